@@ -27,8 +27,8 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 import repaconv
-from repaconv.files import canonical_json
-from repaconv.measure.fingerprint import fingerprint
+from repaconv.benchmark.machine_fingerprint import fingerprint
+from repaconv.core.files import canonical_json
 
 LAYERS, MORE, WIDTH, TOKENS = 40, 42, 192, 256
 

@@ -20,16 +20,16 @@ import numpy as np
 import torch
 from torch import nn
 
-from repaconv.checkpoint import read_checkpoint
-from repaconv.converting.choosing import Rig, converted, single_errors
-from repaconv.converting.fitting import How
-from repaconv.converting.judging import Budget, Judge
-from repaconv.converting.parting import Part, Parted, part
-from repaconv.converting.plain import AT_ONCE, Plain, read_plain
-from repaconv.converting.scoring import score
-from repaconv.files import canonical_json
-from repaconv.progress import silent
-from repaconv.proof.data import Batch, Inputs
+from repaconv.checkpoints import read_checkpoint
+from repaconv.conversion.block_selection import Rig, converted, single_errors
+from repaconv.conversion.conversion_evaluation import Budget, Judge
+from repaconv.conversion.head_scores import score
+from repaconv.conversion.image_splits import Part, Parted, part
+from repaconv.conversion.kernel_fitting import How
+from repaconv.conversion.plain_vit import AT_ONCE, Plain, read_plain
+from repaconv.core.files import canonical_json
+from repaconv.core.progress import silent
+from repaconv.verification.input_batches import Batch, Inputs
 
 MODEL = Path(__file__).resolve().parents[2] / "shared/checkpoints/dwconv/digits_vit.pth"
 HALF, ALL = 3, 6

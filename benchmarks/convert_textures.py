@@ -29,25 +29,25 @@ import textures
 from vit_textures import EPOCHS, HEADS
 
 import repaconv
-from repaconv.artefacts import Link, Tolerance
-from repaconv.checkpoint import read_checkpoint
-from repaconv.converting.convolving import metadata
-from repaconv.converting.plain import read_plain
+from repaconv.benchmark.cpu_isa_level import family
+from repaconv.benchmark.interleaved_protocol import measure_anew, pinned
+from repaconv.benchmark.latency_statistics import ratio
+from repaconv.benchmark.machine_fingerprint import fingerprint
+from repaconv.benchmark.measurement_quality import quality
+from repaconv.checkpoints import read_checkpoint
+from repaconv.conversion.attention_to_convolution import metadata
+from repaconv.conversion.plain_vit import read_plain
+from repaconv.core.files import sha256_of
 from repaconv.engines.contract import Session
-from repaconv.files import sha256_of
-from repaconv.measure.fingerprint import fingerprint
-from repaconv.measure.processors import family
-from repaconv.measure.protocol import measure_anew, pinned
-from repaconv.measure.quality import quality
-from repaconv.measure.statistics import ratio
-from repaconv.proof.data import Batch
-from repaconv.proof.parity import Meter
-from repaconv.proof.runners import Images
-from repaconv.steps.calls import Calls
-from repaconv.steps.common import load_target
-from repaconv.steps.comparing import Opened, opened
-from repaconv.steps.openings import Openings
-from repaconv.steps.weights import write_checkpoint
+from repaconv.results import Link, Tolerance
+from repaconv.stages.bench.benchmark_inputs import Calls
+from repaconv.stages.bench.session_loads import Openings
+from repaconv.stages.shared.common_checks import load_target
+from repaconv.stages.shared.model_opening import Opened, opened
+from repaconv.stages.shared.safetensors_weights import write_checkpoint
+from repaconv.verification.difference_metrics import Meter
+from repaconv.verification.input_batches import Batch
+from repaconv.verification.model_runners import Images
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULT = ROOT / "benchmarks/results/convert_textures.jsonl"

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from repaconv.pages.curve import Point, curve_svg, pareto
+from repaconv.stages.report.tradeoff_plots import Point, curve_svg, pareto
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULT = ROOT / "benchmarks/results/convert_textures.jsonl"

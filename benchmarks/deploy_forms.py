@@ -34,17 +34,16 @@ from handmade import pipeline
 from numpy.typing import NDArray
 
 import repaconv
+from repaconv.benchmark.interleaved_protocol import measure, pinned
+from repaconv.benchmark.latency_statistics import ratio
+from repaconv.benchmark.machine_fingerprint import fingerprint
+from repaconv.benchmark.measurement_quality import FEWEST, quality
+from repaconv.core.files import canonical_json
 from repaconv.engines.contract import SessionSpec
-from repaconv.engines.ort import ENGINE
-from repaconv.engines.ort_profile import peak_gflops
-from repaconv.files import canonical_json
-from repaconv.graphs.costs import macs_of
-from repaconv.measure.fingerprint import fingerprint
-from repaconv.measure.protocol import measure, pinned
-from repaconv.measure.quality import FEWEST, quality
-from repaconv.measure.statistics import ratio
-from repaconv.proof.data import random_inputs
-from repaconv.proof.runners import Images
+from repaconv.engines.onnxruntime_cpu import ENGINE, peak_gflops
+from repaconv.graph.compute_costs import macs_of
+from repaconv.verification.input_batches import random_inputs
+from repaconv.verification.model_runners import Images
 
 HAND, OURS = "hand-made", "repaconv"
 IMAGES, SAME = 4, 1e-4

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from handmade import dwconv, nondeep, pyra, repavit, riformer
 from torch import nn
 
-from repaconv import registry
+from repaconv.core import plugins
 from repaconv.methods.nondeep.published import example_meta
 
 SEED = 1
@@ -49,7 +49,7 @@ class Model(NamedTuple):
 
     def checkpoint(self) -> dict[str, Any]:
         """The training checkpoint."""
-        weights = registry.load(registry.METHODS, self.method).example(self.size, seed=SEED)
+        weights = plugins.load(plugins.METHODS, self.method).example(self.size, seed=SEED)
         if self.lora:
             weights |= pyra.example_lora(weights, self.lora, SEED)
         return {"model": weights, **self.beside}

@@ -23,9 +23,9 @@ from typing import Any
 import torch
 
 import repaconv
-from repaconv import registry
-from repaconv.files import canonical_json
-from repaconv.measure.fingerprint import fingerprint
+from repaconv.benchmark.machine_fingerprint import fingerprint
+from repaconv.core import plugins
+from repaconv.core.files import canonical_json
 from repaconv.methods.nondeep.published import example_meta
 
 REPAVIT = Namespace(idle_ratio=0.75, heuristic="static", feature_norm="BatchNorm", channel_idle=True, input_size=224)
@@ -43,7 +43,7 @@ LARGE = ("pyra", "dwconv")
 
 def rows_of(method: str, size: str, beside: dict[str, Any], given: Namespace) -> Iterator[dict[str, Any]]:
     """All rows of one model, in this folder."""
-    torch.save({"model": registry.load(registry.METHODS, method).example(size, seed=1), **beside}, "c.pth")
+    torch.save({"model": plugins.load(plugins.METHODS, method).example(size, seed=1), **beside}, "c.pth")
     folded = repaconv.fold("c.pth", method=method, force=True)
     repaconv.export(onnx="model.onnx")
     for batch in given.batch[:1] if method in LARGE else given.batch:

@@ -19,8 +19,8 @@ from pathlib import Path
 import torch
 from fold_large import timed
 
-from repaconv.files import canonical_json
-from repaconv.measure.fingerprint import fingerprint
+from repaconv.benchmark.machine_fingerprint import fingerprint
+from repaconv.core.files import canonical_json
 from repaconv.methods.repavit import METHOD
 
 ARGS = Namespace(idle_ratio=0.25, heuristic="static", feature_norm="BatchNorm", channel_idle=True, input_size=224)

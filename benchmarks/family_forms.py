@@ -26,20 +26,20 @@ from handmade import pipeline
 from peers.nets import NETS
 from peers.row import Place, prepared
 
-from repaconv import registry, runs
-from repaconv.artefacts import Deployment
+from repaconv.benchmark.interleaved_protocol import anew, measure_anew, pinned
+from repaconv.benchmark.latency_statistics import ratio
+from repaconv.benchmark.machine_fingerprint import fingerprint, machine_key
+from repaconv.core import plugins, run_folder
+from repaconv.core.files import canonical_json
+from repaconv.core.progress import silent
 from repaconv.engines.contract import SessionSpec
-from repaconv.exporters.precision import to_int8
-from repaconv.files import canonical_json
-from repaconv.forms.choice import chosen
-from repaconv.measure.fingerprint import fingerprint, machine_key
-from repaconv.measure.protocol import anew, measure_anew, pinned
-from repaconv.measure.statistics import ratio
-from repaconv.progress import silent
-from repaconv.steps.candidates import Candidates
-from repaconv.steps.common import load_target, usual_form
-from repaconv.steps.precisions import int8_for
-from repaconv.subjects.of_run import subject_of
+from repaconv.onnx_export.fp16_and_int8 import to_int8
+from repaconv.results import Deployment
+from repaconv.rewrites.presets import chosen
+from repaconv.sources.source_of_run import subject_of
+from repaconv.stages.shared.common_checks import load_target, usual_form
+from repaconv.stages.shared.lower_precision import int8_for
+from repaconv.stages.tune.candidates import Candidates
 
 TARGETS = {"x86-64": "", "x86-64-openvino": "onnxruntime-symmetric"}
 """And who writes int8 for it."""
@@ -49,7 +49,7 @@ HAND = "by hand, onnxruntime"
 def opened(path: Path, runtime: str, sizes: dict[str, int], images: Any, precision: str = "fp32") -> Callable[[], Any]:
     """A graph by its runtime, as `bench` opens it, on these images."""
     spec = SessionSpec(threads=1, sizes=sizes, precision=precision)
-    session = registry.load(registry.ENGINES, runtime).open(path, spec)
+    session = plugins.load(plugins.ENGINES, runtime).open(path, spec)
     return partial(session.run, {session.inputs[0].name: images})
 
 
@@ -57,8 +57,8 @@ def forms_of(
     run: Path, scratch: Path, images: Any, *, int8: bool
 ) -> Iterator[tuple[str, Callable[[], Callable[[], Any]]]]:
     """Ways to open a run, by what they are called; the default form is left out where it is the safest one."""
-    subject = subject_of(runs.Run(run))
-    graphs = Candidates(subject, sorted(registry.registered(registry.REWRITES)), None, scratch, silent)
+    subject = subject_of(run_folder.Run(run))
+    graphs = Candidates(subject, sorted(plugins.registered(plugins.REWRITES)), None, scratch, silent)
     for device in map(load_target, TARGETS):
         called = subject.folded.called
         written = {

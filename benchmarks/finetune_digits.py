@@ -25,7 +25,7 @@ from convert_digits import MODEL
 from convert_digits import digits as vit_digits
 
 import repaconv
-from repaconv.files import canonical_json
+from repaconv.core.files import canonical_json
 
 MARK = "<!-- figures of benchmarks/finetune_digits.py -->\n"
 VIT = {"num_heads": "4"}
@@ -103,9 +103,9 @@ def measured(rows: tuple[Row, ...]) -> Iterator[dict[str, Any]]:
 
 def _of_held_out(source: Path, settings: dict[str, str], started: str, converted: Any, held: str) -> dict[str, float]:
     """Accuracy of the ordinary network, and of the start as it would fold."""
-    from repaconv.checkpoint import read_checkpoint
-    from repaconv.training.forms import course_of
-    from repaconv.training.originals import read_original
+    from repaconv.checkpoints import read_checkpoint
+    from repaconv.conversion.finetuning.method_training_forms import course_of
+    from repaconv.conversion.finetuning.original_networks import read_original
 
     course = course_of(converted.method, read_checkpoint(Path(started)), converted.settings)
     course.at(course.net, 1.0)
@@ -116,7 +116,7 @@ def _of_held_out(source: Path, settings: dict[str, str], started: str, converted
 
 
 def _parameters(source: Path) -> int:
-    from repaconv.checkpoint import read_checkpoint
+    from repaconv.checkpoints import read_checkpoint
 
     return sum(tensor.numel() for tensor in read_checkpoint(source).tensors.values())
 

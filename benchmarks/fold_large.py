@@ -24,9 +24,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from repaconv.files import canonical_json
-from repaconv.measure.fingerprint import fingerprint
-from repaconv.measure.statistics import ratio
+from repaconv.benchmark.latency_statistics import ratio
+from repaconv.benchmark.machine_fingerprint import fingerprint
+from repaconv.core.files import canonical_json
 from repaconv.methods.repavit import METHOD
 
 ARCHS = ("vit-large/0.75", "vit-huge/0.75")

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import repaconv
-from repaconv.files import sha256_of
-from repaconv.measure.fingerprint import cpu_model
-from repaconv.measure.processors import family
+from repaconv.benchmark.cpu_isa_level import family
+from repaconv.benchmark.machine_fingerprint import cpu_model
+from repaconv.core.files import sha256_of
 
 RESULTS = Path(__file__).parent / "results" / "foreign.jsonl"
 

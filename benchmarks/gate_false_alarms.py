@@ -15,9 +15,9 @@ from collections import Counter
 from multiprocessing import get_context
 from pathlib import Path
 
-from repaconv import registry
-from repaconv.files import canonical_json
-from repaconv.measure.fingerprint import fingerprint
+from repaconv.benchmark.machine_fingerprint import fingerprint
+from repaconv.core import plugins
+from repaconv.core.files import canonical_json
 
 KINDS = [
     ("repavit", "tiny", {"num_heads": "3"}),
@@ -36,7 +36,7 @@ def example(method: str, arch: str, seed: int) -> dict[str, object]:
     from repaconv.backbones.metaformer import MetaFormerConfig
 
     small = MetaFormerConfig(layers=(1, 2), widths=(8, 12), hidden=(16, 30), classes=5)
-    return registry.load(registry.METHODS, method).example(small if method == "riformer" else arch, seed)
+    return plugins.load(plugins.METHODS, method).example(small if method == "riformer" else arch, seed)
 
 
 def run(number: int) -> tuple[str, list[str]]:

@@ -1,4 +1,4 @@
-"""The index of published networks, made again: ``repaconv/networks/index.zip``.
+"""The index of published networks, made again: ``repaconv/checkpoints/architecture_index/index.zip``.
 
 Builds every architecture of timm, torchvision and transformers' vision models on the meta device, where size costs
 nothing. The classifier is what timm says it is, elsewhere what changes with the number of classes. Two of the same
@@ -21,7 +21,7 @@ from zlib import crc32
 
 import torch
 
-from repaconv.networks.index import member
+from repaconv.checkpoints.architecture_index import member
 
 INDEX = Path(__file__).parents[1] / "repaconv" / "networks" / "index.zip"
 CLASSES = 7

@@ -20,9 +20,10 @@ from typing import Any
 import torch
 
 import repaconv
-from repaconv import models, registry
-from repaconv.files import canonical_json
-from repaconv.measure.fingerprint import fingerprint
+from repaconv import models
+from repaconv.benchmark.machine_fingerprint import fingerprint
+from repaconv.core import plugins
+from repaconv.core.files import canonical_json
 
 TRAINED = models.FOLDER
 REPAVIT = Namespace(idle_ratio=0.75, heuristic="static", feature_norm="BatchNorm", channel_idle=True, input_size=224)
@@ -66,7 +67,7 @@ def agreement(method: str) -> dict[str, Any]:
 
 def speed(method: str, size: str, beside: dict[str, Any], rounds: int) -> dict[str, Any]:
     """One large net: pairs of engines, each measured by bench."""
-    torch.save({"model": registry.load(registry.METHODS, method).example(size, seed=1), **beside}, "c.pth")
+    torch.save({"model": plugins.load(plugins.METHODS, method).example(size, seed=1), **beside}, "c.pth")
     run = Path("large")
     repaconv.fold("c.pth", out=run, force=True)
     repaconv.export(run, batch=1)
@@ -111,7 +112,7 @@ def main() -> None:
         for each in () if given.only == "agreement" else SIZES:
             result["speed"].append(row := speed(*each, given.rounds))
             print(row, flush=True)
-    result["machine"] = {**fingerprint(()), "openvino": registry.load(registry.ENGINES, "openvino").version()}
+    result["machine"] = {**fingerprint(()), "openvino": plugins.load(plugins.ENGINES, "openvino").version()}
     if out:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(canonical_json(result))

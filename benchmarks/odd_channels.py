@@ -21,12 +21,12 @@ import torch
 from torch import nn
 
 import repaconv
-from repaconv.files import canonical_json
-from repaconv.forms.padding import WHOLE_BLOCKS, WHOLE_BLOCKS_16, WHOLE_GROUPS, WHOLE_GROUPS_16
-from repaconv.graphs.contract import Rewrite
-from repaconv.graphs.graph import rewritten
-from repaconv.measure.fingerprint import fingerprint
-from repaconv.measure.processors import family
+from repaconv.benchmark.cpu_isa_level import family
+from repaconv.benchmark.machine_fingerprint import fingerprint
+from repaconv.core.files import canonical_json
+from repaconv.graph.model_rewriting import rewritten
+from repaconv.graph.rewrite_contract import Rewrite
+from repaconv.rewrites.speed.channel_padding import WHOLE_BLOCKS, WHOLE_BLOCKS_16, WHOLE_GROUPS, WHOLE_GROUPS_16
 
 FORMS = {"avx2": (WHOLE_BLOCKS, WHOLE_GROUPS)}
 """What fills blocks up, and what joins groups, by family; with AVX-512 else, whose blocks are of 16 channels."""

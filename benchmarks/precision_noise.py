@@ -2,10 +2,10 @@
 
     python benchmarks/precision_noise.py [-o result.json]
 
-The noise and the limits of repaconv/proof/policy.py rest on this. Nets: the five that benchmarks/train made, on the
-images that they never saw, and nets with seeded random weights, on random images, whose leads are small everywhere.
-Each is typed in every precision, int8 both ways, and judged against its float32 graph as export does. int8 is also
-broken: half the bits of the weights cut off, or one layer's scale twice what it was written with.
+The noise and the limits of repaconv/verification/tolerances.py rest on this. Nets: the five that benchmarks/train made,
+on the images that they never saw, and nets with seeded random weights, on random images, whose leads are small
+everywhere. Each is typed in every precision, int8 both ways, and judged against its float32 graph as export does. int8
+is also broken: half the bits of the weights cut off, or one layer's scale twice what it was written with.
 """
 
 from __future__ import annotations
@@ -23,17 +23,18 @@ import torch
 from onnx import numpy_helper
 
 import repaconv
-from repaconv import models, registry
-from repaconv.artefacts import MethodFold
-from repaconv.exporters.precision import QUANTIZED
-from repaconv.files import canonical_json
+from repaconv import models
+from repaconv.core import plugins
+from repaconv.core.files import canonical_json
 from repaconv.methods.nondeep.published import example_meta
-from repaconv.proof.data import Inputs, npz_inputs, random_inputs
-from repaconv.proof.parity import Meter
-from repaconv.proof.policy import POLICY, tolerance
-from repaconv.proof.runners import image_model
-from repaconv.steps.precisions import in_precision
-from repaconv.subjects.proved import runnable
+from repaconv.onnx_export.fp16_and_int8 import QUANTIZED
+from repaconv.results import MethodFold
+from repaconv.sources.verified_onnx_export import runnable
+from repaconv.stages.shared.lower_precision import in_precision
+from repaconv.verification.difference_metrics import Meter
+from repaconv.verification.input_batches import Inputs, npz_inputs, random_inputs
+from repaconv.verification.model_runners import image_model
+from repaconv.verification.tolerances import POLICY, tolerance
 
 TRAINED = models.FOLDER
 HEADS = {"num_heads": "3"}
@@ -65,7 +66,7 @@ def nets() -> Iterator[Net]:
         yield _net(f"{path.stem}, trained", path, {}, calibrating, judging)
     for method, arch, settings in RANDOM:
         for seed in SEEDS:
-            weights = registry.load(registry.METHODS, method).example(arch, seed)
+            weights = plugins.load(plugins.METHODS, method).example(arch, seed)
             meta = example_meta() if method == "nondeep" else {}
             torch.save({"state_dict": weights, "meta": meta}, path := Path("c.pth"))
             yield _net(f"{method} {arch}, random weights {seed}", path, settings, None, None)

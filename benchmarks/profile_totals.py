@@ -16,9 +16,9 @@ from pathlib import Path
 import torch
 
 import repaconv
-from repaconv import registry
-from repaconv.files import canonical_json
-from repaconv.measure.fingerprint import fingerprint
+from repaconv.benchmark.machine_fingerprint import fingerprint
+from repaconv.core import plugins
+from repaconv.core.files import canonical_json
 from repaconv.methods.nondeep.published import example_meta
 
 REPAVIT = Namespace(idle_ratio=0.75, heuristic="static", feature_norm="BatchNorm", channel_idle=True, input_size=224)
@@ -42,7 +42,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
         for name, size, beside in MODELS:
-            method = registry.load(registry.METHODS, name)
+            method = plugins.load(plugins.METHODS, name)
             torch.save({"model": method.example(size, seed=1), **beside}, "c.pth")
             repaconv.fold("c.pth", force=True)
             repaconv.export()

@@ -22,18 +22,18 @@ import torch
 from torch import nn
 
 from repaconv.backbones.metaformer import IdentityMixerBlock, MetaFormer
-from repaconv.backbones.parts import Norm
-from repaconv.checkpoint import read_checkpoint
-from repaconv.exporters.to_onnx import to_onnx
-from repaconv.files import canonical_json
-from repaconv.measure.fingerprint import fingerprint
-from repaconv.measure.protocol import measure, pinned
-from repaconv.measure.statistics import ratio
+from repaconv.backbones.norms_and_ffns import Norm
+from repaconv.benchmark.interleaved_protocol import measure, pinned
+from repaconv.benchmark.latency_statistics import ratio
+from repaconv.benchmark.machine_fingerprint import fingerprint
+from repaconv.checkpoints import read_checkpoint
+from repaconv.core.files import canonical_json
 from repaconv.methods.riformer import METHOD
 from repaconv.methods.riformer.paper import RIFormerBlock
 from repaconv.methods.riformer.published import ARCHS
-from repaconv.proof.data import random_inputs
-from repaconv.proof.runners import image_model
+from repaconv.onnx_export.torch_exporter import to_onnx
+from repaconv.verification.input_batches import random_inputs
+from repaconv.verification.model_runners import image_model
 
 
 class AffineInNorm(IdentityMixerBlock):

@@ -20,15 +20,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from repaconv.converting.plain import Plain, Reading
-from repaconv.converting.scoring import score
-from repaconv.files import canonical_json
-from repaconv.measure.fingerprint import fingerprint
-from repaconv.methods.dwconv.mixers import Mixer
+from repaconv.backbones.blockwise_vit import deploy_config, example_weights, published_net
+from repaconv.backbones.training_blocks import BlockTraits
+from repaconv.backbones.training_norms import NormTraits
+from repaconv.benchmark.machine_fingerprint import fingerprint
+from repaconv.conversion.head_scores import score
+from repaconv.conversion.plain_vit import Plain, Reading
+from repaconv.core.files import canonical_json
+from repaconv.methods.dwconv.mixer_kinds import Mixer
 from repaconv.methods.dwconv.paper import ConvBlock
-from repaconv.skeletons.blocks import BlockTraits
-from repaconv.skeletons.blockwise import deploy_config, example_weights, published_net
-from repaconv.skeletons.norms import NormTraits
 
 BATCH = 8
 

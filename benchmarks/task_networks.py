@@ -171,7 +171,7 @@ def by_graph(name: str) -> dict[str, Any]:
 
 def _run(path: str, **how: Any) -> dict[str, Any]:
     import repaconv
-    from repaconv.errors import RepaconvError
+    from repaconv.core.errors import RepaconvError
 
     try:
         fold = repaconv.fold(path, measure=False, **how)
@@ -194,7 +194,7 @@ def by_module(name: str) -> dict[str, Any]:
     weight of it moved by half a unit in the last place of float32. Folded in float64, only the fold is left.
     """
     import repaconv
-    from repaconv.errors import RepaconvError
+    from repaconv.core.errors import RepaconvError
 
     module, size = network(name), TASKS[name][2]
     example = torch.randn(2, 3, *size, generator=torch.Generator().manual_seed(0))

@@ -26,10 +26,10 @@ from family_forms import TARGETS, opened
 from peers.nets import NETS
 
 import repaconv
-from repaconv.files import canonical_json
-from repaconv.measure.fingerprint import machine_key
-from repaconv.measure.statistics import ratio
-from repaconv.steps.common import load_target
+from repaconv.benchmark.latency_statistics import ratio
+from repaconv.benchmark.machine_fingerprint import machine_key
+from repaconv.core.files import canonical_json
+from repaconv.stages.shared.common_checks import load_target
 
 ROUNDS = 60
 """Of streams."""

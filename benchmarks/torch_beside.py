@@ -24,9 +24,9 @@ import torch
 from estimate_error import MODELS
 
 import repaconv
-from repaconv import registry
-from repaconv.files import canonical_json
-from repaconv.measure.fingerprint import fingerprint
+from repaconv.benchmark.machine_fingerprint import fingerprint
+from repaconv.core import plugins
+from repaconv.core.files import canonical_json
 from repaconv.models import METHODS, checkpoint
 
 DIGITS = "digits"
@@ -64,7 +64,7 @@ def networks(kinds: list[str]) -> Iterator[tuple[str, str, Path]]:
     for method in METHODS if DIGITS in kinds else ():
         yield method, DIGITS, checkpoint(method)
     for method, size, beside in MODELS if "published" in kinds else ():
-        torch.save({"model": registry.load(registry.METHODS, method).example(size, seed=1), **beside}, "c.pth")
+        torch.save({"model": plugins.load(plugins.METHODS, method).example(size, seed=1), **beside}, "c.pth")
         yield method, size, Path("c.pth")
 
 

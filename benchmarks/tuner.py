@@ -24,18 +24,18 @@ from peers import ours
 from peers.nets import NETS
 
 import repaconv
-from repaconv import registry, runs
-from repaconv.artefacts import Deployment, TuneArtefact
-from repaconv.files import canonical_json
-from repaconv.measure.fingerprint import fingerprint
-from repaconv.measure.protocol import anew, measure_anew, pinned
-from repaconv.measure.quality import quality
-from repaconv.measure.statistics import ratio
-from repaconv.progress import silent
-from repaconv.proof.runners import Images
-from repaconv.steps.candidates import Candidates
-from repaconv.steps.deploying import session_of
-from repaconv.subjects.of_run import subject_of
+from repaconv.benchmark.interleaved_protocol import anew, measure_anew, pinned
+from repaconv.benchmark.latency_statistics import ratio
+from repaconv.benchmark.machine_fingerprint import fingerprint
+from repaconv.benchmark.measurement_quality import quality
+from repaconv.core import plugins, run_folder
+from repaconv.core.files import canonical_json
+from repaconv.core.progress import silent
+from repaconv.results import Deployment, TuneArtefact
+from repaconv.sources.source_of_run import subject_of
+from repaconv.stages.shared.tuned_deployment import session_of
+from repaconv.stages.tune.candidates import Candidates
+from repaconv.verification.model_runners import Images
 
 ROOT = Path(__file__).resolve().parents[1]
 REWRITES = (
@@ -64,7 +64,7 @@ def tuned(run: Path, asked: dict[str, Any], budget_s: float) -> TuneArtefact:
 def side_by_side(run: Path, winner: Deployment, best: Deployment, rounds: int) -> dict[str, Any]:
     """How many times as fast the winner is as the best, and whether that can be believed."""
     with tempfile.TemporaryDirectory(dir=run.parent) as name, pinned(1) as cores:
-        graphs = Candidates(subject_of(runs.Run(run)), REWRITES, None, Path(name), silent)
+        graphs = Candidates(subject_of(run_folder.Run(run)), REWRITES, None, Path(name), silent)
         images = graphs.subject.drawn(1, 0).piece(0, 1).given["input"].astype(np.float32)
 
         def loaded(way: Deployment) -> Callable[[], Any]:
@@ -86,7 +86,7 @@ def told(way: Deployment) -> str:
 def compared(given: argparse.Namespace, work: Path) -> dict[str, Any] | None:
     """The row of a network; None while the exhaustive search has not measured everything."""
     run = folded(given.net, work)
-    names = [name for name in given.rewrites if name in registry.registered(registry.REWRITES)]
+    names = [name for name in given.rewrites if name in plugins.registered(plugins.REWRITES)]
     asked = {"rounds": given.rounds, "rewrites": names, "runtimes": given.runtimes}
     quick = tuned(run, asked, given.budget)
     patient = repaconv.tune(run, exhaustive=True, budget_s=given.slice, out=work / "every.json", **asked)

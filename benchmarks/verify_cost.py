@@ -23,14 +23,14 @@ import torch
 from PIL import Image
 
 import repaconv
-from repaconv.files import canonical_json
-from repaconv.measure.fingerprint import fingerprint
-from repaconv.measure.statistics import ratio
+from repaconv.benchmark.latency_statistics import ratio
+from repaconv.benchmark.machine_fingerprint import fingerprint
+from repaconv.core.files import canonical_json
+from repaconv.core.run_folder import Run
 from repaconv.methods.repavit import METHOD
-from repaconv.proof.runners import load_onnx
-from repaconv.runs import Run
-from repaconv.steps.inputs import choose_inputs
-from repaconv.subjects.of_run import subject_of
+from repaconv.sources.source_of_run import subject_of
+from repaconv.stages.shared.input_selection import choose_inputs
+from repaconv.verification.model_runners import load_onnx
 
 ARGS = Namespace(idle_ratio=0.75, heuristic="static", feature_norm="BatchNorm", channel_idle=True, input_size=224)
 IMAGES = 256

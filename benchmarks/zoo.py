@@ -127,8 +127,8 @@ def _exported(name: str, path: Path) -> dict[str, Any]:
     from torch.utils._pytree import tree_leaves
     from zoo_networks import network
 
-    from repaconv.exporters.networks import network_to_onnx
-    from repaconv.graphs.retyping import retyped
+    from repaconv.graph.float64_graph import retyped
+    from repaconv.onnx_export.float64_exporter import network_to_onnx
 
     module, shape = network(name)
     with torch.inference_mode():
@@ -155,8 +155,8 @@ def _float64(path: Path) -> float | None:
     import numpy as np
     import onnx
 
-    from repaconv.proof.float64 import Float64, widened
-    from repaconv.subjects.given import folded as folded_graph
+    from repaconv.verification.float64_graphs import Float64, widened
+    from repaconv.verification.onnx_model_loading import folded as folded_graph
 
     given = widened(onnx.load(path))
     shape = [dim.dim_value or 1 for dim in given.graph.input[0].type.tensor_type.shape.dim]
@@ -246,8 +246,8 @@ def _beside(best: Path, simple: Path, rounds: int) -> dict[str, Any]:
 
 def _processor() -> dict[str, str]:
     """What the rows of a measurement are of."""
-    from repaconv.measure.fingerprint import cpu_model
-    from repaconv.measure.processors import family
+    from repaconv.benchmark.cpu_isa_level import family
+    from repaconv.benchmark.machine_fingerprint import cpu_model
 
     return {"cpu": cpu_model(), "family": family("x86_64")}
 

@@ -102,7 +102,7 @@ def names() -> list[str]:
 
 def _parameters() -> dict[str, int]:
     """Of every architecture in the index."""
-    from repaconv.networks.index import _index, _shapes
+    from repaconv.checkpoints.architecture_index import _index, _shapes
 
     every = [network for networks in _index().values() for network in networks]
     return {name: sum(map(prod, _shapes(one.shapes))) for one in every for name in one.architectures}

@@ -158,18 +158,18 @@ def _plain(text: str) -> str:
 
 def schema() -> str:
     """JSON Schema of a recipe, for an editor's completion."""
-    from repaconv.recipe import schema
+    from repaconv.options import schema
 
     return json.dumps(schema(), indent=1, sort_keys=True) + "\n"
 
 
 def recipe() -> str:
     """Every key of a recipe, section by section."""
-    from repaconv import recipe as module
+    from repaconv.options import recipe_file
 
     found = json.loads(schema())
     return (
-        f"# Recipes\n\n{_summary(module.__doc__)}\n\n[The JSON Schema](recipe.schema.json) is for editors that "
+        f"# Recipes\n\n{_summary(recipe_file.__doc__)}\n\n[The JSON Schema](recipe.schema.json) is for editors that "
         "complete TOML. Paths are relative to the recipe.\n" + "".join(_section(*each) for each in _sections(found))
     )
 
@@ -300,7 +300,7 @@ ENVELOPE = """```json
 
 def _records() -> dict[str, Any]:
     """The results' models by name."""
-    from repaconv import artefacts
+    from repaconv import results as artefacts
 
     found = {name: getattr(artefacts, name) for name in dir(artefacts)}
     return {
@@ -312,7 +312,7 @@ def _records() -> dict[str, Any]:
 
 def results() -> str:
     """Every key of every result."""
-    from repaconv.artefacts import SCHEMA_VERSION, Artefact
+    from repaconv.results import SCHEMA_VERSION, Artefact
 
     records = _records()
     head = (
@@ -328,7 +328,7 @@ def results() -> str:
 
 
 def _record(name: str, model: Any, title: str = "") -> str:
-    from repaconv.artefacts import Artefact
+    from repaconv.results import Artefact
 
     text = (inspect.getdoc(model) or "").partition("Attributes:\n")[0]
     said = meanings(model)
@@ -344,7 +344,7 @@ def _record(name: str, model: Any, title: str = "") -> str:
 
 def meanings(model: Any) -> dict[str, str]:
     """What the keys of a record mean: the ``Attributes`` of its class, and of those that it extends."""
-    from repaconv.artefacts import Record
+    from repaconv.results import Record
 
     found: dict[str, str] = {}
     for each in (base for base in reversed(model.__mro__) if issubclass(base, Record)):  # pydantic describes its own
@@ -465,10 +465,10 @@ def _version(requirement: str, tested: dict[str, str], use: str) -> str:
 
 def _runtimes() -> str:
     """The targets as their files have them."""
-    from repaconv import registry
+    from repaconv.core import plugins
 
     found = "\n## Targets\n\n| Target | Device | Runtime | Opset | Precisions |\n|---|---|---|---|---|\n"
-    plain = [registry.load(registry.TARGETS, name) for name in registry.registered(registry.TARGETS)]
+    plain = [plugins.load(plugins.TARGETS, name) for name in plugins.registered(plugins.TARGETS)]
     every = [each for one in plain for each in (one, *map(one.variant, one.variants))]
     for each in every:
         name, opset = each.name, f"{each.opset}" + (f" to {each.newest}" if each.newest > each.opset else "")

@@ -13,64 +13,68 @@ import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from repaconv.core import former_names
+
 # ONNX Runtime's Linux builds since 1.29 tell their maker of each graph that is opened, unless this is there before.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
+former_names.install()
+
 if TYPE_CHECKING:
-    from repaconv.pipeline.building import build as build
-    from repaconv.pipeline.bundling import bundle as bundle
-    from repaconv.pipeline.collecting import collect as collect
-    from repaconv.pipeline.comparing import compare as compare
-    from repaconv.pipeline.comparing_runs import compare_runs as compare_runs
-    from repaconv.pipeline.converting import convert as convert
-    from repaconv.pipeline.deploying import deploy as deploy
-    from repaconv.pipeline.estimating import estimate as estimate
-    from repaconv.pipeline.exporting import export as export
-    from repaconv.pipeline.fetching import fetch as fetch
-    from repaconv.pipeline.file_inspection import inspect_file as inspect_file
-    from repaconv.pipeline.finetuning import finetune as finetune
-    from repaconv.pipeline.folding import fold as fold
-    from repaconv.pipeline.gating import gate as gate
-    from repaconv.pipeline.inspection import inspect as inspect
-    from repaconv.pipeline.measuring import bench as bench
-    from repaconv.pipeline.recipe_writing import new_recipe as new_recipe
-    from repaconv.pipeline.reporting import report as report
-    from repaconv.pipeline.running import run as run
-    from repaconv.pipeline.saving import save as save
-    from repaconv.pipeline.scoring import score as score
-    from repaconv.pipeline.streaming import throughput as throughput
-    from repaconv.pipeline.tables import table as table
-    from repaconv.pipeline.tuning import tune as tune
-    from repaconv.pipeline.verification import verify as verify
+    from repaconv.stages.bench.compare import compare as compare
+    from repaconv.stages.bench.estimate import estimate as estimate
+    from repaconv.stages.bench.stage import bench as bench
+    from repaconv.stages.bench.throughput import throughput as throughput
+    from repaconv.stages.build import build as build
+    from repaconv.stages.bundle.collect import collect as collect
+    from repaconv.stages.bundle.stage import bundle as bundle
+    from repaconv.stages.convert.finetune import finetune as finetune
+    from repaconv.stages.convert.score import score as score
+    from repaconv.stages.convert.stage import convert as convert
+    from repaconv.stages.deploy import deploy as deploy
+    from repaconv.stages.export import export as export
+    from repaconv.stages.fetch import fetch as fetch
+    from repaconv.stages.fold.stage import fold as fold
+    from repaconv.stages.inspect.checkpoint_inspection import inspect as inspect
+    from repaconv.stages.inspect.file_inspection import inspect_file as inspect_file
+    from repaconv.stages.paper_table import table as table
+    from repaconv.stages.recipe.gate import gate as gate
+    from repaconv.stages.recipe.new_recipe import new_recipe as new_recipe
+    from repaconv.stages.recipe.run import run as run
+    from repaconv.stages.report.runs_comparison import compare_runs as compare_runs
+    from repaconv.stages.report.stage import report as report
+    from repaconv.stages.save import save as save
+    from repaconv.stages.tune.stage import tune as tune
+    from repaconv.stages.verify.stage import verify as verify
 
 _FILES = {
-    "bench": "measuring",
-    "build": "building",
-    "bundle": "bundling",
-    "collect": "collecting",
-    "compare": "comparing",
-    "compare_runs": "comparing_runs",
-    "convert": "converting",
-    "deploy": "deploying",
-    "estimate": "estimating",
-    "export": "exporting",
-    "fetch": "fetching",
-    "finetune": "finetuning",
-    "fold": "folding",
-    "gate": "gating",
-    "inspect": "inspection",
-    "inspect_file": "file_inspection",
-    "new_recipe": "recipe_writing",
-    "report": "reporting",
-    "run": "running",
-    "save": "saving",
-    "score": "scoring",
-    "table": "tables",
-    "throughput": "streaming",
-    "tune": "tuning",
-    "verify": "verification",
+    "bench": "bench.stage",
+    "build": "build",
+    "bundle": "bundle.stage",
+    "collect": "bundle.collect",
+    "compare": "bench.compare",
+    "compare_runs": "report.runs_comparison",
+    "convert": "convert.stage",
+    "deploy": "deploy",
+    "estimate": "bench.estimate",
+    "export": "export",
+    "fetch": "fetch",
+    "finetune": "convert.finetune",
+    "fold": "fold.stage",
+    "gate": "recipe.gate",
+    "inspect": "inspect.checkpoint_inspection",
+    "inspect_file": "inspect.file_inspection",
+    "new_recipe": "recipe.new_recipe",
+    "report": "report.stage",
+    "run": "recipe.run",
+    "save": "save",
+    "score": "convert.score",
+    "table": "paper_table",
+    "throughput": "bench.throughput",
+    "tune": "tune.stage",
+    "verify": "verify.stage",
 }
-"""Each stage's file in `repaconv.pipeline`."""
+"""Each stage's file in `repaconv.stages`."""
 
 __all__ = list(_FILES)
 
@@ -83,5 +87,5 @@ def __dir__() -> list[str]:
 def __getattr__(name: str) -> Any:
     """Load a stage, and no other, when it is first asked for: `import repaconv` stays quick, and so does `inspect`."""
     if name in _FILES:
-        return getattr(import_module(f"repaconv.pipeline.{_FILES[name]}"), name)
+        return getattr(import_module(f"repaconv.stages.{_FILES[name]}"), name)
     raise AttributeError(f"module 'repaconv' has no attribute {name!r}")

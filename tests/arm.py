@@ -24,13 +24,13 @@ import torch
 from faults import META, SETTINGS
 
 import repaconv as rc
-from repaconv import registry
-from repaconv.artefacts import ExportArtefact, MethodFold
-from repaconv.files import read_artefact
-from repaconv.proof.data import random_inputs
-from repaconv.proof.parity import judge
-from repaconv.proof.policy import tolerance
-from repaconv.proof.runners import image_model
+from repaconv.core import plugins
+from repaconv.core.files import read_artefact
+from repaconv.results import ExportArtefact, MethodFold
+from repaconv.verification.difference_metrics import judge
+from repaconv.verification.input_batches import random_inputs
+from repaconv.verification.model_runners import image_model
+from repaconv.verification.tolerances import tolerance
 
 PACKAGES = [
     "libc6",
@@ -88,7 +88,7 @@ def main() -> int:
     os.chdir(folder)
     bad = 0
     for method_name, arch, size in MODELS:
-        method = registry.load(registry.METHODS, method_name)
+        method = plugins.load(plugins.METHODS, method_name)
         checkpoint = folder / f"{method_name}.pth"
         args = {"img_size": size} if size else {}
         torch.save(

@@ -20,9 +20,9 @@ import torch
 from safetensors.torch import save_file
 
 import repaconv
-from repaconv import registry
-from repaconv.checkpoint import read_checkpoint
-from repaconv.errors import RepaconvError
+from repaconv.checkpoints import read_checkpoint
+from repaconv.core import plugins
+from repaconv.core.errors import RepaconvError
 
 SECONDS = 20
 
@@ -32,7 +32,7 @@ SECONDS = 20
 
 def sound(folder: Path) -> dict[str, Path]:
     """One checkpoint a container, with what trainers put beside weights."""
-    method = registry.load(registry.METHODS, "repavit")
+    method = plugins.load(plugins.METHODS, "repavit")
     weights = method.example("tiny", 1)
     whole = {"model": weights, "epoch": 3, "args": {"idle_ratio": 0.75, "input_size": 32}, "optimizer": {"state": {}}}
     paths = {name: folder / f"sound.{name}" for name in ("zip", "legacy", "safetensors", "packed", "without")}

@@ -19,13 +19,13 @@ import torch
 from onnx import numpy_helper
 from torch import nn
 
-from repaconv import registry
-from repaconv.affine import Affine
-from repaconv.backbones.tokens import LayerNormSpec
+from repaconv.algebra.affine_maps import Affine
+from repaconv.backbones.blockwise_vit import BlockwiseReading
+from repaconv.backbones.token_layers import LayerNormSpec
+from repaconv.core import plugins
 from repaconv.methods.nondeep import paper as nondeep
 from repaconv.methods.nondeep.published import example_meta
 from repaconv.methods.repavit import reading as repavit
-from repaconv.skeletons.blockwise import BlockwiseReading
 
 DOCS = Path(__file__).resolve().parents[1] / "docs" / "faults.md"
 SETTINGS = {"repavit": {"num_heads": "3"}, "pyra": {"num_heads": "3"}, "dwconv": {"num_heads": "3"}, "nondeep": {}}
@@ -62,7 +62,7 @@ def wrong_tensor(name: str, change: Callable[[torch.Tensor], torch.Tensor], read
 
 def wrong_part(name: str, change: Callable[[nn.Module], object], *, deploy: bool):
     """One part of every net that is built in that form is another."""
-    owner = type(registry.load(registry.BACKBONES, "vit")) if deploy else repavit.RePaViTReading
+    owner = type(plugins.load(plugins.BACKBONES, "vit")) if deploy else repavit.RePaViTReading
     what = "deploy" if deploy else "module"
     right = getattr(owner, what)
 
@@ -129,7 +129,7 @@ def wrong_initializer(at: str, model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def wrong_export(at: str):
-    from repaconv.exporters import to_onnx as exporter
+    from repaconv.onnx_export import torch_exporter as exporter
 
     right = exporter.to_onnx
     return patch.object(exporter, "to_onnx", lambda *a, **k: wrong_initializer(at, right(*a, **k)))
@@ -138,7 +138,7 @@ def wrong_export(at: str):
 def wrong_simplifier(at: str):
     import onnxsim
 
-    from repaconv.onnxfile import restore_names
+    from repaconv.graph.onnx_files import restore_names
 
     right = onnxsim.simplify
 
@@ -151,27 +151,29 @@ def wrong_simplifier(at: str):
 
 
 def wrong_stored(name: str):
-    from repaconv.subjects import checkpoint
+    from repaconv.sources import checkpoint_source
 
-    right = checkpoint.stored_weights
+    right = checkpoint_source.stored_weights
 
     def stored(*given):
         weights = right(*given)
         weights[name].view(-1)[3] += 5 * weights[name].abs().max()
         return weights
 
-    return patch.object(checkpoint, "stored_weights", stored)
+    return patch.object(checkpoint_source, "stored_weights", stored)
 
 
 def wrong_scale(at: str):
     """The scale by which the quantized input of a layer is read back is twice that by which it was written."""
-    from repaconv.exporters import precision
+    from repaconv.onnx_export import fp16_and_int8
 
-    right = precision.to_int8
+    right = fp16_and_int8.to_int8
 
     def to_int8(model, batches, keep, how):
         typed = right(model, batches, keep, how)
-        layer = next(n for n in typed.graph.node if n.name.startswith(f"{at}/") and n.op_type in precision.QUANTIZED)
+        layer = next(
+            n for n in typed.graph.node if n.name.startswith(f"{at}/") and n.op_type in fp16_and_int8.QUANTIZED
+        )
         back = next(n for n in typed.graph.node if layer.input[0] in n.output)
         assert back.op_type == "DequantizeLinear"
         scale = next(w for w in typed.graph.initializer if w.name == back.input[1])
@@ -180,18 +182,18 @@ def wrong_scale(at: str):
         back.input[1] = doubled.name
         return typed
 
-    return patch.object(precision, "to_int8", to_int8)
+    return patch.object(fp16_and_int8, "to_int8", to_int8)
 
 
 def swapped_channels():
-    from repaconv.exporters import preprocessing
+    from repaconv.onnx_export import preprocessing_nodes
 
-    right = preprocessing.with_preprocessing
+    right = preprocessing_nodes.with_preprocessing
 
     def swapped(model, wanted):
         return right(model, wanted.model_copy(update={"channel_order": "BGR"}))
 
-    return patch.object(preprocessing, "with_preprocessing", swapped)
+    return patch.object(preprocessing_nodes, "with_preprocessing", swapped)
 
 
 class LayerNormByHand(nn.Module):
@@ -208,11 +210,11 @@ def norms_by_hand():
 
 @contextmanager
 def overflowing_norm():
-    from repaconv.exporters import precision
+    from repaconv.onnx_export import fp16_and_int8
 
     with ExitStack() as both:
         both.enter_context(norms_by_hand())
-        both.enter_context(patch.object(precision, "islands", lambda model, largest: []))
+        both.enter_context(patch.object(fp16_and_int8, "islands", lambda model, largest: []))
         yield
 
 
@@ -276,7 +278,7 @@ FAULTS = [
 
 def write_recipe(fault: Fault, folder: Path) -> Path:
     """The checkpoint and the recipe of one row."""
-    method = registry.load(registry.METHODS, fault.method)
+    method = plugins.load(plugins.METHODS, fault.method)
     weights = fault.weights(method.example(fault.arch, seed=1))
     torch.save({"state_dict": weights, "meta": META.get(fault.method, {})}, folder / "c.pth")
     settings = fault.settings if fault.settings is not None else SETTINGS[fault.method]

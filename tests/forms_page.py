@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from repaconv import registry
-from repaconv.graphs.contract import Rewrite
-from repaconv.steps.common import load_target
+from repaconv.core import plugins
+from repaconv.graph.rewrite_contract import Rewrite
+from repaconv.stages.shared.common_checks import load_target
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "forms.md"
 HEAD = """# Rewrites
@@ -77,9 +77,7 @@ By OpenVINO's own clocks on an AMD EPYC (Zen 5); INT8 with BF16 for the remainin
 
 def page() -> str:
     """The whole page."""
-    rewrites: list[Rewrite] = [
-        registry.load(registry.REWRITES, name) for name in registry.registered(registry.REWRITES)
-    ]
+    rewrites: list[Rewrite] = [plugins.load(plugins.REWRITES, name) for name in plugins.registered(plugins.REWRITES)]
     target = load_target("x86-64")
     everywhere = dict.fromkeys(target.form(""), " *")
     somewhere = {name: " **" for form, names in target.forms.items() if form.startswith("default@") for name in names}

@@ -89,7 +89,7 @@ def differs(model: onnx.ModelProto, case: Any, data: list[tuple[list[Any], list[
 def folded(case: Any, folder: Path) -> dict[str, str]:
     """What became of a case: ``result`` and why."""
     import repaconv
-    from repaconv.errors import RepaconvError
+    from repaconv.core.errors import RepaconvError
 
     model = model_of(case)
     data = recorded(case, model)

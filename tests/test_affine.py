@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
-from repaconv.affine import Affine
+from repaconv.algebra.affine_maps import Affine
 
 WIDTHS = st.integers(0, 5)
 

@@ -8,10 +8,10 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from repaconv.graphs.axes import FULL, axis_before, axis_behind
-from repaconv.graphs.graph import read
-from repaconv.graphs.operators import ARITHMETIC, POINTWISE, UNARY
-from repaconv.graphs.shapes import Free, groups, parted, product, shifted, size_of
+from repaconv.graph.axis_tracking import FULL, axis_before, axis_behind
+from repaconv.graph.model_rewriting import read
+from repaconv.graph.operator_facts import ARITHMETIC, POINTWISE, UNARY
+from repaconv.graph.symbolic_shapes import Free, groups, parted, product, shifted, size_of
 
 OPSET = 20
 X = (2, 3, 4, 6)

@@ -10,10 +10,10 @@ import torch
 from conftest import TINY
 
 import repaconv as rc
-from repaconv.artefacts import Baselines, MeasuredModel
-from repaconv.files import read_artefact, write_artefact
+from repaconv.core.files import read_artefact, write_artefact
 from repaconv.methods.riformer import METHOD
-from repaconv.steps.baselines import by_baseline, history_of, key_of, name_in
+from repaconv.results import Baselines, MeasuredModel
+from repaconv.stages.bench.latency_baselines import by_baseline, history_of, key_of, name_in
 
 RUN = Path("repaconv-out/tiny")
 

@@ -7,8 +7,8 @@ import onnx
 import pytest
 from test_forms import REWRITES, Graph, changed
 
-from repaconv.graphs.graph import rewritten
-from repaconv.registry import TARGETS, load
+from repaconv.core.plugins import TARGETS, load
+from repaconv.graph.model_rewriting import rewritten
 
 
 def conv(graph, x, out, read, size=1, *, groups=1, bias=True, seed=0, **how):

@@ -12,10 +12,10 @@ from torch import nn
 from torch.nn import functional as F
 
 import repaconv as rc
-from repaconv.folds.convolutions import CONVOLUTION
-from repaconv.folds.fold import FOLDS
-from repaconv.graphs.costs import parameters
-from repaconv.graphs.graph import read, rewritten
+from repaconv.graph.compute_costs import parameters
+from repaconv.graph.model_rewriting import read, rewritten
+from repaconv.rewrites.fold.convolution_composition import CONVOLUTION
+from repaconv.rewrites.fold.fold_pipeline import FOLDS
 
 
 class BorderedNorm(nn.Module):

@@ -18,16 +18,16 @@ from onnx import TensorProto, helper, numpy_helper
 from test_locate import graph, net
 
 import repaconv as rc
+from repaconv.core.errors import EnvironmentProblem, Refused, UsageProblem
 from repaconv.engines.contract import Order
-from repaconv.engines.trt import Building
-from repaconv.engines.trt_rtx import ENGINE
-from repaconv.errors import EnvironmentProblem, Refused, UsageProblem
-from repaconv.exporters.precision import to_fp16
-from repaconv.exporters.to_onnx import to_onnx
-from repaconv.steps.common import load_target
-from repaconv.steps.comparing import opened
-from repaconv.steps.engines import built_as
-from repaconv.steps.timings import Timings
+from repaconv.engines.tensorrt_builder import Building
+from repaconv.engines.tensorrt_rtx import ENGINE
+from repaconv.onnx_export.fp16_and_int8 import to_fp16
+from repaconv.onnx_export.torch_exporter import to_onnx
+from repaconv.stages.build import Timings
+from repaconv.stages.shared.common_checks import load_target
+from repaconv.stages.shared.engine_files import built_as
+from repaconv.stages.shared.model_opening import opened
 
 NETS = (
     "repavit-tiny",
@@ -125,11 +125,11 @@ def test_a_graph_for_any_size_becomes_an_engine_for_the_usual_one(tiny, repaconv
 
 @RTX
 def test_an_engine_that_is_not_what_was_asked_for_is_a_failed_build(tiny, repaconv, monkeypatch):
-    from repaconv.exporters import precision
+    from repaconv.onnx_export import fp16_and_int8
 
     rc.fold(tiny)
-    monkeypatch.setattr(precision, "to_fp16", lambda model, keep: model)  # a converter that did nothing
-    monkeypatch.setattr(precision, "in_float", lambda model, kind: ())
+    monkeypatch.setattr(fp16_and_int8, "to_fp16", lambda model, keep: model)  # a converter that did nothing
+    monkeypatch.setattr(fp16_and_int8, "in_float", lambda model, kind: ())
     rc.export(target="rtx-40", precision="fp16", image_size=32)
     code, out, _ = repaconv("build", "--target", "rtx-40", "--precision", "fp16")
     assert code == 1

@@ -18,11 +18,11 @@ import pytest
 import small_graphs
 
 import repaconv as rc
-from repaconv.engines import trtexec
-from repaconv.errors import Refused, UsageProblem
-from repaconv.files import write_artefact
-from repaconv.proof.runners import image_model
-from repaconv.targets import board_run
+from repaconv.core.errors import Refused, UsageProblem
+from repaconv.core.files import write_artefact
+from repaconv.engines import trtexec_logs
+from repaconv.engines.targets import board_run
+from repaconv.verification.model_runners import image_model
 
 RECORDED = Path(__file__).parent / "data" / "trtexec"
 RUN = Path("repaconv-out/tiny")
@@ -78,7 +78,7 @@ def on_the_board(bundle: Path, version: str, *, python: str = sys.executable, **
 def bundled(tiny):
     """Bundle for the board that has this trtexec."""
     rc.fold(tiny)
-    text = RECORDED.joinpath("../../../repaconv/targets/orin-nano.toml").resolve().read_text()
+    text = RECORDED.joinpath("../../../repaconv/engines/targets/orin-nano.toml").resolve().read_text()
     plain = text.partition("[variants")[0] + "[bench]" + text.partition("[bench]")[2]
     Path("mine.toml").write_text(plain.replace('"10.3.0"', '"11.1.0"').replace('name = "orin-nano"', 'name = "mine"'))
 
@@ -336,42 +336,42 @@ def test_the_boards_script_is_python_3_6_of_the_standard_library():
 )
 def test_versions_in_banners(text, version):
     line = f"&&&& RUNNING TensorRT.trtexec [TensorRT {text}] [b106] # trtexec --help"
-    assert trtexec.version_of(line) == board_run.version_of(line) == version
-    assert trtexec.version_of("[TensorRT") == board_run.version_of("nothing") == ""
+    assert trtexec_logs.version_of(line) == board_run.version_of(line) == version
+    assert trtexec_logs.version_of("[TensorRT") == board_run.version_of("nothing") == ""
     dotted = "&&&& RUNNING TensorRT.trtexec [TensorRT v11.1.0.106] [b48]"
-    assert trtexec.version_of(dotted) == board_run.version_of(dotted) == "11.1.0"
+    assert trtexec_logs.version_of(dotted) == board_run.version_of(dotted) == "11.1.0"
 
 
 def test_recorded_files_are_read_as_they_are():
     def read(name):
         return json.loads((RECORDED / name).read_text())
 
-    assert np.median(trtexec.compute_ms(read("times.json"))) == pytest.approx(0.844288)
-    assert trtexec.median_ms((RECORDED / "8.2/log.txt").read_text()) == 13.6698
-    assert trtexec.median_ms((RECORDED / "10.3/log.txt").read_text()) == 3.14062
-    assert trtexec.median_ms((RECORDED / "11.1/log.txt").read_text()) is None
-    assert trtexec.layer_types(read("8.5/layers.json")) == {"CaskConvolution.HALF": 2}
-    assert trtexec.layers_told(read("10.3/layers.json")) == (5, 0)
-    assert trtexec.layer_types(read("10.3/layers.json")) == {}
-    assert trtexec.layer_types(read("11.1/layers.json")) == {"gemm.HALF": 1, "kgen.HALF": 1}
-    assert trtexec.fused_attentions(read("11.1/layers.json")) == 1
-    assert trtexec.layer_times(read("10.3/profile.json"))[1].mean_ms == 4.19536
+    assert np.median(trtexec_logs.compute_ms(read("times.json"))) == pytest.approx(0.844288)
+    assert trtexec_logs.median_ms((RECORDED / "8.2/log.txt").read_text()) == 13.6698
+    assert trtexec_logs.median_ms((RECORDED / "10.3/log.txt").read_text()) == 3.14062
+    assert trtexec_logs.median_ms((RECORDED / "11.1/log.txt").read_text()) is None
+    assert trtexec_logs.layer_types(read("8.5/layers.json")) == {"CaskConvolution.HALF": 2}
+    assert trtexec_logs.layers_told(read("10.3/layers.json")) == (5, 0)
+    assert trtexec_logs.layer_types(read("10.3/layers.json")) == {}
+    assert trtexec_logs.layer_types(read("11.1/layers.json")) == {"gemm.HALF": 1, "kgen.HALF": 1}
+    assert trtexec_logs.fused_attentions(read("11.1/layers.json")) == 1
+    assert trtexec_logs.layer_times(read("10.3/profile.json"))[1].mean_ms == 4.19536
     # a published --exportOutput
     sample = [{"name": "probs", "dimensions": "1x5", "values": [0.0435101, 0.0340782, 0.0555826, 0.195444, 0.671385]}]
-    assert trtexec.outputs(sample)["probs"].shape == (1, 5)
+    assert trtexec_logs.outputs(sample)["probs"].shape == (1, 5)
 
 
 @pytest.mark.parametrize(
     ("read", "wrong"),
     [
-        (trtexec.compute_ms, [{"latencyMs": 1.0}]),
-        (trtexec.compute_ms, []),
-        (trtexec.compute_ms, [{"computeMs": -1.0}]),
-        (trtexec.compute_ms, 3),
-        (trtexec.layer_times, [{"name": "x"}]),
-        (trtexec.outputs, [{"name": "x", "dimensions": "1x2", "values": [1.0]}]),
-        (trtexec.layer_types, []),
-        (trtexec.layers_told, {"Bindings": []}),
+        (trtexec_logs.compute_ms, [{"latencyMs": 1.0}]),
+        (trtexec_logs.compute_ms, []),
+        (trtexec_logs.compute_ms, [{"computeMs": -1.0}]),
+        (trtexec_logs.compute_ms, 3),
+        (trtexec_logs.layer_times, [{"name": "x"}]),
+        (trtexec_logs.outputs, [{"name": "x", "dimensions": "1x2", "values": [1.0]}]),
+        (trtexec_logs.layer_types, []),
+        (trtexec_logs.layers_told, {"Bindings": []}),
     ],
 )
 def test_what_trtexec_does_not_write_is_refused(read, wrong):

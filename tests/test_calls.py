@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 import repaconv as rc
-from repaconv.errors import GateFailed, Refused
-from repaconv.subjects.architectures import Architecture, built
-from repaconv.subjects.pixels import own_channels, own_size
+from repaconv.core.errors import GateFailed, Refused
+from repaconv.sources.library_preprocessing import own_channels, own_size
+from repaconv.sources.named_architectures import Architecture, built
 
 CODE = """
 import torch

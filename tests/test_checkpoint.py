@@ -17,8 +17,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from repaconv.checkpoint import read_checkpoint, read_mmconfig
-from repaconv.errors import Refused
+from repaconv.checkpoints import read_checkpoint, read_mmconfig
+from repaconv.core.errors import Refused
 from repaconv.methods.riformer import METHOD
 
 
@@ -152,13 +152,13 @@ def test_other_globals_stay_inert_and_are_listed(tmp_path, tiny_weights):
 
 
 def test_a_pickle_cannot_alter_the_reader(tmp_path):
-    from repaconv.checkpoint import pickles
+    from repaconv.checkpoints import restricted_unpickler
 
     evil = b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\nN}X\x06\x00\x00\x00_builds\x85\x86b."
     path = tmp_path / "p"
     path.write_bytes(evil)
     with path.open("rb") as stream, pytest.raises(Refused):
-        pickles.unpickle(stream)
+        restricted_unpickler.unpickle(stream)
 
 
 def test_sets_prefixes_and_averages(tmp_path, tiny_weights):
@@ -261,7 +261,7 @@ def test_reading_maps_the_file(tmp_path):
     size = 64 * 2**20
     torch.save({f"w{i}": torch.ones(size // 16) for i in range(4)}, tmp_path / "big.pth")
     script = (
-        "import sys; from repaconv.checkpoint import read_checkpoint\n"
+        "import sys; from repaconv.checkpoints import read_checkpoint\n"
         "def anon(): return int(open('/proc/self/status').read().split('RssAnon:')[1].split()[0]) * 1024\n"
         "before = anon(); c = read_checkpoint(sys.argv[1]); total = sum(float(t.sum()) for t in c.tensors.values())\n"
         "print(anon() - before, total)"

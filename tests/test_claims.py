@@ -11,7 +11,9 @@ import pytest
 from test_schema import STORED
 
 import repaconv as rc
-from repaconv.artefacts import (
+from repaconv.cli.result_text import show
+from repaconv.core.files import canonical_json
+from repaconv.results import (
     PREVIOUS,
     SCHEMA_VERSION,
     Accuracy,
@@ -31,12 +33,9 @@ from repaconv.artefacts import (
     Tried,
     TuneArtefact,
 )
-from repaconv.cli.showing import show
-from repaconv.files import canonical_json
-from repaconv.pages.pareto import PALE, pareto_svg
-from repaconv.pages.trade import trade_svg
-from repaconv.steps.baselines import by_baseline
-from repaconv.steps.sentences import measured
+from repaconv.stages.bench.latency_baselines import by_baseline
+from repaconv.stages.recipe.gate_checks import measured
+from repaconv.stages.report.tradeoff_plots import PALE, pareto_svg, trade_svg
 
 CLAIM = re.compile(r"\b(faster|slower|fastest|differ(?:ent)?|times as (?:fast|long|many)|speedup \d\S*|1\.4[0-9]+)\b")
 """Words, and figures to more than a digit, that only a measurement may use that shows something."""

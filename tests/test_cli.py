@@ -13,7 +13,7 @@ import pytest
 import torch
 from conftest import OFFICIAL
 
-from repaconv import registry
+from repaconv.core import plugins
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -124,12 +124,12 @@ def test_a_folder_that_cannot_be_written(repaconv, tiny):
 def test_a_broken_plug_in_is_a_row(repaconv, monkeypatch):
     from importlib.metadata import EntryPoint
 
-    from repaconv import registry
+    from repaconv.core import plugins
 
-    right = registry.registered
-    broken = {"bad": EntryPoint("bad", "nowhere.at:all", registry.METHODS)}
+    right = plugins.registered
+    broken = {"bad": EntryPoint("bad", "nowhere.at:all", plugins.METHODS)}
     monkeypatch.setattr(
-        registry, "registered", lambda group: right(group) | (broken if group == registry.METHODS else {})
+        plugins, "registered", lambda group: right(group) | (broken if group == plugins.METHODS else {})
     )
     code, out, _ = repaconv("doctor")
     assert code == 3
@@ -204,7 +204,7 @@ def test_an_argument_is_one_where_python_hides_it_in_an_optional():
 
     import typer
 
-    from repaconv.cli.joining import _as_written
+    from repaconv.cli.options_to_typer import _as_written
 
     written = Annotated[Path | None, typer.Argument(metavar="[RUN]")]
     for hint in (written, Optional[written]):  # noqa: UP045
@@ -215,7 +215,7 @@ def test_an_argument_is_one_where_python_hides_it_in_an_optional():
 def test_every_row_of_idle_options_is_of_a_command_that_has_them():
     from typer.main import get_command
 
-    from repaconv.cli.idle import IDLE
+    from repaconv.cli.idle_options import IDLE
     from repaconv.cli.main import app
 
     commands = get_command(app).commands
@@ -266,7 +266,7 @@ def test_ctrl_c_is_a_sentence(repaconv, tiny, monkeypatch):
     def stopped(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("repaconv.pipeline.inspection.inspect", stopped)
+    monkeypatch.setattr("repaconv.stages.inspect.checkpoint_inspection.inspect", stopped)
     code, _, err = repaconv("inspect", tiny)
     assert (code, "interrupted: " in err) == (130, True)
     assert json.loads(repaconv("inspect", tiny, "--format", "json")[1])["exit_code"] == 130
@@ -298,7 +298,7 @@ def test_what_a_newcomer_types(repaconv, tiny, monkeypatch):
 
 
 def test_what_the_file_does_not_tell_is_in_the_next_command_and_in_the_recipe(repaconv):
-    weights = registry.load(registry.METHODS, "repavit").example("tiny", 0)
+    weights = plugins.load(plugins.METHODS, "repavit").example("tiny", 0)
     torch.save({"model": weights}, "heads.pth")
     code, out, err = repaconv("inspect", "heads.pth")
     assert (code, "cannot be folded" in out) == (0, True)
@@ -314,20 +314,20 @@ def test_what_the_file_does_not_tell_is_in_the_next_command_and_in_the_recipe(re
 
 
 def test_no_color_is_no_bold_either(monkeypatch):
-    from repaconv.cli import render
+    from repaconv.cli import text_and_json_output
 
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm")  # no terminal called dumb has colors to leave out
     for no_color, codes in (("", True), ("1", False)):
         monkeypatch.setenv("NO_COLOR", no_color)
-        with (console := render.out()).capture() as seen:
+        with (console := text_and_json_output.out()).capture() as seen:
             console.print("[bold]x[/]")
         assert ("\x1b[" in seen.get()) is codes
 
 
 def test_tables_are_for_80_columns_with_the_verdict_first_and_v_shows_all(repaconv, tiny, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    torch.save({"state_dict": registry.load(registry.METHODS, "repconv").example("tiny-mobileone", 0)}, "many.pth")
+    torch.save({"state_dict": plugins.load(plugins.METHODS, "repconv").example("tiny-mobileone", 0)}, "many.pth")
     code, out, _ = repaconv("fold", "many.pth", "--set", "image_size=32")
     assert code == 0
     folds = json.loads(Path("repaconv-out/many/fold.json").read_text())["certificate"]

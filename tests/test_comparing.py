@@ -12,7 +12,7 @@ from faults import wrong_initializer
 from small_graphs import F, saved
 
 import repaconv as rc
-from repaconv.errors import Refused, UsageProblem
+from repaconv.core.errors import Refused, UsageProblem
 
 
 @pytest.fixture

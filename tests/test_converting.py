@@ -16,21 +16,21 @@ from safetensors import safe_open
 from torch import nn
 
 import repaconv as rc
-from repaconv.checkpoint import read_checkpoint
-from repaconv.converting import merging
-from repaconv.converting.asked import Blocks, read_blocks
-from repaconv.converting.fitting import How, fitted
-from repaconv.converting.merging import schedule_of
-from repaconv.converting.normal import Normal
-from repaconv.converting.parting import role_of
-from repaconv.converting.patterns import by_offset, invariance, locality, mean_kernel, window
-from repaconv.converting.places import Place
-from repaconv.converting.plain import Plain, attended, projected, read_plain
-from repaconv.converting.scoring import Moments, score, score_streams
-from repaconv.converting.sequence import convert
-from repaconv.converting.streams import Streams
-from repaconv.engines.denormals import flushing
-from repaconv.errors import GateFailed, Refused, UsageProblem
+from repaconv.checkpoints import read_checkpoint
+from repaconv.conversion import token_merging
+from repaconv.conversion.attention_offset_patterns import by_offset, invariance, locality, mean_kernel, window
+from repaconv.conversion.block_activations import Place
+from repaconv.conversion.conversion_requests import Blocks, read_blocks
+from repaconv.conversion.head_scores import Moments, score, score_streams
+from repaconv.conversion.image_splits import role_of
+from repaconv.conversion.kernel_fitting import How, fitted
+from repaconv.conversion.least_squares import Normal
+from repaconv.conversion.original_activations import Streams
+from repaconv.conversion.plain_vit import Plain, attended, projected, read_plain
+from repaconv.conversion.sequential_conversion import convert
+from repaconv.conversion.token_merging import schedule_of
+from repaconv.core.errors import GateFailed, Refused, UsageProblem
+from repaconv.engines.onnxruntime_cpu import flushing
 from repaconv.methods.pyra import METHOD
 
 WIDTH, HEADS, DEPTH, SIDE = 12, 3, 3, 8
@@ -71,7 +71,7 @@ def vit(tmp_path):
 
 
 def opened(path, **settings):
-    from repaconv.checkpoint import read_checkpoint
+    from repaconv.checkpoints import read_checkpoint
 
     return Plain.of(read_plain(read_checkpoint(path), {"num_heads": str(HEADS), **settings}))
 
@@ -183,7 +183,7 @@ def test_streams_are_those_of_the_network_whether_or_not_they_can_be_held(vit, m
     plain, given = opened(vit), torch.from_numpy(images(20))
     held, scores = Streams(plain, given), None
     for most in (2**30, 0):
-        monkeypatch.setattr("repaconv.converting.streams.HELD", most)
+        monkeypatch.setattr("repaconv.conversion.original_activations.HELD", most)
         streams = Streams(plain, given)
         x = plain.net.embed(given)
         with torch.inference_mode():
@@ -451,7 +451,7 @@ def test_twins_merge_without_loss(tmp_path, tokens, pool):
     x[..., 2:4], x[..., 6:8] = x[..., :2], x[..., 4:6]
     settings = {"num_heads": "3", "pool": pool}
     plain, given = opened("twins.pth", pool=pool).net.double(), torch.from_numpy(x).double()
-    merged, _ = merging.merged(read_checkpoint("twins.pth"), {**settings, "schedule": "8,0,0"})
+    merged, _ = token_merging.merged(read_checkpoint("twins.pth"), {**settings, "schedule": "8,0,0"})
     merged = merged.double()
     with torch.inference_mode():
         assert merged.blocks[0](plain.embed(given))[0].shape == (6, 3 * tokens + 8, WIDTH)
@@ -463,9 +463,9 @@ def test_twins_merge_without_loss(tmp_path, tokens, pool):
 
 def test_tokens_merge_behind_what_was_replaced(vit):
     """Both at once are PYRA's merging on the network whose first block was converted, and the file says so itself."""
-    from repaconv.checkpoint import read_checkpoint
+    from repaconv.checkpoints import read_checkpoint
     from repaconv.methods.dwconv.reading import read
-    from repaconv.proof.runners import weighted
+    from repaconv.verification.model_runners import weighted
 
     torch.save({name: t for name, t in plain_weights().items() if "register" not in name}, "cls.pth")
     given = asked(blocks="0,", fit="mean", schedule="0,5,4")
@@ -527,9 +527,9 @@ def test_heads_are_replaced_one_by_one(vit):
 
 
 def weighted_of(path):
-    from repaconv.checkpoint import read_checkpoint
+    from repaconv.checkpoints import read_checkpoint
     from repaconv.methods.dwconv.reading import read
-    from repaconv.proof.runners import weighted
+    from repaconv.verification.model_runners import weighted
 
     reading = read(read_checkpoint(path), {})
     return weighted(reading.module(), reading.tensors, torch.float64)

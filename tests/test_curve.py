@@ -11,9 +11,9 @@ import torch
 from convert_textures_page import MARK, NONE, RESULT, newest, points, precisions, section, title
 from torch import nn
 
-from repaconv.artefacts import Drift, Link, Location, Metrics, Tolerance
-from repaconv.pages.curve import Point, curve_svg, pareto
-from repaconv.proof.curve import drift_svg
+from repaconv.results import Drift, Link, Location, Metrics, Tolerance
+from repaconv.stages.report.tradeoff_plots import Point, curve_svg, pareto
+from repaconv.verification.drift_plot import drift_svg
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORDED = Path(__file__).parent / "data/convert_textures.jsonl"

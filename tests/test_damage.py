@@ -10,8 +10,8 @@ import torch
 from damage import sound, tally
 
 import repaconv
-from repaconv.checkpoint import read_checkpoint
-from repaconv.errors import Refused
+from repaconv.checkpoints import read_checkpoint
+from repaconv.core.errors import Refused
 
 
 def test_no_damage_is_silent_where_the_file_has_checksums_and_none_ends_in_a_traceback(tmp_path):

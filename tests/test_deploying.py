@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 import repaconv as rc
-from repaconv.artefacts import Check, RecipeRun
-from repaconv.cli.showing import show
-from repaconv.errors import UsageProblem
-from repaconv.recipe import RecipeProblem
+from repaconv.cli.result_text import show
+from repaconv.core.errors import UsageProblem
+from repaconv.options import RecipeProblem
+from repaconv.results import Check, RecipeRun
 
 
 def did(done) -> dict[str, str]:

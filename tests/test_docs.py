@@ -19,9 +19,10 @@ from test_bundle import on_the_board
 from test_converting import images as calibrating
 from test_converting import plain_weights
 
-from repaconv import models, registry
-from repaconv.recipe import read_recipe, schema
-from repaconv.targets import from_file
+from repaconv import models
+from repaconv.core import plugins
+from repaconv.engines.targets import from_file
+from repaconv.options import read_recipe, schema
 from repaconv.testing import check_method, write_example
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -75,12 +76,12 @@ def with_page_alone(page: Path) -> None:
             exec(block, made)
             torch.save(made["build"]().state_dict(), "mine.pth")
     if page.stem == "repconv":
-        write_example("repconv", registry.load(registry.METHODS, "repconv").archs[0], Path("repvgg.pth"), 0)
+        write_example("repconv", plugins.load(plugins.METHODS, "repconv").archs[0], Path("repvgg.pth"), 0)
 
 
 def two_graphs(module: torch.nn.Module) -> None:
     """a.onnx and b.onnx, which are the module."""
-    from repaconv.exporters.to_onnx import to_onnx
+    from repaconv.onnx_export.torch_exporter import to_onnx
 
     ways = {"output": "output", "opset": 20, "batch": None, "free_size": False}
     for name in ("a.onnx", "b.onnx"):

@@ -15,22 +15,22 @@ import torch
 from onnx import TensorProto, helper
 
 import repaconv as rc
-from repaconv import registry
-from repaconv.engines import ort, trt_session
-from repaconv.engines.card import within_memory
+from repaconv.benchmark.concurrent_inferences import Burst
+from repaconv.benchmark.paper_protocols import Protocol
+from repaconv.core import plugins
+from repaconv.core.errors import EnvironmentProblem, Refused
+from repaconv.core.run_folder import find_run
+from repaconv.engines import onnxruntime_cpu, tensorrt_session
 from repaconv.engines.contract import Port, SessionSpec
-from repaconv.engines.denormals import flushes, unchanged
-from repaconv.engines.ort_cuda import fallen_of, lowered, placed, require_float32
-from repaconv.engines.pytorch import TorchSession
-from repaconv.engines.trt_session import DTYPES
-from repaconv.errors import EnvironmentProblem, Refused
-from repaconv.measure.protocols import Protocol
-from repaconv.measure.streams import Burst
+from repaconv.engines.nvidia_gpu import within_memory
+from repaconv.engines.onnxruntime_cpu import flushes, unchanged
+from repaconv.engines.onnxruntime_cuda import fallen_of, lowered, placed, require_float32
+from repaconv.engines.tensorrt_session import DTYPES
+from repaconv.engines.torch_cpu import TorchSession
 from repaconv.models import METHODS, checkpoint
-from repaconv.proof.runners import Images
-from repaconv.runs import find_run
-from repaconv.subjects.of_run import subject_of
-from repaconv.subjects.subject import DEPLOY
+from repaconv.sources.source_model import DEPLOY
+from repaconv.sources.source_of_run import subject_of
+from repaconv.verification.model_runners import Images
 
 ENGINES = ("onnxruntime", "openvino")
 
@@ -56,7 +56,7 @@ def graph() -> bytes:
 
 @pytest.mark.parametrize("name", ENGINES)
 def test_every_input_and_output_has_its_name(name, graph):
-    engine = registry.load(registry.ENGINES, name)
+    engine = plugins.load(plugins.ENGINES, name)
     session = engine.open(graph, SessionSpec())
     assert [port._replace(shape=port.shape[1:]) for port in session.inputs] == [
         Port("a", (3,), "float32"),
@@ -76,7 +76,7 @@ def test_every_input_and_output_has_its_name(name, graph):
 
 @pytest.mark.parametrize("name", ENGINES)
 def test_a_session_does_what_its_engine_says(name, graph):
-    engine = registry.load(registry.ENGINES, name)
+    engine = plugins.load(plugins.ENGINES, name)
     session = engine.open(graph, SessionSpec())
     feeds = {"a": np.ones((4, 3), dtype=np.float32), "b": np.ones((3, 2), dtype=np.float32)}
     assert any("CPU" in device for device in session.placement(feeds).values())
@@ -95,7 +95,7 @@ CARDS = ("torch-cuda", "torch-cuda-compiled", "torch-cuda-graphs", "onnxruntime-
 @pytest.mark.parametrize("name", [*CARDS, "tensorrt-rtx"])
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a card")
 def test_an_engine_without_its_card_says_so_in_one_sentence(name, graph, folded):
-    engine = registry.load(registry.ENGINES, name)
+    engine = plugins.load(plugins.ENGINES, name)
     network = subject_of(find_run(folded)).network(DEPLOY)
     with pytest.raises(EnvironmentProblem, match=r"none was found|has no \w+Provider|cannot be imported") as told:
         engine.open(network if "networks" in engine.can else graph, SessionSpec())
@@ -184,7 +184,7 @@ def test_what_an_opened_engine_is_asked_is_there():
     for kind, names in asked.items():
         assert [name for name in names if not hasattr(kind, name)] == []
     assert set(DTYPES) <= set(trt.DataType.__members__)
-    session = Path(trt_session.__file__).read_text()
+    session = Path(tensorrt_session.__file__).read_text()
     calls = set(re.findall(r"self\._(?:engine|context)\.(\w+)", session))
     assert calls <= {name for names in asked.values() for name in names}
 
@@ -205,20 +205,20 @@ def test_nodes_that_the_processor_took_are_read_from_the_profile():
 @pytest.fixture(scope="module")
 def folded(tmp_path_factory):
     folder = tmp_path_factory.mktemp("folded")
-    torch.save(registry.load(registry.METHODS, "repavit").example("tiny", 3), folder / "tiny.pth")
+    torch.save(plugins.load(plugins.METHODS, "repavit").example("tiny", 3), folder / "tiny.pth")
     rc.fold(folder / "tiny.pth", settings={"num_heads": "3"}, out=folder / "run")
     return folder / "run"
 
 
 def test_torch_runs_a_runs_networks_and_no_file(folded):
-    engine = registry.load(registry.ENGINES, "torch")
+    engine = plugins.load(plugins.ENGINES, "torch")
     network = subject_of(find_run(folded)).network(DEPLOY)
     session = engine.open(network, SessionSpec())
     assert [(port.name, port.shape) for port in session.inputs] == [("input", ("batch", 3, "height", "width"))]
     images = np.random.default_rng(0).standard_normal((2, 3, 32, 32)).astype(np.float32)
     found = session.run({"input": images})["logits"]
     rc.export(folded)
-    graph = registry.load(registry.ENGINES, "onnxruntime").open(folded / "model.onnx", SessionSpec())
+    graph = plugins.load(plugins.ENGINES, "onnxruntime").open(folded / "model.onnx", SessionSpec())
     assert np.abs(found - graph.run({"input": images})["logits"]).max() < 1e-5 * np.abs(found).max()
     low = engine.open(network, SessionSpec(precision="bf16")).run({"input": images})["logits"]
     assert low.dtype == np.float32
@@ -268,14 +268,14 @@ def test_torch_compiled_says_what_it_lacks(folded, monkeypatch):
     network = subject_of(find_run(folded)).network(DEPLOY)
     monkeypatch.setenv("PATH", "")
     with pytest.raises(EnvironmentProblem, match=r"needs a C\+\+ compiler"):
-        registry.load(registry.ENGINES, "torch-compiled").open(network, SessionSpec())
+        plugins.load(plugins.ENGINES, "torch-compiled").open(network, SessionSpec())
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("g++"), reason="there is no C++ compiler")
 def test_torch_compiled_computes_what_torch_does(folded):
     images = np.random.default_rng(0).standard_normal((1, 3, 32, 32)).astype(np.float32)
-    engines = (registry.load(registry.ENGINES, name) for name in ("torch", "torch-compiled"))
+    engines = (plugins.load(plugins.ENGINES, name) for name in ("torch", "torch-compiled"))
     network = subject_of(find_run(folded)).network(DEPLOY)
     wanted, found = (each.open(network, SessionSpec()).run({"input": images}) for each in engines)
     assert np.abs(found["logits"] - wanted["logits"]).max() < 1e-5 * np.abs(wanted["logits"]).max()
@@ -291,7 +291,7 @@ def compiled(module, **_):
 
 torch.compile = compiled
 from repaconv.engines.contract import Network, Port, SessionSpec
-from repaconv.engines.pytorch import COMPILED
+from repaconv.engines.torch_cpu import COMPILED
 COMPILED.open(Network(torch.nn.Identity(), (), ()), SessionSpec())
 print("CUDA_HOME =", torch.utils.cpp_extension.CUDA_HOME)
 """
@@ -307,24 +307,24 @@ def test_torch_compiled_does_not_warn_that_there_is_no_gpu():
 
 
 def test_what_a_card_is_asked_for_as_one_kernel_is_the_same(monkeypatch):
-    from repaconv.backbones import parts
+    from repaconv.backbones import norms_and_ffns
 
     torch.manual_seed(0)
     q, k, v = torch.randn(2, 3, 5, 4), torch.randn(2, 1, 7, 4), torch.randn(2, 3, 7, 6)
-    torch.testing.assert_close(parts.fused_attention(q, k, v), parts.attention(q, k, v))
+    torch.testing.assert_close(norms_and_ffns.fused_attention(q, k, v), norms_and_ffns.attention(q, k, v))
     x = torch.randn(2, 4, 3, 5)
-    for net in (parts.Norm("GN", 4, 1e-5, affine=False), parts.NormThenScale("GN", 4, 1e-5)):
+    for net in (norms_and_ffns.Norm("GN", 4, 1e-5, affine=False), norms_and_ffns.NormThenScale("GN", 4, 1e-5)):
         for parameter in net.parameters():
             torch.nn.init.normal_(parameter)
         apart = net(x)
         with monkeypatch.context() as patched:
-            patched.setattr(parts, "_at_once", lambda _: True)
+            patched.setattr(norms_and_ffns, "_at_once", lambda _: True)
             torch.testing.assert_close(net(x), apart)
 
 
 @pytest.mark.parametrize(("name", "threads"), [("onnxruntime", 1), ("onnxruntime", 2), ("openvino", 1)])
 def test_several_calls_at_once_each_get_their_own_answer(name, threads, graph):
-    engine = registry.load(registry.ENGINES, name)
+    engine = plugins.load(plugins.ENGINES, name)
     session = engine.open(graph, SessionSpec(threads=threads, streams=3))
     b, seen = np.arange(6, dtype=np.float32).reshape(3, 2), []
 
@@ -342,7 +342,7 @@ def test_several_calls_at_once_each_get_their_own_answer(name, threads, graph):
 def test_torch_runs_one_call_at_a_time(folded):
     network = subject_of(find_run(folded)).network(DEPLOY)
     with pytest.raises(EnvironmentProblem, match="one inference at a time"):
-        registry.load(registry.ENGINES, "torch").open(network, SessionSpec(streams=2))
+        plugins.load(plugins.ENGINES, "torch").open(network, SessionSpec(streams=2))
 
 
 def test_a_sum_and_its_norm_stay_apart_where_that_is_set():
@@ -355,7 +355,9 @@ def test_a_sum_and_its_norm_stay_apart_where_that_is_set():
     graph = helper.make_graph(nodes, "g", ports[:2], ports[2:], [scale, shift])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10).SerializeToString()
     feeds = {name: np.random.default_rng(0).standard_normal((1, 3, 8)).astype(np.float32) for name in "xz"}
-    usual, apart = (ort.ENGINE.open(model, SessionSpec(settings=each)) for each in ((), (ort.APART,)))
+    usual, apart = (
+        onnxruntime_cpu.ENGINE.open(model, SessionSpec(settings=each)) for each in ((), (onnxruntime_cpu.APART,))
+    )
     assert [len(session.placement(feeds)) for session in (usual, apart)] == [1, 2]
     assert np.allclose(usual.run(feeds)["y"], apart.run(feeds)["y"], atol=1e-6)
 
@@ -370,7 +372,10 @@ def test_what_one_session_flushes_no_other_does_nor_its_thread(before):
     feeds = {"x": np.full(2, 1e-38, np.float32)}
     with unchanged():
         torch.set_flush_denormal(before)
-        flushing, usual = (ort.ENGINE.open(model, SessionSpec(settings=each)) for each in ((ort.DENORMALS,), ()))
+        flushing, usual = (
+            onnxruntime_cpu.ENGINE.open(model, SessionSpec(settings=each))
+            for each in ((onnxruntime_cpu.DENORMALS,), ())
+        )
         found = [bool(session.run(feeds)["y"].any()) for session in (flushing, usual, flushing, usual)]
         assert found == [False, not before, False, not before]
         assert flushes() == before
@@ -380,7 +385,7 @@ def test_what_one_session_flushes_no_other_does_nor_its_thread(before):
 def test_what_is_imported_reports_nothing_and_leaves_nothing_in_the_home_folder(tmp_path, module):
     """OpenVINO and NNCF leave an identifier there, and send it, where their telemetry is installed."""
     pytest.importorskip(module, reason=f"{module} is absent")
-    told = f"from repaconv.errors import require_module; require_module({module!r}, '', '')"
+    told = f"from repaconv.core.errors import require_module; require_module({module!r}, '', '')"
     home = {**os.environ, "HOME": str(tmp_path / "home"), "PYTHONPATH": os.pathsep.join(sys.path)}
     (tmp_path / "home").mkdir()
     subprocess.run([sys.executable, "-c", told], env=home, check=True, capture_output=True, timeout=120)

@@ -13,22 +13,22 @@ from onnx import TensorProto, helper, numpy_helper
 from torch_beside import table as torch_table
 
 import repaconv as rc
-from repaconv import registry
-from repaconv.artefacts import BenchArtefact, EstimateArtefact, Limits
-from repaconv.errors import EnvironmentProblem, Refused, RepaconvError, UsageProblem
-from repaconv.files import read_artefact
-from repaconv.graphs.graph import read
-from repaconv.graphs.works import fix_shape, works
-from repaconv.measure.estimate import estimated, unknown
-from repaconv.measure.limits import measured_limits
-from repaconv.steps.baselines import history_of
-from repaconv.steps.common import load_target
+from repaconv.benchmark.cpu_peak_performance import measured_limits
+from repaconv.benchmark.latency_estimate import estimated, unknown
+from repaconv.core import plugins
+from repaconv.core.errors import EnvironmentProblem, Refused, RepaconvError, UsageProblem
+from repaconv.core.files import read_artefact
+from repaconv.graph.compute_costs import fix_shape, works
+from repaconv.graph.model_rewriting import read
+from repaconv.results import BenchArtefact, EstimateArtefact, Limits
+from repaconv.stages.bench.latency_baselines import history_of
+from repaconv.stages.shared.common_checks import load_target
 
 RUN = Path("repaconv-out/tiny")
 ELSEWHERE = "arm64" if platform.machine() != "aarch64" else "x86-64"
 AWAY = [
     name
-    for name in registry.registered(registry.TARGETS)
+    for name in plugins.registered(plugins.TARGETS)
     if load_target(name).compute_capability or load_target(name).architecture not in ("", platform.machine())
 ]
 LIMITS = Limits(
@@ -122,7 +122,7 @@ def test_what_is_not_known_is_left_out_and_said():
 
 
 def test_this_machines_limits_are_measured_by_its_runtime():
-    found = measured_limits(registry.load(registry.ENGINES, "onnxruntime"), "int8", 1)
+    found = measured_limits(plugins.load(plugins.ENGINES, "onnxruntime"), "int8", 1)
     assert set(found.peak_tflops) == {"fp32", "int8"}
     assert "measured here by onnxruntime" in found.source[0]
 
@@ -147,7 +147,7 @@ def test_torch_stands_beside_onnx_runtime_for_every_method():
 
 def test_every_limit_of_a_shipped_target_has_its_source():
     stated = {}
-    for name in registry.registered(registry.TARGETS):
+    for name in plugins.registered(plugins.TARGETS):
         if (limits := load_target(name).limits) is not None:
             stated[name] = limits
             assert set(limits.peak_tflops) - {"tf32"} == set(load_target(name).precisions)
@@ -273,7 +273,7 @@ def test_an_estimate_is_labelled_in_every_output_and_kept_apart(tiny, repaconv):
 
 
 def rc_run():
-    from repaconv.runs import Run
+    from repaconv.core.run_folder import Run
 
     return Run(RUN)
 

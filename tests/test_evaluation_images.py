@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 import repaconv as rc
-from repaconv.errors import UsageProblem
+from repaconv.core.errors import UsageProblem
 
 RUN = Path("repaconv-out/tiny")
 SIZE = 32

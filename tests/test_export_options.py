@@ -13,16 +13,16 @@ from onnx import helper
 from small_graphs import F, saved
 
 import repaconv as rc
-from repaconv.artefacts import ExportArtefact
-from repaconv.cli.showing.exporting import show
-from repaconv.errors import Refused, UsageProblem
-from repaconv.exporters.layers import kept_by
-from repaconv.exporters.lower import lower
-from repaconv.files import read_artefact
-from repaconv.onnxfile import opset_of
-from repaconv.steps.common import load_target
-from repaconv.targets.schema import from_file
-from repaconv.variants import Variant
+from repaconv.cli.result_text.export import show
+from repaconv.core.errors import Refused, UsageProblem
+from repaconv.core.export_names import Variant
+from repaconv.core.files import read_artefact
+from repaconv.engines.targets.schema import from_file
+from repaconv.graph.onnx_files import opset_of
+from repaconv.onnx_export.opset_lowering import lower
+from repaconv.onnx_export.quantization_layer_groups import kept_by
+from repaconv.results import ExportArtefact
+from repaconv.stages.shared.common_checks import load_target
 
 RUN = Path("repaconv-out/net")
 

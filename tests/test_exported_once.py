@@ -13,10 +13,10 @@ from exported_once import question_of
 from torch import nn
 
 from repaconv.backbones.metaformer import BACKBONE, MetaFormer
-from repaconv.exporters import to_onnx
-from repaconv.exporters.to_onnx import to_onnx as export
 from repaconv.methods.riformer import METHOD
 from repaconv.methods.riformer.paper import RIFormerBlock
+from repaconv.onnx_export import torch_exporter
+from repaconv.onnx_export.torch_exporter import to_onnx as export
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def written(net, **more):
 def beside(net, folder):
     """The graph and, as of a very large network, its weights in a file of their own."""
     folder.mkdir()
-    return written(net, scratch=folder), (folder / to_onnx.DATA).read_bytes()
+    return written(net, scratch=folder), (folder / torch_exporter.DATA).read_bytes()
 
 
 def weighed(net, seed):
@@ -64,7 +64,7 @@ def test_what_is_remembered_is_what_a_fresh_export_gives(net, asked, tmp_path, m
     found = written(other)
     assert found != first
     assert len(asked) == 1
-    with patch.object(to_onnx, "ONE_FILE_BYTES", 1), patch.object(to_onnx, "INLINE_BYTES", 500):
+    with patch.object(torch_exporter, "ONE_FILE_BYTES", 1), patch.object(torch_exporter, "INLINE_BYTES", 500):
         kept = beside(other, tmp_path / "kept")
         monkeypatch.delenv(exported_once.FOLDER)
         assert beside(other, tmp_path / "fresh") == kept

@@ -9,17 +9,17 @@ import pytest
 import torch
 
 import repaconv as rc
-from repaconv import registry
-from repaconv.errors import Refused
-from repaconv.exporters import to_onnx
+from repaconv.core import plugins
+from repaconv.core.errors import Refused
+from repaconv.onnx_export import torch_exporter
 
 RUN = Path("repaconv-out/tiny")
 
 
 @pytest.fixture
 def large(tiny, monkeypatch):
-    monkeypatch.setattr(to_onnx, "ONE_FILE_BYTES", 1)
-    monkeypatch.setattr(to_onnx, "INLINE_BYTES", 500)
+    monkeypatch.setattr(torch_exporter, "ONE_FILE_BYTES", 1)
+    monkeypatch.setattr(torch_exporter, "INLINE_BYTES", 500)
     rc.fold(tiny)
 
 
@@ -45,7 +45,7 @@ def test_the_whole_way_with_weights_of_their_own(large, target):
 def test_the_same_bytes_twice_and_gone_when_they_fit_again(large, monkeypatch):
     first = rc.export()
     assert rc.export().data == first.data
-    monkeypatch.setattr(to_onnx, "ONE_FILE_BYTES", 2**31)
+    monkeypatch.setattr(torch_exporter, "ONE_FILE_BYTES", 2**31)
     assert rc.export().data is None
     assert not (RUN / "model.onnx.data").exists()
 
@@ -70,7 +70,7 @@ def test_lower_precision_of_such_a_net_is_refused(large):
 
 @pytest.mark.slow
 def test_bench_measures_pyras_training_form():
-    method = registry.load(registry.METHODS, "pyra")
+    method = plugins.load(plugins.METHODS, "pyra")
     torch.save({"state_dict": method.example("tiny", seed=1)}, "pyra.pth")
     rc.fold("pyra.pth", settings={"num_heads": "3"})
     rc.export()

@@ -23,15 +23,14 @@ from faults import META, SETTINGS
 from test_bundle import trtexec_of
 
 import repaconv as rc
-from repaconv import registry
-from repaconv.errors import EnvironmentProblem, Refused, UsageProblem
-from repaconv.farm.cluster import _no_answer
-from repaconv.farm.jobs import Job, Model, resolved, run_job
-from repaconv.farm.matrix import read_matrix
-from repaconv.farm.remote import _folder_on, bench_by_ssh, bench_on
-from repaconv.farm.sweep import sweep
-from repaconv.farm.tuning import on_workers
-from repaconv.orders.stages import BenchOrder, ClusterOrder, TuneOrder
+from repaconv.core import plugins
+from repaconv.core.errors import EnvironmentProblem, Refused, UsageProblem
+from repaconv.distributed.benchmark_jobs import Job, Model, resolved, run_job
+from repaconv.distributed.dask_cluster import _no_answer
+from repaconv.distributed.remote_bench import _folder_on, bench_by_ssh, bench_on
+from repaconv.distributed.sweep import read_matrix, sweep
+from repaconv.distributed.tuning_on_cluster import on_workers
+from repaconv.options.stage_options import BenchOrder, ClusterOrder, TuneOrder
 
 ORIN = BenchOrder(target="orin-nano", precision="fp16")
 PRECISIONS, BATCHES = ("fp32", "int8"), (1, 2)
@@ -115,7 +114,7 @@ def farm(*options: str, protocol: str = "tcp"):
 
 
 def checkpoints() -> None:
-    weights = registry.load(registry.METHODS, "repavit").example("tiny", seed=1)
+    weights = plugins.load(plugins.METHODS, "repavit").example("tiny", seed=1)
     torch.save({"state_dict": weights, "meta": META.get("repavit", {})}, "repavit.pth")
 
 
@@ -171,7 +170,7 @@ def test_a_sweep_with_a_worker_killed_in_the_middle_loses_and_doubles_nothing(re
             EnvironmentProblem, match=r"no worker for arm64 connected within 0 s; .* workers for x86-64"
         ):
             bench_on(at(cluster.address, wait_s=0), BenchOrder(target="arm64"))
-    monkeypatch.setattr("repaconv.farm.cluster.ANSWERS_S", 1)
+    monkeypatch.setattr("repaconv.distributed.dask_cluster.ANSWERS_S", 1)
     with pytest.raises(EnvironmentProblem, match="no answer from"):
         bench_on(at("tcp://127.0.0.1:9"), BenchOrder())
     assert repaconv("bench", "--scheduler", "tcp://127.0.0.1:9")[0] == 3
@@ -304,7 +303,7 @@ def test_a_sweep_keeps_answers_to_its_own_questions_that_say_something(tiny, mon
     """The machine measures really; what it thinks of that is set here, since another day it thinks otherwise."""
     Path("desk").mkdir()
     shutil.copy(tiny, "desk/tiny.pth")
-    same = files("repaconv.targets").joinpath("x86-64.toml").read_text()
+    same = files("repaconv.engines.targets").joinpath("x86-64.toml").read_text()
     Path("desk/mine.toml").write_text(same)
     Path("mine.toml").write_text("not the one beside the matrix")
     head = 'rounds = 2\ntargets = ["x86-64", "mine.toml"]\n'
@@ -321,27 +320,27 @@ def test_a_sweep_keeps_answers_to_its_own_questions_that_say_something(tiny, mon
         done = json.loads(out)["data"]
         return code, done["resumed"], [row["problem"] for row in done["rows"]]
 
-    monkeypatch.setattr("repaconv.farm.sweep.run_job", measured)
+    monkeypatch.setattr("repaconv.distributed.sweep.run_job", measured)
     assert swept() == (5, 0, ["", ""])
     assert len(asked) == 1  # two names of one target are one job
     changed["quality"]["verdict"] = "trusted"
     assert swept() == (0, 0, ["", ""])
     assert swept() == (0, 2, ["", ""])
     with monkeypatch.context() as elsewhere:
-        elsewhere.setattr("repaconv.farm.sweep.machine_key", lambda _: "another processor")
+        elsewhere.setattr("repaconv.distributed.sweep.machine_key", lambda _: "another processor")
         assert swept() == (0, 0, ["", ""])
     with monkeypatch.context() as elsewhere:
-        elsewhere.setattr("repaconv.engines.ort.OnnxRuntime.version", lambda _: "99.0")
+        elsewhere.setattr("repaconv.engines.onnxruntime_cpu.OnnxRuntime.version", lambda _: "99.0")
         assert swept() == (0, 0, ["", ""])
     assert swept()[1] == 0
     for path in Path("repaconv-out/sweep-m/results").iterdir():
         path.unlink()
     for name, value in (("batch", 2), ("threads", 64), ("image_size", (33, 33)), ("target", "t4"), ("latencies", ())):
-        monkeypatch.setattr("repaconv.farm.sweep.run_job", lambda *job, n=name, v=value: {**run_job(*job), n: v})
+        monkeypatch.setattr("repaconv.distributed.sweep.run_job", lambda *job, n=name, v=value: {**run_job(*job), n: v})
         code, _, problems = swept()
         assert code == 1
         assert all("another request" in problem for problem in problems)
-    monkeypatch.setattr("repaconv.farm.sweep.run_job", lambda *_: {"stage": "bench"})
+    monkeypatch.setattr("repaconv.distributed.sweep.run_job", lambda *_: {"stage": "bench"})
     assert "not a measurement that this version understands" in swept()[2][0]
     assert not list(Path("repaconv-out/sweep-m/results").iterdir())
 

@@ -9,9 +9,9 @@ import fsspec
 import pytest
 
 import repaconv as rc
-from repaconv.errors import EnvironmentProblem, Refused, UsageProblem
-from repaconv.pipeline import fetching
-from repaconv.steps.addresses import address_of, here, weights_here
+from repaconv.core.errors import EnvironmentProblem, Refused, UsageProblem
+from repaconv.stages import fetch
+from repaconv.stages.shared.fetched_files import address_of, here, weights_here
 
 
 def test_what_is_an_address():
@@ -90,9 +90,9 @@ def test_a_branch_becomes_the_commit_that_it_stands_for(monkeypatch, tiny):
                 asked.append((name, revision))
                 return type("Info", (), {"sha": commit})
 
-    right = fetching.require_module
+    right = fetch.require_module
     modules = {"huggingface_hub": Hub}
-    monkeypatch.setattr(fetching, "require_module", lambda name, *rest: modules.get(name) or right(name, *rest))
+    monkeypatch.setattr(fetch, "require_module", lambda name, *rest: modules.get(name) or right(name, *rest))
     memory = fsspec.filesystem("memory")
     memory.pipe(f"/owner/name@{commit}/model.safetensors", b"weights")
     to = fsspec.core.url_to_fs

@@ -13,11 +13,11 @@ from onnx.reference import ReferenceEvaluator
 from torch import nn
 
 import repaconv as rc
-from repaconv.artefacts import VerifyArtefact
-from repaconv.graphs.bare import check
-from repaconv.proof.float64 import Float64, widened
-from repaconv.proof.operators import by_torch
-from repaconv.proof.runners import load_onnx
+from repaconv.graph.graph_without_weights import check
+from repaconv.results import VerifyArtefact
+from repaconv.verification.float64_graphs import Float64, widened
+from repaconv.verification.float64_operators import by_torch
+from repaconv.verification.model_runners import load_onnx
 
 F, INT, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
 RANDOM = np.random.default_rng(0)

@@ -15,19 +15,18 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 import repaconv as rc
-from repaconv import registry
-from repaconv.checkpoint import read_checkpoint
-from repaconv.errors import Refused, UsageProblem
-from repaconv.folds import fold
-from repaconv.folds.affine_maps import AFFINE
-from repaconv.folds.linear import LinearGraph
-from repaconv.folds.maps import identity
-from repaconv.folds.vertices import Vertex
-from repaconv.graphs.costs import parameters
-from repaconv.graphs.graph import read, rewritten
-from repaconv.graphs.retyping import in_double
+from repaconv.algebra.channel_maps import identity
+from repaconv.checkpoints import read_checkpoint
+from repaconv.core import plugins
+from repaconv.core.errors import Refused, UsageProblem
+from repaconv.graph.compute_costs import parameters
+from repaconv.graph.float64_graph import in_double
+from repaconv.graph.model_rewriting import read, rewritten
 from repaconv.methods.nondeep.published import example_meta
 from repaconv.methods.repavit.published import Example
+from repaconv.rewrites.fold import fold_pipeline
+from repaconv.rewrites.fold.linear_graph import LinearGraph, Vertex
+from repaconv.rewrites.fold.linear_layer_composition import AFFINE
 
 WAYS = {  # the exporters, opsets, and whether the batch is free
     "new, 20": {"dynamo": True, "opset": 20, "free": False},
@@ -52,7 +51,7 @@ def difference(before: onnx.ModelProto, after: onnx.ModelProto, *inputs: np.ndar
     return max(float(np.abs(a - b).max() / max(np.abs(a).max(), 1e-300)) for a, b in pairs)
 
 
-def require_exact(model: onnx.ModelProto, *shape: int, rewrites=fold.FOLDS) -> onnx.ModelProto:
+def require_exact(model: onnx.ModelProto, *shape: int, rewrites=fold_pipeline.FOLDS) -> onnx.ModelProto:
     """Folded in float64: the same function to 1e-11, the same inputs and outputs, and nothing left on a second pass."""
     double = in_double(model)
     after, changes = rewritten(double, rewrites)
@@ -72,7 +71,7 @@ def require_exact(model: onnx.ModelProto, *shape: int, rewrites=fold.FOLDS) -> o
 def trained(path: Path, method: str, settings: dict[str, str]) -> tuple[torch.nn.Module, tuple[int, ...], int]:
     """The training form, the shape of two images, and the parameters that the checkpoint route leaves."""
     by_checkpoint = rc.fold(path, out="run", force=True, **settings)
-    found = registry.load(registry.METHODS, method)
+    found = plugins.load(plugins.METHODS, method)
     form = found.read(read_checkpoint(path), settings)
     module = form.module()
     weights = {name: w.float() if w.is_floating_point() else w for name, w in form.tensors.items()}
@@ -82,7 +81,7 @@ def trained(path: Path, method: str, settings: dict[str, str]) -> tuple[torch.nn
 
 def own(name: str) -> tuple[Path, str, dict[str, str]]:
     method = name.split()[0]
-    found = registry.load(registry.METHODS, method)
+    found = plugins.load(plugins.METHODS, method)
     path, settings = Path("own.pth"), {}
     if method == "nondeep":
         meta = example_meta(attn_value="output-sum" if name.endswith("output-sum") else "value-sum")
@@ -133,7 +132,7 @@ OFFICIAL = {
 def test_official_checkpoints(path):
     module, shape, wanted = trained(SHARED / path, path.split("/")[0], OFFICIAL[path])
     model = nets.exported(module, shape, **WAYS["new, 20" if "n3" in path else "old, 17, free"])
-    after, _ = rewritten(model, fold.FOLDS)
+    after, _ = rewritten(model, fold_pipeline.FOLDS)
     assert learnt(after) == wanted
     x = np.random.default_rng(2).standard_normal(shape, dtype=np.float32)
     assert difference(model, after, x) < 1e-5
@@ -258,7 +257,7 @@ def test_what_stands_behind_a_convolution_goes_into_it(groups, pads, bias):
     conv = torch.nn.Conv2d(4, 8, 3, padding=pads, groups=groups, bias=bias)
     net = nets.scrambled(torch.nn.Sequential(conv, torch.nn.BatchNorm2d(8), torch.nn.ReLU()))
     model = in_double(nets.exported(net, (2, 4, 5, 5), **WAYS["old, 20"]))
-    after, _ = rewritten(model, fold.FOLDS)
+    after, _ = rewritten(model, fold_pipeline.FOLDS)
     assert [node.op_type for node in after.graph.node] == ["Conv", "Relu"]
     assert difference(model, after, normal(2, 4, 5, 5)) < 1e-12
 
@@ -267,7 +266,7 @@ def test_what_stands_behind_a_convolution_goes_into_it(groups, pads, bias):
 def test_constants_behind_a_convolution(operator, order):
     weights = {"k": normal(3, 2, 3, 3), "v": normal(3, 1, 1)}
     model = graph([("Conv", "x k", "1"), (operator, order, "y")], weights, {"x": (1, 2, 5, 5)})
-    after, _ = rewritten(model, fold.FOLDS)
+    after, _ = rewritten(model, fold_pipeline.FOLDS)
     assert [node.op_type for node in after.graph.node] == ["Conv"]
     assert difference(model, after, normal(1, 2, 5, 5)) < 1e-12
 
@@ -295,7 +294,7 @@ def test_keys_that_something_else_reads_keep_their_bias():
             return self.block.attention(x), self.block.k[0](x), self.block.k[1](x)
 
     model = in_double(nets.exported(Reading(), (2, 5, 24), **WAYS["old, 20"]))
-    after, _ = rewritten(model, fold.FOLDS)
+    after, _ = rewritten(model, fold_pipeline.FOLDS)
     assert difference(model, after, normal(2, 5, 24)) < 1e-12
 
 
@@ -410,10 +409,12 @@ def test_weights_beside_the_graph_are_read_and_others_refused(small):
 
 
 def test_a_fold_that_is_wrong_is_not_written(small, repaconv, monkeypatch):
-    from repaconv.folds import emit
+    from repaconv.rewrites.fold import linear_graph_to_onnx
 
-    right = emit._Emitter._product
-    monkeypatch.setattr(emit._Emitter, "_product", lambda self, value, edge, shift: right(self, value, edge, 2 * shift))
+    right = linear_graph_to_onnx._Emitter._product
+    monkeypatch.setattr(
+        linear_graph_to_onnx._Emitter, "_product", lambda self, value, edge, shift: right(self, value, edge, 2 * shift)
+    )
     code, _, err = repaconv("fold", small)
     assert code == 1
     assert "fold.not-equal" in err

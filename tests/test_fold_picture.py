@@ -13,8 +13,8 @@ from torch import nn
 
 import repaconv as rc
 from repaconv import models
-from repaconv.artefacts import Change, FoldedLayer
-from repaconv.pages.fold_picture import MOST, fold_svg, places_of
+from repaconv.results import Change, FoldedLayer
+from repaconv.stages.report.fold_picture import MOST, fold_svg, places_of
 
 ROOT = Path(__file__).resolve().parents[1]
 SHIPPED = Path(models.__file__).parent

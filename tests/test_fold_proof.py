@@ -13,17 +13,17 @@ from foreign_faults import FAULTS, NETS, F, Net, norm, normal, weight
 from onnx import TensorProto, numpy_helper
 
 import repaconv as rc
-from repaconv.artefacts import Tolerance
-from repaconv.errors import GateFailed, Refused
-from repaconv.folds.affine_maps import AFFINE
-from repaconv.graphs import graph as graphs
-from repaconv.graphs.retyping import retyped
-from repaconv.proof.compare import compare
-from repaconv.proof.draws import draws
-from repaconv.proof.probes import probes
-from repaconv.proof.runners import load_onnx
-from repaconv.subjects import evaluated, fold_proof
-from repaconv.subjects.evaluated import Evaluated
+from repaconv.core.errors import GateFailed, Refused
+from repaconv.graph import model_rewriting as graphs
+from repaconv.graph.float64_graph import retyped
+from repaconv.results import Tolerance
+from repaconv.rewrites.fold.linear_layer_composition import AFFINE
+from repaconv.verification import evaluated_graph, folded_graph_verification
+from repaconv.verification.evaluated_graph import Evaluated
+from repaconv.verification.model_runners import load_onnx
+from repaconv.verification.neighborhood_comparison import compare
+from repaconv.verification.probe_inputs import probes
+from repaconv.verification.random_inputs import draws
 
 
 def planted(monkeypatch, plant) -> None:
@@ -442,10 +442,12 @@ def test_a_graph_rounded_otherwise_runs_on_all_probes_and_is_let_go(monkeypatch)
     model = NETS["pixels"].model()
     feeds = probes(model, load_onnx(model.SerializeToString()).run).feeds
     opened = []
-    monkeypatch.setattr(fold_proof, "load_onnx", lambda content: opened.append(content) or load_onnx(content))
+    monkeypatch.setattr(
+        folded_graph_verification, "load_onnx", lambda content: opened.append(content) or load_onnx(content)
+    )
     right = Evaluated(model)
     right.run(feeds[0])
-    other = fold_proof._Rounded((right, right), 1e-6, 0, {}, feeds)
+    other = folded_graph_verification._Rounded((right, right), 1e-6, 0, {}, feeds)
     found = [other.run(each) for each in feeds]
     assert "session" not in vars(right), "both ends let theirs go"
     assert (len(opened), len(found)) == (1, len(feeds))
@@ -455,6 +457,6 @@ def test_a_graph_rounded_otherwise_runs_on_all_probes_and_is_let_go(monkeypatch)
     right.close()
     assert "session" not in vars(right)
     with monkeypatch.context() as patch:
-        patch.setattr(evaluated, "load_onnx", None)  # what it told stays known
+        patch.setattr(evaluated_graph, "load_onnx", None)  # what it told stays known
         assert right.run(feeds[0])
     assert right.run({name: array * 2 for name, array in feeds[0].items()}), "it opens again"

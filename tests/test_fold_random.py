@@ -12,9 +12,9 @@ import torch
 from mutants import Mutant, difference, results, set_attribute
 from onnx import TensorProto, helper, numpy_helper
 
-from repaconv.folds.fold import FOLDS
-from repaconv.graphs.graph import rewritten
-from repaconv.graphs.retyping import in_double
+from repaconv.graph.float64_graph import in_double
+from repaconv.graph.model_rewriting import rewritten
+from repaconv.rewrites.fold.fold_pipeline import FOLDS
 
 TOKENS = ("linear", "add", "scale", "sum", "difference", "act", "split", "concat", "pick", "norm", "batchnorm", "mask")
 

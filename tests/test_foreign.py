@@ -12,8 +12,8 @@ from onnx import TensorProto, external_data_helper, helper, numpy_helper
 from test_build import RTX
 
 import repaconv as rc
-from repaconv.errors import Refused
-from repaconv.proof.runners import load_onnx
+from repaconv.core.errors import Refused
+from repaconv.verification.model_runners import load_onnx
 
 
 def graph_with_weights_in(place: str) -> onnx.ModelProto:

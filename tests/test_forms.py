@@ -12,38 +12,47 @@ from conftest import one_net_a_method
 from mutants import Mutant, difference, results
 from onnx import helper, numpy_helper
 
-from repaconv.backbones.blocks import BlockSpec
-from repaconv.backbones.convmixers import DepthwiseSpec, EnsembledSpec, ScatteredSpec
-from repaconv.backbones.merging import MergeSpec
+from repaconv.backbones.convolution_mixers import DepthwiseSpec, EnsembledSpec, ScatteredSpec
+from repaconv.backbones.inference_block import BlockSpec
 from repaconv.backbones.metaformer import MetaFormer, MetaFormerConfig
-from repaconv.backbones.repconv import RepBlock, RepConv, RepConvConfig
-from repaconv.backbones.tokens import AttentionSpec, IdleMlpSpec, LayerNormSpec, MlpSpec, NoNorm
+from repaconv.backbones.repvgg_mobileone import RepBlock, RepConv, RepConvConfig
+from repaconv.backbones.token_layers import AttentionSpec, IdleMlpSpec, LayerNormSpec, MlpSpec, NoNorm
+from repaconv.backbones.token_merging_block import MergeSpec
 from repaconv.backbones.vit import ViT, ViTConfig
-from repaconv.exporters.to_onnx import to_onnx
-from repaconv.forms import (
-    attention,
-    biases,
-    centring,
-    convolutions,
-    gates,
-    linears,
-    matrices,
-    merging,
-    moves,
-    norms,
-    padding,
-    patches,
-    pointwise,
-    pools,
-    rows,
+from repaconv.graph.float64_graph import in_double
+from repaconv.graph.model_rewriting import rewritten
+from repaconv.graph.rewrite_contract import Rewrite
+from repaconv.onnx_export.torch_exporter import to_onnx
+from repaconv.rewrites.speed import (
+    attention_as_matrices,
+    attention_operator,
+    channel_padding,
+    gate_broadcast,
+    global_pooling,
+    layernorm_to_rmsnorm,
+    linear_layer_grouping,
+    norm_layouts,
+    patch_embedding,
+    pointwise_convolutions,
+    split_convolutions,
+    token_gather,
 )
-from repaconv.graphs.contract import Rewrite
-from repaconv.graphs.graph import rewritten
-from repaconv.graphs.retyping import in_double
+from repaconv.rewrites.speed import bias_moves as biases
+from repaconv.rewrites.speed import redundant_transposes as moves
+from repaconv.rewrites.speed import token_matrix_gemm as rows
 
 MODULES = (
-    *(attention, biases, centring, convolutions, gates, linears, matrices, merging),
-    *(moves, norms, padding, patches, pointwise, pools, rows),
+    *(
+        attention_operator,
+        biases,
+        layernorm_to_rmsnorm,
+        split_convolutions,
+        gate_broadcast,
+        linear_layer_grouping,
+        attention_as_matrices,
+        token_gather,
+    ),
+    *(moves, norm_layouts, channel_padding, patch_embedding, pointwise_convolutions, global_pooling, rows),
 )
 REWRITES = {entry.name: entry for module in MODULES for entry in vars(module).values() if isinstance(entry, Rewrite)}
 EXACT = 1e-11

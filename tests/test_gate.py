@@ -19,17 +19,18 @@ from conftest import SHARED, one_net_a_method
 from faults import wrong_initializer
 
 import repaconv as rc
-from repaconv import models, registry
-from repaconv.artefacts import Accuracy, Check, GatedRecipe, GateReport, Link
-from repaconv.cli import reports
-from repaconv.errors import UsageProblem
-from repaconv.measure.statistics import Timed, regression
+from repaconv import models
+from repaconv.benchmark.latency_statistics import Timed, regression
+from repaconv.cli import gate_report_formats
+from repaconv.core import plugins
+from repaconv.core.errors import UsageProblem
+from repaconv.core.toml_positions import key_lines
 from repaconv.methods.nondeep.published import example_meta
-from repaconv.orders.stages import GateOrder
-from repaconv.pipeline import running
-from repaconv.recipe import Recipe, read_recipe
-from repaconv.steps.checking import Judge
-from repaconv.toml import key_lines
+from repaconv.options import Recipe, read_recipe
+from repaconv.options.stage_options import GateOrder
+from repaconv.results import Accuracy, Check, GatedRecipe, GateReport, Link
+from repaconv.stages.recipe import run
+from repaconv.stages.recipe.gate_checks import Judge
 
 HERE = Path(__file__).parent
 SCHEMA = HERE / "data" / "junit.xsd"
@@ -47,7 +48,7 @@ SOUND = [
 
 def recipe(folder: Path, text: str = "", *, name="r", method="repavit", arch="tiny", seed=1, settings=None) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
-    weights = registry.load(registry.METHODS, method).example(arch, seed)
+    weights = plugins.load(plugins.METHODS, method).example(arch, seed)
     meta = example_meta() if method == "nondeep" else {}
     torch.save({"state_dict": weights, "meta": meta}, folder / f"{name}.pth")
     table = "".join(
@@ -124,7 +125,7 @@ def test_what_fails_in_one_recipe_is_told_and_is_nobody_elses(tmp_path, monkeypa
     def unforeseen(*_, **__):
         raise ZeroDivisionError
 
-    monkeypatch.setattr(running, "verify_by", unforeseen)
+    monkeypatch.setattr(run, "verify_by", unforeseen)
     report = rc.gate(list(of.values()))
     assert report.exit_code == 1
     a, b, c, d = report.recipes
@@ -136,7 +137,7 @@ def test_what_fails_in_one_recipe_is_told_and_is_nobody_elses(tmp_path, monkeypa
     assert (c.exit_code, c.checks[0].code) == (4, "run.other-checkpoint")
     assert Path("users/fold.json").read_text() == before
     assert (d.exit_code, d.checks[0].code) == (2, "gate.same-run")
-    xmlschema.XMLSchema(SCHEMA).validate(reports.junit(report))
+    xmlschema.XMLSchema(SCHEMA).validate(gate_report_formats.junit(report))
 
 
 @pytest.mark.parametrize(("method", "arch", "settings"), one_net_a_method(SOUND, later=("pyra", "repconv")))
@@ -193,7 +194,7 @@ def report():
 
 
 def test_junit_passes_the_schema_and_says_what_happened(report):
-    text = reports.junit(report)
+    text = gate_report_formats.junit(report)
     schema = xmlschema.XMLSchema(SCHEMA)
     schema.validate(text)
     with pytest.raises(xmlschema.XMLSchemaException):
@@ -209,7 +210,7 @@ def test_junit_passes_the_schema_and_says_what_happened(report):
 
 
 def test_annotations_stand_at_the_recipes_line(report):
-    lines = reports.github(report).splitlines()
+    lines = gate_report_formats.github(report).splitlines()
     assert len(lines) == 5
     assert lines[1] == (
         "::error file=ci/my%2Crecipe%3A1.toml,line=7,title=stored%3A failed::off by 50%25,%0Areally. "
@@ -219,7 +220,7 @@ def test_annotations_stand_at_the_recipes_line(report):
 
 
 def test_markdown_is_one_table_a_recipe(report):
-    text = reports.markdown(report)
+    text = gate_report_formats.markdown(report)
     assert text.count("| | check | verdict | result |") == 2
     rows = [line for line in text.splitlines() if line.startswith("| ") and "verdict" not in line]
     assert len(rows) == 5
@@ -353,9 +354,9 @@ def accuracies(report: GateReport, code: int) -> list[Check]:
 
 def accuracy_checks(links: list[Link], text: str) -> list[tuple[str, str]]:
     """What a recipe makes of a verification of these links."""
-    from repaconv.artefacts import VerifyArtefact
-    from repaconv.recipe import Recipe
-    from repaconv.toml import parse_toml
+    from repaconv.core.toml_positions import parse_toml
+    from repaconv.options import Recipe
+    from repaconv.results import VerifyArtefact
 
     plain, lines = parse_toml(text, "r.toml", "recipe")
     judge = Judge(Path("r.toml"), GateOrder())
@@ -474,16 +475,16 @@ def test_the_gate_takes_benchs_verdict_and_baselines_by_machine(tmp_path, repaco
 
 
 def test_a_training_form_that_computes_something_else_fails_the_gate(tmp_path, monkeypatch):
-    from repaconv.steps import contenders
+    from repaconv.stages.bench import benchmark_subjects
 
-    right = contenders.training_onnx
+    right = benchmark_subjects.training_onnx
 
     def wrong(*given):
         made = right(*given)
         onnx.save(wrong_initializer("head", onnx.load(made)), planted := tmp_path / "wrong.onnx")
         return planted
 
-    monkeypatch.setattr(contenders, "training_onnx", wrong)
+    monkeypatch.setattr(benchmark_subjects, "training_onnx", wrong)
     report = rc.gate([recipe(tmp_path, "[export]\nsimplify = false\nbatch = 1\n[bench]\nrounds = 10\n")])
     assert report.exit_code == 1
     assert [check.name for check in report.recipes[0].checks if check.verdict == "failed"] == ["agreement"]
@@ -582,4 +583,4 @@ def test_the_action_calls_the_gate_with_options_that_it_has(repaconv):
 
 def test_a_path_in_a_sentence_keeps_its_way_up():
     check = Check(stage="fold", name="file", verdict="error", message="there is no file ../../weights/x.pth.", line=1)
-    assert reports.sentence(check) == "there is no file ../../weights/x.pth."
+    assert gate_report_formats.sentence(check) == "there is no file ../../weights/x.pth."

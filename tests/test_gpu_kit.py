@@ -20,8 +20,8 @@ from gpu.session import canonical
 from gpu.steps import measured
 from gpu.tables import END, START, markdown, put
 
-from repaconv.engines.card import within_memory
-from repaconv.errors import Refused
+from repaconv.core.errors import Refused
+from repaconv.engines.nvidia_gpu import within_memory
 
 RECORDED = json.loads((Path(__file__).parent / "data/gpu/rehearsal.json").read_text())
 KIT = {"id": RECORDED["kit"], "plan": [step["name"] for step in RECORDED["steps"]]}

@@ -11,23 +11,21 @@ import pytest
 from mutants import difference, results
 from test_fold_onnx import graph, normal
 
-from repaconv.artefacts import Change
-from repaconv.folds import fold
-from repaconv.graphs.contract import Rewrite
-from repaconv.graphs.graph import rewritten
-from repaconv.graphs.nodes import Writer, nodes_of
-from repaconv.pages.report import less, saved
-from repaconv.progress import silent
-from repaconv.steps.growing import Size, larger, size_of
-from repaconv.steps.paying import worthwhile
-from repaconv.steps.taken_back import Kept
-from repaconv.subjects.evaluated import Evaluated
-from repaconv.subjects.given import folded
+from repaconv.core.progress import silent
+from repaconv.graph.model_rewriting import rewritten
+from repaconv.graph.nodes_and_constants import Writer, nodes_of
+from repaconv.graph.rewrite_contract import Rewrite
+from repaconv.results import Change
+from repaconv.rewrites.fold import fold_pipeline
+from repaconv.stages.fold.size_and_speed_reverts import Kept, Size, larger, size_of, worthwhile
+from repaconv.stages.report.page_templates import less, saved
+from repaconv.verification.evaluated_graph import Evaluated
+from repaconv.verification.onnx_model_loading import folded
 
 
 def after(model: onnx.ModelProto) -> onnx.ModelProto:
     """Folded, and the same."""
-    done = rewritten(model, fold.FOLDS)[0]
+    done = rewritten(model, fold_pipeline.FOLDS)[0]
     onnx.checker.check_model(done, full_check=True)
     assert difference(results(model), results(done)) < 1e-12
     return done
@@ -205,8 +203,8 @@ def kept_of(given, refold) -> Kept:
 def test_what_enlarges_the_graph_is_taken_back_and_the_rest_stays(monkeypatch):
     rows = [("Mul", "x s", "1"), ("MatMul", "1 w", "2"), ("Relu", "2", "y")]
     model = graph(rows, {"s": normal(4), "w": normal(4, 4)}, {"x": (1, 3, 4)}, kind=onnx.TensorProto.DOUBLE)
-    rewrites = (*fold.FOLDS, Rewrite("double", "never", _doubled))
-    monkeypatch.setattr(fold, "FOLDS", rewrites)
+    rewrites = (*fold_pipeline.FOLDS, Rewrite("double", "never", _doubled))
+    monkeypatch.setattr(fold_pipeline, "FOLDS", rewrites)
     refold = partial(folded, Path("net.onnx"), model)
     assert operators(refold(())[0]).count("MatMul") == 2
     kept = kept_of(Evaluated(model), refold)
@@ -235,7 +233,7 @@ def test_a_transpose_that_a_product_takes_is_no_node():
 
 def test_where_nothing_is_saved_the_graph_as_given_is_left(monkeypatch):
     model = graph([("MatMul", "x w", "1"), ("Relu", "1", "y")], {"w": normal(4, 4)}, {"x": (1, 3, 4)})
-    monkeypatch.setattr(fold, "FOLDS", (*fold.FOLDS, Rewrite("widen", "never", _widened)))
+    monkeypatch.setattr(fold_pipeline, "FOLDS", (*fold_pipeline.FOLDS, Rewrite("widen", "never", _widened)))
     given = Evaluated(model)
     kept = kept_of(given, partial(folded, Path("net.onnx"), model))
     assert kept.graph is given

@@ -17,12 +17,13 @@ from handmade import dwconv, nondeep, pyra, repavit, riformer
 from peers import page
 from peers.nets import NETS
 
-from repaconv import models, registry
-from repaconv.checkpoint import read_checkpoint
+from repaconv import models
+from repaconv.checkpoints import read_checkpoint
+from repaconv.core import plugins
 from repaconv.methods.nondeep.published import example_meta
 from repaconv.methods.repavit.published import ARCHS
-from repaconv.proof.data import random_inputs
-from repaconv.subjects.origin import choose_method
+from repaconv.sources.method_detection import choose_method
+from repaconv.verification.input_batches import random_inputs
 
 
 def in_double(weights):
@@ -46,7 +47,7 @@ def error_of(method, checkpoint, handmade, settings, folder):
 
 @pytest.mark.parametrize("idle_ratio", [0.75, 0.5])
 def test_repavit(tmp_path, idle_ratio):
-    weights = registry.load(registry.METHODS, "repavit").example(replace(ARCHS["tiny"], idle_ratio=idle_ratio), seed=1)
+    weights = plugins.load(plugins.METHODS, "repavit").example(replace(ARCHS["tiny"], idle_ratio=idle_ratio), seed=1)
     args = Namespace(idle_ratio=idle_ratio, heuristic="static", feature_norm="BatchNorm", channel_idle=True)
     checkpoint = {"model": weights, "args": args}
     assert error_of("repavit", checkpoint, lambda c: repavit.deployed(c, 3), {"num_heads": "3"}, tmp_path) < 1e-12
@@ -55,24 +56,24 @@ def test_repavit(tmp_path, idle_ratio):
 @pytest.mark.parametrize("value", ["value-sum", "output-sum"])
 @pytest.mark.parametrize("scale", ["sqrt", "sum"])
 def test_nondeep(tmp_path, value, scale):
-    weights = registry.load(registry.METHODS, "nondeep").example("tiny", seed=2)
+    weights = plugins.load(plugins.METHODS, "nondeep").example("tiny", seed=2)
     checkpoint = {"model": weights, "meta": example_meta(attn_value=value, score_scale=scale)}
     assert error_of("nondeep", checkpoint, nondeep.deployed, {}, tmp_path) < 1e-12
 
 
 def test_riformer(tmp_path):
-    weights = registry.load(registry.METHODS, "riformer").example(TINY, seed=3)
+    weights = plugins.load(plugins.METHODS, "riformer").example(TINY, seed=3)
     assert error_of("riformer", {"model": weights}, riformer.deployed, {}, tmp_path) < 1e-12
 
 
 def test_pyra(tmp_path):
-    weights = registry.load(registry.METHODS, "pyra").example("tiny", seed=4)
+    weights = plugins.load(plugins.METHODS, "pyra").example("tiny", seed=4)
     checkpoint = {"model": weights | pyra.example_lora(weights, rank=2, seed=5)}
     assert error_of("pyra", checkpoint, lambda c: pyra.deployed(c, 3), {"num_heads": "3"}, tmp_path) < 1e-12
 
 
 def test_dwconv(tmp_path):
-    checkpoint = {"model": registry.load(registry.METHODS, "dwconv").example("tiny", seed=6)}
+    checkpoint = {"model": plugins.load(plugins.METHODS, "dwconv").example("tiny", seed=6)}
     assert error_of("dwconv", checkpoint, lambda c: dwconv.deployed(c, 3), {"num_heads": "3"}, tmp_path) < 1e-12
 
 

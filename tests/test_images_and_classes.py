@@ -12,9 +12,9 @@ from small_graphs import F, saved
 from torch import nn
 
 import repaconv as rc
-from repaconv.artefacts import ClassScores
-from repaconv.errors import Refused, UsageProblem
-from repaconv.subjects.scores import class_scores
+from repaconv.core.errors import Refused, UsageProblem
+from repaconv.results import ClassScores
+from repaconv.sources.class_score_outputs import class_scores
 
 SIZE, CLASSES = 64, 10
 MADE = {"mean": "127.5,127.5,127.5", "std": "64,64,64"}
@@ -195,10 +195,10 @@ def test_the_tuner_takes_a_classifier_of_the_users_own_and_says_so(monkeypatch):
     with pytest.raises(UsageProblem, match="measured by top-1 predictions"):
         rc.tune(max_disagreement=0.5, inputs="bare.npz", budget_s=1)
     by_onnx()
-    from repaconv.orders.stages import TuneOrder
-    from repaconv.runs import find_run
-    from repaconv.steps.judging import require_judges
-    from repaconv.subjects.of_run import subject_of
+    from repaconv.core.run_folder import find_run
+    from repaconv.options.stage_options import TuneOrder
+    from repaconv.sources.source_of_run import subject_of
+    from repaconv.stages.tune.loss_evaluation import require_judges
 
     given = require_judges(TuneOrder(max_disagreement=0.5, inputs="bare.npz"), subject_of(find_run(None)))
     assert "'y' [N, 10] is taken as the scores of 10 classes, by its shape, and since top-1" in given.given.labels

@@ -10,10 +10,10 @@ import pytest
 import torch
 from libraries import library
 
-from repaconv import checkpoint, fold
-from repaconv.errors import Refused
-from repaconv.networks.index import _index, _shapes, matches
-from repaconv.pipeline import network_folding
+from repaconv import checkpoints, fold
+from repaconv.checkpoints.architecture_index import _index, _shapes, matches
+from repaconv.core.errors import Refused
+from repaconv.stages.fold import architecture_fold
 
 PUBLISHED = {
     name: dict(zip(network.names, _shapes(network.shapes), strict=True))
@@ -104,15 +104,15 @@ def test_what_is_of_several_networks_or_of_none_is_refused_with_what_to_do(repac
 
 
 def test_a_file_that_no_method_knows_is_read_once(repaconv, monkeypatch):
-    read, once = [], checkpoint.read_checkpoint
-    monkeypatch.setattr(checkpoint, "read_checkpoint", lambda path, *more: read.append(path) or once(path, *more))
+    read, once = [], checkpoints.read_checkpoint
+    monkeypatch.setattr(checkpoints, "read_checkpoint", lambda path, *more: read.append(path) or once(path, *more))
     torch.save({f"layer{n}.weight": torch.zeros(3, 3) for n in range(9)}, "net.pth")
     assert repaconv("fold", "net.pth")[0] == 4
     assert len(read) == 1
 
 
 def test_more_than_one_graph_holds_in_float64_is_refused(monkeypatch):
-    monkeypatch.setattr(network_folding, "LARGEST_GRAPH", 800)
+    monkeypatch.setattr(architecture_fold, "LARGEST_GRAPH", 800)
     Path("net.py").write_text("def build():\n    raise AssertionError('not reached')\n")
     torch.save({"w": torch.zeros(101, 1)}, "net.pth")
     with pytest.raises(Refused, match="101 numbers, and in float64 one ONNX file holds 100"):

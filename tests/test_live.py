@@ -10,7 +10,7 @@ from conftest import TINY
 from torch import nn
 
 import repaconv as rc
-from repaconv.errors import Refused, UsageProblem
+from repaconv.core.errors import Refused, UsageProblem
 from repaconv.methods.pyra import METHOD as PYRA
 from repaconv.methods.repavit import METHOD as REPAVIT
 from repaconv.methods.riformer.paper import RIFormerBlock
@@ -108,7 +108,7 @@ def test_an_idle_ratio_may_be_said_and_a_wrong_one_is_found_out():
 
 def test_a_whole_known_net_becomes_its_deploy_form(tmp_path):
     torch.save({"model": REPAVIT.example("tiny", seed=3)}, "c.pth")
-    from repaconv.checkpoint import read_checkpoint
+    from repaconv.checkpoints import read_checkpoint
 
     form = REPAVIT.read(read_checkpoint("c.pth"), {"num_heads": "3"})
     model = form.module()
@@ -140,9 +140,9 @@ def plain_vit():
     torch.save({n: w for n, w in PYRA.example("tiny", seed=4).items() if "pyra" not in n}, "p.pth")
     from dataclasses import replace
 
+    from repaconv.backbones.training_blocks import BlockTraits, PlainAttention, PlainBlock, PlainMlp
+    from repaconv.backbones.training_norms import NormTraits
     from repaconv.backbones.vit import ViT
-    from repaconv.skeletons.blocks import BlockTraits, PlainAttention, PlainBlock, PlainMlp
-    from repaconv.skeletons.norms import NormTraits
 
     config = PYRA.published("tiny").deploy().config
     norm = NormTraits("layer", 1e-6)

@@ -15,10 +15,10 @@ from torch import nn
 from torch.nn import functional as F
 
 import repaconv as rc
-from repaconv.artefacts import NOTHING_TO_FOLD
-from repaconv.errors import Refused
-from repaconv.files import from_json
-from repaconv.folds.standing import PADDED, READ_BESIDE
+from repaconv.core.errors import Refused
+from repaconv.core.files import from_json
+from repaconv.results import NOTHING_TO_FOLD
+from repaconv.rewrites.fold.unfolded_linear_operators import PADDED, READ_BESIDE
 
 
 def told(folded):
@@ -544,7 +544,7 @@ def test_at_most_what_timm_leaves(name):
     timm = library("timm")
     from timm.utils.model import reparameterize_model
 
-    from repaconv.live.edits import fold_parts
+    from repaconv.torch_fold.known_submodule_folds import fold_parts
 
     model = trained(timm.create_model(name)).eval()
     folded, _ = fold_parts(model, "auto")  # by structure, also where a method knows the whole

@@ -12,7 +12,7 @@ from test_live import IdleFfn, OwnNet, PeftLinear, ScaledBlock, plain_vit, same,
 from torch import nn
 
 import repaconv as rc
-from repaconv.errors import Refused, UsageProblem
+from repaconv.core.errors import Refused, UsageProblem
 
 
 def rows(folded):

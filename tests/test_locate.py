@@ -13,15 +13,14 @@ import torch
 from conftest import TINY, one_net_a_method
 from onnx import numpy_helper
 
-from repaconv import registry
-from repaconv.errors import Refused, UsageProblem
+from repaconv.core import plugins
+from repaconv.core.errors import Refused, UsageProblem
 from repaconv.methods.nondeep.published import example_meta
 from repaconv.methods.riformer import METHOD as RIFORMER
-from repaconv.proof.data import random_inputs
-from repaconv.proof.locate import locate
-from repaconv.proof.runners import TorchRunner, load_onnx
-from repaconv.proof.traces import OnnxTrace, TorchTrace
 from repaconv.testing import assert_parity
+from repaconv.verification.divergence_location import locate
+from repaconv.verification.input_batches import random_inputs
+from repaconv.verification.model_runners import OnnxTrace, TorchRunner, TorchTrace, load_onnx
 
 # (net, layer, weight): each kind of layer that deploy forms have
 PLANTED = [
@@ -60,10 +59,10 @@ def net(name):
     import tempfile
     from pathlib import Path
 
-    from repaconv.checkpoint import read_checkpoint
+    from repaconv.checkpoints import read_checkpoint
 
     method_name, _, arch = name.partition("-")
-    method = registry.load(registry.METHODS, method_name)
+    method = plugins.load(plugins.METHODS, method_name)
     weights = RIFORMER.example(TINY, seed=3) if name == "riformer" else method.example(arch, seed=1)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "c.pth"
@@ -72,7 +71,7 @@ def net(name):
         torch.save({"state_dict": weights, "meta": meta, "args": args}, path)
         form = method.read(read_checkpoint(path), SETTINGS.get(name, {}))
         folded = {key: value.clone() for part in form.parts() for key, value in part.tensors.items()}
-    backbone = registry.load(registry.BACKBONES, form.backbone)
+    backbone = plugins.load(plugins.BACKBONES, form.backbone)
     size = backbone.image_size(form.config, form.preprocessing.image_size)
     images = random_inputs((form.config.in_channels, *size), count=2, seed=0).images
     return lambda: backbone.deploy(form.config), folded, images
@@ -96,7 +95,7 @@ def test_one_wrong_element_is_found_in_torch(name, layer, weight):
 
 @cache
 def graph(name):
-    from repaconv.exporters.to_onnx import to_onnx
+    from repaconv.onnx_export.torch_exporter import to_onnx
 
     build, weights, images = net(name)
     runner = TorchRunner(build(), weights, double=False)
@@ -126,7 +125,7 @@ def in_graph(model, layer):
 def test_one_wrong_element_is_found_in_a_graph(name):
     import onnxsim
 
-    from repaconv.onnxfile import restore_names
+    from repaconv.graph.onnx_files import restore_names
 
     model, runner = graph(name)
     images = net(name)[2]

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 import repaconv as rc
-from repaconv.errors import Refused
+from repaconv.core.errors import Refused
 from repaconv.methods.pyra import METHOD as PYRA
 from repaconv.methods.repavit import METHOD as REPAVIT
-from repaconv.proof.policy import EXACT
+from repaconv.verification.tolerances import EXACT
 
 HEADS = {"num_heads": "3"}
 
@@ -41,16 +41,16 @@ def merged(weights, adapters, scale):
 
 def logits(path, **arguments):
     """The folded net's float64 output on two images, and the fold."""
-    from repaconv import registry
-    from repaconv.proof.data import random_inputs
-    from repaconv.proof.runners import run_module
-    from repaconv.subjects.origin import read_again
+    from repaconv.core import plugins
+    from repaconv.sources.method_detection import read_again
+    from repaconv.verification.input_batches import random_inputs
+    from repaconv.verification.model_runners import run_module
 
     folded = rc.fold(path, force=True, **arguments)
     form, _ = read_again(folded, None)
     images = random_inputs((3, 32, 32), count=2, seed=0).images
     exact = {name: w for part in form.parts() for name, w in part.tensors.items()}
-    backbone = registry.load(registry.BACKBONES, folded.backbone)
+    backbone = plugins.load(plugins.BACKBONES, folded.backbone)
     deploy = run_module(backbone.deploy(backbone.from_json(folded.config)), exact, images, double=True)
     training = run_module(form.module(), form.tensors, images, double=True)
     assert abs(deploy - training).max() <= 1e-12 * abs(training).max()
@@ -238,7 +238,7 @@ def test_two_adapters_of_one_layer_and_whole_numbers_are_refused():
 
 
 def test_only_a_method_that_identifies_is_seen_to():
-    from repaconv.subjects.origin import load_method
+    from repaconv.sources.method_detection import load_method
 
     for name, does in (("nondeep", True), ("pyra", False)):
         assert (load_method(name).identify is not None) is does

@@ -18,12 +18,8 @@ import numpy as np
 import pytest
 
 import repaconv as rc
-from repaconv.errors import EnvironmentProblem, UsageProblem
-from repaconv.measure.card import Moment
-from repaconv.measure.fingerprint import caches, cpu_number, jetson, limits, machine_key, power_mode, tegrastats
-from repaconv.measure.memory import Taken
-from repaconv.measure.profile import Event, bars_svg, parent_of, profile_of
-from repaconv.measure.protocol import (
+from repaconv.benchmark.gpu_monitor import Moment
+from repaconv.benchmark.interleaved_protocol import (
     LONGEST_WARMUP,
     Opening,
     first_in_line,
@@ -32,11 +28,23 @@ from repaconv.measure.protocol import (
     measure_anew,
     more_rounds,
 )
-from repaconv.measure.protocols import paper
-from repaconv.measure.quality import quality
-from repaconv.measure.statistics import Timed, ratio, regression
-from repaconv.measure.watch import Watched, between, state
-from repaconv.onnxfile import flops_of
+from repaconv.benchmark.latency_statistics import Timed, ratio, regression
+from repaconv.benchmark.machine_fingerprint import (
+    caches,
+    cpu_number,
+    jetson,
+    limits,
+    machine_key,
+    power_mode,
+    tegrastats,
+)
+from repaconv.benchmark.measurement_quality import quality
+from repaconv.benchmark.module_profile import Event, bars_svg, parent_of, profile_of
+from repaconv.benchmark.paper_protocols import paper
+from repaconv.benchmark.peak_memory import Taken
+from repaconv.benchmark.system_monitor import Watched, between, state
+from repaconv.core.errors import EnvironmentProblem, UsageProblem
+from repaconv.graph.onnx_files import flops_of
 
 RUN = Path("repaconv-out/tiny")
 QUIET = Watched(seconds=10.0, others=0.01, others_here=0.0, stolen=0.0, speed=1.0, throttled=0, before={}, after={})

@@ -15,14 +15,15 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from repaconv import native_guard, registry
+from repaconv.core import plugins
+from repaconv.core.errors import EnvironmentProblem
+from repaconv.engines import crash_guard
 from repaconv.engines.contract import SessionSpec
-from repaconv.engines.loading import load_session
-from repaconv.errors import EnvironmentProblem
+from repaconv.engines.session_loading import load_session
 
 ENGINE = """
 import os, signal
-from repaconv.engines.ort import OnnxRuntime
+from repaconv.engines.onnxruntime_cpu import OnnxRuntime
 
 class Crashing(OnnxRuntime):
     name = "crashing"
@@ -59,9 +60,9 @@ def crashing(tmp_path, monkeypatch):
     (info / "entry_points.txt").write_text("[repaconv.engines]\ncrashing = crashing_engine:ENGINE\n")
     monkeypatch.syspath_prepend(str(site))
     monkeypatch.setenv("OPENED", str(tmp_path / "opened"))
-    native_guard._GUARD._stop()  # its environment is that of its start
+    crash_guard._GUARD._stop()  # its environment is that of its start
     yield tmp_path / "opened"
-    native_guard._GUARD._stop()
+    crash_guard._GUARD._stop()
     sys.modules.pop("crashing_engine", None)
 
 
@@ -75,7 +76,7 @@ def crashing(tmp_path, monkeypatch):
 )
 def test_a_runtime_that_crashes_is_a_sentence(crashing, tmp_path, monkeypatch, name, code, told):
     monkeypatch.setenv("CRASH", name)
-    engine = registry.load(registry.ENGINES, "crashing")
+    engine = plugins.load(plugins.ENGINES, "crashing")
     with pytest.raises(EnvironmentProblem, match=told) as found:
         load_session(engine, tiny_graph(tmp_path), SessionSpec())
     assert found.value.code == code
@@ -95,14 +96,14 @@ def test_bench_says_which_runtime_crashes_and_exits_with_3(crashing, tmp_path, m
 
 
 def test_what_loaded_once_is_not_tried_again_even_by_another_command(crashing, tmp_path):
-    path, engine = tiny_graph(tmp_path), registry.load(registry.ENGINES, "crashing")
+    path, engine = tiny_graph(tmp_path), plugins.load(plugins.ENGINES, "crashing")
     load_session(engine, path, SessionSpec())
     tried = [pid for pid in crashing.read_text().split() if pid != str(os.getpid())]
     assert len(tried) == 1
     load_session(engine, path, SessionSpec())
-    from repaconv.engines import loading
+    from repaconv.engines import session_loading
 
-    loading._loaded.cache_clear()
+    session_loading._loaded.cache_clear()
     load_session(engine, path, SessionSpec())
     assert [pid for pid in crashing.read_text().split() if pid != str(os.getpid())] == tried
     load_session(engine, path, SessionSpec(threads=2))  # another question
@@ -112,7 +113,7 @@ def test_what_loaded_once_is_not_tried_again_even_by_another_command(crashing, t
 def test_a_cache_that_cannot_be_written_is_none(crashing, tmp_path, monkeypatch):
     (tmp_path / "no folder").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "no folder"))
-    session = load_session(registry.load(registry.ENGINES, "crashing"), tiny_graph(tmp_path), SessionSpec())
+    session = load_session(plugins.load(plugins.ENGINES, "crashing"), tiny_graph(tmp_path), SessionSpec())
     assert session.run({"x": np.ones((1, 3, 8, 8), np.float32)})["y"].shape == (1, 3, 8, 8)
 
 
@@ -121,16 +122,16 @@ def test_ctrl_c_ends_a_trial(crashing, tmp_path):
     Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
     try:
         with pytest.raises(KeyboardInterrupt):
-            native_guard.attempt(time.sleep, 60)  # a child that outlived it would keep the next one waiting
+            crash_guard.attempt(time.sleep, 60)  # a child that outlived it would keep the next one waiting
     finally:
         signal.signal(signal.SIGINT, before)
-    native_guard.attempt(time.sleep, 0)  # another one is started
+    crash_guard.attempt(time.sleep, 0)  # another one is started
 
 
 def test_what_is_raised_there_is_no_crash(tmp_path):
-    native_guard.attempt(json.loads, "no JSON")
-    with pytest.raises(native_guard.NativeCrash, match="exit code 7"):
-        native_guard.attempt(os._exit, 7)
+    crash_guard.attempt(json.loads, "no JSON")
+    with pytest.raises(crash_guard.NativeCrash, match="exit code 7"):
+        crash_guard.attempt(os._exit, 7)
 
 
 def mlp_of_one_token(rows: int = 1, wide: int = 16) -> onnx.ModelProto:
@@ -156,10 +157,10 @@ def test_openvino_compiles_an_mlp_of_one_token(tmp_path, rows):
     pytest.importorskip("openvino", reason="OpenVINO is absent")
     path = tmp_path / "token.onnx"
     onnx.save(mlp_of_one_token(rows), path)
-    loaded = load_session(registry.load(registry.ENGINES, "openvino"), path, SessionSpec())
+    loaded = load_session(plugins.load(plugins.ENGINES, "openvino"), path, SessionSpec())
     assert loaded.options["SNIPPETS_MODE"] == "DISABLE"
     feeds = {"a": np.random.default_rng(1).normal(size=(rows, 16)).astype(np.float32)}
-    right = load_session(registry.load(registry.ENGINES, "onnxruntime"), path, SessionSpec()).run(feeds)["out"]
+    right = load_session(plugins.load(plugins.ENGINES, "onnxruntime"), path, SessionSpec()).run(feeds)["out"]
     np.testing.assert_allclose(loaded.run(feeds)["out"], right, rtol=1e-4, atol=1e-4)
 
 
@@ -171,5 +172,5 @@ def test_openvino_keeps_its_kernels_where_nothing_is_wrong_with_them(tmp_path):
             model.graph.node[-1].CopyFrom(helper.make_node("Relu", ["m"], ["out"]))
         path = tmp_path / "token.onnx"
         onnx.save(model, path)
-        loaded = load_session(registry.load(registry.ENGINES, "openvino"), path, SessionSpec())
+        loaded = load_session(plugins.load(plugins.ENGINES, "openvino"), path, SessionSpec())
         assert "SNIPPETS_MODE" not in loaded.options

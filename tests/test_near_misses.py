@@ -15,8 +15,8 @@ import pytest
 from foreign_faults import F, Net, normal
 from onnx import TensorProto
 
-from repaconv.folds.fold import FOLDS
-from repaconv.graphs.graph import rewritten
+from repaconv.graph.model_rewriting import rewritten
+from repaconv.rewrites.fold.fold_pipeline import FOLDS
 
 INT, HALF, BOOL = TensorProto.INT64, TensorProto.FLOAT16, TensorProto.BOOL
 SQUARE = normal(4, 4)

@@ -17,23 +17,21 @@ from small_graphs import F, saved
 from torch import nn
 
 import repaconv as rc
+from repaconv.core.errors import Refused, UsageProblem
+from repaconv.core.run_folder import Run
+from repaconv.distributed.sweep import Cell, Entry, _model
 from repaconv.engines.contract import Port
-from repaconv.errors import Refused, UsageProblem
-from repaconv.exporters.networks import NEW, OLD, network_to_onnx
-from repaconv.farm.matrix import Entry
-from repaconv.farm.sweep import Cell, _model
-from repaconv.graphs.retyping import retyped
-from repaconv.proof.data import npz_calls
-from repaconv.proof.decided import Decided
-from repaconv.proof.float64 import REFERENCE, RUNTIME, Float64, _evaluated
-from repaconv.proof.outputs import Comparison
-from repaconv.proof.policy import exact_rtols, tolerance
-from repaconv.proof.runners import load_onnx
-from repaconv.runs import Run
-from repaconv.subjects.attributes import NetworkRunner
-from repaconv.subjects.given import folded
-from repaconv.subjects.of_run import subject_of
-from repaconv.subjects.swaying import double_sway_of
+from repaconv.graph.float64_graph import retyped
+from repaconv.onnx_export.float64_exporter import NEW, OLD, network_to_onnx
+from repaconv.sources.architecture_source import NetworkRunner
+from repaconv.sources.source_of_run import subject_of
+from repaconv.verification.float32_rounding_error import double_sway_of
+from repaconv.verification.float64_graphs import REFERENCE, RUNTIME, Float64, _evaluated
+from repaconv.verification.input_batches import npz_calls
+from repaconv.verification.model_runners import load_onnx
+from repaconv.verification.onnx_model_loading import folded
+from repaconv.verification.output_comparison import Comparison, Decided
+from repaconv.verification.tolerances import exact_rtols, tolerance
 
 
 @pytest.fixture
@@ -585,7 +583,7 @@ def test_an_export_that_computes_something_else_is_refused_with_its_limit(own, r
         bias.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(bias) * (1 + 1e-4), "head.bias"))
         return model, by
 
-    monkeypatch.setattr("repaconv.pipeline.network_folding.network_to_onnx", wrong)
+    monkeypatch.setattr("repaconv.stages.fold.architecture_fold.network_to_onnx", wrong)
     code, _, err = repaconv("fold", "own.pth", "--arch", "net.py:build", "--set", "image_size=16")
     told = " ".join(err.split())
     assert (code, "export.not-equal" in told, Path("repaconv-out").exists()) == (1, True, False)
@@ -643,8 +641,8 @@ def off_by(fault: float, monkeypatch) -> None:
         head.CopyFrom(numpy_helper.from_array(numbers, head.name))
         return model, changes
 
-    monkeypatch.setattr("repaconv.subjects.network.folded", wrong)
-    monkeypatch.setattr("repaconv.subjects.graph.folded", wrong)
+    monkeypatch.setattr("repaconv.sources.architecture_source.folded", wrong)
+    monkeypatch.setattr("repaconv.sources.onnx_source.folded", wrong)
 
 
 @pytest.mark.parametrize("door", ["arch", "graph"])
@@ -675,7 +673,7 @@ def test_where_an_exporter_rounds_the_limit_of_the_fold_follows_what_it_did(monk
         bias.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(bias) * (1 + 1e-9), "head.bias"))
         return model, by
 
-    monkeypatch.setattr("repaconv.pipeline.network_folding.network_to_onnx", rounds)
+    monkeypatch.setattr("repaconv.stages.fold.architecture_fold.network_to_onnx", rounds)
     done = edges("arch")
     assert done.links[0].metrics.max_rel_error > done.tolerances["fold"] == exact_rtols()["fold"]
     for seed in range(3):

@@ -15,7 +15,7 @@ from test_native_guard import tiny_graph
 PACKAGES = ("openvino", "nncf", "onnxruntime", "onnxsim", "onnxslim", "torch", "dask", "timm", "transformers")
 IMPORTED = f"""
 from importlib.util import find_spec
-from repaconv.errors import require_module
+from repaconv.core.errors import require_module
 for name in {PACKAGES}:
     if find_spec(name):
         require_module(name, name, "")

@@ -11,7 +11,7 @@ from conftest import SHARED, one_quick
 from oracle import gelu
 
 import repaconv as rc
-from repaconv.errors import Refused, UsageProblem
+from repaconv.core.errors import Refused, UsageProblem
 from repaconv.methods.nondeep import METHOD
 from repaconv.methods.nondeep.paper import fold_scores
 from repaconv.methods.nondeep.published import example_meta
@@ -126,7 +126,7 @@ def test_the_number_of_branches_may_differ_by_block_and_layer_scale_folds():
 
 
 def test_the_cheaper_form_follows_from_the_shapes():
-    from repaconv.affine import Affine
+    from repaconv.algebra.affine_maps import Affine
 
     def parts(n):
         return [Affine.linear(torch.randn(24, 24), torch.randn(24)) for _ in range(n)]

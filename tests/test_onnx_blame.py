@@ -8,8 +8,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import repaconv as rc
-from repaconv.errors import Refused
-from repaconv.proof.runners import load_onnx
+from repaconv.core.errors import Refused
+from repaconv.verification.model_runners import load_onnx
 
 F, INT = TensorProto.FLOAT, TensorProto.INT64
 
@@ -71,7 +71,7 @@ def test_a_defect_of_repaconv_is_called_one(repaconv, monkeypatch):
     def fail(*_):
         raise IndexError("planted")
 
-    monkeypatch.setattr("repaconv.graphs.graph.rewritten", fail)
+    monkeypatch.setattr("repaconv.graph.model_rewriting.rewritten", fail)
     with pytest.raises(Refused, match="cannot be rewritten: planted") as caught:
         rc.fold("net.onnx", measure=False)
     assert "defect of repaconv" in caught.value.hint

@@ -9,27 +9,27 @@ from pathlib import Path
 import pytest
 
 import repaconv as rc
-from repaconv.errors import UsageProblem
-from repaconv.orders import stages
-from repaconv.orders.knobs import knobs
-from repaconv.orders.throughput import ThroughputOrder
-from repaconv.steps.common import as_image_size, load_target
+from repaconv.core.errors import UsageProblem
+from repaconv.options import stage_options
+from repaconv.options.option_definitions import knobs
+from repaconv.options.stage_options import ThroughputOrder
+from repaconv.stages.shared.common_checks import as_image_size, load_target
 
 
 @pytest.mark.parametrize(
     ("order", "name", "text", "value"),
     [
-        (stages.ExportOrder, "image_size", "140x126", (140, 126)),
-        (stages.ExportOrder, "image_size", "224", (224, 224)),
-        (stages.ExportOrder, "batch", "8", 8),
-        (stages.ExportOrder, "batch", "dynamic", None),
-        (stages.BenchOrder, "max_regression", "5%", 0.05),
-        (stages.BenchOrder, "max_regression", "0.05", 0.05),
-        (stages.TuneOrder, "max_disagreement", "0.5%", 0.005),
-        (stages.TuneOrder, "rewrites", "one-linear,no-moves", ("one-linear", "no-moves")),
-        (stages.VerifyOrder, "rtol", ["onnx:1e-6", "fp16:0.1"], {"onnx": 1e-6, "fp16": 0.1}),
-        (stages.VerifyOrder, "require", ["engine"], ("engine",)),
-        (stages.FoldOrder, "settings", ["mean=1,2,3"], {"mean": "1,2,3"}),
+        (stage_options.ExportOrder, "image_size", "140x126", (140, 126)),
+        (stage_options.ExportOrder, "image_size", "224", (224, 224)),
+        (stage_options.ExportOrder, "batch", "8", 8),
+        (stage_options.ExportOrder, "batch", "dynamic", None),
+        (stage_options.BenchOrder, "max_regression", "5%", 0.05),
+        (stage_options.BenchOrder, "max_regression", "0.05", 0.05),
+        (stage_options.TuneOrder, "max_disagreement", "0.5%", 0.005),
+        (stage_options.TuneOrder, "rewrites", "one-linear,no-moves", ("one-linear", "no-moves")),
+        (stage_options.VerifyOrder, "rtol", ["onnx:1e-6", "fp16:0.1"], {"onnx": 1e-6, "fp16": 0.1}),
+        (stage_options.VerifyOrder, "require", ["engine"], ("engine",)),
+        (stage_options.FoldOrder, "settings", ["mean=1,2,3"], {"mean": "1,2,3"}),
     ],
 )
 def test_what_is_read_is_told_in_words_that_are_read_the_same(order, name, text, value):
@@ -42,17 +42,27 @@ def test_what_is_read_is_told_in_words_that_are_read_the_same(order, name, text,
 
 
 def test_words_leave_out_what_is_usual_and_what_an_artefact_does_not_repeat():
-    assert stages.ExportOrder().words() == ()
-    assert stages.BenchOrder(target=load_target("arm64")).words() == ("--target", "arm64")
-    asked = stages.ExportOrder(
+    assert stage_options.ExportOrder().words() == ()
+    assert stage_options.BenchOrder(target=load_target("arm64")).words() == ("--target", "arm64")
+    asked = stage_options.ExportOrder(
         precision="int8", batch=2, image_size=(32, 48), simplify=False, inputs=Path("here/x.npz")
     )
     words = "--precision int8 --batch 2 --image-size 32x48 --no-simplify --inputs here/x.npz"
     assert asked.words() == tuple(words.split())
-    assert stages.BenchOrder(baseline="b.json", out="o.json", seed=0).words() == ()
-    assert stages.BuildOrder(target="x86-64", workspace_mib=9).words() == ("--target", "x86-64", "--workspace", "9")
-    assert stages.FoldOrder(settings={"eps": "1"}, weights="ema").words() == ("--set", "eps=1", "--weights", "ema")
-    assert stages.VerifyOrder(rtol={"onnx": 1e-6}, require=("a", "b")).words() == (
+    assert stage_options.BenchOrder(baseline="b.json", out="o.json", seed=0).words() == ()
+    assert stage_options.BuildOrder(target="x86-64", workspace_mib=9).words() == (
+        "--target",
+        "x86-64",
+        "--workspace",
+        "9",
+    )
+    assert stage_options.FoldOrder(settings={"eps": "1"}, weights="ema").words() == (
+        "--set",
+        "eps=1",
+        "--weights",
+        "ema",
+    )
+    assert stage_options.VerifyOrder(rtol={"onnx": 1e-6}, require=("a", "b")).words() == (
         *("--rtol", "onnx:1e-06"),
         *("--require", "a", "--require", "b"),
     )
@@ -66,7 +76,7 @@ def test_an_image_size_is_a_number_a_pair_or_how_it_is_typed():
 
 
 def test_what_is_no_value_is_refused_with_its_option():
-    (asked,) = [each for each in knobs(stages.BenchOrder) if each.name == "max_regression"]
+    (asked,) = [each for each in knobs(stage_options.BenchOrder) if each.name == "max_regression"]
     for text in ("x", "-5%", "nan"):
         with pytest.raises(UsageProblem, match="--max-regression"):
             asked.read(text)
@@ -75,14 +85,14 @@ def test_what_is_no_value_is_refused_with_its_option():
 @pytest.mark.parametrize(
     ("stage", "order"),
     [
-        (rc.verify, stages.VerifyOrder),
-        (rc.export, stages.ExportOrder),
-        (rc.build, stages.BuildOrder),
-        (rc.bundle, stages.BundleOrder),
-        (rc.bench, stages.BenchOrder),
+        (rc.verify, stage_options.VerifyOrder),
+        (rc.export, stage_options.ExportOrder),
+        (rc.build, stage_options.BuildOrder),
+        (rc.bundle, stage_options.BundleOrder),
+        (rc.bench, stage_options.BenchOrder),
         (rc.throughput, ThroughputOrder),
-        (rc.tune, stages.TuneOrder),
-        (rc.gate, stages.GateOrder),
+        (rc.tune, stage_options.TuneOrder),
+        (rc.gate, stage_options.GateOrder),
     ],
 )
 def test_in_python_a_stage_has_its_orders_fields_by_name(stage, order):

@@ -8,8 +8,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import repaconv as rc
-from repaconv.cli.showing.folding import show
-from repaconv.errors import UsageProblem
+from repaconv.cli.result_text.fold import show
+from repaconv.core.errors import UsageProblem
 
 
 def written(nodes, shapes, held, opset, inputs=(), ir_version=4):

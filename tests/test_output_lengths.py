@@ -8,11 +8,11 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import repaconv as rc
-from repaconv.artefacts import Tolerance
-from repaconv.errors import Refused
-from repaconv.proof.compare import compare
-from repaconv.proof.outputs import Comparison
-from repaconv.proof.runners import FixedBatch, load_onnx
+from repaconv.core.errors import Refused
+from repaconv.results import Tolerance
+from repaconv.verification.model_runners import FixedBatch, load_onnx
+from repaconv.verification.neighborhood_comparison import compare
+from repaconv.verification.output_comparison import Comparison
 
 F, INT = TensorProto.FLOAT, TensorProto.INT64
 

@@ -11,17 +11,17 @@ import torch
 from test_converting import HEADS, images, opened, plain_weights
 
 import repaconv as rc
-from repaconv.artefacts import Pace, Raced, Ratio, Trade, Tried
-from repaconv.converting.fitting import How
-from repaconv.converting.pacing import NEAR, SHAPES, Costs, Tokens, fewest, paced
-from repaconv.converting.sequence import convert
-from repaconv.converting.streams import Streams
-from repaconv.errors import EnvironmentProblem, GateFailed, UsageProblem
-from repaconv.files import canonical_json
-from repaconv.progress import silent
-from repaconv.steps.common import load_target
-from repaconv.steps.pace import Track
-from repaconv.steps.racing import race_of
+from repaconv.conversion.kernel_fitting import How
+from repaconv.conversion.original_activations import Streams
+from repaconv.conversion.sequential_conversion import convert
+from repaconv.conversion.speed_target_search import NEAR, SHAPES, Costs, Tokens, fewest, paced
+from repaconv.core.errors import EnvironmentProblem, GateFailed, UsageProblem
+from repaconv.core.files import canonical_json
+from repaconv.core.progress import silent
+from repaconv.results import Pace, Raced, Ratio, Trade, Tried
+from repaconv.stages.convert.speed_target import race_of
+from repaconv.stages.convert.speed_trials import Track
+from repaconv.stages.shared.common_checks import load_target
 
 VIT_B = Tokens(12, 1, 196)
 

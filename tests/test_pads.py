@@ -13,10 +13,10 @@ from onnx import TensorProto
 from test_fold_onnx import graph
 
 import repaconv as rc
-from repaconv.proof.float64 import Float64
-from repaconv.steps.taken_back import Judged, Kept, without_harm
-from repaconv.subjects.evaluated import Evaluated
-from repaconv.subjects.given import folded
+from repaconv.stages.fold.size_and_speed_reverts import Judged, Kept, without_harm
+from repaconv.verification.evaluated_graph import Evaluated
+from repaconv.verification.float64_graphs import Float64
+from repaconv.verification.onnx_model_loading import folded
 
 
 def padded(opset, widths=(0, 0, 1, 1, 0, 0, 1, 1), value=0.0, pool="MaxPool"):

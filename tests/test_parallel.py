@@ -8,9 +8,9 @@ import pytest
 from mutants import difference, results
 from test_forms import Graph
 
-from repaconv.folds.convolutions import CONVOLUTION
-from repaconv.graphs.costs import parameters
-from repaconv.graphs.graph import read, rewritten
+from repaconv.graph.compute_costs import parameters
+from repaconv.graph.model_rewriting import read, rewritten
+from repaconv.rewrites.fold.convolution_composition import CONVOLUTION
 
 R = np.random.default_rng(3)
 

@@ -12,13 +12,13 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import repaconv as rc
-from repaconv.artefacts import Ratio
-from repaconv.folds.fold import without
-from repaconv.steps.paying import judged, what_pays
-from repaconv.steps.taken_back import Judged, Kept, without_harm
-from repaconv.subjects.evaluated import Evaluated
-from repaconv.subjects.given import folded
-from repaconv.subjects.of_run import subject_of
+from repaconv.core.run_folder import Run
+from repaconv.results import Ratio
+from repaconv.rewrites.fold.fold_pipeline import without
+from repaconv.sources.source_of_run import subject_of
+from repaconv.stages.fold.size_and_speed_reverts import Judged, Kept, judged, what_pays, without_harm
+from repaconv.verification.evaluated_graph import Evaluated
+from repaconv.verification.onnx_model_loading import folded
 
 
 @pytest.fixture
@@ -105,7 +105,7 @@ def test_a_run_folds_again_as_it_was_folded(normed, tmp_path, monkeypatch):
     assert (tmp_path / "one/net.folded.onnx").read_bytes() == (tmp_path / "two/net.folded.onnx").read_bytes()
     assert first.reverted == second.reverted == ()
     assert first.options == ("--no-measure",)
-    subject = subject_of(rc.runs.Run(tmp_path / "one"))
+    subject = subject_of(Run(tmp_path / "one"))
     object.__setattr__(subject, "folded", first.model_copy(update={"reverted": ("convolution",)}))
     assert "BatchNormalization" in operators(subject.exact.model)
 

@@ -11,11 +11,11 @@ import pytest
 from libraries import library
 from PIL import Image
 
-from repaconv.proof.images import prepared, read_image
-from repaconv.subjects.architectures import Architecture
-from repaconv.subjects.pixels import KINDS, of_processor, of_timm, pixels_of
-from repaconv.trained.knobs import Knobs
-from repaconv.trained.preprocessing import Sized, Told, images_by
+from repaconv.method_api.preprocessing import Sized, Told, images_by
+from repaconv.method_api.settings import Knobs
+from repaconv.sources.library_preprocessing import KINDS, of_processor, of_timm, pixels_of
+from repaconv.sources.named_architectures import Architecture
+from repaconv.verification.image_files import prepared, read_image
 
 HALF = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
 GREY = {"mean": (127.5,) * 3, "std": (127.5,) * 3, "channel_order": "RGB"}

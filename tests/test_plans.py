@@ -21,17 +21,15 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper
 from test_converting import images, plain_weights
 
-from repaconv.artefacts import RecipeRun
-from repaconv.files import canonical_json, sha256_of_bytes
-from repaconv.pipeline import running
-from repaconv.pipeline.gating import gate
-from repaconv.pipeline.running import run
-from repaconv.plans import digests
-from repaconv.plans import walk as walking
-from repaconv.plans.digests import GONE, Digests
-from repaconv.plans.journal import Journal
-from repaconv.plans.step import Step
-from repaconv.plans.walk import Made, dry, walk
+from repaconv.core.files import canonical_json, sha256_of_bytes
+from repaconv.results import RecipeRun
+from repaconv.stages.recipe import file_digests
+from repaconv.stages.recipe import plan_steps as walking
+from repaconv.stages.recipe import run as running
+from repaconv.stages.recipe.file_digests import GONE, Digests
+from repaconv.stages.recipe.gate import gate
+from repaconv.stages.recipe.plan_steps import Journal, Made, Step, dry, walk
+from repaconv.stages.recipe.run import run
 
 # a -> b, c -> d, and e beside them; each reads a file of its own
 AFTER = {"a": (), "b": ("a",), "c": ("a",), "d": ("b", "c"), "e": ()}
@@ -178,7 +176,7 @@ def test_what_is_left_is_foretold_only_by_what_it_took_before(tmp_path, monkeypa
 
 
 def test_digests_are_of_what_is_there(tmp_path, monkeypatch):
-    monkeypatch.setattr(digests, "SETTLED_NS", -(10**18))  # as if all had been written long ago
+    monkeypatch.setattr(file_digests, "SETTLED_NS", -(10**18))  # as if all had been written long ago
     folder = tmp_path / "f"
     (folder / "inside" / "__pycache__").mkdir(parents=True)
     (folder / "inside" / "a").write_text("1")

@@ -18,27 +18,33 @@ from test_build import RTX, order
 from test_locate import graph, net
 
 import repaconv as rc
-from repaconv import registry
+from repaconv.benchmark.cpu_isa_level import clips_int8
+from repaconv.core import plugins
+from repaconv.core.errors import UsageProblem
+from repaconv.core.progress import silent
 from repaconv.engines.contract import SessionSpec
-from repaconv.engines.ort import APART, NOT_IN_INT8, OFF, session_of, settings_for
-from repaconv.errors import UsageProblem
-from repaconv.exporters import precision as precision_module
-from repaconv.exporters.bfloat16 import rounded_in_float32, to_bf16
-from repaconv.exporters.layers import GROUPS, groups_of, module_of, nested, nodes_of, only_in_int8
-from repaconv.exporters.precision import Int8, in_float, is_wide, islands, to_fp16, to_int8
-from repaconv.exporters.rules import violations
-from repaconv.exporters.to_onnx import check, to_onnx
-from repaconv.measure.processors import clips_int8
-from repaconv.progress import silent
-from repaconv.proof.data import random_inputs
-from repaconv.proof.parity import judge
-from repaconv.proof.policy import tolerance
-from repaconv.proof.ranges import largest_values
-from repaconv.proof.runners import Images, decides, image_model, load_onnx
-from repaconv.steps.chain import CLIPPED_NOTE
-from repaconv.steps.common import load_target
-from repaconv.steps.precisions import int8_for, loader_for
-from repaconv.steps.sensitivity import sensitivities
+from repaconv.engines.onnxruntime_cpu import APART, NOT_IN_INT8, OFF, session_of, settings_for
+from repaconv.onnx_export import fp16_and_int8 as precision_module
+from repaconv.onnx_export.bfloat16 import rounded_in_float32, to_bf16
+from repaconv.onnx_export.fp16_and_int8 import Int8, in_float, is_wide, islands, to_fp16, to_int8
+from repaconv.onnx_export.quantization_layer_groups import (
+    GROUPS,
+    groups_of,
+    module_of,
+    nested,
+    nodes_of,
+    only_in_int8,
+)
+from repaconv.onnx_export.target_operator_rules import violations
+from repaconv.onnx_export.torch_exporter import check, to_onnx
+from repaconv.stages.shared.common_checks import load_target
+from repaconv.stages.shared.lower_precision import int8_for, largest_values, loader_for
+from repaconv.stages.tune.candidates import sensitivities
+from repaconv.stages.verify.verification_chain import CLIPPED_NOTE
+from repaconv.verification.difference_metrics import judge
+from repaconv.verification.input_batches import random_inputs
+from repaconv.verification.model_runners import Images, decides, image_model, load_onnx
+from repaconv.verification.tolerances import tolerance
 
 RUN = Path("repaconv-out/tiny")
 NETS = (
@@ -91,7 +97,7 @@ def test_every_method_in_every_precision(name, precision, record_property):
 @RTX
 @pytest.mark.parametrize("name", one_net_a_method(NETS, later=("pyra", "nondeep", "repconv")))
 def test_engines_of_every_method_are_what_was_asked_for(name):
-    from repaconv.engines.trt_rtx import ENGINE
+    from repaconv.engines.tensorrt_rtx import ENGINE
 
     build, weights, images = net(name)
     runner = graph(name)[1]
@@ -152,7 +158,7 @@ def test_what_takes_no_bfloat16_stays_in_float32():
 
 def test_a_float16_overflow_in_a_norm_is_found_and_cured_by_islands(tmp_path, monkeypatch):
     """On a board whose parser has no LayerNormalization the squares are values of the graph, and too large."""
-    method = registry.load(registry.METHODS, "dwconv")
+    method = plugins.load(plugins.METHODS, "dwconv")
     torch.save({"state_dict": far_off(method.example("tiny", seed=1)), "meta": META.get("dwconv", {})}, "c.pth")
     rc.fold("c.pth", settings=SETTINGS["dwconv"])
     cured = rc.export(target="jetson-nano", precision="fp16")
@@ -208,10 +214,12 @@ def test_weights_are_of_7_bits_where_a_processor_clips_products_of_int8(tiny, tm
     monkeypatch.undo()
     rc.fold(tiny)
     for clips in (True, False):
-        monkeypatch.setattr("repaconv.steps.precisions.clips_int8", lambda _architecture, clips=clips: clips)
+        monkeypatch.setattr(
+            "repaconv.stages.shared.lower_precision.clips_int8", lambda _architecture, clips=clips: clips
+        )
         rc.export(target="x86-64", precision="int8")
         assert is_wide(onnx.load(RUN / "model.int8.onnx")) != clips
-    monkeypatch.setattr("repaconv.steps.chain.clips_int8", lambda _architecture: True)
+    monkeypatch.setattr("repaconv.stages.verify.verification_chain.clips_int8", lambda _architecture: True)
     found = rc.verify(RUN)
     (low,) = (link for link in found.links if link.name == "int8")
     assert (CLIPPED_NOTE in low.note) == (platform.machine() == "x86_64")
@@ -383,7 +391,7 @@ def test_a_quantizer_that_there_is_not_or_that_is_for_others_is_refused_before_a
     ):
         found, _, err = repaconv("export", "--onnx", *words)
         assert (found, told in err) == (code, True), err
-    monkeypatch.setattr("repaconv.exporters.by_nncf.find_spec", lambda _name: None)
+    monkeypatch.setattr("repaconv.onnx_export.nncf_quantization.find_spec", lambda _name: None)
     found, _, err = repaconv("export", "--onnx", "--precision", "int8", "--quantizer", "nncf")
     assert (found, "pip install 'repaconv[quantise]'" in err) == (3, True), err
     assert not (RUN / "model.int8.onnx").exists()

@@ -14,20 +14,18 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import repaconv as rc
-from repaconv.artefacts import Preprocessing, Tolerance
-from repaconv.errors import Refused, UsageProblem
-from repaconv.proof.accuracy import Counts, mcnemar
-from repaconv.proof.data import image_inputs, npz_inputs, random_inputs
-from repaconv.proof.decided import Decided
-from repaconv.proof.images import prepared, read_image
-from repaconv.proof.outputs import Comparison
-from repaconv.proof.outputs import joined as outputs_joined
-from repaconv.proof.parity import Meter, judge, measure, not_verified
-from repaconv.proof.policy import EXACT, LOSSY, exact_rtols, tolerance
-from repaconv.proof.runners import FixedBatch, Images, TorchRunner
-from repaconv.proof.swayed import SWAYED
-from repaconv.trained.knobs import Knobs
-from repaconv.trained.preprocessing import preprocessing_of
+from repaconv.core.errors import Refused, UsageProblem
+from repaconv.method_api.preprocessing import preprocessing_of
+from repaconv.method_api.settings import Knobs
+from repaconv.results import Preprocessing, Tolerance
+from repaconv.verification.difference_metrics import Counts, Meter, judge, mcnemar, measure, not_verified
+from repaconv.verification.image_files import prepared, read_image
+from repaconv.verification.images_moved_by_rounding import SWAYED
+from repaconv.verification.input_batches import image_inputs, npz_inputs, random_inputs
+from repaconv.verification.model_runners import FixedBatch, Images, TorchRunner
+from repaconv.verification.output_comparison import Comparison, Decided
+from repaconv.verification.output_comparison import joined as outputs_joined
+from repaconv.verification.tolerances import EXACT, LOSSY, exact_rtols, tolerance
 
 PLAIN = Preprocessing(mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0), image_size=(8, 8), source="test")
 
@@ -251,7 +249,7 @@ def test_an_output_that_is_the_same_for_all_images_shows_nothing():
 
 
 def test_a_merge_knows_by_how_little_it_was_decided():
-    from repaconv.backbones.merging import Merge, MergeSpec
+    from repaconv.backbones.token_merging_block import Merge, MergeSpec
 
     torch.manual_seed(0)
     merge = Merge(MergeSpec(r=2, sized=False, prefix=1, modulated=False), 8).double()
@@ -531,11 +529,11 @@ def test_every_output_is_compared_by_its_name():
 
 
 def test_a_net_that_merges_tokens_over_batches_of_two_sizes(tmp_path):
-    from repaconv import registry
-    from repaconv.runs import Run
-    from repaconv.subjects.of_run import subject_of
+    from repaconv.core import plugins
+    from repaconv.core.run_folder import Run
+    from repaconv.sources.source_of_run import subject_of
 
-    torch.save({"state_dict": registry.load(registry.METHODS, "pyra").example("tiny", 1)}, tmp_path / "tiny.pth")
+    torch.save({"state_dict": plugins.load(plugins.METHODS, "pyra").example("tiny", 1)}, tmp_path / "tiny.pth")
     rc.fold(tmp_path / "tiny.pth", num_heads=3)
     subject = subject_of(Run(rc_run()))
     assert subject.decides
@@ -658,7 +656,7 @@ def test_polygraphys_runners_are_runners(tiny):
     from polygraphy.backend.onnxrt import OnnxrtRunner, SessionFromOnnx
 
     from repaconv.engines.tensorrt import FromPolygraphy
-    from repaconv.proof.runners import image_model
+    from repaconv.verification.model_runners import image_model
 
     rc.fold(tiny)
     rc.export()

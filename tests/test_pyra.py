@@ -14,16 +14,16 @@ from test_locate import graph
 from torch import nn
 
 import repaconv as rc
-from repaconv.backbones.merging import Merge, MergeSpec
+from repaconv.backbones.token_merging_block import Merge, MergeSpec
 from repaconv.backbones.vit import BACKBONE
-from repaconv.checkpoint import read_checkpoint
-from repaconv.errors import Refused, UsageProblem
-from repaconv.exporters.networks import network_to_onnx
-from repaconv.exporters.to_onnx import operators_of, to_onnx
+from repaconv.checkpoints import read_checkpoint
+from repaconv.core.errors import Refused, UsageProblem
 from repaconv.methods.pyra import METHOD
+from repaconv.methods.pyra.merging_schedules import TABLES, equation_8
 from repaconv.methods.pyra.paper import fold_modulation
-from repaconv.methods.pyra.schedules import TABLES, equation_8
-from repaconv.proof.runners import load_onnx, weighted
+from repaconv.onnx_export.float64_exporter import network_to_onnx
+from repaconv.onnx_export.torch_exporter import operators_of, to_onnx
+from repaconv.verification.model_runners import load_onnx, weighted
 
 IMAGES = np.random.default_rng(6).standard_normal((3, 3, 32, 32), dtype=np.float32)
 SETTINGS = {"num_heads": "3"}

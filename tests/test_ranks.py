@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from repaconv.ranks import cheaper_than_matrices, rank, side_by_side, thin
+from repaconv.algebra.low_rank_products import cheaper_than_matrices, rank, side_by_side, thin
 
 RANDOM = np.random.default_rng(0)
 LEFT, RIGHT = RANDOM.standard_normal((25, 6)), RANDOM.standard_normal((6, 24))

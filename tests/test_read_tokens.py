@@ -13,9 +13,9 @@ from onnx.reference import ReferenceEvaluator
 from torch import nn
 
 import repaconv as rc
-from repaconv.folds.tokens import READ_TOKENS
-from repaconv.graphs.graph import read, rewritten
-from repaconv.graphs.retyping import in_double
+from repaconv.graph.float64_graph import in_double
+from repaconv.graph.model_rewriting import read, rewritten
+from repaconv.rewrites.fold.unread_tokens import READ_TOKENS
 
 
 class Block(nn.Module):
@@ -158,10 +158,10 @@ def test_nothing_happens_where_other_tokens_are_needed(nodes, outputs):
 
 
 def test_the_export_of_a_run_reads_the_class_token(tmp_path):
-    from repaconv import registry
+    from repaconv.core import plugins
     from repaconv.methods.nondeep.published import example_meta
 
-    method = registry.load(registry.METHODS, "nondeep")
+    method = plugins.load(plugins.METHODS, "nondeep")
     torch.save({"state_dict": method.example("tiny", 5), "meta": example_meta()}, tmp_path / "a.pth")
     rc.fold(tmp_path / "a.pth", preset="official")
     model = in_double(onnx.load(f"repaconv-out/a/{rc.export().payload.path}"))

@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from repaconv import models
-from repaconv.errors import UsageProblem
-from repaconv.files import sha256_of
-from repaconv.pipeline.recipe_writing import new_recipe
-from repaconv.pipeline.running import run
-from repaconv.recipe import RecipeProblem, read_recipe, schema
-from repaconv.steps.named import missing
-from repaconv.toml import read_toml
+from repaconv.core.errors import UsageProblem
+from repaconv.core.files import sha256_of
+from repaconv.core.toml_positions import read_toml
+from repaconv.options import RecipeProblem, read_recipe, schema
+from repaconv.stages.recipe.new_recipe import new_recipe
+from repaconv.stages.recipe.requirements import missing
+from repaconv.stages.recipe.run import run
 
 # the text, with ^ before what is wrong; what the remedy says
 BROKEN = [

@@ -12,12 +12,12 @@ from conftest import SHARED, one_quick
 from oracle import gelu
 
 import repaconv as rc
-from repaconv.errors import Refused
+from repaconv.backbones.ffn_skeleton import Ffn
+from repaconv.core.errors import Refused
 from repaconv.methods.repavit import METHOD
-from repaconv.methods.repavit.activity import Claim, ResidualTest
+from repaconv.methods.repavit.active_channels import Claim, ResidualTest
 from repaconv.methods.repavit.paper import fold_ffn
 from repaconv.methods.repavit.published import ARCHS
-from repaconv.skeletons.around import Ffn
 
 OFFICIAL = {
     "repavit_plain_idle075": {"num_heads": "3"},
@@ -144,7 +144,7 @@ def test_equations_3_to_6(active, conv):
 
 
 def rc_eye(width):
-    from repaconv.affine import Affine
+    from repaconv.algebra.affine_maps import Affine
 
     return Affine.eye(width)
 

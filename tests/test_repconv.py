@@ -13,14 +13,14 @@ from conftest import SHARED
 from safetensors.torch import load_file
 
 import repaconv as rc
-from repaconv.affine import Affine
-from repaconv.backbones.repconv import RepBlock, RepConvConfig
-from repaconv.checkpoint import read_checkpoint
-from repaconv.convolution import Conv
-from repaconv.errors import Refused, UsageProblem
+from repaconv.algebra.affine_maps import Affine
+from repaconv.algebra.parallel_convolutions import Conv
+from repaconv.backbones.repvgg_mobileone import RepBlock, RepConvConfig
+from repaconv.checkpoints import read_checkpoint
+from repaconv.core.errors import Refused, UsageProblem
 from repaconv.methods.repconv import METHOD
 from repaconv.methods.repconv.published import ARCHS, Arch, mobileone, repvgg, training_net
-from repaconv.subjects.origin import choose_method
+from repaconv.sources.method_detection import choose_method
 
 IMAGES = np.random.default_rng(1).standard_normal((2, 3, 39, 50), dtype=np.float32)
 EIGHTH = (0.125,) * 4

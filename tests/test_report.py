@@ -20,13 +20,13 @@ from conftest import save_tiny
 from debian import install
 
 import repaconv as rc
-from repaconv.artefacts import Accuracy, BenchArtefact, ReportRow
 from repaconv.cli.demo import run_demo, run_five
 from repaconv.cli.main import main
-from repaconv.errors import UsageProblem
+from repaconv.core.errors import UsageProblem
 from repaconv.models import METHODS
-from repaconv.pages import report as page
-from repaconv.pages.pareto import pareto_svg
+from repaconv.results import Accuracy, BenchArtefact, ReportRow
+from repaconv.stages.report import page_templates as page
+from repaconv.stages.report.tradeoff_plots import pareto_svg
 
 RUN = Path("repaconv-out/tiny")
 PHONE, DESK = 390, 1280
@@ -151,7 +151,7 @@ def test_the_history_joins_what_was_measured_alike(tiny):
     rc.export()
     for size, batch in ((None, None), (None, 2), (64, None), (None, None)):
         rc.bench(rounds=3, image_size=size, batch=batch)
-    from repaconv.steps.baselines import history_of
+    from repaconv.stages.bench.latency_baselines import history_of
 
     entries = history_of(RUN / "history-x86-64.jsonl")
     entries.append(entries[0].model_copy(update={"machine": "another"}))

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 
 import repaconv as rc
-from repaconv import registry
+from repaconv.core import plugins
 
 
 def test_bytes_of_weights_do_not_depend_on_the_dtype_of_the_checkpoint(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    weights = registry.load(registry.METHODS, "repavit").example("tiny", seed=1)
+    weights = plugins.load(plugins.METHODS, "repavit").example("tiny", seed=1)
     found = []
     for name, dtype in (("half", torch.float16), ("single", torch.float32)):
         torch.save({key: value.to(dtype) for key, value in weights.items()}, f"{name}.pth")

@@ -11,7 +11,7 @@ import torch
 from conftest import OFFICIAL, TINY, one_quick
 
 import repaconv as rc
-from repaconv.errors import Refused, UsageProblem
+from repaconv.core.errors import Refused, UsageProblem
 from repaconv.methods.riformer import METHOD
 from repaconv.methods.riformer.paper import fold_block
 from repaconv.methods.riformer.published import ARCHS
@@ -213,8 +213,8 @@ def test_what_must_be_refused():
 def test_the_papers_sizes():
     # Table 6 of the paper: parameters in millions and MACs in billions at 224 pixels.
     printed = {"s12": (12, 1.8), "s24": (21, 3.4), "s36": (31, 5.0), "m36": (56, 8.8), "m48": (73, 11.6)}
-    from repaconv.backbones.cost import cost_of
     from repaconv.backbones.metaformer import BACKBONE
+    from repaconv.backbones.parameter_and_mac_counts import cost_of
 
     for arch, (millions, billions) in printed.items():
         cost = cost_of(lambda arch=arch: BACKBONE.deploy(ARCHS[arch]), (3, 224, 224))

@@ -12,15 +12,15 @@ from conftest import TINY
 from test_stages import RUN, tree
 
 import repaconv as rc
-from repaconv import runs
-from repaconv.errors import GateFailed, Refused, UsageProblem
-from repaconv.farm import sweep as sweeping
-from repaconv.files import write_artefact
+from repaconv.core import run_folder
+from repaconv.core.errors import GateFailed, Refused, UsageProblem
+from repaconv.core.export_names import Variant
+from repaconv.core.files import write_artefact
+from repaconv.distributed import sweep as sweeping
+from repaconv.engines.targets.schema import parse
 from repaconv.methods.riformer import METHOD
-from repaconv.steps.common import load_target
-from repaconv.steps.exports import export_for, target_sha256
-from repaconv.targets.schema import parse
-from repaconv.variants import Variant
+from repaconv.stages.shared.common_checks import load_target
+from repaconv.stages.shared.run_exports import export_for, target_sha256
 
 # --- exports beside each other ----------------------------------------------------------------------------
 
@@ -39,7 +39,7 @@ def test_a_variants_name_says_what_is_unusual_and_no_two_share_one():
     assert {name: variant.name for name, variant in told.items()} == {name: name for name in told}
     assert told["int8"].full == "x86-64.int8"
     assert len({variant.full for variant in told.values()}) == len(told)
-    text = Path(rc.__file__).with_name("targets").joinpath("x86-64.toml").read_text()
+    text = Path(rc.__file__).with_name("engines").joinpath("targets", "x86-64.toml").read_text()
     for name in ("a/b", "../a", "a.fp16", ""):
         with pytest.raises(UsageProblem, match="name"):
             parse(text.replace('name = "x86-64"', f'name = "{name}"'), "mine.toml")
@@ -70,7 +70,7 @@ def test_exports_lie_beside_each_other_and_a_stage_takes_its_own(tiny):
 
 
 def test_of_several_exports_that_fit_none_is_guessed_nor_one_for_another_device_of_that_name(tiny):
-    folded, run = rc.fold(tiny), runs.Run(RUN)
+    folded, run = rc.fold(tiny), run_folder.Run(RUN)
     plain = rc.export()
 
     def write(batch: int, said: str) -> None:
@@ -243,9 +243,9 @@ def test_a_sweep_measures_every_entry_for_itself_and_folds_it_once(tiny, monkeyp
 
 
 def test_a_sweep_has_no_figure_of_an_export_that_failed(tiny, monkeypatch):
-    from repaconv.exporters import rules
+    from repaconv.onnx_export import target_operator_rules
 
-    monkeypatch.setattr(rules, "violations", lambda *_: ["operator Conv"])
+    monkeypatch.setattr(target_operator_rules, "violations", lambda *_: ["operator Conv"])
     Path("m.toml").write_text(f'rounds = 2\n[[models]]\ncheckpoint = "{tiny.name}"\n')
     done = sweeping.sweep("m.toml")
     assert done.verdict == "failed"

@@ -12,9 +12,9 @@ from libraries import library
 from torch import nn
 
 import repaconv as rc
-from repaconv.errors import Refused
-from repaconv.live.edits import fold_parts
-from repaconv.live.holding import held
+from repaconv.core.errors import Refused
+from repaconv.torch_fold.known_submodule_folds import fold_parts
+from repaconv.torch_fold.weights_for_original_architecture import held
 
 
 class Net(nn.Module):

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from repaconv.artefacts import PREVIOUS, SCHEMA_VERSION
+from repaconv.results import PREVIOUS, SCHEMA_VERSION
 
 STORED = Path(__file__).parent / "data" / "schema2"
 RUNS = ("method", "network", "graph", "converted", "finetuned")

@@ -9,11 +9,11 @@ from mutants import difference, results
 from test_forms import Graph
 from test_parallel import conv, joined, net, norm
 
-from repaconv.folds.convolutions import CONVOLUTION
-from repaconv.folds.fold import FOLDS
-from repaconv.folds.standing import standing
-from repaconv.graphs.graph import read, rewritten
-from repaconv.graphs.normal import normalise
+from repaconv.graph.canonical_form import normalise
+from repaconv.graph.model_rewriting import read, rewritten
+from repaconv.rewrites.fold.convolution_composition import CONVOLUTION
+from repaconv.rewrites.fold.fold_pipeline import FOLDS
+from repaconv.rewrites.fold.unfolded_linear_operators import standing
 
 R = np.random.default_rng(5)
 

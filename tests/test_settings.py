@@ -11,20 +11,20 @@ import torch
 from conftest import TINY
 
 import repaconv as rc
-from repaconv import registry
-from repaconv.checkpoint import claimed_accuracy, read_checkpoint
+from repaconv.backbones.vit_checkpoint_reader import read_heads
+from repaconv.checkpoints import claimed_accuracy, read_checkpoint
+from repaconv.core import plugins
+from repaconv.method_api.settings import Knobs
 from repaconv.methods.nondeep.published import example_meta
 from repaconv.methods.riformer import METHOD as RIFORMER
-from repaconv.skeletons.frame import read_heads
-from repaconv.steps.common import contradictions
-from repaconv.trained.knobs import Knobs
+from repaconv.stages.shared.common_checks import contradictions
 
 RUN = Path("run")
 ARGS = {"idle_ratio": 0.75, "num_heads": 3, "mean": [0.305] * 3, "std": [0.33] * 3}
 
 
 def save(method, arch="tiny", **beside):
-    weights = RIFORMER.example(TINY, 3) if method == "riformer" else registry.load(registry.METHODS, method).example
+    weights = RIFORMER.example(TINY, 3) if method == "riformer" else plugins.load(plugins.METHODS, method).example
     torch.save({"model": weights if method == "riformer" else weights(arch, seed=1), **beside}, "c.pth")
     return "c.pth"
 
@@ -100,7 +100,7 @@ GATED = {"format": "dwconv-v1", "arch": {"num_heads": 3, "norm_eps": 1e-6, "img_
 )
 def test_what_contradicts_and_what_is_a_choice(method, beside, setting, contradicts):
     name, _, value = setting.partition("=")
-    form = registry.load(registry.METHODS, method).read(read_checkpoint(save(method, **beside)), {name: value})
+    form = plugins.load(plugins.METHODS, method).read(read_checkpoint(save(method, **beside)), {name: value})
     assert bool(contradictions(form.facts)) == contradicts
 
 

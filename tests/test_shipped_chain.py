@@ -10,9 +10,10 @@ from contextlib import suppress
 
 import pytest
 
-from repaconv import models, registry
-from repaconv.errors import EnvironmentProblem
-from repaconv.steps.common import load_target
+from repaconv import models
+from repaconv.core import plugins
+from repaconv.core.errors import EnvironmentProblem
+from repaconv.stages.shared.common_checks import load_target
 
 ENVIRONMENT, INCONCLUSIVE = 3, 5
 HERE = ("x86-64", "x86-64-openvino", "cpu-torch", "cpu-torch@compiled")
@@ -23,12 +24,12 @@ INT8 = ("x86-64", "x86-64-openvino")
 
 def targets() -> list[str]:
     """Each whose runtime is here, and one of the others for each kind of graph that they take."""
-    packaged = [load_target(name) for name in registry.registered(registry.TARGETS)]
+    packaged = [load_target(name) for name in plugins.registered(plugins.TARGETS)]
     kinds: dict[object, str] = {}
     for target in (*packaged, *(one.variant(name) for one in packaged for name in one.variants)):
         kind: object = (target.opset, target.unsupported_ops, target.forbids, target.domains)
         with suppress(EnvironmentProblem):
-            kind = registry.load(registry.ENGINES, target.runtime).version() and target.name
+            kind = plugins.load(plugins.ENGINES, target.runtime).version() and target.name
         kinds.setdefault(kind, target.name)
     return sorted(kinds.values())
 

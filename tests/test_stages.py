@@ -14,20 +14,20 @@ from conftest import TINY
 
 import repaconv as rc
 from repaconv import models
-from repaconv.artefacts import Link, MethodFold
-from repaconv.cli.render import envelope
-from repaconv.errors import EnvironmentProblem, GateFailed, Refused, UsageProblem
-from repaconv.files import read_artefact, write_artefact, write_text
-from repaconv.forms.choice import chosen
-from repaconv.graphs.graph import rewritten
+from repaconv.backbones import blockwise_vit
+from repaconv.cli.text_and_json_output import envelope
+from repaconv.core.errors import EnvironmentProblem, GateFailed, Refused, UsageProblem
+from repaconv.core.files import read_artefact, write_artefact, write_text
+from repaconv.graph.model_rewriting import rewritten
+from repaconv.method_api.contract import FoldedPart
 from repaconv.methods.dwconv import METHOD as DWCONV
 from repaconv.methods.riformer import METHOD
-from repaconv.proof.parity import judge
-from repaconv.proof.policy import tolerance
-from repaconv.skeletons import blockwise
-from repaconv.subjects import checkpoint
-from repaconv.subjects.subject import DEPLOY
-from repaconv.trained.contract import FoldedPart
+from repaconv.results import Link, MethodFold
+from repaconv.rewrites.presets import chosen
+from repaconv.sources import checkpoint_source
+from repaconv.sources.source_model import DEPLOY
+from repaconv.verification.difference_metrics import judge
+from repaconv.verification.tolerances import tolerance
 
 RUN = Path("repaconv-out/tiny")
 
@@ -143,7 +143,7 @@ def test_a_wrong_fold_writes_nothing(tiny, monkeypatch):
 def test_what_no_row_of_the_certificate_proves_is_as_trained(monkeypatch):
     weights = DWCONV.example("tiny", 1)
     torch.save({"state_dict": weights}, "c.pth")
-    honest_stem, honest_tail = blockwise.fold_stem, blockwise.fold_tail
+    honest_stem, honest_tail = blockwise_vit.fold_stem, blockwise_vit.fold_tail
 
     def reversed_stem(tensors):
         part = honest_stem(tensors)
@@ -157,7 +157,7 @@ def test_what_no_row_of_the_certificate_proves_is_as_trained(monkeypatch):
     for wrong in {"fold_stem": reversed_stem}, {"fold_stem": lambda _: FoldedPart({}), "fold_tail": stem_in_the_tail}:
         with monkeypatch.context() as patch:
             for name, function in wrong.items():
-                patch.setattr(blockwise, name, function)
+                patch.setattr(blockwise_vit, name, function)
             with pytest.raises(GateFailed) as caught:
                 rc.fold("c.pth", num_heads=3)
         assert (caught.value.code, Path("repaconv-out").exists()) == ("fold.not-proved", False)
@@ -173,7 +173,7 @@ def test_what_float32_cannot_hold_is_not_written(tiny_weights):
 
 
 def test_the_policys_depth_is_that_of_the_blocks():
-    from repaconv.steps.certifying import blocks
+    from repaconv.stages.fold.certificate import blocks
 
     every = [f"blocks.{n}" for n in range(48)]
     inside = [f"{block}.attn.branches.1.qkv" for block in every]
@@ -186,7 +186,7 @@ def test_the_policys_depth_is_that_of_the_blocks():
 def test_wrong_stored_weights_fail_the_stored_link_alone(tiny):
     from safetensors.torch import load_file, save_file
 
-    from repaconv.files import payload_of, write_artefact
+    from repaconv.core.files import payload_of, write_artefact
 
     rc.fold(tiny)
     tensors = load_file(RUN / "model.safetensors")
@@ -207,7 +207,7 @@ def test_writing_is_atomic(tmp_path):
         temporary.write_text("half")
         raise OSError(28, "No space left on device")
 
-    from repaconv.files import write_with
+    from repaconv.core.files import write_with
 
     with pytest.raises(EnvironmentProblem, match="No space left"):
         write_with(path, broken)
@@ -349,9 +349,9 @@ def test_bench_compares_what_computes_the_same(tiny, monkeypatch):
         rc.bench("silent.onnx", rounds=2)
     # a training form whose graph is wrong is no yardstick, and no slower model's excuse
     (RUN / "bench" / "training.onnx").unlink()
-    whole = checkpoint.exported_graph
+    whole = checkpoint_source.exported_graph
     failed = {"links": (bare.agreement.model_copy(update={"verdict": "failed"}),)}
-    monkeypatch.setattr(checkpoint, "exported_graph", lambda *a, **k: whole(*a, **k)._replace(**failed))
+    monkeypatch.setattr(checkpoint_source, "exported_graph", lambda *a, **k: whole(*a, **k)._replace(**failed))
     unsound = rc.bench(rounds=2)
     assert (unsound.ratio, (RUN / "bench" / "training.onnx").exists()) == (None, False)
     assert "gives other outputs than the network itself" in unsound.note
@@ -363,7 +363,7 @@ def test_bench_compares_what_computes_the_same(tiny, monkeypatch):
 
 def test_bench_goes_without_a_training_form_that_the_runtime_does_not_take(tiny, monkeypatch):
     """As OpenVINO refuses that of PYRA; what was refused is the note."""
-    from repaconv.engines.ort import OnnxRuntime
+    from repaconv.engines.onnxruntime_cpu import OnnxRuntime
 
     rc.fold(tiny, out="run")
     rc.export("run")
@@ -384,7 +384,7 @@ def test_bench_goes_without_a_training_form_that_the_runtime_does_not_take(tiny,
 
 
 def test_ratios_and_their_intervals():
-    from repaconv.measure.statistics import ratio
+    from repaconv.benchmark.latency_statistics import ratio
 
     random = np.random.default_rng(0)
     noise = 1 + 0.02 * random.standard_normal((2, 60))
@@ -397,7 +397,7 @@ def test_ratios_and_their_intervals():
 
 
 def test_interleaving_runs_everything_once_a_round():
-    from repaconv.measure.protocol import measure, pinned
+    from repaconv.benchmark.interleaved_protocol import measure, pinned
 
     calls = []
     subjects = {"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}

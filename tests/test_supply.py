@@ -11,7 +11,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from repaconv.extras import EXTRAS
+from repaconv.core.plugins import EXTRAS
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -50,7 +50,7 @@ def test_types_go_along_with_the_package():
 
 
 def test_doctor_is_short_and_names_the_line_that_installs(repaconv, monkeypatch):
-    monkeypatch.setattr("repaconv.extras._is_here", lambda package: package != "timm")
+    monkeypatch.setattr("repaconv.core.plugins._is_here", lambda package: package != "timm")
     code, out, _ = repaconv("doctor")
     assert code == 0
     assert len(out.splitlines()) < 40

@@ -20,12 +20,12 @@ from onnx import helper
 from torture import checkpoints, disks, graphs, kills, long_kills, warm
 
 import repaconv as rc
-from repaconv import runs
-from repaconv.beside import workers
+from repaconv.core import run_folder
+from repaconv.core.errors import EnvironmentProblem, Refused
+from repaconv.core.files import alone_in, write_text
+from repaconv.core.thread_pool import workers
 from repaconv.engines.contract import SessionSpec
-from repaconv.engines.ort import OrtSession
-from repaconv.errors import EnvironmentProblem, Refused
-from repaconv.files import alone_in, write_text
+from repaconv.engines.onnxruntime_cpu import OrtSession
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -107,7 +107,7 @@ def test_a_name_that_is_no_text_is_folded(tmp_path):
     name = (tmp_path / "c.pth").rename(tmp_path / os.fsdecode(b"a\xff\n b.pth")).name
     settings = kills.net("riformer").settings
     assert not kills.told_by(lambda at: rc.fold(at / name, out=at / "run", settings=settings), tmp_path)
-    assert runs.fold_of(runs.Run(tmp_path / "run")).origin.path == str(tmp_path / name)
+    assert run_folder.fold_of(run_folder.Run(tmp_path / "run")).origin.path == str(tmp_path / name)
 
 
 @pytest.mark.slow

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 import repaconv as rc
-from repaconv import registry
-from repaconv.backbones.cost import cost_of
-from repaconv.errors import Refused, UsageProblem
+from repaconv.backbones.parameter_and_mac_counts import cost_of
+from repaconv.core import plugins
+from repaconv.core.errors import Refused, UsageProblem
 from repaconv.methods.repavit import METHOD as REPAVIT
-from repaconv.pipeline.tables import _agrees
+from repaconv.stages.paper_table import _agrees
 
 
 def test_printed_precision_decides():
@@ -67,6 +67,6 @@ def test_on_the_command_line(repaconv, monkeypatch):
     from repaconv.methods.riformer import METHOD
 
     without = replace(METHOD, figures=Path("none.toml"))
-    monkeypatch.setattr(registry, "load", lambda group, name: without)
+    monkeypatch.setattr(plugins, "load", lambda group, name: without)
     with pytest.raises(Refused):
         rc.table("riformer")

@@ -13,17 +13,17 @@ from onnx import TensorProto, helper, numpy_helper
 from test_locate import net
 
 import repaconv as rc
-from repaconv import registry
-from repaconv.errors import Refused, UsageProblem
-from repaconv.exporters.lower import lower
-from repaconv.exporters.rules import violations
-from repaconv.exporters.simplify import not_done, simplify
-from repaconv.exporters.to_onnx import OLDEST_EXPORTED, check, to_onnx
-from repaconv.measure import processors
-from repaconv.pipeline import exporting
-from repaconv.proof.runners import TorchRunner, image_model, load_onnx
-from repaconv.steps.common import load_target
-from repaconv.targets import from_file
+from repaconv.benchmark import cpu_isa_level
+from repaconv.core import plugins
+from repaconv.core.errors import Refused, UsageProblem
+from repaconv.engines.targets import from_file
+from repaconv.onnx_export.onnx_simplifiers import not_done, simplify
+from repaconv.onnx_export.opset_lowering import lower
+from repaconv.onnx_export.target_operator_rules import violations
+from repaconv.onnx_export.torch_exporter import OLDEST_EXPORTED, check, to_onnx
+from repaconv.stages import export
+from repaconv.stages.shared.common_checks import load_target
+from repaconv.verification.model_runners import TorchRunner, image_model, load_onnx
 
 NETS = (
     "repavit-tiny",
@@ -34,7 +34,7 @@ NETS = (
     "pyra-tiny",
     "repconv-tiny-mobileone",
 )
-NAMES = list(registry.registered(registry.TARGETS))
+NAMES = list(plugins.registered(plugins.TARGETS))
 EVERY = sorted({f"{n}@{v}" for n in NAMES for v in load_target(n).variants} | set(NAMES))
 # what differs between them, as far as a graph is concerned
 KINDS = {(t.opset, t.unsupported_ops, t.forbids): t.name for t in map(load_target, EVERY)}
@@ -47,8 +47,8 @@ def test_every_target_says_what_it_is_and_where_that_is_from():
         assert target.name == name
         assert target.about
         assert target.source
-        assert target.runtime in registry.registered(registry.ENGINES)
-        engine = registry.load(registry.ENGINES, target.runtime)
+        assert target.runtime in plugins.registered(plugins.ENGINES)
+        engine = plugins.load(plugins.ENGINES, target.runtime)
         here = "networks" in engine.can or target.runtime.startswith("onnxruntime-")  # of any card's
         assert bool(target.architecture) or here == (not target.runtime_version) == (not target.compute_capability)
     assert load_target("orin-nano@jp5.1").runtime_version == "8.5.2"
@@ -57,20 +57,20 @@ def test_every_target_says_what_it_is_and_where_that_is_from():
 
 def test_the_default_form_is_of_the_processors_family(tmp_path, monkeypatch):
     cpuinfo = tmp_path / "cpuinfo"
-    monkeypatch.setattr(processors.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(cpu_isa_level.platform, "machine", lambda: "x86_64")
     for flags, named in (
         ("avx2 avx512f avx512_vnni avx512_bf16 amx_tile amx_int8 amx_bf16", "amx"),
         ("avx2 avx512f avx512_vnni avx512_bf16", "avx512-bf16"),
         ("avx2 avx512f", "avx512"),
         ("avx2 avx_vnni", "avx-vnni"),
-        ("sse2", processors.OTHER),
+        ("sse2", cpu_isa_level.OTHER),
     ):
         cpuinfo.write_text(f"model name\t: one\nflags\t\t: fpu {flags}\n")
-        assert processors.family("x86_64", cpuinfo) == named
-    assert processors.family("aarch64", cpuinfo) == processors.family("x86_64", tmp_path / "none") == ""
-    monkeypatch.setattr(processors.platform, "machine", lambda: "aarch64")
+        assert cpu_isa_level.family("x86_64", cpuinfo) == named
+    assert cpu_isa_level.family("aarch64", cpuinfo) == cpu_isa_level.family("x86_64", tmp_path / "none") == ""
+    monkeypatch.setattr(cpu_isa_level.platform, "machine", lambda: "aarch64")
     cpuinfo.write_text("Features\t: fp asimd asimddp\n")
-    assert processors.family("aarch64", cpuinfo) == "dot-product"
+    assert cpu_isa_level.family("aarch64", cpuinfo) == "dot-product"
     target = load_target("x86-64")
     forms = {"default": target.forms["default"], "safest": target.forms["safest"], "default@amx": ("rms-norm",)}
     own = target.model_copy(update={"forms": forms})
@@ -82,7 +82,7 @@ def test_the_default_form_is_of_the_processors_family(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_what_is_exported_on_a_family_that_nobody_measured_says_so(monkeypatch, tiny):
     rc.fold(tiny)
-    for module in (exporting, processors):
+    for module in (export, cpu_isa_level):
         monkeypatch.setattr(module, "family", lambda _architecture: "avx-vnni")
     done = rc.export()
     assert (done.unmeasured, done.rewrites) == ("avx-vnni", ())
@@ -159,10 +159,10 @@ def test_export_for_a_board_is_proved_and_recorded(tiny):
 
 
 def test_what_a_target_does_not_take_fails_the_export(tiny, monkeypatch):
-    from repaconv.exporters import rules
+    from repaconv.onnx_export import target_operator_rules
 
     rc.fold(tiny)
-    monkeypatch.setattr(rules, "violations", lambda *_: ["operator Conv"])
+    monkeypatch.setattr(target_operator_rules, "violations", lambda *_: ["operator Conv"])
     done = rc.export()
     assert done.verdict == "failed"
     assert done.violations == ("operator Conv",)

@@ -21,18 +21,18 @@ from torture.containers import in_legacy, in_zip
 from torture.nets import net
 
 import repaconv as rc
-from repaconv import native_guard
-from repaconv.checkpoint import read_checkpoint
-from repaconv.cli import render, showing
-from repaconv.errors import Refused, RepaconvError
-from repaconv.farm.jobs import Job, Model, resolved, run_job
-from repaconv.files import sha256_of, sha256_of_bytes
-from repaconv.orders.stages import BenchOrder
-from repaconv.pipeline.collecting import judged
-from repaconv.pipeline.file_inspection import inspect_file
-from repaconv.proof.data import npz_inputs
-from repaconv.runs import Run, fold_of
-from repaconv.subjects.architectures import of_folder
+from repaconv.checkpoints import read_checkpoint
+from repaconv.cli import result_text, text_and_json_output
+from repaconv.core.errors import Refused, RepaconvError
+from repaconv.core.files import sha256_of, sha256_of_bytes
+from repaconv.core.run_folder import Run, fold_of
+from repaconv.distributed.benchmark_jobs import Job, Model, resolved, run_job
+from repaconv.engines import crash_guard
+from repaconv.options.stage_options import BenchOrder
+from repaconv.sources.named_architectures import of_folder
+from repaconv.stages.bundle.collect import judged
+from repaconv.stages.inspect.file_inspection import inspect_file
+from repaconv.verification.input_batches import npz_inputs
 
 
 def faults(cases, folder):
@@ -147,7 +147,7 @@ def test_names_of_a_file_cannot_break_a_sentence(tmp_path):
 @pytest.mark.parametrize("kind", list(records.shown()), ids=lambda kind: kind.__name__)
 def test_names_of_a_file_are_letters_on_a_terminal(capsys, kind):
     """``[/x]`` ended in a traceback, and escapes reached the terminal."""
-    showing.show(records.hostile(kind))
+    result_text.show(records.hostile(kind))
     said = capsys.readouterr().out
     assert "\x1b" not in said
     assert "[/x]" in said
@@ -155,8 +155,8 @@ def test_names_of_a_file_are_letters_on_a_terminal(capsys, kind):
 
 
 def test_what_goes_on_is_letters_on_a_terminal(capsys):
-    render.told(records.HOSTILE)
-    with render.progress(quiet=False) as told:
+    text_and_json_output.told(records.HOSTILE)
+    with text_and_json_output.progress(quiet=False) as told:
         told(records.HOSTILE, 0, 0)
     assert capsys.readouterr().err.count("[/x]\\x1b[2J :bug:") == 2
 
@@ -291,11 +291,11 @@ def test_arrays_that_say_nothing_are_refused(tmp_path, told, code):
 
 
 def test_what_unpacks_without_end_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("repaconv.pipeline.collecting.LARGEST", 1 << 20)
+    monkeypatch.setattr("repaconv.stages.bundle.collect.LARGEST", 1 << 20)
     (tmp_path / "r.tar.gz").write_bytes(gzip.compress(bytes(1 << 21)))
     with pytest.raises(Refused, match="unpacks to more than 1 MiB"):
         judged(tmp_path / "r.tar.gz", None, None)
-    monkeypatch.setattr("repaconv.proof.data.UNPACKED", 1 << 20)
+    monkeypatch.setattr("repaconv.verification.input_batches.UNPACKED", 1 << 20)
     np.savez_compressed(tmp_path / "a.npz", input=np.zeros((1, 3, 512, 512), np.float32))
     with pytest.raises(Refused, match="claims to unpack to"):
         npz_inputs(tmp_path / "a.npz", 3, 5)
@@ -316,7 +316,9 @@ def test_pairs_of_tokens_without_a_row_are_refused(tmp_path, change):
 
 def test_a_job_says_what_is_measured_and_nothing_of_this_machine(tmp_path, monkeypatch):
     asked = []
-    monkeypatch.setattr("repaconv.farm.jobs.bench_by", lambda order, *_, **__: asked.append(order) or 1 / 0)
+    monkeypatch.setattr(
+        "repaconv.distributed.benchmark_jobs.bench_by", lambda order, *_, **__: asked.append(order) or 1 / 0
+    )
     content = graphs.tokens().SerializeToString()
     sha256 = sha256_of_bytes(content)
     job = Job.of(resolved("x86-64"), (Model(name="m", sha256=sha256),), BenchOrder(batch=1)).model_dump(mode="json")
@@ -339,7 +341,7 @@ def test_only_the_guard_of_native_code_starts_a_process_unheard(tmp_path):
         return shutil.copy(__file__, place)
 
     def guarded(_):
-        native_guard.attempt(os.getcwd)
+        crash_guard.attempt(os.getcwd)
         return "sound"
 
     def other(_):

@@ -11,10 +11,10 @@ from conftest import one_quick
 from PIL import Image
 
 import repaconv as rc
-from repaconv.artefacts import MethodFold
-from repaconv.files import read_artefact
+from repaconv.core.files import read_artefact
 from repaconv.models import FOLDER, HELD_OUT, METHODS, checkpoint
-from repaconv.proof.images import prepared, read_image
+from repaconv.results import MethodFold
+from repaconv.verification.image_files import prepared, read_image
 
 TRAIN = Path(__file__).resolve().parents[1] / "benchmarks" / "train"
 

@@ -14,20 +14,20 @@ from test_converting import DEPTH, HEADS, ROOT, images, plain_weights
 from train import textures
 
 import repaconv as rc
-from repaconv.checkpoint import read_checkpoint
-from repaconv.converting.parting import part, role_in_training, role_of
-from repaconv.converting.plain import Plain, attended, read_plain
-from repaconv.errors import Refused, UsageProblem
+from repaconv.checkpoints import read_checkpoint
+from repaconv.conversion.finetuning import training_loop
+from repaconv.conversion.finetuning.distillation_targets import moved
+from repaconv.conversion.finetuning.dwconv_gates import cool_to
+from repaconv.conversion.finetuning.input_whitening import whitened
+from repaconv.conversion.finetuning.original_networks import read_original
+from repaconv.conversion.finetuning.trainable_batchnorm import LearningBatchNorm, settle
+from repaconv.conversion.finetuning.training_plan import Course
+from repaconv.conversion.image_splits import part, role_in_training, role_of
+from repaconv.conversion.plain_vit import Plain, attended, read_plain
+from repaconv.core.errors import Refused, UsageProblem
 from repaconv.methods.nondeep.reading import understood
-from repaconv.proof.data import Batch, Inputs
-from repaconv.proof.runners import weighted
-from repaconv.training import loop
-from repaconv.training.batchnorms import LearningBatchNorm, settle
-from repaconv.training.course import Course
-from repaconv.training.gating import cool_to
-from repaconv.training.lessons import moved
-from repaconv.training.originals import read_original
-from repaconv.training.whitening import whitened
+from repaconv.verification.input_batches import Batch, Inputs
+from repaconv.verification.model_runners import weighted
 
 VIT = {"settings": {"num_heads": str(HEADS)}}
 POOL = {"settings": {"pool_size": "3", "stem_stride": "2"}}
@@ -196,9 +196,9 @@ def test_images_that_a_conversion_fitted_or_chose_by_only_train():
 
 
 def test_rate_and_changes_of_images_are_of_the_step_alone():
-    pace = loop.Pace(3, 8, 1, 1e-3, 0, lower=False)
+    pace = training_loop.Pace(3, 8, 1, 1e-3, 0, lower=False)
     assert pace.rate_at(0.0) == 0
-    assert pace.rate_at(loop.WARMUP) == pytest.approx(1e-3)
+    assert pace.rate_at(training_loop.WARMUP) == pytest.approx(1e-3)
     assert pace.rate_at(1.0) == pytest.approx(0, abs=1e-12)
     some = torch.from_numpy(images(4))
     first, second = (moved(some, torch.Generator().manual_seed(3)) for _ in range(2))
@@ -298,7 +298,7 @@ def test_pooling_becomes_the_nearest_affine(vit):
 
 def test_gates_cool_from_a_choice_by_chance_to_the_largest(vit):
     rc.convert("flat.pth", inputs="x.npz", to="training-form", blocks="2", **VIT)
-    from repaconv.training.forms import course_of
+    from repaconv.conversion.finetuning.method_training_forms import course_of
 
     found = read_checkpoint(Path("repaconv-out/flat-dwconv/converted.safetensors"))
     course: Course = course_of("dwconv", found, {})

@@ -12,14 +12,14 @@ from foreign_faults import F, Net, norm, normal, weight
 from test_fold_proof import planted
 
 import repaconv as rc
-from repaconv.errors import GateFailed, Refused
-from repaconv.proof.outputs import Comparison
-from repaconv.proof.policy import tolerance
-from repaconv.runs import Run
-from repaconv.subjects.evaluated import Evaluated
-from repaconv.subjects.fold_proof import proved
-from repaconv.subjects.of_run import subject_of
-from repaconv.subjects.swaying import sway_of
+from repaconv.core.errors import GateFailed, Refused
+from repaconv.core.run_folder import Run
+from repaconv.sources.source_of_run import subject_of
+from repaconv.verification.evaluated_graph import Evaluated
+from repaconv.verification.float32_rounding_error import sway_of
+from repaconv.verification.folded_graph_verification import proved
+from repaconv.verification.output_comparison import Comparison
+from repaconv.verification.tolerances import tolerance
 
 
 def ill_conditioned(*last: tuple[Any, ...], kind: int = F) -> onnx.ModelProto:

@@ -19,28 +19,28 @@ from forms_page import PAGE, page
 from onnx import numpy_helper
 
 import repaconv as package
-from repaconv import models, registry
-from repaconv.artefacts import Candidate, Change, Deployment, ExportArtefact, Ratio, TuneArtefact
+from repaconv import models
 from repaconv.backbones.metaformer import MetaFormer
-from repaconv.cli.showing.tuning import show
+from repaconv.cli.result_text.tune import show
+from repaconv.core import plugins
+from repaconv.core.errors import EnvironmentProblem, Refused, UsageProblem
+from repaconv.core.files import read_artefact, write_artefact
 from repaconv.engines.openvino import OpenVino
-from repaconv.errors import EnvironmentProblem, Refused, UsageProblem
-from repaconv.files import read_artefact, write_artefact
-from repaconv.forms.search import COMPOSITIONS, FINALISTS, MIDDLE, SCREENING, Arm, every, search
-from repaconv.graphs.contract import Rewrite
-from repaconv.graphs.nodes import Writer
+from repaconv.graph.nodes_and_constants import Writer
+from repaconv.graph.rewrite_contract import Rewrite
 from repaconv.methods.nondeep.published import example_meta
 from repaconv.methods.repavit.published import Example
 from repaconv.methods.riformer import METHOD
-from repaconv.pipeline import tuning
-from repaconv.proof.data import random_inputs
-from repaconv.steps import candidates, judging
-from repaconv.steps.arms import Called, starts
-from repaconv.steps.arms import Machine as Runtimes
-from repaconv.steps.common import load_target
-from repaconv.steps.inputs import Split
-from repaconv.subjects.proved import Proving, exported_graph
-from repaconv.subjects.subject import GraphSpec
+from repaconv.results import Candidate, Change, Deployment, ExportArtefact, Ratio, TuneArtefact
+from repaconv.sources.source_model import GraphSpec
+from repaconv.sources.verified_onnx_export import Proving, exported_graph
+from repaconv.stages.shared.common_checks import load_target
+from repaconv.stages.shared.input_selection import Split
+from repaconv.stages.tune import candidates, loss_evaluation, stage
+from repaconv.stages.tune.configuration_search import COMPOSITIONS, FINALISTS, MIDDLE, SCREENING, Arm, every, search
+from repaconv.stages.tune.start_configurations import Called, starts
+from repaconv.stages.tune.start_configurations import Machine as Runtimes
+from repaconv.verification.input_batches import random_inputs
 
 NAMES = tuple("abcdef")
 SET = {"num_heads": "3"}
@@ -184,7 +184,7 @@ def test_in_place_of_what_loses_too_much_comes_what_leaves_layers_in_float32(eno
 
 
 def saved(name: str, seed: int) -> Path:
-    method = registry.load(registry.METHODS, "repavit")
+    method = plugins.load(plugins.METHODS, "repavit")
     sizes = Example("plain", (1,), (24,), (3,), image_size=32, patch=8, classes=5)
     told = Namespace(idle_ratio=0.75, heuristic="static", feature_norm="BatchNorm", channel_idle=True, input_size=32)
     torch.save({"model": method.example(sizes, seed=seed), "args": told}, path := Path(name))
@@ -200,7 +200,7 @@ def equal_here(_self, ways, _rounds):
 
 
 def test_tune_folds_searches_writes_and_is_taken_by_export(repaconv, monkeypatch):
-    monkeypatch.setattr("repaconv.measure.processors.family", lambda _: "")  # its default form on any processor
+    monkeypatch.setattr("repaconv.benchmark.cpu_isa_level.family", lambda _: "")  # its default form on any processor
     ckpt = saved("first.pth", 1)
     code, out, _ = repaconv("tune", ckpt, *HEADS, "--rounds", "4", "--runtimes", "onnxruntime", "--format", "json")
     assert code == 0
@@ -234,9 +234,9 @@ def test_a_second_checkpoint_of_the_same_shapes_costs_nothing(monkeypatch):
         raise AssertionError("measured again")
 
     asked = {"settings": SET, "rewrites": THREE, "runtimes": ("onnxruntime",)}
-    monkeypatch.setattr(tuning.Here, "__call__", equal_here)
+    monkeypatch.setattr(stage.Here, "__call__", equal_here)
     package.tune(saved("first.pth", 1), **asked)
-    monkeypatch.setattr(tuning.Here, "__call__", never)
+    monkeypatch.setattr(stage.Here, "__call__", never)
     again = package.tune(saved("second.pth", 2), **asked)
     assert again.note
     folded = package.fold("second.pth", num_heads=3, preset="fastest-known", force=True)
@@ -246,11 +246,11 @@ def test_a_second_checkpoint_of_the_same_shapes_costs_nothing(monkeypatch):
 
 
 def test_of_equal_searches_the_fastest_is_known_and_a_finished_one_before(tiny, monkeypatch):
-    from repaconv.files import cache_folder, write_artefact
-    from repaconv.steps.forms import _known
+    from repaconv.core.files import cache_folder, write_artefact
+    from repaconv.stages.shared.preset_choice import _known
 
     package.fold(tiny)
-    monkeypatch.setattr(tuning.Here, "__call__", equal_here)
+    monkeypatch.setattr(stage.Here, "__call__", equal_here)
     done = package.tune(rewrites=["bias-forward"], runtimes=["onnxruntime"])
     of = {"0000": (1.01, True), "8888": (9.0, False), "ffff": (3.0, True)}
     for name, (value, complete) in of.items():
@@ -336,7 +336,7 @@ def test_a_search_that_was_broken_off_is_no_form():
 
 def test_an_answer_is_of_its_question(monkeypatch):
     """Of the time that it had, of this repaconv; with lower precision of the weights, the images and the budget."""
-    from repaconv.steps import common
+    from repaconv.stages.shared import common_checks
 
     calls: list[set[str]] = []
 
@@ -382,7 +382,7 @@ def test_an_answer_is_of_its_question(monkeypatch):
     assert asked(name="second.pth")[0].note
     with pytest.raises(Refused, match=r"gone\.npz"):
         asked(**{**low, "inputs": "gone.npz"})
-    monkeypatch.setattr(common, "version", lambda _package: "9")
+    monkeypatch.setattr(common_checks, "version", lambda _package: "9")
     assert asked()[1]
 
 
@@ -504,7 +504,7 @@ def test_a_lower_precision_is_judged_as_a_link_on_images_that_did_not_calibrate_
     images = np.random.default_rng(0).standard_normal((8, 3, 32, 32)).astype(np.float32)
     np.savez("x.npz", input=images)
     calibrated, judged = [], []
-    sound, run = candidates.in_precision, judging.FixedBatch.run
+    sound, run = candidates.in_precision, loss_evaluation.FixedBatch.run
 
     def nothing(graph, precision, pieces, *more):
         calibrated.extend(np.concatenate([piece["input"] for piece in pieces]))
@@ -518,13 +518,13 @@ def test_a_lower_precision_is_judged_as_a_link_on_images_that_did_not_calibrate_
         judged.extend(feeds["input"])
         return run(session, feeds)
 
-    class Seen(judging.FixedBatch):
+    class Seen(loss_evaluation.FixedBatch):
         run = seen
 
     monkeypatch.setattr(candidates, "in_precision", nothing)
-    monkeypatch.setattr(judging, "FixedBatch", Seen)
+    monkeypatch.setattr(loss_evaluation, "FixedBatch", Seen)
     device = load_target("x86-64").model_copy(update={"precisions": ("fp32", "int8")})
-    monkeypatch.setattr(tuning, "load_target", lambda _name: device)
+    monkeypatch.setattr(stage, "load_target", lambda _name: device)
     done = package.tune(
         "repaconv-out/tiny", max_disagreement=0.5, inputs="x.npz", rewrites=["bias-forward"], measurer=all_equal
     )
@@ -553,22 +553,22 @@ def test_what_is_reported_has_chosen_nothing_and_what_loses_more_there_makes_way
             self.told = told
 
         def held_out(self, _way):
-            return judging.Loss(0.01, None, self.told)
+            return loss_evaluation.Loss(0.01, None, self.told)
 
-    assert judging.reported(rows, Judged(""), exact) == (rows, judging.Loss(0.01, None, ""))
-    held, loss = judging.reported(rows, Judged("too much"), exact)
+    assert loss_evaluation.reported(rows, Judged(""), exact) == (rows, loss_evaluation.Loss(0.01, None, ""))
+    held, loss = loss_evaluation.reported(rows, Judged("too much"), exact)
     assert [row.deployment for row in held] == [other, low, exact]
     assert (held[1].description, loss.disagreement) == ("too much, on images that chose nothing", 0.01)
     slow = [rows[0], rows[1].model_copy(update={"ratio": ratio_of(1.0)}), rows[2]]
-    assert judging.reported(slow, Judged("too much"), exact)[0][0].deployment == exact
-    assert judging.reported(held, Judged("not asked"), exact) == (held, None)
+    assert loss_evaluation.reported(slow, Judged("too much"), exact)[0][0].deployment == exact
+    assert loss_evaluation.reported(held, Judged("not asked"), exact) == (held, None)
 
 
 def test_forms_by_name_and_what_is_no_form(repaconv, tiny):
     ckpt = saved("first.pth", 1)
     assert package.fold(ckpt, num_heads=3, preset="official").rewrites == ()
     assert package.fold(ckpt, num_heads=3).rewrites is None
-    branches = registry.load(registry.METHODS, "nondeep").example("tiny", seed=1)
+    branches = plugins.load(plugins.METHODS, "nondeep").example("tiny", seed=1)
     torch.save({"state_dict": branches, "meta": example_meta()}, "branches.pth")
     assert package.fold("branches.pth", preset="official").rewrites == ("scores-as-matrix",)
     for form, told in (("quickest", "neither a rewrite preset nor a file"), ("fastest-known", "no result of `tune`")):
@@ -590,15 +590,17 @@ def test_forms_by_name_and_what_is_no_form(repaconv, tiny):
 
 
 def test_a_rewrite_that_breaks_leaves_the_exported_graph(monkeypatch):
-    from repaconv.forms import attention
+    from repaconv.rewrites.speed import attention_operator
 
     def broken(_model):
         raise ValueError("not this graph")
         yield
 
-    monkeypatch.setattr("repaconv.measure.processors.family", lambda _: "")
-    rewrite = attention.ATTENTION_OP
-    monkeypatch.setattr(attention, "ATTENTION_OP", type(rewrite)(rewrite.name, rewrite.valid, broken, rewrite.opset))
+    monkeypatch.setattr("repaconv.benchmark.cpu_isa_level.family", lambda _: "")
+    rewrite = attention_operator.ATTENTION_OP
+    monkeypatch.setattr(
+        attention_operator, "ATTENTION_OP", type(rewrite)(rewrite.name, rewrite.valid, broken, rewrite.opset)
+    )
     package.fold(saved("first.pth", 1), num_heads=3)
     done = package.export()
     assert done.verdict == "passed"
@@ -708,7 +710,7 @@ def test_what_is_lossy_on_another_runtime_is_exported_built_measured_and_gated(r
 
 
 def test_a_runtime_that_is_not_here_is_left_out_and_one_that_nobody_knows_refused(repaconv, tiny, monkeypatch):
-    monkeypatch.setattr(tuning.Here, "__call__", equal_here)
+    monkeypatch.setattr(stage.Here, "__call__", equal_here)
     package.fold(tiny)
 
     def gone(_self):
@@ -728,7 +730,7 @@ def test_int8_of_another_quantizer_is_tried_where_it_is_worth_it_and_exported_as
     def by_nncf(_self, ways, _rounds):
         return {way: ratio_of(2.0 if way.quantizer == "nncf" else 1.0) for way in ways}
 
-    monkeypatch.setattr(tuning.Here, "__call__", by_nncf)
+    monkeypatch.setattr(stage.Here, "__call__", by_nncf)
     folded = package.fold(tiny)
     images = np.random.default_rng(0).standard_normal((64, 3, *folded.image_size)).astype(np.float32)
     np.savez("images.npz", input=images)
@@ -741,7 +743,7 @@ def test_int8_of_another_quantizer_is_tried_where_it_is_worth_it_and_exported_as
     assert (took.quantizer, took.verdict) == ("nncf", "passed")
     low = package.export(target="orin-nano", precision="int8", preset=done.output_files[0], inputs="images.npz")
     assert low.quantizer == "onnxruntime"  # the form alone is taken
-    monkeypatch.setattr("repaconv.exporters.by_nncf.find_spec", lambda _name: None)
+    monkeypatch.setattr("repaconv.onnx_export.nncf_quantization.find_spec", lambda _name: None)
     without = package.tune(**asked, rerun=True)
     assert {row.deployment.quantizer for row in without.candidates} == {"", "onnxruntime-symmetric"}
     told = "NNCF is not installed. pip install 'repaconv[quantise]'"

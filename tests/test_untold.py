@@ -6,19 +6,19 @@ import pytest
 import torch
 from torch import nn
 
-from repaconv import registry
-from repaconv.checkpoint import read_checkpoint
-from repaconv.errors import Refused
+from repaconv.backbones.activation_setting import activation_kind
+from repaconv.checkpoints import read_checkpoint
+from repaconv.core import plugins
+from repaconv.core.errors import Refused
+from repaconv.method_api.fold_error import max_rel_error
 from repaconv.methods.nondeep.published import example_meta
-from repaconv.trained.activations import activation_kind
-from repaconv.trained.certificate import max_rel_error
 
 VITS = ("pyra", "nondeep", "dwconv", "repavit")
 
 
 def read(name, settings=None, weights=None, **beside):
     """A method's form of its tiny example, changed."""
-    method = registry.load(registry.METHODS, name)
+    method = plugins.load(plugins.METHODS, name)
     if name == "nondeep":
         beside.setdefault("meta", example_meta())
     torch.save({"model": weights or method.example("tiny", seed=1), **beside}, "c.pth")
@@ -28,11 +28,11 @@ def read(name, settings=None, weights=None, **beside):
 
 def outputs(method, form):
     """Trained and folded, in float64, on the same images."""
-    from repaconv.proof.runners import run_module
+    from repaconv.verification.model_runners import run_module
 
     images = torch.randn(2, 3, *form.config.image_size, generator=torch.Generator().manual_seed(0)).numpy()
     folded = {name: w for part in form.parts() for name, w in part.tensors.items()}
-    deploy = registry.load(registry.BACKBONES, form.backbone).deploy(form.config)
+    deploy = plugins.load(plugins.BACKBONES, form.backbone).deploy(form.config)
     trained = run_module(form.module(), form.tensors, images, double=True)
     return torch.from_numpy(trained), torch.from_numpy(run_module(deploy, folded, images, double=True))
 
@@ -84,7 +84,7 @@ def test_spellings():
 
 
 def without_norms(name):
-    weights = registry.load(registry.METHODS, name).example("tiny", seed=1)
+    weights = plugins.load(plugins.METHODS, name).example("tiny", seed=1)
     return {key: w for key, w in weights.items() if key.split(".")[2:3] not in (["norm1"], ["norm2"])}
 
 
@@ -104,7 +104,7 @@ def test_norms_without_keys_are_asked_for(name):
 
 
 def test_batchnorm_has_an_eps_of_its_own():
-    weights = registry.load(registry.METHODS, "dwconv").example("tiny", seed=1)
+    weights = plugins.load(plugins.METHODS, "dwconv").example("tiny", seed=1)
     for norm in ("blocks.0.norm1", "blocks.1.norm2", "norm"):
         weights |= {f"{norm}.running_mean": torch.randn(24), f"{norm}.running_var": torch.full((24,), 1e-5)}
     method, form = read("dwconv", {}, weights)

@@ -13,8 +13,8 @@ from zoo_networks import drawn
 from zoo_table import page
 
 import repaconv as rc
-from repaconv.exporters.networks import network_to_onnx
-from repaconv.graphs.retyping import retyped
+from repaconv.graph.float64_graph import retyped
+from repaconv.onnx_export.float64_exporter import network_to_onnx
 
 
 def test_the_page_of_the_docs_is_that_of_the_results():

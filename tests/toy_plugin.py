@@ -8,11 +8,11 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from repaconv.affine import Affine
-from repaconv.artefacts import FoldStep, Preprocessing
-from repaconv.checkpoint import require_sound
-from repaconv.trained.certificate import relative_difference
-from repaconv.trained.contract import Detection, FoldedPart, Method, Published, Reading
+from repaconv.algebra.affine_maps import Affine
+from repaconv.checkpoints import require_sound
+from repaconv.method_api.contract import Detection, FoldedPart, Method, Published, Reading
+from repaconv.method_api.fold_error import relative_difference
+from repaconv.results import FoldStep, Preprocessing
 
 
 @dataclass(frozen=True)

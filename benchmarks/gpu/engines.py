@@ -9,20 +9,20 @@ from typing import Any
 
 from gpu.plan import BATCHES, OURS, Step
 from gpu.steps import link_of, located, runtime_of, timed
-from repaconv.errors import EnvironmentProblem, RepaconvError
+from repaconv.core.errors import EnvironmentProblem, RepaconvError
 
 
 def engine(step: Step, folder: Path) -> dict[str, Any]:
     """An engine built ahead of time; opened, compared and timed where the card is one that it is for."""
     import repaconv
-    from repaconv import runs
+    from repaconv.core import run_folder
 
     target, precision = step.given["target"], step.given["precision"]
     if precision != "fp32":
         _require_its_card(target)
     repaconv.export(folder / "run", target=target, precision=precision)
     built = repaconv.build(folder / "run", target=target, precision=precision)
-    path = runs.find_run(folder / "run").folder / "build" / built.payload.path
+    path = run_folder.find_run(folder / "run").folder / "build" / built.payload.path
     told = {
         "built": built.verdict,
         "types": dict(built.layer_types),
@@ -44,8 +44,8 @@ def _require_its_card(target: str) -> None:
     Raises:
         EnvironmentProblem: If there is none, or another.
     """
-    from repaconv.engines.card import require_card
-    from repaconv.steps.common import load_target
+    from repaconv.engines.nvidia_gpu import require_card
+    from repaconv.stages.shared.common_checks import load_target
 
     if not (wanted := load_target(target).compute_capability):
         return
@@ -58,9 +58,9 @@ def _require_its_card(target: str) -> None:
 def _opened(step: Step, path: Path, folder: Path) -> dict[str, Any]:
     """The link ``engine``, the layers' types as the engine itself tells them, and its times beside the others'."""
     from gpu.models import decides, truth
-    from repaconv.measure.fingerprint import fingerprint
-    from repaconv.proof.runners import Images
-    from repaconv.steps.engines import built_as, open_engine
+    from repaconv.benchmark.machine_fingerprint import fingerprint
+    from repaconv.stages.shared.engine_files import built_as, open_engine
+    from repaconv.verification.model_runners import Images
 
     precision = step.given["precision"]
     ours = Images(open_engine(path, built_as(path), threads=1))
@@ -82,9 +82,9 @@ def _beside(step: Step, folder: Path, shape: tuple[int, ...]) -> Iterator[tuple[
     """The official form and the vanilla network as engines of the same batches, or why there is none."""
     from gpu.models import by_hand
     from repaconv.engines.contract import Order, SessionSpec
-    from repaconv.onnxfile import read_graph
-    from repaconv.proof.runners import Images
-    from repaconv.steps.common import load_target
+    from repaconv.graph.onnx_files import read_graph
+    from repaconv.stages.shared.common_checks import load_target
+    from repaconv.verification.model_runners import Images
 
     runtime, precision = runtime_of(step), step.given["precision"]
     capability = load_target(step.given["target"]).compute_capability

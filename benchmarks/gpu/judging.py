@@ -18,11 +18,11 @@ import numpy as np
 
 from gpu.plan import OFFICIAL, OURS, VANILLA
 from gpu.session import FORMAT, canonical
-from repaconv.artefacts import Link
+from repaconv.benchmark.latency_statistics import ratio
+from repaconv.core.errors import Refused, RepaconvError
 from repaconv.engines.contract import label
-from repaconv.errors import Refused, RepaconvError
-from repaconv.measure.statistics import ratio
-from repaconv.proof.policy import FLOAT32
+from repaconv.results import Link
+from repaconv.verification.tolerances import FLOAT32
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 LOW = ("fp16", "bf16")

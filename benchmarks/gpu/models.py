@@ -17,13 +17,13 @@ from torch import Tensor, nn
 
 import repaconv
 from gpu.plan import OFFICIAL, OURS, TRAINING, VANILLA, Case
-from repaconv import runs
+from repaconv.core import run_folder
 from repaconv.engines.contract import Network
 from repaconv.methods.nondeep.published import example_meta
-from repaconv.proof.data import random_inputs
-from repaconv.subjects.of_run import subject_of
-from repaconv.subjects.subject import DEPLOY, Subject
-from repaconv.subjects.subject import TRAINING as AS_TRAINED
+from repaconv.sources.source_model import DEPLOY, Subject
+from repaconv.sources.source_model import TRAINING as AS_TRAINED
+from repaconv.sources.source_of_run import subject_of
+from repaconv.verification.input_batches import random_inputs
 
 PROBES = 4
 """Images whose outputs are known in float64."""
@@ -83,7 +83,7 @@ def _vanilla(model: Model, checkpoint: dict[str, Any]) -> nn.Module | None:
 
 def subject(folder: Path) -> Subject:
     """Of a folder's run."""
-    return subject_of(runs.find_run(folder / "run"))
+    return subject_of(run_folder.find_run(folder / "run"))
 
 
 def networks(folder: Path) -> dict[str, Network]:
@@ -122,8 +122,8 @@ class In(nn.Module):
 def graphs(folder: Path, target: str, precision: str) -> dict[str, Any]:
     """Every form but the training one as an ONNX graph of any batch, typed in that precision."""
     exported = repaconv.export(folder / "run", target=target, precision=precision)
-    taken = runs.find_run(folder / "run")
-    written = {OURS: runs.graph_of(taken, exported), **by_hand(folder, precision)}
+    taken = run_folder.find_run(folder / "run")
+    written = {OURS: run_folder.graph_of(taken, exported), **by_hand(folder, precision)}
     (folder / f"graphs.{precision}.json").write_text(json.dumps({name: str(path) for name, path in written.items()}))
     return {"verdict": exported.verdict}
 

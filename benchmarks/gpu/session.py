@@ -143,16 +143,16 @@ def facts(plan: list[Step]) -> tuple[dict[str, Any], dict[str, str]]:
 
 def tell(targets: list[str]) -> None:
     """Print the machine, and of the targets those that are not here, with the reason."""
-    from repaconv import registry
-    from repaconv.errors import EnvironmentProblem
-    from repaconv.measure.card import described
-    from repaconv.measure.fingerprint import version_of
-    from repaconv.steps.common import load_target
+    from repaconv.benchmark.gpu_monitor import described
+    from repaconv.benchmark.machine_fingerprint import version_of
+    from repaconv.core import plugins
+    from repaconv.core.errors import EnvironmentProblem
+    from repaconv.stages.shared.common_checks import load_target
 
     absent = {}
     for target in targets:
         try:
-            registry.load(registry.ENGINES, load_target(target).runtime).version()
+            plugins.load(plugins.ENGINES, load_target(target).runtime).version()
         except EnvironmentProblem as problem:
             absent[target] = problem.message
     machine = {

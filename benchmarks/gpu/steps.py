@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gpu.plan import OFFICIAL, OURS, TRAINING, VANILLA, Step, steps
-from repaconv.errors import EnvironmentProblem
+from repaconv.core.errors import EnvironmentProblem
 
 SECONDS, ROUNDS, FEWEST = 15.0, 100, 20
 """A row's measured rounds: as many as fit, within these counts."""
@@ -45,7 +45,7 @@ def _row(step: Step, folder: Path, batch: int) -> dict[str, Any]:
     import numpy as np
 
     from gpu.models import decides, truth
-    from repaconv.measure.fingerprint import fingerprint
+    from repaconv.benchmark.machine_fingerprint import fingerprint
 
     images, right, undecided = truth(folder)
     places = np.arange(max(batch, len(images))) % len(images)
@@ -70,9 +70,9 @@ def timed(sessions: Mapping[str, Any], images: Any) -> dict[str, Any]:
     """All forms interleaved on images [B, C, H, W], and what speaks against their times."""
     import numpy as np
 
-    from repaconv.measure.protocol import measure
-    from repaconv.measure.quality import quality
-    from repaconv.measure.statistics import ratio
+    from repaconv.benchmark.interleaved_protocol import measure
+    from repaconv.benchmark.latency_statistics import ratio
+    from repaconv.benchmark.measurement_quality import quality
 
     calls = {name: session.call(images) for name, session in sessions.items()}
     clocked = {name for name, session in sessions.items() if session.on_card}
@@ -105,17 +105,17 @@ def _milliseconds(call: Callable[[], Any]) -> float:
 
 
 def runtime_of(step: Step) -> Any:
-    from repaconv import registry
-    from repaconv.steps.common import load_target
+    from repaconv.core import plugins
+    from repaconv.stages.shared.common_checks import load_target
 
-    return registry.load(registry.ENGINES, load_target(step.given["target"]).runtime)
+    return plugins.load(plugins.ENGINES, load_target(step.given["target"]).runtime)
 
 
 def _sessions(step: Step, folder: Path, batch: int) -> Iterator[tuple[str, Any]]:
     """Every form opened by the row's runtime."""
     from gpu.models import networks, truth
     from repaconv.engines.contract import SessionSpec
-    from repaconv.proof.runners import Images
+    from repaconv.verification.model_runners import Images
 
     engine, precision = runtime_of(step), step.given["precision"]
     height, width = truth(folder)[0].shape[2:]
@@ -138,8 +138,8 @@ def link_of(
     name: str, session: Any, images: Any, right: Any, undecided: Any, batch: int, precision: str, decides: bool
 ) -> Any:
     """The link ``engine`` of one form."""
-    from repaconv.proof.outputs import Comparison
-    from repaconv.proof.policy import tolerance
+    from repaconv.verification.output_comparison import Comparison
+    from repaconv.verification.tolerances import tolerance
 
     compared = Comparison(name, tolerance("engine", precision=precision, decides=decides))
     for start in range(0, len(images) - batch + 1, batch):
@@ -152,20 +152,20 @@ def link_of(
 def located(link: Any, step: Step, folder: Path, images: Any) -> Any:
     """A link that failed, with the first module that differs on images [n, C, H, W]: eager, or of the graph."""
     from gpu.models import subject
-    from repaconv import registry
+    from repaconv.core import plugins
     from repaconv.engines.contract import SessionSpec
-    from repaconv.proof.locate import locate
-    from repaconv.proof.traces import TorchTrace
-    from repaconv.steps.common import load_target
-    from repaconv.steps.exports import export_for
-    from repaconv.steps.where import within_engine
-    from repaconv.subjects.subject import DEPLOY
+    from repaconv.sources.source_model import DEPLOY
+    from repaconv.stages.shared.common_checks import load_target
+    from repaconv.stages.shared.run_exports import export_for
+    from repaconv.stages.verify.divergence_in_exports import within_engine
+    from repaconv.verification.divergence_location import locate
+    from repaconv.verification.model_runners import TorchTrace
 
     if link.verdict != "failed":
         return link
     target, precision, right, feeds = step.given["target"], step.given["precision"], subject(folder), {"input": images}
     plain = target.partition("@")[0]
-    eager = registry.load(registry.ENGINES, load_target(plain).runtime)
+    eager = plugins.load(plugins.ENGINES, load_target(plain).runtime)
     if "networks" in eager.can:
         allowed = link.tolerance.rtol if link.tolerance.kind == "exact" else None
         trace = TorchTrace(eager.open(right.network(DEPLOY), SessionSpec(precision=precision)))

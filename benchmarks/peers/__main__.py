@@ -21,7 +21,7 @@ from peers import ours, page, row
 from peers.nets import NETS, Net
 from peers.ours import Ours
 from peers.row import Place
-from repaconv.measure.fingerprint import fingerprint, machine_key
+from repaconv.benchmark.machine_fingerprint import fingerprint, machine_key
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULT, WORK = ROOT / "benchmarks/results/deploy_peers.jsonl", ROOT / "build/peers"

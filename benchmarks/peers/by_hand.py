@@ -15,7 +15,7 @@ from handmade import pipeline
 from numpy.typing import NDArray
 from torch import nn
 
-from repaconv.exporters.by_nncf import require_nncf
+from repaconv.onnx_export.nncf_quantization import require_nncf
 
 Images = NDArray[np.float32]
 Run = Callable[[Images], Images]

@@ -10,7 +10,7 @@ import sys
 import numpy as np
 import openvino
 
-from repaconv.exporters.by_nncf import without_telemetry
+from repaconv.onnx_export.nncf_quantization import without_telemetry
 
 
 def main() -> None:

@@ -10,20 +10,20 @@ from typing import Any, NamedTuple
 
 import repaconv
 from peers.by_hand import Contender, Run
-from repaconv import registry, runs
-from repaconv.artefacts import Candidate, Deployment, TuneArtefact
-from repaconv.errors import RepaconvError
-from repaconv.forms.search import MIDDLE, Arm
-from repaconv.orders.stages import TuneOrder
-from repaconv.progress import silent
-from repaconv.proof.budget import Budget
-from repaconv.proof.runners import Images
-from repaconv.steps.arms import Called, machine_of, starts
-from repaconv.steps.candidates import Candidates
-from repaconv.steps.common import load_target
-from repaconv.steps.deploying import session_of
-from repaconv.steps.judging import Judge, require_judges
-from repaconv.subjects.of_run import subject_of
+from repaconv.core import plugins, run_folder
+from repaconv.core.errors import RepaconvError
+from repaconv.core.progress import silent
+from repaconv.options.stage_options import TuneOrder
+from repaconv.results import Candidate, Deployment, TuneArtefact
+from repaconv.sources.source_of_run import subject_of
+from repaconv.stages.shared.common_checks import load_target
+from repaconv.stages.shared.tuned_deployment import session_of
+from repaconv.stages.tune.candidates import Candidates
+from repaconv.stages.tune.configuration_search import MIDDLE, Arm
+from repaconv.stages.tune.loss_evaluation import Judge, require_judges
+from repaconv.stages.tune.start_configurations import Called, machine_of, starts
+from repaconv.verification.accuracy_budget import Budget
+from repaconv.verification.model_runners import Images
 
 TARGET = "x86-64"
 ALLOWED = 0.005
@@ -101,9 +101,9 @@ def plain(ours: Ours, scratch: Path) -> dict[str, Deployment]:
 
 
 def _graphs(ours: Ours, scratch: Path, allowed: float) -> Candidates:
-    subject = subject_of(runs.Run(ours.run))
+    subject = subject_of(run_folder.Run(ours.run))
     given = require_judges(TuneOrder(inputs=ours.images, max_disagreement=allowed), subject)
-    return Candidates(subject, sorted(registry.registered(registry.REWRITES)), given, scratch, silent)
+    return Candidates(subject, sorted(plugins.registered(plugins.REWRITES)), given, scratch, silent)
 
 
 def _arms(ours: Ours, graphs: Candidates) -> list[Arm]:
@@ -135,6 +135,6 @@ def contenders(ours: Ours, scratch: Path, chosen: dict[str, Deployment]) -> Iter
 
 def fitting(ours: Ours) -> tuple[list[int], list[int]]:
     """Places of the images that calibrate, ours and everybody's, and of those that judge everybody."""
-    given = require_judges(TuneOrder(inputs=ours.images, max_disagreement=1.0), subject_of(runs.Run(ours.run)))
+    given = require_judges(TuneOrder(inputs=ours.images, max_disagreement=1.0), subject_of(run_folder.Run(ours.run)))
     assert given is not None
     return given.fitting, given.judging

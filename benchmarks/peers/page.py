@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import exp, log
 from typing import Any
 
-from repaconv.measure.fingerprint import machine_key
+from repaconv.benchmark.machine_fingerprint import machine_key
 
 Row = dict[str, Any]
 HEAD = """# Competing toolchains

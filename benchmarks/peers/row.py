@@ -25,14 +25,15 @@ from peers import by_hand, ours
 from peers.by_hand import Contender, Hand, Images, Run
 from peers.nets import Net
 from peers.ours import ALLOWED, Ours
-from repaconv import models, runs
-from repaconv.artefacts import Deployment, Ratio
-from repaconv.errors import first_line
-from repaconv.measure.fingerprint import fingerprint, version_of
-from repaconv.measure.protocol import Measured, anew, measure_anew, pinned
-from repaconv.measure.quality import quality
-from repaconv.measure.statistics import ratio
-from repaconv.proof.data import random_inputs
+from repaconv import models
+from repaconv.benchmark.interleaved_protocol import Measured, anew, measure_anew, pinned
+from repaconv.benchmark.latency_statistics import ratio
+from repaconv.benchmark.machine_fingerprint import fingerprint, version_of
+from repaconv.benchmark.measurement_quality import quality
+from repaconv.core import run_folder
+from repaconv.core.errors import first_line
+from repaconv.results import Deployment, Ratio
+from repaconv.verification.input_batches import random_inputs
 
 HAND, DEFAULT, EXACT, LOWER = "hand-made, ONNX Runtime", "ours, default form", "ours, tuned", "ours, within 0.5%"
 IMAGES, LARGE = 48, 8
@@ -73,7 +74,7 @@ def prepared(net: Net, place: Place, work: Path) -> Prepared:
         torch.save(checkpoint, work / "c.pth")
         repaconv.fold(work / "c.pth", out=run, force=True)
         (work / "c.pth").unlink()
-    images, labels = _images(net, runs.fold_of(runs.Run(run)).image_size or (0, 0))
+    images, labels = _images(net, run_folder.fold_of(run_folder.Run(run)).image_size or (0, 0))
     if not given.is_file():
         np.savez(given, input=images)
     if not graph.is_file():

@@ -17,10 +17,10 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional
 
-from repaconv.artefacts import Preprocessing
 from repaconv.models import CALIBRATION as FEW
 from repaconv.models import HELD_OUT as HELD
-from repaconv.proof.images import prepared
+from repaconv.results import Preprocessing
+from repaconv.verification.image_files import prepared
 
 SIDE, CLASSES, HELD_OUT, CALIBRATION, SPLIT_SEED = 24, 10, 500, 64, 0
 # Of the training split, on the scale 0..1.

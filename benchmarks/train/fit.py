@@ -12,7 +12,7 @@ from digits import CLASSES, SIDE, Digits
 from torch import Tensor, nn
 from torch.nn import functional
 
-from repaconv.backbones.tokens import AttentionSpec, LayerNormSpec, MlpSpec
+from repaconv.backbones.token_layers import AttentionSpec, LayerNormSpec, MlpSpec
 from repaconv.backbones.vit import BlockSpec, ViTConfig
 
 WIDTH, HEADS, HIDDEN, PATCH = 48, 4, 192, 4

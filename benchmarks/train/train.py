@@ -22,7 +22,7 @@ from fit import accuracy
 from torch import nn
 
 import repaconv
-from repaconv.files import canonical_json
+from repaconv.core.files import canonical_json
 from repaconv.models import FOLDER, METHODS
 
 

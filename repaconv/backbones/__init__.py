@@ -1,1 +1,1 @@
-"""Network families: skeletons, deploy forms and their parts, under the official key names."""
+"""Network families: training-time and inference-time architectures, how their tensors are read, what they cost."""

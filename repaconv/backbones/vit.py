@@ -17,8 +17,8 @@ import torch
 from pydantic import TypeAdapter
 from torch import Tensor, nn
 
-from repaconv.backbones.blocks import BlockSpec, deploy_block
-from repaconv.backbones.tokens import TokenBatchNorm
+from repaconv.backbones.inference_block import BlockSpec, deploy_block
+from repaconv.backbones.token_layers import TokenBatchNorm
 
 Tokens = Any
 """What flows between blocks: tokens [B, N, d], or (tokens, sizes [B, N, 1]) where tokens are merged."""

@@ -1,1 +1,1 @@
-"""The command line."""
+"""The command line: commands, help, and the only code that prints."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from repaconv.cli import render
-from repaconv.cli.showing.reporting import show
-from repaconv.errors import UsageProblem
-from repaconv.progress import Progress
+from repaconv.cli import text_and_json_output
+from repaconv.cli.result_text.report import show
+from repaconv.core.errors import UsageProblem
+from repaconv.core.progress import Progress
 
 SEED = 0
 
@@ -21,12 +21,12 @@ def run_five(out: Path, rounds: int | None, *, quiet: bool) -> int:
     import repaconv
     from repaconv import models
 
-    with render.progress(quiet=quiet) as progress:
+    with text_and_json_output.progress(quiet=quiet) as progress:
         for method in models.METHODS:
             _walk(models.checkpoint(method), out / method, rounds, _told_of(method, progress))
         runs = [out / method for method in models.METHODS]
         done = repaconv.compare_runs(runs, out=out / "index.html", progress=progress)
-    render.files((), done.output_files, quiet=quiet)
+    text_and_json_output.files((), done.output_files, quiet=quiet)
     show(done)
     return 1 if done.verdict == "failed" else 0
 
@@ -59,7 +59,7 @@ def run_demo(arch: str, out: Path, rounds: int | None, *, quiet: bool) -> int:
     from repaconv.testing import write_example
 
     checkpoint = out / f"riformer_{arch}.pth"
-    with render.progress(quiet=quiet) as progress:
+    with text_and_json_output.progress(quiet=quiet) as progress:
         progress("make a checkpoint", 0, 0)
         if not checkpoint.exists():
             write_example("riformer", arch, checkpoint, SEED)
@@ -75,7 +75,7 @@ def run_demo(arch: str, out: Path, rounds: int | None, *, quiet: bool) -> int:
             hint="This is a defect of repaconv; please report it.",
             code="demo.broken",
         )
-    render.files(
+    text_and_json_output.files(
         (),
         (
             *folded.output_files,
@@ -106,5 +106,5 @@ def run_demo(arch: str, out: Path, rounds: int | None, *, quiet: bool) -> int:
         ("measurement", "; ".join((measured.quality.verdict, *measured.quality.reasons)), "bench"),
         ("the whole on one page", page.output_files[0], "report"),
     ]
-    render.rows(("what", "verified and measured", "by"), lines)
+    text_and_json_output.rows(("what", "verified and measured", "by"), lines)
     return 1 if "failed" in (folded.verdict, exported.verdict, verified.verdict, measured.verdict) else 0

@@ -11,30 +11,27 @@ from typing import Annotated
 
 import typer
 
-from repaconv.cli import stages  # the order of `--help`
+from repaconv.cli import stage_commands  # the order of `--help`
 
 # isort: split
-from repaconv.cli import running
+from repaconv.cli import workflow_commands
 
 # isort: split
-from repaconv.cli import overview
+from repaconv.cli import conversion_commands
 
 # isort: split
-from repaconv.cli import tuning
+from repaconv.cli import fleet_commands
 
 # isort: split
-from repaconv.cli import converting
+from repaconv.cli import environment_commands
 
 # isort: split
-from repaconv.cli import fleet, house
+from repaconv.cli.shared_options import app
+from repaconv.cli.shell_completion import name_of, named_alone
+from repaconv.core.change_guard import require_none_cut
+from repaconv.core.errors import EnvironmentProblem, Interrupted, RepaconvError, UsageProblem, said_by
 
-# isort: split
-from repaconv.cli.completing import name_of, named_alone
-from repaconv.cli.options import app
-from repaconv.errors import EnvironmentProblem, Interrupted, RepaconvError, UsageProblem, said_by
-from repaconv.still import require_none_cut
-
-COMMANDS = (stages, running, overview, tuning, converting, fleet, house)
+COMMANDS = (stage_commands, workflow_commands, conversion_commands, fleet_commands, environment_commands)
 """Where the commands are: importing them registers each."""
 COMPLETING = "_REPACONV_COMPLETE"
 """Set by the script of `repaconv --install-completion`."""
@@ -128,11 +125,11 @@ def _usage(problem: BaseException, command: str) -> UsageProblem:
 
 
 def _report(problem: RepaconvError, command: str, given: list[str]) -> int:
-    from repaconv.cli import render
+    from repaconv.cli import text_and_json_output
 
     as_json = "--format=json" in given or ("--format", "json") in pairwise(given)
     if as_json:
-        render.envelope(command, problem.exit_code, None, [problem])
+        text_and_json_output.envelope(command, problem.exit_code, None, [problem])
     else:
-        render.error(problem)
+        text_and_json_output.error(problem)
     return problem.exit_code

@@ -1,1 +1,1 @@
-"""Runtimes, one a file."""
+"""Runtimes, one per file, and target devices as TOML files."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_ch
 
 from numpy.typing import NDArray
 
-from repaconv.errors import EnvironmentProblem
+from repaconv.core.errors import EnvironmentProblem
 
 if TYPE_CHECKING:
     from torch import nn

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from repaconv.core.errors import EnvironmentProblem, Refused, require_module
 from repaconv.engines.contract import (
     Ability,
     Array,
@@ -29,9 +30,8 @@ from repaconv.engines.contract import (
     cannot,
     require_device,
 )
-from repaconv.engines.settings import own_settings
-from repaconv.errors import EnvironmentProblem, Refused, require_module
-from repaconv.onnxfile import read_graph, require_inside
+from repaconv.engines.session_settings import own_settings
+from repaconv.graph.onnx_files import read_graph, require_inside
 
 DEVICE = "CPU"
 HINTS = {"fp32": "f32", "bf16": "bf16", "int8": "f32"}
@@ -129,7 +129,7 @@ class OpenVino:
         return require_module("openvino", "OpenVINO", "pip install 'repaconv[openvino]'")
 
     def tries(self, precision: str) -> tuple[tuple[str, ...], ...]:
-        """See `repaconv.engines.settings.Tunable`: bfloat16 for what an int8 graph leaves in float.
+        """See `repaconv.engines.session_settings.Tunable`: bfloat16 for what an int8 graph leaves in float.
 
         CPU_DENORMALS_OPTIMIZATION is not among them: which of its threads, and whose, then flush is left to chance.
         """

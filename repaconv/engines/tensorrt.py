@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from repaconv.engines.card import card
+from repaconv.core.errors import Refused, first_line, require_module
 from repaconv.engines.contract import (
     Ability,
     Array,
@@ -25,10 +25,10 @@ from repaconv.engines.contract import (
     cannot,
     require_device,
 )
-from repaconv.engines.trt import Building, logger
-from repaconv.engines.trt_session import TrtSession
-from repaconv.engines.trtexec import layer_types
-from repaconv.errors import Refused, first_line, require_module
+from repaconv.engines.nvidia_gpu import card
+from repaconv.engines.tensorrt_builder import Building, logger
+from repaconv.engines.tensorrt_session import TrtSession
+from repaconv.engines.trtexec_logs import layer_types
 
 THERE = "Build and verify on the machine that the engine is for, with its own TensorRT."
 
@@ -111,7 +111,7 @@ class TensorRt:
     """TensorRT engines.
 
     Not verified here: no machine of ours has had the device. What builds is held by tests on TensorRT-RTX, whose API is
-    the same (`repaconv.engines.trt`, `repaconv.engines.trt_session`).
+    the same (`repaconv.engines.tensorrt_builder`, `repaconv.engines.tensorrt_session`).
     """
 
     name = "tensorrt"

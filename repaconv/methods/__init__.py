@@ -1,1 +1,1 @@
-"""One paper a folder: `paper` is its page, `reading` understands its checkpoints, `published` has its models."""
+"""One folder per paper: `paper` has its equations, `reading` its checkpoints, `published` its models."""

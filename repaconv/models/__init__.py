@@ -1,9 +1,4 @@
-"""Small trained networks that come along, one a method, with images that they never saw; `make train` makes them again.
-
-``<method>.pth`` is a training-form checkpoint as that method's trainer would save it, in float16; ``<method>.json``
-says how it was trained and how many of the images it gets right. They are scikit-learn's digits: ``digits.npz`` has 500
-that were held out, ``calibration.npz`` 64 of those that were trained on, for the ranges of int8.
-"""
+"""Small trained networks that are shipped, one per method, with images that they never saw; `make train` makes them."""
 
 from pathlib import Path
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from repaconv.errors import Refused, UsageProblem
-from repaconv.files import write_with
-from repaconv.subjects.origin import load_method
+from repaconv.core.errors import Refused, UsageProblem
+from repaconv.core.files import write_with
+from repaconv.sources.method_detection import load_method
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -69,7 +69,7 @@ def check_method(
 
 
 def _require_understood(name: str, path: Path, settings: Mapping[str, str]) -> None:
-    from repaconv.pipeline.inspection import inspect
+    from repaconv.stages.inspect.checkpoint_inspection import inspect
 
     seen = inspect(path, settings=settings)
     assert seen.method == name, f"its own example is detected as {seen.method}: {seen.reason}"
@@ -77,9 +77,9 @@ def _require_understood(name: str, path: Path, settings: Mapping[str, str]) -> N
 
 
 def _require_proved(name: str, path: Path, run: Path, settings: Mapping[str, str]) -> None:
-    from repaconv.pipeline.exporting import export
-    from repaconv.pipeline.folding import fold
-    from repaconv.pipeline.verification import verify
+    from repaconv.stages.export import export
+    from repaconv.stages.fold.stage import fold
+    from repaconv.stages.verify.stage import verify
 
     folded = fold(path, method=name, settings=settings, out=run, force=True)
     assert folded.certificate, "the certificate has no row"
@@ -105,7 +105,7 @@ def _broken(weights: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
 
 
 def _require_refused(name: str, path: Path, run: Path, settings: Mapping[str, str], what: str) -> None:
-    from repaconv.pipeline.folding import fold
+    from repaconv.stages.fold.stage import fold
 
     try:
         fold(path, method=name, settings=settings, out=run)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Union
 
 import numpy as np
 
-from repaconv.artefacts import Link, Metrics, Tolerance
-from repaconv.errors import Refused, UsageProblem
+from repaconv.core.errors import Refused, UsageProblem
+from repaconv.results import Link, Metrics, Tolerance
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -73,8 +73,8 @@ def assert_parity(
 
 def _links(pairs: Mapping[str, tuple[Array, Array]], usual: Tolerance, lossy: str | None) -> list[Link]:
     """One for every output: what was found, what was expected."""
-    from repaconv.proof.parity import Meter
-    from repaconv.proof.policy import tolerance
+    from repaconv.verification.difference_metrics import Meter
+    from repaconv.verification.tolerances import tolerance
 
     links = []
     for name, (found, expected) in pairs.items():
@@ -88,7 +88,7 @@ def _links(pairs: Mapping[str, tuple[Array, Array]], usual: Tolerance, lossy: st
 
 def _parting(candidate: _Graph | _Module, reference: _Graph | _Module, x: Array, allowed: float | None) -> str:
     """Where two ends part on their only input."""
-    from repaconv.proof.locate import locate
+    from repaconv.verification.divergence_location import locate
 
     by_module = isinstance(candidate, _Module) or isinstance(reference, _Module)
     right, wrong = (end.trace(by_module=by_module) for end in (reference, candidate))
@@ -115,7 +115,7 @@ def _feeds(given: Given | Sequence[Given] | Mapping[str, Given]) -> dict[int | s
 
 
 def _array(name: int | str, given: Any) -> Array:
-    from repaconv.proof.data import random_inputs
+    from repaconv.verification.input_batches import random_inputs
 
     if isinstance(given, (tuple, list)) and given and all(isinstance(size, int) and size > 0 for size in given):
         return random_inputs(tuple(given[1:]), count=given[0], seed=0).images
@@ -159,7 +159,7 @@ class _Graph:
     """An .onnx file as one end of `assert_parity`."""
 
     def __init__(self, path: Path) -> None:
-        from repaconv.proof.runners import load_onnx
+        from repaconv.verification.model_runners import load_onnx
 
         if not path.is_file():
             raise UsageProblem(
@@ -195,10 +195,10 @@ class _Graph:
             raise _does_not_run(str(self.path), named, error) from error
 
     def trace(self, *, by_module: bool) -> Any:
-        """See `repaconv.proof.traces`."""
+        """See `repaconv.verification.model_runners`."""
         import onnx
 
-        from repaconv.proof.traces import OnnxTrace
+        from repaconv.verification.model_runners import OnnxTrace
 
         return OnnxTrace(onnx.load(self.path), self._load, by_module=by_module)
 
@@ -207,7 +207,7 @@ class _Module:
     """A torch module as one end of `assert_parity`: a copy in eval mode, on the CPU, in its own float types."""
 
     def __init__(self, module: nn.Module) -> None:
-        from repaconv.proof.runners import TorchRunner
+        from repaconv.verification.model_runners import TorchRunner
 
         self.name = type(module).__name__
         own = copy.deepcopy(module).cpu().eval()
@@ -217,8 +217,8 @@ class _Module:
         """All tensors of its output, by their places in it."""
         import torch
 
-        from repaconv.proof.runners import array_of
-        from repaconv.trained.certificate import tensors_in
+        from repaconv.method_api.fold_error import tensors_in
+        from repaconv.verification.model_runners import array_of
 
         tensors = {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in feeds.items()}
         cast = {n: t.to(self.runner.dtype) if t.is_floating_point() else t for n, t in tensors.items()}
@@ -232,8 +232,8 @@ class _Module:
             raise _does_not_run(self.name, feeds, error) from error
 
     def trace(self, *, by_module: bool) -> Any:
-        """See `repaconv.proof.traces`."""
-        from repaconv.proof.traces import TorchTrace
+        """See `repaconv.verification.model_runners`."""
+        from repaconv.verification.model_runners import TorchTrace
 
         return TorchTrace(self.runner)
 

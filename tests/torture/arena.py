@@ -20,8 +20,8 @@ from pathlib import Path
 from select import select
 from typing import NamedTuple
 
-from repaconv import still
-from repaconv.errors import RepaconvError
+from repaconv.core import change_guard
+from repaconv.core.errors import RepaconvError
 
 SECONDS = 20
 """Of the processor: a machine under load is no hang."""
@@ -119,7 +119,7 @@ def _child(cases: Sequence[Case], folder: Path, writing: int, limits: bool) -> N
         if listening[0] and event in FORBIDDEN and not _of_ours(event, arguments, folder):
             heard.append(f"{event} {str(arguments)[:100]}")
 
-    still.watch()  # it asks for the C library, once
+    change_guard.watch()  # it asks for the C library, once
     sys.addaudithook(hear)
     try:
         for number, case in enumerate(cases):
@@ -139,7 +139,7 @@ def _of_ours(event: str, arguments: tuple[object, ...], folder: Path) -> bool:
     """
     if event == "subprocess.Popen":
         executable, command, *_ = arguments
-        return executable == sys.executable and "import native_guard as guard; guard.serve(" in str(command)
+        return executable == sys.executable and "import crash_guard as guard; guard.serve(" in str(command)
     return event in ("os.remove", "os.rename", "shutil.rmtree") and all(
         str(Path(os.fsdecode(path)).absolute()).startswith((str(folder), "/tmp/", "/dev/shm/"))
         for path in arguments

@@ -15,8 +15,8 @@ import torch
 from safetensors.torch import save
 
 import repaconv
-from repaconv.checkpoint import read_checkpoint
-from repaconv.errors import Refused
+from repaconv.checkpoints import read_checkpoint
+from repaconv.core.errors import Refused
 from torture import containers, pickles
 from torture.arena import Case
 from torture.nets import METHODS, Net, net
@@ -126,7 +126,7 @@ def compared(path: Path, told: Net, silent: bool) -> str:
 
 def _as_read(told: Net) -> dict[str, torch.Tensor]:
     """Under the names that a reader gives them."""
-    from repaconv.checkpoint.read import _strip_wrappers
+    from repaconv.checkpoints.checkpoint_reader import _strip_wrappers
 
     names, _ = _strip_wrappers(list(told.weights))
     return {short: told.weights[full] for short, full in names.items()}

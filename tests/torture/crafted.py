@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from repaconv.artefacts import BenchArtefact
-from repaconv.farm.jobs import Job, Model, answered, resolved, run_job
-from repaconv.files import sha256_of_bytes
-from repaconv.orders.stages import BenchOrder
+from repaconv.core.files import sha256_of_bytes
+from repaconv.distributed.benchmark_jobs import Job, Model, answered, resolved, run_job
+from repaconv.options.stage_options import BenchOrder
+from repaconv.results import BenchArtefact
 from torture import graphs, others
 from torture.arena import MARKER, Case
 

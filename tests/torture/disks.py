@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import repaconv
-from repaconv.errors import EnvironmentProblem
-from repaconv.farm.sweep import sweep
-from repaconv.files import PART
+from repaconv.core.errors import EnvironmentProblem
+from repaconv.core.files import PART
+from repaconv.distributed.sweep import sweep
 from torture import kills, long_kills, others
 from torture.arena import Case
 from torture.kills import Prepare, Stage

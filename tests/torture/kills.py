@@ -21,9 +21,9 @@ import numpy as np
 import torch
 
 import repaconv
-from repaconv import runs
-from repaconv.errors import Refused, RepaconvError
-from repaconv.files import stage_of
+from repaconv.core import run_folder
+from repaconv.core.errors import Refused, RepaconvError
+from repaconv.core.files import stage_of
 from torture import graphs, others
 from torture.arena import Case
 from torture.nets import HEADS, net, plain
@@ -257,7 +257,7 @@ def require_whole(at: Path) -> None:
     for path in sorted((at / "run").rglob("*.json")):
         assert stage_of(path), f"{path} is half an artefact"
     for path in (at / "run").rglob("fold.json"):
-        run = runs.Run(path.parent)
-        folded = runs.fold_of(run)
+        run = run_folder.Run(path.parent)
+        folded = run_folder.fold_of(run)
         with suppress(Refused):  # it is gone or another, and is told to be
             run.payload(folded.payload)

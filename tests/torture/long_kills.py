@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 import repaconv
-from repaconv.farm.sweep import sweep
+from repaconv.distributed.sweep import sweep
 from torture import kills, others
 from torture.arena import Case
 from torture.nets import net

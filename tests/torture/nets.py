@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from repaconv import registry
 from repaconv.backbones.metaformer import MetaFormerConfig
+from repaconv.core import plugins
 from repaconv.methods.nondeep.published import example_meta
 
 HEADS = {"num_heads": "3"}
@@ -47,7 +47,7 @@ class Net(NamedTuple):
 def net(name: str) -> Net:
     """One of `METHODS`."""
     method, arch, beside, settings = METHODS[name]
-    return Net(name, dict(registry.load(registry.METHODS, method).example(arch, 1)), beside, settings)
+    return Net(name, dict(plugins.load(plugins.METHODS, method).example(arch, 1)), beside, settings)
 
 
 def plain(width: int = 12, depth: int = 2) -> dict[str, Tensor]:

@@ -22,15 +22,15 @@ import torch
 from PIL import Image
 
 import repaconv
-from repaconv import runs
-from repaconv.artefacts import Baselines, Preprocessing
-from repaconv.engines import trtexec
-from repaconv.farm.matrix import read_matrix
-from repaconv.files import read_artefact
-from repaconv.proof.data import image_inputs, npz_inputs
-from repaconv.recipe import read_recipe
-from repaconv.subjects.architectures import of_folder
-from repaconv.targets.schema import from_file
+from repaconv.core import run_folder
+from repaconv.core.files import read_artefact
+from repaconv.distributed.sweep import read_matrix
+from repaconv.engines import trtexec_logs
+from repaconv.engines.targets.schema import from_file
+from repaconv.options import read_recipe
+from repaconv.results import Baselines, Preprocessing
+from repaconv.sources.named_architectures import of_folder
+from repaconv.verification.input_batches import image_inputs, npz_inputs
 from torture.arena import Case
 from torture.nets import net
 
@@ -150,10 +150,10 @@ def _run_with(at: Path, name: str, seed: int, folder: Path) -> Path:
 
 
 def _verified(path: Path) -> str:
-    from repaconv.steps.exports import exports_of
+    from repaconv.stages.shared.run_exports import exports_of
 
-    run = runs.find_run(path)
-    folded = runs.fold_of(run)
+    run = run_folder.find_run(path)
+    folded = run_folder.fold_of(run)
     exports_of(run, folded)
     run.later_stages()
     repaconv.verify(path, count=1, out=path.parent / "verdict.json")
@@ -215,22 +215,22 @@ def _collected(path: Path) -> None:
 def _logged(path: Path) -> None:
     content = path.read_bytes()
     text = content.decode("utf-8", "replace")
-    trtexec.version_of(text)
-    trtexec.median_ms(text)
+    trtexec_logs.version_of(text)
+    trtexec_logs.median_ms(text)
     try:
         plain = json.loads(content)
     except (ValueError, RecursionError):
         return
     for read in (
-        trtexec.compute_ms,
-        trtexec.layer_times,
-        trtexec.outputs,
-        trtexec.layer_types,
-        trtexec.fused_attentions,
+        trtexec_logs.compute_ms,
+        trtexec_logs.layer_times,
+        trtexec_logs.outputs,
+        trtexec_logs.layer_types,
+        trtexec_logs.fused_attentions,
     ):
         try:
             read(plain)
-        except repaconv.errors.RepaconvError:
+        except repaconv.core.errors.RepaconvError:
             continue
 
 

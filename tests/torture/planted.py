@@ -29,7 +29,7 @@ import onnx
 import torch
 
 import repaconv
-from repaconv.errors import GateFailed, RepaconvError
+from repaconv.core.errors import GateFailed, RepaconvError
 from torture import graphs, warm
 from torture.nets import net
 

@@ -9,20 +9,20 @@ from pkgutil import iter_modules
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from repaconv import artefacts
-from repaconv.artefacts import Record
-from repaconv.cli import showing
+from repaconv import results
+from repaconv.cli import result_text
+from repaconv.results import Record
 
 HOSTILE = "[/x]\x1b[2J :bug: "
 PLAIN = {str: HOSTILE, bool: True, int: 1, float: 1.5, Any: 1.5}
 
 
 def shown() -> Iterator[type[Record]]:
-    """All kinds that `repaconv.cli.showing` has something for."""
-    for module in iter_modules(showing.__path__):
-        show = getattr(import_module(f"{showing.__name__}.{module.name}"), "show", None)
+    """All kinds that `repaconv.cli.result_text` has something for."""
+    for module in iter_modules(result_text.__path__):
+        show = getattr(import_module(f"{result_text.__name__}.{module.name}"), "show", None)
         taken = next(iter(signature(show).parameters.values())).annotation if show else ""
-        yield from (getattr(artefacts, name.strip()) for name in taken.split("|") if name)
+        yield from (getattr(results, name.strip()) for name in taken.split("|") if name)
 
 
 def hostile(kind: type[Record]) -> Record:

@@ -8,14 +8,14 @@ from pathlib import Path
 import torch
 
 import repaconv
-from repaconv import registry
+from repaconv.core import plugins
 from torture.nets import net
 
 
 def up() -> None:
     """Every method, and a fold of one."""
-    for name in registry.registered(registry.METHODS):
-        registry.load(registry.METHODS, name)
+    for name in plugins.registered(plugins.METHODS):
+        plugins.load(plugins.METHODS, name)
     with tempfile.TemporaryDirectory() as scratch:
         path, told = Path(scratch, "c.pth"), net("dwconv")
         torch.save(told.whole, path)

@@ -11,7 +11,7 @@ A net trained that way, in the layout dwconv-v1, holds for each block one of
     proj(E v)                                    static: a constant matrix a head (converted nets alone)
     (1 - g) attention + g convolution            gated, eq. 18: the p largest gates take the convolution
 
-A converted net (`repaconv.converting`) may add a share of the values' mean over the grid to a convolution, and keeps
+A converted net (`repaconv.conversion`) may add a share of the values' mean over the grid to a convolution, and keeps
 attention for the tokens before the patches, class token and registers, which have no place in one. Behind its last
 convolution it may merge tokens, which then lie on no grid: those blocks are PYRA's, unmodulated.
 
@@ -31,26 +31,63 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from repaconv.affine import Affine
-from repaconv.backbones.blocks import BlockSpec, DeployBlock
-from repaconv.backbones.parts import ActivationKind
-from repaconv.backbones.tokens import LayerNormSpec, MlpSpec, SwiGlu, SwiGluSpec
+from repaconv.algebra.affine_maps import Affine
+from repaconv.backbones.inference_block import BlockSpec, DeployBlock
+from repaconv.backbones.norms_and_ffns import ActivationKind
+from repaconv.backbones.token_layers import LayerNormSpec, MlpSpec, SwiGlu, SwiGluSpec
+from repaconv.backbones.training_blocks import BlockTraits, PlainBlock, PlainMlp, scale_affine
 from repaconv.backbones.vit import ViTConfig
-from repaconv.errors import Refused
-from repaconv.methods.dwconv.mixers import Mixer
-from repaconv.methods.dwconv.prefix import FoldedMixer, fold_prefix
-from repaconv.methods.dwconv.separation import factors, separated, separation
-from repaconv.methods.dwconv.training import DropIn
+from repaconv.backbones.vit_block_folding import fold_attention, folded_block, linear_of, named, score_scale
+from repaconv.core.errors import Refused
+from repaconv.method_api.contract import FoldedPart
+from repaconv.methods.dwconv.mixer_kinds import Mixer
+from repaconv.methods.dwconv.separable_convolution import factors, separated, separation
+from repaconv.methods.dwconv.training_mixers import DropIn
+from repaconv.methods.pyra.merging_schedules import first_merging, require_possible
 from repaconv.methods.pyra.paper import MergedBlock
-from repaconv.methods.pyra.schedules import first_merging, require_possible
-from repaconv.skeletons.blocks import BlockTraits, PlainBlock, PlainMlp, scale_affine
-from repaconv.skeletons.folding import fold_attention, folded_block, linear_of, named
-from repaconv.trained.contract import FoldedPart
+
+# --- How attention of the tokens before the patches folds beside a mixer of the patches (converted nets alone).
+
+
+class FoldedMixer(NamedTuple):
+    """A mixer's weights in the deploy form, what was folded in words, and whether norm1 keeps its affine."""
+
+    tensors: dict[str, Tensor]
+    told: tuple[str, ...]
+    keeps_norm: bool = False
+
+
+def fold_prefix(
+    block: Mapping[str, Tensor], mixer: Mixer, patches: FoldedMixer, norm: Affine, scale: Affine
+) -> FoldedMixer:
+    """Few queries over many tokens: keys' and values' matrices on their side, the keys' bias gone, the values' in proj.
+
+    Args:
+        block: Weights in float64 by the names within the block.
+        mixer: How it was trained.
+        patches: The other tokens' mixer, folded.
+        norm: norm1's affine.
+        scale: ls1.
+    """
+    width, heads = norm.out_width, mixer.heads
+    qkv = score_scale(width, heads) @ linear_of(block, "attn.prefix.qkv") @ norm
+    q, k, v = (qkv.rows(slice(part * width, (part + 1) * width)) for part in range(3))
+    proj = scale @ linear_of(block, "attn.prefix.proj")
+    proj = Affine(proj.weight, proj.bias + proj.weight @ v.bias)
+    tensors = {name.replace("attn.", "attn.patches.", 1): tensor for name, tensor in patches.tensors.items()}
+    tensors |= named({"attn.prefix.q": q, "attn.prefix.proj": proj})
+    tensors["attn.prefix.k"] = k.weight.view(heads, -1, width)
+    tensors["attn.prefix.v"] = v.weight.view(heads, -1, width).transpose(1, 2).contiguous()
+    told = f"attention of {mixer.prefix} tokens before the patches: keys and values -> their queries"
+    return FoldedMixer(tensors, (*patches.told, told))
+
+
+# --- Accelerating Vision Transformers with Drop-in Depthwise Convolution: attention heads that are convolutions.
 
 EQUATIONS = {
     "attention": "eq. 4",

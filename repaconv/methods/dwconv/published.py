@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from repaconv.methods.dwconv.mixers import Mixer
+from repaconv.backbones.blockwise_vit import deploy_config, example_weights, published_net
+from repaconv.backbones.training_blocks import BlockTraits
+from repaconv.backbones.training_norms import NormTraits
+from repaconv.method_api.contract import Published
+from repaconv.methods.dwconv.mixer_kinds import Mixer
 from repaconv.methods.dwconv.paper import ConvBlock
-from repaconv.methods.dwconv.training import DropIn
-from repaconv.skeletons.blocks import BlockTraits
-from repaconv.skeletons.blockwise import deploy_config, example_weights, published_net
-from repaconv.skeletons.norms import NormTraits
-from repaconv.trained.contract import Published
+from repaconv.methods.dwconv.training_mixers import DropIn
 
 ARCHS = ("vit-large/12", "vit-base/6", "tiny")
 _HEADS_16 = (True,) * 16

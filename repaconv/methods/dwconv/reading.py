@@ -8,26 +8,92 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from repaconv.artefacts import Fact
-from repaconv.backbones.parts import ActivationKind
-from repaconv.checkpoint import Checkpoint
-from repaconv.errors import Refused
-from repaconv.methods.dwconv.gates import read_gates
-from repaconv.methods.dwconv.mixers import FORMAT, read_mixer
+from repaconv.backbones.activation_setting import read_activation
+from repaconv.backbones.blockwise_vit import BlockwiseReading, Opened, deploy_config
+from repaconv.backbones.norms_and_ffns import ActivationKind
+from repaconv.backbones.tensor_names import block_tensors, depth_of, weight_of
+from repaconv.backbones.training_blocks import BlockTraits
+from repaconv.backbones.training_norms import Norms, read_norms
+from repaconv.backbones.vit_checkpoint_reader import read_frame, read_heads
+from repaconv.checkpoints import Checkpoint
+from repaconv.core.errors import Refused
+from repaconv.method_api.contract import Detection
+from repaconv.method_api.settings import Knobs, natural, one_of, said_in
+from repaconv.methods.dwconv.mixer_kinds import FORMAT, read_mixer
 from repaconv.methods.dwconv.paper import ConvBlock, merging
-from repaconv.methods.dwconv.separation import SEPARABLE, is_rounded, separated
+from repaconv.methods.dwconv.separable_convolution import SEPARABLE, is_rounded, separated
+from repaconv.methods.pyra.merging_schedules import parse_schedule
 from repaconv.methods.pyra.paper import MERGED_TOLERANCE
-from repaconv.methods.pyra.schedules import parse_schedule
-from repaconv.skeletons.blocks import BlockTraits
-from repaconv.skeletons.blockwise import BlockwiseReading, Opened, deploy_config
-from repaconv.skeletons.frame import read_frame, read_heads
-from repaconv.skeletons.names import block_tensors, depth_of, weight_of
-from repaconv.skeletons.norms import Norms, read_norms
-from repaconv.trained.activations import read_activation
-from repaconv.trained.contract import Detection
-from repaconv.trained.knobs import Knobs, one_of, said_in
+from repaconv.results import Fact
+
+# --- Gates that choose between attention and convolution: which heads the p largest of them turned (eq. 18).
+
+
+def read_gates(
+    tensors: Mapping[str, Tensor], meta: Mapping[str, Any], knobs: Knobs, depth: int, heads: int
+) -> list[tuple[bool, ...] | None]:
+    """Which heads each block's gates turn into convolutions; None for every block without gates.
+
+    Raises:
+        Refused: If the gates are soft, tie at the p-th, or stand alone without p and mode, or these without them.
+    """
+    said, gate = said_in(meta, "gate"), tensors.get("gate.weight")
+    if gate is None:
+        if said:
+            raise Refused(
+                "the metadata mentions gates, but there is no gate.weight.",
+                hint="The file contains only a part of the network.",
+                code="checkpoint.missing-keys",
+            )
+        return [None] * depth
+    if tuple(gate.shape) not in ((depth,), (depth, heads)):
+        raise Refused(
+            f"gate.weight has shape {list(gate.shape)}; expected one gate per block, [{depth}], or per head, "
+            f"[{depth}, {heads}].",
+            hint="The file mixes two networks, or the number of heads differs (--set num_heads=N).",
+            code="checkpoint.shape",
+        )
+    why = "the metadata lacks {}, and the gates do not show it"
+    modes, how = one_of("hard-topk", "soft"), why.format("how the gates choose")
+    mode = knobs.need("gate_mode", modes, "hard-topk", how, said.get("mode"), "meta.gate")
+    if mode != "hard-topk":
+        raise Refused(
+            f"the gates are {mode}: attention and convolution both contribute, so neither can be removed.",
+            hint="Finish the training with hard gates (hard-topk).",
+            code="dwconv.soft-gates",
+        )
+    p = knobs.need("gate_p", natural, "12", why.format("how many take the convolution"), said.get("p"), "meta.gate")
+    if not isinstance(p, int) or isinstance(p, bool) or not 0 <= p <= gate.numel():
+        raise Refused(
+            f"meta.gate.p is {p!r}, but there are {gate.numel()} gates.",
+            hint="p is the number of gates that select the convolution.",
+            code="dwconv.gates",
+        )
+    unit = "block" if gate.ndim == 1 else "head"
+    chosen = _largest(gate, p)
+    knobs.facts.append(Fact(name="gates", value=f"the {p} largest of {gate.numel()}, by {unit}", source="gate.weight"))
+    return [tuple(row) for row in chosen.view(depth, -1).expand(depth, heads).tolist()]
+
+
+def _largest(gate: Tensor, p: int) -> Tensor:
+    """Which gates are among the p largest, in one row."""
+    ranked = gate.double().flatten().sort(descending=True)
+    if 0 < p < gate.numel() and ranked.values[p - 1] == ranked.values[p]:
+        raise Refused(
+            f"gate {p} and the next one in rank have equal weights ({float(ranked.values[p]):g}), so the choice "
+            "between them is undefined.",
+            hint="Continue the training until they differ.",
+            code="dwconv.tie",
+        )
+    chosen = torch.zeros(gate.numel(), dtype=torch.bool)
+    chosen[ranked.indices[:p]] = True
+    return chosen
+
+
+# --- A net with convolutions in place of heads, from its keys, its shapes and the metadata of dwconv-v1.
 
 _KERNEL = re.compile(r"^(?P<block>blocks\.(?:\d+\.)?\d+)\.attn\.(?P<what>dw|conv|conv_heads|gamma|static)(?:\.|$)")
 
@@ -46,7 +112,7 @@ def detect(checkpoint: Checkpoint) -> Detection | None:
 
 
 def read(checkpoint: Checkpoint, settings: Mapping[str, str]) -> BlockwiseReading[ConvBlock]:
-    """See `repaconv.trained.contract.Method`.
+    """See `repaconv.method_api.contract.Method`.
 
     Raises:
         Refused: If the keys are not one whole net of the layout, or a gate has not chosen.

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from repaconv.methods.nondeep import identify, published, reading
-from repaconv.trained.contract import Method
+from repaconv.method_api.contract import Method
+from repaconv.methods.nondeep import identification, published, reading
 
 METHOD = Method(
     name="nondeep",
@@ -14,6 +14,6 @@ METHOD = Method(
     read=reading.read,
     published=published.published,
     example=published.example,
-    identify=identify.identify,
+    identify=identification.identify,
     official_rewrites=("scores-as-matrix",),
 )

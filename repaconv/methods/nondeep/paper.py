@@ -33,15 +33,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from repaconv.affine import Affine
-from repaconv.backbones.blocks import BlockSpec, DeployBlock
-from repaconv.backbones.parts import ActivationKind, activation
-from repaconv.backbones.tokens import AttentionSpec, MlpSpec
+from repaconv.algebra.affine_maps import Affine
+from repaconv.algebra.low_rank_products import Product, common_rank, side_by_side
+from repaconv.backbones.inference_block import BlockSpec, DeployBlock
+from repaconv.backbones.norms_and_ffns import ActivationKind, activation
+from repaconv.backbones.token_layers import AttentionSpec, MlpSpec
+from repaconv.backbones.training_blocks import BlockTraits, PlainBlock, PlainMlp, scale_affine
 from repaconv.backbones.vit import ViTConfig
-from repaconv.ranks import Product, common_rank, side_by_side
-from repaconv.skeletons.blocks import BlockTraits, PlainBlock, PlainMlp, scale_affine
-from repaconv.skeletons.folding import folded_block, linear_of, named
-from repaconv.trained.contract import FoldedPart
+from repaconv.backbones.vit_block_folding import folded_block, linear_of, named
+from repaconv.method_api.contract import FoldedPart
 
 # --- as trained -------------------------------------------------------------------------------------
 

@@ -7,14 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from repaconv.algebra.low_rank_products import cheaper_than_matrices
+from repaconv.backbones.blockwise_vit import example_weights, published_net
+from repaconv.backbones.training_blocks import BlockTraits
+from repaconv.backbones.training_norms import NormTraits
 from repaconv.backbones.vit import ViTConfig
+from repaconv.method_api.contract import Published
 from repaconv.methods.nondeep.paper import BranchBlock, Join
 from repaconv.methods.nondeep.reading import FORMAT
-from repaconv.ranks import cheaper_than_matrices
-from repaconv.skeletons.blocks import BlockTraits
-from repaconv.skeletons.blockwise import example_weights, published_net
-from repaconv.skeletons.norms import NormTraits
-from repaconv.trained.contract import Published
 
 ARCHS = ("6x2", "4x3", "3x4", "tiny")
 _PAPER: dict[str, Any] = {"image_size": (224, 224), "patch": 16, "width": 192, "classes": 1000}

@@ -10,21 +10,21 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from repaconv.artefacts import Fact
-from repaconv.backbones.parts import ActivationKind
+from repaconv.backbones.activation_setting import read_activation
+from repaconv.backbones.blockwise_vit import BlockwiseReading, Opened
+from repaconv.backbones.norms_and_ffns import ActivationKind
+from repaconv.backbones.tensor_names import block_tensors, depth_of, weight_of
+from repaconv.backbones.training_blocks import BlockTraits
+from repaconv.backbones.training_norms import Norms, read_norms
 from repaconv.backbones.vit import ViTConfig
-from repaconv.checkpoint import Checkpoint
-from repaconv.errors import Refused
+from repaconv.backbones.vit_checkpoint_reader import read_frame
+from repaconv.checkpoints import Checkpoint
+from repaconv.core.errors import Refused
+from repaconv.method_api.contract import Detection
+from repaconv.method_api.fold_error import loaded, max_rel_error
+from repaconv.method_api.settings import Knobs, one_of, positive, said_in, small
 from repaconv.methods.nondeep.paper import BranchBlock, Join
-from repaconv.skeletons.blocks import BlockTraits
-from repaconv.skeletons.blockwise import BlockwiseReading, Opened
-from repaconv.skeletons.frame import read_frame
-from repaconv.skeletons.names import block_tensors, depth_of, weight_of
-from repaconv.skeletons.norms import Norms, read_norms
-from repaconv.trained.activations import read_activation
-from repaconv.trained.certificate import loaded, max_rel_error
-from repaconv.trained.contract import Detection
-from repaconv.trained.knobs import Knobs, one_of, positive, said_in, small
+from repaconv.results import Fact
 
 FORMAT = "nondeep-branches-v1"
 WAYS = {"attn_value": ("output-sum", "value-sum"), "score_scale": ("sqrt", "sum")}
@@ -45,7 +45,7 @@ def detect(checkpoint: Checkpoint) -> Detection | None:
 
 
 def read(checkpoint: Checkpoint, settings: Mapping[str, str]) -> BlockwiseReading[BranchBlock]:
-    """See `repaconv.trained.contract.Method`.
+    """See `repaconv.method_api.contract.Method`.
 
     Raises:
         Refused: If the keys are not one whole net of branches, the metadata is missing or contradicts the

@@ -8,7 +8,7 @@ The block as the official code has it, which is the specification (keys k with L
         z_d += z_s + z_s dD dr,   x = z / size              class and distillation token are never touched
     x += mlp(norm2(x))
 
-What folds, exactly: LoRA into qkv (`repaconv.trained.lora`); the scores' divisor into q alone, since the merging reads
+What folds, exactly: LoRA into qkv (`repaconv.methods.lora`); the scores' divisor into q alone, since the merging reads
 k; norm1's affine into qkv, norm2's into fc1, the final norm's into the head, the two heads of a distilled net into one;
 LN's affine into both generators, and 2 sigmoid(u) - 1 = tanh(u / 2) with the half into W_D. Where the class token is
 read, the last block's merging is dead, and so is all that it does for other tokens but their keys and values. What
@@ -28,14 +28,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from repaconv.backbones.blocks import BlockSpec, deploy_block
-from repaconv.backbones.merging import MergeSpec, Sized
-from repaconv.backbones.parts import ActivationKind
-from repaconv.backbones.tokens import AttentionSpec, MlpSpec
+from repaconv.backbones.inference_block import BlockSpec, deploy_block
+from repaconv.backbones.norms_and_ffns import ActivationKind
+from repaconv.backbones.token_layers import AttentionSpec, MlpSpec
+from repaconv.backbones.token_merging_block import MergeSpec, Sized
+from repaconv.backbones.training_blocks import BlockTraits, PlainBlock, PlainMlp, scale_affine
 from repaconv.backbones.vit import ViTConfig
-from repaconv.skeletons.blocks import BlockTraits, PlainBlock, PlainMlp, scale_affine
-from repaconv.skeletons.folding import fold_attention, fold_mlp, folded_block, named
-from repaconv.trained.contract import FoldedPart
+from repaconv.backbones.vit_block_folding import fold_attention, fold_mlp, folded_block, named
+from repaconv.method_api.contract import FoldedPart
 
 MERGED_TOLERANCE = dict.fromkeys(
     ("stored", "exported", "form", "simplified", "onnx", "preprocessing", "engine", "agreement"), 1e-4

@@ -7,13 +7,13 @@ from typing import Any
 
 from torch import Tensor
 
+from repaconv.backbones.blockwise_vit import deploy_config, example_weights, published_net
+from repaconv.backbones.training_blocks import BlockTraits
+from repaconv.backbones.training_norms import NormTraits
 from repaconv.backbones.vit import ViTConfig
+from repaconv.method_api.contract import Published
+from repaconv.methods.pyra.merging_schedules import scheduled
 from repaconv.methods.pyra.paper import MergedBlock
-from repaconv.methods.pyra.schedules import scheduled
-from repaconv.skeletons.blocks import BlockTraits
-from repaconv.skeletons.blockwise import deploy_config, example_weights, published_net
-from repaconv.skeletons.norms import NormTraits
-from repaconv.trained.contract import Published
 
 PAPERS = {
     "vit-base": (768, 12, 12, 224, 16),

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from repaconv.backbones.activation_setting import read_activation
+from repaconv.backbones.blockwise_vit import BlockwiseReading, Opened, deploy_config
+from repaconv.backbones.tensor_names import block_tensors, depth_of, weight_of
+from repaconv.backbones.training_blocks import BlockTraits
+from repaconv.backbones.training_norms import read_norms
 from repaconv.backbones.vit import ViTConfig
-from repaconv.checkpoint import Checkpoint
-from repaconv.errors import Refused
+from repaconv.backbones.vit_checkpoint_reader import read_frame, read_heads
+from repaconv.checkpoints import Checkpoint
+from repaconv.core.errors import Refused
+from repaconv.method_api.contract import Detection
+from repaconv.method_api.settings import said_in, small
+from repaconv.methods.pyra.merging_schedules import read_schedule
 from repaconv.methods.pyra.paper import MERGED_TOLERANCE, MergedBlock
-from repaconv.methods.pyra.schedules import read_schedule
-from repaconv.skeletons.blocks import BlockTraits
-from repaconv.skeletons.blockwise import BlockwiseReading, Opened, deploy_config
-from repaconv.skeletons.frame import read_frame, read_heads
-from repaconv.skeletons.names import block_tensors, depth_of, weight_of
-from repaconv.skeletons.norms import read_norms
-from repaconv.trained.activations import read_activation
-from repaconv.trained.contract import Detection
-from repaconv.trained.knobs import said_in, small
 
 
 def detect(checkpoint: Checkpoint) -> Detection | None:
@@ -37,7 +37,7 @@ def detect(checkpoint: Checkpoint) -> Detection | None:
 
 
 def read(checkpoint: Checkpoint, settings: Mapping[str, str]) -> BlockwiseReading[MergedBlock]:
-    """See `repaconv.trained.contract.Method`; without merging, LoRA alone.
+    """See `repaconv.method_api.contract.Method`; without merging, LoRA alone.
 
     Raises:
         Refused: If the keys are not one whole vision transformer, the schedule is not known or not possible, or

@@ -9,9 +9,10 @@ Nothing nonlinear is left between the idle part of fc1 and that of fc2, so it fo
     up = fc1 norm1,   down = scale fc2 norm2,
     y = down_act gelu(up_act x) + (I + down_idle up_idle) x + down's bias.
 
-The deploy block is `IdleMlp` of `repaconv.backbones.tokens`, on images `IdleConvMlp` of `repaconv.backbones.parts`.
-With A = H nothing is idle and the block stays an MLP; with A = 0 it is one matrix. Beyond the paper, all exact: the
-affines of the attention's and the final norm, and the scores' divisor, go into the linear layers beside them.
+The deploy block is `IdleMlp` of `repaconv.backbones.token_layers`, on images `IdleConvMlp` of
+`repaconv.backbones.norms_and_ffns`. With A = H nothing is idle and the block stays an MLP; with A = 0 it is one matrix.
+Beyond the paper, all exact: the affines of the attention's and the final norm, and the scores' divisor, go into the
+linear layers beside them.
 
 A stands in no tensor. It follows from ``args`` by the official rounding, or from the *residual test*: in
 training, norm1's output has the batch mean norm1.bias, so an idle channel j has exactly
@@ -30,10 +31,10 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from repaconv.affine import Affine
-from repaconv.backbones.parts import ActivationKind, activation
-from repaconv.backbones.tokens import ImageBatchNorm, TokenBatchNorm
-from repaconv.skeletons.folding import named
+from repaconv.algebra.affine_maps import Affine
+from repaconv.backbones.norms_and_ffns import ActivationKind, activation
+from repaconv.backbones.token_layers import ImageBatchNorm, TokenBatchNorm
+from repaconv.backbones.vit_block_folding import named
 
 
 class ChannelIdleMlp(nn.Module):

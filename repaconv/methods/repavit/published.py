@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from repaconv import registry
+from repaconv.core import plugins
+from repaconv.method_api.contract import Published
+from repaconv.method_api.settings import Knobs
 from repaconv.methods.repavit.reading import RePaViTReading, read_ffns
-from repaconv.trained.contract import Published
-from repaconv.trained.knobs import Knobs
 
 
 @dataclass(frozen=True)
@@ -198,7 +198,7 @@ def published(arch: str) -> Published:
     )
     return Published(
         training=reading.module,
-        deploy=lambda: registry.load(registry.BACKBONES, family.backbone).deploy(reading.config),
+        deploy=lambda: plugins.load(plugins.BACKBONES, family.backbone).deploy(reading.config),
         input_shape=(3, sizes.image_size, sizes.image_size),
     )
 

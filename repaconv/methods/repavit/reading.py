@@ -9,20 +9,20 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from repaconv.artefacts import FoldStep
-from repaconv.backbones.parts import ActivationKind
-from repaconv.checkpoint import Checkpoint, require_sound
-from repaconv.errors import Refused
-from repaconv.methods.repavit.activity import active_channels, read_claim
-from repaconv.methods.repavit.families import FAMILIES, Family, ffn_of
+from repaconv.backbones.activation_setting import read_activation
+from repaconv.backbones.ffn_skeleton import Ffn, Skeleton
+from repaconv.backbones.norms_and_ffns import ActivationKind
+from repaconv.backbones.tensor_names import block_tensors, in_float64, official_names, weight_of
+from repaconv.checkpoints import Checkpoint, require_sound
+from repaconv.core.errors import Refused
+from repaconv.method_api.contract import Detection, FoldedPart, Reading
+from repaconv.method_api.fold_error import relative_difference
+from repaconv.method_api.preprocessing import preprocessing_of
+from repaconv.method_api.settings import Knobs, said_in, small
+from repaconv.methods.repavit.active_channels import active_channels, read_claim
+from repaconv.methods.repavit.network_families import FAMILIES, Family, ffn_of
 from repaconv.methods.repavit.paper import ChannelIdleMlp, ffn_weights, fold_ffn
-from repaconv.skeletons.around import Ffn, Skeleton
-from repaconv.skeletons.names import block_tensors, in_float64, official_names, weight_of
-from repaconv.trained.activations import read_activation
-from repaconv.trained.certificate import relative_difference
-from repaconv.trained.contract import Detection, FoldedPart, Reading
-from repaconv.trained.knobs import Knobs, said_in, small
-from repaconv.trained.preprocessing import preprocessing_of
+from repaconv.results import FoldStep
 
 
 def detect(checkpoint: Checkpoint) -> Detection | None:

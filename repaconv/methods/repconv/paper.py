@@ -6,7 +6,7 @@ A training block sums branches over one input M, each with a BatchNorm of its ow
     MobileOne    sum_k bn(M * W_k) + bn(M * W1) + bn(M)          k by k or pointwise; W1 beside k > 1 alone
 
 and puts squeeze-and-excitation, where it has that, and ReLU behind the sum. The deploy block (`DeployBlock` of
-`repaconv.backbones.repconv`) has one convolution: each BatchNorm goes into the convolution before it,
+`repaconv.backbones.repvgg_mobileone`) has one convolution: each BatchNorm goes into the convolution before it,
 
     W' = gamma / sigma W,   b' = beta - mu gamma / sigma         eqs. 3-4
 
@@ -28,9 +28,9 @@ from operator import add
 import torch
 from torch import Tensor, nn
 
-from repaconv.affine import Affine
-from repaconv.backbones.repconv import NAMES, Activated, Layout, RepBlock
-from repaconv.convolution import Conv
+from repaconv.algebra.affine_maps import Affine
+from repaconv.algebra.parallel_convolutions import Conv
+from repaconv.backbones.repvgg_mobileone import NAMES, Activated, Layout, RepBlock
 
 
 class ConvNorm(nn.Module):

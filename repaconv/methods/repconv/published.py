@@ -8,9 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from repaconv.backbones.repconv import RepBlock, RepConv, RepConvConfig
+from repaconv.backbones.repvgg_mobileone import RepBlock, RepConv, RepConvConfig
+from repaconv.method_api.contract import Published
 from repaconv.methods.repconv.paper import TrainingBlock
-from repaconv.trained.contract import Published
 
 
 class Arch(NamedTuple):

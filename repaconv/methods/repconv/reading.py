@@ -9,19 +9,19 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from repaconv.artefacts import Fact, FoldStep
-from repaconv.backbones.repconv import NAMES, Layout, RepBlock, RepConv, RepConvConfig
-from repaconv.checkpoint import Checkpoint, require_sound
-from repaconv.convolution import Conv
-from repaconv.errors import Refused
-from repaconv.methods.repconv.names import BlockKey, block_keys, official_names, one_net
+from repaconv.algebra.parallel_convolutions import Conv
+from repaconv.backbones.repvgg_mobileone import NAMES, Layout, RepBlock, RepConv, RepConvConfig
+from repaconv.backbones.tensor_names import block_tensors, counted, in_float64, weight_of
+from repaconv.checkpoints import Checkpoint, require_sound
+from repaconv.core.errors import Refused
+from repaconv.method_api.contract import Detection, FoldedPart, Reading
+from repaconv.method_api.fold_error import loaded, max_rel_error
+from repaconv.method_api.preprocessing import preprocessing_of
+from repaconv.method_api.settings import Knobs, positive, small
 from repaconv.methods.repconv.paper import TrainingBlock, fold_block
 from repaconv.methods.repconv.published import ARCHS
-from repaconv.skeletons.names import block_tensors, counted, in_float64, weight_of
-from repaconv.trained.certificate import loaded, max_rel_error
-from repaconv.trained.contract import Detection, FoldedPart, Reading
-from repaconv.trained.knobs import Knobs, positive, small
-from repaconv.trained.preprocessing import preprocessing_of
+from repaconv.methods.repconv.tensor_names import BlockKey, block_keys, official_names, one_net
+from repaconv.results import Fact, FoldStep
 
 
 def detect(checkpoint: Checkpoint) -> Detection | None:

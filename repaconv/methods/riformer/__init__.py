@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
+from repaconv.method_api.contract import Method
 from repaconv.methods.riformer import published, reading
-from repaconv.trained.contract import Method
 
 METHOD = Method(
     name="riformer",

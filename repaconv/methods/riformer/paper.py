@@ -28,9 +28,9 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from repaconv.affine import Affine
+from repaconv.algebra.affine_maps import Affine
 from repaconv.backbones.metaformer import MetaFormerConfig
-from repaconv.backbones.parts import ConvMlp, Norm
+from repaconv.backbones.norms_and_ffns import ConvMlp, Norm
 
 
 class AffineMixer(nn.Module):

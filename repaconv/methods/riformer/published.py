@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from repaconv.backbones.metaformer import MetaFormer, MetaFormerConfig
+from repaconv.method_api.contract import Published
 from repaconv.methods.riformer.paper import RIFormerBlock
-from repaconv.trained.contract import Published
 
 _WIDTHS = {"s": (64, 128, 320, 512), "m": (96, 192, 384, 768)}
 ARCHS = {

@@ -11,20 +11,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from repaconv.affine import Affine
-from repaconv.artefacts import Fact, FoldStep
+from repaconv.algebra.affine_maps import Affine
+from repaconv.backbones.activation_setting import read_activation
 from repaconv.backbones.metaformer import IdentityMixerBlock, MetaFormer, MetaFormerConfig
-from repaconv.backbones.parts import Norm
-from repaconv.checkpoint import Checkpoint, find_typed, require_sound
-from repaconv.errors import Refused
+from repaconv.backbones.norms_and_ffns import Norm
+from repaconv.backbones.tensor_names import block_tensors, counted, renamed, weight_of
+from repaconv.checkpoints import Checkpoint, find_typed, require_sound
+from repaconv.core.errors import Refused
+from repaconv.method_api.contract import Detection, FoldedPart, Reading
+from repaconv.method_api.fold_error import max_rel_error, relative_difference
+from repaconv.method_api.preprocessing import preprocessing_of
+from repaconv.method_api.settings import Knobs, natural, one_of, positive, run_config, small
 from repaconv.methods.riformer.paper import RIFormerBlock, fold_block, fold_head
 from repaconv.methods.riformer.published import ARCHS
-from repaconv.skeletons.names import block_tensors, counted, renamed, weight_of
-from repaconv.trained.activations import read_activation
-from repaconv.trained.certificate import max_rel_error, relative_difference
-from repaconv.trained.contract import Detection, FoldedPart, Reading
-from repaconv.trained.knobs import Knobs, natural, one_of, positive, run_config, small
-from repaconv.trained.preprocessing import preprocessing_of
+from repaconv.results import Fact, FoldStep
 
 _NORM_KEYS = {"type", "num_groups", "eps", "affine", "requires_grad"}
 _BLOCK_KEY = re.compile(r"^(?P<prefix>.*?)network\.\d+\.\d+\.(?P<part>token_mixer\.affine|norm_reparam)\.weight$")

@@ -1,0 +1,1 @@
+"""Exact float64 algebra of linear maps over channels. No files, no networks."""

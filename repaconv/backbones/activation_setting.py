@@ -1,0 +1,88 @@
+"""Which activation a network has: no tensor tells it. A file may, the user may; else it is the official code's."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, cast, get_args
+
+from repaconv.backbones.norms_and_ffns import ActivationKind
+from repaconv.core.errors import Refused
+from repaconv.method_api.settings import Knobs, one_of
+
+ACTIVATIONS: tuple[str, ...] = get_args(ActivationKind)
+
+# As timm, torch, mmengine and transformers write them, in small letters alone.
+_SPELLINGS = {
+    "gelu": "GELU",
+    "gelutanh": "GELU-tanh",
+    "gelunew": "GELU-tanh",
+    "gelufast": "GELU-tanh",
+    "gelupytorchtanh": "GELU-tanh",
+    "quickgelu": "QuickGELU",
+    "relu": "ReLU",
+    "silu": "SiLU",
+    "swish": "SiLU",
+}
+_APPROXIMATE = {"none": "GELU", "tanh": "GELU-tanh"}
+_KEYS = ("act", "act_layer", "activation", "hidden_act")
+_PLACES = ("args", "arch", "cfg", "config", "hparams", "hyper_parameters", "meta", "model_args", "model_kwargs")
+
+
+def activation_kind(said: Any) -> str | None:
+    """One of `ACTIVATIONS` by its name, dotted or not, or as ``dict(type="GELU", approximate="tanh")``.
+
+    None for what is not known to be one of them.
+    """
+    if isinstance(said, Mapping):
+        kind, more = activation_kind(said.get("type")), set(said) - {"type", "inplace"}
+        exact = kind == "GELU" and more == {"approximate"}
+        return _APPROXIMATE.get(str(said["approximate"])) if exact else None if more else kind
+    if not isinstance(said, str):
+        return None
+    return _SPELLINGS.get(re.sub(r"[^a-z]", "", said.rpartition(".")[2].lower()))
+
+
+def read_activation(record: Mapping[str, Any], knobs: Knobs, told: Any = None, where: str = "") -> ActivationKind:
+    """The knob ``act``, beside what the file says; GELU by erf where nobody says anything.
+
+    Args:
+        record: All of a checkpoint but its tensors.
+        knobs: The user's.
+        told: What else the file says, if anything.
+        where: Where it would say so.
+
+    Raises:
+        Refused: If the file says two, or one that is not known.
+    """
+    said = {**dict(_said(record, "")), **({where: told} if told else {})}
+    kinds = {activation_kind(value) or str(value): place for place, value in said.items()}
+    if len(kinds) > 1:
+        raise Refused(
+            "the file names two activations: "
+            + ", ".join(f"{place} {said[place]!r}" for place in kinds.values())
+            + ".",
+            hint="Save the checkpoint with the activation that it was trained with.",
+            code="activation.ambiguous",
+        )
+    found, where = next(iter(kinds.items()), (None, where))
+    act = knobs.take("act", one_of(*ACTIVATIONS), "GELU", found, where)
+    if act not in ACTIVATIONS:
+        raise Refused(
+            f"{where} names the activation {act!r}, which is unknown.",
+            hint=(
+                f"Known activations: {', '.join(ACTIVATIONS)}. If it is one of them under another name: --set act=... "
+                "--force."
+            ),
+            code="activation.unknown",
+        )
+    return cast(ActivationKind, act)
+
+
+def _said(record: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    """Places at which the file names an activation, and what stands there."""
+    for key, value in record.items():
+        if key in _KEYS and value and not isinstance(value, (bool, int, float)):
+            yield f"{prefix}{key}", value
+        elif key in _PLACES and isinstance(value, Mapping):
+            yield from _said(value, f"{prefix}{key}.")

@@ -1,0 +1,102 @@
+"""What attention becomes where a network was converted without training, in deploy form.
+
+`StaticSpec` has one matrix a head for all inputs. `PrefixedSpec` is for nets with tokens beside the patches: what a
+convolution cannot give these they keep, attention over all tokens; there are few of them, so it costs next to nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from repaconv.backbones.convolution_mixers import DepthwiseSpec, EnsembledSpec
+
+
+@dataclass(frozen=True)
+class StaticSpec:
+    """All heads mix the patches by a constant matrix."""
+
+    heads: int
+    kind: Literal["static"] = "static"
+
+    def build(self, width: int, grid: tuple[int, int]) -> nn.Module:
+        """The module for tokens of this width on this grid."""
+        return StaticMixer(width, grid, self)
+
+
+class StaticMixer(nn.Module):
+    """proj(E v(x)), with E [h, n, n] instead of the softmax."""
+
+    def __init__(self, width: int, grid: tuple[int, int], spec: StaticSpec) -> None:
+        super().__init__()
+        count = grid[0] * grid[1]
+        self.heads = spec.heads
+        self.v, self.proj = nn.Linear(width, width), nn.Linear(width, width)
+        self.static = nn.Parameter(torch.zeros(spec.heads, count, count))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, n, d] -> [B, n, d]."""
+        v = self.v(x).view(*x.shape[:2], self.heads, -1).transpose(1, 2)
+        out: Tensor = self.proj((self.static @ v).transpose(1, 2).flatten(2))
+        return out
+
+
+PatchMixerSpec = DepthwiseSpec | EnsembledSpec | StaticSpec
+
+
+@dataclass(frozen=True)
+class PrefixedSpec:
+    """A mixer for the patches, and attention for the ``prefix`` tokens before them."""
+
+    patches: PatchMixerSpec
+    prefix: int
+    heads: int
+    head: int
+    kind: Literal["prefixed"] = "prefixed"
+
+    def build(self, width: int, grid: tuple[int, int]) -> nn.Module:
+        """The module for tokens of this width on this grid."""
+        return PrefixedMixer(width, grid, self)
+
+
+class PrefixedMixer(nn.Module):
+    """Patches mix among themselves; the tokens before them attend to all."""
+
+    def __init__(self, width: int, grid: tuple[int, int], spec: PrefixedSpec) -> None:
+        super().__init__()
+        self.count = spec.prefix
+        self.patches = spec.patches.build(width, grid)
+        self.prefix = FewQueries(width, spec.heads, spec.head)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, N, d] -> [B, N, d]."""
+        return torch.cat([self.prefix(x[:, : self.count], x), self.patches(x[:, self.count :])], 1)
+
+
+class FewQueries(nn.Module):
+    """Attention of few tokens over many, without keys or values of the many: their matrices go to the queries' side.
+
+    Per head: scores = (q K) x^T, values = (softmax(scores) x) V^T, with K, V [dh, d]. A bias of the keys shifts all
+    scores of a row alike and goes; that of the values is in ``proj``, as are weights that sum to one.
+    """
+
+    def __init__(self, width: int, heads: int, head: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.q, self.proj = nn.Linear(width, heads * head), nn.Linear(heads * head, width)
+        self.k = nn.Parameter(torch.zeros(heads, head, width))
+        self.v = nn.Parameter(torch.zeros(heads, width, head))
+
+    def forward(self, few: Tensor, x: Tensor) -> Tensor:
+        """[B, p, d] and [B, N, d] -> [B, p, d]."""
+        q = self.q(few).view(*few.shape[:2], self.heads, -1).transpose(1, 2)  # [B, h, p, dh]
+        scores = (q @ self.k) @ x.transpose(1, 2).unsqueeze(1)  # [B, h, p, N]
+        mixed = (scores.softmax(-1) @ x.unsqueeze(1)) @ self.v
+        out: Tensor = self.proj(mixed.transpose(1, 2).flatten(2))
+        return out
+
+
+DropInSpec = StaticSpec | PrefixedSpec

@@ -1,0 +1,160 @@
+"""Token mixers that are convolutions over the grid of patches, in deploy form (Drop-in Depthwise Convolution).
+
+Kernels are cross-correlations with zero padding k // 2. The values' bias stays before the padding: moved behind it,
+it would count outside the image. Biases behind the convolution are in ``proj``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from repaconv.backbones.norms_and_ffns import attention
+
+
+def depthwise(channels: int, kernel: int) -> nn.Conv2d:
+    """A depthwise convolution that keeps the grid's size; its bias is elsewhere."""
+    return nn.Conv2d(channels, channels, kernel, padding=kernel // 2, groups=channels, bias=False)
+
+
+def to_grid(x: Tensor, grid: tuple[int, int]) -> Tensor:
+    """Tokens [B, h w, c] -> [B, c, h, w]."""
+    return x.transpose(1, 2).unflatten(2, grid)  # type: ignore[no-untyped-call, no-any-return]
+
+
+def to_tokens(x: Tensor) -> Tensor:
+    """[B, c, h, w] -> [B, h w, c]."""
+    return x.flatten(2).transpose(1, 2)
+
+
+def convolved(v: Tensor, dw: nn.Module, mean: Tensor | None) -> Tensor:
+    """[B, c, h, w] by ``dw``, and a share [c, 1, 1] of its mean over the grid where there is one."""
+    out: Tensor = dw(v)
+    return out if mean is None else out + mean * v.mean((2, 3), keepdim=True)
+
+
+@dataclass(frozen=True)
+class DepthwiseSpec:
+    """All heads are convolutions: eq. 11; ``mean`` adds a share of the values' mean over the grid, by channel."""
+
+    kernel: int
+    mean: bool = False
+    kind: Literal["depthwise"] = "depthwise"
+
+    def build(self, width: int, grid: tuple[int, int]) -> nn.Module:
+        """The module for tokens of this width on this grid."""
+        return DepthwiseMixer(width, grid, self)
+
+
+class DepthwiseMixer(nn.Module):
+    """proj(dw(v(x))) in one layout: 1x1, depthwise and 1x1 convolution."""
+
+    def __init__(self, width: int, grid: tuple[int, int], spec: DepthwiseSpec) -> None:
+        super().__init__()
+        self.grid = grid
+        self.v, self.proj = nn.Conv2d(width, width, 1), nn.Conv2d(width, width, 1)
+        self.dw = depthwise(width, spec.kernel)
+        self.mean = nn.Parameter(torch.zeros(width, 1, 1)) if spec.mean else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, N, d] -> [B, N, d]."""
+        return to_tokens(self.proj(convolved(self.v(to_grid(x, self.grid)), self.dw, self.mean)))
+
+
+@dataclass(frozen=True)
+class EnsembledSpec:
+    """All heads summed into one of ``head`` channels: eq. 13."""
+
+    head: int
+    kernel: int
+    mean: bool = False
+    kind: Literal["ensembled"] = "ensembled"
+
+    def build(self, width: int, grid: tuple[int, int]) -> nn.Module:
+        """The module for tokens of this width on this grid."""
+        return EnsembledMixer(width, grid, self)
+
+
+class EnsembledMixer(nn.Module):
+    """proj(dw(v(x))) over one head's channels; linear layers on tokens are faster at this width."""
+
+    def __init__(self, width: int, grid: tuple[int, int], spec: EnsembledSpec) -> None:
+        super().__init__()
+        self.grid = grid
+        self.v, self.proj = nn.Linear(width, spec.head), nn.Linear(spec.head, width)
+        self.dw = depthwise(spec.head, spec.kernel)
+        self.mean = nn.Parameter(torch.zeros(spec.head, 1, 1)) if spec.mean else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, N, d] -> [B, N, d]."""
+        out: Tensor = self.proj(to_tokens(convolved(to_grid(self.v(x), self.grid), self.dw, self.mean)))
+        return out
+
+
+@dataclass(frozen=True)
+class FullConvSpec:
+    """A full convolution that does not separate: eq. 9, with W^O inside."""
+
+    kernel: int
+    kind: Literal["full-convolution"] = "full-convolution"
+
+    def build(self, width: int, grid: tuple[int, int]) -> nn.Module:
+        """The module for tokens of this width on this grid."""
+        return FullConvMixer(width, grid, self)
+
+
+class FullConvMixer(nn.Module):
+    """One k x k convolution."""
+
+    def __init__(self, width: int, grid: tuple[int, int], spec: FullConvSpec) -> None:
+        super().__init__()
+        self.grid = grid
+        self.conv = nn.Conv2d(width, width, spec.kernel, padding=spec.kernel // 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, N, d] -> [B, N, d]."""
+        return to_tokens(self.conv(to_grid(x, self.grid)))
+
+
+@dataclass(frozen=True)
+class ScatteredSpec:
+    """Some heads attend, the others are convolutions; ``mean`` as of `DepthwiseSpec`."""
+
+    attending: int
+    convolving: int
+    head: int
+    kernel: int
+    mean: bool = False
+    kind: Literal["scattered"] = "scattered"
+
+    def build(self, width: int, grid: tuple[int, int]) -> nn.Module:
+        """The module for tokens of this width on this grid."""
+        return ScatteredMixer(width, grid, self)
+
+
+class ScatteredMixer(nn.Module):
+    """Rows of ``qkv``: [q | k | v of the attending heads | v of the others]; columns of proj: [attention | conv]."""
+
+    def __init__(self, width: int, grid: tuple[int, int], spec: ScatteredSpec) -> None:
+        super().__init__()
+        self.grid, self.heads = grid, spec.attending
+        attending, convolving = spec.attending * spec.head, spec.convolving * spec.head
+        self.sizes = [attending, attending, attending, convolving]
+        self.qkv, self.proj = nn.Linear(width, sum(self.sizes)), nn.Linear(attending + convolving, width)
+        self.dw = depthwise(convolving, spec.kernel)
+        self.mean = nn.Parameter(torch.zeros(convolving, 1, 1)) if spec.mean else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, N, d] -> [B, N, d]."""
+        q, k, v, c = self.qkv(x).split(self.sizes, -1)
+        q, k, v = (part.view(*part.shape[:2], self.heads, -1).transpose(1, 2) for part in (q, k, v))
+        mixed = attention(q, k, v).transpose(1, 2).flatten(2)
+        beside = to_tokens(convolved(to_grid(c, self.grid), self.dw, self.mean))
+        out: Tensor = self.proj(torch.cat([mixed, beside], -1))
+        return out
+
+
+ConvMixerSpec = DepthwiseSpec | EnsembledSpec | FullConvSpec | ScatteredSpec

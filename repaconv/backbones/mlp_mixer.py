@@ -1,0 +1,225 @@
+"""MLP-Mixer (arXiv 2105.01601) as RePaViT's official code has it: a token MLP, then a channel MLP.
+
+Unlike timm's, the token MLP's LayerNorm is over the tokens. Names: ``stem.proj``, ``blocks.<i>.mlp_tokens``,
+``blocks.<i>.mlp_channels``, ``norm``, ``head``. A method gives the training blocks; without one the skeleton builds
+the deploy form, in which norms have no affine.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from pydantic import TypeAdapter
+from torch import Tensor, nn
+
+from repaconv.algebra.affine_maps import Affine
+from repaconv.backbones.ffn_skeleton import Ffn, MlpFactory, deploy_ffn
+from repaconv.backbones.norms_and_ffns import ActivationKind, activation
+from repaconv.backbones.tensor_names import classes_of, weight_of
+from repaconv.backbones.token_layers import IdleMlpSpec, MlpSpec
+from repaconv.backbones.vit_block_folding import linear_of, named, norm_and_head
+from repaconv.core.errors import Refused
+from repaconv.method_api.contract import FoldedPart
+from repaconv.method_api.settings import Knobs, small
+from repaconv.results import ImageSize, parse_image_size
+
+
+@dataclass(frozen=True)
+class MixerConfig:
+    """Sizes; ``ffn`` are the deploy blocks' channel MLPs, ``token_hidden`` the width inside the token MLPs."""
+
+    image_size: tuple[int, int]
+    patch: int
+    width: int
+    token_hidden: int
+    ffn: tuple[MlpSpec | IdleMlpSpec, ...]
+    classes: int
+    in_channels: int = 3
+    token_eps: float = 1e-5
+    norm_eps: float = 1e-6
+    act: ActivationKind = "GELU"
+
+    @property
+    def sequence(self) -> int:
+        """Number of tokens."""
+        return (self.image_size[0] // self.patch) * (self.image_size[1] // self.patch)
+
+
+BlockFactory = Callable[[MixerConfig, int], nn.Module]
+"""Builds one block: (config, index) -> [B, T, C] -> [B, T, C]."""
+
+
+class TokenMlp(nn.Module):
+    """fc2(act(fc1(norm(x^T))))^T: over tokens, the same for every channel."""
+
+    def __init__(self, config: MixerConfig, *, deployed: bool) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(config.sequence, config.token_eps, elementwise_affine=not deployed)
+        self.fc1 = nn.Linear(config.sequence, config.token_hidden)
+        self.act = activation(config.act)
+        self.fc2 = nn.Linear(config.token_hidden, config.sequence)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, T, C] -> [B, T, C]."""
+        out: Tensor = self.fc2(self.act(self.fc1(self.norm(x.transpose(1, 2))))).transpose(1, 2)
+        return out
+
+
+class MixerBlock(nn.Module):
+    """x += mlp_tokens(x), then the channel MLP, whose shortcut may be inside it."""
+
+    def __init__(self, config: MixerConfig, mlp: nn.Module, *, shortcut: bool, deployed: bool) -> None:
+        super().__init__()
+        self.mlp_tokens = TokenMlp(config, deployed=deployed)
+        self.mlp_channels, self.shortcut = mlp, shortcut
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, T, C] -> [B, T, C]."""
+        x = x + self.mlp_tokens(x)
+        y: Tensor = self.mlp_channels(x)
+        return x + y if self.shortcut else y
+
+
+def deploy_block(config: MixerConfig, index: int) -> nn.Module:
+    """The block of the deploy form."""
+    spec = config.ffn[index]
+    return MixerBlock(config, spec.build(config.width), shortcut=not isinstance(spec, IdleMlpSpec), deployed=True)
+
+
+class PatchEmbed(nn.Module):
+    """Patches as tokens."""
+
+    def __init__(self, config: MixerConfig) -> None:
+        super().__init__()
+        self.proj = nn.Conv2d(config.in_channels, config.width, config.patch, stride=config.patch)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, C, H, W] -> [B, T, C']."""
+        out: Tensor = self.proj(x).flatten(2).transpose(1, 2)
+        return out
+
+
+class Mixer(nn.Module):
+    """Images [B, C, H, W] of one size to logits [B, classes], or to features.
+
+    Args:
+        config: Sizes.
+        block: Builds training blocks; the deploy form when None.
+    """
+
+    def __init__(self, config: MixerConfig, block: BlockFactory | None = None) -> None:
+        super().__init__()
+        self.stem = PatchEmbed(config)
+        self.blocks = nn.Sequential(*((block or deploy_block)(config, index) for index in range(len(config.ffn))))
+        affine = block is not None or not config.classes
+        self.norm = nn.LayerNorm(config.width, config.norm_eps, elementwise_affine=affine)
+        self.head = nn.Linear(config.width, config.classes) if config.classes else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, C, H, W] -> [B, classes]."""
+        out: Tensor = self.head(self.norm(self.blocks(self.stem(x))).mean(1))
+        return out
+
+
+_CONFIG = TypeAdapter(MixerConfig)
+
+
+class MixerBackbone:
+    """How later stages rebuild the deploy form from ``fold.json``, with no method at hand."""
+
+    name = "mixer"
+    any_image_size = False
+
+    def to_json(self, config: MixerConfig) -> dict[str, Any]:
+        """The config as plain values."""
+        return asdict(config)
+
+    def from_json(self, plain: dict[str, Any]) -> MixerConfig:
+        """The inverse of `to_json`."""
+        return _CONFIG.validate_python(plain)
+
+    def image_size(self, config: MixerConfig, preferred: tuple[int, int]) -> tuple[int, int]:
+        """(height, width) that the network takes."""
+        return config.image_size
+
+    def takes(self, config: MixerConfig, height: int, width: int) -> bool:
+        """Whether images of this size give as many tokens as the token MLPs mix."""
+        return (height, width) == config.image_size
+
+    def deploy(self, config: MixerConfig) -> nn.Module:
+        """The deploy form, weights not yet set."""
+        return Mixer(config).eval()
+
+
+BACKBONE = MixerBackbone()
+
+
+# --- MLP-Mixer around its channel FFNs; the token MLPs tell the number of tokens.
+
+
+@dataclass(frozen=True)
+class MixerSkeleton:
+    """An MLP-Mixer."""
+
+    frame: MixerConfig
+    hidden: tuple[int, ...]
+
+    @property
+    def image_size(self) -> ImageSize:
+        return self.frame.image_size
+
+    def config(self, active: Sequence[int], act: ActivationKind = "GELU") -> MixerConfig:
+        return replace(
+            self.frame, ffn=tuple(deploy_ffn(h, a, act) for h, a in zip(self.hidden, active, strict=True)), act=act
+        )
+
+    def training(self, config: MixerConfig, mlp: MlpFactory) -> nn.Module:
+        return Mixer(config, lambda config, index: MixerBlock(config, mlp(index), shortcut=True, deployed=False))
+
+    def pair(self, config: MixerConfig, index: int, mlp: MlpFactory) -> tuple[nn.Module, nn.Module, tuple[int, ...]]:
+        trained = MixerBlock(config, mlp(index), shortcut=True, deployed=False)
+        return trained, deploy_block(config, index), (2, config.sequence, config.width)
+
+    def around(self, block: Mapping[str, Tensor], index: int) -> tuple[dict[str, Tensor], tuple[str, ...], Affine]:
+        norm = Affine.diagonal(block["mlp_tokens.norm.weight"], block["mlp_tokens.norm.bias"])
+        fc1, fc2 = linear_of(block, "mlp_tokens.fc1") @ norm, linear_of(block, "mlp_tokens.fc2")
+        folded = named({"mlp_tokens.fc1": fc1, "mlp_tokens.fc2": fc2})
+        return folded, ("mlp_tokens.norm's affine -> mlp_tokens.fc1",), Affine.eye(self.frame.width)
+
+    def rest(self, config: MixerConfig, tensors: Mapping[str, Tensor]) -> Iterator[FoldedPart]:
+        yield FoldedPart({n: w.double() for n, w in tensors.items() if n.startswith("stem.")})
+        yield from norm_and_head(tensors, config.classes)
+
+
+def read_mixer(tensors: dict[str, Tensor], ffns: Sequence[Ffn], knobs: Knobs, args: Mapping[str, Any]) -> MixerSkeleton:
+    """The token MLPs tell the number of tokens."""
+    kernel = weight_of(tensors, "stem.proj.weight", 4)
+    fc1 = weight_of(tensors, "blocks.0.mlp_tokens.fc1.weight", 2)
+    side, patch = math.isqrt(fc1.shape[1]), kernel.shape[2]
+    square = (side * patch, side * patch) if side * side == fc1.shape[1] else None
+    if square:
+        size = knobs.take("image_size", parse_image_size, square, square, "tokens x patch", free=True)
+    else:
+        size = knobs.need("image_size", parse_image_size, "224x160", f"{fc1.shape[1]} tokens are no square")
+    if (size[0] // patch) * (size[1] // patch) != fc1.shape[1]:
+        raise Refused(
+            f"images of {size[0]} x {size[1]} pixels do not have the {fc1.shape[1]} patches that the token-mixing "
+            "MLPs expect.",
+            hint="Leave --set image_size out.",
+            code="mixer.image-size",
+        )
+    frame = MixerConfig(
+        image_size=size,
+        patch=patch,
+        width=kernel.shape[0],
+        token_hidden=fc1.shape[0],
+        ffn=tuple(IdleMlpSpec(0) for _ in ffns),
+        classes=classes_of(tensors),
+        in_channels=kernel.shape[1],
+        token_eps=knobs.take("token_eps", small, 1e-5),
+        norm_eps=knobs.take("norm_eps", small, 1e-6),
+    )
+    return MixerSkeleton(frame, tuple(ffn.hidden for ffn in ffns))

@@ -1,0 +1,106 @@
+"""What a network costs, from its shapes alone: parameters and multiply-accumulates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from repaconv.results import Cost, FoldedLayer
+
+# addmm and mm are what nn.Linear becomes; bmm and the attention operators multiply activations.
+_OF_LAYERS = ("addmm", "mm", "convolution", "_convolution")
+# Not counted, and as large as what they are given; on the meta device torch takes longer for them than for all else.
+_SKIPPED = frozenset({F.batch_norm, F.gelu, F.group_norm, F.instance_norm, F.layer_norm, F.relu})
+
+
+class _Skipping(TorchFunctionMode):
+    """Norms and activations give what they are given, and a linear layer leaves its bias out."""
+
+    def __torch_function__(
+        self, function: Callable[..., Any], _types: Any, given: Any = (), named: dict[str, Any] | None = None
+    ) -> Any:
+        if given and function in _SKIPPED:
+            return given[0]
+        if function is F.linear and not named:
+            return function(*given[:2])
+        return function(*given, **(named or {}))
+
+
+def cost_of(build: Callable[[], nn.Module], input_shape: tuple[int, ...]) -> Cost:
+    """Count for one input, e.g. an image [C, H, W], on the meta device, so that size costs no memory.
+
+    MACs are those of convolutions and matrix products, as torch's FlopCounterMode counts them (2 FLOPs
+    each); norms, activations and sums are not counted. A layer's product is one with weights, not of two
+    activations as in attention's scores.
+    """
+    module, counter = _run(build, input_shape)
+    return _counted(counter, module, "Global")
+
+
+def costs_by_block(build: Callable[[], nn.Module], input_shape: tuple[int, ...]) -> dict[str, Cost]:
+    """The same for every block alone: numbered modules that hold a feed-forward network (``mlp``), and what says
+    that it is ``counted``.
+    """
+    module, counter = _run(build, input_shape)
+    root = type(module).__name__
+    return {
+        name: _counted(counter, part, f"{root}.{name}")
+        for name, part in module.named_modules()
+        if getattr(part, "counted", False) or (name.rpartition(".")[2].isdigit() and _holds_mlp(part))
+    }
+
+
+def layers_of(build: Callable[[], nn.Module], input_shape: tuple[int, ...]) -> dict[str, FoldedLayer]:
+    """Every layer with parameters of its own by name, with what it costs for one input.
+
+    Parameters of a module that holds other modules are layers by themselves. MACs of a layer whose code is not called,
+    as its weights are read by another module, are None.
+    """
+    called: set[str] = set()
+
+    def watched() -> nn.Module:
+        module = build()
+        for name, part in module.named_modules():
+            part.register_forward_hook(lambda *_, name=name: called.add(name))
+        return module
+
+    module, counter = _run(watched, input_shape)
+    root, found = type(module).__name__, {}
+    for name, part in module.named_modules():
+        own = dict(part.named_parameters(recurse=False))
+        if own and any(True for _ in part.children()):
+            for key, parameter in own.items():
+                at = f"{name}.{key}" if name else key
+                found[at] = FoldedLayer(name=at, kind=FoldedLayer.PARAMETER, parameters=parameter.numel())
+        elif own:
+            macs = _counted(counter, part, f"{root}.{name}").macs if name in called else None
+            count = sum(parameter.numel() for parameter in own.values())
+            found[name] = FoldedLayer(name=name, kind=type(part).__name__, parameters=count, macs=macs)
+    return found
+
+
+def _run(build: Callable[[], nn.Module], input_shape: tuple[int, ...]) -> tuple[nn.Module, Any]:
+    """The module, and torch's counter of what it did for one input."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with torch.device("meta"), torch.no_grad():
+        module = build().eval()
+        with FlopCounterMode(display=False) as counter, _Skipping():
+            module(torch.empty(1, *input_shape))
+    return module, counter
+
+
+def _holds_mlp(part: nn.Module) -> bool:
+    return any(child.startswith("mlp") for child, _ in part.named_children())
+
+
+def _counted(counter: Any, module: nn.Module, place: str) -> Cost:
+    parameters = sum(parameter.numel() for parameter in module.parameters())
+    by_operator = counter.get_flop_counts().get(place, {})
+    layers = sum(flops for operator, flops in by_operator.items() if operator.__name__ in _OF_LAYERS)
+    return Cost(parameters=parameters, macs=sum(by_operator.values()) // 2, layer_macs=layers // 2)

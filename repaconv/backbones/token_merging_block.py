@@ -1,0 +1,182 @@
+"""Blocks that merge tokens (ToMe, PYRA) between attention and FFN, in deploy form.
+
+Every step is a plain operator that all parsers take: products, TopK, row gathers and one-hot products. No
+ScatterElements, which some parsers refuse and some ignore. The order of the tokens is that of the official code:
+class token, distillation token where there is one, the even tokens that stay, ascending, then the odd ones; the next
+block's split depends on it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from repaconv.backbones.token_layers import AttentionSpec, MlpSpec
+
+Sized = tuple[Tensor, Tensor | None]
+"""Tokens [B, N, d] and how many original ones each stands for, [B, N, 1]; None while nothing was merged."""
+
+
+@dataclass(frozen=True)
+class MergeSpec:
+    """What a block does about merging.
+
+    Attributes:
+        r: Tokens that go.
+        sized: Whether earlier blocks merged, so that tokens have sizes.
+        prefix: Tokens before the patches, which have no part in merging.
+        modulated: Whether the tokens that go are modulated before (PYRA).
+        eps: Of the modulation's norm.
+    """
+
+    r: int
+    sized: bool
+    prefix: int
+    modulated: bool
+    eps: float = 1e-5
+    kind: Literal["merge"] = "merge"
+
+
+class Modulation(nn.Module):
+    """PYRA's generators, its norm's affine inside: s + s dD dr with dD = 2 sigmoid(u), dr = tanh(v)."""
+
+    def __init__(self, r: int, width: int, eps: float) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width, eps, elementwise_affine=False)
+        self.rows = nn.Parameter(torch.zeros(1, r))  # W_r^T, by rank of the pair
+        self.scale = nn.Parameter(torch.ones(width))  # gamma
+        self.shift = nn.Parameter(torch.zeros(width))  # beta sum(W_r)
+        self.channels = nn.Linear(width, 1)  # gamma W_D / 2 and beta W_D / 2
+
+    def forward(self, source: Tensor, target: Tensor) -> Tensor:
+        """Pairs [B, r, d], by descending similarity -> [B, r, d]."""
+        n = self.norm(source - -target)  # a plain sum becomes ONNX Runtime's SkipLayerNormalization: 7 times as slow
+        by_channel = 2 * torch.sigmoid(self.scale * (self.rows @ n) + self.shift)  # [B, 1, d]
+        by_row = torch.tanh(self.channels(n))  # [B, r, 1]
+        return source + source * by_channel * by_row
+
+
+class Merge(nn.Module):
+    """r even tokens into the odd ones that they resemble most."""
+
+    def __init__(self, spec: MergeSpec, width: int) -> None:
+        super().__init__()
+        self.spec = spec
+        self.modulation = Modulation(spec.r, width, spec.eps) if spec.modulated else None
+
+    def forward(self, x: Tensor, size: Tensor | None, metric: Tensor) -> Sized:
+        """x [B, N, d], size [B, N, 1] or None, metric [B, N, c] -> the same for N - r tokens.
+
+        A token of size t at x that takes in those of sizes s_i and weighted sums z_i, modulated, comes to lie at
+
+            (t x + sum_i z_i) / (t + sum_i s_i)  =  x + sum_i (z_i - s_i x) / (t + sum_i s_i)
+
+        so all tokens that stay are picked once, and one product adds what the r others bring.
+        """
+        r, prefix, (even, odd) = self.spec.r, self.spec.prefix, self._firsts
+        scores = self._scores(metric)
+        source, kept = self._choice(scores.amax(-1))
+        into = 2 * scores.argmax(-1).gather(1, source) + odd
+        first, others = torch.arange(prefix, device=x.device), torch.arange(odd, x.shape[1], 2, device=x.device)
+        before = [first.expand(len(x), -1)] if prefix else []
+        stay = torch.cat([*before, 2 * kept + even, others.expand(len(x), -1)], 1)  # [B, N - r]
+        both = torch.cat([2 * source + even, into], 1)
+        onto = (stay.unsqueeze(2) == into.unsqueeze(1)).to(x.dtype)  # [B, N - r, r]
+        z = pairs = _rows(x, both)  # [B, 2 r, d]
+        there = pairs[:, r:]
+        if size is None:  # all are 1
+            size = 1 + onto.sum(2, keepdim=True)
+        else:
+            sizes = _rows(size, both)  # [B, 2 r, 1]
+            z, there = pairs * sizes, sizes[:, :r] * there
+            size = _rows(size, stay) + onto @ sizes[:, :r]
+        going = z[:, :r] if self.modulation is None else self.modulation(z[:, :r], z[:, r:])
+        return _rows(x, stay) + (onto / size) @ (going - there), size
+
+    def _choice(self, best: Tensor) -> tuple[Tensor, Tensor]:
+        """Of the even tokens [B, E] those that go, by descending similarity, and those that stay, ascending."""
+        count, r = best.shape[1], self.spec.r
+        source, places = _largest(best, r), torch.arange(count, device=best.device)
+        merged = (source.unsqueeze(2) == places).to(best.dtype).sum(1)
+        order = places + count * merged  # no two alike
+        return source, order.topk(count - r, 1, largest=False, sorted=True).indices
+
+    def _scores(self, metric: Tensor) -> Tensor:
+        """Cosines [B, even, odd]."""
+        metric, (even, odd) = metric / (metric * metric).sum(-1, keepdim=True).sqrt(), self._firsts
+        return metric[:, even::2] @ metric[:, odd::2].transpose(1, 2)
+
+    @property
+    def _firsts(self) -> tuple[int, int]:
+        """The first even token that has a part in it, and the first odd one."""
+        prefix = self.spec.prefix
+        return prefix + prefix % 2, prefix + 1 - prefix % 2
+
+    def decision_margin(self, _x: Tensor, _size: Tensor | None, metric: Tensor) -> Tensor:
+        """The smallest lead [B] by which a merge was decided: of a partner, of a rank, of the last that goes."""
+        r, scores = self.spec.r, self._scores(metric)
+        best, order = scores.amax(-1).sort(dim=1, descending=True)
+        leads = [best[:, :r] - best[:, 1 : r + 1]] if best.shape[1] > r else [best[:, : r - 1] - best[:, 1:r]]
+        if not self.spec.modulated:  # without modulation the rank within those that go does not count
+            leads = [lead[:, -1:] for lead in leads if best.shape[1] > r]
+        if scores.shape[2] > 1:
+            two = scores.gather(1, order[:, :r, None].expand(-1, -1, scores.shape[2])).topk(2, dim=2).values
+            leads.append(two[..., 0] - two[..., 1])
+        return torch.cat([torch.ones_like(best[:, :1]), *leads], 1).amin(1)
+
+
+def _largest(x: Tensor, r: int) -> Tensor:
+    """Indices [B, r] of the largest of x [B, N], descending, of equals the first first: as ONNX's TopK has it.
+
+    torch's own topk leaves the order of equals open; the exporter turns it into TopK and knows no stable sort.
+    """
+    if torch.compiler.is_exporting():
+        return x.topk(r, 1, largest=True, sorted=True).indices
+    return x.sort(dim=1, descending=True, stable=True).indices[:, :r]
+
+
+def _rows(x: Tensor, index: Tensor) -> Tensor:
+    """x [B, N, d], index [B, r] -> [B, r, d]."""
+    return x.gather(1, index.unsqueeze(2).expand(-1, -1, x.shape[2]))
+
+
+class KeyedAttention(nn.Module):
+    """Attention that weighs keys by their size and hands out the mean over heads of its keys."""
+
+    def __init__(self, width: int, spec: AttentionSpec) -> None:
+        super().__init__()
+        self.heads = spec.heads
+        self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
+
+    def forward(self, x: Tensor, size: Tensor | None) -> tuple[Tensor, Tensor]:
+        """x [B, N, d], size [B, N, 1] -> [B, N, d] and keys [B, N, dh]."""
+        q, k, v = (part.view(*x.shape[:2], self.heads, -1).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
+        scores = q @ k.transpose(-2, -1)
+        if size is not None:
+            scores = scores + size.log().transpose(1, 2).unsqueeze(1)
+        mixed = (scores.softmax(-1) @ v).transpose(1, 2).flatten(2)
+        return self.proj(mixed), k.mean(1)
+
+
+class MergingBlock(nn.Module):
+    """x += attn(norm1(x)); merge; x += mlp(norm2(x))."""
+
+    def __init__(
+        self, width: int, norm1: nn.Module, mixer: AttentionSpec, norm2: nn.Module, mlp: MlpSpec, merge: MergeSpec
+    ) -> None:
+        super().__init__()
+        self.norm1, self.attn = norm1, KeyedAttention(width, mixer)
+        self.merge = Merge(merge, width) if merge.r else None
+        self.norm2, self.mlp = norm2, mlp.build(width)
+
+    def forward(self, state: Tensor | Sized) -> Sized:
+        """Tokens, or tokens and sizes, to tokens and sizes."""
+        x, size = state if isinstance(state, tuple) else (state, None)
+        mixed, keys = self.attn(self.norm1(x), size)
+        x = x + mixed
+        if self.merge is not None:
+            x, size = self.merge(x, size, keys)
+        return x + self.mlp(self.norm2(x)), size

@@ -1,0 +1,223 @@
+"""All of a vision transformer but its blocks, read from keys and shapes: patches, tokens, positions, pooling, head."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from repaconv.backbones.tensor_names import classes_of, weight_of
+from repaconv.backbones.training_norms import LAYER_EPS, norm_kind, read_batch_eps
+from repaconv.core.errors import Refused
+from repaconv.method_api.settings import Knobs, one_of, positive, small
+from repaconv.results import Fact, ImageSize, parse_image_size
+
+# --- Position embeddings for another image size, resampled the way that the model's own code does.
+
+WAYS = ("offset", "antialias", "plain")
+"""DINOv2: bicubic by the factor (g + 0.1) / M. Its register models and timm: bicubic to the size, antialiased.
+``plain``: bicubic to the size."""
+
+
+def resample(positions: Tensor, prefix: int, trained: tuple[int, int], asked: tuple[int, int], way: str) -> Tensor:
+    """Positions [1, prefix + n, d] of a grid for another one; those of the tokens before the patches stay.
+
+    Args:
+        positions: Any float type; the result is float64, and baked into the folded model.
+        prefix: Rows before the patches.
+        trained, asked: Grids, (height, width) in patches.
+        way: One of `WAYS`. They differ by 8% to 19%, so it must be that of the model's code.
+    """
+    kept, patches = positions[:, :prefix].double(), positions[:, prefix:].double()
+    grid = patches.unflatten(1, trained).permute(0, 3, 1, 2)  # type: ignore[no-untyped-call]
+    if way == "offset":
+        factors = [(new + 0.1) / old for new, old in zip(asked, trained, strict=True)]
+        grid = torch.nn.functional.interpolate(grid, scale_factor=factors, mode="bicubic", antialias=False)
+    else:
+        grid = torch.nn.functional.interpolate(grid, size=asked, mode="bicubic", antialias=way == "antialias")
+    assert tuple(grid.shape[2:]) == asked
+    return torch.cat([kept, grid.flatten(2).transpose(1, 2)], 1)
+
+
+# --- All of a vision transformer but its blocks, read from keys and shapes: patches, tokens, positions, pooling, head.
+
+
+def read_frame(
+    tensors: dict[str, Tensor], knobs: Knobs, said: Mapping[str, Any], where: str, *, resize: str | None = "antialias"
+) -> dict[str, Any]:
+    """All of a `ViTConfig` but its blocks, from keys and shapes; takes the knobs ``pool`` and ``norm_eps``.
+
+    Also ``image_size``: where another than the trained one is asked for, ``pos_embed`` is resampled in ``tensors``,
+    in the way that the knob ``pos_resize`` names.
+
+    Args:
+        tensors: By official names.
+        knobs: Leave facts here.
+        said: What the file says of its architecture: ``img_size``, ``global_pool``, ``norm_eps``, if anything.
+        where: Where it says so.
+        resize: The default way to resample positions (`repaconv.backbones.vit_checkpoint_reader`); None where no other
+        size will do.
+
+    Raises:
+        Refused: If the shapes are not those of a vision transformer.
+    """
+    kernel = weight_of(tensors, "patch_embed.proj.weight", 4)
+    tokens = tuple(name for name in ("cls_token", "dist_token") if name in tensors)
+    image_size, prefix_positions = _read_grid(tensors, knobs, kernel.shape[2], len(tokens), said, where, resize)
+    sizes = {
+        "image_size": image_size,
+        "patch": kernel.shape[2],
+        "width": kernel.shape[0],
+        "classes": classes_of(tensors),
+        "in_channels": kernel.shape[1],
+        "tokens": tokens,
+        "registers": tensors["register_tokens"].shape[1] if "register_tokens" in tensors else 0,
+        "prefix_positions": prefix_positions,
+    }
+    pool, source, told = _pool(tensors, sizes, said, where)
+    if "pre_logits.fc.weight" in tensors and pool != "distilled":
+        sizes["representation"] = weight_of(tensors, "pre_logits.fc.weight", 2).shape[0]
+    knobs.facts += [Fact(name=name, value=value, source="keys and shapes") for name, value in sizes.items()]
+    final = "fc_norm" if "fc_norm.weight" in tensors else "norm"
+    return {
+        **sizes,
+        "pool": knobs.take("pool", one_of("token", "distilled", "avg", "none"), pool, pool, source, free=not told),
+        "pool_first": final == "fc_norm",
+        "norm": norm_kind(tensors, f"{final}."),
+        "norm_eps": knobs.take("norm_eps", small, LAYER_EPS, said.get("norm_eps"), where),
+        "batch_eps": read_batch_eps(tensors, knobs),
+        "pre_norm": "norm_pre.weight" in tensors,
+        "patch_bias": "patch_embed.proj.bias" in tensors,
+    }
+
+
+_POOLS = {"cls": "token", "token": "token", "avg": "avg", "none": "none", "": "none"}
+"""timm's words for a pooling, and ours."""
+
+
+def _pool(
+    tensors: Mapping[str, Tensor], sizes: Mapping[str, Any], said: Mapping[str, Any], where: str
+) -> tuple[str, str, bool]:
+    """What is read of the tokens, what tells it, and whether that is more than what is usual for such keys."""
+    tokens = sizes["tokens"]
+    if "head_dist.weight" in tensors and len(tokens) == 2:
+        return "distilled", "keys: head_dist", True
+    if asked := _POOLS.get(str(said["global_pool"])) if "global_pool" in said else None:
+        return asked, where, True
+    if not sizes["classes"] and not tokens:
+        return "none", "keys: neither cls_token nor head", False
+    if "fc_norm.weight" in tensors or not tokens:
+        return "avg", f"keys: {'fc_norm' if tokens else 'no cls_token'}", False
+    return "token", "keys: cls_token, and no fc_norm", False
+
+
+def _read_grid(
+    tensors: dict[str, Tensor],
+    knobs: Knobs,
+    patch: int,
+    prefix: int,
+    said: Mapping[str, Any],
+    where: str,
+    resize: str | None,
+) -> tuple[ImageSize, bool]:
+    """(height, width) in pixels, for which positions are resampled, and whether the tokens before them have any."""
+    trained = knobs.asked("trained_size", parse_image_size, _said_size(said), where)
+    size, place = (_said_size(said), where) if trained is None else (trained, "--set trained_size")
+    image_size, prefix_positions = _grid(tensors, patch, prefix, size, place)
+    if resize is not None:
+        kept = prefix if prefix_positions else 0
+        image_size = _resized(tensors, knobs, image_size, patch, kept, resize)
+    return image_size, prefix_positions
+
+
+def _said_size(said: Mapping[str, Any]) -> ImageSize | None:
+    """``img_size`` as (height, width); None if it is not said, or is no size."""
+    size = said.get("img_size")
+    size = (size, size) if isinstance(size, int) else size
+    if isinstance(size, (list, tuple)) and len(size) == 2 and all(isinstance(side, int) for side in size):
+        return int(size[0]), int(size[1])
+    return None
+
+
+def _grid(
+    tensors: Mapping[str, Tensor], patch: int, prefix: int, size: ImageSize | None, where: str
+) -> tuple[ImageSize, bool]:
+    """(height, width) in pixels, and whether the tokens before the patches have positions."""
+    rows = weight_of(tensors, "pos_embed", 3).shape[1]
+    if size is not None:
+        count = (size[0] // patch) * (size[1] // patch)
+        if rows - count in (0, prefix):
+            return size, prefix > 0 and rows - count == prefix
+        raise Refused(
+            f"{where} gives images of {size[0]} x {size[1]} pixels, that is {count} patches, but pos_embed has "
+            f"{rows} rows.",
+            hint="One of the two was changed after training.",
+            code="checkpoint.shape",
+        )
+    for taken in (prefix, 0):
+        side = math.isqrt(max(rows - taken, 0))
+        if side and side * side == rows - taken:
+            return (side * patch, side * patch), taken > 0
+    raise Refused(
+        f"pos_embed has {rows} rows; without the {prefix} tokens before the patches that is not a square grid.",
+        hint="Give the image size that it was trained at: --set trained_size=HEIGHTxWIDTH.",
+        code="vit.image-size",
+    )
+
+
+def _resized(
+    tensors: dict[str, Tensor], knobs: Knobs, trained: ImageSize, patch: int, kept: int, default_way: str
+) -> ImageSize:
+    """The asked size, for which ``pos_embed`` is resampled where it is another than the trained one.
+
+    Raises:
+        Refused: If the patches do not divide it.
+    """
+    asked = knobs.asked("image_size", parse_image_size)
+    if asked is None or asked == trained:
+        return trained
+    if asked[0] % patch or asked[1] % patch:
+        raise Refused(
+            f"images of {asked[0]} x {asked[1]} pixels are not a whole number of patches of {patch} pixels.",
+            hint="Give a size whose sides are multiples of the patch size.",
+            code="vit.image-size",
+        )
+    usual = "the way of the model's own code"
+    way = knobs.take("pos_resize", one_of(*WAYS), default_way, default_way, usual, free=True)
+    grids = [(size[0] // patch, size[1] // patch) for size in (trained, asked)]
+    knobs.facts.append(
+        Fact(name="pos_embed", value=f"{grids[0]} to {grids[1]} patches", source="resampled for --set image_size")
+    )
+    tensors["pos_embed"] = resample(tensors["pos_embed"], kept, grids[0], grids[1], way)
+    return asked
+
+
+# What every method of the papers was published with; Huge is the one whose heads are 80 wide.
+OFFICIAL_HEADS = {(192, 12): 3, (384, 12): 6, (768, 12): 12, (1024, 24): 16, (1280, 32): 16}
+
+
+def read_heads(width: int, depth: int, knobs: Knobs, said: Any = None, where: str = "") -> int:
+    """The number of heads, which no tensor tells; takes the knob ``num_heads``.
+
+    Raises:
+        Refused: If it is neither given nor said, and the sizes are not those of a published ViT.
+    """
+    default = OFFICIAL_HEADS.get((width, depth))
+    if isinstance(said, int) and not isinstance(said, bool) and said > 0:
+        heads = knobs.take("num_heads", positive, said, said, where)
+    elif default:
+        source = f"width {width} and depth {depth}, as in the published models"
+        heads = knobs.take("num_heads", positive, default, default, source, free=True)
+    else:
+        example = next(str(heads) for heads in (3, 4, 2, 1) if not width % heads)
+        heads = knobs.need("num_heads", positive, example, f"no tensor tells how {width} channels are split into heads")
+    if width % heads:
+        raise Refused(
+            f"{width} channels are not divisible by {heads} heads.",
+            hint="Give the number of heads that it was trained with: --set num_heads=N.",
+            code="vit.heads",
+        )
+    return heads

@@ -1,0 +1,100 @@
+"""A plain vision transformer around FFNs; in some codes the attention's norm is inside it (``attn.norm``)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor, nn
+
+from repaconv.algebra.affine_maps import Affine
+from repaconv.backbones.ffn_skeleton import Ffn, MlpFactory, deploy_ffn
+from repaconv.backbones.inference_block import BlockSpec, DeployBlock
+from repaconv.backbones.norms_and_ffns import ActivationKind
+from repaconv.backbones.tensor_names import block_tensors, weight_of
+from repaconv.backbones.token_layers import AttentionSpec, NoNorm
+from repaconv.backbones.training_blocks import BlockTraits, PlainAttention, PlainBlock, scale_affine
+from repaconv.backbones.training_norms import NormTraits, read_norms
+from repaconv.backbones.vit import ViT, ViTConfig
+from repaconv.backbones.vit_block_folding import fold_attention, named
+from repaconv.backbones.vit_checkpoint_reader import read_frame, read_heads
+from repaconv.backbones.vit_stem_and_head_folding import fold_stem, fold_tail
+from repaconv.method_api.contract import FoldedPart
+from repaconv.method_api.settings import Knobs, small
+from repaconv.results import ImageSize
+
+
+@dataclass(frozen=True)
+class PlainSkeleton:
+    """A plain ViT; in the official code the attention's norm is inside it (``attn.norm``)."""
+
+    sizes: Mapping[str, Any]
+    heads: int
+    hidden: tuple[int, ...]
+    traits: tuple[BlockTraits, ...]
+    inside: tuple[NormTraits | None, ...]
+    qkv_bias: bool
+
+    @property
+    def image_size(self) -> ImageSize:
+        size: ImageSize = self.sizes["image_size"]
+        return size
+
+    def config(self, active: Sequence[int], act: ActivationKind = "GELU") -> ViTConfig:
+        head = self.sizes["width"] // self.heads
+        blocks = tuple(
+            BlockSpec(
+                mixer=AttentionSpec(self.heads, head, head),
+                ffn=deploy_ffn(hidden, a, act),
+                norm1=(inside or traits.norm1).spec,
+                norm2=NoNorm(),
+            )
+            for hidden, a, traits, inside in zip(self.hidden, active, self.traits, self.inside, strict=True)
+        )
+        return ViTConfig(**self.sizes, blocks=blocks)
+
+    def _block(self, config: ViTConfig, index: int, mlp: MlpFactory) -> nn.Module:
+        attn = PlainAttention(config.width, self.heads, qkv_bias=self.qkv_bias, norm=self.inside[index])
+        return PlainBlock(config, attn, mlp(index), self.traits[index])
+
+    def training(self, config: ViTConfig, mlp: MlpFactory) -> nn.Module:
+        return ViT(config, lambda config, index: self._block(config, index, mlp))
+
+    def pair(self, config: ViTConfig, index: int, mlp: MlpFactory) -> tuple[nn.Module, nn.Module, tuple[int, ...]]:
+        deploy = DeployBlock(config.blocks[index], config.width, config.grid)
+        return self._block(config, index, mlp), deploy, (2, min(config.sequence, 5), config.width)
+
+    def around(self, block: Mapping[str, Tensor], index: int) -> tuple[dict[str, Tensor], tuple[str, ...], Affine]:
+        width, traits, inside = self.sizes["width"], self.traits[index], self.inside[index]
+        norm = inside.affine(block, "attn.norm", width) if inside else traits.norm1.affine(block, "norm1", width)
+        folded = fold_attention(block, self.heads, norm, scale_affine(block, "ls1", width))
+        told = ("attn.norm's affine -> attn.qkv",) if inside else ()
+        return named(folded), (*told, *traits.told(), "1 / sqrt(dh) -> q"), scale_affine(block, "ls2", width)
+
+    def rest(self, config: ViTConfig, tensors: Mapping[str, Tensor]) -> Iterator[FoldedPart]:
+        yield fold_stem(tensors)
+        yield fold_tail(config, tensors)
+
+
+def read_vit(tensors: dict[str, Tensor], ffns: Sequence[Ffn], knobs: Knobs, args: Mapping[str, Any]) -> PlainSkeleton:
+    """The official norms' eps are 1e-5 inside the attention and 1e-6 outside."""
+    sizes = read_frame(tensors, knobs, {}, "")
+    heads = read_heads(sizes["width"], len(ffns), knobs, args.get("num_heads"), "args")
+    blocks = [block_tensors(tensors, f"blocks.{index}.") for index in range(len(ffns))]
+    inner = any("attn.norm.weight" in block for block in blocks)
+    # a norm2 beside the FFN's own BatchNorms would stand between shortcut and idle part: not this method
+    norms = replace(
+        read_norms(tensors, knobs, without=("norm2",)), eps=knobs.take("attn_eps", small, 1e-5 if inner else 1e-6)
+    )
+    weight_of(tensors, "blocks.0.attn.qkv.weight", 2)
+    return PlainSkeleton(
+        sizes=sizes,
+        heads=heads,
+        hidden=tuple(ffn.hidden for ffn in ffns),
+        traits=tuple(replace(BlockTraits.read(block, norms), norm2=NormTraits(None, norms.eps)) for block in blocks),
+        inside=tuple(
+            NormTraits.read(block, "attn.norm", norms) if "attn.norm.weight" in block else None for block in blocks
+        ),
+        qkv_bias="blocks.0.attn.qkv.bias" in tensors,
+    )

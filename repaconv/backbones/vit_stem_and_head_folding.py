@@ -1,0 +1,67 @@
+"""The two ends of a vision transformer: what stands before its blocks stays, the final norm goes into the head."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from repaconv.algebra.affine_maps import Affine
+from repaconv.backbones.tensor_names import in_float64
+from repaconv.backbones.training_norms import NormTraits
+from repaconv.backbones.vit import ViT, ViTConfig
+from repaconv.backbones.vit_block_folding import linear_of, named
+from repaconv.method_api.contract import FoldedPart
+from repaconv.method_api.fold_error import relative_difference
+from repaconv.results import FoldStep
+
+TAIL = ("norm.", "fc_norm.", "pre_logits.", "head")
+
+
+def fold_stem(tensors: Mapping[str, Tensor]) -> FoldedPart:
+    """What stands before the blocks stays as it is."""
+    return FoldedPart({n: w.double() for n, w in tensors.items() if not n.startswith(("blocks.", *TAIL))})
+
+
+def fold_tail(config: ViTConfig, tensors: Mapping[str, Tensor]) -> FoldedPart:
+    """The final norm's affine into the linear layer behind it, two averaged heads into one; features keep their norm.
+
+    That layer is the head, or ``pre_logits.fc`` where there is one; tanh then keeps the head apart.
+    """
+    final = "fc_norm" if config.pool_first else "norm"
+    tail = {n: w for n, w in tensors.items() if n.startswith(TAIL)}
+    if not config.classes and not config.representation:
+        return FoldedPart(in_float64(tail))
+    behind = "pre_logits.fc" if config.representation else "head"
+    eps = config.batch_eps if config.norm == "batch" else config.norm_eps
+    norm = NormTraits(config.norm, eps).affine(tail, final, config.width)
+    first = linear_of(tail, behind) @ norm
+    told = [f"{final}'s {'affine' if config.norm == 'layer' else 'BatchNorm, whole,'} -> {behind}"]
+    if config.pool == "distilled":
+        other = linear_of(tail, "head_dist") @ norm
+        first = Affine(torch.cat([first.weight, other.weight], 1) / 2, (first.bias + other.bias) / 2)
+        told.append("head and head_dist, averaged -> one head over both tokens")
+    folded = named({behind: first})
+    if config.representation and config.classes:
+        folded |= named({"head": linear_of(tail, "head")})
+    return FoldedPart(
+        folded, FoldStep(module=behind, folded=tuple(told), max_rel_error=_tail_error(config, tail, folded))
+    )
+
+
+def _tail_error(config: ViTConfig, trained: Mapping[str, Tensor], folded: Mapping[str, Tensor]) -> float:
+    """Both read-outs on the same random tokens."""
+
+    class Tail(ViT):
+        def __init__(self, *, deployed: bool) -> None:
+            nn.Module.__init__(self)
+            self.config, self.deployed = config, deployed
+            self._build_tail(config)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.read_out(x)
+
+    with torch.device("meta"):
+        training, deploy = Tail(deployed=False), Tail(deployed=True)
+    return relative_difference((training, trained), (deploy, folded), (2, config.prefix + 3, config.width))

@@ -1,0 +1,1 @@
+"""Latency measurement, and what can be concluded from it."""

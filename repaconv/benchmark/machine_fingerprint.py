@@ -1,0 +1,161 @@
+"""The machine that a number comes from."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import subprocess
+from collections.abc import Callable, Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from repaconv.benchmark.cpu_isa_level import family
+from repaconv.benchmark.gpu_monitor import described
+
+PACKAGES = ("numpy", "onnx", "onnxruntime", "torch")
+
+
+def fingerprint(cores: tuple[int, ...], *, card: bool = False) -> dict[str, Any]:
+    """Processor, its family, cores used, governor, load, system and library versions; the card where that computed.
+
+    Unknown is None, never a guess.
+    """
+    return {
+        "cpu": cpu_model(),
+        "cpu_number": cpu_number(),
+        "family": family(platform.machine()),
+        "cores": os.cpu_count(),
+        "cores_used": list(cores),
+        "caches": caches(),
+        "governor": _read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
+        "container": limits(),
+        **({"board": board} if (board := jetson()) else {}),
+        **({"card": described()} if card else {}),
+        "load_1min": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
+        "memory_gib": _memory_gib(),
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "python": platform.python_version(),
+        **{package: version_of(package) for package in PACKAGES},
+    }
+
+
+def caches(cpu: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> dict[str, str]:
+    """Sizes by level and kind: ``L1 Data``, ``L2 Unified``."""
+    found = {}
+    for index in sorted(cpu.glob("index*")):
+        level, kind, size = (_read(str(index / name)) for name in ("level", "type", "size"))
+        if level and kind and size:
+            found[f"L{level} {kind}"] = size
+    return found
+
+
+def limits(group: Path = Path("/sys/fs/cgroup")) -> dict[str, str]:
+    """What a container may take, where it is told: processors and memory; empty where nothing is limited."""
+    found = {}
+    quota = (_read(str(group / "cpu.max")) or "max").split()
+    if quota[0].isdigit() and len(quota) > 1:
+        found["cpus"] = f"{int(quota[0]) / int(quota[1]):g}"
+    memory = _read(str(group / "memory.max")) or "max"
+    if memory.isdigit():
+        found["memory_gib"] = f"{int(memory) / 1024**3:.1f}"
+    return found
+
+
+def jetson(ask: Callable[[list[str]], str] | None = None) -> dict[str, Any]:
+    """Of a Jetson: release, power mode, clocks and one line of tegrastats. Empty elsewhere.
+
+    Not verified here: no board of ours has been on the desk; the tests read what real ones printed.
+    """
+    release = _read("/etc/nv_tegra_release")
+    if release is None and ask is None:
+        return {}
+    ask = ask or _ask
+    stats = ask(["timeout", "2", "tegrastats", "--interval", "500"]).splitlines()
+    return {
+        "release": release or "",
+        "power_mode": power_mode(ask(["nvpmodel", "-q"])),
+        "jetson_clocks": ask(["jetson_clocks", "--show"]),
+        **({"tegrastats": tegrastats(stats[0])} if stats else {}),
+    }
+
+
+def power_mode(text: str) -> str:
+    """``15W`` of what ``nvpmodel -q`` prints; empty if it says nothing."""
+    found = re.search(r"NV Power Mode:\s*(\S+)", text)
+    return found[1] if found else ""
+
+
+def tegrastats(line: str) -> dict[str, Any]:
+    """One line of tegrastats: memory, load and clock of each core, temperatures, GPU load, power."""
+    memory = re.search(r"RAM (\d+)/(\d+)MB", line)
+    cores = re.search(r"CPU \[([^\]]*)\]", line)
+    gpu = re.search(r"GR3D_FREQ (\d+)%(?:@\[?(\d+))?", line)
+    return {
+        "ram_mb": [int(memory[1]), int(memory[2])] if memory else [],
+        "cores": cores[1].split(",") if cores else [],
+        "gpu_percent": int(gpu[1]) if gpu else None,
+        "celsius": {name: float(value) for name, value in re.findall(r"(\w+)@(-?[\d.]+)C", line)},
+        "milliwatts": {name: int(value) for name, value in re.findall(r"(\w+) (\d+)(?:mW)?/\d+(?:mW)?(?=\s|$)", line)},
+    }
+
+
+def _ask(command: list[str]) -> str:
+    """What a tool prints, whatever its exit code; empty where it is not."""
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=False).stdout.strip()
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+
+
+def machine_key(machine: Mapping[str, Any]) -> str:
+    """What must be the same for two latencies to be compared: card, processor, cores, kind of system.
+
+    Processors of one name may be of several families, and of several generations of one, where a cloud calls them all
+    alike: twice as fast, and with other forms the fastest.
+    """
+    system = str(machine.get("system")).split(" ")
+    card = f"{machine['card'].get('name')}, " if machine.get("card") else ""
+    of_family = f" ({machine['family']})" if machine.get("family") else ""
+    number = f" {machine['cpu_number']}" if machine.get("cpu_number") else ""
+    return f"{card}{machine.get('cpu')}{number}{of_family}, {machine.get('cores')} cores, {system[0]} {system[-1]}"
+
+
+def cpu_model() -> str | None:
+    """What the processor is called."""
+    lines = (_read("/proc/cpuinfo") or "").splitlines()
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith(("model name", "Model")))
+    return next(named, None) or platform.processor() or None
+
+
+def cpu_number(cpuinfo: Path = Path("/proc/cpuinfo")) -> str | None:
+    """Which generation it is, as its maker counts: ``26.2``, family and model on x86; ``0x41.0xd0c``, maker and part on
+    ARM."""
+    told = dict(
+        re.findall(r"^(cpu family|model|CPU implementer|CPU part)\s*:\s*(\w+)\s*$", _read(str(cpuinfo)) or "", re.M)
+    )
+    pairs = (("cpu family", "model"), ("CPU implementer", "CPU part"))
+    return next((".".join(told[name] for name in pair) for pair in pairs if told.keys() >= set(pair)), None)
+
+
+def _memory_gib() -> float | None:
+    for line in (_read("/proc/meminfo") or "").splitlines():
+        if line.startswith("MemTotal:"):
+            return round(int(line.split()[1]) / 1024**2, 1)
+    return None
+
+
+def version_of(package: str) -> str | None:
+    """Of what is installed; None where it is not."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _read(path: str) -> str | None:
+    try:
+        return Path(path).read_text().strip()
+    except OSError:
+        return None

@@ -1,0 +1,146 @@
+"""Whether a measurement can be believed, and if not, why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from repaconv.benchmark import gpu_monitor
+from repaconv.benchmark.latency_statistics import parts, ratio
+from repaconv.benchmark.system_monitor import Watched
+from repaconv.results import Quality, Ratio
+
+if TYPE_CHECKING:
+    from repaconv.benchmark.interleaved_protocol import Measured
+
+FEWEST = 20
+"""Rounds; below, no interval means much."""
+RESOLUTION = 0.025
+"""Half the width of a ratio's interval, beyond which a difference of 5% may go unseen."""
+OTHERS, OTHERS_HERE, MUCH = 0.10, 0.02, 0.25
+"""Shares of the time: of the whole machine, of the cores that were used, and what spoils everything."""
+CLOCK = 0.1
+STOLEN, SPEED, DRIFT = 0.01, 0.08, 0.05
+OUTLYING, OUTLIERS = 1.5, 0.05
+"""A sample this many times its median is an outlier; this share of them is too many."""
+ONE_WAY = 0.8
+"""Correlation of ranks that openings have by chance in 1 of 100 measurements of ten."""
+
+
+def quality(
+    samples_ms: Mapping[str, NDArray[np.float64]],
+    watched: Watched,
+    *,
+    compared: Ratio | None,
+    stable: bool,
+    openings: int = 1,
+) -> Quality:
+    """The verdict on a measurement, with every reason that speaks against it.
+
+    Args:
+        samples_ms: By subject, one a round.
+        watched: What went on meanwhile.
+        compared: The ratio, if there is one.
+        stable: Whether the warm-up came to rest.
+        openings: Of which the rounds are, in their order.
+
+    Returns:
+        *trusted* if nothing speaks against it; *inconclusive* if a difference of 5% may not have been seen, or what was
+        seen may be another's doing; *noisy* in between.
+    """
+    spoiling = [
+        *_too_little(samples_ms, compared),
+        *_machine(watched, spoils=True),
+        *gpu_monitor.spoiling(watched.card),
+    ]
+    disturbing = [*_machine(watched, spoils=False), *_clocks(watched), *gpu_monitor.disturbing(watched.card)]
+    disturbing += [] if stable else ["latency did not stabilize during warm-up"]
+    disturbing += [reason for name, values in samples_ms.items() for reason in _uneven(name, values, openings)]
+    return Quality(
+        verdict="inconclusive" if spoiling else "noisy" if disturbing else "trusted",
+        reasons=(*spoiling, *disturbing),
+        seconds=round(watched.seconds, 3),
+        other_load=_rounded(watched.others),
+        other_load_on_cores=_rounded(watched.others_here),
+        steal_time=_rounded(watched.stolen),
+        speed=round(watched.speed, 4),
+        before=watched.before,
+        after=watched.after,
+    )
+
+
+def compared(
+    found: Measured,
+    subject: tuple[str, NDArray[np.float64]],
+    other: tuple[str, NDArray[np.float64]],
+    seed: int,
+) -> Ratio:
+    """The ratio of two of those that were measured, each a name and its milliseconds, without a claim where the
+    measurement is inconclusive."""
+    speed = ratio(*subject, *other, seed, found.openings)
+    samples = dict((subject, other))
+    judged = quality(samples, found.watched, compared=speed, stable=found.stable, openings=found.openings)
+    return speed.under(judged)
+
+
+def _too_little(samples_ms: Mapping[str, NDArray[np.float64]], compared: Ratio | None) -> Iterator[str]:
+    """What is not known well enough."""
+    rounds = min(len(values) for values in samples_ms.values())
+    if rounds < FEWEST:
+        yield f"too few samples: {rounds} rounds, {FEWEST} at least"
+    elif compared is not None and (compared.high - compared.low) / 2 > RESOLUTION * compared.median:
+        yield f"the ratio is known to {(compared.high - compared.low) / 2 / compared.median:.1%} only: more rounds"
+
+
+def _machine(watched: Watched, *, spoils: bool) -> Iterator[str]:
+    """What else went on: so much that it spoils everything, or less."""
+    for share, limit, told in (
+        (watched.others, OTHERS, "other load: {:.0%} of the machine's time went to other processes"),
+        (watched.others_here, OTHERS_HERE, "other load: {:.0%} of these cores' time went to other processes"),
+        (watched.stolen, STOLEN, "the hypervisor took {:.0%} of the time"),
+    ):
+        if share is not None and share > limit and (share > MUCH) == spoils:
+            yield told.format(share)
+    if spoils and watched.throttled:
+        yield f"throttled: the processor slowed down for heat {watched.throttled} times"
+
+
+def _clocks(watched: Watched) -> Iterator[str]:
+    """Whether the cores changed their speed."""
+    if abs(watched.speed - 1) > SPEED:
+        yield f"the core's speed changed: a fixed loop takes {watched.speed:.2f} times as long at the end"
+    for name in sorted(set(watched.before) & set(watched.after)):
+        was, now = watched.before[name], watched.after[name]
+        if name.endswith(" kHz") and was and abs(now / was - 1) > CLOCK:
+            yield f"the clock changed: {name[:-4]} from {was / 1e3:.0f} to {now / 1e3:.0f} MHz"
+
+
+def _uneven(name: str, values: NDArray[np.float64], openings: int) -> Iterator[str]:
+    """What the samples of one subject show; one opening may be slower than another, and is no drift and no outlier."""
+    several = parts(values, openings)
+    if len(values) >= FEWEST and abs(change := _change(values)) > DRIFT and _goes_one_way(several):
+        yield f"{name} drifted: its last third takes {1 + change:.2f} times as long as its first"
+    beyond = float(np.concatenate([part > OUTLYING * np.median(part) for part in several]).mean())
+    if beyond > OUTLIERS:
+        yield f"{name} has outliers: {beyond:.0%} of its samples"
+
+
+def _change(values: NDArray[np.float64]) -> float:
+    """How much longer the last third takes than the first, at the median."""
+    third = len(values) // 3
+    return float(np.median(values[-third:]) / np.median(values[:third]) - 1)
+
+
+def _goes_one_way(several: Sequence[NDArray[np.float64]]) -> bool:
+    """Whether openings get slower, or faster, one after the other (Spearman 1904); a single one may."""
+    if len(several) == 1:
+        return True
+    ranks = np.argsort(np.argsort([np.median(part) for part in several]))
+    return bool(abs(np.corrcoef(ranks, np.arange(len(several)))[0, 1]) >= ONE_WAY)
+
+
+def _rounded(share: float | None) -> float | None:
+    return None if share is None else round(share, 4)

@@ -1,0 +1,73 @@
+"""The papers' own protocols as data (protocols.toml), so that a figure of ours can stand beside one of theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.resources import files
+from pathlib import Path
+
+from repaconv.core.errors import UsageProblem
+from repaconv.core.toml_positions import parse_toml
+from repaconv.results import Record
+
+MEMORY_SHARE = 0.5
+
+
+class Protocol(Record):
+    """One way to measure; None leaves it to the target.
+
+    ``scaled_to_memory`` makes the batch the largest power of two that the machine's free memory holds.
+    ``first_in_line`` is what ``chrt -f 99`` does.
+    """
+
+    name: str = ""
+    about: str = ""
+    source: str = ""
+    batch: int | None = None
+    threads: int | None = None
+    rounds: int | None = None
+    warmup_rounds: int | None = None
+    scaled_to_memory: bool = False
+    first_in_line: bool = False
+
+    def images(self, usual: int, bytes_an_image: Callable[[], float]) -> int:
+        """Of a batch; how much memory one takes is asked for only where it matters."""
+        if self.batch is None or not self.scaled_to_memory:
+            return self.batch or usual
+        room, images = MEMORY_SHARE * _free_bytes(), 1
+        each = bytes_an_image()
+        while 2 * images <= self.batch and 2 * images * each <= room:
+            images *= 2
+        return images
+
+    def told(self, batch: int) -> str:
+        """For people."""
+        if not self.name:
+            return ""
+        scaled = f" (batch {batch} of {self.batch}: what memory holds)" if self.batch not in (None, batch) else ""
+        return f"{self.name}: {self.about}; {self.source}{scaled}"
+
+
+def paper(name: str | None) -> Protocol:
+    """A protocol by name, or one that leaves all to the target.
+
+    Raises:
+        UsageProblem: If there is none of that name.
+    """
+    if name is None:
+        return Protocol()
+    table, _ = parse_toml(
+        files("repaconv.benchmark").joinpath("protocols.toml").read_text(), "protocols.toml", "protocol"
+    )
+    if name not in table:
+        raise UsageProblem(f"unknown protocol {name!r}.", hint=f"Known: {', '.join(table)}.", code="protocol.unknown")
+    return Protocol(name=name, **table[name])
+
+
+def _free_bytes() -> int:
+    """What the system says is available; a gigabyte where it says nothing."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return 1024 * int(next(line for line in lines if line.startswith("MemAvailable:")).split()[1])
+    except (OSError, StopIteration):
+        return 2**30

@@ -1,0 +1,145 @@
+"""What else went on while we measured: other people's work on the cores, clocks, temperatures, a core's own speed."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from repaconv.benchmark.gpu_monitor import Moment
+
+JIFFY_S = 1 / os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 0.01
+_CPU = Path("/sys/devices/system/cpu")
+
+
+@dataclass(frozen=True)
+class State:
+    """The machine at one moment; what it does not tell is None or missing."""
+
+    clock_s: float
+    own_s: float
+    busy_s: dict[int, float]
+    stolen_s: float
+    khz: dict[int, int]
+    celsius: dict[str, float]
+    throttled: int
+    loop_ms: float
+    load_1min: float | None
+
+
+@dataclass(frozen=True)
+class Watched:
+    """What changed between two moments.
+
+    Attributes:
+        seconds: Between them.
+        others: Share of the whole machine's time that other processes took.
+        others_here: Share of the time of the cores that were used; None where the system does not tell.
+        stolen: Share that the hypervisor took.
+        speed: How long a fixed loop takes at the end, relative to the beginning: above 1, the core is slower.
+        throttled: How often the processor throttled for heat.
+        before, after: Clocks in kHz, temperatures in degrees Celsius, load; a card's in MHz, degrees Celsius and watts.
+        card: Moments of the card that was measured, if one was.
+    """
+
+    seconds: float
+    others: float | None
+    others_here: float | None
+    stolen: float | None
+    speed: float
+    throttled: int
+    before: dict[str, float]
+    after: dict[str, float]
+    card: tuple[Moment, ...] = ()
+
+
+def state() -> State:
+    """Look at the machine; takes some milliseconds for the loop."""
+    busy, stolen = _busy()
+    return State(
+        clock_s=time.perf_counter(),
+        own_s=time.process_time(),
+        busy_s=busy,
+        stolen_s=stolen,
+        khz={n: int(text) for n in busy if (text := _read(_CPU / f"cpu{n}/cpufreq/scaling_cur_freq")).isdigit()},
+        celsius=_celsius(),
+        throttled=sum(
+            int(text) for n in busy if (text := _read(_CPU / f"cpu{n}/thermal_throttle/core_throttle_count")).isdigit()
+        ),
+        loop_ms=_loop_ms(),
+        load_1min=round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
+    )
+
+
+def between(before: State, after: State, cores: Sequence[int], card: Sequence[Moment] = ()) -> Watched:
+    """What changed, the loops of both moments left out; and the moments of a card in between."""
+    seconds = after.clock_s - before.clock_s
+    own = after.own_s - before.own_s
+    busy = {n: after.busy_s[n] - before.busy_s[n] for n in after.busy_s if n in before.busy_s}
+    here = [busy[n] for n in cores if n in busy]
+    # Jiffies are coarse: a difference of some of them is nothing.
+    slack = 3 * JIFFY_S
+
+    def share(total: float, count: int) -> float:
+        return max(0.0, total - own - slack * count) / (seconds * count)
+
+    return Watched(
+        seconds=seconds,
+        others=share(sum(busy.values()), len(busy)) if busy else None,
+        others_here=share(sum(here), len(here)) if here and len(here) == len(cores) else None,
+        stolen=max(0.0, after.stolen_s - before.stolen_s - slack) / (seconds * len(busy)) if busy else None,
+        speed=after.loop_ms / before.loop_ms,
+        throttled=after.throttled - before.throttled,
+        before=_told(before) | (card[0].told() if card else {}),
+        after=_told(after) | (card[-1].told() if card else {}),
+        card=tuple(card),
+    )
+
+
+def _told(moment: State) -> dict[str, float]:
+    load = {} if moment.load_1min is None else {"load": moment.load_1min}
+    clocks = {f"cpu{number} kHz": float(value) for number, value in moment.khz.items()}
+    return {**load, **clocks, **{f"{name} C": value for name, value in moment.celsius.items()}}
+
+
+def _busy() -> tuple[dict[int, float], float]:
+    """Seconds that each core was busy since the system started, and those that were stolen."""
+    found, stolen = {}, 0.0
+    for line in _read(Path("/proc/stat")).splitlines():
+        name, *numbers = line.split()
+        if name.startswith("cpu") and name[3:].isdigit():
+            user, nice, system, _idle, _wait, irq, soft, steal, *_ = (*map(int, numbers), *[0] * 8)
+            found[int(name[3:])] = JIFFY_S * (user + nice + system + irq + soft)
+            stolen += JIFFY_S * steal
+    return found, stolen
+
+
+def _celsius() -> dict[str, float]:
+    zones = Path("/sys/class/thermal")
+    found = {}
+    for zone in sorted(zones.glob("thermal_zone*")) if zones.is_dir() else []:
+        text = _read(zone / "temp")
+        if text.lstrip("-").isdigit():
+            found[_read(zone / "type") or zone.name] = int(text) / 1000
+    return found
+
+
+def _loop_ms() -> float:
+    """The best of some runs of a fixed loop: how fast this core is, whatever its clock says."""
+    best = float("inf")
+    for _ in range(15):
+        begin = time.perf_counter_ns()
+        total = 0
+        for number in range(40_000):
+            total += number
+        best = min(best, (time.perf_counter_ns() - begin) / 1e6)
+    return best
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""

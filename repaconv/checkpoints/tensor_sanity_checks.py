@@ -1,0 +1,83 @@
+"""What names and shapes prove, and what no healthy checkpoint has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor
+
+from repaconv.core.errors import Refused
+
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+"""What weights are trained in; narrower floats are quantised, and mean nothing without the scales beside them."""
+
+WHOLE = (torch.int64, torch.int32, torch.int16, torch.uint8, torch.int8)
+
+
+def require_sound(tensors: Mapping[str, Tensor], names: Mapping[str, str]) -> None:
+    """Refuse weights that no training leaves behind on purpose.
+
+    Raises:
+        Refused: ``checkpoint.dtype`` for complex numbers and floats other than `FLOATS`;
+            ``checkpoint.not-finite`` for NaN or infinity; ``checkpoint.negative-variance`` for a BatchNorm variance
+            below zero. All name the tensor as the file does.
+    """
+    for name, tensor in tensors.items():
+        if (tensor.is_floating_point() or tensor.is_complex()) and tensor.dtype not in FLOATS:
+            raise _dtype(names.get(name, name), tensor, "not float16, bfloat16, float32 or float64")
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            bad = int((~torch.isfinite(tensor)).sum())
+            raise Refused(
+                f"{names.get(name, name)} has {bad} values that are NaN or infinite, of {tensor.numel()}.",
+                hint="The training diverged or the file is damaged. Use an earlier checkpoint.",
+                code="checkpoint.not-finite",
+            )
+        if name.endswith("running_var") and bool((tensor < 0).any()):
+            raise Refused(
+                f"{names.get(name, name)} is a variance and has negative values.",
+                hint="The file is damaged. Use an earlier checkpoint.",
+                code="checkpoint.negative-variance",
+            )
+
+
+def require_exact(expected: Mapping[str, Tensor], tensors: Mapping[str, Tensor], names: Mapping[str, str]) -> None:
+    """Hold the weights against the state dict of the module that they are for: all, no more, none misshaped.
+
+    Raises:
+        Refused: ``checkpoint.missing-keys``, ``.unexpected-keys``, ``.shape`` or ``.dtype``.
+    """
+    _none_of("checkpoint.missing-keys", "lacks", expected.keys() - tensors.keys(), "The file is only part of a net.")
+    _none_of(
+        "checkpoint.unexpected-keys",
+        "has keys that no part of this net takes:",
+        [names.get(name, name) for name in tensors.keys() - expected.keys()],
+        "Folding only a part would be wrong; if they are no weights of the net, save without them.",
+    )
+    for name, wanted in expected.items():
+        found = tensors[name]
+        if found.shape != wanted.shape:
+            raise Refused(
+                f"{names.get(name, name)} has shape {list(found.shape)}, but the other weights require "
+                f"{list(wanted.shape)}.",
+                hint="The file mixes two networks, or it was changed after training.",
+                code="checkpoint.shape",
+            )
+        if wanted.is_floating_point() and not found.is_floating_point():
+            raise _dtype(names.get(name, name), found, "not floating point numbers")
+        if wanted.dtype == torch.int64 and found.dtype not in WHOLE and not name.endswith("num_batches_tracked"):
+            raise _dtype(names.get(name, name), found, "not whole numbers")
+
+
+def _dtype(name: str, tensor: Tensor, wanted: str) -> Refused:
+    return Refused(
+        f"{name} holds {tensor.dtype}, {wanted}.",
+        hint="Fold the floating-point checkpoint, and quantize it afterwards.",
+        code="checkpoint.dtype",
+    )
+
+
+def _none_of(code: str, verb: str, keys: Iterable[str], hint: str) -> None:
+    if listed := sorted(keys):
+        more = f" and {len(listed) - 3} more" if len(listed) > 3 else ""
+        raise Refused(f"the checkpoint {verb} {', '.join(listed[:3])}{more}.", hint=hint, code=code)

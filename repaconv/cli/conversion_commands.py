@@ -1,0 +1,54 @@
+"""What needs images: how near a network is to a convolution, making it one, training where that is not enough."""
+
+from __future__ import annotations
+
+from repaconv.cli.help_panels import SEARCH
+from repaconv.cli.shared_options import FoldArgument, Format, FormatOption, Quiet, RunArgument, app, finish
+from repaconv.options.conversion_options import ConvertOrder, FinetuneOrder, ScoreOrder
+
+
+@app.command(rich_help_panel=SEARCH, epilog="Example: repaconv score vit.pth --images calibration/")
+def score(
+    checkpoint: FoldArgument,
+    order: ScoreOrder = ScoreOrder(),
+    format: FormatOption = Format.text,
+    quiet: Quiet = False,
+) -> None:
+    """Score how close each attention head of a plain vision transformer is to a convolution, on your images."""
+    from repaconv.stages.convert.score import score_by
+
+    finish("score", format, quiet, lambda progress: score_by(order, checkpoint, progress=progress))
+
+
+@app.command(rich_help_panel=SEARCH, epilog="Example: repaconv convert vit.pth --images calibration/ --blocks 6")
+def convert(
+    checkpoint: FoldArgument,
+    order: ConvertOrder = ConvertOrder(),
+    format: FormatOption = Format.text,
+    quiet: Quiet = False,
+) -> None:
+    """Convert a plain vision transformer without training: attention to convolution, or token merging. Lossy.
+
+    The loss is measured on a test split that was used for nothing else. Exit code 1 if it exceeds the budget.
+    """
+    from repaconv.stages.convert.stage import convert_by
+
+    finish("convert", format, quiet, lambda progress: convert_by(order, checkpoint, progress=progress))
+
+
+@app.command(
+    rich_help_panel=SEARCH, epilog="Example: repaconv finetune repaconv-out/vit-dwconv --images calibration/ --epochs 3"
+)
+def finetune(
+    run: RunArgument = None,
+    order: FinetuneOrder = FinetuneOrder(),
+    format: FormatOption = Format.text,
+    quiet: Quiet = False,
+) -> None:
+    """Fine-tune a converted network on unlabeled images, with the network before conversion as the teacher.
+
+    The best epoch (or the start, if none is better) is kept and folded. An interrupted training resumes.
+    """
+    from repaconv.stages.convert.finetune import finetune_by
+
+    finish("finetune", format, quiet, lambda progress: finetune_by(order, run, progress=progress))

@@ -1,0 +1,137 @@
+"""What is known here, what works, and the demo."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from repaconv.cli.help_panels import ENVIRONMENT, WORKFLOWS
+from repaconv.cli.shared_options import Format, FormatOption, Quiet, app, finish
+
+if TYPE_CHECKING:
+    from repaconv.core.plugins import PluginRow
+
+MANY = 20
+"""Names on a line say nothing any more."""
+
+
+@app.command(rich_help_panel=ENVIRONMENT, epilog="Example: repaconv fetch hf://OWNER/NAME@REVISION")
+def fetch(
+    address: Annotated[
+        str,
+        typer.Argument(
+            metavar="ADDRESS",
+            help="hf://OWNER/NAME[@REVISION], or any address that fsspec can read.",
+        ),
+    ],
+    format: FormatOption = Format.text,
+    quiet: Quiet = False,
+) -> None:
+    """Download a model and record the hashes of its files. No other command downloads anything."""
+    from repaconv.stages.fetch import fetch as stage
+
+    finish("fetch", format, quiet, lambda progress: stage(address, progress=progress))
+
+
+@app.command(rich_help_panel=ENVIRONMENT, epilog="Example: repaconv targets")
+def targets(format: FormatOption = Format.text) -> None:
+    """List the target devices with their runtime, opset and precisions."""
+    from repaconv.cli import text_and_json_output
+    from repaconv.core import plugins
+
+    found = [plugins.load(plugins.TARGETS, name) for name in plugins.registered(plugins.TARGETS)]
+    if format is Format.json:
+        text_and_json_output.envelope("targets", 0, [target.model_dump(mode="json") for target in found])
+    else:
+        each = [target.variant(name) for target in found for name in target.variants]
+        every = sorted([*found, *each], key=lambda target: target.name)
+        lines = [
+            (
+                t.name,
+                f"{t.runtime} {t.runtime_version}".strip(),
+                str(t.newest),
+                ", ".join(t.precisions),
+                t.about,
+            )
+            for t in every
+        ]
+        text_and_json_output.rows(("target", "runtime", "opset", "precisions", ""), lines)
+
+
+@app.command(rich_help_panel=ENVIRONMENT, epilog="Example: repaconv doctor")
+def doctor(
+    target: Annotated[
+        str | None,
+        typer.Option(
+            "--target",
+            help="Check what works for this target on this machine.",
+        ),
+    ] = None,
+    format: FormatOption = Format.text,
+) -> None:
+    """Check this installation: what works, what does not, and how to install it. Exit code 3 if a plug-in is broken."""
+    from repaconv.cli import text_and_json_output
+    from repaconv.core import plugins
+
+    if target is None:
+        found = plugins.rows()
+    else:
+        from repaconv.stages.build import what_works
+
+        found = what_works(target)
+    code = 3 if any(row.problem for row in found) else 0
+    if format is Format.json:
+        text_and_json_output.envelope("doctor", code, [row._asdict() for row in found])
+    elif target is None:
+        text_and_json_output.rows(("", "", ""), summary(found))
+    else:
+        lines = [(row.group, row.name, row.value, row.problem or row.note or "works") for row in found]
+        text_and_json_output.rows(("group", "name", "plug-in", ""), lines)
+    raise typer.Exit(code)
+
+
+def summary(found: list[PluginRow]) -> Iterator[tuple[str, str, str]]:
+    """Our own plug-ins as a line a group; engines, what is broken and what is of others a line each; then extras."""
+    from repaconv.core import plugins
+
+    for group in plugins.GROUPS:
+        rows = [row for row in found if row.group == group]
+        single = group == plugins.ENGINES
+        apart = [row for row in rows if single or row.problem or not row.value.startswith("repaconv.")]
+        ours = [row.name for row in rows if row not in apart]
+        kind = group.rpartition(".")[2]
+        if ours:
+            yield kind, f"{len(ours)} work", ", ".join(ours) if len(ours) < MANY else ""
+        for row in apart:
+            own = "" if row.value.startswith("repaconv.") else f" ({row.value})"
+            yield kind, row.name, f"{row.problem or row.note or 'works'}{own}"
+    for row in found:
+        if row.group == plugins.EXTRAS_GROUP:
+            yield "extras", row.name, row.note
+
+
+@app.command(rich_help_panel=WORKFLOWS, epilog="Example: repaconv demo")
+def demo(
+    arch: Annotated[
+        str | None,
+        typer.Option("--arch", help="Use one RIFormer with random weights instead: s12, s24, s36, m36 or m48."),
+    ] = None,
+    out: Annotated[Path, typer.Option("-o", "--out", help="Folder to write.")] = Path("demo-out"),
+    rounds: Annotated[
+        int | None,
+        typer.Option(
+            "--rounds",
+            min=2,
+            help="Number of measured rounds.",
+            show_default="from the target",
+        ),
+    ] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Fold, export, verify and benchmark five trained networks, one per method, and compare them in a report."""
+    from repaconv.cli.demo import run_demo, run_five
+
+    raise typer.Exit(run_demo(arch, out, rounds, quiet=quiet) if arch else run_five(out, rounds, quiet=quiet))

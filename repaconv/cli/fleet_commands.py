@@ -1,0 +1,85 @@
+"""Other machines: bundles for boards, matrices over a cluster, and its workers."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from repaconv.cli.help_panels import FLEET
+from repaconv.cli.shared_options import Format, FormatOption, ModelArgument, Quiet, RunArgument, app, finish
+from repaconv.options.stage_options import BundleOrder, ClusterOrder, WorkerOrder
+
+
+@app.command(rich_help_panel=FLEET, epilog="Example: repaconv bundle --target orin-nano --precision fp16")
+def bundle(
+    run: ModelArgument = None,
+    order: BundleOrder = BundleOrder(target="orin-nano"),
+    format: FormatOption = Format.text,
+    quiet: Quiet = False,
+) -> None:
+    """Pack the ONNX model, inputs with their float64 outputs, and a script for the board, which needs only trtexec."""
+    from repaconv.stages.bundle.stage import bundle_by
+
+    finish("bundle", format, quiet, partial(bundle_by, order, run))
+
+
+@app.command(rich_help_panel=FLEET, epilog="Example: repaconv collect result.tar.gz")
+def collect(
+    result: Annotated[Path, typer.Argument(metavar="RESULT", help="The result.tar.gz that the board wrote.")],
+    run: RunArgument = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "-o",
+            "--out",
+            help="File for the result (JSON).",
+            show_default="next to the engines of the run",
+        ),
+    ] = None,
+    format: FormatOption = Format.text,
+    quiet: Quiet = False,
+) -> None:
+    """Read the result of a bundle that ran on a board, verify it, and add it to the run. Exit code 0 or 1."""
+    from repaconv.stages.bundle.collect import collect as stage
+
+    finish("collect", format, quiet, partial(stage, result, run, out=out))
+
+
+@app.command(rich_help_panel=FLEET, epilog="Example: repaconv sweep matrix.yaml --scheduler tcp://desk:8786")
+def sweep(
+    matrix: Annotated[
+        Path,
+        typer.Argument(
+            metavar="MATRIX",
+            help="TOML or YAML file with lists of models, targets, precisions and batch sizes.",
+        ),
+    ],
+    cluster: ClusterOrder = ClusterOrder(),
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "-o",
+            "--out",
+            help="Folder to write.",
+            show_default="repaconv-out/sweep-<matrix>",
+        ),
+    ] = None,
+    format: FormatOption = Format.text,
+    quiet: Quiet = False,
+) -> None:
+    """Benchmark all combinations of models, targets, precisions and batch sizes, here or on a cluster; resumable."""
+    from repaconv.distributed.sweep import sweep_by
+
+    finish("sweep", format, quiet, partial(sweep_by, cluster, matrix, out=out))
+
+
+@app.command(rich_help_panel=FLEET, epilog="Example: repaconv worker --target orin-nano --scheduler tcp://desk:8786")
+def worker(order: WorkerOrder) -> None:
+    """Run as a worker of a Dask cluster: measure for this target, one job at a time, until stopped."""
+    from repaconv.cli import text_and_json_output
+    from repaconv.distributed.dask_cluster import work
+
+    work(order, started=text_and_json_output.told)

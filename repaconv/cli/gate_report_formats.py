@@ -1,0 +1,101 @@
+"""The gate's result in the formats that CI systems read."""
+
+from __future__ import annotations
+
+from xml.etree import ElementTree
+
+from repaconv.results import Check, GatedRecipe, GateReport
+
+MARKS = {"passed": "✅", "failed": "❌", "not verified": "⚪", "inconclusive": "❔", "error": "⛔"}
+
+
+def sentence(check: Check) -> str:
+    """What was found, where, and what to do about it."""
+    where = f" The outputs first differ at {check.module}." if check.module else ""
+    hint = f" ({check.hint})" if check.hint else ""
+    return f"{check.message.removesuffix('.')}.{where}{hint}"
+
+
+def junit(report: GateReport) -> str:
+    """JUnit XML: one suite per recipe, one case per check; *not verified* and *inconclusive* are skipped, with why."""
+    root = ElementTree.Element("testsuites", name="repaconv gate")
+    totals = {"tests": 0, "failures": 0, "errors": 0}
+    for recipe in report.recipes:
+        verdicts = [check.verdict for check in recipe.checks]
+        counts = {
+            "tests": len(verdicts),
+            "failures": verdicts.count("failed"),
+            "errors": verdicts.count("error"),
+            "skipped": verdicts.count("not verified") + verdicts.count("inconclusive"),
+        }
+        totals = {name: totals[name] + counts[name] for name in totals}
+        attributes = {"name": recipe.recipe, "file": recipe.recipe}
+        attributes |= {name: str(count) for name, count in counts.items()}
+        suite = ElementTree.SubElement(root, "testsuite", attributes)
+        for check in recipe.checks:
+            case = ElementTree.SubElement(
+                suite, "testcase", name=f"{check.stage}: {check.name}", classname=_dotted(recipe.recipe)
+            )
+            tag = {"failed": "failure", "error": "error", "passed": "system-out"}.get(check.verdict, "skipped")
+            found = ElementTree.SubElement(case, tag)
+            if tag != "system-out":
+                found.set("message", sentence(check))
+            if tag in ("failure", "error"):
+                found.set("type", check.code or check.name)
+            found.text = f"{check.file or recipe.recipe}:{check.line}: {sentence(check)}"
+    root.attrib |= {name: str(count) for name, count in totals.items()}
+    ElementTree.indent(root)
+    return ElementTree.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
+
+
+def _dotted(path: str) -> str:
+    """A recipe's path as the class name that CI systems group by."""
+    return path.removesuffix(".toml").replace("/", ".").strip(".")
+
+
+def github(report: GateReport) -> str:
+    """Workflow commands, which GitHub shows next to the recipe's line; checks that passed are one notice per recipe."""
+    lines = []
+    for recipe in report.recipes:
+        if passed := [check.name for check in recipe.checks if check.verdict == "passed"]:
+            told = f"{len(passed)} of {len(recipe.checks)} checks passed: {', '.join(dict.fromkeys(passed))}"
+            lines.append(f"::notice file={_property(recipe.recipe)},line=1,title=repaconv gate::{_data(told)}")
+        for check in (check for check in recipe.checks if check.verdict != "passed"):
+            kind = {"failed": "error", "error": "error"}.get(check.verdict, "warning")
+            title = f"{check.name}: {check.verdict}"
+            place = f"file={_property(check.file or recipe.recipe)},line={check.line},title={_property(title)}"
+            lines.append(f"::{kind} {place}::{_data(sentence(check))}")
+    return "\n".join(lines) + "\n"
+
+
+def _data(text: str) -> str:
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _property(text: str) -> str:
+    return _data(text).replace(":", "%3A").replace(",", "%2C")
+
+
+def markdown(report: GateReport) -> str:
+    """One table per recipe, for a pull request."""
+    parts = [f"## repaconv gate: {'passed' if not report.exit_code else f'exit {report.exit_code}'}"]
+    for recipe in report.recipes:
+        parts += ["", f"### {_cell(recipe.recipe)}", "", "| | check | verdict | result |", "|---|---|---|---|"]
+        parts += [
+            f"| {MARKS[check.verdict]} | {check.stage}: {check.name} | {check.verdict} | {_cell(sentence(check))} |"
+            for check in recipe.checks
+        ]
+        parts += _counted(recipe)
+    return "\n".join(parts) + "\n"
+
+
+def _counted(recipe: GatedRecipe) -> list[str]:
+    open_ones = [check.name for check in recipe.checks if check.verdict == "not verified"]
+    return ["", f"Not verified: {', '.join(open_ones)}."] if open_ones else []
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ").replace("<", "&lt;")
+
+
+FORMATS = {"junit": junit, "github": github, "markdown": markdown}

@@ -1,0 +1,81 @@
+"""What was converted, how it was chosen, and what it costs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from repaconv.cli.result_text.common_tables import accuracy_told
+from repaconv.cli.result_text.score import scores
+from repaconv.cli.text_and_json_output import coloured, out, plain, table
+
+if TYPE_CHECKING:
+    from repaconv.results import ConvertArtefact, Pace, Raced, Trade, Tried
+
+
+def show(done: ConvertArtefact) -> None:
+    """Scores, what was tried, and what the images that judge say."""
+    if done.scores:
+        out().print(scores(done.scores, done.kernel))
+        _print_tried(done.tried)
+        where = f"blocks {', '.join(map(str, done.blocks))} of {len(done.scores)}"
+        if done.heads:
+            where = f"heads {', '.join(done.heads)} of {sum(len(block.heads) for block in done.scores)}"
+        refitted = f"; W^O of {', '.join(map(str, done.refitted))} fitted anew" if done.refitted else ""
+        solved = f"; ridge {done.ridge:g}, condition {done.condition:.1e}" if done.ridge and done.condition else ""
+        out().print(f"{where} -> {done.kind}{f' {done.kernel}x{done.kernel}' if done.kernel else ''}{refitted}{solved}")
+    if done.description:
+        out().print(f"{done.method}, untrained: {plain(done.description)}")
+    if done.schedule:
+        out().print(f"tokens that merge, block by block: {', '.join(map(str, done.schedule))}")
+    if done.speed_target:
+        _print_pace(done.speed_target)
+    if done.trade:
+        _print_trade(done.trade)
+    parts = done.images
+    out().print(
+        f"[dim]{plain(done.inputs)}: images: {parts.calibration} calibration, {parts.validation} validation, "
+        f"{parts.test} test[/]"
+    )
+    if done.evaluation.accuracy:
+        out().print(accuracy_told(done.evaluation.name, done.evaluation.accuracy))
+    metrics = done.evaluation.metrics
+    if metrics:
+        divergence = "" if metrics.kl_divergence is None else f", KL {metrics.kl_divergence:.4f}"
+        out().print(f"largest error {metrics.norm_error:.3f} of an image's output{divergence}")
+    out().print(f"{coloured(done.verdict)}: {plain(done.evaluation.note)}")
+
+
+def _print_pace(pace: Pace) -> None:
+    rows = table("merged or replaced", "speedup, 95%")
+    for each in sorted(pace.speed_trials, key=lambda each: each.speed.median):
+        rows.add_row(*_raced(each))
+    out().print(rows)
+    out().print(plain(pace.told))
+
+
+def _print_trade(trade: Trade) -> None:
+    rows = table("conversion", "merged or replaced", "speedup, 95%", "error", "agreement")
+    for each in sorted((trade.taken, *trade.others), key=lambda each: each.speed.median):
+        kept = each.tried
+        named = f"{each.kind}, taken" if each is trade.taken else each.kind
+        share = "" if kept is None or kept.agreement is None else f"{kept.agreement:.1%}"
+        error = "" if kept is None else f"{kept.error:.3f}"
+        rows.add_row(named, *_raced(each), error, share)
+    out().print(rows)
+    out().print(f"[dim]on {trade.target}, {plain(trade.machine)}; errors and shares are of the validation split[/]")
+
+
+def _raced(each: Raced) -> tuple[str, str]:
+    """What it is, and how many times as fast."""
+    several = [", ".join(map(str, numbers)) for numbers in (each.blocks, each.schedule) if numbers]
+    return "; ".join(several), each.speed.cell
+
+
+def _print_tried(tried: tuple[Tried, ...]) -> None:
+    rows = table("blocks replaced", "error", "agreement", "accuracy", "budget")
+    for each in tried:
+        shares = ("" if value is None else f"{value:+.1%}" if n else f"{value:.1%}" for n, value in
+                  enumerate((each.agreement, each.accuracy)))  # fmt: skip
+        within = {None: "", True: "within", False: "beyond"}[each.within]
+        rows.add_row(", ".join(map(str, each.blocks)), f"{each.error:.3f}", *shares, within)
+    out().print(rows)

@@ -1,0 +1,252 @@
+"""The stages, in the order in which data flows."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from repaconv.cli.help_panels import STEPS
+from repaconv.cli.shared_options import (
+    FoldArgument,
+    Format,
+    FormatOption,
+    InspectArgument,
+    ModelArgument,
+    Quiet,
+    RunArgument,
+    app,
+    finish,
+)
+from repaconv.core.errors import UsageProblem
+from repaconv.options import option_definitions
+from repaconv.options.stage_options import (
+    OBJECTIVES,
+    THROUGHPUT,
+    BenchOrder,
+    BuildOrder,
+    ClusterOrder,
+    EstimateOrder,
+    ExportOrder,
+    FoldOrder,
+    InspectOrder,
+    ThroughputOrder,
+    VerifyOrder,
+)
+
+if TYPE_CHECKING:
+    from repaconv.results import Record
+
+
+@app.command(rich_help_panel=STEPS, epilog="Example: repaconv inspect ckpt.pth")
+def inspect(
+    checkpoint: InspectArgument,
+    order: InspectOrder = InspectOrder(),
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "-o", "--out", help="Also write the result to this file (JSON).", rich_help_panel=option_definitions.OUTPUT
+        ),
+    ] = None,
+    svg: Annotated[
+        Path | None,
+        typer.Option(
+            "--svg",
+            help="Also draw the layers before and after the fold to this SVG file; this computes the fold.",
+            rich_help_panel=option_definitions.OUTPUT,
+        ),
+    ] = None,
+    format: FormatOption = Format.text,
+    quiet: Quiet = False,
+) -> None:
+    """Describe a checkpoint, an ONNX model or an engine: file type, method, architecture, sizes. Runs no code in it."""
+    from repaconv.core.file_replacement import require_ours, write_page
+    from repaconv.core.files import write_artefact
+    from repaconv.stages.inspect.checkpoint_inspection import inspect as stage
+    from repaconv.stages.inspect.file_inspection import NOT_CHECKPOINTS, inspect_file
+    from repaconv.stages.inspect.fold_picture import draw_fold
+
+    def run(*, progress: Any) -> Record:
+        if out:
+            require_ours(out, "inspect")
+        other = checkpoint.suffix in NOT_CHECKPOINTS
+        seen: Record = inspect_file(checkpoint, order.sha256) if other else stage(checkpoint, **vars(order))
+        if svg:
+            write_page(svg, draw_fold(checkpoint, **vars(order)))
+        if out:
+            write_artefact(out, seen)
+        return seen
+
+    finish("inspect", format, quiet, run)
+
+
+@app.command(
+    rich_help_panel=STEPS, epilog="Example: repaconv fold ckpt.pth --method riformer, or repaconv fold model.onnx"
+)
+def fold(
+    checkpoint: FoldArgument,
+    order: FoldOrder = FoldOrder(),
+    format: FormatOption = Format.text,
+    quiet: Quiet = False,
+) -> None:
+    """Fold a checkpoint exactly into its inference-time architecture, or any network or ONNX model to a smaller one."""
+    from repaconv.cli import text_and_json_output
+    from repaconv.stages.fold.stage import fold as stage
+
+    if (order.arch or "").partition(":")[0].endswith(".py") and not quiet:
+        text_and_json_output.told(f"running {order.arch}, as --arch asks")
+    if order.preset != "default" and not quiet:
+        text_and_json_output.told(
+            f"--preset moves to export, where the target is known: repaconv export --preset {order.preset}"
+        )
+    finish("fold", format, quiet, lambda progress: stage(checkpoint, **vars(order), progress=progress))
+
+
+@app.command(rich_help_panel=STEPS, epilog="Example: repaconv verify --inputs recorded.npz")
+def verify(
+    run: RunArgument = None,
+    order: VerifyOrder = VerifyOrder(),
+    format: FormatOption = Format.text,
+    quiet: Quiet = False,
+) -> None:
+    """Verify the folded model and its ONNX models against the training-time network in float64.
+
+    Exit code 0 if every check passed, 1 if one failed, 5 if one could not be made.
+    """
+    from repaconv.stages.verify.stage import verify_by
+
+    finish("verify", format, quiet, partial(verify_by, order, run))
+
+
+@app.command(rich_help_panel=STEPS, epilog="Example: repaconv export")
+def export(
+    run: RunArgument = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "-o",
+            "--out",
+            help="ONNX file to write.",
+            rich_help_panel=option_definitions.OUTPUT,
+            show_default="a file in the run folder",
+        ),
+    ] = None,
+    onnx: Annotated[bool, typer.Option("--onnx", help="Write ONNX (the only format).")] = True,
+    order: ExportOrder = ExportOrder(),
+    format: FormatOption = Format.text,
+    quiet: Quiet = False,
+) -> None:
+    """Export the folded model to ONNX, simplify it, and compare its outputs under ONNX Runtime."""
+    from repaconv.stages.export import export_by
+
+    if run is not None and run.suffix == ".onnx":
+        raise UsageProblem(
+            f"{run} is not a run folder.",
+            hint=f"To choose the file to write, use -o: repaconv export -o {run}",
+            code="usage.export",
+        )
+    finish("export", format, quiet, partial(export_by, order, run, onnx=out or ""))
+
+
+@app.command(rich_help_panel=STEPS, epilog="Example: repaconv build --target rtx-40")
+def build(
+    run: ModelArgument = None,
+    order: BuildOrder = BuildOrder(target="x86-64"),
+    format: FormatOption = Format.text,
+    quiet: Quiet = False,
+) -> None:
+    """Build an engine from the ONNX model, and check in which precision its layers compute."""
+    from repaconv.stages.build import build_by
+
+    finish("build", format, quiet, partial(build_by, order, run))
+
+
+@app.command(rich_help_panel=STEPS, epilog="Example: repaconv bench --target x86-64")
+def bench(
+    model: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[RUN|MODEL.onnx|ENGINE]",
+            help="What to measure.",
+            show_default="the newest run",
+        ),
+    ] = None,
+    order: BenchOrder = BenchOrder(),
+    cluster: ClusterOrder = ClusterOrder(),
+    host: Annotated[
+        str | None,
+        typer.Option(
+            "--host",
+            rich_help_panel=option_definitions.MEASURE,
+            help="Measure on a board: send a bundle there by ssh and collect the result, e.g. user@orin.",
+        ),
+    ] = None,
+    estimate: Annotated[
+        bool,
+        typer.Option(
+            "--estimate",
+            rich_help_panel=option_definitions.MEASURE,
+            help="Estimate the latency on a target without measuring; the device need not be present.",
+        ),
+    ] = False,
+    objective: Annotated[
+        str,
+        typer.Option(
+            "--objective",
+            rich_help_panel=option_definitions.MEASURE,
+            help="What to measure: latency (ms per inference) or throughput (images/s of several inferences at once).",
+        ),
+    ] = "latency",
+    streams: Annotated[
+        int | None,
+        typer.Option(
+            "--streams",
+            min=1,
+            rich_help_panel=option_definitions.MEASURE,
+            help="For throughput: number of inferences that run at the same time.",
+            show_default="one per core",
+        ),
+    ] = None,
+    format: FormatOption = Format.text,
+    quiet: Quiet = False,
+) -> None:
+    """Measure the latency of the ONNX model, interleaved with the training-time network.
+
+    Exit code 5 if the measurement is inconclusive, e.g. because other processes use the CPU.
+    """
+    if objective not in OBJECTIVES:
+        known = ", ".join(OBJECTIVES)
+        raise UsageProblem(f"unknown objective {objective!r}.", hint=f"Known objectives: {known}.", code="objective")
+    by = _estimated(model, order) if estimate else _bench_where(model, order, cluster, host)
+    finish("bench", format, quiet, _throughput(model, order, streams) if objective == THROUGHPUT else by)
+
+
+def _estimated(model: Path | None, order: BenchOrder) -> Any:
+    """Nowhere."""
+    from repaconv.stages.bench.estimate import estimate_by
+
+    return partial(estimate_by, EstimateOrder.of(order), model)
+
+
+def _throughput(model: Path | None, order: BenchOrder, streams: int | None) -> Any:
+    """Several calls at once, here."""
+    from repaconv.stages.bench.throughput import throughput_by
+
+    return partial(throughput_by, ThroughputOrder.of(order, streams=streams), model)
+
+
+def _bench_where(model: Path | None, order: BenchOrder, cluster: ClusterOrder, host: str | None) -> Any:
+    """On a board, on a worker, or here."""
+    if host:
+        from repaconv.distributed.remote_bench import bench_by_ssh
+
+        return partial(bench_by_ssh, host, order, model)
+    if cluster.scheduler:
+        from repaconv.distributed.remote_bench import bench_on
+
+        return partial(bench_on, cluster, order, model)
+    from repaconv.stages.bench.stage import bench_by
+
+    return partial(bench_by, order, model)

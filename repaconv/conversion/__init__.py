@@ -1,0 +1,1 @@
+"""Lossy conversion of attention to convolutions and token merging, and fine-tuning."""

@@ -1,0 +1,172 @@
+"""Attention to convolution, from a budget or a number of blocks to a network that is measured."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from repaconv.conversion.block_activations import Place
+from repaconv.conversion.block_selection import Rig, as_many_as_allowed, converted, single_errors
+from repaconv.conversion.conversion_requests import Blocks
+from repaconv.conversion.head_scores import Scores, score_streams
+from repaconv.conversion.image_splits import Parted
+from repaconv.conversion.kernel_fitting import Head, How, convolution, kernels_for
+from repaconv.conversion.original_activations import Streams
+from repaconv.conversion.plain_vit import Plain, Reading, batches
+from repaconv.core.errors import GateFailed
+from repaconv.core.progress import Progress
+from repaconv.methods.dwconv.mixer_kinds import FORMAT
+from repaconv.results import Origin, Tried
+from repaconv.verification.accuracy_budget import Budget
+
+# --- Heads one by one: which are nearest to a convolution. The others of their block attend on.
+
+
+def by_error(streams: Streams, how: How, progress: Progress) -> tuple[Head, ...]:
+    """All heads, the cheapest to replace first: by what the best kernel alone leaves out of the residual stream."""
+    plain, errors = streams.plain, dict[Head, float]()
+    with torch.inference_mode():
+        for index in range(len(plain.blocks)):
+            progress("measure heads", index, len(plain.blocks))
+            into, mixed = streams.at(index)
+            place = Place(plain, index, into, mixed, into)
+            found = kernels_for(place, place.values, how, (some for (some,) in batches(mixed)))
+            fit = convolution(place, place.values, found.kernels, found.mean)
+            outputs = place.proj[:-1].view(plain.heads, -1, plain.config.width)  # W^O of each head, [h, dh, d]
+            lost = torch.zeros(plain.heads, dtype=torch.float64)
+            for x, right in batches(into, mixed):
+                apart = (right - fit(x) - found.bias).view(*x.shape[:2], plain.heads, -1)
+                lost += torch.einsum("bnhc,hcd->hbnd", apart, outputs).double().square().sum((1, 2, 3))
+            share = lost / place.middle.double().square().sum()
+            errors |= {(index, head): float(error) for head, error in enumerate(share)}
+    return tuple(sorted(errors, key=errors.__getitem__))
+
+
+def by_sigma(scores: Scores) -> tuple[Head, ...]:
+    """All heads by the paper's Sigma_h, the smallest first."""
+    sigmas = {(block.block, n): head.sigma for block in scores.blocks for n, head in enumerate(block.heads)}
+    return tuple(sorted(sigmas, key=sigmas.__getitem__))
+
+
+# --- Attention to convolution, from a budget or a number of blocks to a network that is measured.
+
+
+class Found(NamedTuple):
+    """A converted network, and how it was found.
+
+    Attributes:
+        net: In float32.
+        reading: Its blocks and weights.
+        scores: Of the original.
+        order: Of the blocks, where they were chosen.
+        heads: BLOCK.HEAD, where single ones were replaced.
+        tried: What was measured on the way; the last is this network.
+        refitted: Kept blocks whose W^O was fitted anew.
+        ridge: Of all its fits, None without one.
+        condition: The largest.
+    """
+
+    net: nn.Module
+    reading: Reading
+    scores: Scores
+    order: tuple[int, ...]
+    heads: tuple[str, ...]
+    tried: tuple[Tried, ...]
+    refitted: tuple[int, ...]
+    ridge: float | None
+    condition: float | None
+
+
+def convolved(
+    plain: Plain, how: How, blocks: Blocks, criterion: str, parted: Parted, budget: Budget, progress: Progress
+) -> Found:
+    """Choose, convert, measure on the images that choose. Blocks behind which tokens merge are not chosen.
+
+    Raises:
+        GateFailed: If the budget allows no block at all.
+    """
+    progress("score", 0, 0)
+    rig = Rig.of(plain, parted)
+    scores = score_streams(rig.fitting, how.kernel)
+    order: tuple[int, ...] = ()
+    tried: tuple[Tried, ...] = ()
+    chosen = blocks.named
+    if blocks.single:
+        how = replace(how, heads=blocks.heads or _heads(rig, how, blocks.number or 0, scores, criterion, progress))
+        chosen = tuple(sorted({block for block, _ in how.heads}))
+    elif not chosen and criterion == "error":
+        scores = scores.with_errors(single_errors(rig, how, progress))
+        order = scores.by_error
+    elif not chosen:
+        order = scores.by_sigma
+    order = tuple(block for block in order if how.takes(block))
+    chosen = chosen or order[: blocks.enough(order) if blocks.enough else blocks.number or 0]
+    if not chosen:
+        chosen, tried = as_many_as_allowed(rig, how, order, budget, progress)
+        _require_some(chosen, tried)
+    progress("convert", 0, 0)
+    found = converted(rig, how, chosen, budget)
+    made, last = found.made, found.tried
+    conditions = [number for several in made.conditions.values() for number in several]
+    return Found(
+        net=made.net,
+        reading=made.reading,
+        scores=scores,
+        order=order,
+        heads=tuple(f"{block}.{head}" for block, head in how.heads),
+        tried=(*(each for each in tried if each.blocks != last.blocks), last),
+        refitted=made.refitted,
+        ridge=found.how.ridge if how.fit == "squares" else None,
+        condition=max(conditions, default=None),
+    )
+
+
+def _heads(rig: Rig, how: How, number: int, scores: Scores, criterion: str, progress: Progress) -> tuple[Head, ...]:
+    """The first of all heads that stand before what merges."""
+    order = by_sigma(scores) if criterion == "sigma" else by_error(rig.fitting, how, progress)
+    return tuple(sorted([each for each in order if how.takes(each[0])][:number]))
+
+
+def _require_some(chosen: tuple[int, ...], tried: tuple[Tried, ...]) -> None:
+    if not chosen:
+        least = tried[0]
+        raise GateFailed(
+            f"the budget allows no block: replacing block {least.blocks[0]} alone keeps only {least.agreement:.1%} "
+            "of the top-1 predictions.",
+            hint="Allow a larger loss, give more images, or try --kind static.",
+            code="convert.budget",
+        )
+
+
+_OF_THE_ORIGINAL = ("image_size", "trained_size", "pos_resize", "num_heads", "pool", "norm_eps", "full_conv")
+"""Settings that the converted checkpoint's own metadata says."""
+
+
+def settings_for(given: Mapping[str, str]) -> dict[str, str]:
+    """The user's settings that a converted checkpoint still needs."""
+    return {name: value for name, value in given.items() if name not in _OF_THE_ORIGINAL}
+
+
+def metadata(reading: Reading, parent: Origin, record: Mapping[str, Any]) -> dict[str, str]:
+    """What the converted checkpoint says of itself: its layout, its architecture, where it is from."""
+    config = reading.config
+    arch = {
+        "img_size": list(config.image_size),
+        "num_heads": reading.blocks[0].mixer.heads,
+        "norm_eps": config.norm_eps,
+        **({"global_pool": config.pool} if config.pool != "distilled" else {}),
+    }
+    schedule = [0 if block.merged is None else block.merged.r for block in reading.blocks]
+    if any(schedule):
+        arch["schedule"] = schedule
+    args = record.get("args")
+    meta = {"format": FORMAT, "arch": arch, "converted_from": parent.sha256}
+    return {
+        "meta": json.dumps(meta, sort_keys=True),
+        **({"args": json.dumps(dict(args), sort_keys=True, default=str)} if isinstance(args, Mapping) else {}),
+    }

@@ -1,0 +1,54 @@
+"""What a conversion costs, against the network as it was: first classes, accuracy, and a budget of either."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from repaconv.conversion.image_splits import Part
+from repaconv.conversion.plain_vit import mapped
+from repaconv.results import Link, Tolerance, Tried
+from repaconv.verification.accuracy_budget import Budget
+from repaconv.verification.difference_metrics import Meter
+
+LINK = "converted"
+ORIGINAL = "the original, float32"
+
+
+class Judge:
+    """The original's outputs on a part of the images, to which others are held."""
+
+    def __init__(self, original: nn.Module | Tensor, part: Part, *, logits: bool) -> None:
+        """``original`` is the network, or its outputs on these images where they are known."""
+        self.part, self.logits = part, logits
+        self.right = original if isinstance(original, Tensor) else self._outputs(original)
+
+    def link(self, net: nn.Module, budget: Budget) -> Link:
+        """The link between the two, judged by the budget."""
+        return self._link(self._outputs(net), budget)
+
+    def tried(self, net: nn.Module | Tensor, blocks: tuple[int, ...], budget: Budget) -> Tried:
+        """What a choice of blocks costs, by the network or its outputs."""
+        found = net if isinstance(net, Tensor) else self._outputs(net)
+        link = self._link(found, Budget())
+        agreement = link.metrics.top1_agreement if link.metrics else None
+        accuracy = link.accuracy.difference if link.accuracy else None
+        divergence = link.metrics.kl_divergence if link.metrics else None
+        tried = Tried(
+            blocks=blocks, error=self.error(found), agreement=agreement, accuracy=accuracy, divergence=divergence
+        )
+        other = None if agreement is None else 1 - agreement
+        return tried.model_copy(update={"within": budget.allows(other, accuracy)}) if budget.asked else tried
+
+    def _outputs(self, net: nn.Module) -> Tensor:
+        with torch.inference_mode():
+            return mapped(net, self.part.images)
+
+    def _link(self, found: Tensor, budget: Budget) -> Link:
+        meter = Meter(Tolerance(kind="lossy"), logits=self.logits)
+        meter.add(found.numpy(), self.right.numpy(), labels=self.part.labels)
+        return budget.judged(meter.link(LINK, ORIGINAL, "converted, float32"))
+
+    def error(self, found: Tensor) -> float:
+        """|found - right| / |right| over all outputs."""
+        return float((found - self.right).double().norm() / self.right.double().norm())

@@ -1,0 +1,205 @@
+"""What an order for a conversion means, and what of it makes no sense."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, cast
+
+from repaconv.backbones.vit import ViTConfig
+from repaconv.conversion.image_splits import Parted
+from repaconv.conversion.kernel_fitting import FitBy, Head, How, Kind
+from repaconv.conversion.plain_vit import Plain
+from repaconv.conversion.token_merging import read_schedule
+from repaconv.core.errors import Refused, UsageProblem
+from repaconv.methods.pyra.merging_schedules import first_merging
+from repaconv.options.conversion_options import ConvertOrder
+from repaconv.verification.accuracy_budget import Budget
+
+KINDS, FITS, CRITERIA = ("depthwise", "ensembled", "static"), ("squares", "gaussian", "mean"), ("error", "sigma")
+USUAL_BUDGET = 0.02
+"""The share of first classes that may change where blocks are to be chosen and no budget was given."""
+
+
+class Blocks(NamedTuple):
+    """Which blocks are asked for: these, or so many, or of an order as many as ``enough`` says, or a budget.
+
+    Or single heads, the ``named`` blocks being theirs: these ``heads``, or so many where they are ``single``.
+    """
+
+    named: tuple[int, ...] = ()
+    number: int | None = None
+    enough: Callable[[Sequence[int]], int] | None = None
+    heads: tuple[Head, ...] = ()
+    single: bool = False
+
+    @property
+    def by_budget(self) -> bool:
+        """Whether what is allowed says how many."""
+        return self == Blocks()
+
+
+def read_which(order: ConvertOrder, plain: Plain) -> Blocks:
+    """Blocks, or single heads.
+
+    Raises:
+        UsageProblem: If it is none of these, or of what is not there.
+        Refused: If heads alone cannot be replaced in this network.
+    """
+    if order.heads is None:
+        return read_blocks(order.blocks, len(plain.blocks))
+    if order.blocks != "auto" or order.speedup is not None or (order.kind, order.fit) != ("depthwise", "squares"):
+        raise UsageProblem(
+            "--heads cannot be combined with --blocks, with --speedup or with another --kind than depthwise.",
+            hint="Leave the other options out.",
+            code="convert.heads",
+        )
+    if plain.config.prefix:
+        raise Refused(
+            "single heads can be replaced only in networks whose tokens are all patches; this network has other "
+            "tokens, which all of its heads attend to.",
+            hint="Replace whole blocks with --blocks.",
+            code="convert.heads",
+        )
+    return read_heads(order.heads, len(plain.blocks), plain.heads)
+
+
+def read_heads(text: str, depth: int, heads: int) -> Blocks:
+    """``5``, or ``0.2,3.1`` (block 0's head 2, block 3's head 1; ``0.2,`` for one).
+
+    Raises:
+        UsageProblem: If it is neither, or of heads that are not there.
+    """
+    if text.isdigit():
+        if not 1 <= int(text) <= depth * heads:
+            raise _no_heads(f"--heads {text}: the network has {depth * heads} heads")
+        return Blocks(number=int(text), single=True)
+    pairs = [part.strip().split(".") for part in text.removesuffix(",").split(",")]
+    if not all(len(pair) == 2 and all(part.isdigit() for part in pair) for pair in pairs):
+        raise _no_heads(f"--heads {text} is neither a number nor BLOCK.HEAD with commas")
+    named = tuple(sorted((int(block), int(head)) for block, head in pairs))
+    if wrong := [f"{block}.{head}" for block, head in named if block >= depth or head >= heads]:
+        raise _no_heads(f"there is no head {wrong[0]}: the network has {depth} blocks of {heads}, from 0")
+    if len(set(named)) < len(named):
+        raise _no_heads(f"--heads {text} names a head twice")
+    return Blocks(named=tuple(sorted({block for block, _ in named})), heads=named, single=True)
+
+
+def _no_heads(what: str) -> UsageProblem:
+    return UsageProblem(f"{what}.", hint="E.g. --heads 4, or --heads 0.1,2.0.", code="convert.heads")
+
+
+def read_blocks(text: str, depth: int) -> Blocks:
+    """``auto``, ``3``, or ``0,2,5`` (``2,`` for one).
+
+    Raises:
+        UsageProblem: If it is none of these, or of blocks that are not there.
+    """
+    if text == "auto":
+        return Blocks()
+    parts = text.removesuffix(",").split(",")
+    if not all(part.strip().isdigit() for part in parts):
+        raise _no_blocks(f"--blocks {text} is neither auto, nor a number, nor numbers with commas", depth)
+    numbers = tuple(int(part) for part in parts)
+    if "," not in text:
+        if not 1 <= numbers[0] <= depth:
+            raise _no_blocks(f"--blocks {text}: the network has {depth} blocks", depth)
+        return Blocks(number=numbers[0])
+    if wrong := [number for number in numbers if number >= depth]:
+        raise _no_blocks(f"there is no block {wrong[0]}: the network has {depth}, from 0", depth)
+    if len(set(numbers)) < len(numbers):
+        raise _no_blocks(f"--blocks {text} names a block twice", depth)
+    return Blocks(named=tuple(sorted(numbers)))
+
+
+def _no_blocks(what: str, depth: int) -> UsageProblem:
+    return UsageProblem(f"{what}.", hint=f"E.g. --blocks {max(1, depth // 2)}, or --blocks 0,1.", code="convert.blocks")
+
+
+def read_how(order: ConvertOrder, config: ViTConfig) -> How:
+    """The form and the fit, and what merges behind.
+
+    Raises:
+        UsageProblem: If one of them is not known, or they do not go together.
+    """
+    known = (("--kind", order.kind, KINDS), ("--fit", order.fit, FITS), ("--criterion", order.criterion, CRITERIA))
+    for option, given, words in known:
+        if given not in words:
+            raise UsageProblem(
+                f"{option} {given} is unknown.", hint=f"Known: {', '.join(words)}.", code="convert.unknown"
+            )
+    if order.fit != "squares" and order.kind != "depthwise":
+        raise UsageProblem(
+            f"--fit {order.fit} sets the kernels without fitting, but --kind {order.kind} is fitted.",
+            hint="Leave one of the two options out.",
+            code="convert.fit",
+        )
+    if order.keep is not None:
+        raise UsageProblem(
+            "--keep spreads the merging over all blocks, but tokens may merge only after the last convolution.",
+            hint="Give the number of merged tokens for each block: --schedule 0,0,16,16,...",
+            code="convert.schedule",
+        )
+    schedule = read_schedule(order.schedule, config) if order.schedule is not None else ()
+    return How(cast(Kind, order.kind), order.kernel, cast(FitBy, order.fit), schedule=schedule)
+
+
+def require_before(blocks: Blocks, how: How, heads: int) -> None:
+    """Whether the blocks to replace stand before the first that merges.
+
+    Raises:
+        UsageProblem: If not.
+    """
+    if not any(how.schedule):
+        return
+    first = first_merging(how.schedule)
+    most = first * heads if blocks.single else first
+    if first == 0 or max(blocks.named, default=0) >= first or (blocks.number or 0) > most:
+        raise UsageProblem(
+            f"tokens merge from block {first} on and then lie on no grid, so only the {first} blocks before it can "
+            "be replaced.",
+            hint="Start --schedule with more zeros, or replace other blocks.",
+            code="convert.schedule",
+        )
+
+
+def read_budget(order: ConvertOrder, parted: Parted, *, classes: int, choosing: bool) -> Budget:
+    """What may be lost; first classes, where blocks are to be chosen and nothing was said.
+
+    Raises:
+        UsageProblem: If there is nothing to measure it by.
+    """
+    budget = Budget.of(order)
+    if choosing and not budget.asked:
+        budget = Budget(USUAL_BUDGET)
+    if budget.asked and not classes:
+        raise UsageProblem(
+            "the network outputs features, but the budget is a share of changed top-1 predictions.",
+            hint="Give the number of blocks or their indices: --blocks N. The error is measured anyway.",
+            code="convert.no-classes",
+        )
+    if budget.max_accuracy_drop is not None and not all((part.labels >= 0).any() for part in parted[1:]):
+        raise UsageProblem(
+            "--max-accuracy-drop needs labeled images.",
+            hint=(
+                "Give a folder with one subfolder per class, or an .npz with 'labels'. --max-disagreement needs no "
+                "labels."
+            ),
+            code="convert.no-labels",
+        )
+    return budget
+
+
+def require_enough(parted: Parted, patches: int, width: int) -> None:
+    """W^O has width + 1 unknowns an output: fewer tokens than that fit anything.
+
+    Raises:
+        Refused: Naming both.
+    """
+    tokens = len(parted.calibration.images) * patches
+    if tokens <= width:
+        raise Refused(
+            f"{len(parted.calibration.images)} images for fitting have {tokens} tokens, but each output has "
+            f"{width + 1} unknowns.",
+            hint="Give more images; a few hundred are usual.",
+            code="convert.too-few",
+        )

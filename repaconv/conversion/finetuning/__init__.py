@@ -1,0 +1,1 @@
+"""Fine-tuning of converted networks and of untrained training-time architectures."""

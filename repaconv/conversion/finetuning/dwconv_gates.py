@@ -1,0 +1,177 @@
+"""dwconv, trained with gates: every block both attends and convolves, and learns which of the two it needs (eq. 18)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from repaconv.backbones.convolution_mixers import to_grid, to_tokens
+from repaconv.backbones.training_blocks import PlainBlock
+from repaconv.backbones.vit import ViT, ViTConfig
+from repaconv.checkpoints import Checkpoint
+from repaconv.conversion.block_activations import Place
+from repaconv.conversion.finetuning.training_plan import Course, Formed, metadata_of
+from repaconv.conversion.kernel_fitting import How, kernels_for
+from repaconv.conversion.original_activations import Streams
+from repaconv.conversion.plain_vit import Plain, Reading, batches
+from repaconv.core.errors import Refused
+from repaconv.methods.dwconv.mixer_kinds import FORMAT
+from repaconv.methods.dwconv.reading import read_any
+from repaconv.verification.model_runners import weighted
+
+RATE, FASTER = 2e-4, 100.0
+"""The largest rate, and how much faster gates learn: they have few steps to change places in."""
+SETTLED, COLDEST = 0.5, 1e-3
+"""The share of the training after which gates are hard, and the temperature down to there."""
+BEGINNING = 0.2
+"""How far apart the gates begin, in the order that the criterion found."""
+
+
+class GatedMixer(nn.Module):
+    """proj((1 - g) attention + g convolution of the values)."""
+
+    gate: Tensor | float = 0.0
+
+    def __init__(self, width: int, kernel: int, grid: tuple[int, int], heads: int) -> None:
+        super().__init__()
+        self.grid, self.heads = grid, heads
+        self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.dw = nn.Conv2d(width, width, kernel, padding=kernel // 2, groups=width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, N, d] -> [B, N, d]."""
+        q, k, v = self.qkv(x).chunk(3, -1)
+        by_head = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (q, k, v))
+        attended = nn.functional.scaled_dot_product_attention(*by_head).transpose(1, 2).flatten(2)
+        convolved = to_tokens(self.dw(to_grid(v, self.grid)))
+        mixed: Tensor = self.proj((1 - self.gate) * attended + self.gate * convolved)
+        return mixed
+
+
+class GatedViT(ViT):
+    """A ViT whose blocks are gated; ``gate.weight`` is what they learn, the p largest take the convolution.
+
+    Args:
+        config: Its sizes.
+        reading: Its blocks; their heads.
+        convolving: p.
+        kernel: Side of the convolutions.
+    """
+
+    def __init__(self, config: ViTConfig, reading: Reading, convolving: int, kernel: int) -> None:
+        def block(config: ViTConfig, index: int) -> nn.Module:
+            plain = reading.blocks[index].build(config)
+            assert isinstance(plain, PlainBlock)
+            plain.attn = GatedMixer(config.width, kernel, config.grid, reading.blocks[index].mixer.heads)
+            return plain
+
+        super().__init__(config, block)
+        self.convolving = convolving
+        self.gate = nn.ParameterDict({"weight": torch.zeros(len(reading.blocks))})
+        self.temperature: float | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, C, H, W] -> what the network gives."""
+        for part, value in zip(self.blocks, self._gates(), strict=True):
+            part.get_submodule("attn").gate = value
+        return super().forward(x)
+
+    def _gates(self) -> Tensor:
+        """eq. 17, or its relaxation with noise (Gumbel's, Kool et al. 2019) while there is a temperature."""
+        weight = self.gate["weight"]
+        if self.temperature is None:
+            return torch.zeros_like(weight).index_fill(0, weight.topk(self.convolving).indices, 1.0)
+        noise = -torch.empty_like(weight).exponential_().log()
+        keys, taken = weight + noise * self.training, torch.zeros_like(weight)
+        for _ in range(self.convolving):  # one choice behind the other, each without what was taken
+            share = (keys / self.temperature).softmax(0)
+            keys, taken = keys + (1 - share).clamp_min(1e-6).log(), taken + share
+        return taken
+
+
+@torch.no_grad()
+def formed(
+    plain: Plain, order: Sequence[int], convolving: int, kernel: int, images: Tensor, record: Mapping[str, Any]
+) -> Formed:
+    """Every block with a convolution beside its attention, as near to that as least squares bring it.
+
+    Args:
+        plain: The network.
+        order: Its blocks, the best to replace first: how the gates begin.
+        convolving: How many are to be replaced.
+        kernel: Side of the convolutions.
+        images: [N, C, H, W] to fit on.
+        record: What its file says besides.
+
+    Raises:
+        Refused: If there are tokens beside the patches, which a convolution in place of all heads cannot reach.
+    """
+    if plain.config.prefix or not plain.reading.blocks[0].mixer.qkv_bias:
+        raise Refused(
+            "gates need a network whose tokens are all patches and whose q, k and v have a bias: this one "
+            f"{'has other tokens' if plain.config.prefix else 'has no such bias'}.",
+            hint="Convert it without --to training-form and fine-tune that: repaconv convert, then repaconv finetune.",
+            code="convert.gates",
+        )
+    tensors = {name: tensor.float().clone() for name, tensor in plain.reading.tensors.items()}
+    streams = Streams(plain, images)
+    for index in range(len(plain.blocks)):
+        into, mixed = streams.at(index)
+        place, targets = Place(plain, index, into, mixed, into), (some for (some,) in batches(mixed))
+        found = kernels_for(place, place.values, How(kernel=kernel), targets, mean=False)
+        tensors |= {f"blocks.{index}.attn.dw.weight": found.kernels, f"blocks.{index}.attn.dw.bias": found.bias}
+    begin = torch.linspace(BEGINNING, -BEGINNING, len(order))
+    tensors["gate.weight"] = torch.zeros(len(order)).index_copy(0, torch.tensor(order), begin)
+    net = GatedViT(plain.config, plain.reading, convolving, kernel)
+    meta = {"format": FORMAT, "arch": _arch(plain), "gate": {"unit": "block", "p": convolving, "mode": "soft"}}
+    return Formed(
+        net=weighted(net.eval(), tensors, torch.float32),
+        tensors=tensors,
+        metadata={
+            "meta": json.dumps(meta, sort_keys=True),
+            **({"args": json.dumps(record["args"], default=str)} if "args" in record else {}),
+        },
+        settings={},
+        told=f"a convolution next to every attention; gates are to choose {convolving} of {len(order)} blocks",
+    )
+
+
+def _arch(plain: Plain) -> dict[str, Any]:
+    config = plain.config
+    return {
+        "img_size": list(config.image_size),
+        "num_heads": plain.heads,
+        "norm_eps": config.norm_eps,
+        "global_pool": config.pool,
+        "act": plain.reading.blocks[0].act,
+    }
+
+
+def cool_to(net: nn.Module, share: float) -> None:
+    """The temperature at that share of the training: down to `COLDEST` by equal factors, then none: hard gates."""
+    assert isinstance(net, GatedViT)
+    net.temperature = None if share >= SETTLED else COLDEST ** (share / SETTLED)
+
+
+def course(checkpoint: Checkpoint, settings: Mapping[str, str]) -> Course:
+    """Gates that sharpen, then none."""
+    reading = read_any(checkpoint, {**settings, "gate_mode": "hard-topk"})
+    metadata = metadata_of(checkpoint)
+    meta = json.loads(metadata["meta"])
+    metadata["meta"] = json.dumps({**meta, "gate": {**meta["gate"], "mode": "hard-topk"}}, sort_keys=True)
+    kernel = reading.blocks[0].mixer.kernel
+    net = GatedViT(reading.config, reading, meta["gate"]["p"], kernel)
+    tensors = {**reading.tensors, "gate.weight": checkpoint.tensors["gate.weight"]}
+    return Course(
+        net=weighted(net, tensors, torch.float32),
+        rate=RATE,
+        at=cool_to,
+        imitated=tuple((f"blocks.{n}", f"blocks.{n}") for n in range(len(reading.blocks))),
+        faster={"gate.weight": FASTER},
+        metadata=metadata,
+        reading=reading,
+    )

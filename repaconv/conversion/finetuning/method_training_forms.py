@@ -1,0 +1,96 @@
+"""The training forms of all methods: how each is made of an ordinary network, and how it is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from repaconv.checkpoints import Checkpoint
+from repaconv.conversion.block_selection import Rig, single_errors
+from repaconv.conversion.conversion_requests import read_blocks
+from repaconv.conversion.finetuning import (
+    dwconv_dropins,
+    dwconv_gates,
+    nondeep_branches,
+    pyra_merging,
+    repavit_idle_channels,
+    riformer_affines,
+)
+from repaconv.conversion.finetuning.original_networks import Original, PoolFormer
+from repaconv.conversion.finetuning.training_plan import Course, Formed
+from repaconv.conversion.head_scores import score
+from repaconv.conversion.image_splits import Parted
+from repaconv.conversion.kernel_fitting import How
+from repaconv.conversion.plain_vit import AT_ONCE, Plain
+from repaconv.core.errors import Refused, UsageProblem
+from repaconv.core.progress import Progress
+from repaconv.method_api.settings import said_in
+from repaconv.options.conversion_options import ConvertOrder
+
+METHODS = ("dwconv", "nondeep", "repavit", "riformer")
+
+
+def form(order: ConvertOrder, original: Original, found: Checkpoint, parted: Parted, progress: Progress) -> Formed:
+    """The training form that was asked for, from the images that fit.
+
+    Raises:
+        Refused: If the network is of a kind that this method does not start from.
+        UsageProblem: If what is asked for makes no sense for it.
+    """
+    progress("take the weights over", 0, 0)
+    images, record = parted.calibration.images, found.record
+    if isinstance(original, PoolFormer):
+        if order.method == "riformer":
+            return riformer_affines.formed(original, images, record, dict(order.settings or {}))
+        raise _not_from(order.method, "a PoolFormer", "a plain vision transformer")
+    if order.method == "riformer":
+        raise _not_from("riformer", "a plain vision transformer", "a PoolFormer")
+    if order.method == "nondeep":
+        return nondeep_branches.formed(original, order.branches, record)
+    if order.method == "repavit":
+        return repavit_idle_channels.formed(original, order.idle_ratio, images, record)
+    return _gated(order, original, found, parted, progress)
+
+
+def _gated(order: ConvertOrder, plain: Plain, found: Checkpoint, parted: Parted, progress: Progress) -> Formed:
+    """Gates choose the blocks: only their number can be given."""
+    asked = read_blocks(order.blocks, len(plain.blocks))
+    if asked.number is None:
+        raise UsageProblem(
+            f"--blocks {order.blocks}: with gates, the training learns which blocks are replaced.",
+            hint=f"Give the number of blocks: --blocks {max(1, len(plain.blocks) // 2)}.",
+            code="convert.blocks",
+        )
+    images = parted.calibration.images
+    if order.criterion == "sigma":
+        best = score(plain, torch.split(images, AT_ONCE), order.kernel).by_sigma
+    else:
+        errors = single_errors(Rig.of(plain, parted), How(kernel=order.kernel), progress)
+        best = tuple(sorted(range(len(errors)), key=errors.__getitem__))
+    return dwconv_gates.formed(plain, best, asked.number, order.kernel, images, found.record)
+
+
+def _not_from(method: str, given: str, wanted: str) -> Refused:
+    return Refused(
+        f"{method} starts from {wanted}, but this is {given}.",
+        hint="`repaconv convert --help` says which method starts from which network.",
+        code="convert.original",
+    )
+
+
+def course_of(method: str, checkpoint: Checkpoint, settings: Mapping[str, str]) -> Course:
+    """How a training form, or a conversion, is trained.
+
+    Raises:
+        Refused: If the file is none.
+    """
+    gated = said_in(checkpoint.record, "meta", "gate")
+    courses = {
+        "dwconv": dwconv_gates.course if gated else dwconv_dropins.course,
+        "nondeep": nondeep_branches.course,
+        "pyra": pyra_merging.course,
+        "repavit": repavit_idle_channels.course,
+        "riformer": riformer_affines.course,
+    }
+    return courses[method](checkpoint, settings)

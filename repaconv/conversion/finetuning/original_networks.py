@@ -1,0 +1,116 @@
+"""Ordinary networks, as they are before any conversion: a plain vision transformer, or a PoolFormer."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from repaconv.backbones.metaformer import OFFICIAL_POOLS, MetaFormer, pooling
+from repaconv.checkpoints import Checkpoint
+from repaconv.conversion.plain_vit import Plain, read_plain
+from repaconv.core.errors import Refused
+from repaconv.method_api.settings import positive
+from repaconv.methods.riformer.paper import RIFormerBlock
+from repaconv.methods.riformer.reading import RIFormerReading
+from repaconv.methods.riformer.reading import read as read_riformer
+from repaconv.verification.model_runners import weighted
+
+_TIMM = (
+    (r"^stem\.conv\.", "patch_embed.proj."),
+    (r"^head\.norm\.", "norm."),
+    (r"^head\.fc\.", "head."),
+    (r"\.layer_scale([12])\.scale$", r".layer_scale_\1"),
+)
+"""timm's names of a PoolFormer's parts, and the official code's."""
+_NORM1 = re.compile(r"^(?P<block>.*network\.\d+\.\d+\.)norm1\.weight$")
+
+
+class Pooling(nn.Module):
+    """PoolFormer's token mixer: pool(z) - z."""
+
+    def __init__(self, side: int) -> None:
+        super().__init__()
+        self.pool = pooling(side)
+
+    def forward(self, z: Tensor) -> Tensor:
+        """[B, C, H, W] -> [B, C, H, W]."""
+        out: Tensor = self.pool(z) - z
+        return out
+
+
+@dataclass(frozen=True)
+class PoolFormer:
+    """The network in float32 and in eval mode.
+
+    ``reading`` is that of the RIFormer that has its weights, and affines that do nothing in place of its pooling.
+    """
+
+    reading: RIFormerReading
+    net: MetaFormer
+
+
+Original = Plain | PoolFormer
+
+
+def read_original(checkpoint: Checkpoint, settings: Mapping[str, str]) -> Original:
+    """Understand an ordinary network; a PoolFormer takes ``pool_size`` besides what a RIFormer takes.
+
+    Raises:
+        Refused: If it is neither.
+        UsageProblem: If a setting is unknown or malformed.
+    """
+    names = {name: _official(name) for name in checkpoint.tensors}
+    if not any(map(_NORM1.match, names.values())):
+        return Plain.of(read_plain(checkpoint, dict(settings)))
+    tensors = {names[name]: tensor for name, tensor in checkpoint.tensors.items()}
+    reading = read_riformer(
+        replace(
+            checkpoint,
+            tensors=tensors | _identities(tensors),
+            names={names[name]: told for name, told in checkpoint.names.items()} | {n: n for n in _identities(tensors)},
+        ),
+        {name: value for name, value in settings.items() if name != "pool_size"},
+    )
+    return PoolFormer(reading, _pooling(reading, settings.get("pool_size")))
+
+
+def _official(name: str) -> str:
+    """The official code's name of a part by timm's."""
+    for pattern, other in _TIMM:
+        name = re.sub(pattern, other, name)
+    name = re.sub(r"^stages\.(\d+)\.blocks\.", lambda found: f"network.{2 * int(found[1])}.", name)
+    return re.sub(r"^stages\.(\d+)\.downsample\.conv\.", lambda found: f"network.{2 * int(found[1]) - 1}.proj.", name)
+
+
+def _identities(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Affines A(z) = z for every block."""
+    found: dict[str, Tensor] = {}
+    for name, weight in tensors.items():
+        if match := _NORM1.match(name):
+            place = f"{match['block']}token_mixer.affine."
+            found |= {f"{place}weight": torch.ones(len(weight), 1, 1, 1), f"{place}bias": torch.zeros(len(weight))}
+    return found
+
+
+def _pooling(reading: RIFormerReading, asked: str | None) -> MetaFormer:
+    """The PoolFormer itself."""
+    known = OFFICIAL_POOLS.get(reading.config.widths[0])
+    if asked is None and known is None:
+        raise Refused(
+            "the checkpoint does not contain the size of PoolFormer's pooling window.",
+            hint="Give the size that it was trained with, e.g. --set pool_size=3.",
+            code="setting.needed",
+        )
+    side = positive(asked) if asked is not None else int(known or 0)
+    block = partial(RIFormerBlock, layer_scale=reading.layer_scale, deployed=False)
+    net = MetaFormer(reading.config, block, final_affine=True)
+    for part in list(net.modules()):
+        if isinstance(part, RIFormerBlock):
+            part.token_mixer = Pooling(side)  # type: ignore[assignment]
+    tensors = {name: tensor for name, tensor in reading.tensors.items() if ".token_mixer." not in name}
+    return weighted(net.eval(), tensors, torch.float32)  # type: ignore[return-value]

@@ -1,0 +1,29 @@
+"""pyra, merging without modulation: the network's own weights learn to do with fewer tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from repaconv.checkpoints import Checkpoint
+from repaconv.conversion.finetuning.dwconv_dropins import RATE
+from repaconv.conversion.finetuning.training_plan import Course, metadata_of
+from repaconv.methods.pyra import METHOD
+from repaconv.methods.pyra.merging_schedules import first_merging
+from repaconv.verification.model_runners import weighted
+
+
+def course(checkpoint: Checkpoint, settings: Mapping[str, str]) -> Course:
+    """Of the network that merges, as ``settings`` say; behind merged tokens only outputs can be imitated."""
+    reading = METHOD.read(checkpoint, settings)
+    (schedule,) = (fact.value for fact in reading.facts if fact.name == "schedule")
+    return Course(
+        net=weighted(reading.module(), reading.tensors, torch.float32),
+        rate=RATE,
+        imitated=tuple((f"blocks.{index}", f"blocks.{index}") for index in range(first_merging(schedule))),
+        moving=False,
+        whitened=True,
+        metadata=metadata_of(checkpoint),
+        reading=reading,
+    )

@@ -1,0 +1,148 @@
+"""repavit: a plain ViT's FFNs between BatchNorms, most of their channels without activation."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from repaconv.backbones.ffn_skeleton import Ffn
+from repaconv.backbones.training_blocks import PlainBlock
+from repaconv.checkpoints import Checkpoint
+from repaconv.conversion.finetuning.nondeep_branches import require_plain_mlp
+from repaconv.conversion.finetuning.trainable_batchnorm import learning
+from repaconv.conversion.finetuning.training_plan import Course, Formed, metadata_of
+from repaconv.conversion.least_squares import Normal
+from repaconv.conversion.plain_vit import Plain, attended, batches, behind_attention, behind_mlp, mapped
+from repaconv.core.errors import UsageProblem
+from repaconv.methods.repavit.active_channels import Claim
+from repaconv.methods.repavit.paper import ChannelIdleMlp
+from repaconv.methods.repavit.reading import read
+from repaconv.verification.model_runners import weighted
+
+RATE, EPS = 5e-5, 1e-5
+
+
+@torch.no_grad()
+def formed(plain: Plain, ratio: float, images: Tensor, record: Mapping[str, Any]) -> Formed:
+    """Block by block, each on what the ones before it made of the images, by least squares.
+
+    The first BatchNorm is that channel's nearest to what LayerNorm did; the channels that lose least without their
+    activation go idle; the second BatchNorm puts the activation's slope in its place; fc2 then leads back to the
+    original's residual stream.
+
+    Args:
+        plain: The network.
+        ratio: The share of channels that go idle.
+        images: [N, C, H, W] to fit on.
+        record: What its file says besides.
+
+    Raises:
+        UsageProblem: If the ratio is no share.
+        Refused: If an FFN is gated.
+    """
+    if not 0 <= ratio <= 1:
+        raise UsageProblem(
+            f"--idle-ratio {ratio:g} is not between 0 and 1.", hint="E.g. 0.75.", code="convert.idle-ratio"
+        )
+    require_plain_mlp(plain.reading.blocks)
+    tensors = {name: tensor.float().clone() for name, tensor in plain.reading.tensors.items()}
+    net = weighted(plain.reading.module(), {n: t.clone() for n, t in tensors.items()}, torch.float32)
+    teacher = student = mapped(plain.net.embed, images)
+    for index, block in enumerate(plain.blocks):
+        middle = mapped(lambda x, b=block: behind_attention(b, x, attended(b, x, plain.heads)), student)
+        of_teacher = mapped(lambda x, b=block: behind_attention(b, x, attended(b, x, plain.heads)), teacher)
+        teacher = mapped(lambda x, b=block: behind_mlp(b, x), of_teacher)
+        ffn = Ffn(f"blocks.{index}.mlp.", {}, block.mlp.fc1.out_features, block.mlp.fc1.in_features)
+        active = Claim(ratio).active(ffn, index, len(plain.blocks), truncated=False)
+        mlp = _idled(block, plain.reading.blocks[index].act, active, middle, teacher)
+        built = net.get_submodule(f"blocks.{index}")
+        assert isinstance(built, PlainBlock)
+        built.norm2, built.mlp = nn.Identity(), mlp
+        student = mapped(lambda x, b=built: behind_mlp(b, x), middle)
+        tensors = {n: t for n, t in tensors.items() if not n.startswith((f"blocks.{index}.norm2.", ffn.prefix))}
+        tensors |= {f"{ffn.prefix}{n}": t.clone() for n, t in mlp.state_dict().items()}
+    return Formed(
+        net=net.eval(),
+        tensors=tensors,
+        metadata={"args": json.dumps(_args(plain, ratio, record), sort_keys=True, default=str)},
+        settings=_settings(plain),
+        told=f"LayerNorms before FFNs -> BatchNorms, {ratio:.0%} of the channels without activation, fc2 fitted",
+    )
+
+
+def _idled(block: Any, act: Any, active: int, middle: Tensor, wanted: Tensor) -> Any:
+    """One FFN for the stream before it [N, T, d], that leads to what is wanted behind it."""
+    hidden, width = block.mlp.fc1.weight.shape
+    mlp: Any = ChannelIdleMlp(width, hidden, active, EPS, act=act).eval()
+    _fit_norm(mlp.norm1, *_pairs(middle, mapped(block.norm2, middle)))
+    before = mapped(lambda x: block.mlp.fc1(mlp.norm1(x)), middle).flatten(0, 1).double()
+    behind = mapped(mlp.act, before)
+    scale = getattr(block.ls2, "gamma", torch.ones(width))[:, None]
+    order = _lost(before, behind, scale * block.mlp.fc2.weight).argsort(descending=True)
+    mlp.fc1.weight.copy_(block.mlp.fc1.weight[order])
+    mlp.fc1.bias.copy_(block.mlp.fc1.bias[order])
+    before, behind = before[:, order], behind[:, order]
+    given = torch.cat([behind[:, :active], before[:, active:]], 1)
+    _fit_norm(mlp.norm2, given, behind)
+    prior = torch.cat([block.mlp.fc2.weight[:, order].T, block.mlp.fc2.bias[None]])
+    normal = Normal()
+    rows = given.float().view(*middle.shape[:2], hidden)
+    for x, features, right in batches(middle, rows, wanted):
+        normal.add(mlp.norm2(features).flatten(0, 1), ((right - x) / scale[:, 0]).flatten(0, 1))
+    fc2 = normal.solve(prior).weights.float()
+    mlp.fc2.weight.copy_(fc2[:-1].T)
+    mlp.fc2.bias.copy_(fc2[-1])
+    return mlp
+
+
+def _pairs(given: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+    return given.flatten(0, 1).double(), wanted.flatten(0, 1).double()
+
+
+def _fit_norm(norm: Any, given: Tensor, wanted: Tensor) -> None:
+    """A BatchNorm with the statistics of ``given`` [rows, c] that is, channel by channel, nearest to ``wanted``."""
+    mean, variance = given.mean(0), given.var(0, correction=0)
+    slope = ((given - mean) * (wanted - wanted.mean(0))).mean(0) / variance.clamp_min(1e-12)
+    norm.running_mean.copy_(mean)
+    norm.running_var.copy_(variance)
+    norm.weight.copy_(slope * (variance + norm.eps).sqrt())
+    norm.bias.copy_(wanted.mean(0))
+
+
+def _lost(before: Tensor, behind: Tensor, fc2: Tensor) -> Tensor:
+    """What each channel [c] would lose behind fc2 if a line stood for its activation."""
+    x, y = before - before.mean(0), behind - behind.mean(0)
+    unexplained = (y**2).mean(0) - (x * y).mean(0) ** 2 / (x**2).mean(0).clamp_min(1e-12)
+    return unexplained * (fc2.double() ** 2).sum(0)
+
+
+def _args(plain: Plain, ratio: float, record: Mapping[str, Any]) -> dict[str, Any]:
+    """As the official main.py has them, beside what the file said."""
+    own = record["args"] if isinstance(record.get("args"), Mapping) else {}
+    said = {"idle_ratio": ratio, "heuristic": "static", "feature_norm": "BatchNorm", "channel_idle": True}
+    return {**own, **said, "num_heads": plain.heads, "act": plain.reading.blocks[0].act}
+
+
+def _settings(plain: Plain) -> dict[str, str]:
+    """What of an ordinary ViT the official layout has no place for."""
+    config, eps = plain.config, f"{plain.reading.blocks[0].traits.norm1.eps:g}"
+    size = "x".join(map(str, config.image_size))
+    return {"norm_eps": f"{config.norm_eps:g}", "attn_eps": eps, "trained_size": size, "pool": config.pool}
+
+
+def course(checkpoint: Checkpoint, settings: Mapping[str, str]) -> Course:
+    """BatchNorms learn their statistics; blocks imitate the original's."""
+    reading = read(checkpoint, settings)
+    net = weighted(reading.module(), reading.tensors, torch.float32)
+    return Course(
+        net=learning(net),
+        rate=RATE,
+        moving=False,
+        imitated=tuple((f"blocks.{n}", f"blocks.{n}") for n in range(len(reading.ffns))),
+        metadata=metadata_of(checkpoint),
+        reading=reading,
+    )

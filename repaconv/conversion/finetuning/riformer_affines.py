@@ -1,0 +1,77 @@
+"""riformer: a PoolFormer's pooling to affines, which imitate it module by module (sec. 4.4 of the paper)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from repaconv.checkpoints import Checkpoint
+from repaconv.conversion.finetuning.distillation_targets import overheard
+from repaconv.conversion.finetuning.original_networks import PoolFormer
+from repaconv.conversion.finetuning.training_plan import Course, Formed, metadata_of
+from repaconv.conversion.plain_vit import mapped
+from repaconv.methods.riformer.reading import read
+from repaconv.verification.model_runners import weighted
+
+RATE = 2e-3
+
+
+@torch.no_grad()
+def formed(original: PoolFormer, images: Tensor, record: Mapping[str, Any], settings: Mapping[str, str]) -> Formed:
+    """Every affine A(z) - z as near to pool(z) - z as one that sees no neighbors can be, by least squares.
+
+    Args:
+        original: The PoolFormer.
+        images: [N, C, H, W] to fit on.
+        record: What its file says besides.
+        settings: The user's.
+    """
+    tensors = {name: tensor.float().clone() for name, tensor in original.reading.tensors.items()}
+    for name in [name for name in tensors if name.endswith("token_mixer.affine.weight")]:
+        block = name.removesuffix(".token_mixer.affine.weight")
+        pooled, z = _seen(original, block, images)
+        slope = ((pooled * z).mean(0) - pooled.mean(0) * z.mean(0)) / z.var(0, correction=0).clamp_min(1e-12)
+        tensors[name] = slope.float().view(-1, 1, 1, 1)
+        tensors[f"{block}.token_mixer.affine.bias"] = (pooled.mean(0) - slope * z.mean(0)).float()
+    told = {name: json.dumps(record[name], sort_keys=True, default=str) for name in ("meta", "args") if name in record}
+    return Formed(
+        net=weighted(original.reading.module(), tensors, torch.float32),
+        tensors=tensors,
+        metadata=told,
+        settings={name: value for name, value in settings.items() if name != "pool_size"},
+        told="all weights taken over; the affines fitted to the pooling they stand for",
+    )
+
+
+def _seen(original: PoolFormer, block: str, images: Tensor) -> tuple[Tensor, Tensor]:
+    """pool(z) and z of a block over all positions, [positions, C] in float64."""
+    mixer = f"{block}.token_mixer"
+    norm = f"{block}.norm1"
+    with overheard(original.net, (norm, mixer)) as heard:
+
+        def both(some: Tensor) -> Tensor:
+            original.net(some)
+            return torch.stack([heard[mixer] + heard[norm], heard[norm]], 1)
+
+        pooled, z = mapped(both, images).double().unbind(1)
+    return pooled.movedim(1, -1).flatten(0, 2), z.movedim(1, -1).flatten(0, 2)
+
+
+def course(checkpoint: Checkpoint, settings: Mapping[str, str]) -> Course:
+    """Blocks and mixers imitate the PoolFormer's (eqs. 6 and 8), and so do relations of what blocks give (eq. 7)."""
+    reading = read(checkpoint, settings)
+    net = weighted(reading.module(), reading.tensors, torch.float32)
+    mixers = [name for name, _ in net.named_modules() if name.endswith("token_mixer")]
+    blocks = [name.removesuffix(".token_mixer") for name in mixers]
+    return Course(
+        net=net,
+        rate=RATE,
+        imitated=tuple((name, name) for name in (*blocks, *mixers)),
+        related=tuple((name, name) for name in blocks),
+        metadata=metadata_of(checkpoint),
+        reading=reading,
+    )

@@ -1,0 +1,65 @@
+"""BatchNorm that learns: a training form read from a file only evaluates its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from repaconv.backbones.token_layers import TokenBatchNorm
+
+MOMENTUM = 0.1
+
+
+class LearningBatchNorm(TokenBatchNorm):
+    """BatchNorm over the channels of tokens [B, N, d]; in train mode by the batch, whose statistics it adds up."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__(width, eps)
+        self.momentum = MOMENTUM
+
+    def normalise(self, x: Tensor) -> Tensor:
+        """[B, d, ...] -> [B, d, ...]."""
+        if not self.training:
+            return super().normalise(x)
+        return nn.functional.batch_norm(
+            x,
+            self.running_mean,
+            self.running_var,
+            self.weight,
+            self.bias,
+            training=True,
+            momentum=self.momentum,
+            eps=self.eps,
+        )
+
+
+def learning(net: nn.Module) -> nn.Module:
+    """The net, its BatchNorms over tokens replaced by such that learn."""
+    for parent in list(net.modules()):
+        for name, child in parent.named_children():
+            if type(child) is TokenBatchNorm:
+                learns = LearningBatchNorm(len(child.weight), child.eps)
+                learns.load_state_dict(child.state_dict())
+                setattr(parent, name, learns)
+    return net
+
+
+@torch.no_grad()
+def settle(net: nn.Module, batches: Iterable[Tensor]) -> None:
+    """Give every BatchNorm the statistics that the net has with its weights of now, over all of these images.
+
+    While weights move, running statistics lag behind; those of averaged weights nobody has seen at all.
+    """
+    norms = [module for module in net.modules() if isinstance(module, LearningBatchNorm)]
+    if not norms:
+        return
+    net.train()
+    for count, images in enumerate(batches, 1):
+        for norm in norms:
+            norm.momentum = 1 / count
+        net(images)
+    for norm in norms:
+        norm.momentum = MOMENTUM
+    net.eval()

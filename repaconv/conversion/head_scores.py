@@ -1,0 +1,136 @@
+"""How near each head is to a convolution, in one pass over the images: memory does not grow with their number."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from repaconv.conversion.attention_offset_patterns import invariance, locality, mean_kernel
+from repaconv.conversion.original_activations import Streams
+from repaconv.conversion.plain_vit import Plain, batches, behind_attention, behind_mlp, projected
+from repaconv.results import BlockScore, HeadScore
+
+PATTERN = 11
+"""Side of the patterns that are drawn."""
+QUERIES = 64
+"""Queries of a matrix whose entropy is taken, or a few more; evenly spread."""
+
+
+class Moments:
+    """Means and squares around them of attention matrices, by Welford's algorithm: in float32 within a batch of images,
+    in float64 over all of them; and the entropy of some queries' attention.
+    """
+
+    def __init__(self) -> None:
+        self.count, self.entropy = 0, torch.zeros(())
+        self.mean = self.squares = torch.zeros((), dtype=torch.float64)
+
+    def add(self, attention: Tensor, prefix: int) -> None:
+        """Matrices [B, h, N, N] of all tokens, of which ``prefix`` come before the patches."""
+        first, *others = attention[:, :, prefix:, prefix:]
+        mean, squares = first.clone(), torch.zeros_like(first)
+        for seen, matrix in enumerate(others, 2):  # in place: a batch's worth of memory would cost more than the sums
+            apart = matrix - mean
+            mean.add_(apart, alpha=1 / seen)
+            squares.addcmul_(apart, matrix - mean)
+        self._join(mean, squares, len(attention))
+        rows = attention[:, :, prefix :: max(1, first.shape[-1] // QUERIES)]
+        entropy = torch.special.entr(rows).sum(-1).mean(-1).sum(0)
+        self.entropy = self.entropy + entropy / math.log(attention.shape[-1])
+
+    def _join(self, mean: Tensor, squares: Tensor, count: int) -> None:
+        """The sums of two sets of images, as in Chan, Golub and LeVeque (1983)."""
+        apart, total = mean.double() - self.mean, self.count + count
+        self.squares = (apart**2).mul_(self.count * count / total).add_(squares).add_(self.squares)
+        self.mean, self.count = apart.mul_(count / total).add_(self.mean), total
+
+    def heads(self, grid: tuple[int, int], side: int) -> tuple[HeadScore, ...]:
+        """The scores of each head."""
+        columns = (
+            (self.squares / max(self.count - 1, 1)).sqrt().sum((-2, -1)),
+            locality(self.mean, grid, side),
+            invariance(self.mean, grid),
+            self.entropy / self.count,
+        )
+        rows = torch.stack([column.double() for column in columns], 1).tolist()
+        return tuple(HeadScore(sigma=s, locality=l_, invariance=i, entropy=e) for s, l_, i, e in rows)
+
+
+class Scores(NamedTuple):
+    """The scores of all blocks, and each head's mean attention around its query, [h, 11, 11] a block."""
+
+    blocks: tuple[BlockScore, ...]
+    patterns: tuple[Tensor, ...]
+
+    @property
+    def by_sigma(self) -> tuple[int, ...]:
+        """Blocks by Sigma_b, the smallest first, which is the paper's choice."""
+        return tuple(score.block for score in sorted(self.blocks, key=lambda score: score.sigma))
+
+    @property
+    def by_error(self) -> tuple[int, ...]:
+        """Blocks by what replacing each alone costs, the cheapest first; empty where that was not measured."""
+        known = [(score.error, score.block) for score in self.blocks if score.error is not None]
+        return tuple(block for _, block in sorted(known))
+
+    def with_errors(self, errors: Sequence[float]) -> Scores:
+        """The same with the blocks' errors."""
+        pairs = zip(self.blocks, errors, strict=True)
+        return self._replace(blocks=tuple(block.model_copy(update={"error": error}) for block, error in pairs))
+
+
+def score(plain: Plain, images: Iterable[Tensor], side: int) -> Scores:
+    """Score all heads.
+
+    Args:
+        plain: The network.
+        images: Batches [B, C, H, W].
+        side: Of the kernel that locality is for.
+    """
+    moments = [Moments() for _ in plain.blocks]
+    with torch.inference_mode():
+        for batch in images:
+            x = plain.net.embed(batch)
+            for block, seen in zip(plain.blocks, moments, strict=True):
+                attention, v = _attention(plain, block, x)
+                seen.add(attention, plain.config.prefix)
+                x = behind_mlp(block, behind_attention(block, x, (attention @ v).transpose(1, 2).flatten(2)))
+    return _scores(plain, moments, side)
+
+
+def score_streams(streams: Streams, side: int) -> Scores:
+    """The same of images whose activations are there."""
+    plain, moments = streams.plain, [Moments() for _ in streams.plain.blocks]
+    with torch.inference_mode():
+        for index, seen in enumerate(moments):
+            for (x,) in batches(streams.at(index).into):
+                attention, _ = _attention(plain, plain.blocks[index], x)
+                seen.add(attention, plain.config.prefix)
+    return _scores(plain, moments, side)
+
+
+def _attention(plain: Plain, block: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Matrices [B, h, N, N] and values [B, h, N, dh]."""
+    q, k, v = projected(block, x, plain.heads)
+    return (q * q.shape[-1] ** -0.5 @ k.mT).softmax(-1), v
+
+
+def _scores(plain: Plain, moments: Sequence[Moments], side: int) -> Scores:
+    grid = plain.config.grid
+    blocks = tuple(_block(index, seen.heads(grid, side)) for index, seen in enumerate(moments))
+    return Scores(blocks, tuple(mean_kernel(seen.mean, grid, PATTERN) for seen in moments))
+
+
+def _block(index: int, heads: tuple[HeadScore, ...]) -> BlockScore:
+    means = {name: sum(getattr(head, name) for head in heads) / len(heads) for name in HeadScore.model_fields}
+    return BlockScore(block=index, heads=heads, **means)
+
+
+def uniform_locality(grid: tuple[int, int], side: int) -> float:
+    """That of attention which is the same everywhere."""
+    count = grid[0] * grid[1]
+    return float(locality(torch.ones(count, count), grid, side))

@@ -1,0 +1,104 @@
+"""Images parted by their content: what fits or chooses never judges, whatever folder or order it comes in."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from repaconv.core.errors import Refused
+from repaconv.results import Share
+from repaconv.verification.input_batches import Inputs
+
+Role = Literal["calibration", "validation", "test"]
+ROLES: tuple[Role, ...] = ("calibration", "calibration", "validation", "test")
+
+
+def role_of(image: NDArray[np.float32]) -> Role:
+    """Of an image [C, H, W] as the network takes it: half fit, a quarter choose, a quarter judge."""
+    return ROLES[_digest(image)[0] % len(ROLES)]
+
+
+def role_in_training(image: NDArray[np.float32]) -> Role:
+    """The same in a training that begins from a conversion: what fitted or chose then is learnt from, the rest is new.
+
+    Three quarters fit, an eighth chooses, an eighth judges.
+    """
+    if role_of(image) != "test":
+        return "calibration"
+    return "test" if _digest(image)[1] % 2 else "validation"
+
+
+def _digest(image: NDArray[np.float32]) -> bytes:
+    return hashlib.sha256(np.ascontiguousarray(image, dtype="<f4").tobytes()).digest()
+
+
+class Part(NamedTuple):
+    """Images [N, C, H, W] and their classes [N], -1 where unknown."""
+
+    images: Tensor
+    labels: NDArray[np.int64]
+
+
+class Parted(NamedTuple):
+    """The three parts."""
+
+    calibration: Part
+    validation: Part
+    test: Part
+
+    @property
+    def share(self) -> Share:
+        """How many are in each."""
+        return Share(**{name: len(part.images) for name, part in self._asdict().items()})
+
+
+def part(given: Inputs, samples: int, role_of: Callable[[NDArray[np.float32]], Role] = role_of) -> Parted:
+    """Read images, ``samples`` of them at most and evenly spread, and part them by ``role_of`` each.
+
+    Raises:
+        Refused: If an image holds NaN or infinity, or a part is empty.
+    """
+    found: dict[Role, list[tuple[NDArray[np.float32], int]]] = {role: [] for role in ROLES}
+    for place in places(given.shape[0], samples):
+        batch = given.piece(place, place + 1)
+        image = batch.images[0]
+        require_finite(image, place, given)
+        found[role_of(image)].append((image, -1 if batch.labels is None else int(batch.labels[0])))
+    if empty := [role for role, images in found.items() if not images]:
+        raise Refused(
+            f"{given.name}: of {min(samples, given.shape[0])} images none is left for {' and '.join(empty)}; "
+            "images are split by their content, most for calibration, some for validation, some for the test.",
+            hint="Give a few hundred images with --images or --inputs.",
+            code="convert.too-few",
+        )
+    return Parted(*(_stacked(found[role]) for role in dict.fromkeys(ROLES)))
+
+
+def places(count: int, samples: int) -> list[int]:
+    """Places of so many of them, evenly spread."""
+    return list(range(count)) if samples >= count else [place * count // samples for place in range(samples)]
+
+
+def require_finite(images: NDArray[np.float32], place: int, given: Inputs) -> None:
+    """Refuse images with NaN or infinity.
+
+    Raises:
+        Refused: Naming where.
+    """
+    if not np.isfinite(images).all():
+        raise Refused(
+            f"{given.name}: image {place} contains NaN or infinity.",
+            hint="Remove that image.",
+            code="inputs.not-finite",
+        )
+
+
+def _stacked(rows: list[tuple[NDArray[np.float32], int]]) -> Part:
+    images, labels = zip(*rows, strict=True)
+    return Part(torch.from_numpy(np.stack(images)), np.asarray(labels))

@@ -1,0 +1,199 @@
+"""One attending block as a convolution, or as a constant matrix: kernel, mean and W^O in closed form.
+
+Two fits follow each other. By channel c, the kernel K_c and the share a_c of the mean, so that
+
+    K_c * V_c + a_c mean(V_c) + b_c   is near the attention's output H_c of the original,
+
+with V of the network as converted so far; then W^O and its bias, so that what is added to that network's residual
+stream leads to the original's: this corrects what earlier blocks did. b goes into W^O's bias. LayerScale goes into W^O.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from repaconv.backbones.convolution_mixers import to_grid, to_tokens
+from repaconv.conversion.attention_offset_patterns import mean_kernel
+from repaconv.conversion.block_activations import Piece, Place, Values
+from repaconv.conversion.least_squares import RIDGE, Normal, Solved
+from repaconv.conversion.plain_vit import batches
+from repaconv.methods.dwconv.mixer_kinds import Mixer
+
+Kind = Literal["depthwise", "ensembled", "static"]
+FitBy = Literal["squares", "gaussian", "mean"]
+Head = tuple[int, int]
+"""(block, head)."""
+
+
+@dataclass(frozen=True)
+class How:
+    """What a block becomes, and by which fit; ``gaussian`` and ``mean`` are the papers' kernels, W^O as it was.
+
+    ``ridge`` is relative to the features' mean square; with ``ffn`` the last layer of the FFN behind is fitted, too.
+    ``schedule`` says how many tokens merge, block by block, behind the blocks that are replaced. Of a block that has
+    any of ``heads``, these alone are replaced.
+    """
+
+    kind: Kind = "depthwise"
+    kernel: int = 3
+    fit: FitBy = "squares"
+    ridge: float = RIDGE
+    ffn: bool = False
+    schedule: tuple[int, ...] = ()
+    heads: tuple[Head, ...] = ()
+
+    def takes(self, block: int) -> bool:
+        """Whether it may be replaced: it stands before all that merge."""
+        return not any(self.schedule[: block + 1])
+
+
+def fitted(place: Place, how: How) -> Piece:
+    """The block in the form asked for, fitted to all images of ``place``."""
+    own = [head for block, head in how.heads if block == place.index]
+    if own and len(own) < place.plain.heads:
+        return _scattered(place, how, own)
+    if how.fit != "squares":
+        return _by_hand(place, how)
+    if how.kind == "static":
+        return _static(place, how)
+    return (_ensembled if how.kind == "ensembled" else _depthwise)(place, how)
+
+
+def refitted(place: Place, how: How) -> Piece:
+    """An attending block with W^O fitted anew to the original's residual stream."""
+    normal = Normal()
+    for student, wanted in batches(place.student, place.wanted):
+        normal.add(place.heads(student).flatten(0, 1), wanted.flatten(0, 1))
+    solved = normal.solve(place.proj, how.ridge)
+    qkv = {f"attn.qkv.{name}": value for name, value in place.qkv.items()}
+    return place.piece(place.mixer, qkv, solved.weights, solved.condition)
+
+
+def _depthwise(place: Place, how: How) -> Piece:
+    """eq. 11, every channel's kernel fitted to what attention made of it."""
+    values, width = place.values, place.plain.config.width
+    targets = (mixed[:, place.prefix :] for (mixed,) in batches(place.mixed))
+    kernels, mean, _, condition = kernels_for(place, values, how, targets)
+    output = _output(place, convolution(place, values, kernels, mean), how, place.proj)
+    mixer = Mixer("depthwise", (True,) * place.plain.heads, 0, True, how.kernel, width, mean=True)
+    tensors = {**values.tensors, "attn.dw.weight": kernels, "attn.mean": mean}
+    return place.piece(mixer, tensors, output.weights, condition, output.condition)
+
+
+def _scattered(place: Place, how: How, heads: Collection[int]) -> Piece:
+    """Some heads as eq. 11, the others as they were; W^O of all of them to the residual stream."""
+    values, width = place.values, place.plain.config.width
+    kernels, mean, _, condition = kernels_for(place, values, how, (mixed for (mixed,) in batches(place.mixed)))
+    conv = tuple(head in heads for head in range(place.plain.heads))
+    mixer = Mixer("depthwise", conv, 3 * width, True, how.kernel, width, flagged=True, mean=True)
+    replaced = torch.zeros(width, dtype=torch.bool)
+    replaced[mixer.channels(width, conv=True)] = True
+    convolved = convolution(place, values, kernels, mean)
+    output = _output(place, lambda x: torch.where(replaced, convolved(x), place.heads(x)), how, place.proj)
+    tensors = {
+        **{f"attn.qkv.{name}": value for name, value in place.qkv.items()},
+        "attn.dw.weight": kernels * replaced[:, None, None, None],
+        "attn.mean": mean * replaced,
+        "attn.conv_heads": torch.tensor(conv),
+    }
+    return place.piece(mixer, tensors, output.weights, condition, output.condition)
+
+
+def _ensembled(place: Place, how: How) -> Piece:
+    """eq. 13: the directions of W^O are those in which a linear map of the tokens comes nearest to what is wanted."""
+    heads, head = place.plain.heads, place.plain.config.width // place.plain.heads
+    linear = Normal()
+    for student, wanted in batches(place.student[:, place.prefix :], place.wanted[:, place.prefix :]):
+        linear.add(place.block.norm1(student).flatten(0, 1), wanted.flatten(0, 1))
+    nearest = linear.solve(ridge=how.ridge)
+    map_ = nearest.weights[:-1]
+    directions = torch.linalg.eigh(map_.T @ linear.centred() @ map_).eigenvectors[:, -head:]  # [d, dh], orthonormal
+    values = Values((map_ @ directions).T.float(), torch.zeros(head) if place.mixer.qkv_bias else None)
+    targets = (wanted[:, place.prefix :] @ directions.float() for (wanted,) in batches(place.wanted))
+    kernels, mean, _, condition = kernels_for(place, values, how, targets)
+    output = _output(place, convolution(place, values, kernels, mean), how)
+    mixer = Mixer("ensembled", (True,) * heads, 0, True, how.kernel, head, mean=True)
+    # all heads alike and all shares equal, so that the ensemble is the head that was fitted
+    alike = {name: tensor.repeat(heads, *[1] * (tensor.ndim - 1)) for name, tensor in values.tensors.items()}
+    tensors = {**alike, "attn.dw.weight": kernels, "attn.mean": mean, "attn.gamma": torch.zeros(heads)}
+    tiled = torch.cat([output.weights[:-1].repeat(heads, 1), output.weights[-1:]])
+    return place.piece(mixer, tensors, tiled, nearest.condition, condition, output.condition)
+
+
+def _static(place: Place, how: How) -> Piece:
+    """The mean attention matrix of each head."""
+    values, matrix, heads = place.values, place.mean_attention(), place.plain.heads
+
+    def mixed(x: Tensor) -> Tensor:
+        v = place.patches(x, values)
+        by_head = v.view(*v.shape[:2], heads, -1).transpose(1, 2)
+        return (matrix @ by_head).transpose(1, 2).flatten(2)
+
+    output = _output(place, mixed, how, place.proj)
+    tensors = {**values.tensors, "attn.static": matrix}
+    return place.piece(Mixer("static", (True,) * heads, 0, True), tensors, output.weights, output.condition)
+
+
+def _by_hand(place: Place, how: How) -> Piece:
+    """The papers' kernels: a Gaussian of sum 1, or the mean attention matrix as seen from the query."""
+    heads, width, side = place.plain.heads, place.plain.config.width, how.kernel
+    if how.fit == "gaussian":
+        axis = torch.exp(-((torch.arange(side) - side // 2) ** 2) / 2.0)
+        kernel = (axis[:, None] * axis / axis.sum() ** 2).expand(heads, side, side)
+    else:
+        kernel = mean_kernel(place.mean_attention(), place.plain.config.grid, side)
+    kernels = kernel.repeat_interleave(width // heads, 0).unsqueeze(1).contiguous()
+    mixer = Mixer("depthwise", (True,) * heads, 0, True, side, width)
+    return place.piece(mixer, {**place.values.tensors, "attn.dw.weight": kernels}, place.proj)
+
+
+class Kernels(NamedTuple):
+    """Kernels [c, 1, k, k], shares of the mean [c], what is added besides [c], and the condition of their fit."""
+
+    kernels: Tensor
+    mean: Tensor
+    bias: Tensor
+    condition: float
+
+
+def kernels_for(place: Place, values: Values, how: How, targets: Iterator[Tensor], *, mean: bool = True) -> Kernels:
+    """What makes ``targets`` [B, n, c] of the values; without a share of their mean where there can be none."""
+    normal, side = Normal(), how.kernel
+    for (student,), target in zip(batches(place.student), targets, strict=True):
+        v = to_grid(place.patches(student, values), place.plain.config.grid)
+        around = nn.functional.unfold(v, side, padding=side // 2)
+        around = around.view(*v.shape[:2], side * side, -1)  # [B, c, k k, n]
+        means = v.mean((2, 3))[:, :, None, None].expand(-1, -1, 1, around.shape[-1])
+        several = [around, means if mean else 0 * means, torch.ones_like(means), target.mT[:, :, None]]
+        for rows in torch.cat(several, 2):  # an image at once, [c, k k + 3, n], which stays in the cache
+            rows = rows.double()
+            sums = rows @ rows.mT
+            normal.include(sums[:, :-1, :-1], sums[:, :-1, -1:])
+    solved = normal.solve(ridge=how.ridge)
+    found = solved.weights[:, :, 0].float()
+    kernels = found[:, :-2].reshape(-1, 1, side, side).contiguous()
+    return Kernels(kernels, found[:, -2].contiguous(), found[:, -1].contiguous(), solved.condition)
+
+
+def convolution(place: Place, values: Values, kernels: Tensor, mean: Tensor) -> Callable[[Tensor], Tensor]:
+    """Tokens [B, T, d] to what stands before W^O, [B, n, c]."""
+
+    def mixed(x: Tensor) -> Tensor:
+        v = to_grid(place.patches(x, values), place.plain.config.grid)
+        convolved = nn.functional.conv2d(v, kernels, padding=kernels.shape[-1] // 2, groups=len(kernels))
+        return to_tokens(convolved + mean[:, None, None] * v.mean((2, 3), keepdim=True))
+
+    return mixed
+
+
+def _output(place: Place, mixed: Callable[[Tensor], Tensor], how: How, prior: Tensor | None = None) -> Solved:
+    """W^O [c + 1, d] for the patches, fitted to the original's residual stream."""
+    normal = Normal()
+    for student, wanted in batches(place.student, place.wanted):
+        normal.add(mixed(student).flatten(0, 1), wanted[:, place.prefix :].flatten(0, 1))
+    return normal.solve(prior, how.ridge)

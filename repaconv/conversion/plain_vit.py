@@ -1,0 +1,105 @@
+"""A plain vision transformer, block by block: the network that is scored and converted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from repaconv.backbones.blockwise_vit import BlockwiseReading
+from repaconv.backbones.vit import ViT, ViTConfig
+from repaconv.checkpoints import Checkpoint
+from repaconv.core.errors import Refused
+from repaconv.methods.dwconv.paper import ConvBlock
+from repaconv.methods.dwconv.reading import read_any
+from repaconv.verification.model_runners import weighted
+
+AT_ONCE = 16
+"""Images that are worked on together."""
+
+Reading = BlockwiseReading[ConvBlock]
+
+
+def read_plain(checkpoint: Checkpoint, settings: dict[str, str]) -> Reading:
+    """Understand a plain vision transformer.
+
+    Raises:
+        Refused: If it is none, or a block of it attends no more.
+        UsageProblem: If a setting is unknown or malformed.
+    """
+    reading = read_any(checkpoint, settings)
+    replaced = [i for i, block in enumerate(reading.blocks) if block.merged or block.mixer.kind != "attention"]
+    if replaced:
+        raise Refused(
+            f"{checkpoint.path}: blocks {', '.join(map(str, replaced))} merge tokens or have heads without attention.",
+            hint="Give the plain network that it was made from.",
+            code="convert.not-plain",
+        )
+    return reading
+
+
+@dataclass(frozen=True)
+class Plain:
+    """The network in float32 and in eval mode, and what it was read from."""
+
+    reading: Reading
+    net: ViT
+
+    @classmethod
+    def of(cls, reading: Reading) -> Plain:
+        """Build it."""
+        net = weighted(reading.module(), reading.tensors, torch.float32)
+        assert isinstance(net, ViT)
+        return cls(reading, net)
+
+    @property
+    def config(self) -> ViTConfig:
+        """Of the deploy form."""
+        return self.reading.config
+
+    @property
+    def blocks(self) -> list[Any]:
+        """Its blocks in order."""
+        return list(self.net.blocks)
+
+    @property
+    def heads(self) -> int:
+        """Of a block."""
+        return self.reading.blocks[0].mixer.heads
+
+
+def projected(block: Any, x: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values [B, h, N, dh] of an attending block for tokens [B, N, d]."""
+    q, k, v = block.attn.qkv(block.norm1(x)).unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4)
+    return q, k, v
+
+
+def attended(block: Any, x: Tensor, heads: int) -> Tensor:
+    """The outputs [B, N, d] of its heads, before W^O."""
+    mixed = nn.functional.scaled_dot_product_attention(*projected(block, x, heads))
+    return mixed.transpose(1, 2).flatten(2)
+
+
+def behind_attention(block: Any, x: Tensor, mixed: Tensor) -> Tensor:
+    """The residual stream [B, N, d] once W^O of the heads' outputs is added."""
+    out: Tensor = x + block.ls1(block.attn.proj(mixed))
+    return out
+
+
+def behind_mlp(block: Any, x: Tensor) -> Tensor:
+    """The residual stream [B, N, d] at the block's end."""
+    out: Tensor = x + block.ls2(block.mlp(block.norm2(x)))
+    return out
+
+
+def batches(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """The same images of each, a few at once."""
+    return zip(*(torch.split(tensor, AT_ONCE) for tensor in tensors), strict=True)
+
+
+def mapped(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
+    """All images through a function, a few at once."""
+    return torch.cat([function(*some) for some in batches(*tensors)])

@@ -1,0 +1,135 @@
+"""A whole network, block by block: every fit sees what the ones before it made of the residual stream."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass, fields, replace
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from repaconv.backbones.blockwise_vit import deploy_config
+from repaconv.backbones.vit import ViT, ViTConfig
+from repaconv.conversion.block_activations import Piece, Place, linear
+from repaconv.conversion.kernel_fitting import How, fitted, refitted
+from repaconv.conversion.least_squares import RIDGE, Normal
+from repaconv.conversion.original_activations import Streams
+from repaconv.conversion.plain_vit import Plain, Reading, batches, behind_mlp, mapped
+from repaconv.methods.dwconv.paper import merging
+from repaconv.methods.pyra.paper import MERGED_TOLERANCE
+from repaconv.verification.model_runners import weighted
+
+# --- The FFN behind a mixer that was replaced: its last layer in closed form, as W^O before it.
+#
+# It has more unknowns than W^O, and what W^O could not mend of the residual stream it can: the original's stream behind
+# the block is what it is fitted to.
+
+ROWS = 12_000
+"""Tokens that are fitted to, drawn from all images, and at least four an unknown: more take time and tell little."""
+
+
+def with_ffn(config: ViTConfig, piece: Piece, student: Tensor, wanted: Tensor) -> Piece:
+    """The block with its FFN's last layer fitted anew; LayerScale goes into it.
+
+    Args:
+        config: Of the network.
+        piece: The block, its mixer fitted already.
+        student: What flows into it, [N, T, d].
+        wanted: The original's stream behind it, [N, T, d].
+    """
+    block, name = piece.module, "w3" if piece.block.swiglu else "fc2"
+    last, normal, heard = block.get_submodule(f"mlp.{name}"), Normal(), dict[str, Tensor]()
+    assert isinstance(last, nn.Linear)
+    hooks = [
+        module.register_forward_pre_hook(lambda _module, given, key=key: heard.update({key: given[0]}))
+        for key, module in (("middle", block.get_submodule("norm2")), ("hidden", last))
+    ]
+    random, rows = torch.Generator().manual_seed(0), student.shape[0] * student.shape[1]
+    share = min(1.0, max(ROWS, 4 * last.in_features) / rows)
+    for tokens, right in batches(student, wanted):
+        block(tokens)
+        hidden, added = heard["hidden"].flatten(0, 1), (right - heard["middle"]).flatten(0, 1)
+        some = torch.randperm(len(added), generator=random)[: math.ceil(share * len(added))]
+        normal.add(hidden[some], added[some])
+    for hook in hooks:
+        hook.remove()
+    scale = getattr(block.ls2, "gamma", torch.ones(last.out_features))
+    solved = normal.solve((scale * torch.cat([last.weight.T, last.bias[None]])).detach(), RIDGE)
+    tensors = {key: value for key, value in piece.tensors.items() if not key.startswith("ls2.")}
+    tensors |= linear(f"mlp.{name}", solved.weights)
+    told = replace(piece.block, traits=replace(piece.block.traits, scale2=False))
+    module = weighted(told.build(config).eval(), tensors, torch.float32)
+    return Piece(told, tensors, module, (*piece.conditions, solved.condition))
+
+
+# --- A whole network, block by block: every fit sees what the ones before it made of the residual stream.
+
+
+@dataclass(frozen=True)
+class Converted:
+    """A converted network.
+
+    Attributes:
+        net: In float32 and eval mode.
+        reading: Its blocks, and all its weights by official names.
+        conditions: Of each block that was solved for, by index.
+        refitted: Kept blocks whose W^O was fitted anew.
+    """
+
+    net: ViT
+    reading: Reading
+    conditions: dict[int, tuple[float, ...]]
+    refitted: tuple[int, ...]
+
+
+def convert(streams: Streams, chosen: Collection[int], how: How, *, refit: bool = False) -> Converted:
+    """The network with the chosen blocks replaced.
+
+    Args:
+        streams: Of the original, on the images to fit on.
+        chosen: Blocks.
+        how: What they become.
+        refit: Whether blocks that stay, behind one that does not, have their W^O fitted too.
+    """
+    with torch.inference_mode():
+        pieces = _pieces(streams, chosen, how, refit)
+    kept = tuple(index for index in pieces if index not in chosen)
+    return _assembled(streams.plain, pieces, how.schedule, kept)
+
+
+def _pieces(streams: Streams, chosen: Collection[int], how: How, refit: bool) -> dict[int, Piece]:
+    pieces: dict[int, Piece] = {}
+    plain, first, last = streams.plain, min(chosen), len(streams.plain.blocks) - 1 if refit else max(chosen)
+    student = streams.at(first).into
+    for index in range(first, last + 1):
+        block, place = plain.blocks[index], Place(plain, index, *streams.at(index), student)
+        if index in chosen:
+            pieces[index] = fitted(place, how)
+        elif refit:
+            pieces[index] = refitted(place, how)
+        if how.ffn and index in chosen:
+            right = mapped(partial(behind_mlp, block), place.middle)
+            pieces[index] = with_ffn(plain.config, pieces[index], student, right)
+        if index < last:
+            student = mapped(pieces[index].module if index in pieces else block, student)
+    return pieces
+
+
+def _assembled(plain: Plain, pieces: dict[int, Piece], schedule: tuple[int, ...], kept: tuple[int, ...]) -> Converted:
+    blocks = list(plain.reading.blocks)
+    tensors = {name: tensor.float() for name, tensor in plain.reading.tensors.items()}
+    for index, piece in pieces.items():
+        prefix = f"blocks.{index}."
+        blocks[index] = piece.block
+        tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(prefix)}
+        tensors |= {f"{prefix}{name}": tensor.clone() for name, tensor in piece.tensors.items()}
+    sizes = {each.name: getattr(plain.config, each.name) for each in fields(plain.config) if each.name != "blocks"}
+    several = merging(tuple(blocks), schedule, sizes) if any(schedule) else tuple(blocks)
+    config = deploy_config(sizes, several)
+    tolerances = {**plain.reading.tolerances, **(MERGED_TOLERANCE if any(schedule) else {})}
+    reading = replace(
+        plain.reading, config=config, blocks=several, tensors=tensors, tolerances=tolerances, names={}, facts=()
+    )
+    return Converted(Plain.of(reading).net, reading, {index: piece.conditions for index, piece in pieces.items()}, kept)

@@ -1,0 +1,81 @@
+"""Token merging (ToMe) for a network that was never trained for it: PYRA's, without its modulation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import nn
+
+from repaconv.backbones.vit import ViTConfig
+from repaconv.checkpoints import Checkpoint
+from repaconv.core.errors import UsageProblem
+from repaconv.methods.pyra import METHOD
+from repaconv.methods.pyra.merging_schedules import parse_schedule
+from repaconv.verification.model_runners import weighted
+
+
+def schedule_of(schedule: str | None, keep: float | None, config: ViTConfig) -> str:
+    """Tokens that go, block by block, as the method takes it.
+
+    Of ``keep`` all blocks but the last have an equal share, earlier ones what is left over: behind the last no block
+    gains by it.
+
+    Raises:
+        UsageProblem: If neither is given, or both, no share is left, or the schedule is not one number a block.
+    """
+    if (schedule is None) == (keep is None):
+        raise UsageProblem(
+            f"{'neither' if schedule is None else 'both'} --schedule {'nor' if schedule is None else 'and'} --keep "
+            "given.",
+            hint="Give --schedule 16,16,... (tokens merged in each block), --keep 0.6, or --speedup 1.5.",
+            code="convert.schedule",
+        )
+    if schedule is not None or keep is None:
+        read_schedule(schedule or "", config)
+        return schedule or ""
+    patches, depth = config.grid[0] * config.grid[1], len(config.blocks)
+    if not 0 < keep < 1:
+        raise UsageProblem(
+            f"--keep {keep:g} is not between 0 and 1.",
+            hint="It is the fraction of the patches that remain.",
+            code="convert.schedule",
+        )
+    each, more = divmod(round((1 - keep) * patches), max(depth - 1, 1))
+    return words([*(each + (index < more) for index in range(depth - 1)), 0])
+
+
+def read_schedule(schedule: str, config: ViTConfig) -> tuple[int, ...]:
+    """Tokens that go, block by block.
+
+    Raises:
+        UsageProblem: If it is not one number a block, nor a name that the method knows.
+    """
+    patches, depth = config.grid[0] * config.grid[1], len(config.blocks)
+    try:
+        return parse_schedule(schedule, depth, vars(config))
+    except ValueError as problem:
+        raise UsageProblem(
+            f"--schedule {schedule}: {problem}.",
+            hint=(
+                "Give the tokens merged in each block, one number per block: "
+                f"{words([patches // (2 * depth)] * (depth - 1) + [0])}."
+            ),
+            code="convert.schedule",
+        ) from None
+
+
+def words(schedule: Sequence[int]) -> str:
+    """As the method takes it."""
+    return ",".join(map(str, schedule))
+
+
+def merged(checkpoint: Checkpoint, settings: Mapping[str, str]) -> tuple[nn.Module, tuple[int, ...]]:
+    """The network with merging, in float32, and its schedule; ``settings`` name it.
+
+    Raises:
+        Refused: If it gives a vector a patch, or more tokens are to go than there are.
+    """
+    reading = METHOD.read(checkpoint, settings)
+    (schedule,) = (fact.value for fact in reading.facts if fact.name == "schedule")
+    return weighted(reading.module(), reading.tensors, torch.float32), tuple(schedule)

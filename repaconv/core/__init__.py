@@ -1,0 +1,1 @@
+"""What every package uses: files, run folders, errors, progress, plug-ins."""

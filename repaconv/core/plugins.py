@@ -1,0 +1,153 @@
+"""Plug-ins by entry point: methods, backbones, rewrites, engines, targets. Ours are registered the same way."""
+
+from __future__ import annotations
+
+import sys
+from functools import cache
+from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
+from importlib.util import find_spec
+from typing import Any, NamedTuple
+
+from repaconv.core.errors import EnvironmentProblem, UsageProblem, nearest
+
+# --- What may be installed beside repaconv, what it is for, and whether it is here.
+
+
+class Extra(NamedTuple):
+    """One of pyproject.toml's extras.
+
+    Attributes:
+        name: As in ``pip install 'repaconv[NAME]'``.
+        packages: What it brings; none where repaconv itself is all that it takes.
+        purpose: What works with it.
+    """
+
+    name: str
+    packages: tuple[str, ...]
+    purpose: str
+
+    @property
+    def line(self) -> str:
+        """What installs it."""
+        return f"pip install 'repaconv[{self.name}]'"
+
+    def missing(self) -> list[str]:
+        """The packages that are not here."""
+        return [package for package in self.packages if not _is_here(package)]
+
+
+EXTRAS = (
+    Extra("timm", ("timm",), "networks of timm: --arch timm:NAME"),
+    Extra("torchvision", ("torchvision",), "networks of torchvision: --arch torchvision:NAME"),
+    Extra("transformers", ("transformers",), "Hugging Face folders"),
+    Extra("hub", ("fsspec", "huggingface-hub"), "addresses: hf://OWNER/NAME@REVISION"),
+    Extra("quantise", ("nncf",), "export --quantizer nncf; tune tries its int8 on OpenVINO"),
+    Extra("openvino", ("openvino",), "target x86-64-openvino"),
+    Extra("onnxruntime-gpu", ("onnxruntime-gpu", "nvidia-ml-py"), "target cuda-ort, in place of onnxruntime"),
+    Extra("tensorrt", ("polygraphy", "tensorrt"), "targets a100, h100, t4 and Jetsons, where the card is"),
+    Extra("tensorrt-rtx", ("tensorrt-rtx",), "targets rtx-30, rtx-40, rtx-50"),
+    Extra("polygraphy", ("polygraphy",), "inputs for arbitrary ONNX models"),
+    Extra("onnxslim", ("onnxslim",), "export --simplifier onnxslim"),
+    Extra("farm", ("distributed", "pyyaml"), "worker, sweep and bench --scheduler: a Dask cluster"),
+    Extra("train", ("scikit-learn",), "the digits that the demo's networks were trained on"),
+    Extra("docs", ("mkdocs-material",), "make docs"),
+)
+"""All but ``all``, which is of those that need no card, and ``dev``; pyproject.toml has their versions."""
+
+
+def _is_here(package: str) -> bool:
+    """Installed by that name, or by another that brings the same module, as builds for one CUDA do."""
+    try:
+        return bool(version(package))
+    except PackageNotFoundError:
+        return find_spec(package.replace("-", "_")) is not None
+
+
+# --- Plug-ins by entry point: methods, backbones, rewrites, engines, targets. Ours are registered the same way.
+
+METHODS = "repaconv.methods"
+BACKBONES = "repaconv.backbones"
+REWRITES = "repaconv.rewrites"
+ENGINES = "repaconv.engines"
+TARGETS = "repaconv.targets"
+EXTRAS_GROUP = "extras"
+"""Among the rows, what may be installed besides."""
+GROUPS = (METHODS, BACKBONES, REWRITES, ENGINES, TARGETS)
+
+
+class PluginRow(NamedTuple):
+    """One registered plug-in as ``doctor`` shows it.
+
+    ``problem`` is empty when it loads; ``note`` says of a runtime which version is here, or why it is not.
+    """
+
+    group: str
+    name: str
+    value: str
+    problem: str
+    note: str = ""
+
+
+def registered(group: str) -> dict[str, EntryPoint]:
+    """Entry points of a group by name, sorted, none of them loaded."""
+    return dict(_registered(group, tuple(sys.path)))
+
+
+@cache
+def _registered(group: str, _path: tuple[str, ...]) -> dict[str, EntryPoint]:
+    """Kept while the path is the same: looking through all that is installed takes milliseconds."""
+    return {point.name: point for point in sorted(entry_points(group=group), key=lambda point: point.name)}
+
+
+def load(group: str, name: str) -> Any:
+    """Load one plug-in.
+
+    Raises:
+        UsageProblem: If nothing of that name is registered.
+        EnvironmentProblem: If it is registered but cannot be imported.
+    """
+    points = registered(group)
+    kind = group.rpartition(".")[2].rstrip("s")
+    if name not in points:
+        raise UsageProblem(
+            f"unknown {kind} {name!r}.",
+            hint=nearest(name, points)
+            + f"Known: {', '.join(points) or 'none, because repaconv is not installed in this environment'}.",
+            code=f"{kind}.unknown",
+        )
+    try:
+        return points[name].load()
+    except Exception as error:
+        raise EnvironmentProblem(
+            f"the {kind} {name!r} ({points[name].value}) cannot be loaded: {error}.",
+            hint="`repaconv doctor` lists all plug-ins; update or remove the package that brings this one.",
+            code=f"{kind}.broken",
+        ) from error
+
+
+def rows() -> list[PluginRow]:
+    """Try every plug-in of every group; a broken one is a row, never a crash."""
+    found = []
+    for group in GROUPS:
+        for name, point in registered(group).items():
+            try:
+                plugin = load(group, name)
+                found.append(PluginRow(group, name, point.value, "", _runtime(plugin) if group == ENGINES else ""))
+            except EnvironmentProblem as error:
+                found.append(PluginRow(group, name, point.value, error.message))
+    return found + [_extra(extra) for extra in EXTRAS]
+
+
+def _extra(extra: Extra) -> PluginRow:
+    lacks = extra.missing()
+    here = "here" if extra.packages else "nothing more is needed"
+    if lacks:
+        here = f"{', '.join(lacks)} not here: {extra.line}"
+    return PluginRow(EXTRAS_GROUP, extra.name, ", ".join(extra.packages), "", f"{extra.purpose}: {here}")
+
+
+def _runtime(engine: Any) -> str:
+    try:
+        return str(engine.version())
+    except EnvironmentProblem as error:
+        return f"not on this machine: {error.message}"

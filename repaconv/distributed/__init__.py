@@ -1,0 +1,1 @@
+"""Measurements on other machines: Dask clusters, ssh, sweeps."""

@@ -1,0 +1,164 @@
+"""One measurement as a job: what it is, its models by hash, how it runs where it lands, and whether it was answered."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, ValidationError
+
+from repaconv.core.errors import Refused, first_line
+from repaconv.core.files import cache_folder, sha256_of, sha256_of_bytes, write_bytes
+from repaconv.engines.targets import Target
+from repaconv.options.stage_options import BenchOrder
+from repaconv.results import BenchArtefact, Record
+from repaconv.stages.bench.stage import bench_by
+from repaconv.stages.shared.common_checks import load_target
+
+MEASURED = ("threads", "batch", "image_size", "rounds", "protocol", "profile", "seed")
+"""What of an order travels with its job."""
+
+
+class Model(Record):
+    """A model under a name, by the hash of its file."""
+
+    name: str
+    sha256: str = Field(pattern="^[0-9a-f]{64}$")
+
+
+class Job(Record):
+    """A measurement that any machine of a target can make.
+
+    Attributes:
+        id: The same for the same measurement.
+        target: Whole, so that a user's own needs no file there.
+        models: The first is the subject, a second is what it is compared with.
+        order: How it is measured; all else of it is the desk's.
+    """
+
+    id: str
+    target: dict[str, Any]
+    models: tuple[Model, ...] = Field(min_length=1, max_length=2)
+    order: BenchOrder
+
+    @classmethod
+    def of(cls, target: dict[str, Any], models: tuple[Model, ...], order: BenchOrder) -> Job:
+        """One whose name says what it measures, by hash."""
+        how = BenchOrder(target=str(target["name"]), **{name: getattr(order, name) for name in MEASURED})
+        plain = cls(id="", target=target, models=models, order=how)
+        digest = sha256_of_bytes(plain.model_dump_json().encode())
+        return plain.model_copy(update={"id": digest[:16]})
+
+
+def run_job(job: Mapping[str, Any], contents: Mapping[str, bytes]) -> dict[str, Any]:
+    """Measure, here.
+
+    Args:
+        job: A `Job` as JSON has it.
+        contents: The models' bytes by hash.
+
+    Returns:
+        The artefact as JSON has it.
+
+    Raises:
+        Refused: If it is no job that is known here, or a model is not what its hash says.
+    """
+    wanted, device = _understood(job)
+    paths = [_kept(model, contents) for model in wanted.models]
+    how = {name: getattr(wanted.order, name) for name in MEASURED}  # where results go is no desk's to say
+    done = bench_by(
+        BenchOrder(target=device.name, against=paths[1] if len(paths) > 1 else None, **how), paths[0], device=device
+    )
+    return named(done, wanted.models).model_dump(mode="json")
+
+
+def _understood(job: Mapping[str, Any]) -> tuple[Job, Target]:
+    try:
+        wanted = Job.model_validate(job)
+        return wanted, Target.model_validate(wanted.target)
+    except ValidationError as error:
+        raise Refused(
+            f"the job is not understood by this version: {first_line(error)}.",
+            hint="Install the same version of repaconv on both machines.",
+            code="farm.job",
+        ) from error
+
+
+def answered(job: Job, result: Mapping[str, Any]) -> BenchArtefact:
+    """The artefact that a machine gives for a job, if it is of that job.
+
+    Raises:
+        Refused: If it measured something else, or is of another version of repaconv.
+    """
+    from repaconv.benchmark.paper_protocols import paper
+
+    try:
+        found = BenchArtefact.model_validate(result)
+    except ValidationError as error:
+        raise Refused(
+            f"the answer is not a measurement that this version understands: {str(error).splitlines()[0]}.",
+            hint="Install the same version of repaconv on both machines.",
+            code="farm.answer",
+        ) from error
+    order, device = job.order, Target.model_validate(job.target)
+    named = paper(order.protocol)
+    wanted: dict[str, Any] = {
+        "target": device.name,
+        "models": [model.sha256 for model in job.models],
+        "threads": order.threads or named.threads or device.bench.threads,
+        "batch": order.batch or (None if named.scaled_to_memory else named.batch or device.bench.batch),
+        "image size": order.image_size,
+        "rounds": order.rounds or named.rounds or device.bench.rounds,
+        "seed": order.seed,
+    }
+    told = {
+        "target": found.target,
+        "models": [row.sha256 for row in found.latencies],
+        "threads": found.threads,
+        "batch": found.batch,
+        "image size": found.image_size,
+        "rounds": found.rounds,
+        "seed": found.seed,
+    }
+    for what, value in wanted.items():
+        if value is not None and value != told[what]:
+            raise Refused(
+                f"the answer belongs to another request: its {what} is {told[what]}, but {value} was requested.",
+                hint="The answer was discarded. Install the same version of repaconv on all machines.",
+                code="farm.answer",
+            )
+    return found
+
+
+def named(done: BenchArtefact, models: tuple[Model, ...]) -> BenchArtefact:
+    """The artefact with the desk's names in place of those of the cached files."""
+    called = {row.name: model.name for row, model in zip(done.latencies, models, strict=True)}
+    latencies = tuple(row.model_copy(update={"name": called[row.name]}) for row in done.latencies)
+    found = done.ratio
+    if found is not None:
+        found = found.model_copy(update={"subject": called[found.subject], "other": called[found.other]})
+    agreement = done.agreement
+    if agreement is not None:
+        ends = {"reference": called[agreement.reference], "candidate": called[agreement.candidate]}
+        agreement = agreement.model_copy(update=ends)
+    return done.model_copy(update={"latencies": latencies, "ratio": found, "agreement": agreement})
+
+
+def _kept(model: Model, contents: Mapping[str, bytes]) -> Path:
+    path = cache_folder("models") / f"{model.sha256}.onnx"
+    if not path.is_file() or sha256_of(path) != model.sha256:
+        content = contents.get(model.sha256, b"")
+        if sha256_of_bytes(content) != model.sha256:
+            raise Refused(
+                f"the model {model.name} was changed in transit: its hash differs from that of the file that was sent.",
+                hint="Send it again. If it happens again, check the connection.",
+                code="farm.hash",
+            )
+        write_bytes(path, content)
+    return path
+
+
+def resolved(target: str) -> dict[str, Any]:
+    """A target whole, as a job carries it."""
+    return load_target(target).model_dump(mode="json")

@@ -1,0 +1,282 @@
+"""Dask: boards and servers that run `repaconv worker`, and jobs that find their way to one of the right kind.
+
+What a job needs is sent as a task of its own, which the scheduler runs again where a worker that held it dies: data
+that is merely scattered would be lost with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from repaconv.core.errors import EnvironmentProblem, Refused, first_line, require_module, said_by
+from repaconv.core.progress import Progress, silent
+from repaconv.distributed.benchmark_jobs import Job, answered, run_job
+from repaconv.options.stage_options import ClusterOrder, WorkerOrder
+from repaconv.results import BenchArtefact
+from repaconv.stages.shared.common_checks import load_target
+
+ATTEMPTS = 3
+"""Workers that a job may take down with it before it is given up."""
+POLL_S = 0.5
+ANSWERS_S = 10
+"""For a scheduler to answer."""
+PLAIN_S = 2.0
+"""For a plain connection, made once Dask has given up."""
+
+
+def security(order: ClusterOrder | WorkerOrder) -> Any:
+    """What Dask wants of a private certificate authority's files; None without them.
+
+    All three or none: a cluster runs what it is sent, so use them.
+
+    Raises:
+        EnvironmentProblem: If some of them are missing.
+    """
+    files = (order.tls_ca, order.tls_cert, order.tls_key)
+    given = [path for path in files if path is not None]
+    if not given:
+        return None
+    if len(given) < 3 or not all(path.is_file() for path in given):
+        raise EnvironmentProblem(
+            "TLS needs three files: the certificate authority, the certificate and its key.",
+            hint="--tls-ca ca.pem --tls-cert cert.pem --tls-key key.pem",
+            code="farm.tls",
+        )
+    from distributed.security import Security
+
+    ca, cert, key = map(str, given)
+    return Security(
+        tls_ca_file=ca,
+        tls_client_cert=cert,
+        tls_client_key=key,
+        tls_worker_cert=cert,
+        tls_worker_key=key,
+        require_encryption=True,
+    )
+
+
+class Landed(NamedTuple):
+    """A job's result: the artefact, or the problem; the worker's name, and how many attempts it took."""
+
+    job: Job
+    result: BenchArtefact | None
+    problem: str
+    worker: str
+    attempts: int
+
+
+def require_dask() -> None:
+    """Import it.
+
+    Raises:
+        EnvironmentProblem: If it is not installed.
+    """
+    require_module("distributed", "Dask", "pip install 'repaconv[farm]'")
+
+
+@contextmanager
+def connected(cluster: ClusterOrder) -> Iterator[Any]:
+    """A client of its scheduler.
+
+    Raises:
+        EnvironmentProblem: If it does not answer.
+    """
+    require_dask()
+    from distributed import Client
+    from distributed.utils import silence_logging_cmgr
+
+    scheduler, secured = str(cluster.scheduler), security(cluster)
+    if scheduler.startswith("tls://") and secured is None:
+        raise EnvironmentProblem(
+            f"the scheduler {scheduler} requires TLS, and no certificates were given.",
+            hint="--tls-ca ca.pem --tls-cert cert.pem --tls-key key.pem",
+            code="farm.tls",
+        )
+    with silence_logging_cmgr("CRITICAL"):  # what goes wrong is ours to say
+        try:
+            client = Client(scheduler, security=secured, timeout=f"{ANSWERS_S}s", set_as_default=False)
+        except (OSError, TimeoutError, ValueError, RuntimeError) as error:
+            raise _no_answer(scheduler, error) from error
+        try:
+            yield client
+        finally:
+            client.close()
+
+
+def run_jobs(
+    client: Any,
+    jobs: Iterable[Job],
+    contents: Mapping[str, bytes],
+    *,
+    wait_s: float = 30,
+    progress: Progress = silent,
+    landed: Callable[[Landed], None] = lambda _: None,
+) -> list[Landed]:
+    """Run all jobs on workers of their targets, one at a time on each.
+
+    Args:
+        client: Of `connected`.
+        jobs: What is to be measured.
+        contents: Models by hash.
+        wait_s: How long to wait for a worker of a target that has none.
+        progress: See `Progress`.
+        landed: Told of each result as it comes.
+
+    Raises:
+        EnvironmentProblem: If there is no worker of a target.
+    """
+    from distributed import as_completed
+
+    jobs = list(jobs)
+    for name in sorted({str(job.target["name"]) for job in jobs}):
+        _require_worker(client, name, wait_s)
+    models = {
+        sha256: client.submit(_hold, content, key=f"model-{sha256}", pure=True) for sha256, content in contents.items()
+    }
+    futures = {
+        client.submit(
+            _attempt,
+            job.model_dump(mode="json"),
+            [models[model.sha256] for model in job.models],
+            key=f"job-{job.id}",
+            resources={str(job.target["name"]): 1},
+            pure=False,
+        ): job
+        for job in jobs
+    }
+    found: list[Landed] = []
+    progress("farm", 0, len(jobs))
+    for future in as_completed(list(futures), loop=client.loop):
+        result = _landed(client, futures[future], future)
+        found.append(result)
+        landed(result)
+        progress("farm", len(found), len(jobs))
+    order = {job.id: place for place, job in enumerate(jobs)}
+    return sorted(found, key=lambda each: order[each.job.id])
+
+
+def _landed(client: Any, job: Job, future: Any) -> Landed:
+    # A result that was not fetched yet dies with its worker, and is made again: both of these wait for that.
+    error = future.exception()
+    result = future.result() if error is None else None
+    starts = client.get_events(f"repaconv-{job.id}") or ()
+    worker = str(starts[-1][1].get("called", "")) if starts else ""
+    if result is not None:
+        return landed_of(job, result, worker, len(starts))
+    return Landed(job, None, said_by(error), worker, len(starts))
+
+
+def landed_of(job: Job, result: Mapping[str, Any], worker: str, attempts: int) -> Landed:
+    """What a machine gave for a job; a problem where that is no answer to it."""
+    try:
+        return Landed(job, answered(job, result), "", worker, attempts)
+    except Refused as problem:
+        return Landed(job, None, problem.message.rstrip("."), worker, attempts)
+
+
+def _hold(content: bytes) -> bytes:
+    return content
+
+
+def _attempt(job: dict[str, Any], contents: list[bytes]) -> dict[str, Any]:
+    """On the worker: say that it begins, so that the desk sees how often it did, and measure."""
+    from distributed import get_worker
+
+    worker = get_worker()
+    worker.log_event(f"repaconv-{job['id']}", {"called": str(worker.name)})
+    return run_job(job, {model["sha256"]: content for model, content in zip(job["models"], contents, strict=True)})
+
+
+def _require_worker(client: Any, target: str, wait_s: float) -> None:
+    """A job for a resource that no worker has would wait for ever, without a word."""
+    deadline = time.monotonic() + wait_s
+    while True:
+        workers = client.scheduler_info(n_workers=-1)["workers"].values()
+        kinds = sorted({kind for worker in workers for kind in (worker.get("resources") or {})})
+        if target in kinds:
+            return
+        if time.monotonic() > deadline:
+            raise EnvironmentProblem(
+                f"no worker for {target} connected within {wait_s:g} s; there are workers for "
+                f"{', '.join(kinds) or 'no target'}.",
+                hint=(
+                    f"Start one on the device: repaconv worker --target {target} --scheduler {client.scheduler.address}"
+                ),
+                code="farm.no-worker",
+            )
+        time.sleep(POLL_S)
+
+
+def work(order: WorkerOrder, *, started: Callable[[str], None]) -> None:
+    """Serve as a worker of that target, one job at a time, until the scheduler or the user ends it.
+
+    A worker process that dies is started again by its nanny.
+
+    Raises:
+        EnvironmentProblem: If the scheduler does not answer.
+    """
+    target = load_target(order.target).name
+    require_dask()
+    import dask
+    from distributed import Nanny
+
+    secured = security(order)
+
+    async def serve() -> None:
+        settings: dict[str, Any] = {"name": order.name, "nthreads": 1, "resources": {target: 1}, "dashboard": False}
+        async with Nanny(order.scheduler, security=secured, memory_limit=0, **settings) as nanny:
+            started(f"worker for {target} at {nanny.worker_address}")
+            await nanny.finished()
+
+    with dask.config.set({"distributed.scheduler.allowed-failures": ATTEMPTS}):
+        try:
+            asyncio.run(serve())
+        except (OSError, TimeoutError, ValueError, RuntimeError) as error:
+            raise _no_answer(order.scheduler, error) from error
+
+
+def _no_answer(scheduler: str, error: BaseException) -> EnvironmentProblem:
+    while (inner := error.__cause__ or error.__context__) is not None:  # Dask wraps what happened
+        error = inner
+    if not str(error):  # the last of Dask's attempts was cut off by its own deadline, and hides what the others met
+        error = _met(scheduler) or error
+    return EnvironmentProblem(
+        f"no answer from the scheduler {scheduler}: {first_line(error)}.",
+        hint="Start one with `dask scheduler`. If it uses TLS, give --tls-ca, --tls-cert and --tls-key.",
+        code="farm.unreachable",
+    )
+
+
+def _met(scheduler: str) -> OSError | None:
+    """What one plain connection to that address meets; None for an address that is not of TCP."""
+    from distributed.comm import get_address_host_port
+
+    try:
+        host, port = get_address_host_port(scheduler)
+    except (TypeError, ValueError):
+        return None
+    try:
+        socket.create_connection((host, port), timeout=PLAIN_S).close()
+    except OSError as error:
+        return error
+    return ConnectionError("something listens there, but no Dask scheduler spoke in time")
+
+
+def require_result(landed: Landed) -> BenchArtefact:
+    """The result, or why there is none.
+
+    Raises:
+        Refused: With the worker's own words.
+    """
+    if landed.result is None:
+        raise Refused(
+            f"the job for {landed.job.target['name']} failed on {landed.worker or 'its worker'}: {landed.problem}.",
+            hint="See the worker's log. A job is given up after it ended several workers.",
+            code="farm.failed",
+        )
+    return landed.result

@@ -1,0 +1,205 @@
+"""bench on another machine: a worker of the cluster, or a lone board by ssh."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from repaconv.core import run_folder
+from repaconv.core.errors import EnvironmentProblem, UsageProblem
+from repaconv.core.file_replacement import put, require_ours, write_payload
+from repaconv.core.files import payload_of, sha256_of
+from repaconv.core.progress import Progress, silent
+from repaconv.distributed.benchmark_jobs import Job, Model, resolved
+from repaconv.distributed.dask_cluster import connected, require_result, run_jobs
+from repaconv.options.stage_options import BenchOrder, BundleOrder, ClusterOrder
+from repaconv.results import BenchArtefact, CollectArtefact
+from repaconv.stages.bench.benchmark_subjects import Contenders, contenders_of
+from repaconv.stages.bundle.collect import judged
+from repaconv.stages.bundle.stage import bundle_by
+from repaconv.stages.shared.common_checks import as_image_size, with_files
+from repaconv.stages.shared.run_exports import Export
+
+# A dropped connection leaves what runs on the board running: it ends by itself.
+LONGEST_S = 3600
+
+
+def bench_on(
+    cluster: ClusterOrder, order: BenchOrder, run: str | Path | None = None, *, progress: Progress = silent
+) -> BenchArtefact:
+    """Measure a run's ONNX model on a worker of the target, and its training form beside it.
+
+    Raises:
+        EnvironmentProblem: If the cluster does not answer or has no such worker.
+        Refused: If the job fails there, or the model is gone or changed.
+        UsageProblem: If there is no ONNX model.
+    """
+    taken = run_folder.find_run(Path(run) if run else None)
+    known, export = _sent(taken, order, progress)
+    variant = export.variant.full
+    place = taken.bench_json(variant)
+    require_ours(place, "bench")
+    paths = [each.path for each in known.subjects]
+    models = tuple(Model(name=each.name, sha256=sha256_of(each.path)) for each in known.subjects)
+    contents = {model.sha256: path.read_bytes() for model, path in zip(models, paths, strict=True)}
+    how = replace(order, image_size=as_image_size(order.image_size) or known.size)
+    job = Job.of(resolved(order.target), models, how)
+    with connected(cluster) as client:
+        landed = run_jobs(client, [job], contents, wait_s=cluster.wait_s, progress=progress)[0]
+    done = require_result(landed)
+    told = f"on the worker {landed.worker}" + (f", attempt {landed.attempts}" if landed.attempts > 1 else "")
+    ours = {
+        "unverified": known.overridden,
+        "options": (*cluster.words(), *order.words()),
+        "variant": variant,
+        "note": "; ".join(part for part in (done.note, known.note, told) if part),
+    }
+    done = done.model_copy(update=ours)
+    put(place, done)
+    return with_files(done, paths, [place])
+
+
+def _sent(run: run_folder.Run, order: BenchOrder, progress: Progress) -> tuple[Contenders, Export]:
+    """What is measured there.
+
+    Raises:
+        UsageProblem: If there is no ONNX model, or it is too large to send.
+    """
+    known = contenders_of(
+        run,
+        None,
+        order.against,
+        order.allow_unverified,
+        progress,
+        target=order.target,
+        precision=order.precision,
+        batch=order.batch,
+        image_size=as_image_size(order.image_size),
+    )
+    if known.export is None:
+        raise UsageProblem(
+            f"{order.target} runs PyTorch modules in memory, which are not sent to workers.",
+            hint="Measure on that machine itself, or give a target that runs ONNX models.",
+            code="farm.no-graph",
+        )
+    if known.export.artefact.data is not None:
+        raise UsageProblem(
+            "a model above 2 GiB is not sent to workers.",
+            hint="Run bench on that machine itself.",
+            code="farm.too-large",
+        )
+    return known, known.export
+
+
+def bench_by_ssh(
+    host: str,
+    order: BenchOrder,
+    run: str | Path | None = None,
+    *,
+    count: int | None = None,
+    progress: Progress = silent,
+) -> CollectArtefact:
+    """Send the bundle to a board, run it there, bring its result back and judge it.
+
+    The user's own ssh and its configuration are used; the board needs Python 3.6, tar and its trtexec. ``flock`` holds
+    it to one job at a time, where the board has that.
+
+    Args:
+        host: As ssh knows it, e.g. ``nvidia@orin``.
+        order: The target is the board; of the rest its precision, its batch and ``unverified`` say what is bundled.
+        run: The run's folder; the newest when None.
+        count: Images.
+        progress: See `Progress`.
+
+    Raises:
+        EnvironmentProblem: If the board is not reached, or has no trtexec of the target's version.
+        Refused: If what comes back is damaged, or the build failed there.
+    """
+    bundled = {name: getattr(order, name) for name in ("target", "precision", "batch", "allow_unverified")}
+    made = bundle_by(BundleOrder(**bundled, count=count), run, progress=progress)
+    taken, _ = run_folder.run_and_model(Path(run) if run else None)
+    slot = taken.collected_json(made.variant)
+    result = taken.engine(made.variant, ".result.tar.gz")
+    require_ours(slot, "collect", result)
+    _on_the_board(
+        host,
+        run_folder.Run(taken.folder / run_folder.BUILD).payload(made.payload),
+        made.bundle_sha256,
+        result,
+        progress,
+    )
+    progress("collect", 0, 0)
+    found, _ = judged(result, taken.folder, slot)
+    put(slot, found.model_copy(update={"other_files": (payload_of(result, slot.parent),)}))
+    return with_files(found, [*map(Path, found.input_files)], [*map(Path, made.output_files), result, slot])
+
+
+def _on_the_board(host: str, bundled: Path, sha256: str, result: Path, progress: Progress) -> None:
+    """Send a bundle, run it, and bring its result back.
+
+    Raises:
+        EnvironmentProblem: If the board is not reached, or cannot run it.
+    """
+    with _folder_on(host, f"repaconv-{sha256[:16]}") as folder:
+        progress(f"send to {host}", 0, 0)
+        with bundled.open("rb") as file:
+            _ssh(host, f"tar xzf - --strip-components=1 -C {folder}", stdin=file)
+        progress(f"build and measure on {host}", 0, 0)
+        alone = "$(command -v flock >/dev/null && echo flock repaconv.lock)"
+        run_it = f"{alone} timeout {LONGEST_S} python3 {folder}/run.py -o {folder}/result.tar.gz"
+        code, words = _ssh(host, run_it, may_fail=True)
+        if code in (3, 4):
+            raise EnvironmentProblem(
+                f"{host} cannot run the bundle: {words}.",
+                hint="Bundle for the JetPack version of the board; `repaconv targets` lists them.",
+                code="farm.board",
+            )
+        progress(f"bring back from {host}", 0, 0)
+        write_payload(result, _ssh_bytes(host, f"cat {folder}/result.tar.gz"))
+
+
+@contextmanager
+def _folder_on(host: str, name: str) -> Iterator[str]:
+    """A new folder on the board, for this call alone: another of the same bundle has its own."""
+    folder = shlex.quote(_ssh_bytes(host, f"mktemp -d {name}.XXXXXX").decode("utf-8", "replace").strip())
+    try:
+        yield folder
+    finally:
+        with suppress(EnvironmentProblem):  # the board is gone: what ended this says so
+            _ssh(host, f"rm -rf {folder}")
+
+
+def _ssh(host: str, command: str, *, stdin: Any = subprocess.DEVNULL, may_fail: bool = False) -> tuple[int, str]:
+    """The exit code there, and the last words on stderr."""
+    done = subprocess.run(_words(host, command), stdin=stdin, capture_output=True, text=True, check=False)
+    words = (done.stderr.strip().splitlines() or [""])[-1].removeprefix("error: ").rstrip(".")
+    if done.returncode == 255 or (done.returncode and not may_fail):
+        raise _unreached(host, words, done.returncode)
+    return done.returncode, words
+
+
+def _ssh_bytes(host: str, command: str) -> bytes:
+    done = subprocess.run(_words(host, command), stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    if done.returncode:
+        raise _unreached(host, done.stderr.decode("utf-8", "replace").strip(), done.returncode)
+    return done.stdout
+
+
+def _words(host: str, command: str) -> list[str]:
+    """BatchMode: no question that nobody answers."""
+    if host.startswith("-"):
+        raise UsageProblem(f"{host!r} is not a host name.", hint="E.g. --host nvidia@orin.", code="farm.host")
+    return ["ssh", "-o", "BatchMode=yes", host, "sh", "-c", shlex.quote(command)]
+
+
+def _unreached(host: str, why: str, code: int) -> EnvironmentProblem:
+    return EnvironmentProblem(
+        f"ssh to {host} failed (exit code {code}): {why or 'it gave no reason'}.",
+        hint=f"`ssh {host} true` must work without a prompt; configure the connection in your ssh config.",
+        code="farm.unreachable",
+    )

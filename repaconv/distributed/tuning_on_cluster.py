@@ -1,0 +1,44 @@
+"""The tuner's measurements on workers of a cluster: each form beside the default one, on a machine of the target."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from repaconv.core.files import sha256_of
+from repaconv.core.progress import Progress, silent
+from repaconv.distributed.benchmark_jobs import Job, Model, resolved
+from repaconv.distributed.dask_cluster import connected, require_result, run_jobs
+from repaconv.options.stage_options import BenchOrder, ClusterOrder, TuneOrder
+from repaconv.results import ImageSize, Ratio
+from repaconv.stages.tune.speed_measurements import Measurer
+
+
+def on_workers(cluster: ClusterOrder, order: TuneOrder, *, progress: Progress = silent) -> Measurer:
+    """What `repaconv.stages.tune.stage.tune_by` measures with, there.
+
+    The measurer raises:
+        EnvironmentProblem: If the cluster does not answer or has no such worker.
+        Refused: If a job fails there.
+    """
+    target = resolved(order.target)
+
+    def measure(
+        reference: Path, others: Mapping[str, Path], rounds: int, *, image_size: ImageSize | None
+    ) -> dict[str, Ratio]:
+        sha256s = {path: sha256_of(path) for path in (reference, *others.values())}
+        default = Model(name="default preset", sha256=sha256s[reference])
+        how = BenchOrder(
+            threads=order.threads, batch=order.batch, image_size=image_size, rounds=rounds, seed=order.seed
+        )
+        jobs = {
+            name: Job.of(target, (Model(name="form", sha256=sha256s[path]), default), how)
+            for name, path in others.items()
+        }
+        contents = {digest: path.read_bytes() for path, digest in sha256s.items()}
+        with connected(cluster) as client:
+            landed = run_jobs(client, jobs.values(), contents, wait_s=cluster.wait_s, progress=progress)
+        found = {each.job.id: require_result(each).ratio for each in landed}
+        return {name: ratio for name, job in jobs.items() if (ratio := found[job.id]) is not None}
+
+    return measure

@@ -1,0 +1,403 @@
+"""ONNX Runtime on the CPU. What it builds is its own optimised graph, which then loads without that work."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from repaconv.core import change_guard
+from repaconv.core.errors import Refused, RepaconvError, first_line, require_module
+from repaconv.core.scratch_folders import scratch_folder
+from repaconv.engines.contract import (
+    Ability,
+    Array,
+    Built,
+    Deployable,
+    Feeds,
+    Order,
+    Port,
+    Profiled,
+    SessionSpec,
+    as_text,
+    require_device,
+)
+from repaconv.engines.session_settings import own_settings, require_one_stream
+from repaconv.graph.onnx_files import read_graph, require_inside, restore_names
+
+if TYPE_CHECKING:
+    import onnx
+
+
+# --- Numbers smaller than the normal ones, flushed to zero: a mode of a thread, which ONNX Runtime turns on and leaves
+# on.
+#
+# Whatever else that thread computes would flush from then on: other sessions, which are measured beside that one, and
+# proofs.
+
+SMALLEST, HALF = np.finfo(np.float32).tiny, np.float32(0.5)
+
+
+def flushes() -> bool:
+    """Whether this thread does."""
+    return not SMALLEST * HALF
+
+
+@contextmanager
+def unchanged() -> Iterator[None]:
+    """Afterwards this thread flushes if it did before."""
+    before = flushes()
+    try:
+        yield
+    finally:
+        if flushes() != before:
+            _flush(before)
+
+
+@contextmanager
+def flushing() -> Iterator[None]:
+    """What runs within flushes."""
+    with unchanged():
+        _flush(True)
+        yield
+
+
+def _flush(wanted: bool) -> None:
+    import torch
+
+    torch.set_flush_denormal(wanted)
+
+
+# --- ONNX Runtime on the CPU. What it builds is its own optimised graph, which then loads without that work.
+
+PROVIDER = "CPUExecutionProvider"
+# What computes, as ONNX Runtime calls it after fusing.
+COMPUTING = ("MatMul", "Gemm", "Conv", "Attention")
+LEVEL = "graph_optimization_level"
+# SkipLayerNormalization, which it makes of a sum that only a norm reads, takes 8 times as long as the two (1.31).
+OFF = "optimization.disable_specified_optimizers"
+APART = f"{OFF}=SkipLayerNormFusion"
+# Where the batch is known it makes a Gemm of product and sum before int8 is looked for, and computes that in float32.
+NOT_IN_INT8 = "MatMulAddFusion"
+DENORMALS = "session.set_denormal_as_zero=1"
+TRIES = ((DENORMALS,), (f"{LEVEL}=extended",), (APART,))
+# ONNX Runtime's types are C++'s.
+DTYPES = {"float": "float32", "double": "float64"}
+
+
+class OrtSession:
+    """A loaded model. ``options`` says what was set, everything else is ONNX Runtime's default."""
+
+    def __init__(self, model: Deployable, spec: SessionSpec, providers: Sequence[Any] = (PROVIDER,)) -> None:
+        """See `OnnxRuntime.open`; what the first provider does not take goes to the next."""
+        import onnxruntime
+
+        change_guard.watch()  # it maps external weights
+        lean = spec.lean or isinstance(spec.weights, Mapping)  # it has numbers of its own
+        self._model, self._spec = (b"", replace(spec, weights=None)) if lean else (model, spec)
+        settings = settings_for(spec)
+        if isinstance(spec.weights, Path):
+            settings.add_session_config_entry("session.model_external_initializers_file_folder_path", str(spec.weights))
+        elif spec.weights:
+            arrays = map(onnxruntime.OrtValue.ortvalue_from_numpy, spec.weights.values())
+            settings.add_external_initializers(list(spec.weights), list(arrays))
+        source = model if isinstance(model, bytes) else str(model)
+        # on one thread a call runs in its caller's, so one session serves all; a pool of threads is each stream's own
+        count = spec.streams if spec.threads > 1 else 1
+        sessions = [session_of(source, settings, providers) for _ in range(count)]
+        self._session, self._free = sessions[0], SimpleQueue[Any]()
+        for stream in range(spec.streams):
+            run = sessions[stream % count].run
+            self._free.put(flushing()(run) if DENORMALS in spec.settings else run)
+        self.inputs = tuple(map(_port, self._session.get_inputs()))
+        self.outputs = tuple(map(_port, self._session.get_outputs()))
+        self._names = [output.name for output in self.outputs]
+        self._how = onnxruntime.RunOptions()
+        if spec.lean:
+            self._how.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
+        self.options = {
+            "intra_op_num_threads": str(spec.threads),
+            "inter_op_num_threads": "1",
+            "execution_provider": self._session.get_providers()[0],
+            **({"streams": str(spec.streams)} if spec.streams > 1 else {}),
+            **dict(word.split("=", 1) for word in spec.settings),
+            **{f"free_dimension_override.{name}": str(size) for name, size in spec.sizes.items()},
+        }
+
+    def run(self, feeds: Feeds) -> dict[str, Array]:
+        """See `repaconv.engines.contract.Session`."""
+        run = self._free.get()
+        try:
+            return dict(zip(self._names, run(self._names, feeds, self._how), strict=True))
+        finally:
+            self._free.put(run)
+
+    def synchronise(self) -> None:
+        """A processor has nothing left to do when `run` returns."""
+
+    def placement(self, feeds: Feeds) -> dict[str, str]:
+        """Execution providers, by the nodes of the optimised graph."""
+
+        kernels, _ = profiled(self._model, self._spec, feeds, runs=1, warmup_runs=0)
+        return {str(event["name"]).removesuffix("_kernel_time"): event["args"]["provider"] for event in kernels}
+
+    def profile(self, feeds: Feeds, *, runs: int, warmup_runs: int) -> Profiled:
+        """By ONNX Runtime's own profiler.
+
+        Raises:
+            Refused: If ONNX Runtime does not take the model.
+        """
+
+        found = profiled(self._model, self._spec, feeds, runs=runs, warmup_runs=warmup_runs)
+        return Profiled(*found, peak_gflops(self._spec.threads))
+
+
+class OnnxRuntime:
+    """The runtime as the registry knows it."""
+
+    name = "onnxruntime"
+    suffix = ".onnx"
+    opens: tuple[str, ...] = (".onnx", ".ort")
+    can: frozenset[Ability] = frozenset({"run", "profile", "placement", "streams"})
+    takes: tuple[str, ...] = ()
+    device = "cpu"
+
+    def version(self) -> str:
+        """See `repaconv.engines.contract.Engine`."""
+        return str(require_module("onnxruntime", "ONNX Runtime", "pip install onnxruntime").__version__)
+
+    def tries(self, precision: str) -> tuple[tuple[str, ...], ...]:
+        """See `repaconv.engines.session_settings.Tunable`: denormals, weights not laid out for this processor, norms
+        apart."""
+        return TRIES
+
+    def open(self, deployable: Deployable, spec: SessionSpec) -> OrtSession:
+        """Load an .onnx file or its bytes.
+
+        Raises:
+            EnvironmentProblem: If ONNX Runtime is not installed, or not for that device or precision.
+            Refused: If ONNX Runtime does not take the model, or it wants files from outside its folder.
+        """
+        require_device("ONNX Runtime", spec, self.device)
+        self.version()
+        if "streams" not in self.can:
+            require_one_stream(self.name, spec)
+        providers = self.providers(spec.precision)
+        if isinstance(deployable, Path):
+            require_inside(deployable)
+        try:
+            return self._session(deployable, spec, providers)
+        except RepaconvError:
+            raise
+        except Exception as error:
+            raise unloadable(deployable, error) from error
+
+    def providers(self, precision: str) -> list[Any]:
+        """What computes, with its options, the first choice first."""
+        return [PROVIDER]
+
+    def _session(self, model: Deployable, spec: SessionSpec, providers: list[Any]) -> OrtSession:
+        return OrtSession(model, spec, providers)
+
+    def build(self, order: Order) -> Built:
+        """Optimise the graph as far as it may be: for this machine, or for any other of its target.
+
+        Raises:
+            EnvironmentProblem: If ONNX Runtime is not installed, or not for its device.
+            Refused: If ONNX Runtime does not take the model.
+        """
+        self.version()
+        providers = self.providers(order.precision)
+        require_inside(order.model)
+        import onnx
+        import onnxruntime
+
+        levels = onnxruntime.GraphOptimizationLevel
+        level = levels.ORT_ENABLE_ALL if order.here else levels.ORT_ENABLE_EXTENDED  # ALL lays weights out for this CPU
+        settings = settings_for(SessionSpec(threads=order.threads, precision=order.precision))
+        settings.graph_optimization_level = level
+        with scratch_folder() as folder:
+            path = folder / "optimised.onnx"
+            settings.optimized_model_filepath = str(path)
+            try:
+                session_of(str(order.model), settings, providers)
+            except Exception as error:
+                raise unloadable(order.model, error) from error
+            content = path.read_bytes()
+            types = _types(onnx.load(path))
+        options = {
+            "graph_optimization_level": str(level).rpartition(".")[2],
+            "intra_op_num_threads": order.threads,
+            "inter_op_num_threads": 1,
+            "execution_provider": providers[0] if isinstance(providers[0], str) else providers[0][0],
+        }
+        return Built(
+            engine=content,
+            types=types,
+            log="",
+            options=as_text(options),
+            proved="the types are those of the optimised graph, which is what runs"
+            + ("" if order.here else "; on its device ONNX Runtime adds what it does for that processor alone"),
+            runs_here=True,
+        )
+
+
+def session_of(source: bytes | str, settings: Any, providers: Sequence[Any]) -> Any:
+    """Where there is one provider there is nothing to fall back to, which it would try, and print to stdout."""
+    import onnxruntime
+
+    several = len(providers) > 1
+    with unchanged():
+        return onnxruntime.InferenceSession(source, settings, providers=list(providers), enable_fallback=several)
+
+
+def settings_for(spec: SessionSpec) -> Any:
+    """ONNX Runtime's own options."""
+    import onnxruntime
+
+    settings = onnxruntime.SessionOptions()
+    settings.intra_op_num_threads = spec.threads
+    settings.inter_op_num_threads = 1
+    settings.log_severity_level = 4  # what it refuses it also raises
+    if spec.as_written:
+        settings.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    off = [NOT_IN_INT8] if spec.precision == "int8" else []
+    for name, value in own_settings("ONNX Runtime", spec.settings, TRIES).items():
+        if name == OFF:
+            off.append(value)
+        elif name == LEVEL:
+            settings.graph_optimization_level = getattr(
+                onnxruntime.GraphOptimizationLevel, f"ORT_ENABLE_{value.upper()}"
+            )
+        else:
+            settings.add_session_config_entry(name, value)
+    if off:
+        settings.add_session_config_entry(OFF, ";".join(off))
+    for name, size in spec.sizes.items():
+        settings.add_free_dimension_override_by_name(name, size)
+    return settings
+
+
+def _port(given: Any) -> Port:
+    kind = given.type.removeprefix("tensor(").removesuffix(")") if given.type.startswith("tensor(") else given.type
+    return Port(given.name, tuple(given.shape), DTYPES.get(kind, kind))
+
+
+def unloadable(model: Deployable, error: Exception) -> Refused:
+    """What is raised where ONNX Runtime does not load a model."""
+    where = "the model" if isinstance(model, bytes) else str(model)
+    return Refused(
+        f"ONNX Runtime cannot load {where}: {first_line(error)}.",
+        hint="Check that it is an ONNX file and that this version of ONNX Runtime supports its opset.",
+        code="onnx.unloadable",
+    )
+
+
+def _types(model: Any) -> dict[str, int]:
+    """Types of what computes in a graph with ONNX Runtime's own operators, of which ONNX knows no types."""
+    from onnx import TensorProto, helper
+
+    names = {TensorProto.FLOAT: "FLOAT", TensorProto.FLOAT16: "HALF", TensorProto.BFLOAT16: "BF16"}
+    low = (TensorProto.INT8, TensorProto.UINT8)
+    kinds: dict[str, int] = {weight.name: weight.data_type for weight in model.graph.initializer}
+    kinds |= {value.name: value.type.tensor_type.elem_type for value in model.graph.input}
+    found: Counter[str] = Counter()
+    for node in model.graph.node:
+        attributes = {entry.name: helper.get_attribute_value(entry) for entry in node.attribute}
+        inputs = [kinds[name] for name in node.input if kinds.get(name)]
+        if any(name in node.op_type for name in COMPUTING):
+            computed = "INT8" if any(kind in low for kind in inputs) else names.get(next(iter(inputs), 0), "UNKNOWN")
+            found[f"{node.op_type}.{computed}"] += 1
+        kind = next(iter(inputs), TensorProto.UNDEFINED)
+        if node.op_type == "Cast":
+            kind = attributes["to"]
+        elif node.op_type == "DequantizeLinear":
+            kind = kinds.get(node.input[1], TensorProto.FLOAT)
+        elif node.op_type == "QuantizeLinear":
+            kind = kinds.get(node.input[2], TensorProto.UINT8) if len(node.input) > 2 else TensorProto.UINT8
+        elif node.op_type in ("Shape", "ArgMax", "Size"):
+            kind = TensorProto.INT64
+        kinds |= dict.fromkeys(node.output, kind)
+    return dict(sorted(found.items()))
+
+
+ENGINE = OnnxRuntime()
+
+
+# --- Where the time of a model goes under ONNX Runtime, by its own profiler.
+
+
+def profiled(
+    model: Deployable, spec: SessionSpec, feeds: Feeds, *, runs: int, warmup_runs: int
+) -> tuple[list[dict[str, Any]], dict[str, tuple[tuple[int, ...], ...]]]:
+    """Events of ONNX Runtime's own profiler, and the optimised graph's nodes in order with their weights' shapes.
+
+    What is profiled is the graph as ONNX Runtime optimised it, as it stands.
+
+    Raises:
+        Refused: If ONNX Runtime does not take the model.
+    """
+    with scratch_folder() as folder:
+        path = folder / "optimised.onnx"
+        settings = settings_for(SessionSpec(threads=spec.threads, as_written=True))
+        settings.enable_profiling = True
+        settings.profile_file_prefix = str(folder / "profile")
+        try:
+            optimised = _optimised(model, spec, path)
+            session = session_of(str(path), settings, [PROVIDER])
+        except Exception as error:
+            raise unloadable(model, error) from error
+        for _ in range(warmup_runs + runs):
+            session.run(None, feeds)
+        events = json.loads(Path(session.end_profiling()).read_text())
+    kernels = [event for event in events if event.get("cat") == "Node" and event["name"].endswith("_kernel_time")]
+    kept = len(kernels) // (warmup_runs + runs) * runs
+    shapes = {weight.name: tuple(weight.dims) for weight in optimised.graph.initializer}
+    nodes = {n.name: tuple(shapes[name] for name in n.input if name in shapes) for n in optimised.graph.node}
+    return kernels[-kept:], nodes
+
+
+def _optimised(model: Deployable, spec: SessionSpec, path: Path) -> onnx.ModelProto:
+    """The graph as ONNX Runtime optimises it, written there, with the names of its modules, which fusing takes."""
+    import onnx
+
+    settings = settings_for(spec)
+    settings.optimized_model_filepath = str(path)
+    source = model if isinstance(model, bytes) else str(model)
+    session_of(source, settings, [PROVIDER])
+    optimised = onnx.load(path)
+    restore_names(optimised, onnx.load_from_string(model) if isinstance(model, bytes) else read_graph(model))
+    onnx.save(optimised, path)
+    return optimised
+
+
+def peak_gflops(threads: int) -> float:
+    """What one large matrix product in float32 reaches here: [512, 1024] x [1024, 1024], the best of several."""
+    from onnx import TensorProto, helper, numpy_helper
+
+    weight = numpy_helper.from_array(np.ones((1024, 1024), dtype=np.float32), "w")
+    made = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["y"], "peak")],
+        "peak",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, (512, 1024))],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, (512, 1024))],
+        [weight],
+    )
+    opset = [helper.make_opsetid("", 17)]
+    model: onnx.ModelProto = helper.make_model(made, opset_imports=opset, ir_version=8)
+    session = OrtSession(model.SerializeToString(), SessionSpec(threads=threads))
+    feeds = {"x": np.ones((512, 1024), dtype=np.float32)}
+    best = float("inf")
+    for _ in range(25):
+        begin = time.perf_counter()
+        session.run(feeds)
+        best = min(best, time.perf_counter() - begin)
+    return 2 * 512 * 1024 * 1024 / best / 1e9

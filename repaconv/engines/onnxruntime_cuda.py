@@ -1,0 +1,227 @@
+"""ONNX Runtime on an NVIDIA card: its CUDA provider, and its TensorRT provider where TensorRT is installed.
+
+It finds cuBLAS and cuDNN in torch's own packages. A node that its provider has no kernel for goes to the processor
+without a word; `fallen` names those. Not verified here: no card of ours has been at hand while this was written;
+`make gpu-kit` verifies it on one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from dataclasses import replace
+from importlib.util import find_spec
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from repaconv.core.errors import EnvironmentProblem, require_module
+from repaconv.core.scratch_folders import scratch_folder
+from repaconv.engines.contract import Ability, Array, Deployable, Feeds, Profiled, SessionSpec, cannot
+from repaconv.engines.nvidia_gpu import require_card, within_memory
+from repaconv.engines.onnxruntime_cpu import PROVIDER, OnnxRuntime, OrtSession, session_of, settings_for
+from repaconv.graph.onnx_files import said_by
+
+SIZES = 8
+"""Numbers of a shape, at most."""
+CUDA, TENSORRT = "CUDAExecutionProvider", "TensorrtExecutionProvider"
+
+
+class OrtCudaSession(OrtSession):
+    """A loaded model whose inputs and outputs are bound on the card where it is clocked."""
+
+    def __init__(self, model: Deployable, spec: SessionSpec, providers: list[Any]) -> None:
+        """See `OnnxRuntimeCuda`.
+
+        Raises:
+            EnvironmentProblem: If the provider did not load, which ONNX Runtime itself passes over.
+        """
+        super().__init__(model, spec, providers)
+        self._providers, wanted = providers, _name(providers[0])
+        if wanted not in (there := self._session.get_providers()):
+            raise EnvironmentProblem(
+                f"ONNX Runtime's {wanted} cannot be loaded here; it fell back to {', '.join(there)}.",
+                hint="It requires the CUDA and cuDNN versions that it was built for; torch's packages contain them.",
+                code="runtime.provider",
+            )
+        self.options |= {"tf32": str(spec.precision == "tf32")}
+
+    def run(self, feeds: Feeds) -> dict[str, Array]:
+        """See `repaconv.engines.contract.Session`."""
+        with within_memory(len(next(iter(feeds.values())))):
+            return super().run(feeds)
+
+    def clocked(self, feeds: Feeds) -> Callable[[], float]:
+        """See `repaconv.engines.contract.OnCard`; by this machine's clock around a call that waits for the card."""
+        import onnxruntime
+
+        binding, images = self._session.io_binding(), len(next(iter(feeds.values())))
+        for name, array in feeds.items():
+            binding.bind_ortvalue_input(name, onnxruntime.OrtValue.ortvalue_from_numpy(array, "cuda", 0))
+        for port in self.outputs:
+            binding.bind_output(port.name, "cuda", 0)
+
+        def call() -> float:
+            with within_memory(images):
+                begin = time.perf_counter_ns()
+                self._session.run_with_iobinding(binding)
+                binding.synchronize_outputs()
+                return (time.perf_counter_ns() - begin) / 1e6
+
+        return call
+
+    def placement(self, feeds: Feeds) -> dict[str, str]:
+        """Execution providers by node, of one run."""
+        return placed(self._events(feeds))
+
+    def fallen(self, feeds: Feeds) -> tuple[str, ...]:
+        """See `repaconv.engines.contract.OnCard`."""
+        return fallen_of(self._events(feeds))
+
+    def _events(self, feeds: Feeds) -> list[dict[str, Any]]:
+        """What ONNX Runtime's profiler writes of one run."""
+        with scratch_folder() as folder:
+            settings = settings_for(self._spec)
+            settings.enable_profiling, settings.profile_file_prefix = True, str(folder / "profile")
+            source = self._model if isinstance(self._model, bytes) else str(self._model)
+            session = session_of(source, settings, self._providers)
+            session.run(None, dict(feeds))
+            events: list[dict[str, Any]] = json.loads(Path(session.end_profiling()).read_text())
+        return events
+
+    def profile(self, feeds: Feeds, *, runs: int, warmup_runs: int) -> Profiled:
+        """Not read.
+
+        Raises:
+            EnvironmentProblem: Always.
+        """
+        raise cannot("ONNX Runtime on CUDA", "profile")
+
+
+def placed(events: list[dict[str, Any]]) -> dict[str, str]:
+    """Which provider ran each node, of what ONNX Runtime's profiler wrote."""
+    return {
+        str(event["name"]).removesuffix("_kernel_time"): event["args"]["provider"]
+        for event in events
+        if event.get("cat") == "Node" and str(event.get("name")).endswith("_kernel_time")
+    }
+
+
+def fallen_of(events: list[dict[str, Any]]) -> tuple[str, ...]:
+    """Nodes that the processor ran; not those of sizes, which are its own in any graph whose batch is free."""
+    others = placed([event for event in events if not _is_size(event)])
+    return tuple(name for name, provider in others.items() if provider == PROVIDER)
+
+
+def _is_size(event: dict[str, Any]) -> bool:
+    """Whether a node gives nothing but a few integers."""
+    told = event.get("args", {}).get("output_type_shape") or ()
+    outputs = [(kind, shape) for output in told for kind, shape in output.items()]
+    return bool(outputs) and all(kind.startswith("int") and prod(shape) <= SIZES for kind, shape in outputs)
+
+
+class OnnxRuntimeCuda(OnnxRuntime):
+    """The runtime as the registry knows it, on a card."""
+
+    opens = ()
+    can: frozenset[Ability] = frozenset({"run", "placement"})
+
+    def tries(self, precision: str) -> tuple[tuple[str, ...], ...]:
+        """None: those of ONNX Runtime are of processors."""
+        return ()
+
+    device = "cuda"
+
+    def __init__(self, name: str, first: str) -> None:
+        """``first`` is the provider of choice."""
+        self.name, self.first = name, first
+
+    def version(self) -> str:
+        """Of ONNX Runtime, if it has the provider and there is a card.
+
+        Raises:
+            EnvironmentProblem: If not.
+        """
+        version = super().version()
+        require_card(f"ONNX Runtime's {self.first}")
+        import onnxruntime
+
+        if self.first not in (there := onnxruntime.get_available_providers()):
+            raise EnvironmentProblem(
+                f"the installed ONNX Runtime has no {self.first}, only {', '.join(there)}.",
+                hint="Replace onnxruntime: pip install 'repaconv[onnxruntime-gpu]'.",
+                code="runtime.provider",
+            )
+        if self.first == TENSORRT:  # which is listed, installed or not
+            require_module("tensorrt", "TensorRT", "pip install 'repaconv[tensorrt]'")
+        return version
+
+    def open(self, deployable: Deployable, spec: SessionSpec) -> OrtSession:
+        """See `repaconv.engines.onnxruntime_cpu.OnnxRuntime`; in the precision that a graph of ours says it is typed
+        in."""
+        said = "fp32" if isinstance(deployable, bytes) else said_by(deployable).get("repaconv.precision", "fp32")
+        return super().open(deployable, replace(spec, precision=said) if spec.precision == "fp32" else spec)
+
+    def providers(self, precision: str) -> list[Any]:
+        """With TensorFloat-32 only where it is asked for.
+
+        Raises:
+            EnvironmentProblem: If TensorRT would take it all the same.
+        """
+        if self.first == TENSORRT:
+            require_float32(precision)
+        _load_cuda()
+        cuda = (CUDA, {"use_tf32": "1" if precision == "tf32" else "0"})
+        return [*([(TENSORRT, lowered(precision))] if self.first == TENSORRT else []), cuda, PROVIDER]
+
+    def _session(self, model: Deployable, spec: SessionSpec, providers: list[Any]) -> OrtSession:
+        with redirect_stdout(sys.stderr):  # it prints what it falls back to
+            return OrtCudaSession(model, spec, providers)
+
+
+def require_float32(precision: str) -> None:
+    """Refuse float32 by the TensorRT provider, which has no option against TensorFloat-32 but for a variable.
+
+    Raises:
+        EnvironmentProblem: If it is not set, before anything runs on the card.
+    """
+    if precision == "fp32" and os.environ.get("NVIDIA_TF32_OVERRIDE") != "0":
+        raise EnvironmentProblem(
+            "ONNX Runtime's TensorRT provider computes float32 products in TF32 here.",
+            hint="Set NVIDIA_TF32_OVERRIDE=0 before repaconv starts, or ask for --precision tf32.",
+            code="precision",
+        )
+
+
+def lowered(precision: str) -> dict[str, str]:
+    """Options that let TensorRT compute in the type of the graph, as it must be told up to TensorRT 10."""
+    named = {"fp16": "trt_fp16_enable", "bf16": "trt_bf16_enable"}
+    return {named[precision]: "1"} if precision in named else {}
+
+
+def _load_cuda() -> None:
+    """CUDA and cuDNN from torch's own packages, which may lie elsewhere than ONNX Runtime does."""
+    import onnxruntime
+    import torch  # noqa: F401  loads its own
+
+    if not hasattr(onnxruntime, "preload_dlls"):
+        return
+    nvidia = find_spec("nvidia")
+    roots = (nvidia.submodule_search_locations if nvidia else None) or ()
+    folders = [Path(root) / part / "lib" for root in roots for part in ("cu13", "cudnn")]
+    with redirect_stdout(sys.stderr):  # it prints what it does not find
+        for folder in filter(Path.is_dir, folders):
+            onnxruntime.preload_dlls(directory=str(folder))
+        onnxruntime.preload_dlls()
+
+
+def _name(provider: Any) -> str:
+    return str(provider if isinstance(provider, str) else provider[0])
+
+
+ON_CUDA = OnnxRuntimeCuda("onnxruntime-cuda", CUDA)
+ON_TENSORRT = OnnxRuntimeCuda("onnxruntime-tensorrt", TENSORRT)

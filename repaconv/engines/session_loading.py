@@ -1,0 +1,118 @@
+"""A model loaded by its runtime; what was never loaded here before is tried in a process of its own first."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from contextlib import suppress
+from dataclasses import replace
+from functools import cache
+from importlib.metadata import version as version_of
+from pathlib import Path
+from typing import Any
+
+from repaconv.core import plugins
+from repaconv.core.errors import EnvironmentProblem
+from repaconv.core.files import cache_folder, sha256_of, sha256_of_bytes
+from repaconv.engines import crash_guard
+from repaconv.engines.contract import Deployable, Engine, Network, Session, SessionSpec
+
+CPU = ("vendor_id", "model name", "flags", "CPU part", "Features")
+"""Lines of /proc/cpuinfo that say for which CPU a runtime compiles."""
+
+
+def load_session(engine: Engine, deployable: Deployable | Network, spec: SessionSpec) -> Session:
+    """Open a model, as `Engine.open`; if that kills a process, it is not this one.
+
+    A model that loaded once on this CPU, with this version of the runtime and these settings, is not tried again: the
+    user's cache has its hash. A lean session is not tried either: a verification opens dozens, of graphs in memory
+    that differ in their weights or in the type of their numbers.
+
+    Raises:
+        EnvironmentProblem: If the runtime crashes on it, or is not here, or not that device or precision.
+        Refused: If it does not take the model.
+    """
+    if isinstance(deployable, Path | bytes) and not spec.lean:
+        require_survived(engine, deployable, spec)
+    session: Session = engine.open(deployable, spec)  # type: ignore[arg-type]  # networks are for some engines alone
+    return session
+
+
+def require_survived(engine: Engine, deployable: Deployable, spec: SessionSpec) -> None:
+    """Load a model in a process of its own, where it is not known to load here.
+
+    Raises:
+        EnvironmentProblem: If that process crashes.
+    """
+    if engine.name not in plugins.registered(plugins.ENGINES):
+        return  # there is nothing by which another process would find it
+    if isinstance(deployable, Path) and not deployable.is_file():
+        return  # the engine refuses it
+    version = str(engine.version())
+    key, records = _key(engine.name, version, deployable, spec), _records(engine.name, version)
+    if key in _loaded(records):
+        return
+    try:
+        crash_guard.attempt(_open, engine.name, deployable, spec)
+    except crash_guard.NativeCrash as crash:
+        raise _crashed(f"{engine.name} {version}", deployable, crash) from crash
+    _loaded(records).add(key)
+    with suppress(OSError):  # a cache that cannot be written is none
+        records.parent.mkdir(parents=True, exist_ok=True)
+        with records.open("a") as file:
+            file.write(f"{key}\n")
+
+
+def _open(name: str, deployable: Deployable, spec: SessionSpec) -> None:
+    """In the other process."""
+    plugins.load(plugins.ENGINES, name).open(deployable, spec)
+
+
+def _key(name: str, version: str, deployable: Deployable, spec: SessionSpec) -> str:
+    """What decides whether it loads. Weights in a file of their own do not: a runtime reads no structure from them."""
+    content = sha256_of_bytes(deployable) if isinstance(deployable, bytes) else sha256_of(deployable)
+    told = [name, version, _cpu(), content, str(replace(spec, weights=None)), _own_version()]
+    told += [f"{variable}={value}" for variable, value in sorted(os.environ.items()) if variable.startswith("ONEDNN_")]
+    return sha256_of_bytes("\n".join(told).encode())
+
+
+def _records(name: str, version: str) -> Path:
+    return cache_folder("loaded") / f"{name}-{version}"
+
+
+@cache
+def _loaded(records: Path) -> set[str]:
+    with suppress(OSError, ValueError):
+        return set(records.read_text().split())
+    return set()
+
+
+@cache
+def _cpu() -> str:
+    with suppress(OSError):
+        first = Path("/proc/cpuinfo").read_text().partition("\n\n")[0].splitlines()
+        return hashlib.sha256("\n".join(line for line in first if line.startswith(CPU)).encode()).hexdigest()
+    return ""
+
+
+@cache
+def _own_version() -> str:
+    with suppress(Exception):  # from its sources, uninstalled
+        return version_of("repaconv")
+    return ""
+
+
+def _crashed(runtime: str, deployable: Any, crash: crash_guard.NativeCrash) -> EnvironmentProblem:
+    where = str(deployable) if isinstance(deployable, Path) else "the model"
+    if crash.out_of_memory:
+        return EnvironmentProblem(
+            f"the system killed {runtime} while it loaded {where} ({crash.told}): there is probably not enough memory.",
+            hint="Free memory, or run it on a machine with more.",
+            code="environment.memory",
+        )
+    return EnvironmentProblem(
+        f"{runtime} crashes when it loads {where} ({crash.told}).",
+        hint="It was tried in a separate process. Choose another --target, export the run in another --preset, e.g. "
+        "official, or install another version of the runtime.",
+        code="runtime.crash",
+    )

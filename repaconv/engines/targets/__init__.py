@@ -1,0 +1,14 @@
+"""Target devices, one TOML file each. `ORIN_NANO` here is orin-nano.toml."""
+
+from typing import Any
+
+from repaconv.engines.targets.schema import Target as Target
+from repaconv.engines.targets.schema import from_file as from_file
+from repaconv.engines.targets.schema import packaged
+
+
+def __getattr__(name: str) -> Any:
+    """Read a packaged target when it is first asked for."""
+    if not name.isupper():
+        raise AttributeError(f"module 'repaconv.engines.targets' has no attribute {name!r}")
+    return packaged(name.lower().replace("_", "-"))

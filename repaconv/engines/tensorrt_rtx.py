@@ -1,0 +1,101 @@
+"""TensorRT-RTX: engines for NVIDIA RTX cards, built ahead of time on any x86-64 machine, with no GPU in it.
+
+What it builds is typed as the ONNX graph is. A plan cannot be opened without a card that TensorRT-RTX knows, so what is
+proved of its precision where it is built is proved of the network that was parsed; an opened one tells its layers.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from repaconv.core.errors import EnvironmentProblem, require_module
+from repaconv.engines.contract import Ability, Built, Deployable, Order, SessionSpec, require_device
+from repaconv.engines.nvidia_gpu import require_card
+from repaconv.engines.tensorrt_builder import Building, logger
+from repaconv.engines.tensorrt_session import TrtSession
+
+INSTALL = "pip install --no-deps tensorrt-rtx-cu13 tensorrt-rtx-cu13-bindings tensorrt-rtx-cu13-libs"
+
+
+class TensorRtRtx:
+    """The runtime as the registry knows it."""
+
+    name = "tensorrt-rtx"
+    suffix = ".engine"
+    opens: tuple[str, ...] = ()
+    device = "cuda"
+    can: frozenset[Ability] = frozenset({"run", "engines", "placement", "elsewhere"})
+    takes: tuple[str, ...] = ("workspace",)
+
+    def version(self) -> str:
+        """Of the installed package.
+
+        Raises:
+            EnvironmentProblem: If it cannot be imported.
+        """
+        return str(require_module("tensorrt_rtx", "TensorRT-RTX", INSTALL).__version__)
+
+    def open(self, deployable: Deployable, spec: SessionSpec) -> TrtSession:
+        """Load an engine. That runs code in it, so give none of unknown origin.
+
+        Raises:
+            EnvironmentProblem: If TensorRT-RTX is not installed, or the card is none that it knows.
+            Refused: If the engine does not load.
+        """
+        require_device("TensorRT-RTX", spec, "cuda")
+        self.version()
+        card = require_card("TensorRT-RTX")
+        import tensorrt_rtx as trt
+
+        _capability(trt, card.capability, card.name)
+        content = deployable if isinstance(deployable, bytes) else Path(deployable).read_bytes()
+        return TrtSession(trt, content, logger(trt))
+
+    def build(self, order: Order) -> Built:
+        """Compile for cards of those compute capabilities.
+
+        Raises:
+            EnvironmentProblem: If TensorRT-RTX is not installed or does not know such a card.
+            Refused: If it does not take the graph.
+        """
+        self.version()
+        import tensorrt_rtx as trt
+
+        building = Building(trt, order, hint="Export for this target: repaconv export --target rtx-40.")
+        building.config.num_compute_capabilities = len(order.capabilities)
+        for number, capability in enumerate(order.capabilities):
+            building.config.set_compute_capability(_capability(trt, capability), number)
+        types = building.types()
+        plan = building.plan()
+        return Built(
+            engine=plan,
+            types=types,
+            log="\n".join(building.log.lines),
+            options={"compute_capability": ", ".join(order.capabilities), "tf32": str(building.tf32)},
+            proved="the types are those of the parsed network; the engine itself can be opened on its device alone",
+            runs_here=_card_among(order.capabilities),
+        )
+
+
+def _card_among(capabilities: tuple[str, ...]) -> bool:
+    """Whether this machine has such a card."""
+    try:
+        return require_card("TensorRT-RTX").capability in capabilities
+    except EnvironmentProblem:
+        return False
+
+
+def _capability(trt: Any, text: str, card: str = "") -> Any:
+    name = f"SM{text.replace('.', '')}"
+    if not hasattr(trt.ComputeCapability, name):
+        known = ", ".join(sorted(each for each in dir(trt.ComputeCapability) if each.startswith("SM")))
+        raise EnvironmentProblem(
+            f"this TensorRT-RTX does not support compute capability {text}{f', that of the {card}' if card else ''}.",
+            hint=f"It supports {known}.",
+            code="build.capability",
+        )
+    return getattr(trt.ComputeCapability, name)
+
+
+ENGINE = TensorRtRtx()

@@ -1,0 +1,176 @@
+"""torch itself, eager or compiled: what people serve with, and what all five papers measured with.
+
+It runs a run's modules, and no graph lies between. Convolutions run channels-last. There is nothing to build.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from contextlib import suppress
+from copy import deepcopy
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from repaconv.core.errors import EnvironmentProblem, Refused, require_module
+from repaconv.core.progress import only_errors
+from repaconv.engines.contract import (
+    Ability,
+    Array,
+    Built,
+    Deployable,
+    Feeds,
+    Network,
+    Order,
+    Profiled,
+    SessionSpec,
+    cannot,
+    nothing_to_build,
+    require_device,
+)
+from repaconv.engines.session_settings import require_one_stream
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+COMPILERS = ("c++", "g++", "clang++")
+PRECISIONS = ("fp32", "bf16", "fp16")
+
+
+class TorchSession:
+    """A module ready to run on a processor, with weights of its own. ``options`` says what was set."""
+
+    def __init__(self, network: Network, spec: SessionSpec, device: str, *, compiled: bool) -> None:
+        """See `Torch.open`."""
+        import torch
+
+        dtypes = {"bf16": torch.bfloat16, "fp16": torch.float16}
+        self._dtype, self._spec, self._device = dtypes.get(spec.precision, torch.float32), spec, device
+        module = deepcopy(network.module).eval().to(device=device, dtype=self._dtype)
+        self._spatial = any(
+            isinstance(part, torch.nn.Conv2d) and part.kernel_size != (1, 1) for part in module.modules()
+        )
+        if self._spatial:
+            module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.module, self.inputs, self.outputs = module, network.inputs, network.outputs
+        self._call: Callable[..., Any] = _compiled(module) if compiled else module
+        self.options = {
+            "threads": str(spec.threads),
+            "mode": "compiled" if compiled else "eager",
+            "memory_format": "channels_last" if self._spatial else "contiguous",
+        }
+
+    def run(self, feeds: Feeds) -> dict[str, Array]:
+        """See `repaconv.engines.contract.Session`; what is lower than float32 comes back in float32."""
+        import torch
+
+        if torch.get_num_threads() != self._spec.threads:  # torch has one number of threads for the whole process
+            torch.set_num_threads(self._spec.threads)
+        with torch.inference_mode():
+            found = self._call(*self._tensors(feeds))
+        outputs = (found,) if isinstance(found, torch.Tensor) else tuple(found)
+        return {port.name: _array(value) for port, value in zip(self.outputs, outputs, strict=True)}
+
+    def _tensors(self, feeds: Feeds) -> list[Tensor]:
+        return [self._tensor(feeds[port.name]) for port in self.inputs]
+
+    def _tensor(self, array: Array) -> Tensor:
+        import torch
+
+        tensor = torch.from_numpy(array).to(self._device)
+        tensor = tensor.to(self._dtype) if tensor.is_floating_point() else tensor
+        return tensor.to(memory_format=torch.channels_last) if self._spatial and tensor.ndim == 4 else tensor
+
+    def synchronise(self) -> None:
+        """Nothing is left to do when `run` returns: the outputs have come back."""
+
+    def placement(self, feeds: Feeds) -> dict[str, str]:
+        """All on the one device, by module."""
+        return {name: self._device for name, part in self.module.named_modules() if not list(part.children())}
+
+    def profile(self, feeds: Feeds, *, runs: int, warmup_runs: int) -> Profiled:
+        """Not read.
+
+        Raises:
+            EnvironmentProblem: Always.
+        """
+        raise cannot("torch", "profile")
+
+
+class Torch:
+    """The runtime as the registry knows it, in one of its modes, on a processor."""
+
+    suffix = ""
+    opens: tuple[str, ...] = ()
+    can: frozenset[Ability] = frozenset({"run", "networks", "placement"})
+    takes: tuple[str, ...] = ()
+    precisions: tuple[str, ...] = PRECISIONS
+    device = "cpu"
+
+    def __init__(self, name: str, *, compiled: bool) -> None:
+        """``compiled`` by `torch.compile`."""
+        self.name, self.compiled = name, compiled
+
+    def version(self) -> str:
+        """See `repaconv.engines.contract.Engine`."""
+        return str(require_module("torch", "torch", "pip install torch").__version__)
+
+    def open(self, deployable: Deployable | Network, spec: SessionSpec) -> TorchSession:
+        """Make a network that is in memory ready to run.
+
+        Raises:
+            EnvironmentProblem: If torch does not compute in that precision, or nothing here compiles for it.
+            Refused: If it is a file.
+        """
+        device = require_device("torch", spec, self.device)
+        require_one_stream("torch", spec)
+        if spec.precision not in self.precisions:
+            raise EnvironmentProblem(
+                f"torch does not compute in {spec.precision} here.",
+                hint=f"Supported: {', '.join(self.precisions[:-1])} and {self.precisions[-1]}.",
+                code="precision",
+            )
+        if self.compiled and not any(map(shutil.which, COMPILERS)):
+            raise EnvironmentProblem(
+                "torch.compile needs a C++ compiler, and none was found.",
+                hint="Install g++ or clang, or measure eager mode: --target cpu-torch.",
+                code="runtime.missing",
+            )
+        if not isinstance(deployable, Network):
+            raise Refused(
+                f"{deployable if isinstance(deployable, Path) else 'this'} is a file, but torch runs the module of "
+                "a run folder.",
+                hint="Give the run folder: repaconv bench RUN --target cpu-torch.",
+                code="torch.file",
+            )
+        return self._session(deployable, spec, device)
+
+    def build(self, order: Order) -> Built:
+        """Nothing: the module is what runs.
+
+        Raises:
+            EnvironmentProblem: Always.
+        """
+        raise nothing_to_build(self.name)
+
+    def _session(self, network: Network, spec: SessionSpec, device: str) -> TorchSession:
+        return TorchSession(network, spec, device, compiled=self.compiled)
+
+
+def _compiled(module: nn.Module) -> Callable[..., Any]:
+    """By `torch.compile`, which works at the first inference."""
+    import torch
+
+    with only_errors("torch.utils.cpp_extension"), suppress(ImportError):
+        import torch.utils.cpp_extension  # torch.compile does; builds for CUDA warn there of a missing GPU
+    compiled: Callable[..., Any] = torch.compile(module, dynamic=False)
+    return compiled
+
+
+def _array(value: Tensor) -> Array:
+    array: Array = (value.float() if value.is_floating_point() else value).cpu().numpy()
+    return array
+
+
+EAGER = Torch("torch", compiled=False)
+COMPILED = Torch("torch-compiled", compiled=True)

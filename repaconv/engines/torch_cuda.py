@@ -1,0 +1,137 @@
+"""torch on an NVIDIA card: eager, compiled, or captured as a CUDA graph, which one image at a time gains most from.
+
+float32 is float32 here: TensorFloat-32, which torch takes for convolutions by itself, is a precision of its own.
+Not verified here: no card of ours has been at hand while this was written; `make gpu-kit` verifies it on one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from repaconv.engines.contract import Array, Feeds, Network, SessionSpec
+from repaconv.engines.nvidia_gpu import require_card, within_memory
+from repaconv.engines.torch_cpu import PRECISIONS, Torch, TorchSession
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+WARMUP = 3
+"""Calls before a capture: kernels are chosen and loaded in them."""
+
+
+class CudaSession(TorchSession):
+    """A module on a card. ``options`` says what was set."""
+
+    def __init__(self, network: Network, spec: SessionSpec, device: str, *, compiled: bool, captured: bool) -> None:
+        """See `TorchCuda`."""
+        super().__init__(network, spec, device, compiled=compiled)
+        self._captured = captured
+        self.options |= {"mode": "CUDA graph"} if captured else {}
+        self.options["tf32"] = str(spec.precision == "tf32")
+
+    def run(self, feeds: Feeds) -> dict[str, Array]:
+        """See `repaconv.engines.contract.Session`; as it is clocked, captured where that is asked for."""
+        import torch
+
+        with torch.inference_mode(), self._within(feeds):
+            ready = self._ready(self._tensors(feeds))  # a graph owns the memory of what it gives
+            found = ready()
+        outputs = (found,) if isinstance(found, torch.Tensor) else tuple(found)
+        return {
+            port.name: (value.float() if value.is_floating_point() else value).cpu().numpy()
+            for port, value in zip(self.outputs, outputs, strict=True)
+        }
+
+    def synchronise(self) -> None:
+        """Wait for the card."""
+        import torch
+
+        torch.cuda.synchronize(self._device)
+
+    def clocked(self, feeds: Feeds) -> Callable[[], float]:
+        """See `repaconv.engines.contract.OnCard`; by CUDA events."""
+        import torch
+
+        cuda: Any = torch.cuda  # typed in part
+        with torch.inference_mode(), self._within(feeds):
+            ready = self._ready(self._tensors(feeds))
+        begin, end = (cuda.Event(enable_timing=True) for _ in range(2))
+
+        def call() -> float:
+            with torch.inference_mode(), self._within(feeds):
+                cuda.synchronize(self._device)
+                begin.record()
+                ready()
+                end.record()
+                end.synchronize()
+            return float(begin.elapsed_time(end))
+
+        return call
+
+    def fallen(self, feeds: Feeds) -> tuple[str, ...]:
+        """None: torch refuses what it has no kernel for."""
+        return ()
+
+    def _within(self, feeds: Feeds) -> Any:
+        return within_memory(len(next(iter(feeds.values()))))
+
+    def _ready(self, tensors: list[Tensor]) -> Callable[[], Any]:
+        """A call of those inputs, with float32 computed as it is asked for; captured where that is asked for."""
+        import torch
+
+        cuda: Any = torch.cuda  # typed in part
+
+        def call() -> Any:
+            # torch has one such setting for the whole process
+            torch.set_float32_matmul_precision("high" if self._spec.precision == "tf32" else "highest")
+            torch.backends.cudnn.allow_tf32 = self._spec.precision == "tf32"
+            return self._call(*tensors)
+
+        if not self._captured:
+            return call
+        aside = cuda.Stream(self._device)
+        aside.wait_stream(cuda.current_stream())
+        with cuda.stream(aside):
+            for _ in range(WARMUP):
+                call()
+        cuda.current_stream().wait_stream(aside)
+        graph = cuda.CUDAGraph()
+        with cuda.graph(graph):
+            found = call()
+
+        def replay() -> Any:
+            graph.replay()
+            return found
+
+        return replay
+
+
+class TorchCuda(Torch):
+    """The runtime as the registry knows it, in one of its modes, on a card."""
+
+    precisions = (*PRECISIONS, "tf32")
+    device = "cuda"
+
+    def __init__(self, name: str, *, compiled: bool = False, captured: bool = False) -> None:
+        """``compiled`` by `torch.compile`; ``captured`` as a CUDA graph, eager otherwise."""
+        super().__init__(name, compiled=compiled)
+        self.captured = captured
+
+    def version(self) -> str:
+        """Of torch, if it sees a card.
+
+        Raises:
+            EnvironmentProblem: If it sees none.
+        """
+        require_card("torch on CUDA")
+        return super().version()
+
+    def _session(self, network: Network, spec: SessionSpec, device: str) -> TorchSession:
+        self.version()
+        return CudaSession(network, spec, device, compiled=self.compiled, captured=self.captured)
+
+
+EAGER = TorchCuda("torch-cuda")
+COMPILED = TorchCuda("torch-cuda-compiled", compiled=True)
+GRAPHS = TorchCuda("torch-cuda-graphs", captured=True)

@@ -1,1 +1,0 @@
-"""torch to ONNX."""

@@ -1,0 +1,146 @@
+"""Activations that a graph writes in several nodes (a Gelu by Erf, x sigmoid(x)) as one node, and back again.
+
+They act on every number by itself, so what is known of channels passes through them; in one node nothing can come
+between their parts, and runtimes find them again as they were.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from repaconv.graph.nodes_and_constants import Writer, is_constant, scalar
+from repaconv.graph.operator_facts import ARITHMETIC, UNARY
+from repaconv.graph.symbolic_shapes import set_shape, sizes
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+DOMAIN, GROUP = "repaconv", "Activation"
+_INSIDE = UNARY.union(ARITHMETIC, ("Pow",))
+DEPTH = 12
+"""Nodes that one activation may have."""
+
+
+def is_activation(node: ir.Node) -> bool:
+    """Whether a node acts on every number of its one input by itself."""
+    return (node.domain, node.op_type) == (DOMAIN, GROUP) or (node.domain == "" and node.op_type in UNARY)
+
+
+def group(model: ir.Model) -> None:
+    """Make one node of every activation that has several; in place."""
+    kinds: dict[str, int] = model.graph.meta.setdefault("repaconv.activations", {})
+    for node in tuple(model.graph):
+        if node.op_type == "Mul" and not node.domain and node.graph is not None:
+            _group(model, node, kinds)
+
+
+def _group(model: ir.Model, last: ir.Node, kinds: dict[str, int]) -> None:
+    import onnx_ir as ir
+
+    for root in _roots(last):
+        inside = _between(last, root)
+        if inside is None or sizes(last.outputs[0]) != sizes(root):
+            continue  # a constant of more axes than x
+        nodes = [node for node in model.graph if node in inside]
+        output = last.outputs[0]
+        if output.is_graph_output():
+            return
+        users = [user for user, _ in output.uses()]
+        if (
+            len(users) == 1
+            and users[0].op_type in ("Mul", "Div")
+            and not output.is_graph_output()
+            and (
+                any(scalar(v) is not None for v in users[0].inputs)
+                and users[0].graph is model.graph
+                and not users[0].outputs[0].is_graph_output()
+                and sizes(users[0].outputs[0]) == sizes(output)
+            )
+        ):
+            nodes.append(users[0])
+            output = users[0].outputs[0]
+        recipe = _recipe(nodes, root)
+        number = kinds.setdefault(str(recipe), len(kinds))
+        model.graph.meta[f"repaconv.activation.{number}"] = recipe
+        one = ir.node(GROUP, [root], {"kind": number}, domain=DOMAIN)
+        one.name = f"{(last.name or '').rpartition('/')[0]}/{GROUP}"
+        one.outputs[0].name = f"{output.name}.activation"
+        set_shape(one.outputs[0], sizes(output), output)
+        model.graph.insert_before(nodes[-1], one)
+        output.replace_all_uses_with(one.outputs[0])
+        model.graph.remove(nodes, safe=True)
+        return
+
+
+def _roots(last: ir.Node) -> list[ir.Value]:
+    """What both factors might be made of."""
+    if any(value is None or is_constant(value) for value in last.inputs):
+        return []
+    found = []
+    for value in last.inputs:
+        assert value is not None
+        found.append(value)
+        node = value.producer()
+        if node is not None and node.op_type in ("Mul", "Div") and any(scalar(v) is not None for v in node.inputs):
+            found += [v for v in node.inputs if v is not None and not is_constant(v)]
+    return found
+
+
+def _between(last: ir.Node, root: ir.Value) -> set[ir.Node] | None:
+    """All nodes from a value to a node, if they act on every number by itself and nothing else reads them."""
+    inside: set[ir.Node] = set()
+    todo = [last]
+    while todo:
+        node = todo.pop()
+        if node in inside:
+            continue
+        inside.add(node)
+        if len(inside) > DEPTH or node.domain or (node.op_type not in _INSIDE):
+            return None
+        for value in node.inputs:
+            if value is root or scalar(value) is not None:
+                continue
+            before = value.producer() if value is not None else None
+            if before is None:
+                return None
+            todo.append(before)
+    if not any(node.op_type in UNARY for node in inside):
+        return None
+    for node in inside - {last}:
+        for value in node.outputs:
+            if value.is_graph_output() or any(user not in inside for user, _ in value.uses()):
+                return None
+    return inside
+
+
+Step = tuple[str, tuple[tuple[str, Any], ...], tuple[int | float, ...]]
+"""Operator, attributes, and inputs: the number of an earlier step from 1 on, 0 for x, a float for a constant."""
+
+
+def _recipe(nodes: list[ir.Node], root: ir.Value) -> tuple[Step, ...]:
+    """The same for the same activation."""
+    places: dict[Any, int] = {root: 0}
+    steps: list[Step] = []
+    for node in nodes:
+        inputs = tuple(places[v] if v in places else float(scalar(v) or 0.0) for v in node.inputs)
+        entries = tuple(sorted((name, entry.value) for name, entry in node.attributes.items()))
+        steps.append((node.op_type, entries, inputs))
+        places[node.outputs[0]] = len(steps)
+    return tuple(steps)
+
+
+def ungroup(model: ir.Model) -> None:
+    """Write all of them out again; in place."""
+    for node in tuple(model.graph):
+        if (node.domain, node.op_type) != (DOMAIN, GROUP):
+            continue
+        write, x = Writer(model, node), node.inputs[0]
+        assert x is not None
+        made = [x]
+        for operator, entries, inputs in model.graph.meta[f"repaconv.activation.{node.attributes['kind'].value}"]:
+            values = [made[i] if isinstance(i, int) else write.constant(i) for i in inputs]
+            new = write(operator, *values, **dict(entries))
+            set_shape(new, sizes(x), x)
+            made.append(new)
+        write.replace(node.outputs[0], made[-1])
+        model.graph.remove(node, safe=True)

@@ -1,0 +1,162 @@
+"""One way to write what exporters and simplifiers write in many: linear layers are MatMul and Add on tokens.
+
+Gemm(reshaped to [B N, C]) is what onnxsim makes of a linear layer on [B, N, C]; the tokens' axis is hidden in it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from repaconv.graph.index_selections import swaps_last
+from repaconv.graph.model_rewriting import clean
+from repaconv.graph.nodes_and_constants import Writer, attribute, constant, is_constant, nodes_of
+from repaconv.graph.operator_facts import ARITHMETIC, UNARY, VIEWS
+from repaconv.graph.shape_constants import settle
+from repaconv.graph.symbolic_shapes import rank_of, set_shape, sizes, target_of
+from repaconv.graph.tensor_views import View
+from repaconv.graph.view_chains import view_of
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+
+NORMAL = "repaconv.normal"
+"""The nodes as `normalise` left them."""
+LAST = "repaconv.last"
+"""Whether the graph as given turns what products read by a Transpose of the last two axes alone."""
+
+
+def normalise(model: ir.Model) -> None:
+    """Bring the graph into that form, in place; its function stays the same."""
+    if model.meta.get(NORMAL) == _nodes(model):
+        return  # as it was left
+    model.meta.setdefault(LAST, any(map(_is_last, nodes_of(model, "Transpose"))))
+    settle(model)
+    for node in tuple(model.graph):
+        _without_gemm(model, node)
+    for node in tuple(model.graph):
+        _unflattened(model, node)
+    one_view(model)
+    clean(model)
+    model.meta[NORMAL] = _nodes(model)
+
+
+def _is_last(node: ir.Node) -> bool:
+    return rank_of(node.outputs[0]) > 2 and swaps_last(node)
+
+
+def _nodes(model: ir.Model) -> list[tuple[str | None, ...]]:
+    """What tells whether a graph has changed since."""
+    return [(node.op_type, *(value and value.name for value in (*node.inputs, *node.outputs))) for node in model.graph]
+
+
+def one_view(model: ir.Model) -> None:
+    """Chains of views, each as the shortest; in place."""
+    for node in tuple(model.graph):
+        _one_view(model, node)
+
+
+def _without_gemm(model: ir.Model, node: ir.Node) -> None:
+    weight = constant(node.inputs[1]) if node.op_type == "Gemm" and not node.domain else None
+    if weight is None or attribute(node, "transA", 0):
+        return
+    bias = constant(node.inputs[2]) if len(node.inputs) > 2 else None
+    if len(node.inputs) > 2 and node.inputs[2] is not None and (bias is None or bias.ndim > 1):
+        return
+    write, shape, x = Writer(model, node), sizes(node.outputs[0]), node.inputs[0]
+    alpha, beta = float(attribute(node, "alpha", 1.0)), float(attribute(node, "beta", 1.0))
+    same = alpha == 1 and not attribute(node, "transB", 0)
+    weight = (weight.T if attribute(node, "transB", 0) else weight) * alpha
+    assert x is not None
+    new = write("MatMul", x, node.inputs[1] if same else write.constant(weight))
+    set_shape(new, shape, x)
+    if bias is not None:
+        new = write("Add", new, node.inputs[2] if beta == 1 else write.constant(bias * beta))
+        set_shape(new, shape, x)
+    write.replace(node.outputs[0], new)
+
+
+def _unflattened(model: ir.Model, node: ir.Node) -> None:
+    """What acts on [B N, C] row by row acts on [B, N, C], and is flattened behind that."""
+    place = _row_by_row(node)
+    if place is None:
+        return
+    x, shape = node.inputs[place], sizes(node.outputs[0])
+    view = view_of(x) if x is not None else None
+    if view is None or shape is None or len(view.axes) != 2 or len(view.axes[0]) < 2:
+        return
+    apart = replace(view, axes=(*((factor,) for factor in view.axes[0]), view.axes[1]))
+    write = Writer(model, node)
+    new = apart.write(write)
+    if new is None:
+        return
+    inputs = [new if i == place else value for i, value in enumerate(node.inputs)]
+    attributes = {name: entry.value for name, entry in node.attributes.items()}
+    done = write(node.op_type, *inputs, **(attributes | {"axis": -1} if "axis" in attributes else attributes))
+    set_shape(done, (*apart.shape[:-1], shape[-1]), new)
+    target = target_of((), shape)
+    if target is None:
+        return
+    flat = write("Reshape", done, write.constant(target))
+    set_shape(flat, shape, new)
+    write.replace(node.outputs[0], flat)
+
+
+def _row_by_row(node: ir.Node) -> int | None:
+    """Which input's rows the node treats one by one, with constants otherwise."""
+    if node.domain or len(node.outputs) > 1:
+        return None
+    numbers = [constant(value) for value in node.inputs]
+    vectors = all(other is not None and other.ndim < 2 for other in numbers[1:])
+    if node.op_type in UNARY:
+        return 0
+    if node.op_type == "LayerNormalization" and vectors and attribute(node, "axis", -1) in (-1, 1):
+        return 0
+    if node.op_type == "MatMul":
+        return 0 if numbers[0] is None and numbers[1] is not None and numbers[1].ndim == 2 else None
+    if node.op_type not in (*ARITHMETIC, "Pow") or sum(n is None for n in numbers) != 1:
+        return None
+    place = 0 if numbers[0] is None else 1
+    other = numbers[1 - place]
+    return place if other is not None and (other.ndim < 2 or (other.size == 1 and other.ndim == 2)) else None
+
+
+def _one_view(model: ir.Model, node: ir.Node) -> None:
+    """A chain of views that something else reads, as the shortest that does the same."""
+    value = node.outputs[0]
+    if node.op_type not in VIEWS or node.domain or is_constant(value):
+        return
+    if not value.is_graph_output() and all(user.op_type in VIEWS for user, _ in value.uses()):
+        return
+    view = view_of(value)
+    if view is None or view.source is value:
+        return
+    length, wanted = _chain(value, view.source), _cost(view)
+    if wanted >= length or view.shape != sizes(value):
+        return
+    write = Writer(model, node)
+    new = view.write(write)
+    if new is not None and (new is not view.source or not value.is_graph_output()):
+        write.replace(value, new)
+
+
+def _chain(value: ir.Value, source: ir.Value) -> int:
+    """How many nodes between go with a value; what something else reads as well stays."""
+    length = 0
+    while value is not source and (length == 0 or len(list(value.uses())) == 1):
+        node = value.producer()
+        assert node is not None
+        assert node.inputs[0] is not None
+        value, length = node.inputs[0], length + 1
+    return length
+
+
+def _cost(view: View) -> int:
+    """How many nodes write it."""
+    order = [factor for axis in view.of for factor in axis]
+    wanted = [factor for axis in view.axes for factor in axis]
+    if order == wanted:
+        return int(view.shape != sizes(view.source))
+    middle = view.turned()
+    return 1 + int(middle[0] != sizes(view.source)) + int(middle[1] != view.shape)

@@ -1,0 +1,52 @@
+"""Channels: where a value has them, and what a graph writes as one number for each."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from repaconv.graph.nodes_and_constants import Array, attribute, constant
+from repaconv.graph.symbolic_shapes import sizes
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+Vector = NDArray[np.float64]
+
+LAST, IMAGE = -1, 1
+"""Which axis: of tokens and rows, or of four dimensions and more."""
+
+
+def channel_axis(value: ir.Value, axis: int, least: int = 4) -> int | None:
+    """Where the channels of a value are, counted from 0; None where it has no such axis.
+
+    Of three dimensions the second are channels of what is known to be a convolution's: then 3 is the ``least``.
+    """
+    shape = sizes(value)
+    if shape is None or len(shape) < (2 if axis == LAST else least):
+        return None
+    return len(shape) - 1 if axis == LAST else 1
+
+
+def per_channel(numbers: Array | None, value: ir.Value, axis: int, least: int = 4) -> Vector | None:
+    """A constant that is broadcast to a value as one number a channel; None where it is none. See `channel_axis`."""
+    shape, place = sizes(value), channel_axis(value, axis, least)
+    if numbers is None or shape is None or place is None or numbers.ndim > len(shape):
+        return None
+    whole = numbers.reshape((1,) * (len(shape) - numbers.ndim) + numbers.shape)
+    width = shape[place]
+    if not isinstance(width, int) or whole.size != whole.shape[place]:
+        return None
+    return np.broadcast_to(whole.reshape(-1), (width,)).astype(np.float64)
+
+
+def batchnorm(node: ir.Node) -> tuple[Vector, Vector] | None:
+    """Scale and shift of a BatchNormalization that has learnt."""
+    parts = [constant(value) for value in node.inputs[1:]]
+    if any(part is None for part in parts) or len(parts) != 4 or attribute(node, "training_mode", 0):
+        return None
+    gamma, beta, mean, variance = (part for part in parts if part is not None)
+    scale = gamma / np.sqrt(variance + float(attribute(node, "epsilon", 1e-5)))
+    return scale, beta - mean * scale

@@ -1,0 +1,321 @@
+"""What a graph costs: its parameters, and the multiply-accumulates of one image."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from math import ceil, prod
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from repaconv.graph.integer_values import SMALL
+from repaconv.graph.model_rewriting import read
+from repaconv.graph.nodes_and_constants import Array, constant, made_by, only_reader
+from repaconv.graph.onnx_files import flops_of
+from repaconv.graph.operator_facts import (
+    IMAGE_NORMS,
+    INTEGER_PRODUCTS,
+    PRODUCTS,
+    QUANTISING,
+    RANDOM,
+    ROW_NORMS,
+    SELECTIONS,
+    VIEWS,
+)
+from repaconv.graph.symbolic_shapes import Size, Sizes, as_numbers, sizes
+
+if TYPE_CHECKING:
+    import onnx
+    import onnx_ir as ir
+
+
+def parameters(model: ir.Model) -> int:
+    """Numbers that were learnt: floating constants of more than one number, each as often as the file holds it.
+
+    What a norm without affine must be given (ones, zeros), a BatchNormalization's statistics, masks, and copies of a
+    constant for every image of a fixed batch, or of a table's entries, are none.
+
+    Args:
+        model: As `repaconv.graph.model_rewriting.as_stored` has it: what several nodes share is one constant.
+    """
+    fixed = fixed_values(model)
+    return sum(_learnt(value, list(_uses(value, fixed))) for value in model.graph.initializers.values())
+
+
+def fixed_values(model: ir.Model) -> set[ir.Value]:
+    """Constants, and what is computed of constants alone, such as the Transpose of a weight."""
+    found = {value for value in model.graph.initializers.values() if not value.is_graph_input()}
+    for node in model.graph:
+        if node.inputs and node.op_type not in RANDOM and all(value is None or value in found for value in node.inputs):
+            found.update(node.outputs)
+    return found
+
+
+def _uses(value: ir.Value, fixed: set[ir.Value]) -> Iterator[tuple[ir.Node, int]]:
+    """The nodes that compute something with a constant, or with what is computed of constants and of it."""
+    todo, seen = [value], {value}
+    while todo:
+        for node, place in todo.pop().uses():
+            if any(out in fixed for out in node.outputs):
+                todo += [out for out in node.outputs if out not in seen]
+                seen.update(node.outputs)
+            else:
+                yield node, place
+
+
+def _learnt(value: ir.Value, used: list[tuple[ir.Node, int]]) -> int:
+    if value.const_value is None or value.is_graph_input() or not value.const_value.dtype.is_floating_point():
+        return 0
+    if all(node.op_type in PRODUCTS for node, _ in used):  # the largest are not looked at
+        return value.const_value.size if value.const_value.size > 1 and used else 0
+    numbers = constant(value)
+    uses = [(node, place) for node, place in used if not _is_neutral(node, place, numbers)]
+    if numbers is None or numbers.size < 2 or not uses:
+        return 0
+    if all(node.op_type == "Concat" for node, _ in uses) and len(numbers) > 1 and (numbers == numbers[:1]).all():
+        return int(numbers[0].size)
+    if numbers.ndim > 1 and min(numbers.shape[-2:]) > 1 and all(node.op_type == "Add" for node, _ in uses):
+        distinct = len(np.unique(numbers))
+        if 2 * distinct <= numbers.size:  # a table of relative positions, looked up; of two values, a mask
+            return distinct if distinct > 2 else 0
+    return int(numbers.size)
+
+
+def _is_neutral(node: ir.Node, place: int, numbers: Array | None) -> bool:
+    if numbers is None:
+        return True
+    if node.op_type == "BatchNormalization":
+        return place > 2
+    return (
+        node.op_type in (*ROW_NORMS, *IMAGE_NORMS) and place > 0 and bool((numbers == (1 if place == 1 else 0)).all())
+    )
+
+
+class Matrices(NamedTuple):
+    """Numbers that products multiply by: as the file holds them, and again for each product that reads them."""
+
+    held: int
+    read: int
+
+
+def matrices(model: ir.Model) -> Matrices:
+    """What a graph holds of them.
+
+    Args:
+        model: See `parameters`.
+    """
+    fixed, held, read = fixed_values(model), 0, 0
+    for value in model.graph.initializers.values():
+        readers = sum(multiplies(node, place) for node, place in _uses(value, fixed))
+        if value.const_value is not None and readers:
+            held += value.const_value.size
+            read += value.const_value.size * readers
+    return Matrices(held, read)
+
+
+def multiplies(node: ir.Node, place: int) -> bool:
+    """Whether a node multiplies by what it reads at a place."""
+    return node.domain == "" and node.op_type in PRODUCTS and place < 2
+
+
+def macs(model: ir.Model) -> int | None:
+    """Multiply-accumulates of one image in products, convolutions and attention; None where some shape is not known.
+
+    A free size is 1: of a product of free sizes and numbers the numbers count.
+    """
+    found = list(_macs(model))
+    known = [count for count in found if count is not None]
+    return sum(known) if len(known) == len(found) else None
+
+
+def macs_at(proto: onnx.ModelProto, at: Mapping[str, int]) -> int | None:
+    """Multiply-accumulates of a call whose dynamic dimensions have these values.
+
+    Args:
+        proto: The graph; it stays as it is.
+        at: By name, or ``input[axis]`` where a dimension has none.
+    """
+    from repaconv.graph.graph_without_weights import bare
+    from repaconv.graph.shape_constants import settle
+
+    fixed = bare(proto)
+    for value in fixed.graph.input:
+        for axis, dim in enumerate(value.type.tensor_type.shape.dim):
+            if not dim.HasField("dim_value"):
+                size = at.get(dim.dim_param or f"{value.name}[{axis}]")
+                if size is not None:
+                    dim.dim_value = size
+    graph = read(fixed)
+    settle(graph)
+    return macs(graph)
+
+
+def macs_of(proto: onnx.ModelProto) -> int:
+    """The same of a graph as its file has it, to compare two forms of it: what is not known counts as nothing."""
+    return macs_in(read(proto))
+
+
+def macs_in(model: ir.Model) -> int:
+    """Multiply-accumulates as far as shapes are known."""
+    return sum(count or 0 for count in _macs(model))
+
+
+def _macs(model: ir.Model) -> Iterator[int | None]:
+    for node in model.graph:
+        if node.domain == "" and node.op_type in PRODUCTS:
+            flops = flops_in(node)
+            yield None if flops is None else flops // 2
+
+
+def flops_in(node: ir.Node) -> int | None:
+    """Two for each multiply-accumulate of a product, at free sizes of 1; None where some shape is not known."""
+    inputs = [sizes(value) for value in (node.inputs[:2] if node.op_type in PRODUCTS else node.inputs)]
+    outputs = [sizes(value) for value in node.outputs[:1]]
+    if None in inputs or None in outputs:
+        return None
+    return flops_of(node.op_type, _numbers(inputs), _numbers(outputs))
+
+
+def _numbers(shapes: list[Sizes | None]) -> list[tuple[int, ...]]:
+    return [tuple(_number(size) for size in shape or ()) for shape in shapes]
+
+
+def _number(size: Size) -> int:
+    return size if isinstance(size, int) else size.number
+
+
+# --- What every node of a graph has to do at each call: operations, bytes to move, and the type it multiplies in.
+
+UNCOUNTED = frozenset(("Einsum", "ConvTranspose", "DeformConv", "LSTM", "GRU", "RNN", "If", "Loop", "Scan"))
+"""Operators that multiply in ways which are not counted here."""
+FREE = frozenset(VIEWS) - {"Transpose"} | frozenset((*QUANTISING, "Shape", "Size", "Constant", "ConstantOfShape"))
+"""What names numbers anew, or says of what type they are, and moves none."""
+TYPES = {"FLOAT": "fp32", "FLOAT16": "fp16", "BFLOAT16": "bf16", "INT8": "int8", "UINT8": "int8"}
+
+HALVES = ("fp16", "bf16")
+"""What takes half as many bytes as float32; tf32 takes as many."""
+
+
+class Work(NamedTuple):
+    """One node's: ``flops`` of its product, 0 of all else; ``bytes`` read and written, each once.
+
+    Both are None where its shapes, or what it computes, are not known. ``precision`` is the type that it multiplies in,
+    or has.
+    """
+
+    name: str
+    operator: str
+    precision: str
+    flops: int | None
+    bytes: int | None
+
+    @property
+    def multiplies(self) -> bool:
+        """Whether it is one of those next to which all else is free."""
+        return self.operator in (*PRODUCTS, *INTEGER_PRODUCTS)
+
+
+def inputs_of(proto: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
+    """What a graph is given at each call; older files list their weights among the inputs."""
+    weights = {entry.name for entry in proto.graph.initializer}
+    return [entry for entry in proto.graph.input if entry.name not in weights]
+
+
+def fix_shape(proto: onnx.ModelProto, shape: Sequence[int]) -> None:
+    """Give the one input of a graph this shape, in place; what was said of later shapes is forgotten."""
+    (taken,) = inputs_of(proto)
+    for dim, size in zip(taken.type.tensor_type.shape.dim, shape, strict=True):
+        dim.dim_value = size
+    del proto.graph.value_info[:]
+    for entry in proto.graph.output:
+        entry.type.tensor_type.ClearField("shape")
+
+
+def works(model: ir.Model, lowered: str | None = None) -> Iterator[Work]:
+    """Node by node, in order, without those that cost nothing.
+
+    Args:
+        model: Its sizes are known as far as they can be.
+        lowered: What the runtime computes float32 in.
+    """
+    for node in model.graph:
+        if not _is_free(node):
+            known = node.domain == "" and node.op_type not in UNCOUNTED
+            yield Work(
+                name=node.name or node.op_type,
+                operator=node.op_type if node.domain == "" else f"{node.domain}.{node.op_type}",
+                precision=_lowered(_precision(node), lowered),
+                flops=_flops(node) if known else None,
+                bytes=_bytes(node, lowered) if known else None,
+            )
+
+
+def _is_free(node: ir.Node) -> bool:
+    """Whether a runtime does it before the first call, by naming alone, or with sizes instead of numbers."""
+    if node.domain == "" and node.op_type in FREE:
+        return True
+    given = [value for value in node.inputs if value is not None]
+    return bool(given) and all(value.const_value is not None or _is_size(value) for value in given)
+
+
+def _is_size(value: ir.Value) -> bool:
+    """Whether it is a small integer tensor, as sizes and places are, that the graph computes itself."""
+    shape = None if (found := sizes(value)) is None else as_numbers(found)
+    whole = value.dtype is not None and value.dtype.name == "INT64"
+    return whole and shape is not None and prod(shape) <= SMALL and not value.is_graph_input()
+
+
+def _flops(node: ir.Node) -> int | None:
+    return flops_in(node) if node.op_type in (*PRODUCTS, *INTEGER_PRODUCTS) else 0
+
+
+def _precision(node: ir.Node) -> str:
+    """Of a product that of its two sides: int8 where both are quantised; of all else that of what it gives."""
+    if node.op_type in INTEGER_PRODUCTS:
+        return "int8"
+    sides = [_type(_stored(value)) for value in node.inputs[:2]] if node.op_type in PRODUCTS else []
+    if sides and all(side == "int8" for side in sides):
+        return "int8"
+    return _type(node.outputs[0])
+
+
+def _stored(value: ir.Value | None) -> ir.Value | None:
+    """The quantised tensor that a value stands for, behind views; else the value."""
+    seen = value
+    while (view := made_by(seen, *VIEWS)) is not None:
+        seen = view.inputs[0]
+    quantised = made_by(seen, "DequantizeLinear")
+    return quantised.inputs[0] if quantised is not None else value
+
+
+def _type(value: ir.Value | None) -> str:
+    name = "" if value is None or value.dtype is None else value.dtype.name
+    return TYPES.get(name, name.lower())
+
+
+def _lowered(precision: str, lowered: str | None) -> str:
+    return lowered if lowered and precision == "fp32" else precision
+
+
+def _bytes(node: ir.Node, lowered: str | None) -> int | None:
+    """All inputs read and all outputs written; of a selection only what is selected is read."""
+    written = [_size(_kept(value), lowered) for value in node.outputs if value.uses() or value.is_graph_output()]
+    selects = node.op_type in SELECTIONS
+    read = written if selects else [_size(_stored(value), lowered) for value in node.inputs if value is not None]
+    known = [count for count in (*written, *read) if count is not None]
+    return sum(known) if len(known) == len(written) + len(read) else None
+
+
+def _kept(value: ir.Value) -> ir.Value:
+    """What of a value is written: its quantised tensor, where nothing else is read of it."""
+    quantised = only_reader(value, "QuantizeLinear")
+    return quantised.outputs[0] if quantised is not None else value
+
+
+def _size(value: ir.Value | None, lowered: str | None) -> int | None:
+    """Bytes of a value; None where its shape or its type is not known."""
+    shape = as_numbers(found) if (found := sizes(value)) is not None else None
+    if value is None or shape is None or value.dtype is None:
+        return None
+    width = 2 if lowered in HALVES and _type(value) == "fp32" else value.dtype.itemsize
+    return ceil(prod(shape) * width)

@@ -1,0 +1,244 @@
+"""The same graph in another type of number throughout, as far as its operators' schemas let it be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import onnx
+
+TYPED = ("to", "dtype", "output_datatype")
+"""Attributes that name a type of number."""
+
+_WORDS = {1: "float", 10: "float16", 11: "double", 16: "bfloat16"}
+"""Floating types as operator schemas call them, by ONNX's number."""
+_FLOATS = frozenset(f"tensor({word})" for word in _WORDS.values())
+_DEFAULTS = {"ConstantOfShape": "value", "SequenceEmpty": "dtype"}
+"""Operators that give float32 where this attribute is left out, and whose schema does not say so."""
+
+
+def in_double(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """The same graph with float64 for float32 throughout, to prove a rewrite by the reference implementation."""
+    import onnx
+
+    return retyped(proto, {onnx.TensorProto.FLOAT: onnx.TensorProto.DOUBLE})
+
+
+def retyped(proto: onnx.ModelProto, kinds: Mapping[int, int]) -> onnx.ModelProto:
+    """The same graph with other types of number throughout: constants, casts, values, in subgraphs and functions too.
+
+    What an operator takes in the old types alone (the scales of Resize, the boxes of NonMaxSuppression) stays as it is
+    where it is a constant, and is cast where it is not. An operator that gives numbers in the old types alone (Celu)
+    is left as it is, and the graph is then no valid ONNX: see `unsupported`.
+
+    Args:
+        proto: Left as it is. Its weights lie inside it.
+        kinds: ONNX's numbers of floating types, and what stands for each.
+    """
+    from repaconv.graph.graph_without_weights import outline
+
+    how = _Retyping(kinds, _opsets(proto))
+    kept = kept_constants(proto, kinds)
+    weights = (weight if weight.name in kept else _retyped(weight, kinds) for weight in proto.graph.initializer)
+    other = outline(proto, weights)
+    how.known.update({weight.name: weight.data_type for weight in proto.graph.initializer})
+    how.values(other.graph, kept)
+    for function in other.functions:
+        own = _Retyping(kinds, {entry.domain: entry.version for entry in function.opset_import})
+        own.nodes(function.node, set())
+        for value in function.value_info:
+            _retype_value(value.type, kinds)
+    return other
+
+
+def kept_constants(proto: onnx.ModelProto, kinds: Mapping[int, int]) -> set[str]:
+    """Names of a graph's constants that keep their type: those that are read as nothing else."""
+    return _Retyping(kinds, _opsets(proto)).kept(proto.graph)
+
+
+def unsupported(proto: onnx.ModelProto, kinds: Mapping[int, int]) -> str:
+    """An operator of the graph that does not give numbers of these types; empty where there is none."""
+    how = _Retyping(kinds, _opsets(proto))
+    return next((node.op_type for node in _every(proto.graph.node) if how.narrow_outputs(node)), "")
+
+
+def _opsets(proto: onnx.ModelProto) -> dict[str, int]:
+    return {entry.domain: entry.version for entry in proto.opset_import}
+
+
+def _every(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    """Nodes, and those of their subgraphs."""
+    for node in nodes:
+        yield node
+        for entry in node.attribute:
+            if entry.HasField("g"):
+                yield from _every(entry.g.node)
+
+
+@dataclass
+class _Retyping:
+    """Retypes graphs of these opsets in place.
+
+    Attributes:
+        kinds: See `retyped`.
+        opsets: By domain.
+        known: Types of values before, as far as they are known, by name.
+        numbers: Tells the values apart that it makes.
+    """
+
+    kinds: Mapping[int, int]
+    opsets: Mapping[str, int]
+    known: dict[str, int] = field(default_factory=dict)
+    numbers: Iterator[int] = field(default_factory=count)
+
+    def graph(self, graph: onnx.GraphProto, around: set[str]) -> None:
+        """A subgraph, its weights included; constants ``around`` it are those that keep their type."""
+        kept = self.kept(graph) | around
+        for weight in graph.initializer:
+            self.known[weight.name] = weight.data_type
+            if weight.name not in kept and weight.data_type in self.kinds:
+                weight.CopyFrom(_retyped(weight, self.kinds))
+        self.values(graph, kept)
+
+    def values(self, graph: onnx.GraphProto, kept: set[str]) -> None:
+        """All of a graph but its weights."""
+        for value in (*graph.input, *graph.output, *graph.value_info):
+            self.known[value.name] = value.type.tensor_type.elem_type
+            if value.name not in kept:
+                _retype_value(value.type, self.kinds)
+        self.nodes(graph.node, kept)
+
+    def nodes(self, nodes: Any, kept: set[str]) -> None:
+        """Nodes in their order, with casts between them where an operator takes the old types alone."""
+        found: list[onnx.NodeProto] = []
+        for node in nodes:
+            made = type(node)()
+            made.CopyFrom(node)
+            narrow = {} if self.narrow_outputs(node) else self.narrow_inputs(node)
+            for place, kind in narrow.items():
+                if node.input[place] not in kept:
+                    found.append(self._cast(made, place, kind))
+            if kept.isdisjoint(node.output):
+                self._attributes(made, kept)
+            found.append(made)
+        del nodes[:]
+        nodes.extend(found)
+
+    def _cast(self, node: onnx.NodeProto, place: int, kind: int) -> onnx.NodeProto:
+        import onnx
+
+        before = node.input[place]
+        node.input[place] = f"{before}/{_WORDS[kind]}:{next(self.numbers)}"
+        return onnx.helper.make_node("Cast", [before], [node.input[place]], to=kind)
+
+    def _attributes(self, node: onnx.NodeProto, kept: set[str]) -> None:
+        import onnx
+
+        for entry in node.attribute:
+            if entry.HasField("t"):
+                entry.t.CopyFrom(_retyped(entry.t, self.kinds))
+            if entry.HasField("g"):
+                self.graph(entry.g, kept)
+            if entry.name in TYPED and entry.i in self.kinds:
+                entry.i = self.kinds[entry.i]
+            if node.op_type == "Constant" and entry.name in ("value_float", "value_floats") and 1 in self.kinds:
+                numbers = np.asarray(onnx.helper.get_attribute_value(entry), np.float32)
+                tensor = _retyped(onnx.numpy_helper.from_array(numbers), self.kinds)
+                entry.CopyFrom(onnx.helper.make_attribute("value", tensor))
+        named = {entry.name for entry in node.attribute}
+        for name, kind in self._defaults(node):
+            if name not in named and kind in self.kinds:
+                other = self.kinds[kind]
+                zero = onnx.helper.make_tensor("", other, [1], [0])
+                node.attribute.append(onnx.helper.make_attribute(name, zero if name == "value" else other))
+
+    def _defaults(self, node: onnx.NodeProto) -> Iterator[tuple[str, int]]:
+        """Attributes that name a type of number where they are left out, and which."""
+        if node.domain in ("", "ai.onnx") and node.op_type in _DEFAULTS:
+            yield _DEFAULTS[node.op_type], 1
+        schema = self._schema(node)
+        for name in TYPED if schema else ():
+            if name in schema.attributes and schema.attributes[name].default_value.i:
+                yield name, schema.attributes[name].default_value.i
+
+    def kept(self, graph: onnx.GraphProto) -> set[str]:
+        """Constants of a graph, by name, that all who read them take in the old types alone."""
+        constants = {weight.name for weight in graph.initializer}
+        constants |= {name for node in graph.node if node.op_type == "Constant" for name in node.output}
+        narrow, wide = set[str](), {value.name for value in graph.output}
+        for name, is_narrow in self._reads(graph.node):
+            (narrow if is_narrow else wide).add(name)
+        return constants & narrow - wide
+
+    def _reads(self, nodes: Iterable[onnx.NodeProto]) -> Iterator[tuple[str, bool]]:
+        """What nodes read, those of their subgraphs included, and whether in the old types alone."""
+        for node in nodes:
+            narrow = {} if self.narrow_outputs(node) else self.narrow_inputs(node)
+            yield from ((name, place in narrow) for place, name in enumerate(node.input))
+            for graph in (entry.g for entry in node.attribute if entry.HasField("g")):
+                own = {name for inner in graph.node for name in inner.output}
+                own |= {each.name for each in (*graph.input, *graph.initializer)}
+                yield from ((name, is_narrow) for name, is_narrow in self._reads(graph.node) if name not in own)
+                yield from ((value.name, False) for value in graph.output if value.name not in own)
+
+    def narrow_inputs(self, node: onnx.NodeProto) -> dict[int, int]:
+        """Places of inputs that an operator takes in the old types alone, and in which of them."""
+        schema = self._schema(node)
+        return {} if schema is None else dict(self._narrow(schema.inputs, node.input))
+
+    def narrow_outputs(self, node: onnx.NodeProto) -> dict[int, int]:
+        """Likewise of what it gives."""
+        schema = self._schema(node)
+        return {} if schema is None else dict(self._narrow(schema.outputs, node.output))
+
+    def _narrow(self, formals: Sequence[Any], names: Sequence[str]) -> Iterator[tuple[int, int]]:
+        for place, name in enumerate(names):
+            formal = formals[min(place, len(formals) - 1)] if formals else None
+            if not name or formal is None:
+                continue
+            old = [kind for kind in self.kinds if f"tensor({_WORDS[kind]})" in formal.types]
+            new = any(f"tensor({_WORDS[self.kinds[kind]]})" in formal.types for kind in old)
+            if old and not new and (formal.types <= _FLOATS or self.known.get(name) in self.kinds):
+                yield place, old[0]
+
+    def _schema(self, node: onnx.NodeProto) -> Any:
+        domain = "" if node.domain == "ai.onnx" else node.domain
+        return _schema(node.op_type, self.opsets.get(domain, self.opsets.get(node.domain, 0)), domain)
+
+
+@lru_cache(maxsize=1024)
+def _schema(operator: str, opset: int, domain: str) -> Any:
+    """An operator's schema; None where this onnx does not know it."""
+    import onnx
+
+    try:
+        return onnx.defs.get_schema(operator, opset, domain)
+    except Exception:  # onnx's own, of another module in every version
+        return None
+
+
+def _retyped(tensor: onnx.TensorProto, kinds: Mapping[int, int]) -> onnx.TensorProto:
+    """It in its other type; itself where there is none."""
+    from onnx import helper, numpy_helper
+
+    if tensor.data_type not in kinds:
+        return tensor
+    dtype, array = helper.tensor_dtype_to_np_dtype(kinds[tensor.data_type]), numpy_helper.to_array(tensor)
+    if array.dtype == np.float64 and dtype == np.float32:  # a mask's lowest number stays one, and finite
+        largest = np.finfo(dtype).max
+        array = np.where(np.isinf(array), array, array.clip(-largest, largest))
+    return numpy_helper.from_array(array.astype(dtype), tensor.name)
+
+
+def _retype_value(kind: onnx.TypeProto, kinds: Mapping[int, int]) -> None:
+    held = kind.WhichOneof("value")
+    if held == "tensor_type":
+        kind.tensor_type.elem_type = kinds.get(kind.tensor_type.elem_type, kind.tensor_type.elem_type)
+    elif held in ("sequence_type", "optional_type"):
+        _retype_value(getattr(kind, held).elem_type, kinds)

@@ -1,0 +1,170 @@
+"""What Slice, Gather and Split take, the axes of Squeeze and of reductions, a Transpose's order: read here alone.
+
+Everything is as ONNX has it from opset 13 on; what is computed, or no valid graph says, is not known: None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from repaconv.graph.nodes_and_constants import attribute, constant, made_by
+from repaconv.graph.onnx_files import split_evenly
+from repaconv.graph.operator_facts import SELECTIONS
+from repaconv.graph.symbolic_shapes import Size, Sizes, rank_of, sizes
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+EVERYTHING = 2**31 - 1
+"""An end from here on is no place in a tensor: exporters write INT32_MAX and INT64_MAX for "to the end"."""
+
+Places = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Places of one axis of a value, as Slice, Gather and Split take them.
+
+    Attributes:
+        value: What is taken from.
+        axis: Which axis, from 0.
+        places: Which places of it, in order.
+        keeps: Whether the axis stays (a Gather by a scalar drops it).
+    """
+
+    value: ir.Value
+    axis: int
+    places: Places
+    keeps: bool = True
+
+
+def selection_of(value: ir.Value | None) -> Selection | None:
+    """The selection that a value is, if its places are constant and of one axis, and some."""
+    node = made_by(value, *SELECTIONS)
+    found = taken(node, value) if node is not None and value is not None else None
+    if node is None or node.inputs[0] is None or found is None or len(found) != 1:
+        return None
+    ((axis, places),) = found.items()
+    if not places.size:  # exporters split off what they do not rotate, which may be nothing
+        return None
+    return Selection(node.inputs[0], axis, np.atleast_1d(places), places.ndim == 1)
+
+
+def taken(node: ir.Node, value: ir.Value) -> dict[int, Places] | None:
+    """By axis, the places that an output of Slice, Gather or Split holds: [n], or [] where the axis goes.
+
+    A free axis is not there: all of it is taken.
+    """
+    shape = sizes(node.inputs[0])
+    if shape is None:
+        return None
+    if node.op_type == "Split":
+        return _split(node, value, shape)
+    return _gather(node, shape) if node.op_type == "Gather" else _slice(node, shape)
+
+
+def _gather(node: ir.Node, shape: Sizes) -> dict[int, Places] | None:
+    indices, axis = constant(node.inputs[1]), int(attribute(node, "axis", 0)) % len(shape)
+    length = shape[axis]
+    if indices is None or indices.ndim > 1 or not isinstance(length, int) or not length:
+        return None
+    return {axis: indices.astype(np.int64) % length}
+
+
+def _slice(node: ir.Node, shape: Sizes) -> dict[int, Places] | None:
+    given = [constant(entry) for entry in node.inputs[1:]]
+    computed = any(entry is not None and numbers is None for entry, numbers in zip(node.inputs[1:], given, strict=True))
+    if computed or len(given) < 2:
+        return None
+    parts = [None if numbers is None else [int(n) for n in numbers.reshape(-1)] for numbers in given]
+    found: dict[int, Places] = {}
+    for axis, part in slices(parts, len(shape)):
+        length = shape[axis]
+        places = stepped(part, length) if isinstance(length, int) else None
+        if places is not None:
+            found[axis] = np.array(places, np.int64)
+        elif isinstance(length, int) or (part.start, part.step) != (0, 1) or part.stop < EVERYTHING:
+            return None
+    return found
+
+
+def slices(parts: Sequence[Sequence[int] | None], rank: int) -> list[tuple[int, slice]]:
+    """By axis, what a Slice's starts, ends, axes and steps say; the last two may be None or not be there."""
+    starts, ends, axes, steps = (*parts, None, None)[:4]
+    assert starts is not None
+    assert ends is not None
+    axes = range(len(starts)) if axes is None else axes
+    steps = [1] * len(starts) if steps is None else steps
+    return [(axis % rank, slice(*part)) for axis, *part in zip(axes, starts, ends, steps, strict=True)]
+
+
+def stepped(part: slice, length: int) -> range | None:
+    """The places of an axis that a part of a Slice takes; None for "to the end" backwards, which runtimes read freely.
+
+    Forwards it is what Python takes. Backwards ONNX moves a start before the axis to its first place, Python does not.
+    """
+    start, stop, step = part.start, part.stop, part.step
+    if step < 0 and stop >= EVERYTHING:
+        return None
+    least, most = (0, length) if step > 0 else (-1, length - 1)
+    start, stop = (n + length if n < 0 else n for n in (start, stop))
+    return range(min(max(start, 0), most), min(max(stop, least), most), step)
+
+
+def _split(node: ir.Node, value: ir.Value, shape: Sizes) -> dict[int, Places] | None:
+    axis, place = int(attribute(node, "axis", 0)) % len(shape), value.index() or 0
+    parts = split_sizes(node, shape[axis])
+    if parts is None:
+        return None
+    start = sum(parts[:place])
+    return {axis: np.arange(start, start + parts[place])}
+
+
+def split_sizes(node: ir.Node, length: Size) -> list[int] | None:
+    """The lengths of a Split's outputs along its axis, which is so long."""
+    count, entry = len(node.outputs), node.inputs[1] if len(node.inputs) > 1 else None
+    said: Any = attribute(node, "split", None) if entry is None else constant(entry)
+    if said is not None:
+        return [int(size) for size in said]
+    if entry is not None or not isinstance(length, int):
+        return None
+    by_count = attribute(node, "num_outputs", None) is not None
+    return split_evenly(length, count) if by_count or length % count == 0 else None
+
+
+def one_run(places: Places) -> bool:
+    """Whether places follow each other one by one."""
+    return bool((np.diff(places) == 1).all())
+
+
+def axes_of(node: ir.Node, rank: int) -> list[int] | None:
+    """The axes of a Squeeze, Unsqueeze or reduction, from 0; None if they are computed, or a Squeeze leaves them out.
+
+    Args:
+        node: The axes are an attribute or an input of it. A reduction without axes is one over all, if it is one.
+        rank: Of the input; of the output for Unsqueeze.
+    """
+    entry = node.inputs[1] if len(node.inputs) > 1 else None
+    given: Any = attribute(node, "axes", None) if entry is None else constant(entry)
+    if given is None and (entry is not None or not node.op_type.startswith("Reduce")):
+        return None
+    axes = [] if given is None else [int(axis) % rank for axis in np.reshape(given, -1)]
+    if not axes and node.op_type.startswith("Reduce") and not attribute(node, "noop_with_empty_axes", 0):
+        return list(range(rank))
+    return axes
+
+
+def perm_of(node: ir.Node, rank: int) -> list[int]:
+    """The order into which a Transpose brings the axes: reversed unless it says another."""
+    return [int(axis) for axis in attribute(node, "perm", None) or range(rank)[::-1]]
+
+
+def swaps_last(node: ir.Node) -> bool:
+    """Whether a Transpose is of the last two axes alone."""
+    rank = rank_of(node.outputs[0])
+    return rank > 1 and perm_of(node, rank) == [*range(rank - 2), rank - 1, rank - 2]

@@ -1,0 +1,187 @@
+"""What a graph computes of shapes: the entries of small integer tensors, which are sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from repaconv.graph.index_selections import slices, stepped
+from repaconv.graph.nodes_and_constants import attribute, constant
+from repaconv.graph.symbolic_shapes import Free, Size, parted, product, shifted, sizes
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+SMALL = 64
+"""Integer tensors of more numbers than this are no shapes."""
+
+
+class Integers(dict["ir.Value", "list[Size] | Size"]):
+    """Those that are known so far: their entries, or a single size for a scalar."""
+
+    def int_of(self, value: ir.Value | None) -> list[Size] | Size | None:
+        """A small integer tensor's entries (a single size for a scalar), if they are known."""
+        if value is None:
+            return None
+        if value in self:
+            return self[value]
+        found = constant(value)
+        if found is None or found.dtype.kind not in "iub" or found.size > SMALL or found.ndim > 1:
+            return None
+        return [int(entry) for entry in found] if found.ndim else int(found)
+
+
+IntRule = Callable[[Integers, "ir.Node"], "list[Size] | Size | None"]
+
+
+def _shape_of(known: Integers, node: ir.Node) -> list[Size] | None:
+    found = sizes(node.inputs[0])
+    if found is None:
+        return None
+    return list(found[slice(attribute(node, "start", 0), attribute(node, "end", None))])
+
+
+def _gathered(known: Integers, node: ir.Node) -> list[Size] | Size | None:
+    data, indices = known.int_of(node.inputs[0]), known.int_of(node.inputs[1])
+    if not isinstance(data, list) or attribute(node, "axis", 0) not in (0, -1):
+        return None
+    if isinstance(indices, int):
+        return data[indices]
+    return [data[i] for i in indices if isinstance(i, int)] if isinstance(indices, list) else None
+
+
+def _sliced(known: Integers, node: ir.Node) -> list[Size] | None:
+    data = known.int_of(node.inputs[0])
+    parts: list[list[int] | None] = []
+    for value in node.inputs[1:]:
+        found = known.int_of(value)
+        numbers = [n for n in found if isinstance(n, int)] if isinstance(found, list) else []
+        if value is not None and (not isinstance(found, list) or len(numbers) != len(found)):
+            return None
+        parts.append(None if value is None else numbers)
+    if not isinstance(data, list) or len(parts) < 2:
+        return None
+    ((_, part),) = slices(parts, 1)
+    places = stepped(part, len(data))
+    return None if places is None else [data[i] for i in places]
+
+
+def _joined(known: Integers, node: ir.Node) -> list[Size] | None:
+    parts = [known.int_of(value) for value in node.inputs]
+    if any(not isinstance(part, list) for part in parts):
+        return None
+    return [size for part in parts if isinstance(part, list) for size in part]
+
+
+def _as_list(known: Integers, node: ir.Node) -> list[Size] | None:
+    found = known.int_of(node.inputs[0])
+    return None if found is None or isinstance(found, list) else [found]
+
+
+def _as_scalar(known: Integers, node: ir.Node) -> Size | None:
+    found = known.int_of(node.inputs[0])
+    return found[0] if isinstance(found, list) and len(found) == 1 else None
+
+
+def _same(known: Integers, node: ir.Node) -> list[Size] | Size | None:
+    integral = node.op_type == "Identity" or attribute(node, "to", 0) in (6, 7)
+    return known.int_of(node.inputs[0]) if integral else None
+
+
+def _entrywise(operation: Callable[[Any, Any], Size | None]) -> IntRule:
+    def rule(known: Integers, node: ir.Node) -> list[Size] | Size | None:
+        a, b = known.int_of(node.inputs[0]), known.int_of(node.inputs[1])
+        if a is None or b is None:
+            return None
+        if not isinstance(a, list) and not isinstance(b, list):
+            return operation(a, b)
+        length = max(len(side) for side in (a, b) if isinstance(side, list))
+        left, right = ((side if isinstance(side, list) else [side]) for side in (a, b))
+        left, right = (side * (length if len(side) == 1 else 1) for side in (left, right))
+        found = [operation(x, y) for x, y in zip(left, right, strict=True)]
+        return None if any(entry is None for entry in found) else [entry for entry in found if entry is not None]
+
+    return rule
+
+
+def _added(a: Size, b: Size) -> Size:
+    if isinstance(a, int):
+        return shifted(b, a)
+    return shifted(a, b) if isinstance(b, int) else Free((f"({a}+{b})",))
+
+
+def _subtracted(a: Size, b: Size) -> Size:
+    return shifted(a, -b) if isinstance(b, int) else Free((f"({a}-{b})",))
+
+
+def _divided(a: Size, b: Size) -> Size | None:
+    """Of sizes, which are never negative: rounded towards zero is rounded down."""
+    if isinstance(a, int) and isinstance(b, int):
+        return int(a / b) if b else None
+    return parted(a, b) if isinstance(b, int) and b > 0 else Free((f"({a}/{b})",))
+
+
+def _calculated(symbol: str, exact: Callable[[int, int], int | None]) -> IntRule:
+    def operation(a: Size, b: Size) -> Size | None:
+        if isinstance(a, int) and isinstance(b, int):
+            return exact(a, b)
+        if symbol == "*":
+            return product((a, b))
+        return Free((f"({a}{symbol}{b})",))
+
+    return _entrywise(operation)
+
+
+def _equal(a: Size, b: Size) -> int | None:
+    if isinstance(a, int) and isinstance(b, int):
+        return int(a == b)
+    if a == b:
+        return 1
+    return 0 if min(x for x in (a, b, 1) if isinstance(x, int)) < 0 else None  # a size is never negative
+
+
+def _chosen(known: Integers, node: ir.Node) -> list[Size] | Size | None:
+    test, a, b = (known.int_of(value) for value in node.inputs)
+    if isinstance(test, list) and isinstance(a, list) and isinstance(b, list) and len(test) == len(a) == len(b):
+        return [x if t else y for t, x, y in zip(test, a, b, strict=True)]
+    return None
+
+
+def _filled(known: Integers, node: ir.Node) -> list[Size] | None:
+    shape = known.int_of(node.inputs[0])
+    value = attribute(node, "value", None)
+    number = np.asarray(value.numpy()).reshape(-1)[0] if value is not None else np.float32(0)
+    if not isinstance(shape, list) or len(shape) != 1 or not isinstance(shape[0], int) or number.dtype.kind not in "iu":
+        return None
+    return [int(number)] * shape[0] if shape[0] <= SMALL else None
+
+
+def _reshaped_ints(known: Integers, node: ir.Node) -> list[Size] | None:
+    data, shape = known.int_of(node.inputs[0]), known.int_of(node.inputs[1])
+    if data is None or not isinstance(shape, list) or len(shape) != 1:
+        return None
+    return data if isinstance(data, list) else [data]
+
+
+INTS: dict[str, IntRule] = {
+    "Shape": _shape_of,
+    "Gather": _gathered,
+    "Slice": _sliced,
+    "Concat": _joined,
+    "Unsqueeze": _as_list,
+    "Squeeze": _as_scalar,
+    "Cast": _same,
+    "Identity": _same,
+    "Mul": _calculated("*", lambda a, b: a * b),
+    "Add": _entrywise(_added),
+    "Sub": _entrywise(_subtracted),
+    "Div": _entrywise(_divided),
+    "Mod": _calculated("%", lambda a, b: a % b if b else None),
+    "Equal": _entrywise(_equal),
+    "Where": _chosen,
+    "ConstantOfShape": _filled,
+    "Reshape": _reshaped_ints,
+}
+"""By operator: its output, where it is made of sizes."""

@@ -1,0 +1,105 @@
+"""Linear layers: x W + b with constant W [c, d] and b [d], found as MatMul and Add or as Gemm, and written."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from repaconv.graph.nodes_and_constants import Array, Writer, attribute, constant, made_by, only_reader
+from repaconv.graph.symbolic_shapes import rank_of
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+
+@dataclass(frozen=True)
+class Linear:
+    """x W + b in float64: ``weight`` [c, d], ``bias`` [d] or None; ``out`` is the value that it is."""
+
+    x: ir.Value
+    weight: Array
+    bias: Array | None
+    out: ir.Value
+
+    @property
+    def node(self) -> ir.Node:
+        """That writes the output."""
+        node = self.out.producer()
+        assert node is not None
+        return node
+
+    def shift(self) -> Array:
+        """The bias, zeros where there is none."""
+        return np.zeros(self.weight.shape[1]) if self.bias is None else self.bias
+
+
+def linear_of(value: ir.Value | None) -> Linear | None:
+    """The linear layer that a value is, if nothing reads its product before the bias."""
+    node = made_by(value, "Add", "MatMul", "Gemm")
+    if node is None or value is None:
+        return None
+    if node.op_type == "Gemm":
+        return _gemm(node)
+    if node.op_type == "MatMul":
+        x, weight = node.inputs[0], constant(node.inputs[1])
+        return Linear(x, weight, None, value) if x is not None and weight is not None and weight.ndim == 2 else None
+    for product, shift in (node.inputs, node.inputs[::-1]):
+        inner, bias = made_by(product, "MatMul"), constant(shift)
+        if inner is None or bias is None or len(inner.outputs[0].consumers()) != 1:
+            continue
+        found = linear_of(inner.outputs[0])
+        if found is not None and bias.size == found.weight.shape[1] and _is_row(bias, value):
+            return Linear(found.x, found.weight, bias.reshape(-1), value)
+    return None
+
+
+def _is_row(bias: Array, value: ir.Value) -> bool:
+    """Whether a constant is added to every token alike, and adds no axes."""
+    return 0 < bias.ndim <= max(rank_of(value), 1) and bias.size == bias.shape[-1]
+
+
+def _gemm(node: ir.Node) -> Linear | None:
+    x, weight = node.inputs[0], constant(node.inputs[1])
+    bias = constant(node.inputs[2]) if len(node.inputs) > 2 else None
+    if x is None or weight is None or attribute(node, "transA", 0):
+        return None
+    if len(node.inputs) > 2 and (bias is None or bias.size != bias.shape[-1]):
+        return None
+    weight = (weight.T if attribute(node, "transB", 0) else weight) * attribute(node, "alpha", 1.0)
+    if bias is not None:
+        bias = np.broadcast_to(bias.reshape(-1) * attribute(node, "beta", 1.0), weight.shape[1:])
+    return Linear(x, weight, bias, node.outputs[0])
+
+
+def layer_at(node: ir.Node | None) -> Linear | None:
+    """The linear layer that a MatMul or a Gemm is, with the bias behind it if nothing else reads what lies between."""
+    found = linear_of(node.outputs[0]) if node is not None and made_by(node.outputs[0], "MatMul", "Gemm") else None
+    after = only_reader(found.out, "Add") if found is not None else None
+    whole = linear_of(after.outputs[0]) if after is not None else None
+    return whole if found is not None and whole is not None and whole.x is found.x else found
+
+
+def layers_behind(value: ir.Value) -> list[Linear] | None:
+    """The linear layers that read a value; None if something else does."""
+    found = [layer_at(node) for node in value.consumers()]
+    if value.is_graph_output() or not found:
+        return None
+    layers = [layer for layer in found if layer is not None and layer.x is value]
+    return layers if len(layers) == len(found) else None
+
+
+def linears(model: ir.Model) -> list[Linear]:
+    """All of a graph; the product inside one with a bias is not another one."""
+    found = [linear for node in model.graph if node.outputs and (linear := linear_of(node.outputs[0]))]
+    products = {
+        id(linear.node.inputs[i].producer()) for linear in found if linear.node.op_type == "Add" for i in (0, 1)
+    }
+    return [linear for linear in found if id(linear.node) not in products]
+
+
+def write_linear(write: Writer, x: ir.Value, weight: Array, bias: Array | None) -> ir.Value:
+    """x W + b as MatMul and Add, which is the same for tokens of any rank."""
+    product = write("MatMul", x, write.constant(weight))
+    return product if bias is None or not bias.any() else write("Add", product, write.constant(bias))

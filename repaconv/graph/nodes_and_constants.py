@@ -1,0 +1,146 @@
+"""Nodes and constants of an onnx-ir graph: looked up, and written in place of others."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+
+Array = NDArray[Any]
+OPAQUE = "repaconv.opaque"
+"""Marks a constant that rewrites take for computed, so that it stays as it is
+(`repaconv.rewrites.fold.shared_weights`)."""
+_NUMBER = re.compile(r"_(\d{1,12})$")
+
+
+def constant(value: ir.Value | None) -> Array | None:
+    """A constant's numbers, floating ones in float64; None if it is computed, an input of the graph, or opaque."""
+    if value is None or value.const_value is None or not is_constant(value):
+        return None
+    found: Array = value.const_value.numpy()
+    return found.astype(np.float64) if found.dtype.kind == "f" or found.dtype.name == "bfloat16" else found
+
+
+def is_constant(value: ir.Value | None) -> bool:
+    """Whether its numbers are in the graph, at no cost, and rewrites may look at them."""
+    if value is None or value.const_value is None or value.is_graph_input():
+        return False
+    return OPAQUE not in value.meta
+
+
+def scalar(value: ir.Value | None) -> float | None:
+    """A constant of one number; None if it is not that."""
+    if value is None or value.const_value is None or value.const_value.size != 1:
+        return None
+    found = constant(value)
+    return float(found.reshape(())) if found is not None and found.size == 1 else None
+
+
+def made_by(value: ir.Value | None, *operators: str) -> ir.Node | None:
+    """The node that computes a value, if it is one of these operators of ONNX's own."""
+    node = None if value is None else value.producer()
+    return node if node is not None and node.domain == "" and node.op_type in operators else None
+
+
+def nodes_of(model: ir.Model, *operators: str) -> list[ir.Node]:
+    """The nodes of these operators of ONNX's own, as they are now."""
+    return [node for node in model.graph if node.domain == "" and node.op_type in operators]
+
+
+def only_reader(value: ir.Value, *operators: str) -> ir.Node | None:
+    """The one node that reads a value which is no output of the graph; if any are named, one of these of ONNX's own."""
+    readers = value.consumers()
+    if len(readers) != 1 or value.is_graph_output():
+        return None
+    reader = readers[0]
+    return reader if not operators or (reader.domain == "" and reader.op_type in operators) else None
+
+
+def attribute(node: ir.Node, name: str, default: Any) -> Any:
+    """An attribute's value."""
+    found = node.attributes.get(name)
+    return default if found is None else found.value
+
+
+class Writer:
+    """Writes new nodes before an old one, in its module's name and in its type of number."""
+
+    def __init__(self, model: ir.Model, before: ir.Node) -> None:
+        self.graph, self.before = model.graph, before
+        self.scope = (before.name or "").rpartition("/")[0]
+        typed = (value.dtype for value in (before.outputs[0], *before.inputs) if value is not None)
+        self.dtype = next((kind for kind in typed if kind is not None), None)
+
+    def __call__(self, operator: str, *inputs: ir.Value | None, **attributes: Any) -> ir.Value:
+        """One node's first output."""
+        import onnx_ir as ir
+
+        node = ir.node(operator, inputs, attributes)
+        node.name = f"{self.scope}/{operator}_{_fresh(self.graph)}".lstrip("/")
+        node.outputs[0].name = f"{node.name}.out"
+        if self.dtype is not None:
+            node.outputs[0].dtype = self.dtype
+        self.graph.insert_before(self.before, node)
+        return node.outputs[0]
+
+    def constant(self, numbers: Array | list[int] | float, like: ir.Value | None = None) -> ir.Value:
+        """An initializer: floating numbers in the type of ``like`` or of the old node's output, others in int64."""
+        import onnx_ir as ir
+
+        array = np.asarray(numbers)
+        kind = (like.dtype if like is not None else self.dtype) or ir.DataType.FLOAT
+        return self.exactly(array.astype(kind.numpy() if array.dtype.kind == "f" else np.int64))
+
+    def exactly(self, array: Array) -> ir.Value:
+        """An initializer of the array's own type."""
+        import onnx_ir as ir
+
+        name = f"{self.scope}/constant_{_fresh(self.graph)}".lstrip("/")
+        value = ir.Value(
+            name=name,
+            const_value=ir.tensor(array, name=name),
+            type=ir.TensorType(ir.DataType.from_numpy(array.dtype)),
+            shape=ir.Shape(array.shape),
+        )
+        self.graph.register_initializer(value)
+        return value
+
+    def split(self, whole: ir.Value, sizes: list[int], axis: int = -1) -> list[ir.Value]:
+        """Parts along an axis."""
+        import onnx_ir as ir
+
+        node = ir.node("Split", [whole, self.constant(sizes)], {"axis": axis}, num_outputs=len(sizes))
+        node.name = f"{self.scope}/Split_{_fresh(self.graph)}".lstrip("/")
+        for number, output in enumerate(node.outputs):
+            output.name, output.dtype = f"{node.name}.{number}", self.dtype
+        self.graph.insert_before(self.before, node)
+        return list(node.outputs)
+
+    def replace(self, old: ir.Value, new: ir.Value) -> None:
+        """Let all that read the old value read the new one; an output of the graph keeps its name."""
+        import onnx_ir as ir
+
+        if old.is_graph_output():
+            name, old.name = old.name, f"{old.name}.old"
+            new.name, new.shape, new.dtype = name, old.shape, old.dtype
+        elif new.shape is None:
+            new.shape = old.shape
+        ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
+
+
+def _fresh(graph: ir.Graph) -> int:
+    """A number that no name in this graph ends with, be it the exporter's or ours of an earlier time."""
+    if "repaconv.fresh" not in graph.meta:
+        names = [node.name or "" for node in graph] + list(graph.initializers)
+        graph.meta["repaconv.fresh"] = max(
+            (int(found[1]) for name in names if (found := _NUMBER.search(name))), default=0
+        )
+    number = int(graph.meta["repaconv.fresh"]) + 1
+    graph.meta["repaconv.fresh"] = number
+    return number

@@ -1,0 +1,183 @@
+"""ONNX files as files: what they refer to, how nodes are named, how much they multiply; nothing of them is run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from repaconv.core.errors import Refused, first_line
+
+if TYPE_CHECKING:
+    import onnx
+
+
+def is_graph(path: Path) -> bool:
+    """Whether a file is an ONNX graph, by its name or by how it begins: its IR version, then who made it."""
+    if path.suffix == ".onnx":
+        return True
+    try:
+        with path.open("rb") as file:
+            head = file.read(3)
+    except OSError:
+        return False
+    return len(head) == 3 and head[0] == 0x08 and 3 <= head[1] <= 20 and head[2] == 0x12
+
+
+def read_graph(path: Path) -> onnx.ModelProto:
+    """The graph, without weights that lie in other files.
+
+    Raises:
+        Refused: If it is no ONNX file.
+    """
+    import onnx
+
+    try:
+        model = onnx.load(path, load_external_data=False)
+    except Exception as error:  # protobuf's, whose class is its own
+        raise Refused(
+            f"{path} is not an ONNX file: {first_line(error)}.",
+            hint="Give a file that an exporter wrote.",
+            code="onnx.unreadable",
+        ) from error
+    if (not model.graph.node and not model.opset_import) or not _in_letters(model):
+        raise Refused(
+            f"{path} is not an ONNX file.", hint="Give a file that an exporter wrote.", code="onnx.unreadable"
+        )
+    free_sizes(model)
+    return model
+
+
+def free_sizes(model: onnx.ModelProto) -> None:
+    """Take away, in place, what some exporters write for a size that is free: a negative number, a question mark."""
+    graph = model.graph
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_value < 0 or dim.dim_param in ("?", "-1"):
+                dim.Clear()
+
+
+def _in_letters(model: onnx.ModelProto) -> bool:
+    """Whether its names are text: what is none, protobuf hands on as bytes."""
+    graph = model.graph
+    values = (*graph.input, *graph.output, *graph.value_info, *graph.initializer)
+    names = [text for node in graph.node for text in (node.op_type, node.domain, node.name, *node.input, *node.output)]
+    names += [*(value.name for value in values), *(entry.domain for entry in model.opset_import)]
+    names += [entry.name for node in graph.node for entry in node.attribute]
+    sized = (value.type.tensor_type.shape.dim for value in (*graph.input, *graph.output, *graph.value_info))
+    names += [dim.dim_param for dims in sized for dim in dims]
+    names += [text for entry in model.metadata_props for text in (entry.key, entry.value)]
+    return all(isinstance(name, str) for name in (*names, model.producer_name, model.producer_version, graph.name))
+
+
+def said_by(path: Path) -> dict[str, str]:
+    """What a graph's metadata say of it.
+
+    Raises:
+        Refused: If it is no ONNX file.
+    """
+    return {entry.key: entry.value for entry in read_graph(path).metadata_props}
+
+
+def opset_of(model: onnx.ModelProto) -> int:
+    """Of ONNX's own operators; 0 if the graph has none of them."""
+    return next((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), 0)
+
+
+def split_evenly(length: int, count: int) -> list[int] | None:
+    """The lengths of a Split's parts by ``num_outputs``: ceil(length / count), but for a smaller last one.
+
+    None if that would leave nothing for the last: no runtime takes it.
+    """
+    each = -(-length // count)
+    last = length - (count - 1) * each
+    return [each] * (count - 1) + [last] if last > 0 else None
+
+
+def external_files(model: onnx.ModelProto) -> list[str]:
+    """Names of the files in which weights lie, as the graph says them; in subgraphs and functions, too."""
+    found: set[str] = set()
+
+    def look(graph: onnx.GraphProto | onnx.FunctionProto) -> None:
+        tensors = list(getattr(graph, "initializer", ()))
+        for sparse in getattr(graph, "sparse_initializer", ()):
+            tensors += [sparse.values, sparse.indices]
+        for node in graph.node:
+            for entry in node.attribute:
+                tensors += [*([entry.t] if entry.HasField("t") else []), *entry.tensors]
+                for inner in [*([entry.g] if entry.HasField("g") else []), *entry.graphs]:
+                    look(inner)
+        found.update(entry.value for tensor in tensors for entry in tensor.external_data if entry.key == "location")
+
+    for whole in (model.graph, *model.functions):
+        look(whole)
+    return sorted(found)
+
+
+def strays(model: onnx.ModelProto, folder: Path) -> list[str]:
+    """Which of them lie outside the graph's own folder, or would if they were there; links are followed."""
+    home = folder.resolve()
+
+    def inside(name: str) -> bool:
+        try:
+            (home / name).is_file()
+            return (home / name).resolve().is_relative_to(home)
+        except (ValueError, OSError):  # no file can be called that
+            return False
+
+    return [name for name in external_files(model) if not inside(name)]
+
+
+def require_inside(path: Path) -> None:
+    """Refuse a graph that would have files read from outside its folder.
+
+    Raises:
+        Refused: Naming the first of them, or if it is no ONNX file.
+    """
+    outside = strays(read_graph(path), path.parent)
+    if outside:
+        raise Refused(
+            f"{path} refers to weights in {outside[0]!r}, which is outside its folder.",
+            hint="Put the weights in the folder of the graph. `repaconv inspect` shows what it refers to.",
+            code="onnx.external",
+        )
+
+
+def restore_names(model: onnx.ModelProto, exported: onnx.ModelProto) -> None:
+    """Name nodes that a simplifier or a runtime made after the modules whose weights they have, or feed; in place.
+
+    All are numbered anew, so that no two have one name.
+    """
+    made_in = {name: _scope(node) for node in exported.graph.node for name in node.output}
+    used_in = {name: module for node in exported.graph.node if (module := _scope(node)) for name in node.input}
+    weights = {weight.name for weight in exported.graph.initializer}
+    feeds: dict[str, str] = {}
+    for number, node in reversed(list(enumerate(model.graph.node))):
+        same = [made_in[name] for name in node.output if name in made_in]
+        known = [used_in[name] for name in node.input if name in weights and name in used_in]
+        following = [feeds[name] for name in node.output if name in feeds]
+        module = next(iter(same or known or following), "")
+        node.name = f"{module}/{node.op_type}_{number}".lstrip("/")
+        feeds |= dict.fromkeys(node.input, module)
+
+
+def _scope(node: onnx.NodeProto) -> str:
+    return str(node.name.rpartition("/")[0])
+
+
+def flops_of(operator: str, inputs: Sequence[tuple[int, ...]], outputs: Sequence[tuple[int, ...]]) -> int:
+    """Two for each multiply-accumulate of a node's matrix products and convolutions; 0 for all else.
+
+    Attention multiplies all queries by all keys, and what comes of that by the values, [B, N, H e] or [B, H, N, e]
+    each. Quantised operators have scales and zero points between their matrices, which are no matrices.
+    """
+    matrices = [shape for shape in inputs if len(shape) >= 2]
+    if outputs and len(matrices) > 1 and "Conv" in operator:
+        batch, _, *places = outputs[0]
+        return 2 * batch * prod(places) * prod(matrices[1])
+    if outputs and operator == "Attention" and len(inputs) > 1 and len(inputs[1]) in (3, 4):
+        return 2 * inputs[1][-2] * (prod(inputs[0]) + prod(outputs[0]))
+    if outputs and matrices and ("MatMul" in operator or "Gemm" in operator):
+        return 2 * prod(outputs[0]) * matrices[0][-1]
+    return 0

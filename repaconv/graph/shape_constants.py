@@ -1,0 +1,151 @@
+"""Shapes settled: all that a graph computes of shapes and of constants is a constant, as far as it has but one value.
+
+Where all but one size of a Reshape is known, its shape becomes a constant, so that nothing reads the shapes of others.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from repaconv.graph.integer_values import Integers
+from repaconv.graph.nodes_and_constants import Writer, attribute, constant
+from repaconv.graph.operator_facts import QUANTISING, RANDOM
+from repaconv.graph.shape_inference import follow
+from repaconv.graph.symbolic_shapes import Free, as_numbers, sizes, target_of
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+
+def settle(model: ir.Model) -> None:
+    """Write down every shape that can be known, and Reshapes' as constants; what nothing reads any more goes.
+
+    The graph's function stays the same.
+    """
+    from onnx_ir.passes.common import RemoveUnusedNodesPass
+
+    known = Integers()
+    for node in tuple(model.graph):
+        follow(known, node, model.graph.opset_imports.get("", 18), anew=not all(map(_is_known, node.outputs)))
+        _settle_constant(model, node, known)
+    for node in tuple(model.graph):
+        if not node.domain and node.op_type in _RULES:
+            _RULES[node.op_type](model, node)
+    RemoveUnusedNodesPass()(model)
+
+
+def _is_known(value: ir.Value) -> bool:
+    """Whether nothing more can be learnt of its type and shape."""
+    return value.dtype is not None and as_numbers(sizes(value) or (Free(()),)) is not None
+
+
+def _settle_constant(model: ir.Model, node: ir.Node, known: Integers) -> None:
+    """Put a constant in place of what has but one value: made of known sizes, or of constants."""
+    import onnx_ir as ir
+
+    value = node.outputs[0]
+    if value.is_graph_output() or len(node.outputs) > 1:
+        return
+    found = known.get(value)
+    entries = found if isinstance(found, list) else [found]
+    if found is not None and all(isinstance(entry, int) for entry in entries):
+        numbers = np.asarray(found, np.int64)
+        if node.op_type in ("Equal", "Cast", "Where", "ConstantOfShape") and value.dtype != ir.DataType.INT64:
+            return
+    elif (numbers := _evaluated(node, model.graph.opset_imports.get("", 18))) is None:  # type: ignore[assignment]
+        return
+    new = Writer(model, node).exactly(numbers)
+    value.replace_all_uses_with(new)
+
+
+def _evaluated(node: ir.Node, opset: int) -> np.ndarray | None:
+    """A node of constants alone, unless it makes much of little."""
+    import onnx_ir as ir
+
+    values = [value for value in node.inputs if value is not None]
+    raw = [value.const_value for value in values if not value.is_graph_input()]
+    if (
+        node.domain
+        or not values
+        or any(v is None for v in raw)
+        or len(raw) < len(values)
+        or node.op_type in (*RANDOM, *QUANTISING)
+    ):
+        return None
+    if any(entry.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for entry in node.attributes.values()):
+        return None
+    arrays = {value.name: tensor.numpy() for value, tensor in zip(values, raw, strict=True) if tensor is not None}
+    large = max((array.size for array in arrays.values()), default=0)
+    found = _picked(node, *arrays.values()) if node.op_type == "GatherND" else _referred(node, arrays, opset)
+    return found if isinstance(found, np.ndarray) and found.size <= max(large, 4096) else None
+
+
+def _picked(node: ir.Node, data: np.ndarray, indices: np.ndarray) -> np.ndarray | None:
+    """What a GatherND picks; the reference goes index by index."""
+    if attribute(node, "batch_dims", 0):
+        return None
+    try:
+        picked: np.ndarray = data[tuple(np.moveaxis(indices, -1, 0))]
+    except IndexError:  # it fails where it runs, too
+        return None
+    return picked
+
+
+def _referred(node: ir.Node, arrays: dict[str | None, np.ndarray], opset: int) -> np.ndarray | None:
+    """What ONNX's reference implementation makes of constants."""
+    import onnx
+    import onnx_ir as ir
+    from onnx.reference import ReferenceEvaluator
+
+    proto = ir.to_proto(node)
+    inputs = [
+        onnx.helper.make_tensor_value_info(n, onnx.helper.np_dtype_to_tensor_dtype(a.dtype), a.shape)
+        for n, a in arrays.items()
+    ]
+    graph = onnx.helper.make_graph([proto], "constant", inputs, [onnx.ValueInfoProto(name=proto.output[0])])
+    whole = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", opset)])
+    try:
+        found: np.ndarray = ReferenceEvaluator(whole).run(None, arrays)[0]
+    except Exception:  # types that numpy does not have, operators that the reference lacks: it stays as it is
+        return None
+    return found
+
+
+def _expand(_model: ir.Model, node: ir.Node) -> None:
+    """An Expand to the shape that is there does nothing."""
+    x, out = node.inputs[0], node.outputs[0]
+    if x is not None and sizes(x) == sizes(out) is not None and not out.is_graph_output():
+        out.replace_all_uses_with(x)
+
+
+def _reshape(model: ir.Model, node: ir.Node) -> None:
+    """The shape of a Reshape, or of a Flatten as one, as a constant without zeros."""
+    said = constant(node.inputs[1]) if node.op_type == "Reshape" else None
+    shape = sizes(node.outputs[0])
+    target = target_of((), shape) if shape is not None and 0 not in shape else None
+    if target is None or (said is not None and said.all()):
+        return
+    write = Writer(model, node)
+    if node.op_type == "Flatten":
+        new = write("Reshape", node.inputs[0], write.constant(target))
+        new.shape = node.outputs[0].shape
+        write.replace(node.outputs[0], new)
+        return
+    node.replace_input_with(1, write.constant(target))
+    node.attributes.pop("allowzero", None)  # 0 where it is not said, and unknown before opset 14
+
+
+def _gather(model: ir.Model, node: ir.Node) -> None:
+    """A Gather of everything in order is a Reshape."""
+    indices, shape = constant(node.inputs[1]), sizes(node.inputs[0])
+    whole = indices is not None and indices.ndim > 1 and shape == (indices.size,)
+    if whole and indices is not None and (indices.reshape(-1) == np.arange(indices.size)).all():
+        write = Writer(model, node)
+        new = write("Reshape", node.inputs[0], write.constant(list(indices.shape)))
+        new.shape = node.outputs[0].shape
+        write.replace(node.outputs[0], new)
+
+
+_RULES = {"Expand": _expand, "Gather": _gather, "Reshape": _reshape, "Flatten": _reshape}

@@ -1,0 +1,202 @@
+"""Chains of moves: what a value was moved or scaled from, which view of that it is, and who computes with it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from repaconv.graph.index_selections import Places, axes_of, perm_of, taken
+from repaconv.graph.nodes_and_constants import made_by, scalar
+from repaconv.graph.operator_facts import MOVES, VIEWS
+from repaconv.graph.symbolic_shapes import Size, Sizes, is_free, rank_of, sizes
+from repaconv.graph.tensor_views import View
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+
+class Read(NamedTuple):
+    """A node that computes with a moved value: the chain from that up to its source; None is an output of the graph.
+
+    ``place`` says which input of the node the value is.
+    """
+
+    chain: list[ir.Value]
+    node: ir.Node | None
+    place: int = 0
+
+
+def reads(source: ir.Value) -> list[Read]:
+    """All that is computed from a tensor, behind whatever moves or scales it."""
+    found: list[Read] = []
+    todo = [[source]]
+    while todo:
+        chain = todo.pop()
+        if chain[0].is_graph_output():
+            found.append(Read(chain, None))
+        for node, place in chain[0].uses():
+            if _moved(node) == place:
+                todo += [[output, *chain] for output in node.outputs]
+            else:
+                found.append(Read(chain, node, place))
+    return found
+
+
+def chain_of(value: ir.Value) -> list[ir.Value]:
+    """The value, what it was moved or scaled from, and so on, up to what computes it."""
+    chain = [value]
+    while (node := chain[-1].producer()) is not None and (place := _moved(node)) is not None:
+        before = node.inputs[place]
+        if before is None:
+            break
+        chain.append(before)
+    return chain
+
+
+def columns_of(chain: list[ir.Value]) -> set[int] | None:
+    """The columns of its source, along the last axis, that a value holds."""
+    view = seen(chain)
+    held = view.held(len(view.of) - 1) if view is not None and view.of else None
+    return None if held is None else {int(column) for column in held}
+
+
+def _moved(node: ir.Node) -> int | None:
+    """Which input a node only moves, or multiplies with a number; None if it does anything else."""
+    if node.domain != "":
+        return None
+    if node.op_type in ("Mul", "Div"):
+        first, second = (scalar(entry) is not None for entry in node.inputs)
+        kind = node.outputs[0].dtype
+        if first == second or (kind is not None and not kind.is_floating_point()):
+            return None
+        return 0 if second else 1 if node.op_type == "Mul" else None
+    return 0 if node.op_type in MOVES else None
+
+
+# --- the view that a chain is ------------------------------------------------------------
+
+
+def view_of(value: ir.Value) -> View | None:
+    """The longest chain of `VIEWS` behind a value, itself if there is none; None where a shape is not known."""
+    chain = [value]
+    while (node := made_by(chain[-1], *VIEWS)) and node.inputs[0] is not None and sizes(node.inputs[0]) is not None:
+        chain.append(node.inputs[0])
+    return seen(chain)
+
+
+def seen(chain: list[ir.Value]) -> View | None:
+    """The first value of a chain as a view of its last; None where that cannot be told for every free size.
+
+    Args:
+        chain: Each made of the next by one of `VIEWS`, by a selection, or by a number that it is multiplied with.
+    """
+    found = whole(chain[-1])
+    for place in range(len(chain) - 2, -1, -1):
+        found = _through(found, chain[place], chain[place + 1]) if found is not None else None
+    return found
+
+
+def whole(source: ir.Value) -> View | None:
+    """A value as a view of itself."""
+    shape = sizes(source)
+    if shape is None or 0 in shape:
+        return None
+    axes = tuple((axis,) if size != 1 else () for axis, size in enumerate(shape))
+    return View(source, axes, axes, {axis: size for axis, size in enumerate(shape) if size != 1})
+
+
+def _through(view: View, value: ir.Value, before: ir.Value) -> View | None:
+    node, shape = value.producer(), sizes(value)
+    if node is None or shape is None:
+        return None
+    if node.op_type == "Identity":
+        return view
+    if node.op_type == "Transpose":
+        return replace(view, axes=tuple(view.axes[axis] for axis in perm_of(node, len(view.axes))))
+    if node.op_type in ("Squeeze", "Unsqueeze"):
+        return _squeezed(view, node)
+    if node.op_type in ("Reshape", "Flatten"):
+        return _regrouped(view, shape)
+    if node.op_type in ("Mul", "Div"):
+        by = scalar(node.inputs[1] if node.inputs[0] is before else node.inputs[0])
+        assert by is not None
+        axes = ((),) * (len(shape) - len(view.axes)) + view.axes  # a number may have more axes than what it scales
+        return replace(view, axes=axes, scale=view.scale / by if node.op_type == "Div" else view.scale * by)
+    return _selected(view, taken(node, value))
+
+
+def _selected(view: View, parts: dict[int, Places] | None) -> View | None:
+    if parts is None:
+        return None
+    found: View | None = view
+    for axis, places in sorted(parts.items(), reverse=True):  # an axis that goes moves those behind it alone
+        whole_axis = places.shape == (view.shape[axis],) and (places == np.arange(places.size)).all()
+        if found is not None and not whole_axis:
+            found = found.taking(axis, places)
+    return found
+
+
+def _squeezed(view: View, node: ir.Node) -> View | None:
+    rank = len(view.axes)
+    if node.op_type == "Unsqueeze":
+        added = axes_of(node, rank_of(node.outputs[0]))
+        left = iter(view.axes)
+        return (
+            None
+            if added is None
+            else replace(view, axes=tuple(() if i in added else next(left) for i in range(rank + len(added))))
+        )
+    given = axes_of(node, rank)
+    gone = {i for i, axis in enumerate(view.axes) if not axis} if given is None else set(given)
+    if any(view.axes[axis] for axis in gone) or rank - len(gone) != rank_of(node.outputs[0]):
+        return None
+    return replace(view, axes=tuple(axis for i, axis in enumerate(view.axes) if i not in gone))
+
+
+def _regrouped(view: View, shape: Sizes) -> View | None:
+    """The same factors, in order, as axes of these sizes; factors are split where a size asks for it."""
+    size, of = dict(view.size), [list(axis) for axis in view.of]
+    rest = [f for axis in view.axes for f in axis]
+
+    def taken(wanted: Size, end: int) -> list[int] | None:
+        """Factors off one end (0: the front) that make up a size."""
+        found: list[int] = []
+        need = wanted
+        while need != 1:
+            if not rest:
+                return None
+            factor = rest[end]
+            have = size[factor]
+            if have == need:
+                found.append(rest.pop(end))
+                need = 1
+            elif isinstance(have, int) and isinstance(need, int) and need % have == 0:
+                found.append(rest.pop(end))
+                need //= have
+            elif isinstance(have, int) and isinstance(need, int) and have % need == 0:
+                new = max(size) + 1
+                outer, inner = (need, have // need) if end == 0 else (have // need, need)
+                size[factor], size[new] = outer, inner
+                home = next(axis for axis in of if factor in axis)
+                home.insert(home.index(factor) + 1, new)
+                place = len(rest) - 1 if end else 0
+                rest.insert(place + 1, new)
+            else:
+                return None
+        return found[:: 1 if end == 0 else -1]
+
+    known = {s for s in size.values() if is_free(s)}
+    odd = [axis for axis, s in enumerate(shape) if is_free(s) and s not in known]
+    if len(odd) > 1:
+        return None
+    front = list(shape[: odd[0]]) if odd else list(shape)
+    back = list(shape[odd[0] + 1 :]) if odd else []
+    axes: list[list[int] | None] = [taken(s, 0) for s in front]
+    tail = [taken(s, -1) for s in reversed(back)][::-1]
+    if any(axis is None for axis in (*axes, *tail)) or (rest and not odd):
+        return None
+    every = [*axes, *([list(rest)] if odd else []), *tail]
+    seen_as = tuple(tuple(axis or ()) for axis in every)
+    return replace(view, of=tuple(map(tuple, of)), axes=seen_as, size=size).refitted()

@@ -1,1 +1,0 @@
-"""Measuring latency, and what may be said of it."""

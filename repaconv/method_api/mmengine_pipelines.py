@@ -1,0 +1,123 @@
+"""mmengine's test pipeline and data preprocessor as fields of `Preprocessing`, step by step; what is not understood is
+named, never skipped."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from repaconv.results import ImageSize
+
+# Steps that change no pixel.
+CARRY = ("LoadImageFromFile", "PackInputs", "PackClsInputs", "ImageToTensor", "ToTensor", "Collect")
+# What each of the others may say; anything else in them is not understood.
+KNOWN = {
+    "Normalize": ("mean", "std", "to_rgb"),
+    "ResizeEdge": ("scale", "edge", "interpolation", "backend"),
+    "Resize": ("scale", "size", "interpolation", "backend"),
+    "CenterCrop": ("crop_size",),
+}
+RESIZED, CROP = {"resize_edge", "exact"}, {"image_size"}
+Values = dict[str, Any]
+
+
+def of_pipeline(config: Mapping[str, Any], interpolations: Collection[str]) -> tuple[Values, list[str]]:
+    """What the configuration says of an image's way to the network, and what in it is not understood."""
+    values, odd = _of_data_preprocessor(config)
+    steps = _test_steps(config)
+    dropped = []
+    for step in steps:
+        read = _of_step(step) if isinstance(step, Mapping) else None
+        if read is None or read.keys() & values.keys() or (read.keys() & RESIZED and values.keys() & {*RESIZED, *CROP}):
+            dropped.append(_told(step))  # one evaluation normalises once, resizes once, then crops once
+            continue
+        for name, ours in (("interpolation", interpolations), ("backend", ("pillow",))):
+            if name in read and read[name] not in ours:
+                odd.append(f"{name}={read.pop(name)}")
+        values |= {name: value for name, value in read.items() if name != "backend"}
+    exact = values.pop("exact", None)
+    if exact and "image_size" not in values:
+        values |= {"image_size": exact, "resize_edge": None, "keep_ratio": False}
+    elif exact and exact[0] == exact[1]:
+        values |= {"resize_edge": exact[0], "keep_ratio": False}
+    elif exact:
+        dropped.append(f"Resize to {exact[0]} x {exact[1]} before a crop")
+    if steps and not dropped:  # no step that resizes
+        values.setdefault("resize_edge", None)
+    return values, [*odd, *dropped]
+
+
+def _test_steps(config: Mapping[str, Any]) -> list[Any]:
+    loader = config.get("test_dataloader")
+    dataset = loader.get("dataset") if isinstance(loader, Mapping) else None
+    steps = config.get("test_pipeline") or (dataset.get("pipeline") if isinstance(dataset, Mapping) else None)
+    return steps if isinstance(steps, list) else []
+
+
+def _of_data_preprocessor(config: Mapping[str, Any]) -> tuple[Values, list[str]]:
+    model = config.get("model")
+    data = config.get("data_preprocessor") or (model.get("data_preprocessor") if isinstance(model, Mapping) else None)
+    if not isinstance(data, Mapping):
+        return {}, []
+    read = _normalised(data, to_rgb=False)
+    odd = [f"data_preprocessor.{name}" for name in ("mean", "std") if name in data] if read is None else []
+    return read or {}, odd
+
+
+def _normalised(said: Mapping[str, Any], *, to_rgb: bool) -> Values | None:
+    """Mean, std and the order of the channels; ``to_rgb`` where that is not said."""
+    if not are_numbers(said.get("mean")) or not are_numbers(said.get("std")):
+        return None
+    order = "RGB" if said.get("to_rgb", to_rgb) else "BGR"
+    return {"mean": tuple(said["mean"]), "std": tuple(said["std"]), "channel_order": order}
+
+
+def _of_step(step: Mapping[str, Any]) -> Values | None:
+    """What one step sets, ``exact`` being a (height, width) to resize to; None if something in it is not understood.
+
+    mmcv's sizes are (width, height), its usual interpolation OpenCV's bilinear.
+    """
+    kind = str(step.get("type")).rpartition(".")[2]
+    if kind in CARRY:
+        return {}
+    said = {name for name, value in step.items() if name != "type" and value not in (None, False)}
+    if kind not in KNOWN or said - {*KNOWN[kind]}:
+        return None
+    way = {"interpolation": step.get("interpolation", "bilinear"), "backend": step.get("backend", "cv2")}
+    if kind == "Normalize":
+        return _normalised(step, to_rgb=True)
+    if kind == "ResizeEdge":
+        scale, edge = step.get("scale"), step.get("edge", "short")
+        return {"resize_edge": scale, **way} if is_whole(scale) and edge == "short" else None
+    if kind == "Resize":
+        size, scale = step.get("size"), as_size(step.get("scale"))
+        if isinstance(size, list) and len(size) == 2 and is_whole(size[0]) and size[1] == -1:  # mmcls: the shorter edge
+            return {"resize_edge": size[0], **way}
+        exact = as_size(size) or (scale and scale[::-1])
+        return {"exact": exact, **way} if exact else None
+    crop = as_size(step.get("crop_size"))
+    return {"image_size": crop[::-1]} if crop else None
+
+
+def _told(step: Any) -> str:
+    if not isinstance(step, Mapping):
+        return "a step of the pipeline"
+    return f"{step.get('type')}({', '.join(f'{name}={value}' for name, value in step.items() if name != 'type')})"
+
+
+def as_size(value: Any) -> ImageSize | None:
+    """A side, or two of them in their order, or timm's [C, H, W]; None if it is none of these."""
+    sides = value if isinstance(value, (list, tuple)) else [value]
+    if not 1 <= len(sides) <= 3 or not all(is_whole(side) for side in sides):
+        return None
+    return (sides[-2], sides[-1]) if len(sides) > 1 else (sides[0], sides[0])
+
+
+def is_whole(value: Any) -> bool:
+    """Whether it is a whole number above zero."""
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def are_numbers(value: Any) -> bool:
+    """Whether it is a list of numbers."""
+    return isinstance(value, (list, tuple)) and bool(value) and all(isinstance(entry, (int, float)) for entry in value)

@@ -1,0 +1,46 @@
+"""A full convolution as a pointwise and a depthwise one (eqs. 9-10): whether it is one, and how far from it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from repaconv.method_api.contract import FoldedPart
+from repaconv.method_api.fold_error import max_rel_error
+from repaconv.results import FoldStep
+
+SEPARABLE = {"auto": 1e-12, "refactor": 1e-7, "keep": -1.0}
+"""How far from a product a kernel may be to be taken for one: float64's rounding, or if asked float32's (6e-8)."""
+
+
+def factors(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """[c, d, k, k] as pointwise [c, d] and depthwise [c, 1, k, k], by every channel's largest singular pair."""
+    u, s, v = torch.linalg.svd(weight.flatten(2), full_matrices=False)
+    root = s[:, :1].sqrt()
+    return u[:, :, 0] * root, (v[:, 0] * root).view(len(weight), 1, *weight.shape[2:])
+
+
+def separated(weight: Tensor) -> tuple[Tensor, float]:
+    """The product [c, d, k, k] in float64 next to a full convolution's kernel, and how far the kernel is from it.
+
+    That is max|kernel - product| / max|kernel| of the output channel where it is largest.
+    """
+    weight = weight.double()
+    pointwise, kernels = factors(weight)
+    product = pointwise[:, :, None, None] * kernels
+    return product, max(map(max_rel_error, product, weight))
+
+
+def is_rounded(error: float) -> bool:
+    """Whether a kernel is a product only to the rounding of its storage."""
+    return error > SEPARABLE["auto"]
+
+
+def separation(module: str, error: float) -> FoldedPart:
+    """The certificate's row for a full convolution that becomes two."""
+    told = ("full convolution -> pointwise and depthwise: every channel's kernel is a product",)
+    step = FoldStep(module=module, folded=told, equation="eqs. 9-10", max_rel_error=error)
+    if is_rounded(error):
+        why = "full_conv=refactor: a product stored in float32, to its rounding"
+        step = step.model_copy(update={"allowed": SEPARABLE["refactor"], "reason": why})
+    return FoldedPart({}, step)

@@ -1,0 +1,494 @@
+"""LoRA, under any method: W x + b + s B (A x) is one linear layer with W + s B A.
+
+A checkpoint may carry such adapters whatever else it is. With `with_adapters` a method sees the merged
+weights, and its reading puts the adapters back, so that it stays the network as trained.
+
+Known are the layouts of PYRA's official code (``LoRA_a``, ``LoRA_b`` beside ``qkv``, s = 1), of PEFT
+(``base_layer``, ``lora_A.default``) and of loralib (``lora_A``, ``lora_B``). The latter two scale by alpha / r, or by
+alpha / sqrt(r) as rank-stabilised LoRA, and no tensor tells alpha. Nor does one tell whether s B A was merged into W
+before saving while A and B stayed beside it: loralib merges on ``eval()``, PEFT only where it is asked to.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from repaconv.checkpoints import Checkpoint, require_sound
+from repaconv.core.errors import Refused
+from repaconv.method_api.contract import FoldedPart, Identify, Method, Reading
+from repaconv.method_api.fold_error import relative_difference
+from repaconv.method_api.settings import Knobs, one_of
+from repaconv.results import Fact, FoldStep
+
+# --- One linear layer with its adapter, apart as trained and as one.
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """One adapter: A [r, in], B [out, r], their scale, and the weight that they are for, by the reader's name."""
+
+    weight: str
+    a: Tensor
+    b: Tensor
+    scale: float
+
+    def merged(self, weight: Tensor) -> Tensor:
+        """W + s B A in float64."""
+        return weight.double() + self.scale * (self.b.double() @ self.a.double())
+
+
+class LoraLinear(nn.Linear):
+    """A linear layer with its adapter beside it, as trained; ``lora_a`` [r, in], ``lora_b`` [out, r]."""
+
+    def __init__(self, features_in: int, features_out: int, rank: int, scale: float, *, bias: bool) -> None:
+        super().__init__(features_in, features_out, bias=bias)
+        self.scale = scale
+        self.lora_a = nn.Parameter(torch.zeros(rank, features_in))
+        self.lora_b = nn.Parameter(torch.zeros(features_out, rank))
+
+    def forward(self, input: Tensor) -> Tensor:
+        """[..., in] -> [..., out]."""
+        low = nn.functional.linear(input, self.lora_a)
+        return super().forward(input) + self.scale * nn.functional.linear(low, self.lora_b)
+
+
+def put_beside(module: nn.Module, path: str, adapter: Adapter) -> None:
+    """Give the linear layer at ``path`` its adapter, in place.
+
+    Raises:
+        Refused: If it is no linear layer.
+    """
+    layer = module.get_submodule(path)
+    if not isinstance(layer, nn.Linear):
+        raise Refused(
+            f"{path} has an adapter but is not a linear layer.",
+            hint="LoRA on other layers is not supported.",
+            code="lora.layer",
+        )
+    parent, _, last = path.rpartition(".")
+    bias = layer.bias is not None
+    adapted = LoraLinear(layer.in_features, layer.out_features, len(adapter.a), adapter.scale, bias=bias)
+    setattr(module.get_submodule(parent), last, adapted)
+
+
+def proved(path: str, adapter: Adapter, weight: Tensor, merged: Tensor) -> FoldedPart:
+    """The certificate's row that ``merged`` [out, in] is ``weight`` and the adapter; both without bias."""
+    out, features = weight.shape
+    with torch.device("meta"):
+        apart = LoraLinear(features, out, len(adapter.a), adapter.scale, bias=False)
+        one = nn.Linear(features, out, bias=False)
+    weights = {"weight": weight, "lora_a": adapter.a, "lora_b": adapter.b}
+    error = relative_difference((apart, weights), (one, {"weight": merged}), (5, features))
+    what = (f"lora (rank {len(adapter.a)}, scale {adapter.scale:g}) -> weight",)
+    return FoldedPart({}, FoldStep(module=path, folded=what, max_rel_error=error))
+
+
+# --- What no tensor tells of adapters: whether their weights hold them already, and by how much they are scaled.
+
+KNOBS = ("lora_alpha", "lora_merged", "lora_rslora")
+"""The knobs that are read here; the method sees the others."""
+
+_PEFT = re.compile(r"^base_model\.model\.|\.base_layer\.|\.lora_[AB]\.\w+\.weight$")
+
+
+def read_merged(checkpoint: Checkpoint, knobs: Knobs, pairs: Mapping[str, Mapping[str, Tensor]]) -> bool:
+    """Whether W holds s B A already, for adapters of PEFT and loralib; takes the knob ``lora_merged``.
+
+    Raises:
+        Refused: If they are loralib's, and neither the file nor the user tells.
+    """
+    if not pairs:
+        return False
+    found, source = _said_merged(checkpoint.record)
+    if found is None and not any(bool(pair["b"].any()) for pair in pairs.values() if "b" in pair):
+        found, source = "no", "every B is zero: either way the same"
+    if found is None and any(_PEFT.search(name) for name in checkpoint.tensors):
+        found, source = "no", "PEFT's names: it merges only where merge_adapter() is called, which no key tells"
+        return knobs.take("lora_merged", one_of("yes", "no"), "no", found, source, free=True) == "yes"
+    if found is None and "lora_merged" not in knobs:
+        raise Refused(
+            "no tensor shows whether the adapters are already merged into the base weights: loralib merges them in "
+            "eval() and removes them in train().",
+            hint=(
+                "Give --set lora_merged=yes if the checkpoint was saved after eval(), or =no if it was saved after "
+                "train()."
+            ),
+            code="lora.merged",
+        )
+    return knobs.take("lora_merged", one_of("yes", "no"), "no", found, source) == "yes"
+
+
+def _said_merged(record: Mapping[str, Any]) -> tuple[str | None, str]:
+    """What the file says of merging, and where; ``merge_weights=False`` is loralib's way to never merge."""
+    for place in ("lora_config", "peft_config", "config", "args", "meta", ""):
+        said = record.get(place) if place else record
+        if isinstance(said, Mapping):
+            for key in ("lora_merged", "merged"):
+                if isinstance(said.get(key), bool):
+                    return "yes" if said[key] else "no", f"{place}.{key}".lstrip(".")
+            if said.get("merge_weights") is False:
+                return "no", f"{place}.merge_weights".lstrip(".")
+    return None, ""
+
+
+def read_scales(checkpoint: Checkpoint, knobs: Knobs, ranks: set[int], *, merged: bool) -> dict[int, float]:
+    """alpha / r for every rank, or alpha / sqrt(r); from --set, the file, or PEFT's configuration beside it.
+
+    Where the adapters are merged already no scale is needed, and 0 stands for it.
+    """
+    if merged:
+        knobs.asked("lora_alpha", _finite)
+        knobs.asked("lora_rslora", one_of("yes", "no"))
+    if merged or not ranks:
+        return dict.fromkeys(ranks, 0.0)
+    config, where = _config(checkpoint)
+    _require_uniform(config, where, ranks)
+    said = config.get("lora_alpha")
+    found = float(said) if isinstance(said, (int, float)) and not isinstance(said, bool) else None
+    why = "no tensor tells the alpha that LoRA's scale alpha / r needs"
+    alpha = knobs.need("lora_alpha", _finite, "16", why, found, where)
+    told = ("yes" if config["use_rslora"] else "no") if "use_rslora" in config else None
+    rslora = knobs.take("lora_rslora", one_of("yes", "no"), "no", told, where)
+    return {rank: alpha / (math.sqrt(rank) if rslora == "yes" else rank) for rank in ranks}
+
+
+def _require_uniform(config: Mapping[str, Any], where: str, ranks: set[int]) -> None:
+    """Refuse a configuration by which alpha / r is not what was trained, or which is not of this file."""
+    rank, pattern = config.get("r"), config.get("rank_pattern")
+    if config.get("alpha_pattern") or config.get("use_dora"):
+        raise Refused(
+            f"{where} has {'use_dora' if config.get('use_dora') else 'an alpha_pattern'}: its adapters are not W + "
+            "B A alpha / r with one alpha.",
+            hint="Merge them with the library that made them (merge_and_unload), and fold the merged checkpoint.",
+            code="lora.kind",
+        )
+    if isinstance(rank, int) and not pattern and ranks - {rank}:
+        raise Refused(
+            f"{where} gives the rank {rank}, but the adapters have {', '.join(map(str, sorted(ranks)))}.",
+            hint="The configuration belongs to other adapters. Put the right one next to the file.",
+            code="lora.config",
+        )
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError("not a finite number")
+    return value
+
+
+def _config(checkpoint: Checkpoint) -> tuple[Mapping[str, Any], str]:
+    record = checkpoint.record
+    for name in ("peft_config", "lora_config", "config", "args", "meta"):
+        place = record.get(name)
+        inner = next(iter(place.values()), None) if isinstance(place, Mapping) and "default" in place else place
+        if isinstance(inner, Mapping) and "lora_alpha" in inner:
+            return inner, name
+    if "lora_alpha" in record:
+        return record, "the file"
+    beside = checkpoint.path.parent / "adapter_config.json"
+    try:
+        found = json.loads(beside.read_text())
+    except (OSError, ValueError):
+        return {}, ""
+    return (found, beside.name) if isinstance(found, dict) else ({}, "")
+
+
+# --- The adapters that stand in a checkpoint, and the checkpoint beneath them.
+
+_FACTORS = (
+    re.compile(r"^(?P<at>.+)\.LoRA_(?P<factor>[ab])\.weight$"),  # official: the layer is `at`.qkv
+    re.compile(r"^(?P<at>.+)\.lora_(?P<factor>[AB])(?:\.(?P<name>\w+))??(?:\.weight)?$"),
+)
+_UNKNOWN = re.compile(r"lora_(?:magnitude_vector|embedding_[AB])")
+_SAVED = re.compile(r"^(?P<at>.+)\.modules_to_save\.\w+\.(?P<what>\w+)$")
+_PREFIX = "base_model.model."
+
+
+def require_base(checkpoint: Checkpoint) -> None:
+    """Refuse a file that holds adapters alone, as PEFT saves them.
+
+    Raises:
+        Refused: Saying how to get the whole model.
+    """
+    adapters = adapter_names(checkpoint)
+    if adapters and len(adapters) == len(checkpoint.tensors):
+        raise Refused(
+            f"{checkpoint.path} contains LoRA adapters only, without the base weights.",
+            hint="Save the state_dict() of the whole model: base weights and adapters.",
+            code="lora.alone",
+        )
+
+
+def adapter_names(checkpoint: Checkpoint) -> dict[str, re.Match[str]]:
+    """The keys of adapters, taken apart."""
+    found = {}
+    for name in checkpoint.tensors:
+        if match := next((match for pattern in _FACTORS if (match := pattern.match(name))), None):
+            found[name] = match
+    return found
+
+
+def _weight_name(match: re.Match[str]) -> str:
+    """The adapted weight as `without_adapters` names it."""
+    at = match["at"].removeprefix(_PREFIX)
+    return f"{at}.qkv.weight" if match["factor"] in "ab" else f"{at}.weight"
+
+
+def without_adapters(checkpoint: Checkpoint) -> Checkpoint:
+    """The checkpoint beneath the adapters, as if it had been saved without; ``record`` counts them."""
+    adapters = adapter_names(checkpoint)
+    if not adapters:
+        return checkpoint
+    saved = {match["at"] for name in checkpoint.tensors if (match := _SAVED.match(name))}
+    tensors, names = {}, {}
+    for name, tensor in checkpoint.tensors.items():
+        if name in adapters or any(name.startswith(f"{at}.original_module.") for at in saved):
+            continue
+        short = _SAVED.sub(r"\g<at>.\g<what>", name).replace(".base_layer.", ".").removeprefix(_PREFIX)
+        tensors[short], names[short] = tensor, checkpoint.names[name]
+    layers = len({_weight_name(match) for match in adapters.values()})
+    return replace(checkpoint, tensors=tensors, names=names, record={**checkpoint.record, "lora_layers": layers})
+
+
+def with_merged(base: Checkpoint, adapters: list[Adapter]) -> Checkpoint:
+    """The checkpoint with W + s B A in place of every adapted weight."""
+    weights = {adapter.weight: adapter.merged(base.tensors[adapter.weight]) for adapter in adapters}
+    return replace(base, tensors={**base.tensors, **weights})
+
+
+def read_adapters(checkpoint: Checkpoint, knobs: Knobs) -> list[Adapter]:
+    """The adapters that are still to be added: none where the file's weights hold them already.
+
+    Raises:
+        Refused: If they are of another kind, ambiguous, half, misshaped, or no one tells what no tensor does.
+    """
+    _require_plain(checkpoint)
+    base, pairs = without_adapters(checkpoint), _pairs(checkpoint)
+    official = {_weight_name(match) for match in adapter_names(checkpoint).values() if match["factor"] in "ab"}
+    others = {weight: pair for weight, pair in pairs.items() if weight not in official}
+    ranks = {len(pair["a"]) for pair in others.values() if "a" in pair and pair["a"].ndim == 2}
+    merged = read_merged(checkpoint, knobs, others)
+    scales = read_scales(checkpoint, knobs, ranks, merged=merged)
+    if official:
+        source = "LoRA_a, LoRA_b: the official code has no other"
+        knobs.facts.append(Fact(name="lora_scale", value=1.0, source=source))
+    if official and not ranks:
+        source = "LoRA_a, LoRA_b: the official code never merges them"
+        knobs.facts.append(Fact(name="lora_merged", value="no", source=source))
+    adapters = [_adapter(weight, pair, base, None if weight in official else scales) for weight, pair in pairs.items()]
+    return [adapter for adapter in adapters if adapter.weight in official or not merged]
+
+
+def adapters_fact(adapters: list[Adapter]) -> Fact:
+    """How many there are, of which ranks."""
+    ranks = sorted({len(adapter.a) for adapter in adapters})
+    return Fact(
+        name="lora", value=f"rank {', '.join(map(str, ranks))} on {len(adapters)} layers", source="keys and shapes"
+    )
+
+
+def _require_plain(checkpoint: Checkpoint) -> None:
+    """Refuse what is beside LoRA, what is not sound, and adapters among which one would have to choose."""
+    found = adapter_names(checkpoint)
+    for name in checkpoint.tensors:
+        if _UNKNOWN.search(name):
+            raise Refused(
+                f"{checkpoint.names[name]} is an adapter that is not plain LoRA.",
+                hint="Merge it with the library that made it, and fold the merged checkpoint.",
+                code="lora.kind",
+            )
+    require_sound({name: checkpoint.tensors[name] for name in found}, checkpoint.names)
+    if len({match["name"] for match in found.values() if "name" in match.groupdict() and match["name"]}) > 1:
+        raise Refused(
+            "the file contains several adapters for the same layers.",
+            hint="Save it with the one that is to be merged.",
+            code="lora.ambiguous",
+        )
+
+
+def _pairs(checkpoint: Checkpoint) -> dict[str, dict[str, Tensor]]:
+    """``a`` and ``b``, or only one of them, by the weight that they are for."""
+    pairs: dict[str, dict[str, Tensor]] = {}
+    for name, match in adapter_names(checkpoint).items():
+        pair, factor = pairs.setdefault(_weight_name(match), {}), match["factor"].lower()
+        if factor in pair:
+            raise Refused(
+                f"{_weight_name(match)} has several adapters; {checkpoint.names[name]} belongs to the second.",
+                hint="Save it with the one that is to be merged.",
+                code="lora.ambiguous",
+            )
+        pair[factor] = checkpoint.tensors[name]
+    return pairs
+
+
+def _adapter(weight: str, pair: Mapping[str, Tensor], base: Checkpoint, scales: Mapping[int, float] | None) -> Adapter:
+    """One adapter whose parts belong together; ``scales`` by rank, None for the official code's, which has none.
+
+    Raises:
+        Refused: If they do not.
+    """
+    layer = weight.removesuffix(".weight")
+    if len(pair) < 2 or weight not in base.tensors:
+        lacking = f"the adapter's {'B' if 'a' in pair else 'A'}" if len(pair) < 2 else "the weight that it is for"
+        raise Refused(
+            f"{layer} has an adapter, but the file lacks {lacking}.",
+            hint="Save the whole model: base weights and both factors of every adapter.",
+            code="lora.half",
+        )
+    a, b, w = pair["a"], pair["b"], base.tensors[weight]
+    if a.ndim != 2 or b.ndim != 2 or w.ndim != 2 or (b.shape[0], a.shape[1]) != tuple(w.shape) or len(a) != b.shape[1]:
+        raise Refused(
+            f"the adapter of {layer} has factors of shape {list(a.shape)} and {list(b.shape)}, which do not fit "
+            f"its weight {list(w.shape)}.",
+            hint="LoRA of rank r on a linear layer has A [r, in] and B [out, r].",
+            code="lora.shape",
+        )
+    require_sound({weight: w}, base.names)
+    if not all(tensor.is_floating_point() for tensor in (a, b, w)):
+        raise Refused(
+            f"{layer} or its adapter is not a floating-point tensor.",
+            hint="Fold the floating-point checkpoint, and quantize it afterwards.",
+            code="checkpoint.dtype",
+        )
+    return Adapter(weight, a, b, 1.0 if scales is None else scales[len(a)])
+
+
+# --- The method that a method becomes, to take checkpoints with LoRA too.
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdaptedReading(Reading):
+    """Another method's reading of the merged weights, and the adapters by the paths of their layers."""
+
+    inner: Reading
+    adapters: Mapping[str, Adapter]
+
+    def module(self) -> nn.Module:
+        """The network as trained, its adapted layers with their adapters apart."""
+        module = self.inner.module()
+        for path, adapter in self.adapters.items():
+            put_beside(module, path, adapter)
+        return module.eval()
+
+    def parts(self) -> Iterator[FoldedPart]:
+        """The adapters' rows of the certificate, then the method's parts, which hold the merged weights."""
+        for path, adapter in self.adapters.items():
+            yield proved(path, adapter, self.tensors[f"{path}.weight"], self.inner.tensors[f"{path}.weight"])
+        yield from self.inner.parts()
+
+
+def with_adapters(method: Method) -> Method:
+    """The method, which then also takes checkpoints with LoRA on their linear layers."""
+    return replace(
+        method,
+        detect=lambda checkpoint: method.detect(without_adapters(checkpoint)),
+        read=partial(_read, method),
+        identify=partial(_identify, method.identify) if method.identify else None,
+    )
+
+
+def _read(method: Method, checkpoint: Checkpoint, settings: Mapping[str, str]) -> Reading:
+    """The method's reading, with the adapters where there are any.
+
+    Raises:
+        Refused: Also if an adapter is half, does not fit its layer, is of another kind than LoRA, or its scale is not
+            known.
+    """
+    if not adapter_names(checkpoint):
+        return method.read(checkpoint, settings)
+    ours, others = _sorted(settings)
+    knobs = Knobs(ours)
+    base, adapters = without_adapters(checkpoint), read_adapters(checkpoint, knobs)
+    inner = method.read(with_merged(base, adapters), others)
+    knobs.done()
+    if not adapters:
+        return replace(inner, facts=(*inner.facts, *knobs.facts))
+    placed = {_path(adapter, base, inner): adapter for adapter in adapters}
+    apart: dict[str, Tensor] = {}
+    for path, adapter in placed.items():
+        weights = {"weight": base.tensors[adapter.weight], "lora_a": adapter.a, "lora_b": adapter.b}
+        apart |= {f"{path}.{name}": tensor for name, tensor in weights.items()}
+    return AdaptedReading(
+        **{name: getattr(inner, name) for name in ("backbone", "config", "names", "preprocessing", "deployed")},
+        tensors={**inner.tensors, **apart},
+        facts=(*inner.facts, *knobs.facts, adapters_fact(adapters)),
+        applied=(*inner.applied, "lora"),
+        tolerances=inner.tolerances,
+        inner=inner,
+        adapters=placed,
+    )
+
+
+def _sorted(settings: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Settings that are read here, and the method's."""
+    ours = {name: value for name, value in settings.items() if name in KNOBS}
+    return ours, {name: value for name, value in settings.items() if name not in KNOBS}
+
+
+def _path(adapter: Adapter, base: Checkpoint, inner: Reading) -> str:
+    """The adapted layer as the method's reading names it.
+
+    Raises:
+        Refused: If it has no such layer.
+    """
+    saved = base.names[adapter.weight]
+    name = next((name for name, file_name in inner.names.items() if file_name == saved), "")
+    if name not in inner.tensors:
+        raise Refused(
+            f"{saved} has an adapter, but this network has no such weight.",
+            hint="The file mixes two networks.",
+            code="lora.unused",
+        )
+    return name.removesuffix(".weight")
+
+
+def _identify(
+    beneath: Identify, checkpoint: Checkpoint, settings: Mapping[str, str], images: Tensor, recorded: Tensor
+) -> dict[str, str]:
+    """What the method settles on the merged weights."""
+    if not adapter_names(checkpoint):
+        return beneath(checkpoint, settings, images, recorded)
+    ours, others = _sorted(settings)
+    found: list[dict[str, str]] = []
+    for ways in _open_ways(checkpoint, ours):
+        knobs = Knobs({**ours, **ways})
+        merged = with_merged(without_adapters(checkpoint), read_adapters(checkpoint, knobs))
+        knobs.done()
+        try:
+            found.append({**ways, **beneath(merged, others, images, recorded)})
+        except Refused as refused:
+            why = refused
+    if not found:
+        raise why
+    if len(found) > 1:
+        raise Refused(
+            "the recorded output does not determine lora_merged: the network's output is the same with and without "
+            "another s B A.",
+            hint="Give it with --set lora_merged=yes or no.",
+            code="lora.identify",
+        )
+    return found[0]
+
+
+def _open_ways(checkpoint: Checkpoint, given: Mapping[str, str]) -> list[dict[str, str]]:
+    """What to try for ``lora_merged``: both where nothing tells, else nothing more than is known."""
+    try:
+        read_adapters(checkpoint, Knobs(given))
+    except Refused as refused:
+        if refused.code != "lora.merged":
+            raise
+        return [{"lora_merged": way} for way in ("no", "yes")]
+    return [{}]
+
+
+# --- LoRA, under any method: W x + b + s B (A x) is one linear layer with W + s B A.

@@ -1,0 +1,75 @@
+"""What the metadata of a net of branches does not say, from an output that was recorded."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from itertools import product
+
+import torch
+from torch import Tensor
+
+from repaconv.backbones.tensor_names import weight_of
+from repaconv.checkpoints import Checkpoint
+from repaconv.core.errors import Refused
+from repaconv.method_api.fold_error import loaded, max_rel_error
+from repaconv.method_api.settings import said_in
+from repaconv.methods.nondeep.reading import WAYS, understood
+
+
+def identify(checkpoint: Checkpoint, settings: Mapping[str, str], images: Tensor, recorded: Tensor) -> dict[str, str]:
+    """The settings that are open, as they were: every variant is run, one must clearly win.
+
+    Args:
+        checkpoint: As `read` takes it.
+        settings: What the user says already; it is not tried.
+        images: [N, C, H, W].
+        recorded: The official output on them.
+
+    Returns:
+        Settings to add.
+
+    Raises:
+        Refused: If no variant reproduces the output, or several do.
+    """
+    said = {**said_in(checkpoint.record, "meta", "arch"), **said_in(checkpoint.record, "meta", "join"), **settings}
+    variants = list(_variants(checkpoint, said))
+    tried = [(_error(checkpoint, {**settings, **variant}, images, recorded), variant) for variant in variants]
+    tried.sort(key=lambda row: row[0])
+    best, next_best = tried[0], tried[1] if len(tried) > 1 else (math.inf, {})
+    if best[0] > 1e-5 or next_best[0] < 100 * max(best[0], 1e-15):
+        differing = [name for name in best[1] if best[1][name] != next_best[1].get(name)]
+        raise Refused(
+            f"the recorded output does not determine {', '.join(differing or best[1])}: the best variant differs "
+            f"from it by {best[0]:.1e}, the next best by {next_best[0]:.1e}.",
+            hint="Record the pair in float64, or give the settings with --set.",
+            code="nondeep.identify",
+        )
+    return best[1]
+
+
+def _variants(checkpoint: Checkpoint, said: Mapping[str, object]) -> Iterator[dict[str, str]]:
+    """Every way to set what nobody says."""
+    width = weight_of(checkpoint.tensors, "patch_embed.proj.weight", 4).shape[0]
+    values = {
+        **WAYS,
+        "num_heads": tuple(str(heads) for heads in range(1, width + 1) if width % heads == 0),
+        "norm_eps": ("1e-06", "1e-05", "1e-12"),
+    }
+    unknown = {name: choices for name, choices in values.items() if name not in said}
+    for chosen in product(*unknown.values()):
+        yield dict(zip(unknown, chosen, strict=True))
+
+
+def _error(checkpoint: Checkpoint, settings: Mapping[str, str], images: Tensor, recorded: Tensor) -> float:
+    """How far the net of these settings is from the recorded output, relative to its largest value."""
+    net = understood(checkpoint, settings)
+    with torch.no_grad():
+        output = loaded(net.module(), net.tensors)(images.double())
+    if output.shape != recorded.shape:
+        raise Refused(
+            f"the recorded output has shape {list(recorded.shape)}, but the network's output has {list(output.shape)}.",
+            hint="Give the input and output of this checkpoint.",
+            code="inputs.shape",
+        )
+    return max_rel_error(output, recorded.double())

@@ -1,0 +1,1 @@
+"""torch to ONNX, simplifiers, opset lowering, lower precision."""

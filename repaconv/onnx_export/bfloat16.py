@@ -1,0 +1,178 @@
+"""A float32 graph in bfloat16, strongly typed, and the same roundings in float32 for a runtime without its kernels.
+
+bfloat16 has the range of float32, so nothing overflows and no node is kept for its range; what stays in float32 are
+operators that take no bfloat16 in the graph's opset (Conv below 22), which ONNX's own schemas say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from repaconv.graph.onnx_files import opset_of
+
+if TYPE_CHECKING:
+    import onnx
+
+PLAIN = ("Cast", "CastLike", "Constant", "ConstantOfShape", "Shape")
+"""Their types are said by an attribute, or are none of ours."""
+
+
+def to_bf16(model: onnx.ModelProto, keep: Collection[str] = ()) -> onnx.ModelProto:
+    """The graph in bfloat16, its input and output in float32.
+
+    Args:
+        model: The float32 graph; it is left as it is.
+        keep: Names of nodes that stay in float32.
+    """
+    import onnx
+
+    typed = onnx.ModelProto()
+    typed.CopyFrom(model)
+    _Typing(typed, frozenset(keep)).run()
+    del typed.graph.value_info[:]
+    return typed
+
+
+class _Typing:
+    """One walk over the nodes in order: who computes in bfloat16 gets its float inputs in it."""
+
+    def __init__(self, model: onnx.ModelProto, keep: frozenset[str] = frozenset()) -> None:
+        import onnx
+
+        self.keep = keep
+        self.graph = model.graph
+        self.opset = opset_of(model)
+        self.weights = {w.name: w for w in self.graph.initializer if w.data_type == onnx.TensorProto.FLOAT}
+        self.floats = {*self.weights, *_values_of(model, onnx.TensorProto.FLOAT)}
+        self.low: set[str] = set()
+        self.nodes: list[onnx.NodeProto] = []
+        self.known: dict[str, str] = {}
+
+    def run(self) -> None:
+        outputs = [value.name for value in self.graph.output if value.name in self.floats]
+        for node in list(self.graph.node):
+            first = next((place for place, name in enumerate(node.input) if name in self.floats), None)
+            computes = node.op_type not in PLAIN and first is not None and self._takes(node, first)
+            for place, name in enumerate(node.input):
+                if name in self.floats:
+                    node.input[place] = self._in(name, f"{node.name}.{place}", computes and self._takes(node, place))
+            self.nodes.append(node)
+            self.low |= {name for name in node.output if name in self.floats and computes}
+        for name in outputs:
+            self._output(name)
+        del self.graph.node[:]
+        self.graph.node.extend(self.nodes)
+        used = {name for node in self.nodes for name in node.input}
+        kept = [weight for weight in self.graph.initializer if weight.name in used]
+        del self.graph.initializer[:]
+        self.graph.initializer.extend(kept)
+
+    def _takes(self, node: onnx.NodeProto, place: int) -> bool:
+        """Whether the node's input at that place may be bfloat16."""
+        from onnx import defs
+
+        if node.name in self.keep:
+            return False
+        schema = defs.get_schema(node.op_type, self.opset, node.domain)
+        formal = schema.inputs[min(place, len(schema.inputs) - 1)]
+        return "tensor(bfloat16)" in formal.types
+
+    def _in(self, name: str, cast: str, low: bool) -> str:
+        """That value in the type that is wanted, cast once, by a node of that name."""
+        import onnx
+
+        if (name in self.low) == low:
+            return name
+        if name in self.known:
+            return self.known[name]
+        other = f"{name}.bf16" if low else f"{name}.fp32"
+        if name in self.weights:
+            values = onnx.numpy_helper.to_array(self.weights[name])
+            self.graph.initializer.append(_as_bf16(values, other))
+        else:
+            to = onnx.TensorProto.BFLOAT16 if low else onnx.TensorProto.FLOAT
+            self.nodes.append(_cast(name, other, to, cast))
+        self.known[name] = other
+        return other
+
+    def _output(self, name: str) -> None:
+        """The graph's output keeps its name and its float32."""
+        import onnx
+
+        if name not in self.low:
+            return
+        inner, last = f"{name}.bf16", ""
+        for node in self.nodes:
+            for names in (node.input, node.output):
+                for place, value in enumerate(names):
+                    if value == name:
+                        names[place], last = inner, last or node.name
+        self.nodes.append(_cast(inner, name, onnx.TensorProto.FLOAT, f"{last}.out"))
+
+
+def rounded_in_float32(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A bfloat16 graph for a runtime that has no such kernels: float32, every value rounded where the graph has it.
+
+    That is what hardware does that adds up in float32 and stores bfloat16.
+
+    Args:
+        model: Of `to_bf16`; it is left as it is.
+    """
+    import onnx
+
+    low = set(_values_of(model, onnx.TensorProto.BFLOAT16))
+    copied = onnx.ModelProto()
+    copied.CopyFrom(model)
+    graph = copied.graph
+    for weight in graph.initializer:
+        if weight.data_type == onnx.TensorProto.BFLOAT16:
+            values = onnx.numpy_helper.to_array(weight).astype(np.float32)
+            weight.CopyFrom(onnx.numpy_helper.from_array(values, weight.name))
+    to_low, to_float = onnx.TensorProto.BFLOAT16, onnx.TensorProto.FLOAT
+    nodes = []
+    for node in graph.node:
+        nodes.append(node)
+        if node.op_type == "Cast" and node.input[0] in low:
+            node.op_type = "Identity"
+            del node.attribute[:]
+        for place, name in enumerate(node.output):
+            if name not in low or node.op_type == "Identity":
+                continue
+            rounded, step = f"{name}.low", f"{node.name}.{place}"
+            if node.op_type == "Cast":
+                node.output[place] = rounded
+            else:
+                node.output[place] = f"{name}.exact"
+                nodes.append(_cast(node.output[place], rounded, to_low, f"{step}.low"))
+            nodes.append(_cast(rounded, name, to_float, f"{step}.rounded"))
+    del graph.node[:]
+    graph.node.extend(nodes)
+    del graph.value_info[:]
+    return copied
+
+
+def _cast(source: str, target: str, to: int, name: str) -> onnx.NodeProto:
+    from onnx import helper
+
+    return helper.make_node("Cast", [source], [target], name, to=to)
+
+
+def _values_of(model: onnx.ModelProto, kind: int) -> list[str]:
+    """Names of all values of that element type."""
+    import onnx
+
+    graph = onnx.shape_inference.infer_shapes(model).graph
+    values = [*graph.input, *graph.value_info, *graph.output]
+    return [value.name for value in values if value.type.tensor_type.elem_type == kind]
+
+
+def _as_bf16(values: np.ndarray[tuple[int, ...], np.dtype[np.float32]], name: str) -> onnx.TensorProto:
+    """Rounded to nearest, ties to even."""
+    from onnx import TensorProto, helper
+
+    bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
+    upper = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+    return helper.make_tensor(name, TensorProto.BFLOAT16, values.shape, upper.tobytes(), raw=True)

@@ -1,0 +1,194 @@
+"""Any torch module to ONNX in float64, so that the exporter's own folds round nothing: by torch's new exporter, else by
+the old one."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from typing import TYPE_CHECKING, Any
+
+from repaconv.core.errors import Refused, first_line
+from repaconv.core.scratch_folders import scratch_folder
+from repaconv.onnx_export.torch_exporter import _quiet, _without_traces, translations
+
+if TYPE_CHECKING:
+    import onnx
+    from torch import nn
+
+NEW, OLD = "torch's exporter", "torch's old exporter"
+OPSET, OLD_OPSET = 20, 17
+
+
+def network_to_onnx(
+    module: nn.Module, shape: tuple[int, int, int], *, input_name: str, outputs: Sequence[str]
+) -> tuple[onnx.ModelProto, str]:
+    """Export a module of images [B, C, H, W], with a free batch where that can be, by whatever exporter takes it.
+
+    Args:
+        module: In eval mode, in float64.
+        shape: One image.
+        input_name: What its input will be called.
+        outputs: What its outputs will be called, in their order.
+
+    Returns:
+        The graph in float64, and who wrote it.
+
+    Raises:
+        Refused: If neither does, with what each says.
+    """
+    told = []
+    moved = _moved(module, shape)
+    if moved:
+        told.append(f"{NEW}: it would crash, because the network's forward assigns {moved}.data")
+    for name, export, free, attention in (
+        (NEW, _new, True, nullcontext),
+        (NEW, _new, False, nullcontext),
+        (OLD, _old, True, nullcontext),
+        (NEW, _new, True, _written_out),
+    ):
+        if moved and name == NEW:
+            continue
+        try:
+            with _quiet(), attention(), _exact_numbers(), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                return export(module, shape, input_name, outputs, free), name
+        except Exception as error:  # of either exporter, over any network
+            told.append(f"{name}: {first_line(_cause(error))}")
+    raise Refused(
+        f"torch does not write this network as ONNX ({'; '.join(dict.fromkeys(told))}).",
+        hint="Export it yourself, and fold the graph: repaconv fold model.onnx.",
+        code="export.operator",
+    )
+
+
+def _moved(module: nn.Module, shape: tuple[int, int, int]) -> str:
+    """The first weight whose ``data`` the forward assigns, as SPAN's, which folds itself there; empty if none.
+
+    Torch's new exporter runs the forward on tensors without memory. Such a one in the place of a real weight ends the
+    process with a segmentation fault (torch 2.13); the old exporter runs it on real ones.
+    """
+    import torch
+
+    before = {name: weight.data_ptr() for name, weight in module.named_parameters()}
+    with suppress(Exception), torch.no_grad():  # what else is wrong with it, the exporters say
+        module(_example(shape, free=True))
+    return next((name for name, weight in module.named_parameters() if weight.data_ptr() != before.get(name)), "")
+
+
+def _cause(error: BaseException) -> BaseException:
+    """What was raised first; the exporters wrap it in what they were at."""
+    return _cause(error.__cause__) if error.__cause__ else error
+
+
+@contextmanager
+def _written_out() -> Iterator[None]:
+    """Attention as torch's documentation writes it, in products and a softmax: the exporter takes its kernel in 4D."""
+    import torch
+    from torch.nn import functional
+
+    own = functional.scaled_dot_product_attention
+
+    def attention(query: Any, key: Any, value: Any, attn_mask: Any = None, *given: Any, **how: Any) -> Any:
+        if given or any(value for name, value in how.items() if name != "scale"):
+            return own(query, key, value, attn_mask, *given, **how)
+        scale = query.shape[-1] ** -0.5 if how.get("scale") is None else how["scale"]
+        scores = query @ key.transpose(-2, -1) * scale
+        if attn_mask is not None:
+            masks = attn_mask.dtype == torch.bool
+            scores = scores.masked_fill(~attn_mask, float("-inf")) if masks else scores + attn_mask
+        return scores.softmax(-1) @ value
+
+    functional.scaled_dot_product_attention = attention
+    try:
+        yield
+    finally:
+        functional.scaled_dot_product_attention = own
+
+
+@contextmanager
+def _exact_numbers() -> Iterator[None]:
+    """Bare numbers of a module (``x * 32**-0.5``) as it has them: the exporter writes each in float32, whatever it
+    multiplies, and 2e-8 of one number may be any part of an output."""
+    from onnxscript import ir
+    from torch.onnx._internal.exporter import _building
+
+    inside = vars(_building)
+    own = inside["_determine_input_dtype"]
+
+    def determined(param: Any, arg: Any, bound: Any) -> Any:
+        found, kind = own(param, arg, bound), param.type_constraint
+        guessed = kind not in bound and len(kind.allowed_types) > 1  # by the number alone
+        numbers = arg if isinstance(arg, (list, tuple)) else [arg]
+        double = guessed and found == ir.DataType.FLOAT and any(isinstance(number, float) for number in numbers)
+        return ir.DataType.DOUBLE if double else found
+
+    inside["_determine_input_dtype"] = determined
+    try:
+        yield
+    finally:
+        inside["_determine_input_dtype"] = own
+
+
+def _example(shape: tuple[int, int, int], free: bool) -> Any:
+    import torch
+
+    return torch.zeros((2 if free else 1, *shape), dtype=torch.float64)
+
+
+def _new(
+    module: nn.Module, shape: tuple[int, int, int], input_name: str, outputs: Sequence[str], free: bool
+) -> onnx.ModelProto:
+    import torch
+
+    for optimized in (True, False):
+        program = torch.onnx.export(
+            module,
+            (_example(shape, free),),
+            dynamo=True,
+            opset_version=OPSET,
+            input_names=[input_name],
+            output_names=list(outputs),
+            dynamic_shapes=({0: "batch"},) if free else None,
+            optimize=optimized,
+            custom_translation_table=translations(),
+            verbose=False,
+        )
+        assert program is not None
+        model = program.model_proto
+        if _is_whole(model):
+            break
+    return _without_traces(model)
+
+
+def _is_whole(model: onnx.ModelProto) -> bool:
+    """Whether all is there that nodes take: of two Clips the exporter's optimizer makes one, and loses its bounds."""
+    graph = model.graph
+    there = {"", *(port.name for port in graph.input), *(weight.name for weight in graph.initializer)}
+    there |= {name for node in graph.node for name in node.output}
+    return there.issuperset(name for node in graph.node for name in node.input)
+
+
+def _old(
+    module: nn.Module, shape: tuple[int, int, int], input_name: str, outputs: Sequence[str], free: bool
+) -> onnx.ModelProto:
+    import onnx
+    import torch
+
+    with scratch_folder() as folder:
+        path = folder / "network.onnx"
+        torch.onnx.export(
+            module,
+            (_example(shape, free),),
+            str(path),
+            dynamo=False,
+            opset_version=OLD_OPSET,
+            input_names=[input_name],
+            output_names=list(outputs),
+            dynamic_axes={name: {0: "batch"} for name in (input_name, *outputs)} if free else None,
+        )
+        model = onnx.shape_inference.infer_shapes(onnx.load(path))
+    for number, node in enumerate(model.graph.node):  # /layer1/layer1.0/conv1/Conv: the module is the last but one
+        scopes = [part for part in node.name.split("/") if part]
+        node.name = f"{scopes[-2] if len(scopes) > 1 else ''}/{node.op_type}_{number}".lstrip("/")
+    return model

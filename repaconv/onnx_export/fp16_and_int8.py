@@ -1,0 +1,245 @@
+"""A float32 graph in lower precision, strongly typed: float16 with float32 islands, int8 as QuantizeLinear pairs.
+
+onnxruntime's own converter and quantizer do the work; which nodes stay in float32 is measured here. bfloat16, which
+the converter does not write, is in `repaconv.onnx_export.bfloat16`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from repaconv.core.progress import only_errors
+from repaconv.core.scratch_folders import scratch_folder
+from repaconv.engines.contract import Feeds
+
+if TYPE_CHECKING:
+    import onnx
+
+LARGEST_FP16 = 65504.0
+# Room for images that were not measured.
+HEADROOM = 8.0
+# Kernels of these square their input, and some add the squares up in float16.
+SQUARING = ("LayerNormalization", "GroupNormalization", "InstanceNormalization", "RMSNormalization", "LpNormalization")
+QUANTIZED = ("MatMul", "Gemm", "Conv")
+# From 21 on ONNX Runtime (1.31) turns int8 zero points into uint8 ones and leaves their output_dtype behind; graphs for
+# NNCF were not tried beyond it.
+INT8_OPSET = 20
+SYMMETRIC = {"ActivationSymmetric": True, "QuantizeBias": False}
+NARROW = 64
+"""Weights no larger than that in int8 are of 7 bits: two products with them and uint8 fit into 16."""
+# Not so for Conv: ONNX Runtime's int8 one gives int8, and computes in float32 where the graph wants float32 of it.
+ROUNDED_ONCE = {"OpTypesToExcludeOutputQuantization": ["MatMul", "Gemm"]}
+
+
+def islands(model: onnx.ModelProto, largest: Mapping[str, float]) -> list[str]:
+    """Names of the nodes that float16 cannot hold.
+
+    Args:
+        model: The float32 graph.
+        largest: max|value| by name of value, measured in float32.
+    """
+    import onnx
+
+    found = []
+    weights = {
+        weight.name: float(np.abs(onnx.numpy_helper.to_array(weight)).max(initial=0.0))
+        for weight in model.graph.initializer
+        if weight.data_type == onnx.TensorProto.FLOAT
+    }
+    known = {**weights, **largest}
+    for node in model.graph.node:
+        reach = max((known.get(name, 0.0) for name in (*node.input, *node.output)), default=0.0)
+        squared = max((known.get(name, 0.0) for name in node.input[:1]), default=0.0) ** 2
+        limit = LARGEST_FP16 / HEADROOM
+        if not reach <= limit or (node.op_type in SQUARING and not squared <= limit):
+            found.append(node.name)
+    return found
+
+
+def to_fp16(model: onnx.ModelProto, keep: Sequence[str]) -> onnx.ModelProto:
+    """The graph in float16, its input and output in float32.
+
+    Args:
+        model: The float32 graph; it is left as it is.
+        keep: Names of nodes that stay in float32.
+    """
+    import onnx
+    from onnxruntime.transformers.float16 import convert_float_to_float16
+    from onnxruntime.transformers.onnx_model import OnnxModel
+
+    copied = onnx.ModelProto()
+    copied.CopyFrom(model)
+    with only_errors():
+        typed = OnnxModel(convert_float_to_float16(copied, keep_io_types=True, node_block_list=list(keep)))
+        _join_islands(typed.model.graph)
+        typed.topological_sort(is_deterministic=True)  # the converter puts its casts at the end
+    sorted_model: onnx.ModelProto = typed.model
+    return sorted_model
+
+
+def _join_islands(graph: onnx.GraphProto) -> None:
+    """Let float32 go from one kept node to the next; the converter takes every value down to float16 between them.
+
+    It also casts once for each input, under one name, so that x * x makes two nodes of a kind.
+    """
+    from onnx import TensorProto
+
+    nodes = {tuple(node.output): node for node in graph.node}.values()
+    casts = {node.output[0]: node for node in nodes if node.op_type == "Cast"}
+    kept_in_float = {}
+    for name, node in casts.items():
+        before = casts.get(node.input[0])
+        if _casts_to(node, TensorProto.FLOAT) and before is not None and _casts_to(before, TensorProto.FLOAT16):
+            kept_in_float[name] = before.input[0]
+    for node in nodes:
+        for place, name in enumerate(node.input):
+            node.input[place] = kept_in_float.get(name, name)
+    used = {name for node in nodes for name in node.input} | {value.name for value in graph.output}
+    left = [node for node in nodes if node.op_type != "Cast" or node.output[0] in used]
+    used = {name for node in left for name in node.input} | {value.name for value in graph.output}
+    left = [node for node in left if node.op_type != "Cast" or node.output[0] in used]
+    del graph.node[:]
+    graph.node.extend(left)
+
+
+QUANTIZERS = ("onnxruntime", "onnxruntime-symmetric", "nncf", "nncf-symmetric")
+"""Who writes int8. Symmetric: activations in int8 about zero, which OpenVINO multiplies faster; what is never negative,
+or hardly so, as behind GELU, has half the steps."""
+ABOUT_ZERO = "-symmetric"
+
+
+class Int8(NamedTuple):
+    """How a device takes int8.
+
+    Attributes:
+        symmetric: Zero points of 0 and biases in float32, as TensorRT wants them; else as ``by`` says, which is uint8
+            where it says nothing: ONNX Runtime multiplies that faster.
+        narrow: Weights in 7 bits: x86-64 without VNNI adds two products up in 16 bits, and clips what does not fit.
+        by: Of `QUANTIZERS`.
+    """
+
+    symmetric: bool = False
+    narrow: bool = False
+    by: str = QUANTIZERS[0]
+
+    @property
+    def about_zero(self) -> bool:
+        """Whether activations are in int8 with zero points of 0."""
+        return self.symmetric or self.by.endswith(ABOUT_ZERO)
+
+    def opset(self, newest: int) -> int:
+        """The newest in which it is written, where the float32 graph may be of ``newest``."""
+        return min(newest, INT8_OPSET) if self.symmetric or self.by != QUANTIZERS[0] else newest
+
+
+USUAL = Int8()
+
+
+def to_int8(
+    model: onnx.ModelProto, calls: Iterable[Feeds], keep: Sequence[str] = (), how: Int8 = USUAL
+) -> onnx.ModelProto:
+    """Linear layers and convolutions in int8, per output channel, calibrated on images; all else stays float32.
+
+    By ONNX Runtime's quantizer, for processors, the products of two activations (scores, mixed values) and those by
+    several matrices at once stay in float32 too, and what a linear layer gives is not rounded again: ONNX Runtime takes
+    0.8 of the time so, with a smaller error (make bench-precision). For NNCF's see
+    `repaconv.onnx_export.nncf_quantization`.
+
+    Args:
+        model: The float32 graph.
+        calls: Its inputs, in its order or by its names.
+        keep: Names of nodes that stay in float32.
+        how: As the device takes it.
+    """
+    from repaconv.onnx_export.nncf_quantization import quantised
+
+    stored = {weight.name for weight in model.graph.initializer}
+    names = [value.name for value in model.graph.input if value.name not in stored]
+    named = (dict(zip(names, map(call.get, _order(names, call)), strict=True)) for call in calls)
+    if how.by.startswith("nncf"):
+        return quantised(model, list(named), keep, narrow=how.narrow, symmetric=how.about_zero)
+    return _by_onnxruntime(model, named, keep, how)
+
+
+def _by_onnxruntime(
+    model: onnx.ModelProto, calls: Iterator[dict[str, Any]], keep: Sequence[str], how: Int8
+) -> onnx.ModelProto:
+    import onnx
+    from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
+
+    class Reader(CalibrationDataReader):  # type: ignore[misc]
+        def get_next(self) -> dict[str, Any] | None:
+            return next(calls, None)
+
+    with scratch_folder() as folder, only_errors():
+        single, path = folder / "fp32.onnx", folder / "int8.onnx"
+        onnx.save(model, single)  # given a model, the quantizer writes into it
+        quantize_static(
+            str(single),
+            str(path),
+            Reader(),
+            quant_format=QuantFormat.QDQ,
+            op_types_to_quantize=list(QUANTIZED),
+            per_channel=True,
+            reduce_range=how.narrow,
+            activation_type=QuantType.QInt8 if how.about_zero else QuantType.QUInt8,
+            weight_type=QuantType.QInt8,
+            nodes_to_exclude=[*keep, *([] if how.symmetric else _without_a_matrix(model))],
+            extra_options=SYMMETRIC if how.symmetric else {**ROUNDED_ONCE, "ActivationSymmetric": how.about_zero},
+        )
+        return onnx.load(path)
+
+
+def is_wide(model: onnx.ModelProto) -> bool:
+    """Whether weights in int8 take more than 7 bits."""
+    import onnx
+
+    int8 = (w for w in model.graph.initializer if w.data_type == onnx.TensorProto.INT8 and len(w.dims) > 1)
+    return any(np.abs(onnx.numpy_helper.to_array(w).astype(np.int16)).max(initial=0) > NARROW for w in int8)
+
+
+def _order(names: Sequence[str], call: Feeds) -> Sequence[str]:
+    return names if set(names) == set(call) else list(call)
+
+
+def _without_a_matrix(model: onnx.ModelProto) -> list[str]:
+    """Names of the products of two activations, and of those by a stack of matrices: ONNX Runtime 1.31 runs none of
+    these whose columns have scales of their own.
+    """
+    axes = {weight.name: len(weight.dims) for weight in model.graph.initializer}
+    return [
+        node.name
+        for node in model.graph.node
+        if (node.op_type in QUANTIZED and axes.keys().isdisjoint(node.input))
+        or (node.op_type == "MatMul" and axes.get(node.input[1], 0) > 2)
+    ]
+
+
+def in_float(model: onnx.ModelProto, precision: str) -> tuple[str, ...]:
+    """Nodes that compute with weights or scores and were not brought to that precision, by name."""
+    import onnx
+
+    types = {w.name: w.data_type for w in model.graph.initializer}
+    made_by = {name: node for node in model.graph.node for name in node.output}
+    kept = []
+    for node in model.graph.node:
+        if node.op_type not in QUANTIZED:
+            continue
+        sources = [made_by.get(name) for name in node.input[:2]]
+        if precision == "int8":
+            low = all(source is not None and source.op_type == "DequantizeLinear" for source in sources)
+        else:
+            low = not any(types.get(name) == onnx.TensorProto.FLOAT for name in node.input) and not any(
+                source is not None and source.op_type == "Cast" and _casts_to(source, onnx.TensorProto.FLOAT)
+                for source in sources
+            )
+        if not low:
+            kept.append(node.name)
+    return tuple(kept)
+
+
+def _casts_to(node: onnx.NodeProto, kind: int) -> bool:
+    return any(entry.name == "to" and entry.i == kind for entry in node.attribute)

@@ -1,0 +1,253 @@
+"""A graph in an older opset, or without operators that a parser lacks.
+
+ONNX's own version converter has no way down for LayerNormalization and refuses axes that are inputs; it then leaves the
+graph as it was, and torch's exporter hands that on without a word. What our graphs need is a handful of operators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from math import pi, sqrt
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from repaconv.core.errors import Refused
+from repaconv.graph.onnx_files import split_evenly
+
+if TYPE_CHECKING:
+    import onnx
+
+OLDEST = 13
+"""Below it Squeeze, Unsqueeze and ReduceSum have their axes elsewhere, and Softmax is another function."""
+
+_REDUCTIONS = tuple(
+    f"Reduce{name}" for name in ("Mean", "Max", "Min", "L1", "L2", "Prod", "SumSquare", "LogSum", "LogSumExp")
+)
+# Attributes that a version brought, and the value at which they say what was always so.
+_NEWER = {
+    "BatchNormalization": ("training_mode", 14, 0),
+    "Cast": ("saturate", 19, 1),
+    **dict.fromkeys(_REDUCTIONS, ("noop_with_empty_axes", 18, 0)),
+}
+
+
+def lower(model: onnx.ModelProto, opset: int, lacks: Collection[str] = ()) -> onnx.ModelProto:
+    """The same function in that opset, without those operators.
+
+    Args:
+        model: Of opset 18 or that opset; it is left as it is.
+        opset: At least 13, at most the model's.
+        lacks: Operators to write with others: LayerNormalization, Gelu.
+
+    Raises:
+        Refused: If an operator has no older form here.
+    """
+    import onnx
+
+    lowered = onnx.ModelProto()
+    lowered.CopyFrom(model)
+    _Lowering(lowered, opset, frozenset(lacks)).run()
+    for node in lowered.graph.node:
+        if node.domain in ("", "ai.onnx") and not onnx.defs.has(node.op_type, opset, ""):
+            raise _no_older(node, opset)
+    del lowered.graph.value_info[:]  # of values that may be gone
+    del lowered.opset_import[:]
+    lowered.opset_import.append(onnx.helper.make_opsetid("", opset))
+    lowered.ir_version = onnx.helper.find_min_ir_version_for(lowered.opset_import)
+    return lowered
+
+
+class _Lowering:
+    """One walk over the nodes, each written anew or kept."""
+
+    def __init__(self, model: onnx.ModelProto, opset: int, lacks: frozenset[str]) -> None:
+        from onnx import numpy_helper
+
+        if opset < OLDEST:
+            raise Refused(
+                f"opset {opset} is older than the oldest supported one.",
+                hint=f"Give a target with opset {OLDEST} or newer.",
+                code="export.opset",
+            )
+        self.graph, self.opset, self.lacks = model.graph, opset, lacks
+        self.constants = {weight.name: weight for weight in model.graph.initializer}
+        self.value_of: Callable[[str], Any] = lambda name: numpy_helper.to_array(self.constants[name])
+        self.shapes = _shapes(model) if any(node.op_type == "Split" for node in model.graph.node) else {}
+        self.nodes: list[onnx.NodeProto] = []
+        self.known: dict[float, str] = {}
+
+    def run(self) -> None:
+        old = list(self.graph.node)
+        del self.graph.node[:]
+        for node in old:
+            if node.op_type == "LayerNormalization" and (self.opset < 17 or node.op_type in self.lacks):
+                self._layer_norm(node)
+            elif node.op_type == "Gelu" and (self.opset < 20 or node.op_type in self.lacks):
+                self._gelu(node)
+            elif node.op_type == "Shape" and self.opset < 15 and node.attribute:
+                self._shape(node)
+            else:
+                self._in_place(node)
+                self.nodes.append(node)
+        self.graph.node.extend(self.nodes)
+
+    def _in_place(self, node: onnx.NodeProto) -> None:
+        """Attributes and inputs as the older version has them."""
+        from onnx import helper
+
+        attributes = {entry.name: helper.get_attribute_value(entry) for entry in node.attribute}
+        if node.op_type in _REDUCTIONS and self.opset < 18 and len(node.input) > 1:
+            self._axes(node)
+        if node.op_type == "Split" and self.opset < 18 and "num_outputs" in attributes:
+            self._split(node, attributes.get("axis", 0))
+        name, since, plain = _NEWER.get(node.op_type, ("", 0, 0))
+        if name in attributes and self.opset < since:
+            if attributes[name] != plain:
+                raise _no_older(node, self.opset)
+            self._drop(node, name)
+        if node.op_type == "Reshape" and self.opset < 14 and "allowzero" in attributes:
+            zero = node.input[1] in self.constants and 0 in self.value_of(node.input[1])
+            if attributes["allowzero"] and zero:
+                raise _no_older(node, self.opset)
+            self._drop(node, "allowzero")  # 0 says what was always so, and 1 nothing: no batch is 0
+
+    def _axes(self, node: onnx.NodeProto) -> None:
+        """Axes as an attribute; none are all, or none with ``noop_with_empty_axes``, which is looked at elsewhere."""
+        from onnx import helper
+
+        if node.input[1] and node.input[1] not in self.constants:
+            raise _no_older(node, self.opset)
+        axes = [int(axis) for axis in self.value_of(node.input[1])] if node.input[1] else []
+        del node.input[1:]
+        if axes:
+            node.attribute.append(helper.make_attribute("axes", axes))
+
+    def _split(self, node: onnx.NodeProto, axis: int) -> None:
+        """Equal parts are what no attribute means; others are written."""
+        shape = self.shapes.get(node.input[0], ())
+        parts = split_evenly(shape[axis], len(node.output)) if shape and shape[axis] else None
+        if parts is None:
+            raise _no_older(node, self.opset)
+        self._drop(node, "num_outputs")
+        if parts[-1] != parts[0]:
+            node.input.append(self.whole(*parts))
+
+    @staticmethod
+    def _drop(node: onnx.NodeProto, name: str) -> None:
+        kept = [entry for entry in node.attribute if entry.name != name]
+        del node.attribute[:]
+        node.attribute.extend(kept)
+
+    def _shape(self, node: onnx.NodeProto) -> None:
+        """Some of the dimensions: cut out of all of them."""
+        from onnx import helper
+
+        attributes = {entry.name: helper.get_attribute_value(entry) for entry in node.attribute}
+        step = _Steps(self, node)
+        ends = (self.whole(attributes.get("start", 0)), self.whole(attributes.get("end", 2**31)))
+        step.done(step("Slice", step("Shape", node.input[0]), *ends))
+
+    def _layer_norm(self, node: onnx.NodeProto) -> None:
+        """(x - mean) / sqrt(var + eps), with the affine where it is one."""
+        from onnx import helper
+
+        attributes = {entry.name: helper.get_attribute_value(entry) for entry in node.attribute}
+        if attributes.get("axis", -1) != -1 or len(node.output) > 1:
+            raise _no_older(node, self.opset)
+        step = _Steps(self, node)
+        x = node.input[0]
+        centred = step("Sub", x, step.mean(x))
+        variance = step.mean(step("Mul", centred, centred))
+        deviation = step("Sqrt", step("Add", variance, step.number(attributes.get("epsilon", 1e-5))))
+        y = step("Div", centred, deviation)
+        scale, shift = node.input[1], (node.input[2] if len(node.input) > 2 else "")
+        if not self._is_all(scale, 1.0):
+            y = step("Mul", y, scale)
+        if shift and not self._is_all(shift, 0.0):
+            y = step("Add", y, shift)
+        step.done(y)
+
+    def _gelu(self, node: onnx.NodeProto) -> None:
+        """0.5 x (1 + erf(x / sqrt 2)), or its tanh form."""
+        from onnx import helper
+
+        attributes = {entry.name: helper.get_attribute_value(entry) for entry in node.attribute}
+        step, x = _Steps(self, node), node.input[0]
+        if attributes.get("approximate", b"none") == b"tanh":
+            cube = step("Mul", step("Mul", x, x), x)
+            inner = step("Add", x, step("Mul", cube, step.number(0.044715)))
+            bent = step("Tanh", step("Mul", inner, step.number(sqrt(2 / pi))))
+        else:
+            bent = step("Erf", step("Div", x, step.number(sqrt(2))))
+        half = step("Mul", x, step("Add", bent, step.number(1.0)))
+        step.done(step("Mul", half, step.number(0.5)))
+
+    def _is_all(self, name: str, value: float) -> bool:
+        return name in self.constants and bool((self.value_of(name) == value).all())
+
+    def number(self, value: float) -> str:
+        """A scalar constant, one for each value."""
+        from onnx import numpy_helper
+
+        if value not in self.known:
+            self.known[value] = f"constant_{len(self.known)}"
+            self.graph.initializer.append(numpy_helper.from_array(np.float32(value), self.known[value]))
+        return self.known[value]
+
+    def whole(self, *values: int) -> str:
+        """Whole numbers [n] as a constant."""
+        from onnx import numpy_helper
+
+        name = "_".join(map(str, ("whole", *values)))
+        if name not in self.constants:
+            self.constants[name] = numpy_helper.from_array(np.asarray(values, dtype=np.int64), name)
+            self.graph.initializer.append(self.constants[name])
+        return name
+
+
+class _Steps:
+    """The nodes in place of one, under its module's name."""
+
+    def __init__(self, lowering: _Lowering, node: onnx.NodeProto) -> None:
+        self.lowering, self.node, self.count = lowering, node, 0
+        self.number = lowering.number
+
+    def __call__(self, operator: str, *inputs: str, **attributes: Any) -> str:
+        from onnx import helper
+
+        self.count += 1
+        output = f"{self.node.output[0]}.{self.count}"
+        name = f"{self.node.name}.{self.count}"
+        self.lowering.nodes.append(helper.make_node(operator, inputs, [output], name, **attributes))
+        return output
+
+    def mean(self, x: str) -> str:
+        """Over the last axis, which is an attribute, or from opset 18 on an input."""
+        if self.lowering.opset < 18:
+            return self("ReduceMean", x, keepdims=1, axes=[-1])
+        return self("ReduceMean", x, self.lowering.whole(-1), keepdims=1)
+
+    def done(self, last: str) -> None:
+        """The last value has the name of the old one."""
+        assert self.lowering.nodes[-1].output[0] == last
+        self.lowering.nodes[-1].output[0] = self.node.output[0]
+
+
+def _shapes(model: onnx.ModelProto) -> dict[str, tuple[int, ...]]:
+    """Of all values, as far as they are known; 0 for what is free."""
+    import onnx
+
+    graph = onnx.shape_inference.infer_shapes(model).graph
+    return {
+        value.name: tuple(dim.dim_value for dim in value.type.tensor_type.shape.dim)
+        for value in (*graph.input, *graph.value_info)
+    }
+
+
+def _no_older(node: onnx.NodeProto, opset: int) -> Refused:
+    return Refused(
+        f"{node.name} ({node.op_type}) cannot be written in opset {opset}.",
+        hint="Export for a target with a newer opset, or give a newer --opset.",
+        code="export.opset",
+    )

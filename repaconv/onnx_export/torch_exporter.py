@@ -1,0 +1,225 @@
+"""torch to ONNX: one graph with named input and output, free of anything that differs from run to run."""
+
+from __future__ import annotations
+
+import ast
+import warnings
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from repaconv.core.errors import Refused
+from repaconv.core.progress import only_errors
+from repaconv.graph.onnx_files import opset_of
+from repaconv.onnx_export.opset_lowering import lower
+
+if TYPE_CHECKING:
+    import onnx
+    from torch import nn
+
+
+# --- Operators of torch that its exporter knows no ONNX for, and that ONNX can say exactly.
+
+
+def translations() -> dict[Callable[..., Any], Callable[..., Any]]:
+    """The exporter's ``custom_translation_table``."""
+    import torch
+
+    return {torch.ops.aten.sort.stable: _sort_stable}
+
+
+def _sort_stable(self: Any, stable: bool | None = None, dim: int = -1, descending: bool = False) -> Any:
+    """A stable sort is a TopK of everything: of equal values it gives the lower index first, either way around.
+
+    torch's exporter writes the sort that need not be stable so, and has no entry for the stable one. Source: ONNX's
+    specification, TopK: "Given two equivalent values, this operator uses the indices along the axis as a tiebreaker.
+    That is, the element with the lower index will appear first."
+    """
+    from onnxscript import opset18 as op
+
+    if not self.shape:
+        return op.Identity(self), op.Constant(value_int=0)
+    count = op.Reshape(op.Gather(op.Shape(self), dim, axis=0), op.Constant(value_ints=[1]))
+    return op.TopK(self, count, axis=dim, largest=descending, sorted=True)
+
+
+# --- torch to ONNX: one graph with named input and output, free of anything that differs from run to run.
+
+# protobuf's limit for one message; larger weights lie in a file of their own, but for those that a rewrite may look at.
+ONE_FILE_BYTES = 2 * 1024**3
+INLINE_BYTES = 2**20
+DATA = "weights.data"
+# The dynamo exporter writes this; asked for an older one, it may hand on a newer graph without an error.
+OLDEST_EXPORTED = 18
+
+
+def to_onnx(
+    module: nn.Module,
+    shape: tuple[int, int, int],
+    *,
+    output: str,
+    opset: int,
+    lacks: Collection[str] = (),
+    batch: int | None,
+    free_size: bool,
+    scratch: Path | None = None,
+) -> onnx.ModelProto:
+    """Export a module that maps [B, C, H, W] to [B, K], with torch's dynamo exporter.
+
+    Args:
+        module: In eval mode, float32.
+        shape: One image, [C, H, W]. With ``free_size`` H and W are only an example.
+        output: Name of the output; the input is called ``input``.
+        opset: Of the graph; the exporter writes 18 and newer, `lower` the older ones.
+        lacks: Operators to write with others.
+        batch: None leaves it free, under the name ``batch``; a number fixes it.
+        free_size: Leave ``height`` and ``width`` free.
+        scratch: A folder for the weights of a net above 2 GiB: ``weights.data``, which the graph then refers to.
+
+    Raises:
+        Refused: If the weights do not fit into one ONNX file (2 GiB) and there is no ``scratch``, or if torch's
+            exporter does not know an operator.
+    """
+    large = sum(parameter.numel() * parameter.element_size() for parameter in module.parameters()) >= ONE_FILE_BYTES
+    if large and scratch is None:
+        raise Refused(
+            "the weights take more than 2 GiB, which one ONNX file cannot hold.",
+            hint="Export it as a run: repaconv export writes such weights to a file of their own.",
+            code="export.too-large",
+        )
+    free = ({0: "batch"} if batch is None else {}) | ({2: "height", 3: "width"} if free_size else {})
+    # A free dimension that is 1 in the example would be taken for a constant.
+    program = _traced(module, (2 if batch is None else batch, *shape), output, max(opset, OLDEST_EXPORTED), free)
+    model = _without_traces(_beside_its_weights(program.model, scratch) if large and scratch else program.model_proto)
+    return lower(model, opset, lacks) if opset_of(model) != opset or lacks else model
+
+
+def _traced(module: nn.Module, shape: tuple[int, ...], output: str, opset: int, free: Mapping[int, str]) -> Any:
+    """The exporter's program: one input of this shape, of which some axes are free, by name."""
+    import torch
+
+    try:
+        with _quiet():
+            program = torch.onnx.export(
+                module,
+                (torch.zeros(shape),),
+                dynamo=True,
+                opset_version=opset,
+                input_names=["input"],
+                output_names=[output],
+                dynamic_shapes=(dict(free),) if free else None,
+                custom_translation_table=translations(),
+                verbose=False,
+            )
+    except torch.onnx.OnnxExporterError as error:
+        last = [line for line in str(error).splitlines() if line.startswith("<class")]
+        why = last[0].partition(">: ")[2] if last else str(error).splitlines()[0]
+        raise Refused(
+            f"torch does not write this form as ONNX: {why.rstrip('.')}.",
+            hint="The deploy form can be written; a form of your own needs operators that torch's exporter knows.",
+            code="export.operator",
+        ) from error
+    assert program is not None
+    return program
+
+
+def _beside_its_weights(model: Any, folder: Path) -> onnx.ModelProto:
+    """Write large weights to a file in the folder, one after the other; the graph refers to it."""
+    import onnx
+    import onnx_ir
+
+    path = folder / "graph.onnx"
+    onnx_ir.save(model, path, external_data=DATA, size_threshold_bytes=INLINE_BYTES)
+    graph = onnx.load(path, load_external_data=False)
+    path.unlink()
+    return graph
+
+
+def refer_to(model: onnx.ModelProto, data: str) -> None:
+    """Let the graph's external weights lie in a file of that name beside it; in place."""
+    for weight in model.graph.initializer:
+        for entry in weight.external_data:
+            if entry.key == "location":
+                entry.value = data
+
+
+def add_metadata(model: onnx.ModelProto, entries: Mapping[str, str]) -> None:
+    """Write string pairs into the file's ``metadata_props``, in place, sorted."""
+    import onnx
+
+    onnx.helper.set_model_props(model, dict(sorted(entries.items())))
+
+
+def _without_traces(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Name nodes after their modules; drop stack traces, which hold paths and differ by machine."""
+    for number, node in enumerate(model.graph.node):
+        node.name = f"{_module_of(node)}/{node.op_type}_{number}".lstrip("/")
+        del node.metadata_props[:]
+        node.ClearField("doc_string")
+    for value in (*model.graph.value_info, *model.graph.input, *model.graph.output):
+        del value.metadata_props[:]
+    del model.graph.metadata_props[:]
+    model.ClearField("doc_string")
+    return model
+
+
+def _module_of(node: onnx.NodeProto) -> str:
+    """The innermost module of the exporter's scopes, e.g. ``network.0.0.norm1``; the last scope is the call."""
+    scopes = next((entry.value for entry in node.metadata_props if entry.key.endswith("name_scopes")), "[]")
+    return str((ast.literal_eval(scopes)[:-1] or [""])[-1])
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """The exporter warns of packages that it would like to have; nothing of that is the user's.
+
+    Nor are graphs that it could not finish, which torch prints before another way is tried.
+    """
+    import torch.export._trace
+    import torch.fx.graph_module
+
+    printing = [vars(module) for module in (torch.export._trace, torch.fx.graph_module)]
+    for names in printing:
+        names["print"] = lambda *_, **__: None
+    try:
+        with only_errors("torch.onnx"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for names in printing:
+            names.pop("print", None)
+
+
+def operators_of(model: onnx.ModelProto) -> dict[str, int]:
+    """How many nodes of each operator the graph has."""
+    return dict(sorted(Counter(node.op_type for node in model.graph.node).items()))
+
+
+def check(model: onnx.ModelProto, folder: Path | None = None) -> None:
+    """Hold the graph against the ONNX specification, shapes included.
+
+    Args:
+        model: The graph.
+        folder: Where its external weights lie, if it has such.
+
+    Raises:
+        Refused: With the checker's first sentence.
+    """
+    import onnx
+
+    try:
+        if folder is None:
+            onnx.checker.check_model(model, full_check=True)
+            return
+        path = folder / "checked.onnx"  # only as a file may a graph have its weights elsewhere
+        path.write_bytes(model.SerializeToString())
+        onnx.checker.check_model(str(path), full_check=True)
+        path.unlink()
+    except Exception as error:
+        raise Refused(
+            f"the exported graph is not valid ONNX: {str(error).splitlines()[0]}.",
+            hint="This is a defect of repaconv or of the exporter; please report it with the network's config.",
+            code="export.invalid",
+        ) from error

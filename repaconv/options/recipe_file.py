@@ -1,0 +1,301 @@
+"""A recipe: what to do with one checkpoint and what must hold, as a TOML file that is committed with the code.
+
+checkpoint = "weights/deit.pth"
+
+[set]
+num_heads = 3
+
+[verify]
+inputs = "weights/deit.npz"
+require = ["recorded"]
+
+[export]
+precisions = ["fp32", "int8"]
+
+[bench]
+baseline = "baselines.json"
+max_regression = 0.05
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import re
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pydantic import ValidationError
+
+from repaconv.core.errors import UsageProblem, nearest
+from repaconv.core.toml_positions import At, Lines, NoToml, Problem, place_of, problems, read_toml
+from repaconv.options.option_definitions import Asked, former_names, knobs
+from repaconv.options.recipe_sections import FORMER, NOT_HERE, OPTIONAL, SECTIONS, Recipe, Reference, own_file
+
+IDLE: tuple[tuple[str, tuple[str, ...], Callable[[Any], Any], str], ...] = (
+    ("verify", ("count",), lambda recipe: recipe.verify.inputs, "an .npz is taken whole"),
+    ("verify", ("seed",), lambda recipe: recipe.verify.inputs or recipe.verify.images, "it is of random images"),
+    ("verify", ("classes",), lambda recipe: not recipe.verify.images, "it names the classes of images"),
+    (
+        "verify",
+        ("min_top1", "max_drop"),
+        lambda recipe: not (recipe.verify.inputs or recipe.verify.images),
+        "random images have no labels; give verify.images or verify.inputs",
+    ),
+    (
+        "verify",
+        ("max_drop",),
+        lambda recipe: (recipe.verify.inputs or recipe.verify.images) and _reference_top1(recipe) is None,
+        "there is no [reference] top1",
+    ),
+    ("export", ("inputs", "images"), lambda recipe: set(recipe.export.precisions) <= {"fp32"}, "float32 has no ranges"),
+    ("", ("method", "arch"), lambda recipe: recipe.convert, "convert says what is made of it"),
+    ("bench", ("require", "max_regression"), lambda recipe: not recipe.bench.baseline, "there is no baseline"),
+)
+"""Keys of a section that do nothing where the others are so, and why; they are refused, as options are."""
+
+UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
+"""What pydantic says of a key that there is not; `_unknown` says it better."""
+
+
+class Wrong(NamedTuple):
+    """One thing that is wrong with a recipe."""
+
+    at: At
+    told: str
+    hint: str
+    code: str
+
+    @property
+    def message(self) -> str:
+        """With its place."""
+        return f"{self.at}: {self.told}"
+
+
+class RecipeProblem(UsageProblem):
+    """All that is wrong with a recipe, in the order of its lines."""
+
+    def __init__(self, wrong: Sequence[Wrong]) -> None:
+        self.wrong = tuple(sorted(wrong, key=lambda each: (each.at.file, each.at)))
+        message = "; ".join(each.message for each in self.wrong)
+        super().__init__(message, hint=self.wrong[0].hint, code=self.wrong[0].code)
+
+
+def read_recipe(path: Path) -> tuple[Recipe, Lines]:
+    """A recipe, and the place of each of its keys.
+
+    Raises:
+        UsageProblem: If it cannot be read.
+        RecipeProblem: Of all that is wrong in it.
+    """
+    found = examined(path)
+    if found.wrong:
+        raise RecipeProblem(found.wrong)
+    return found.recipe, found.lines
+
+
+class Examined(NamedTuple):
+    """A recipe as far as it is sound, the place of each key, and all that is wrong with it by itself.
+
+    A value that is wrong is left out of ``recipe``, so that what it names elsewhere can be looked at in one go.
+    """
+
+    recipe: Recipe
+    lines: Lines
+    wrong: tuple[Wrong, ...]
+
+
+def examined(path: Path) -> Examined:
+    """Read a recipe, and find all that is wrong with it.
+
+    Raises:
+        UsageProblem: If it cannot be read.
+        RecipeProblem: If it is not TOML, or extends what is not there.
+    """
+    try:
+        plain, lines = _whole(path, ())
+    except NoToml as problem:
+        told = problem.message.partition(": ")[2]
+        raise RecipeProblem([Wrong(problem.at, told, _mend(problem.at), problem.code)]) from problem
+    where = str(path)
+    recipe, invalid = _sound({key: None if _off(key, value) else value for key, value in plain.items()}, where, lines)
+    unknown = dict(_unknown(plain, where, lines))
+    faulty = {keys[0] for keys in (*unknown, *(each.keys for each in invalid)) if keys}
+    wrong = [*unknown.values()]
+    wrong += [Wrong(each.at, each.told, _remedy(each), "recipe.invalid") for each in invalid]
+    return Examined(recipe, lines, (*wrong, *_idle(recipe, plain, where, lines, faulty)))
+
+
+def _sound(plain: dict[str, Any], where: str, lines: Lines) -> tuple[Recipe, list[Problem]]:
+    """The recipe without what is invalid in it, and what that is; unknown keys are told elsewhere."""
+    try:
+        return Recipe.model_validate(plain), []
+    except ValidationError as error:
+        found = problems(error, where, lines)
+    rest = copy.deepcopy(plain)
+    for each in found:
+        _drop(rest, each.keys)
+    recipe, more = _sound({"checkpoint": "", **rest}, where, lines)
+    return recipe, [each for each in (*found, *more) if each.error["type"] not in UNKNOWN]
+
+
+def _drop(table: dict[str, Any], keys: tuple[str, ...]) -> None:
+    """Take a value out, the whole table of one that is missing in it; the first key goes where a deeper one is not."""
+    *above, last = keys
+    inner: Any = table
+    for key in above:
+        inner = inner.get(key) if isinstance(inner, dict) else None
+    if isinstance(inner, dict) and last in inner:
+        del inner[last]
+    else:
+        table.pop(keys[0], None)
+
+
+def _off(key: str, value: Any) -> bool:
+    """Whether a section is left out."""
+    return key in OPTIONAL and value is False
+
+
+# --- extends --------------------------------------------------------------------------------------------
+
+
+def _whole(path: Path, above: tuple[Path, ...]) -> tuple[dict[str, Any], Lines]:
+    """A recipe's table with what it extends below it, whose paths are seen from here.
+
+    Raises:
+        RecipeProblem: If what it extends is not there, or is itself.
+    """
+    plain, lines = _with_current_names(*read_toml(path, "recipe"))
+    base = plain.get("extends")
+    if not isinstance(base, str):
+        return plain, lines
+    other, at = path.parent / base, place_of(lines, ("extends",), str(path))
+    if other.resolve() in (path.resolve(), *(each.resolve() for each in above)):
+        told = f"extends: {base} extends this recipe itself."
+        raise RecipeProblem([Wrong(at, told, "Let one of them stand alone.", "recipe.extends")])
+    if not other.is_file():
+        beside = sorted(each.name for each in other.parent.glob("*.toml"))
+        hint = f"{nearest(other.name, beside)}Paths are relative to the recipe's folder."
+        raise RecipeProblem([Wrong(at, f"extends: there is no {other}.", hint, "recipe.missing")])
+    below, places = _whole(other, (*above, path))
+    away = os.path.relpath(other.parent, path.parent)
+    return _over(_moved(below, away), plain), {**places, **lines}
+
+
+def _with_current_names(plain: dict[str, Any], lines: Lines) -> tuple[dict[str, Any], Lines]:
+    """A recipe's table and the places of its keys, with the keys of the previous release under their names of today."""
+    former: dict[tuple[str, ...], tuple[str, ...]] = {(old,): (new,) for old, new in FORMER.items()}
+    former |= {
+        (section, old): (section, new)
+        for section, order in SECTIONS.items()
+        for old, new in former_names(order).items()
+    }
+
+    def current(value: Any, above: tuple[str, ...] = ()) -> Any:
+        if not isinstance(value, dict) or len(above) > 1:
+            return value
+        named = {(*above, name): each for name, each in value.items()}
+        return {former.get(keys, keys)[-1]: current(each, keys) for keys, each in named.items()}
+
+    return current(plain), {former.get(keys, keys): at for keys, at in lines.items()}
+
+
+def _over(below: Any, above: Any) -> Any:
+    """Tables are joined key by key; all else is replaced."""
+    if not isinstance(below, dict) or not isinstance(above, dict):
+        return above
+    return {**below, **{key: _over(below.get(key), value) for key, value in above.items()}}
+
+
+def _moved(plain: Mapping[str, Any], away: str) -> dict[str, Any]:
+    """The same with its paths as they are seen from a recipe elsewhere."""
+    found = {}
+    for key, value in plain.items():
+        if isinstance(value, dict) and key in SECTIONS:
+            found[key] = {name: _path(each, away, key, name) for name, each in value.items()}
+        else:
+            found[key] = _path(value, away, "", key)
+    return found
+
+
+def _path(value: Any, away: str, section: str, key: str) -> Any:
+    """A value, moved if it is a path."""
+    if not isinstance(value, str) or (key == "checkpoint" and "://" in value):  # an address is one from anywhere
+        return value
+    paths = {"checkpoint", "out"} if not section else {each.name for each in knobs(SECTIONS[section]) if each.is_path}
+    path = key in paths or (key == "target" and value.endswith(".toml"))
+    path |= not section and ((key == "arch" and bool(own_file(value))) or (key == "preset" and value.endswith(".json")))
+    return Path(os.path.normpath(Path(away, value))).as_posix() if path else value
+
+
+# --- what is wrong --------------------------------------------------------------------------------------
+
+
+def _idle(
+    recipe: Recipe, plain: Mapping[str, Any], where: str, lines: Lines, faulty: Container[str]
+) -> Iterator[Wrong]:
+    """Keys that would do nothing; not of a section in which a key is wrong, by which they may do something."""
+    for section, keys, idle, why in IDLE:
+        table: Any = plain.get(section) if section else plain
+        known = not any(each in faulty for each in (section or "convert", "reference"))
+        for key in keys if isinstance(table, dict) and known and idle(recipe) else ():
+            if key in table:
+                named = (section, key) if section else (key,)
+                told = f"{'.'.join(named)} would do nothing here: {why}."
+                yield Wrong(place_of(lines, named, where), told, "Leave it out.", "recipe.idle")
+
+
+def _reference_top1(recipe: Recipe) -> float | None:
+    return recipe.reference.top1 if recipe.reference else None
+
+
+def _unknown(plain: Mapping[str, Any], where: str, lines: Lines) -> Iterator[tuple[tuple[str, ...], Wrong]]:
+    """Keys that there are not, with those that there are."""
+    known: dict[tuple[str, ...], list[str]] = {(): list(Recipe.model_fields)}
+    known |= {(name,): [each.name for each in keys_of(name)] for name in SECTIONS}
+    for table, keys in known.items():
+        given = plain.get(table[0]) if table else plain
+        for key in given if isinstance(given, dict) else ():
+            if key not in keys:
+                told = f"{'.'.join((*table, key))}: unknown key."
+                hint = f"{nearest(key, keys)}{_elsewhere(key, table)}Known here: {', '.join(keys)}."
+                wrong = Wrong(place_of(lines, (*table, key), where), told, hint, "recipe.invalid")
+                yield (*table, key), wrong
+
+
+def _elsewhere(key: str, table: tuple[str, ...]) -> str:
+    """In which sections there is such a key, where it is not this one."""
+    sections = [f"[{name}]" for name in SECTIONS if (name,) != table and key in [each.name for each in keys_of(name)]]
+    return f"It is a key of {', '.join(sections)}. " if sections else ""
+
+
+def keys_of(section: str) -> list[Asked]:
+    """What a section may have."""
+    return [each for each in knobs(SECTIONS[section]) if each.name not in NOT_HERE[section]]
+
+
+def _remedy(problem: Problem) -> str:
+    """What to write instead: the nearest value where there are a few, else what the key means."""
+    if problem.error["type"] == "missing":
+        return f'Write it, e.g. {problem.keys[-1]} = "...".'
+    if problem.error["type"] == "literal_error":
+        known = re.findall(r"'([^']*)'", str(problem.error["ctx"]["expected"]))
+        return f"{nearest(str(problem.error['input']), known)}Known: {', '.join(known)}."
+    means = _means(*problem.keys[:2])
+    return f"It means: {means}" if means else "See docs/how-to/recipes.md."
+
+
+def _means(section: str, key: str = "") -> str | None:
+    """What a key is for, in the words of its option or of the schema."""
+    if section in SECTIONS and key:
+        return next((each.knob.help for each in keys_of(section) if each.name == key), None)
+    fields = Reference.model_fields if section == "reference" and key else Recipe.model_fields
+    name = key if section == "reference" and key else section
+    return fields[name].description if name in fields else None
+
+
+def _mend(at: At) -> str:
+    """What stands there."""
+    lines = Path(at.file).read_text().splitlines() or [""]
+    return f"Mend that line: {lines[min(at.line, len(lines)) - 1].strip()}"

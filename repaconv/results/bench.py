@@ -1,0 +1,443 @@
+"""Results of ``bench``: latencies, their ratio, and whether the measurement is trusted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field, ValidationInfo, field_validator
+
+from repaconv.results.records import SCHEMA_VERSION, Artefact, ImageSize, Link, Record
+
+
+class MeasuredModel(Record):
+    """The network that was measured, described so that a baseline of another network is recognized.
+
+    Attributes:
+        sha256: The SHA-256 of the checkpoint or ONNX file that the run was made from; of a model file without a run,
+            its own.
+        kind: The method and its backbone in words, or ``graph`` for any network that is folded as a graph; empty for an
+            engine without a run.
+        counts: Its size before the fold, by name: ``parameters``, and MACs or, for an ONNX file without a run,
+            ``nodes``; empty for an engine without a run.
+    """
+
+    sha256: str
+    kind: str = ""
+    counts: dict[str, float] = Field(default={})
+
+    def is_other(self, than: MeasuredModel) -> bool:
+        """Whether it is another network; other weights of one network are the same."""
+        known = self.kind and than.kind and self.sha256 != than.sha256
+        return bool(known) and (self.kind, self.counts) != (than.kind, than.counts)
+
+    @property
+    def told(self) -> str:
+        """What it is, in words."""
+        return ", ".join(
+            [self.kind or "a model", *(f"{count:,.0f} {name}" for name, count in sorted(self.counts.items()))]
+        )
+
+
+class Baseline(Record):
+    """The latencies of one model on one machine, kept to detect regressions, and those of its reference model.
+
+    Attributes:
+        sha256: The SHA-256 of the model file that was measured.
+        network: The network that was measured; null in files of earlier versions.
+        p50_ms: The median latency in ms.
+        subject_ms: The latency in ms of each measured round, in the order of measurement.
+        reference_sha256: The SHA-256 of the reference model, which was measured in the same rounds: the training form,
+            or the model given with ``--against``. Empty if there was none.
+        reference_ms: The latency in ms of the reference model in each round; empty if there was none.
+        session_loads: How often the models were loaded anew; the rounds are split evenly over these session loads.
+        machine: The description of the machine, as in the result of ``bench``.
+    """
+
+    FORMER: ClassVar[Mapping[str, str]] = {
+        "openings": "session_loads",
+        "yardstick_sha256": "reference_sha256",
+        "yardstick_ms": "reference_ms",
+    }
+
+    sha256: str
+    network: MeasuredModel | None = None
+    p50_ms: float
+    subject_ms: tuple[float, ...]
+    reference_sha256: str = ""
+    reference_ms: tuple[float, ...]
+    session_loads: int = 1
+    machine: dict[str, Any]
+
+
+class Baselines(Record):
+    """The file of ``bench --baseline``, which is committed: the baselines of all machines and models.
+
+    Attributes:
+        schema_version: The version of the schema of results.
+        machines: The baselines by machine (GPU, CPU, number of cores, system), then by what was measured (file, target
+            or variant, runtime, precision, threads, batch size, image size, reference model).
+    """
+
+    schema_version: int = SCHEMA_VERSION
+    machines: dict[str, dict[str, Baseline]] = Field(default={})
+
+
+class Regression(Record):
+    """A measurement compared with its baseline: how much longer the model takes now.
+
+    If a reference model was measured with both, the latencies are divided by those of the reference model first.
+
+    Attributes:
+        ratio: The latency now divided by that of the baseline; above 1, the model became slower.
+        low: The lower end of the confidence interval of ``ratio``.
+        high: The upper end of the confidence interval of ``ratio``.
+        confidence: The confidence level of the interval: 0.95.
+        allowed: The largest increase that passes, as a share: 0.05 allows 5% more time.
+        verdict: ``failed`` if the whole interval is above 1 + ``allowed``, ``passed`` if none of it is, otherwise
+            ``inconclusive``; also ``inconclusive`` where the measurement itself or another machine's baseline allows no
+            claim.
+        reference: The name of the reference model; empty if there was none, and milliseconds are compared.
+        machine: The machine of the baseline, as ``machines`` of the baseline file names it.
+        same_machine: Whether the baseline is from this machine; between two machines ``ratio`` compares only roughly.
+    """
+
+    FORMER: ClassVar[Mapping[str, str]] = {"yardstick": "reference"}
+
+    ratio: float
+    low: float
+    high: float
+    confidence: float
+    allowed: float
+    verdict: Literal["passed", "failed", "inconclusive"]
+    reference: str = ""
+    machine: str = ""
+    same_machine: bool = True
+
+    @property
+    def description(self) -> str:
+        """What is compared, and how it came out, in words."""
+        whose = "the baseline" if self.same_machine else f"the baseline of another machine ({self.machine})"
+        beside = f"each relative to the {self.reference} measured with it" if self.reference else "in milliseconds"
+        rough = "" if self.same_machine else ", which compares only roughly from one machine to another"
+        interval = f"{self.confidence:.0%} interval {self.low:.3f} to {self.high:.3f}"
+        if self.verdict == "inconclusive":
+            found = f"not conclusive (about {self.ratio:.1f}x the time, {interval})"
+            return f"compared with {whose}, {beside}{rough}: {found}, {1 + self.allowed:.3f} is allowed"
+        return (
+            f"takes {self.ratio:.3f} times as long as {whose}, {beside}{rough} ({interval}), "
+            f"{1 + self.allowed:.3f} is allowed"
+        )
+
+
+class Latency(Record):
+    """The latency of one model, in milliseconds per inference, over all measured rounds.
+
+    Attributes:
+        name: What the model is called in this result: ``deploy form``, ``training form`` or the name of its file.
+        model: The name of the model's file.
+        sha256: The SHA-256 of that file.
+        engine: The runtime that ran it, with its version.
+        precision: The precision that it computes in, e.g. ``fp32`` or ``int8``; ``fp32`` if an ONNX file states none.
+        p50_ms: The median latency in ms.
+        p90_ms: The 90th percentile of the latency in ms.
+        p95_ms: The 95th percentile of the latency in ms.
+        p99_ms: The 99th percentile of the latency in ms.
+        min_ms: The smallest latency in ms.
+        samples_ms: The latency in ms of each round, in the order of measurement.
+    """
+
+    name: str
+    model: str
+    sha256: str
+    engine: str = ""
+    precision: str = ""
+    p50_ms: float
+    p90_ms: float
+    p95_ms: float
+    p99_ms: float
+    min_ms: float
+    samples_ms: tuple[float, ...]
+
+
+class Ratio(Record):
+    """The speedup of one model over another, with its confidence interval; see
+    `repaconv.benchmark.latency_statistics.ratio`.
+
+    It is the time of ``other`` divided by the time of ``subject`` in the same round.
+
+    Attributes:
+        subject: The name of the model whose speedup it is.
+        other: The name of the model that it is compared with.
+        median: The speedup: above 1, ``subject`` is faster. It is the median over the rounds of a session load, and the
+            geometric mean over the session loads.
+        low: The lower end of the confidence interval of ``median``.
+        high: The upper end of the confidence interval of ``median``.
+        confidence: The confidence level of the interval: 0.95.
+        p10: The 10th percentile of the ratio over the single rounds.
+        p90: The 90th percentile of the ratio over the single rounds.
+        verdict: ``faster`` or ``slower`` if the whole interval is more than 0.5% away from 1, otherwise ``no difference
+            shown``; ``not conclusive`` if the measurement is inconclusive.
+    """
+
+    subject: str
+    other: str
+    median: float
+    low: float
+    high: float
+    confidence: float
+    p10: float
+    p90: float
+    verdict: Literal["faster", "slower", "no difference shown", "not conclusive"]
+
+    def under(self, quality: Quality | None) -> Ratio:
+        """The same without a claim, where the measurement that it is of is inconclusive."""
+        doubted = quality is not None and quality.verdict == "inconclusive"
+        return self.model_copy(update={"verdict": "not conclusive"}) if doubted else self
+
+    @property
+    def conclusive(self) -> bool:
+        """Whether it says anything."""
+        return self.verdict != "not conclusive"
+
+    @property
+    def interval(self) -> str:
+        """In words."""
+        return f"{self.confidence:.0%} interval {self.low:.3f} to {self.high:.3f}"
+
+    @property
+    def cell(self) -> str:
+        """It in a table that says what is compared."""
+        return f"{self.median:.3f} ({self.low:.3f} to {self.high:.3f})" if self.conclusive else self._about
+
+    @property
+    def _about(self) -> str:
+        return f"{self.verdict} (about {self.median:.1f}x)"
+
+    def told(self, subject: str = "", other: str = "") -> str:
+        """It as a sentence without its full stop, which claims no more than was shown.
+
+        Args:
+            subject: What is measured, where that is more than its name.
+            other: What it is compared with, likewise.
+        """
+        subject, other = subject or self.subject, other or self.other
+        if not self.conclusive:
+            return f"{subject} against {other}: {self._about}"
+        if self.verdict == "no difference shown":
+            return f"{subject} against {other}: {self.verdict} (ratio {self.median:.3f}, {self.interval})"
+        return f"{subject}: speedup {self.median:.3f} over {other} ({self.interval}): {self.verdict}"
+
+
+class Quality(Record):
+    """Whether a measurement can be trusted, and what the machine did meanwhile.
+
+    Attributes:
+        verdict: ``trusted`` if no disturbance was detected, ``noisy`` if something disturbed it,
+            ``inconclusive`` if a difference of 5% may have been missed or may have another cause.
+        reasons: The disturbances and other reasons for doubt; empty if it is trusted.
+        seconds: How long the measured rounds took, in s.
+        other_load: The share (0 to 1) of the whole machine's CPU time that other processes took; null if the system
+            does not report it.
+        other_load_on_cores: The share (0 to 1) of the time of the cores in use that other processes took; null if the
+            system does not report it.
+        steal_time: The share (0 to 1) of the CPU time that the hypervisor took; null if the system does not report it.
+        speed: How long a fixed loop takes after the measurement, divided by how long it took before: above 1, the core
+            became slower.
+        before: The state of the machine before the measured rounds, by name: ``load`` (1 minute), clocks in kHz,
+            temperatures in degrees Celsius; of a GPU also its clocks in MHz and its power in W. What the system does
+            not report is missing.
+        after: The same after the measured rounds.
+    """
+
+    FORMER: ClassVar[Mapping[str, str]] = {
+        "stolen": "steal_time",
+        "others": "other_load",
+        "others_here": "other_load_on_cores",
+    }
+
+    verdict: Literal["trusted", "noisy", "inconclusive"]
+    reasons: tuple[str, ...]
+    seconds: float
+    other_load: float | None
+    other_load_on_cores: float | None
+    steal_time: float | None
+    speed: float
+    before: dict[str, float]
+    after: dict[str, float]
+
+
+class NodeTime(Record):
+    """The time of one node in the graph that the runtime executes.
+
+    Attributes:
+        name: The name of the node: that of its module, ``/``, and its operator with a number.
+        module: The module that the node is in, by its dotted name; empty if the name of the node has none.
+        operator: The operator of the node, as the runtime calls it.
+        mean_ms: The mean time of the node per inference, in ms.
+        share: The share (0 to 1) of ``total_ms``.
+        flops: Floating-point operations per inference, 2 for each MAC; 0 for all but matrix products, convolutions and
+            attention.
+    """
+
+    name: str
+    module: str
+    operator: str
+    mean_ms: float
+    share: float
+    flops: int
+
+
+class ModuleTime(Record):
+    """The time of all nodes of one module together.
+
+    Attributes:
+        module: The module, by its dotted name: a layer with a name of four or more parts counts for the module around
+            it, e.g. ``blocks.0.attn.qkv`` for ``blocks.0.attn``.
+        mean_ms: The mean time of these nodes per inference, in ms.
+        share: The share (0 to 1) of ``total_ms``.
+        flops: Floating-point operations per inference, 2 for each MAC, of matrix products, convolutions and attention.
+        gflops: ``flops`` divided by the time, in GFLOP/s.
+        share_of_peak: ``gflops`` divided by ``peak_gflops``.
+    """
+
+    module: str
+    mean_ms: float
+    share: float
+    flops: int
+    gflops: float
+    share_of_peak: float
+
+
+class Profile(Record):
+    """The time of the first model by node and by module, from the runtime's own profiler.
+
+    Attributes:
+        runs: The number of profiled inferences.
+        total_ms: The sum of the mean times of all nodes, in ms, as the profiler measured them.
+        end_to_end_ms: The median latency in ms, as measured without the profiler.
+        peak_gflops: What one large matrix product reaches on the same device and threads, in GFLOP/s.
+        gflops: The operations of all nodes divided by ``total_ms``, in GFLOP/s.
+        share_of_peak: The operations of all nodes divided by ``end_to_end_ms``, as a share of ``peak_gflops``.
+        nodes: The time of each node, in the order of the graph.
+        modules: The time of each module.
+    """
+
+    runs: int
+    total_ms: float
+    end_to_end_ms: float
+    peak_gflops: float
+    gflops: float
+    share_of_peak: float
+    nodes: tuple[NodeTime, ...]
+    modules: tuple[ModuleTime, ...]
+
+
+class HistoryEntry(Record):
+    """One measurement in the history of a target; a later ``fold`` of the run keeps the history.
+
+    Attributes:
+        when: The date and time of the measurement, UTC, ISO 8601.
+        sha256: The SHA-256 of the model file that was measured.
+        p50_ms: The median latency in ms.
+        p95_ms: The 95th percentile of the latency in ms.
+        ratio: The speedup over the model that was measured with it; null if there was none.
+        quality: The verdict on the measurement: ``trusted``, ``noisy`` or ``inconclusive``.
+        machine: The machine in words: GPU, CPU, number of cores, system.
+        threads: The number of threads per inference.
+        batch: The batch size.
+        image_size: (height, width) in pixels; null if the model takes no images.
+    """
+
+    when: str
+    sha256: str
+    p50_ms: float
+    p95_ms: float
+    ratio: Ratio | None
+    quality: str
+    machine: str
+    threads: int
+    batch: int
+    image_size: ImageSize | None = None
+
+
+class BenchArtefact(Artefact):
+    """Latencies of a model and of the one it is compared with, measured in turn in one run on this machine.
+
+    The verdict is *failed* if the model failed against its baseline, or if its outputs differ from those of the
+    training form.
+
+    Attributes:
+        network: The network that was measured; null in files of earlier versions.
+        variant: The export that was measured, by target, precision and whatever else is not the default, e.g.
+            ``x86-64.int8``; empty for a model file without a run.
+        target: The target, by name.
+        runtime: The runtime that ran the first model, with its version.
+        precision: The precision that the first model computes in.
+        batch: The batch size.
+        image_size: (height, width) in pixels; null if the model takes no images.
+        threads: The number of threads per inference.
+        rounds: The number of measured rounds; in each round, every model runs once.
+        session_loads: How often the models were loaded anew; the rounds are split evenly over these session loads.
+        warmup_rounds: The number of rounds that were run before the measured ones, until the times were stable.
+        seed: The seed of random inputs, of the order within the rounds and of the confidence interval.
+        session: The options of the first model's session in its runtime, by name; all others are the runtime's
+            defaults.
+        machine: The description of the machine, by name: CPU, cores, caches, memory, load, system, and versions of the
+            packages; a value that the system does not report is null.
+        protocol: The paper's measuring protocol given with ``--protocol``, in words; empty if none was.
+        latencies: The latencies: first of the model, then of the one that it is compared with, if there is one.
+        quality: Whether the measurement can be trusted.
+        ratio: The speedup of the first model over the other; null if there is no other.
+        profile: The time by node and module; null without ``--profile``.
+        regression: The comparison with the baseline; null without ``--baseline``, or if the file has no baseline to
+            compare with.
+        agreement: The comparison of the outputs of both models on the inputs of the measurement; null if there is no
+            other model or their outputs cannot be compared.
+        image_preprocessing: How image files were read, in words; empty if the inputs were random.
+        note: What else is to be known of the measurement, e.g. why there is no training form; empty if nothing is.
+    """
+
+    FORMER: ClassVar[Mapping[str, str]] = {"openings": "session_loads"}
+
+    stage: str = "bench"
+    network: MeasuredModel | None = None
+    variant: str = ""
+    target: str
+    runtime: str
+    precision: str = "fp32"
+    batch: int
+    image_size: ImageSize | None
+    threads: int
+    rounds: int
+    session_loads: int = 1
+    warmup_rounds: int
+    seed: int
+    session: dict[str, str]
+    machine: dict[str, Any]
+    protocol: str = ""
+    latencies: tuple[Latency, ...]
+    quality: Quality
+    ratio: Ratio | None
+    profile: Profile | None = None
+    regression: Regression | None = None
+    agreement: Link | None
+    image_preprocessing: str = ""
+    note: str = ""
+
+    @field_validator("ratio")
+    @classmethod
+    def _claims_no_more(cls, ratio: Ratio | None, info: ValidationInfo) -> Ratio | None:
+        return ratio and ratio.under(info.data.get("quality"))
+
+    @property
+    def inconclusive(self) -> bool:
+        """Whether the measurement says nothing."""
+        return self.quality.verdict == "inconclusive"
+
+    @property
+    def compared(self) -> str:
+        """The ratio in words, with the precision of both models; empty if there is only one."""
+        named = {row.name: f"{row.name} ({row.precision})" if row.precision else row.name for row in self.latencies}
+        found = self.ratio
+        return found.told(named.get(found.subject, ""), named.get(found.other, "")) if found else ""

@@ -1,0 +1,165 @@
+"""The results of ``report``: a page of one run, or of several."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from pydantic import SerializeAsAny
+
+from repaconv.results.bench import BenchArtefact, Ratio
+from repaconv.results.build import BuildArtefact
+from repaconv.results.bundle_and_collect import CollectArtefact
+from repaconv.results.convert import ConvertArtefact
+from repaconv.results.estimate import EstimateArtefact
+from repaconv.results.export import ExportArtefact
+from repaconv.results.finetune import FinetuneArtefact
+from repaconv.results.fold import FoldArtefact
+from repaconv.results.paper_table import PaperTable
+from repaconv.results.records import Accuracy, Artefact, Link, Record, Verdict
+from repaconv.results.throughput import ThroughputArtefact
+from repaconv.results.verify import VerifyArtefact
+
+OF_THE_RUN = ("converted", "recorded", "fold", "stored", "engine")
+"""Links that are of no export, or of an engine, which the run is about."""
+LOWER = ("fp16", "bf16", "int8")
+
+
+class Report(Artefact):
+    """The result of ``report``: everything that a run contains about its current fold.
+
+    Attributes:
+        stage: The command that wrote this result, ``report``.
+        title: The name of the checkpoint or ONNX file, and the method or kind of network.
+        converted: The conversion that made the network; null if none did.
+        trained: The training after a conversion that made the network; null if none did.
+        folded: The fold.
+        verified: The verification of the folded model, without links of files that the run no longer has; null if there
+            is none.
+        exports: The exported ONNX models.
+        benches: The latencies that were measured of the run's current models.
+        throughputs: The throughputs that were measured of the run's current models.
+        estimates: The latencies that were estimated for the run's current models.
+        builds: The engines that were built from the run's current models.
+        collected: The results of boards that ran the run's current models.
+        links: The links of the verification, the exports, the engines and the boards, each once.
+        before_after: What the fold saves: a name, the value before and the value after; the last is the size of the
+            weights in FP32, in bytes.
+        worst_fold: The largest relative error of the fold in float64: over the rows of the certificate, or over the
+            ``fold`` links of a graph or network without a method.
+        open: What has not been verified or measured, and which files have changed, one sentence each.
+        paper: The figures of the method's paper; null if the method has none or they were not asked for.
+        commands: The commands that make all figures again.
+        library: The library that loads the saved folder, ``timm`` or ``transformers``, in the model card of ``save``;
+            else empty.
+    """
+
+    stage: str = "report"
+    title: str
+    converted: ConvertArtefact | None = None
+    trained: FinetuneArtefact | None = None
+    folded: SerializeAsAny[FoldArtefact]
+    verified: VerifyArtefact | None
+    exports: tuple[ExportArtefact, ...]
+    benches: tuple[BenchArtefact, ...]
+    throughputs: tuple[ThroughputArtefact, ...] = ()
+    estimates: tuple[EstimateArtefact, ...] = ()
+    builds: tuple[BuildArtefact, ...]
+    collected: tuple[CollectArtefact, ...]
+    links: tuple[Link, ...]
+    before_after: tuple[tuple[str, float, float], ...]
+    worst_fold: float
+    open: tuple[str, ...]
+    paper: PaperTable | None
+    commands: tuple[str, ...]
+    library: str = ""
+
+    @property
+    def chosen(self) -> frozenset[str]:
+        """The variants that the run is about: those that were measured or built, and each in float32, which it is
+        compared with; the plainest export where there are none."""
+        used = {row.latencies[0].sha256 for row in self.benches} | {row.rows[0].sha256 for row in self.throughputs}
+        of = {build.payload.sha256: build.onnx_sha256 for build in self.builds}
+        graphs = used | set(of.values())
+        found = [each.variant for each in self.exports if each.payload.sha256 in graphs]
+        found = found or [each.variant for each in self.exports[:1]]
+        exact = [".".join(part for part in name.split(".") if part not in LOWER) for name in found]
+        return frozenset([*found, *exact])
+
+    @property
+    def others(self) -> tuple[int, ...]:
+        """Links by their place that are of other variants, unless they failed."""
+        chosen = self.chosen
+        return tuple(
+            place
+            for place, link in enumerate(self.links)
+            if link.name not in OF_THE_RUN and link.variant not in chosen and link.verdict != "failed"
+        )
+
+    @property
+    def others_told(self) -> str:
+        """How many links those are, of which variants, and what became of them; empty where there are none."""
+        links = [self.links[place] for place in self.others]
+        if not links:
+            return ""
+        verdicts = Counter(link.verdict for link in links)
+        names = dict.fromkeys(link.variant or "default" for link in links)
+        told = ", ".join(f"{count} {verdict}" for verdict, count in verdicts.items())
+        return f"{len(links)} links of exports that were neither built nor measured ({', '.join(names)}): {told}"
+
+
+class ReportRow(Record):
+    """One of several runs in a report.
+
+    Attributes:
+        title: The name of the run folder.
+        called: The method, or the kind of network.
+        page: The path of the run's own report, relative to this page; empty if it has none.
+        verdict: ``failed`` if any result of the run failed or a file changed; else ``passed``.
+        open: The number of things that have not been verified or measured.
+        worst_fold: The largest relative error of the fold in float64.
+        worst_single: The largest relative error of all other exact links; null if none was run.
+        saved: What the fold saves: a name, the value before and the value after, e.g. parameters.
+        accuracy: The top-1 accuracy from the last exact link on images with labels; null if there is none.
+        lower: The smallest share of images that keep their top-1 prediction, by precision.
+        target: The target, precision, threads and batch size of the measurement; empty if there is none.
+        before_ms: The median latency in milliseconds of the model that was measured with it, usually the training form;
+            null if there is none.
+        after_ms: The median latency of the run's model in milliseconds; null if it was not measured.
+        ratio: The speedup; null if there is only one model.
+        quality: ``trusted``, ``noisy`` or ``inconclusive``; empty if nothing was measured.
+        reasons: Why the measurement is not trusted.
+    """
+
+    title: str
+    called: str
+    page: str
+    verdict: Verdict
+    open: int
+    worst_fold: float
+    worst_single: float | None
+    saved: tuple[tuple[str, float, float], ...]
+    accuracy: Accuracy | None
+    lower: tuple[tuple[str, float], ...]
+    target: str = ""
+    before_ms: float | None = None
+    after_ms: float | None = None
+    ratio: Ratio | None = None
+    quality: str = ""
+    reasons: tuple[str, ...] = ()
+
+
+class RunsReport(Artefact):
+    """The result of ``report`` for several runs: one row for each.
+
+    Attributes:
+        stage: What wrote this result, ``runs-report``: the command ``report`` with several runs.
+        rows: The runs in the order in which they were given.
+    """
+
+    stage: str = "runs-report"
+    rows: tuple[ReportRow, ...]
+
+    @property
+    def counted(self) -> tuple[str, ...]:
+        """What any of them counts, in order."""
+        return tuple(dict.fromkeys(name for row in self.rows for name, _, _ in row.saved))

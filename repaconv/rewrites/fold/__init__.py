@@ -1,0 +1,1 @@
+"""Rewrites that make an ONNX graph smaller; `fold_pipeline` has their order."""

@@ -1,0 +1,490 @@
+"""convolution: a scale and a shift a channel behind a convolution of any kernel go into it, and so do those beside it.
+
+    s (w * x + b) + t = (s w) * x + (s b + t)
+
+What is summed is in `parallel`, what stands in a row in `sequences`, what is assigned to a border in `borders`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import combinations
+from math import prod
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from repaconv.algebra.convolution_kernels import (
+    Kernel,
+    composed,
+    composed_size,
+    eye,
+    fits,
+    kernel_of,
+    scale_of,
+    size_of,
+    summed,
+)
+from repaconv.graph.canonical_form import normalise
+from repaconv.graph.channel_axes import IMAGE, batchnorm, per_channel
+from repaconv.graph.constant_regions import assigned, uniform
+from repaconv.graph.index_selections import perm_of
+from repaconv.graph.model_rewriting import clean
+from repaconv.graph.nodes_and_constants import Array, Writer, attribute, constant, is_constant, made_by
+from repaconv.graph.rewrite_contract import Rewrite
+from repaconv.graph.symbolic_shapes import set_shape, sizes
+from repaconv.results import Change
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+
+# --- Borders that are assigned: what a 1x1 convolution would give there is its own padding.
+#
+#     (W x + b, with b written around it) = W (x, with zeros around it) + b
+#
+# Diverse Branch Block (Ding et al. 2021, fig. 3) stands so: a border of zeros behind BatchNorm's shift would be no
+# border of zeros before it, so its training form writes into the border what BatchNorm makes of zeros. With the padding
+# in the convolution there is none behind it, and the two are a row that composes.
+
+
+def bordered(model: ir.Model, rewrite: str) -> Iterator[Change]:
+    """Put such borders into the convolutions before them, in place."""
+    for pad in tuple(model.graph):
+        conv = made_by(pad.inputs[0], "Conv") if pad.op_type == "Pad" and not pad.domain else None
+        kernel = kernel_of(conv) if conv is not None else None
+        if conv is None or kernel is None or not kernel.acts_by_place or not _only(conv.outputs[0]):
+            continue
+        pads, found = _pads(pad), _around(pad)
+        if pads is None or found is None:
+            continue
+        last, border = found
+        bias = np.zeros(len(kernel.weight)) if kernel.bias is None else kernel.bias
+        if border.shape != bias.shape or not np.allclose(border, bias, rtol=_rounding(last), atol=0):
+            continue
+        write = Writer(model, pad)
+        new = write("Conv", *conv.inputs, **kernel.around(pads).attributes)
+        set_shape(new, sizes(pad.outputs[0]), pad.outputs[0])
+        write.replace(last, new)
+        yield Change(rewrite=rewrite, place=conv.name or "", description="a border of its bias -> its padding")
+
+
+def _only(value: ir.Value) -> bool:
+    return len(value.uses()) == 1 and not value.is_graph_output()
+
+
+def _rounding(value: ir.Value) -> float:
+    """Of a bias that was computed twice, relative."""
+    import onnx_ir as ir
+
+    return {ir.DataType.DOUBLE: 1e-12, ir.DataType.FLOAT: 1e-6}.get(value.dtype or ir.DataType.UNDEFINED, 0.0)
+
+
+def _pads(pad: ir.Node) -> list[int] | None:
+    """Of places, before and behind every axis; None where others are padded, or places are cut off."""
+    given = constant(pad.inputs[1])
+    if given is None or given.size % 2 or given.size < 6 or any(value is not None for value in pad.inputs[3:]):
+        return None
+    before, behind = given.reshape(2, -1).astype(int).tolist()
+    whole = not any((*before[:2], *behind[:2])) and min(*before, *behind) >= 0 and any((*before, *behind))
+    return (
+        [*before[2:], *behind[2:]]
+        if whole and attribute(pad, "mode", "constant") in ("constant", b"constant")
+        else None
+    )
+
+
+def _around(pad: ir.Node) -> tuple[ir.Value, Array] | None:
+    """What stands behind all that is assigned to what a Pad gives, and the border's number a channel."""
+    value, pads = pad.outputs[0], _pads(pad)
+    fill = constant(pad.inputs[2]) if len(pad.inputs) > 2 and pad.inputs[2] is not None else np.zeros(1)
+    size = [one for one in (sizes(value) or ())[1:] if isinstance(one, int)]
+    if pads is None or fill is None or len(pads) != 2 * (len(size) - 1):
+        return None
+    image, axes = np.full((1, *size), float(fill.reshape(-1)[0])), len(size) - 1
+    inner: Any = (..., *(slice(pads[axis], size[axis + 1] - pads[axis + axes]) for axis in range(axes)))
+    image[inner] = np.nan
+    perm = list(range(image.ndim))
+    while _only(value) and (node := next(iter(value.uses())).node).inputs[0] is value and not node.domain:
+        if node.op_type == "Transpose":
+            perm = [perm[axis] for axis in perm_of(node, image.ndim)]
+        elif node.op_type == "ScatterND":
+            written, numbers = assigned(node), uniform(node.inputs[2])
+            if written is None or numbers is None or perm[written[0]] == 0:
+                return None
+            numbers = numbers.transpose(np.argsort(perm))
+            if len(numbers) > 1:
+                return None
+            np.moveaxis(image, perm[written[0]], 0)[written[1]] = np.moveaxis(numbers, perm[written[0]], 0)
+        else:
+            break
+        value = node.outputs[0]
+    outside = np.ones(size[1:], dtype=bool)
+    outside[inner] = False
+    border = image[0][:, outside]
+    done = perm == sorted(perm) and np.isnan(image[inner]).all() and (border == border[:, :1]).all()
+    return (value, border[:, 0]) if done else None
+
+
+# --- Convolutions in a row: two become one where that multiplies no more; a scale before one goes into it.
+#
+#     V * (W * x) = (V W) * x,    W * (s x + t) = (W s) * x + sum W t
+#
+# Both hold where the second reads no padding, or where what it would read there is zero: behind a 1x1 without a bias,
+# behind a scale without a shift. What acts on each place by itself, before what does so too, is left to `linear`.
+
+
+def composed_in_row(model: ir.Model, rewrite: str) -> Iterator[Change]:
+    """Compose them, in place."""
+    for node in tuple(model.graph):
+        if node.graph is model.graph and not node.domain:
+            if node.op_type == "Conv":
+                yield from _into_convolution_before(model, node, rewrite)
+            elif node.op_type in ("Mul", "Div", "Add", "Sub", "BatchNormalization"):
+                yield from _before(model, node, rewrite)
+
+
+def before(value: ir.Value | None) -> tuple[Kernel, ir.Value] | None:
+    """The kernel that a value is of another, if nothing else reads it."""
+    found = _layer_before(value)
+    kernel = (kernel_of(found[0]) or scale_of(found[0])) if found is not None else None
+    return None if kernel is None or found is None else (kernel, found[1])
+
+
+def _layer_before(value: ir.Value | None) -> tuple[ir.Node, ir.Value] | None:
+    """What gives a value that nothing else reads, and what it reads, if it may be a kernel."""
+    node = made_by(value, "Conv", "AveragePool", "BatchNormalization")
+    if node is None or value is None or node.inputs[0] is None or len(value.uses()) != 1 or value.is_graph_output():
+        return None
+    return node, node.inputs[0]
+
+
+def line_of(value: ir.Value) -> Iterator[ir.Value]:
+    """All that `reduced` may make a value a kernel of; no numbers are looked at."""
+    yield value
+    while (found := _layer_before(value)) is not None:
+        _, value = found
+        yield value
+
+
+def reduced(kernel: Kernel, x: ir.Value) -> tuple[Kernel, ir.Value]:
+    """A kernel of a value as one of what that comes from, through all that can be composed with it, if cheaply."""
+    while (found := before(x)) is not None:
+        inner, source = found
+        one = composed(kernel, inner) if kernel.is_pointwise or inner.is_pointwise else None
+        if one is None:
+            break
+        kernel, x = one, source
+    return kernel, x
+
+
+def _into_convolution_before(model: ir.Model, node: ir.Node, rewrite: str) -> Iterator[Change]:
+    """A convolution behind another that nothing else reads."""
+    x, kernel = node.inputs[0], kernel_of(node)
+    first = made_by(x, "Conv")
+    found = before(x) if first is not None else None
+    if x is None or kernel is None or first is None or found is None:
+        return
+    inner, source = found
+    if _by_place(kernel) and _by_place(inner):
+        return
+    if composed_size(kernel, inner) > kernel.weight.size + inner.weight.size * _share(kernel, x, node.outputs[0]):
+        return
+    one = composed(kernel, inner)
+    if one is not None:
+        _write(model, node, one, source)
+        told = f"{first.name} -> Conv {list(one.weight.shape)}"
+        yield Change(rewrite=rewrite, place=node.name or "", description=told)
+
+
+def _by_place(kernel: Kernel) -> bool:
+    """Whether it is an edge of a `linear` graph."""
+    return kernel.acts_by_place and (kernel.groups == 1 or kernel.is_diagonal)
+
+
+def _share(second: Kernel, between: ir.Value, out: ir.Value) -> float:
+    """How many places the first computes for one of the second, at least."""
+    places = [sizes(value) or () for value in (between, out)]
+    known = [[size for size in shape[2:] if isinstance(size, int)] for shape in places]
+    if all(len(numbers) == len(shape) - 2 for numbers, shape in zip(known, places, strict=True)):
+        return prod(known[0]) / max(prod(known[1]), 1)
+    return float(all(end <= 0 for end in second.reach))  # padded beyond that, the second computes more than the first
+
+
+def _before(model: ir.Model, node: ir.Node, rewrite: str) -> Iterator[Change]:
+    """A scale and a shift a channel of which convolutions alone read."""
+    found, out = _scale(node), node.outputs[0]
+    readers = [user for user, place in out.uses() if user.op_type == "Conv" and not user.domain and place == 0]
+    if found is None or not readers or len(readers) < len(out.uses()) or out.is_graph_output():
+        return
+    scale, x = found
+    kernels = [kernel_of(reader) for reader in readers]
+    if all(kernel is not None and _by_place(kernel) for kernel in kernels):
+        return
+    made = [composed(kernel, scale) if kernel is not None else None for kernel in kernels]
+    whole = [one for one in made if one is not None]
+    if len(whole) < len(readers) or any(reader.graph is not model.graph for reader in readers):
+        return
+    for reader, one in zip(readers, whole, strict=True):
+        _write(model, reader, one, x)
+        yield Change(rewrite=rewrite, place=node.name or "", description=f"{node.op_type} -> {reader.name} behind it")
+
+
+def _scale(node: ir.Node) -> tuple[Kernel, ir.Value] | None:
+    """The scale and shift that a node is of an image."""
+    if node.op_type == "BatchNormalization":
+        kernel = scale_of(node)
+        return None if kernel is None or node.inputs[0] is None else (kernel, node.inputs[0])
+    out, shape = node.outputs[0], sizes(node.outputs[0])
+    for place in (0, 1):
+        x, numbers = node.inputs[place], constant(node.inputs[1 - place])
+        vector = per_channel(numbers, out, IMAGE)
+        if x is None or vector is None or shape is None or sizes(x) != shape or x.dtype != out.dtype:
+            continue
+        one = replace(eye(len(vector), len(shape)), learnt=len(vector))
+        if node.op_type in ("Mul", "Div"):
+            if node.op_type == "Div" and (place or not vector.all()):
+                return None
+            return one.then(1 / vector if node.op_type == "Div" else vector, None), x
+        sign = -1.0 if node.op_type == "Sub" and place else 1.0
+        shift = -vector if node.op_type == "Sub" and not place else vector
+        return one.then(sign + 0 * vector, shift), x
+    return None
+
+
+def _write(model: ir.Model, node: ir.Node, kernel: Kernel, x: ir.Value) -> None:
+    """A convolution in place of another; what it read goes if nothing else reads that."""
+    write = Writer(model, node)
+    parts = [write.constant(part) for part in (kernel.weight, kernel.bias) if part is not None]
+    new = write("Conv", x, *parts, **kernel.attributes)
+    set_shape(new, sizes(node.outputs[0]), node.outputs[0])
+    write.replace(node.outputs[0], new)
+    model.graph.remove(node, safe=True)
+
+
+# --- Convolutions beside each other: kernels of one value that are summed are one, where that multiplies no more.
+#
+#     W * x + V * x + P(x) + x = (W + V + P + I) * x
+#
+# of any sizes, at the border too: the smaller kernels stand among zeros where they stood, and outside the image are
+# zeros. An average that does not count its padding is no convolution there, and is left.
+
+
+class Term(NamedTuple):
+    """A term of a sum: +- the kernel of a source, or of itself where it is none."""
+
+    value: ir.Value
+    sign: float
+    source: ir.Value
+    kernel: Kernel
+    operator: str  # that it was; none of a value itself
+
+
+Terms = tuple[Term, ...]
+
+
+def joined(model: ir.Model, rewrite: str) -> Iterator[Change]:
+    """Join them, in place."""
+    for node in reversed(tuple(model.graph)):
+        if node.graph is model.graph and _is_sum(node) and not _is_inner(node.outputs[0]):
+            yield from _join(model, node, rewrite)
+
+
+def _is_sum(node: ir.Node | None) -> bool:
+    if node is None or node.domain or node.op_type not in ("Add", "Sub", "Sum"):
+        return False
+    shape = sizes(node.outputs[0])
+    whole = all(value is not None and not is_constant(value) and sizes(value) == shape for value in node.inputs)
+    return shape is not None and len(shape) > 2 and isinstance(shape[1], int) and whole
+
+
+def _only_here(value: ir.Value) -> bool:
+    return len(list(value.uses())) == 1 and not value.is_graph_output()
+
+
+def _is_inner(value: ir.Value) -> bool:
+    return _only_here(value) and _is_sum(next(iter(value.uses())).node)
+
+
+def _terms(value: ir.Value, sign: float) -> Iterator[Term]:
+    node = value.producer()
+    assert node is not None
+    for place, term in enumerate(node.inputs):
+        assert term is not None
+        own = -sign if place and node.op_type == "Sub" else sign
+        if _is_sum(term.producer()) and _only_here(term):
+            yield from _terms(term, own)
+        else:
+            yield _term(term, own)
+
+
+def _term(value: ir.Value, sign: float) -> Term:
+    """What a value is, seen through a BatchNormalization behind a kernel that nothing else reads."""
+    node, shape = made_by(value, "Conv", "AveragePool", "BatchNormalization"), sizes(value)
+    if node is not None and node.inputs[0] is not None and _only_here(value):
+        kernel = kernel_of(node) or scale_of(node)
+        if kernel is not None:
+            return Term(value, sign, node.inputs[0], kernel, node.op_type)
+    assert shape is not None
+    width = shape[1]
+    assert isinstance(width, int)
+    return Term(value, sign, value, eye(width, len(shape)), "")
+
+
+def _join(model: ir.Model, top: ir.Node, rewrite: str) -> Iterator[Change]:
+    terms = _met(tuple(_terms(top.outputs[0], 1.0)))
+    found = [
+        some for source in {term.source: None for term in terms} for some in _chosen(terms, source, top.outputs[0])
+    ]
+    if not found:
+        return
+    write, total = Writer(model, top), None
+    for some in found:
+        total = _added(write, total, _written(write, some, top.outputs[0]), 1.0)
+        place = next(term.value.producer() for term in some if term.operator == "Conv")
+        told = " + ".join(term.operator or "x" for term in some)
+        yield Change(
+            rewrite=rewrite, place=(place.name if place is not None else "") or "", description=f"{told} -> Conv"
+        )
+    for term in terms:
+        if all(term not in some for some in found):
+            total = _added(write, total, term.value, term.sign)
+    assert total is not None
+    write.replace(top.outputs[0], total)
+
+
+def _met(terms: Terms) -> Terms:
+    """Terms as kernels of what others are kernels of, where they come from that through more than one."""
+    places, lines = range(len(terms)), [set(line_of(term.source)) for term in terms]
+    deep = list(terms)
+    for place in places:
+        if any(lines[place] & lines[other] for other in places if other != place):
+            kernel, x = reduced(terms[place].kernel, terms[place].source)
+            deep[place] = terms[place]._replace(kernel=kernel, source=x)
+
+    def others(mine: int) -> set[ir.Value]:
+        return {one.source for place in places if place != mine for one in (terms[place], deep[place])}
+
+    return tuple(deep[place] if deep[place].source in others(place) else terms[place] for place in places)
+
+
+def _added(write: Writer, total: ir.Value | None, value: ir.Value, sign: float) -> ir.Value:
+    if total is None:
+        return value
+    new = write("Add" if sign > 0 else "Sub", total, value)
+    set_shape(new, sizes(value), value)
+    return new
+
+
+def _written(write: Writer, terms: Terms, out: ir.Value) -> ir.Value:
+    """Their sum as a Conv."""
+    kernel = summed([term.kernel.then(np.full(len(term.kernel.weight), term.sign), None) for term in terms])
+    parts = [write.constant(part) for part in (kernel.weight, kernel.bias) if part is not None]
+    new = write("Conv", terms[0].source, *parts, **kernel.attributes)
+    set_shape(new, sizes(out), out)
+    return new
+
+
+def _chosen(terms: Terms, source: ir.Value, out: ir.Value) -> list[Terms]:
+    """Which of the terms of a source are one convolution: two by two, first those that save most."""
+    sets: list[Terms] = [(term,) for term in terms if term.source is source]
+    fixed = all(isinstance(size, int) for value in (source, out) for size in (sizes(value) or ("",))[2:])
+    while len(sets) > 1:
+        first, second = max(combinations(sets, 2), key=lambda pair: _gain(*pair, fixed=fixed))
+        if _gain(first, second, fixed=fixed) < 0:
+            break
+        sets = [*(some for some in sets if some not in (first, second)), first + second]
+    return [some for some in sets if len(some) > 1]
+
+
+def _gain(a: Terms, b: Terms, *, fixed: bool) -> int:
+    """How many multiplications a place are saved where both are one; less than none where that cannot be."""
+    kernels = [term.kernel for term in a + b]
+    if all(term.operator != "Conv" for term in a + b) or not all(fits(kernels[0], one, fixed=fixed) for one in kernels):
+        return -1
+    before = sum(size_of([term.kernel for term in some]) if len(some) > 1 else some[0].kernel.learnt for some in (a, b))
+    return before - size_of(kernels)
+
+
+# --- convolution: a scale and a shift a channel behind a convolution of any kernel go into it, and so do those beside
+# it.
+
+
+def apply(model: ir.Model) -> Iterator[Change]:
+    """See `repaconv.graph.rewrite_contract.Apply`."""
+    normalise(model)
+    again = True
+    while again:
+        made = [
+            change
+            for step in (_absorb_scales_and_shifts, bordered, composed_in_row, joined)
+            for change in step(model, CONVOLUTION.name)
+        ]
+        clean(model)
+        yield from made
+        again = bool(made)
+
+
+def _absorb_scales_and_shifts(model: ir.Model, rewrite: str) -> Iterator[Change]:
+    for node in tuple(model.graph):
+        if not node.domain and node.op_type in ("BatchNormalization", "Mul", "Div", "Add", "Sub"):
+            yield from _absorb(model, node, rewrite)
+
+
+def _absorb(model: ir.Model, node: ir.Node, rewrite: str) -> Iterator[Change]:
+    found = _scale_and_shift(node)
+    conv = made_by(found[0], "Conv", "ConvTranspose") if found is not None else None
+    weight = constant(conv.inputs[1]) if conv is not None else None
+    given = conv.inputs[2] if conv is not None and len(conv.inputs) > 2 else None
+    bias = constant(given)
+    if found is None or conv is None or weight is None or (given is not None and bias is None):
+        return
+    value, scale, shift = found
+    if len(list(value.uses())) != 1 or value.is_graph_output() or any(v.uses() for v in node.outputs[1:]):
+        return
+    write = Writer(model, node)
+    parts = [write.constant(weight * _outwards(conv, weight, scale))]
+    if bias is not None or shift is not None:
+        total = (0 if bias is None else bias * scale) + (0 if shift is None else shift)
+        parts.append(write.constant(np.asarray(total)))
+    attributes = {name: entry.value for name, entry in conv.attributes.items()}
+    new = write(conv.op_type, conv.inputs[0], *parts, **attributes)
+    set_shape(new, sizes(value), value)
+    write.replace(node.outputs[0], new)
+    model.graph.remove([node, conv], safe=True)
+    yield Change(
+        rewrite=rewrite, place=conv.name or "", description=f"{node.op_type} -> {conv.op_type} {list(weight.shape)}"
+    )
+
+
+def _outwards(conv: ir.Node, weight: Array, scale: Array) -> Array:
+    """A factor a channel of the output, in the shape of the weight."""
+    if conv.op_type == "Conv":
+        return scale.reshape(-1, *[1] * (weight.ndim - 1))
+    groups = int(attribute(conv, "group", 1))  # [in, out / groups, ...]
+    each: Array = np.repeat(scale.reshape(groups, -1), len(weight) // groups, axis=0)
+    return each.reshape(*each.shape, *[1] * (weight.ndim - 2))
+
+
+def _scale_and_shift(node: ir.Node) -> tuple[ir.Value, Array, Array | None] | None:
+    """What a node multiplies the channels of an image with, and adds to them."""
+    x = node.inputs[0]
+    if node.op_type == "BatchNormalization":
+        both = batchnorm(node)
+        return None if both is None or x is None else (x, *both)
+    for place in (0, 1):
+        x, other = node.inputs[place], node.inputs[1 - place]
+        vector = per_channel(constant(other), node.outputs[0], IMAGE, 3)
+        if x is None or vector is None or sizes(x) != sizes(node.outputs[0]):
+            continue
+        if node.op_type == "Mul":
+            return x, vector, None
+        if node.op_type == "Div":
+            return (x, 1 / vector, None) if place == 0 and vector.all() else None
+        sign = -1.0 if node.op_type == "Sub" else 1.0
+        return x, np.full(len(vector), sign if place else 1.0), vector if place or sign > 0 else -vector
+    return None
+
+
+CONVOLUTION = Rewrite("convolution", "behind a convolution with constant weights that nothing else reads", apply)

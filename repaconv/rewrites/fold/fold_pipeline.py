@@ -1,0 +1,54 @@
+"""The rewrites that fold a graph of any origin, in their order."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from repaconv.graph.model_rewriting import tidy
+from repaconv.graph.rewrite_contract import Rewrite
+from repaconv.results import Change
+from repaconv.rewrites.fold.attention_head_joining import CHOOSE, JOIN
+from repaconv.rewrites.fold.convolution_composition import CONVOLUTION
+from repaconv.rewrites.fold.linear_layer_composition import AFFINE
+from repaconv.rewrites.fold.max_pool_padding import POOL_PADDING
+from repaconv.rewrites.fold.operator_regrouping import FINISH
+from repaconv.rewrites.fold.shared_weights import KEEP_SHARED, UNSHARE
+from repaconv.rewrites.fold.stacked_branches import UNSTACK
+from repaconv.rewrites.fold.unread_tokens import READ_TOKENS
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+
+def _then(first: Rewrite, second: Rewrite) -> Rewrite:
+    """The first, and where it found something the second."""
+
+    def apply(model: ir.Model) -> Iterator[Change]:
+        made = list(first.apply(model))
+        yield from made
+        if made:
+            tidy(model)
+            yield from second.apply(model)
+
+    return replace(first, apply=apply)
+
+
+def without(names: Collection[str]) -> tuple[Rewrite, ...]:
+    """All but some of the rewrites; those that look for what another makes go with it, and `UNSHARE` is for none."""
+    left_out = {*names, *((JOIN.name, CHOOSE.name) if AFFINE.name in names else ())}
+    kept = tuple(fold for fold in FOLDS if fold.name not in left_out)
+    return (KEEP_SHARED, *kept) if UNSHARE in left_out else kept
+
+
+FOLDS: tuple[Rewrite, ...] = (
+    CONVOLUTION,
+    UNSTACK,
+    AFFINE,
+    _then(JOIN, AFFINE),
+    _then(CHOOSE, AFFINE),
+    READ_TOKENS,
+    POOL_PADDING,
+    FINISH,
+)

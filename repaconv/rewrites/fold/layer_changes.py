@@ -1,0 +1,176 @@
+"""Which layers of a graph went and came with each change: nodes with weights, by what reads them before and after."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+from repaconv.graph.compute_costs import fixed_values, flops_in
+from repaconv.graph.operator_facts import PRODUCTS
+from repaconv.graph.symbolic_shapes import sizes
+from repaconv.results import Change, FoldedLayer
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+
+class _Seen(NamedTuple):
+    """A graph at some time: what each node that is used reads, those with weights, and what the graph gives."""
+
+    reads: Mapping[ir.Node, tuple[ir.Value, ...]]
+    layers: Mapping[ir.Node, FoldedLayer]
+    outputs: tuple[ir.Value, ...]
+
+
+def changed_layers(model: ir.Model) -> Callable[[list[Change]], list[Change]]:
+    """What completes the changes of a rewrite by the layers that went, and those that came in their place.
+
+    Args:
+        model: Before the first change, and in place after each rewrite, before what is not used is removed.
+    """
+    held = _seen(model)
+
+    def completed(changes: list[Change]) -> list[Change]:
+        nonlocal held
+        now = _seen(model)
+        groups = _groups(held, now)
+        found = [_layers(group, held, now) for group in groups]
+        names = [{node.name for node in (*group.nodes, *group.old)} for group in groups]
+        held = now
+        taken: dict[int, int] = {}  # the group of each change: that which its place is in, else the next
+        for number, change in enumerate(changes):
+            own = (n for n, known in enumerate(names) if change.place in known and n not in taken.values())
+            if (first := next(own, None)) is not None:
+                taken[number] = first
+        rest = iter([n for n in range(len(found)) if n not in taken.values()])
+        for number in range(len(changes)):
+            if number not in taken and (following := next(rest, None)) is not None:
+                taken[number] = following
+        return [
+            change.model_copy(update=found[taken[number]]) if number in taken else change
+            for number, change in enumerate(changes)
+        ]
+
+    return completed
+
+
+class _Group(NamedTuple):
+    """Layers that went and came for the same readers: for each reader's value both, and all old nodes on the way."""
+
+    pairs: list[tuple[set[ir.Node], set[ir.Node]]]
+    nodes: set[ir.Node]
+    old: set[ir.Node]
+
+
+def _groups(before: _Seen, now: _Seen) -> list[_Group]:
+    """One for every connected place, in the order of the graph."""
+    groups: list[_Group] = []
+    for old, new in _changed_inputs(before, now):
+        gone = set(_above(old, before.reads, now.reads))
+        come = set(_above(new, now.reads, before.reads))
+        pair = {node for node in gone if node in before.layers}, {node for node in come if node in now.layers}
+        if not (pair[0] or pair[1]):
+            continue
+        met = [group for group in groups if group.nodes & (pair[0] | pair[1])]
+        joined = _Group([pair], pair[0] | pair[1], gone)
+        for group in met:
+            joined = _Group([*group.pairs, *joined.pairs], group.nodes | joined.nodes, group.old | joined.old)
+        groups = [group for group in groups if not any(group is one for one in met)] + [joined]
+    return groups
+
+
+def _changed_inputs(before: _Seen, now: _Seen) -> Iterator[tuple[ir.Value, ir.Value]]:
+    """What a node, or the graph's end, read before and reads now, where it is something else."""
+    readers = [(before.reads[node], now.reads[node]) for node in now.reads if node in before.reads]
+    for old, new in (*readers, (before.outputs, now.outputs)):
+        if len(old) == len(new):
+            yield from ((a, b) for a, b in zip(old, new, strict=True) if a is not b)
+
+
+def _above(
+    value: ir.Value, reads: Mapping[ir.Node, tuple[ir.Value, ...]], others: Collection[ir.Node]
+) -> Iterator[ir.Node]:
+    """Nodes that a value is computed by, up to those that the other graph has, too."""
+    todo, seen = [value], set()
+    while todo:
+        node = todo.pop().producer()
+        if node is not None and node in reads and node not in others and node not in seen:
+            seen.add(node)
+            yield node
+            todo += reads[node]
+
+
+def _layers(group: _Group, before: _Seen, now: _Seen) -> dict[str, tuple[FoldedLayer, ...]]:
+    """Both columns, in the order of the graph."""
+    old, new = ([node for node in side.layers if node in group.nodes] for side in (before, now))
+    into = {node: {to for gone, come in group.pairs if node in gone for to in come} for node in old}
+
+    def told(node: ir.Node) -> FoldedLayer:
+        names = tuple(now.layers[to].name for to in new if to in into[node])
+        return before.layers[node].model_copy(update={"into": names})
+
+    return {"before": tuple(map(told, old)), "after": tuple(now.layers[node] for node in new)}
+
+
+def _seen(model: ir.Model) -> _Seen:
+    todo = [value.producer() for value in model.graph.outputs]
+    used: set[ir.Node] = set()
+    while todo:
+        node = todo.pop()
+        if node is not None and node not in used:
+            used.add(node)
+            todo += [value.producer() for value in (*node.inputs, *_read_inside(node)) if value is not None]
+    fixed = fixed_values(model)
+    nodes = [node for node in model.graph if node in used]
+    return _Seen(
+        {node: tuple(value for value in node.inputs if value is not None) for node in nodes},
+        {node: layer for node in nodes if (layer := _layer(node, fixed)) is not None},
+        tuple(model.graph.outputs),
+    )
+
+
+def _read_inside(node: ir.Node) -> list[ir.Value]:
+    """What the graphs inside a node read."""
+    graphs = [graph for each in node.attributes.values() for graph in _graphs(each)]
+    inner = [other for graph in graphs for other in graph.all_nodes()]
+    return [value for other in inner for value in other.inputs if value is not None] + [
+        value for graph in graphs for value in graph.outputs
+    ]
+
+
+def _graphs(attribute: ir.Attr) -> list[ir.Graph]:
+    import onnx_ir as ir
+
+    if attribute.type == ir.AttributeType.GRAPH:
+        return [attribute.as_graph()]
+    return list(attribute.as_graphs()) if attribute.type == ir.AttributeType.GRAPHS else []
+
+
+def _layer(node: ir.Node, fixed: Collection[ir.Value]) -> FoldedLayer | None:
+    """A node that computes with weights, which may be computed of constants themselves."""
+    weights = [value for value in node.inputs if value is not None and value in fixed]
+    parameters = sum(number for value in weights if (number := _numbers(value)) > 1)
+    if not parameters or node.outputs[0] in fixed:
+        return None
+    name = node.name or node.outputs[0].name or node.op_type
+    return FoldedLayer(name=name, kind=node.op_type, parameters=parameters, macs=_macs(node))
+
+
+def _macs(node: ir.Node) -> int | None:
+    """Of one image; None where a size besides the batch is free, of which before and after do not know the same."""
+    if node.op_type not in PRODUCTS or node.domain:
+        return 0
+    shape, flops = sizes(node.outputs[0]), flops_in(node)
+    free = shape is None or not all(isinstance(size, int) for size in shape[1:])
+    return None if free or flops is None else flops // 2
+
+
+def _numbers(value: ir.Value) -> int:
+    """How many real ones a constant has."""
+    if value.dtype is None or not value.dtype.is_floating_point():
+        return 0
+    shape = sizes(value)
+    if value.const_value is not None:
+        return int(value.const_value.size)
+    return math.prod(size for size in shape if isinstance(size, int)) if shape else 0

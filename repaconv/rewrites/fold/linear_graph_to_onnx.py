@@ -1,0 +1,286 @@
+"""A changed linear graph as ONNX nodes: MatMul and Add on tokens, 1x1 Conv and BatchNormalization on images."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from repaconv.algebra.channel_maps import Dense, Map, Pick, Vector
+from repaconv.graph.channel_axes import IMAGE, LAST
+from repaconv.graph.nodes_and_constants import Writer
+from repaconv.graph.symbolic_shapes import Sizes, set_shape, sizes
+from repaconv.results import Change
+from repaconv.rewrites.fold.linear_graph import LinearGraph, Vertex, are_apart
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+EPSILON = 1e-5
+"""Of a BatchNormalization that is only scale and shift: its variance is 1 - epsilon."""
+
+
+def emit(model: ir.Model, graph: LinearGraph, axis: int, rewrite: str) -> Iterator[Change]:
+    """Write the changed vertices; in place."""
+    written = {vertex: vertex.value for vertex in graph.vertices if vertex.value is not None and not vertex.changed}
+    pending = [vertex for vertex in graph.vertices if vertex.changed or vertex.value is None]
+    while pending:
+        ready = [v for v in pending if all(source in written for source in _sources(v))]
+        assert ready, "a linear graph has no cycles"
+        for vertex in ready:
+            yield from _emit(model, vertex, written, axis, rewrite)
+        pending = [vertex for vertex in pending if vertex not in written]
+
+
+def _sources(vertex: Vertex) -> list[Vertex]:
+    return [*vertex.inputs, *([vertex.through[1]] if vertex.through else [])]
+
+
+def _emit(
+    model: ir.Model, vertex: Vertex, written: dict[Vertex, ir.Value], axis: int, rewrite: str
+) -> Iterator[Change]:
+    import onnx_ir as ir
+
+    place = _place(vertex)
+    write = Writer(model, place)
+    if vertex.through is not None:
+        node, behind = vertex.through
+        source = written[behind]
+        new = ir.node(node.op_type, [source], dict(node.attributes), domain=node.domain)
+        new.outputs[0].name = f"{node.outputs[0].name}.narrow"
+        new.name = f"{node.name}.narrow" if node.name else new.outputs[0].name  # not every graph names its nodes
+        set_shape(new.outputs[0], sizes(source), source)
+        model.graph.insert_before(place, new)
+        written[vertex] = new.outputs[0]
+        return
+    shape = _shape(vertex, written, axis)
+    write.dtype = next((written[s].dtype for s in vertex.inputs), write.dtype)
+    emitter = _Emitter(write, axis, shape)
+    value = emitter.total([(written[source], edge) for source, edge in vertex.inputs.items()], vertex.shift)
+    written[vertex] = value
+    if vertex.value is not None:
+        write.replace(vertex.value, value)
+        told = ", ".join(f"{n} {name}" if n > 1 else name for name, n in sorted(Counter(vertex.took).items()))
+        yield Change(rewrite=rewrite, place=place.name or "", description=f"{told or 'edges'} -> {emitter.told}")
+
+
+def _place(vertex: Vertex) -> ir.Node:
+    """A node at which the vertex's inputs are there."""
+    if vertex.value is not None:
+        node = vertex.value.producer()
+        assert node is not None
+        return node
+    if vertex.through is not None:
+        return vertex.through[0]
+    user = next(iter([*vertex.outputs, *vertex.activations]))
+    return _place(user)
+
+
+def _shape(vertex: Vertex, written: dict[Vertex, ir.Value], axis: int) -> Sizes:
+    given = sizes(vertex.value) if vertex.value is not None else None
+    if given is not None:
+        return given
+    like = list(sizes(written[next(iter(vertex.inputs))]) or ())
+    like[len(like) - 1 if axis == LAST else 1] = vertex.width
+    return tuple(like)
+
+
+class _Emitter:
+    """Writes one sum."""
+
+    def __init__(self, write: Writer, axis: int, shape: Sizes) -> None:
+        self.write, self.axis, self.shape = write, axis, shape
+        self.place = len(shape) - 1 if axis == LAST else 1
+        self.words: list[str] = []
+
+    @property
+    def told(self) -> str:
+        """What was written, in words."""
+        return ", ".join(self.words) or "nothing"
+
+    def total(self, terms: list[tuple[ir.Value, Map]], shift: Vector | None) -> ir.Value:
+        """The sum of maps of values, and a constant."""
+        live = [(value, edge) for value, edge in terms if edge.rows.any()]
+        if not live:
+            return self._only(terms[0][0], shift)
+        terms = live
+        dense = [(value, edge) for value, edge in terms if isinstance(edge, Dense)]
+        picks = [(value, edge) for value, edge in terms if isinstance(edge, Pick)]
+        beside = self._beside(terms, shift)
+        if beside is not None:
+            return beside
+        joined = self._joined(picks)
+        parts = [] if joined is None else [joined]
+        left = shift
+        for value, matrix in dense:
+            parts.append(self._product(value, matrix, left))
+            left = None
+        negative: list[ir.Value] = []
+        for group in self._alike(picks) if joined is None else []:
+            first, sign, edge = group[0]
+            value = first
+            if len(group) == 1 and edge.is_free and sign < 0:
+                negative.append(value)
+                continue
+            for other, other_sign, _ in group[1:]:
+                value = self._node("Add" if other_sign == sign else "Sub", value, other)
+            new, left = self._picked(value, edge, left)
+            parts.append(new)
+        if not parts:
+            parts = [self._node("Neg", negative.pop())]
+        found = parts[0]
+        for other in parts[1:]:
+            found = self._node("Add", found, other)
+        for other in negative:
+            found = self._node("Sub", found, other)
+        if left is not None:
+            found = self._node("Add", found, self._vector(left))
+        if not parts[1:] and all(found is value for value, _ in terms):
+            found = self._node("Identity", found)
+        return found
+
+    def _only(self, value: ir.Value, shift: Vector | None) -> ir.Value:
+        """A constant in the shape of a value whose maps all cancelled."""
+        nothing = self.write("Mul", self._chosen(value, np.zeros(1, np.int64)), self.write.constant(0.0))
+        width = self.shape[self.place]
+        assert isinstance(width, int)
+        return self._node("Add", nothing, self._vector(np.zeros(width) if shift is None else shift))
+
+    @staticmethod
+    def _alike(picks: list[tuple[ir.Value, Pick]]) -> list[list[tuple[ir.Value, int, Pick]]]:
+        """Values that the same factors are put on, but for the sign, together; and the factors of the first."""
+        groups: list[list[tuple[ir.Value, int, Pick]]] = []
+        for value, edge in picks:
+            for group in groups:
+                other = group[0][2]
+                if not (edge.is_diagonal and other.is_diagonal) or edge.is_identity or other.is_identity:
+                    continue
+                if np.allclose(edge.scale, other.scale, rtol=1e-14, atol=0):
+                    group.append((value, group[0][1], edge))
+                    break
+                if np.allclose(edge.scale, -other.scale, rtol=1e-14, atol=0):
+                    group.append((value, -group[0][1], edge))
+                    break
+            else:
+                groups.append([(value, -1 if edge.is_diagonal and (edge.scale == -1).all() else 1, edge)])
+        return groups
+
+    def _node(self, operator: str, *inputs: ir.Value | None, **attributes: object) -> ir.Value:
+        new = self.write(operator, *inputs, **attributes)
+        first = inputs[0]
+        assert first is not None
+        set_shape(new, self.shape, first)
+        return new
+
+    def _vector(self, numbers: Vector) -> ir.Value:
+        return self.write.constant(numbers if self.axis == LAST else numbers.reshape(-1, *[1] * (len(self.shape) - 2)))
+
+    def _product(self, value: ir.Value, edge: Dense, shift: Vector | None) -> ir.Value:
+        matrix = edge.matrix
+        if not edge.cols.all():
+            value, matrix = self._chosen(value, np.flatnonzero(edge.cols)), matrix[:, edge.cols]
+        self.words.append(f"[{matrix.shape[1]}, {matrix.shape[0]}]")
+        if self.axis == LAST:
+            new = self._node("MatMul", value, self.write.constant(matrix.T))
+            return new if shift is None else self._node("Add", new, self.write.constant(shift))
+        weight = self.write.constant(matrix.reshape(*matrix.shape, *[1] * (len(self.shape) - 2)))
+        return self._node("Conv", value, weight, *([] if shift is None else [self.write.constant(shift)]))
+
+    def _chosen(self, value: ir.Value, places: np.ndarray) -> ir.Value:
+        """Some channels of a value."""
+        shape = sizes(value)
+        assert shape is not None
+        if len(places) == shape[self.place] and bool((places == np.arange(len(places))).all()):
+            return value
+        if bool((np.diff(places) == 1).all()):
+            ends = ([int(places[0])], [int(places[-1]) + 1], [self.place])
+            new = self.write("Slice", value, *(self.write.constant(end) for end in ends))
+        else:
+            new = self.write("Gather", value, self.write.constant(places.astype(np.int64)), axis=self.place)
+        set_shape(new, (*shape[: self.place], len(places), *shape[self.place + 1 :]), value)
+        return new
+
+    def _beside(self, terms: list[tuple[ir.Value, Map]], shift: Vector | None) -> ir.Value | None:
+        """Products and choices of channels that each has for itself, as one Concat; None where they overlap."""
+        dense = [edge for _, edge in terms if isinstance(edge, Dense)]
+        plain = all((edge.scale[edge.rows] == 1).all() for _, edge in terms if isinstance(edge, Pick))
+        if len(terms) < 2 or not dense or not plain or not are_apart([edge.rows for _, edge in terms]):
+            return None
+        parts, order, whole = [], [], self.shape
+        for value, edge in terms:
+            rows = np.flatnonzero(edge.rows)
+            self.shape = (*whole[: self.place], len(rows), *whole[self.place + 1 :])
+            own = shift[rows] if shift is not None and shift[rows].any() else None
+            if isinstance(edge, Dense):
+                parts.append(self._product(value, Dense(edge.matrix[rows]), own))
+            else:
+                part = self._chosen(value, edge.index[rows])
+                parts.append(part if own is None else self._node("Add", part, self._vector(own)))
+            order.append(rows)
+        self.shape = whole
+        firsts = sorted(range(len(parts)), key=lambda i: int(order[i][0]))
+        starts = np.concatenate([order[i] for i in firsts])
+        joined = self._node("Concat", *(parts[i] for i in firsts), axis=self.place)
+        return joined if bool((np.diff(starts) == 1).all()) else self._chosen_order(joined, np.argsort(starts))
+
+    def _joined(self, picks: list[tuple[ir.Value, Pick]]) -> ir.Value | None:
+        """Channels of several values beside each other, in whatever order, as one Concat; None where they overlap."""
+        if not picks or np.sum([edge.rows for _, edge in picks], 0).max() > 1 or len(picks) == 1:
+            return None
+        if not np.logical_or.reduce([edge.rows for _, edge in picks]).all():
+            return None
+        parts, order, scale = [], [], np.ones(len(picks[0][1].rows))
+        for value, edge in picks:
+            rows = np.flatnonzero(edge.rows)
+            parts.append(self._chosen(value, edge.index[rows]))
+            order.append(rows)
+            scale[rows] = edge.scale[rows]
+        starts = np.concatenate(order)
+        joined = self._node("Concat", *parts, axis=self.place)
+        if not (starts == np.arange(len(starts))).all():
+            joined = self._chosen_order(joined, np.argsort(starts))
+        self.words.append("Concat")
+        return joined if (scale == 1).all() else self._node("Mul", joined, self._vector(scale))
+
+    def _chosen_order(self, value: ir.Value, places: np.ndarray) -> ir.Value:
+        return self._node("Gather", value, self.write.constant(places.astype(np.int64)), axis=self.place)
+
+    def _picked(self, value: ir.Value, edge: Pick, shift: Vector | None) -> tuple[ir.Value, Vector | None]:
+        """A choice of channels with a factor each; and the constant, where that did not go in."""
+        if edge.is_identity:
+            return value, shift
+        if edge.rows.all():
+            chosen, scale = self._chosen(value, edge.index), edge.scale
+        else:
+            chosen, scale = self._spread(value, edge), np.where(edge.rows, edge.scale, 1.0)
+        if (scale == 1).all():
+            self.words.append("Slice")
+            return chosen, shift
+        if shift is not None and self.axis == IMAGE:
+            self.words.append("scale and shift")
+            return self._batchnorm(chosen, scale, shift), None
+        self.words.append("Mul")
+        uniform = bool((scale == scale[0]).all())
+        return self._node("Mul", chosen, self.write.constant(scale[0]) if uniform else self._vector(scale)), shift
+
+    def _spread(self, value: ir.Value, edge: Pick) -> ir.Value:
+        """Channels at their places, zeros at the others."""
+        rows = np.flatnonzero(edge.rows)
+        part = self._chosen(value, edge.index[rows])
+        pads = [0] * (2 * len(self.shape))
+        pads[self.place] = 1
+        padded = self.write("Pad", part, self.write.constant(pads))  # one channel of zeros in front
+        places = np.zeros(len(edge.index), np.int64)
+        places[rows] = np.arange(1, len(rows) + 1)
+        shape = (*self.shape[: self.place], len(rows) + 1, *self.shape[self.place + 1 :])
+        set_shape(padded, shape, part)
+        return self._chosen_order(padded, places)
+
+    def _batchnorm(self, value: ir.Value, scale: Vector, shift: Vector) -> ir.Value:
+        """Scale and shift in one node: mean 0, variance 1 - epsilon."""
+        width = len(scale)
+        epsilon = float(np.float32(EPSILON))
+        parts = (scale, shift, np.zeros(width), np.full(width, 1 - epsilon))
+        return self._node("BatchNormalization", value, *map(self.write.constant, parts), epsilon=epsilon)

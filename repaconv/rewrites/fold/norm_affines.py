@@ -1,0 +1,101 @@
+"""Norms and their affines: LN(x) g + b is an affine-free norm, a scale and a shift, and back.
+
+Apart, the scale and shift go into whatever linear layer reads them; what is left over goes back into its norm.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from repaconv.graph.nodes_and_constants import Array, Writer, attribute, constant, is_constant, made_by
+from repaconv.graph.operator_facts import IMAGE_NORMS, ROW_NORMS
+from repaconv.graph.symbolic_shapes import rank_of, set_shape, sizes
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+
+def split(model: ir.Model) -> None:
+    """Take scale and shift out of every norm that has some; in place."""
+    for node in tuple(model.graph):
+        if node.domain or node.op_type not in (*ROW_NORMS, *IMAGE_NORMS) or any(v.uses() for v in node.outputs[1:]):
+            continue
+        shape, scale = sizes(node.inputs[0]), constant(node.inputs[1])
+        given = node.inputs[2] if len(node.inputs) > 2 else None
+        shift = constant(given)
+        if shape is None or scale is None or scale.ndim != 1 or (given is not None and shift is None):
+            continue
+        if not (scale != 1).any() and (shift is None or not shift.any()):
+            continue
+        channels = shape[-1] if node.op_type in ROW_NORMS else shape[1]
+        last = node.op_type in ROW_NORMS and int(attribute(node, "axis", -1)) not in (-1, len(shape) - 1)
+        if last or len(scale) != channels or (node.op_type == "InstanceNormalization" and channels == 1):
+            continue
+        _split(model, node, scale, shift)
+
+
+def _split(model: ir.Model, node: ir.Node, scale: Array, shift: Array | None) -> None:
+    write, shape, x = Writer(model, node), sizes(node.outputs[0]), node.inputs[0]
+    assert shape is not None
+    assert x is not None
+    vector = (-1,) if node.op_type in ROW_NORMS else (-1, *[1] * (len(shape) - 2))
+    ones = [write.constant(np.ones(len(scale)))]
+    if node.op_type in IMAGE_NORMS:
+        ones.append(write.constant(np.zeros(len(scale))))
+    new = write(node.op_type, x, *ones, **{name: entry.value for name, entry in node.attributes.items()})
+    set_shape(new, shape, x)
+    new = write("Mul", new, write.constant(scale.reshape(vector)))
+    set_shape(new, shape, x)
+    if shift is not None:
+        new = write("Add", new, write.constant(shift.reshape(vector)))
+        set_shape(new, shape, x)
+    write.replace(node.outputs[0], new)
+
+
+def of_norm(value: ir.Value | None) -> bool:
+    """Whether it is a norm with scale and shift."""
+    while (node := made_by(value, "Mul", "Add")) is not None:
+        value = next((v for v in node.inputs if not is_constant(v)), None)
+    return made_by(value, *ROW_NORMS) is not None
+
+
+def merge(model: ir.Model) -> None:
+    """Put a scale and a shift behind a norm back into it; in place."""
+    for node in tuple(model.graph):
+        if node.op_type in ROW_NORMS and not node.domain and node.graph is model.graph:
+            _merge(model, node)
+
+
+def _merge(model: ir.Model, node: ir.Node) -> None:
+    scale = constant(node.inputs[1])
+    if scale is None or (scale != 1).any() or (len(node.inputs) > 2 and node.inputs[2] is not None):
+        return
+    found: dict[str, Array] = {}
+    value = node.outputs[0]
+    for operator in ("Mul", "Add") if node.op_type == "LayerNormalization" else ("Mul",):
+        following = _only(value, operator)
+        if following is None:
+            continue
+        user, numbers = following
+        if numbers.ndim <= rank_of(value) and numbers.ndim and numbers.size == numbers.shape[-1] == len(scale):
+            found[operator], value = numbers.reshape(-1), user.outputs[0]
+    if not found:
+        return
+    write = Writer(model, node)
+    parts = [write.constant(found.get("Mul", scale)), *([write.constant(found["Add"])] if "Add" in found else [])]
+    attributes = {name: entry.value for name, entry in node.attributes.items()}
+    new = write(node.op_type, node.inputs[0], *parts, **attributes)
+    set_shape(new, sizes(value), node.outputs[0])
+    write.replace(value, new)
+
+
+def _only(value: ir.Value, operator: str) -> tuple[ir.Node, Array] | None:
+    """The one node that reads a value, and the constant it adds or multiplies."""
+    users = list(value.uses())
+    if len(users) != 1 or value.is_graph_output():
+        return None
+    node, place = users[0]
+    numbers = constant(node.inputs[1 - place]) if made_by(node.outputs[0], operator) and place < 2 else None
+    return None if numbers is None else (node, numbers)

@@ -1,0 +1,115 @@
+"""finish: what folds take apart in order to see it is put together again, as runtimes take it.
+
+Slices that together are the whole of a value are one Split, behind what is done alike to each (`splits`). A linear
+layer on rows is a Gemm. Where the graph as given has such, keys are transposed last, by a Transpose of the last two
+axes alone, which runtimes leave to the product. Matrices that are equal are one: a weight that several layers share
+comes out as often.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from repaconv.graph.canonical_form import LAST
+from repaconv.graph.index_selections import one_run, selection_of
+from repaconv.graph.linear_layers import linear_of
+from repaconv.graph.model_rewriting import clean
+from repaconv.graph.nodes_and_constants import Writer, is_constant, made_by, nodes_of, only_reader
+from repaconv.graph.rewrite_contract import Rewrite
+from repaconv.graph.symbolic_shapes import rank_of, set_shape, sizes
+from repaconv.graph.tensor_views import turned_last
+from repaconv.results import Change
+from repaconv.rewrites.fold import operators_past_views
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+
+FEW = 16
+"""Of a constant's numbers."""
+
+
+def apply(model: ir.Model) -> Iterator[Change]:
+    """See `repaconv.graph.rewrite_contract.Apply`; what it changes is not worth telling."""
+    _split(model)
+    for node in nodes_of(model, "MatMul"):
+        for value in node.inputs if model.meta.get(LAST, True) else ():
+            _transposed_last(model, value)
+        _gemm(model, node)
+    clean(model)
+    operators_past_views.after_views(model)
+    share(model)
+    yield from ()
+
+
+def _split(model: ir.Model) -> None:
+    """Slices of the whole of a value."""
+    found: dict[tuple[ir.Value, int], dict[ir.Node, int]] = {}
+    for node in nodes_of(model, "Slice"):
+        chosen = selection_of(node.outputs[0])
+        if chosen is not None and chosen.places.size and one_run(chosen.places):
+            found.setdefault((chosen.value, chosen.axis), {})[node] = int(chosen.places[0])
+    order = {node: place for place, node in enumerate(model.graph)}
+    for (value, axis), starts in found.items():
+        slices = sorted(starts, key=lambda node: starts[node])
+        widths = [width for node in slices if isinstance(width := (sizes(node.outputs[0]) or ())[axis], int)]
+        ends = [int(end) for end in np.cumsum([0, *widths])]
+        if len(widths) < len(slices) or len(slices) < 2 or [starts[node] for node in slices] != ends[:-1]:
+            continue
+        if (sizes(value) or ())[axis] == ends[-1]:
+            parts = Writer(model, min(slices, key=lambda node: order[node])).split(value, widths, axis)
+            for node, part in zip(slices, parts, strict=True):
+                set_shape(part, sizes(node.outputs[0]), value)
+                Writer(model, node).replace(node.outputs[0], part)
+
+
+def _transposed_last(model: ir.Model, value: ir.Value | None) -> None:
+    """A Transpose that brings the last axis before the last, in two: that comes second."""
+    node = made_by(value, "Transpose")
+    if node is None or value is None or only_reader(value, "MatMul") is None or value.dtype is None:
+        return
+    turned_last(model, node)
+
+
+def _gemm(model: ir.Model, node: ir.Node) -> None:
+    add = only_reader(node.outputs[0], "Add") if rank_of(node.outputs[0]) == 2 else None
+    layer = linear_of(add.outputs[0]) if add is not None else None
+    if add is None or layer is None or layer.bias is None or rank_of(layer.x) != 2:
+        return
+    bias = next(value for value in add.inputs if is_constant(value))
+    if rank_of(bias) == 1 and node.inputs[1] is not None:
+        write = Writer(model, add)
+        new = write("Gemm", layer.x, node.inputs[1], bias)
+        set_shape(new, sizes(add.outputs[0]), layer.x)
+        write.replace(add.outputs[0], new)
+
+
+def share(model: ir.Model) -> None:
+    """Equal matrices are one; a few numbers tell most apart, so that large ones are seldom read whole."""
+    found: dict[object, list[ir.Value]] = {}
+    for value in tuple(model.graph.initializers.values()):
+        if value.const_value is None or value.is_graph_input() or value.is_graph_output():
+            continue
+        numbers = value.const_value.numpy()
+        if numbers.ndim < 2 or numbers.dtype.hasobject:
+            continue
+        few = np.ravel(numbers)[:: max(1, numbers.size // FEW)].tobytes()
+        alike = found.setdefault((value.dtype, numbers.shape, few), [])
+        twin = next((one for one in alike if _bytes(one) == numbers.tobytes()), None)
+        if twin is None:
+            alike.append(value)
+        else:
+            value.replace_all_uses_with(twin)
+            model.graph.initializers.pop(value.name or "")
+
+
+def _bytes(value: ir.Value) -> bytes:
+    assert value.const_value is not None
+    found: bytes = value.const_value.numpy().tobytes()
+    return found
+
+
+FINISH = Rewrite("finish", "everywhere: the same operators, put together", apply, keeps=True)

@@ -1,0 +1,184 @@
+"""Operators that change places with means: a mean, or a choice of tokens, of x g + b is that of x, times g, plus b.
+
+What is behind acts on fewer numbers, and may go into the layer that reads them. So does a linear layer behind the mean
+of its tokens, or a 1x1 convolution behind that of its places: mean(x) W = mean(x W).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from repaconv.algebra.convolution_kernels import kernel_of
+from repaconv.graph.channel_axes import batchnorm
+from repaconv.graph.index_selections import axes_of, perm_of, selection_of
+from repaconv.graph.nodes_and_constants import Array, Writer, attribute, constant, made_by
+from repaconv.graph.operator_facts import ARITHMETIC, VIEWS
+from repaconv.graph.symbolic_shapes import rank_of, set_shape, sizes
+from repaconv.rewrites.fold.norm_affines import of_norm
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+
+AVERAGES = ("ReduceMean", "GlobalAveragePool", "AveragePool")
+
+
+def behind_means(model: ir.Model) -> list[str]:
+    """Scales and shifts act on the mean, or on the tokens that are read, and layers on the mean; in place.
+
+    Returns:
+        The names of those layers: the scales are told where they go.
+    """
+    moved: list[str] = []
+    again = True
+    while again:
+        again = False
+        for node in tuple(model.graph):
+            if node.graph is not model.graph or node.domain:
+                continue
+            layer = _linear(model, node)
+            moved += [layer] if layer is not None else []
+            again = again or layer is not None or _lower(model, node)
+    return moved
+
+
+def _lower(model: ir.Model, node: ir.Node) -> bool:
+    if node.op_type not in (*AVERAGES, "Slice", "Gather", *VIEWS):
+        return False
+    x = node.inputs[0] if node.inputs else None
+    inner = made_by(x, *ARITHMETIC, "BatchNormalization")
+    shared = node.op_type != "AveragePool" and len(list(x.uses())) != 1 if x is not None else True
+    if x is None or inner is None or shared or x.is_graph_output():
+        return False
+    terms = _terms(inner)
+    if terms is None:
+        return False
+    source, steps = terms
+    rank = rank_of(x)
+    if sizes(source) != sizes(x) or any(n.ndim > rank for _, n, _ in steps):
+        return False
+    whole = [n.reshape((1,) * (rank - n.ndim) + n.shape) for _, n, _ in steps]
+    moved = [_through(node, n) for n in whole]
+    if any(m is None for m in moved):
+        return False
+    write = Writer(model, node)
+    inputs = [source, *node.inputs[1:]]
+    new = write(node.op_type, *inputs, **{name: entry.value for name, entry in node.attributes.items()})
+    set_shape(new, sizes(node.outputs[0]), source)
+    for (operator, _, place), numbers in zip(steps, moved, strict=True):
+        assert numbers is not None
+        other = write.constant(numbers)
+        new = write(operator, *((new, other) if place == 0 else (other, new)))
+        set_shape(new, sizes(node.outputs[0]), source)
+    write.replace(node.outputs[0], new)
+    model.graph.remove(node, safe=True)
+    if not x.uses():
+        model.graph.remove(inner, safe=True)
+    return True
+
+
+def _linear(model: ir.Model, node: ir.Node) -> str | None:
+    """A layer that a mean alone reads acts on the mean; its name."""
+    if node.op_type not in AVERAGES:
+        return None
+    x = node.inputs[0] if node.inputs else None
+    inner = made_by(x, "MatMul", "Conv")
+    if x is None or inner is None or len(x.uses()) != 1 or x.is_graph_output() or len(inner.inputs) < 2:
+        return None
+    source = inner.inputs[0]
+    shape, out = sizes(source), sizes(node.outputs[0])
+    takes = _averages_places if inner.op_type == "Conv" else _averages_tokens
+    if source is None or shape is None or out is None or len(out) < 2 or not takes(node, inner):
+        return None
+    write, axis = Writer(model, node), 1 if inner.op_type == "Conv" else len(out) - 1
+    width = shape[1] if inner.op_type == "Conv" else shape[-1]
+    mean = write(node.op_type, source, *node.inputs[1:], **{name: a.value for name, a in node.attributes.items()})
+    set_shape(mean, (*out[:axis], width, *out[axis + 1 :]), source)
+    kept = {name: entry.value for name, entry in inner.attributes.items()}
+    new = write(inner.op_type, mean, *inner.inputs[1:], **kept)
+    set_shape(new, out, node.outputs[0])
+    write.replace(node.outputs[0], new)
+    model.graph.remove([node, inner], safe=True)
+    return inner.name or ""
+
+
+def _averages_tokens(node: ir.Node, inner: ir.Node) -> bool:
+    """Whether a node averages over axes that a product with a constant leaves alone."""
+    weight, rank = constant(inner.inputs[1]), rank_of(node.inputs[0])
+    axes = axes_of(node, rank) if node.op_type == "ReduceMean" else None
+    return weight is not None and weight.ndim == 2 and bool(axes) and rank - 1 not in (axes or ())
+
+
+def _averages_places(node: ir.Node, inner: ir.Node) -> bool:
+    """Whether a node averages places of a 1x1 convolution, and gives fewer."""
+    kernel = kernel_of(inner)
+    if kernel is None or not kernel.is_pointwise or kernel.is_padded or any(kernel.reach) or max(kernel.strides) > 1:
+        return False
+    if node.op_type == "GlobalAveragePool":
+        return True
+    if node.op_type == "ReduceMean":
+        axes = axes_of(node, rank_of(node.inputs[0]))
+        return bool(axes) and min(axes or (0,)) > 1 and bool(attribute(node, "keepdims", 1))
+    fewer = any(stride > 1 for stride in attribute(node, "strides", (1,)))
+    return node.op_type == "AveragePool" and fewer and not (kernel.bias is not None and _counts_padding(node))
+
+
+def _terms(inner: ir.Node) -> tuple[ir.Value, list[tuple[str, Array, int]]] | None:
+    """What a node does with constants: operator, numbers, place of the variable."""
+    if inner.op_type == "BatchNormalization":
+        found, x = batchnorm(inner), inner.inputs[0]
+        rank = rank_of(x)
+        if found is None or x is None or rank < 2:
+            return None
+        column = (-1, *[1] * (rank - 2))
+        return x, [(op, part.reshape(column), 0) for op, part in zip(("Mul", "Add"), found, strict=True)]
+    numbers = [constant(value) for value in inner.inputs]
+    if sum(n is None for n in numbers) != 1:
+        return None
+    place = 0 if numbers[0] is None else 1
+    x, given = inner.inputs[place], numbers[1 - place]
+    if x is None or given is None or (inner.op_type == "Div" and place == 1):
+        return None
+    return x, [(inner.op_type, given, place)]
+
+
+def _through(node: ir.Node, numbers: Array) -> Array | None:
+    """The constant behind a node that averages, chooses or drops axes along which it does not vary."""
+    rank = numbers.ndim
+    if node.op_type == "GlobalAveragePool":
+        return numbers if all(size == 1 for size in numbers.shape[2:]) else None
+    if node.op_type == "AveragePool":
+        return numbers if not _counts_padding(node) and all(size == 1 for size in numbers.shape[2:]) else None
+    if node.op_type == "ReduceMean":
+        axes = axes_of(node, rank)
+        if axes is None or any(numbers.shape[axis] != 1 for axis in axes):
+            return None
+        return numbers if attribute(node, "keepdims", 1) else numbers.squeeze(tuple(axes))
+    if node.op_type in ("Slice", "Gather"):
+        found = selection_of(node.outputs[0])
+        if found is None or numbers.shape[found.axis] != 1:
+            return None
+        return numbers if found.keeps else numbers.squeeze(found.axis)
+    if node.op_type == "Transpose" and rank == 4 and of_norm(node.inputs[0]):  # no layer before it could take those
+        turned: Array = numbers.transpose(perm_of(node, rank))
+        return turned
+    if node.op_type in VIEWS and node.op_type != "Transpose":
+        return _dropped(node, numbers)
+    return None
+
+
+def _counts_padding(node: ir.Node) -> bool:
+    """Whether an AveragePool may divide by more than what lies in the image: then a constant is less at the border."""
+    inside = attribute(node, "auto_pad", "NOTSET") in ("NOTSET", "VALID") and not any(attribute(node, "pads", (0,)))
+    return bool(attribute(node, "count_include_pad", 0)) and (not inside or bool(attribute(node, "ceil_mode", 0)))
+
+
+def _dropped(node: ir.Node, numbers: Array) -> Array | None:
+    """Behind a view that only takes axes of length 1 away."""
+    before, after = sizes(node.inputs[0]), sizes(node.outputs[0])
+    if before is None or after is None or [s for s in before if s != 1] != list(after) or len(after) >= len(before):
+        return None
+    if len([s for s in before if s != 1]) != len(after):
+        return None
+    gone = tuple(axis for axis, size in enumerate(before) if size == 1)
+    return numbers.squeeze(gone)

@@ -1,0 +1,292 @@
+"""Operators that change places with views: a view only moves numbers, so what acts behind it may act before it.
+
+A selection on one of its factors, a constant that varies along one axis of its source, the sum of two that are alike.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from repaconv.graph.channel_axes import batchnorm
+from repaconv.graph.constant_regions import assigned, uniform
+from repaconv.graph.index_selections import one_run, perm_of, selection_of
+from repaconv.graph.nodes_and_constants import (
+    Array,
+    Writer,
+    attribute,
+    constant,
+    is_constant,
+    made_by,
+    nodes_of,
+    only_reader,
+)
+from repaconv.graph.operator_facts import ARITHMETIC, ROW_NORMS, SELECTIONS, VIEWS
+from repaconv.graph.symbolic_shapes import Sizes, as_numbers, set_shape, sizes
+from repaconv.graph.tensor_views import View, reshaped
+from repaconv.graph.view_chains import view_of
+from repaconv.rewrites.fold.linear_graph_from_onnx import LINEAR
+from repaconv.rewrites.fold.norm_affines import of_norm
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+
+def before_views(model: ir.Model) -> None:
+    """Selections and constants act on what a view shows, not on the view; in place."""
+    for node in tuple(model.graph):
+        if node.graph is not model.graph or node.domain:
+            continue
+        if node.op_type in SELECTIONS:
+            for value in node.outputs:
+                _select(model, node, value)
+        elif node.op_type in ARITHMETIC:
+            _constant(model, node)
+            _sum(model, node)
+        elif node.op_type == "BatchNormalization":
+            _batchnorm(model, node)
+        elif node.op_type == "ScatterND":
+            _assign(model, node)
+
+
+def back_to_norms(model: ir.Model) -> None:
+    """A scale and a shift behind a view of a norm, which nothing took in, stand behind the norm again; in place."""
+    for node in nodes_of(model, "Mul", "Add"):
+        view = next((seen for value in node.inputs if (seen := view_of(value)) and seen.source is not value), None)
+        one = view is not None and len(list(view.source.uses())) == 1 and made_by(view.source, *ROW_NORMS, "Mul")
+        if one and view is not None and of_norm(view.source):
+            _constant(model, node, (*ROW_NORMS, "Mul"))
+
+
+def _select(model: ir.Model, node: ir.Node, value: ir.Value) -> None:
+    selected = selection_of(value)
+    view = view_of(selected.value) if selected is not None else None
+    if (
+        selected is None
+        or view is None
+        or view.source is selected.value
+        or not (value.uses() or value.is_graph_output())
+    ):
+        return
+    merged = view.merged(selected.axis)
+    if merged is None or len(merged.axes[selected.axis]) != 1:
+        return
+    factor = merged.axes[selected.axis][0]
+    chosen = merged.channels(factor, selected.places)
+    if chosen is None:
+        return
+    write, axis, shape = Writer(model, node), merged.axis_of(factor), sizes(merged.source)
+    assert shape is not None
+    if one_run(chosen):
+        ends = ([int(chosen[0])], [int(chosen[-1]) + 1], [axis])
+        new = write("Slice", merged.source, *(write.constant(end) for end in ends))
+    elif node.op_type != "Gather" and not _behind_weights(merged.source):
+        return  # one run would become scattered places, which nothing takes in
+    else:
+        new = write("Gather", merged.source, write.constant(chosen), axis=axis)
+    set_shape(new, (*shape[:axis], len(chosen), *shape[axis + 1 :]), merged.source)
+    seen = merged.narrowed(new, factor, len(selected.places) if selected.keeps else None).write(write)
+    if seen is not None:
+        write.replace(value, seen)
+
+
+def _behind_weights(value: ir.Value) -> bool:
+    """Whether there is a linear layer behind which there is nothing but what a selection passes."""
+    seen: set[ir.Node] = set()
+    todo = [value]
+    while todo:
+        node = todo.pop().producer()
+        if node is None or node in seen or node.op_type not in LINEAR:
+            continue
+        if node.op_type in ("MatMul", "Conv"):
+            return True
+        seen.add(node)
+        todo += [before for before in node.inputs if before is not None]
+    return False
+
+
+def _spread(given: Array, view: View) -> tuple[Array, int] | None:
+    """A constant that is broadcast to a view, as one along an axis of its source; -1 for a single number."""
+    rank = len(view.axes)
+    if given.size == 1:
+        return given.reshape(()), -1
+    if given.ndim > rank:
+        return None
+    whole = given.reshape((1,) * (rank - given.ndim) + given.shape)
+    varying = [axis for axis in range(rank) if whole.shape[axis] != 1]
+    homes = {view.axis_of(factor) for axis in varying for factor in view.axes[axis]}
+    if len(homes) != 1:
+        return None
+    home = homes.pop()
+    factors = [factor for axis in varying for factor in view.axes[axis]]
+    lengths, every = as_numbers(view.size[factor] for factor in factors), view.lengths(home)
+    if lengths is None or every is None:
+        return None
+    grid = whole.reshape(lengths)
+    order = sorted(range(len(factors)), key=lambda i: view.of[home].index(factors[i]))
+    grid = grid.transpose(order)
+    if set(factors) != set(view.of[home]) and made_by(view.source, *LINEAR) is None:
+        return None  # it would grow to the size of what is normalised there, and nothing could take it in
+    inside = [length if f in factors else 1 for f, length in zip(view.of[home], every, strict=True)]
+    full = np.broadcast_to(grid.reshape(inside), every)
+    return full.reshape(math.prod(every)), home
+
+
+def _constant(model: ir.Model, node: ir.Node, sources: tuple[str, ...] = LINEAR) -> None:
+    numbers = [constant(value) for value in node.inputs]
+    if sum(n is None for n in numbers) != 1:
+        return
+    place = 0 if numbers[0] is None else 1
+    x, given = node.inputs[place], numbers[1 - place]
+    view = view_of(x) if x is not None else None
+    if x is None or given is None or view is None or view.source is x or sizes(x) != sizes(node.outputs[0]):
+        return
+    spread = _spread(given, view)
+    shape = sizes(view.source)
+    if spread is None or shape is None or made_by(view.source, *sources) is None:
+        return
+    vector, axis = spread
+    write = Writer(model, node)
+    other = write.constant(vector if axis < 0 else vector.reshape(-1, *[1] * (len(shape) - 1 - axis)))
+    new = write(node.op_type, *((view.source, other) if place == 0 else (other, view.source)))
+    set_shape(new, shape, view.source)
+    seen = View(new, view.of, view.axes, view.size).write(write)
+    if seen is not None:
+        write.replace(node.outputs[0], seen)
+
+
+def _assign(model: ir.Model, node: ir.Node) -> None:
+    """Assignment along the first axis of two values turned alike is one along their own axis: a choice of both's."""
+    found, data, updates = assigned(node), node.inputs[0], node.inputs[2]
+    views = [view_of(value) if value is not None else None for value in (data, updates)]
+    masks = uniform(node.outputs[0]) is not None
+    if found is None or masks or found[0] != 0 or any(view is None for view in views):
+        return
+    first, second = (view for view in views if view is not None)
+    if first.axes != second.axes or first.of != second.of or first.source is data or len(first.axes[0]) != 1:
+        return
+    home, shapes = first.axis_of(first.axes[0][0]), (sizes(first.source), sizes(second.source))
+    if len(first.of[home]) != 1 or shapes[0] is None or shapes[1] is None:
+        return
+    length, added = shapes[0][home], shapes[1][home]
+    if not isinstance(length, int) or not isinstance(added, int):
+        return
+    write = Writer(model, node)
+    both = write("Concat", first.source, second.source, axis=home)
+    set_shape(both, (*shapes[0][:home], length + added, *shapes[0][home + 1 :]), first.source)
+    order = np.arange(length)
+    order[found[1]] = length + np.arange(added)
+    new = write("Gather", both, write.constant(order), axis=home)
+    set_shape(new, shapes[0], first.source)
+    seen = View(new, first.of, first.axes, first.size).write(write)
+    if seen is not None:
+        write.replace(node.outputs[0], seen)
+
+
+def _sum(model: ir.Model, node: ir.Node) -> None:
+    """A sum of two values that are seen the same way is their sum, seen that way."""
+    a, b = node.inputs
+    if node.op_type not in ("Add", "Sub") or a is None or b is None or is_constant(a) or is_constant(b):
+        return
+    views = [view_of(value) for value in (a, b)]
+    if any(view is None for view in views) or not views[0].alike(views[1]) or views[0].source is a:  # type: ignore[union-attr, arg-type]
+        return
+    first, second = (view for view in views if view is not None)
+    write = Writer(model, node)
+    new = write(node.op_type, first.source, second.source)
+    set_shape(new, sizes(first.source), first.source)
+    seen = View(new, first.of, first.axes, first.size).write(write)
+    if seen is not None:
+        write.replace(node.outputs[0], seen)
+
+
+def _batchnorm(model: ir.Model, node: ir.Node) -> None:
+    """A BatchNormalization of transposed tokens is a scale and a shift of the tokens."""
+    found, x = batchnorm(node), node.inputs[0]
+    view = view_of(x) if x is not None else None
+    shape = sizes(x)
+    if found is None or x is None or view is None or shape is None or any(v.uses() for v in node.outputs[1:]):
+        return
+    column = (-1, *[1] * (len(shape) - 2))
+    spread = [_spread(part.reshape(column), view) for part in found]
+    inner = sizes(view.source)
+    if view.source is x or inner is None or any(part is None or part[1] < 0 for part in spread):
+        return
+    write = Writer(model, node)
+    new = view.source
+    for operator, part in zip(("Mul", "Add"), spread, strict=True):
+        assert part is not None
+        vector, axis = part
+        new = write(operator, new, write.constant(vector.reshape(-1, *[1] * (len(inner) - 1 - axis))))
+        set_shape(new, inner, view.source)
+    seen = View(new, view.of, view.axes, view.size).write(write)
+    if seen is not None:
+        write.replace(node.outputs[0], seen)
+
+
+# --- What is done alike to every piece of a value is done once, before it is taken apart; `moves` is the way back.
+#
+# Pieces of tokens that are each shown as an image are pieces of one image. Heads stay as products take them.
+
+
+def after_views(model: ir.Model) -> None:
+    """Let views of all pieces of a Split, alike but for the pieces' sizes, be one before it; in place."""
+    while any(_after_view(model, node) for node in nodes_of(model, "Split")):
+        pass
+
+
+def _after_view(model: ir.Model, node: ir.Node) -> bool:
+    views = [view for value in node.outputs if (view := only_reader(value, "Transpose", "Reshape")) is not None]
+    shape, ends = sizes(node.inputs[0]), [sizes(view.outputs[0]) for view in views]
+    if len(views) < len(node.outputs) or shape is None or any(map(_is_multiplied, views)):
+        return False
+    axis, write = int(attribute(node, "axis", 0)) % len(shape), Writer(model, node)
+    seen = _turned(write, node, views, axis) or _regrouped(write, node, ends, axis, {view.op_type for view in views})
+    if seen is None:
+        return False
+    whole, axis = seen
+    widths = as_numbers(end[axis] for end in ends if end is not None)
+    assert widths is not None
+    for view, piece, end in zip(views, write.split(whole, widths, axis), ends, strict=True):
+        set_shape(piece, end, whole)
+        Writer(model, view).replace(view.outputs[0], piece)
+    model.graph.remove([*views, node], safe=True)
+    return True
+
+
+def _is_multiplied(view: ir.Node) -> bool:
+    """Whether a product takes what it shows, by other views perhaps."""
+    users = [user for user, _ in view.outputs[0].uses()]
+    return any(user.op_type == "MatMul" or (user.op_type in VIEWS and _is_multiplied(user)) for user in users)
+
+
+def _turned(write: Writer, node: ir.Node, views: list[ir.Node], axis: int) -> tuple[ir.Value, int] | None:
+    """The whole, if all are turned the same way, and the axis of the pieces then."""
+    x, shape = node.inputs[0], sizes(node.inputs[0]) or ()
+    perms = [perm_of(view, len(shape)) for view in views if view.op_type == "Transpose"]
+    if x is None or len(perms) < len(views) or any(perm != perms[0] for perm in perms):
+        return None
+    new = write("Transpose", x, perm=perms[0])
+    set_shape(new, tuple(shape[place] for place in perms[0]), x)
+    return new, perms[0].index(axis)
+
+
+def _regrouped(
+    write: Writer, node: ir.Node, ends: list[Sizes | None], axis: int, operators: set[str]
+) -> tuple[ir.Value, int] | None:
+    """The whole, if as much lies before the pieces' axis as did, and all else is the same for all pieces."""
+    x, shape = node.inputs[0], sizes(node.inputs[0]) or ()
+    known = [end for end in ends if end is not None and len(end) == len(ends[0] or ())]
+    if x is None or operators != {"Reshape"} or len(known) < len(ends):
+        return None
+    given = [(sizes(value) or ())[axis] for value in node.outputs]
+    for place in range(len(known[0])):
+        before, behind = known[0][:place], known[0][place + 1 :]
+        outer = before == shape[:axis] or (behind == shape[axis + 1 :] and [end[place] for end in known] == given)
+        widths = as_numbers(end[place] for end in known)
+        if outer and widths is not None and all((end[:place], end[place + 1 :]) == (before, behind) for end in known):
+            new = reshaped(write, x, (*before, sum(widths), *behind))
+            return None if new is None else (new, place)
+    return None

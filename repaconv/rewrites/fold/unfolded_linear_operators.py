@@ -1,0 +1,215 @@
+"""What a fold leaves: linear operators that still stand behind or beside another, and why.
+
+Two linear maps in a row are one, and so are those of one value that are added up or put beside each other. Where a
+graph still has both, something kept them apart; told here by reason, so that a fold that did little says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from repaconv.graph import activation_patterns
+from repaconv.graph.channel_axes import IMAGE, LAST, batchnorm, per_channel
+from repaconv.graph.nodes_and_constants import attribute, constant, is_constant, made_by
+from repaconv.graph.operator_facts import ARITHMETIC, MOVES
+from repaconv.graph.symbolic_shapes import sizes
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+PADDED = "a padded convolution's border is zero, and what is added before it is not there"
+READ_BESIDE = "what is between them is read by {} as well"
+_POOLS = ("GlobalAveragePool", "AveragePool", "ReduceMean", "ReduceSum", "Pad")
+_THROUGH = (*MOVES, *_POOLS)
+"""Linear in themselves and without weights: what stands behind them stands behind what is in front of them."""
+
+
+class LinearNode(NamedTuple):
+    """A node that is linear in one of its inputs, with constants."""
+
+    node: ir.Node
+    data: ir.Value
+    weight: np.ndarray | None  # of a product; None of a scale or a shift
+    shifts: bool  # whether it adds something
+
+    @property
+    def name(self) -> str:
+        """As a graph's viewer shows it."""
+        return self.node.name or f"{self.node.op_type} of {self.node.outputs[0].name}"
+
+    @property
+    def kernel(self) -> bool:
+        """Whether it looks beyond a place of its own."""
+        return self.weight is not None and self.weight.ndim > 2 and set(self.weight.shape[2:]) != {1}
+
+    @property
+    def padded(self) -> bool:
+        """Whether it sees a border of zeros."""
+        auto = attribute(self.node, "auto_pad", "NOTSET")
+        return self.weight is not None and (any(attribute(self.node, "pads", (0,))) or auto not in ("NOTSET", "VALID"))
+
+    @property
+    def apart(self) -> bool:
+        """Whether it treats groups of channels for themselves."""
+        return int(attribute(self.node, "group", 1)) > 1
+
+
+def standing(model: ir.Model) -> Iterator[str]:
+    """One sentence for every reason, with the names of all that it keeps apart.
+
+    Args:
+        model: With shapes settled; activations of several nodes become one in it.
+    """
+    activation_patterns.group(model)
+    found: dict[str, list[str]] = {}
+    for node in model.graph:
+        one = linear(node)
+        if one is not None and not _is_bias(one):
+            for before, path in _before(one.data):
+                if not before.shifts and before.weight is None and one.shifts and one.weight is None:
+                    continue  # a scale and its shift, as a norm's
+                told = f"{one.name} after {before.name}"
+                found.setdefault(f"after another, since {_why_behind(before, one, path)}", []).append(told)
+        elif node.op_type in ("Add", "Sub", "Concat") and not node.domain and not _is_inner(node):
+            for group, source in _beside(node):
+                why = _why_beside(group, source, node)
+                told = " next to ".join([one.name for one in group] + ["its own input"] * (len(group) == 1))
+                found.setdefault(f"next to another, since {why}", []).append(told)
+    for why, names in found.items():
+        yield f"linear operators remain {why}: {'; '.join(dict.fromkeys(names))}"
+
+
+def linear(node: ir.Node) -> LinearNode | None:
+    """A product, a convolution, a BatchNormalization, or a scale or shift a channel, all with constants."""
+    if node.domain or not node.inputs or node.inputs[0] is None:
+        return None
+    numbers = [constant(value) for value in node.inputs]
+    if node.op_type in ("Conv", "ConvTranspose", "Gemm") and numbers[0] is None and numbers[1] is not None:
+        return LinearNode(node, node.inputs[0], numbers[1], len(numbers) > 2)
+    if node.op_type == "BatchNormalization":
+        return LinearNode(node, node.inputs[0], None, True) if batchnorm(node) is not None else None
+    if len(numbers) != 2 or (numbers[0] is None) == (numbers[1] is None):
+        return None
+    place = 0 if numbers[0] is None else 1
+    x, given = node.inputs[place], numbers[1 - place]
+    if x is None or given is None or (node.op_type == "Div" and place):
+        return None
+    if node.op_type == "MatMul":
+        return LinearNode(node, x, given, False) if given.ndim == 2 else None
+    out = node.outputs[0]
+    if node.op_type not in ARITHMETIC or sizes(x) != sizes(out) or given.dtype.kind != "f":
+        return None
+    vector = any(per_channel(given, out, axis) is not None for axis in (LAST, IMAGE))
+    return LinearNode(node, x, None, node.op_type in ("Add", "Sub")) if vector else None
+
+
+def _is_bias(one: LinearNode) -> bool:
+    """A shift behind a product that nothing else reads is its bias."""
+    before = one.data.producer()
+    return one.node.op_type == "Add" and before is not None and before.op_type == "MatMul" and len(one.data.uses()) == 1
+
+
+def _layer(value: ir.Value | None) -> LinearNode | None:
+    """The linear operator that makes a value; of a product with its bias, the product."""
+    node = value.producer() if value is not None else None
+    one = linear(node) if node is not None else None
+    if one is None or not _is_bias(one):
+        return one
+    product = one.data.producer()
+    inner = linear(product) if product is not None else None
+    return inner._replace(shifts=True) if inner is not None else one
+
+
+def _before(value: ir.Value) -> Iterator[tuple[LinearNode, list[ir.Value]]]:
+    """The linear operators in front of a value, with what lies between: views, choices, means, sums."""
+    todo, seen = [(value, [value])], {value}
+    while todo:
+        here, path = todo.pop()
+        one, node = _layer(here), here.producer()
+        if one is not None:
+            yield one, path
+        elif node is not None and not node.domain and node.op_type in (*_THROUGH, "Add", "Sub", "Concat"):
+            several = node.op_type in ("Add", "Sub", "Concat")
+            for other in node.inputs if several else node.inputs[:1]:
+                if other is not None and other not in seen and not is_constant(other):
+                    seen.add(other)
+                    todo.append((other, [*path, other]))
+
+
+def _is_inner(node: ir.Node) -> bool:
+    """Whether it is a term of a larger sum."""
+    users = [user for user, _ in node.outputs[0].uses()]
+    return len(users) == 1 and users[0].op_type in ("Add", "Sub") and linear(users[0]) is None
+
+
+def _terms(node: ir.Node, top: ir.Node) -> Iterator[ir.Value]:
+    for value in node.inputs:
+        inner = value.producer() if value is not None else None
+        if value is None:
+            continue
+        if inner is not None and top.op_type != "Concat" and inner.op_type in ("Add", "Sub") and linear(inner) is None:
+            yield from _terms(inner, top) if _is_inner(inner) else [value]
+        else:
+            yield value
+
+
+def _beside(node: ir.Node) -> Iterator[tuple[list[LinearNode], ir.Value]]:
+    """LinearNode operators of one value that are summed or joined here; one alone stands beside that value itself."""
+    terms = list(_terms(node, node))
+    layers = [_layer(value) or _average(value) for value in terms]
+    groups: dict[ir.Value, list[LinearNode]] = {}
+    for one in layers:
+        if one is not None:
+            groups.setdefault(one.data, []).append(one)
+    for source, group in groups.items():
+        if len(group) > 1 or (source in terms and node.op_type != "Concat"):
+            yield group, source
+
+
+def _average(value: ir.Value) -> LinearNode | None:
+    node = made_by(value, "AveragePool")
+    return LinearNode(node, node.inputs[0], None, False) if node is not None and node.inputs[0] is not None else None
+
+
+def _why_behind(before: LinearNode, one: LinearNode, path: list[ir.Value]) -> str:
+    if any(value.is_graph_output() for value in path):
+        return "what is between them is an output of the graph"
+    others = sorted(
+        {user.op_type for value in path for user, _ in value.uses() if linear(user) is None} - {*_THROUGH, "Concat"}
+    )
+    between = [value.producer() for value in path]
+    kinds = sorted({node.op_type for node in between if node is not None and linear(node) is None})
+    if one.padded and before.shifts:
+        return PADDED
+    if others:
+        return READ_BESIDE.format(", ".join(others))
+    if kinds:
+        return f"between them is {', '.join(kinds)}"
+    if before.weight is not None and one.weight is not None:
+        if before.kernel or one.kernel or before.apart or one.apart:
+            return "several read the first" if len(path[-1].uses()) > 1 else "one for both would cost more"
+        return "one for both would cost more" if _dearer(before, one) else "several read the first"
+    return "no rule of the fold reaches them"
+
+
+def _dearer(before: LinearNode, one: LinearNode) -> bool:
+    shapes = [sizes(value) for value in (before.data, one.data, one.node.outputs[0])]
+    axis = 1 if one.node.op_type == "Conv" else -1
+    widths = [shape[axis] if shape else 0 for shape in shapes]
+    a, b, c = (width if isinstance(width, int) else 0 for width in widths)
+    return a * c > a * b + b * c
+
+
+def _why_beside(group: list[LinearNode], source: ir.Value, node: ir.Node) -> str:
+    if any(one.node.outputs[0].is_graph_output() or len(one.node.outputs[0].uses()) > 1 for one in group):
+        return "one of them is read by others as well"
+    if any(one.node.op_type == "AveragePool" for one in group):
+        return "an average that does not count its padding is no convolution at the border"
+    if node.op_type == "Concat" and any(one.kernel or one.apart for one in group):
+        return "convolutions larger than 1x1, or of groups of channels, are not joined"
+    if node.op_type == "Concat":
+        return "joined they would cost as much"
+    return "one for all would cost more" if len(group) > 1 else f"{source.name} is read by others as well"

@@ -1,0 +1,1 @@
+"""Rewrites that compute the same numbers faster on a target."""

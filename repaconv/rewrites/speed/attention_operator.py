@@ -1,0 +1,62 @@
+"""Softmax attention written as one operator of opset 23, which takes heads side by side: nothing is transposed.
+
+out = concat_h softmax(s Q_h K_h^T + mask) V_h        Q, K, V: [B, N, H e] as three-dimensional tensors
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from repaconv.graph.attention_patterns import attentions, take
+from repaconv.graph.nodes_and_constants import Writer
+from repaconv.graph.rewrite_contract import Rewrite
+from repaconv.graph.symbolic_shapes import rank_of, sizes
+from repaconv.results import Change
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+
+def _as_one_operator(model: ir.Model) -> Iterator[Change]:
+    for found in attentions(model):
+        batches = {(sizes(heads.source) or (None,))[0] for heads in (found.q, found.k, found.v)}
+        if found.k.count != found.v.count or found.q.count % found.k.count or len(batches) > 1:
+            continue
+        write, scale = Writer(model, found.node), found.scale
+        inputs = [take(write, heads) for heads in (found.q, found.k, found.v)]
+        if write.dtype is not None and np.float32(scale) != write.dtype.numpy().type(scale):
+            inputs[0], scale = write("Mul", inputs[0], write.constant(scale)), 1.0  # an attribute is a float32
+        if found.mask is not None:
+            inputs.append(_for_every_query(write, found.mask, found.q.tokens, found.k.tokens))
+        heads = {"q_num_heads": found.q.count, "kv_num_heads": found.k.count, "scale": scale}
+        out = write("Attention", *inputs, **heads)
+        if rank_of(found.out) == 2:
+            out = write("Reshape", out, write.constant([-1, found.v.width * found.q.count]))
+        place = found.node.name or ""
+        write.replace(found.out, out)
+        yield Change(
+            rewrite="attention-op",
+            place=place,
+            description=f"{found.q.count} heads of {found.q.width} on {found.q.tokens} tokens as one Attention",
+        )
+
+
+def _for_every_query(write: Writer, mask: ir.Value, queries: int, keys: int) -> ir.Value:
+    """A mask [.., 1, N] or [.., M, N] as [.., M, N]; ONNX Runtime does not repeat it over the queries itself."""
+    shape = sizes(mask) or ()
+    if len(shape) > 1 and shape[-2:] == (queries, keys):
+        return mask
+    return write("Expand", mask, write.constant([1, 1, queries, keys]))
+
+
+ATTENTION_OP = Rewrite(
+    "attention-op",
+    "softmax over keys of one product of queries and keys, masked or not, times values, heads side by side",
+    _as_one_operator,
+    opset=23,
+    order=60,
+    keeps=True,
+)

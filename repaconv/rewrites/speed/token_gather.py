@@ -1,0 +1,151 @@
+"""Rows of tokens picked by a computed index, in three ways: GatherElements, GatherND, a product with ones and zeros.
+And the best of each row of scores, looked for down columns.
+
+x[b, i_br, :] = sum_n [n = i_br] x[b, n, :]
+argmax_m (A B)_nm = argmax_m (B^T A^T)_mn      many columns at once, where a row is one number after the other
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from repaconv.graph.index_selections import axes_of, swaps_last
+from repaconv.graph.nodes_and_constants import Writer, attribute, constant, is_constant, made_by, nodes_of
+from repaconv.graph.rewrite_contract import Rewrite
+from repaconv.graph.symbolic_shapes import rank_of, sizes
+from repaconv.graph.tensor_views import swapped
+from repaconv.results import Change
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+
+class Rows(NamedTuple):
+    """x [B, n, c] and the index [B, r, 1] of the rows that a node picks."""
+
+    x: ir.Value
+    index: ir.Value
+    node: ir.Node
+
+
+def picked_rows(model: ir.Model) -> list[Rows]:
+    """All GatherElements of whole rows: the index is one number a row, repeated over channels."""
+    found = [_rows(node) for node in nodes_of(model, "GatherElements")]
+    return [rows for rows in found if rows is not None]
+
+
+def _rows(node: ir.Node) -> Rows | None:
+    x, repeated = node.inputs[0], made_by(node.inputs[1], "Expand")
+    index = repeated.inputs[0] if repeated is not None else None
+    shape, rows, all_rows = sizes(x), sizes(index), sizes(node.inputs[1])
+    if x is None or index is None or shape is None or rows is None or all_rows is None or len(shape) != 3:
+        return None
+    whole = len(rows) == 3 and rows[2] == 1 and all_rows == (shape[0], rows[1], shape[2]) and rows[0] == shape[0]
+    return Rows(x, index, node) if whole and attribute(node, "axis", 0) in (1, -2) else None
+
+
+def counts_up(value: ir.Value | None) -> bool:
+    """Whether an index is never negative: it comes from TopK, ArgMax or a constant that is not."""
+    numbers = constant(value)
+    if numbers is not None:
+        return bool((numbers >= 0).all())
+    if (node := made_by(value, "TopK", "ArgMax", "ArgMin")) is not None:
+        return node.op_type != "TopK" or value is node.outputs[1]
+    if (node := made_by(value, "Add", "Mul", "Concat")) is not None:
+        return all(map(counts_up, node.inputs))
+    node = made_by(value, "GatherElements", "Unsqueeze", "Reshape", "Expand")
+    return node is not None and counts_up(node.inputs[0])
+
+
+def _as_product(model: ir.Model) -> Iterator[Change]:
+    import onnx_ir as ir
+
+    for x, index, node in picked_rows(model):
+        count = (sizes(x) or (0, None))[1]
+        if not isinstance(count, int) or not counts_up(index):
+            continue
+        write = Writer(model, node)
+        equal = write("Equal", index, write.constant(np.arange(count)))
+        equal.dtype = ir.DataType.BOOL
+        ones = write("Cast", equal, to=int(x.dtype or 1))
+        write.replace(node.outputs[0], write("MatMul", ones, x))
+        yield _told("gather-as-matmul", node, f"rows of {count} by a product with ones and zeros")
+
+
+def _by_gather_nd(model: ir.Model) -> Iterator[Change]:
+    for x, index, node in picked_rows(model):
+        write = Writer(model, node)
+        write.replace(node.outputs[0], write("GatherND", x, index, batch_dims=1))
+        yield _told("rows-by-gathernd", node, "an index a row")
+
+
+BEST = ("ArgMax", "ArgMin", "ReduceMax", "ReduceMin")
+
+
+def _best_down_columns(model: ir.Model) -> Iterator[Change]:
+    for product in nodes_of(model, "MatMul"):
+        scores, rank = product.outputs[0], rank_of(product.outputs[0])
+        readers = scores.consumers()
+        alike = all(rank_of(factor) == rank and not is_constant(factor) for factor in product.inputs)
+        if rank < 3 or not alike or not readers or scores.is_graph_output() or not all(map(_best_of_rows, readers)):
+            continue
+        before = Writer(model, product)
+        a, b = (_turned(before, factor, rank) for factor in product.inputs)
+        turned = before("MatMul", b, a)
+        for node in readers:
+            write, axis = Writer(model, node), rank - 2
+            if node.op_type.startswith("Arg"):
+                last = attribute(node, "select_last_index", 0)
+                found = write(node.op_type, turned, axis=axis, keepdims=0, select_last_index=last)
+            else:
+                found = write(node.op_type, turned, write.constant([axis]), keepdims=0)
+            write.replace(node.outputs[0], found)
+        yield _told("best-down-columns", product, f"{', '.join(node.op_type for node in readers)} of scores turned")
+
+
+def _best_of_rows(node: ir.Node) -> bool:
+    if node.op_type not in BEST or node.domain or attribute(node, "keepdims", 1):
+        return False
+    rank = rank_of(node.inputs[0])
+    axes = [attribute(node, "axis", 0) % rank] if node.op_type.startswith("Arg") else axes_of(node, rank)
+    return axes == [rank - 1]
+
+
+def _turned(write: Writer, factor: ir.Value | None, rank: int) -> ir.Value | None:
+    """A factor with its last two axes swapped; what it was turned from, where it was."""
+    turn = made_by(factor, "Transpose")
+    if turn is not None and swaps_last(turn):
+        return turn.inputs[0]
+    return swapped(write, factor, rank)
+
+
+def _told(name: str, node: ir.Node, told: str) -> Change:
+    return Change(rewrite=name, place=node.name or "", description=told)
+
+
+GATHER_AS_MATMUL = Rewrite(
+    "gather-as-matmul",
+    "rows of finite numbers picked by an index that is never negative and the same for all channels",
+    _as_product,
+    order=45,
+    keeps=True,
+)
+ROWS_BY_GATHERND = Rewrite(
+    "rows-by-gathernd",
+    "rows picked by an index that is the same for all channels",
+    _by_gather_nd,
+    opset=12,
+    order=46,
+    keeps=True,
+)
+BEST_DOWN_COLUMNS = Rewrite(
+    "best-down-columns",
+    "a product of two activations of which only the best of each row is read, or where it is",
+    _best_down_columns,
+    opset=18,
+    order=47,
+    keeps=True,
+)

@@ -1,0 +1,50 @@
+"""Which published network a checkpoint is of, where no method knows it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from repaconv.core.errors import Refused
+from repaconv.results import Known
+from repaconv.sources.named_architectures import KNOWN
+
+if TYPE_CHECKING:
+    from repaconv.checkpoints import Checkpoint
+
+
+def known_networks(found: Checkpoint) -> tuple[Known, ...]:
+    """Published networks that it is of, or near to."""
+    from repaconv.checkpoints.architecture_index import matches
+
+    near = matches({name: tuple(tensor.shape) for name, tensor in found.tensors.items()})
+    return tuple(Known(name=one.name, also=one.also, exact=one.exact, differs=one.told) for one in near)
+
+
+def recognised(found: Checkpoint, unknown: Refused) -> Known:
+    """The one network that builds these weights, but for the number of classes.
+
+    Args:
+        found: A checkpoint.
+        unknown: Why no method folds it.
+
+    Raises:
+        Refused: That, with what it may be.
+    """
+    near = known_networks(found)
+    buildable = [one for one in near if one.exact and one.name.partition(":")[0] in KNOWN]
+    if len(buildable) == 1:
+        return buildable[0]
+    raise Refused(unknown.message, hint=_hint(found.path, near, len(buildable)), code=unknown.code) from unknown
+
+
+def _hint(path: Path, near: tuple[Known, ...], buildable: int) -> str:
+    """What to do with a checkpoint that is of several networks, of one without its config.json, or of none."""
+    names = ", ".join(one.name for one in near)
+    if buildable > 1:
+        return f"Its tensors are those of {names}, which compute different things: say which with --arch."
+    if near and near[0].exact:
+        return f"Its tensors are those of {names}: fold its folder, where config.json is next to the weights."
+    if near:
+        return f"It is near to {near[0].name}, but for {near[0].differs}: --arch ./net.py:build takes your own code."
+    return f"Say what builds it: repaconv fold {path} --arch timm:NAME, torchvision:NAME or ./net.py:build."

@@ -1,0 +1,48 @@
+"""Which output of a network is the scores of its classes: as it is said, else as its shape lets it be."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from repaconv.core.errors import UsageProblem
+from repaconv.method_api.settings import Knobs, natural
+from repaconv.results import ClassScores
+
+LOGITS = "logits"
+"""What an output of class scores is called."""
+
+
+def asked_classes(knobs: Knobs) -> int | None:
+    """How many --set classes says; 0 for none, None where it says nothing."""
+    return knobs.asked("classes", natural)
+
+
+def class_scores(widths: Mapping[str, int], asked: int | None, head: int | None = None) -> ClassScores | None:
+    """The output of class scores; assumed where only the shape of an output says so, None where none can be it.
+
+    Args:
+        widths: Numbers per image of the outputs of shape [images, numbers], by name.
+        asked: See `asked_classes`.
+        head: How many classes the architecture has by its own account; 0 for none, None where that is not known.
+
+    Raises:
+        UsageProblem: If no output, or several, have as many numbers as --set classes says.
+    """
+    known = head if asked is None else asked
+    if known == 0:
+        return None
+    fits = [name for name, width in widths.items() if width == known or (known is None and width > 1)]
+    if LOGITS in fits:
+        fits = [LOGITS]
+    if asked is not None and len(fits) != 1:
+        has = ", ".join(f"{name} [N, {width}]" for name, width in widths.items()) or "none of shape [N, numbers]"
+        raise UsageProblem(
+            f"--set classes={asked}: {'several outputs have' if fits else 'no output has'} {asked} numbers per image; "
+            f"the outputs are {has}.",
+            hint="Give the width of one output, or 0 if the network gives no class scores.",
+            code="setting.value",
+        )
+    if len(fits) != 1:
+        return None
+    said = "--set classes" if asked else "the architecture" if head else "its name" if fits == [LOGITS] else ""
+    return ClassScores(output=fits[0], classes=widths[fits[0]], source=said or "its shape", assumed=not said)

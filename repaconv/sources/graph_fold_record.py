@@ -1,0 +1,265 @@
+"""What a fold of a graph is recorded as: its changes, what they cost before and after, and what was left."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import inf, isfinite
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from repaconv.core.files import sha256_of_bytes
+from repaconv.graph.shape_inference import WORD
+from repaconv.onnx_export.torch_exporter import operators_of
+from repaconv.results import Change, ImageSize, Link, Sizes
+from repaconv.results.fold import Batch
+from repaconv.verification.evaluated_graph import Evaluated
+from repaconv.verification.folded_graph_verification import unrunnable, usual_rtols
+from repaconv.verification.neighborhood_comparison import shapes_of
+from repaconv.verification.onnx_model_loading import inputs_of, looked_into
+from repaconv.verification.probe_inputs import GAINS
+from repaconv.verification.tolerances import LARGEST_RTOL, verdict_of
+
+if TYPE_CHECKING:
+    import onnx
+
+    from repaconv.engines.contract import Feeds
+    from repaconv.verification.probe_inputs import Probes
+
+
+# --- What a graph of any origin takes and how far float32 can be trusted with it, found by running it.
+
+WORSE = 4.0
+"""How many times as far from float64 as float32 is on one call it may be on others, and in another order of sums."""
+
+
+DOUBTED = 1e-2
+"""Where float32 is further off than this, it shows nothing of the network on such a call, and others are drawn; where
+it is on those, too, it is float64 that computes something else, and it is not taken."""
+
+
+OTHERS = 4
+"""Calls of the usual sizes whose outputs must be of one length where nothing else tells that they are."""
+
+
+CHANNELS = (1, 3, 4)
+"""Of pictures; networks also take stacks of many more, but not one pixel high or wide."""
+
+
+class Taken(NamedTuple):
+    """Fields of `repaconv.results.GraphFold`; ``widths`` are numbers per image of outputs [images, numbers]."""
+
+    image_size: ImageSize | None
+    any_image_size: bool
+    batch: Batch
+    whole: bool
+    sizes: Sizes
+    tolerances: dict[str, float]
+    float64: str
+    structure: str
+    widths: dict[str, int]
+
+
+def taken_by(source: Path, given: Evaluated, folded: Evaluated) -> Taken:
+    """Run a graph on seeded inputs, and in float64 on one call.
+
+    Raises:
+        Refused: If it does not run.
+    """
+    from repaconv.verification.probe_inputs import Unrunnable
+
+    given, folded = given.single, folded.single
+    model = given.model
+    try:
+        found = given.probes
+    except Unrunnable as error:
+        raise unrunnable(source, model, error) from error
+    call = found.call(model, 0)
+    usual = next((probe for probe in found.plain if shapes_of(probe) == shapes_of(call)), call)
+    calls = {found.gain: usual} | {found.gain * more: found.call(model, 0, more) for more in GAINS}
+    told, rounded, gain = _against_float64(given, folded, calls)
+    size, any_size, batch, names = _images(model, found)
+    ran = [(call, given.run(call)) for call in (usual, found.plain[0])]
+    rows = _by_image(model, batch, ran)
+    if rows and _unknown_lengths(given):
+        others = (found.call(model, seed) for seed in range(1, OTHERS))
+        rows = len({shapes_of(given.run(call)) for call in (usual, *others)}) == 1
+    size = None if not rows and batch not in ("dynamic", 1) else size
+    if isinstance(batch, int) and batch > 1 and not any(_count(out) == batch for out in given.run(usual).values()):
+        batch = 1  # a first axis that no output has is none of images: the channels of one, as [3, H, W]
+    return Taken(
+        image_size=size,
+        any_image_size=any_size,
+        batch=batch,
+        whole=size is None or not rows,
+        sizes=Sizes(usual=found.usual, other=found.other, gain=gain, below=found.below, held=dict(found.held), **names),
+        tolerances=_tolerances(usual_rtols(model), rounded, doubled=bool(told)),
+        float64=told,
+        structure=structure_of(folded.model),
+        widths=_widths(ran) if rows and size is not None else {},
+    )
+
+
+def _against_float64(given: Evaluated, folded: Evaluated, calls: Mapping[float, Feeds]) -> tuple[str, float, float]:
+    """What evaluates the graph in float64, if anything does, how far float32 is from it, and at which gain.
+
+    That is the first, or of the others the one at which float32 says most. Where something is decided, another decision
+    is no measure of rounding: then the policy's tolerances stay.
+    """
+    from repaconv.graph.discrete_outputs import decides
+
+    usual = next(iter(calls))
+    errors: dict[float, float] = {}
+    for gain, call in calls.items():
+        if errors.get(usual, inf) <= DOUBTED:
+            break
+        try:
+            right = given.truth(call)
+            if decides(given.model):
+                return given.float64.told, 0.0, usual
+            errors[gain] = _rounded(right, given.run(call), folded.run(call))
+            if WORSE * errors[gain] > usual_rtols(given.model)["onnx"]:  # what a runtime makes otherwise rounds nothing
+                written = _rounded(right, given.as_written(call), folded.as_written(call))
+                errors[gain] = written if errors[gain] > WORSE * written else errors[gain]
+        except Exception:  # of either runtime: an operator that has no float64, or numbers that it does not take
+            continue
+    best = min(errors, key=lambda gain: errors[gain], default=usual)
+    return (given.float64.told, errors[best], best) if errors.get(best, inf) <= DOUBTED else ("", 0.0, usual)
+
+
+def _rounded(right: Mapping[str, Any], *others: Mapping[str, Any]) -> float:
+    """The largest difference, relative to the largest number of each output; infinite where there are no numbers."""
+    from repaconv.results import Tolerance
+    from repaconv.verification.output_comparison import Comparison
+
+    compared = Comparison("float32", Tolerance(kind="exact", rtol=0.0))
+    for found in others:
+        compared.add(found, right, whole=True)
+    errors = [link.metrics.max_rel_error for link in compared.links("onnx", "float64") if link.metrics]
+    return max(filter(isfinite, errors), default=inf if errors else 0.0)
+
+
+def _tolerances(usual: Mapping[str, float], rounded: float, *, doubled: bool) -> dict[str, float]:
+    """The policy's, but where rounding alone does more; without float64 a fold is held as float32 is."""
+    usual = usual if doubled else {**usual, "fold": usual["onnx"]}
+    worse = max(1.0, WORSE * rounded / usual["onnx"])
+    return {link: min(worse * value, LARGEST_RTOL) for link, value in usual.items()}
+
+
+def _images(model: onnx.ModelProto, found: Probes) -> tuple[ImageSize | None, bool, Batch, dict[str, Any]]:
+    """The size of its images if it takes one input of them, whether that is free, its batch, names of free sizes."""
+    ports = inputs_of(model)
+    first = ports[0]
+    names = [dim if isinstance(dim, str) else f"{first.name}[{axis}]" for axis, dim in enumerate(first.shape)]
+    free = bool(first.shape) and not isinstance(first.shape[0], int) and found.other.get(names[0], 1) > 1
+    batch: Batch = "dynamic" if free else first.shape[0] if first.shape and isinstance(first.shape[0], int) else 1
+    told = {"batch": names[0] if first.shape and not isinstance(first.shape[0], int) else ""}
+    sides = first.shape[2:]
+    fixed = [isinstance(side, int) for side in sides]
+    floats = first.dtype in ("float32", "float16", "float64")
+    if (
+        len(ports) > 1
+        or len(first.shape) != 4
+        or not isinstance(first.shape[1], int)
+        or not floats
+        or len({*fixed}) > 1
+        or (first.shape[1] not in CHANNELS and first.shape[3] in CHANNELS)  # images as other makers lay them
+    ):
+        return None, False, batch, told
+    height, width = (
+        side if isinstance(side, int) else found.usual[n] for side, n in zip(sides, names[2:], strict=True)
+    )
+    return (height, width), not fixed[0], batch, {**told, "sides": () if fixed[0] else tuple(names[2:])}
+
+
+def _by_image(model: onnx.ModelProto, batch: Batch, calls: Sequence[tuple[Feeds, Feeds]]) -> bool:
+    """Whether every output has a row for each image: as it says where the batch is fixed, else as it did."""
+    if isinstance(batch, int):
+        dims = [value.type.tensor_type.shape.dim for value in model.graph.output]
+        return all(len(dim) > 1 and dim[0].dim_value == batch for dim in dims)
+    rows = [(len(next(iter(given.values()))), found.values()) for given, found in calls]
+    return all(isinstance(out, np.ndarray) and out.ndim > 1 and len(out) == n for n, outs in rows for out in outs)
+
+
+def _count(out: Any) -> int | None:
+    """How many rows an output has."""
+    return len(out) if isinstance(out, np.ndarray) and out.ndim else None
+
+
+def _unknown_lengths(given: Evaluated) -> bool:
+    """Whether some output has a size that no size of an input tells: what hangs on numbers, as in NonZero, is one."""
+    from repaconv.graph.symbolic_shapes import is_free, sizes
+
+    graph = given.settled.graph
+    known = {name for value in graph.inputs for size in sizes(value) or () for name in WORD.findall(str(size))}
+    shapes = [sizes(value) for value in graph.outputs]
+    return any(
+        shape is None or any(is_free(size) and not known.issuperset(WORD.findall(str(size))) for size in shape)
+        for shape in shapes
+    )
+
+
+def _widths(calls: Sequence[tuple[Feeds, Feeds]]) -> dict[str, int]:
+    """Of what is [images, numbers], with as many numbers at every call."""
+    found = []
+    for _, outputs in calls:
+        arrays = {name: out for name, out in outputs.items() if isinstance(out, np.ndarray) and out.dtype.kind == "f"}
+        found.append({name: out.shape[1] for name, out in arrays.items() if out.ndim == 2})
+    return {name: width for name, width in found[0].items() if all(each.get(name) == width for each in found)}
+
+
+def structure_of(model: onnx.ModelProto) -> str:
+    """A hash of the graph but for what its weights are."""
+    import onnx
+
+    from repaconv.graph.graph_without_weights import outline
+
+    kept = (
+        onnx.TensorProto(name=weight.name, data_type=weight.data_type, dims=weight.dims)
+        if len(weight.dims) > 1
+        else weight
+        for weight in model.graph.initializer
+    )
+    bare = outline(model, kept)
+    for node in bare.graph.node:
+        node.ClearField("doc_string")
+    return sha256_of_bytes(bare.SerializeToString(deterministic=True))
+
+
+# --- What a fold of a graph is recorded as: its changes, what they cost before and after, and what was left.
+
+
+def recorded(
+    before: Evaluated,
+    after: Evaluated,
+    changes: Sequence[Change],
+    links: Sequence[Link],
+    taken: Taken,
+    left: Sequence[str],
+) -> dict[str, Any]:
+    """Fields of `repaconv.results.GraphFold`, all but where it came from and what was asked for."""
+    from repaconv.graph.compute_costs import macs, macs_at, parameters
+    from repaconv.rewrites.fold.unfolded_linear_operators import standing
+
+    given, smaller = before.settled, after.settled
+    usual = taken.sizes.usual
+    multiplied = (macs_at(before.model, usual), macs_at(after.model, usual)) if usual else (macs(given), macs(smaller))
+    return {
+        "verdict": verdict_of(links),
+        "applied": tuple(dict.fromkeys(change.rewrite for change in changes)),
+        "any_image_size": taken.any_image_size,
+        "batch": taken.batch,
+        "whole": taken.whole,
+        "tolerances": taken.tolerances,
+        "structure": taken.structure,
+        "float64": taken.float64,
+        "sizes": taken.sizes,
+        "parameters": (parameters(before.stored), parameters(after.stored)),
+        "macs": None if None in multiplied else multiplied,
+        "nodes": (len(before.model.graph.node), len(after.model.graph.node)),
+        "operators": operators_of(after.model),
+        "changes": tuple(changes),
+        "not_folded": (*left, *(standing(smaller) if looked_into(after.model) else ())),
+        "links": tuple(links),
+    }

@@ -1,0 +1,137 @@
+"""The file that a run came from, and the method that reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from repaconv.core import plugins
+from repaconv.core.errors import EnvironmentProblem, Refused, RepaconvError, said_by
+from repaconv.core.files import sha256_of
+from repaconv.results import FoldArtefact, MethodFold
+
+if TYPE_CHECKING:
+    from repaconv.checkpoints import Checkpoint
+    from repaconv.method_api.contract import Detection, Method, Reading
+
+
+def choose_method(checkpoint: Checkpoint, wanted: str) -> tuple[Method, Detection]:
+    """The method asked for, or the one whose keys are there.
+
+    Raises:
+        Refused: If none is, or several are, or the one asked for is not.
+    """
+    from repaconv.methods.lora import require_base
+
+    names = list(plugins.registered(plugins.METHODS)) if wanted == "auto" else [wanted]
+    found: list[tuple[Method, Detection]] = []
+    for name in names:
+        try:
+            method = load_method(name)
+        except EnvironmentProblem:
+            if wanted == "auto":  # a broken plug-in is not this checkpoint's fault
+                continue
+            raise
+        if (detection := method.detect(checkpoint)) and (detection.confidence != "asked" or wanted != "auto"):
+            found.append((method, detection))
+    found = [pair for pair in found if pair[1].confidence == "certain"] or found
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise Refused(
+            f"{checkpoint.path} has keys of several methods: {', '.join(m.name for m, _ in found)}.",
+            hint="Choose one with --method.",
+            code="method.ambiguous",
+        )
+    require_base(checkpoint)
+    raise Refused(
+        f"{checkpoint.path} has no keys of {wanted if wanted != 'auto' else 'any method that is known here'}.",
+        hint=_another(checkpoint, wanted)
+        + f"Known methods: {', '.join(plugins.registered(plugins.METHODS))}. See `repaconv inspect`.",
+        code="method.mismatch",
+    )
+
+
+def _another(checkpoint: Checkpoint, wanted: str) -> str:
+    """Whose keys they are, where another method was asked for."""
+    try:
+        return f"They are of {choose_method(checkpoint, 'auto')[0].name}. " if wanted != "auto" else ""
+    except RepaconvError:
+        return ""
+
+
+def load_method(name: str) -> Method:
+    """A registered method, which then also takes LoRA on any linear layer.
+
+    Raises:
+        EnvironmentProblem: If it cannot be loaded, or is of another version's contract.
+    """
+    from repaconv.method_api.contract import Method
+    from repaconv.methods.lora import with_adapters
+
+    method = plugins.load(plugins.METHODS, name)
+    if not isinstance(method, Method):
+        raise EnvironmentProblem(
+            f"the method {name!r} is a {type(method).__name__}, not a repaconv.method_api.contract.Method.",
+            hint="Update the package that brings it, or remove it.",
+            code="method.broken",
+        )
+    return with_adapters(method)
+
+
+def read_again(folded: MethodFold, checkpoint: str | Path | None) -> tuple[Reading, Path]:
+    """Read the run's checkpoint again, exactly as `fold` did.
+
+    Raises:
+        Refused: If it is gone or has changed.
+    """
+    from repaconv.checkpoints import read_checkpoint
+
+    path = source_of(folded, checkpoint)
+    found = read_checkpoint(path, folded.origin.weights, folded.origin.sha256, again=True)
+    return understood(load_method(folded.method), found, folded.settings), path
+
+
+def understood(method: Method, checkpoint: Checkpoint, settings: Mapping[str, str]) -> Reading:
+    """What the method makes of a checkpoint that has its names.
+
+    Raises:
+        Refused: If it cannot be folded whole; under those names there may be tensors of any kind.
+    """
+    try:
+        return method.read(checkpoint, settings)
+    except RepaconvError:
+        raise
+    except Exception as error:
+        raise Refused(
+            f"{checkpoint.path} has names of {method.name} and tensors that no net of it has ({said_by(error)}).",
+            hint="The file is of another net, or it was changed after training; `repaconv inspect` says what is in it.",
+            code="checkpoint.shape",
+        ) from error
+
+
+def source_of(folded: FoldArtefact, moved: str | Path | None) -> Path:
+    """The file that a run was folded from, if it is still the one that it was.
+
+    Args:
+        folded: The fold.
+        moved: Where it is now, if it has moved.
+
+    Raises:
+        Refused: If it is gone or has changed.
+    """
+    path, what = Path(moved) if moved else Path(folded.origin.path), folded.origin_kind
+    if not path.is_file():
+        raise Refused(
+            f"the run's {what} {path} is not there.",
+            hint="Say where it is now with --checkpoint.",
+            code="checkpoint.missing",
+        )
+    if sha256_of(path) != folded.origin.sha256:
+        raise Refused(
+            f"{path} is not the {what} that was folded: its hash is another.",
+            hint="Fold it again.",
+            code="checkpoint.changed",
+        )
+    return path

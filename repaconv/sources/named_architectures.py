@@ -1,0 +1,345 @@
+"""A network by the name of its architecture: timm's, torchvision's, transformers', or the user's own code."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from repaconv.core.errors import EnvironmentProblem, Refused, UsageProblem, nearest, said_by
+from repaconv.core.files import from_json
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+# --- What builds a network by name: a package's registry of architectures, or a function of the user's own.
+
+KNOWN = ("timm", "torchvision")
+"""Packages with a registry of architectures."""
+
+
+def package(name: str) -> Any:
+    """An optional package, imported.
+
+    Raises:
+        EnvironmentProblem: If it is not here, or does not load.
+    """
+    with loading(name):
+        return importlib.import_module(name)
+
+
+@contextmanager
+def loading(name: str) -> Iterator[None]:
+    """Where something of an optional package is imported; transformers does so when it is asked for a network.
+
+    Raises:
+        EnvironmentProblem: If it is not here, or does not load.
+    """
+    try:
+        yield
+    except (ImportError, RuntimeError) as error:
+        missing = isinstance(error, ModuleNotFoundError) and error.name == name
+        said = str(_first(error)).splitlines() or [type(error).__name__]
+        why = "is not installed" if missing else f"does not load: {said[0].rstrip('.')}"
+        builds = "torchvision's compiled operators are for one build of torch: install both from one index."
+        raise EnvironmentProblem(
+            f"{name} {why}.", hint=f"pip install 'repaconv[{name}]'" if missing else builds, code=f"{name}.missing"
+        ) from error
+
+
+def _first(error: BaseException) -> BaseException:
+    """What was raised before it was wrapped."""
+    return _first(error.__cause__) if error.__cause__ else error
+
+
+def of_registry(library: Any, kind: str, name: str, config: Mapping[str, Any]) -> Callable[[int | None], nn.Module]:
+    """What builds one of timm's or torchvision's for so many classes, its own number where None.
+
+    Raises:
+        UsageProblem: If it knows none of that name.
+    """
+    known = (
+        set(library.list_models())
+        if kind == "timm"
+        else set(importlib.import_module("torchvision.models").list_models())
+    )
+    if name.partition(".")[0] not in known:
+        raise UsageProblem(
+            f"{kind} has no architecture {name!r}.",
+            hint=f"{nearest(name, known)}It knows {len(known)}, as {min(known)}.",
+            code="arch.unknown",
+        )
+    more = dict(config.get("model_args") or {})
+    if isinstance(config.get("global_pool"), str):
+        more["global_pool"] = config["global_pool"]
+
+    def build(classes: int | None) -> nn.Module:
+        given = {**more, **({} if classes is None else {"num_classes": classes})}
+        if kind == "timm":
+            module: nn.Module = library.create_model(name, **given)
+            return module
+        net: nn.Module = importlib.import_module("torchvision.models").get_model(
+            name.partition(".")[0], weights=None, **given
+        )
+        return net
+
+    return build
+
+
+def own(path: Path, function: str) -> Callable[[], nn.Module]:
+    """The user's own function; running the file, as Python would, is what he asked for.
+
+    Raises:
+        UsageProblem: If there is no such function, or it fails, or gives no module.
+    """
+    import torch
+
+    name = f"arch of {path.stem}"  # no module's that is installed
+    spec = importlib.util.spec_from_file_location(name, path) if path.is_file() and path.suffix == ".py" else None
+    if spec is None or spec.loader is None or not function:
+        bare = not function and path.suffix != ".py"
+        raise UsageProblem(
+            f"--arch {path} {'names no package' if bare else f'is no Python file with a function {function!r}'}.",
+            hint=f"E.g. timm:{path} or torchvision:{path}; or a function of your own file: ./net.py:build."
+            if bare
+            else "E.g. --arch ./net.py:build, timm:mobileone_s1 or torchvision:resnet50.",
+            code="arch.unknown",
+        )
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    if (folder := str(path.parent.resolve())) not in sys.path:
+        sys.path.insert(0, folder)
+    try:
+        spec.loader.exec_module(module)
+        build = getattr(module, function, None)
+        made = build() if callable(build) else None
+    except Exception as error:  # his own code may raise anything
+        raise UsageProblem(
+            f"{path}:{function} fails with {said_by(error)}.",
+            hint="It is run as your own Python would run it; try it by itself.",
+            code="arch.function",
+        ) from error
+    if build is None or not isinstance(made, torch.nn.Module):
+        raise UsageProblem(
+            f"{path} has no function {function} that gives a torch.nn.Module.",
+            hint="It takes no arguments, and returns the network.",
+            code="arch.function",
+        )
+    found: Callable[[], nn.Module] = build
+    return found
+
+
+# --- A network by the name of its architecture: timm's, torchvision's, transformers', or the user's own code.
+
+ROUNDED = ("eps", "negative_slope", "alpha", "variance_epsilon")
+"""Numbers of modules that are attributes of ONNX's operators."""
+LARGEST_TOLD = 5
+"""Names that a refusal lists."""
+WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+"""What a Hugging Face folder calls its weights."""
+
+
+class Architecture(NamedTuple):
+    """What builds a network, in words that build it again: ``timm:mobileone_s1``, ``transformers:ViTModel``,
+    ``net.py:build``; ``config`` is a folder's own."""
+
+    name: str
+    config: Mapping[str, Any]
+
+    @property
+    def library(self) -> str:
+        """The package that has it; empty for the user's own code."""
+        kind = self.name.partition(":")[0]
+        return kind if kind in (*KNOWN, "transformers") else ""
+
+
+class Built(NamedTuple):
+    """A network with weights: eval mode, float32; its classes if it tells some apart, and what it takes."""
+
+    module: nn.Module
+    classes: int | None
+    input_name: str
+    channels: int
+    versions: Mapping[str, str]
+
+
+def of_folder(folder: Path) -> tuple[Architecture, Path]:
+    """A Hugging Face folder: its architecture, and its weights.
+
+    Raises:
+        Refused: If it is none, or its weights are not in one file.
+    """
+    try:
+        config = from_json((folder / "config.json").read_text(encoding="utf-8"))
+        if not isinstance(config, dict):
+            raise ValueError("it is no table of names")
+    except (OSError, ValueError) as error:
+        raise Refused(
+            f"{folder} has no readable config.json: {error}.",
+            hint="Give a checkpoint, or a Hugging Face folder of config.json and model.safetensors.",
+            code="folder.config",
+        ) from error
+    weights = next((folder / name for name in WEIGHTS if (folder / name).is_file()), None)
+    if weights is None:
+        raise Refused(
+            f"{folder} has neither {' nor '.join(WEIGHTS)}.",
+            hint="Weights in several files are not read; save the model in one (max_shard_size).",
+            code="folder.weights",
+        )
+    wrapped = config.get("model_type") == "timm_wrapper"  # timm's network within one of transformers
+    if isinstance(name := config.get("architecture"), str) and not wrapped:
+        return Architecture(f"timm:{name}", config), weights
+    names = config.get("architectures")
+    if isinstance(names, list) and len(names) == 1:
+        return Architecture(f"transformers:{names[0]}", config), weights
+    raise Refused(
+        f"{folder}/config.json names no architecture.", hint="Say which with --arch.", code="folder.architecture"
+    )
+
+
+def built(arch: Architecture, tensors: Mapping[str, Tensor], full: Mapping[str, str]) -> Built:
+    """The network with these weights, strictly.
+
+    Args:
+        arch: What builds it.
+        tensors: By name, prefixes stripped.
+        full: Those names to the names in the file, which are tried where the short ones do not fit.
+
+    Raises:
+        EnvironmentProblem: If its package is not here, or does not load.
+        UsageProblem: If there is no such architecture.
+        Refused: If the weights are others, by name.
+    """
+    from repaconv.sources.library_preprocessing import own_channels
+
+    weights = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
+    module = _loaded(arch, weights, full).eval().requires_grad_(False)
+    for part in module.modules():  # ONNX's attributes are float32, and so is what float32 kernels are given
+        for name in ROUNDED:
+            if isinstance(value := getattr(part, name, None), float):
+                setattr(part, name, float(np.float32(value)))
+    channels = own_channels(arch.config) or _channels(module)
+    versions = {arch.library: version(arch.library)} if arch.library else {}
+    name = "pixel_values" if arch.library == "transformers" else "input"
+    classes = 0 if getattr(module, "num_classes", None) == 0 else None
+    return Built(module, classes, name, channels, versions)
+
+
+def _channels(module: nn.Module) -> int:
+    """Of the images that a network takes: those of its first convolution."""
+    from torch import nn
+
+    first = next((part.in_channels for part in module.modules() if isinstance(part, nn.Conv2d)), None)
+    return first or next((p.shape[1] for p in module.parameters() if p.ndim == 4), 3)
+
+
+def _loaded(arch: Architecture, weights: Mapping[str, Tensor], full: Mapping[str, str]) -> nn.Module:
+    """The network, with these weights and no others."""
+    if arch.library == "transformers":
+        return _of_transformers(arch, {full[name]: tensor for name, tensor in weights.items()})
+    build = _builder(arch)
+    module = build(_classes(_plain(build), weights) if arch.library else None)
+    named = _counted(module, {full[name]: tensor for name, tensor in weights.items()})
+    weights = _counted(module, weights)
+    weights = named if set(named) == set(module.state_dict()) else weights
+    _require_same(arch, module, weights)
+    module.load_state_dict(weights, strict=True, assign=True)
+    return module
+
+
+def _counted(module: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """With BatchNorms' counts of batches where a file has none: old ones have not, and nothing in use reads them."""
+    import torch
+
+    counts = (name for name in module.state_dict() if name.rpartition(".")[2] == "num_batches_tracked")
+    return {**{name: torch.zeros((), dtype=torch.int64) for name in counts}, **weights}
+
+
+def _plain(build: Callable[[int | None], nn.Module]) -> nn.Module:
+    """As its authors have it, without memory where it can be built so."""
+    import torch
+
+    try:
+        with torch.device("meta"):
+            return build(None)
+    except NotImplementedError:  # its initialisation looks at values, as that of torchvision's RegNets
+        return build(None)
+
+
+def _builder(arch: Architecture) -> Callable[[int | None], nn.Module]:
+    """The network for so many classes, its own number where None."""
+    kind, _, name = arch.name.partition(":")
+    if not arch.library:
+        build = own(Path(kind), name)
+        return lambda _classes: build()
+    return of_registry(package(kind), kind, name, arch.config)
+
+
+def _of_transformers(arch: Architecture, weights: dict[str, Tensor]) -> nn.Module:
+    """Its own loading, of tensors that were read already: it knows the names of older versions."""
+    library, name = package("transformers"), arch.name.partition(":")[2]
+    with loading("transformers"):
+        kind = getattr(library, name, None)
+    if kind is None or not hasattr(kind, "config_class"):
+        raise UsageProblem(
+            f"transformers has no architecture {name!r}.",
+            hint="Code that comes with a folder is not run; give it as your own, with --arch FILE.py:FUNCTION.",
+            code="arch.unknown",
+        )
+    library.utils.logging.disable_progress_bar()
+    settings = kind.config_class.from_dict(dict(arch.config))
+    module, found = kind.from_pretrained(None, config=settings, state_dict=weights, output_loading_info=True)
+    kinds = (("missing", "missing_keys"), ("not in it", "unexpected_keys"), ("of another shape", "mismatched_keys"))
+    told = [f"{what}: {_listed(sorted(map(str, found[key])))}" for what, key in kinds if found.get(key)]
+    if told:
+        raise _others(arch, told)
+    loaded: nn.Module = module.float()
+    return loaded
+
+
+def _classes(plain: nn.Module, weights: Mapping[str, Tensor]) -> int | None:
+    """How many the checkpoint tells apart, where only its heads are of another size, or gone; None if as usual."""
+    own = plain.state_dict()
+    other = {name for name in own.keys() & weights.keys() if own[name].shape != weights[name].shape}
+    counts = {weights[name].shape[0] for name in other}
+    if len(counts) == 1 and all(own[name].shape[1:] == weights[name].shape[1:] for name in other):
+        return int(counts.pop())
+    gone = {name.rpartition(".")[0] for name in own.keys() - weights.keys()}
+    heads = {own[f"{head}.weight"].ndim for head in gone if f"{head}.weight" in own}
+    return 0 if gone and not weights.keys() - own.keys() and heads == {2} else None
+
+
+def _require_same(arch: Architecture, module: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """Refuse weights of another network, naming what is missing, what is too many, what is of another shape."""
+    own = module.state_dict()
+    missing, more = sorted(own.keys() - weights.keys()), sorted(weights.keys() - own.keys())
+    shapes = [
+        f"{name} {list(weights[name].shape)} for {list(own[name].shape)}"
+        for name in own
+        if name in weights and own[name].shape != weights[name].shape
+    ]
+    kinds = (("missing", missing), ("not in it", more), ("of another shape", shapes))
+    told = [f"{what}: {_listed(names)}" for what, names in kinds if names]
+    if told:
+        raise _others(arch, told)
+
+
+def _others(arch: Architecture, told: list[str]) -> Refused:
+    return Refused(
+        f"these are not the weights of {arch.name}: {'; '.join(told)}.",
+        hint="Name the architecture that was trained, with --arch; --weights takes another set of the file.",
+        code="arch.weights",
+    )
+
+
+def _listed(names: list[str]) -> str:
+    rest = f" and {len(names) - LARGEST_TOLD} more" if len(names) > LARGEST_TOLD else ""
+    return ", ".join(names[:LARGEST_TOLD]) + rest

@@ -1,0 +1,118 @@
+"""An ONNX graph as a form of a network: it runs by name, can be followed, and says where rounding decides."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from repaconv.engines.contract import Feeds, Port
+from repaconv.graph.float64_graph import retyped
+from repaconv.verification.float64_graphs import Float64
+from repaconv.verification.input_batches import FLOATS
+from repaconv.verification.model_runners import FixedBatch, OnnxTrace, Runner, load_onnx, named
+from repaconv.verification.tolerances import FLOAT32
+from repaconv.verification.weight_jitter import jittered_feeds, moved
+
+if TYPE_CHECKING:
+    import onnx
+
+ROUNDINGS = 3
+"""Other roundings of a graph that are run to see what they decide otherwise."""
+
+
+class Ported:
+    """A runner of any kind as a session, as far as `FixedBatch` asks."""
+
+    def __init__(self, runner: Runner, inputs: tuple[Port, ...]) -> None:
+        self._runner, self.inputs = runner, inputs
+
+    def run(self, feeds: Feeds) -> Mapping[str, Any]:
+        """All outputs."""
+        return self._runner.run(feeds)
+
+
+@dataclass
+class GraphForm:
+    """See `repaconv.sources.source_model.Form`.
+
+    Attributes:
+        model: The graph.
+        inputs: What it takes.
+        batch: Images a call where that is fixed, and its outputs are rows of images.
+        double: Whether it is evaluated in float64; else as it is, under ONNX Runtime.
+        decides: Whether something in it decides what is discrete.
+        whole: Whether a call's outputs are one.
+    """
+
+    model: onnx.ModelProto
+    inputs: tuple[Port, ...]
+    batch: int | None = None
+    double: bool = False
+    decides: bool = False
+    whole: bool = False
+    _last: tuple[Feeds, dict[str, Any]] | None = field(default=None, repr=False)
+
+    def run(self, feeds: Feeds) -> dict[str, Any]:
+        """All outputs; floats come in the graph's own type."""
+        found = self._run(self._runner, feeds)
+        self._last = (feeds, found)
+        return found
+
+    @property
+    def undecided(self) -> NDArray[np.bool_] | None:
+        """See `Form`: in which images, or whether in this call, another rounding of weights and inputs decides so."""
+        if not self.decides or self._last is None:
+            return None
+        feeds, right = self._last
+        by, apart = FLOAT32 / 10, np.zeros(1, bool)
+        for seed, run in enumerate(self._others):
+            apart = apart | _apart(self._run(run, jittered_feeds(feeds, by, seed)), right, whole=self.whole)
+        return apart
+
+    def trace(self) -> OnnxTrace:
+        """Its values by name, in float32: what is followed is not rounding."""
+        single = retyped(self.model, {11: 1}) if self.double else self.model
+        return OnnxTrace(single, load_onnx, by_module=False)
+
+    def _run(self, runner: Runner, feeds: Feeds) -> dict[str, Any]:
+        arrays = named([port.name for port in self.inputs], feeds)
+        cast = arrays if self.double else {port.name: _cast(arrays[port.name], port.dtype) for port in self.inputs}
+        return dict(FixedBatch(Ported(runner, self.inputs), self.batch).run(cast))
+
+    @cached_property
+    def _runner(self) -> Runner:
+        return self._open(self.model)
+
+    @cached_property
+    def _others(self) -> list[Runner]:
+        return [self._open(moved(self.model, FLOAT32 / 10, seed)) for seed in range(ROUNDINGS)]
+
+    def _open(self, model: onnx.ModelProto) -> Runner:
+        return Float64(model) if self.double else load_onnx(model)
+
+
+def _cast(array: NDArray[Any], dtype: str) -> NDArray[Any]:
+    """Floats in the type of an input."""
+    return array.astype(dtype) if array.dtype.kind == "f" and dtype in FLOATS else array
+
+
+def _apart(found: Mapping[str, Any], right: Mapping[str, Any], *, whole: bool) -> NDArray[np.bool_]:
+    """In which images [n], or whether in this call [1], another rounding gives other numbers, or other shapes."""
+    rows = np.zeros(1, bool)
+    for name, expected in right.items():
+        got = np.asarray(found[name])
+        if not isinstance(expected, np.ndarray) or expected.dtype.kind not in "fiub":
+            continue
+        if got.shape != expected.shape:
+            return np.ones(1, bool)
+        count = 1 if whole or expected.ndim < 2 else len(expected)
+        a, b = (each.astype(np.float64).reshape(count, -1) for each in (got, expected))
+        allowed = FLOAT32 * np.abs(b).max(1, initial=0.0) if expected.dtype.kind == "f" else 0.0
+        with np.errstate(invalid="ignore"):
+            rows = rows | (np.abs(a - b).max(1, initial=0.0) > allowed)
+    return rows

@@ -1,0 +1,359 @@
+"""An ONNX graph of any origin as what a run is of: the graph as given is its reference, in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from repaconv.core import run_folder
+from repaconv.core.errors import Refused, UsageProblem
+from repaconv.core.progress import Progress
+from repaconv.engines.contract import Feeds, Network, Port
+from repaconv.graph.onnx_files import opset_of
+from repaconv.onnx_export.opset_lowering import lower
+from repaconv.results import ClassScores, GraphFold, ImageSize, Location
+from repaconv.sources.method_detection import source_of
+from repaconv.sources.onnx_model_variants import GraphForm
+from repaconv.sources.source_model import DEPLOY, GraphSpec
+from repaconv.sources.verified_onnx_export import EXPORTED, Graph, Judge, Proving, finished
+from repaconv.sources.verified_opset_upgrade import to_oldest
+from repaconv.verification.evaluated_graph import Evaluated
+from repaconv.verification.input_batches import Batch, Inputs
+from repaconv.verification.onnx_model_loading import folded, in_single, inputs_of, loaded
+from repaconv.verification.tolerances import FLOAT32
+
+if TYPE_CHECKING:
+    import onnx
+
+    from repaconv.sources.source_model import GraphSpec
+    from repaconv.verification.input_batches import Inputs
+
+
+# --- A graph of any origin as an export wants it: its opset, its batch, the size of its images.
+
+
+def fitted(model: onnx.ModelProto, folded: GraphFold, spec: GraphSpec) -> tuple[onnx.ModelProto, str]:
+    """The same graph as wanted, and what of that was not possible.
+
+    Free sizes of images are called ``batch``, ``height`` and ``width``, as in all our exports; those of other inputs
+    keep their names.
+
+    Args:
+        model: It is left as it is.
+        folded: What was found of it.
+        spec: How it is written.
+
+    Raises:
+        UsageProblem: If it takes another batch.
+        Refused: If an operator has no older form.
+    """
+    if spec.batch is not None and folded.batch not in ("dynamic", spec.batch):
+        raise UsageProblem(
+            f"this graph has a fixed batch size of {folded.batch}; {spec.batch} was requested.",
+            hint="Remove --batch: the model file has a fixed batch size.",
+            code="export.batch",
+        )
+    raised, note = _in_opset(model, spec)
+    return _sized(raised, _wanted(folded, spec)), note
+
+
+def _in_opset(model: onnx.ModelProto, spec: GraphSpec) -> tuple[onnx.ModelProto, str]:
+    """By onnx's own converter upwards; as it is where that does not know the way."""
+    import onnx
+
+    has = opset_of(model)
+    if has < spec.opset:
+        try:
+            model = onnx.version_converter.convert_version(model, spec.opset)
+        except Exception as error:  # native code over a foreign graph
+            return model, f"stays in opset {has}: {str(error).strip().splitlines()[0]}"
+    if has > (spec.newest or spec.opset) or {node.op_type for node in model.graph.node} & set(spec.lacks):
+        model = lower(model, min(opset_of(model), spec.newest or spec.opset), spec.lacks)
+    return model, ""
+
+
+def _wanted(folded: GraphFold, spec: GraphSpec) -> dict[str, int | str]:
+    """Free sizes by their present name, and what they become."""
+    found: dict[str, int | str] = {}
+    if folded.sizes.batch:
+        found[folded.sizes.batch] = spec.batch or ("batch" if folded.image_size else folded.sizes.batch)
+    for name, side, number in zip(folded.sizes.sides, ("height", "width"), spec.size or (0, 0), strict=False):
+        found[name] = side if spec.free_size or not number else number
+    return found
+
+
+def _sized(model: onnx.ModelProto, wanted: Mapping[str, int | str]) -> onnx.ModelProto:
+    """The graph with these free sizes; inner shapes are inferred anew."""
+    import onnx
+
+    if not wanted:
+        return model
+    other = onnx.ModelProto()
+    other.CopyFrom(model)
+    del other.graph.value_info[:]
+    names, fixed = {port.name for port in inputs_of(model)}, any(isinstance(size, int) for size in wanted.values())
+    for value in (*other.graph.input, *other.graph.output):
+        for axis, dim in enumerate(value.type.tensor_type.shape.dim):
+            known = dim.dim_param or (f"{value.name}[{axis}]" if value.name in names and not dim.dim_value else "")
+            new = wanted.get(known)
+            if isinstance(new, int):
+                dim.dim_value = new
+            elif new is not None:
+                dim.dim_param = new
+            elif value.name not in names and dim.dim_param and fixed:
+                dim.Clear()  # what it is follows from the inputs
+    return onnx.shape_inference.infer_shapes(other)
+
+
+# --- An ONNX graph of any origin as what a run is of: the graph as given is its reference, in float64.
+
+
+@dataclass(frozen=True)
+class GraphSubject:
+    """See `repaconv.sources.source_model.Subject`.
+
+    Whatever asks for the graph as given raises `Refused` if it, or the folded graph, is gone or changed.
+    """
+
+    run: run_folder.Run
+    folded: GraphFold
+    checkpoint: str | Path | None = None
+
+    @property
+    def scores(self) -> ClassScores | None:
+        """By --set, its name or its shape: a graph does not tell what its outputs mean."""
+        return self.folded.scores
+
+    @property
+    def official(self) -> tuple[str, ...]:
+        """As it was given."""
+        return ()
+
+    @property
+    def by_module(self) -> bool:
+        """Values have names in it, modules none."""
+        return False
+
+    @cached_property
+    def source(self) -> Path:
+        """The graph as given."""
+        return source_of(self.folded, self.checkpoint)
+
+    @cached_property
+    def inputs(self) -> tuple[Port, ...]:
+        """The graph's own."""
+        return inputs_of(self.deploy)
+
+    @cached_property
+    def outputs(self) -> tuple[str, ...]:
+        """The graph's own."""
+        return tuple(value.name for value in self.deploy.graph.output)
+
+    @cached_property
+    def decides(self) -> bool:
+        """By its operators."""
+        from repaconv.graph.discrete_outputs import decides
+
+        return decides(self.deploy)
+
+    @cached_property
+    def reference(self) -> GraphForm:
+        """The graph as given, in float64 where something evaluates that."""
+        return self._form(self.given, double=bool(self.folded.float64))
+
+    @cached_property
+    def exact(self) -> GraphForm:
+        """Folded again, with its constants in float64; the reference's like where nothing evaluates that."""
+        from repaconv.graph.float64_graph import unsupported
+        from repaconv.verification.float64_graphs import WIDER, widened
+
+        double = bool(self.folded.float64)
+        known = to_oldest(Evaluated(self.given)).graph.model if self.folded.changes else self.given
+        given = widened(known) if double else known  # ONNX's converter writes float32 into a float64 graph
+        if not self.folded.changes:
+            return self._form(given, double=double)
+        typed = not (double and unsupported(known, WIDER))
+        return self._form(folded(self.source, given, self.folded.reverted, typed=typed)[0], double=double)
+
+    @property
+    def as_exported(self) -> GraphForm | None:
+        """None: the graph as given is the reference."""
+        return None
+
+    @cached_property
+    def stored(self) -> GraphForm:
+        """The folded graph under ONNX Runtime."""
+        return self._form(self.deploy)
+
+    @cached_property
+    def given(self) -> onnx.ModelProto:
+        """The graph as given, with its weights; in float32 where it is of half precision."""
+        return in_single(loaded(self.source))
+
+    @cached_property
+    def deploy(self) -> onnx.ModelProto:
+        """The folded graph, likewise."""
+        return in_single(loaded(self.run.payload(self.folded.payload)))
+
+    def single(self) -> GraphForm:
+        """The graph as given under ONNX Runtime."""
+        return self._form(self.given)
+
+    def network(self, form: str) -> Network:
+        """There is none.
+
+        Raises:
+            UsageProblem: Always.
+        """
+        raise UsageProblem(
+            f"{self.run.folder} is of an ONNX graph, and this target's runtime runs torch modules.",
+            hint="Give a target that runs graphs, as --target x86-64.",
+            code="run.no-module",
+        )
+
+    def graph(self, form: str, spec: GraphSpec, *, scratch: Path, progress: Progress) -> Graph:
+        """The graph in the opset, batch and size that are wanted, and in its form."""
+        from repaconv.onnx_export.torch_exporter import check
+
+        ways = Proving(form, spec, self.folded.tolerances, scratch, progress, self.decides)
+        base = self.stored if form == DEPLOY else self._form(self.given)
+        progress(f"{form}: ONNX Runtime", 0, 0)
+        model, note = fitted(base.model, self.folded, spec)
+        check(model)
+        exact = self._form(base.model, double=True) if self.folded.float64 else None
+        judge = Judge.of(base, self._calls(spec), ways, whole=self.folded.whole, exact=exact)
+        before = judge.run(model)
+        called = f"{form} as {'stored' if form == DEPLOY else 'given'}"
+        link = judge.link("exported", (called, EXPORTED), before)
+        link = judge.located(link, base.trace(), model, by_module=False)
+        link = link.model_copy(update={"note": "; ".join(filter(None, [link.note, note]))})
+        return finished(Graph(model, (link,), "none", False, None), judge._replace(expected=before))
+
+    def free_sizes(self, batch: int) -> dict[str, int]:
+        """The usual ones, and that batch."""
+        sizes = self.folded.sizes
+        return {**sizes.usual, **({sizes.batch: batch} if sizes.batch else {})}
+
+    def drawn(self, count: int, seed: int, size: ImageSize | None = None, *, batch: int | None = None) -> Inputs:
+        """What its first operators expect: pixels, indices, masks, or standard normal numbers."""
+
+        return drawn_inputs(self._drawn_by, self.folded, count, seed, size, batch)
+
+    def require_size(self, height: int, width: int) -> None:
+        """Refuse images of another size where that is fixed.
+
+        Raises:
+            UsageProblem: Naming the size.
+        """
+        if self.folded.any_image_size or self.folded.image_size == (height, width):
+            return
+        size = self.folded.image_size
+        told = f"takes images of {size[0]}x{size[1]} pixels only" if size else "does not take one input of images"
+        raise UsageProblem(f"this graph {told}.", hint="Leave --image-size out.", code="image-size")
+
+    def parting(self, feeds: Feeds, allowed: float) -> Location:
+        """Followed in float32: what a fold does wrong is more than rounding."""
+        from repaconv.verification.divergence_location import locate
+
+        return locate(self._form(self.given).trace(), self.exact.trace(), feeds, allowed=max(allowed, FLOAT32))
+
+    def users_names(self, module: str) -> str:
+        """The graph's names are the user's."""
+        return module
+
+    @cached_property
+    def _drawn_by(self) -> onnx.ModelProto:
+        """The graph whose first operators say what its inputs are; the folded one where the other is gone."""
+        try:
+            return self.given
+        except Refused:
+            return self.deploy
+
+    def _calls(self, spec: GraphSpec) -> list[Feeds]:
+        """Those on which graphs are compared: of one image and of three where the batch is free."""
+
+        has, sizes = self.folded.sizes, [spec.size, spec.size]
+        if spec.free_size and spec.size:
+            height, width = (has.other.get(side, size) for side, size in zip(has.sides, spec.size, strict=True))
+            sizes[1] = height, width
+        return batches_of(self._drawn_by, self.folded, spec.batch, sizes)
+
+    def _form(self, model: onnx.ModelProto, *, double: bool = False) -> GraphForm:
+        has = self.folded
+        batch = has.batch if isinstance(has.batch, int) and not has.whole else None
+        return GraphForm(model, self.inputs, batch, double, self.decides, has.whole)
+
+
+# --- Seeded inputs of a graph of any origin, as its first operators expect them: images one by one, or whole calls.
+
+
+def drawn_inputs(
+    model: onnx.ModelProto,
+    folded: GraphFold,
+    count: int,
+    seed: int,
+    size: ImageSize | None = None,
+    batch: int | None = None,
+) -> Inputs:
+    """So many images, or so many calls where the graph takes no images or its outputs are none of them.
+
+    Args:
+        model: The graph.
+        folded: What was found of it.
+        count: Of images or calls.
+        seed: Of the draw.
+        size: (height, width) of images, the usual where None.
+        batch: Of calls, where that is free.
+    """
+    if folded.image_size is None:
+        name = f"{count} drawn calls, seed {seed}"
+        free = {folded.sizes.batch: batch} if batch and folded.sizes.batch else {}
+        return Inputs(name, (count,), lambda at, _: Batch(_call(model, folded, seed, at, free), whole=True), whole=True)
+    first = _images(model, folded, seed, 0, size)
+
+    def piece(start: int, stop: int) -> Batch:
+        every = [_images(model, folded, seed, number, size) for number in range(start, stop)]
+        return Batch({_name(model): np.concatenate(every)}, whole=folded.whole)
+
+    shape = (count, *first.shape[1:])
+    return Inputs(f"{count} drawn images, seed {seed}", shape, piece, whole=folded.whole)
+
+
+def batches_of(
+    model: onnx.ModelProto, folded: GraphFold, batch: int | None, sizes: Sequence[ImageSize | None]
+) -> list[Feeds]:
+    """Two calls on which graphs are compared: of one image and of several where the batch is free, one of each size."""
+    fixed = batch or (folded.batch if isinstance(folded.batch, int) else None)
+    if folded.image_size is None:
+        free = {folded.sizes.batch: fixed} if fixed and folded.sizes.batch else {}
+        return [_call(model, folded, 0, 0, free), _call(model, folded, 0, 1, {**folded.sizes.other, **free})]
+    counts = [fixed or 1, fixed or (1 if folded.whole else folded.sizes.other.get(folded.sizes.batch, 1))]
+    return [
+        {_name(model): np.concatenate([_images(model, folded, seed, n, size) for n in range(count)])}
+        for seed, (count, size) in enumerate(zip(counts, sizes, strict=True))
+    ]
+
+
+def _name(model: onnx.ModelProto) -> str:
+    from repaconv.verification.onnx_model_loading import inputs_of
+
+    return inputs_of(model)[0].name
+
+
+def _call(model: onnx.ModelProto, folded: GraphFold, seed: int, at: int, free: dict[str, int] | None = None) -> Feeds:
+    from repaconv.verification.probe_inputs import drawn
+
+    sizes = {**folded.sizes.usual, **(free or {})}
+    return drawn(model, sizes, [seed, at], gain=folded.sizes.gain, below=folded.sizes.below, held=folded.sizes.held)
+
+
+def _images(model: onnx.ModelProto, folded: GraphFold, seed: int, at: int, size: ImageSize | None) -> np.ndarray:
+    """One image [1, C, H, W]."""
+    free = dict(zip(folded.sizes.sides, size or folded.image_size or (), strict=False))
+    array: np.ndarray = next(iter(_call(model, folded, seed, at, free).values()))[:1]
+    return array

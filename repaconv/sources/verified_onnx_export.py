@@ -1,0 +1,298 @@
+"""A form of the network as a proved ONNX graph: exported, checked, simplified, compared."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from repaconv.core.errors import first_line
+from repaconv.core.file_replacement import write_payload
+from repaconv.core.progress import Progress
+from repaconv.onnx_export.onnx_simplifiers import not_done
+from repaconv.results import Change, Link
+from repaconv.verification.float32_rounding_error import sway_between
+from repaconv.verification.images_moved_by_rounding import Sway
+from repaconv.verification.model_runners import load_onnx, named
+
+if TYPE_CHECKING:
+    import numpy as np
+    import onnx
+    from numpy.typing import NDArray
+    from torch import Tensor, nn
+
+    from repaconv.engines.contract import Feeds
+    from repaconv.graph.rewrite_contract import Rewrite
+    from repaconv.sources.source_model import Form, GraphSpec
+    from repaconv.verification.model_runners import Trace
+
+EXPORTED, FORM, SIMPLIFIED = "ONNX as exported", "ONNX, rewritten", "ONNX simplified"
+KEPT_BYTES = 512 << 20
+_LAST: dict[tuple[object, ...], bytes] = {}
+BF16_NOTE = "run in float32, every value rounded to bfloat16: ONNX Runtime has no such kernels here"
+
+
+class Graph(NamedTuple):
+    """An ONNX model, the links from torch to it, who simplified it, and the file of its weights if they have one.
+
+    ``changes`` are what the rewrites of its form did.
+    """
+
+    model: onnx.ModelProto
+    links: tuple[Link, ...]
+    simplifier: str
+    simplified: bool
+    data: Path | None
+    changes: tuple[Change, ...] = ()
+
+    @property
+    def sound(self) -> bool:
+        """Whether the graph computes what the module does; one that was thrown away does not count."""
+        return self.links[0].verdict != "failed"
+
+
+class Proving(NamedTuple):
+    """How a graph is made and proved: of which form, how it is written, what its links allow, and where.
+
+    Attributes:
+        form: What it is of.
+        spec: How it is written.
+        tolerances: Of exact links.
+        scratch: A folder for large weights.
+        progress: See `Progress`.
+        decides: Whether something in it decides what is discrete.
+        of: What module and weights are known by, where an equal export may be asked for again; None where not.
+    """
+
+    form: str
+    spec: GraphSpec
+    tolerances: Mapping[str, float]
+    scratch: Path
+    progress: Progress
+    decides: bool = False
+    of: str | None = None
+
+
+def exported_graph(
+    ways: Proving, module: nn.Module, tensors: Mapping[str, Tensor], shape: tuple[int, int, int], *, output: str
+) -> Graph:
+    """Export a module with these weights, write it in its form, and follow it, graph by graph, under ONNX Runtime."""
+    from repaconv.onnx_export.torch_exporter import DATA, check, to_onnx
+    from repaconv.verification.model_runners import TorchRunner
+
+    spec, scratch = ways.spec, ways.scratch
+    ways.progress(f"{ways.form}: torch", 0, 0)
+    runner = TorchRunner(module, tensors, double=False, outputs=(output,))
+    judge = Judge.of(runner, _probes(shape, spec.batch, spec.free_size), ways)
+    _load_float32(module, tensors)
+    ways.progress(f"{ways.form}: to ONNX", 0, 0)
+    written: dict[str, Any] = {
+        "opset": spec.opset,
+        "lacks": spec.lacks,
+        "batch": spec.batch,
+        "free_size": spec.free_size,
+    }
+    make = partial(to_onnx, module, shape, output=output, scratch=scratch, **written)
+    key = None if ways.of is None else (ways.of, shape, output, *written.values())
+    exported = _once(make, key, scratch / DATA)
+    data = scratch / DATA if (scratch / DATA).is_file() else None
+    judge = judge._replace(folder=scratch if data else None)
+    check(exported, judge.folder)
+    ways.progress(f"{ways.form}: ONNX Runtime", 0, 0)
+    before = judge.run(exported)
+    link = judge.link("exported", (f"{ways.form} in torch, float32", EXPORTED), before)
+    if data is not None:
+        return Graph(exported, (link, not_done("not tried on a net above 2 GiB")), "none", False, data)
+    link = judge.located(link, runner.trace(), exported, by_module=True)
+    return finished(Graph(exported, (link,), "none", False, None), judge._replace(expected=before))
+
+
+def _once(make: Callable[[], onnx.ModelProto], key: tuple[object, ...] | None, data: Path) -> onnx.ModelProto:
+    """What is made, or the last one of this process if it is of the same: int8 begins with the graph of float32.
+
+    It is proved like any other; torch alone is not asked again. What has weights in a file of ``data`` is not kept.
+    """
+    import onnx
+
+    if key is not None and key in _LAST:
+        return onnx.load_from_string(_LAST[key])
+    made = make()
+    _LAST.clear()
+    if key is not None and not data.is_file() and made.ByteSize() < KEPT_BYTES:
+        _LAST[key] = made.SerializeToString()
+    return made
+
+
+def finished(plain: Graph, judge: Judge) -> Graph:
+    """A proved graph in its form and simplified; a step that computes something else is thrown away.
+
+    Args:
+        plain: The graph.
+        judge: Which expects what that computes.
+    """
+    ways = judge.ways
+    spec = ways.spec
+    if spec.rewrites:
+        ways.progress(f"{ways.form}: its form", 0, 0)
+        plain = _in_form(plain, spec.rewrites, judge)
+    if not spec.simplifiers:
+        return plain._replace(links=(*plain.links, not_done("not asked for")))
+    ways.progress(f"{ways.form}: simplify", 0, 0)
+    return _simplified(plain, spec.simplifiers, spec.lacks, judge)
+
+
+Outputs = list[Mapping[str, Any]]
+
+
+class Judge(NamedTuple):
+    """The calls on which graphs are compared, what is right for them, and what is allowed.
+
+    ``whole`` says that a call's outputs are judged as one, ``folder`` has weights that are files, ``sways`` say call by
+    call by how much rounding alone moves what is expected.
+    """
+
+    feeds: Sequence[Feeds]
+    expected: Outputs
+    undecided: Sequence[NDArray[np.bool_] | None]
+    ways: Proving
+    whole: bool = False
+    folder: Path | None = None
+    sways: Sequence[Sway | None] = ()
+
+    @classmethod
+    def of(
+        cls, form: Form, feeds: Sequence[Feeds], ways: Proving, *, whole: bool = False, exact: Form | None = None
+    ) -> Judge:
+        """By what a form of the network computes; ``exact`` is the same in float64, run where that is asked for."""
+        expected: Outputs = []
+        undecided = []
+        for each in feeds:
+            expected.append(form.run(each))
+            undecided.append(form.undecided)
+        sways = [None if exact is None else sway_between(form, exact, each) for each in feeds]
+        return cls(feeds, expected, undecided, ways, whole, sways=sways)
+
+    def run(self, model: onnx.ModelProto) -> Outputs:
+        """A graph's outputs, call by call."""
+        session = load_onnx(model, self.folder)
+        names = [port.name for port in session.inputs]
+        return [session.run(named(names, feeds)) for feeds in self.feeds]
+
+    def link(self, name: str, ends: tuple[str, str], outputs: Outputs) -> Link:
+        """Judge outputs, which are of ends (reference, candidate)."""
+        from repaconv.verification.output_comparison import Comparison, joined
+        from repaconv.verification.tolerances import tolerance
+
+        logits = "logits" in self.expected[0]
+        allowed = tolerance(name, logits=logits, decides=self.ways.decides, usual=self.ways.tolerances)
+        found = Comparison(ends[1], allowed)
+        for got, right, unsure, sway in zip(outputs, self.expected, self.undecided, self.sways, strict=True):
+            found.add(got, right, undecided=unsure, whole=self.whole, sway=sway)
+        return joined(found.links(name, ends[0]))
+
+    def located(self, link: Link, right: Trace, wrong: onnx.ModelProto, *, by_module: bool) -> Link:
+        """A link that failed, with where its ends part."""
+        from repaconv.verification.divergence_location import locate
+        from repaconv.verification.model_runners import OnnxTrace
+
+        if link.verdict != "failed":
+            return link
+        assert link.tolerance is not None
+        candidate = OnnxTrace(wrong, load_onnx, by_module=by_module)
+        where = locate(right, candidate, self.feeds[0], allowed=link.tolerance.rtol)
+        return link.model_copy(update={"location": where})
+
+
+def _probes(shape: tuple[int, int, int], batch: int | None, free_size: bool) -> list[Feeds]:
+    """Two batches: of 1 and 3 images where the batch is free; where the size is free, the second of another size."""
+    from repaconv.verification.input_batches import random_inputs
+
+    channels, height, width = shape
+    sizes = [(height, width), (height + 1, width + 6) if free_size else (height, width)]
+    counts = [1, 3] if batch is None else [batch, batch]  # not the exporter's 2: a graph may be right at that alone
+    return [
+        random_inputs((channels, *size), count=count, seed=seed).piece(0, count).given
+        for seed, (size, count) in enumerate(zip(sizes, counts, strict=True))
+    ]
+
+
+def _load_float32(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    import torch
+
+    weights = {n: value.to(torch.float32) if value.is_floating_point() else value for n, value in tensors.items()}
+    module.load_state_dict(weights, assign=True)
+
+
+def _simplified(graph: Graph, tools: tuple[str, ...], lacks: Collection[str], judge: Judge) -> Graph:
+    """What a simplifier makes of a graph, if it computes the same; else the graph."""
+    from repaconv.onnx_export.onnx_simplifiers import simplify
+    from repaconv.verification.model_runners import OnnxTrace
+
+    ends = (FORM if graph.changes else EXPORTED, SIMPLIFIED)
+
+    def compare(smaller: onnx.ModelProto) -> Link:
+        right = OnnxTrace(graph.model, load_onnx, by_module=False)
+        return judge.located(judge.link("simplified", ends, judge.run(smaller)), right, smaller, by_module=False)
+
+    result = simplify(graph.model, compare, tools, lacks)
+    links = (*graph.links, result.link)
+    return Graph(result.model, links, result.simplifier, result.accepted, None, graph.changes)
+
+
+def _in_form(exported: Graph, rewrites: Sequence[Rewrite], judge: Judge) -> Graph:
+    """The graph in its form, with what was changed and the proof, if something was; else as it was."""
+    from repaconv.graph.model_rewriting import rewritten
+    from repaconv.onnx_export.torch_exporter import check
+    from repaconv.verification.difference_metrics import not_verified
+
+    thrown_away = "the rewritten graph was discarded; the exported one was written"
+    try:
+        model, changes = rewritten(exported.model, rewrites)
+        if not changes:
+            return exported
+        check(model)
+        link = judge.link("form", (EXPORTED, FORM), judge.run(model))
+    except Exception as error:  # a plug-in over a graph that it does not know: whatever it raises, the graph stays
+        why = first_line(error)
+        link = not_verified("form", EXPORTED, FORM, f"a rewrite failed ({why}); {thrown_away}")
+        return exported._replace(links=(*exported.links, link))
+    if link.verdict == "passed":
+        return exported._replace(model=model, links=(*exported.links, link), changes=tuple(changes))
+    link = link.model_copy(update={"note": "; ".join(filter(None, [link.note, thrown_away]))})
+    return exported._replace(links=(*exported.links, link))
+
+
+def write_graph(model: onnx.ModelProto, path: Path, data: Path | None) -> Path | None:
+    """Write the file; equal graphs are equal bytes.
+
+    Weights of their own go to ``<path>.data``. They move there before the graph comes, and after an older one went: a
+    graph never stands beside the weights of another.
+
+    Returns:
+        Where the weights went, if they have a file of their own.
+    """
+    from repaconv.onnx_export.torch_exporter import refer_to
+
+    beside = path.with_name(f"{path.name}.data")
+    if data is not None or beside.exists():
+        path.unlink(missing_ok=True)
+        beside.unlink(missing_ok=True)
+    if data is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        refer_to(model, beside.name)
+        write_payload(beside, partial(_move, data))
+    write_payload(path, model.SerializeToString(deterministic=True))
+    return beside if data is not None else None
+
+
+def _move(source: Path, target: Path) -> None:
+    shutil.move(source, target)
+
+
+def runnable(model: onnx.ModelProto, precision: str) -> onnx.ModelProto:
+    """What ONNX Runtime runs in place of the graph: itself, but for bfloat16."""
+    from repaconv.onnx_export.bfloat16 import rounded_in_float32
+
+    return rounded_in_float32(model) if precision == "bf16" else model

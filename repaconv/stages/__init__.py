@@ -1,0 +1,1 @@
+"""The work of every command; only this package knows their order."""

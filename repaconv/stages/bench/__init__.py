@@ -1,0 +1,1 @@
+"""`bench`, `bench --estimate`, `bench --objective throughput` and `compare`."""

@@ -1,0 +1,195 @@
+"""What a bench calls its models with: the same images, or the same drawn inputs, for each as it takes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from repaconv.core.errors import UsageProblem
+from repaconv.engines.contract import OnCard
+from repaconv.results import ImageSize, Preprocessing
+from repaconv.stages.bench.benchmark_subjects import Contender, Contenders
+from repaconv.stages.shared.evaluation_images import EVALUATED, evaluation_images
+from repaconv.stages.shared.input_selection import scores_output
+from repaconv.stages.shared.model_opening import COMPARED, Opened
+from repaconv.verification.input_batches import Batch
+from repaconv.verification.model_runners import channels_first
+
+if TYPE_CHECKING:
+    from repaconv.engines.contract import Session
+    from repaconv.verification.input_batches import Inputs
+
+PROBED = 8
+"""Images in the larger batch by which memory is measured."""
+CALLED = 2
+"""Calls by which outputs of networks that take no images are compared."""
+
+
+class Calls(NamedTuple):
+    """What all models are called with, the first to be measured; ``shape`` is [C, H, W] of images, else None.
+
+    ``name`` says what it is, ``preprocessing`` how image files were read. ``gone`` is why outputs of a lossy model are
+    not compared on it: its value ranges are those of other images. ``scores`` is the run's output of class scores.
+    """
+
+    batches: list[Batch]
+    shape: tuple[int, int, int] | None
+    name: str = ""
+    preprocessing: str = ""
+    gone: str = ""
+    scores: str = ""
+
+
+def calls_for(known: Contenders, models: Mapping[str, Opened], batch: int, size: ImageSize | None, seed: int) -> Calls:
+    """Images of that batch and size where the first model takes them; else what it takes is drawn.
+
+    Raises:
+        UsageProblem: If the model wants another batch or size, or it is an engine that takes no images.
+    """
+    first = known.subjects[0]
+    session, subject = models[first.name].session, known.subject
+    if subject is not None and subject.folded.image_size is None:
+        return Calls(list(subject.drawn(CALLED, seed, batch=batch).batches()), None)
+    if subject is None and not takes_images(session):
+        return Calls(_drawn_for(first.path, session, seed), None)
+    shape = image_shape(channels_first(session.inputs[0]), batch, size, first.path)
+    own = _of_export(known, models, shape, batch)
+    if isinstance(own, Calls):
+        return own
+    count = max(1, COMPARED // batch) * batch
+    given = _images(known, models, shape, count, seed)
+    return Calls(list(given.batches(batch)), shape, given.name, gone=own, scores=_scores(known, given))
+
+
+def _scores(known: Contenders, given: Inputs) -> str:
+    return scores_output(known.subject, given) if known.subject else ""
+
+
+def _of_export(known: Contenders, models: Mapping[str, Opened], shape: tuple[int, int, int], batch: int) -> Calls | str:
+    """The images on which a lossy export was evaluated, in whole calls; else why not, empty where it had none."""
+    if known.subject is None or known.export is None or known.export.artefact.images is None:
+        return ""
+    given = evaluation_images(known.subject, known.export.artefact, most=EVALUATED)
+    if isinstance(given, str):
+        return given
+    if given.shape[1:] != shape:
+        return f"{given.name} are of {list(given.shape[1:])}, these of {list(shape)}"
+    if any(each.takes_pixels for each in models.values()) and given.piece(0, 1).pixels is None:
+        return f"the graph takes pixels, and {given.name} are normalized"
+    count = -(-given.shape[0] // batch) * batch
+    filled = given.only([place % given.shape[0] for place in range(count)], given.name)
+    return Calls(list(filled.batches(batch)), shape, given.name, given.preprocessing, scores=_scores(known, given))
+
+
+def _images(
+    known: Contenders, models: Mapping[str, Opened], shape: tuple[int, int, int], count: int, seed: int
+) -> Inputs:
+    """Pixels where something tells what they are to the network, or nothing tells of it at all."""
+    from repaconv.verification.input_batches import random_pixels
+
+    subject = known.subject
+    if subject is None:
+        return random_pixels(shape, any_preprocessing(shape), count=count, seed=seed)
+    wanted = subject.folded.preprocessing
+    return random_pixels(shape, wanted, count=count, seed=seed) if wanted else subject.drawn(count, seed, shape[1:])
+
+
+def takes_images(session: Session) -> bool:
+    """Whether its one input is images, or pixels."""
+    return len(session.inputs) == 1 and len(session.inputs[0].shape) == 4
+
+
+def _drawn_for(path: Path, session: Session, seed: int) -> list[Batch]:
+    """Inputs of a bare graph, as its first operators expect them.
+
+    Raises:
+        UsageProblem: If it is an engine, of which nothing is known, or does not run.
+    """
+    import onnx
+
+    from repaconv.verification.probe_inputs import Unrunnable, probes
+
+    if path.suffix != ".onnx":
+        raise UsageProblem(
+            f"{path} has the inputs {', '.join(f'{port.name} {list(port.shape)}' for port in session.inputs)}, "
+            "which are not images.",
+            hint="Measure the graph that it was built from, or its run folder.",
+            code="bench.shape",
+        )
+    try:
+        found = probes(model := onnx.load(path), session.run)
+    except Unrunnable as error:
+        raise UsageProblem(
+            f"{path} does not run on random inputs: {error}.", hint="Fold it, and measure the run.", code="bench.shape"
+        ) from error
+    calls = [found.call(model, seed + n) for n in range(CALLED)]
+    return [Batch(call, whole=True) for call in calls]
+
+
+def image_shape(
+    model_shape: tuple[int | str | None, ...], batch: int, size: ImageSize | None, path: Path
+) -> tuple[int, int, int]:
+    """[C, H, W] of what the model takes.
+
+    Raises:
+        UsageProblem: If the model wants another batch or size, or no images.
+    """
+    if len(model_shape) != 4 or not isinstance(model_shape[1], int):
+        raise UsageProblem(
+            f"{path} has an input of shape {list(model_shape)}, which is not images [N, C, H, W].",
+            hint="bench measures models whose input is images.",
+            code="bench.shape",
+        )
+    wanted = (batch, model_shape[1], *(size or model_shape[2:]))
+    if not isinstance(wanted[2], int) or not isinstance(wanted[3], int):
+        raise UsageProblem(
+            f"{path} takes images of any size.", hint="Choose a size with --image-size.", code="bench.shape"
+        )
+    if any(isinstance(has, int) and has != want for has, want in zip(model_shape, wanted, strict=True)):
+        raise UsageProblem(
+            f"{path} has the fixed input shape {list(model_shape)}, but {list(wanted)} was requested.",
+            hint="Leave --batch and --image-size out, or export with these values.",
+            code="bench.shape",
+        )
+    return (wanted[1], wanted[2], wanted[3])
+
+
+def any_preprocessing(shape: tuple[int, int, int]) -> Preprocessing:
+    """For a bare graph, of which nothing is known: numbers about as large as normalised pixels."""
+    channels = shape[0]
+    return Preprocessing(mean=(127.5,) * channels, std=(64.0,) * channels, image_size=shape[1:], source="none")
+
+
+def memory_an_image(subjects: list[Contender], load: Callable[..., Any], size: ImageSize | None) -> float:
+    """Bytes that a larger batch takes for each of its images, by the growth of this process; inputs included.
+
+    A card's memory is not asked beforehand: what it does not hold it says
+    (`repaconv.engines.nvidia_gpu.within_memory`).
+    """
+    import numpy as np
+
+    grown = []
+    for subject in subjects:
+        dims = {"height": size[0], "width": size[1]} if size else {}
+        session = load(subject, dims=dims).session
+        if isinstance(session, OnCard):
+            return 1.0
+        port = session.inputs[0]
+        channels, height, width = image_shape(channels_first(port), 1, size, subject.path)
+        if port.shape[0] not in (None, "batch"):
+            return float("inf")
+        resident = []
+        for images in (1, 1 + PROBED):
+            pixels = port.dtype == "uint8"
+            shape = (images, height, width, channels) if pixels else (images, channels, height, width)
+            session.run({port.name: np.zeros(shape, dtype=port.dtype)})
+            resident.append(_peak_bytes())
+        grown.append((resident[1] - resident[0]) / PROBED)
+    return max(*grown, 1.0)
+
+
+def _peak_bytes() -> int:
+    import resource
+
+    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -1,0 +1,270 @@
+"""compare: any two models on the same inputs: outputs, sizes, and where asked speed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from repaconv.core.errors import Refused, UsageProblem, said_by
+from repaconv.core.file_replacement import put, require_ours
+from repaconv.core.progress import Progress, silent
+from repaconv.engines.contract import shapes_told
+from repaconv.options.option_definitions import by_name
+from repaconv.options.stage_options import BenchOrder, CompareOrder
+from repaconv.results import BenchArtefact, CompareArtefact, Link, Tolerance
+from repaconv.sources.class_score_outputs import class_scores
+from repaconv.stages.bench.stage import bench_by
+from repaconv.stages.shared.common_checks import at_least_one, load_target, made_by, with_files
+from repaconv.stages.shared.compared_models import End, end_of
+from repaconv.stages.shared.engine_files import built_as
+from repaconv.stages.shared.evaluation_images import EVALUATED, NONE_GIVEN, evaluation_images, unshown
+from repaconv.stages.shared.input_selection import choose_inputs, scores_output
+from repaconv.stages.shared.run_exports import exports_of
+from repaconv.verification.float32_rounding_error import sway_of, swayer_of
+from repaconv.verification.tolerances import coarser
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from repaconv.engines.contract import Feeds, Port
+    from repaconv.results import ExportArtefact
+    from repaconv.verification.images_moved_by_rounding import Sway
+    from repaconv.verification.input_batches import Inputs
+
+
+class Given(NamedTuple):
+    """What both are run on.
+
+    Attributes:
+        name: For people.
+        pairs: The same inputs as either end takes them, and their labels, call by call.
+        scores: Which output of a run's network is class scores on them; empty where none is.
+        unshown: Why a pass on them shows nothing; empty where it does.
+        gone: Why nothing is shown by them, whatever comes of it; empty where something is.
+    """
+
+    name: str
+    pairs: Iterator[tuple[Feeds, Feeds, NDArray[np.int64] | None]]
+    scores: str = ""
+    unshown: str = ""
+    gone: str = ""
+
+
+def compare_by(
+    order: CompareOrder, reference: str | Path, candidate: str | Path, *, progress: Progress = silent
+) -> CompareArtefact:
+    """Compare two models on the same inputs: the difference of their outputs, their size, and optionally their latency.
+
+    A model is a run folder, an .onnx file, an engine, or a checkpoint that was folded here; of such a checkpoint the
+    training-time network is used. The lower precision of the two decides the tolerance, as in `verify`. Random inputs
+    are those of the run's network if one of the models belongs to a run; otherwise inputs that the reference accepts.
+
+    Args:
+        reference: The model that is taken as correct.
+        candidate: The model that is compared with it.
+        order: The options.
+        progress: A function that is called with each step's name, the units done and their total.
+
+    Raises:
+        Refused: If a model is missing, does not accept the inputs of the other, or their outputs cannot be compared.
+        UsageProblem: If a model is a checkpoint without a run, or has no file that can be measured.
+    """
+    device = load_target(order.target)
+    threads = at_least_one("threads", order.threads, device.bench.threads)
+    if order.out:
+        require_ours(Path(order.out), "compare")
+    progress("compare: load", 0, 0)
+    right, other = (end_of(Path(each), device, threads) for each in (reference, candidate))
+    if order.speed and not (right.path and other.path):
+        raise UsageProblem(
+            "--speed compares ONNX models and engines, and one of the two is neither.",
+            hint="Export it first: repaconv export",
+            code="compare.speed",
+        )
+    given = _inputs(order, right, other)
+    links = _links(order, right, other, given, progress)
+    measured = _measured(order, right, other, progress) if order.speed else None
+    artefact = _artefact(order, right, other, given.name, links, measured)
+    if order.out:
+        artefact = put(Path(order.out), artefact)
+    took = [Path(each) for each in (reference, candidate)]
+    return with_files(artefact, took, [Path(order.out)] if order.out else [])
+
+
+compare = by_name(compare_by, CompareOrder)
+
+
+def _inputs(order: CompareOrder, right: End, other: End) -> Given:
+    """What both are run on: what was given, else the images of a lossy export, else random inputs."""
+    from repaconv.verification.input_batches import npz_calls
+
+    subject = right.subject or other.subject
+    ports = right.runner.inputs, other.runner.inputs
+    if subject is None and not order.inputs:
+        return _probed(right, coarser([right.told.precision, other.told.precision]))
+    if subject is None:
+        given = npz_calls(Path(str(order.inputs)), ports[0], (), labels=True)
+        return Given(given.name, _pairs(given, ports))
+    pixels = any(port.dtype == "uint8" for own in ports for port in own)
+    own = None if order.inputs else _of_export(right, other, pixels)
+    if own is None or isinstance(own, str):
+        count = None if order.inputs else order.count
+        given = choose_inputs(subject, inputs=order.inputs, count=count, seed=order.seed, pixels=pixels)
+    else:
+        given = own
+    unshown, gone = (own, "") if own == NONE_GIVEN else ("", own if isinstance(own, str) else "")
+    return Given(given.name, _pairs(given, ports), scores_output(subject, given), str(unshown), gone)
+
+
+def _pairs(given: Inputs, ports: tuple[Sequence[Port], Sequence[Port]]) -> Iterator[tuple[Feeds, Feeds, Any]]:
+    return ((batch.feeds(ports[0]), batch.feeds(ports[1]), batch.labels) for batch in given.batches())
+
+
+def _of_export(right: End, other: End, pixels: bool) -> Inputs | str | None:
+    """The images that evaluated a lossy end; why there are none where it is lossy; None where both are exact."""
+    lossy = next((end for end in (other, right) if end.told.precision != "fp32"), None)
+    if lossy is None:
+        return None
+    exported = _export_of(lossy)
+    if exported is None or lossy.subject is None:
+        return NONE_GIVEN
+    given = evaluation_images(lossy.subject, exported, most=EVALUATED)
+    if not isinstance(given, str) and pixels and given.piece(0, 1).pixels is None:
+        return f"the graph takes pixels, and {given.name} are normalized"
+    return given
+
+
+def _export_of(end: End) -> ExportArtefact | None:
+    """The export of its run that a file is, or that it was built from."""
+    if end.subject is None or end.path is None:
+        return None
+    built = built_as(end.path)
+    sha256 = built.onnx_sha256 if built else end.told.sha256
+    exports = (each.artefact for each in exports_of(end.subject.run, end.subject.folded))
+    return next((each for each in exports if each.payload.sha256 == sha256), None)
+
+
+def _probed(right: End, low: str) -> Given:
+    """Inputs that a graph of any origin takes, found by trying."""
+    from repaconv.verification.onnx_model_loading import loaded
+    from repaconv.verification.probe_inputs import Unrunnable, probes
+
+    graph = right.path is not None and right.path.suffix == ".onnx"
+    if not graph or low != "fp32":
+        why = (
+            f"nothing says what {right.told.name} takes"
+            if not graph
+            else f"{low} is lossy, and is evaluated on real inputs"
+        )
+        raise UsageProblem(f"{why}.", hint="Give inputs with --inputs x.npz.", code="compare.inputs")
+    assert right.path is not None
+    try:
+        found = probes(loaded(right.path), right.runner.run)
+    except Unrunnable as problem:
+        raise Refused(
+            f"{right.told.name} could not be run on generated inputs: {problem}.",
+            hint="Give inputs with --inputs x.npz.",
+            code="compare.inputs",
+        ) from problem
+    return Given(found.told, ((feeds, feeds, None) for feeds in found.feeds))
+
+
+def _links(order: CompareOrder, right: End, other: End, given: Given, progress: Progress) -> tuple[Link, ...]:
+    """One for every output."""
+    from repaconv.verification.output_comparison import Comparison
+    from repaconv.verification.tolerances import tolerance
+
+    subject = right.subject or other.subject
+    low = coarser([right.told.precision, other.told.precision])
+    link = "agreement" if low == "fp32" else low
+    usual: dict[str, Any] = {"usual": subject.folded.tolerances, "decides": subject.decides} if subject else {}
+    sways, compared = _sways(order, right, other, low), None
+    for number, (own, its, labels) in enumerate(given.pairs):
+        progress("compare: run", number, 0)
+        expected, got = _ran(right, own), _ran(other, its)
+        whole = subject.folded.whole if subject else not _by_image(expected, own)
+        if compared is None:
+            scores = given.scores if subject or whole else _scores(order, expected, labels)
+            exact = Tolerance(kind="exact", rtol=order.rtol) if order.rtol else None
+            allowed = exact or tolerance(link, logits=bool(scores), **usual)
+            compared = Comparison(other.told.name, allowed, scores)
+        sway = None if sways is None or _pixels(own) else sways(own)
+        compared.add(got, expected, labels=None if whole else labels, whole=whole, sway=sway)
+    assert compared is not None
+    links = compared.links("agreement", right.told.name)
+    if given.gone:
+        note = {"verdict": "not verified", "note": given.gone}
+        return tuple(each.model_copy(update=note) for each in links)
+    return tuple(unshown(each, given.unshown) for each in links) if given.unshown else links
+
+
+def _scores(order: CompareOrder, outputs: Mapping[str, Any], labels: NDArray[np.int64] | None) -> str:
+    """Which output of a bare model is class scores, by the rule for a network of which only shapes are known."""
+    from repaconv.verification.input_batches import require_labels
+
+    widths = {name: each.shape[1] for name, each in outputs.items() if each.ndim == 2 and each.dtype.kind == "f"}
+    found = class_scores(widths, None)
+    if found is None or (labels is None and found.assumed):
+        return ""
+    if labels is not None:
+        require_labels(Path(str(order.inputs)), labels, len(outputs[found.output]), found.classes)
+    return found.output
+
+
+def _sways(order: CompareOrder, right: End, other: End, low: str) -> Callable[[Feeds], Sway] | None:
+    """By how much rounding alone moves the reference, of a call; None where that is not asked, or not known."""
+    if order.rtol:
+        return None
+    if subject := right.subject or other.subject:
+        return partial(sway_of, subject)
+    bare = right.path is not None and right.path.suffix == ".onnx" and low == "fp32"
+    return swayer_of(right.path) if bare and right.path else None
+
+
+def _pixels(feeds: Mapping[str, Any]) -> bool:
+    return any(array.dtype.name == "uint8" for array in feeds.values())
+
+
+def _ran(end: End, feeds: Mapping[str, Any]) -> Mapping[str, Any]:
+    try:
+        return end.runner.run(feeds)
+    except Exception as error:  # the runtime's own, of many classes
+        raise Refused(
+            f"{end.told.name} does not run on {shapes_told(feeds)}: {said_by(error)}.",
+            hint="Both models must take the same inputs. Give inputs with --inputs x.npz.",
+            code="compare.inputs",
+        ) from error
+
+
+def _by_image(outputs: Mapping[str, Any], feeds: Mapping[str, Any]) -> bool:
+    """Whether every output has a row for each of the inputs'."""
+    rows = {getattr(each, "shape", ())[:1] for each in (*outputs.values(), *feeds.values())}
+    return len(rows) == 1 and rows != {()} and all(getattr(each, "ndim", 0) > 1 for each in outputs.values())
+
+
+def _measured(order: CompareOrder, right: End, other: End, progress: Progress) -> BenchArtefact:
+    """The candidate with the reference beside it, round by round."""
+    asked = BenchOrder(
+        target=order.target, against=right.path, threads=order.threads, rounds=order.rounds, seed=order.seed
+    )
+    return bench_by(asked, other.path, progress=progress)
+
+
+def _artefact(
+    order: CompareOrder, right: End, other: End, name: str, links: tuple[Link, ...], measured: BenchArtefact | None
+) -> CompareArtefact:
+    from repaconv.verification.tolerances import verdict_of
+
+    return CompareArtefact(
+        made_by=made_by("torch", "onnxruntime"),
+        verdict=verdict_of(links),
+        options=order.words(),
+        reference=right.told,
+        candidate=other.told,
+        inputs=name,
+        links=links,
+        measured=measured,
+    )

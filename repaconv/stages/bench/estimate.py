@@ -1,0 +1,309 @@
+"""estimate, which is `bench --estimate`: how long a graph would take on a target, by calculation alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from repaconv.core import plugins, run_folder
+from repaconv.core.errors import Refused, UsageProblem, first_line
+from repaconv.core.file_replacement import put, require_ours
+from repaconv.core.files import read_artefact, sha256_of
+from repaconv.core.progress import Progress, silent
+from repaconv.graph.onnx_files import is_graph, read_graph, require_inside
+from repaconv.options.option_definitions import by_name
+from repaconv.options.stage_options import EstimateOrder
+from repaconv.results import BenchArtefact, BundleArtefact, CollectArtefact, EstimateArtefact, ImageSize, Limits
+from repaconv.stages.bench.benchmark_inputs import image_shape
+from repaconv.stages.bench.benchmark_subjects import contenders_of
+from repaconv.stages.shared.common_checks import as_image_size, at_least_one, load_target, made_by, with_files
+from repaconv.stages.shared.engine_files import lowers, require_own_precision, takes_networks
+from repaconv.stages.shared.model_opening import precision_of
+from repaconv.stages.shared.remote_targets import why_not_here
+from repaconv.stages.shared.run_exports import export_for
+
+if TYPE_CHECKING:
+    import onnx
+
+    from repaconv.engines.contract import Engine
+    from repaconv.engines.targets import Target
+    from repaconv.graph.compute_costs import Work
+
+
+# --- What a target can do at most: as it states, or as this machine does where it is the target.
+
+
+def limits_of(device: Target, precision: str, threads: int, *, lowered: bool) -> Limits:
+    """Those that the target states, else those of this machine if it is the target.
+
+    Args:
+        device: The target.
+        precision: In which the graph multiplies.
+        threads: Of one inference.
+        lowered: Whether the runtime computes a float32 graph in that precision.
+
+    Raises:
+        UsageProblem: If neither is to be had.
+    """
+    from repaconv.benchmark.cpu_peak_performance import measured_limits
+    from repaconv.benchmark.interleaved_protocol import pinned
+
+    if device.limits is not None:
+        return device.limits
+    engine: Engine = plugins.load(plugins.ENGINES, device.runtime)
+    if engine.device != "cpu" or why_not_here(device):
+        raise UsageProblem(
+            f"{device.name} ({device.about}) covers many devices, so the peak throughput of yours is unknown.",
+            hint="\n  ".join(
+                [
+                    "Describe yours in a file, with the figures of its data sheet (dense), and give --target "
+                    "./mine.toml:",
+                    *_own(device),
+                ]
+            ),
+            code="estimate.limits",
+        )
+    in_memory = takes_networks(device)  # ONNX Runtime stands for a runtime that opens no graphs, in float32
+    engine = plugins.load(plugins.ENGINES, "onnxruntime") if in_memory else engine
+    with pinned(threads):
+        return measured_limits(engine, "fp32" if in_memory else precision, threads, typed_here=not lowered)
+
+
+def _own(device: Target) -> list[str]:
+    """The lines of a target of the user's own; each of the figures is his."""
+    peaks = ", ".join(f"{precision} = ..." for precision in device.precisions)
+    return [
+        f'extends = "{device.name}"',
+        "[limits]",
+        'device = "which one, at which clock"',
+        f"peak_tflops = {{ {peaks} }}",
+        "bandwidth_gb_s = ...",
+        "launch_us = ...",
+        'source = ["its data sheet"]',
+    ]
+
+
+# --- estimate, which is `bench --estimate`: how long a graph would take on a target, by calculation alone.
+
+
+def estimate_by(
+    order: EstimateOrder, model: str | Path | None = None, *, progress: Progress = silent
+) -> EstimateArtefact:
+    """Estimate the latency of a graph on a target from the target's peak figures; nothing of the graph is run.
+
+    The figures come from the target's file. If it has none and the target is this machine, they are measured here.
+
+    Args:
+        model: A run folder or an .onnx file; the newest run when None.
+        order: The options.
+        progress: A function that is called with each step's name, the units done and their total.
+
+    Raises:
+        Refused: If the file is no ONNX graph.
+        UsageProblem: If there is no such graph, or the target's peak figures are unknown.
+    """
+    plan = _plan(order, model)
+    progress("limits", 0, 0)
+    limits = limits_of(plan.device, plan.precision, plan.threads, lowered=plan.lowered is not None)
+    progress("estimate", 0, 0)
+    artefact = _artefact(plan, order, limits)
+    if plan.place:
+        put(plan.place, artefact)
+    return with_files(artefact, [plan.path], [plan.place] if plan.place else [])
+
+
+estimate = by_name(estimate_by, EstimateOrder)
+
+
+class _Plan(NamedTuple):
+    """What an order comes to for a graph; ``images`` is [B, C, H, W], ``shape`` the same as the graph takes it."""
+
+    device: Target
+    run: run_folder.Run | None
+    path: Path
+    sha256: str
+    graph: onnx.ModelProto
+    precision: str
+    lowered: str | None
+    variant: str
+    overridden: tuple[str, ...]
+    images: tuple[int, int, int, int]
+    shape: tuple[int, ...]
+    threads: int
+    note: str
+    place: Path | None
+
+
+class _Taken(NamedTuple):
+    """The graph that would run, and what is known of it."""
+
+    path: Path
+    precision: str
+    size: ImageSize | None
+    variant: str = ""
+    overridden: tuple[str, ...] = ()
+    note: str = ""
+
+
+def _plan(order: EstimateOrder, model: str | Path | None) -> _Plan:
+    """Everything that may be refused, but for what the limits lack."""
+    device = load_target(order.target)
+    threads = at_least_one("threads", order.threads, device.bench.threads)
+    batch = at_least_one("batch", order.batch, device.bench.batch)
+    run = None if model is not None and Path(model).is_file() else run_folder.find_run(Path(model) if model else None)
+    taken = _of_run(run, device, order) if run else _bare(Path(model or ""), order)
+    place = Path(order.out) if order.out else run.bench_json(f"{taken.variant}.estimate") if run else None
+    if place:
+        require_ours(place, "estimate")
+    graph = read_graph(taken.path)
+    images, shape = _images(graph, batch, as_image_size(order.image_size) or taken.size, taken.path)
+    return _Plan(
+        device=device,
+        run=run,
+        path=taken.path,
+        sha256=sha256_of(taken.path),
+        graph=graph,
+        precision=taken.precision,
+        lowered=order.precision if run and lowers(device, order.precision) else None,
+        variant=taken.variant,
+        overridden=taken.overridden,
+        images=images,
+        shape=shape,
+        threads=threads,
+        note=taken.note,
+        place=place,
+    )
+
+
+def _of_run(run: run_folder.Run, device: Target, order: EstimateOrder) -> _Taken:
+    """The run's export for the target."""
+    folded = run_folder.fold_of(run)
+    typed = "fp32" if lowers(device, order.precision) else order.precision
+    size = as_image_size(order.image_size)
+    exported, path, variant = export_for(run, folded, order.target, typed, batch=order.batch, image_size=size)
+    overridden = run_folder.require_sound(run, folded, (exported, path), unverified=order.allow_unverified)
+    usual = folded.image_size if exported.image_size == "dynamic" else exported.image_size
+    name = variant.model_copy(update={"precision": order.precision}).full
+    return _Taken(run_folder.graph_of(run, exported), order.precision, usual, name, overridden)
+
+
+def _bare(path: Path, order: EstimateOrder) -> _Taken:
+    """A graph that is no run's.
+
+    Raises:
+        Refused: If it is no graph.
+        UsageProblem: If it has a precision already, and another is asked for.
+    """
+    if not is_graph(path):
+        raise Refused(
+            f"{path} is not an ONNX model.", hint="Give a run folder or an .onnx file.", code="estimate.graph"
+        )
+    require_own_precision(path, order.precision)
+    require_inside(path)
+    size = as_image_size(order.image_size)
+    known = contenders_of(None, path, None, order.allow_unverified, silent, target=order.target, image_size=size)
+    return _Taken(path, precision_of(path), known.size, overridden=known.overridden, note=known.note)
+
+
+def _images(
+    graph: onnx.ModelProto, batch: int, size: ImageSize | None, path: Path
+) -> tuple[tuple[int, int, int, int], tuple[int, ...]]:
+    """[B, C, H, W] of what the graph takes, and the same as its input has it.
+
+    Raises:
+        Refused: If it has more inputs than one.
+        UsageProblem: If it takes no images, or others.
+    """
+    from onnx import TensorProto
+
+    from repaconv.graph.compute_costs import inputs_of
+
+    inputs = inputs_of(graph)
+    if len(inputs) != 1:
+        raise Refused(
+            f"{path} takes {len(inputs)} inputs: {', '.join(entry.name for entry in inputs)}.",
+            hint="The estimate is for models with one input, an image.",
+            code="engine.inputs",
+        )
+    kind = inputs[0].type.tensor_type
+    has = tuple(dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None for dim in kind.shape.dim)
+    pixels = kind.elem_type == TensorProto.UINT8 and len(has) == 4
+    channels, height, width = image_shape((has[0], has[3], *has[1:3]) if pixels else has, batch, size, path)
+    images = (batch, channels, height, width)
+    return images, (batch, height, width, channels) if pixels else images
+
+
+def _artefact(plan: _Plan, order: EstimateOrder, limits: Limits) -> EstimateArtefact:
+    """The graph's nodes by those limits, and their sums."""
+    from repaconv.benchmark.latency_estimate import estimated, unknown
+
+    every = _works(plan)
+    nodes, beside = estimated(every, limits), _Beside.of(plan)
+    return EstimateArtefact(
+        made_by=made_by(),
+        verdict="not verified",
+        unverified=plan.overridden,
+        options=("--estimate", *order.words()),
+        variant=plan.variant,
+        target=plan.device.name,
+        runtime=f"{plan.device.runtime} {plan.device.runtime_version}".strip(),
+        precision=plan.precision,
+        batch=plan.images[0],
+        image_size=plan.images[2:],
+        threads=plan.threads,
+        model=plan.path.name,
+        sha256=plan.sha256,
+        limits=limits,
+        low_ms=sum(node.low_ms for node in nodes),
+        high_ms=sum(node.high_ms for node in nodes),
+        nodes=nodes,
+        measured_ms=beside.ms,
+        measurement=beside.told,
+        note="; ".join(part for part in (plan.note, unknown(every)) if part),
+    )
+
+
+def _works(plan: _Plan) -> list[Work]:
+    """What each node has to do.
+
+    Raises:
+        Refused: If the graph is not sound.
+    """
+    from repaconv.graph.compute_costs import fix_shape, works
+    from repaconv.graph.model_rewriting import read
+
+    try:
+        fix_shape(plan.graph, plan.shape)
+        return list(works(read(plan.graph), plan.lowered))
+    except Exception as error:  # a graph of any origin
+        raise Refused(
+            f"{plan.path} is not valid ONNX: {first_line(error)}.",
+            hint="Export it again. `repaconv inspect` shows its contents.",
+            code="onnx.invalid",
+        ) from error
+
+
+class _Beside(NamedTuple):
+    """What was measured of the same graph on that target, for as many images of that size, and in what way."""
+
+    ms: float | None = None
+    told: str = ""
+
+    @classmethod
+    def of(cls, plan: _Plan) -> _Beside:
+        """Of a run that has such a measurement: by `bench`, or by a board."""
+        if plan.run is None:
+            return cls()
+        place, board = plan.run.bench_json(plan.variant), plan.run.collected_json(plan.variant)
+        if place.is_file():
+            done = read_artefact(place, BenchArtefact)
+            first = done.latencies[0]
+            alike = (first.sha256, done.batch, done.image_size, done.threads)
+            if alike == (plan.sha256, plan.images[0], plan.images[2:], plan.threads):
+                return cls(first.p50_ms, f"by bench on {done.machine.get('cpu')}, {done.quality.verdict}")
+        if board.is_file():
+            sent = read_artefact(plan.run.bundle_json(plan.variant), BundleArtefact)
+            came = read_artefact(board, CollectArtefact)
+            if (sent.onnx_sha256, sent.bundle_sha256, came.batch) == (plan.sha256, came.bundle_sha256, plan.images[0]):
+                return cls(came.latency.p50_ms, f"on the board by {came.runtime}")
+        return cls()

@@ -1,0 +1,189 @@
+"""Models run side by side on the same images, round by round: what `bench` measures, and what comes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from repaconv.core import run_folder
+from repaconv.core.errors import EnvironmentProblem, Refused
+from repaconv.core.progress import Progress
+from repaconv.options.stage_options import BenchOrder
+from repaconv.results import ImageSize, Profile
+from repaconv.sources.source_model import TRAINING
+from repaconv.stages.bench.benchmark_inputs import Calls, calls_for, memory_an_image
+from repaconv.stages.bench.benchmark_subjects import Contender, Contenders, without_training
+from repaconv.stages.bench.session_loads import Openings
+from repaconv.stages.shared.model_opening import Opened, opened
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from repaconv.benchmark.interleaved_protocol import Measured
+    from repaconv.benchmark.paper_protocols import Protocol
+    from repaconv.engines.contract import Feeds
+    from repaconv.engines.targets import Target
+
+PROFILED = 20
+"""Runs of a profile."""
+
+
+class TrainingRefused(Refused):
+    """The runtime does not take the training form; the deploy form it may."""
+
+
+class Plan(NamedTuple):
+    """What an order comes to for a model: what is measured beside what, and how."""
+
+    order: BenchOrder
+    device: Target
+    protocol: Protocol
+    run: run_folder.Run | None
+    known: Contenders
+    lowering: str | None
+    size: ImageSize | None
+    threads: int
+    rounds: int
+    warmup_rounds: int
+    variant: str
+    place: Path | None
+    settings: tuple[str, ...] = ()
+
+    @property
+    def subjects(self) -> list[Contender]:
+        """The one to measure, and what runs beside it."""
+        return self.known.subjects
+
+    def opened(self, subject: Contender, dims: Mapping[str, int]) -> Opened:
+        """One of them, ready to run; of one file beside itself, one alone is lowered and has settings."""
+        first = subject is self.subjects[0]
+        try:
+            return opened(
+                subject.network or subject.path,
+                self.device,
+                self.lowering if first else None,
+                threads=self.threads,
+                dims=dims,
+                settings=self.settings if first else (),
+            )
+        except Refused as error:
+            if subject.name == TRAINING:
+                raise TrainingRefused(error.message, hint=error.hint, code=error.code) from error
+            raise
+
+    def without_training(self, why: str) -> Plan:
+        """The deploy form alone; ``why`` becomes a note."""
+        kept = [subject for subject in self.subjects if subject.name != TRAINING]
+        return self._replace(known=self.known._replace(subjects=kept, note=without_training(why)))
+
+    def dims(self, batch: int) -> dict[str, int]:
+        """Sizes of free dimensions, by name."""
+        subject = self.known.subject
+        if subject is not None and self.size is None:
+            return subject.free_sizes(batch)
+        return {"batch": batch, **({"height": self.size[0], "width": self.size[1]} if self.size else {})}
+
+    def batch(self) -> int:
+        """Images a call; of a protocol that fills the memory, measured here."""
+        fixed = self.known.subject.folded.batch if self.known.subject else "dynamic"
+        if self.order.batch is not None or fixed != "dynamic":
+            return self.order.batch or int(fixed)
+        if self.known.subject and self.size is None:
+            return self.device.bench.batch
+        return self.protocol.images(
+            self.device.bench.batch, lambda: memory_an_image(self.subjects, self.opened, self.size)
+        )
+
+
+class Found(NamedTuple):
+    """What was measured: the models, what they were called with, their outputs by call, model and name, the samples,
+    and on what machine."""
+
+    models: dict[str, Opened]
+    calls: Calls
+    outputs: list[dict[str, Mapping[str, Any]]]
+    batch: int
+    measured: Measured
+    machine: dict[str, Any]
+    profile: Profile | None
+    note: str
+
+
+def side_by_side(plan: Plan, cores: Sequence[int], progress: Progress) -> Found:
+    """Run them side by side on the same inputs, round by round; on half as many where the card holds no more.
+
+    Raises:
+        EnvironmentProblem: If its memory does not hold what was asked for; a paper's batch is halved, no other.
+    """
+    batch, of_paper = plan.batch(), plan.order.batch is None and plan.protocol.batch is not None
+    while True:
+        try:
+            return _side_by_side(plan, batch, cores, progress)
+        except EnvironmentProblem as problem:
+            if problem.code != "card.memory" or not of_paper or batch == 1:
+                raise
+            batch //= 2
+
+
+def _side_by_side(plan: Plan, batch: int, cores: Sequence[int], progress: Progress) -> Found:
+    from repaconv.benchmark.interleaved_protocol import first_in_line, measure_anew
+    from repaconv.benchmark.machine_fingerprint import fingerprint
+
+    subject, dims = plan.subjects[0], plan.dims(batch)
+    openings = Openings(
+        {each.name: partial(plan.opened, each, dims) for each in plan.subjects},
+        lambda models: calls_for(plan.known, models, batch, plan.size, plan.order.seed),
+    )
+    with first_in_line(plan.protocol.first_in_line) as why_not:
+        measured = measure_anew(
+            openings,
+            rounds=plan.rounds,
+            warmup_rounds=plan.warmup_rounds,
+            seed=plan.order.seed,
+            cores=cores,
+            more=plan.order.rounds is None and plan.protocol.rounds is None,
+            tick=lambda done, total: progress("bench", done, total),
+        )
+    profile = None
+    if plan.order.profile:
+        opened = openings.models[subject.name]
+        profile = _profile(subject, opened, openings.feeds(subject.name), measured.samples_ms)
+    return Found(
+        models=openings.models,
+        calls=openings.calls,
+        outputs=openings.outputs,
+        batch=batch,
+        measured=measured,
+        machine=fingerprint(tuple(cores), card=bool(openings.clocked)),
+        profile=profile,
+        note=f"chrt -f 99: {why_not}" if why_not else "",
+    )
+
+
+def _profile(subject: Contender, opened: Opened, feeds: Feeds, samples: Mapping[str, NDArray[np.float64]]) -> Profile:
+    """The first model's, beside the latency that was measured of it.
+
+    Raises:
+        EnvironmentProblem: If its runtime has no profiler that we read.
+    """
+    import numpy as np
+
+    from repaconv.benchmark.module_profile import events_of, profile_of
+
+    if not opened.profiles:
+        raise EnvironmentProblem(
+            f"{opened.engine.partition(' ')[0]} gives no profile of {subject.path.name}.",
+            hint="Profile the ONNX model of a target that uses ONNX Runtime.",
+            code="bench.profile",
+        )
+    found = opened.session.profile(feeds, runs=PROFILED, warmup_runs=PROFILED // 4)
+    return profile_of(
+        events_of(found.kernels, found.weights),
+        PROFILED,
+        end_to_end_ms=float(np.median(samples[subject.name])),
+        peak_gflops=found.peak_gflops,
+        order={node: place for place, node in enumerate(found.weights)},
+    )

@@ -1,0 +1,256 @@
+"""Latencies as they were: a committed file by machine, and a history of every measurement."""
+
+from __future__ import annotations
+
+import json
+import os
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from repaconv.benchmark.machine_fingerprint import machine_key
+from repaconv.core.files import read_artefact, write_artefact
+from repaconv.results import Baseline, Baselines, BenchArtefact, HistoryEntry, Regression
+from repaconv.sources.source_model import TRAINING
+
+if TYPE_CHECKING:
+    from repaconv.benchmark.latency_statistics import Timed
+
+Verdict = Literal["passed", "failed", "inconclusive", "not verified"]
+
+
+class Judged(NamedTuple):
+    """What a baseline says of a measurement, in words, and whether one was written; ``of`` says of which model it is
+    where that is another file than the one that was measured."""
+
+    verdict: Verdict
+    compared: str
+    hint: str = ""
+    regression: Regression | None = None
+    written: bool = False
+    of: str = ""
+
+    @property
+    def told(self) -> str:
+        """All of it, in words."""
+        return "; ".join(filter(None, [self.compared, self.of]))
+
+    def changes(self, artefact: BenchArtefact) -> dict[str, Any]:
+        """What a baseline changes in the artefact: its regression, its verdict, its quality, what is noted."""
+        told = self.told if self.regression is None else self.of
+        changed: dict[str, Any] = {
+            "regression": self.regression,
+            "note": "; ".join(part for part in (artefact.note, told, self.hint if told else "") if part),
+        }
+        if self.verdict == "failed":
+            changed["verdict"] = "failed"
+        if self.verdict == "inconclusive" and artefact.quality.verdict != "inconclusive":
+            found = self.regression
+            reason = f"the change from the baseline is known to {found.low:.3f}..{found.high:.3f} only" if found else ""
+            reason = reason if found and found.same_machine else self.hint if found else self.compared
+            reasons = (*artefact.quality.reasons, reason)
+            changed["quality"] = artefact.quality.model_copy(update={"verdict": "inconclusive", "reasons": reasons})
+            changed["ratio"] = artefact.ratio and artefact.ratio.under(changed["quality"])
+        return changed
+
+
+def by_baseline(
+    path: Path,
+    name: str,
+    done: BenchArtefact,
+    allowed: float,
+    *,
+    update: bool = False,
+    accept_inconclusive: bool = False,
+    require: bool = False,
+) -> Judged:
+    """Judge a measurement by the file's baseline, or write it there.
+
+    A baseline of another network is compared with nothing, which is inconclusive; of other weights it is said that they
+    are. On the machine of the baseline it is passed or failed. Where that is another, the figures relative to what ran
+    beside the model are held against those of every machine that has some; since they compare only roughly, that passes
+    or is inconclusive. A measurement that is inconclusive itself passes nothing and is not written.
+
+    Args:
+        path: The file; it need not be there.
+        name: Of the model; see `name_in`.
+        done: The measurement.
+        allowed: 0.05 lets it take 5% longer.
+        update: Write, in place of judging.
+        accept_inconclusive: Write it whatever it is.
+        require: Fail where there is nothing to judge by.
+    """
+    doubted = done.quality.verdict == "inconclusive"
+    if update and doubted and not accept_inconclusive:
+        hint = "Measure again, with more rounds or on a quieter machine; --accept-inconclusive writes it all the same."
+        return Judged("inconclusive", "an inconclusive measurement is not written as a baseline", hint)
+    known = read_artefact(path, Baselines) if path.is_file() else Baselines()
+    of = _of_which(known, name, done)
+    if update:
+        keep_baseline(path, name, done)
+        return Judged("passed", "written as the baseline", written=True, of=of.replace(IS_OF, "the one before was of"))
+    if of.startswith(ANOTHER):
+        hint = "Give the checkpoint back, or write a baseline of the new model with --update-baseline, and commit it."
+        return Judged("failed" if require else "inconclusive", of, hint)
+    found = _compared(known, name, done, allowed)
+    if found is None:
+        hint = "Run with --update-baseline here, and commit the file."
+        none: Verdict = "failed" if require else "inconclusive" if doubted else "not verified"
+        return Judged(none, _why_none(known, path, name, done), hint)
+    hint = "More rounds, or a quieter machine."
+    if not found.same_machine:
+        hint = "Write a baseline of this machine with --update-baseline."
+    if (doubted and found.verdict == "passed") or (not found.same_machine and (doubted or found.verdict == "failed")):
+        found = found.model_copy(update={"verdict": "inconclusive"})
+    return Judged(found.verdict, found.description, hint if found.verdict == "inconclusive" else "", found, of=of)
+
+
+IS_OF = "the baseline is of"
+ANOTHER = f"{IS_OF} another network"
+"""Begins what is said of a baseline with which nothing is compared."""
+
+
+def _of_which(known: Baselines, name: str, done: BenchArtefact) -> str:
+    """That the baseline is of another network, or of other weights of the same one; empty where it is of this file.
+
+    It is the one of this machine; where there is none, those of others, of which one of this network is enough.
+    """
+    here, key, now = machine_key(done.machine), key_of(name, done), done.network
+    kept = {machine: entries[key] for machine, entries in known.machines.items() if key in entries}
+    kept = {here: kept[here]} if here in kept else kept
+    if now is None or not kept:
+        return ""
+    networks = [each.network for each in kept.values() if each.network]
+    if not networks:
+        return f"{IS_OF} a model that it does not name, as earlier versions wrote it"
+    same = [each for each in networks if not now.is_other(each)]
+    if not same:
+        return f"{ANOTHER}: {networks[0].told}; what was measured is {now.told}"
+    if any(each.sha256 == now.sha256 for each in same):
+        return ""
+    return f"{IS_OF} another file (sha256 {same[0].sha256[:12]}, now {now.sha256[:12]})"
+
+
+def name_in(path: Path, subject: Path) -> str:
+    """What is measured, by where its file, its run or its recipe lies, seen from the file of baselines.
+
+    Two of one stem are two, and wherever the whole is checked out it is the same name.
+    """
+    return Path(os.path.relpath(subject, path.parent)).as_posix()
+
+
+def key_of(name: str, done: BenchArtefact) -> str:
+    """Under which a measurement stands in a file of baselines, for one machine."""
+    size = f", {'x'.join(map(str, done.image_size))} px" if done.image_size else ""
+    what = f"{name}, {done.variant or done.target} ({done.runtime.partition(' ')[0]}), {done.precision}"
+    return f"{what}, {done.threads} threads, batch {done.batch}{size}, beside {_yardstick(done) or 'nothing'}"
+
+
+def _yardstick(done: BenchArtefact) -> str:
+    """What ran beside the model; a model is no yardstick of itself, by which it would never take longer."""
+    ran = [(row.sha256, row.engine, row.precision) for row in done.latencies]
+    return done.latencies[1].name if len(ran) > 1 and ran[1] != ran[0] else ""
+
+
+def baseline_of(done: BenchArtefact) -> Baseline:
+    """A measurement as a baseline keeps it; the model beside it is its yardstick."""
+    subject, *beside = done.latencies if _yardstick(done) else done.latencies[:1]
+    return Baseline(
+        sha256=subject.sha256,
+        network=done.network,
+        p50_ms=subject.p50_ms,
+        subject_ms=subject.samples_ms,
+        reference_sha256=beside[0].sha256 if beside else "",
+        reference_ms=beside[0].samples_ms if beside else (),
+        session_loads=done.session_loads,
+        machine=dict(done.machine),
+    )
+
+
+def keep_baseline(path: Path, name: str, done: BenchArtefact) -> None:
+    """Write it as the new baseline of this machine; those of others stay."""
+    known = read_artefact(path, Baselines) if path.is_file() else Baselines()
+    machine = machine_key(done.machine)
+    new = {**known.machines.get(machine, {}), key_of(name, done): baseline_of(done)}
+    write_artefact(path, known.model_copy(update={"machines": {**known.machines, machine: new}}))
+
+
+def _compared(known: Baselines, name: str, done: BenchArtefact, allowed: float) -> Regression | None:
+    """With the baseline of this machine, else with that of another by which it does worst; None if there is none."""
+    from repaconv.benchmark.latency_statistics import regression
+
+    here, now, yardstick = machine_key(done.machine), baseline_of(done), _yardstick(done)
+    fitting = _fitting(known, name, done)
+    machines = [here] if here in fitting else list(fitting) if yardstick else []
+    rows = [
+        regression(_timed(now), _timed(fitting[machine]), allowed).model_copy(
+            update={"reference": yardstick, "machine": machine, "same_machine": machine == here}
+        )
+        for machine in machines
+    ]
+    return max(rows, key=lambda row: row.ratio, default=None)
+
+
+def _fitting(known: Baselines, name: str, done: BenchArtefact) -> dict[str, Baseline]:
+    """Baselines of the same, by machine; a yardstick that was named must still be the same file."""
+    key, now, named = key_of(name, done), baseline_of(done), _yardstick(done) not in ("", TRAINING)
+    found = {machine: entries[key] for machine, entries in known.machines.items() if key in entries}
+    other = {m for m, then in found.items() if now.network and then.network and now.network.is_other(then.network)}
+    fits = {m: then for m, then in found.items() if not named or then.reference_sha256 == now.reference_sha256}
+    return {machine: then for machine, then in fits.items() if machine not in other}
+
+
+def _timed(kept: Baseline) -> Timed:
+    """Its milliseconds and those of its yardstick; of a second where there is none."""
+    import numpy as np
+
+    from repaconv.benchmark.latency_statistics import Timed
+
+    subject = np.asarray(kept.subject_ms)
+    yardstick = np.asarray(kept.reference_ms) if kept.reference_ms else np.full_like(subject, 1000.0)
+    return Timed(subject, yardstick, kept.session_loads)
+
+
+def _why_none(known: Baselines, path: Path, name: str, done: BenchArtefact) -> str:
+    """Whether it is the machine or the model that the file does not have."""
+    key, here = key_of(name, done), machine_key(done.machine)
+    others = [machine for machine, entries in known.machines.items() if key in entries]
+    if not path.is_file():
+        return f"there is no file {path} of baselines yet"
+    if not others:
+        return f"{path} has none for this model on any machine ({key})"
+    other = f"measured next to another {_yardstick(done)}" if _yardstick(done) else "with no reference model next to it"
+    which = "no baseline that compares" if here in others else "no baseline for this machine"
+    return f"{which} ({here}); {path} has some of {', '.join(others)}, {other}"
+
+
+def remember_measurement(path: Path, done: BenchArtefact) -> None:
+    """Append a line to the history of a target; a second fold leaves it."""
+    subject = done.latencies[0]
+    entry = HistoryEntry(
+        when=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        sha256=subject.sha256,
+        p50_ms=subject.p50_ms,
+        p95_ms=subject.p95_ms,
+        ratio=done.ratio,
+        quality=done.quality.verdict,
+        machine=machine_key(done.machine),
+        threads=done.threads,
+        batch=done.batch,
+        image_size=done.image_size,
+    )
+    line = json.dumps(entry.model_dump(mode="json"), sort_keys=True) + "\n"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab") as file:  # one write, so that two measurements at once do not tear each other's line
+        os.write(file.fileno(), line.encode())
+
+
+def history_of(path: Path) -> list[HistoryEntry]:
+    """All measurements that are readable, oldest first."""
+    found = []
+    for line in path.read_text().splitlines() if path.is_file() else []:
+        try:
+            found.append(HistoryEntry.model_validate_json(line))
+        except ValueError:  # a line that was cut off, or is of another version
+            continue
+    return found

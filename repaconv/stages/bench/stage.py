@@ -1,0 +1,279 @@
+"""bench: the ONNX model on this machine, and the training form or another model beside it, in one run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from repaconv.core import run_folder
+from repaconv.core.errors import UsageProblem
+from repaconv.core.file_replacement import put, require_ours, write_payload
+from repaconv.core.files import alone_in, payload_of, sha256_of
+from repaconv.core.progress import Progress, silent
+from repaconv.graph.onnx_files import read_graph
+from repaconv.options.option_definitions import by_name
+from repaconv.options.stage_options import BenchOrder
+from repaconv.results import BenchArtefact, Link, MeasuredModel, MethodFold
+from repaconv.stages.bench.benchmark_subjects import contenders_of
+from repaconv.stages.bench.interleaved_rounds import Found, Plan, TrainingRefused, side_by_side
+from repaconv.stages.bench.latency_baselines import by_baseline, name_in, remember_measurement
+from repaconv.stages.shared.common_checks import as_image_size, at_least_one, load_target, made_by, with_files
+from repaconv.stages.shared.compared_models import parameters_of
+from repaconv.stages.shared.engine_files import lowers, require_own_precision
+from repaconv.stages.shared.model_opening import agreement
+from repaconv.stages.shared.remote_targets import require_here
+from repaconv.stages.shared.tuned_deployment import Given, given_form
+from repaconv.verification.tolerances import bounded
+
+if TYPE_CHECKING:
+    from repaconv.engines.targets import Target
+
+MODELS = (".onnx", ".ort", ".blob", ".engine", ".plan")
+LARGEST_REGRESSION = 10.0
+"""Eleven times as long is no regression that anybody allows."""
+
+
+def bench_by(
+    order: BenchOrder,
+    model: str | Path | None = None,
+    *,
+    device: Target | None = None,
+    progress: Progress = silent,
+) -> BenchArtefact:
+    """Measure the latency of a model and of its reference in turn, and the interval of their ratio.
+
+    Options that are None come from the paper's protocol, otherwise from the target.
+
+    Args:
+        model: A run folder, an .onnx file or an engine that `build` made; the newest run when None.
+        order: The options.
+        device: The target as an object, if it has no registered name.
+        progress: A function that is called with each step's name, the units done and their total.
+
+    Raises:
+        EnvironmentProblem: If the target is not this machine.
+        UsageProblem: If there is nothing to measure or the sizes do not fit the model.
+    """
+    from repaconv.benchmark.interleaved_protocol import pinned
+
+    with alone_in(None if is_bare(model) else run_folder.find_run(Path(model) if model else None).folder):
+        plan = planned(order, model, device, progress)
+        with pinned(plan.threads) as cores:
+            try:
+                found = side_by_side(plan, cores, progress)
+            except TrainingRefused as error:
+                plan = plan.without_training(error.message)
+                found = side_by_side(plan, cores, progress)
+        artefact, wrote = _by_baseline(plan, _artefact(plan, found))
+        if plan.run:
+            remember_measurement(plan.run.history(plan.variant), artefact)
+        return _put(plan, artefact, wrote)
+
+
+bench = by_name(bench_by, BenchOrder)
+
+
+def planned(order: BenchOrder, model: str | Path | None, device: Target | None, progress: Progress) -> Plan:
+    """Everything that may be refused before a model is opened."""
+    from repaconv.benchmark.paper_protocols import paper
+
+    bounded("max_regression", order.max_regression, LARGEST_REGRESSION)
+    given = given_for(order, model)
+    order = given.order
+    device = device or load_target(order.target)
+    named = paper(order.protocol)
+    threads = at_least_one("threads", order.threads, named.threads or given.threads(device))
+    rounds = at_least_one("rounds", order.rounds, named.rounds or device.bench.rounds)
+    at_least_one("batch", order.batch, 1)
+    run = _run_of(order, model, device)
+    lowering = order.precision if lowers(device, order.precision) else None
+    asked = as_image_size(order.image_size)
+    known = contenders_of(
+        run,
+        model,
+        order.against,
+        order.allow_unverified,
+        progress,
+        target=device,
+        precision="fp32" if lowering else order.precision,
+        batch=order.batch,
+        image_size=asked,
+        form=given.form,
+    )
+    lowered = known.variant.model_copy(update={"precision": order.precision}) if known.variant else None
+    variant = lowered.full if lowered else ""
+    place = Path(order.out) if order.out else run.bench_json(variant) if run else None
+    if place:
+        require_ours(place, "bench", *([_bars(place)] if order.profile else []))
+    return Plan(
+        order=order,
+        device=device,
+        protocol=named,
+        run=run,
+        known=known,
+        lowering=lowering,
+        size=asked or known.size,
+        threads=threads,
+        rounds=rounds,
+        warmup_rounds=device.bench.warmup_rounds if named.warmup_rounds is None else named.warmup_rounds,
+        variant=variant,
+        place=place,
+        settings=given.settings,
+    )
+
+
+def given_for(order: BenchOrder, model: str | Path | None) -> Given[BenchOrder]:
+    """With what a form brings along.
+
+    Raises:
+        UsageProblem: If a form is asked for of one file, or there is no run.
+    """
+    if order.preset is None:
+        return Given(order)
+    if is_bare(model):
+        raise UsageProblem(
+            f"{model} is a file, whose rewrite preset is fixed.",
+            hint="--preset selects among the ONNX models of a run folder.",
+            code="usage.idle",
+        )
+    given = given_form(order, run_folder.fold_of(run_folder.find_run(Path(model) if model else None)))
+    usual = given.way is None or order.batch or given.way.batch == load_target(given.order.target).bench.batch
+    return given if usual or not given.way else replace(given, order=replace(given.order, batch=given.way.batch))
+
+
+def _run_of(order: BenchOrder, model: str | Path | None, device: Target) -> run_folder.Run | None:
+    """The run that is measured; None of one file.
+
+    Raises:
+        EnvironmentProblem: If the target is not this machine; an engine's own runtime says so itself.
+        UsageProblem: If there is no run, or a precision is asked for of one file.
+    """
+    run = None if is_bare(model) else run_folder.find_run(Path(model) if model else None)
+    if model is not None and is_bare(model):
+        require_own_precision(model, order.precision)
+    if run or Path(model or "").suffix == ".onnx":
+        require_here(device, order, model, run)
+    return run
+
+
+def is_bare(model: str | Path | None) -> bool:
+    """Whether it is one file, not a run."""
+    return model is not None and Path(model).suffix in MODELS
+
+
+def _artefact(plan: Plan, found: Found) -> BenchArtefact:
+    from repaconv.benchmark.latency_statistics import latency, ratio
+    from repaconv.benchmark.measurement_quality import quality
+
+    order, samples, models, openings = plan.order, found.measured.samples_ms, found.models, found.measured.openings
+    first = plan.subjects[0].name
+    others = [subject.name for subject in plan.subjects[1:]]
+    compared = ratio(first, samples[first], others[0], samples[others[0]], order.seed, openings) if others else None
+    watched, stable = found.measured.watched, found.measured.stable
+    agreed = _agreed(plan, found) if others else None
+    return BenchArtefact(
+        made_by=made_by(),
+        verdict="failed" if agreed and agreed.verdict == "failed" and not order.against else "passed",
+        unverified=plan.known.overridden,
+        options=order.words(),
+        network=_network(plan),
+        variant=plan.variant,
+        target=plan.device.name,
+        runtime=models[first].engine,
+        precision=models[first].precision,
+        batch=found.batch,
+        image_size=found.calls.shape[1:] if found.calls.shape else None,
+        threads=plan.threads,
+        rounds=found.measured.rounds,
+        session_loads=openings,
+        warmup_rounds=found.measured.warmup_rounds,
+        seed=order.seed,
+        session=models[first].session.options,
+        machine=found.machine,
+        protocol=plan.protocol.told(found.batch),
+        latencies=tuple(
+            latency(
+                each.name,
+                each.path.name,
+                sha256_of(each.path),
+                samples[each.name],
+                engine=models[each.name].engine,
+                precision=models[each.name].precision,
+            )
+            for each in plan.subjects
+        ),
+        ratio=compared,
+        quality=quality(samples, watched, compared=compared, stable=stable, openings=openings),
+        profile=found.profile,
+        agreement=agreed,
+        image_preprocessing=found.calls.preprocessing,
+        note="; ".join(part for part in (plan.known.note, found.note) if part),
+    )
+
+
+def _network(plan: Plan) -> MeasuredModel:
+    """What was measured, by the file that it was made from."""
+    if plan.known.subject is not None:
+        folded = plan.known.subject.folded
+        kind = (
+            folded.description if isinstance(folded, MethodFold) else folded.called
+        )  # how an architecture is named may vary
+        counts = {name: before for name, before, _ in folded.saved if name != "nodes"}
+        return MeasuredModel(sha256=folded.origin.sha256, kind=kind, counts=counts)
+    path = plan.subjects[0].path
+    if path.suffix != ".onnx":
+        return MeasuredModel(sha256=sha256_of(path))
+    counts = {"parameters": parameters_of(path), "nodes": len(read_graph(path).graph.node)}
+    return MeasuredModel(sha256=sha256_of(path), kind="graph", counts=counts)
+
+
+def _agreed(plan: Plan, found: Found) -> Link | None:
+    """Whether both compute the same; None where they do not see the same: of bare graphs, one may take pixels."""
+    from repaconv.verification.difference_metrics import not_verified
+
+    alike = len({each.takes_pixels for each in found.models.values()}) == 1
+    if plan.known.subject is None and not alike:
+        return None
+    if found.calls.gone:
+        first, other = found.models
+        return not_verified("agreement", other, first, found.calls.gone)
+    against = Path(plan.order.against) if plan.order.against and plan.run is None else None
+    graph = against if against and against.suffix == ".onnx" else None
+    agreed = agreement(plan.run, found.models, found.calls.batches, found.outputs, graph, found.calls.scores)
+    return agreed.model_copy(update={"inputs": found.calls.name}) if agreed else None
+
+
+def _by_baseline(plan: Plan, artefact: BenchArtefact) -> tuple[BenchArtefact, list[Path]]:
+    """Judged by the baseline, or written as one, where one is asked for; and what was written."""
+    order = plan.order
+    if not order.baseline:
+        return artefact, []
+    baseline = Path(order.baseline)
+    judged = by_baseline(
+        baseline,
+        name_in(baseline, plan.run.folder if plan.run else plan.subjects[0].path),
+        artefact,
+        order.max_regression,
+        update=order.update_baseline,
+        accept_inconclusive=order.accept_inconclusive,
+    )
+    return artefact.model_copy(update=judged.changes(artefact)), [baseline] if judged.written else []
+
+
+def _put(plan: Plan, artefact: BenchArtefact, wrote: list[Path]) -> BenchArtefact:
+    """Write the result, with a picture of the profile beside it."""
+    from repaconv.benchmark.module_profile import bars_svg
+
+    if plan.place and artefact.profile is not None:
+        wrote = [*wrote, _bars(plan.place)]
+        write_payload(wrote[-1], bars_svg(artefact.profile))
+        artefact = artefact.model_copy(update={"other_files": (payload_of(wrote[-1], plan.place.parent),)})
+    if plan.place:
+        put(plan.place, artefact)
+        wrote = [*wrote, plan.place]
+    return with_files(artefact, [subject.path for subject in plan.subjects], wrote)
+
+
+def _bars(place: Path) -> Path:
+    return place.with_suffix(".profile.svg")

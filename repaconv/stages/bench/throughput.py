@@ -1,0 +1,225 @@
+"""throughput, which is `bench --objective throughput`: what a model gets through that several call at once."""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack, closing
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from repaconv.core import run_folder
+from repaconv.core.errors import UsageProblem
+from repaconv.core.file_replacement import put, require_ours
+from repaconv.core.files import alone_in, sha256_of
+from repaconv.core.progress import Progress, silent
+from repaconv.options.option_definitions import by_name
+from repaconv.options.stage_options import BenchOrder, ThroughputOrder
+from repaconv.results import ImageSize, Throughput, ThroughputArtefact
+from repaconv.stages.bench.benchmark_inputs import calls_for
+from repaconv.stages.bench.benchmark_subjects import Contender
+from repaconv.stages.bench.interleaved_rounds import Plan
+from repaconv.stages.bench.session_loads import Call, Openings
+from repaconv.stages.bench.stage import given_for, is_bare, planned
+from repaconv.stages.shared.common_checks import made_by, with_files
+from repaconv.stages.shared.model_opening import Opened, opened
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from repaconv.benchmark.interleaved_protocol import Measured
+    from repaconv.results import Ratio
+
+
+def throughput_by(
+    order: ThroughputOrder, model: str | Path | None = None, *, progress: Progress = silent
+) -> ThroughputArtefact:
+    """Measure the throughput in images/s with several streams, with one stream, and of the reference, in turn.
+
+    Args:
+        model: A run folder, an .onnx file or an engine that `build` made; the newest run when None.
+        order: The options.
+        progress: A function that is called with each step's name, the units done and their total.
+
+    Raises:
+        EnvironmentProblem: If the target is not this machine, or its runtime runs one inference at a time.
+        UsageProblem: If there is nothing to measure or the sizes do not fit the model; see `bench`.
+    """
+    with alone_in(None if is_bare(model) else run_folder.find_run(Path(model) if model else None).folder):
+        plan, ways = _plan(order, model, progress)
+        usual = plan.run.bench_json(f"{plan.variant}.throughput") if plan.run else None
+        place = Path(order.out) if order.out else usual
+        if place:
+            require_ours(place, "throughput")
+        asked = ("--objective", "throughput", *order.words())
+        artefact = _measured(plan, ways, progress).model_copy(update={"options": asked})
+        if place:
+            put(place, artefact)
+    return with_files(artefact, [each.path for each in plan.subjects], [place] if place else [])
+
+
+throughput = by_name(throughput_by, ThroughputOrder)
+
+
+class _Ways(NamedTuple):
+    """How many streams there are, and how many threads a call of one takes."""
+
+    streams: int
+    threads: int
+
+
+class _Found(NamedTuple):
+    """What was measured, milliseconds an image by model and round, and how."""
+
+    batch: int
+    size: ImageSize | None
+    image_ms: dict[str, NDArray[np.float64]]
+    measured: Measured
+    machine: dict[str, Any]
+    session: dict[str, str]
+
+
+def _plan(order: ThroughputOrder, model: str | Path | None, progress: Progress) -> tuple[Plan, _Ways]:
+    """What is measured beside what, and how it is called: as it was tuned, else by a stream for every core."""
+    bench = BenchOrder(
+        target=order.target,
+        precision=order.precision,
+        preset=order.preset,
+        against=order.against,
+        threads=order.threads,
+        batch=order.batch,
+        image_size=order.image_size,
+        rounds=order.rounds,
+        seed=order.seed,
+        allow_unverified=order.allow_unverified,
+    )
+    way = given_for(bench, model).way
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    threads = order.threads or (way.threads if way else 1)
+    streams = order.streams or (way.streams if way and way.streams > 1 else max(1, cores // threads))
+    if streams * threads > cores:
+        raise UsageProblem(
+            f"{streams} streams of {threads} threads are more than the {cores} cores of this machine.",
+            hint="Reduce --streams or --threads.",
+            code="throughput.cores",
+        )
+    return planned(bench, model, None, progress), _Ways(streams, threads)
+
+
+def _measured(plan: Plan, ways: _Ways, progress: Progress) -> ThroughputArtefact:
+    """Round by round: the model with all its streams, alone in one, and the other with as many."""
+    from repaconv.benchmark.concurrent_inferences import CALLS, Burst
+    from repaconv.benchmark.interleaved_protocol import measure_anew, pinned
+    from repaconv.benchmark.machine_fingerprint import fingerprint
+
+    first, *others = plan.subjects
+    one = Contender(f"{first.name}, one stream", first.path, first.network)
+    listed = [(first, ways.streams), (one, 1), *((other, ways.streams) for other in others)]
+    batch, calls_ms = plan.batch(), {each.name: list[float]() for each, _ in listed}
+    streams = {each.name: count for each, count in listed}
+
+    def burst(name: str, call: Call, stack: ExitStack) -> Burst:
+        made = Burst(call, streams[name], calls_ms[name])
+        stack.callback(made.close)
+        return made
+
+    openings = Openings(
+        {each.name: partial(_opened, plan, each, ways.threads, count, batch) for each, count in listed},
+        lambda models: calls_for(plan.known, models, batch, plan.size, plan.order.seed),
+        burst,
+    )
+    with pinned(ways.streams * ways.threads) as cores, closing(openings):
+        measured = measure_anew(
+            openings,
+            rounds=plan.rounds,
+            warmup_rounds=plan.warmup_rounds,
+            seed=plan.order.seed,
+            cores=cores,
+            more=plan.order.rounds is None,
+            tick=lambda done, total: progress("bench", done, total),
+        )
+        machine = fingerprint(tuple(cores))
+    image_ms = {name: measured.samples_ms[name] / (batch * count * CALLS) for name, count in streams.items()}
+    shape = openings.calls.shape
+    size, options = (shape[1], shape[2]) if shape else None, openings.models[first.name].session.options
+    found = _Found(batch, size, image_ms, measured, machine, options)
+    rows = [
+        _row(each, openings.models[each.name], image_ms[each.name], calls_ms[each.name], ways._replace(streams=count))
+        for each, count in listed
+    ]
+    return _artefact(plan, found, rows)
+
+
+def _opened(plan: Plan, each: Contender, threads: int, streams: int, batch: int) -> Opened:
+    """One of them, for so many calls at once; only what is measured is lowered and has settings."""
+    own = each.path == plan.subjects[0].path
+    return opened(
+        each.network or each.path,
+        plan.device,
+        plan.lowering if own else None,
+        threads=threads,
+        dims=plan.dims(batch),
+        streams=streams,
+        settings=plan.settings if own else (),
+    )
+
+
+def _row(
+    each: Contender, model: Opened, image_ms: NDArray[np.float64], calls_ms: list[float], ways: _Ways
+) -> Throughput:
+    import numpy as np
+
+    p50, p95 = np.percentile(calls_ms, [50, 95])
+    return Throughput(
+        name=each.name,
+        model=each.path.name,
+        sha256=sha256_of(each.path),
+        engine=model.engine,
+        precision=model.precision,
+        streams=ways.streams,
+        threads=ways.threads,
+        images_per_second=round(1000 / float(np.median(image_ms)), 3),
+        p50_ms=round(float(p50), 6),
+        p95_ms=round(float(p95), 6),
+    )
+
+
+def _artefact(plan: Plan, found: _Found, rows: list[Throughput]) -> ThroughputArtefact:
+    from repaconv.benchmark.latency_statistics import ratio
+    from repaconv.benchmark.measurement_quality import quality
+
+    order, samples = plan.order, found.image_ms
+    (first, one), others = rows[:2], rows[2:]
+    measured = found.measured
+
+    def times(other: Throughput) -> Ratio:
+        both = (first.name, samples[first.name], other.name, samples[other.name])
+        return ratio(*both, order.seed, measured.openings)
+
+    scaling, compared = times(one), [times(each) for each in others]
+    return ThroughputArtefact(
+        made_by=made_by(),
+        verdict="passed",
+        unverified=plan.known.overridden,
+        variant=plan.variant,
+        target=plan.device.name,
+        batch=found.batch,
+        image_size=found.size,
+        rounds=measured.rounds,
+        session_loads=measured.openings,
+        seed=order.seed,
+        session=found.session,
+        machine=found.machine,
+        rows=tuple(rows),
+        scaling=scaling,
+        ratio=compared[0] if compared else None,
+        quality=quality(
+            samples,
+            measured.watched,
+            compared=(compared or [scaling])[0],
+            stable=measured.stable,
+            openings=measured.openings,
+        ),
+        note=plan.known.note,
+    )

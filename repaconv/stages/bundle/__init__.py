@@ -1,0 +1,1 @@
+"""`bundle` and `collect`: measurements on a board that has no repaconv."""

@@ -1,0 +1,264 @@
+"""collect: what a board made of a bundle, read as data, judged, and joined to the run."""
+
+from __future__ import annotations
+
+import gzip
+import tarfile
+import zlib
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from repaconv.core import run_folder
+from repaconv.core.errors import Refused, first_line
+from repaconv.core.file_replacement import put, require_ours
+from repaconv.core.files import alone_in, from_json, read_artefact, sha256_of, sha256_of_bytes, stage_of
+from repaconv.core.progress import Progress, silent
+from repaconv.results import BundleArtefact, CollectArtefact, LayerTime, Link, Verdict
+from repaconv.stages.bundle.archive import expected_in
+from repaconv.stages.shared.common_checks import made_by, with_files
+from repaconv.stages.shared.run_exports import exports_of
+from repaconv.stages.verify.verification_chain import REFERENCE
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+LARGEST = 256 * 2**20
+"""Bytes of a result unpacked, which holds texts."""
+
+
+def collect(
+    result: str | Path,
+    run: str | Path | None = None,
+    *,
+    out: str | Path | None = None,
+    progress: Progress = silent,
+) -> CollectArtefact:
+    """Read the result of a bundle that ran on a board, verify it, and add it to the run.
+
+    Args:
+        result: The board's result.tar.gz. It is read as data; nothing of it is unpacked to disk or run.
+        run: The run folder; the newest run when None.
+        out: File for the result; ``build/<target>.collected.json`` of the run when None.
+        progress: A function that is called with each step's name, the units done and their total.
+
+    Returns:
+        The result. Its verdict is failed if the engine's outputs differ, or if it computed in another precision.
+
+    Raises:
+        Refused: If the board's result is damaged, belongs to another bundle, or was not written by trtexec.
+    """
+    progress("collect", 0, 0)
+    _require_file(Path(result))
+    taken = run_folder.find_run(Path(run) if run else None)
+    with alone_in(taken.folder):
+        artefact, slot = judged(Path(result), taken.folder, out)
+        put(slot, artefact)
+    return with_files(artefact, [*map(Path, artefact.input_files)], [slot])
+
+
+def judged(result: Path, run: str | Path | None, out: str | Path | None) -> tuple[CollectArtefact, Path]:
+    """What a board made of a bundle, not yet written, and where that goes; see `collect`."""
+    found = _vouched(_read_result(result))
+    told = _as_json(found, "result.json")
+    taken = run_folder.find_run(Path(run) if run else None)
+    made, bundle = _bundle_of(taken, str(told.get("bundle_sha256")))
+    target_path = Path(out) if out else taken.collected_json(made.variant)
+    require_ours(target_path, "collect")
+    _require_no_problem(found, told)
+    artefact = _artefact(found, told, made, bundle, taken, sha256_of(result))
+    return with_files(artefact, [result, bundle], []), target_path
+
+
+def _vouched(found: dict[str, bytes]) -> dict[str, bytes]:
+    """The files, if they are those that the board says it wrote."""
+    told = _as_json(found, "result.json")
+    if not isinstance(told, dict) or not isinstance(told.get("files"), dict):
+        raise _damaged("result.json says nothing of its files")
+    for name, digest in told["files"].items():
+        if name not in found or sha256_of_bytes(found[name]) != digest:
+            raise _damaged(f"{name} is gone or not what the board wrote")
+    if extra := set(found) - set(told["files"]) - {"result.json"}:
+        raise _damaged(f"nothing vouches for {min(extra)}")
+    return found
+
+
+def _require_no_problem(found: dict[str, bytes], told: dict[str, Any]) -> None:
+    """Refuse what did not come to an end on the board, with what its trtexec said last."""
+    if not told.get("problem"):
+        return
+    step = next((entry["step"] for entry in reversed(told["commands"])), "build")
+    last = [line for line in _log(found, f"{step}.log").splitlines() if "[E]" in line]
+    raise Refused(
+        f"the board reports: {told['problem']}. {last[0] if last else ''}".rstrip(),
+        hint=f"{step}.log in the result contains the whole output of trtexec.",
+        code="collect.problem",
+    )
+
+
+def _artefact(
+    found: dict[str, bytes],
+    told: dict[str, Any],
+    made: BundleArtefact,
+    bundle: Path,
+    taken: run_folder.Run,
+    sha256: str,
+) -> CollectArtefact:
+    """What trtexec wrote, read and judged."""
+    from repaconv.benchmark.latency_statistics import latency
+    from repaconv.engines import trtexec_logs
+    from repaconv.verification.tolerances import verdict_of
+
+    version = trtexec_logs.version_of(_log(found, "build.log")) or str(told.get("version"))
+    links = _judged(found, made, bundle, f"{made.target}, TensorRT {version}")
+    samples = trtexec_logs.compute_ms(_as_json(found, "times.json"))
+    layers = _as_json(found, "layers.json") if "layers.json" in found else {"Layers": []}
+    rows = trtexec_logs.layer_times(_as_json(found, "profile.json")) if "profile.json" in found else []
+    types = trtexec_logs.layer_types(layers)
+    typed, note = _typed(made, types, trtexec_logs.layers_told(layers), taken)
+    same = version.split(".")[:2] == made.runtime_version.split(".")[:2]
+    return CollectArtefact(
+        made_by=made_by(),
+        verdict="failed" if typed == "failed" or not same else verdict_of(links),
+        unverified=made.unverified,
+        variant=made.variant,
+        target=made.target,
+        runtime=f"tensorrt {version}",
+        precision=made.precision,
+        batch=made.batch,
+        links=links,
+        precision_proof=typed,
+        layer_types=types,
+        fused_attentions=trtexec_logs.fused_attentions(layers),
+        latency=latency("engine", "engine.plan", str(told["engine"].get("sha256", "")), samples),
+        printed_median_ms=trtexec_logs.median_ms(_log(found, "times.log")),
+        profile=tuple(LayerTime(name=row.name, mean_ms=row.mean_ms) for row in rows),
+        machine={"board": told.get("board", {}), "before": told.get("before", {}), "after": told.get("after", {})},
+        commands=tuple(" ".join(map(str, entry["command"])) for entry in told["commands"]),
+        note=note + ("" if same else f"; the board's TensorRT is not {made.target}'s, {made.runtime_version}"),
+        bundle_sha256=made.bundle_sha256,
+        result_sha256=sha256,
+    )
+
+
+def _log(found: dict[str, bytes], name: str) -> str:
+    return found.get(name, b"").decode("utf-8", "replace")
+
+
+def _require_file(path: Path) -> None:
+    if not path.is_file():
+        raise Refused(
+            f"there is no file {path}.", hint="Give the result.tar.gz that the board wrote.", code="collect.missing"
+        )
+
+
+def _read_result(path: Path) -> dict[str, bytes]:
+    """The files of a result, in memory; only plain files with plain names are taken."""
+    _require_file(path)
+    found: dict[str, bytes] = {}
+    try:
+        with gzip.open(path) as packed:
+            content = packed.read(LARGEST + 1)
+        if len(content) > LARGEST:
+            raise _damaged(f"it unpacks to more than {LARGEST >> 20} MiB")
+        with tarfile.open(fileobj=BytesIO(content), mode="r:") as tar:
+            for member in tar:
+                plain = member.isreg() and Path(member.name).name == member.name and not member.name.startswith(".")
+                if not plain or member.name in found:
+                    raise _damaged(f"it holds {member.name!r}, which no result does")
+                file = tar.extractfile(member)
+                assert file is not None
+                found[member.name] = file.read()
+    except (tarfile.TarError, OSError, EOFError, ValueError, zlib.error) as error:
+        raise _damaged(first_line(error)) from error
+    return found
+
+
+def _as_json(found: dict[str, bytes], name: str) -> Any:
+    if name not in found:
+        raise _damaged(f"{name} is not in it")
+    try:
+        return from_json(found[name])
+    except ValueError as error:
+        raise _damaged(f"{name} is not JSON ({error})") from error
+
+
+def _damaged(why: str) -> Refused:
+    return Refused(
+        f"this is not the result of a board: {why}.",
+        hint="Give result.tar.gz as run.py wrote it. If run.py was interrupted, run it again.",
+        code="collect.damaged",
+    )
+
+
+def _bundle_of(taken: run_folder.Run, sha256: str) -> tuple[BundleArtefact, Path]:
+    """The run's bundle that this result is of, and its file."""
+    for path in sorted((taken.folder / run_folder.BUILD).glob("*.bundle.json")):
+        if stage_of(path) != "bundle":
+            continue
+        made = read_artefact(path, BundleArtefact)
+        if made.bundle_sha256 == sha256:
+            return made, run_folder.Run(path.parent).payload(made.payload)
+    raise Refused(
+        f"the result does not belong to any bundle of {taken.folder}.",
+        hint="Give the run from which the bundle was made: repaconv collect RESULT RUN.",
+        code="collect.other-bundle",
+    )
+
+
+def _judged(found: dict[str, bytes], made: BundleArtefact, bundle: Path, candidate: str) -> tuple[Link, ...]:
+    """The engine's outputs against the float64 training form's, by the policy of its precision."""
+    from repaconv.engines import trtexec_logs
+    from repaconv.verification.output_comparison import Comparison
+
+    described, calls = expected_in(bundle)
+    names, compared = [output["name"] for output in described["outputs"]], Comparison(candidate, made.tolerance)
+    for at, expected in enumerate(calls):
+        tensors = trtexec_logs.outputs(_as_json(found, f"output_{at}.json"))
+        if lacking := set(names) - tensors.keys():
+            raise _damaged(f"output_{at}.json has no {min(lacking)}")
+        used = None if described["whole"] else min(made.batch, made.images - at * made.batch)
+        right = {name: array[:used] if array.ndim else array for name, array in zip(names, expected, strict=True)}
+        got = {name: _like(tensors[name], array, used) for name, array in zip(names, expected, strict=True)}
+        compared.add(got, right, whole=described["whole"])
+    return compared.links("engine", REFERENCE)
+
+
+def _like(found: NDArray[np.float64], expected: NDArray[Any], used: int | None) -> NDArray[Any]:
+    """What trtexec wrote, in the shape and kind of what is expected; it writes no size of a single number."""
+    if used is None and found.size != expected.size:
+        return found  # its shape is the finding
+    if found.size != expected.size:
+        raise _damaged(f"an output is {list(found.shape)}, the network gives {list(expected.shape)}")
+    shaped = found.reshape(expected.shape)
+    return (shaped if expected.dtype.kind == "f" else shaped.astype(expected.dtype))[:used] if shaped.ndim else shaped
+
+
+def _typed(
+    made: BundleArtefact, types: dict[str, int], told: tuple[int, int], taken: run_folder.Run
+) -> tuple[Verdict, str]:
+    """Whether what computes is of the precision asked for; what is not told is not verified, never passed."""
+    from repaconv.engines.contract import label
+
+    layers, described = told
+    if not types:
+        why = "no layer tells of what it computes" if described else "the layers tell their names alone"
+        return "not verified", f"{why} ({layers} layers)"
+    other = sum(count for name, count in types.items() if not name.endswith(f".{label(made.precision)}"))
+    right = sum(types.values()) - other
+    verdict: Verdict = "passed" if right and other <= _may_differ(made, taken) else "failed"
+    return verdict, f"{right} of {right + other} layers that compute are {made.precision}, read from the engine"
+
+
+def _may_differ(made: BundleArtefact, taken: run_folder.Run) -> int:
+    """How many layers the bundled graph leaves in another precision."""
+    folded = run_folder.fold_of(taken)
+    for exported, _, _ in exports_of(taken, folded):
+        if exported.payload.sha256 == made.onnx_sha256:
+            return len(exported.unquantized_layers) + len(exported.fp32_nodes)
+    raise Refused(
+        f"the ONNX model of {made.payload.path} is no longer in {taken.folder}.",
+        hint="Export and bundle again, and run that bundle on the board.",
+        code="collect.other-bundle",
+    )

@@ -1,0 +1,306 @@
+"""bundle: an ONNX model for a board that has nothing but its own trtexec, with all that proves what comes out there."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from repaconv.core import run_folder
+from repaconv.core.errors import UsageProblem
+from repaconv.core.file_replacement import put, require_ours, write_payload
+from repaconv.core.files import alone_in, canonical_json, payload_of, sha256_of, sha256_of_bytes
+from repaconv.core.progress import Progress, silent
+from repaconv.graph.onnx_files import read_graph
+from repaconv.options.option_definitions import by_name
+from repaconv.options.stage_options import BundleOrder
+from repaconv.results import BundleArtefact, ExportArtefact, FoldArtefact, Tolerance
+from repaconv.sources.source_model import Subject
+from repaconv.sources.source_of_run import subject_of
+from repaconv.stages.bundle.archive import CALLS, DESCRIBED, STORED, Call, as_npz, pack
+from repaconv.stages.shared.common_checks import at_least_one, load_target, made_by, with_files
+from repaconv.stages.shared.evaluation_images import EVALUATED, evaluation_images
+from repaconv.stages.shared.input_selection import choose_inputs, filled, scores_output
+from repaconv.stages.shared.run_exports import export_for, exports_of
+from repaconv.stages.shared.tuned_deployment import given_form
+from repaconv.verification.model_runners import named
+from repaconv.verification.onnx_model_loading import inputs_of
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from repaconv.engines.targets import Target
+    from repaconv.verification.input_batches import Inputs
+
+WARMUP_MS, DURATION_S = 1000, 10
+
+
+def bundle_by(order: BundleOrder, run: str | Path | None = None, *, progress: Progress = silent) -> BundleArtefact:
+    """Pack the run's ONNX model with inputs, the float64 outputs for them, and a script for the board's trtexec.
+
+    ``calls.npz`` in the bundle has the inputs and outputs by their names.
+
+    Args:
+        run: The run folder, or one of its ONNX models if it has several for this target; the newest run when None.
+        order: The options.
+        progress: A function that is called with each step's name, the units done and their total.
+
+    Raises:
+        Refused: If the checkpoint, the model or an image is missing or was changed.
+        UsageProblem: If the target is no board with TensorRT, there is no model for it, or repaconv did not write the
+            file that would be replaced.
+    """
+    taken, model = run_folder.run_and_model(Path(run) if run else None)
+    with alone_in(taken.folder):
+        plan = _plan(order, taken, model)
+        calls = _recorded(plan, progress)
+        content = _content(plan, calls)
+        write_payload(plan.path, lambda temporary: pack(temporary, plan.inside, content, _graph(plan)))
+        artefact = _artefact(plan, calls, sha256_of_bytes(content[DESCRIBED]))
+        put(plan.slot, artefact)
+    return with_files(artefact, [plan.source, plan.checkpoint], [plan.path, plan.slot])
+
+
+bundle = by_name(bundle_by, BundleOrder)
+
+
+class _Plan(NamedTuple):
+    """What an order comes to for a run: nothing of it is refused any more."""
+
+    order: BundleOrder
+    asked: tuple[str, ...]
+    device: Target
+    folded: FoldArtefact
+    exported: ExportArtefact
+    overridden: tuple[str, ...]
+    source: Path
+    subject: Subject
+    checkpoint: Path
+    given: Inputs
+    batch: int
+    allowed: Tolerance
+    name: str
+    inside: str
+    path: Path
+    slot: Path
+
+
+def _plan(order: BundleOrder, taken: run_folder.Run, model: Path | None) -> _Plan:
+    """Everything that may be refused, before anything is written."""
+    device = _board(order.target)
+    subject = subject_of(taken, order.checkpoint)
+    folded = subject.folded
+    tuned = given_form(order, folded)
+    precision = tuned.order.precision or _only(taken, folded, device)
+    exported, path, variant = export_for(
+        taken, folded, order.target, precision, model=model, batch=order.batch, form=tuned.form
+    )
+    overridden = run_folder.require_sound(taken, folded, (exported, path), unverified=order.allow_unverified)
+    source = run_folder.graph_of(taken, exported)
+    slot = taken.bundle_json(variant.full)
+    out = Path(order.out) if order.out else taken.engine(variant.full, ".tar.gz")
+    require_ours(slot, "bundle", out)
+    batch = _batch(order, exported, device)
+    checkpoint = subject.source  # one that is gone is told of before its images are
+    own = _of_export(order, subject, exported)
+    given = own or choose_inputs(
+        subject,
+        inputs=order.inputs,
+        images=order.images,
+        count=order.count,
+        seed=order.seed,
+        size=folded.image_size if exported.image_size == "dynamic" else exported.image_size,
+        pixels=exported.preprocessing,
+        batch=batch,
+    )
+    return _Plan(
+        order=order,
+        asked=(*([str(model)] if model else []), *order.words()),
+        device=device,
+        folded=folded,
+        exported=exported,
+        overridden=overridden,
+        source=source,
+        subject=subject,
+        checkpoint=checkpoint,
+        given=given,
+        batch=batch,
+        allowed=_tolerance(subject, precision, logits=bool(scores_output(subject, given))),
+        name=variant.full,
+        inside=f"{taken.folder.resolve().name}-{variant.full}",
+        path=out,
+        slot=slot,
+    )
+
+
+def _of_export(order: BundleOrder, subject: Subject, exported: ExportArtefact) -> Inputs | None:
+    """The images on which a lossy model was evaluated, where it takes them; None where there are none, or others.
+
+    Raises:
+        UsageProblem: If they are gone or changed: its value ranges do not hold on random ones.
+    """
+    if exported.images is None or order.inputs or order.images:
+        return None
+    found = evaluation_images(subject, exported, most=order.count or EVALUATED)
+    if isinstance(found, str):
+        raise UsageProblem(
+            f"{exported.payload.path} cannot be compared on the board: {found}.",
+            hint="Give bundle --inputs or --images.",
+            code="inputs.gone",
+        )
+    return None if exported.preprocessing and found.piece(0, 1).pixels is None else found
+
+
+def _board(target: str) -> Target:
+    """The target, if it is a board with TensorRT."""
+    device = load_target(target)
+    if device.runtime != "tensorrt":
+        raise UsageProblem(
+            f"{device.name} runs {device.runtime}, but bundles are for boards with TensorRT.",
+            hint=f"Build an engine here instead: repaconv build --target {device.name}",
+            code="bundle.target",
+        )
+    return device
+
+
+def _only(taken: run_folder.Run, folded: FoldArtefact, device: Target) -> str:
+    """The precision in which the run has a graph for the board: float32, where it has several."""
+    found = {each.artefact.precision for each in exports_of(taken, folded) if each.artefact.target == device.name}
+    return found.pop() if len(found) == 1 else "fp32"
+
+
+def _batch(order: BundleOrder, exported: ExportArtefact, device: Target) -> int:
+    """Images a call; the model's, or the target's where that leaves it free."""
+    usual = device.bench.batch if exported.batch == "dynamic" else int(exported.batch)
+    batch = at_least_one("batch", order.batch, usual)
+    if exported.batch not in ("dynamic", batch):
+        raise UsageProblem(
+            f"the model has the fixed batch size {exported.batch}, but {batch} was requested.",
+            hint="Leave --batch out, or export with that batch size.",
+            code="bench.shape",
+        )
+    return batch
+
+
+def _tolerance(subject: Subject, precision: str, *, logits: bool) -> Tolerance:
+    from repaconv.verification.tolerances import tolerance
+
+    return tolerance(
+        "engine",
+        precision=precision,
+        logits=logits,
+        decides=subject.decides,
+        usual=subject.folded.tolerances,
+    )
+
+
+def _recorded(plan: _Plan, progress: Progress) -> list[Call]:
+    """The float64 training form on the inputs, call by call; images fill a last call up with themselves.
+
+    Raises:
+        UsageProblem: If an output is no tensor of numbers.
+    """
+    found = []
+    ports = inputs_of(read_graph(plan.source))
+    whole = plan.given.whole and plan.given.size is None
+    for number, piece in enumerate(plan.given.batches(plan.batch)):
+        progress("expected outputs", number, -(-plan.given.shape[0] // plan.batch))
+        if not whole:
+            piece = replace(
+                piece,
+                given={name: filled(array, plan.batch) for name, array in piece.given.items()},
+                pixels=None if piece.pixels is None else filled(piece.pixels, plan.batch),
+            )
+        feeds = piece.feeds(ports)
+        right = plan.subject.reference.run(named([port.name for port in plan.subject.inputs], piece.given))
+        outputs = tuple(_numbers(name, right[name]) for name in plan.subject.outputs)
+        used = 1 if plan.given.whole else min(plan.batch, plan.given.shape[0] - number * plan.batch)
+        found.append(Call(tuple(feeds[port.name] for port in ports), outputs, used))
+    return found
+
+
+def _numbers(name: str, value: Any) -> NDArray[Any]:
+    import numpy as np
+
+    if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in STORED:
+        return np.asarray(value)
+    raise UsageProblem(
+        f"the output {name} is not a tensor of numbers, so a board cannot return it.",
+        hint="Export a graph without this output, and fold that.",
+        code="bundle.outputs",
+    )
+
+
+def _content(plan: _Plan, calls: list[Call]) -> dict[str, bytes]:
+    """The bundle's small files by name; ``bundle.json`` describes all that is in it."""
+    content = {
+        CALLS: as_npz(calls),
+        "run.py": files("repaconv.engines.targets").joinpath("board_run.py").read_bytes(),
+        "README.txt": _readme(plan).encode(),
+    }
+    allowed, first = plan.allowed, calls[0]
+    ports = inputs_of(read_graph(plan.source))
+    described = {
+        "target": plan.device.name,
+        "runtime_version": plan.device.runtime_version,
+        "precision": plan.exported.precision,
+        "islands": list(plan.exported.fp32_nodes),
+        "inputs": [
+            {"name": port.name, "shape": list(array.shape), "dynamic": not all(isinstance(n, int) for n in port.shape)}
+            for port, array in zip(ports, first.inputs, strict=True)
+        ],
+        "outputs": [
+            {"name": name, "real": array.dtype.kind == "f"}
+            for name, array in zip(plan.subject.outputs, first.outputs, strict=True)
+        ],
+        "calls": len(calls),
+        "whole": plan.given.whole,
+        "exact": allowed.kind == "exact",
+        "rtol": allowed.rtol or 0.0,
+        "workspace_mib": plan.order.workspace_mib,
+        "warmup_ms": WARMUP_MS,
+        "duration_s": DURATION_S,
+        "files": {
+            **{name: sha256_of_bytes(value) for name, value in content.items()},
+            **{name: sha256_of(path) for name, path in _graph(plan).items()},
+        },
+    }
+    return {**content, DESCRIBED: canonical_json(described).encode()}
+
+
+def _graph(plan: _Plan) -> dict[str, Path]:
+    """The graph's files, by their names in the bundle."""
+    data = f"{plan.source.name}.data"
+    return {"model.onnx": plan.source, **({data: plan.source.with_name(data)} if plan.exported.data else {})}
+
+
+def _readme(plan: _Plan) -> str:
+    device = plan.device
+    return (
+        f"For {device.name} ({device.about}), TensorRT {device.runtime_version}, {plan.exported.precision}.\n\n"
+        f"On the board:   tar xzf THIS.tar.gz && python3 {plan.inside}/run.py -o result.tar.gz\n"
+        "On the desk:    repaconv collect result.tar.gz\n\n"
+        "run.py builds the engine with the board's own trtexec, runs the recorded calls through it, and measures it.\n"
+    )
+
+
+def _artefact(plan: _Plan, calls: list[Call], bundle_sha256: str) -> BundleArtefact:
+    return BundleArtefact(
+        made_by=made_by("torch"),
+        verdict="passed",
+        unverified=plan.overridden,
+        options=plan.asked,
+        variant=plan.name,
+        target=plan.device.name,
+        runtime_version=plan.device.runtime_version,
+        precision=plan.exported.precision,
+        inputs=plan.given.name,
+        images=sum(piece.used for piece in calls),
+        batch=plan.batch,
+        tolerance=plan.allowed,
+        inside=plan.inside,
+        bundle_sha256=bundle_sha256,
+        onnx_sha256=plan.exported.payload.sha256,
+        payload=payload_of(plan.path, plan.slot.parent),
+    )

@@ -1,0 +1,290 @@
+"""finetune: what was converted, or is in an untrained training form, learns from the network that it was made from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from repaconv.core import run_folder
+from repaconv.core.errors import Refused, UsageProblem
+from repaconv.core.file_replacement import put, require_ours, write_payload
+from repaconv.core.files import alone_in, payload_of, read_artefact, stage_of
+from repaconv.core.progress import Progress, silent
+from repaconv.options.conversion_options import FinetuneOrder
+from repaconv.options.option_definitions import by_name
+from repaconv.options.stage_options import FoldOrder
+from repaconv.results import ConvertArtefact, FinetuneArtefact
+from repaconv.stages.convert.image_splits import calibration
+from repaconv.stages.fold.checkpoint_fold import fold_file_by
+from repaconv.stages.shared.common_checks import made_by, with_files
+from repaconv.stages.shared.safetensors_weights import write_checkpoint
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from repaconv.checkpoints import Checkpoint
+    from repaconv.conversion.conversion_evaluation import Judge
+    from repaconv.conversion.finetuning.original_networks import Original
+    from repaconv.conversion.finetuning.training_loop import Pace, Training
+    from repaconv.conversion.finetuning.training_plan import Course
+    from repaconv.conversion.image_splits import Part, Parted
+    from repaconv.verification.accuracy_budget import Budget
+    from repaconv.verification.input_batches import Inputs
+
+WIDE = 256
+"""Channels from which on products are in bfloat16: a step is then 1.6 to 2 times as fast (EPYC with AVX-512 BF16, one
+thread). Narrower networks would gain 1.5 from 96 on and nothing below, and train in minutes anyway."""
+
+
+def finetune_by(
+    order: FinetuneOrder, run: str | Path | None = None, *, progress: Progress = silent
+) -> FinetuneArtefact:
+    """Train a converted network, or an untrained training-time network, and fold the result.
+
+    The network learns from the outputs of the network before conversion, without labels. It trains on the calibration
+    split. The validation split selects the epoch, the start included. The test split measures the loss of that epoch. A
+    checkpoint is kept after every epoch: an interrupted training resumes with the same command, with bit-identical
+    results.
+
+    Args:
+        run: The folder that `convert` wrote; the newest run when None.
+        order: The options.
+        progress: A function that is called with each step's name, the units done and their total.
+
+    Raises:
+        Refused: If the folder has no conversion, its original checkpoint is missing, or the images cannot be used.
+        UsageProblem: If the options do not fit this network.
+    """
+    plan = _plan(order, Path(run) if run is not None else None)
+    finetuned, settings = plan.run.folder / run_folder.FINETUNED, plan.done.settings
+    with alone_in(plan.run.folder):
+        artefact = _finished(plan, _trained(plan, progress))
+        folded = FoldOrder(method=plan.done.method, settings=settings, out=str(plan.run.folder), force=True)
+        done = fold_file_by(folded, finetuned, overrule=False, progress=progress)
+    wrote = [plan.run.folder / run_folder.FINETUNE_JSON, finetuned, *map(Path, done.output_files)]
+    return with_files(artefact, [plan.source], wrote)
+
+
+finetune = by_name(finetune_by, FinetuneOrder)
+
+
+class _Plan(NamedTuple):
+    """What an order comes to."""
+
+    order: FinetuneOrder
+    done: ConvertArtefact
+    source: Path
+    found: Checkpoint
+    course: Course
+    parent: Checkpoint
+    original: Original
+    teacher: Checkpoint
+    taught_by: nn.Module
+    given: Inputs
+    parted: Parted
+    digest: str
+    pace: Pace
+    run: run_folder.Run
+    before: FinetuneArtefact | None
+
+    @property
+    def budget(self) -> Budget:
+        """That of the conversion."""
+        from repaconv.verification.accuracy_budget import Budget
+
+        return Budget.of(self.done)
+
+    def judge(self, part: Part) -> Judge:
+        """By the original, on these images."""
+        from repaconv.conversion.conversion_evaluation import Judge
+
+        return Judge(self.original.net, part, logits=self.original.reading.config.classes > 0)
+
+
+def _plan(order: FinetuneOrder, given: Path | None) -> _Plan:
+    """What may be refused before anything is trained."""
+    from repaconv.checkpoints import read_checkpoint
+    from repaconv.conversion.finetuning.method_training_forms import course_of
+    from repaconv.conversion.finetuning.original_networks import read_original
+    from repaconv.conversion.finetuning.resume_file import digest
+    from repaconv.conversion.image_splits import part, role_in_training
+
+    source = _converted(given)
+    done = read_artefact(source.convert_json, ConvertArtefact)
+    parent, started = _parent(done), source.payload(done.payload) if done.payload else Path(done.parent.path)
+    # what merges has its parent's own weights
+    found = read_checkpoint(started, None, done.payload.sha256) if done.payload else parent
+    original = read_original(parent, dict(done.parent_settings))
+    course = course_of(done.method, found, done.settings)
+    inputs = calibration(order, original.reading)
+    teacher, taught_by = _teacher(order, parent, original)
+    parted = part(inputs, order.samples, role_in_training)
+    run = run_folder.Run(Path(order.out) if order.out else source.folder.with_name(f"{source.folder.name}-finetuned"))
+    plan = _Plan(
+        order, done, started, found, course, parent, original, teacher, taught_by, inputs,
+        parted, digest(parted), _pace(order, course), run, None,
+    )  # fmt: skip
+    return plan._replace(before=_prepared(plan))
+
+
+def _converted(given: Path | None) -> run_folder.Run:
+    """The folder of a conversion."""
+    if given is None and run_folder.LATEST.is_file():
+        given = run_folder.OUT / run_folder.LATEST.read_text().strip()
+    if given is None or stage_of(run_folder.Run(given).convert_json) != "convert":
+        raise UsageProblem(
+            f"{'there is no run yet' if given is None else f'{given} is not a conversion: it has no convert.json'}.",
+            hint=(
+                "Convert a network first: repaconv convert CKPT ..., with --to training-form for methods that need "
+                "training."
+            ),
+            code="finetune.no-conversion",
+        )
+    return run_folder.Run(given)
+
+
+def _parent(done: ConvertArtefact) -> Checkpoint:
+    """The network before conversion.
+
+    Raises:
+        Refused: If it is gone, or another.
+    """
+    from repaconv.checkpoints import read_checkpoint
+
+    if not Path(done.parent.path).is_file():
+        raise Refused(
+            f"the network before conversion, {done.parent.path}, is missing; the result is evaluated against it.",
+            hint="Put the file back, or convert again from where it is now.",
+            code="finetune.parent",
+        )
+    return read_checkpoint(done.parent.path, done.parent.weights, done.parent.sha256)
+
+
+def _teacher(order: FinetuneOrder, parent: Checkpoint, original: Original) -> tuple[Checkpoint, nn.Module]:
+    """Who is learnt from.
+
+    Raises:
+        Refused: If it gives other classes, or takes other images.
+        UsageProblem: If settings are given for nobody.
+    """
+    from repaconv.checkpoints import read_checkpoint
+    from repaconv.conversion.finetuning.original_networks import read_original
+
+    if order.teacher is None:
+        return parent, original.net
+    found = read_checkpoint(Path(order.teacher))
+    teacher = read_original(found, dict(order.teacher_settings or {}))
+    own, other = original.reading.config, teacher.reading.config
+    sizes = [getattr(config, "image_size", None) for config in (own, other)]
+    if own.classes != other.classes or own.in_channels != other.in_channels or (all(sizes) and sizes[0] != sizes[1]):
+        raise Refused(
+            f"{order.teacher} cannot teach this network: it has {other.classes} classes and {other.in_channels} "
+            f"image channels, not {own.classes} and {own.in_channels}, or takes another image size.",
+            hint="Leave --teacher out to learn from the network before conversion.",
+            code="finetune.teacher",
+        )
+    return found, teacher.net
+
+
+def _pace(order: FinetuneOrder, course: Course) -> Pace:
+    from repaconv.conversion.finetuning.training_loop import Pace, has_bfloat16
+
+    if order.precision not in ("auto", "fp32", "bf16"):
+        raise UsageProblem(
+            f"--precision {order.precision} is unknown.", hint="Known: auto, fp32, bf16.", code="finetune.precision"
+        )
+    if order.lr is not None and not 0 < order.lr < 1:
+        raise UsageProblem(f"--lr {order.lr:g} is not between 0 and 1.", hint="E.g. 5e-4.", code="finetune.rate")
+    config = course.reading.config
+    wide = max(getattr(config, "widths", None) or (config.width,)) >= WIDE
+    lower = order.precision == "bf16" or (order.precision == "auto" and wide and has_bfloat16())
+    return Pace(order.epochs, order.batch, order.grad_accum_steps, order.lr or course.rate, order.seed, lower)
+
+
+def _prepared(plan: _Plan) -> FinetuneArtefact | None:
+    """What is there to go on from; nothing is written yet.
+
+    Raises:
+        Refused: If the folder is of something else, or another training was broken off in it.
+    """
+    slot = plan.run.folder / run_folder.FINETUNE_JSON
+    if stage_of(slot) != "finetune":
+        if plan.run.folder.exists():
+            run_folder.prepare_run(plan.run.folder / run_folder.FINETUNED, "", plan.run.folder, force=False)
+        require_ours(slot, "finetune", plan.run.folder / run_folder.FINETUNED, plan.run.folder / run_folder.UNDER_WAY)
+        return None
+    require_ours(slot, "finetune", plan.run.folder / run_folder.FINETUNED, plan.run.folder / run_folder.UNDER_WAY)
+    before = read_artefact(slot, FinetuneArtefact)
+    if before.complete or plan.order.restart:
+        return None
+    known = (plan.order.words(), plan.found.origin.sha256, plan.digest, made_by("torch"))
+    if (before.options, before.start.sha256, before.images_sha256, before.made_by) != known:
+        raise Refused(
+            f"{plan.run.folder} contains an interrupted training with other options or images, after "
+            f"{len(before.epochs) - 1} of {before.planned_epochs} epochs.",
+            hint=(
+                "Repeat its command to resume it, start from the beginning with --restart, or give another folder with "
+                "-o."
+            ),
+            code="finetune.other",
+        )
+    return before
+
+
+def _trained(plan: _Plan, progress: Progress) -> Training:
+    """All epochs, each kept as soon as it is done."""
+    from repaconv.conversion.finetuning import resume_file
+    from repaconv.conversion.finetuning.training_loop import Taught, Training
+
+    progress("evaluate the start", 0, 0)
+    taught = Taught(
+        plan.taught_by, plan.parted.calibration.images, plan.judge(plan.parted.validation), plan.order.teacher is None
+    )
+    training = Training(plan.course, taught, plan.pace)
+    state = plan.run.folder / run_folder.UNDER_WAY
+    if plan.before:
+        training.load(resume_file.load(plan.run.payload(plan.before.other_files[0])), list(plan.before.epochs))
+
+    def keep() -> None:
+        write_payload(state, lambda path: resume_file.save(training.state(), path))
+        kept = _artefact(plan, training, other_files=(payload_of(state, plan.run.folder),))
+        put(plan.run.folder / run_folder.FINETUNE_JSON, kept)
+
+    training.train(progress, keep)
+    return training
+
+
+def _artefact(plan: _Plan, training: Training, **more: Any) -> FinetuneArtefact:
+    return FinetuneArtefact(
+        made_by=made_by("torch"),
+        **{"verdict": "not verified", **more},
+        options=plan.order.words(),
+        start=plan.found.origin,
+        parent=plan.parent.origin,
+        parent_settings=plan.done.parent_settings,
+        settings=plan.done.settings,
+        method=plan.done.method,
+        teacher=plan.teacher.origin,
+        inputs=plan.given.name,
+        images=plan.parted.share,
+        labels=plan.given.labels,
+        images_sha256=plan.digest,
+        precision="bf16" if plan.pace.lower else "fp32",
+        lr=plan.pace.rate,
+        planned_epochs=plan.pace.epochs,
+        epochs=tuple(training.epochs),
+        best_epoch=training.kept,
+        **plan.budget._asdict(),
+    )
+
+
+def _finished(plan: _Plan, training: Training) -> FinetuneArtefact:
+    """The best of it as a checkpoint of its method, and what that costs on the images that judge."""
+    judge, net = plan.judge(plan.parted.test), training.finished()
+    judged, start = judge.link(net, plan.budget), judge.link(training.started(), plan.budget)
+    finetuned = plan.run.folder / run_folder.FINETUNED
+    told = {**plan.course.metadata, "converted_from": plan.parent.origin.sha256}
+    write_checkpoint(finetuned, {**net.state_dict(), **plan.course.besides}, told)
+    done = {"evaluation": judged, "start_evaluation": start, "verdict": judged.verdict}
+    artefact = _artefact(plan, training, **done, payload=payload_of(finetuned, plan.run.folder))
+    return put(plan.run.folder / run_folder.FINETUNE_JSON, artefact)

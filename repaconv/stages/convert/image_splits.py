@@ -1,0 +1,97 @@
+"""What a network is scored, fitted and judged on: the user's images, never random ones; and what it may become."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from repaconv.core.errors import UsageProblem
+
+if TYPE_CHECKING:
+    from repaconv.method_api.contract import Reading
+    from repaconv.options.conversion_options import ConvertOrder, FinetuneOrder, ScoreOrder
+    from repaconv.verification.input_batches import Inputs
+
+KERNELS = (1, 3, 5, 7)
+METHODS = ("dwconv", "pyra")
+"""What needs no training; the others are trained from their training form."""
+TRAINING_FORM = "training-form"
+
+
+def calibration(order: ScoreOrder | ConvertOrder | FinetuneOrder, reading: Reading) -> Inputs:
+    """The images of an order, as the network takes them; one that takes any size takes those of an .npz as they are.
+
+    Raises:
+        UsageProblem: If there are none, or of two kinds, or they are of another size.
+        Refused: If they cannot be read.
+    """
+    from repaconv.verification.input_batches import image_inputs, npz_inputs
+
+    if bool(order.inputs) == bool(order.images):
+        raise UsageProblem(
+            "both --inputs and --images were given." if order.inputs else "no images were given.",
+            hint="Give images of the kind that the network is meant for: --images DIR, or --inputs x.npz.",
+            code="usage.inputs",
+        )
+    config = reading.config
+    fixed = getattr(config, "image_size", None)
+    height, width = fixed or reading.preprocessing.image_size
+    if order.inputs:
+        given = npz_inputs(Path(order.inputs), config.in_channels, config.classes)
+    else:
+        given = image_inputs(
+            Path(str(order.images)),
+            reading.preprocessing,
+            size=(height, width),
+            channels=config.in_channels,
+            classes=config.classes,
+            class_names=Path(order.classes) if order.classes else None,
+        )
+    if fixed and given.size != fixed:
+        raise UsageProblem(
+            f"{given.name}: the images have {' x '.join(map(str, given.size or ()))} pixels, but the network takes "
+            f"{height} x {width}.",
+            hint="Give images of that size, or --set image_size=HEIGHTxWIDTH.",
+            code="inputs.shape",
+        )
+    return given
+
+
+def require_kernel(side: int) -> None:
+    """Refuse kernels that are not known.
+
+    Raises:
+        UsageProblem: Naming it.
+    """
+    if side not in KERNELS:
+        raise UsageProblem(
+            f"--kernel {side} is not supported.",
+            hint="Supported are 3, 5 and 7, and 1 as a control experiment.",
+            code="usage.kernel",
+        )
+
+
+def require_method(order: ConvertOrder) -> None:
+    """Whether anything converts to what is asked for.
+
+    Raises:
+        UsageProblem: If not.
+    """
+    from repaconv.conversion.finetuning.method_training_forms import METHODS as TRAINED
+
+    if order.to not in (None, TRAINING_FORM):
+        raise UsageProblem(
+            f"--to {order.to} is unknown.",
+            hint="The only value is training-form; without --to the result needs no training.",
+            code="convert.unknown",
+        )
+    known = TRAINED if order.to else METHODS
+    if order.method not in known:
+        trained = order.method in TRAINED
+        raise UsageProblem(
+            f"no conversion to {order.method!r} {'without training ' if trained else ''}exists.",
+            hint=f"Make its training-time network and train that: --to {TRAINING_FORM}, then repaconv finetune."
+            if trained
+            else f"Known methods: {', '.join(known)}.",
+            code="convert.unknown",
+        )

@@ -1,0 +1,135 @@
+"""score: how near each head of a plain vision transformer is to a convolution, over images."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from repaconv.core import run_folder
+from repaconv.core.file_replacement import put, require_ours, write_payload
+from repaconv.core.files import payload_of
+from repaconv.core.progress import Progress, silent
+from repaconv.options.conversion_options import ScoreOrder
+from repaconv.options.option_definitions import by_name
+from repaconv.results import ScoreArtefact
+from repaconv.stages.convert.image_splits import calibration, require_kernel
+from repaconv.stages.shared.common_checks import made_by, with_files
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from repaconv.conversion.head_scores import Scores
+    from repaconv.conversion.plain_vit import Reading
+    from repaconv.results import Origin
+    from repaconv.verification.input_batches import Inputs
+
+
+def score_by(order: ScoreOrder, checkpoint: str | Path, *, progress: Progress = silent) -> ScoreArtefact:
+    """Score how well a convolution can replace each attention head, by the paper's score and by measured ones.
+
+    One pass over the images, in memory that does not grow with their number. ``errors`` needs memory for all images.
+
+    Args:
+        checkpoint: A plain vision transformer.
+        order: The options.
+        progress: A function that is called with each step's name, the units done and their total.
+
+    Raises:
+        Refused: If the network is no plain vision transformer, or an image cannot be used.
+        UsageProblem: If there are no images, or images of another size.
+    """
+    plan = _plan(order, Path(checkpoint))
+    scores = _scored(plan, progress)
+    artefact = _artefact(plan, scores)
+    put(plan.path, artefact)
+    return with_files(artefact, [Path(checkpoint)], [plan.path, plan.drawing])
+
+
+score = by_name(score_by, ScoreOrder)
+
+
+class _Plan(NamedTuple):
+    """What an order comes to: nothing of it is refused any more but an image."""
+
+    order: ScoreOrder
+    origin: Origin
+    reading: Reading
+    given: Inputs
+    places: list[int]
+    path: Path
+    drawing: Path
+
+
+def _plan(order: ScoreOrder, checkpoint: Path) -> _Plan:
+    from repaconv.checkpoints import read_checkpoint
+    from repaconv.conversion.image_splits import places
+    from repaconv.conversion.plain_vit import read_plain
+
+    require_kernel(order.kernel)
+    found = read_checkpoint(checkpoint, order.weights)
+    reading = read_plain(found, dict(order.settings or {}))
+    given = calibration(order, reading)
+    path = Path(order.out) if order.out else run_folder.OUT / f"{checkpoint.stem}.score.json"
+    drawing = path.with_suffix(".svg")
+    require_ours(path, "score", drawing)
+    return _Plan(order, found.origin, reading, given, places(given.shape[0], order.samples), path, drawing)
+
+
+def _scored(plan: _Plan, progress: Progress) -> Scores:
+    from repaconv.conversion.head_scores import score
+    from repaconv.conversion.plain_vit import Plain
+
+    plain = Plain.of(plan.reading)
+    scores = score(plain, _images(plan, progress), plan.order.kernel)
+    if not plan.order.errors:
+        return scores
+    from repaconv.conversion.block_selection import Rig, single_errors
+    from repaconv.conversion.image_splits import part
+    from repaconv.conversion.kernel_fitting import How
+
+    rig = Rig.of(plain, part(plan.given, plan.order.samples))
+    return scores.with_errors(single_errors(rig, How(kernel=plan.order.kernel), progress))
+
+
+def _images(plan: _Plan, progress: Progress) -> Iterator[Tensor]:
+    """A few at a time."""
+    import numpy as np
+    import torch
+
+    from repaconv.conversion.image_splits import require_finite
+    from repaconv.verification.input_batches import IMAGES_AT_ONCE
+
+    for start in range(0, len(plan.places), IMAGES_AT_ONCE):
+        progress("score", start, len(plan.places))
+        several = []
+        for place in plan.places[start : start + IMAGES_AT_ONCE]:
+            several.append(plan.given.piece(place, place + 1).images)
+            require_finite(several[-1], place, plan.given)
+        yield torch.from_numpy(np.concatenate(several))
+
+
+def _artefact(plan: _Plan, scores: Scores) -> ScoreArtefact:
+    from repaconv.conversion.head_scores import uniform_locality
+    from repaconv.conversion.score_heatmap import scores_svg
+
+    config = plan.reading.config
+    title = f"{Path(plan.origin.path).name}: mean attention around the query, by block and head"
+    write_payload(plan.drawing, scores_svg(scores, title))
+    return ScoreArtefact(
+        made_by=made_by("torch"),
+        verdict="not verified",
+        options=plan.order.words(),
+        other_files=(payload_of(plan.drawing, plan.path.parent),),
+        origin=plan.origin,
+        facts=plan.reading.facts,
+        inputs=plan.given.name,
+        images=len(plan.places),
+        image_size=config.image_size,
+        grid=config.grid,
+        kernel=plan.order.kernel,
+        uniform=uniform_locality(config.grid, plan.order.kernel),
+        blocks=scores.blocks,
+        by_sigma=scores.by_sigma,
+        by_error=scores.by_error,
+    )

@@ -1,0 +1,295 @@
+"""convert: a plain vision transformer to a faster one without training. It is lossy; fold is not."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from repaconv.core import run_folder
+from repaconv.core.errors import Refused
+from repaconv.core.file_replacement import put, require_ours, write_payload
+from repaconv.core.files import alone_in, payload_of, read_artefact, stage_of
+from repaconv.core.progress import Progress, silent
+from repaconv.options.conversion_options import ConvertOrder
+from repaconv.options.option_definitions import by_name
+from repaconv.options.stage_options import FoldOrder
+from repaconv.results import ConvertArtefact
+from repaconv.stages.convert.image_splits import TRAINING_FORM, calibration, require_kernel, require_method
+from repaconv.stages.convert.speed_target import enough_blocks, race_of, schedule_at
+from repaconv.stages.convert.speed_trials import require_pace
+from repaconv.stages.convert.tradeoff import Choice, Ground, traded
+from repaconv.stages.fold.checkpoint_fold import fold_file_by
+from repaconv.stages.shared.common_checks import made_by, with_files
+from repaconv.stages.shared.fetched_files import weights_here
+from repaconv.stages.shared.safetensors_weights import write_checkpoint
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from repaconv.checkpoints import Checkpoint
+    from repaconv.conversion.attention_to_convolution import Found
+    from repaconv.conversion.finetuning.original_networks import Original
+    from repaconv.conversion.image_splits import Parted
+    from repaconv.conversion.kernel_fitting import How
+    from repaconv.conversion.plain_vit import Plain
+    from repaconv.engines.targets import Target
+    from repaconv.results import Link, Trade
+    from repaconv.verification.accuracy_budget import Budget
+    from repaconv.verification.input_batches import Inputs
+
+
+def convert_by(order: ConvertOrder, checkpoint: str | Path, *, progress: Progress = silent) -> ConvertArtefact:
+    """Convert a plain vision transformer by calibration alone, and fold the result.
+
+    The run's exact links compare with the converted network. The loss compares with the original network, on the test
+    split. Activations of the calibration images are held in memory.
+
+    Args:
+        checkpoint: A plain vision transformer, or its address, see `repaconv.fetch`.
+        order: The options.
+        progress: A function that is called with each step's name, the units done and their total.
+
+    Raises:
+        Refused: If the network is no plain vision transformer, or there are too few or unreadable images.
+        UsageProblem: If the options do not fit this network.
+        GateFailed: If no conversion meets the budget.
+    """
+    checkpoint = weights_here(checkpoint)
+    plan = _plan(order, checkpoint)
+    with alone_in(plan.run.folder):
+        if order.to:
+            wrote = [plan.run.convert_json, plan.run.folder / run_folder.CONVERTED]
+            return with_files(_formed(plan, progress), [Path(checkpoint)], wrote)
+        artefact = (_merged if order.method == "pyra" else _convolved)(plan, progress)
+        source = plan.run.folder / run_folder.CONVERTED if artefact.payload else Path(checkpoint)
+        folded = FoldOrder(method=order.method, settings=artefact.settings, out=str(plan.run.folder), force=order.force)
+        weights = {} if artefact.payload else {"weights": order.weights}
+        done = fold_file_by(FoldOrder(**{**vars(folded), **weights}), source, progress=progress)
+    made = [plan.run.folder / payload.path for payload in (artefact.payload, *artefact.other_files) if payload]
+    return with_files(artefact, [Path(checkpoint)], [plan.run.convert_json, *made, *map(Path, done.output_files)])
+
+
+convert = by_name(convert_by, ConvertOrder)
+
+
+class _Plan(NamedTuple):
+    """What an order comes to."""
+
+    order: ConvertOrder
+    found: Checkpoint
+    original: Original
+    given: Inputs
+    parted: Parted
+    run: run_folder.Run
+    device: Target | None
+
+    @property
+    def plain(self) -> Plain:
+        """The original, which is a plain vision transformer wherever nothing is to be trained."""
+        from repaconv.conversion.plain_vit import Plain
+
+        assert isinstance(self.original, Plain)
+        return self.original
+
+    @property
+    def common(self) -> dict[str, Any]:
+        """What an artefact has of either method."""
+        return {
+            "made_by": made_by("torch"),
+            "options": self.order.words(),
+            "parent": self.found.origin,
+            "parent_settings": dict(self.order.settings or {}),
+            "method": self.order.method,
+            "inputs": self.given.name,
+            "images": self.parted.share,
+            "labels": self.given.labels,
+        }
+
+
+def _plan(order: ConvertOrder, checkpoint: Path) -> _Plan:
+    """What may be refused before anything is fitted."""
+    require_method(order)
+    require_kernel(order.kernel)
+    device = require_pace(order)
+    from repaconv.checkpoints import read_checkpoint
+    from repaconv.conversion.finetuning.original_networks import read_original
+    from repaconv.conversion.image_splits import part
+    from repaconv.conversion.plain_vit import Plain, read_plain
+
+    found = read_checkpoint(checkpoint, order.weights)
+    settings = dict(order.settings or {})
+    original = read_original(found, settings) if order.to else Plain.of(read_plain(found, settings))
+    given = calibration(order, original.reading)
+    run = _prepared(order, checkpoint, found.origin.sha256)
+    return _Plan(order, found, original, given, part(given, order.samples), run, device)
+
+
+def _prepared(order: ConvertOrder, checkpoint: Path, sha256: str) -> run_folder.Run:
+    """The folder, if nothing of somebody else's is in it; nothing is written yet."""
+    run = run_folder.Run(Path(order.out) if order.out else run_folder.OUT / f"{checkpoint.stem}-{order.method}")
+    if stage_of(run.convert_json) == "convert":
+        before = read_artefact(run.convert_json, ConvertArtefact).parent
+        if not order.force and sha256 != before.sha256 and str(checkpoint.resolve()) != before.path:
+            raise Refused(
+                f"{run.folder} contains the conversion of another file, {before.path}.",
+                hint="Give another folder with -o, or replace it with --force.",
+                code="run.other-checkpoint",
+            )
+    elif run.folder.exists():  # as the fold will look at it
+        own = order.method == "dwconv"
+        source, known = (run.folder / run_folder.CONVERTED, "") if own else (checkpoint, sha256)
+        run_folder.prepare_run(source, known, run.folder, force=order.force)
+    require_ours(
+        run.convert_json,
+        "convert",
+        *(run.folder / name for name in (*run_folder.OF_CONVERT[1:], run_folder.UNCONVERTED)),
+    )
+    return run
+
+
+def _convolved(plan: _Plan, progress: Progress) -> ConvertArtefact:
+    """Attention to convolution."""
+    from repaconv.conversion import conversion_requests
+    from repaconv.conversion.attention_to_convolution import convolved, settings_for
+    from repaconv.conversion.conversion_evaluation import Judge
+
+    order, plain, config = plan.order, plan.plain, plan.plain.config
+    how, blocks = conversion_requests.read_how(order, config), conversion_requests.read_which(order, plain)
+    conversion_requests.require_before(blocks, how, plain.heads)
+    conversion_requests.require_enough(plan.parted, config.grid[0] * config.grid[1], config.width)
+    choosing = blocks.by_budget and order.speedup is None
+    budget = conversion_requests.read_budget(order, plan.parted, classes=config.classes, choosing=choosing)
+    with race_of(order.speedup, plan.device, plan.plain.reading, plan.run.folder, progress) as race:
+        if race:
+            blocks = conversion_requests.Blocks(enough=partial(enough_blocks, race, plain, how, plan.parted))
+        found = convolved(plain, how, blocks, order.criterion, plan.parted, budget, progress)
+        raced = race.told(found.tried[-1].blocks, "blocks", plan.run.folder) if race else {}
+    judged = Judge(plain.net, plan.parted.test, logits=config.classes > 0).link(found.net, budget)
+    taken = Choice(how.kind, (found.reading, "dwconv"), found.tried[-1], how.schedule)
+    trade = _traded(plan, taken, how, found.order, progress)
+    _write(plan, found)
+    return put(
+        plan.run.convert_json,
+        ConvertArtefact(
+            **plan.common,
+            **_judged(judged, budget),
+            settings=settings_for(order.settings or {}),
+            kind=how.kind,
+            kernel=None if how.kind == "static" else how.kernel,
+            fit=how.fit,
+            criterion="" if blocks.named else order.criterion,
+            scores=found.scores.blocks,
+            ranking=found.order,
+            blocks=found.tried[-1].blocks,
+            heads=found.heads,
+            tried=found.tried,
+            refitted=found.refitted,
+            condition=found.condition,
+            ridge=found.ridge,
+            schedule=how.schedule,
+            payload=payload_of(plan.run.folder / run_folder.CONVERTED, plan.run.folder),
+            speed_target=raced.get("speed_target"),
+            trade=trade,
+            other_files=(
+                payload_of(plan.run.folder / run_folder.SCORES, plan.run.folder),
+                *raced.get("other_files", ()),
+            ),
+        ),
+    )
+
+
+def _write(plan: _Plan, found: Found) -> None:
+    """The converted checkpoint, and the scores as a picture."""
+    from repaconv.conversion.attention_to_convolution import metadata
+    from repaconv.conversion.score_heatmap import scores_svg
+
+    told = metadata(found.reading, plan.found.origin, plan.found.record)
+    write_checkpoint(plan.run.folder / run_folder.CONVERTED, found.reading.tensors, told)
+    title = f"{Path(plan.found.origin.path).name}: mean attention around the query, by block and head"
+    write_payload(plan.run.folder / run_folder.SCORES, scores_svg(found.scores, title))
+
+
+def _merged(plan: _Plan, progress: Progress) -> ConvertArtefact:
+    """Token merging, of the same weights."""
+    from repaconv.conversion import conversion_requests
+    from repaconv.conversion.conversion_evaluation import Judge
+    from repaconv.conversion.kernel_fitting import How
+    from repaconv.conversion.token_merging import merged, schedule_of, words
+    from repaconv.methods.pyra import METHOD
+
+    order, config = plan.order, plan.plain.config
+    budget = conversion_requests.read_budget(order, plan.parted, classes=config.classes, choosing=False)
+    given = dict(order.settings or {})
+    judge = Judge(plan.plain.net, plan.parted.validation, logits=config.classes > 0)
+    with race_of(order.speedup, plan.device, plan.plain.reading, plan.run.folder, progress) as race:
+        if race:
+            text = words(schedule_at(race, plan.plain, plan.found, given, judge))
+        else:
+            text = schedule_of(order.schedule, order.keep, config)
+        settings = {**given, "schedule": text}
+        net, schedule = merged(plan.found, settings)
+        raced = race.told(schedule, "schedule", plan.run.folder) if race else {}
+    judged = Judge(plan.plain.net, plan.parted.test, logits=config.classes > 0).link(net, budget)
+    taken = Choice("merged", (METHOD.read(plan.found, settings), METHOD.name), judge.tried(net, (), budget), schedule)
+    return put(
+        plan.run.convert_json,
+        ConvertArtefact(
+            **plan.common,
+            **_judged(judged, budget),
+            settings=settings,
+            kind="merged",
+            kernel=None,
+            fit="",
+            criterion="",
+            schedule=schedule,
+            payload=None,
+            trade=_traded(plan, taken, How(), (), progress),
+            **raced,
+        ),
+    )
+
+
+def _traded(plan: _Plan, taken: Choice, how: How, order: Sequence[int], progress: Progress) -> Trade | None:
+    """What else there was, where that is asked for."""
+    from repaconv.conversion.block_selection import Rig
+
+    if not plan.order.curve or plan.device is None:
+        return None
+    ground = Ground(plan.found, dict(plan.order.settings or {}), Rig.of(plan.plain, plan.parted))
+    return traded(ground, plan.device, order, how, taken, plan.run.folder, progress)
+
+
+def _formed(plan: _Plan, progress: Progress) -> ConvertArtefact:
+    """The untrained training form of a method: what it is worth before any training is measured, and nothing folded."""
+    from repaconv.conversion import conversion_requests
+    from repaconv.conversion.conversion_evaluation import Judge
+    from repaconv.conversion.finetuning.method_training_forms import form
+
+    order, original, classes = plan.order, plan.original, plan.original.reading.config.classes
+    budget = conversion_requests.read_budget(order, plan.parted, classes=classes, choosing=False)
+    formed = form(order, original, plan.found, plan.parted, progress)
+    judged = Judge(original.net, plan.parted.test, logits=classes > 0).link(formed.net, budget)
+    told = {**formed.metadata, "converted_from": plan.found.origin.sha256}
+    write_checkpoint(plan.run.folder / run_folder.CONVERTED, formed.tensors, told)
+    artefact = put(
+        plan.run.convert_json,
+        ConvertArtefact(
+            **plan.common,
+            **{**_judged(judged, budget), "verdict": "not verified"},  # nothing is judged before it is trained
+            settings=dict(formed.settings),
+            kind=TRAINING_FORM,
+            kernel=order.kernel if order.method == "dwconv" else None,
+            fit="",
+            criterion="",
+            description=formed.told,
+            payload=payload_of(plan.run.folder / run_folder.CONVERTED, plan.run.folder),
+        ),
+    )
+    run_folder.remember(plan.run)
+    return artefact
+
+
+def _judged(judged: Link, budget: Budget) -> dict[str, Any]:
+    """What the images that judge say, and of which budget."""
+    return {"evaluation": judged, "verdict": judged.verdict, **budget._asdict()}

@@ -1,0 +1,122 @@
+"""The trade-off of a conversion: every kind on the target, how fast it is there against what it keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, get_args
+
+from repaconv.core.errors import Refused
+from repaconv.core.progress import Progress
+from repaconv.core.scratch_folders import scratch_folder
+from repaconv.results import Raced, Trade, Tried
+from repaconv.stages.convert.speed_trials import Entrant, Track
+
+if TYPE_CHECKING:
+    from repaconv.checkpoints import Checkpoint
+    from repaconv.conversion.block_selection import Rig
+    from repaconv.conversion.kernel_fitting import How
+    from repaconv.conversion.plain_vit import Plain
+    from repaconv.engines.targets import Target
+
+SHARES = (0.25, 0.5, 0.75, 1.0)
+"""Of the blocks."""
+
+
+class Choice(NamedTuple):
+    """A conversion that could be taken; ``tried`` is what it costs on the images that choose."""
+
+    kind: str
+    entrant: Entrant
+    tried: Tried
+    schedule: tuple[int, ...] = ()
+
+
+class Ground(NamedTuple):
+    """What conversions are made from, and chosen by."""
+
+    checkpoint: Checkpoint
+    settings: dict[str, str]
+    rig: Rig
+
+    @property
+    def plain(self) -> Plain:
+        """The network as it was."""
+        return self.rig.streams.plain
+
+
+def traded(
+    ground: Ground, device: Target, order: Sequence[int], how: How, taken: Choice, folder: Path, progress: Progress
+) -> Trade:
+    """What was taken, and every other kind beside it, each kind in rounds with the network as it was.
+
+    Args:
+        ground: What they are made from.
+        device: Where they run, which is this machine.
+        order: Of the blocks, the best to replace first; measured here where it is empty.
+        how: Their kernel and ridge.
+        taken: The conversion of the run.
+        folder: The run's.
+        progress: See `Progress`.
+
+    Raises:
+        GateFailed: If a graph does not compute what its network does.
+    """
+    from repaconv.benchmark.machine_fingerprint import cpu_model
+
+    choices = [taken, *_replaced(ground, order, how, progress), *_merged(ground)]
+    raced: list[Raced] = []
+    with scratch_folder(folder) as scratch:
+        track = Track(device, (ground.plain.reading, "dwconv"), scratch, progress)
+        for _, alike in groupby(choices, key=lambda each: each.kind):  # few sessions at once
+            named = {f"{len(raced) + n}": each for n, each in enumerate(alike)}
+            speeds = track.speeds({name: each.entrant for name, each in named.items()})
+            raced += [
+                Raced(
+                    kind=each.kind,
+                    blocks=each.tried.blocks,
+                    schedule=each.schedule,
+                    tried=each.tried,
+                    speed=speeds[name],
+                )
+                for name, each in named.items()
+            ]
+    return Trade(target=device.name, taken=raced[0], others=tuple(raced[1:]), machine=str(cpu_model()))
+
+
+def _replaced(ground: Ground, order: Sequence[int], how: How, progress: Progress) -> Iterator[Choice]:
+    """Some and all of the blocks, by every kind."""
+    from repaconv.conversion.block_selection import single_errors
+    from repaconv.conversion.kernel_fitting import Kind
+    from repaconv.conversion.sequential_conversion import convert
+    from repaconv.verification.accuracy_budget import Budget
+
+    rig = ground.rig
+    if not order:
+        errors = single_errors(rig, how, progress)
+        order = sorted(range(len(errors)), key=lambda block: errors[block])
+    counts = dict.fromkeys(max(1, round(share * len(order))) for share in SHARES)
+    for kind in get_args(Kind):
+        for count in counts:
+            blocks = tuple(sorted(order[:count]))
+            made = convert(rig.fitting, blocks, replace(how, kind=kind, fit="squares", schedule=()))
+            yield Choice(kind, (made.reading, "dwconv"), rig.tried(made, blocks, Budget()))
+
+
+def _merged(ground: Ground) -> Iterator[Choice]:
+    """Schedules of merging; none where the network gives a vector a patch."""
+    from repaconv.conversion.speed_target_search import Tokens
+    from repaconv.conversion.token_merging import merged, words
+    from repaconv.methods.pyra import METHOD
+    from repaconv.verification.accuracy_budget import Budget
+
+    for schedule in Tokens.of(ground.plain.config).probes():
+        settings = {**ground.settings, "schedule": words(schedule)}
+        try:
+            net, _ = merged(ground.checkpoint, settings)
+        except Refused:
+            return
+        reading = METHOD.read(ground.checkpoint, settings)
+        yield Choice("merged", (reading, METHOD.name), ground.rig.judge.tried(net, (), Budget()), schedule)

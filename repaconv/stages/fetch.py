@@ -1,0 +1,96 @@
+"""fetch: what lies at an address comes here once, pinned by its hashes. No other stage asks a network for a model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from repaconv.core.errors import EnvironmentProblem, Refused, UsageProblem, require_module, said_by
+from repaconv.core.file_replacement import moved, put, require_ours, write_payload
+from repaconv.core.files import alone_in, payload_of
+from repaconv.core.progress import Progress, silent
+from repaconv.core.scratch_folders import scratch_folder
+from repaconv.results import Fetched
+from repaconv.sources.named_architectures import WEIGHTS
+from repaconv.stages.shared.common_checks import made_by, with_files
+from repaconv.stages.shared.fetched_files import FETCHED, address_of, record_of
+
+FOLDER = (*WEIGHTS, "config.json", "preprocessor_config.json")
+"""What is taken of a folder; nothing of it is code."""
+
+
+def fetch(address: str | Path, *, progress: Progress = silent) -> Fetched:
+    """Download a checkpoint, an ONNX file or a Hugging Face folder; `fold`, `convert` take its address.
+
+    Args:
+        address: ``hf://OWNER/NAME[@REVISION]``, or any address that fsspec opens.
+        progress: A function that is called with each step's name, the units done and their total.
+
+    Raises:
+        UsageProblem: If it is no address.
+        EnvironmentProblem: If the extra ``hub`` is not installed, or the address does not answer.
+        Refused: If there is nothing at the address that can be folded.
+    """
+    asked = address_of(address)
+    if asked is None:
+        raise UsageProblem(
+            f"{address} is not an address.", hint="E.g. repaconv fetch hf://OWNER/NAME@REVISION", code="address.none"
+        )
+    progress("fetch", 0, 0)
+    record = record_of(asked)
+    require_ours(record, "fetch")
+    revision = _commit(asked) if asked.startswith("hf://") else ""
+    exact = f"{asked.partition('@')[0]}@{revision}" if revision else asked
+    place = Path(record.stem) / exact.rstrip("/").rpartition("/")[2]
+    with alone_in(FETCHED), scratch_folder(FETCHED) as work:
+        brought = _brought(exact, work / place.name)
+        came = sorted(brought.iterdir()) if brought.is_dir() else [brought]
+        files = [FETCHED / place.parent / each.relative_to(work) for each in came]
+        require_ours(record, "fetch", *files)
+        for each, file in zip(came, files, strict=True):
+            write_payload(file, moved(each))
+        told = {"address": asked, "revision": revision, "path": str(place), "verdict": "passed", "made_by": made_by()}
+        first, *others = (payload_of(each, FETCHED) for each in files)
+        fetched = put(record, Fetched.model_validate({**told, "payload": first, "other_files": others}))
+    return with_files(fetched, [], [*files, record])
+
+
+def _commit(address: str) -> str:
+    """The commit that a branch or a tag stands for now."""
+    hub: Any = require_module("huggingface_hub", "huggingface_hub", "pip install 'repaconv[hub]'")
+    name, _, revision = address.removeprefix("hf://").partition("@")
+    try:
+        return str(hub.HfApi().model_info(name, revision=revision or None).sha)
+    except Exception as error:
+        raise _silent(address, error) from error
+
+
+def _brought(address: str, place: Path) -> Path:
+    """The file, or what is known of the folder."""
+    fsspec: Any = require_module("fsspec", "fsspec", "pip install 'repaconv[hub]'")
+    try:
+        system, path = fsspec.core.url_to_fs(address)
+        if system.isfile(path):
+            system.get_file(path, str(place))
+            return place
+        place.mkdir()
+        for each in system.ls(path, detail=False):
+            if each.rpartition("/")[2] in FOLDER:
+                system.get_file(each, str(place / each.rpartition("/")[2]))
+    except Exception as error:  # of whatever speaks for the address
+        raise _silent(address, error) from error
+    if not any((place / name).is_file() for name in WEIGHTS):
+        raise Refused(
+            f"{address} contains neither {' nor '.join(WEIGHTS)}.",
+            hint="Give the address of the file itself.",
+            code="address.weights",
+        )
+    return place
+
+
+def _silent(address: str, error: Exception) -> EnvironmentProblem:
+    return EnvironmentProblem(
+        f"{address} cannot be downloaded: {said_by(error)}.",
+        hint="Check the address, the network connection and your access rights.",
+        code="address.unreachable",
+    )

@@ -1,0 +1,259 @@
+"""fold, for a network of no known method: built by name, its weights loaded strictly, exported, folded by its graph."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from repaconv.core import run_folder
+from repaconv.core.errors import GateFailed, Refused
+from repaconv.core.file_replacement import put, write_payload
+from repaconv.core.files import alone_in, payload_of
+from repaconv.core.progress import Progress, silent
+from repaconv.graph.float64_graph import retyped
+from repaconv.graph.onnx_files import opset_of
+from repaconv.method_api.preprocessing import Images, Sized, images_by
+from repaconv.method_api.settings import Knobs
+from repaconv.onnx_export.float64_exporter import network_to_onnx
+from repaconv.options.stage_options import FoldOrder
+from repaconv.results import Change, ClassScores, Exporting, Known, Link, NetworkFold
+from repaconv.sources.architecture_outputs import called, differs, doubled, head_of, norms_run, outputs_of, widths_of
+from repaconv.sources.class_score_outputs import asked_classes, class_scores
+from repaconv.sources.graph_fold_record import recorded, taken_by
+from repaconv.sources.named_architectures import Architecture, Built, built, of_folder
+from repaconv.sources.source_model import TRAINING
+from repaconv.stages.fold.size_and_speed_reverts import Kept, worthwhile
+from repaconv.stages.shared.common_checks import made_by, with_files
+from repaconv.stages.shared.pinned_files import require_pinned
+from repaconv.verification.evaluated_graph import Evaluated
+from repaconv.verification.folded_graph_verification import not_equal, proved
+from repaconv.verification.onnx_model_loading import folded, left_alone
+
+if TYPE_CHECKING:
+    import onnx
+    from torch import nn
+
+    from repaconv.checkpoints import Checkpoint
+
+EXPORTED = ".exported.onnx"
+LARGEST_GRAPH = 2**31 - 2**20
+"""Bytes of a protobuf, without those of the graph itself."""
+USUAL_SIZE = (224, 224)
+"""Of images where nothing tells it."""
+
+
+def fold_network_by(
+    order: FoldOrder,
+    path: str | Path,
+    *,
+    known: Known | None = None,
+    found: Checkpoint | None = None,
+    progress: Progress = silent,
+) -> NetworkFold:
+    """Fold a network of no known method into a run: ``<stem>.folded.onnx``, its graph as exported, and ``fold.json``.
+
+    Args:
+        path: Its weights, or a Hugging Face folder.
+        order: What is asked for; ``arch`` names what builds it, where that is no folder. A function of the user's own
+            file is run.
+        known: What its tensors are those of, where nobody said it.
+        found: What was read of its weights already.
+        progress: See `Progress`.
+
+    Raises:
+        Refused: If the weights are not those of that architecture, more than a graph in float64 holds, it computes in
+            float32 alone, or torch does not write it as ONNX.
+        EnvironmentProblem: If the architecture's package is not here.
+        GateFailed: If its graph, or the fold of that, computes something else; nothing is written then.
+    """
+    progress("network", 0, 0)
+    plan = _plan(order, Path(path), found)
+    progress("to ONNX", 0, 0)
+    names, shape = plan.outputs, (plan.built.channels, *plan.images.size)
+    module = doubled(plan.built.module, shape)
+    exported, by = network_to_onnx(module, shape, input_name=plan.built.input_name, outputs=names)
+    link = _as_exported(module, exported, plan.built.input_name, shape, names)
+    progress("fold", 0, 0)
+    given, kept = _kept(plan, exported, progress)
+    links = (link, *(proved(plan.found.path, given, kept.graph) if kept.changes else ()))
+    if any(each.verdict == "failed" for each in links):
+        raise not_equal(plan.found.path, links)
+    taken = taken_by(plan.found.path, given, kept.graph)
+    left = (*kept.back.told, *left_alone(given.model))
+    record = recorded(given, kept.graph, kept.changes, links, taken, left)
+    target, data = plan.run.folder / plan.payload, plan.run.folder / plan.data
+    with alone_in(plan.run.folder):
+        write_payload(target, kept.graph.model.SerializeToString(deterministic=True))
+        write_payload(data, exported.SerializeToString(deterministic=True))
+        record["scores"] = None if taken.whole else plan.scores
+        record |= {"reverted": kept.back.names, "image_size": taken.image_size, "opset": opset_of(exported)}
+        record["exporting"] = _exporting(plan, exported, record["parameters"][0])
+        artefact = _artefact(plan, known, by, record)
+        put(plan.run.fold_json, artefact)
+        run_folder.remember(plan.run)
+    return with_files(artefact, [plan.found.path], [target, data, plan.run.fold_json])
+
+
+def _kept(plan: _Plan, exported: onnx.ModelProto, progress: Progress) -> tuple[Evaluated, Kept]:
+    """Its graph in float32, and what stays of its fold, which is made in float64."""
+
+    def fold(taken_back: tuple[str, ...]) -> tuple[onnx.ModelProto, list[Change]]:
+        smaller, changes = folded(plan.found.path, exported, taken_back)
+        return retyped(smaller, {11: 1}), changes
+
+    given = Evaluated(retyped(exported, {11: 1}))
+    return given, worthwhile(given, given, fold, measured=plan.order.measure, progress=progress)
+
+
+def _exporting(plan: _Plan, exported: onnx.ModelProto, parameters: int) -> Exporting:
+    remain = sum(node.op_type == "BatchNormalization" for node in exported.graph.node)
+    own = sum(parameter.numel() for parameter in plan.built.module.parameters())
+    return Exporting(parameters=(own, parameters), batchnorms=(plan.norms, remain))
+
+
+def _artefact(plan: _Plan, known: Known | None, exporter: str, record: Mapping[str, Any]) -> NetworkFold:
+    folder = plan.run.folder
+    return NetworkFold(
+        made_by={**made_by("torch", "onnx", "onnx-ir", "onnxruntime"), **plan.built.versions},
+        other_files=run_folder.clear_later_stages(plan.run),
+        options=plan.order.words(),
+        origin=plan.found.origin,
+        settings=dict(plan.order.settings or {}),
+        preprocessing=plan.images.preprocessing,
+        facts=plan.images.facts,
+        arch=plan.arch.name,
+        known=known,
+        config=dict(plan.arch.config),
+        classes=plan.built.classes,
+        exporter=exporter,
+        payload=payload_of(folder / plan.payload, folder),
+        data=payload_of(folder / plan.data, folder),
+        **record,
+    )
+
+
+class _Plan(NamedTuple):
+    """What an order comes to for weights: what is refused after it is a graph that computes something else."""
+
+    order: FoldOrder
+    arch: Architecture
+    found: Checkpoint
+    built: Built
+    images: Images
+    scores: ClassScores | None
+    outputs: tuple[str, ...]
+    norms: int  # BatchNorms that run in one inference
+    run: run_folder.Run
+    payload: str
+    data: str
+
+
+def _plan(order: FoldOrder, path: Path, found: Checkpoint | None) -> _Plan:
+    """Everything that may be refused before the network is exported."""
+    from repaconv.checkpoints import read_checkpoint
+
+    arch, weights = of_folder(path) if path.is_dir() else (Architecture(_absolute(order.arch or ""), {}), path)
+    found = found or read_checkpoint(weights, order.weights, require_pinned(weights, order.sha256))
+    _require_holdable(found)
+    network = built(arch, found.tensors, found.names)
+    knobs = Knobs(order.settings or {})
+    images, classes = _images(arch, network, path if path.is_dir() else None, knobs), asked_classes(knobs)
+    knobs.done()
+    stem = path.name if path.is_dir() else path.stem
+    payload, data = f"{stem}{run_folder.FOLDED}", f"{stem}{EXPORTED}"
+    out = Path(order.out) if order.out else run_folder.usual_folder(path)
+    run = run_folder.prepare_run(
+        weights, found.origin.sha256, out, force=order.force, payload=payload, files=[out / data]
+    )
+    with norms_run(network.module) as norms:
+        gives = called(network.module, (network.channels, *images.size))
+    head = head_of(network, gives)
+    network = network._replace(classes=head if classes is None else classes)
+    outputs = outputs_of(network, gives)
+    scores = class_scores(widths_of(outputs, gives), classes, head)
+    return _Plan(order, arch, found, network, images, scores, outputs, len(norms), run, payload, data)
+
+
+def _require_holdable(found: Checkpoint) -> None:
+    """Refuse weights that one ONNX file does not hold in float64.
+
+    Raises:
+        Refused: Saying how many there are.
+    """
+    count = sum(tensor.numel() for tensor in found.tensors.values())
+    if 8 * count > LARGEST_GRAPH:
+        raise Refused(
+            f"{found.path} has {count:,} numbers, and in float64 one ONNX file holds {LARGEST_GRAPH // 8:,}.",
+            hint="Fold the module in memory: repaconv.fold(module).",
+            code="network.too-large",
+        )
+
+
+def _absolute(arch: str) -> str:
+    """The user's own file by its whole path: it is run again from another folder."""
+    file, _, function = arch.partition(":")
+    return f"{Path(file).resolve()}:{function}" if file.endswith(".py") else arch
+
+
+def _images(arch: Architecture, network: Built, folder: Path | None, knobs: Knobs) -> Images:
+    """How large they are, how they are made, and where that is from."""
+    from repaconv.sources.library_preprocessing import own_size, pixels_of
+
+    said = pixels_of(arch, network.module, folder)
+    usual = Sized(USUAL_SIZE, "nothing says it", assumed=True)
+    if size := said.values.get("image_size"):
+        usual = Sized(size, said.where)
+    if size := own_size(arch.config):
+        usual = Sized(size, "config.json")
+    return images_by(said, knobs, usual)
+
+
+def _as_exported(
+    module: nn.Module, exported: onnx.ModelProto, name: str, shape: tuple[int, int, int], names: tuple[str, ...]
+) -> Link:
+    """The module in float64 against its graph, on two images: in float64, or float32 where nothing evaluates that."""
+    from repaconv.sources.architecture_source import NetworkRunner
+    from repaconv.sources.onnx_model_variants import Ported
+    from repaconv.verification.float64_graphs import Float64
+    from repaconv.verification.input_batches import random_inputs
+    from repaconv.verification.model_runners import FixedBatch, load_onnx
+    from repaconv.verification.onnx_model_loading import inputs_of
+    from repaconv.verification.output_comparison import Comparison, joined
+    from repaconv.verification.tolerances import EXPORTED_RTOL, tolerance
+
+    feeds = {name: random_inputs(shape, count=2, seed=0).images}
+    runner = NetworkRunner(module, module.state_dict(), double=True, inputs=(name,), outputs=names)
+    right, ports = runner.run(feeds), inputs_of(exported)
+    batch = ports[0].shape[0] if isinstance(ports[0].shape[0], int) else None
+    link, allowed, told = "fold", tolerance("fold", rtol={"fold": EXPORTED_RTOL}), "ONNX as exported, float64"
+    try:
+        gives = FixedBatch(Ported(Float64(exported), ports), batch).run(feeds)
+    except Exception:  # of the evaluator: an operator, or a number of axes, that it lacks
+        link, allowed, told = "onnx", tolerance("onnx"), "ONNX as exported, float32"
+        gives = FixedBatch(load_onnx(retyped(exported, {11: 1})), batch).run(feeds)
+    found = Comparison(told, allowed)
+    found.add(gives, right)
+    joint = joined(found.links(link, f"{TRAINING}, float64"))
+    if joint.verdict == "failed":
+        raise _not_as_exported(joint, draws=differs(right, runner.run(feeds)))
+    return joint
+
+
+def _not_as_exported(link: Link, *, draws: bool) -> GateFailed:
+    """What is raised where the exporter's graph is another function; ``draws`` if the network is another itself."""
+    if draws:
+        return GateFailed(
+            "this network does not compute the same twice: it draws random numbers, and nothing it gives can be "
+            "compared; nothing was written.",
+            hint="Give the part of it that draws none, as --arch ./net.py:build, or an ONNX graph of it.",
+            code="network.random",
+        )
+    off, allowed = link.metrics.max_rel_error if link.metrics else 0.0, link.tolerance.rtol if link.tolerance else 0.0
+    return GateFailed(
+        f"what torch's exporter writes of this network does not compute what it does ({link.candidate}: off by "
+        f"{off:.1e} of the largest number, allowed: {allowed:.0e}{f'; {link.note}' * bool(link.note)}); nothing was "
+        "written.",
+        hint="Export it yourself another way, and fold the graph: repaconv fold model.onnx.",
+        code="export.not-equal",
+    )

@@ -1,0 +1,235 @@
+"""fold, for a checkpoint: into its deploy form, with a certificate."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from repaconv.backbones.image_size_check import require_size
+from repaconv.core import plugins, run_folder
+from repaconv.core.errors import Refused, UsageProblem
+from repaconv.core.file_replacement import put
+from repaconv.core.files import alone_in, sha256_of
+from repaconv.core.progress import Progress, silent
+from repaconv.core.thread_pool import workers
+from repaconv.options.option_definitions import by_name
+from repaconv.options.stage_options import FoldOrder
+from repaconv.results import Cost, Fact, FoldStep, ImageSize, MethodFold, Payload, TensorInfo
+from repaconv.sources.method_detection import choose_method, understood
+from repaconv.stages.fold.certificate import blocks, certified
+from repaconv.stages.fold.layer_matching import with_layers
+from repaconv.stages.shared.common_checks import contradictions, made_by, with_files
+from repaconv.stages.shared.pinned_files import read_hashed
+from repaconv.stages.shared.safetensors_weights import write_weights
+
+if TYPE_CHECKING:
+    from repaconv.checkpoints import Checkpoint
+    from repaconv.method_api.contract import Detection, Method, Reading
+    from repaconv.stages.shared.preset_choice import Written
+
+
+def fold_file_by(
+    order: FoldOrder,
+    checkpoint: str | Path,
+    *,
+    found: Checkpoint | None = None,
+    overrule: bool | None = None,
+    progress: Progress = silent,
+) -> MethodFold:
+    """Fold a checkpoint into its deploy form and write ``model.safetensors`` and ``fold.json``.
+
+    Args:
+        checkpoint: The file.
+        order: What is asked for.
+        found: What was read of it already.
+        overrule: Take settings that contradict the checkpoint, which every later artefact then says; as ``force`` when
+            None.
+        progress: See `Progress`.
+
+    Raises:
+        Refused: If the checkpoint cannot be folded whole.
+        GateFailed: If a fold is not exact; nothing is written then.
+    """
+    found = found or read_hashed(Path(checkpoint), order.weights, order.sha256)
+    plan = _plan(order, found, order.force if overrule is None else overrule)
+    with alone_in(plan.run.folder):
+        done = _folded(plan, progress)
+        artefact = _artefact(plan, done)
+        put(plan.run.fold_json, artefact)
+        run_folder.remember(plan.run)
+    return with_files(artefact, [Path(checkpoint)], [plan.run.model, plan.run.fold_json])
+
+
+fold_file = by_name(fold_file_by, FoldOrder)
+
+
+class _Plan(NamedTuple):
+    """What an order comes to for a checkpoint: nothing of it is refused any more but a fold that is not exact."""
+
+    order: FoldOrder
+    found: Checkpoint
+    method: Method
+    settings: Mapping[str, str]
+    identified: Mapping[str, str]
+    trained: Reading
+    overruled: tuple[str, ...]
+    backbone: Any
+    size: ImageSize
+    written: Written
+    run: run_folder.Run
+
+
+def _plan(order: FoldOrder, found: Checkpoint, overrule: bool) -> _Plan:
+    """Everything that may be refused, before anything is written."""
+    checkpoint = found.path
+    from repaconv.stages.shared.preset_choice import chosen_form, shapes_sha256
+
+    method, detection = choose_method(found, order.method)
+    _require_trained(checkpoint, method, detection, allowed=order.allow_deployed)
+    given = order.settings or {}
+    identified = _identified(method, found, given, Path(order.identify)) if order.identify else {}
+    settings = {**given, **identified}
+    trained = understood(method, found, settings)
+    overruled = _overruled(trained.facts, allowed=overrule)
+    backbone = plugins.load(plugins.BACKBONES, trained.backbone)
+    size = backbone.image_size(trained.config, trained.preprocessing.image_size)
+    require_size(backbone, trained.config, *size)
+    config = backbone.to_json(trained.config)
+    shapes = shapes_sha256({"backbone": trained.backbone, "config": config, "image_size": list(size)})
+    written = chosen_form(order.preset, method.official_rewrites, shapes)
+    run = run_folder.prepare_run(
+        checkpoint, found.origin.sha256, Path(order.out) if order.out else None, force=order.force
+    )
+    return _Plan(order, found, method, settings, identified, trained, overruled, backbone, size, written, run)
+
+
+def _require_trained(checkpoint: Path, method: Method, detection: Detection, *, allowed: bool) -> None:
+    """Refuse what the official code folded already, unless that was asked for."""
+    if detection.form == "deploy" and not allowed:
+        raise Refused(
+            f"{checkpoint} already has the inference-time architecture of {method.name} ({detection.reason}).",
+            hint="Fold the checkpoint as trained, or accept it as it is with --allow-deployed.",
+            code="method.deployed",
+        )
+
+
+def _identified(method: Method, found: Checkpoint, settings: Mapping[str, str], pair: Path) -> dict[str, str]:
+    """What a recorded input and output settle.
+
+    Raises:
+        UsageProblem: If the method has nothing to settle this way, or the file holds no output.
+    """
+    import torch
+
+    from repaconv.verification.input_batches import npz_inputs
+
+    given = npz_inputs(pair)
+    whole = given.piece(0, given.shape[0])
+    if method.identify is None or not whole.recorded:
+        lacking = f"{pair} holds no recorded output" if not whole.recorded else f"{method.name} identifies nothing"
+        raise UsageProblem(
+            f"--identify: {lacking}.",
+            hint="Give the settings missing from the checkpoint with --set name=value.",
+            code="usage.identify",
+        )
+    (output,) = whole.recorded.values()
+    return method.identify(found, settings, torch.from_numpy(whole.images), torch.from_numpy(output))
+
+
+def _with_sources(facts: tuple[Fact, ...], identified: Mapping[str, str], pair: str | Path | None) -> tuple[Fact, ...]:
+    """Facts that the recorded pair settled say so."""
+    source = f"identified by {Path(pair).name}: the only variant with that output" if pair else ""
+    return tuple(f.model_copy(update={"source": source}) if f.name in identified else f for f in facts)
+
+
+def _overruled(facts: tuple[Fact, ...], *, allowed: bool) -> tuple[str, ...]:
+    """The user's settings that say other than the checkpoint, in words.
+
+    Raises:
+        Refused: If there are any and that was not asked for.
+    """
+    told = contradictions(facts)
+    if told and not allowed:
+        raise Refused(
+            f"{told[0]}.",
+            hint=(
+                "Leave the setting out, or accept it with --force; the contradiction is then recorded in every later "
+                "result."
+            ),
+            code="setting.contradicts",
+        )
+    return told
+
+
+class _Folded(NamedTuple):
+    """What was written, and what is known of it."""
+
+    tensors: tuple[TensorInfo, ...]
+    steps: tuple[FoldStep, ...]
+    training: Cost
+    deploy: Cost
+    sha256: str
+
+
+def _folded(plan: _Plan, progress: Progress) -> _Folded:
+    """Fold part by part, judge each, write it; nothing stays of what is not exact."""
+    import torch
+
+    from repaconv.backbones.parameter_and_mac_counts import cost_of
+
+    trained, backbone = plan.trained, plan.backbone
+    with torch.device("meta"):
+        expected = backbone.deploy(trained.config).state_dict()
+    shape = (trained.config.in_channels, *plan.size)
+    steps: list[FoldStep] = []
+    known: list[tuple[Cost, Cost, str]] = []
+
+    def described(weights: Path) -> None:
+        with workers(1) as pool:
+            digest = pool.submit(sha256_of, weights)  # hashed while the costs are counted
+            costs = cost_of(trained.module, shape), cost_of(lambda: backbone.deploy(trained.config), shape)
+            known.append((*costs, digest.result()))
+        plan.found.require_unchanged()
+
+    parts = certified(trained, plan.size, steps, progress)
+    tensors = write_weights(plan.run.model, expected, parts, described)
+    return _Folded(tensors, tuple(steps), *known[0])
+
+
+def _artefact(plan: _Plan, done: _Folded) -> MethodFold:
+    from repaconv.checkpoints import claimed_accuracy
+    from repaconv.verification.tolerances import exact_rtols
+
+    trained, model = plan.trained, plan.run.model
+    forced = ["--force"] if plan.overruled else []
+    depth = blocks([step.module for step in done.steps])
+    return MethodFold(
+        made_by=made_by("torch", "safetensors"),
+        verdict="passed",
+        other_files=run_folder.clear_later_stages(plan.run),
+        unverified=plan.overruled,
+        options=("--method", plan.method.name, *plan.order.words(), *forced),
+        origin=plan.found.origin,
+        method=plan.method.name,
+        applied=(plan.method.name, *trained.applied),
+        settings=dict(plan.settings),
+        backbone=trained.backbone,
+        config=plan.backbone.to_json(trained.config),
+        preset=plan.written.name,
+        rewrites=plan.written.rewrites,
+        fp32_modules=plan.written.keep,
+        quantizer=plan.written.quantizer,
+        facts=_with_sources(trained.facts, plan.identified, plan.order.identify),
+        claims=claimed_accuracy(plan.found.record),
+        preprocessing=trained.preprocessing,
+        image_size=plan.size,
+        any_image_size=plan.backbone.any_image_size,
+        output="logits" if trained.config.classes else "features",
+        tensors=done.tensors,
+        training=done.training,
+        deploy=done.deploy,
+        tolerances={**exact_rtols(depth), **trained.tolerances},
+        certificate=with_layers(plan.found, plan.method, plan.settings, trained, plan.size, done.steps),
+        payload=Payload(path=model.name, sha256=done.sha256, bytes=model.stat().st_size),
+    )

@@ -1,0 +1,165 @@
+"""Which layers of a block became which in its fold: each is changed a little, and what is otherwise then is of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from repaconv.core import plugins
+from repaconv.core.errors import RepaconvError
+from repaconv.results import FoldedLayer, FoldStep, ImageSize
+from repaconv.sources.method_detection import understood
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from repaconv.checkpoints import Checkpoint
+    from repaconv.method_api.contract import Method, Reading
+
+MOST = 300_000_000
+"""Numbers that are folded again for this: kinds of blocks that would take more have no layers in the certificate."""
+
+Layers = dict[str, FoldedLayer]
+
+
+def with_layers(
+    found: Checkpoint,
+    method: Method,
+    settings: Mapping[str, str],
+    trained: Reading,
+    size: ImageSize,
+    certificate: Sequence[FoldStep],
+) -> tuple[FoldStep, ...]:
+    """The certificate with its layers before and after, in the first row of each kind of block.
+
+    Args:
+        found: The checkpoint.
+        method: Its method.
+        settings: What it was read with.
+        trained: What the method reads in it.
+        size: Of the images that MACs are of.
+        certificate: Of its fold.
+    """
+    from repaconv.backbones.parameter_and_mac_counts import layers_of
+
+    backbone: Any = plugins.load(plugins.BACKBONES, trained.backbone)
+    shape = (trained.config.in_channels, *size)
+    try:
+        before = layers_of(trained.module, shape)
+        after = layers_of(lambda: backbone.deploy(trained.config), shape)
+        chosen = _first_of_kinds(certificate, before, after)
+        chosen = _affordable(chosen, before, trained)
+        into = _dependencies(found, method, settings, trained, {name: _in(name, before) for name in chosen})
+    except RepaconvError:  # of a checkpoint that means something else when its numbers are others: nothing is drawn
+        return tuple(certificate)
+    return tuple(
+        step.model_copy(update=_columns(step.module, before, after, into)) if step.module in chosen else step
+        for step in certificate
+    )
+
+
+def _in(module: str, layers: Layers) -> list[str]:
+    return [name for name in layers if name.startswith(f"{module}.")]
+
+
+def _columns(module: str, before: Layers, after: Layers, into: Mapping[str, set[str]]) -> dict[str, Any]:
+    """Both columns, names as the module has them."""
+
+    def inside(name: str) -> str:
+        return name.removeprefix(f"{module}.")
+
+    new = _in(module, after)
+    old = [
+        before[name].model_copy(
+            update={
+                "name": inside(name),
+                "into": tuple(inside(to) for to in new if any(_layer_of(key, (to,)) for key in into[name])),
+            }
+        )
+        for name in _in(module, before)
+    ]
+    return {
+        "before": tuple(old),
+        "after": tuple(after[name].model_copy(update={"name": inside(name)}) for name in new),
+    }
+
+
+def _first_of_kinds(certificate: Sequence[FoldStep], before: Layers, after: Layers) -> list[str]:
+    """Modules of rows: the first of each kind of block, whatever its width, where it is more than one layer."""
+    modules = [step.module for step in certificate]
+    kinds: dict[tuple[Any, ...], str] = {}
+    for step in certificate:
+        if any(step.module.startswith(f"{other}.") for other in modules):
+            continue
+        sides = [tuple(name.removeprefix(step.module) for name in _in(step.module, side)) for side in (before, after)]
+        if len(sides[0]) > 1 or len(sides[1]) > 1:
+            kinds.setdefault((re.sub(r"\d+", "#", step.module), *sides, step.folded), step.module)
+    return list(kinds.values())
+
+
+def _affordable(chosen: Sequence[str], before: Layers, trained: Reading) -> list[str]:
+    """As many of them, in their order, as `MOST` allows."""
+    kept: list[str] = []
+    numbers = [(name, tensor.numel()) for name, tensor in trained.tensors.items()]
+    for name in chosen:
+        last = max((at for at, (key, _) in enumerate(numbers) if key.startswith(f"{name}.")), default=len(numbers) - 1)
+        runs = 1 + max(len(_in(each, before)) for each in (*kept, name))
+        if runs * sum(count for _, count in numbers[: last + 1]) > MOST:
+            break
+        kept.append(name)
+    return kept
+
+
+def _dependencies(
+    found: Checkpoint,
+    method: Method,
+    settings: Mapping[str, str],
+    trained: Reading,
+    layers: Mapping[str, Sequence[str]],
+) -> dict[str, set[str]]:
+    """For every layer of some modules, the folded tensors that have other numbers when its own are others."""
+    right = _folded(trained, layers)
+    into: dict[str, set[str]] = {}
+    for turn in range(max(map(len, layers.values()), default=0)):
+        changed = {module: names[turn] for module, names in layers.items() if turn < len(names)}
+        tensors = dict(found.tensors)
+        for key in trained.tensors:
+            if _layer_of(key, changed.values()):
+                for name in {key, trained.names.get(key, key)} & tensors.keys():  # a reading makes some of several
+                    tensors[name] = _moved(tensors[name])
+        now = _folded(understood(method, replace(found, tensors=tensors), settings), layers)
+        for module, name in changed.items():
+            into[name] = {key for key in now if key.startswith(f"{module}.") and not _same(right.get(key), now[key])}
+    return into
+
+
+def _layer_of(key: str, layers: Collection[str]) -> bool:
+    """Whether a tensor is one of these layers, or in one of them."""
+    return any(key == name or key.rpartition(".")[0] == name for name in layers)
+
+
+def _moved(tensor: Tensor) -> Tensor:
+    """Other numbers, a little larger, each by its own share."""
+    import torch
+
+    if not tensor.is_floating_point():
+        return tensor
+    share = torch.rand(tensor.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    return (tensor.double() * (1 + 0.01 * share) + 0.001 * share).to(tensor.dtype)
+
+
+def _same(one: Tensor | None, other: Tensor) -> bool:
+    return one is not None and one.shape == other.shape and bool((one == other).all())
+
+
+def _folded(reading: Reading, modules: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The folded tensors of some modules, no further than the last of them."""
+    waiting, tensors = set(modules), {}
+    for part in reading.parts() if waiting else ():
+        tensors.update({key: value.double() for key, value in part.tensors.items()})
+        waiting -= {part.step.module} if part.step else set()
+        if not waiting:
+            break
+    return tensors

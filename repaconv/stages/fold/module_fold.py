@@ -1,0 +1,210 @@
+"""fold for a live nn.Module: the whole network where a method knows it, else whatever in it folds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from repaconv.core import plugins
+from repaconv.core.errors import Refused, RepaconvError, UsageProblem
+from repaconv.results import NOTHING_TO_FOLD, FoldStep, Origin
+from repaconv.sources.method_detection import choose_method
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from repaconv.checkpoints import Checkpoint
+
+WHOLE = 1e-9
+"""Up to this difference in float64 a net's deploy form is the net: the user's own code may round elsewhere."""
+
+
+def fold_live(module: nn.Module, method: str, settings: Mapping[str, str], example: Any = None) -> nn.Module:
+    """A folded copy of the module in eval mode, its certificate in the attribute ``fold_certificate``.
+
+    Where a method knows the whole network by its state dict, and its deploy form gives the module's own output, that
+    is returned. Otherwise the parts that have a known shape are folded in a copy of the user's own module. Either way
+    the whole is run, before against after, in float64. Where nothing folds, the copy is unchanged, and its certificate
+    has one row, ``nothing to fold``; ``left`` of a certificate's last row says what was not folded, and why.
+
+    Args:
+        module: Not changed; on any device, of any float type, which the result has too.
+        method: Its method, or ``auto``.
+        settings: What the module does not tell.
+        example: An input of the module: a tensor, a tuple of its arguments, or a dict of named ones. If None, sizes are
+            tried that the module says or its first layers suggest.
+
+    Raises:
+        Refused: If the module as a whole cannot be run, or a method was asked for that folds nothing in it.
+    """
+    from repaconv.torch_fold.module_calls import undisturbed
+
+    if any(tensor.is_meta for tensor in module.state_dict().values()):
+        raise Refused(
+            f"this {type(module).__name__} has no numbers yet: it is on torch's meta device.",
+            hint="Load its weights first, then fold it.",
+            code="live.meta",
+        )
+    with undisturbed():
+        try:
+            return _whole(module, method, settings, example)
+        except RepaconvError as error:
+            return _in_parts(module, method, settings, example, error)
+
+
+def _in_parts(
+    module: nn.Module, method: str, settings: Mapping[str, str], example: Any, why: RepaconvError
+) -> nn.Module:
+    """The module with what folds in it; ``why`` it is not known whole.
+
+    Raises:
+        Refused: If nothing in it folds, and something was asked for by name.
+        RepaconvError: ``why``, if nothing in it folds and the whole would, were that mended.
+        UsageProblem: If a setting is of no use for parts.
+    """
+    from repaconv.torch_fold.known_submodule_folds import fold_parts
+
+    ratio = settings.get("idle_ratio")
+    folded, steps = fold_parts(module, method, example, None if ratio is None else float(ratio))
+    if steps[0].folded == (NOTHING_TO_FOLD,):
+        steps = (_nothing(steps[0], why),)
+        if method != "auto" or ratio is not None:
+            raise Refused(
+                f"nothing in this {type(module).__name__} folds as asked for: {why.message} "
+                f"In parts: {'; '.join(steps[0].not_folded) or 'none is a known fold.'}",
+                hint="Leave out the method and the idle ratio, and whatever folds is folded.",
+                code="live.nothing",
+            )
+    unused = [name for name in settings if name != "idle_ratio"]
+    if unused:
+        raise UsageProblem(
+            f"{', '.join(unused)} has no effect here: the module as a whole is not known ({why.message}), and "
+            "its parts are folded without settings.",
+            hint=f"Remove {', '.join(unused)}.",
+            code="setting.unknown",
+        )
+    return _told(folded, steps)
+
+
+def _nothing(step: FoldStep, why: RepaconvError) -> FoldStep:
+    """The row of a module in which nothing folds, with why it is no known network where its keys are those of one.
+
+    Raises:
+        RepaconvError: ``why``, if it is a known network that is not as it should be.
+    """
+    if not isinstance(why, Refused) or why.code not in ("method.mismatch", "live.other"):
+        raise why
+    return (
+        step
+        if why.code == "method.mismatch"
+        else step.model_copy(update={"not_folded": (why.message, *step.not_folded)})
+    )
+
+
+def _whole(module: nn.Module, method: str, settings: Mapping[str, str], example: Any) -> nn.Module:
+    import torch
+
+    from repaconv.verification.input_batches import random_inputs
+
+    checkpoint = _as_checkpoint(module)
+    chosen, detection = choose_method(checkpoint, method)
+    if detection.form == "deploy":
+        raise Refused("it is in deploy form already.", hint="Fold the module as trained.", code="method.deployed")
+    form = chosen.read(checkpoint, _completed(module, chosen, checkpoint, settings))
+    backbone = plugins.load(plugins.BACKBONES, form.backbone)
+    tensors: dict[str, Tensor] = {}
+    steps: list[FoldStep] = []
+    for part in form.parts():
+        tensors.update(part.tensors)
+        steps += [part.step] if part.step else []
+    deploy = backbone.deploy(form.config).double()
+    deploy.load_state_dict(tensors, strict=True)
+    size = backbone.image_size(form.config, form.preprocessing.image_size)
+    images = torch.from_numpy(random_inputs((form.config.in_channels, *size), count=2, seed=0).images).double()
+    error = _difference(module, deploy, images if example is None else example)
+    steps.append(FoldStep(module=".", folded=("the whole network -> its deploy form",), max_rel_error=error))
+    first = next(module.parameters())
+    deploy.requires_grad_(any(weight.requires_grad for weight in module.parameters()))
+    return _told(deploy.to(device=first.device, dtype=first.dtype).eval(), tuple(steps))
+
+
+def _difference(module: nn.Module, deploy: nn.Module, given: Any) -> float:
+    """How far the deploy form is from what the user's own class computes.
+
+    Raises:
+        Refused: If it is too far: the keys are the same, the network is another. Or if the module has hooks, which the
+            deploy form would not have.
+    """
+    from repaconv.torch_fold.module_calls import in_float64
+    from repaconv.torch_fold.submodules import watched
+    from repaconv.torch_fold.whole_module_check import Whole
+
+    if any(watched(part) for part in module.modules()):
+        raise Refused("it has hooks, or a forward of its own, which its deploy form would not have.", code="live.other")
+    try:
+        whole = Whole.of(in_float64(module), given, ())
+    except Refused as error:
+        raise Refused(error.message, hint=error.hint, code="live.other") from error
+    difference = whole.error(deploy.eval())
+    if not difference <= WHOLE:
+        raise Refused(
+            f"its keys are those of a known network, but it computes another: the outputs differ by {difference:.1e}.",
+            hint="If a value is not the usual one (heads, eps), give it: repaconv.fold(model, num_heads=...).",
+            code="live.other",
+        )
+    return difference
+
+
+def _as_checkpoint(module: nn.Module) -> Checkpoint:
+    from repaconv.checkpoints import Checkpoint
+
+    tensors = {name: tensor.detach().cpu() for name, tensor in module.state_dict().items()}
+    origin = Origin(
+        path=type(module).__name__, sha256="", bytes=0, container="live module", weights=".", weights_reason="live"
+    )
+    return Checkpoint(Path(type(module).__name__), origin, (), (), tensors, {name: name for name in tensors}, {})
+
+
+def _completed(module: nn.Module, method: Any, checkpoint: Checkpoint, settings: Mapping[str, str]) -> dict[str, str]:
+    """The user's settings, and what the module's attributes say and the method wants to know."""
+    hints = {**_hints(module), **settings}
+    while True:
+        try:
+            method.read(checkpoint, hints)
+            return hints
+        except UsageProblem as error:
+            unwanted = next((name for name in hints if name not in settings and f"'{name}'" in error.message), None)
+            if error.code != "setting.unknown" or unwanted is None:
+                raise
+            del hints[unwanted]
+
+
+def _hints(module: nn.Module) -> dict[str, str]:
+    """Values that no state dict tells, from the attributes that vision transformers usually have."""
+    hints: dict[str, str] = {}
+    for name, part in module.named_modules():
+        heads = getattr(part, "num_heads", None)
+        if isinstance(heads, int) and not isinstance(heads, bool):
+            hints.setdefault("num_heads", str(heads))
+        eps, last = getattr(part, "eps", None), name.rpartition(".")[2]
+        if isinstance(eps, float) and name in ("norm", "fc_norm"):
+            hints.setdefault("norm_eps", str(eps))
+        if isinstance(eps, float) and name.endswith("attn.norm"):
+            hints.setdefault("attn_eps", str(eps))
+        if isinstance(eps, float) and last in ("norm2", "bn") and hasattr(part, "running_mean"):
+            hints.setdefault("bn_eps", str(eps))
+        if isinstance(side := getattr(getattr(part, "pool", None), "kernel_size", None), int):
+            hints.setdefault("pool_size", str(side))
+        if isinstance(merged := getattr(part, "merged", None), bool) and hasattr(part, "lora_A"):
+            hints.setdefault("lora_merged", "yes" if merged else "no")
+        scaling, rank = getattr(part, "scaling", None), getattr(part, "r", None)
+        if isinstance(scaling, dict) and isinstance(rank, dict) and set(scaling) == set(rank) and scaling:
+            first = next(iter(scaling))
+            hints.setdefault("lora_alpha", str(float(scaling[first]) * rank[first]))
+    return hints
+
+
+def _told(module: nn.Module, steps: tuple[FoldStep, ...]) -> nn.Module:
+    module.fold_certificate = steps  # type: ignore[assignment]
+    return module

@@ -1,0 +1,232 @@
+"""fold, for an ONNX graph of whatever origin: what can be folded without knowing its method, and both are run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from shutil import copyfile
+from typing import TYPE_CHECKING, NamedTuple
+
+from repaconv.core import run_folder
+from repaconv.core.change_guard import require_unchanged, stamp_of
+from repaconv.core.errors import UsageProblem
+from repaconv.core.file_replacement import put, write_payload
+from repaconv.core.files import alone_in, payload_of, sha256_of
+from repaconv.core.progress import Progress, silent
+from repaconv.graph.onnx_files import opset_of
+from repaconv.method_api.preprocessing import Images, Sized, Told, images_by
+from repaconv.method_api.settings import Knobs
+from repaconv.onnx_export.torch_exporter import operators_of
+from repaconv.options.stage_options import FoldOrder
+from repaconv.results import GraphFold, ImageSize, Link, Origin
+from repaconv.rewrites.presets import DEFAULT, OFFICIAL
+from repaconv.sources.class_score_outputs import asked_classes, class_scores
+from repaconv.sources.graph_fold_record import Taken, recorded, taken_by
+from repaconv.sources.verified_opset_upgrade import Raised, to_oldest
+from repaconv.stages.fold.size_and_speed_reverts import Kept, worthwhile
+from repaconv.stages.shared.common_checks import made_by, with_files
+from repaconv.stages.shared.pinned_files import require_pinned
+from repaconv.stages.shared.preset_choice import Written, chosen_form
+from repaconv.verification.evaluated_graph import Evaluated
+from repaconv.verification.folded_graph_verification import not_equal, proved
+from repaconv.verification.onnx_model_loading import folded, inputs_of, left_alone, loaded
+
+if TYPE_CHECKING:
+    import onnx
+
+    from repaconv.engines.contract import Feeds
+ANY_SIZE = (224, 224)
+"""Stands for the size of images until the graph was run."""
+
+
+def fold_onnx_by(order: FoldOrder, path: str | Path, *, progress: Progress = silent) -> GraphFold:
+    """Fold an ONNX graph into a run: ``<stem>.folded.onnx`` and ``fold.json``.
+
+    Where nothing folds, the folded graph is the one as given; the rest of the chain goes on from it all the same.
+
+    Args:
+        path: The graph; weights of their own lie in its folder.
+        order: What is asked for: ``out`` is the run's folder, or a file that gets the folded graph, too; ``settings``
+            may say how images are normalised.
+        progress: See `Progress`.
+
+    Raises:
+        Refused: If it is no sound ONNX file, wants files from outside its folder, holds more than 2 GiB, does not run,
+            or if no output of it could be compared: nothing is written that was not proved.
+        GateFailed: If the folded graph computes something else; nothing is written then.
+        UsageProblem: If there is a file of that name from elsewhere.
+    """
+    plan = _plan(order, Path(path))
+    progress("fold", 0, 0)
+    given = Evaluated(plan.model, plan.sample)
+    raised = to_oldest(given)
+    refold = partial(folded, plan.source, raised.graph.model)
+    kept = worthwhile(given, raised.graph, refold, measured=order.measure, progress=progress)
+    raised = raised.proved(plan.source, given) if kept.changes else raised
+    kept = Kept(given, ()) if raised.left else kept
+    links = (*raised.links, *_proved(plan, given, kept.graph, progress)) if kept.changes else ()
+    progress("float64", 0, 0)
+    taken = taken_by(plan.source, given, kept.graph)
+    with alone_in(plan.run.folder):
+        target = plan.run.folder / plan.payload
+        write_payload(target, kept.graph.model.SerializeToString(deterministic=True))
+        if plan.copied:
+            write_payload(plan.copied, partial(copyfile, target))
+        artefact = _artefact(plan, taken, given, raised, kept, links)
+        put(plan.run.fold_json, artefact)
+        run_folder.remember(plan.run)
+    took = [plan.source, *([Path(order.inputs)] if order.inputs else [])]
+    wrote = [target, plan.run.fold_json, *([plan.copied] if plan.copied else [])]
+    return with_files(artefact, took, wrote)
+
+
+class _Plan(NamedTuple):
+    """What an order comes to for a graph: nothing of it is refused any more but a fold that is not equal."""
+
+    order: FoldOrder
+    source: Path
+    sha256: str
+    model: onnx.ModelProto
+    sample: Feeds | None
+    written: Written
+    run: run_folder.Run
+    payload: str
+    copied: Path | None
+
+
+def _plan(order: FoldOrder, source: Path) -> _Plan:
+    """Everything that may be refused before the graph is folded."""
+    stamp = stamp_of(source)
+    require_pinned(source, order.sha256)
+    model, out = loaded(source), Path(order.out) if order.out else None
+    copied = out if out is not None and out.suffix == ".onnx" else None
+    sha256, payload = sha256_of(source), f"{source.stem}{run_folder.FOLDED}"
+    require_unchanged(source, stamp)
+    _said_of(order.settings or {}, _declared(model))
+    run = run_folder.prepare_run(
+        source,
+        sha256,
+        None if copied else out,
+        force=order.force,
+        payload=payload,
+        files=[copied] if copied else (),
+    )
+    return _Plan(
+        order=order,
+        source=source,
+        sha256=sha256,
+        model=model,
+        sample=_sample(order, model),
+        written=_written(order),
+        run=run,
+        payload=payload,
+        copied=copied,
+    )
+
+
+def _sample(order: FoldOrder, model: onnx.ModelProto) -> Feeds | None:
+    """Inputs that the user says the graph takes."""
+    from repaconv.verification.input_batches import npz_calls
+
+    return npz_calls(Path(order.inputs), inputs_of(model), ()).piece(0, 1).given if order.inputs else None
+
+
+def _written(order: FoldOrder) -> Written:
+    """The form by name; what was tuned is known of shapes, which are those of the folded graph.
+
+    Raises:
+        UsageProblem: If it is a file of `tune`.
+    """
+    if order.preset not in (DEFAULT, OFFICIAL):
+        raise UsageProblem(
+            f"--preset {order.preset} is known of a folded graph's shapes, and this one is not folded yet.",
+            hint="Fold it without --preset, then run: repaconv export --preset NAME.",
+            code="usage.onnx",
+        )
+    return chosen_form(order.preset, (), "")
+
+
+def _said_of(settings: Mapping[str, str], usual: Sized) -> tuple[Images, int | None]:
+    """What the user says of its images and classes: a graph tells nothing of how images are made.
+
+    Raises:
+        Refused: If another size is asked for than the graph takes.
+        UsageProblem: If there is no such setting, or its value does not parse.
+    """
+    knobs = Knobs(settings)
+    images, classes = images_by(Told("", {}, []), knobs, usual), asked_classes(knobs)
+    knobs.done()
+    return images, classes
+
+
+def _declared(model: onnx.ModelProto) -> Sized:
+    """The size of its images as far as the graph says it; else any."""
+    shape = inputs_of(model)[0].shape
+    if len(shape) == 4 and isinstance(shape[2], int) and isinstance(shape[3], int):
+        return _fixed((shape[2], shape[3]))
+    return Sized(ANY_SIZE, "", assumed=True)
+
+
+def _fixed(size: ImageSize) -> Sized:
+    return Sized(size, "the graph, which takes no other", fixed=True)
+
+
+def _images(plan: _Plan, taken: Taken) -> tuple[Images | None, int | None]:
+    """The same for what the graph was found to take; None where it takes no images."""
+    settings = plan.order.settings or {}
+    if taken.image_size is None:
+        return None, _said_of(settings, Sized(ANY_SIZE, "", assumed=True))[1]
+    any_size = Sized(taken.image_size, "the graph takes any size", assumed=True)
+    return _said_of(settings, any_size if taken.any_image_size else _fixed(taken.image_size))
+
+
+def _proved(plan: _Plan, given: Evaluated, after: Evaluated, progress: Progress) -> tuple[Link, ...]:
+    """The links between the two; nothing is written where one of them fails."""
+    progress("ONNX Runtime", 0, 0)
+    links = proved(plan.source, given, after)
+    if any(link.verdict == "failed" for link in links):
+        raise not_equal(plan.source, links)
+    return links
+
+
+def _artefact(
+    plan: _Plan, taken: Taken, given: Evaluated, raised: Raised, kept: Kept, links: tuple[Link, ...]
+) -> GraphFold:
+    """What was done, with what it costs before and after."""
+    beside = [payload_of(plan.copied, plan.run.folder)] if plan.copied else []
+    images, classes = _images(plan, taken)
+    left = (*raised.left, *kept.back.told, *left_alone(plan.model))
+    record = recorded(raised.graph, kept.graph if kept.changes else raised.graph, kept.changes, links, taken, left)
+    record["nodes"] = len(given.model.graph.node), len(kept.graph.model.graph.node)  # a converter's are no savings
+    record["operators"] = operators_of(kept.graph.model)
+    return GraphFold(
+        made_by=made_by("onnx", "onnx-ir", "onnxruntime"),
+        other_files=(*beside, *run_folder.clear_later_stages(plan.run)),
+        options=plan.order.words(),
+        origin=_origin(plan),
+        settings=dict(plan.order.settings or {}),
+        preset=plan.written.name,
+        rewrites=plan.written.rewrites,
+        fp32_modules=plan.written.keep,
+        quantizer=plan.written.quantizer,
+        preprocessing=images.preprocessing if images else None,
+        image_size=images.size if images else None,
+        facts=images.facts if images else (),
+        scores=class_scores(taken.widths, classes),
+        opset=opset_of(plan.model),
+        payload=payload_of(plan.run.folder / plan.payload, plan.run.folder),
+        reverted=kept.back.names,
+        **record,
+    )
+
+
+def _origin(plan: _Plan) -> Origin:
+    return Origin(
+        path=str(plan.source.resolve()),
+        sha256=plan.sha256,
+        bytes=plan.source.stat().st_size,
+        container="ONNX",
+        weights=".",
+        weights_reason="the graph's own",
+    )

@@ -1,0 +1,166 @@
+"""fold: a checkpoint, an ONNX graph, or a live module; each is folded its own way."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, overload
+
+from repaconv.core.errors import Refused, UsageProblem
+from repaconv.core.files import require_nameable
+from repaconv.core.progress import Progress, silent
+from repaconv.graph.onnx_files import is_graph
+from repaconv.options.option_definitions import knobs, renamed
+from repaconv.options.stage_options import FoldOrder
+from repaconv.results import GraphFold, Known, MethodFold, NetworkFold
+from repaconv.sources.architecture_recognition import recognised
+from repaconv.stages.fold.checkpoint_fold import fold_file
+from repaconv.stages.shared.fetched_files import here
+from repaconv.stages.shared.pinned_files import read_hashed
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from repaconv.checkpoints import Checkpoint
+
+_OF_FILES = {*(each.name for each in knobs(FoldOrder)), "overrule", "progress"} - {"method"}
+
+
+@overload
+def fold(checkpoint: nn.Module, *, method: str = "auto", example: Any = None, **hyper: Any) -> nn.Module: ...
+
+
+@overload
+def fold(
+    checkpoint: str | Path,
+    *,
+    method: str = "auto",
+    settings: Mapping[str, str] | None = None,
+    weights: str | None = None,
+    sha256: str | None = None,
+    out: str | Path | None = None,
+    force: bool = False,
+    overrule: bool | None = None,
+    allow_deployed: bool = False,
+    identify: str | Path | None = None,
+    inputs: str | Path | None = None,
+    form: str | Path = "default",
+    progress: Progress = silent,
+    **hyper: Any,
+) -> MethodFold: ...
+
+
+def fold(
+    checkpoint: str | Path | nn.Module, *, method: str = "auto", **arguments: Any
+) -> MethodFold | GraphFold | nn.Module:
+    """Fold a checkpoint, an ONNX file, or a module in memory.
+
+    Args:
+        checkpoint: A checkpoint, for which ``model.safetensors`` and ``fold.json`` are written; an ONNX file, for which
+            ``<stem>.folded.onnx`` and ``fold.json`` are written; a Hugging Face folder; an address that
+            `repaconv.fetch` downloaded; or a ``torch.nn.Module``, of which a folded copy is returned.
+        method: Name of the method, or ``auto``.
+        arguments: For a file: the options of the command, such as ``arch``, ``settings``, ``weights`` and ``out``. For
+            a module: ``example``, an input. All others are model settings by name, e.g. ``num_heads=3``.
+
+    Raises:
+        Refused: If the network cannot be folded completely.
+        GateFailed: If a fold is not exact; nothing is written then.
+    """
+    arguments = renamed(arguments, FoldOrder)
+    example = arguments.pop("example", None)
+    known = {name: arguments.pop(name) for name in tuple(arguments) if name in _OF_FILES}
+    settings = {**(known.pop("settings", None) or {}), **{name: _as_text(value) for name, value in arguments.items()}}
+    if isinstance(checkpoint, (str, Path)) and example is not None:
+        raise UsageProblem(
+            "example is an input of a live module, and this is a file.", hint="Leave it out.", code="usage.live"
+        )
+    if isinstance(checkpoint, (str, Path)):
+        require_nameable(Path(checkpoint))
+        checkpoint = here(checkpoint)
+    if isinstance(checkpoint, (str, Path)) and is_graph(Path(checkpoint)):
+        return _fold_graph(Path(checkpoint), method, settings, known)
+    if isinstance(checkpoint, (str, Path)) and (known.get("arch") or Path(checkpoint).is_dir()):
+        return _fold_network(Path(checkpoint), method, settings, known)
+    known.pop("arch", None)
+    if isinstance(checkpoint, (str, Path)):
+        return _fold_checkpoint(Path(checkpoint), method, settings, known)
+    from repaconv.stages.fold.module_fold import fold_live
+
+    if known:
+        raise UsageProblem(
+            f"{', '.join(known)} is for checkpoint files, and this is a live module.",
+            hint="fold(module, method=..., example=..., name=value) takes settings alone.",
+            code="usage.live",
+        )
+    return fold_live(checkpoint, method, settings, example)
+
+
+def _fold_checkpoint(
+    path: Path, method: str, settings: Mapping[str, str], arguments: Mapping[str, Any]
+) -> MethodFold | NetworkFold:
+    """Fold weights by their method, or by the published network that they are of."""
+    if arguments.get("inputs"):
+        raise UsageProblem(
+            f"--inputs is for ONNX graphs, and {path} is a checkpoint.",
+            hint="Leave it out; `repaconv verify --inputs FILE.npz` runs the folded model on your own.",
+            code="usage.inputs",
+        )
+    read = read_hashed(path, arguments.get("weights"), arguments.get("sha256"))
+    own = {name: value for name, value in arguments.items() if name != "measure"}  # a method's fold is its paper's
+    try:
+        return fold_file(path, method=method, settings=settings, found=read, **own)
+    except Refused as unknown:
+        if unknown.code != "method.mismatch" or method != "auto":
+            raise
+        known = recognised(read, unknown)
+        return _fold_network(path, method, settings, {**arguments, "arch": known.name}, known, read)
+
+
+def _fold_graph(path: Path, method: str, settings: Mapping[str, str], arguments: Mapping[str, Any]) -> GraphFold:
+    """Fold an ONNX file; what is for checkpoints alone is refused."""
+    from repaconv.stages.fold.onnx_fold import fold_onnx_by
+
+    told = {**arguments, "method": method != "auto"}
+    if alone := _asked(told, "weights", "identify", "allow_deployed", "method"):
+        raise UsageProblem(
+            f"{alone} is for checkpoints, and {path} is an ONNX graph.",
+            hint="An ONNX model needs none of them: repaconv fold model.onnx [-o OUT] [--set mean=...].",
+            code="usage.onnx",
+        )
+    given = {name: value for name, value in arguments.items() if name not in ("progress", "overrule")}
+    order = FoldOrder(**{**given, "settings": settings or None, "preset": str(given.get("preset", "default"))})
+    return fold_onnx_by(order, path, progress=arguments.get("progress", silent))
+
+
+def _fold_network(
+    path: Path,
+    method: str,
+    settings: Mapping[str, str],
+    arguments: Mapping[str, Any],
+    known: Known | None = None,
+    read: Checkpoint | None = None,
+) -> NetworkFold:
+    """Fold a network by its architecture, asked for or ``known``; what is for methods alone is refused."""
+    from repaconv.stages.fold.architecture_fold import fold_network_by
+
+    told = {**arguments, "method": method != "auto", "preset": str(arguments.get("preset", "default")) != "default"}
+    if alone := _asked(told, "identify", "inputs", "allow_deployed", "method", "preset"):
+        raise UsageProblem(
+            f"{alone} is for checkpoints of a method, and {path} is folded by its architecture.",
+            hint="Remove it; a preset is an option of repaconv export.",
+            code="usage.arch",
+        )
+    given = {name: value for name, value in arguments.items() if name not in ("progress", "overrule", "preset")}
+    order = FoldOrder(**{**given, "settings": settings or None})
+    return fold_network_by(order, path, known=known, found=read, progress=arguments.get("progress", silent))
+
+
+def _asked(arguments: Mapping[str, Any], *names: str) -> str:
+    """Which of these options were given, as they are typed."""
+    return ", ".join(f"--{name.replace('_', '-')}" for name in names if arguments.get(name))
+
+
+def _as_text(value: Any) -> str:
+    """A setting from Python as the command line would write it."""
+    return ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)

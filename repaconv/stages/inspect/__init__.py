@@ -1,0 +1,1 @@
+"""`inspect`: what a checkpoint, an ONNX model or an engine contains."""

@@ -1,0 +1,1 @@
+"""`run`, `gate` and `new-recipe`: recipes and their plan."""

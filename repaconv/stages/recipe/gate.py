@@ -1,0 +1,58 @@
+"""gate: recipes, one after the other, everything that must hold, and one exit code for CI."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from repaconv.core.errors import UsageProblem
+from repaconv.core.progress import Progress, silent
+from repaconv.options import read_recipe
+from repaconv.options.option_definitions import by_name
+from repaconv.options.stage_options import GateOrder
+from repaconv.results import GatedRecipe, GateReport
+from repaconv.stages.recipe.gate_checks import worst
+from repaconv.stages.recipe.run import Way, read_placed
+
+
+def gate_by(order: GateOrder, recipes: Sequence[str | Path], *, progress: Progress = silent) -> GateReport:
+    """Fold, export and verify what the recipes name, build and bench where they say so, and check all results.
+
+    It is `repaconv.run` of each recipe without a report. A step of which nothing has changed is not run again, and its
+    result is checked again. A recipe that cannot be finished is reported as an error, and the others are still run.
+    Each recipe has its own run folder, ``repaconv-out/<stem>`` next to it unless it names another.
+
+    Args:
+        recipes: Paths of TOML files.
+        order: The options.
+        progress: A function that is called with each step's name, the units done and their total.
+    """
+    if not recipes:
+        raise UsageProblem("no recipe was given.", hint="repaconv gate recipe.toml", code="usage.gate")
+    if order.update_baseline and not any(map(_keeps_baseline, recipes)):
+        raise UsageProblem(
+            "--update-baseline would do nothing here: no recipe names a file of baselines.",
+            hint='Give one in the recipe: [bench] baseline = "baselines.json".',
+            code="usage.idle",
+        )
+    taken: dict[Path, Path] = {}
+    done = tuple(_gated(Path(path), order, progress, taken) for path in recipes)
+    return GateReport(exit_code=worst(recipe.exit_code for recipe in done), recipes=done)
+
+
+gate = by_name(gate_by, GateOrder)
+
+
+def _gated(path: Path, order: GateOrder, progress: Progress, taken: dict[Path, Path]) -> GatedRecipe:
+    done = Way(path, order, progress, taken).go(partial(read_placed, path), page=False)
+    return GatedRecipe(recipe=done.recipe, run=done.run, exit_code=done.exit_code, checks=done.checks)
+
+
+def _keeps_baseline(path: str | Path) -> bool:
+    """Whether a recipe names a file of baselines; one that cannot be read says so itself, later."""
+    try:
+        section = read_recipe(Path(path))[0].bench
+    except UsageProblem:
+        return True
+    return section is not None and section.baseline is not None

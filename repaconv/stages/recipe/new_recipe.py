@@ -1,0 +1,141 @@
+"""new-recipe: a commented recipe from what inspect finds in a checkpoint, a graph, or a folder."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from repaconv.core.errors import Refused, UsageProblem
+from repaconv.core.files import sha256_of, write_text
+from repaconv.core.progress import Progress, silent
+from repaconv.graph.onnx_files import is_graph
+from repaconv.results import Claim, Fact, Inspection, NewRecipe
+from repaconv.stages.inspect.checkpoint_inspection import inspect
+from repaconv.stages.shared.fetched_files import address_of, here
+
+UNTOLD = "default of the official code"
+"""Begins the source of what neither tensors nor file tell."""
+
+REST = """
+[verify]
+count = 4                      # random images; or images = "val/" (one subfolder per class), or inputs = "recorded.npz"
+require = ["onnx"]             # links that must have been run: "recorded" where inputs has the official output
+# min_top1 = 75.0              # lowest top-1 accuracy in percent: a ruined checkpoint passes all links and fails here
+# max_drop = 1.0               # points of top-1 accuracy below [reference] top1; both need images with labels
+# rtol = {{ onnx = 1e-5 }}       # a tolerance other than the policy's
+
+[export]
+target = "x86-64"              # `repaconv targets` lists them; or the path of a .toml
+precisions = ["fp32"]          # "fp16", "bf16" and "int8" are lossy; their ranges are of the images above
+
+# [build]                      # an engine, where the target's runtime is here
+# precision = "fp32"
+
+# [bench]                      # latency of the deploy and the training form
+# baseline = "baselines.json"  # written by repaconv gate {name} --update-baseline, and committed
+# max_regression = 0.05
+"""
+
+
+def new_recipe(checkpoint: str | Path, *, out: str | Path | None = None, progress: Progress = silent) -> NewRecipe:
+    """Write a recipe for a checkpoint: what was found in it, settings that are missing from it, and all sections.
+
+    Args:
+        checkpoint: A checkpoint, an ONNX file, a Hugging Face folder, or an address that was fetched. Nothing in it is
+            run.
+        out: The file; ``<stem>.toml`` in the current folder when None.
+        progress: A function that is called with each step's name, the units done and their total.
+
+    Raises:
+        Refused: If there is no such file, or it has no weights.
+        UsageProblem: If the recipe exists already.
+    """
+    source, address = here(checkpoint), address_of(checkpoint)
+    path = Path(out) if out else Path(f"{source.stem}.toml")
+    if os.path.lexists(path):
+        raise UsageProblem(
+            f"{path} already exists.", hint="Give another path with -o, or move the file away.", code="recipe.exists"
+        )
+    if not source.exists():
+        raise Refused(f"there is no file or folder {source}.", hint="Check its path.", code="checkpoint.missing")
+    progress("inspect", 0, 0)
+    seen = None if is_graph(source) or source.is_dir() else inspect(source)
+    place = address or Path(os.path.relpath(source.resolve(), path.parent.resolve())).as_posix()
+    lines = [*_head(source, seen, place), *(_settings(seen) if seen else ()), *_reference(seen)]
+    write_text(path, "\n".join(lines) + "\n" + REST.format(name=path.name))
+    return NewRecipe(
+        recipe=str(path), method=(seen.method or "") if seen else "", problems=seen.problems if seen else ()
+    )
+
+
+def _head(source: Path, seen: Inspection | None, place: str) -> Iterator[str]:
+    """What it is of."""
+    yield f"# {_told(source, seen)}"
+    if seen and seen.training and seen.deploy:
+        yield f"# {seen.training.parameters:,} parameters as trained, {seen.deploy.parameters:,} folded."
+    yield "# repaconv run does all of this, repaconv gate checks it for CI; paths are relative to this file."
+    yield f"checkpoint = {_value(place)}"
+    if source.is_file():
+        yield "# Any other file is refused. After a new training, write the new hash here."
+        pinned = seen.origin.sha256 if seen else sha256_of(source)
+        yield f"sha256 = {_value(pinned)}"
+    if seen and seen.method:
+        yield f"method = {_value(seen.method)}"
+    elif seen:
+        exact = [each.name for each in seen.networks if each.exact]
+        yield f"{'' if len(exact) == 1 else '# '}arch = {_value(exact[0] if exact else 'net.py:build')}"
+
+
+def _told(source: Path, seen: Inspection | None) -> str:
+    if seen is None:
+        return f"{source.name}: {'a folder' if source.is_dir() else 'an ONNX graph'}; it is folded as it is."
+    if seen.method:
+        return f"{source.name}: {seen.method}, by {seen.reason}."
+    near = [each.name for each in seen.networks]
+    named = f"its tensors are those of {', '.join(near)}" if near else "say with arch what builds it"
+    return f"{source.name}: of no method that is known; {named}."
+
+
+def _settings(seen: Inspection) -> Iterator[str]:
+    """What the file does not tell is there to be looked at; what is lacking says what it wants."""
+    open_ones = [fact for fact in seen.facts if fact.source.startswith(UNTOLD)]
+    if open_ones or seen.problems:
+        yield ""
+        yield "[set]                          # settings missing from the checkpoint"
+    for problem in seen.problems:
+        yield f"# To be mended: {problem.partition(' Give it with --set')[0] if seen.missing_settings else problem}"
+    for name, example in seen.missing_settings.items():
+        yield f"# {name} = {_example(example)}".ljust(30) + " # an example"
+    for fact in open_ones:
+        yield f"# {fact.name} = {_fact(fact)}".ljust(30) + f" # {UNTOLD}"
+
+
+def _reference(seen: Inspection | None) -> Iterator[str]:
+    """The accuracy that the checkpoint's own record claims, else what one would be."""
+    claim = next((fact for fact in seen.facts if isinstance(fact, Claim)), None) if seen else None
+    percent = round(100 * claim.value, 4) if claim else 75.0
+    off = "" if claim and percent > 1 else "# "
+    yield ""
+    yield f"{off}[reference]".ljust(30) + " # what it should reach; top1 is enforced where images have labels"
+    yield f"{off}source = {_value(claim.source if claim else 'who measured it, and on which images')}"
+    yield f"{off}top1 = {percent:g}".ljust(30) + " # percent"
+
+
+def _example(text: str) -> str:
+    """A number as TOML has it, or a word."""
+    try:
+        float(text)
+    except ValueError:
+        return _value(text)
+    return text
+
+
+def _fact(fact: Fact) -> str:
+    return _value(list(fact.value) if isinstance(fact.value, tuple) else fact.value)
+
+
+def _value(value: object) -> str:
+    """As TOML has it, which for these is as JSON has it."""
+    return json.dumps(value, ensure_ascii=False)

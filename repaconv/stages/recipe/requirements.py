@@ -1,0 +1,110 @@
+"""What a recipe names and must be there before any work: targets, files, the user's own code."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from repaconv.core import plugins
+from repaconv.core.errors import RepaconvError, nearest
+from repaconv.core.toml_positions import Lines, place_of
+from repaconv.onnx_export.fp16_and_int8 import QUANTIZERS
+from repaconv.onnx_export.onnx_simplifiers import TOOLS
+from repaconv.options import Recipe, Wrong, own_file
+from repaconv.stages.shared.common_checks import load_target
+from repaconv.stages.shared.fetched_files import address_of
+from repaconv.verification.tolerances import LINKS
+
+READ = {
+    "convert": ("inputs", "images", "classes"),
+    "verify": ("inputs", "images", "classes", "engine"),
+    "export": ("inputs", "images"),
+    "bundle": ("inputs", "images"),
+    "bench": ("against",),
+}
+"""Keys of files and folders that are read, by section."""
+
+
+def missing(recipe: Recipe, path: Path, lines: Lines) -> list[Wrong]:
+    """What is not there, each with its place."""
+    found = [*_targets(recipe, path), *_files(recipe, path), *_names(recipe)]
+    return [Wrong(place_of(lines, each.keys, str(path)), *each[1:]) for each in found]
+
+
+def no_checkpoint(recipe: Recipe, path: Path, lines: Lines) -> list[Wrong]:
+    """That the checkpoint is gone, to be told next to other faults; alone it is a refusal of the input, by fold."""
+    source = path.parent / recipe.checkpoint
+    if not recipe.checkpoint or address_of(recipe.checkpoint) or source.exists():
+        return []
+    told = f"checkpoint: there is no {source}."
+    hint = "Paths are relative to the recipe's folder."
+    return [Wrong(place_of(lines, ("checkpoint",), str(path)), told, hint, "checkpoint.missing")]
+
+
+class _Lacking(NamedTuple):
+    keys: tuple[str, ...]
+    told: str
+    hint: str
+    code: str
+
+
+def _targets(recipe: Recipe, path: Path) -> Iterator[_Lacking]:
+    for section in ("export", "build", "bundle", "bench"):
+        name = getattr(getattr(recipe, section), "target", "")
+        try:
+            load_target(str(path.parent / name) if name.endswith(".toml") else name) if name else None
+        except RepaconvError as problem:
+            told = f"{section}.target: {problem.message}"
+            yield _Lacking((section, "target"), told, problem.hint, problem.code)
+
+
+def _files(recipe: Recipe, path: Path) -> Iterator[_Lacking]:
+    """Files of all keys but the checkpoint; see `no_checkpoint`."""
+    named: list[tuple[tuple[str, ...], Any]] = [(("arch",), own_file(recipe.arch or ""))]
+    named += [
+        ((section, key), getattr(getattr(recipe, section), key, None)) for section, keys in READ.items() for key in keys
+    ]
+    for keys, name in named:
+        if name and not (path.parent / name).exists():
+            told = f"{'.'.join(keys)}: there is no {path.parent / name}."
+            beside = (path.parent / name).parent
+            near = nearest(Path(name).name, [each.name for each in beside.iterdir()] if beside.is_dir() else [])
+            yield _Lacking(keys, told, f"{near}Paths are relative to the recipe's folder.", "recipe.missing")
+
+
+def _names(recipe: Recipe) -> Iterator[_Lacking]:
+    """Names of which there are a few."""
+    verify, simplifiers = recipe.verify, ("auto", *TOOLS)
+    methods = ("auto", *plugins.registered(plugins.METHODS))
+    exported: list[tuple[tuple[str, ...], str, tuple[str, ...]]] = []
+    if recipe.export:
+        exported = [
+            (("export", "simplifier"), recipe.export.simplifier, simplifiers),
+            (("export", "quantizer"), recipe.export.quantizer or QUANTIZERS[0], QUANTIZERS),
+        ]
+    for keys, name, known in (
+        (("method",), recipe.method, methods),
+        *((("verify", "require"), name, LINKS) for name in verify.require),
+        *((("verify", "rtol", name), name, LINKS) for name in verify.rtol or ()),
+        *((("verify", "atol", name), name, LINKS) for name in verify.atol or ()),
+        *exported,
+    ):
+        if name not in known:
+            told = f"{'.'.join(keys)}: there is no {name!r}."
+            yield _Lacking(keys, told, f"{nearest(name, known)}Known: {', '.join(known)}.", "recipe.unknown")
+
+
+def key_of(problem: RepaconvError, lines: Lines) -> tuple[str, ...]:
+    """The recipe's key that an error of fold is about; empty where its stage's own is meant."""
+    if problem.code.startswith("arch."):
+        return ("arch",)
+    given = [keys for keys in lines if len(keys) == 2 and keys[0] == "set"]
+    told = ((keys, text) for text in (problem.message, problem.hint) for keys in given)
+    return next((keys for keys, text in told if re.search(rf"\b{re.escape(keys[1])}\b", text)), ())
+
+
+def in_recipe(hint: str) -> str:
+    """A hint for the command line in the words of a recipe."""
+    return re.sub(r"--(arch|weights|method|force)\b", r"the recipe's \1", hint).replace("--set", "[set]")

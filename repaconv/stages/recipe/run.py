@@ -1,0 +1,265 @@
+"""run: a recipe's steps in their order. Those that are up to date are skipped; the report is the last."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from repaconv.core import run_folder
+from repaconv.core.errors import Refused, RepaconvError, UsageProblem
+from repaconv.core.files import alone_in, read_artefact, stage_of
+from repaconv.core.progress import Progress, silent
+from repaconv.options import BenchSection, RecipeProblem, examined, own_file
+from repaconv.options.option_definitions import by_name
+from repaconv.options.stage_options import GateOrder, RunOrder
+from repaconv.results import (
+    Artefact,
+    BenchArtefact,
+    BuildArtefact,
+    BundleArtefact,
+    ConvertArtefact,
+    ExportArtefact,
+    RecipeRun,
+    StepDone,
+    VerifyArtefact,
+)
+from repaconv.stages.bench.stage import bench_by
+from repaconv.stages.build import build_by
+from repaconv.stages.bundle.stage import bundle_by
+from repaconv.stages.convert.stage import convert_by
+from repaconv.stages.export import export_by
+from repaconv.stages.fold.stage import fold
+from repaconv.stages.recipe.gate_checks import Judge, worst
+from repaconv.stages.recipe.plan_steps import Done, Journal, Made, Turn, dry, walk
+from repaconv.stages.recipe.requirements import missing, no_checkpoint
+from repaconv.stages.recipe.stage_options import Placed
+from repaconv.stages.recipe.stage_plan import Planned, planned
+from repaconv.stages.report.stage import report
+from repaconv.stages.shared.fetched_files import address_of, here
+from repaconv.stages.shared.pinned_files import require_pinned
+from repaconv.stages.verify.stage import verify_by
+
+Work = Callable[[Planned, Placed, Journal, Progress], Artefact]
+
+
+def run_by(order: RunOrder, recipe: str | Path, *, progress: Progress = silent) -> RecipeRun:
+    """Run all steps of a recipe: fold or convert, export, verify, build, bench, report.
+
+    A step is up to date as long as nothing has changed of its options, the files that it reads, the results of the
+    steps before it, the files that it wrote, the versions of the programs, and the machine where it measures. All other
+    steps run. ``plan.json`` of the run records the inputs of each. An interrupted run resumes where it was.
+
+    Args:
+        recipe: The path of a TOML file.
+        order: The options.
+        progress: A function that is called with each step's name, the units done and their total.
+
+    Returns:
+        The outcome of each step and all verdicts; an error is listed as a failed check.
+    """
+    way = Way(Path(recipe), GateOrder(rerun=order.rerun), progress, {})
+    return way.go(lambda: read_placed(Path(recipe)), dry_run=order.dry_run)
+
+
+run = by_name(run_by, RunOrder)
+
+
+def read_placed(path: Path) -> Placed:
+    """A recipe, with all that it names there.
+
+    Raises:
+        UsageProblem: If it is wrong.
+    """
+    recipe, lines, wrong = examined(path)
+    if wrong := (*wrong, *missing(recipe, path, lines)):
+        raise RecipeProblem((*wrong, *no_checkpoint(recipe, path, lines)))
+    if address_of(recipe.checkpoint):  # what was fetched from there, if that is as it came
+        recipe = recipe.model_copy(update={"checkpoint": str(here(recipe.checkpoint).resolve())})
+    return Placed(recipe, path, lines)
+
+
+class Way:
+    """One recipe's way through its steps; what fails is noted, and what does not need it goes on.
+
+    Args:
+        path: By which it is told.
+        order: What the gate was asked for.
+        progress: See `Progress`.
+        taken: The run's folders of other recipes of the same call.
+    """
+
+    def __init__(self, path: Path, order: GateOrder, progress: Progress, taken: dict[Path, Path]) -> None:
+        self.path, self.order, self.progress, self.taken = path, order, progress, taken
+        self.judge = Judge(path, order)
+        self.done: list[Done] = []
+        self.page = self.folder = ""
+        self.reference: dict[str, str] = {}
+
+    def go(self, placed: Callable[[], Placed], *, dry_run: bool = False, page: bool = True) -> RecipeRun:
+        """Take all steps; without its page, the report is not made anew.
+
+        Raises:
+            Nothing that a recipe can mend: it is a check of the result.
+        """
+        self._try("recipe", (), "", lambda: self._steps(placed(), dry_run=dry_run, page=page))
+        return RecipeRun(
+            recipe=str(self.path),
+            run=self.folder,
+            exit_code=worst(self.judge.codes),
+            steps=tuple(StepDone(name=each.name, did=each.did, why=each.why) for each in self.done),
+            checks=tuple(self.judge.checks),
+            page=self.page,
+            reference=self.reference,
+        )
+
+    def _steps(self, placed: Placed, *, dry_run: bool, page: bool) -> None:
+        self.judge.lines, self.folder = placed.lines, str(placed.folder)
+        self._take_folder()
+        told = placed.recipe.reference
+        self.reference = {name: str(value) for name, value in (told.model_dump() if told else {}).items() if value}
+        journal = Journal(placed.folder, os.path.relpath(placed.path.resolve(), placed.folder.resolve()))
+        stages = {each.step.name: each for each in planned(placed, journal)}
+        steps = [each.step for each in stages.values() if page or each.stage != "report"]
+        if dry_run:
+            self.done = dry(steps, journal, again=self.order.rerun, others=stages)
+            return
+        do = partial(self._do, placed, stages, journal)
+        is_file = placed.folder.exists() and not placed.folder.is_dir()
+        with alone_in(None if is_file else placed.folder):  # of a file, fold says what it is
+            self.done = walk(steps, journal, do, again=self.order.rerun, others=stages)
+        page_files = journal.files("report") if page else []
+        self.page = str(page_files[0]) if page_files else ""
+
+    def _do(self, placed: Placed, stages: dict[str, Planned], journal: Journal, turn: Turn) -> Made | None:
+        each, since = stages[turn.step.name], len(self.judge.checks)
+        self.progress(_headline(turn), 0, 0)
+
+        def work() -> Artefact:
+            told = _told_of(turn.step.name, self.progress)
+            done = WORK[each.stage](each, placed, journal, told) if turn.why else _left(each, journal)
+            self._judge(each.stage, done, placed)
+            return done
+
+        done = self._try(each.stage, each.keys, each.label, work)
+        if done is None:
+            return None
+        if each.stage != "report":
+            self.judge.failed(each.stage, each.label, each.keys, done, since)
+        return Made([Path(name) for name in done.output_files], _sound(each.stage, done))
+
+    def _judge(self, stage: str, done: Any, placed: Placed) -> None:
+        """A page says nothing of its own; a measurement is judged by what its section says of baselines."""
+        if stage == "bench":
+            self.judge.bench(done, placed.placed(placed.recipe.bench or BenchSection()))
+        elif stage == "verify":
+            self.judge.verify(done, placed.recipe)
+        elif stage != "report":
+            getattr(self.judge, stage)(done)
+
+    def _take_folder(self) -> None:
+        """Two recipes that share a folder would judge, and leave, each other's work."""
+        before = self.taken.setdefault(Path(self.folder).resolve(), self.path)
+        if before.resolve() != self.path.resolve():
+            raise UsageProblem(
+                f"{self.folder} is the run's folder of {before}, too.",
+                hint='Give one of them another: out = "FOLDER".',
+                code="gate.same-run",
+            )
+
+    def _try(self, stage: str, keys: tuple[str, ...], label: str, work: Callable[[], Any]) -> Any:
+        """Do it; whatever stops it becomes a check, and the result is None."""
+        try:
+            return work()
+        except RepaconvError as problem:
+            self.judge.stopped(stage, keys, label, problem)
+        except Exception as error:  # a fault of one recipe's, or of ours in it, leaves no other recipe unjudged
+            why = str(error).splitlines()[0] if str(error) else "it does not say why"
+            hint = "This is a defect of repaconv. The command of that stage shows where it is."
+            told = f"{type(error).__name__}: {why.rstrip('.')}."
+            self.judge.stopped(stage, keys, label, RepaconvError(told, hint=hint, code="gate.unforeseen"))
+        return None
+
+
+def _headline(turn: Turn) -> str:
+    """Which step it is, and how long all that is left may take where all of it ran here before."""
+    left = "" if turn.left_s is None else f"; about {turn.left_s:.0f} s left, going by the last run"
+    does = f"runs ({turn.why}){left}" if turn.why else "is up to date"
+    return f"{turn.number} of {turn.in_all}: {turn.step.name} {does}"
+
+
+def _told_of(name: str, progress: Progress) -> Progress:
+    """Progress that says of which step."""
+    return lambda what, done, total: progress(f"{name}: {what}", done, total)
+
+
+def _left(each: Planned, journal: Journal) -> Artefact:
+    """The result of a step that is up to date."""
+    files = journal.files(each.step.name)
+    if each.stage == "fold":
+        run = run_folder.Run(journal.folder)
+        run_folder.remember(run)
+        return run_folder.fold_of(run)
+    if each.stage == "report":
+        return Artefact(stage="report", made_by={}, verdict="passed")
+    return read_artefact(next(file for file in files if stage_of(file) == each.stage), KINDS[each.stage])
+
+
+def _sound(stage: str, done: Any) -> bool:
+    """Whether it need not run again while nothing changes: what failed, or is not known for its noise, may."""
+    return stage == "report" or (done.verdict != "failed" and not getattr(done, "inconclusive", False))
+
+
+# --- the stages -----------------------------------------------------------------------------------------
+
+
+def _fold(each: Planned, placed: Placed, journal: Journal, progress: Progress) -> Artefact:
+    recipe, own = placed.recipe, own_file(placed.recipe.arch or "")
+    try:
+        return fold(
+            placed.place(recipe.checkpoint),
+            method=recipe.method,
+            arch=str(placed.place(recipe.arch)) if recipe.arch and own else recipe.arch,
+            settings=recipe.settings,
+            weights=recipe.weights,
+            sha256=recipe.sha256,
+            out=str(placed.folder),
+            force=journal.owns("fold"),
+            overrule=recipe.force,
+            progress=progress,
+        )
+    except Refused as problem:
+        if problem.code.startswith("run."):
+            problem.hint = 'Give the recipe another folder, out = "FOLDER", or move that one away.'
+        raise
+
+
+def _convert(each: Planned, placed: Placed, journal: Journal, progress: Progress) -> Artefact:
+    require_pinned(placed.place(placed.recipe.checkpoint), placed.recipe.sha256)
+    order = replace(placed.placed(each.order), out=str(placed.folder), force=journal.owns("convert"))
+    return convert_by(order, placed.place(placed.recipe.checkpoint), progress=progress)
+
+
+WORK: dict[str, Work] = {
+    "fold": _fold,
+    "convert": _convert,
+    "export": lambda each, placed, _, progress: export_by(placed.placed(each.order), placed.folder, progress=progress),
+    "verify": lambda each, placed, _, progress: verify_by(placed.placed(each.order), placed.folder, progress=progress),
+    "build": lambda each, placed, _, progress: build_by(placed.placed(each.order), placed.folder, progress=progress),
+    "bundle": lambda each, placed, _, progress: bundle_by(placed.placed(each.order), placed.folder, progress=progress),
+    "bench": lambda each, placed, _, progress: bench_by(placed.placed(each.order), placed.folder, progress=progress),
+    "report": lambda each, placed, _, progress: report(placed.folder, **vars(each.order), progress=progress),
+}
+"""What does a step of a stage."""
+KINDS: dict[str, type[Artefact]] = {
+    "convert": ConvertArtefact,
+    "export": ExportArtefact,
+    "verify": VerifyArtefact,
+    "build": BuildArtefact,
+    "bundle": BundleArtefact,
+    "bench": BenchArtefact,
+}
+"""The kind of result of each stage; that of a fold is in its file."""

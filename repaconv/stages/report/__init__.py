@@ -1,0 +1,1 @@
+"""`report`: the page of a run, or of several."""

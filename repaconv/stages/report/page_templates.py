@@ -1,0 +1,178 @@
+"""The templates, and how figures are written in them: the same words in HTML and in markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any
+
+from repaconv.results import Artefact, HistoryEntry, Link, Report, RunsReport
+from repaconv.stages.report.tradeoff_plots import pareto_svg
+
+
+def html(report: Report, pictures: Mapping[str, str]) -> str:
+    """One self-contained page: no script, nothing that is fetched.
+
+    Args:
+        report: What is shown.
+        pictures: SVG texts of our own making, by name: ``profile``, ``history-<target>``, ``drift-<link>``.
+    """
+    return _render("report.html.j2", report, pictures)
+
+
+def markdown(report: Report, _pictures: Mapping[str, str]) -> str:
+    """The same without pictures, for where HTML is not shown."""
+    return _render("report.md.j2", report, {})
+
+
+def card(report: Report, _pictures: Mapping[str, str]) -> str:
+    """A model card: verification, figures, provenance; the publisher states the license."""
+    return _render("card.md.j2", report, {})
+
+
+WRITTEN = {"html": html, "markdown": markdown, "card": card}
+"""By format."""
+
+
+def runs_html(report: RunsReport) -> str:
+    """Several runs on one page of the same kind, with the picture of what each is worth."""
+    return _render("runs.html.j2", report, {"pareto": pareto_svg(report.rows)})
+
+
+def runs_markdown(report: RunsReport) -> str:
+    """The same without the picture."""
+    return _render("runs.md.j2", report, {})
+
+
+def _render(name: str, report: Artefact, pictures: Mapping[str, str]) -> str:
+    import jinja2
+    from markupsafe import Markup
+
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("repaconv.stages.report"),
+        autoescape=jinja2.select_autoescape(["html.j2", "html"]),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= FILTERS
+    svgs = {key: Markup(svg) for key, svg in pictures.items()}  # of our own making, escaped there
+    text = environment.get_template(name).render(r=report, pictures=svgs)
+    return text.rstrip("\n") + "\n"
+
+
+def count(value: float) -> str:
+    """11,900,840."""
+    return f"{value:,.0f}"
+
+
+def ms(value: float) -> str:
+    """18.443."""
+    return f"{value:.3f}"
+
+
+def rate(value: float) -> str:
+    """1,041.2."""
+    return f"{value:,.1f}"
+
+
+def ratio(value: float) -> str:
+    """1.041."""
+    return f"{value:.3f}"
+
+
+def share(value: float) -> str:
+    """12.3%."""
+    return f"{value:.1%}"
+
+
+def error(value: float) -> str:
+    """3.6e-07."""
+    return f"{value:.1e}"
+
+
+def saved(before: float, after: float, digits: int = 1) -> str:
+    """How much less after is than before: 12.3%; where it is more, 12.3% more."""
+    if not before:
+        return ""
+    share = f"{abs(1 - after / before):.{digits}%}"
+    return f"{share} more" if after > before else share
+
+
+def less(before: float, after: float) -> str:
+    """The same in front of what it is compared with: 12.3% less than."""
+    return f"{saved(before, after)} than" if after > before else f"{saved(before, after)} less than"
+
+
+def size(value: Any) -> str:
+    """224 x 224, or dynamic."""
+    return value if isinstance(value, str) else " x ".join(map(str, value))
+
+
+def allowed(link: Link) -> str:
+    """What a link allows, in words; of a lossy one with what was measured."""
+    return link.lossy_told or ("" if link.tolerance is None else link.tolerance.description)
+
+
+def plain(value: Any) -> str:
+    """A fact's value as text."""
+    return ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+
+
+FILTERS = {each.__name__: each for each in (count, ms, rate, ratio, share, error, saved, less, size, allowed, plain)}
+
+
+COLOURS = ("#2563eb", "#d97706", "#059669", "#db2777", "#7c3aed", "#64748b")
+
+
+def history_svg(entries: Sequence[HistoryEntry]) -> str:
+    """Median milliseconds of every measurement in order; those that cannot be believed are hollow.
+
+    A line joins only what was measured alike: on one machine, with as many threads, on as many images of that size.
+    """
+    width, left, line_height = 760, 60, 14
+    ways = list(dict.fromkeys(map(_way, entries)))
+    height, floor, ceiling = 200 + (line_height * len(ways) if len(ways) > 1 else 0), 172, 14
+    top = 1.1 * max(entry.p50_ms for entry in entries)
+    across = (width - left - 20) / max(1, len(entries) - 1)
+    points = [(left + n * across, floor - (floor - ceiling) * each.p50_ms / top) for n, each in enumerate(entries)]
+    box = f'viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="11" role="img"'
+    lines = [f'<svg xmlns="http://www.w3.org/2000/svg" {box}><title>median milliseconds over the measurements</title>']
+    for part in (0.0, 0.5, 1.0):
+        y = floor - (floor - ceiling) * part
+        lines.append(
+            f'<line x1="{left}" x2="{width - 20}" y1="{y:.1f}" y2="{y:.1f}" stroke="currentColor" opacity=".2"/>'
+        )
+        lines.append(
+            f'<text x="{left - 6}" y="{y + 4:.1f}" text-anchor="end" fill="currentColor">{top * part:.2f}</text>'
+        )
+    for n, way in enumerate(ways):
+        alike = [(x, y, entry) for (x, y), entry in zip(points, entries, strict=True) if _way(entry) == way]
+        lines += _line(alike, COLOURS[n % len(COLOURS)])
+        if len(ways) > 1:
+            y, colour = 200 + line_height * n, COLOURS[n % len(COLOURS)]
+            lines.append(f'<text x="{left}" y="{y + 8}" fill="{colour}">{escape(way)}</text>')
+    ends = ((left, "start", entries[0].when), (width - 20, "end", entries[-1].when))
+    for x, anchor, when in ends if len(entries) > 1 else ends[:1]:
+        lines.append(
+            f'<text x="{x}" y="{floor + 20}" text-anchor="{anchor}" fill="currentColor">{escape(when[:10])}</text>'
+        )
+    return "\n".join([*lines, "</svg>", ""])
+
+
+def _way(entry: HistoryEntry) -> str:
+    """What must be the same for two measurements to be joined."""
+    pixels = "" if entry.image_size is None else f", {size(entry.image_size)} pixels"
+    return f"{entry.threads} threads, batch {entry.batch}{pixels}, {entry.machine}"
+
+
+def _line(alike: Sequence[tuple[float, float, HistoryEntry]], colour: str) -> list[str]:
+    path = " ".join(f"{x:.1f},{y:.1f}" for x, y, _ in alike)
+    lines = [f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.5"/>']
+    for x, y, entry in alike:
+        fill = colour if entry.quality == "trusted" else "none"
+        told = escape(f"{entry.when}: {entry.p50_ms:.3f} ms, {entry.quality}; {_way(entry)}")
+        lines.append(
+            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{fill}" stroke="{colour}"><title>{told}</title></circle>'
+        )
+    return lines

@@ -1,0 +1,307 @@
+"""report: everything that a run holds, as one page."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from repaconv.core import run_folder
+from repaconv.core.errors import Refused, RepaconvError, UsageProblem
+from repaconv.core.export_names import dotted
+from repaconv.core.file_replacement import put, require_ours, write_page
+from repaconv.core.files import alone_in, read_artefact, sha256_of, stage_of
+from repaconv.core.progress import Progress, silent
+from repaconv.results import (
+    BenchArtefact,
+    BuildArtefact,
+    BundleArtefact,
+    Change,
+    CollectArtefact,
+    ConvertArtefact,
+    EstimateArtefact,
+    ExportArtefact,
+    FinetuneArtefact,
+    FoldArtefact,
+    FoldStep,
+    Link,
+    MethodFold,
+    PaperTable,
+    Report,
+    ThroughputArtefact,
+    VerifyArtefact,
+)
+from repaconv.stages.bench.latency_baselines import history_of
+from repaconv.stages.paper_table import table
+from repaconv.stages.shared.common_checks import made_by, with_files
+from repaconv.stages.shared.run_exports import exports_of
+from repaconv.stages.verify.conversion_link import conversion_of, training_of
+
+if TYPE_CHECKING:
+    from repaconv.results import Artefact
+
+PAGES = {"html": "report.html", "markdown": "report.md", "json": "report.json", "card": "README.md"}
+"""The file of each format, in the run."""
+
+
+def report(
+    run: str | Path | None = None,
+    *,
+    format: str = "html",
+    out: str | Path | None = None,
+    paper: bool = True,
+    progress: Progress = silent,
+) -> Report:
+    """Write one page about a run: verification, savings, speed, and the commands that reproduce every figure.
+
+    Args:
+        run: The run folder; the newest run when None.
+        format: ``html``, ``markdown``, ``json``, or ``card``: a model card for a model hub.
+        out: The file; ``report.html``, ``.md`` or ``.json`` of the run, or its ``README.md``, when None.
+        paper: Also show the figures of the paper, if the method has them.
+        progress: A function that is called with each step's name, the units done and their total.
+
+    Raises:
+        UsageProblem: If there is no run, or no such format.
+    """
+    from repaconv.stages.report import page_templates as page
+
+    require_format(format)
+    taken = run_folder.find_run(Path(run) if run else None)
+    target = Path(out) if out else taken.folder / PAGES[format]
+    with alone_in(taken.folder):
+        found = gathered(taken, _paper(taken, progress) if paper and format != "card" else None)
+        if format == "json":
+            require_ours(target, "report")
+            put(target, found)
+        else:
+            pictures = _pictures(taken, found) if format == "html" else {}
+            write_page(target, page.WRITTEN[format](found, pictures))
+    return with_files(found, [taken.fold_json], [target])
+
+
+def require_format(format: str, known: Collection[str] = PAGES) -> None:
+    """Refuse a format that there is not.
+
+    Raises:
+        UsageProblem: Naming those that there are.
+    """
+    if format not in known:
+        raise UsageProblem(f"there is no format {format!r}.", hint=f"Known: {', '.join(known)}.", code="report.format")
+
+
+def gathered(taken: run_folder.Run, paper: PaperTable | None) -> Report:
+    """All that a run holds of its present fold and graphs, and what nobody looked at."""
+    folded = run_folder.fold_of(taken)
+    held = _held(taken, folded)
+    verified, exports, builds = held.verified, held.exports, held.builds
+    changed = _changed(taken, folded, exports, builds)
+    links: list[Link] = [*(verified.links if verified else ())]
+    links += [link.model_copy(update={"variant": exported.variant}) for exported in exports for link in exported.links]
+    links += [link for build in builds for link in build.links]
+    links += [link for board in held.collected for link in board.links]
+    converted, trained = conversion_of(taken, folded), training_of(taken, folded)
+    parts: list[Artefact] = [
+        *filter(None, (converted, trained)),
+        folded,
+        *([verified] if verified else []),
+        *exports,
+        *held.benches,
+        *builds,
+    ]
+    parts += held.collected
+    _, before, after = folded.saved[0]
+    before_after: list[tuple[str, float, float]] = [
+        *folded.saved,
+        # a checkpoint may be of half precision: its file says nothing beside one in float32
+        ("bytes of weights in FP32", 4 * before, 4 * after),
+    ]
+    return Report(
+        made_by=made_by(),
+        verdict="failed" if changed or any(part.verdict == "failed" for part in parts) else "passed",
+        unverified=tuple(dict.fromkeys(word for part in parts for word in part.unverified)),
+        title=f"{Path(folded.origin.path).stem}: {folded.called}",
+        converted=converted,
+        trained=trained,
+        folded=folded,
+        verified=verified,
+        exports=tuple(exports),
+        benches=tuple(held.benches),
+        throughputs=tuple(held.throughputs),
+        estimates=tuple(held.estimates),
+        builds=tuple(builds),
+        collected=tuple(held.collected),
+        links=tuple({link.model_dump_json(): link for link in links}.values()),
+        before_after=tuple(before_after),
+        worst_fold=_worst(folded, links),
+        open=(*changed, *held.gone, *_open(folded, held, links)),
+        paper=paper,
+        commands=tuple(_commands(taken, folded, held, converted, trained)),
+    )
+
+
+def _worst(folded: FoldArtefact, links: Sequence[Link]) -> float:
+    """The largest difference of the fold in float64: of its parts where there is a certificate, else of the whole."""
+    if isinstance(folded, MethodFold):
+        return max((step.max_rel_error for step in folded.certificate), default=0.0)
+    return max((link.metrics.max_rel_error for link in links if link.name == "fold" and link.metrics), default=0.0)
+
+
+class _Held(NamedTuple):
+    """What a run holds of its present fold and graphs; ``gone`` names what is of others."""
+
+    verified: VerifyArtefact | None
+    exports: list[ExportArtefact]
+    benches: list[BenchArtefact]
+    throughputs: list[ThroughputArtefact]
+    estimates: list[EstimateArtefact]
+    builds: list[BuildArtefact]
+    bundles: list[BundleArtefact]
+    collected: list[CollectArtefact]
+    gone: list[str]
+
+
+def _held(taken: run_folder.Run, folded: FoldArtefact) -> _Held:
+    """Artefacts by the hashes of what they are about."""
+    exports = [each.artefact for each in exports_of(taken, folded)]
+    models = {each.payload.sha256 for each in exports}
+    build, bench = taken.folder / run_folder.BUILD, taken.folder / run_folder.BENCH
+    builds, old_builds = _split(_all(build, "build", BuildArtefact), lambda each: each.onnx_sha256 in models)
+    bundles, _ = _split(_all(build, "bundle", BundleArtefact), lambda each: each.onnx_sha256 in models)
+    sent = {each.bundle_sha256 for each in bundles}
+    collected, other = _split(_all(build, "collect", CollectArtefact), lambda each: each.bundle_sha256 in sent)
+    files = models | {each.payload.sha256 for each in builds}
+    benches, old = _split(_all(bench, "bench", BenchArtefact), lambda each: each.latencies[0].sha256 in files)
+    many, _ = _split(_all(bench, "throughput", ThroughputArtefact), lambda each: each.rows[0].sha256 in files)
+    estimates, _ = _split(_all(bench, "estimate", EstimateArtefact), lambda each: each.sha256 in models)
+    gone = [f"the engine {each.variant}" for each in old_builds]
+    gone += [f"the latency of {each.variant}" for each in old]
+    gone += [f"the board's result {each.variant}" for each in other]
+    verified = read_artefact(taken.verify_json, VerifyArtefact) if taken.verify_json.is_file() else None
+    if verified is not None and verified.model_sha256 != folded.payload.sha256:
+        verified = None
+    if verified is not None:
+        links, stale = _split(verified.links, lambda link: link.sha256 in ("", *files))
+        gone += [f"the link {link.name} of {link.candidate}" for link in stale]
+        verified = verified.model_copy(update={"links": tuple(links)})
+    told = [f"{what} is of a file that the run no longer has" for what in gone]
+    return _Held(verified, exports, benches, many, estimates, builds, bundles, collected, told)
+
+
+def _split(given: Iterable[Any], is_present: Callable[[Any], bool]) -> tuple[list[Any], list[Any]]:
+    found: tuple[list[Any], list[Any]] = ([], [])
+    for each in given:
+        found[not is_present(each)].append(each)
+    return found
+
+
+def _changed(
+    taken: run_folder.Run, folded: FoldArtefact, exports: list[ExportArtefact], builds: list[BuildArtefact]
+) -> list[str]:
+    """Files that were changed after their verification."""
+    engines = run_folder.Run(taken.folder / run_folder.BUILD)
+    looks: list[Callable[[], Path]] = [lambda: taken.payload(folded.payload)]
+    looks += [partial(run_folder.graph_of, taken, each) for each in exports]
+    looks += [partial(engines.payload, each.payload) for each in builds]
+    found = []
+    for look in looks:
+        try:
+            look()
+        except Refused as problem:
+            found.append(problem.message.rstrip("."))
+    return found
+
+
+def _all(folder: Path, stage: str, kind: type) -> list:  # type: ignore[type-arg]
+    """Artefacts of a stage in a folder, by name."""
+    return [read_artefact(path, kind) for path in sorted(folder.glob("*.json")) if stage_of(path) == stage]
+
+
+def _open(folded: FoldArtefact, held: _Held, links: list[Link]) -> list[str]:
+    """What was not verified or measured, so that its absence is not read as a pass."""
+    found = [f"{link.name} was not run ({link.note})" for link in links if link.verdict == "not verified"]
+    if held.verified is None:
+        found.append("these weights were not verified (repaconv verify)")
+    else:
+        ran = {link.sha256 for link in held.verified.links}
+        unseen = [each for each in held.exports if each.payload.sha256 not in ran]
+        found += [f"{each.payload.path} was exported after the verification (repaconv verify)" for each in unseen]
+        if not any(link.name == "recorded" for link in held.verified.links):
+            found.append("no recorded output of the original code was compared (repaconv verify --inputs recorded.npz)")
+    if not held.exports:
+        found.append("there is no ONNX model (repaconv export)")
+    if not held.benches:
+        found.append("no latency was measured (repaconv bench)")
+    doubted = [each for each in held.benches if each.quality.verdict != "trusted"]
+    found += [f"the latency on {each.target} is {each.quality.verdict}" for each in doubted]
+    source = Path(folded.origin.path)
+    if not source.is_file() or sha256_of(source) != folded.origin.sha256:
+        found.append(f"the {folded.origin_kind} {source.name} is missing or changed: this page cannot be reproduced")
+    return found
+
+
+def _commands(
+    taken: run_folder.Run,
+    folded: FoldArtefact,
+    held: _Held,
+    converted: ConvertArtefact | None,
+    trained: FinetuneArtefact | None,
+) -> list[str]:
+    """As they would be typed here."""
+    command, source, asked = "fold", Path(folded.origin.path), folded.options
+    if converted:  # which also folds
+        command, source, asked = "convert", Path(converted.parent.path), converted.options
+    if trained:
+        command, source, asked = "finetune", Path(trained.start.path).parent, trained.options
+    elsewhere = bool(converted or trained) or taken.folder.resolve() != run_folder.usual_folder(source).resolve()
+    lines = [[command, _short(source), *asked, *(["-o", _short(taken.folder)] if elsewhere else [])]]
+    lines += [["export", *each.options] for each in held.exports]
+    lines += [["build", *each.options] for each in held.builds]
+    lines += [["verify", *held.verified.options]] if held.verified else []
+    lines += [["bench", *each.options] for each in (*held.benches, *held.throughputs, *held.estimates)]
+    lines += [["bundle", *each.options] for each in held.bundles]
+    lines += [["collect", "result.tar.gz"] for _ in held.collected]
+    lines.append(["report"])
+    return [f"repaconv {shlex.join(words)}" for words in lines]
+
+
+def _short(path: Path) -> str:
+    """From this folder, where it is below that."""
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
+
+
+def _paper(taken: run_folder.Run, progress: Progress) -> PaperTable | None:
+    """None where the method brings none, or is not installed here."""
+    try:
+        folded = run_folder.fold_of(taken)
+        return table(folded.method, progress=progress) if isinstance(folded, MethodFold) else None
+    except RepaconvError:
+        return None
+
+
+def _pictures(taken: run_folder.Run, found: Report) -> dict[str, str]:
+    from repaconv.benchmark.module_profile import bars_svg
+    from repaconv.stages.report.fold_picture import fold_svg, places_of
+    from repaconv.stages.report.page_templates import history_svg
+    from repaconv.stages.report.tradeoff_plots import trade_svg
+    from repaconv.verification.drift_plot import drift_svg
+
+    pictures = {}
+    rows: Sequence[FoldStep | Change] = getattr(found.folded, "certificate", getattr(found.folded, "changes", ()))
+    if fold := fold_svg(places_of(rows), found.title):
+        pictures["fold"] = fold
+    if found.converted and found.converted.other_files:
+        pictures["scores"] = taken.payload(found.converted.other_files[0]).read_text()
+    if found.converted and found.converted.trade:
+        pictures["trade"] = trade_svg(found.converted.trade)
+    for link in found.verified.links if found.verified else ():
+        if link.location and link.location.drift:
+            pictures[f"drift-{link.name}{dotted(link.variant)}"] = drift_svg(link)
+    for measured in found.benches:
+        if measured.profile:
+            pictures[f"profile-{measured.variant}"] = bars_svg(measured.profile)
+        if history := history_of(taken.history(measured.variant)):
+            pictures[f"history-{measured.variant}"] = history_svg(history)
+    return pictures

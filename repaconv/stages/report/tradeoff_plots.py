@@ -1,0 +1,194 @@
+"""What networks keep against how many times as fast they are, as SVG."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from typing import NamedTuple
+
+from repaconv.results import Raced, ReportRow, Trade
+
+WIDTH, HEIGHT, LEFT, RIGHT, FLOOR, CEILING, LINE = 760, 320, 70, 640, 270, 20, 14
+COLOURS = ("#2563eb", "#d97706", "#059669", "#db2777", "#7c3aed", "#64748b")
+
+
+class Point(NamedTuple):
+    """A network.
+
+    Attributes:
+        title: Its name.
+        series: What it belongs to, which has a colour.
+        speed: How many times as fast it is.
+        share: What it keeps, 0..1.
+        solid: Whether it is filled.
+        taken: Whether it is the one that was taken, which is ringed.
+        sure: Whether its speed was shown; what was not is hollow, and beats nothing.
+    """
+
+    title: str
+    series: str
+    speed: float
+    share: float
+    solid: bool = True
+    taken: bool = False
+    sure: bool = True
+
+    def beaten(self, others: Sequence[Point]) -> bool:
+        """Whether another is at least as good in both, and better in one."""
+        own = (self.speed, self.share)
+        better = (each for each in others if each.sure and each.speed >= self.speed and each.share >= self.share)
+        return not self.sure or any((each.speed, each.share) != own for each in better)
+
+
+def pareto(points: Sequence[Point]) -> tuple[Point, ...]:
+    """Those that no other beats, the slowest first."""
+    return tuple(sorted((each for each in points if not each.beaten(points)), key=lambda each: each.speed))
+
+
+def curve_svg(points: Sequence[Point], what: str) -> str:
+    """The picture: those that no other beats are named and joined; empty where there are fewer than two.
+
+    Args:
+        points: The networks.
+        what: What it is that they keep.
+    """
+    if len(points) < 2:
+        return ""
+    slow, fast = min(1.0, *(each.speed for each in points)), 1.05 * max(each.speed for each in points)
+    low, high = min(each.share for each in points), max(each.share for each in points)
+    low, high = low - 0.1 * (high - low) - 0.005, min(1.0, high + 0.1 * (high - low) + 0.005)
+
+    def at(each: Point) -> tuple[float, float]:
+        across, up = (each.speed - slow) / (fast - slow), (each.share - low) / (high - low)
+        return LEFT + (RIGHT - LEFT) * across, FLOOR - (FLOOR - CEILING) * up
+
+    series = list(dict.fromkeys(each.series for each in points))
+    colours = {name: COLOURS[n % len(COLOURS)] for n, name in enumerate(series)}
+    best, ticks = pareto(points), (0.0, 0.5, 1.0)
+    box = f'viewBox="0 0 {WIDTH} {HEIGHT + LINE * len(series)}" font-family="sans-serif" font-size="11" role="img"'
+    lines = [f'<svg xmlns="http://www.w3.org/2000/svg" {box}><title>{escape(what)} against speed</title>']
+    lines += axes(
+        [f"speedup {slow + (fast - slow) * part:.2f}" for part in ticks],
+        [f"{low + (high - low) * part:.1%}" for part in ticks],
+    )
+    joined = " ".join("{:.1f},{:.1f}".format(*at(each)) for each in best)
+    lines.append(f'<polyline points="{joined}" fill="none" stroke="currentColor" opacity=".4"/>')
+    for each in points:
+        lines += _drawn(each, *at(each), colours[each.series], named=each in best)
+    for n, name in enumerate(series):
+        y = FLOOR + 40 + LINE * n
+        lines.append(f'<circle cx="{LEFT + 4}" cy="{y - 4}" r="4" fill="{colours[name]}"/>')
+        lines.append(f'<text x="{LEFT + 14}" y="{y}" fill="{colours[name]}">{escape(name)}</text>')
+    return "\n".join([*lines, "</svg>", ""])
+
+
+def _drawn(each: Point, x: float, y: float, colour: str, *, named: bool) -> list[str]:
+    speed = f"speedup {each.speed:.2f}" if each.sure else f"not conclusive (about {each.speed:.1f}x)"
+    told = escape(f"{each.title}: {each.share:.1%}, {speed}")
+    fill = colour if each.solid and each.sure else "none"
+    lines = [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{fill}" stroke="{colour}"><title>{told}</title></circle>']
+    if each.taken:
+        lines.append(f'<circle class="taken" cx="{x:.1f}" cy="{y:.1f}" r="8" fill="none" stroke="{colour}"/>')
+    if named:
+        lines.append(f'<text x="{x + 8:.1f}" y="{y - 7:.1f}" fill="{colour}">{escape(each.title)}</text>')
+    return lines
+
+
+def axes(across: Sequence[str], up: Sequence[str]) -> list[str]:
+    """A frame, and of either axis what its beginning, its middle and its end are."""
+    lines = [f'<path d="M{LEFT} {CEILING} V{FLOOR} H{RIGHT}" fill="none" stroke="currentColor" opacity=".4"/>']
+    for part, below, beside in zip((0.0, 0.5, 1.0), across, up, strict=True):
+        x, y = LEFT + (RIGHT - LEFT) * part, FLOOR - (FLOOR - CEILING) * part
+        lines.append(f'<text x="{x:.1f}" y="{FLOOR + 18}" text-anchor="middle" fill="currentColor">{below}</text>')
+        lines.append(f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end" fill="currentColor">{beside}</text>')
+    return lines
+
+
+# --- Accuracy against time of several runs, as trained and folded, as SVG.
+
+PALE = ' opacity=".35"'
+
+
+class _Point(NamedTuple):
+    """A run as folded, and its time as trained."""
+
+    title: str
+    ms: float
+    accuracy: float
+    before_ms: float | None
+    sure: bool
+
+    def beaten(self, others: Sequence[_Point]) -> bool:
+        """Whether another is at least as good in both, and better in one; what is not known well beats nothing."""
+        return not self.sure or any(
+            each.sure
+            and each.ms <= self.ms
+            and each.accuracy >= self.accuracy
+            and (each.ms, each.accuracy) != (self.ms, self.accuracy)
+            for each in others
+        )
+
+
+def pareto_svg(rows: Sequence[ReportRow]) -> str:
+    """The picture; empty where fewer than two runs were measured alike and know their accuracy."""
+    where = next((row.target for row in rows if row.accuracy and row.after_ms), "")
+    points = [
+        _Point(row.title, row.after_ms, row.accuracy.candidate, row.before_ms, row.quality != "inconclusive")
+        for row in rows
+        if row.accuracy and row.after_ms and row.target == where
+    ]
+    if len(points) < 2:
+        return ""
+    last = 1.1 * max(value for each in points for value in (each.ms, each.before_ms or 0.0))
+    low = min(each.accuracy for each in points)
+    low -= 0.25 * (1 - low) or 0.01
+
+    def x(ms: float) -> float:
+        return LEFT + (RIGHT - LEFT) * ms / last
+
+    def y(accuracy: float) -> float:
+        return FLOOR - (FLOOR - CEILING) * (accuracy - low) / (1 - low)
+
+    box = f'viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" font-size="11" role="img"'
+    lines = [f'<svg xmlns="http://www.w3.org/2000/svg" {box}><title>accuracy against latency</title>']
+    ticks = (0.0, 0.5, 1.0)
+    lines += axes([f"{last * part:.2f} ms" for part in ticks], [f"{low + (1 - low) * part:.1%}" for part in ticks])
+    for n, each in enumerate(points):
+        colour, at = COLOURS[n % len(COLOURS)], y(each.accuracy)
+        if each.before_ms is not None:
+            ends = f'x1="{x(each.before_ms):.1f}" x2="{x(each.ms):.1f}" y1="{at:.1f}" y2="{at:.1f}"'
+            lines.append(f'<line {ends} stroke="{colour}" stroke-dasharray="3 3"/>')
+            lines.append(f'<circle cx="{x(each.before_ms):.1f}" cy="{at:.1f}" r="5" fill="none" stroke="{colour}"/>')
+        told = f"{each.title}: {each.accuracy:.1%}, {each.ms:.3f} ms{'' if each.sure else ', inconclusive'}"
+        dot = f'cx="{x(each.ms):.1f}" cy="{at:.1f}" r="5" fill="{colour}"{"" if each.sure else PALE}'
+        lines.append(f"<circle {dot}><title>{escape(told)}</title></circle>")
+        weight = "normal" if each.beaten(points) else "bold"
+        place = f'x="{x(each.ms) + 8:.1f}" y="{at - 7:.1f}" font-weight="{weight}"'
+        lines.append(f'<text {place} fill="{colour}">{escape(each.title)}</text>')
+    return "\n".join([*lines, "</svg>", ""])
+
+
+# --- The trade-off of a conversion as a picture.
+
+
+def trade_svg(trade: Trade) -> str:
+    """Quality on the validation split against the speedup on the target; the chosen conversion has a ring."""
+    rows = (trade.taken, *trade.others)
+    unchanged = Point("unconverted", "unconverted", 1.0, 1.0)
+    points = [
+        Point(named(row), row.kind, row.speed.median, kept(row), taken=row is trade.taken, sure=row.speed.conclusive)
+        for row in rows
+    ]
+    return curve_svg([unchanged, *points], "quality")
+
+
+def named(row: Raced) -> str:
+    """In a few words."""
+    replaced = [str(len(row.blocks))] if row.blocks else []
+    return f"{row.kind} {', '.join([*replaced, *map(str, row.schedule)])}"
+
+
+def kept(row: Raced) -> float:
+    """The share of first classes that stay; of a network without classes, what the error leaves of the outputs."""
+    assert row.tried is not None
+    return max(0.0, 1 - row.tried.error) if row.tried.agreement is None else row.tried.agreement

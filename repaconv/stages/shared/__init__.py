@@ -1,0 +1,1 @@
+"""What several stages need: a run's exports, input selection, engine files, targets."""

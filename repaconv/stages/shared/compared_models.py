@@ -1,0 +1,128 @@
+"""Anything that computes a network's outputs, as one of two ends: a run, a graph, an engine, or a checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from repaconv.core import run_folder
+from repaconv.core.errors import Refused, UsageProblem
+from repaconv.core.files import sha256_of
+from repaconv.graph.onnx_files import external_files, read_graph
+from repaconv.results import ComparedEnd
+from repaconv.sources.source_of_run import subject_of
+from repaconv.stages.shared.model_opening import opened
+from repaconv.stages.shared.run_exports import exports_of
+from repaconv.verification.model_runners import FixedBatch
+
+if TYPE_CHECKING:
+    from repaconv.engines.targets import Target
+    from repaconv.sources.source_model import Subject
+
+MODELS = (".onnx", ".ort", ".blob", ".engine", ".plan")
+
+
+class End(NamedTuple):
+    """One end: its file where it has one, what runs it, whose network it is if that is known, what is told of it."""
+
+    path: Path | None
+    runner: FixedBatch
+    subject: Subject | None
+    told: ComparedEnd
+
+
+def end_of(given: Path, device: Target, threads: int) -> End:
+    """Open it.
+
+    Args:
+        given: A run's folder, of which the target's or else the plainest float32 graph counts, else the folded weights;
+            an .onnx; an engine; or a checkpoint that was folded, of which the training form counts, in float32.
+        device: Whose runtime opens graphs.
+        threads: Of one inference.
+
+    Raises:
+        Refused: If there is nothing, or it does not load.
+        UsageProblem: If it is a checkpoint of which there is no run.
+    """
+    if not given.exists():
+        raise Refused(f"there is no file or folder {given}.", hint="Check its path.", code="compare.missing")
+    if given.is_dir() and run_folder.Run(given).fold_json.is_file():
+        return _of_run(given, device, threads)
+    return _of_file(given, device, threads) if given.suffix in MODELS else _of_checkpoint(given)
+
+
+def _of_run(folder: Path, device: Target, threads: int) -> End:
+    run = run_folder.Run(folder)
+    folded = run_folder.fold_of(run)
+    exact = [each.artefact for each in exports_of(run, folded) if each.artefact.precision == "fp32"]
+    if exact:
+        plainest = next((each for each in exact if each.target == device.name), exact[0])
+        return _of_file(run_folder.graph_of(run, plainest), device, threads)
+    subject = subject_of(run)
+    told = ComparedEnd(
+        name=f"{folder}, as folded",
+        engine="torch",
+        precision="fp32",
+        sha256=folded.payload.sha256,
+        bytes=folded.payload.bytes,
+    )
+    return End(None, FixedBatch(_Ported(subject, subject.stored), None), subject, told)
+
+
+def _of_file(path: Path, device: Target, threads: int) -> End:
+    found = opened(path, device, threads=threads, dims={})
+    first = found.session.inputs[0].shape[:1] if found.session.inputs else ()
+    batch = first[0] if first and isinstance(first[0], int) else None
+    home = next((each for each in path.resolve().parents[:2] if run_folder.Run(each).fold_json.is_file()), None)
+    subject = subject_of(run_folder.Run(home)) if home else None
+    files, parameters, nodes = [path], None, None
+    if path.suffix == ".onnx":
+        graph = read_graph(path)
+        files += [path.parent / name for name in external_files(graph)]
+        parameters, nodes = parameters_of(path), len(graph.graph.node)
+    told = ComparedEnd(
+        name=str(path),
+        engine=found.engine,
+        precision=found.precision,
+        sha256=sha256_of(path),
+        bytes=sum(file.stat().st_size for file in files),
+        parameters=parameters,
+        nodes=nodes,
+    )
+    return End(path, FixedBatch(found.session, batch), subject, told)
+
+
+def parameters_of(path: Path) -> int:
+    """Numbers that the graph holds."""
+    import math
+
+    import onnx
+
+    held = onnx.load(path, load_external_data=False).graph.initializer
+    return sum(math.prod(each.dims) for each in held if each.data_type in (1, 2, 3, 10, 11, 16))
+
+
+def _of_checkpoint(path: Path) -> End:
+    """The training form, of a run that knows how it is read."""
+    sha256 = sha256_of(path) if path.is_file() else ""
+    for fold in sorted(run_folder.OUT.glob("*/fold.json")):
+        run = run_folder.Run(fold.parent)
+        if sha256 and run_folder.fold_of(run).origin.sha256 == sha256:
+            subject = subject_of(run, path)
+            told = ComparedEnd(
+                name=f"{path}, as trained", engine="torch", precision="fp32", sha256=sha256, bytes=path.stat().st_size
+            )
+            return End(None, FixedBatch(_Ported(subject, subject.single()), None), subject, told)
+    raise UsageProblem(
+        f"{path} is not a run folder, an ONNX model or an engine, and no run in {run_folder.OUT}/ was made from it.",
+        hint=f"Fold it first: repaconv fold {path}",
+        code="compare.unknown",
+    )
+
+
+class _Ported:
+    """A network's form with the inputs that it takes."""
+
+    def __init__(self, subject: Subject, form: object) -> None:
+        self.inputs, self.form = subject.inputs, form
+        self.run = form.run  # type: ignore[attr-defined]

@@ -1,0 +1,93 @@
+"""The images of a lossy export, remembered with it: later stages evaluate it on those that set no value ranges."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from repaconv.core.files import canonical_json, sha256_of, sha256_of_bytes
+from repaconv.results import ExportArtefact, ImageSet, Link
+from repaconv.sources.source_model import Subject
+from repaconv.stages.shared.input_selection import Split, choose_inputs
+
+if TYPE_CHECKING:
+    from repaconv.verification.input_batches import Inputs
+
+AGAIN = "export again, or give verify --inputs or --images"
+EVALUATED = 64
+"""Images at most, by which `bench` and `build` compare outputs."""
+NONE_GIVEN = (
+    "no images: random ones show little of a lossy model, and its export had no others; give export or verify --inputs "
+    "or --images"
+)
+"""Why a lossy model that passes on random images is not verified."""
+
+
+def image_set(split: Split | None, inputs: str | Path | None, images: str | Path | None) -> ImageSet | None:
+    """What is remembered of the images of an export; None where they were random, or there were none."""
+    given = inputs or images
+    if split is None or not given:
+        return None
+    path, count = Path(given).resolve(), split.given.shape[0]
+    return ImageSet(path=str(path), sha256=_sha256(path, count), count=count, calibration=tuple(split.fitting))
+
+
+def evaluation_images(subject: Subject, exported: ExportArtefact, *, most: int | None = None) -> Inputs | str:
+    """The images of an export that set no value ranges; where they cannot be read again, the reason.
+
+    Args:
+        subject: Whose inputs and preprocessing they are.
+        exported: The export.
+        most: Take so many of them, evenly spread.
+    """
+    known = exported.images
+    if known is None:
+        return NONE_GIVEN
+    path = Path(known.path)
+    if not path.exists():
+        return f"the images of its export, {path}, are not there any more; {AGAIN}"
+    if _sha256(path, known.count) != known.sha256:
+        return f"the images of its export, {path}, were changed since; {AGAIN}"
+    folder = path.is_dir()
+    size = exported.image_size if isinstance(exported.image_size, tuple) else None
+    given = choose_inputs(
+        subject,
+        inputs=None if folder else path,
+        images=path if folder else None,
+        count=known.count if folder else None,
+        size=size,
+    )
+    places = sorted(set(range(known.count)) - set(known.calibration))
+    chosen = places if most is None else _spread(places, most)
+    of_them = "the" if len(chosen) == len(places) else f"{len(chosen)} of the"
+    which = f", {of_them} {len(places)} that did not calibrate it" if known.calibration else f", {len(chosen)} of them"
+    return given.only(chosen, given.name if len(chosen) == known.count else f"{given.name}{which}")
+
+
+def unshown(link: Link, why: str) -> Link:
+    """A link that passed where that shows nothing; one that failed stays so."""
+    if link.verdict != "passed":
+        return link
+    return link.model_copy(update={"verdict": "not verified", "note": "; ".join(filter(None, [why, link.note]))})
+
+
+def _spread(places: Sequence[int], most: int) -> list[int]:
+    """At most so many, evenly spread."""
+    count = min(most, len(places))
+    return [places[n * len(places) // count] for n in range(count)]
+
+
+def _sha256(path: Path, count: int) -> str:
+    """Of an .npz file; of so many images of a folder, of their names and contents. Empty where the folder has none."""
+    from repaconv.core.errors import Refused
+    from repaconv.verification.image_files import image_files
+
+    if not path.is_dir():
+        return sha256_of(path)
+    try:
+        files = image_files(path, count)
+    except Refused:
+        return ""
+    content = {str(file.relative_to(path)): sha256_of(file) for file in files}
+    return sha256_of_bytes(canonical_json(content).encode())

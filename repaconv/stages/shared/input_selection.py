@@ -1,0 +1,268 @@
+"""What a stage runs on: the user's .npz or folder, else seeded random images."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from repaconv.core.errors import UsageProblem
+from repaconv.results import ClassScores, Fact, ImageSize, Preprocessing
+from repaconv.stages.shared.common_checks import at_least_one
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from repaconv.engines.contract import Feeds
+    from repaconv.sources.source_model import Subject
+    from repaconv.verification.input_batches import Batch, Inputs
+
+CALIBRATION_IMAGES = 32
+NOTHING = "nothing tells how this network's images are made"
+
+
+def choose_inputs(
+    subject: Subject,
+    *,
+    inputs: str | Path | None = None,
+    images: str | Path | None = None,
+    classes: str | Path | None = None,
+    count: int | None = None,
+    seed: int = 0,
+    size: ImageSize | None = None,
+    pixels: bool = False,
+    batch: int | None = None,
+) -> Inputs:
+    """What a run's network is run on: images, or calls where it takes other inputs.
+
+    Args:
+        subject: Whose inputs and preprocessing they are.
+        inputs: An .npz.
+        images: A folder.
+        classes: A file with one class name a line, for a folder.
+        count: Of random images or calls; of a folder's images, all when None.
+        seed: Of random ones.
+        size: (height, width); that of the fold when None.
+        pixels: Make random images as pixels, so that a graph with preprocessing can take them too.
+        batch: Of drawn calls of a network that takes no images.
+
+    Raises:
+        UsageProblem: If both are given, fewer images than one, there is no preprocessing for pixels, or the network
+            takes no images.
+    """
+    from repaconv.verification import input_batches
+
+    if inputs and images:
+        raise UsageProblem("both --inputs and --images were given.", hint="Give one of them.", code="usage.inputs")
+    number, size = at_least_one("count", count, input_batches.RANDOM_IMAGES), size or subject.folded.image_size
+    if size is None:
+        _require_no_images(subject, images or pixels)
+        if inputs:
+            return input_batches.npz_calls(Path(inputs), subject.inputs, subject.outputs)
+        return subject.drawn(number, seed, batch=batch)
+    if inputs:
+        given = input_batches.npz_inputs(
+            Path(inputs), _channels(subject), subject.scores.classes if subject.scores else 0
+        )
+    elif images:
+        given = _of_folder(subject, Path(images), Path(classes) if classes else None, count, size)
+    elif pixels:
+        shape = (_channels(subject), *size)
+        given = input_batches.random_pixels(shape, preprocessing_for(subject, size), count=number, seed=seed)
+    else:
+        given = subject.drawn(number, seed, size)
+    if given.labeled and subject.scores and subject.scores.assumed:
+        given = replace(
+            given, labels=f"{given.labels}; {taken_as_scores(subject.scores, 'its shape and these labels')}"
+        )
+    return replace(given, whole=subject.folded.whole)
+
+
+def taken_as_scores(scores: ClassScores, by: str) -> str:
+    """What was decided of an output of which only the shape is known, and how to say otherwise."""
+    return (
+        f"the output {scores.told} is taken as the scores of {scores.classes} classes, by {by} "
+        "(if it is not: fold --set classes=0)"
+    )
+
+
+def scores_output(subject: Subject, given: Inputs) -> str:
+    """Which output is the scores of classes on these images; empty where none is, or nothing says that one is.
+
+    One of which only the shape is known is taken as that where the images have labels.
+    """
+    scores = subject.scores
+    return scores.output if scores and (given.labeled or not scores.assumed) else ""
+
+
+def decided(subject: Subject, given: Inputs) -> str:
+    """What was decided of labels and class scores for a lossy comparison on these images, in words."""
+    scores, told = subject.scores, [given.labels] if given.labels else []
+    if scores and not scores_output(subject, given):
+        told.append(
+            f"the output {scores.told} is compared as numbers, not as the scores of {scores.classes} classes: only its "
+            f"shape says so (if it is: fold --set classes={scores.classes})"
+        )
+    return "; ".join(told)
+
+
+def _of_folder(subject: Subject, folder: Path, classes: Path | None, limit: int | None, size: ImageSize) -> Inputs:
+    from repaconv.verification.input_batches import image_inputs
+
+    return image_inputs(
+        folder,
+        preprocessing_for(subject, size),
+        size=size,
+        channels=_channels(subject),
+        classes=subject.scores.classes if subject.scores else 0,
+        class_names=classes,
+        limit=limit,
+    )
+
+
+def _channels(subject: Subject) -> int:
+    return int(subject.inputs[0].shape[1] or 0)
+
+
+def _require_no_images(subject: Subject, asked: Any) -> None:
+    """Refuse images for a network of other inputs."""
+    if asked:
+        takes = ", ".join(f"{port.name} {list(port.shape)} {port.dtype}" for port in subject.inputs)
+        raise UsageProblem(
+            f"this network takes no images [N, C, H, W]: {takes}.",
+            hint="Give its inputs by name with --inputs FILE.npz, or nothing: they are drawn.",
+            code="inputs.none",
+        )
+
+
+def preprocessing_for(subject: Subject, size: ImageSize | None = None) -> Preprocessing:
+    """What turns pixels into images for a network, of that size where it is another than the fold's.
+
+    Raises:
+        UsageProblem: If nothing tells that, or it is for other channels.
+    """
+    from repaconv.method_api.preprocessing import at_size
+
+    wanted, channels = subject.folded.preprocessing, _channels(subject)
+    if wanted is None:
+        why = [f"{fact.source} says what is not done here ({fact.against})" for fact in _untaken(subject)]
+        raise UsageProblem(
+            f"{(why or [NOTHING])[0]}.",
+            hint="Fold with --set mean=... --set std=..., on the scale of 0 to 255, one number for each channel.",
+            code="preprocessing.none",
+        )
+    if channels not in (1, 3) or len(wanted.mean) not in (1, channels):
+        raise UsageProblem(
+            f"the network takes {channels} channels, and its preprocessing has {len(wanted.mean)} means.",
+            hint="Fold with --set mean=... --set std=..., one number for each channel.",
+            code="preprocessing.channels",
+        )
+    return at_size(wanted, size or wanted.image_size)
+
+
+def _untaken(subject: Subject) -> list[Fact]:
+    from repaconv.method_api.preprocessing import PREPROCESSING
+
+    return [fact for fact in subject.folded.facts if fact.name == PREPROCESSING]
+
+
+class Split(NamedTuple):
+    """Images of which some calibrate a lower precision, evenly spread, some may choose among several, others judge it.
+
+    Attributes:
+        given: All of them.
+        fitting: Places of those that calibrate.
+        judging: Places of those that judge what was chosen.
+        batch: Of a call where it is fixed, else None.
+        choosing: Places of those that choose.
+    """
+
+    given: Inputs
+    fitting: list[int]
+    judging: list[int]
+    batch: int | None
+    choosing: tuple[int, ...] = ()
+
+    @property
+    def whole(self) -> bool:
+        """Whether a call is judged as one."""
+        return self.given.whole
+
+    @classmethod
+    def of(cls, given: Inputs, *, batch: int | None = None, ranges: bool = True) -> Split:
+        """Half of them calibrate, `CALIBRATION_IMAGES` at most; none where a precision needs no ranges.
+
+        Raises:
+            UsageProblem: If there are too few.
+        """
+        count = given.shape[0]
+        wanted = min(CALIBRATION_IMAGES, count // 2) if ranges else 0
+        if ranges and not wanted:
+            raise UsageProblem(
+                f"{given.name}: one image cannot both calibrate a lower precision and evaluate it.",
+                hint="Give at least two images with --inputs or --images, better some hundreds.",
+                code="inputs.too-few",
+            )
+        fitting = [place * count // wanted for place in range(wanted)]
+        return cls(given, fitting, sorted(set(range(count)) - set(fitting)), batch)
+
+    def halved(self) -> Split:
+        """Of those that would judge every second one chooses: what is reported in the end has chosen nothing."""
+        return self._replace(choosing=tuple(self.judging[::2]), judging=self.judging[1::2])
+
+    @property
+    def told(self) -> str:
+        """Which they are, in words."""
+        calibrate = [f"{len(self.fitting)} for calibration"] if self.fitting else []
+        choose = [f"{len(self.choosing)} for validation"] if self.choosing else []
+        others = f"{'the other ' if calibrate else ''}{len(self.judging)} for evaluation"
+        return f"{self.given.name}: {', '.join([*calibrate, *choose, others])}"
+
+    def labelled(self, places: Sequence[int]) -> int:
+        """How many of these images have a label."""
+        found = (self.given.piece(place, place + 1).labels for place in places)
+        return sum(int((labels >= 0).sum()) for labels in found if labels is not None)
+
+    def calibrating(self) -> list[Feeds]:
+        """Calls; of images where the batch is fixed, the last is filled up with images of its own."""
+        batch = None if self.given.whole else self.batch
+        calls = [call.given for call in self._calls(self.fitting)]
+        return [{name: filled(array, batch) for name, array in call.items()} for call in calls]
+
+    def judges(self) -> Iterator[Batch]:
+        """Calls; the last may have fewer images."""
+        return self._calls(self.judging)
+
+    def chooses(self) -> Iterator[Batch]:
+        """Calls; the last may have fewer images."""
+        return self._calls(self.choosing)
+
+    def _calls(self, places: Sequence[int]) -> Iterator[Batch]:
+        from repaconv.verification.input_batches import Batch
+
+        step = 1 if self.given.whole else self.batch or 8
+        for start in range(0, len(places), step):
+            yield Batch.joined([self.given.piece(place, place + 1) for place in places[start : start + step]])
+
+
+def require_same_size(given: Inputs, size: ImageSize) -> None:
+    """Refuse images of another size than a graph takes.
+
+    Raises:
+        UsageProblem: Naming both.
+    """
+    if given.size != tuple(size):
+        raise UsageProblem(
+            f"{given.name} are of {' x '.join(map(str, given.size or ()))} pixels, the graph takes "
+            f"{' x '.join(map(str, size))}.",
+            hint="Give images of that size, or --image-size.",
+            code="inputs.shape",
+        )
+
+
+def filled(images: NDArray[Any], batch: int | None) -> NDArray[Any]:
+    """A batch [n, ...] of so many images: these, again and again."""
+    return images if batch is None else np.resize(images, (batch, *images.shape[1:]))

@@ -1,0 +1,211 @@
+"""A graph typed lower: its ranges are measured on some images, and others judge it."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Collection, Iterable
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from repaconv.benchmark.cpu_isa_level import clips_int8
+from repaconv.core.errors import UsageProblem, nearest
+from repaconv.core.progress import Progress
+from repaconv.engines.contract import Feeds, Session
+from repaconv.results import Link
+from repaconv.sources.verified_onnx_export import BF16_NOTE, runnable
+from repaconv.stages.shared.input_selection import Split, filled, scores_output
+from repaconv.verification.divergence_location import PLACES_AT_ONCE
+from repaconv.verification.model_runners import OnnxTrace, load_onnx, named
+
+if TYPE_CHECKING:
+    import onnx
+    import onnx as onnx_package
+
+    from repaconv.engines.contract import Feeds, Session
+    from repaconv.engines.targets import Target
+    from repaconv.onnx_export.fp16_and_int8 import Int8
+    from repaconv.sources.source_model import Subject
+    from repaconv.stages.shared.preset_choice import Written
+
+
+def require_computed(device: Target, precision: str, quantizer: str) -> None:
+    """Refuse what the target does not compute in, or makes of a float32 graph itself; and see `int8_for`.
+
+    Raises:
+        EnvironmentProblem: If the quantizer is not here.
+        UsageProblem: Saying what it computes in.
+    """
+    if precision not in device.precisions:
+        raise UsageProblem(
+            f"the target {device.name} does not compute in {precision}.",
+            hint=f"It takes {', '.join(device.precisions)}.",
+            code="precision",
+        )
+    if precision == "tf32":
+        raise UsageProblem(
+            "a file cannot be exported in tf32: the runtime computes a float32 model in it.",
+            hint=(
+                f"Export in fp32 with repaconv export --target {device.name}, then bench --target {device.name} "
+                "--precision tf32."
+            ),
+            code="precision",
+        )
+    if precision == "bf16" and device.typed_by == "runtime":
+        raise UsageProblem(
+            f"{device.runtime} converts a float32 model to bf16 itself.",
+            hint=(
+                f"Export in fp32 with repaconv export --target {device.name}, then build --target {device.name} "
+                "--precision bf16."
+            ),
+            code="precision",
+        )
+    if precision == "int8":
+        int8_for(device, quantizer)
+
+
+def int8_for(device: Target, quantizer: str = "") -> Int8:
+    """How a target takes int8, by that quantizer; by ONNX Runtime's where none is named.
+
+    Raises:
+        EnvironmentProblem: If it is not here.
+        UsageProblem: If there is none of that name, or it is not for such a target.
+    """
+    from repaconv.onnx_export.fp16_and_int8 import QUANTIZERS, Int8
+    from repaconv.onnx_export.nncf_quantization import require_nncf
+
+    by, symmetric = quantizer or QUANTIZERS[0], "zero-points" in device.forbids
+    if by not in QUANTIZERS:
+        raise UsageProblem(
+            f"there is no quantizer {by!r}.",
+            hint=f"{nearest(by, QUANTIZERS)}Known: {', '.join(QUANTIZERS)}.",
+            code="quantiser",
+        )
+    if by != QUANTIZERS[0] and symmetric:
+        raise UsageProblem(
+            f"{device.name} takes INT8 without zero points, for which onnxruntime is the only quantizer; {by} is for "
+            "CPUs.",
+            hint="Remove --quantizer.",
+            code="quantiser",
+        )
+    if by.startswith("nncf"):
+        require_nncf()
+    return Int8(symmetric, clips_int8(device.architecture), by)
+
+
+def loader_for(architecture: str, precision: str) -> Callable[..., Session]:
+    """How a graph for a processor runs here: as ONNX Runtime computes it; in int8 for another device as it is written.
+
+    What this processor's kernels clip, another's do not.
+    """
+    elsewhere = precision == "int8" and architecture != platform.machine()
+    return partial(load_onnx, as_written=True) if elsewhere else load_onnx
+
+
+class Typed(NamedTuple):
+    """A graph in a precision, the link that judged it, and its nodes that stay in float32."""
+
+    model: onnx_package.ModelProto
+    links: tuple[Link, ...] = ()
+    islands: tuple[str, ...] = ()
+
+
+def typed_lower(
+    model: onnx_package.ModelProto,
+    precision: str,
+    given: Split,
+    subject: Subject,
+    *,
+    device: Target,
+    form: Written,
+    nodes: Collection[str] = (),
+    progress: Progress,
+) -> Typed:
+    """The graph in that precision, judged by the float32 one on images that did not calibrate it.
+
+    Args:
+        model: The float32 graph.
+        precision: To which it is brought.
+        given: The images.
+        subject: The network.
+        device: For which it is.
+        form: Who writes int8, and what that leaves in float32.
+        nodes: Names of nodes that stay in float32 in any precision.
+        progress: See `Progress`.
+    """
+    from repaconv.verification.divergence_location import broken, locate
+    from repaconv.verification.model_runners import FixedBatch, OnnxTrace
+    from repaconv.verification.output_comparison import compared
+    from repaconv.verification.tolerances import tolerance
+
+    progress(f"to {precision}", 0, 0)
+    calibrating, how = given.calibrating(), int8_for(device, form.quantizer)
+    typed, kept = in_precision(model, precision, calibrating, how, form.keep, nodes)
+    scores = scores_output(subject, given.given)
+    allowed = tolerance(precision, logits=bool(scores), decides=subject.decides)
+    runs_here, load = runnable(typed, precision), loader_for(device.architecture, precision)
+    batch = None if given.whole else given.batch
+    before = FixedBatch(load_onnx(model), batch)
+    after = FixedBatch(load(runs_here.SerializeToString()), batch)
+    progress(f"{precision} against float32", 0, 0)
+    found = compared(before, after, given.judges(), f"ONNX, {precision}", allowed, scores=scores, whole=given.whole)
+    links = found.links(precision, "ONNX, float32", BF16_NOTE if precision == "bf16" else "")
+    right, wrong = (OnnxTrace(*form, by_module=False) for form in ((model, load_onnx), (runs_here, load)))
+    # a layer that is broken is so on what calibrated it; that another image goes beyond a range is the link's to judge
+    first = calibrating[0] if calibrating else next(given.judges()).given
+    first = {name: filled(array, batch) for name, array in first.items()}
+    where = locate(right, wrong, first, allowed=None, decides=subject.decides)
+    return Typed(typed, tuple(broken(link, where) for link in links), kept)
+
+
+def in_precision(
+    model: onnx_package.ModelProto,
+    precision: str,
+    calls: list[Feeds],
+    how: Int8,
+    keep: Collection[str] = (),
+    nodes: Collection[str] = (),
+) -> tuple[onnx_package.ModelProto, tuple[str, ...]]:
+    """The graph typed lower, by ranges on these calls, and the nodes that stay in float32.
+
+    Args:
+        model: The float32 graph.
+        precision: To which it is brought.
+        calls: Its inputs.
+        how: How int8 is written.
+        keep: Modules that int8 leaves in float32.
+        nodes: Nodes that any precision leaves in float32.
+    """
+    from repaconv.onnx_export.bfloat16 import to_bf16
+    from repaconv.onnx_export.fp16_and_int8 import islands, to_fp16, to_int8
+    from repaconv.onnx_export.quantization_layer_groups import nodes_of
+
+    if precision == "fp16":
+        kept = tuple(dict.fromkeys((*islands(model, largest_values(model, load_onnx, calls)), *nodes)))
+        return to_fp16(model, kept), kept
+    if precision == "bf16":
+        return to_bf16(model, nodes), tuple(nodes)
+    kept = tuple(dict.fromkeys((*nodes_of(model, keep), *nodes)))
+    return to_int8(model, calls, kept, how), kept
+
+
+# --- How large the values of a graph get.
+
+
+def largest_values(
+    model: onnx.ModelProto, load: Callable[[bytes], Session], calls: Iterable[Feeds]
+) -> dict[str, float]:
+    """max|value| by name over these calls; NaN where a value was."""
+    trace = OnnxTrace(model, load, by_module=False)
+    stored = {weight.name for weight in model.graph.initializer}
+    names = [value.name for value in model.graph.input if value.name not in stored]
+    found = dict.fromkeys(names, 0.0)
+    for call in calls:
+        feeds = named(names, call)
+        found |= {name: max(found[name], float(np.abs(array).max(initial=0.0))) for name, array in feeds.items()}
+        places = trace.places(feeds)
+        for start in range(0, len(places), PLACES_AT_ONCE):
+            for place, value in trace.values(places[start : start + PLACES_AT_ONCE], feeds).items():
+                found[place.name] = float(np.maximum(found.get(place.name, 0.0), np.abs(value).max(initial=0.0)))
+    return found

@@ -1,0 +1,162 @@
+"""Which form a run's graphs will be written in: by name, by what the tuner found before, or by its file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from repaconv.core import plugins
+from repaconv.core.errors import Refused, RepaconvError, UsageProblem
+from repaconv.core.files import cache_folder, canonical_json, read_artefact, sha256_of_bytes
+from repaconv.results import FoldArtefact, TuneArtefact
+from repaconv.rewrites.presets import DEFAULT, FASTEST, NAMED, OFFICIAL
+from repaconv.stages.shared.common_checks import made_by
+
+if TYPE_CHECKING:
+    from repaconv.engines.targets import Target
+    from repaconv.sources.source_model import Subject
+
+TUNED = "tuned"
+"""Folder of the tuner's results, in a run and in the cache."""
+
+
+class Written(NamedTuple):
+    """A form's name, its rewrites, the modules that int8 leaves in float32, and who writes int8.
+
+    None leaves rewrites to the target of the export.
+    """
+
+    name: str
+    rewrites: tuple[str, ...] | None
+    keep: tuple[str, ...] = ()
+    quantizer: str = ""
+
+
+def shapes_sha256(shapes: Mapping[str, Any]) -> str:
+    """A hash of `FoldArtefact.shapes`."""
+    return sha256_of_bytes(canonical_json(dict(shapes)).encode())
+
+
+def chosen_form(form: str | Path, official: tuple[str, ...], shapes: str) -> Written:
+    """The form that was asked for.
+
+    Args:
+        form: One of `NAMED`, or the file that `tune` wrote.
+        official: Rewrites of the official form.
+        shapes: See `shapes_sha256`.
+
+    Raises:
+        UsageProblem: If there is no such form, or nothing was tuned.
+        Refused: If the file is no result of `tune`, or is of another network.
+    """
+    if form == DEFAULT:
+        return Written(DEFAULT, None)
+    if form == OFFICIAL:
+        return Written(OFFICIAL, official)
+    if form == FASTEST:
+        return Written(FASTEST, _known(shapes).deployment.rewrites)
+    found = _tuned(Path(form), shapes).deployment
+    return Written(Path(form).name, found.rewrites, found.fp32_modules, found.quantizer)
+
+
+def deployed(form: str | Path | None, folded: FoldArtefact) -> TuneArtefact | None:
+    """What `tune` found for a network, where that is the form that is asked for; None of other forms.
+
+    Raises:
+        UsageProblem: See `chosen_form`.
+        Refused: See `chosen_form`; or if what it loses was judged of other weights.
+    """
+    if form in (None, DEFAULT, OFFICIAL):
+        return None
+    shapes = shapes_sha256(folded.shapes)
+    tuned = _known(shapes) if form == FASTEST else _tuned(Path(str(form)), shapes)
+    if tuned.model_sha256 not in ("", folded.payload.sha256):
+        raise Refused(
+            f"{form} is lossy, and its loss was evaluated with other weights.",
+            hint="Tune this network: repaconv tune CHECKPOINT --max-disagreement SHARE --images DIR.",
+            code="form.weights",
+        )
+    return tuned
+
+
+def _tuned(path: Path, shapes: str) -> TuneArtefact:
+    """What `tune` wrote, of a network of these shapes."""
+    if not path.is_file():
+        known = ", ".join(NAMED)
+        raise UsageProblem(
+            f"{path} is neither a rewrite preset nor a file.",
+            hint=f"Known presets: {known}; or give a result file of `repaconv tune`.",
+            code="form.unknown",
+        )
+    tuned = read_artefact(path, TuneArtefact)
+    if tuned.shapes_sha256 != shapes:
+        raise Refused(
+            f"{path} belongs to a network with other shapes.",
+            hint="Tune this network: repaconv tune CHECKPOINT.",
+            code="form.shapes",
+        )
+    return tuned
+
+
+def written_for(asked: str | None, subject: Subject, device: Target, quantizer: str | None) -> Written:
+    """The form that is asked for here, else the one that was where the network was folded, and who writes int8: who is
+    asked for, else who does in that form if that is for such a target.
+
+    Raises:
+        UsageProblem: See `chosen_form`.
+        Refused: See `chosen_form`.
+    """
+    folded = subject.folded
+    if asked is None:
+        found = Written(folded.preset, folded.rewrites, folded.fp32_modules, folded.quantizer)
+    else:
+        found = chosen_form(asked, subject.official if asked == OFFICIAL else (), shapes_sha256(folded.shapes))
+    own = found.quantizer if found.quantizer in device.quantizers else ""
+    return found._replace(quantizer=quantizer or own)
+
+
+def remembered(path: Path) -> TuneArtefact | None:
+    """An answer of `tune` in the cache; None if there is none, or of another version that is not read any more."""
+    try:
+        return read_artefact(path, TuneArtefact)
+    except Refused:
+        return None
+
+
+def _known(shapes: str) -> TuneArtefact:
+    """What was tuned for these shapes on this machine, by what is installed.
+
+    On the processor, one image, one thread, before all others; then what was searched longest and to the end, then the
+    fastest.
+    """
+    from repaconv.benchmark.machine_fingerprint import fingerprint, machine_key
+
+    here = machine_key(fingerprint(()))
+    every = [remembered(path) for path in sorted(cache_folder(TUNED).glob(f"{shapes[:16]}-*.json"))]
+    found = [tuned for tuned in every if tuned and tuned.shapes_sha256 == shapes and not tuned.model_sha256]
+    found = [tuned for tuned in found if machine_key(tuned.machine) == here and _still_holds(tuned)]
+    if not found:
+        raise UsageProblem(
+            "no result of `tune` for this network's shapes was found on this machine.",
+            hint="Run `repaconv tune CHECKPOINT` once, or give --preset default.",
+            code="form.unknown",
+        )
+    searched = {id(tuned): sum(row.ratio is not None for row in tuned.candidates) for tuned in found}
+
+    def rank(tuned: TuneArtefact) -> tuple[Any, ...]:
+        how = tuned.baseline
+        usual = (tuned.target != "x86-64", tuned.objective, how.batch, how.threads)
+        return (*usual, -searched[id(tuned)], not tuned.complete, -(tuned.ratio.median if tuned.ratio else 1))
+
+    return min(found, key=rank)
+
+
+def _still_holds(tuned: TuneArtefact) -> bool:
+    """Whether it is of this repaconv and of the runtime that is here."""
+    name = tuned.deployment.runtime
+    try:
+        same = plugins.load(plugins.ENGINES, name).version() == tuned.runtimes[name]
+    except RepaconvError:
+        return False
+    return bool(same) and tuned.made_by["repaconv"] == made_by()["repaconv"]

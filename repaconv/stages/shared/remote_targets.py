@@ -1,0 +1,142 @@
+"""A target that is not this machine: how its latency is had all the same, each way as a line to copy."""
+
+from __future__ import annotations
+
+import platform
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from repaconv.core import plugins, run_folder
+from repaconv.core.errors import EnvironmentProblem
+from repaconv.core.export_names import Variant
+from repaconv.engines.nvidia_gpu import require_card
+from repaconv.options.stage_options import BenchOrder, EstimateOrder
+from repaconv.stages.shared.common_checks import load_target
+from repaconv.stages.shared.engine_files import lowers, takes_networks
+from repaconv.stages.shared.run_exports import exports_of
+
+if TYPE_CHECKING:
+    from repaconv.engines.contract import Engine
+    from repaconv.engines.targets import Target
+    from repaconv.results import BuildArtefact, ExportArtefact
+
+
+def why_not_here(device: Target) -> str:
+    """Why a target is not this machine; empty where it is, or where only a package is missing."""
+    engine: Engine = plugins.load(plugins.ENGINES, device.runtime)
+    if device.architecture not in ("", platform.machine()):
+        return f"its processor is an {device.architecture}, this machine's an {platform.machine()}"
+    try:
+        if "elsewhere" in engine.can:  # a runtime that is installed to build with
+            require_card(engine.name)
+        engine.version()
+    except EnvironmentProblem as problem:
+        away = device.compute_capability or problem.code == "card.missing"
+        return problem.message.rstrip(".") if away else ""
+    return ""
+
+
+def target_of(done: ExportArtefact | BuildArtefact) -> tuple[str, Target]:
+    """The target of a result: as it was given, which is the path of a file for the user's own, and what it is."""
+    words = done.options
+    given = words[words.index("--target") + 1] if "--target" in words[:-1] else done.target
+    return given, load_target(given)
+
+
+def measured_by(exported: ExportArtefact, run: Path | None) -> str:
+    """What measures an export, or is first of what does, as it is typed behind ``repaconv``.
+
+    Args:
+        exported: The export.
+        run: Its folder; None where that is the one taken by itself.
+    """
+    given, device = target_of(exported)
+    words = [*([str(run)] if run else []), "--target", given]
+    words += [] if exported.precision == "fp32" else ["--precision", exported.precision]
+    if not why_not_here(device):
+        return shlex.join(["bench", *words])
+    if device.runtime == "tensorrt":
+        return shlex.join(["bundle", *words])
+    if "elsewhere" in plugins.load(plugins.ENGINES, device.runtime).can:
+        return shlex.join(["build", *words])
+    return shlex.join(["bench", *words, "--estimate"])
+
+
+def require_here(device: Target, order: BenchOrder, model: str | Path | None, run: run_folder.Run | None) -> None:
+    """Refuse to measure a target that is not this machine.
+
+    Args:
+        device: The target.
+        order: What was asked for; the lines repeat its target and precision.
+        model: As it was given.
+        run: Whose it is; None of a bare graph.
+
+    Raises:
+        EnvironmentProblem: With the ways that there are.
+    """
+    if not (why := why_not_here(device)):
+        return
+    exported = _exported(device, order, run) if run else None
+    lines = ways(device, order, model, exported=exported, home=run.folder if run else Path())
+    raise EnvironmentProblem(
+        f"{device.name} is not this machine ({why}), so its latency must be measured there or estimated.",
+        hint="\n  ".join(["Use one of these:", *lines]),
+        code="bench.elsewhere",
+    )
+
+
+def ways(
+    device: Target,
+    order: BenchOrder,
+    model: str | Path | None = None,
+    *,
+    exported: bool | None = True,
+    home: Path = Path("RUN"),
+) -> list[str]:
+    """Commands that measure or estimate a run there, each with what it is for.
+
+    Args:
+        device: The target.
+        order: Its target and precision are repeated.
+        model: The run as it was given; none for the newest.
+        exported: Whether the run has what they take; None of a bare graph, which belongs to no run.
+        home: The run's folder, where engines are named.
+    """
+    of = f" {shlex.quote(str(model))}" if model else ""
+    asked = EstimateOrder(target=order.target, precision=order.precision).words()
+    words = f"{of} {shlex.join(asked)}"
+    bench = f"repaconv bench{words}"
+    networks, of_run = takes_networks(device), exported is not None
+    told = "what is estimated" if networks else "first of all"
+    graph = EstimateOrder(target=order.target, precision=_typed(device, order)).words()
+    export = [] if exported is not False else [(f"repaconv export{of} {shlex.join(graph)}", told)]
+    if of_run and device.runtime == "tensorrt":
+        there = [
+            (f"repaconv bundle{words}", "take it there by hand,"),
+            (f"repaconv collect result.tar.gz{of}", "and compare what comes back"),
+            (f"{bench} --host user@board", "by ssh"),
+        ]
+    elif of_run and "elsewhere" in plugins.load(plugins.ENGINES, device.runtime).can:
+        name = Variant(target=device.name, precision=order.precision).full
+        engine = shlex.quote(str(home / run_folder.BUILD / f"{name}.engine"))
+        there = [(f"repaconv build{words}", "here,"), (f"repaconv bench {engine}", "and on that machine")]
+    else:
+        there = [(bench, "on that machine itself")]
+    if of_run and not networks and there[-1][0].startswith(bench):
+        there.append((f"{bench} --scheduler tcp://HOST:8786", "by a cluster"))
+    measured = [*there, *export] if networks else [*export, *there]  # networks are measured as they are
+    found = [*measured, (f"{bench} --estimate", "estimated, not measured")]
+    width = max(len(line) for line, _ in found)
+    return [f"{line:{width}}  # {told}" for line, told in found]
+
+
+def _exported(device: Target, order: BenchOrder, run: run_folder.Run) -> bool:
+    """Whether the run has an export for that target in that precision."""
+    every = [each.artefact for each in exports_of(run, run_folder.fold_of(run))]
+    return (device.name, _typed(device, order)) in {(each.target, each.precision) for each in every}
+
+
+def _typed(device: Target, order: BenchOrder) -> str:
+    """The precision of the graph that is taken."""
+    return "fp32" if lowers(device, order.precision) else order.precision

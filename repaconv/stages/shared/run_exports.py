@@ -1,0 +1,158 @@
+"""The exports of a run, beside each other, and which of them a stage takes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from repaconv.core import run_folder
+from repaconv.core.errors import Refused, UsageProblem
+from repaconv.core.export_names import Variant, usual_size
+from repaconv.core.files import canonical_json, read_artefact, sha256_of_bytes, stage_of
+from repaconv.results import ExportArtefact, FoldArtefact, ImageSize
+from repaconv.stages.shared.common_checks import load_target
+
+if TYPE_CHECKING:
+    from repaconv.engines.targets import Target
+
+_BEARS_ON_GRAPHS = {"opset", "newest_opset", "forms", "unsupported_ops", "forbids", "typed_by"}
+
+
+class Export(NamedTuple):
+    """An export of a run: its artefact, where that is written, and what tells it from the others."""
+
+    artefact: ExportArtefact
+    path: Path
+    variant: Variant
+
+
+def target_sha256(device: Target) -> str:
+    """What a target says that bears on graphs: two of one name may say another."""
+    plain = device.model_dump(mode="json", include=_BEARS_ON_GRAPHS)
+    plain["lacks"] = plain.pop("unsupported_ops")  # its former name, so that earlier exports keep their hash
+    return sha256_of_bytes(canonical_json(plain).encode())
+
+
+def exports_of(run: run_folder.Run, folded: FoldArtefact) -> list[Export]:
+    """All of them, the plainest first.
+
+    Raises:
+        Refused: If one was made from other weights.
+    """
+    found = []
+    for path in run.later_stages():
+        if stage_of(path) != "export":
+            continue
+        artefact = read_artefact(path, ExportArtefact)
+        if artefact.model_sha256 != folded.payload.sha256:
+            raise Refused(
+                f"{path} was exported from other weights than {run.payload_of_fold(folded)}.",
+                hint="Export again: repaconv export",
+                code="artefact.hash",
+            )
+        found.append(Export(artefact, path, Variant.of(artefact, folded)))
+    return sorted(found, key=lambda each: (each.variant.name.count("."), each.variant.name))
+
+
+def export_for(
+    run: run_folder.Run,
+    folded: FoldArtefact,
+    target: str | Target,
+    precision: str = "fp32",
+    *,
+    model: Path | None = None,
+    batch: int | None = None,
+    image_size: ImageSize | None = None,
+    form: str | None = None,
+) -> Export:
+    """The export that a stage takes: that of its target and its precision.
+
+    Of several it is that which was asked for, where what is not said is usual: a free batch, images of the network's
+    size, no preprocessing, the fold's form, the target's opset, no layer kept in FP32 by name. If there is none such,
+    the only one that fits. No third guess.
+
+    Args:
+        run: The run.
+        folded: Its fold.
+        target: Whose.
+        precision: Of the graph.
+        model: The ONNX file itself, which settles it.
+        batch, image_size: That it must take.
+        form: What it was written in, by its name or that of its file.
+
+    Raises:
+        Refused: If an export of the run is of other weights.
+        UsageProblem: If there is none for that target, or several and nothing chooses.
+    """
+    device, size = load_target(target), image_size or usual_size(folded)
+    every = exports_of(run, folded)
+    found = [each for each in every if (each.artefact.target, each.artefact.precision) == (device.name, precision)]
+    found = [each for each in found if each.artefact.target_sha256 == target_sha256(device)]
+    if model is not None:
+        found = [each for each in found if _file(run, each).resolve() == model.resolve()]
+    found = [each for each in found if form in (None, each.artefact.preset)]
+    if not found:
+        raise _none(run, every, target, device, precision, model, form)
+    if len(found) == 1:
+        return found[0]
+    usual = (batch or folded.batch, size, False, form or folded.preset, None, ())
+    exact = [each for each in found if _asked(each) == usual]
+    fitting = [each for each in found if _takes(each, batch, image_size)]
+    if len(exact) == 1 or len(fitting) == 1:
+        return (exact if len(exact) == 1 else fitting)[0]
+    raise UsageProblem(
+        f"{run.folder} has several {precision} ONNX models for {device.name}: "
+        f"{', '.join(str(_file(run, each)) for each in found)}.",
+        hint="Give one of these files instead of the run folder. bench also selects by --batch and --image-size.",
+        code="run.several-models",
+    )
+
+
+def _asked(export: Export) -> tuple[int | str, ImageSize | str | None, bool, str, int | None, tuple[str, ...]]:
+    has = export.artefact
+    return has.batch, has.image_size, has.preprocessing, has.preset, has.chosen_opset, has.fp32_modules
+
+
+def _takes(export: Export, batch: int | None, size: ImageSize | None) -> bool:
+    """Whether it takes that batch and that size, where they matter."""
+    has = export.artefact
+    return has.batch in ("dynamic", batch or has.batch) and has.image_size in (None, "dynamic", size or has.image_size)
+
+
+def float32_beside(run: run_folder.Run, folded: FoldArtefact, low: ExportArtefact) -> Export | None:
+    """The float32 export of the same target, the one that is alike in all else if there is one."""
+    found = [
+        each
+        for each in exports_of(run, folded)
+        if each.artefact.precision == "fp32" and each.artefact.target == low.target
+    ]
+    alike = Variant.of(low, folded).model_copy(update={"precision": "fp32", "fp32_modules": ()})
+    return min(found, key=lambda each: each.variant != alike, default=None)
+
+
+def _file(run: run_folder.Run, export: Export) -> Path:
+    return run.folder / export.artefact.payload.path
+
+
+def _none(
+    run: run_folder.Run,
+    every: list[Export],
+    target: str | Target,
+    device: Target,
+    precision: str,
+    model: Path | None,
+    form: str | None,
+) -> UsageProblem:
+    """Why there is nothing to take, and the command that would make it."""
+    wanted = Variant(target=target if isinstance(target, str) else device.name, precision=precision)
+    none = f"{run.folder} has no {precision} ONNX model for {device.name} yet"
+    if model is not None:
+        none = f"{model} is no {precision} ONNX model of {run.folder} for {device.name}"
+    elif form is not None:
+        none += f" in the form {form}"
+    elif any((each.artefact.target, each.artefact.precision) == (device.name, precision) for each in every):
+        none += " but for what the target said before"
+    others = ", ".join(each.variant.full for each in every)
+    told = f"; it has {others}" if others else ""
+    options = f"{wanted.options} --preset {form}" if form else wanted.options
+    return UsageProblem(f"{none}{told}.", hint=f"repaconv export {options}", code="run.no-model")

@@ -1,0 +1,132 @@
+"""Checkpoints of ours, and the folded weights as one safetensors file, written part by part: never held whole.
+
+The library's own writer wants all tensors at once and copies them. The format is its published one: the
+header's length, the header as JSON, the bytes of the tensors.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+from repaconv.core.errors import GateFailed, Refused
+from repaconv.core.file_replacement import write_payload
+from repaconv.core.thread_pool import workers
+from repaconv.results import TensorInfo
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from repaconv.method_api.contract import FoldedPart
+
+_NAMES = {"float32": "F32", "int64": "I64", "int32": "I32", "uint8": "U8", "bool": "BOOL"}
+
+
+def write_checkpoint(path: Path, tensors: Mapping[str, Tensor], told: Mapping[str, str]) -> None:
+    """Write a checkpoint and what it says of itself: the same bytes for the same, which the library's own writer, whose
+    order of the latter is by chance, does not give.
+    """
+    from safetensors.torch import save
+
+    plain = save({name: tensor.detach().contiguous().clone() for name, tensor in tensors.items()}, dict(told))
+    behind = 8 + int.from_bytes(plain[:8], "little")
+    text = json.dumps(json.loads(plain[8:behind]), sort_keys=True, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    write_payload(path, b"".join((len(text).to_bytes(8, "little"), text, memoryview(plain)[behind:])))
+
+
+def write_weights(
+    path: Path, expected: Mapping[str, Tensor], parts: Iterable[FoldedPart], described: Callable[[Path], None]
+) -> tuple[TensorInfo, ...]:
+    """Write the parts' tensors, floats as float32, atomically; whatever a part raises leaves nothing behind.
+
+    Args:
+        path: The file.
+        expected: The deploy form's state dict, on the meta device.
+        parts: float64 tensors by name; together they must be those of ``expected``, no more, no fewer.
+        described: Called with the whole file before it takes its place, so that it is never there without what tells of
+            it for longer than that takes to be written.
+
+    Returns:
+        Name, shape and dtype of every tensor, by name.
+
+    Raises:
+        GateFailed: If the parts are not the deploy form's.
+        Refused: If a value is beyond float32.
+    """
+    infos = tuple(
+        TensorInfo(name=name, shape=tuple(tensor.shape), dtype=str(tensor.dtype).removeprefix("torch."))
+        for name, tensor in sorted(expected.items())
+    )
+    header, offsets, end = _header(infos, expected)
+
+    def writer(temporary: Path) -> None:
+        with temporary.open("wb") as file:
+            file.write(header)
+            _write_parts(file, parts, expected, offsets)
+            file.truncate(end)
+        described(temporary)
+
+    write_payload(path, writer)
+    return infos
+
+
+def _header(infos: Iterable[TensorInfo], expected: Mapping[str, Tensor]) -> tuple[bytes, dict[str, int], int]:
+    """The file's first bytes, where each tensor begins in the file, and where the last one ends."""
+    header, offsets, end = {}, {}, 0
+    for info in sorted(infos, key=lambda info: (-expected[info.name].element_size(), info.name)):
+        start, end = end, end + expected[info.name].numel() * expected[info.name].element_size()
+        header[info.name] = {"dtype": _NAMES[info.dtype], "shape": list(info.shape), "data_offsets": [start, end]}
+        offsets[info.name] = start
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    begin = 8 + len(text)
+    return len(text).to_bytes(8, "little") + text, {name: begin + at for name, at in offsets.items()}, begin + end
+
+
+def _write_parts(
+    file: BinaryIO, parts: Iterable[FoldedPart], expected: Mapping[str, Tensor], offsets: Mapping[str, int]
+) -> None:
+    """Every tensor at its place; one part is written while the next is computed."""
+    left = set(expected)
+
+    def write(part: FoldedPart) -> None:
+        for name, value in part.tensors.items():
+            if name not in left or value.shape != expected[name].shape:
+                raise _not_the_deploy_form(f"{name} {list(value.shape)}")
+            left.remove(name)
+            stored = value.detach().to(expected[name].dtype).contiguous()
+            if not bool(stored.isfinite().all()):
+                raise _beyond(name)
+            file.seek(offsets[name])
+            file.write(stored.numpy().data)
+
+    with workers(1) as pool:
+        written: Future[None] | None = None
+        for part in parts:
+            if written:
+                written.result()
+            written = pool.submit(write, part)
+        if written:
+            written.result()
+    if left:
+        raise _not_the_deploy_form(f"no {min(left)}")
+
+
+def _not_the_deploy_form(what: str) -> GateFailed:
+    return GateFailed(
+        f"the fold gives {what}, which is not in the inference-time architecture; nothing was written.",
+        hint="This is a defect of the method; please report it with the output of `repaconv inspect`.",
+        code="fold.not-whole",
+    )
+
+
+def _beyond(name: str) -> Refused:
+    return Refused(
+        f"the folded tensor {name} has values that float32 cannot represent; nothing was written.",
+        hint="Folded weights are stored in float32, which ends at 3.4e38. Rescale these weights, or train again.",
+        code="fold.float32",
+    )

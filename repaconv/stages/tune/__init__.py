@@ -1,0 +1,1 @@
+"""`tune`: the search for the fastest configuration on a target."""

@@ -1,0 +1,220 @@
+"""What a lossy deployment loses: on images that choose, and of the chosen one on images that have chosen nothing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import ceil
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from repaconv.core.errors import RepaconvError, UsageProblem, first_line
+from repaconv.core.progress import Progress
+from repaconv.options.stage_options import TuneOrder
+from repaconv.results import Candidate, Deployment, Link
+from repaconv.stages.shared.common_checks import load_target
+from repaconv.stages.shared.input_selection import Split, choose_inputs, taken_as_scores
+from repaconv.stages.shared.lower_precision import loader_for
+from repaconv.stages.shared.tuned_deployment import session_of
+from repaconv.stages.tune.candidates import Candidates
+from repaconv.verification.accuracy_budget import Budget
+from repaconv.verification.model_runners import FixedBatch, load_onnx
+from repaconv.verification.tolerances import bounded
+
+if TYPE_CHECKING:
+    from repaconv.engines.contract import Session
+    from repaconv.sources.source_model import Subject
+    from repaconv.verification.input_batches import Batch
+
+SMALLEST = 0.001
+"""The share of images below which a disagreement is not told from none."""
+
+
+class Loss(NamedTuple):
+    """The share of images with another first class, the link that judged them, and why it is out; empty if it is not.
+
+    None where it does not run.
+    """
+
+    disagreement: float | None
+    link: Link | None
+    told: str
+
+
+@dataclass
+class Judge:
+    """Holds lossy deployments to what is allowed.
+
+    Attributes:
+        graphs: The deployments', and the images.
+        baseline: Whose float32 graph is right.
+        allowed: What may be lost against float32.
+        here: Whether deployments run here, by their own runtime; else ONNX Runtime stands for it.
+        progress: See `Progress`.
+        seen: What was judged.
+    """
+
+    graphs: Candidates
+    baseline: Deployment
+    allowed: Budget
+    here: bool
+    progress: Progress
+    seen: dict[Deployment, Loss] = field(default_factory=dict)
+    _expected: list[Mapping[str, Any]] = field(default_factory=list)
+
+    def allows(self, deployment: Deployment) -> bool:
+        """Whether it is exact, or loses no more than that."""
+        return deployment.precision == "fp32" or not self.loss(deployment).told
+
+    def loss(self, deployment: Deployment) -> Loss:
+        """Of a lossy one, on the images that choose; however many calls it makes at once."""
+        alike = _alike(deployment)
+        if alike not in self.seen:
+            self.progress(f"tune: what {deployment.precision} on {deployment.runtime} loses", 0, 0)
+            assert self.graphs.given is not None
+            choosing = list(self.graphs.given.chooses())
+            self._expected = self._expected or self._right(choosing)
+            try:
+                self.seen[alike] = self._judged(deployment, choosing, self._expected)
+            except RepaconvError as problem:
+                self.seen[alike] = Loss(None, None, f"left: {problem.message}")
+            except Exception as error:  # what a runtime raises where it runs what it took
+                self.seen[alike] = Loss(None, None, f"left: it does not run: {first_line(error)}")
+        return self.seen[alike]
+
+    def held_out(self, deployment: Deployment) -> Loss:
+        """Of the lossy one that was chosen, on the images that have chosen nothing."""
+        assert self.graphs.given is not None
+        judges = list(self.graphs.given.judges())
+        return self._judged(deployment, judges, self._right(judges))
+
+    def _right(self, calls: Sequence[Batch]) -> list[Mapping[str, Any]]:
+        """What the baseline's form computes in float32."""
+        right = load_onnx(self.graphs.path(self.baseline))
+        return [right.run(_named(right, call)) for call in calls]
+
+    def said(self, row: Candidate, left: Mapping[Deployment, str]) -> Candidate:
+        """A row of the search with what it loses, or why it was left."""
+        if row.deployment in left:
+            return row.model_copy(update={"description": left[row.deployment]})
+        loss = self.seen.get(_alike(row.deployment))
+        changed = loss._asdict() | {"description": loss.told or row.description} if loss else {}
+        return row.model_copy(update=changed)
+
+    def _opened(self, deployment: Deployment) -> Session:
+        import onnx
+
+        from repaconv.sources.verified_onnx_export import runnable
+
+        if not self.here:
+            typed = onnx.load(self.graphs.path(deployment))
+            load = loader_for(load_target(deployment.target).architecture, deployment.precision)
+            return load(runnable(typed, deployment.precision).SerializeToString())
+        sizes = self.graphs.sizes(deployment.batch)
+        return session_of(deployment, self.graphs.deployable(deployment), sizes, threads=os.cpu_count())
+
+    def _judged(self, deployment: Deployment, calls: Sequence[Batch], expected: Sequence[Mapping[str, Any]]) -> Loss:
+        """By its outputs beside float32's; what does not pass as a link of its precision is out in any case."""
+        from repaconv.verification.difference_metrics import Meter
+        from repaconv.verification.tolerances import tolerance
+
+        session, precision = self._opened(deployment), deployment.precision
+        whole = self.graphs.given is not None and self.graphs.given.whole
+        runner = FixedBatch(session, None if whole else deployment.batch)
+        meter = Meter(tolerance(precision, decides=self.graphs.subject.decides), logits=True)
+        for call, right_outputs in zip(calls, expected, strict=True):
+            got = runner.run(_named(session, call))
+            place = self.graphs.place_of_scores
+            meter.add(*(list(each.values())[place] for each in (got, right_outputs)), labels=call.labels)
+        link, found = meter.link(precision, "ONNX, float32", f"{deployment.runtime}, {precision}"), meter.metrics()
+        other = found.top1_flips / found.images
+        told = "" if link.verdict == "passed" else f"{link.verdict} as a link"
+        return Loss(other, link, self._too_much(other, link) or told)
+
+    def _too_much(self, other: float, link: Link) -> str:
+        """What is lost that is not allowed, in words; nothing if all is."""
+        more = link.accuracy.difference if link.accuracy else 0.0
+        if self.allowed.allows(other, more):
+            return ""
+        if self.allowed.max_disagreement is not None and other > self.allowed.max_disagreement:
+            return "disagrees with float32 more than allowed"
+        return f"loses {-more:.2%} of accuracy, more than allowed"
+
+
+def reported(rows: list[Candidate], judge: Judge, baseline: Deployment) -> tuple[list[Candidate], Loss | None]:
+    """The rows, and what the first one loses on images that chose nothing; None of an exact one.
+
+    One that loses more there than is allowed makes way for the fastest exact one, which nothing has to judge.
+    """
+    if rows[0].deployment.precision == "fp32":
+        return rows, None
+    loss = judge.held_out(rows[0].deployment)
+    if not loss.told:
+        return rows, loss
+    exact = [row for row in rows[1:] if row.deployment.precision == "fp32" and row.description == "finalist"]
+    exact = [row for row in exact if row.ratio is not None and row.ratio.low > 1]
+    exact += [row for row in rows if row.deployment == baseline]
+    given_up = rows[0].model_copy(update={"description": f"{loss.told}, on images that chose nothing"})
+    others = [row for row in rows[1:] if row is not exact[0]]
+    return [exact[0].model_copy(update={"description": "the best exact one"}), given_up, *others], loss
+
+
+def _alike(deployment: Deployment) -> Deployment:
+    """What loses the same: however many calls it makes at once."""
+    return deployment.model_copy(update={"threads": 1, "streams": 1})
+
+
+def _named(session: Session, call: Batch) -> dict[str, Any]:
+    from repaconv.verification.model_runners import named
+
+    return named([port.name for port in session.inputs], call.given)
+
+
+def require_judges(order: TuneOrder, subject: Subject) -> Split | None:
+    """The images for lower precision; None where none is allowed.
+
+    Raises:
+        UsageProblem: If the network gives no classes, accuracy is asked for and images have no labels, or the images
+            that judge are so few that one of them is more than what is allowed.
+    """
+    budget = Budget.of(order)
+    if not budget.asked:
+        return None
+    scores = subject.scores
+    if scores is None:
+        raise UsageProblem(
+            f"a loss is measured by top-1 predictions, and this network outputs {', '.join(subject.outputs)}: "
+            "features, or not one output of shape [images, classes] alone.",
+            hint="If one output is class scores: fold --set classes=N. Otherwise leave the budget out; `repaconv "
+            "export --precision` evaluates features by cosine similarity.",
+            code="tune.features",
+        )
+    images = choose_inputs(subject, inputs=order.inputs, images=order.images)
+    if scores.assumed and not images.labeled:
+        by = taken_as_scores(scores, "its shape, and since top-1 predictions were asked for")
+        images = replace(images, labels="; ".join(filter(None, [images.labels, by])))
+    given = Split.of(images).halved()
+    for name, share in budget._asdict().items():
+        if share is not None:
+            _require_enough(given, name, bounded(name, share, 1))
+    return given
+
+
+def _require_enough(given: Split, name: str, allowed: float) -> None:
+    """Refuse images that cannot tell whether no more is lost, by the name of what is."""
+    wanted, judging = ceil(1 / max(allowed, SMALLEST)), len(given.judging)
+    if name == "max_accuracy_drop":
+        judging = min(given.labelled(places) for places in (given.judging, given.choosing))
+    if not judging:
+        raise UsageProblem(
+            f"{given.given.name} have no labels, and accuracy is of labeled images.",
+            hint="Give a folder with one subfolder per class, or 'labels' in the .npz. --max-disagreement needs none.",
+            code="tune.no-labels",
+        )
+    if judging < wanted:
+        what = "change their top-1 prediction" if name == "max_disagreement" else "fewer are right"
+        raise UsageProblem(
+            f"{given.told}: they cannot tell whether no more than {allowed:.2%} {what}.",
+            hint=f"Give {2 * wanted + len(given.fitting)} images or more, or allow more.",
+            code="tune.too-few",
+        )

@@ -1,0 +1,354 @@
+"""tune: the fastest way to run a network on a target, searched on the target itself."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from repaconv.core import plugins, run_folder
+from repaconv.core.errors import EnvironmentProblem, Refused, UsageProblem
+from repaconv.core.file_replacement import put, require_ours
+from repaconv.core.files import alone_in, cache_folder, canonical_json, sha256_of, sha256_of_bytes, write_artefact
+from repaconv.core.progress import Progress, silent
+from repaconv.core.scratch_folders import scratch_folder
+from repaconv.options.option_definitions import by_name
+from repaconv.options.stage_options import OBJECTIVES, THROUGHPUT, TuneOrder
+from repaconv.results import Candidate, FoldArtefact, TuneArtefact
+from repaconv.sources.source_model import Subject
+from repaconv.sources.source_of_run import subject_of
+from repaconv.stages.fold.stage import fold
+from repaconv.stages.shared.common_checks import at_least_one, load_target, made_by, with_files
+from repaconv.stages.shared.input_selection import Split, choose_inputs
+from repaconv.stages.shared.preset_choice import TUNED, remembered, shapes_sha256
+from repaconv.stages.tune.candidates import Candidates
+from repaconv.stages.tune.loss_evaluation import Judge, Loss, reported, require_judges
+from repaconv.stages.tune.measurement_log import Journal
+from repaconv.stages.tune.speed_measurements import Elsewhere, Here, Measurer, Sound
+from repaconv.stages.tune.start_configurations import Called, Machine, machine_of, starts, threads_of
+from repaconv.verification.accuracy_budget import Budget
+from repaconv.verification.tolerances import POLICY
+
+if TYPE_CHECKING:
+    from repaconv.engines.targets import Target
+    from repaconv.results import Deployment
+    from repaconv.sources.source_model import Subject
+    from repaconv.stages.tune.configuration_search import Arm
+
+
+# --- Answers of the tuner that are kept: where, by all that they depend on.
+
+
+def place_of(folded: FoldArtefact, machine: Machine, asked: Mapping[str, Any]) -> Path:
+    """Where the answer is kept: by shapes, machine, targets, all that measures and writes graphs, and what was asked.
+
+    What was asked says of which cluster, too. The budget is in the answer: what is enough of one is the stage's to say.
+    """
+    from repaconv.benchmark.machine_fingerprint import fingerprint, machine_key
+
+    question = {
+        "machine": machine_key(fingerprint(())),
+        "targets": [device.model_dump(mode="json") for device in machine.devices],
+        "runtimes": machine.versions,
+        "made_by": made_by("torch", "onnx", "onnxscript", "onnxruntime"),
+        **asked,
+    }
+    shapes = shapes_sha256(folded.shapes)
+    digest = sha256_of_bytes(canonical_json(question).encode())
+    return cache_folder(TUNED) / f"{shapes[:16]}-{digest[:16]}.json"
+
+
+def brought_by(names: Sequence[str]) -> dict[str, str]:
+    """Rewrites, with the package that each is from, and its version."""
+    points = plugins.registered(plugins.REWRITES)
+    packages = {name: points[name].dist for name in names if name in points}
+    return {name: f"{dist.name} {dist.version}" if (dist := packages.get(name)) else "" for name in names}
+
+
+def judged_by(order: TuneOrder, subject: Subject) -> dict[str, Any]:
+    """What an answer with lower precision depends on besides: weights and images, by their hashes."""
+    from repaconv.benchmark.machine_fingerprint import version_of
+    from repaconv.verification.image_files import image_files
+
+    folded = subject.folded
+    choose_inputs(subject, inputs=order.inputs, images=order.images)  # refuses what is none, before any work
+    images = Path(order.images or "")
+    files = [Path(order.inputs)] if order.inputs else image_files(images, None)
+    return {
+        "weights": folded.payload.sha256,
+        "images": {str(file.relative_to(images) if order.images else file.name): sha256_of(file) for file in files},
+        "preprocessing": folded.preprocessing.model_dump(mode="json") if folded.preprocessing else None,
+        "policy": POLICY,
+        "nncf": version_of("nncf"),
+    }
+
+
+# --- tune: the fastest way to run a network on a target, searched on the target itself.
+
+
+def tune_by(
+    order: TuneOrder,
+    source: str | Path | None = None,
+    *,
+    measurer: Measurer | None = None,
+    where: str = "",
+    progress: Progress = silent,
+) -> TuneArtefact:
+    """Search for the fastest deployment: runtime, rewrites, precision and settings. The result lists what was measured.
+
+    The search is exact unless a loss is allowed. Cached measurements of the same shapes on this machine are used if
+    nothing changed on which they depend, which includes weights and images if a loss is allowed. The search resumes if
+    it was interrupted or had less time than now.
+
+    Args:
+        source: A checkpoint or an ONNX file, which is folded first if necessary, or a run folder; the newest run when
+            None.
+        order: The options.
+        measurer: Measures on other machines, as `repaconv.distributed.tuning_on_cluster` does; this machine when None.
+        where: Identifies these machines for the cache, e.g. by the cluster's address. If it is empty, the cache is not
+            used with a measurer.
+        progress: A function that is called with each step's name, the units done and their total.
+
+    Raises:
+        UsageProblem: If a loss is allowed without images, or with too few; if there is no such runtime.
+        Refused: If the network is too large, its export is not sound, or the checkpoint's run has another fold.
+        EnvironmentProblem: If the target's runtime is not installed.
+    """
+    plan = _plan(order, source, measurer, where, progress)
+    answer = plan.answer()
+    if answer is not None:
+        return _put(plan, answer.model_copy(update={"note": "known from an earlier search"}), plan.known)
+    with alone_in(plan.run.folder), scratch_folder(plan.run.folder) as scratch:
+        found = _searched(plan, scratch, progress)
+    write_artefact(plan.known, found)
+    return _put(plan, found, plan.run.payload_of_fold(plan.folded))
+
+
+tune = by_name(tune_by, TuneOrder)
+
+
+class _Plan(NamedTuple):
+    """What an order comes to for a network; ``known`` is where the answer is kept, ``measured`` what was measured."""
+
+    order: TuneOrder
+    run: run_folder.Run
+    subject: Subject
+    overridden: tuple[str, ...]
+    device: Target
+    machine: Machine
+    called: Called
+    rounds: int
+    names: list[str]
+    given: Split | None
+    measurer: Measurer | None
+    path: Path
+    known: Path
+    measured: Path
+    again: bool
+
+    @property
+    def folded(self) -> FoldArtefact:
+        """What `fold` wrote of it."""
+        return self.subject.folded
+
+    def answer(self) -> TuneArtefact | None:
+        """What is known, unless it is of a search that was cut short and had less time than there is now."""
+        found = None if self.again else remembered(self.known)
+        slices = self.order.exhaustive  # each goes on for its time
+        enough = found is not None and (found.complete or (not slices and self.order.budget_s <= found.budget_s))
+        return found if enough else None
+
+
+def _plan(
+    order: TuneOrder, source: str | Path | None, measurer: Measurer | None, where: str, progress: Progress
+) -> _Plan:
+    """Everything that may be refused before the search; a checkpoint is folded on the way."""
+    _require_known(order)
+    run = _run_of(source, order.settings, progress)
+    subject = subject_of(run)
+    folded = subject.folded
+    given = require_judges(order, subject)
+    overridden = run_folder.require_sound(run, folded, unverified=order.allow_unverified)
+    device = load_target(order.target)
+    machine = machine_of(order, device, here=measurer is None)
+    names = sorted(plugins.registered(plugins.REWRITES) if order.rewrites is None else order.rewrites)
+    free = folded.batch == "dynamic"
+    batch = at_least_one("batch", order.batch, device.bench.batch if free else int(folded.batch))
+    called = Called(order.objective, threads_of(order, device), batch, free and order.batch is None)
+    rounds = at_least_one("rounds", order.rounds, device.bench.rounds)
+    asked: dict[str, Any] = {
+        "method": folded.called,
+        "called": called,
+        "rounds": rounds,
+        "seed": order.seed,
+        "elsewhere": None if measurer is None else where,
+        "rewrites": brought_by(names),
+        "exhaustive": order.exhaustive,
+    }
+    path = Path(order.out) if order.out else run.folder / TUNED / f"{device.name}.json"
+    require_ours(path, "tune")
+    measured = place_of(folded, machine, asked)
+    lossy = {**asked, **judged_by(order, subject), "loss": Budget.of(order)} if given else asked
+    return _Plan(
+        order=order,
+        run=run,
+        subject=subject,
+        overridden=overridden,
+        device=device,
+        machine=machine,
+        called=called,
+        rounds=rounds,
+        names=names,
+        given=given,
+        measurer=measurer,
+        path=path,
+        known=place_of(folded, machine, lossy),
+        measured=measured.with_suffix(".journal"),
+        again=order.rerun or (measurer is not None and not where),
+    )
+
+
+def _require_known(order: TuneOrder) -> None:
+    """Refuse what there is not, and a loss that nothing judges."""
+    if order.objective not in OBJECTIVES:
+        raise UsageProblem(
+            f"unknown objective {order.objective!r}.",
+            hint=f"Known objectives: {', '.join(OBJECTIVES)}.",
+            code="objective",
+        )
+    if Budget.of(order).asked and not (order.inputs or order.images):
+        raise UsageProblem(
+            "lower precision is evaluated on images that the network is meant for, and none were given.",
+            hint="Give --inputs FILE.npz or --images DIR.",
+            code="tune.images",
+        )
+
+
+def _run_of(source: str | Path | None, settings: Mapping[str, str] | None, progress: Progress) -> run_folder.Run:
+    """The run of a checkpoint, folded now unless it was; or the run that was named.
+
+    Raises:
+        Refused: If there is one of another file or other settings: its exports are not this stage's to remove.
+    """
+    if source is not None and not Path(source).exists():
+        raise Refused(
+            f"there is no file or folder {source}.", hint="Give a checkpoint or a run folder.", code="tune.none"
+        )
+    if source is None or Path(source).is_dir():
+        return run_folder.find_run(Path(source) if source else None)
+    run = run_folder.Run(run_folder.usual_folder(Path(source)))
+    if not run.fold_json.is_file():
+        fold(source, settings=settings, progress=progress)
+        return run
+    known = run_folder.fold_of(run)
+    asked = {"checkpoint": sha256_of(Path(source)), **(settings or {})}
+    has = {"checkpoint": known.origin.sha256, **known.settings}
+    if asked == has:
+        return run
+    other = ", ".join(sorted(key for key in {*asked, *has} if asked.get(key) != has.get(key)))
+    raise Refused(
+        f"{run.folder} contains another fold than requested: it differs in {other}.",
+        hint=(
+            f"To tune that fold: repaconv tune {run.folder}. Otherwise fold with the options you want and another -o, "
+            "and tune that folder."
+        ),
+        code="tune.other-fold",
+    )
+
+
+def _searched(plan: _Plan, scratch: Path, progress: Progress) -> TuneArtefact:
+    """The fastest that is allowed, and all that was considered."""
+    from repaconv.stages.tune.configuration_search import every, search
+
+    graphs = Candidates(plan.subject, plan.names, plan.given, scratch, progress)
+    here = plan.measurer is None
+    left: list[str] = []
+    arms = _arms(plan, graphs, left, here=here)
+    baseline = arms[0].start
+    measuring = _measuring(plan, graphs, baseline)
+    now = time.monotonic()
+    journal = Journal(plan.measured, now, now + plan.order.budget_s, baseline, plan.rounds, measuring, graphs, progress)
+    journal = journal.remembered()
+    if plan.again:
+        journal.forget()
+
+    def milder(arm: Arm) -> list[Arm]:
+        return graphs.mixed(arm) if journal.time_left() else []
+
+    def work(way: Deployment) -> int:
+        """Of a large network counting alone takes a while: what will not be measured is not counted."""
+        return graphs.macs(way) if journal.time_left() else 1
+
+    judge = Judge(graphs, baseline, Budget.of(plan.order), here, progress)
+    if plan.order.exhaustive:
+        rows = every(arms, journal.measure, judge.allows, plan.rounds, milder)
+    else:
+        rows = search(arms, work, journal.measure, judge.allows, plan.rounds, milder)
+    rows = [row.model_copy(update={"memory_bytes": journal.memory(row.deployment)}) for row in rows]
+    told, loss = reported([judge.said(row, journal.left) for row in rows], judge, baseline)
+    return _artefact(plan, told, loss, journal, left)
+
+
+def _arms(plan: _Plan, graphs: Candidates, left: list[str], *, here: bool) -> list[Arm]:
+    """Every runtime in every precision; those that do not take the network are left, but for the target's own."""
+    found: list[Arm] = []
+    for start, tries in starts(plan.machine, plan.called, lossy=plan.given is not None, here=here):
+        try:
+            found.append(graphs.arm(start, tries))
+        except (Refused, UsageProblem, EnvironmentProblem) as problem:
+            if not found:
+                raise
+            left.append(f"{start.quantizer or start.runtime}: {problem.message} {problem.hint}")
+    return found
+
+
+def _measuring(plan: _Plan, graphs: Candidates, baseline: Deployment) -> Here | Elsewhere:
+    """What measures deployments beside the baseline."""
+    sound = Sound(graphs, baseline)
+    if plan.measurer is not None:
+        return Elsewhere(graphs, sound, baseline, plan.measurer, plan.folded.image_size)
+    together = plan.order.objective == THROUGHPUT
+    return Here(graphs, sound, baseline, plan.called.threads, plan.order.seed, together)
+
+
+def _artefact(plan: _Plan, rows: list[Candidate], loss: Loss | None, journal: Journal, left: list[str]) -> TuneArtefact:
+    from repaconv.benchmark.machine_fingerprint import fingerprint
+
+    winner = rows[0].deployment
+    lossy = winner.precision != "fp32"
+    return TuneArtefact(
+        made_by=made_by("torch", "onnx", "onnxruntime"),
+        verdict="passed",
+        target=plan.device.name,
+        runtimes=plan.machine.versions,
+        objective=plan.order.objective,
+        method=plan.folded.called,
+        shapes_sha256=shapes_sha256(plan.folded.shapes),
+        model_sha256=plan.folded.payload.sha256 if lossy else "",
+        image_size=plan.folded.image_size,
+        seed=plan.order.seed,
+        baseline=journal.baseline,
+        deployment=winner,
+        ratio=rows[0].ratio,
+        allowed_disagreement=plan.order.max_disagreement,
+        allowed_accuracy_drop=plan.order.max_accuracy_drop,
+        candidates=tuple(rows),
+        images=plan.given.told if plan.given else "",
+        image_preprocessing=plan.given.given.preprocessing if plan.given else "",
+        scores=plan.given.given.labels if plan.given else "",
+        disagreement=loss.disagreement if loss else None,
+        link=loss.link if loss else None,
+        sensitivities=journal.graphs.sensitive,
+        skipped=(*plan.machine.left_out, *dict.fromkeys(left)),
+        seconds=round(journal.seconds, 1),
+        budget_s=plan.order.budget_s,
+        complete=not journal.cut,
+        machine=fingerprint(()) if plan.measurer is None else {"cpu": f"a worker of {plan.device.name}"},
+    )
+
+
+def _put(plan: _Plan, found: TuneArtefact, took: Path) -> TuneArtefact:
+    found = found.model_copy(update={"unverified": plan.overridden})
+    put(plan.path, found)
+    return with_files(found, [took], [plan.path])

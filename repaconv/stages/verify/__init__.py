@@ -1,0 +1,1 @@
+"""`verify`: every link of the verification chain of a run."""

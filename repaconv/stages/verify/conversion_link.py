@@ -1,0 +1,108 @@
+"""The link from the network before a conversion to the run: lossy, on images that neither fitted nor chose."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from repaconv.core import run_folder
+from repaconv.core.files import read_artefact, sha256_of, stage_of
+from repaconv.results import ConvertArtefact, FinetuneArtefact, FoldArtefact, Link
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from repaconv.sources.source_model import Subject
+    from repaconv.verification.input_batches import Batch
+
+_FOLDED = "folded as stored, float32"
+
+Lossy = ConvertArtefact | FinetuneArtefact
+"""What made a network that is not the one that it stands for."""
+
+
+class ParentLink:
+    """What the run loses against the network that it was converted from, added up batch by batch."""
+
+    def __init__(self, done: Lossy, subject: Subject, why_not: str) -> None:
+        """``why_not`` says why it cannot be measured; empty if it can."""
+        from repaconv.results import Tolerance
+        from repaconv.verification.difference_metrics import Meter
+
+        self.done, self.subject, self.why_not = done, subject, why_not
+        self.parent: nn.Module | None = None if why_not else _parent(done)
+        self.meter = Meter(Tolerance(kind="lossy"), logits="logits" in subject.outputs)
+        self.judging = self.left_out = 0
+
+    def add(self, batch: Batch) -> None:
+        """Those images of a batch that judge; what they were cast for is told by their content."""
+        if self.parent is None:
+            return
+        import torch
+
+        from repaconv.conversion.image_splits import role_in_training, role_of
+
+        role = role_in_training if isinstance(self.done, FinetuneArtefact) else role_of
+        judges = np.asarray([role(image) == "test" for image in batch.images])
+        self.left_out += int((~judges).sum())
+        if not judges.any():
+            return
+        self.judging += int(judges.sum())
+        with torch.inference_mode():
+            right = self.parent(torch.from_numpy(batch.images[judges])).numpy()
+        (found,) = self.subject.stored.run({"input": batch.images[judges]}).values()
+        self.meter.add(found, right, labels=None if batch.labels is None else batch.labels[judges])
+
+    def link(self) -> Link:
+        """Judged by the budget that the conversion was asked for."""
+        from repaconv.conversion.conversion_evaluation import LINK, ORIGINAL
+        from repaconv.verification.accuracy_budget import Budget
+        from repaconv.verification.difference_metrics import not_verified
+
+        none = f"none of {self.left_out} images is a test image: all were used for calibration or validation"
+        if self.why_not or not self.judging:
+            return not_verified(LINK, ORIGINAL, _FOLDED, self.why_not or none)
+        budget = Budget.of(self.done)
+        left_out = f"{self.left_out} images of the calibration and validation splits are left out"
+        return budget.judged(self.meter.link(LINK, ORIGINAL, _FOLDED), left_out)
+
+
+def conversion_of(run: run_folder.Run, folded: FoldArtefact) -> ConvertArtefact | None:
+    """What made a run's network, None where nothing did: another may have been folded into its folder since."""
+    if stage_of(run.convert_json) != "convert":
+        return None
+    done = read_artefact(run.convert_json, ConvertArtefact)
+    source = done.payload.sha256 if done.payload else done.parent.sha256
+    return done if source == folded.origin.sha256 else None
+
+
+def training_of(run: run_folder.Run, folded: FoldArtefact) -> FinetuneArtefact | None:
+    """The same, of a network that was trained from a conversion."""
+    if stage_of(run.folder / run_folder.FINETUNE_JSON) != "finetune":
+        return None
+    done = read_artefact(run.folder / run_folder.FINETUNE_JSON, FinetuneArtefact)
+    return done if done.payload and done.payload.sha256 == folded.origin.sha256 else None
+
+
+def parent_link(subject: Subject, *, drawn: bool) -> ParentLink | None:
+    """Of a run that is a conversion, None of another; ``drawn`` if its images are random ones."""
+    done = conversion_of(subject.run, subject.folded) or training_of(subject.run, subject.folded)
+    if done is None:
+        return None
+    if drawn:
+        return ParentLink(done, subject, "random images say nothing of it: give --images or --inputs")
+    known = Path(done.parent.path)
+    if not known.is_file() or sha256_of(known) != done.parent.sha256:
+        return ParentLink(done, subject, f"the network before conversion, {known}, is gone or another")
+    return ParentLink(done, subject, "")
+
+
+def _parent(done: Lossy) -> nn.Module:
+    """As it was read to be converted."""
+    from repaconv.checkpoints import read_checkpoint
+    from repaconv.conversion.finetuning.original_networks import read_original
+
+    found = read_checkpoint(done.parent.path, done.parent.weights, done.parent.sha256)
+    return read_original(found, dict(done.parent_settings)).net

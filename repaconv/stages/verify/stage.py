@@ -1,0 +1,279 @@
+"""verify: every link of the chain whose two ends exist, each by its own tolerance, all of them reported."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from repaconv.core import run_folder
+from repaconv.core.errors import UsageProblem
+from repaconv.core.export_names import dotted
+from repaconv.core.file_replacement import put, require_ours, write_payload
+from repaconv.core.files import alone_in, payload_of
+from repaconv.core.progress import Progress, silent
+from repaconv.options.option_definitions import by_name
+from repaconv.options.stage_options import VerifyOrder
+from repaconv.results import BuildArtefact, Link, Metrics, VerifyArtefact
+from repaconv.sources.source_model import Subject
+from repaconv.sources.source_of_run import subject_of
+from repaconv.stages.shared.common_checks import made_by, with_files
+from repaconv.stages.shared.engine_files import built_as
+from repaconv.stages.shared.evaluation_images import unshown
+from repaconv.stages.shared.input_selection import choose_inputs, decided
+from repaconv.stages.shared.run_exports import exports_of
+from repaconv.stages.verify.conversion_link import ParentLink, parent_link
+from repaconv.stages.verify.verification_chain import REFERENCE, Chain, Rules, Step, chain_of
+from repaconv.verification.float32_rounding_error import double_sway_of, sway_of
+
+if TYPE_CHECKING:
+    from repaconv.verification.images_moved_by_rounding import Sway
+    from repaconv.verification.input_batches import Batch, Inputs
+
+
+def verify_by(order: VerifyOrder, run: str | Path | None = None, *, progress: Progress = silent) -> VerifyArtefact:
+    """Verify the folded model, its ONNX models and its engine against the training-time network in float64.
+
+    All links run together over the images, batch by batch: memory does not grow with their number.
+
+    Args:
+        run: The run folder; the newest run when None.
+        order: The options.
+        progress: A function that is called with each step's name, the units done and their total.
+
+    Returns:
+        The result. Its verdict is failed if a link failed, and not verified if none passed.
+    """
+    taken = run_folder.find_run(Path(run) if run else None)
+    progress(f"verify: open {taken.folder}", 0, 0)
+    with alone_in(taken.folder):
+        plan = _plan(order, taken)
+        scale = _measured(plan, progress)
+        links = _links(plan, progress)
+        curves = _drawn(plan, links)
+        artefact = _artefact(plan, links, curves, scale)
+        put(plan.path, artefact)
+    took = [
+        plan.source,
+        plan.run.payload_of_fold(plan.subject.folded),
+        *dict.fromkeys(plan.chain.took),
+        *([Path(order.inputs)] if order.inputs else []),
+    ]
+    return with_files(artefact, took, [plan.path, *curves])
+
+
+verify = by_name(verify_by, VerifyOrder)
+
+
+class _Plan(NamedTuple):
+    """What an order comes to for a run: nothing of it is refused any more but outputs that do not compare."""
+
+    order: VerifyOrder
+    run: run_folder.Run
+    subject: Subject
+    source: Path
+    given: Inputs
+    built: BuildArtefact | None
+    chain: Chain
+    parent: ParentLink | None
+    path: Path
+
+
+def _plan(order: VerifyOrder, taken: run_folder.Run) -> _Plan:
+    """Everything that may be refused before anything is run."""
+    from repaconv.verification.tolerances import require_links
+
+    path = Path(order.out) if order.out else taken.verify_json
+    require_ours(path, "verify")
+    asked = {*(order.rtol or {}), *(order.atol or {})}
+    require_links([*(order.rtol or {}), *(order.atol or {}), *order.require])
+    subject = subject_of(taken, order.checkpoint)
+    source = subject.source  # a checkpoint that is gone is told of before anything else
+    exports = exports_of(taken, subject.folded)
+    given = choose_inputs(
+        subject,
+        inputs=order.inputs,
+        images=order.images,
+        classes=order.classes,
+        count=order.count,
+        seed=order.seed,
+        pixels=any(each.artefact.preprocessing for each in exports),
+    )
+    if given.size:
+        subject.require_size(*given.size)
+    engine = Path(order.engine) if order.engine else None
+    built = built_as(engine) if engine else None
+    drawn = not (order.inputs or order.images)
+    rules = Rules(subject, order.rtol, order.atol, drawn=drawn, count=order.count)
+    chain = chain_of(subject, exports, given, rules, engine, built)
+    _require_used(asked, chain)
+    parent = parent_link(subject, drawn=drawn)
+    return _Plan(order, taken, subject, source, given, built, chain, parent, path)
+
+
+def _require_used(asked: set[str], chain: Chain) -> None:
+    """Refuse a tolerance of a link that is not there.
+
+    Raises:
+        UsageProblem: Naming it.
+    """
+    exact = {step.name for step in chain.steps if step.compared.allowed.kind == "exact"}
+    if unused := sorted(asked - exact - {link.name for link in chain.idle}):
+        raise UsageProblem(
+            f"a tolerance of {', '.join(unused)} would do nothing: there is no such link here that is exact.",
+            hint=f"Links here: {', '.join(sorted(exact))}.",
+            code="tolerance.idle",
+        )
+
+
+def _measured(plan: _Plan, progress: Progress) -> dict[str, Metrics]:
+    """Run all ends batch by batch; what is measured for scale is so on the first batch alone."""
+    scale: dict[str, Metrics] = {}
+    subject = plan.subject
+    for given, steps in _by_inputs(plan):
+        links = "1 link" if len(steps) == 1 else f"{len(steps)} links"
+        what, done = f"verify {links} on {given.name}", 0
+        for batch in given.batches():
+            progress(what, done, given.shape[0])
+            feeds = batch.feeds(subject.inputs)
+            reference = subject.reference.run(feeds)
+            single_sway, double_sway = sway_of(subject, feeds, reference), double_sway_of(subject, feeds, reference)
+            for step in steps:
+                _add(plan, step, batch, reference, double_sway if step.name == "fold" else single_sway)
+            if given is plan.given and not done:
+                single = subject.single().run(feeds)
+                scale = _for_scale(single, reference, whole=batch.whole)
+            if plan.parent and given is plan.given:
+                plan.parent.add(batch)
+            done += batch.count
+        progress(what, done, given.shape[0])
+    return scale
+
+
+def _by_inputs(plan: _Plan) -> list[tuple[Inputs, list[Step]]]:
+    """The links by what they are run on: that of the command first, which the fold is of."""
+    found: dict[int, tuple[Inputs, list[Step]]] = {id(plan.given): (plan.given, [])}
+    for step in plan.chain.steps:
+        found.setdefault(id(step.inputs), (step.inputs, []))[1].append(step)
+    return list(found.values())
+
+
+def _add(plan: _Plan, step: Step, batch: Batch, reference: Mapping[str, Any], sway: Sway) -> None:
+    """One batch of one link."""
+    asked = step.name in {*(plan.order.rtol or {}), *(plan.order.atol or {})}
+    # both ends of the fold are in float64, where rounding decides nothing
+    decided = step.name == "fold" or step.compared.allowed.kind == "lossy"
+    step.compared.add(
+        step.run(batch),
+        reference,
+        labels=batch.labels,
+        undecided=None if decided else plan.subject.exact.undecided,
+        whole=batch.whole,
+        sway=None if asked else sway,
+    )
+
+
+def _for_scale(single: Mapping[str, Any], reference: Mapping[str, Any], *, whole: bool) -> dict[str, Metrics]:
+    """What rounding alone does to every output of numbers."""
+    from repaconv.results import Tolerance
+    from repaconv.verification.output_comparison import Comparison
+
+    found = Comparison("training form in float32", Tolerance(kind="exact", rtol=0.0))
+    found.add(single, reference, whole=whole)
+    ends = ((link.candidate.partition(", "), link.metrics) for link in found.links("onnx", "float64"))
+    return {f"{form} against float64{comma}{output}": seen for (form, comma, output), seen in ends if seen}
+
+
+def _links(plan: _Plan, progress: Progress) -> list[Link]:
+    """All links with their verdicts, in the order of the policy."""
+    from repaconv.verification.difference_metrics import not_verified
+    from repaconv.verification.tolerances import LINKS
+
+    judged = (link for step in plan.chain.steps for link in _judged(step, plan, progress))
+    links = [*judged, *plan.chain.idle, *([plan.parent.link()] if plan.parent else [])]
+    there = {link.name for link in links}
+    lacking = (name for name in plan.order.require if name not in there)
+    links += [not_verified(name, REFERENCE, name, "there is nothing to run") for name in lacking]
+    links = [_required(link) if link.name in plan.order.require else link for link in links]
+    links = [_as_built(link, plan.built) if link.name == "engine" else link for link in links]
+    return sorted(links, key=lambda link: LINKS.index(link.name))
+
+
+def _judged(step: Step, plan: _Plan, progress: Progress) -> Iterator[Link]:
+    """A link for every output, followed to where it fails."""
+    from repaconv.verification.divergence_location import broken
+
+    lossy, links = step.compared.allowed.kind == "lossy", step.compared.links(step.name, REFERENCE, step.note)
+    for link, worst in zip(links, step.compared.worst.values(), strict=True):
+        own = "" if step.inputs is plan.given else step.inputs.name
+        link = link.model_copy(update={"variant": step.variant, "sha256": step.sha256, "inputs": own})
+        if link.verdict == "failed" or lossy or (plan.order.drift and step.name != "recorded"):
+            progress(f"verify: follow {step.name} layer by layer", 0, 0)
+            where = step.locate(step.inputs.piece(worst, worst + 1).feeds(plan.subject.inputs))
+            where = where.model_copy(update={"module": plan.subject.users_names(where.module)})
+            if link.verdict == "passed" and not lossy:  # some value on the way has a small scale; that is no fault
+                where = where.model_copy(update={"module": "", "reason": "the link passes"})
+            link = broken(link, where) if lossy else link.model_copy(update={"location": where})
+        link = _on_card(link) if step.fallen and step.name in plan.order.require else link
+        yield unshown(link, step.unshown) if step.unshown else link
+
+
+def _on_card(link: Link) -> Link:
+    """A required link that the card did not compute alone."""
+    return link.model_copy(update={"verdict": "failed", "note": f"required of the card, and {link.note}"})
+
+
+def _as_built(link: Link, built: BuildArtefact | None) -> Link:
+    """What its build failed does not pass."""
+    if built is None or built.verdict != "failed":
+        return link
+    note = "; ".join(filter(None, ["its build says failed", link.note]))
+    return link.model_copy(update={"verdict": "failed", "note": note})
+
+
+def _required(link: Link) -> Link:
+    if link.verdict != "not verified":
+        return link
+    return link.model_copy(update={"verdict": "failed", "note": f"required, and not run: {link.note}"})
+
+
+def _drawn(plan: _Plan, links: Sequence[Link]) -> list[Path]:
+    """The drifts of links as drawings, beside the result; under its name where that is not the run's own."""
+    from repaconv.verification.drift_plot import drift_svg
+
+    own = "" if plan.path == plan.run.verify_json else f"{plan.path.stem}."
+    curves = {
+        plan.path.with_name(f"{own}drift-{link.name}{dotted(link.variant)}.svg"): link
+        for link in links
+        if link.location and link.location.drift
+    }
+    require_ours(plan.path, "verify", *curves)
+    for path, link in curves.items():
+        write_payload(path, drift_svg(link))
+    return list(curves)
+
+
+def _artefact(plan: _Plan, links: Sequence[Link], curves: Sequence[Path], scale: dict[str, Metrics]) -> VerifyArtefact:
+    from repaconv.verification.tolerances import POLICY, verdict_of
+
+    folded, given = plan.subject.folded, plan.given
+    every = [inputs for inputs, _ in _by_inputs(plan)]
+    lossy = [step.inputs for step in plan.chain.steps if step.compared.allowed.kind == "lossy"]
+    labels = [given.labels, *(decided(plan.subject, each) for each in lossy)]
+    return VerifyArtefact(
+        made_by=made_by("torch", "onnxruntime"),
+        verdict=verdict_of(links),
+        unverified=folded.unverified,
+        options=plan.order.words(),
+        other_files=tuple(payload_of(path, plan.path.parent) for path in curves),
+        policy=POLICY,
+        inputs=given.name,
+        input_shape=given.shape,
+        model_sha256=folded.payload.sha256,
+        required=tuple(plan.order.require),
+        labels="; ".join(dict.fromkeys(filter(None, labels))),
+        preprocessing="; ".join(dict.fromkeys(each.preprocessing for each in every if each.preprocessing)),
+        claims=folded.claims,
+        links=tuple(links),
+        for_scale=scale,
+    )

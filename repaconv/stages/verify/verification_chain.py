@@ -1,0 +1,340 @@
+"""The chain of proof of one run: its links, each with what is run for it, what it allows, and how it is followed."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from repaconv.benchmark.cpu_isa_level import clips_int8
+from repaconv.core import run_folder
+from repaconv.core.errors import EnvironmentProblem, UsageProblem
+from repaconv.core.files import sha256_of
+from repaconv.engines.contract import OnCard
+from repaconv.results import BuildArtefact, ExportArtefact, Link, Location, Tolerance
+from repaconv.sources.source_model import TRAINING
+from repaconv.sources.verified_onnx_export import BF16_NOTE, runnable
+from repaconv.stages.shared.engine_files import open_engine
+from repaconv.stages.shared.evaluation_images import NONE_GIVEN, evaluation_images
+from repaconv.stages.shared.input_selection import scores_output
+from repaconv.stages.shared.lower_precision import loader_for
+from repaconv.stages.shared.run_exports import Export
+from repaconv.stages.verify.divergence_in_exports import ENGINE, RECORDED, within_engine, within_graph
+from repaconv.verification.model_runners import channels_first
+from repaconv.verification.output_comparison import Comparison
+
+if TYPE_CHECKING:
+    from repaconv.engines.contract import Feeds, Session
+    from repaconv.sources.source_model import Subject
+    from repaconv.verification.input_batches import Batch, Inputs
+
+REFERENCE = f"{TRAINING}, float64"
+ONNX_LABEL = "ONNX under ONNX Runtime"
+CLIPPED_NOTE = "its int8 weights are of 8 bits, and this processor, without VNNI, clips their products: export it here"
+NAMED = 8
+"""Nodes on the processor that a link names."""
+NORMALISED = "and these images are normalised already"
+
+
+@dataclass(frozen=True)
+class Step:
+    """One link to be run.
+
+    Attributes:
+        name: Of the link.
+        inputs: What it is run on.
+        compared: What the candidate is called, what is allowed, and what was measured so far.
+        run: The candidate's outputs of a batch, by name.
+        locate: Where it fails, of one image.
+        note: About the candidate.
+        variant: Of the export that it is of, if it is of one.
+        sha256: Of its file.
+        fallen: Nodes that the processor computes in the card's place, which a required link may not have.
+        unshown: Why it is not verified even where it passes; empty if it is.
+    """
+
+    name: str
+    inputs: Inputs
+    compared: Comparison
+    run: Callable[[Batch], Mapping[str, Any]]
+    locate: Callable[[Feeds], Location]
+    note: str = ""
+    variant: str = ""
+    sha256: str = ""
+    fallen: tuple[str, ...] = ()
+    unshown: str = ""
+
+
+class Source(NamedTuple):
+    """Images of a link, why they cannot be had, why a pass on them shows nothing (both empty usually), their file."""
+
+    inputs: Inputs
+    gone: str = ""
+    unshown: str = ""
+    took: tuple[Path, ...] = ()
+
+
+class Chain(NamedTuple):
+    """What can be run, what cannot and why, and the files that were taken."""
+
+    steps: tuple[Step, ...]
+    idle: tuple[Link, ...] = ()
+    took: tuple[Path, ...] = ()
+
+    @classmethod
+    def of(cls, parts: Iterable[Chain]) -> Chain:
+        """One behind the other."""
+        every = list(parts)
+        return cls(*(tuple(one for part in every for one in part[place]) for place in range(3)))  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What the links of one run allow: the policy for its network, and the user's own tolerances by link.
+
+    ``drawn`` if nobody gave images: lossy links are then evaluated on those of their export, on ``count`` of them at
+    most where that is said; they are ``read`` once.
+    """
+
+    subject: Subject
+    rtol: Mapping[str, float] | None = None
+    atol: Mapping[str, float] | None = None
+    drawn: bool = False
+    count: int | None = None
+    read: dict[tuple[Any, Any], Inputs | str] = field(default_factory=dict)
+
+    def compared(self, candidate: str, name: str, given: Inputs, precision: str = "fp32") -> Comparison:
+        """Of a link whose candidate computes in that precision, on these images."""
+        scores = scores_output(self.subject, given)
+        return Comparison(candidate, self.allowed(name, precision, logits=bool(scores)), scores)
+
+    def allowed(self, name: str, precision: str = "fp32", *, logits: bool = True) -> Tolerance:
+        """Of such a link, whose output are class scores or not."""
+        from repaconv.verification.tolerances import tolerance
+
+        own = not (name == "preprocessing" and precision != "fp32")
+        return tolerance(
+            name,
+            precision=precision,
+            logits=logits,
+            decides=self.subject.decides,
+            usual=self.subject.folded.tolerances,
+            rtol=self.rtol if own else None,
+            atol=self.atol if own else None,
+        )
+
+
+def chain_of(
+    subject: Subject,
+    exports: Sequence[Export],
+    given: Inputs,
+    rules: Rules,
+    engine: Path | None,
+    built: BuildArtefact | None,
+) -> Chain:
+    """The chain of a run.
+
+    The fold comes first: it tells in which images rounding decides, and the other links ask.
+    """
+    of_exports = [_of_export(subject, export, given, rules) for export in exports]
+    of_engine = [_of_engine(subject, exports, engine, built, given, rules)] if engine is not None else []
+    return Chain.of([_of_forms(subject, given, rules), *of_exports, *of_engine])
+
+
+def _source(rules: Rules, given: Inputs, exported: ExportArtefact | None, precision: str) -> Source:
+    """A lossy link is run on the images of its export where nobody gave others."""
+    if precision == "fp32" or not rules.drawn:
+        return Source(given)
+    if exported is None or exported.images is None:
+        return Source(given, unshown=NONE_GIVEN)
+    known = exported.images, exported.image_size
+    if known not in rules.read:
+        rules.read[known] = evaluation_images(rules.subject, exported, most=rules.count)
+    found = rules.read[known]
+    if isinstance(found, str):
+        return Source(given, gone=found)
+    path = Path(exported.images.path)
+    return Source(found, took=(path,) if path.is_file() else ())
+
+
+def _of_forms(subject: Subject, given: Inputs, rules: Rules) -> Chain:
+    """The network's own forms, and its output as somebody recorded it."""
+    from repaconv.verification.divergence_location import locate
+
+    tight, stored = rules.allowed("fold"), rules.allowed("stored")
+
+    def stored_apart(feeds: Feeds) -> Location:
+        return locate(subject.exact.trace(), subject.stored.trace(), feeds, allowed=stored.rtol or 0.0)
+
+    steps = [
+        Step(
+            "fold",
+            given,
+            rules.compared("folded, float64", "fold", given),
+            lambda batch: subject.exact.run(batch.feeds(subject.inputs)),
+            lambda feeds: subject.parting(feeds, tight.rtol or 0.0),
+        ),
+        Step(
+            "stored",
+            given,
+            rules.compared("folded as stored, float32", "stored", given),
+            lambda batch: subject.stored.run(batch.feeds(subject.inputs)),
+            stored_apart,
+        ),
+    ]
+    if given.recorded:
+        official = f"official output ({given.recorded})"
+        recorded = rules.compared(official, "recorded", given)
+        steps.append(Step("recorded", given, recorded, lambda batch: batch.recorded or {}, lambda _: RECORDED))
+    return Chain(tuple(steps))
+
+
+def _of_export(subject: Subject, export: Export, given: Inputs, rules: Rules) -> Chain:
+    """A graph's links, with what it cannot take, and why."""
+    exported, _, variant = export
+    path = run_folder.graph_of(subject.run, exported)
+    name = "onnx" if exported.precision == "fp32" else exported.precision
+    label = f"{ONNX_LABEL}, {variant.name}" if variant.name else ONNX_LABEL
+
+    def idle(link: str, why_not: str) -> Link:
+        of = {"variant": variant.name, "sha256": exported.payload.sha256}
+        return _idle(link, label, why_not).model_copy(update=of)
+
+    source = _source(rules, given, exported, exported.precision)
+    if why_not := source.gone or _cannot_take(exported, source.inputs):
+        return Chain((), (idle(name, why_not),), (path,))
+    ways = _graph_steps(subject, exported, path, name, label, rules, source.inputs)
+    left: tuple[Link, ...] = ()
+    if len(ways) > 1 and not _has_pixels(source.inputs):
+        left = (idle(ways.pop().name, f"the graph takes pixels, {NORMALISED}"),)
+    sha256 = exported.payload.sha256
+    steps = tuple(replace(step, variant=variant.name, sha256=sha256, unshown=source.unshown) for step in ways)
+    return Chain(steps, left, (path, *source.took))
+
+
+def _graph_steps(
+    subject: Subject, exported: ExportArtefact, path: Path, name: str, label: str, rules: Rules, given: Inputs
+) -> list[Step]:
+    """The network's graph, and the same with its preprocessing where it has one."""
+    import onnx
+
+    from repaconv.onnx_export.preprocessing_nodes import SCOPE, without_preprocessing
+
+    typed, load = exported.precision == "bf16", loader_for(exported.architecture, exported.precision)
+    whole = load(runnable(onnx.load(path), "bf16").SerializeToString() if typed else path)
+    core = whole
+    if exported.preprocessing:
+        bare = runnable(without_preprocessing(onnx.load(path, load_external_data=False)), exported.precision)
+        core = load(bare.SerializeToString(), path.parent)
+    batch = None if subject.folded.whole else _fixed(exported.batch)
+    note, compared = BF16_NOTE if typed else _clipped(exported, path), rules.compared(label, name, given)
+
+    def followed(feeds: Feeds) -> Location:
+        return within_graph(subject, exported, path, feeds, compared.allowed)
+
+    steps = [Step(name, given, compared, _running(core, batch), followed, note)]
+    if exported.preprocessing:
+        # a lossy link that names a module says that it is broken there
+        scope = SCOPE if name == "onnx" else ""
+        where = Location(module=scope, reason=f"the graph after it is compared by the link {name}")
+        seen = rules.compared(f"{label}, from pixels", "preprocessing", given, exported.precision)
+        steps.append(Step("preprocessing", given, seen, _running(whole, batch), lambda _: where, note))
+    return steps
+
+
+def _clipped(exported: ExportArtefact, path: Path) -> str:
+    """What is told of int8 that was written for a processor which this one, of that kind, is not."""
+    import onnx
+
+    from repaconv.onnx_export.fp16_and_int8 import is_wide
+
+    here = exported.precision == "int8" and exported.architecture == platform.machine()
+    wide = here and clips_int8(exported.architecture) and is_wide(onnx.load(path))
+    return CLIPPED_NOTE if wide else ""
+
+
+def _of_engine(
+    subject: Subject,
+    exports: Sequence[Export],
+    engine: Path,
+    built: BuildArtefact | None,
+    given: Inputs,
+    rules: Rules,
+) -> Chain:
+    """An engine, on as many images at once as it takes, from pixels where it takes those.
+
+    Raises:
+        UsageProblem: If it takes other images.
+    """
+    try:
+        model = open_engine(engine, built, threads=1)
+    except EnvironmentProblem as problem:
+        return Chain((), (_idle("engine", engine.name, f"{problem.message} {problem.hint}".strip()),), (engine,))
+    precision = built.precision if built else "fp32"
+    source = next((each for each in exports if built and each.artefact.payload.sha256 == built.onnx_sha256), None)
+    given, gone, unshown, took = _source(rules, given, source.artefact if source else None, precision)
+    if gone:
+        return Chain((), (_idle("engine", engine.name, gone),), (engine,))
+    first = model.inputs[0]
+    shape, pixels = channels_first(first), first.dtype == "uint8" and given.size is not None
+    if any(isinstance(has, int) and has != is_ for has, is_ in zip(shape[1:], given.shape[1:], strict=False)):
+        raise UsageProblem(
+            f"{engine} takes images of {list(shape[1:])}, these are of {list(given.shape[1:])}.",
+            hint="Give --inputs or --images of that size.",
+            code="inputs.shape",
+        )
+    if pixels and not _has_pixels(given):
+        raise UsageProblem(
+            f"{engine} takes pixels, {NORMALISED}.",
+            hint="Give --images, or neither --images nor --inputs.",
+            code="inputs.pixels",
+        )
+    compared = rules.compared(engine.name, "engine", given, precision)
+    run = _running(model, None if given.whole else _fixed(shape[0] if shape else None))
+    first_call = given.piece(0, _fixed(shape[0]) or 1).feeds(model.inputs)
+    fallen = model.fallen(first_call) if isinstance(model, OnCard) else ()
+    more = f" and {len(fallen) - NAMED} more" if len(fallen) > NAMED else ""
+    note = f"on the processor: {', '.join(fallen[:NAMED])}{more}" if fallen else ""
+
+    def followed(feeds: Feeds) -> Location:
+        right = all(link.verdict == "passed" for link in compared.links("engine", REFERENCE))
+        if right or built is None or source is None:
+            return ENGINE
+        return within_engine(subject, source, built.target, built.precision, feeds, compared.allowed)
+
+    sha256 = sha256_of(engine)
+    step = Step("engine", given, compared, run, followed, note, sha256=sha256, fallen=fallen, unshown=unshown)
+    return Chain((step,), (), (engine, *took))
+
+
+def _running(session: Session, batch: int | None) -> Callable[[Batch], Mapping[str, Any]]:
+    """A session on a batch of images, as it takes them."""
+    from repaconv.verification.model_runners import FixedBatch
+
+    runner = FixedBatch(session, batch)
+    return lambda piece: runner.run(piece.feeds(session.inputs))
+
+
+def _fixed(batch: int | str | None) -> int | None:
+    """How many images a graph takes at once; None where that is free."""
+    return batch if isinstance(batch, int) else None
+
+
+def _idle(name: str, label: str, why_not: str) -> Link:
+    from repaconv.verification.difference_metrics import not_verified
+
+    return not_verified(name, REFERENCE, label, why_not)
+
+
+def _cannot_take(exported: ExportArtefact, given: Inputs) -> str:
+    """Why a graph cannot take these images; empty if it can."""
+    if exported.image_size in (None, "dynamic", given.size) or not exported.image_size:
+        return ""
+    only, these = ("x".join(map(str, size)) for size in (exported.image_size, given.size or ()))
+    return f"the graph takes images of {only} pixels only, these are of {these}"
+
+
+def _has_pixels(given: Inputs) -> bool:
+    return given.piece(0, 1).pixels is not None

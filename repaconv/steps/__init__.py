@@ -1,1 +1,0 @@
-"""What the stages are made of: a run's exports, the links run, inputs chosen, contenders timed."""

@@ -1,0 +1,1 @@
+"""Folding a live `nn.Module` by tracing it."""

@@ -1,0 +1,337 @@
+"""Folding inside a live module of the user's own: whatever in it has the shape of a known fold, and proves to be one.
+
+What a module's class computes cannot be seen from its submodules' names. So every edit here is a guess that is run in
+float64: first the part, on what it is called with in the whole and on random numbers of several sizes, then the whole
+module, since its forward may read what was edited. Only what changes nothing is kept.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from repaconv.algebra.affine_maps import Affine
+from repaconv.backbones.norms_and_ffns import IdleConvMlp
+from repaconv.backbones.token_layers import IdleMlp, IdleMlpSpec
+from repaconv.core.errors import Refused
+from repaconv.methods.repavit.active_channels import ResidualTest
+from repaconv.methods.repavit.paper import ffn_weights, fold_ffn
+from repaconv.results import NOTHING_TO_FOLD, FoldStep
+from repaconv.torch_fold.module_calls import Call, difference, in_float64, outputs, rounding, shaken, usable
+from repaconv.torch_fold.structural_fold import fold_structure
+from repaconv.torch_fold.submodules import New, child_at, joined, like, put, replaced, shared, watched
+from repaconv.torch_fold.weight_changes import applied
+from repaconv.torch_fold.whole_module_check import Whole
+
+# --- What in a live module has the shape of a known fold: guesses from submodules' names and kinds, not yet proved.
+
+
+@dataclass(frozen=True)
+class Guess:
+    """One edit that might be exact: of which method, what it does, and what makes its new modules."""
+
+    method: str
+    told: str
+    edit: Callable[[], New]
+
+
+Rule = Callable[[nn.Module], Iterator[Guess]]
+
+
+def idle_ffn(part: nn.Module, idle_ratio: float | None = None) -> Iterator[Guess]:
+    """RePaViT: norm1, fc1, norm2, fc2 with both norms BatchNorm; with its shortcut inside or outside."""
+    names = ("norm1", "fc1", "norm2", "fc2")
+    children = [getattr(part, name, None) for name in names]
+    norms = (nn.BatchNorm1d, nn.BatchNorm2d)
+    if not (isinstance(children[0], norms) and isinstance(children[2], norms)):
+        return
+    if not all(isinstance(child, nn.Linear | nn.Conv2d) for child in (children[1], children[3])):
+        return
+    weights = part.state_dict()
+    hidden, width = weights["fc1.weight"].shape[:2]
+    conv, eps = weights["fc1.weight"].ndim == 4, children[0].eps
+    said = getattr(part, "act_channels", None)
+    trained = int(weights.get("norm2.num_batches_tracked", torch.tensor(1))) > 0
+    test = ResidualTest.of({name: w.double().cpu() for name, w in weights.items()}, eps, trained=trained)
+    asked = () if idle_ratio is None else (math.ceil(hidden * (1 - idle_ratio)), int(hidden * (1 - idle_ratio)))
+    for active in dict.fromkeys(a for a in (*asked, said, test.active) if isinstance(a, int) and 0 <= a < hidden):
+        for shortcut in (True, False):
+            told = f"{hidden - active} idle channels of {hidden}, both BatchNorms" + ", the shortcut" * shortcut
+
+            def edit(active: int = active, shortcut: bool = shortcut) -> New:
+                parts = fold_ffn(weights, active, eps, Affine.eye(width))
+                if not shortcut:
+                    parts["idle"] = parts["idle"] - Affine.eye(width)
+                kind = IdleConvMlp(width, active, "GELU") if conv else IdleMlp(width, IdleMlpSpec(active))
+                return {"": _loaded(kind, ffn_weights(parts, conv=conv))}
+
+            yield Guess("repavit", told, edit)
+
+
+def affine_mixer(part: nn.Module) -> Iterator[Guess]:
+    """RIFormer: norm1, then token_mixer.affine minus the identity; the norm takes both."""
+    affine = getattr(getattr(part, "token_mixer", None), "affine", None)
+    norm: Any = getattr(part, "norm1", None)
+    if not isinstance(affine, nn.Conv2d) or getattr(norm, "weight", None) is None:
+        return
+
+    def edit() -> New:
+        mixer = Affine.depthwise1x1(affine.weight, affine.bias)
+        before = Affine.diagonal(norm.weight, norm.bias)
+        folded = (mixer - Affine.eye(mixer.out_width)) @ before
+        return {"norm1": _with(norm, folded), "token_mixer": nn.Identity()}
+
+    yield Guess("riformer", "token_mixer.affine - identity -> norm1", edit)
+
+
+def adapter(part: nn.Module) -> Iterator[Guess]:
+    """LoRA as PEFT's layers hold it (base_layer, lora_A, lora_B, scaling)."""
+    base = getattr(part, "base_layer", None)
+    a, b, scaling = (getattr(part, name, None) for name in ("lora_A", "lora_B", "scaling"))
+    if not isinstance(base, nn.Linear) or not isinstance(a, nn.ModuleDict) or not isinstance(b, nn.ModuleDict):
+        return
+    if not isinstance(scaling, dict) or set(a) != set(b) or not set(a) <= set(scaling):
+        return
+
+    def edit() -> New:
+        layer = copy.deepcopy(base)
+        for name in a:
+            layer.weight.data += scaling[name] * (b[name].weight @ a[name].weight)  # type: ignore[operator]
+        return {"": layer}
+
+    yield Guess("lora", f"lora ({', '.join(a)}) -> weight", edit)
+
+
+def layer_scales(part: nn.Module) -> Iterator[Guess]:
+    """LayerScale ls1 and ls2 of a block, into attn.proj and mlp.fc2."""
+    for scale, at in (("ls1", "attn.proj"), ("ls2", "mlp.fc2")):
+        gamma, linear = getattr(getattr(part, scale, None), "gamma", None), child_at(part, at)
+        if not isinstance(gamma, Tensor) or not isinstance(linear, nn.Linear):
+            continue
+
+        def edit(scale: str = scale, at: str = at, gamma: Tensor = gamma, linear: nn.Linear = linear) -> New:
+            folded = Affine.diagonal(gamma) @ Affine.linear(linear.weight, linear.bias)
+            return {scale: nn.Identity(), at: _with(linear, folded)}
+
+        yield Guess("layer scale", f"{scale} -> {at}", edit)
+
+
+def batchnorms(part: nn.Module) -> Iterator[Guess]:
+    """A BatchNorm right before a linear layer, in a Sequential or as norm1, norm2 of a block."""
+    pairs = [("norm1", "attn.qkv"), ("norm2", "mlp.fc1"), ("norm", "fc1"), ("norm", "qkv")]
+    if isinstance(part, nn.Sequential):
+        names = [name for name, _ in part.named_children()]
+        pairs = list(pairwise(names))
+    for norm_at, linear_at in pairs:
+        norm, linear = child_at(part, norm_at), child_at(part, linear_at)
+        if not isinstance(norm, nn.BatchNorm1d) or not isinstance(linear, nn.Linear) or norm.running_var is None:
+            continue
+
+        def edit(
+            norm_at: str = norm_at, linear_at: str = linear_at, norm: Any = norm, linear: nn.Linear = linear
+        ) -> New:
+            ones, zeros = torch.ones_like(norm.running_var), torch.zeros_like(norm.running_var)
+            weight, bias = (ones, zeros) if norm.weight is None else (norm.weight, norm.bias)
+            before = Affine.batchnorm(weight, bias, norm.running_mean, norm.running_var, norm.eps)
+            folded = Affine.linear(linear.weight, linear.bias) @ before
+            return {norm_at: nn.Identity(), linear_at: _with(linear, folded)}
+
+        yield Guess("batchnorm", f"{norm_at} -> {linear_at}", edit)
+
+
+RULES: tuple[Rule, ...] = (affine_mixer, adapter, layer_scales, batchnorms)
+
+
+def _loaded(module: nn.Module, tensors: dict[str, Tensor]) -> nn.Module:
+    module = module.double()
+    module.load_state_dict(tensors, strict=True)
+    return module
+
+
+def _with(layer: nn.Module, affine: Affine) -> nn.Module:
+    """A copy of a layer or norm with another weight and bias, in the shape that the layer has."""
+    new = copy.deepcopy(layer)
+    assert isinstance(new.weight, Tensor)
+    new.weight = nn.Parameter(affine.weight.detach().reshape(new.weight.shape))
+    new.bias = nn.Parameter(affine.bias.detach())
+    return new
+
+
+# --- Folding inside a live module of the user's own: whatever in it has the shape of a known fold, and proves to be
+# one.
+
+EXACT = 1e-12
+ROUNDINGS = 16
+"""So many times what a part makes of its inputs' last bits, a fold may be off on random numbers: it rounds elsewhere.
+Where they are large, a softmax makes much of them."""
+CHAOTIC = 1e-6
+"""A part that makes more of them than this proves nothing there."""
+# Scales and offsets of the random numbers on which a guess is tried besides: what a clamp hides
+# shows where it is reached.
+SPREAD = ((1.0, 0.0), (1e-2, 0.0), (30.0, 0.0), (1e3, 0.0), (1.0, 10.0), (1.0, -10.0))
+
+
+@dataclass(frozen=True)
+class Edit:
+    """A guess that was proved at a part, and what it made, in float64."""
+
+    name: str
+    told: str
+    new: New
+    error: float
+
+
+def fold_parts(
+    module: nn.Module, method: str, example: Any = None, idle_ratio: float | None = None
+) -> tuple[nn.Module, tuple[FoldStep, ...]]:
+    """A folded copy in eval mode, a row of the certificate for every part, and one for the whole module.
+
+    What is shared, hooked or read from outside is not folded; ``left`` of the last row says so. Where nothing folds,
+    the copy is unchanged, and the row of the whole is the only one.
+
+    Args:
+        module: Not changed.
+        method: One method's edits alone, or ``auto``.
+        example: An input of the whole; see `Whole.of`.
+        idle_ratio: Of channel-idle FFNs, where neither an attribute nor their statistics tell.
+
+    Raises:
+        Refused: If the module cannot be run.
+    """
+    own = in_float64(module)
+    folding = _Folding(module, method, (partial(idle_ffn, idle_ratio=idle_ratio), *RULES))
+    names = [name for name, part in own.named_modules() if any(folding.guesses(part))]
+    whole = Whole.of(own, example, names)
+    after, edits = folding.edited(own, whole, names)
+    if edits and not whole.error(after) <= _allowed(edits):
+        _require_the_same_twice(module, whole)
+        after, edits = folding.edited(in_float64(module), whole, names, each=True)
+    structured = (
+        fold_structure(after, whole, _allowed(edits), shared(module))
+        if method == "auto" and (edits or idle_ratio is None)
+        else None
+    )
+    changes = structured.changes if structured else ()
+    left = (*folding.left, *(structured.left if structured else ()))
+    if not edits and not changes:
+        step = FoldStep(module=".", folded=(NOTHING_TO_FOLD,), not_folded=left, max_rel_error=0.0)
+        return copy.deepcopy(module).eval(), (step,)
+    error = structured.error if structured else whole.error(after)
+    folded = _copied(module, edits)
+    for change in changes:
+        folded = applied(folded, change)
+    steps = [FoldStep(module=each.name or ".", folded=(each.told,), max_rel_error=each.error) for each in edits]
+    steps += [FoldStep(module=each.at or ".", folded=(each.told,), max_rel_error=error) for each in changes]
+    told = (f"the whole module before and after, on {len(whole.calls)} inputs",)
+    return folded, (*steps, FoldStep(module=".", folded=told, not_folded=left, max_rel_error=error))
+
+
+class _Folding:
+    """The guesses of some rules, tried on a module."""
+
+    def __init__(self, module: nn.Module, method: str, rules: tuple[Rule, ...]) -> None:
+        self._method, self._rules, self._shared = method, rules, shared(module)
+        self.left: list[str] = []
+
+    def guesses(self, part: nn.Module) -> Iterator[Guess]:
+        for rule in self._rules:
+            yield from (guess for guess in rule(part) if self._method in ("auto", guess.method))
+
+    def edited(
+        self, root: nn.Module, whole: Whole, names: list[str], *, each: bool = False
+    ) -> tuple[nn.Module, list[Edit]]:
+        """All edits that are exact, made in the module; with ``each`` the whole is run behind every one of them."""
+        edits: list[Edit] = []
+        self.left = []
+        for name in names:
+            if (part := child_at(root, name)) is None:  # went with a part that was folded before
+                continue
+            if (calls := whole.inside.get(name)) is None:
+                self.left.append(f"{name} is not called when the whole is run")
+                continue
+            for guess in self.guesses(part):
+                if (edit := _proved(part, name, guess, calls)) is None:
+                    continue
+                before = {at: part.get_submodule(at) for at in edit.new}
+                why = self._untouchable(name, before)
+                if not why:
+                    root = replaced(root, name, edit.new)
+                    if each and not (error := whole.error(root)) <= _allowed([*edits, edit]):
+                        root = replaced(root, name, before)
+                        why = f"something outside reads it, the whole is off by {error:.1e}"
+                if why:
+                    self.left.append(f"{name or 'it'}, {guess.told}: {why}")
+                    continue
+                edits.append(edit)
+                if "" in edit.new:
+                    break
+        return root, edits
+
+    def _untouchable(self, name: str, old: New) -> str:
+        """Why these children may not be replaced; empty if they may."""
+        for at, child in old.items():
+            place = joined(name, at)
+            if any(other == place or other.startswith(f"{place}.") or not place for other in self._shared):
+                return f"{place or 'it'} or what it holds is shared"
+            if any(watched(part) for part in child.modules()):
+                return f"{place or 'it'} has a hook, a parametrization or a forward of its own"
+        return ""
+
+
+def _proved(part: nn.Module, name: str, guess: Guess, calls: tuple[Call, ...]) -> Edit | None:
+    """The edit, if the part computes the same with it: on what it is called with, and on random numbers of any size."""
+    try:
+        new = guess.edit()
+        after = replaced(copy.deepcopy(part), "", new)
+        errors = [difference(outputs(after, call), outputs(part, call)) for call in calls]
+        errors += [_error(part, after, shaken(calls[0], 0, *spread)) for spread in SPREAD]
+    except Exception:  # not the shape that it looked like; the user's code may raise anything
+        return None
+    return Edit(name, guess.told, new, max(errors)) if max(errors) <= EXACT else None
+
+
+def _error(part: nn.Module, after: nn.Module, call: Call) -> float:
+    """How far two parts are from each other on a call; 0 where the first does not take it, or rounding explains it."""
+    try:
+        right = outputs(part, call)
+    except Exception:
+        return 0.0
+    if not usable(right):
+        return 0.0
+    error = difference(outputs(after, call), right)
+    if error <= EXACT:
+        return error
+    own = rounding(part, call, right)
+    return 0.0 if own > CHAOTIC or error <= ROUNDINGS * own else error
+
+
+def _require_the_same_twice(module: nn.Module, whole: Whole) -> None:
+    if not whole.error(in_float64(module)) <= EXACT:
+        raise Refused(
+            f"this {type(module).__name__} gives another output when it is run again, so it cannot be verified.",
+            hint="Fold a module whose output depends on its input only.",
+            code="live.changing",
+        )
+
+
+def _allowed(edits: list[Edit]) -> float:
+    """For the whole: rounding errors add up like a random walk."""
+    return EXACT * math.sqrt(max(1.0, len(edits) / 12))
+
+
+def _copied(module: nn.Module, edits: list[Edit]) -> nn.Module:
+    """The user's module with the edits, in eval mode; what is new is of the dtype and on the device of the old."""
+    folded = copy.deepcopy(module).eval()
+    for edit in edits:
+        for at, new in edit.new.items():
+            place = joined(edit.name, at)
+            folded = put(folded, place, like(new, module, place))
+    return folded

@@ -1,0 +1,158 @@
+"""One call of a live module in float64: what it answers, and how far two answers are apart.
+
+Nothing of it reaches the user: copies are run, in eval mode, and the generators of random numbers are put back.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from repaconv.core.errors import Refused
+from repaconv.method_api.fold_error import max_rel_error, tensors_in
+
+
+class Call(NamedTuple):
+    """What a module is called with."""
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+
+Outputs = dict[str, Tensor]
+"""Every tensor of an output, by its place in it."""
+
+
+def in_float64(module: nn.Module) -> nn.Module:
+    """A copy on the CPU in eval mode, all its floating tensors in float64, those that are plain attributes too.
+
+    Raises:
+        Refused: If it cannot be copied.
+    """
+    try:
+        own = copy.deepcopy(module).double().cpu().eval()
+    except Exception as error:  # the user's code may raise anything
+        raise Refused(
+            f"this {type(module).__name__} cannot be copied: {first_line(error)}.",
+            hint="Fold it before anything is attached to it.",
+            code="live.copy",
+        ) from error
+    for part in own.modules():
+        vars(part).update({name: double(value) for name, value in vars(part).items() if isinstance(value, Tensor)})
+    return own
+
+
+def outputs(module: nn.Module, call: Call, prepare: Callable[[nn.Module], None] = lambda own: None) -> Outputs:
+    """What a copy of the module answers; ``prepare`` may attach to that copy."""
+    own, (args, kwargs) = copy.deepcopy(module), copy.deepcopy(call)
+    prepare(own)
+    with _sealed():
+        return dict(tensors_in(own(*args, **kwargs)))
+
+
+def difference(found: Outputs, expected: Outputs) -> float:
+    """The largest of `max_rel_error` over all outputs; infinite where they differ in kind, or whole numbers do."""
+    if set(found) != set(expected):
+        return float("inf")
+    return max((_apart(found[place], expected[place]) for place in expected), default=float("inf"))
+
+
+def shaken(call: Call, seed: int = 0, scale: float = 1.0, offset: float = 0.0) -> Call:
+    """The same call with normal numbers of that scale and mean in place of its floating ones."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def drawn(tensor: Tensor) -> Tensor:
+        if not _real(tensor):
+            return tensor
+        return offset + scale * torch.randn(tensor.shape, generator=generator, dtype=torch.float64)
+
+    return Call(mapped(call.args, drawn), mapped(dict(call.kwargs), drawn))
+
+
+def rounding(module: nn.Module, call: Call, answer: Outputs) -> float:
+    """What a module makes of the last bits of its floating inputs: how far its outputs move when those do."""
+    generator = torch.Generator().manual_seed(0)
+
+    def nudged(tensor: Tensor) -> Tensor:
+        if not _real(tensor):
+            return tensor
+        return tensor * (1 + 2.0**-52 * torch.randn(tensor.shape, generator=generator, dtype=torch.float64))
+
+    return difference(outputs(module, Call(mapped(call.args, nudged), mapped(dict(call.kwargs), nudged))), answer)
+
+
+def usable(found: Outputs) -> bool:
+    """Whether outputs can prove anything: some are floating numbers, and those are finite."""
+    real = [tensor for tensor in found.values() if _real(tensor) and tensor.numel()]
+    return bool(real) and all(bool(torch.isfinite(tensor).all()) for tensor in real)
+
+
+def _apart(found: Tensor, expected: Tensor) -> float:
+    if found.shape != expected.shape or found.dtype != expected.dtype:
+        return float("inf")
+    if found.is_complex():
+        found, expected = torch.view_as_real(found), torch.view_as_real(expected)
+    if _real(expected):
+        error = max_rel_error(found, expected)
+        return error if error == error else float("inf")
+    return 0.0 if torch.equal(found, expected) else float("inf")
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Random numbers drawn inside are not missed outside."""
+    python, numpy = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=[]):
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(numpy)
+
+
+@contextmanager
+def _sealed() -> Iterator[None]:
+    """No gradients, float64 for what is made inside, and the same random numbers every time."""
+    usual = torch.get_default_dtype()
+    with torch.no_grad(), undisturbed():
+        torch.default_generator.manual_seed(0)
+        random.seed(0)
+        np.random.seed(0)
+        torch.set_default_dtype(torch.float64)
+        try:
+            yield
+        finally:
+            torch.set_default_dtype(usual)
+
+
+def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """The same containers with every tensor changed."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, (tuple, list)):
+        return type(value)(mapped(entry, change) for entry in value)
+    if isinstance(value, dict):
+        return {name: mapped(entry, change) for name, entry in value.items()}
+    return value
+
+
+def double(tensor: Tensor) -> Tensor:
+    """The same values on the CPU, in float64 where they are floating."""
+    return tensor.detach().cpu().double() if _real(tensor) else tensor.detach().cpu()
+
+
+def _real(tensor: Tensor) -> bool:
+    return tensor.is_floating_point()
+
+
+def first_line(error: Exception) -> str:
+    """What it says first, or its kind where it says nothing."""
+    told = str(error).strip().splitlines()
+    return told[0].rstrip(".") if told else type(error).__name__

@@ -1,0 +1,610 @@
+"""Folding a live module by its structure: what a trace shows to be linear in a row or in parallel becomes one layer.
+
+- Layers in parallel: a part that is a chain, in which a sum of layers of one value stands, becomes that chain with one.
+- A scale and a shift a channel, as a BatchNorm's or a LayerScale's, go into the layer before, or into all behind.
+- The affine of a norm goes into all layers behind it.
+
+Everything else stays as it is: the user's classes, and the names of what they hold. A trace is of one run, so all is
+proved by running the whole.
+"""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from repaconv.algebra.channel_maps import Vector
+from repaconv.algebra.convolution_kernels import Kernel
+from repaconv.rewrites.fold.unfolded_linear_operators import PADDED, READ_BESIDE
+from repaconv.torch_fold.module_calls import rounding
+from repaconv.torch_fold.module_trace import LOOKS, SAME, Called, Step, Trace, Value, inner_name, parameters_of
+from repaconv.torch_fold.submodules import holds_nothing, joined, shared
+from repaconv.torch_fold.traced_linear_maps import (
+    ADDS,
+    CONVOLUTIONS,
+    IMAGE,
+    LAST,
+    Form,
+    Forms,
+    as_module,
+    convolution,
+    linear,
+    numbers,
+    per_channel,
+)
+from repaconv.torch_fold.weight_changes import Change, Places, Unfolded, Weights, applied, within
+from repaconv.torch_fold.whole_module_check import Whole
+
+# --- What a part computes as a chain: layers that it is, its children that it calls, functions of one value.
+#
+# RepVGG's block:   conv3(x) + conv1(x) + bn(x), then relu    ->    one convolution, relu
+
+
+class Layer(NamedTuple):
+    """A link of a chain: a kernel of the value before it."""
+
+    kernel: Kernel
+    axis: int
+    several: bool
+
+
+Link = Layer | str | nn.Module
+"""A layer, the name of a child, or a function of one value."""
+
+
+class Applied(nn.Module):
+    """A function of one tensor, with its other arguments."""
+
+    def __init__(self, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.function, self.args, self.kwargs = function, tuple(args), dict(kwargs)
+
+    def forward(self, x: Tensor) -> Any:
+        """As the part called it."""
+        return self.function(x, *self.args, **self.kwargs)
+
+    def extra_repr(self) -> str:
+        """The function's name."""
+        return str(getattr(self.function, "__name__", self.function))
+
+
+def chain_of(trace: Trace, call: Called) -> list[Link] | None:
+    """What a call is, from its input to its output; None where it is no chain."""
+    decides = any(step.name in LOOKS for step in trace.steps[call.first : call.last])
+    if call.input is None or call.output is None or decides:  # on other numbers it may be another chain
+        return None
+    value, links = call.output, list[Link]()
+    children = _children(trace, call)
+    while value is not call.input:
+        found = _link(call, value, children)
+        if found is None:
+            return None
+        link, value = found
+        links += [] if link is None else [link]
+    return links[::-1]
+
+
+def _children(trace: Trace, call: Called) -> dict[Value, Called]:
+    """Calls of its children by what they give."""
+    own = [one for one in trace.calls if one.parent is call and one.input is not None and one.output is not None]
+    return {one.output: one for one in own if one.output is not None and one.output is not one.input}
+
+
+def _link(call: Called, value: Value, children: Mapping[Value, Called]) -> tuple[Link | None, Value] | None:
+    """The last link up to a value, and the value before it."""
+    forms = list(zip((IMAGE, LAST), forms_of(call, value), strict=True))
+    layers = [(Layer(k, axis, f.several), s) for axis, f in forms if f is not None for s, k in f.terms.items()]
+    layers = [(layer, source) for layer, source in layers if source is not value]
+    several = next((one for one in layers if one[0].several), None)
+    if several is not None:
+        return several
+    child = children.get(value)
+    if child is not None and child.input is not None and (name := inner_name(child.name, call.name)):
+        return name, child.input
+    scale = next((one for one in layers if one[0].kernel.is_diagonal), None)
+    if scale is not None:
+        return scale
+    step = value.step
+    if step is None or not call.has(step):
+        return None
+    if step.same is not None:
+        return None, step.same
+    return _applied(step)
+
+
+def forms_of(call: Called, value: Value) -> tuple[Form | None, Form | None]:
+    """A value as one kernel of one other, along either axis of channels (`IMAGE`, `LAST`)."""
+    return _form(call, value, IMAGE), _form(call, value, LAST)
+
+
+def alike(a: Sequence[Link], b: Sequence[Link]) -> bool:
+    """Whether two calls of a part are the same chain."""
+    return len(a) == len(b) and all(map(_alike, a, b))
+
+
+def _alike(a: Link, b: Link) -> bool:
+    if isinstance(a, Layer) and isinstance(b, Layer):
+        return a.axis == b.axis and _same_kernel(a.kernel, b.kernel)
+    if isinstance(a, Applied) and isinstance(b, Applied):
+        return (a.function, repr(a.args), repr(a.kwargs)) == (b.function, repr(b.args), repr(b.kwargs))
+    return isinstance(a, str) and a == b
+
+
+def _same_kernel(a: Kernel, b: Kernel) -> bool:
+    biases = [np.zeros(len(each.weight)) if each.bias is None else each.bias for each in (a, b)]
+    if (a.groups, a.strides, a.taps, a.reach) != (b.groups, b.strides, b.taps, b.reach):
+        return False
+    return np.array_equal(a.weight, b.weight) and np.array_equal(biases[0], biases[1])
+
+
+def _form(call: Called, value: Value, axis: int) -> Form | None:
+    """A value as one kernel of one other, no larger than what went into it."""
+    for grow, share in ((True, True), (False, True), (False, False)):
+        form = Forms(call, axis, grow=grow, share=share).of(value, top=True)
+        kernel = next(iter(form.terms.values()), None)
+        if kernel is not None and len(form.terms) == 1 and (not form.several or kernel.weight.size <= kernel.learnt):
+            return form
+    return None
+
+
+def _applied(step: Step) -> tuple[Link, Value] | None:
+    """A function of one value alone, which keeps its shape."""
+    inputs = step.inputs
+    if len(inputs) != 1 or not step.args or step.args[0] is not inputs[0] or step.output is None:
+        return None
+    if step.output.shape != inputs[0].shape or step.swapped:
+        return None
+    try:
+        pickle.dumps(step.function)
+    except Exception:  # made on the spot
+        return None
+    return Applied(step.function, step.args[1:], step.kwargs), inputs[0]
+
+
+# --- Where a scale and a shift a channel can go in a trace: into the layer that makes a value, or all that read it.
+
+MOVES = (
+    *(
+        "reshape",
+        "view",
+        "reshape_as",
+        "view_as",
+        "flatten",
+        "unflatten",
+        "permute",
+        "transpose",
+        "swapaxes",
+        "movedim",
+    ),
+    *("squeeze", "unsqueeze", "roll", "getitem", "expand", "clone", *SAME),
+)
+"""Functions that only move numbers, or choose some."""
+TRANSPOSED = ("conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
+LAYERS = (*CONVOLUTIONS, *TRANSPOSED, "linear")
+"""Functions of layers that may hold a scale and a shift."""
+NORMS = {"layer_norm": (2, 3), "rms_norm": (2, None), "group_norm": (2, 3), "instance_norm": (3, 4)}
+"""Where their weight and bias stand among their arguments."""
+
+
+class Scale(NamedTuple):
+    """A factor and perhaps a term a channel along an axis."""
+
+    axis: int
+    factor: Vector
+    shift: Vector | None
+
+
+class Held(NamedTuple):
+    """A layer's parameters where they may be changed, and the axis of its output's channels."""
+
+    name: str
+    weight: np.ndarray
+    bias: np.ndarray | None
+    axis: int
+
+
+def into_producer(places: Places, value: Value, scale: Scale) -> tuple[str, Weights] | None:
+    """The layer that makes a value for the scale alone, and its parameters with that."""
+    path: list[Step] = []
+    while (step := value.step) is not None and step.name in MOVES and value.only_read and step.output is value:
+        path.append(step)
+        value = step.inputs[0]
+    held = layer_of(places, step) if step is not None and value.only_read and step.output is value else None
+    if step is None or held is None or not _reaches(path, held.axis, scale.axis):
+        return None
+    if scale.shift is not None and step.name == "rms_norm":
+        return None
+    new: Weights = {f"{held.name}.weight": held.weight * _outwards(step, held.weight, scale.factor)}
+    if held.bias is not None or scale.shift is not None:
+        bias = np.zeros(len(scale.factor)) if held.bias is None else held.bias * scale.factor
+        new[f"{held.name}.bias"] = bias if scale.shift is None else bias + scale.shift
+    return held.name, new
+
+
+def layer_of(places: Places, step: Step) -> Held | None:
+    """A layer or a norm with parameters of its own."""
+    at = NORMS.get(step.name, (1, 2))
+    weight, bias = step.given(at[0], "weight"), step.given(at[1], "bias") if at[1] is not None else None
+    if not isinstance(weight, Value) or step.name not in (*LAYERS, *NORMS):
+        return None
+    name, arrays = places.owner(step, weight, bias), (numbers(weight), numbers(bias))
+    if name is None or arrays[0] is None or arrays[1] is None or {weight.name, bias and bias.name} - _usual(name):
+        return None
+    if step.name in ("layer_norm", "rms_norm") and arrays[0].ndim != 1:
+        return None
+    axis = LAST if step.name in ("linear", "layer_norm", "rms_norm") else IMAGE
+    return Held(name, arrays[0], arrays[1] if arrays[1].size else None, axis)
+
+
+def _usual(name: str) -> set[str | None]:
+    return {f"{name}.weight", f"{name}.bias", None}
+
+
+def _outwards(step: Step, weight: np.ndarray, factor: Vector) -> np.ndarray:
+    """A factor a channel of the output, in the shape of the weight."""
+    if step.name in TRANSPOSED:  # [in, out / groups, ...]
+        groups = int(step.given(6, "groups", 1))
+        whole = np.repeat(factor.reshape(groups, -1), len(weight) // groups, axis=0)
+        return whole.reshape(*weight.shape[:2], *[1] * (weight.ndim - 2))
+    return factor.reshape(-1, *[1] * (weight.ndim - 1))
+
+
+def _reaches(path: list[Step], axis: int, wanted: int) -> bool:
+    """Whether channels along an axis of what a path starts from, last step first, are along that of its end."""
+    found: int | None = axis
+    for step in reversed(path):
+        found = moved(step, found) if found is not None else None
+    if found is None or not path:
+        return found == wanted
+    assert path[0].output is not None
+    return (found - wanted) % len(path[0].output.shape) == 0
+
+
+def moved(step: Step, axis: int) -> int | None:
+    """Where the channels along an axis of a value are behind a step that only moves numbers, if along one still."""
+    x = step.inputs[0]
+    width = x.shape[axis]
+    index = torch.arange(width, dtype=torch.float64)
+
+    def along(shape: tuple[int, ...], place: int) -> torch.Tensor:
+        column = [1] * len(shape)
+        column[place] = width
+        return index.reshape(column).expand(shape)
+
+    whole = along(x.shape, axis).to(x.tensor.dtype).contiguous()
+    args, kwargs = tree_map(
+        lambda leaf: (whole if leaf is x else leaf.tensor) if isinstance(leaf, Value) else leaf,
+        (step.args, dict(step.kwargs)),
+    )
+    out = step.function(*args, **kwargs).double()
+    places = [place for place in range(out.ndim) if out.shape[place] == width]
+    return next((place for place in places if torch.equal(out, along(tuple(out.shape), place))), None)
+
+
+def into_readers(places: Places, value: Value, scale: Scale) -> tuple[str, Weights] | None:
+    """The layers that read a value, and their parameters with the scale before them; None if one cannot take it."""
+    found = list(_readers(value, scale.axis))
+    new: Weights = {}
+    names = []
+    for step in found:
+        taken = _taken(places, step, scale) if step is not None else None
+        if taken is None or taken[0] in names:
+            return None
+        names.append(taken[0])
+        new |= taken[1]
+    return (", ".join(names), new) if names else None
+
+
+def _readers(value: Value, axis: int) -> Iterator[Step | None]:
+    """The layers along whose input channels a value's lie, through what moves them; None for any other reader."""
+    if value.result or not value.reads:
+        yield None
+    for step in value.reads:
+        behind = moved(step, axis) if step.name in MOVES and step.inputs[0] is value and step.output else None
+        if behind is not None and step.output is not None:
+            yield from _readers(step.output, behind)
+        elif step.name in (*CONVOLUTIONS, "linear") and step.given(0, "input") is value:
+            own = LAST if step.name == "linear" else IMAGE
+            yield step if (axis - own) % len(value.shape) == 0 else None
+        else:
+            yield None
+
+
+def _taken(places: Places, step: Step, scale: Scale) -> tuple[str, Weights] | None:
+    """A layer's parameters with a scale before it."""
+    held, kernel = layer_of(places, step), linear(step) or convolution(step)
+    if held is None or kernel is None or (kernel.is_padded and scale.shift is not None and scale.shift.any()):
+        return None
+    inside = kernel.weight.shape[1]
+    factor = np.repeat(scale.factor.reshape(kernel.groups, inside), len(kernel.weight) // kernel.groups, axis=0)
+    new: Weights = {f"{held.name}.weight": held.weight * factor.reshape(*factor.shape, *[1] * (held.weight.ndim - 2))}
+    if scale.shift is not None and scale.shift.any():
+        shift = np.repeat(scale.shift.reshape(kernel.groups, inside), len(kernel.weight) // kernel.groups, axis=0)
+        summed = held.weight.reshape(*factor.shape, -1).sum(-1)
+        new[f"{held.name}.bias"] = (summed * shift).sum(1) + (0 if held.bias is None else held.bias)
+    return held.name, new
+
+
+# --- Folding a live module by its structure: what a trace shows to be linear in a row or in parallel becomes one layer.
+
+ROUNDINGS, MOST = 16, 1e-9
+"""So many times what the whole makes of its inputs' last bits, folds may move its outputs, and never more than this."""
+
+
+class Structured(NamedTuple):
+    """A module with its folds, what they were, how far the whole is off, and what was not folded, and why."""
+
+    module: nn.Module
+    changes: tuple[Change, ...]
+    error: float
+    left: tuple[str, ...]
+
+
+def fold_structure(module: nn.Module, whole: Whole, exact: float, apart: set[str]) -> Structured:
+    """All folds of a module.
+
+    Args:
+        module: Of `in_float64`, not changed.
+        whole: What it computes.
+        exact: Up to this difference of the whole a fold is one.
+        apart: What is not to be touched: a copy does not share all that the user's own module does.
+    """
+    trial = _Trial(module, whole, exact)
+    made: list[Change] = []
+    wrong: dict[tuple[str, str], tuple[Change, float]] = {}
+    while True:
+        trace = Trace.of(trial.module, whole.calls[0])
+        places = Places(trial.module, trace, shared(trial.module) | apart)
+        every = list(_found(places, set(wrong)))
+        found = sorted((c for c in every if isinstance(c, Change)), key=lambda c: _kind(trial.module, c))
+        if not found:
+            break
+        trial.wrong.clear()
+        made += trial.take(found)
+        wrong |= {change.key: (change, error) for change, error in trial.wrong}
+    left = [Unfolded(c.at, c.told, _why_wrong(error)) for c, error in wrong.values() if c.instead is None]
+    left += [place for place in every if isinstance(place, Unfolded)]
+    left += [place for place in _scales_left(places) if place.at not in {each.at for each in left}]
+    left += [place for place in _norms_left(places) if place.at not in {each.at for each in left}]
+    return Structured(trial.module, tuple(made), trial.error, tuple(_told(left)))
+
+
+def _why_wrong(error: float) -> str:
+    """Why a fold that looked right was given up."""
+    if error == float("inf"):
+        return "the code of the module needs what would be gone, and does not run without it"
+    return f"the outputs of the whole would differ by {error:.1e}"
+
+
+def _told(places: list[Unfolded]) -> Iterator[str]:
+    """One sentence for every reason, with all places of it."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for each in places:
+        found.setdefault((each.what, each.why), []).append(each.at or "the module itself")
+    for (what, why), names in found.items():
+        yield f"{', '.join(dict.fromkeys(names))}: {what} not folded, {why}"
+
+
+def _kind(module: nn.Module, change: Change) -> str:
+    """Parts of one class are right or wrong alike."""
+    return type(module.get_submodule(change.at)).__name__
+
+
+class _Trial:
+    """A module with the folds so far, and how far the whole is off."""
+
+    def __init__(self, module: nn.Module, whole: Whole, exact: float) -> None:
+        self.module, self.error, self._whole, self._exact = module, 0.0, whole, exact
+        self.wrong: list[tuple[Change, float]] = []
+
+    def take(self, changes: list[Change]) -> list[Change]:
+        """Those of some folds with which the whole computes the same, made."""
+        after = copy.deepcopy(self.module)
+        for change in changes:
+            after = applied(after, change)
+        error = self._whole.error(after)
+        if error <= self._exact or error <= self._rounded:
+            self.module, self.error = after, error
+            return changes
+        half = len(changes) // 2
+        if half:
+            return self.take(changes[:half]) + self.take(changes[half:])
+        self.wrong.append((changes[0], error))
+        return []
+
+    @cached_property
+    def _rounded(self) -> float:
+        """What rounding may explain."""
+        own = rounding(self.module, self._whole.calls[0], self._whole.expected[0])
+        return min(ROUNDINGS * own, MOST)
+
+
+def _found(places: Places, refused: set[tuple[str, str]]) -> Iterator[Change | Unfolded]:
+    """Folds that touch no part twice, and places that have the shape of one but may not be folded."""
+    touched: set[str] = set()
+    for rules in ((_parallel,), (_scale, _own_scale, _norm)):  # what is one layer in the end needs no other fold
+        for found in (change for call in places.trace.calls for rule in rules for change in rule(places, call)):
+            if isinstance(found, Unfolded):
+                yield found
+                continue
+            change: Change | None = found
+            while change is not None and change.key in refused:
+                change = change.instead
+            if change is None or any(within(a, b) or within(b, a) for a in change.touches for b in touched):
+                continue
+            if places.grows(change):
+                yield Unfolded(change.at, change.told, "it would leave more numbers than there were")
+                continue
+            touched |= change.touches
+            yield change
+
+
+def _parallel(places: Places, call: Called) -> Iterator[Change | Unfolded]:
+    """A part that is a chain with layers in parallel, the same one in every call of it."""
+    links = chain_of(places.trace, call) or []
+    if not any(isinstance(link, Layer) and link.several for link in links):
+        yield from _sums(places, call)
+        return
+    kept = [joined(call.name, link) for link in links if isinstance(link, str)]
+    what, why = "layers in parallel", places.bound(call.name, kept=kept, repeats=True)
+    calls = places.trace.called(call.name)
+    if not why and not all(alike(links, chain_of(places.trace, one) or []) for one in calls if one is not call):
+        why = "it computes something else in another call"
+    if why:
+        yield Unfolded(call.name, what, why)
+    elif call is calls[0]:
+        made = [as_module(link.kernel) if isinstance(link, Layer) else link for link in links]
+        layers = [str(new) for new, link in zip(made, links, strict=True) if isinstance(link, Layer)]
+        parts = tuple(new for new in made if new is not None)
+        if len(parts) == len(made):
+            yield Change(call.name, f"{what} -> {', '.join(layers)}", rebuilt={call.name: parts})
+        else:
+            yield Unfolded(call.name, what, "torch has no layer that pads as the merged one would have to")
+
+
+def _sums(places: Places, call: Called) -> Iterator[Unfolded]:
+    """Sums of layers in a part that does other things as well, so that no chain can take its place."""
+    sums = (
+        step.output
+        for step in places.trace.steps[call.first : call.last]
+        if step.module == call.name and step.name in ADDS and step.output is not None
+    )
+    if any(form is not None and form.several for value in sums for form in forms_of(call, value)):
+        why = "its forward does more with them than one layer after the other"
+        yield Unfolded(call.name, "layers in parallel", why)
+
+
+def _scale(places: Places, call: Called) -> Iterator[Change | Unfolded]:
+    """A part that begins with a scale and a shift of what it takes, and goes on with children of its own."""
+    first, *rest = chain_of(places.trace, call) or [""]
+    others = tuple(link for link in rest if not isinstance(link, Layer))
+    if not isinstance(first, Layer) or first.several or len(others) < len(rest):
+        return
+    if places.bound(call.name, kept=[joined(call.name, link) for link in others if isinstance(link, str)]):
+        return
+    if first.kernel.learnt == 0 and holds_nothing(places.root.get_submodule(call.name)):
+        return  # no scale, but what hands on its input, as dropout does
+    assert call.input is not None
+    assert call.output is not None
+    scale = Scale(first.axis, first.kernel.weight.reshape(-1), first.kernel.bias)
+    into = into_producer(places, call.input, scale) or (None if rest else into_readers(places, call.output, scale))
+    if into is not None:
+        yield Change(call.name, f"{call.name} -> {into[0]}", into[1], {call.name: others})
+
+
+def _own_scale(places: Places, call: Called) -> Iterator[Change]:
+    """A scale that a part holds itself, among other things: afterwards it has none, if it knows how to do without."""
+    for step in places.trace.steps[call.first : call.last]:
+        if step.module != call.name or step.name not in ("mul", "multiply") or len(step.args) != 2 or not step.output:
+            continue
+        for x, other in (step.args, step.args[::-1]):
+            name = _parameter(places, step, x, other)
+            for axis in (IMAGE, LAST) if name else ():
+                factor = per_channel(other, x, axis)
+                into = into_producer(places, x, Scale(axis, factor, None)) if factor is not None else None
+                if into is not None and name is not None:
+                    yield _without(call.name, name, into, other.tensor.ndim)
+
+
+def _without(at: str, name: str, into: tuple[str, Weights], axes: int) -> Change:
+    """A scale that went elsewhere: first without its parameter, as a forward may ask for; else with 1 in its place.
+
+    A forward that multiplies by it in any case gets the number 1, or one that reads it as a tensor, a tensor of one 1.
+    """
+    told = f"{name} -> {into[0]}"
+    last = Change(at, f"{told}, a tensor of one 1 in its place", {**into[1], name: np.ones((1,) * axes)})
+    number = Change(at, f"{told}, 1 in its place", {**into[1], name: 1.0}, instead=last)
+    return Change(at, told, {**into[1], name: None}, instead=number)
+
+
+def _parameter(places: Places, step: Step, x: object, other: object) -> str | None:
+    """The parameter that a value is multiplied with, if the part that does it holds it and nothing else reads it."""
+    if not isinstance(x, Value) or not isinstance(other, Value) or x.constant or not other.constant:
+        return None
+    names = parameters_of(other)
+    name = next(iter(names), "")
+    held = dict(places.root.get_submodule(step.module).named_parameters(recurse=False))
+    alone = len(names) == 1 and places.users[name] == 1 and name.rpartition(".")[0] == step.module
+    sizes = len(x.shape) > 1 and step.output is not None and x.shape == step.output.shape and other.tensor.numel() > 1
+    return name if alone and sizes and name.rpartition(".")[2] in held else None
+
+
+def _norm(places: Places, call: Called) -> Iterator[Change]:
+    """The affine of a norm, into all layers behind it."""
+    for step in places.trace.steps[call.first : call.last]:
+        if step.module != call.name or step.name not in NORMS or step.output is None:
+            continue
+        held = layer_of(places, step)
+        into = into_readers(places, step.output, Scale(held.axis, held.weight, held.bias)) if held else None
+        if held is not None and into is not None:
+            gone = {f"{held.name}.weight": None, **({f"{held.name}.bias": None} if held.bias is not None else {})}
+            yield Change(call.name, f"the affine of {call.name} -> {into[0]}", {**into[1], **gone})
+
+
+def _scales_left(places: Places) -> Iterator[Unfolded]:
+    """Scales per channel and affines of norms that are left next to layers, and why."""
+    for step in places.trace.steps:
+        if step.name in ("mul", "multiply") and len(step.args) == 2 and step.output is not None:
+            for x, other in (step.args, step.args[::-1]):
+                if isinstance(x, Value) and not x.constant and x.shape == step.output.shape:
+                    yield from _scale_left(places, step, x, other)
+        elif step.name in NORMS and layer_of(places, step) is not None and step.module:
+            why = "not all that read it are layers that could take it, or one would need a bias at its padding"
+            yield Unfolded(step.module, "the affine of a norm", why)
+
+
+def _scale_left(places: Places, step: Step, x: Value, other: object) -> Iterator[Unfolded]:
+    factors = [(axis, per_channel(other, x, axis)) for axis in (IMAGE, LAST)]
+    factors = [(axis, factor) for axis, factor in factors if factor is not None and not (factor == 1).all()]
+    if not factors:
+        return
+    if any(into_producer(places, x, Scale(axis, factor, None)) for axis, factor in factors if factor is not None):
+        if not isinstance(other, Value) or not parameters_of(other):
+            why = "its forward holds the number itself; a fold of its ONNX graph takes it"
+            yield Unfolded(step.module, "a constant factor behind a layer", why)
+        elif _parameter(places, step, x, other) is None:
+            why = "the parameter is one number, is used elsewhere as well, or is not that part's own"
+            yield Unfolded(step.module, "a scale behind a layer", why)
+    elif isinstance(other, Value) and len(names := sorted(parameters_of(other))) == 1 and other.tensor.numel() > 1:
+        why = "no layer of which nothing else reads the output comes right before it in the forward; a fold of the "
+        why += "ONNX graph may take it into the layers behind it"
+        yield Unfolded(names[0], "a learned scale", why)
+
+
+def _norms_left(places: Places) -> Iterator[Unfolded]:
+    """BatchNorms that are left, and why, in the words of `repaconv.rewrites.fold.unfolded_linear_operators` where the
+    reason is the same."""
+    for step in places.trace.steps:
+        if step.name == "batch_norm" and numbers(step.given(1, "running_mean")) is not None:
+            yield Unfolded(step.module, "a BatchNorm", _why_norm(places, step))
+
+
+def _why_norm(places: Places, step: Step) -> str:
+    """What keeps a BatchNorm from the layer before it, or from those behind it."""
+    own = places.bound(step.module)
+    if own:
+        return own
+    x = step.inputs[0]
+    if x.step is not None and x.step.name in LAYERS:
+        others = sorted({read.name for read in x.reads if read is not step})
+        if others or x.result:
+            return READ_BESIDE.format(", ".join(others) or "the output of the network")
+        if layer_of(places, x.step) is None:
+            return f"{x.step.module}, which is right before it, is shared, hooked, or read from outside"
+    if step.output is not None and any(map(_is_padded, step.output.reads)):
+        return PADDED
+    return "no layer of its own and alone comes right before it, or right behind it"
+
+
+def _is_padded(step: Step) -> bool:
+    """Whether it is a convolution that sees a border of zeros."""
+    pads = step.given(4, "padding", 0)
+    return step.name in CONVOLUTIONS and (pads != "valid" if isinstance(pads, str) else bool(np.any(pads)))

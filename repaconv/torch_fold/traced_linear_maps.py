@@ -1,0 +1,348 @@
+"""What is linear in a trace: values as kernels of others, in float64.
+
+A convolution, a linear layer, a BatchNorm, scales and shifts a channel and sums are kernels of
+`repaconv.algebra.convolution_kernels`; those of channels that come last, as a linear layer's on tokens, have no places
+beside them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from repaconv.algebra.channel_maps import Vector
+from repaconv.algebra.convolution_kernels import Kernel, composed, composed_size, eye, fits, summed
+from repaconv.torch_fold.module_trace import Called, Step, Value
+
+# --- Images with a border in a trace: `pad`, and whatever is written into what it gave, as Diverse Branch Block does.
+
+
+def border_of(step: Step) -> tuple[Value, list[int], Vector] | None:
+    """What a step gives as an image in a border of one number a channel.
+
+    Returns:
+        The image [B, C, ...], the places before and behind every axis as ONNX has them, the numbers [C]; None where it
+        is no such thing.
+    """
+    written: list[Step] = []
+    while step.name == "setitem":
+        before = step.args[0]
+        if not isinstance(before, Value) or before.step is None or not _plain(step.args[1]):
+            return None
+        written.append(step)
+        step = before.step
+    x, output = step.given(0, "input"), step.output
+    pads = _pads(step) if step.name == "pad" and isinstance(x, Value) and output is not None else None
+    if pads is None or output is None:
+        return None
+    axes, image = len(pads) // 2, torch.full(output.shape, float(step.given(3, "value") or 0.0), dtype=torch.float64)
+    sizes = output.shape[2:]
+    inner: Any = (..., *(slice(pads[i], sizes[i] - pads[i + axes]) for i in range(axes)))
+    image[inner] = torch.nan
+    for each in reversed(written):
+        numbers = each.args[2]
+        if isinstance(numbers, Value) and not numbers.constant:
+            return None
+        image[each.args[1]] = numbers.tensor.detach().cpu().double() if isinstance(numbers, Value) else numbers
+    rest = torch.ones(sizes, dtype=torch.bool)
+    rest[inner] = False
+    border = image[..., rest].double()
+    own = bool(image[inner].isnan().all()) and bool((border == border[:1, :, :1]).all())
+    return (x, pads, border[0, :, 0].numpy()) if own else None
+
+
+def _plain(index: Any) -> bool:
+    """Whether it names places by numbers alone."""
+    several = index if isinstance(index, tuple) else (index,)
+    return all(one is None or one is ... or isinstance(one, (int, slice)) for one in several)
+
+
+def _pads(step: Step) -> list[int] | None:
+    """Of a `pad` with one number, of axes behind the channels."""
+    given = step.given(1, "pad")
+    x = step.given(0, "input")
+    if step.given(2, "mode", "constant") != "constant" or not all(type(n) is int and n >= 0 for n in given):
+        return None
+    axes = len(x.shape) - 2
+    whole = [*given, *[0] * (2 * axes - len(given))]
+    if axes < 1 or len(whole) != 2 * axes or not any(whole):
+        return None
+    return [*whole[::2][::-1], *whole[1::2][::-1]]
+
+
+# --- What is linear in a trace: values as kernels of others, in float64.
+
+IMAGE, LAST = 1, -1
+"""The axis of channels."""
+CONVOLUTIONS = {"conv1d": 1, "conv2d": 2, "conv3d": 3}
+
+
+class Form(NamedTuple):
+    """A value as a sum of kernels of others; ``several`` if more than one layer is in it that has weights, or a sum."""
+
+    terms: dict[Value, Kernel]
+    several: bool = False
+
+
+def numbers(value: Any) -> np.ndarray | None:
+    """A constant's, in float64; an empty one for None."""
+    if value is None:
+        return np.zeros(0)
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return np.asarray(float(value))
+    if not isinstance(value, Value) or not value.constant or not value.tensor.is_floating_point():
+        return None
+    return value.tensor.detach().cpu().double().numpy()
+
+
+def per_channel(constant: Any, value: Value, axis: int) -> Vector | None:
+    """A constant that is broadcast to a value as one number a channel; None where it is not that."""
+    found, rank = numbers(constant), len(value.shape)
+    if found is None or constant is None or rank < 2 or found.ndim > rank:
+        return None
+    whole = found.reshape((1,) * (rank - found.ndim) + found.shape)
+    if whole.size != whole.shape[axis]:
+        return None
+    return np.broadcast_to(whole.reshape(-1), (value.shape[axis],)).astype(np.float64)
+
+
+class Forms:
+    """Values as kernels of those that a call of a part starts from.
+
+    Args:
+        inside: The call; what was made before it is a source.
+        axis: Of channels: `IMAGE` or `LAST`.
+        grow: Whether a kernel may become larger than those that it is composed of, as where a sum has room for it.
+        share: Whether what several read is not a source: it is computed once, and may stay so.
+    """
+
+    def __init__(self, inside: Called, axis: int, *, grow: bool, share: bool) -> None:
+        self.inside, self.axis, self.grow, self.share = inside, axis, grow, share
+        self._found: dict[Value, Form] = {}
+
+    def of(self, value: Value, *, top: bool = False) -> Form:
+        """The form of a value; of one that is asked for itself as what it is made of."""
+        if len(value.reads) > 1 and not self.share and not top:
+            return self.itself(value)
+        if value not in self._found:
+            step, form = value.step, None
+            if value is not self.inside.input and step is not None and self.inside.has(step):
+                form = _same(self, step) if step.same is not None else _RULES.get(step.name, _none)(self, step)
+            self._found[value] = form if form is not None and form.terms else self.itself(value)
+        return self._found[value]
+
+    def itself(self, value: Value) -> Form:
+        """A value as its own source."""
+        rank = len(value.shape) if self.axis == IMAGE else 2
+        return Form({value: eye(value.shape[self.axis], rank)}) if len(value.shape) > 1 else Form({})
+
+    def behind(self, kernel: Kernel, x: Value) -> Form:
+        """A kernel of a value."""
+        inner = self.of(x)
+        terms: dict[Value, Kernel] = {}
+        for source, one in inner.terms.items():
+            new = composed(replace(kernel, bias=None) if terms else kernel, one) if self._fits(kernel, one) else None
+            if new is None:
+                return Form({x: kernel})
+            terms[source] = new
+        layers = not kernel.is_diagonal and not all(one.is_diagonal for one in inner.terms.values())
+        return Form(terms, inner.several or layers)
+
+    def _fits(self, second: Kernel, first: Kernel) -> bool:
+        """Whether both in a row are small enough as one."""
+        if self.grow:
+            return second.is_pointwise or first.is_pointwise
+        return composed_size(second, first) <= second.weight.size + first.weight.size
+
+
+def _none(_forms: Forms, _step: Step) -> None:
+    return None
+
+
+def _same(forms: Forms, step: Step) -> Form | None:
+    return forms.of(step.same) if step.same is not None else None
+
+
+def convolution(step: Step) -> Kernel | None:
+    """The kernel of a convolution with constant weights; None where its padding is not zeros."""
+    weight, bias, axes = numbers(step.given(1, "weight")), numbers(step.given(2, "bias")), CONVOLUTIONS.get(step.name)
+    pads = step.given(4, "padding", 0)
+    if weight is None or bias is None or axes is None or weight.ndim != axes + 2 or isinstance(pads, str):
+        return None
+    strides, pads, steps = (_each(n, axes) for n in (step.given(3, "stride", 1), pads, step.given(5, "dilation", 1)))
+    taps = tuple(range(-p, d * (k - 1) - p + 1, d) for p, d, k in zip(pads, steps, weight.shape[2:], strict=True))
+    reach = tuple(p - one[-1] for p, one in zip(pads, taps, strict=True))
+    groups = int(step.given(6, "groups", 1))
+    return Kernel(weight, bias if bias.size else None, groups, strides, taps, reach, weight.size)
+
+
+def _each(number: Any, axes: int) -> tuple[int, ...]:
+    found = tuple(number) if isinstance(number, (tuple, list)) else (number,)
+    return tuple(int(n) for n in (found * axes if len(found) == 1 else found))
+
+
+def linear(step: Step) -> Kernel | None:
+    """The kernel of a linear layer with constant weights."""
+    weight, bias = numbers(step.given(1, "weight")), numbers(step.given(2, "bias"))
+    if step.name != "linear" or weight is None or bias is None or weight.ndim != 2:
+        return None
+    return Kernel(weight, bias if bias.size else None, 1, (), (), (), weight.size)
+
+
+def _convolution(forms: Forms, step: Step) -> Form | None:
+    kernel, x = convolution(step), step.given(0, "input")
+    if kernel is None or forms.axis != IMAGE or len(x.shape) != kernel.weight.ndim:
+        return None
+    return forms.behind(kernel, x)
+
+
+def _linear(forms: Forms, step: Step) -> Form | None:
+    kernel, x = linear(step), step.given(0, "input")
+    return forms.behind(kernel, x) if kernel is not None and (forms.axis == LAST or len(x.shape) == 2) else None
+
+
+def _batchnorm(forms: Forms, step: Step) -> Form | None:
+    x = step.given(0, "input")
+    mean, variance, scale, shift = (numbers(step.given(1 + i, name)) for i, name in enumerate(_BATCHNORM))
+    if step.given(5, "training", False) or mean is None or variance is None or scale is None or shift is None:
+        return None
+    if not mean.size or not variance.size or not (forms.axis == IMAGE or len(x.shape) == 2):
+        return None
+    factor = (scale if scale.size else 1.0) / np.sqrt(variance + float(step.given(7, "eps", 1e-5)))
+    return _scaled(forms, x, factor, (shift if shift.size else 0.0) - mean * factor)
+
+
+_BATCHNORM = ("running_mean", "running_var", "weight", "bias")
+
+
+def _scaled(forms: Forms, x: Value, scale: Vector, shift: Vector | None) -> Form | None:
+    """A scale and a shift a channel of a value's form."""
+    inner = forms.of(x)
+    terms: dict[Value, Kernel] = {}
+    for source, one in inner.terms.items():
+        new = one.then(scale, None if terms else shift)
+        terms[source] = replace(new, learnt=one.learnt + (len(scale) if one.is_diagonal else 0))
+    return Form(terms, inner.several)
+
+
+def _multiplied(forms: Forms, step: Step) -> Form | None:
+    divides = step.name in ("div", "truediv", "true_divide")
+    if len(step.args) != 2 or step.kwargs or (divides and step.swapped):
+        return None
+    for x, other in (step.args, step.args[::-1])[: 1 if divides else 2]:
+        if isinstance(x, Value) and not x.constant and step.output is not None and x.shape == step.output.shape:
+            vector = per_channel(other, x, forms.axis)
+            if vector is None or (divides and not vector.all()):
+                return None
+            return _scaled(forms, x, 1 / vector if divides else vector, None)
+    return None
+
+
+def _negated(forms: Forms, step: Step) -> Form | None:
+    x = step.given(0, "input")
+    return _scaled(forms, x, -np.ones(x.shape[forms.axis]), None) if len(x.shape) > 1 else None
+
+
+def _added(forms: Forms, step: Step) -> Form | None:
+    if len(step.args) != 2 or step.kwargs or step.output is None:
+        return None
+    signs = (1.0, -1.0 if step.name.startswith("sub") else 1.0)[:: -1 if step.swapped else 1]
+    found: list[Form] = []
+    shift: Vector | None = None
+    for one, sign in zip(step.args, signs, strict=True):
+        if isinstance(one, Value) and not one.constant:
+            if one.shape != step.output.shape or (own := _signed(forms, one, sign)) is None:
+                return None
+            found.append(own)
+        elif (vector := per_channel(one, step.output, forms.axis)) is not None:
+            shift = sign * vector
+        else:
+            return None
+    if len(found) == 1 and shift is not None:
+        first, *rest = found[0].terms.items()
+        return Form({first[0]: first[1].then(np.ones(len(shift)), shift), **dict(rest)}, found[0].several)
+    return _sum(*found) if len(found) == 2 else None
+
+
+def _signed(forms: Forms, value: Value, sign: float) -> Form | None:
+    form = forms.of(value)
+    return Form({s: k.then(np.full(len(k.weight), sign), None) for s, k in form.terms.items()}, form.several)
+
+
+def _sum(a: Form, b: Form) -> Form | None:
+    terms = dict(a.terms)
+    for source, kernel in b.terms.items():
+        if source in terms and not fits(terms[source], kernel, fixed=False):
+            return None
+        terms[source] = summed([terms[source], kernel]) if source in terms else kernel
+    return Form(terms, True)
+
+
+def _pooled(forms: Forms, step: Step) -> Form | None:
+    x, size = step.given(0, "input"), _each(step.given(1, "kernel_size"), 2)
+    stride, pads = step.given(2, "stride"), _each(step.given(3, "padding", 0), 2)
+    counted = not any(pads) or step.given(5, "count_include_pad", True)
+    if forms.axis != IMAGE or len(x.shape) != 4 or step.given(4, "ceil_mode", False) or not counted:
+        return None
+    if (divisor := step.given(6, "divisor_override")) is not None and divisor != prod(size):
+        return None
+    weight = np.full((x.shape[1], 1, *size), 1 / prod(size))
+    strides, taps = _each(stride, 2) if stride else size, tuple(range(length) for length in size)
+    whole = Kernel(weight, None, x.shape[1], strides, taps, tuple(1 - length for length in size), 0)
+    return forms.behind(whole.around((*pads, *pads)), x)
+
+
+def _bordered(forms: Forms, step: Step) -> Form | None:
+    """An image with a border: the same layers on a padded one, where zeros give them what stands in the border."""
+    found = border_of(step) if forms.axis == IMAGE else None
+    if found is None:
+        return None
+    x, pads, border = found
+    inner = forms.of(x)
+    if len(pads) != 2 * (len(x.shape) - 2) or not all(one.acts_by_place for one in inner.terms.values()):
+        return None
+    given = sum((one.bias for one in inner.terms.values() if one.bias is not None), np.zeros(x.shape[1]))
+    if not np.allclose(border, given, rtol=1e-12, atol=0):
+        return None
+    return Form({source: one.around(pads) for source, one in inner.terms.items()}, inner.several)
+
+
+ADDS = ("add", "sub", "subtract")
+_ADD = dict.fromkeys(ADDS, _added)
+_MULTIPLY = dict.fromkeys(("mul", "multiply", "div", "truediv", "true_divide"), _multiplied)
+_RULES: dict[str, Callable[[Forms, Step], Form | None]] = {
+    **dict.fromkeys(CONVOLUTIONS, _convolution),
+    "linear": _linear,
+    "batch_norm": _batchnorm,
+    "avg_pool2d": _pooled,
+    "pad": _bordered,
+    "setitem": _bordered,
+    "neg": _negated,
+    **_ADD,
+    **_MULTIPLY,
+}
+
+
+def as_module(kernel: Kernel) -> torch.nn.Module | None:
+    """The layer that a kernel is, in float64; None where torch has none that pads so, or it would be larger."""
+    axes, width, out = len(kernel.taps), kernel.weight.shape[1] * kernel.groups, len(kernel.weight)
+    before, after = kernel.pads[:axes], kernel.pads[axes:]
+    made: Any
+    if before != after or min(before, default=0) < 0 or (not axes and kernel.groups > 1):
+        return None
+    if not axes:
+        made = torch.nn.Linear(width, out, bias=kernel.bias is not None)
+    else:
+        kind: Any = (torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d)[axes - 1]
+        steps, biased = tuple(taps.step for taps in kernel.taps), kernel.bias is not None
+        made = kind(width, out, kernel.weight.shape[2:], kernel.strides, tuple(before), steps, kernel.groups, biased)
+    made.weight.data = torch.from_numpy(np.ascontiguousarray(kernel.weight))
+    if kernel.bias is not None:
+        made.bias.data = torch.from_numpy(np.ascontiguousarray(kernel.bias))
+    found: torch.nn.Module = made
+    return found

@@ -1,0 +1,66 @@
+"""What may be lost against the network as it was: first classes and accuracy, as shares of the images."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from repaconv.results import Link, Verdict
+from repaconv.verification.tolerances import by_chance
+
+UNLIKELY = 0.01
+"""More flips than the budget allows are a failure where chance has less than this to do with it."""
+
+
+class Budget(NamedTuple):
+    """What may be lost, as shares of the images; None is not asked for."""
+
+    max_disagreement: float | None = None
+    max_accuracy_drop: float | None = None
+
+    @classmethod
+    def of(cls, asked: Any) -> Budget:
+        """What an order, or a result, has of it under these names."""
+        return cls(asked.max_disagreement, asked.max_accuracy_drop)
+
+    @property
+    def asked(self) -> bool:
+        """Whether there is one."""
+        return self != (None, None)
+
+    def allows(self, disagreement: float | None, accuracy: float | None) -> bool:
+        """Whether what was measured lies within it.
+
+        Args:
+            disagreement: The share of images with another first class; None, where it is not known, is all of them.
+            accuracy: How much more of the labelled images are right than before; None, where it is not known, is none.
+        """
+        near = self.max_disagreement is None or (1.0 if disagreement is None else disagreement) <= self.max_disagreement
+        right = self.max_accuracy_drop is None or (0.0 if accuracy is None else -accuracy) <= self.max_accuracy_drop
+        return near and right
+
+    def judged(self, link: Link, note: str = "") -> Link:
+        """The link with what the images that judge say; there is nothing that it may differ by but this budget."""
+        told = "; ".join(filter(None, [_told(link, self), note]))
+        return link.model_copy(update={"tolerance": None, "verdict": self.verdict(link), "note": told})
+
+    def verdict(self, link: Link) -> Verdict:
+        """Whether the images that judge speak against it: no more than chance explains."""
+        if not self.asked or link.metrics is None:
+            return "not verified"
+        flips, images, lost = link.metrics.top1_flips, link.metrics.images, link.accuracy
+        many = self.max_disagreement is not None and by_chance(flips, images, self.max_disagreement) < UNLIKELY
+        wrong = self.max_accuracy_drop is not None and lost is not None and lost.high < -self.max_accuracy_drop
+        return "failed" if many or wrong else "passed"
+
+
+def _told(link: Link, budget: Budget) -> str:
+    """What was measured and allowed, in words."""
+    metrics = link.metrics
+    words = ["lossy, against the network before conversion"]
+    if metrics and metrics.top1_agreement is not None:
+        words.append(f"{metrics.top1_agreement:.1%} of {metrics.images} top-1 predictions agree")
+    if budget.max_disagreement is not None:
+        words.append(f"{budget.max_disagreement:.2%} may differ")
+    if budget.max_accuracy_drop is not None:
+        words.append(f"{budget.max_accuracy_drop:.2%} of accuracy may go")
+    return "; ".join([*words, *([] if budget.asked else ["no budget was given: measured only"])])

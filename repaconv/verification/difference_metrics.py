@@ -1,0 +1,345 @@
+"""How two outputs differ, measured batch by batch, and when that counts.
+
+Polygraphy's comparators hold all outputs of both sides at once, know no classes, and have no verdict on a flip; what
+is here runs over any number of images and keeps a few numbers of each. Every image has a scale of its own: a loud one
+excuses nothing in the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from math import comb, sqrt
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from repaconv.results import Accuracy, Link, Metrics, Tolerance
+from repaconv.verification.images_moved_by_rounding import SWAYED, swayed
+from repaconv.verification.tolerances import (
+    DECIDING_COSINE,
+    SHOWN,
+    UNDECIDED_SHARE,
+    lossy_words,
+    norm_error,
+    verdict_by,
+)
+
+# --- Whether one end is right more often than the other, on the same labelled images.
+
+Z95 = 1.959964
+
+
+class Counts:
+    """The four cells of the paired table."""
+
+    def __init__(self) -> None:
+        self.both = self.only_reference = self.only_candidate = self.neither = 0
+
+    def add(self, candidate: NDArray[np.bool_], reference: NDArray[np.bool_], labelled: NDArray[np.bool_]) -> None:
+        """Which images [N] each end gets right; those without a label do not count."""
+        a, b = candidate[labelled], reference[labelled]
+        self.both += int((a & b).sum())
+        self.only_reference += int((~a & b).sum())
+        self.only_candidate += int((a & ~b).sum())
+        self.neither += int((~a & ~b).sum())
+
+    def accuracy(self) -> Accuracy | None:
+        """The comparison; None without labelled images.
+
+        The interval is Wald's with half an image added to each cell (Agresti and Min, Statistics in Medicine 24,
+        2005), which holds its level for the few discordant pairs that a good conversion leaves.
+        """
+        b, c = self.only_candidate, self.only_reference
+        n = self.both + self.neither + b + c
+        if not n:
+            return None
+        b_, c_, n_ = b + 0.5, c + 0.5, n + 2
+        centre, spread = (b_ - c_) / n_, Z95 * sqrt(b_ + c_ - (b_ - c_) ** 2 / n_) / n_
+        return Accuracy(
+            images=n,
+            reference=(self.both + c) / n,
+            candidate=(self.both + b) / n,
+            only_reference=c,
+            only_candidate=b,
+            difference=(b - c) / n,
+            low=max(-1.0, centre - spread),
+            high=min(1.0, centre + spread),
+            p_value=mcnemar(b, c),
+        )
+
+
+def mcnemar(b: int, c: int) -> float:
+    """Two-sided exact p-value of b against c discordant pairs (binomial with p = 1/2)."""
+    n = b + c
+    tail = sum(comb(n, k) for k in range(min(b, c) + 1))
+    return min(1.0, 2 * tail / 2**n) if n else 1.0
+
+
+# --- How two outputs differ, measured batch by batch, and when that counts.
+
+Array = NDArray[np.floating]
+EXAMPLES = 10
+NO_ANGLE = np.inf
+"""The cosine of an image whose output is one number, or the lead of one class: it has a sign, no direction."""
+# Of few outputs all may be near zero by chance, where rounding is as large as ever: an image's scale is no smaller than
+# a quarter of the usual one, and, so that a quiet image beside loud ones is not excused, than that allows of its own.
+QUIET, REACH = 0.25, 1e4
+
+
+class Meter:
+    """Adds up how a candidate's output differs from the reference's: a few numbers an image, each by its own scale.
+
+    Args:
+        tolerance: Of the link: it says which flips matter, and from which error on a lost decision is looked for.
+        logits: Whether outputs are logits [N, K].
+    """
+
+    def __init__(self, tolerance: Tolerance, *, logits: bool) -> None:
+        self.tolerance, self.logits = tolerance, logits
+        self.counts = Counts()
+        self._seen = self._undecided = self._numbers = 0
+        self._sum = self._kl = 0.0
+        self._columns: dict[str, list[Array]] = {}
+        self._first: dict[tuple[int, ...], Array] = {}
+
+    def add(
+        self,
+        candidate: Array,
+        reference: Array,
+        *,
+        labels: NDArray[np.int64] | None = None,
+        undecided: NDArray[np.bool_] | None = None,
+        sway: Callable[[], Array] | None = None,
+    ) -> None:
+        """One batch, [N, ...] each.
+
+        Args:
+            candidate: Output of one end.
+            reference: Output of the other.
+            labels: Class of each image, -1 where unknown.
+            undecided: Images in which rounding may decide what merges; those that differ are left out, if by no more
+                than another merge explains.
+            sway: By how much rounding alone moves every number of the reference, as it is shaped; asked where an exact
+                tolerance does not suffice.
+
+        Raises:
+            ValueError: If the shapes differ or there is no image.
+        """
+        if candidate.shape != reference.shape or candidate.ndim < 2 or not len(candidate):
+            raise ValueError(f"cannot compare outputs of shape {candidate.shape} and {reference.shape}")
+        a, b = (output.astype(np.float64).reshape(len(output), -1) for output in (candidate, reference))
+        found = _rows(a, b, self._first.setdefault(reference.shape[1:], b[0]), logits=self.logits)
+        found["image"] = self._seen + np.arange(float(len(b)))
+        found["sway"] = np.zeros(len(b))
+        if sway is not None and self.tolerance.kind == "exact" and not self._within(found).all():
+            found["sway"] = sway().reshape(len(b), -1).max(1, initial=0.0)
+        self._seen += len(b)
+        if undecided is not None and undecided.any():
+            kept = ~(undecided & self._merged_otherwise(found))
+            self._undecided += int((~kept).sum())
+            a, b, found = a[kept], b[kept], {name: column[kept] for name, column in found.items()}
+            labels = None if labels is None else labels[kept]
+        for name, column in found.items():
+            self._columns.setdefault(name, []).append(column)
+        with np.errstate(invalid="ignore", over="ignore"):
+            self._sum += float(np.abs(a - b).sum())
+        self._numbers += a.size
+        if labels is not None:
+            self.counts.add(a.argmax(1) == labels, b.argmax(1) == labels, labels >= 0)
+
+    def _merged_otherwise(self, found: dict[str, Array]) -> NDArray[np.bool_]:
+        """Images [n] that differ by more than rounding, and by no more than tokens that merge otherwise explain."""
+        with np.errstate(invalid="ignore"):
+            apart = ~(found["error"] <= (self.tolerance.rtol or 0.0) * found["scale"])
+            alike = ~(found["cosine"] < DECIDING_COSINE) & (found["off"] <= norm_error(DECIDING_COSINE) * found["norm"])
+        merged: NDArray[np.bool_] = apart & alike
+        return merged
+
+    def _within(self, found: Mapping[str, Array]) -> NDArray[np.bool_]:
+        """Images [n] that are no further off than the tolerance."""
+        with np.errstate(invalid="ignore"):
+            within: NDArray[np.bool_] = found["error"] <= (self.tolerance.rtol or 0.0) * found["scale"]
+            return within | (found["error"] <= (self.tolerance.atol or 0.0))
+
+    def _column(self, name: str) -> Array:
+        """One number for each image that is not left out."""
+        parts = self._columns.get(name)
+        return np.concatenate(parts) if parts else np.zeros(0)
+
+    def _errors(self) -> Array:
+        """Of each image, relative to its own scale."""
+        with np.errstate(invalid="ignore", over="ignore"):
+            errors: Array = self._column("error") / _floored(self._column("scale"))
+        return errors
+
+    @property
+    def worst(self) -> int:
+        """The image with the largest error, by its own scale; one with NaN before all."""
+        errors = self._errors()
+        return int(self._column("image")[errors.argmax()]) if len(errors) else 0
+
+    def metrics(self) -> Metrics:
+        """What was added up.
+
+        Raises:
+            ValueError: If there was no image.
+        """
+        errors = self._errors()
+        if not len(errors):
+            raise ValueError("no image was compared")
+        cosines = self._column("cosine")
+        with np.errstate(invalid="ignore", over="ignore"):
+            norms = self._column("off") / _floored(self._column("norm"))
+        largest = float(self._column("scale").max())
+        return Metrics(
+            images=len(errors),
+            max_abs_error=float(self._column("error").max()),
+            max_rel_error=float(errors.max()),
+            norm_error=float(norms.max()),
+            mean_abs_error=self._sum / self._numbers,
+            cosine=None if (cosines == NO_ANGLE).all() else float(cosines.min()),
+            spread=float(self._column("apart").max()) / (largest or 1.0) if self._seen > len(self._first) else None,
+            undecided=self._undecided,
+            **self._classes(),
+        )
+
+    def _classes(self) -> dict[str, Any]:
+        """What metrics say of first classes, if there are some."""
+        leads, lost = self._column("lead"), self._column("lost")
+        if not len(leads) or not np.isfinite(leads).any():
+            return {}
+        scale, noise = _floored(self._column("scale")), self.tolerance.noise
+        leads, lost, images = leads / scale, lost / scale, self._column("image")
+        flipped = np.flatnonzero(~np.isnan(lost))
+        flips = sorted(((int(images[row]), float(lost[row])) for row in flipped), key=lambda flip: -flip[1])
+        matter = int((lost[flipped] > noise).sum())
+        return {
+            "kl_divergence": float(self._column("kl").mean()),
+            "top1_agreement": 1 - len(flips) / len(leads),
+            "top1_smallest_margin": float(np.nanmin(leads)),
+            "top1_flips": len(flips),
+            "top1_flips_that_matter": matter,
+            "top1_flips_within_noise": len(flips) - matter,
+            "top1_close": int((leads <= noise).sum()),
+            "examples": tuple(flips[:EXAMPLES]),
+        }
+
+    def link(self, name: str, reference: str, candidate: str, note: str = "") -> Link:
+        """The link with its verdict."""
+        if self._undecided > UNDECIDED_SHARE * self._seen or self._undecided == self._seen:
+            why = f"in {self._undecided} of {self._seen} images rounding decides what comes out"
+            return not_verified(name, reference, candidate, why)
+        metrics, accuracy = self.metrics(), self.counts.accuracy()
+        sways = self._column("sway") / _floored(self._column("scale"))
+        rounding, nothing, allowed = swayed(self._errors(), self._column("error"), sways, self.tolerance)
+        if nothing:
+            return not_verified(name, reference, candidate, f"{SWAYED}: {rounding}")
+        verdict = verdict_by(metrics, allowed, accuracy)
+        words = lossy_words(metrics, self.tolerance, accuracy) if self.tolerance.kind == "lossy" else ""
+        if verdict == "passed" and self._shows_nothing(metrics, allowed):
+            alike = f"the output is the same for all {metrics.images} images, as far as the tolerance tells"
+            verdict, words = "not verified", f"{alike}: it does not depend on the input, and a fault would not show"
+        return Link(
+            name=name,
+            reference=reference,
+            candidate=candidate,
+            tolerance=allowed,
+            metrics=metrics,
+            verdict=verdict,
+            note="; ".join(filter(None, [note, rounding, words])),
+            accuracy=accuracy,
+        )
+
+    def _shows_nothing(self, metrics: Metrics, allowed: Tolerance) -> bool:
+        """Whether what is allowed is so much that one output for all images would pass."""
+        if metrics.spread is None:
+            return False
+        relative = SHOWN if allowed.kind == "lossy" else allowed.rtol or 0.0
+        return metrics.spread <= relative or float(self._column("apart").max()) <= (allowed.atol or 0.0)
+
+
+def _rows(a: Array, b: Array, first: Array, *, logits: bool) -> dict[str, Array]:
+    """Of outputs [N, K] the numbers that are kept, [N] each; ``first`` is the reference's first output [K]."""
+    classes = logits and b.shape[1] > 1
+    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+        turned_a, turned_b = (each - each.mean(1, keepdims=True) if classes else each for each in (a, b))
+        found: dict[str, Array] = {
+            "error": np.abs(a - b).max(1, initial=0.0),
+            "scale": np.abs(b).max(1, initial=0.0),
+            "off": np.linalg.norm(a - b, axis=1),
+            "norm": np.linalg.norm(b, axis=1),
+            "cosine": _cosines(turned_a, turned_b, directions=b.shape[1] - classes),
+            "apart": np.abs(b - first).max(1, initial=0.0),
+        }
+        if classes:
+            log_a, log_b = _log_softmax(a), _log_softmax(b)
+            found["kl"] = (np.exp(log_b) * (log_b - log_a)).sum(1)
+            chosen, wanted = (each.argmax(1)[:, None] for each in (a, b))
+            top = np.partition(b, -2, axis=1)
+            found["lead"] = top[:, -1] - top[:, -2]
+            lost = np.take_along_axis(b, wanted, 1) - np.take_along_axis(b, chosen, 1)
+            found["lost"] = np.where(chosen == wanted, np.nan, lost)[:, 0]
+    return found
+
+
+def _cosines(a: Array, b: Array, directions: int) -> Array:
+    """Of outputs [N, K]; where one is zero, 1 if the other is."""
+    if directions < 2:
+        return np.full(len(b), NO_ANGLE)
+    lengths = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
+    cosines: Array = np.where(lengths > 0, (a * b).sum(1) / np.where(lengths > 0, lengths, 1), (a == b).all(1))
+    return cosines
+
+
+def _floored(sizes: Array) -> Array:
+    """Sizes of the images' outputs [N], as their errors are measured by them."""
+    there = sizes > 0
+    usual = QUIET * float(np.median(sizes[there])) if there.any() else 1.0
+    floored: Array = np.where(there, np.clip(usual, sizes, REACH * sizes), usual)
+    return floored
+
+
+def measure(candidate: Array, reference: Array, *, logits: bool) -> Metrics:
+    """Compare two outputs [N, ...] at once.
+
+    Raises:
+        ValueError: If the shapes differ or there is no image.
+    """
+    meter = Meter(Tolerance(kind="exact"), logits=logits)
+    meter.add(candidate, reference)
+    return meter.metrics()
+
+
+def judge(
+    name: str,
+    reference: tuple[str, Array],
+    candidate: tuple[str, Array],
+    *,
+    logits: bool,
+    tolerance: Tolerance,
+    note: str = "",
+) -> Link:
+    """One link of the chain, from two outputs [N, ...] held at once."""
+    meter = Meter(tolerance, logits=logits)
+    meter.add(candidate[1], reference[1])
+    return meter.link(name, reference[0], candidate[0], note)
+
+
+def not_verified(name: str, reference: str, candidate: str, note: str) -> Link:
+    """A link that was not run, and why."""
+    return Link(
+        name=name,
+        reference=reference,
+        candidate=candidate,
+        tolerance=None,
+        metrics=None,
+        verdict="not verified",
+        note=note,
+    )
+
+
+def _log_softmax(x: Array) -> Array:
+    shifted = x - x.max(1, keepdims=True)
+    logs: Array = shifted - np.log(np.exp(shifted).sum(1, keepdims=True))
+    return logs

@@ -1,0 +1,201 @@
+"""The first module at which the two ends of a link part.
+
+Both ends run on the same image, their values are compared place by place in the order of computation, and the first
+difference that is no rounding is the one to name. Values are held a few places at a time, reduced to one number each,
+so that the curve of the drift is whole and large networks fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from repaconv.engines.contract import Feeds
+from repaconv.results import Drift, Link, Location
+from repaconv.verification.model_runners import Place, TorchTrace, Trace
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from repaconv.verification.model_runners import TorchRunner
+
+Array = NDArray[np.floating]
+
+PLACES_AT_ONCE = 64
+# How far beyond its tolerance a value on the way must be off: some have small scales, as behind a norm.
+BEYOND = 3.0
+# A lossy link drifts everywhere. A layer of it is broken where the drift (root mean square) is so many times the most
+# before it, counted from a floor, and large: sound int8 graphs jump by up to 2.6 (tests/test_precision.py).
+JUMP, FLOOR, LARGE = 4.0, 0.03, 0.1
+
+
+def drift(
+    reference: Trace, candidate: Trace, feeds: Feeds, only: Container[Place] | None = None
+) -> list[tuple[Place, Drift]]:
+    """The difference at all places that both have, in the reference's order."""
+    there = set(candidate.places(feeds))
+    common = [place for place in reference.places(feeds) if place in there and (only is None or place in only)]
+    found: list[tuple[Place, Drift]] = []
+    for start in range(0, len(common), PLACES_AT_ONCE):
+        piece = common[start : start + PLACES_AT_ONCE]
+        before, after = reference.values(piece, feeds), candidate.values(piece, feeds)
+        for place in piece:
+            if place in before and place in after and before[place].size == after[place].size > 0:
+                found.append((place, _difference(place, after[place].ravel(), before[place].ravel())))
+    return found
+
+
+def _difference(place: Place, a: Array, b: Array) -> Drift:
+    with np.errstate(invalid="ignore", over="ignore"):
+        error = a - b
+        largest, mean = float(np.abs(error).max()), float(np.sqrt((error * error).mean()))
+    return Drift(
+        place=str(place),
+        max_rel_error=largest / (float(np.abs(b).max()) or 1.0),
+        rms_rel_error=mean / (float(np.sqrt((b * b).mean())) or 1.0),
+    )
+
+
+def first_apart(curve: Sequence[Drift], allowed: float) -> int | None:
+    """Index of the first place off by more than rounding, in a link that is exact up to ``allowed``."""
+    for limit in (BEYOND * allowed, allowed):
+        for place, row in enumerate(curve):
+            if not row.max_rel_error <= limit:  # NaN is off
+                return place
+    return None
+
+
+def first_jump(curve: Sequence[Drift], *, decides: bool = False) -> int | None:
+    """Index of the place where a lossy link's drift breaks: the first that is not finite, else the largest jump."""
+    errors = [row.rms_rel_error for row in curve]
+    for place, error in enumerate(errors):
+        if not np.isfinite(error):
+            return place
+    jumps = [error / max([FLOOR, *errors[:place]]) for place, error in enumerate(errors)]
+    best = int(np.argmax(jumps)) if jumps else 0
+    return best if jumps and jumps[best] > JUMP and errors[best] > LARGE and not decides else None
+
+
+def locate(
+    reference: Trace,
+    candidate: Trace,
+    feeds: Feeds,
+    *,
+    allowed: float | None,
+    decides: bool = False,
+) -> Location:
+    """Name the first module that computes something else.
+
+    Args:
+        reference: The end that is right.
+        candidate: The end that is not.
+        feeds: Inputs [n, ...] by name, one image or a few.
+        allowed: The link's tolerance if it is exact, else None.
+        decides: Whether the net decides something discrete: in a lossy link only what is not finite is broken then.
+    """
+    found = drift(reference, candidate, feeds)
+    curve = tuple(row for _, row in found)
+    if not found:
+        return Location(module="", reason="the two ends have no values in common on the way", drift=curve)
+    index = first_jump(curve, decides=decides) if allowed is None else first_apart(curve, allowed)
+    if index is None:
+        what = "no value on the way breaks" if allowed is None else f"all {len(found)} values on the way agree"
+        return Location(module="", reason=f"{what}, up to the {found[-1][0]}", drift=curve)
+    place, row = found[index]
+    off = f"off by {row.max_rel_error:.1e}"
+    rest = f"the {index} values before it agree" if allowed is not None else f"the {index} values before it drift less"
+    if place.side == "in":  # the module got something wrong: what lies before it is to blame
+        holder = place.name.rpartition(".")[0]
+        since = f" and the {found[index - 1][0]}" if index else ""
+        reason = f"{off} between the input of {place.name}{since}; {rest}"
+        return Location(module=holder or "the network's own code", reason=reason, drift=curve)
+    return Location(module=reference.module_of(place), reason=f"{off} at the {place}; {rest}", drift=curve)
+
+
+def broken(link: Link, where: Location) -> Link:
+    """A lossy link with its drift: a layer that breaks fails it, even if the output happens to survive that."""
+    if not where.module or link.verdict == "not verified":
+        return link.model_copy(update={"location": where})
+    note = "; ".join(filter(None, [link.note, f"broken at {where.module}"]))
+    return link.model_copy(update={"verdict": "failed", "location": where, "note": note})
+
+
+LAST_NORMS = ("norm", "fc_norm")
+
+
+def seams(training: nn.Module, deploy: nn.Module) -> list[Place]:
+    """Where only the residual stream flows, by the names that both forms have.
+
+    Behind the blocks (the members of lists and sequences), behind the parts around them, and, within a block, before
+    its second norm, or before its FFN where that has the norm inside. Not behind the last norm, whose affine is the
+    head's in the deploy form.
+    """
+    from torch import nn
+
+    holders = (nn.ModuleList, nn.Sequential)
+    there = dict(deploy.named_modules())
+    found = []
+    for name, part in training.named_modules():
+        holder, _, _ = name.rpartition(".")
+        if name not in there or name in LAST_NORMS or isinstance(part, holders):
+            continue
+        if not holder or isinstance(training.get_submodule(holder), holders):
+            found.append(Place("out", name))
+            halves = [f"{name}.{half}" for half in ("norm2", "mlp")]
+            found += [Place("in", half) for half in halves if half in there and _has(training, half)][:1]
+    return found
+
+
+def _has(module: nn.Module, name: str) -> bool:
+    return any(name == known for known, _ in module.named_modules())
+
+
+def locate_between_seams(training: TorchRunner, deploy: TorchRunner, feeds: Feeds, *, allowed: float) -> Location:
+    """Name what lies between the last seam at which training form and deploy form agree and the first at which not.
+
+    Within a block the two forms compute different things, so only their `seams` can be compared.
+
+    Args:
+        training: Float64.
+        deploy: Float64.
+        feeds: Inputs [n, ...] by name.
+        allowed: The link's tolerance.
+    """
+    places = seams(training.module, deploy.module)
+    names = dict.fromkeys(place.name for place in places)
+    found = drift(TorchTrace(training, names), TorchTrace(deploy, names), feeds, set(places))
+    curve = tuple(row for _, row in found)
+    index = first_apart(curve, allowed)
+    if index is None:
+        return Location(module="", reason="the two forms agree wherever they can be compared", drift=curve)
+    before, after = (found[index - 1][0] if index else None), found[index][0]
+    order = [place.name for place in TorchTrace(training).places(feeds) if place.side == "out"]
+    suspects = _between(before, after, order)
+    since = f"the {before} agrees" if before else "the input is the same"
+    reason = f"off by {curve[index].max_rel_error:.1e} at the {after}, while {since}"
+    return Location(module=", ".join(suspects), reason=reason, drift=curve)
+
+
+def _between(before: Place | None, after: Place, order: list[str]) -> list[str]:
+    """The parts computed after one seam and before another, named as high up as possible."""
+    start = 0
+    if before is not None:
+        inside = [i for i, name in enumerate(order) if name == before.name or name.startswith(f"{before.name}.")]
+        start = (inside[0] if before.side == "in" else inside[-1] + 1) if inside else 0
+    inside = [i for i, name in enumerate(order) if name == after.name or name.startswith(f"{after.name}.")]
+    stop = (inside[0] if after.side == "in" else inside[-1] + 1) if inside else len(order)
+    names = order[start:stop]
+    return list(dict.fromkeys(_as_whole(name, set(names), order) for name in names)) or [after.name]
+
+
+def _as_whole(name: str, chosen: set[str], order: list[str]) -> str:
+    """The largest holder of this part of which all parts are chosen."""
+    while holder := name.rpartition(".")[0]:
+        inside = {part for part in order if part.startswith(f"{holder}.")}
+        if len(inside) == 1 or not inside <= chosen:
+            break
+        name = holder
+    return name

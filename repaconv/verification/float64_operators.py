@@ -1,0 +1,403 @@
+"""Operators of ONNX evaluated in float64 by torch, each where it says what ONNX does; else by onnx's own.
+
+That one's convolutions, pools and samplers take minutes, its erf and its cubic Resize round to float32, its
+BatchNormalization is wrong in older opsets, its Pad does not crop, its MaxPool does not pad below.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+# --- ONNX's Resize and Upsample in float64, an axis after the other; onnx's own go from number to number, a cubic one
+# in float32.
+
+Places: TypeAlias = NDArray[np.float64]
+
+PLACES: dict[str, Callable[[Places, float, float], Places]] = {
+    "asymmetric": lambda at, old, new: at * old / new,
+    "half_pixel": lambda at, old, new: (at + 0.5) * old / new - 0.5,
+    "pytorch_half_pixel": lambda at, old, new: (at + 0.5) * old / new - 0.5,
+    "align_corners": lambda at, old, new: at * (old - 1) / (new - 1),
+}
+"""Where a pixel of the new axis lies on the old one; of how many, a scale may say in parts of a pixel.
+Multiplied first: whole places stay whole."""
+NEAREST: dict[str, Callable[[Places], Places]] = {
+    "floor": np.floor,
+    "ceil": np.ceil,
+    "round_prefer_floor": lambda at: np.ceil(at - 0.5),
+    "round_prefer_ceil": lambda at: np.floor(at + 0.5),
+}
+OLD, CORNERS = "asymmetric", "align_corners"
+"""Where pixels lie before opset 11, which has no attribute for it; and where a part of a pixel has no meaning."""
+
+
+def resized(x: NDArray[Any], scales: Any, sizes: Any, how: Mapping[str, Any]) -> NDArray[Any] | None:
+    """Pixels repeated, or interpolated between two or four; None where the result is not of these.
+
+    Args:
+        x: Of any shape.
+        scales: Of every axis, or none.
+        sizes: Of every axis, where there are no scales.
+        how: The operator's attributes.
+    """
+    plain = not any(how.get(name) for name in ("antialias", "axes", "exclude_outside"))
+    mode, by = how.get("mode") or "nearest", how.get("coordinate_transformation_mode") or "half_pixel"
+    nearest = how.get("nearest_mode") or "round_prefer_floor"
+    if not plain or mode not in ("nearest", "linear", "cubic") or by not in PLACES or nearest not in NEAREST:
+        return None
+    if how.get("keep_aspect_ratio_policy") not in (None, "stretch"):
+        return None
+    if scales is not None and len(scales):
+        ends = [size * float(scale) for size, scale in zip(x.shape, scales, strict=True)]
+        wanted = [int(np.float32(size) * np.float32(scale)) for size, scale in zip(x.shape, scales, strict=True)]
+    else:
+        wanted = ends = [int(size) for size in sizes]
+    changed = [axis for axis, size in enumerate(x.shape) if size != ends[axis]]
+    if any(wanted[axis] < 2 or (by == CORNERS and wanted[axis] != ends[axis]) for axis in changed):
+        return None
+    curve = -0.75 if how.get("cubic_coeff_a") is None else float(how["cubic_coeff_a"])
+    for axis in changed:
+        places = PLACES[by](np.arange(wanted[axis], dtype=np.float64), x.shape[axis], ends[axis])
+        whole = NEAREST[nearest] if mode == "nearest" else None
+        x = _cubic(x, axis, places, curve) if mode == "cubic" else _taken(x, axis, places, whole)
+    return x
+
+
+def _taken(x: NDArray[Any], axis: int, places: Places, whole: Callable[[Places], Places] | None) -> NDArray[Any]:
+    """Its pixels at these places of an axis: the whole ones that are nearest, or what lies between two."""
+    last = x.shape[axis] - 1
+    if whole:
+        return np.asarray(x.take(whole(places).clip(0, last).astype(int), axis))
+    places = places.clip(0, last)
+    below = np.floor(places).astype(int)
+    share = (places - below).reshape(-1, *[1] * (x.ndim - 1 - axis))
+    return np.asarray(x.take(below, axis) * (1 - share) + x.take(np.minimum(below + 1, last), axis) * share)
+
+
+def _cubic(x: NDArray[Any], axis: int, places: Places, curve: float) -> NDArray[Any]:
+    """What lies between the four pixels around each place of an axis; beyond its ends they are the last one.
+
+    Source: Keys 1981, "Cubic convolution interpolation"; ``curve`` is his a.
+    """
+    last, below = x.shape[axis] - 1, np.floor(places)
+    found = np.zeros((*x.shape[:axis], len(places), *x.shape[axis + 1 :]))
+    for step in (-1, 0, 1, 2):
+        far = np.abs(places - below - step)
+        near = ((curve + 2) * far - (curve + 3)) * far**2 + 1
+        weight = np.where(far <= 1, near, (((far - 5) * far + 8) * far - 4) * curve)
+        pixels = x.take((below + step).clip(0, last).astype(int), axis)
+        found += pixels * weight.reshape(-1, *[1] * (x.ndim - 1 - axis))
+    return found.astype(x.dtype)
+
+
+def before_places(x: NDArray[Any], scales: Any, mode: str | None) -> NDArray[Any] | None:
+    """Upsample, or Resize of opset 10: the nearest pixel is that before, of an axis that becomes shorter that behind.
+
+    Source: ONNX Runtime's kernel; the operator's text does not say.
+    """
+    for axis, scale in enumerate(scales):
+        one = [scale if each == axis else 1.0 for each in range(x.ndim)]
+        how = {"mode": mode, "coordinate_transformation_mode": OLD, "nearest_mode": "ceil" if scale < 1 else "floor"}
+        found = resized(x, one, None, how)
+        if found is None:
+            return None
+        x = found
+    return x
+
+
+# --- Operators of ONNX evaluated in float64 by torch, each where it says what ONNX does; else by onnx's own.
+
+
+def by_torch() -> list[Any]:
+    """Classes that onnx's `ReferenceEvaluator` takes as `new_ops`."""
+    return [*_convolutions(), *_sizes(), _pad(), *_gathers(), _grid_sample(), *_pointwise(), *_pools(), _suppression()]
+
+
+def _convolutions() -> list[Any]:
+    from onnx.reference.ops import op_col2im, op_conv, op_conv_transpose
+    from torch.nn import functional
+
+    class Conv(op_conv.Conv):  # type: ignore[misc]
+        def _run(self, *given: Any, **how: Any) -> Any:
+            way = _Way(given[0].ndim - 2, how, given[0].shape[2:], given[1].shape[2:])
+            if way.odd or way.rank > 3:
+                return super()._run(*given, **how)
+            x, weight, bias = _weighted(*given)
+            conv = (functional.conv1d, functional.conv2d, functional.conv3d)[way.rank - 1]
+            x, groups = functional.pad(x, way.around()), how.get("group") or 1
+            done = conv(x, weight, bias, way.of("strides"), 0, way.of("dilations"), groups)
+            return (done.numpy(),)
+
+    class ConvTranspose(op_conv_transpose.ConvTranspose):  # type: ignore[misc]
+        def _run(self, *given: Any, **how: Any) -> Any:
+            way = _Way(given[0].ndim - 2, how)
+            if way.odd or way.rank != 2 or not way.even or how.get("output_shape") is not None:
+                return super()._run(*given, **how)
+            x, weight, bias = _weighted(*given)
+            further, groups = list(how.get("output_padding") or [0, 0])[:2], how.get("group") or 1
+            shape = way.of("strides"), way.begins, further, groups, way.of("dilations")
+            return (functional.conv_transpose2d(x, weight, bias, *shape).numpy(),)
+
+    class Col2Im(op_col2im.Col2Im):  # type: ignore[misc]
+        def _run(self, x: Any, size: Any, block: Any, **how: Any) -> Any:
+            way = _Way(len(block), how)
+            if way.rank != 2 or not way.even:
+                return super()._run(x, size, block, **how)
+            shape = [way.of("dilations"), way.begins, way.of("strides")]
+            done = functional.fold(_tensor(x), *(tuple(map(int, each)) for each in (size, block, *shape)))
+            return (done.numpy(),)
+
+    return [Conv, ConvTranspose, Col2Im]
+
+
+def _sizes() -> list[Any]:
+    from onnx.reference.op_run import OpRun
+    from onnx.reference.ops import op_resize
+
+    class Resize(op_resize.Resize):  # type: ignore[misc]
+        def _run(self, x: Any, roi: Any = None, scales: Any = None, sizes: Any = None, **how: Any) -> Any:
+            if len(self.onnx_node.input) == 2:  # of opset 10
+                return _upsampled(x, roi, how)
+            done = resized(x, scales, sizes, how)
+            return super()._run(x, roi, scales, sizes, **how) if done is None else (done,)
+
+    class Upsample(OpRun):  # type: ignore[misc]
+        def _run(self, x: Any, given: Any = None, scales: Any = None, **how: Any) -> Any:
+            return _upsampled(x, scales if given is None else given, how)
+
+    return [Resize, Upsample]
+
+
+def _pad() -> Any:
+    from onnx.reference.op_run import OpRun
+
+    class Pad(OpRun):  # type: ignore[misc]
+        """Onnx's own knows nothing below zero, which crops."""
+
+        def _run(self, x: Any, pads: Any = None, value: Any = None, axes: Any = None, mode: Any = None) -> Any:
+            places = range(x.ndim) if axes is None else [int(axis) % x.ndim for axis in axes]
+            around = np.zeros((x.ndim, 2), np.int64)
+            around[list(places)] = np.reshape(pads, (2, -1)).T
+            ends = np.array(x.shape) + np.minimum(around[:, 1], 0)
+            x = x[tuple(slice(max(0, -begin), end) for begin, end in zip(around[:, 0], ends, strict=True))]
+            fill = {"constant_values": 0 if value is None else value} if mode == "constant" else {}
+            return (np.pad(x, np.maximum(around, 0), mode, **fill).astype(x.dtype),)
+
+    return Pad
+
+
+def _gathers() -> list[Any]:
+    from onnx.reference.op_run import OpRun
+
+    class GatherND(OpRun):  # type: ignore[misc]
+        """Onnx's own takes one number after the other."""
+
+        def _run(self, x: Any, indices: Any, batch_dims: int = 0) -> Any:
+            ones = (1,) * (indices.ndim - 1 - batch_dims)
+            batch = [axis.reshape(*axis.shape, *ones) for axis in np.indices(x.shape[:batch_dims])]
+            places = (*batch, *np.moveaxis(indices, -1, 0))
+            return (x[places],)
+
+    class GatherElements(OpRun):  # type: ignore[misc]
+        """Onnx's own takes no axis of more than 64."""
+
+        def _run(self, x: Any, indices: Any, axis: int = 0) -> Any:
+            within = tuple(slice(size) for size in indices.shape)
+            others = (*within[: axis % x.ndim], slice(None), *within[axis % x.ndim + 1 :])
+            places = np.where(indices < 0, indices + x.shape[axis], indices)
+            return (np.take_along_axis(x[others], places, axis),)
+
+    return [GatherND, GatherElements]
+
+
+def _grid_sample() -> Any:
+    from onnx.reference.ops import op_grid_sample
+    from torch.nn import functional
+
+    modes = {
+        "linear": "bilinear",
+        "bilinear": "bilinear",
+        "nearest": "nearest",
+        "cubic": "bicubic",
+        "bicubic": "bicubic",
+    }
+
+    class GridSample(op_grid_sample.GridSample):  # type: ignore[misc]
+        """Onnx's own goes from number to number, some of the way in float32."""
+
+        def _run(self, x: Any, grid: Any, **how: Any) -> Any:
+            mode, border = modes.get(how.get("mode") or "linear"), how.get("padding_mode") or "zeros"
+            clipped = mode == "bicubic" and border == "border"  # ONNX clips where it samples, torch what it reads there
+            if mode is None or clipped or x.ndim not in (4, 5):
+                return super()._run(x, grid, **how)
+            corners = bool(how.get("align_corners"))
+            return (functional.grid_sample(_tensor(x), _tensor(grid), mode, border, corners).numpy(),)
+
+    return GridSample
+
+
+def _pointwise() -> list[Any]:
+    import torch
+    from onnx.reference.op_run import OpRun
+    from torch.nn import functional
+
+    class Erf(OpRun):  # type: ignore[misc]
+        def _run(self, x: Any) -> Any:
+            return (torch.erf(_tensor(x)).numpy(),)
+
+    class Gelu(OpRun):  # type: ignore[misc]
+        def _run(self, x: Any, approximate: str = "none") -> Any:
+            return (functional.gelu(_tensor(x), approximate=approximate or "none").numpy(),)
+
+    class HardSigmoid(OpRun):  # type: ignore[misc]
+        """Attributes are float32; the one nearest to 1/6 stands for 1/6, by which torch and HardSwish are defined."""
+
+        def _run(self, x: Any, alpha: Any = None, beta: Any = None) -> Any:
+            alpha, beta = 0.2 if alpha is None else alpha, 0.5 if beta is None else beta
+            alpha = 1 / 6 if np.float32(alpha) == np.float32(1 / 6) else alpha
+            return (np.clip(x * alpha + beta, 0, 1).astype(x.dtype),)
+
+    class HardSwish(OpRun):  # type: ignore[misc]
+        def _run(self, x: Any) -> Any:
+            return (functional.hardswish(_tensor(x)).numpy(),)
+
+    class BatchNormalization(OpRun):  # type: ignore[misc]
+        """Onnx's own takes a batch's statistics in opsets 9 to 13, whatever the graph says."""
+
+        def _run(self, x: Any, *given: Any, epsilon: Any = None, training_mode: Any = None, **_how: Any) -> Any:
+            if training_mode:
+                raise NotImplementedError("a BatchNormalization in training mode")
+            scale, bias, mean, variance = map(_tensor, given)
+            eps = 1e-5 if epsilon is None else epsilon
+            return (functional.batch_norm(_tensor(x), mean, variance, scale, bias, False, 0.0, eps).numpy(),)
+
+    return [Erf, Gelu, HardSigmoid, HardSwish, BatchNormalization]
+
+
+def _pools() -> list[Any]:
+    import torch
+    from onnx.reference.ops import op_average_pool, op_max_pool
+    from torch.nn import functional
+
+    most = (functional.max_pool1d, functional.max_pool2d, functional.max_pool3d)
+    mean = (functional.avg_pool1d, functional.avg_pool2d, functional.avg_pool3d)
+
+    class MaxPool(op_max_pool.MaxPool):  # type: ignore[misc]
+        def _run(self, x: Any, **how: Any) -> Any:
+            shape = how["kernel_shape"]
+            way, ceil = _Way(x.ndim - 2, how, x.shape[2:], shape), bool(how.get("ceil_mode"))
+            even = way.within(shape)
+            if way.odd or way.rank > 3 or len(self.onnx_node.output) > 1 or (ceil and not even):
+                return super()._run(x, **how)
+            given = _tensor(x) if even else functional.pad(_tensor(x), way.around(), value=-torch.inf)
+            begins = way.begins if even else 0
+            done = most[way.rank - 1](given, shape, way.of("strides"), begins, way.of("dilations"), ceil)
+            return (done.numpy(),)
+
+    class AveragePool(op_average_pool.AveragePool_19):  # type: ignore[misc]
+        def _run(self, x: Any, **how: Any) -> Any:
+            shape = how["kernel_shape"]
+            way, ceil = _Way(x.ndim - 2, how, x.shape[2:], shape), bool(how.get("ceil_mode"))
+            counted, even = bool(how.get("count_include_pad")) and any(way.pads), way.within(shape)
+            if way.odd or way.rank > 3 or max(way.of("dilations")) > 1 or (ceil and (counted or not even)):
+                return super()._run(x, **how)
+            pool, given, steps = mean[way.rank - 1], _tensor(x), way.of("strides")
+            if even:
+                return (pool(given, shape, steps, way.begins, ceil, counted).numpy(),)
+            done, share = (pool(functional.pad(each, way.around()), shape, steps) for each in (given, given * 0 + 1))
+            return ((done if counted else done / share).numpy(),)
+
+    return [MaxPool, AveragePool]
+
+
+def _suppression() -> Any:
+    from onnx.reference.op_run import OpRun
+
+    class NonMaxSuppression(OpRun):  # type: ignore[misc]
+        """Onnx's own compares one pair of boxes after the other, and takes no scalars."""
+
+        def _run(
+            self, boxes: Any, scores: Any, most: Any = None, overlap: Any = None, least: Any = None, **how: Any
+        ) -> Any:
+            most, overlap = (0 if given is None else np.reshape(given, -1)[0] for given in (most, overlap))
+            found = []
+            for batch, corners in enumerate(map(_corners, boxes, [how.get("center_point_box")] * len(boxes))):
+                for kind, score in enumerate(scores[batch]):
+                    above = np.arange(len(score)) if least is None else np.flatnonzero(score > np.reshape(least, -1)[0])
+                    left, kept = above[np.argsort(-score[above], kind="stable")], 0
+                    while len(left) and kept < most:
+                        best, left, kept = left[0], left[1:], kept + 1
+                        found.append((batch, kind, best))
+                        left = left[~(_overlaps(corners[best], corners[left]) > overlap)]
+            return (np.array(found, np.int64).reshape(-1, 3),)
+
+    return NonMaxSuppression
+
+
+def _corners(boxes: NDArray[Any], by_center: Any) -> NDArray[Any]:
+    """Boxes [n, 4] by their least corners and their greatest."""
+    if by_center:
+        return np.concatenate([boxes[:, :2] - boxes[:, 2:] / 2, boxes[:, :2] + boxes[:, 2:] / 2], 1)
+    return np.concatenate([np.minimum(boxes[:, :2], boxes[:, 2:]), np.maximum(boxes[:, :2], boxes[:, 2:])], 1)
+
+
+def _overlaps(one: NDArray[Any], others: NDArray[Any]) -> NDArray[Any]:
+    """Intersection over union of a box [4] with others [n, 4]; 0 with what has no area."""
+    sides = np.minimum(one[2:], others[:, 2:]) - np.maximum(one[:2], others[:, :2])
+    common = np.where((sides > 0).all(1), sides.prod(1), 0)
+    areas, own = (others[:, 2:] - others[:, :2]).prod(1), (one[2:] - one[:2]).prod()
+    some = (common > 0) & (areas > 0) & (own > 0)
+    return np.where(some, common / np.where(some, areas + own - common, 1), 0)
+
+
+def _upsampled(x: NDArray[Any], scales: Any, how: Mapping[str, Any]) -> tuple[NDArray[Any]]:
+    done = before_places(x, scales, how.get("mode"))
+    if done is None:
+        raise NotImplementedError("an image that is resized to a part of a pixel")
+    return (done,)
+
+
+class _Way:
+    """How a window goes over ``rank`` axes; ``odd`` where its padding is not written down and ``sizes`` unknown."""
+
+    def __init__(
+        self, rank: int, how: Mapping[str, Any], sizes: Sequence[int] = (), kernel: Sequence[int] = ()
+    ) -> None:
+        self.rank, self.how = rank, how
+        auto = how.get("auto_pad") or "NOTSET"
+        self.odd = auto != "NOTSET" and not sizes
+        self.pads = [0] * (2 * rank) if how.get("pads") is None else [int(pad) for pad in how["pads"]]
+        if auto.startswith("SAME"):
+            axes = zip(sizes, kernel, self.of("strides"), self.of("dilations"), strict=False)
+            left = [max((-(-n // step) - 1) * step + (k - 1) * apart + 1 - n, 0) for n, k, step, apart in axes]
+            less = [pad // 2 for pad in left]
+            more = [pad - half for pad, half in zip(left, less, strict=True)]
+            self.pads = [*less, *more] if auto == "SAME_UPPER" else [*more, *less]
+        self.begins = self.pads[:rank]
+        self.even = self.begins == self.pads[rank:]
+
+    def within(self, shape: Sequence[int]) -> bool:
+        """Whether a window of that shape is padded as torch does by itself: alike at both ends, by half at most."""
+        return self.even and all(2 * pad <= size for pad, size in zip(self.begins, shape, strict=True))
+
+    def of(self, name: str) -> list[int]:
+        """Strides or dilations."""
+        return list(self.how.get(name) or [1] * self.rank)
+
+    def around(self) -> list[int]:
+        """ONNX's begins and ends as torch has them: the last axis first."""
+        return [self.pads[axis + side * self.rank] for axis in reversed(range(self.rank)) for side in (0, 1)]
+
+
+def _weighted(x: NDArray[Any], weight: NDArray[Any], bias: NDArray[Any] | None = None) -> tuple[Any, Any, Any]:
+    return _tensor(x), _tensor(weight), None if bias is None else _tensor(bias)
+
+
+def _tensor(array: NDArray[Any]) -> Any:
+    import torch
+
+    return torch.from_numpy(np.array(array))

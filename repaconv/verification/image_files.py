@@ -1,0 +1,202 @@
+"""Image files to what the network takes, by the checkpoint's preprocessing, and their classes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from repaconv.core.errors import Refused, RepaconvError, UsageProblem, said_by
+from repaconv.results import Preprocessing
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "PPM", "TIFF")
+"""What a file may be, whatever it is called: to some formats Pillow runs another program."""
+NO_SCORES = "the network has no classes: no output is their scores, of shape [images, classes]"
+SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
+
+
+def image_files(folder: Path, limit: int | None = None) -> list[Path]:
+    """The images of a folder and of the folders in it, in order of their names; ``limit`` of them, evenly spread.
+
+    Raises:
+        Refused: If there are none.
+    """
+    found = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
+    if not found:
+        raise Refused(
+            f"{folder} holds no images." if folder.is_dir() else f"there is no folder {folder}.",
+            hint=f"Give a folder with {', '.join(SUFFIXES[:3])} ... files, or one folder of them for each class.",
+            code="images.none",
+        )
+    if limit is None or limit >= len(found):
+        return found
+    return [found[place * len(found) // limit] for place in range(limit)]
+
+
+def read_image(path: Path, wanted: Preprocessing, size: tuple[int, int], channels: int) -> NDArray[np.uint8]:
+    """Decode, resize the shorter edge, cut the middle out: [H, W, C] in uint8, RGB or grey.
+
+    The arithmetic is torchvision's Resize and CenterCrop on Pillow images, which the papers' evaluations use.
+
+    Raises:
+        Refused: If it is not a readable image, has more than 8 bits a channel, or is resized to less than the crop.
+    """
+    from PIL import Image
+
+    try:
+        with Image.open(path, formats=FORMATS) as image:
+            if image.mode[0] in "IF":  # Pillow would clip them, not scale them
+                raise Refused(
+                    f"{path} has more than 8 bits a channel (mode {image.mode}), and the file tells no scale for them.",
+                    hint="Save the images with 8 bits, as the network was trained on them.",
+                    code="images.depth",
+                )
+            pixels = np.asarray(_cropped(image.convert("RGB" if channels == 3 else "L"), wanted, size))
+    except RepaconvError:
+        raise
+    except Exception as error:  # Pillow raises whatever its decoders meet
+        raise Refused(
+            f"{path} is not a readable image: {said_by(error)}.",
+            hint="Take it out of the folder.",
+            code="images.unreadable",
+        ) from error
+    return pixels.reshape(*size, channels)
+
+
+def _cropped(image: Image.Image, wanted: Preprocessing, size: tuple[int, int]) -> Image.Image:
+    from PIL.Image import Resampling
+
+    height, width = size
+    across, down = _resized(image.size, wanted, size)
+    if across < width or down < height:
+        raise Refused(
+            f"an image of {image.height} x {image.width} is resized to {down} x {across}, less than the crop "
+            f"{height} x {width}.",
+            hint="Give fold --set resize_edge=, or another image size.",
+            code="images.crop",
+        )
+    resized = image.resize((across, down), Resampling[wanted.interpolation.upper()])
+    left, top = round((across - width) / 2), round((down - height) / 2)
+    return resized.crop((left, top, left + width, top + height))
+
+
+def _resized(given: tuple[int, int], wanted: Preprocessing, size: tuple[int, int]) -> tuple[int, int]:
+    """(width, height) before the crop, of an image of such a (width, height)."""
+    edge = wanted.resize_edge or max(size)
+    if not wanted.keep_ratio:
+        return (edge, edge) if wanted.resize_edge else (size[1], size[0])
+    longer = int(edge * max(given) / min(given))
+    return (edge, longer) if given[0] <= given[1] else (longer, edge)
+
+
+def told_of(wanted: Preprocessing, size: tuple[int, int]) -> str:
+    """The preprocessing in words, with its source."""
+    edge = wanted.resize_edge or (max(size) if wanted.keep_ratio else f"{size[0]} x {size[1]}")
+    assumed = ", ".join(wanted.assumed)
+    return (
+        f"{'shorter edge' if wanted.keep_ratio else 'both edges'} to {edge} ({wanted.interpolation}), "
+        f"middle {size[0]} x {size[1]}, "
+        f"{wanted.channel_order}, mean {_short(wanted.mean)}, std {_short(wanted.std)}; from {wanted.source}"
+        f"{f'; assumed (not in the file): {assumed}' if assumed else ''}"
+    )
+
+
+def _short(values: tuple[float, ...]) -> str:
+    return ", ".join(f"{value:g}" for value in values)
+
+
+def prepared(pixels: NDArray[np.uint8], wanted: Preprocessing) -> NDArray[np.float32]:
+    """(pixels - mean) / std in the network's order of channels, [n, H, W, C] in uint8 -> [n, C, H, W] in float32."""
+    if wanted.channel_order == "BGR" and pixels.shape[3] == 3:
+        pixels = pixels[:, :, :, ::-1]
+    mean, std = (np.asarray(values, dtype=np.float32) for values in (wanted.mean, wanted.std))
+    scaled = (pixels.astype(np.float32) - mean) / std
+    return np.ascontiguousarray(scaled.transpose(0, 3, 1, 2))
+
+
+@dataclass(frozen=True)
+class Labels:
+    """The class of each image, -1 where it is unknown, and where that is from."""
+
+    of_images: NDArray[np.int64] | None
+    source: str
+
+    @classmethod
+    def of(cls, folder: Path, files: list[Path], classes: int, class_names: Path | None) -> Labels:
+        """By the name of the folder that an image lies in, of all folders that hold images.
+
+        A list of names gives the order; else the names are class numbers, or there is one for each class and they are
+        taken in alphabetical order, as ImageFolder does.
+
+        Raises:
+            Refused: If images lie deeper, where the folders may be splits as well as classes.
+            UsageProblem: If the list of names cannot be read or has another length, or is wanted, as the folders are
+                numbers whose order as text, which is ImageFolder's, may be another.
+        """
+        places = [path.relative_to(folder).parts for path in image_files(folder)]
+        names = sorted({parts[0] for parts in places if len(parts) > 1})
+        if not names:
+            return cls(None, "no labels: the images lie in no folders named by class")
+        if not classes:
+            return cls(None, f"no labels: {NO_SCORES}")
+        if deep := next((parts for parts in places if len(parts) > 2), None):
+            raise Refused(
+                f"{folder} holds images two folders deep ({'/'.join(deep)}): which of them are the classes?",
+                hint=f"Give one folder that holds the classes' folders, e.g. {folder / deep[0]}.",
+                code="images.nested",
+            )
+        if class_names is not None:
+            index = _listed(class_names, classes)
+            source = f"folder names, in the order of {class_names.name}"
+        elif _are_numbers(names, classes) and all(int(name) < classes for name in names):
+            index, source = {name: int(name) for name in names}, "folder names, which are class numbers"
+        elif len(names) == classes:
+            index, source = {name: place for place, name in enumerate(names)}, "folder names, in alphabetical order"
+        else:
+            return cls(None, f"no labels: {len(names)} folders for {classes} classes; give --classes FILE")
+        known = [index.get(path.relative_to(folder).parts[0], -1) for path in files]
+        if all(label < 0 for label in known):
+            return cls(None, f"no labels: {class_names} names none of the folders")
+        return cls(np.asarray(known, dtype=np.int64), source)
+
+
+def _are_numbers(names: list[str], classes: int) -> bool:
+    """Whether the folders are numbers; such as have one order, as numbers and as text, for all the classes.
+
+    Raises:
+        UsageProblem: If they have two.
+    """
+    if not all(name.isdecimal() for name in names):
+        return False
+    widths = {len(name) for name in names}
+    if len(widths) > 1 or min(widths) < len(str(classes - 1)):
+        raise UsageProblem(
+            f"the folders {', '.join(names[:3])} ... are numbers of {classes} classes, and ImageFolder, which sorts "
+            "them as text, has them in another order.",
+            hint="Give --classes FILE: one folder's name a line, in the order of the network's classes.",
+            code="classes",
+        )
+    return True
+
+
+def _listed(path: Path, classes: int) -> dict[str, int]:
+    try:
+        names = path.read_text().split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageProblem(
+            f"{path} cannot be read: {error}.", hint="Write one class name per line.", code="classes"
+        ) from error
+    names = [name.strip() for name in names if name.strip()]
+    if len(names) != classes or len(set(names)) != classes:
+        raise UsageProblem(
+            f"{path} has {len(set(names))} class names, the network {classes} classes.",
+            hint="Write one name per line, in the order of the classes.",
+            code="classes",
+        )
+    return {name: place for place, name in enumerate(names)}

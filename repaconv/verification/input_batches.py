@@ -1,0 +1,349 @@
+"""What the links are run on, batch by batch: random images, a recorded input with its official output, a folder.
+
+Polygraphy's DataLoader feeds shapes, not images: it has no preprocessing, no labels and no recorded outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from repaconv.core.errors import Refused, said_by
+from repaconv.core.thread_pool import workers
+from repaconv.engines.contract import Feeds, Port, shapes_told
+from repaconv.results import Preprocessing
+from repaconv.verification.image_files import NO_SCORES, Labels, image_files, prepared, read_image, told_of
+from repaconv.verification.model_runners import named
+
+# Names under which an official output stands in an .npz, the most exact first.
+RECORDED = ("output_train_fp64", "output_fp64", "output_train", "output", "logits", "features")
+IMAGES_AT_ONCE = 8
+IMAGES = "input"
+"""Under which images are given: a network of one input takes them whatever it calls that."""
+FLOATS = ("float16", "float32", "float64")
+TEXT = ("object", "string")
+"""Text, as NumPy calls it and ONNX Runtime."""
+RANDOM_IMAGES = 4
+UNPACKED = 1 << 30
+"""Bytes that an .npz may unpack to beyond four times the file: images of one colour are few bytes."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What a network is called with once, and what is known of it.
+
+    Attributes:
+        given: Every input by its name, as the network takes it: of images the normalised ones [n, C, H, W].
+        recorded: Official outputs, by name.
+        labels: The images' classes [n], -1 where unknown.
+        pixels: The same images before normalisation, [n, H, W, C] in uint8.
+        whole: Whether its outputs are judged as one, not as one for each image.
+    """
+
+    given: Feeds
+    recorded: Mapping[str, NDArray[Any]] | None = None
+    labels: NDArray[np.int64] | None = None
+    pixels: NDArray[np.uint8] | None = None
+    whole: bool = False
+
+    @property
+    def images(self) -> NDArray[Any]:
+        """The only input, or the first."""
+        return next(iter(self.given.values()))
+
+    @property
+    def count(self) -> int:
+        """Of images; a call that is judged whole is one."""
+        return 1 if self.whole else len(self.images)
+
+    @classmethod
+    def joined(cls, parts: Sequence[Batch]) -> Batch:
+        """Several as one; of one it itself, which may be no batch."""
+        if len(parts) == 1:
+            return parts[0]
+
+        def every(values: Sequence[NDArray[Any] | None]) -> NDArray[Any] | None:
+            known = [value for value in values if value is not None]
+            return np.concatenate(known) if known else None
+
+        first = parts[0]
+        given = {name: np.concatenate([part.given[name] for part in parts]) for name in first.given}
+        official = [part.recorded or {} for part in parts]
+        recorded = {name: np.concatenate([part[name] for part in official]) for name in official[0]}
+        labels, pixels = every([part.labels for part in parts]), every([part.pixels for part in parts])
+        return cls(given, recorded or None, labels, pixels, first.whole)
+
+    def feeds(self, inputs: Sequence[Port]) -> Feeds:
+        """As a model of these inputs takes them: pixels where those are bytes, floats in the model's own type."""
+        found = named([port.name for port in inputs], self.given)
+        for port in inputs:
+            if port.dtype == "uint8" and found[port.name].dtype.kind == "f":
+                assert self.pixels is not None
+                found[port.name] = self.pixels
+            elif found[port.name].dtype.kind == "f" and port.dtype in FLOATS:
+                found[port.name] = found[port.name].astype(port.dtype)
+        return found
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Images, or calls of any inputs, under a name, in batches; nothing is held between two of them.
+
+    Attributes:
+        name: For people.
+        shape: [N, C, H, W] of images; [N] of calls.
+        piece: The batch of images [start, stop); of calls, the one at start.
+        recorded: Name of the official output, if there is one.
+        labels: Where the classes come from, or why there are none.
+        labeled: Whether there are some.
+        preprocessing: What was done to image files, and where that is from.
+        whole: Whether a batch is judged as one, and of one.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    piece: Callable[[int, int], Batch]
+    recorded: str = ""
+    labels: str = ""
+    preprocessing: str = ""
+    whole: bool = False
+    labeled: bool = False
+
+    @property
+    def size(self) -> tuple[int, int] | None:
+        """(height, width) of images."""
+        return (self.shape[2], self.shape[3]) if len(self.shape) == 4 else None
+
+    def batches(self, at_once: int = IMAGES_AT_ONCE) -> Iterator[Batch]:
+        """All images in order; the next batch is read while one is worked on."""
+        step = 1 if self.whole else at_once
+        ends = [(start, min(start + step, self.shape[0])) for start in range(0, self.shape[0], step)]
+        with workers(1) as pool:
+            following = pool.submit(self.piece, *ends[0])
+            for end in ends[1:]:
+                batch, following = following.result(), pool.submit(self.piece, *end)
+                yield batch
+            yield following.result()
+
+    def only(self, places: Sequence[int], name: str) -> Inputs:
+        """Those at some places, in that order, under a name of their own."""
+
+        def piece(start: int, stop: int) -> Batch:
+            return Batch.joined([self.piece(place, place + 1) for place in places[start:stop]])
+
+        return replace(self, name=name, shape=(len(places), *self.shape[1:]), piece=piece)
+
+    @property
+    def images(self) -> NDArray[Any]:
+        """All of them at once [N, C, H, W]."""
+        return self.piece(0, self.shape[0]).images
+
+
+def random_inputs(shape: tuple[int, int, int], *, count: int, seed: int) -> Inputs:
+    """``count`` standard normal images [C, H, W]: what normalised pixels look like, to first order."""
+
+    def piece(start: int, stop: int) -> Batch:
+        each = [np.random.default_rng([seed, n]).standard_normal(shape, dtype=np.float32) for n in range(start, stop)]
+        return Batch({IMAGES: np.stack(each)})
+
+    return Inputs(f"{count} random images, seed {seed}", (count, *shape), piece)
+
+
+def random_pixels(shape: tuple[int, int, int], wanted: Preprocessing, *, count: int, seed: int) -> Inputs:
+    """``count`` images [C, H, W] of uniform random pixels, normalised."""
+    channels, height, width = shape
+
+    def piece(start: int, stop: int) -> Batch:
+        draws = [
+            np.random.default_rng([seed, n]).integers(0, 256, (height, width, channels), dtype=np.uint8)
+            for n in range(start, stop)
+        ]
+        pixels = np.stack(draws)
+        return Batch({IMAGES: prepared(pixels, wanted)}, pixels=pixels)
+
+    return Inputs(f"{count} images of random pixels, seed {seed}", (count, *shape), piece)
+
+
+def npz_inputs(path: Path, channels: int | None = None, classes: int | None = None) -> Inputs:
+    """``input`` (or the only array of four dimensions) of an .npz, an official output and ``labels`` if they are there.
+
+    Args:
+        path: The file; what of it is not used stands in the result's name.
+        channels: Of the network, where it is known.
+        classes: Of the network, where it is known; 0 without a head.
+
+    Raises:
+        Refused: If the file is no .npz of numbers, holds no normalised images with so many channels, an output that is
+            not one for each of them, or labels that are not of these classes (-1 is unknown).
+    """
+    arrays = _arrays(path)
+    name = _images_in(path, arrays, channels)
+    given = arrays[name]
+    outputs = [key for key in RECORDED if key in arrays]
+    for key in outputs:
+        of_each = arrays[key].shape[:1] == given.shape[:1] and arrays[key].dtype.kind == "f"
+        what = f"{path}: {key} {list(arrays[key].shape)} is not an output for each of the {len(given)} images."
+        _require(of_each, what, f"Give {key} of shape [{len(given)}, ...], in floats, or leave it out.")
+    recorded = outputs[0] if outputs else ""
+    labels = arrays.get("labels")
+    if labels is not None:
+        require_labels(path, labels, len(given), classes)
+    unused = ", ".join(sorted(arrays.keys() - {name, recorded, "labels"}))
+
+    def piece(start: int, stop: int) -> Batch:
+        return Batch(
+            {IMAGES: np.ascontiguousarray(given[start:stop], dtype=np.float32)},
+            {recorded: arrays[recorded][start:stop]} if recorded else None,
+            None if labels is None else labels[start:stop].astype(np.int64),
+        )
+
+    return Inputs(
+        f"{path.name} ({len(given)} images{'; not used: ' if unused else ''}{unused})",
+        given.shape,
+        piece,
+        recorded,
+        "" if labels is None else f"labels of {path.name}",
+        labeled=labels is not None,
+    )
+
+
+def _arrays(path: Path) -> dict[str, NDArray[Any]]:
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+            claimed = sum(entry.file_size for entry in archive.zip.infolist())
+            if claimed > 4 * path.stat().st_size + UNPACKED:
+                raise ValueError(f"it claims to unpack to {claimed:,} bytes")
+            found = {name: archive[name] for name in archive.files}
+            if others := [name for name, value in found.items() if not isinstance(value, np.ndarray)]:
+                raise ValueError(f"{others[0]!r} is no array")
+            return found
+    except Exception as error:  # numpy, zipfile and zlib raise whatever they meet; TypeError: a lone .npy
+        what = f"is not a readable .npz: {said_by(error)}" if path.exists() else "is not there"
+        raise Refused(
+            f"{path} {what}.",
+            hint="Save it with numpy.savez(path, input=images [N, C, H, W]).",
+            code="inputs.unreadable",
+        ) from error
+
+
+def _images_in(path: Path, arrays: dict[str, NDArray[Any]], channels: int | None) -> str:
+    """The name of the array that holds images for the network."""
+    images = [name for name, array in arrays.items() if array.ndim == 4]
+    name = "input" if "input" in arrays else (images[0] if len(images) == 1 else "")
+    wrong = not name or arrays[name].ndim != 4 or not len(arrays[name])
+    if wrong or channels not in (None, arrays[name].shape[1]):
+        raise Refused(
+            f"{path} holds no images for this network ({shapes_told(arrays) or 'nothing'}).",
+            hint=f"It needs an array 'input' of shape [N, {channels or 'C'}, H, W].",
+            code="inputs.shape",
+        )
+    _require(
+        arrays[name].dtype.kind == "f",
+        f"{path}: {name} holds {arrays[name].dtype}, not normalised images.",
+        "Give them as the network takes them, in floats: less the mean, over std.",
+    )
+    for each in {name, *RECORDED} & arrays.keys():
+        if arrays[each].dtype.kind == "f" and not np.isfinite(arrays[each]).all():
+            raise Refused(
+                f"{path}: {each} holds NaN or infinity, so nothing can be evaluated with it.",
+                hint="Check how it was made, and write it again.",
+                code="inputs.not-finite",
+            )
+    return name
+
+
+def _require(fits: bool, what: str, hint: str) -> None:
+    if not fits:
+        raise Refused(what, hint=hint, code="inputs.shape")
+
+
+def require_labels(path: Path, labels: NDArray[Any], images: int, classes: int | None) -> None:
+    """Refuse labels that are not one for each image, or not of so many classes where that is known."""
+    hint = "Give 'labels' of shape [N], the numbers of the classes, or leave them out."
+    whole = labels.shape == (images,) and labels.dtype.kind in "iu"
+    _require(whole, f"{path}: labels {list(labels.shape)} are not one whole number for each of {images} images.", hint)
+    _require(classes != 0, f"{path} has labels, and {NO_SCORES}.", hint)
+    known = labels.min() >= -1 and (classes is None or labels.max() < classes)
+    _require(bool(known), f"{path}: labels {labels.min()} to {labels.max()} are not of {classes} classes.", hint)
+
+
+def image_inputs(
+    folder: Path,
+    wanted: Preprocessing,
+    *,
+    size: tuple[int, int],
+    channels: int,
+    classes: int | None,
+    class_names: Path | None = None,
+    limit: int | None = None,
+) -> Inputs:
+    """The images of a folder, as the network was given them: resized, cropped, normalised.
+
+    Args:
+        folder: Images, or folders of them named by class.
+        wanted: The checkpoint's preprocessing.
+        size: (height, width) of the crop.
+        channels: 3, or 1 for grey.
+        classes: Of the network; 0 without a head, None where that is not known.
+        class_names: A file with one name a line, in the order of the classes.
+        limit: Take so many, evenly spread.
+
+    Raises:
+        Refused: If there are none, or one cannot be read.
+    """
+    files = image_files(folder, limit)
+    labels = Labels.of(folder, files, classes or 0, class_names)
+
+    def piece(start: int, stop: int) -> Batch:
+        pixels = np.stack([read_image(path, wanted, size, channels) for path in files[start:stop]])
+        known = None if labels.of_images is None else labels.of_images[start:stop]
+        return Batch({IMAGES: prepared(pixels, wanted)}, None, known, pixels)
+
+    name, labeled = f"{len(files)} images of {folder.name}", labels.of_images is not None
+    return Inputs(name, (len(files), channels, *size), piece, "", labels.source, told_of(wanted, size), labeled=labeled)
+
+
+def npz_calls(path: Path, inputs: Sequence[Port], outputs: Sequence[str], *, labels: bool = False) -> Inputs:
+    """One call of any inputs: arrays of an .npz by the inputs' names, and official outputs by the outputs'.
+
+    Args:
+        path: The file.
+        inputs: Of the network.
+        outputs: Names of its outputs.
+        labels: Take ``labels``, one for each row of the first input, where they are there and no input is called so.
+
+    Raises:
+        Refused: If the file is no .npz, or lacks an input.
+    """
+    arrays = _arrays(path)
+    lacking = [port.name for port in inputs if port.name not in arrays]
+    if lacking:
+        raise Refused(
+            f"{path} holds {', '.join(sorted(arrays)) or 'nothing'}, and not the input {lacking[0]}.",
+            hint=f"Save all of them: numpy.savez(path, {', '.join(f'{port.name}=...' for port in inputs)}).",
+            code="inputs.shape",
+        )
+    for port in inputs:
+        text = arrays[port.name].dtype.kind in "US"
+        is_none = f"{path}: {port.name} holds {'text' if text else 'numbers'}, and the network takes {port.dtype}."
+        _require(text == (port.dtype in TEXT), is_none, f"Give {port.name} in {port.dtype}.")
+    given = {port.name: arrays[port.name].astype("O" if port.dtype in TEXT else port.dtype) for port in inputs}
+    recorded = {name: arrays[name] for name in outputs} if set(outputs) <= arrays.keys() else {}
+    classes = arrays["labels"] if labels and "labels" in arrays.keys() - given.keys() else None
+    if classes is not None:
+        require_labels(path, classes, next((len(array) for array in given.values() if array.ndim), 1), None)
+        classes = classes.astype(np.int64)
+    batch = Batch(given, recorded or None, classes, whole=True)
+    unused = ", ".join(
+        sorted(arrays.keys() - given.keys() - recorded.keys() - ({"labels"} if classes is not None else set()))
+    )
+    name = f"{path.name} (one call{'; not used: ' if unused else ''}{unused})"
+    told = "" if classes is None else f"labels of {path.name}"
+    return Inputs(
+        name, (1,), lambda _start, _stop: batch, ", ".join(recorded), told, whole=True, labeled=classes is not None
+    )

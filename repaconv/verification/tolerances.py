@@ -1,0 +1,219 @@
+"""How much two ends of a link may differ: by precision, by depth, by kind of output."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from math import exp, isfinite, lgamma, log, sqrt
+from sys import float_info
+
+from repaconv.core.errors import UsageProblem
+from repaconv.results import Accuracy, Link, Metrics, Tolerance, Verdict
+
+POLICY = "9"
+"""Version of the figures below; it is written into every result."""
+
+# max|a - b| / max|b| of a net of up to 12 blocks; rounding errors add up like a random walk, so with sqrt(depth).
+# float64: largest seen 5e-15. float32 against its float64 self: seen 3e-7 to 2e-6.
+FLOAT64, FLOAT32 = 1e-12, 1e-5
+DEPTH = 12
+
+EXACT = {
+    "recorded": FLOAT32,
+    "fold": FLOAT64,
+    "stored": FLOAT32,
+    "exported": FLOAT32,
+    "form": FLOAT32,
+    "simplified": FLOAT32,
+    "onnx": FLOAT32,
+    "preprocessing": FLOAT32,
+    "engine": FLOAT32,
+    "agreement": FLOAT32,
+}
+"""Links between forms that compute the same; ``agreement`` is bench's, between the two models that it measures."""
+
+# Smallest cosine over the images, which also says how large an error may be (`norm_error`; sound trained nets have
+# about half of that at most), and the noise: the lead (relative to max|b|) within which a first class may change, about
+# twice the largest error that sound nets of these precisions show (benchmarks/precision_noise.py).
+# TensorFloat-32 multiplies with as many bits as float16 has.
+LOSSY = {"tf32": (0.999, 0.01), "fp16": (0.999, 0.01), "bf16": (0.99, 0.05), "int8": (0.95, 0.1)}
+# Where lower precision decides otherwise which tokens merge, outputs differ and neither is wrong.
+DECIDING_COSINE = 0.9
+# Images in which rounding decides what merges are left out if they differ by no more than that, and so are single
+# numbers that hang on a rounding; where more than this share of all is, nothing is verified.
+UNDECIDED_SHARE = 0.5
+# A lossy link shows nothing where the outputs of all images differ by no more than this, relative to the largest.
+SHOWN = 1e-5
+# Flips beyond the noise, of all images: sound trained nets show one in 500 at most.
+FLIPS = 0.01
+# Flips within the noise, of the images that lead by no more. A sound net's errors are well below the noise, so it keeps
+# most of these, too: trained ones have next to none, nets with random weights, whose leads are small everywhere, lose
+# up to 20% of them; with half the bits of the weights, or one scale off by 2, most of them lose 25% to 70% (as above).
+FLIPS_WITHIN_NOISE = 0.25
+LUCK = 0.01
+"""More of them than allowed is a fault where chance has less than this to do with it: of two, both may flip."""
+ACCURACY_LOSS = 0.01
+
+EXPORTED_RTOL = 1e-6
+"""What an exporter may do in float64: what a network makes in float32 itself (the sine of a position) it folds, and
+rounds otherwise, and the scale of a Resize is float32; nothing wrong is so little."""
+LARGEST_RTOL = 0.1
+"""What is further off than that is not the same, whoever allows it."""
+
+LINKS = ("converted", *EXACT, *LOSSY)
+"""The first is judged by the budget of its conversion alone."""
+
+
+def exact_rtols(depth: int = DEPTH) -> dict[str, float]:
+    """The relative tolerance of every exact link for a net of so many blocks."""
+    return {link: value * sqrt(max(1.0, depth / DEPTH)) for link, value in EXACT.items()}
+
+
+def tolerance(
+    link: str,
+    *,
+    precision: str = "fp32",
+    logits: bool = True,
+    decides: bool = False,
+    usual: Mapping[str, float] | None = None,
+    rtol: Mapping[str, float] | None = None,
+    atol: Mapping[str, float] | None = None,
+) -> Tolerance:
+    """What the policy allows a link, with overrides by link.
+
+    Args:
+        link: One of `LINKS`.
+        precision: Of what runs; a link is lossy where that is.
+        logits: Whether the output are logits; features have no first class.
+        decides: Whether the net decides something discrete, as which tokens merge.
+        usual: Relative tolerances of the exact links; `exact_rtols` when None.
+        rtol: In place of those.
+        atol: An absolute tolerance; either suffices. Alone, it stands in place of the relative one.
+
+    Raises:
+        UsageProblem: If there is no such link, an exact tolerance is given for a lossy one, or one is no number that
+            can be allowed.
+    """
+    require_links([link, *(rtol or {}), *(atol or {})])
+    for given, largest in ((rtol, LARGEST_RTOL), (atol, float_info.max)):
+        for name, value in (given or {}).items():
+            bounded(f"the tolerance of {name}", value, largest)
+    given_rtol, given_atol = (rtol or {}).get(link), (atol or {}).get(link)
+    rule = precision if precision in LOSSY else link
+    if rule in EXACT:
+        relative = given_rtol
+        if given_rtol is None and given_atol is None:
+            relative = {**exact_rtols(), **(usual or {})}[link]
+        return Tolerance(kind="exact", rtol=relative, atol=given_atol, noise=2 * (relative or 0.0))
+    if given_rtol is not None or given_atol is not None:
+        raise UsageProblem(
+            f"the link {link} is lossy, so --rtol and --atol do not apply to it.",
+            hint="Leave --rtol and --atol out for this link.",
+            code="tolerance.lossy",
+        )
+    return _lossy(rule, logits=logits, decides=decides)
+
+
+def _lossy(precision: str, *, logits: bool, decides: bool) -> Tolerance:
+    cosine, noise = LOSSY[precision]
+    least = DECIDING_COSINE if decides else cosine
+    return Tolerance(
+        kind="lossy",
+        cosine=least,
+        norm_error=norm_error(least),
+        flips=FLIPS if logits else None,
+        flips_within_noise=FLIPS_WITHIN_NOISE if logits else None,
+        accuracy_loss=ACCURACY_LOSS if logits else None,
+        noise=noise,
+    )
+
+
+def norm_error(cosine: float) -> float:
+    """||a - b|| / ||b|| of two outputs at that angle, the nearest that they can be."""
+    return sqrt(1 - cosine * cosine)
+
+
+def coarser(precisions: Sequence[str]) -> str:
+    """Of precisions the one that says least, by its noise; ``fp32`` where none is lossy."""
+    return max((name for name in precisions if name in LOSSY), key=lambda name: LOSSY[name][1], default="fp32")
+
+
+def bounded(name: str, value: float, largest: float) -> float:
+    """What may be allowed at all: a number from 0 to ``largest``; NaN and infinity are none.
+
+    Raises:
+        UsageProblem: Naming it.
+    """
+    if not 0 <= value <= largest:
+        raise UsageProblem(
+            f"{name} is {value:g}.", hint=f"Give a number from 0 to {largest:g}.", code="tolerance.unbounded"
+        )
+    return value
+
+
+def require_links(names: list[str]) -> None:
+    """Refuse a name that no link has.
+
+    Raises:
+        UsageProblem: Naming it.
+    """
+    for name in names:
+        if name not in LINKS:
+            raise UsageProblem(
+                f"there is no link {name!r}.", hint=f"Links: {', '.join(LINKS)}.", code="tolerance.unknown"
+            )
+
+
+# --- When a difference counts: metrics and what is allowed to a verdict, and what a lossy one says in words.
+
+
+def verdict_by(metrics: Metrics, allowed: Tolerance, accuracy: Accuracy | None) -> Verdict:
+    """NaN passes nothing."""
+    if allowed.kind == "exact":
+        relative = allowed.rtol is not None and metrics.max_rel_error <= allowed.rtol
+        absolute = allowed.atol is not None and metrics.max_abs_error <= allowed.atol
+        return "passed" if relative or absolute else "failed"
+    near = allowed.norm_error is None or metrics.norm_error <= allowed.norm_error
+    sound = isfinite(metrics.max_abs_error) and (metrics.cosine is None or metrics.cosine >= (allowed.cosine or -1.0))
+    lost = accuracy is not None and allowed.accuracy_loss is not None and accuracy.high < -allowed.accuracy_loss
+    return "passed" if sound and near and not lost and not any(_too_many(metrics, allowed)) else "failed"
+
+
+def _too_many(metrics: Metrics, allowed: Tolerance) -> tuple[bool, bool]:
+    """Whether there are more flips than allowed: beyond the noise, and within it."""
+    if allowed.flips is None or allowed.flips_within_noise is None:
+        return False, False
+    beyond = metrics.top1_flips_that_matter > allowed.flips * metrics.images
+    chance = by_chance(metrics.top1_flips_within_noise, metrics.top1_close, allowed.flips_within_noise)
+    return beyond, chance < LUCK
+
+
+def by_chance(count: int, n: int, share: float) -> float:
+    """How likely so many of n are, or more, where each is with this probability."""
+    if not 0 < share < 1:
+        return float(count == 0 or share >= 1)
+    ways = (lgamma(n + 1) - lgamma(k + 1) - lgamma(n - k + 1) for k in range(count, n + 1))
+    odds = (k * log(share) + (n - k) * log(1 - share) for k in range(count, n + 1))
+    return sum(exp(way + odd) for way, odd in zip(ways, odds, strict=True))
+
+
+def lossy_words(metrics: Metrics, allowed: Tolerance, accuracy: Accuracy | None) -> str:
+    """What a lossy link's verdict says of first classes, and what was not looked at."""
+    if metrics.top1_agreement is None or allowed.flips is None or allowed.flips_within_noise is None:
+        return "no top-1 predictions to compare: evaluated by cosine and error alone"
+    many = _too_many(metrics, allowed)
+    lead, flips = f"{allowed.noise:.0%} of the largest logit", metrics.top1_flips_that_matter
+    beyond = f"{flips or 'no'} class{'es' if flips > 1 else ''} that led by more than {lead} changed"
+    within = f"{metrics.top1_flips_within_noise} of {metrics.top1_close} with a smaller lead did"
+    words = [
+        f"{metrics.top1_agreement:.1%} of {metrics.images} top-1 predictions agree",
+        beyond + (f", {allowed.flips:.0%} of all is allowed" if many[0] else ""),
+        within + (f", {allowed.flips_within_noise:.0%} is allowed and chance explains no more" if many[1] else ""),
+    ]
+    words = words if metrics.top1_close else words[:2]
+    return "; ".join([*words, *([] if accuracy else ["accuracy was not looked at"])])
+
+
+def verdict_of(links: Iterable[Link]) -> Verdict:
+    """Of all together: one that failed fails them, and where none passed nothing is shown."""
+    verdicts = {link.verdict for link in links}
+    return "failed" if "failed" in verdicts else "passed" if "passed" in verdicts else "not verified"

@@ -1,0 +1,51 @@
+"""The structure of the package: who may import whom, and which heavy packages stay unloaded until they are needed."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+
+import structure
+
+
+def test_packages_form_levels():
+    assert len(structure.packages()) > 15
+    assert structure.cycles(structure.packages()) == []
+
+
+def test_no_file_imports_itself_by_way_of_others():
+    assert structure.cycles({name: structure.imports(name) for name in structure.modules()}) == []
+
+
+def test_a_cycle_would_be_found():
+    graph = {"a": frozenset("b"), "b": frozenset("c"), "c": frozenset("a"), "d": frozenset("a")}
+    assert structure.cycles(graph) == [["a", "b", "c"]]
+
+
+def test_every_module_says_what_it_is():
+    for name, path in structure.modules().items():
+        assert ast.get_docstring(ast.parse(path.read_text())), name
+
+
+def test_the_table_of_packages_in_contributing_follows_from_the_imports():
+    """`python tests/structure.py` writes it."""
+    page = structure.PAGE.read_text()
+    assert structure.BEGIN in page
+    assert page == structure.written(page)
+
+
+def test_help_and_version_import_nothing_heavy():
+    for arguments in (["--help"], ["--version"], ["fold", "--help"]):
+        done = subprocess.run(
+            [sys.executable, "-X", "importtime", "-m", "repaconv", *arguments], capture_output=True, text=True
+        )
+        assert done.returncode == 0
+        loaded = {line.rpartition("|")[2].strip().split(".")[0] for line in done.stderr.splitlines()}
+        assert "typer" in loaded
+        assert not loaded & {"torch", "onnx", "onnxruntime", "onnxsim", "numpy", "safetensors"}
+
+
+def test_importing_the_package_imports_nothing_heavy():
+    code = "import repaconv, sys; print(sorted({'torch', 'onnx', 'typer', 'numpy'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"

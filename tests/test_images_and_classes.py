@@ -85,7 +85,7 @@ def test_a_guessed_image_size_is_said_and_so_is_one_that_is_known(repaconv, tiny
     own()
     _, out, _ = repaconv("fold", "own.pth", "--arch", "./net.py:build")
     assert "image size: 224x224 pixels (assumed: nothing says it; --set image_size=N)" in out
-    assert "images: nothing says how they are made; for image files give --set mean=... --set std=..." in out
+    assert "images: preprocessing unknown; for image files give --set mean=... --set std=..." in out
     _, out, _ = repaconv("fold", "own.pth", "--arch", "./net.py:build", "--set", f"image_size={SIZE}")
     assert f"image size: {SIZE}x{SIZE} pixels (from --set image_size)" in out
     _, out, _ = repaconv("fold", graph())

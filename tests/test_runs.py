@@ -193,7 +193,7 @@ def test_a_failed_verdict_stops_every_later_stage_alike_and_says_the_way_on(tiny
         with pytest.raises(GateFailed, match="failed: engine") as told:
             stage()
         assert told.value.code == "verify.failed"
-        assert "without --require" in told.value.hint
+        assert "Fix it and run `repaconv verify` again" in told.value.hint
         assert "--allow-unverified" in told.value.hint
     for stage in stages[1:3]:
         assert stage(allow_unverified=True).unverified == ("verify failed",)

@@ -235,7 +235,7 @@ def test_bench_opens_a_model_anew_in_one_measurement(tiny, repaconv, monkeypatch
     rc.export()
     code, out, _ = repaconv("bench", "--rounds", "8")
     assert code in {0, 5}
-    assert "8 interleaved rounds of 4 openings after " in " ".join(out.split())
+    assert "8 interleaved rounds in 4 session loads after " in " ".join(out.split())
     kept = json.loads((RUN / "bench" / "x86-64.json").read_text())
     assert (kept["rounds"], kept["session_loads"], len(kept["latencies"][0]["samples_ms"])) == (8, 4, 8)
 

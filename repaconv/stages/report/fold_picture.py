@@ -12,8 +12,8 @@ from repaconv.results import Change, FoldedLayer, FoldStep
 
 MOST = 12
 """Places that are drawn; the rest is a count."""
-WIDTH, BOX, HEIGHT, GAP, EDGE, LINE = 360, 146, 46, 8, 12, 13
-LETTERS, WORDS = 25, 56
+WIDTH, BOX, HEIGHT, GAP, EDGE, LINE = 360, 156, 46, 8, 12, 13
+LETTERS, WORDS = 24, 54
 """How many letters a box, and a line of text, has room for."""
 STYLE = """
 .fold-picture { color-scheme: light dark; font-family: system-ui, sans-serif; font-size: 11px; max-width: 36rem;

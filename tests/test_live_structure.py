@@ -304,6 +304,46 @@ def test_a_norm_that_stays_has_the_same_reason_at_all_doors(repaconv):
         assert PADDED in " ".join(out.split())
 
 
+def test_a_layer_norm_that_stays_is_listed_with_its_reason(repaconv):
+    """The first gives its scale and shift to the layer that reads it; an activation reads the second."""
+    source = """
+from torch import nn
+
+
+def build():
+    layers = nn.LayerNorm(8), nn.Linear(8, 8), nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 4)
+    return nn.Sequential(nn.Conv2d(3, 8, 4, 4), nn.Flatten(2), Turn(), *layers)
+
+
+class Turn(nn.Module):
+    def forward(self, x):
+        return x.transpose(1, 2)
+"""
+    Path("net.py").write_text(source)
+    space: dict[str, object] = {}
+    exec(source, space)
+    torch.manual_seed(0)
+    model = trained(space["build"]())
+    for norm in (model[3], model[5]):
+        torch.nn.init.normal_(norm.weight, 1, 0.2)
+        torch.nn.init.normal_(norm.bias, 0, 0.2)
+    Path("net.onnx").write_bytes(
+        exported(model, (1, 3, 16, 16), dynamo=False, opset=17, free=False).SerializeToString()
+    )
+    torch.save(model.state_dict(), "net.pth")
+    for given in (("net.onnx",), ("net.pth", "--arch", "./net.py:build", "--set", "image_size=16")):
+        code, _, err = repaconv("fold", *given)
+        assert code == 0, err
+        left = from_json(Path("repaconv-out/net/fold.json").read_text())["not_folded"]
+        (stay,) = [
+            each for each in left if each.startswith("norms remain, since their statistics depend on the input:")
+        ]
+        (keep,) = [each for each in left if each.startswith("norms keep a scale or a shift")]
+        assert stay.count("LayerNormalization") == 2
+        assert keep.count("LayerNormalization") == 1
+        assert "5/LayerNormalization" in keep.replace("/5/", "5/")
+
+
 def test_norms_that_the_exporter_folded_are_counted(repaconv):
     """``--arch`` folds the exporter's graph, in which nothing may be left to fold."""
     torch.manual_seed(0)

@@ -14,7 +14,7 @@ import numpy as np
 from repaconv.graph import activation_patterns
 from repaconv.graph.channel_axes import IMAGE, LAST, batchnorm, per_channel
 from repaconv.graph.nodes_and_constants import attribute, constant, is_constant, made_by
-from repaconv.graph.operator_facts import ARITHMETIC, MOVES
+from repaconv.graph.operator_facts import ARITHMETIC, IMAGE_NORMS, MOVES, ROW_NORMS
 from repaconv.graph.symbolic_shapes import sizes
 
 if TYPE_CHECKING:
@@ -80,6 +80,28 @@ def standing(model: ir.Model) -> Iterator[str]:
                 found.setdefault(f"next to another, since {why}", []).append(told)
     for why, names in found.items():
         yield f"linear operators remain {why}: {'; '.join(dict.fromkeys(names))}"
+    yield from _norms(model)
+
+
+def _norms(model: ir.Model) -> Iterator[str]:
+    """Normalizations that remain, and which of them keep a scale or a shift."""
+    names, affine = [], []
+    for node in model.graph:
+        if node.op_type in (*ROW_NORMS, *IMAGE_NORMS):
+            names.append(node.name or f"{node.op_type} of {node.outputs[0].name}")
+            given = [constant(value) for value in node.inputs[1:3]]
+            if any(
+                numbers is not None and np.any(numbers != neutral)
+                for numbers, neutral in zip(given, (1, 0), strict=False)
+            ):
+                affine.append(names[-1])
+    if names:
+        yield f"norms remain, since their statistics depend on the input: {'; '.join(names)}"
+    if affine:
+        yield (
+            "norms keep a scale or a shift, since others than linear layers and unpadded convolutions read them, or "
+            f"folding it would enlarge the graph: {'; '.join(affine)}"
+        )
 
 
 def linear(node: ir.Node) -> LinearNode | None:

@@ -270,10 +270,10 @@ def test_images_that_fitted_or_chose_never_judge(vit):
     assert link.metrics.top1_agreement == done.evaluation.metrics.top1_agreement
     assert link.accuracy.images == done.images.test
     page = Path(rc.report().output_files[0]).read_text()
-    assert "Converted, not folded" in page
+    assert "Conversion (lossy)" in page
     assert "repaconv convert vit.pth --inputs x.npz --blocks 1 " in page
     assert page.count("<image") == DEPTH * HEADS
-    assert "Converted, not folded: passed" in Path(rc.report(format="markdown").output_files[0]).read_text()
+    assert "Converted (lossy): passed" in Path(rc.report(format="markdown").output_files[0]).read_text()
     fitted_on = np.stack([image for image in images() if role_of(image) == "calibration"])
     np.savez("fitted.npz", input=fitted_on)
     link = rc.verify(inputs="fitted.npz").links[0]

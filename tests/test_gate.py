@@ -108,7 +108,7 @@ def test_a_checkpoint_that_is_not_the_one_that_the_recipe_pins_is_refused(tmp_pa
 
 def test_what_fails_in_one_recipe_is_told_and_is_nobody_elses(tmp_path, monkeypatch):
     """A verdict without a failed link, an exception that nobody foresaw, and folders that are somebody else's."""
-    usual = (Path(rc.__file__).parent / "targets" / "x86-64.toml").read_text()
+    usual = (Path(rc.__file__).parent / "engines" / "targets" / "x86-64.toml").read_text()
     (tmp_path / "mine.toml").write_text(usual.replace('name = "x86-64"', 'name = "mine"\nforbids = ["dynamic-batch"]'))
     of = {}
     for name, more in (

@@ -243,7 +243,7 @@ def test_what_is_not_what_it_looks_like_stays():
     same(nn.Sequential(model), folded, torch.randn(3, 5, 8))
     with pytest.raises(Refused, match="nothing in this"):
         rc.fold(trained(OwnNet()), method="riformer")
-    with pytest.raises(UsageProblem, match="of no use"):
+    with pytest.raises(UsageProblem, match="has no effect"):
         rc.fold(trained(OwnNet()), num_heads=3)
     with pytest.raises(UsageProblem, match="for checkpoint files"):
         rc.fold(trained(OwnNet()), out="x")

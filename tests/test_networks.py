@@ -107,7 +107,7 @@ def test_images_of_a_foreign_graph_are_normalised_as_the_user_says(detector, rep
     low = rc.export(precision="int8")
     assert (low.verdict, low.batch, low.image_size) == ("passed", 1, (16, 16))
     code, _, err = repaconv("export", "--onnx", "--batch", "4")
-    assert (code, "takes 1 a call" in err) == (2, True)
+    assert (code, "fixed batch size of 1" in err) == (2, True)
 
 
 def test_a_recipe_of_a_graph_is_gated(detector, repaconv):

@@ -152,7 +152,7 @@ def test_the_report_has_what_was_measured_for_a_speed_and_what_else_could_be_tak
     assert "a speedup of 1.2 was asked for" in page
     assert "<tr><td>3, 3, 0</td><td" in page
     assert '<td>merged</td><td>3, 3, 0</td><td class="n">1.750 (1.200 to 1.300)</td>' in page
-    assert "<td>depthwise, taken</td>" in page
+    assert "<td>depthwise, chosen</td>" in page
     assert page.count('class="taken"') == 1
     assert "merged 3, 3, 0: 62.5%, speedup 1.75" in page
 
@@ -179,7 +179,7 @@ def test_a_curve_has_every_kind_and_merging_and_what_was_taken(repaconv):
         "convert", "vit.pth", "--inputs", "x.npz", "--set", f"num_heads={HEADS}", "--blocks", "2,", "--curve"
     )
     assert code == 0
-    assert "depthwise, taken" in out
+    assert "depthwise, chosen" in out
     done = rc.report(format="json").converted
     assert done.trade.taken.blocks == done.blocks == (2,)
     kinds = Counter(each.kind for each in done.trade.others)

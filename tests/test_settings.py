@@ -66,7 +66,7 @@ def test_a_setting_against_the_file_is_refused_or_stated_to_the_end(repaconv):
     rc.report(RUN, format="markdown", paper=False)
     page = (RUN / "report.md").read_text()
     assert TOLD in page
-    assert "max_accuracy (99.4) claims 99.4%" in page
+    assert "max_accuracy (99.4) states 99.4%" in page
     assert "--set num_heads=2 --force" in page
 
 

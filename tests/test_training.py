@@ -89,7 +89,7 @@ def test_what_learns_is_judged_by_others_and_folded(vit, repaconv):
     assert links["fold"].verdict == links["stored"].verdict == "passed"
     assert links["converted"].metrics.images == shares["test"]  # of 160, those that nobody has seen
     assert links["fold"].accuracy.reference == links["fold"].accuracy.candidate
-    assert "Trained from a conversion" in Path(rc.report().output_files[0]).read_text()
+    assert "Fine-tuning after the conversion (lossy)" in Path(rc.report().output_files[0]).read_text()
     assert not list(Path("repaconv-out/pool-riformer-finetuned").glob("*.state"))
 
 

@@ -271,7 +271,7 @@ def by_name(stage: Callable[..., Result], order: type[Order]) -> Callable[..., R
     called.__name__ = called.__qualname__ = stage.__name__.removesuffix("_by")
     called.__signature__ = signature  # type: ignore[attr-defined]
     lines = "\n".join(f"    {each.name}: {each.knob.help}" for each in knobs(order))
-    called.__doc__ = inspect.cleandoc(stage.__doc__ or "").replace("    order: What is asked for.", lines)
+    called.__doc__ = inspect.cleandoc(stage.__doc__ or "").replace("    order: The options.", lines)
     return called
 
 

@@ -57,7 +57,7 @@ def _print_trade(trade: Trade) -> None:
     rows = table("conversion", "merged or replaced", "speedup, 95%", "error", "agreement")
     for each in sorted((trade.taken, *trade.others), key=lambda each: each.speed.median):
         kept = each.tried
-        named = f"{each.kind}, taken" if each is trade.taken else each.kind
+        named = f"{each.kind}, chosen" if each is trade.taken else each.kind
         share = "" if kept is None or kept.agreement is None else f"{kept.agreement:.1%}"
         error = "" if kept is None else f"{kept.error:.3f}"
         rows.add_row(named, *_raced(each), error, share)

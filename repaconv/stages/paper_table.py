@@ -31,7 +31,7 @@ def table(method: str, *, progress: Progress = silent) -> PaperTable:
     figures = _figures(known)
     rows = []
     for number, entry in enumerate(figures["row"]):
-        progress(f"{entry['model']}", number, len(figures["row"]))
+        progress("models of the paper", number, len(figures["row"]))
         rows.append(_row(known, {"counted": "all", "unit": "MACs", "form": "deploy", **figures, **entry}))
     return PaperTable(method=method, paper=known.paper, rows=tuple(rows))
 

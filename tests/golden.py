@@ -217,7 +217,7 @@ def bound(tolerance: dict[str, Any] | None) -> str:
     """The limits of a link; one that was measured from FP32 rounding has no digits that stay."""
     if not tolerance:
         return "no tolerance"
-    rows = {name: value for name, value in tolerance.items() if value is not None and name != "kind"}
+    rows = {name: value for name, value in tolerance.items() if isinstance(value, (int, float))}
     return ", ".join(
         [str(tolerance["kind"])]
         + [f"{name} {value:g}" if float(f"{value:.1e}") == value else f"{name} from rounding"

@@ -25,7 +25,7 @@ from repaconv.verification.input_batches import image_inputs, npz_inputs, random
 from repaconv.verification.model_runners import FixedBatch, Images, TorchRunner
 from repaconv.verification.output_comparison import Comparison, Decided
 from repaconv.verification.output_comparison import joined as outputs_joined
-from repaconv.verification.tolerances import EXACT, LOSSY, exact_rtols, tolerance
+from repaconv.verification.tolerances import EXACT, LOSSY, depth_reason, exact_rtols, tolerance
 
 PLAIN = Preprocessing(mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0), image_size=(8, 8), source="test")
 
@@ -137,6 +137,9 @@ def test_the_policy_by_precision_and_depth():
     assert exact_rtols()["fold"] == 1e-12
     assert exact_rtols(3) == exact_rtols(12) == EXACT
     assert exact_rtols(48)["onnx"] == pytest.approx(2e-5)
+    assert (depth_reason(12), "48 blocks" in depth_reason(48)) == ("", True)
+    deep = tolerance("onnx", usual=exact_rtols(48), reasons={"onnx": depth_reason(48)})
+    assert deep.rtol_reason == depth_reason(48)
     assert tolerance("onnx", usual={"onnx": 1e-4}).rtol == 1e-4
     assert tolerance("onnx", usual={"onnx": 1e-4}, rtol={"onnx": 1e-6}).rtol == 1e-6
     alone = tolerance("onnx", atol={"onnx": 0.5})

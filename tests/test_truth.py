@@ -117,6 +117,35 @@ def test_a_network_that_is_near_zero_on_noise_goes_on_by_inputs_that_move_it(qui
     assert {link.verdict for link in rc.build(target="x86-64").links} == {"passed"}
 
 
+def test_a_limit_that_rounding_raised_says_so(repaconv):
+    """In fold.json, in every link of verify and in its output; the note stays what logic and people read elsewhere."""
+    onnx.save(ill_conditioned(), "net.onnx")
+    done = rc.fold("net.onnx")
+    assert done.tolerances["stored"] > 1e-5
+    assert done.tolerances["fold"] > 1e-12
+    raised = [link for link in rc.verify().links if link.name in ("fold", "stored")]
+    assert len(raised) == 2
+    for link in raised:
+        assert link.tolerance.rtol_reason == done.tolerance_reasons[link.name]
+        assert "FP32 rounding alone changes the outputs of this network by" in link.tolerance.rtol_reason
+        assert link.note == ""
+    text = " ".join(repaconv("verify")[1].split())
+    assert f"the limit is {raised[0].tolerance.rtol:.0e}: " in text
+    assert "for comparison: what FP32 rounding alone changes" in text
+    assert "for scale" not in text
+    own = {link.name: link.tolerance for link in rc.verify(rtol={"stored": 0.01}).links}
+    assert own["stored"].rtol_reason == "given by --rtol"
+
+
+def test_a_usual_limit_needs_no_reason(repaconv):
+    onnx.save(
+        Net([("Conv", "x w", "y", {})], {"w": normal(4, 4, 3, 3)}, {"x": (F, (1, 4, 8, 8))}, {"y": F}).model(), "a.onnx"
+    )
+    assert rc.fold("a.onnx").tolerance_reasons == {}
+    assert {link.tolerance.rtol_reason for link in rc.verify().links} == {""}
+    assert "the limit is" not in repaconv("verify")[1]
+
+
 def test_inputs_on_which_it_shows_nothing_fail_nothing_and_a_planted_fault_is_found_on_others(quiet):
     done = rc.fold(quiet)
     stored = subject_of(Run(Path("repaconv-out/quiet")))

@@ -113,6 +113,7 @@ class Opened:
         *,
         facts: Sequence[Fact] = (),
         tolerances: Mapping[str, float] | None = None,
+        tolerance_reasons: Mapping[str, str] | None = None,
         apart: str = "",
     ) -> BlockwiseReading[Block]:
         """End it: what was understood, whole.
@@ -122,6 +123,7 @@ class Opened:
             blocks: As trained.
             facts: Of the blocks.
             tolerances: See `Reading`.
+            tolerance_reasons: See `Reading`.
             apart: A tensor that was read and is of no module.
 
         Raises:
@@ -139,6 +141,7 @@ class Opened:
             preprocessing=preprocessing,
             applied=("layer scale",) if scaled else (),
             tolerances=tolerances or {},
+            tolerance_reasons=tolerance_reasons or {},
             blocks=blocks,
         )
         reading.require_whole()

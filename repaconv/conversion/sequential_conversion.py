@@ -6,6 +6,7 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass, fields, replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +19,7 @@ from repaconv.conversion.least_squares import RIDGE, Normal
 from repaconv.conversion.original_activations import Streams
 from repaconv.conversion.plain_vit import Plain, Reading, batches, behind_mlp, mapped
 from repaconv.methods.dwconv.paper import merging
-from repaconv.methods.pyra.paper import MERGED_TOLERANCE
+from repaconv.methods.pyra.paper import MERGED_REASONS, MERGED_TOLERANCE
 from repaconv.verification.model_runners import weighted
 
 # --- The FFN behind a mixer that was replaced: its last layer in closed form, as W^O before it.
@@ -129,7 +130,7 @@ def _assembled(plain: Plain, pieces: dict[int, Piece], schedule: tuple[int, ...]
     several = merging(tuple(blocks), schedule, sizes) if any(schedule) else tuple(blocks)
     config = deploy_config(sizes, several)
     tolerances = {**plain.reading.tolerances, **(MERGED_TOLERANCE if any(schedule) else {})}
-    reading = replace(
-        plain.reading, config=config, blocks=several, tensors=tensors, tolerances=tolerances, names={}, facts=()
-    )
+    reasons = {**plain.reading.tolerance_reasons, **(MERGED_REASONS if any(schedule) else {})}
+    limits: dict[str, Any] = {"tolerances": tolerances, "tolerance_reasons": reasons}
+    reading = replace(plain.reading, config=config, blocks=several, tensors=tensors, names={}, facts=(), **limits)
     return Converted(Plain.of(reading).net, reading, {index: piece.conditions for index, piece in pieces.items()}, kept)

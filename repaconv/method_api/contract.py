@@ -55,6 +55,7 @@ class Reading(ABC):
         deployed: Whether the file is in the paper's deploy form already.
         applied: What is folded besides the method's own, e.g. ``layer scale``.
         tolerances: Of the links that this net cannot hold at the policy's, e.g. weights stored as a product.
+        tolerance_reasons: Why, by link.
     """
 
     backbone: str
@@ -66,6 +67,7 @@ class Reading(ABC):
     deployed: bool = False
     applied: tuple[str, ...] = ()
     tolerances: Mapping[str, float] = field(default_factory=dict)
+    tolerance_reasons: Mapping[str, str] = field(default_factory=dict)
 
     @abstractmethod
     def module(self) -> nn.Module:

@@ -424,6 +424,7 @@ def _read(method: Method, checkpoint: Checkpoint, settings: Mapping[str, str]) -
         facts=(*inner.facts, *knobs.facts, adapters_fact(adapters)),
         applied=(*inner.applied, "lora"),
         tolerances=inner.tolerances,
+        tolerance_reasons=inner.tolerance_reasons,
         inner=inner,
         adapters=placed,
     )

@@ -125,6 +125,8 @@ class FoldArtefact(Artefact):
             each image, or the network takes no images.
         tolerances: The largest relative error of each exact link of this network, by the name of the link. It grows
             with the network's depth, and with the rounding errors that the network itself has in FP32.
+        tolerance_reasons: Why such a limit is not the usual one, by the name of the link; without links that have the
+            usual one.
         payload: The file of the folded network: ``model.safetensors`` for a method, an ONNX file for a graph.
     """
 
@@ -146,6 +148,7 @@ class FoldArtefact(Artefact):
     batch: Batch = "dynamic"
     whole: bool = False
     tolerances: dict[str, float]
+    tolerance_reasons: dict[str, str] = Field(default_factory=dict)
     payload: Payload
 
     @property

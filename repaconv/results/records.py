@@ -344,8 +344,9 @@ class Tolerance(Record):
 
     Attributes:
         kind: ``exact`` for two versions that compute the same function, ``lossy`` for a lower precision.
-        rtol: The largest ``max_rel_error`` of an exact link. Where FP32 rounding alone explains a larger error, it is
-            that error, and the ``note`` of the link reports it. Null for a lossy link, and if only ``atol`` was given.
+        rtol: The largest ``max_rel_error`` of an exact link. Where rounding alone explains a larger error, it is that
+            error, and the ``note`` of the link reports it. Null for a lossy link, and if only ``atol`` was given.
+        rtol_reason: Why ``rtol`` is not the usual limit of its kind of link; empty if it is.
         atol: The largest ``max_abs_error`` of an exact link, from ``--atol``; null if it was not given.
         cosine: The smallest ``cosine`` of a lossy link; null for an exact one.
         norm_error: The largest ``norm_error`` of a lossy link; null for an exact one.
@@ -361,6 +362,7 @@ class Tolerance(Record):
 
     kind: Literal["exact", "lossy"]
     rtol: float | None = None
+    rtol_reason: str = ""
     atol: float | None = None
     cosine: float | None = None
     norm_error: float | None = None
@@ -472,6 +474,14 @@ class Link(Record):
     note: str = ""
     accuracy: Accuracy | None = None
     location: Location | None = None
+
+    @property
+    def limit_told(self) -> str:
+        """Why the relative limit of an exact link is not the usual one; empty if it is."""
+        allowed = self.tolerance
+        if allowed is None or allowed.rtol is None or not allowed.rtol_reason:
+            return ""
+        return f"the limit is {allowed.rtol:.0e}: {allowed.rtol_reason}"
 
     @property
     def lossy_told(self) -> str:

@@ -117,7 +117,8 @@ class CheckpointSubject:
         shape = (self._config.in_channels, *(spec.size or self.folded.image_size))
         described = canonical_json(self.folded.shapes) + self.folded.payload.sha256
         of = described if form == DEPLOY else None
-        ways = Proving(form, spec, self.folded.tolerances, scratch, progress, of=of)
+        has = self.folded
+        ways = Proving(form, spec, has.tolerances, scratch, progress, of=of, reasons=has.tolerance_reasons)
         return exported_graph(ways, *self._parted(form), shape, output=self.folded.output)
 
     def free_sizes(self, batch: int) -> dict[str, int]:

@@ -15,11 +15,11 @@ from repaconv.onnx_export.torch_exporter import operators_of
 from repaconv.results import Change, ImageSize, Link, Sizes
 from repaconv.results.fold import Batch
 from repaconv.verification.evaluated_graph import Evaluated
-from repaconv.verification.folded_graph_verification import unrunnable, usual_rtols
+from repaconv.verification.folded_graph_verification import depth_of, unrunnable, usual_rtols
 from repaconv.verification.neighborhood_comparison import shapes_of
 from repaconv.verification.onnx_model_loading import inputs_of, looked_into
 from repaconv.verification.probe_inputs import GAINS
-from repaconv.verification.tolerances import LARGEST_RTOL, verdict_of
+from repaconv.verification.tolerances import LARGEST_RTOL, depth_reason, verdict_of
 
 if TYPE_CHECKING:
     import onnx
@@ -56,6 +56,7 @@ class Taken(NamedTuple):
     whole: bool
     sizes: Sizes
     tolerances: dict[str, float]
+    tolerance_reasons: dict[str, str]
     float64: str
     structure: str
     widths: dict[str, int]
@@ -88,13 +89,15 @@ def taken_by(source: Path, given: Evaluated, folded: Evaluated) -> Taken:
     size = None if not rows and batch not in ("dynamic", 1) else size
     if isinstance(batch, int) and batch > 1 and not any(_count(out) == batch for out in given.run(usual).values()):
         batch = 1  # a first axis that no output has is none of images: the channels of one, as [3, H, W]
+    allowed, why = _tolerances(model, rounded, doubled=bool(told))
     return Taken(
         image_size=size,
         any_image_size=any_size,
         batch=batch,
         whole=size is None or not rows,
         sizes=Sizes(usual=found.usual, other=found.other, gain=gain, below=found.below, held=dict(found.held), **names),
-        tolerances=_tolerances(usual_rtols(model), rounded, doubled=bool(told)),
+        tolerances=allowed,
+        tolerance_reasons=why,
         float64=told,
         structure=structure_of(folded.model),
         widths=_widths(ran) if rows and size is not None else {},
@@ -140,11 +143,24 @@ def _rounded(right: Mapping[str, Any], *others: Mapping[str, Any]) -> float:
     return max(filter(isfinite, errors), default=inf if errors else 0.0)
 
 
-def _tolerances(usual: Mapping[str, float], rounded: float, *, doubled: bool) -> dict[str, float]:
-    """The policy's, but where rounding alone does more; without float64 a fold is held as float32 is."""
+def _tolerances(model: onnx.ModelProto, rounded: float, *, doubled: bool) -> tuple[dict[str, float], dict[str, str]]:
+    """The policy's, but where rounding alone does more, and why; without float64 a fold is held as float32 is."""
+    usual = usual_rtols(model)
     usual = usual if doubled else {**usual, "fold": usual["onnx"]}
     worse = max(1.0, WORSE * rounded / usual["onnx"])
-    return {link: min(worse * value, LARGEST_RTOL) for link, value in usual.items()}
+    reasons = [depth_reason(depth_of(model))]
+    if worse > 1:
+        reasons += [
+            f"FP32 rounding alone changes the outputs of this network by {rounded:.0e}, so its limits are "
+            f"{worse:.2g} times the usual ones"
+        ]
+    why = {link: [*reasons] for link in usual}
+    if not doubled:
+        why["fold"].insert(0, "compared in FP32, since the graph does not run in float64")
+    told = {link: "; ".join(filter(None, reasons)) for link, reasons in why.items()}
+    return {link: min(worse * value, LARGEST_RTOL) for link, value in usual.items()}, {
+        link: reason for link, reason in told.items() if reason
+    }
 
 
 def _images(model: onnx.ModelProto, found: Probes) -> tuple[ImageSize | None, bool, Batch, dict[str, Any]]:
@@ -252,6 +268,7 @@ def recorded(
         "batch": taken.batch,
         "whole": taken.whole,
         "tolerances": taken.tolerances,
+        "tolerance_reasons": taken.tolerance_reasons,
         "structure": taken.structure,
         "float64": taken.float64,
         "sizes": taken.sizes,

@@ -220,7 +220,8 @@ class GraphSubject:
         """The graph in the opset, batch and size that are wanted, and in its form."""
         from repaconv.onnx_export.torch_exporter import check
 
-        ways = Proving(form, spec, self.folded.tolerances, scratch, progress, self.decides)
+        has = self.folded
+        ways = Proving(form, spec, has.tolerances, scratch, progress, self.decides, reasons=has.tolerance_reasons)
         base = self.stored if form == DEPLOY else self._form(self.given)
         progress(f"{form}: ONNX Runtime", 0, 0)
         model, note = fitted(base.model, self.folded, spec)

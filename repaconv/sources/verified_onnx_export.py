@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from repaconv.core.errors import first_line
@@ -64,6 +65,7 @@ class Proving(NamedTuple):
         progress: See `Progress`.
         decides: Whether something in it decides what is discrete.
         of: What module and weights are known by, where an equal export may be asked for again; None where not.
+        reasons: Why some of the tolerances are not the usual ones, by link.
     """
 
     form: str
@@ -73,6 +75,7 @@ class Proving(NamedTuple):
     progress: Progress
     decides: bool = False
     of: str | None = None
+    reasons: Mapping[str, str] = MappingProxyType({})
 
 
 def exported_graph(
@@ -186,7 +189,8 @@ class Judge(NamedTuple):
         from repaconv.verification.tolerances import tolerance
 
         logits = "logits" in self.expected[0]
-        allowed = tolerance(name, logits=logits, decides=self.ways.decides, usual=self.ways.tolerances)
+        limits: dict[str, Any] = {"usual": self.ways.tolerances, "reasons": self.ways.reasons}
+        allowed = tolerance(name, logits=logits, decides=self.ways.decides, **limits)
         found = Comparison(ends[1], allowed)
         for got, right, unsure, sway in zip(outputs, self.expected, self.undecided, self.sways, strict=True):
             found.add(got, right, undecided=unsure, whole=self.whole, sway=sway)

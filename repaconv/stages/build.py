@@ -254,7 +254,12 @@ def _compared(plan: _Plan, progress: Progress) -> tuple[Link, ...]:
     given = _compared_on(plan, subject, size)
     scores = scores_output(subject, given)
     allowed = tolerance(
-        "engine", precision=precision, logits=bool(scores), decides=subject.decides, usual=folded.tolerances
+        "engine",
+        precision=precision,
+        logits=bool(scores),
+        decides=subject.decides,
+        usual=folded.tolerances,
+        reasons=folded.tolerance_reasons,
     )
     after = FixedBatch(load_session(plan.engine, plan.file, plan.given.session(plan.device, precision)), batch)
     before = FixedBatch(load_onnx(plan.source), batch)

@@ -232,7 +232,8 @@ class Meter:
             return not_verified(name, reference, candidate, why)
         metrics, accuracy = self.metrics(), self.counts.accuracy()
         sways = self._column("sway") / _floored(self._column("scale"))
-        rounding, nothing, allowed = swayed(self._errors(), self._column("error"), sways, self.tolerance)
+        of = "float64" if name == "fold" else "FP32"
+        rounding, nothing, allowed = swayed(self._errors(), self._column("error"), sways, self.tolerance, of)
         if nothing:
             return not_verified(name, reference, candidate, f"{SWAYED}: {rounding}")
         verdict = verdict_by(metrics, allowed, accuracy)

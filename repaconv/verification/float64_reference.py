@@ -19,7 +19,7 @@ from repaconv.verification.evaluated_graph import Evaluated
 from repaconv.verification.images_moved_by_rounding import SWAYED, TIMES
 from repaconv.verification.model_runners import Runner
 from repaconv.verification.neighborhood_comparison import FLOOR, SLACK, STILL, apart, beside, largest, left_out
-from repaconv.verification.tolerances import UNDECIDED_SHARE
+from repaconv.verification.tolerances import EXPLAINED, UNDECIDED_SHARE
 
 if TYPE_CHECKING:
     import onnx
@@ -174,8 +174,8 @@ def _judged(link: Link, seen: Sequence[Seen], rtol: float) -> Link:
         return link.model_copy(update={"verdict": "not verified", "note": f"{SWAYED}: {told}"})
     note = told + (f"; {link.note.rpartition('; ')[2]}" if "; " in link.note else "")
     allowed = link.tolerance
-    if allowed is not None and link.metrics is not None:
-        allowed = allowed.model_copy(update={"rtol": max(allowed.rtol or 0.0, link.metrics.max_rel_error)})
+    if allowed is not None and link.metrics is not None and link.metrics.max_rel_error > (allowed.rtol or 0.0):
+        allowed = allowed.model_copy(update={"rtol": link.metrics.max_rel_error, "rtol_reason": EXPLAINED})
     return link.model_copy(update={"verdict": "passed", "note": note, "tolerance": allowed})
 
 

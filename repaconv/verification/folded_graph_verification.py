@@ -14,7 +14,7 @@ from repaconv.verification.evaluated_graph import Evaluated, key_of
 from repaconv.verification.float64_reference import Ends, by_truth
 from repaconv.verification.model_runners import load_onnx
 from repaconv.verification.onnx_model_loading import checker_says
-from repaconv.verification.tolerances import DEPTH, LOSSY, exact_rtols, tolerance
+from repaconv.verification.tolerances import LOSSY, depth_reason, exact_rtols, tolerance
 from repaconv.verification.weight_jitter import stored
 
 if TYPE_CHECKING:
@@ -45,7 +45,8 @@ def proved(
     """
     from repaconv.verification.probe_inputs import Unrunnable
 
-    allowed = tolerance("onnx", usual=usual_rtols(before.model))
+    deep = {"onnx": depth_reason(depth_of(before.model))}
+    allowed = tolerance("onnx", usual=usual_rtols(before.model), reasons=deep)
     coarse = _rounded_anew(before.model, after.model)
     try:
         links = _compared(source, before.single, after.single, "onnx", allowed, coarse, ends)
@@ -67,8 +68,12 @@ def proved(
 
 def usual_rtols(model: onnx.ModelProto) -> dict[str, float]:
     """What the policy allows a graph of so many layers, by link."""
-    depth = sum(node.op_type in ("MatMul", "Gemm", "Conv") for node in model.graph.node) // 6
-    return exact_rtols(max(depth, DEPTH))
+    return exact_rtols(depth_of(model))
+
+
+def depth_of(model: onnx.ModelProto) -> int:
+    """How many blocks it has, as far as tolerances are concerned: six layers with weights count as one."""
+    return sum(node.op_type in ("MatMul", "Gemm", "Conv") for node in model.graph.node) // 6
 
 
 def unrunnable(source: Path, model: onnx.ModelProto, error: Unrunnable) -> Refused:

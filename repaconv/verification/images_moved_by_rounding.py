@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from repaconv.results import Tolerance
-from repaconv.verification.tolerances import LARGEST_RTOL, UNDECIDED_SHARE
+from repaconv.verification.tolerances import EXPLAINED, LARGEST_RTOL, UNDECIDED_SHARE
 
 Array = NDArray[Any]
 Sway = Callable[[], Mapping[str, Array]]
@@ -34,7 +34,7 @@ class Swayed(NamedTuple):
     allowed: Tolerance
 
 
-def swayed(errors: Array, absolute: Array, sways: Array, allowed: Tolerance) -> Swayed:
+def swayed(errors: Array, absolute: Array, sways: Array, allowed: Tolerance, rounding: str = "FP32") -> Swayed:
     """Judge images [n] by their own rounding where the tolerance does not suffice.
 
     Args:
@@ -42,6 +42,7 @@ def swayed(errors: Array, absolute: Array, sways: Array, allowed: Tolerance) -> 
         absolute: The same as they are.
         sways: By how much rounding alone moves each, relative to its scale.
         allowed: Of the link.
+        rounding: In which numbers both ends are computed.
     """
     with np.errstate(invalid="ignore"):
         beyond = ~(errors <= (allowed.rtol or 0.0)) & ~(absolute <= (allowed.atol or 0.0))
@@ -49,8 +50,9 @@ def swayed(errors: Array, absolute: Array, sways: Array, allowed: Tolerance) -> 
     if not explained.any():
         return Swayed("", False, allowed)
     count, own = int(explained.sum()), float(sways[explained].max())
-    told = f"{count} of {len(errors)} explained by FP32 rounding, which moves the original network by {own:.0e}"
+    told = f"{count} of {len(errors)} explained by {rounding} rounding, which moves the original network by {own:.0e}"
     if (explained == beyond).all():
-        allowed = allowed.model_copy(update={"rtol": max(allowed.rtol or 0.0, float(errors.max()))})
+        most = max(allowed.rtol or 0.0, float(errors.max()))
+        allowed = allowed.model_copy(update={"rtol": most, "rtol_reason": EXPLAINED})
     vague = (explained & (TIMES * sways > LARGEST_RTOL)).mean()
     return Swayed(f"{told} (allowed: {TIMES} times)", bool(vague > UNDECIDED_SHARE), allowed)

@@ -19,7 +19,7 @@ from repaconv.results import Link, Metrics, Tolerance, Verdict
 from repaconv.verification.difference_metrics import measure
 from repaconv.verification.images_moved_by_rounding import SWAYED
 from repaconv.verification.model_runners import Runner
-from repaconv.verification.tolerances import UNDECIDED_SHARE
+from repaconv.verification.tolerances import EXPLAINED, UNDECIDED_SHARE
 
 # An output whose numbers change by less than so many tolerances over all probes would hide what a fault changes.
 MOVES = 10
@@ -137,7 +137,7 @@ class _Output:
         why, verdict = self._verdict()
         told = [why, note]
         within = [part for part in self.metrics if self._within(part)] if verdict == "passed" else self.metrics
-        rtol, parts = self.tolerance.rtol, within or self.metrics
+        allowed, parts = self.tolerance, within or self.metrics
         if verdict == "passed" and self.left:
             told[:1] = [left_out(self.left, self.numbers)]
         if len(within) < len(self.metrics):
@@ -146,13 +146,14 @@ class _Output:
                 f"on {len(self.metrics) - len(within)} of {self.probes} probes by {most:.0e}, "
                 "explained by FP32 rounding"
             ]
-            rtol = rtol if within else most
+            if not within:
+                allowed = allowed.model_copy(update={"rtol": most, "rtol_reason": EXPLAINED})
         metrics = _merged(parts, self.left) if parts else None
         return Link(
             name=name,
             reference=reference,
             candidate=candidate,
-            tolerance=self.tolerance.model_copy(update={"rtol": rtol}) if metrics else None,
+            tolerance=allowed if metrics else None,
             metrics=metrics,
             verdict=verdict,
             note="; ".join(filter(None, told)),

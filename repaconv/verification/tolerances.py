@@ -59,6 +59,9 @@ rounds otherwise, and the scale of a Resize is float32; nothing wrong is so litt
 LARGEST_RTOL = 0.1
 """What is further off than that is not the same, whoever allows it."""
 
+EXPLAINED = "the largest error that rounding alone explains"
+"""Why a relative limit is the error itself."""
+
 LINKS = ("converted", *EXACT, *LOSSY)
 """The first is judged by the budget of its conversion alone."""
 
@@ -68,6 +71,11 @@ def exact_rtols(depth: int = DEPTH) -> dict[str, float]:
     return {link: value * sqrt(max(1.0, depth / DEPTH)) for link, value in EXACT.items()}
 
 
+def depth_reason(depth: int) -> str:
+    """Why the limits of a net of so many blocks are not the usual ones; empty if they are."""
+    return f"limits grow with the square root of the depth, here {depth} blocks" if depth > DEPTH else ""
+
+
 def tolerance(
     link: str,
     *,
@@ -75,6 +83,7 @@ def tolerance(
     logits: bool = True,
     decides: bool = False,
     usual: Mapping[str, float] | None = None,
+    reasons: Mapping[str, str] | None = None,
     rtol: Mapping[str, float] | None = None,
     atol: Mapping[str, float] | None = None,
 ) -> Tolerance:
@@ -86,6 +95,7 @@ def tolerance(
         logits: Whether the output are logits; features have no first class.
         decides: Whether the net decides something discrete, as which tokens merge.
         usual: Relative tolerances of the exact links; `exact_rtols` when None.
+        reasons: Why some of those are not `EXACT`, by link.
         rtol: In place of those.
         atol: An absolute tolerance; either suffices. Alone, it stands in place of the relative one.
 
@@ -100,10 +110,11 @@ def tolerance(
     given_rtol, given_atol = (rtol or {}).get(link), (atol or {}).get(link)
     rule = precision if precision in LOSSY else link
     if rule in EXACT:
-        relative = given_rtol
+        relative, reason = given_rtol, "given by --rtol" if given_rtol is not None else ""
         if given_rtol is None and given_atol is None:
-            relative = {**exact_rtols(), **(usual or {})}[link]
-        return Tolerance(kind="exact", rtol=relative, atol=given_atol, noise=2 * (relative or 0.0))
+            relative, reason = {**exact_rtols(), **(usual or {})}[link], (reasons or {}).get(link, "")
+        noise = 2 * (relative or 0.0)
+        return Tolerance(kind="exact", rtol=relative, rtol_reason=reason, atol=given_atol, noise=noise)
     if given_rtol is not None or given_atol is not None:
         raise UsageProblem(
             f"the link {link} is lossy, so --rtol and --atol do not apply to it.",

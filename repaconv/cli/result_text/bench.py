@@ -24,7 +24,8 @@ def show(done: BenchArtefact) -> None:
         out().print(plain(done.compared + rounds))
     if done.agreement and done.agreement.metrics:
         link, seen = done.agreement, done.agreement.metrics
-        words = f" ({plain(link.note)})" if link.note else ""
+        note = "; ".join(filter(None, [link.note, link.limit_told]))
+        words = f" ({plain(note)})" if note else ""
         allowed = link.lossy_told or (f"{link.tolerance.description} is allowed" if link.tolerance else "")
         limit = f", {plain(allowed)}" if allowed else ""
         on = f" on {plain(link.inputs)}" if link.inputs else ""

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 OUTPUT = ", output "
 """Behind which an end of a link names the one of several that it is of."""
 
+ROUNDING, ROUNDING_TOLD = "FP32 rounding", "for comparison: what FP32 rounding alone changes; no limit"
+"""Of `VerifyArtefact.for_scale`, which is no link."""
+
 
 def links(links: Iterable[Link], for_scale: dict[str, Any] | None = None) -> Table:
     """Every link: the verdict first, and what it was judged by; all of its numbers with -v."""
@@ -29,13 +32,15 @@ def links(links: Iterable[Link], for_scale: dict[str, Any] | None = None) -> Tab
         error, *_ = _numbers(link.metrics)
         exact = link.tolerance is None or link.tolerance.kind == "exact"
         told = link.tolerance.description if link.tolerance else ""
-        notes = [f"on {link.inputs}" if link.inputs else "", link.note, link.lossy_told]
+        notes = [f"on {link.inputs}" if link.inputs else "", link.note, link.limit_told, link.lossy_told]
         note = "; ".join(filter(None, notes))
         of = link.reference.partition(OUTPUT)[2] if OUTPUT not in link.candidate else ""
         candidate = plain(link.candidate + (OUTPUT + of if of else "")) + (f"\n[dim]{plain(note)}[/]" if note else "")
         rows.add_row(coloured(link.verdict), link.name, candidate, error, told if exact else "lossy")
     for name, metrics in (for_scale or {}).items():
-        rows.add_row("not evaluated", "for scale", plain(name), _numbers(metrics)[0], "", style="dim")
+        rows.add_row(
+            "not evaluated", ROUNDING, f"{plain(name)}\n{ROUNDING_TOLD}", _numbers(metrics)[0], "", style="dim"
+        )
     return rows
 
 
@@ -44,12 +49,13 @@ def _all_of(links: Iterable[Link], for_scale: dict[str, Any]) -> Table:
     for link in links:
         numbers = _numbers(link.metrics)
         allowed = link.tolerance.description if link.tolerance else ""
-        note = "; ".join(filter(None, [f"on {link.inputs}" if link.inputs else "", link.note]))
+        note = "; ".join(filter(None, [f"on {link.inputs}" if link.inputs else "", link.note, link.limit_told]))
         verdict = coloured(link.verdict) + (f" ({plain(note)})" if note else "")
         rows.add_row(link.name, plain(link.candidate), plain(link.reference), *numbers, allowed, verdict)
     for name, metrics in for_scale.items():
         candidate, _, reference = name.partition(" against ")
-        rows.add_row("for scale", candidate, reference, *_numbers(metrics), "", "not evaluated", style="dim")
+        told = f"not evaluated ({ROUNDING_TOLD})"
+        rows.add_row(ROUNDING, candidate, reference, *_numbers(metrics), "", told, style="dim")
     return rows
 
 

@@ -26,7 +26,7 @@ from repaconv.methods.dwconv.mixer_kinds import FORMAT, read_mixer
 from repaconv.methods.dwconv.paper import ConvBlock, merging
 from repaconv.methods.dwconv.separable_convolution import SEPARABLE, is_rounded, separated
 from repaconv.methods.pyra.merging_schedules import parse_schedule
-from repaconv.methods.pyra.paper import MERGED_TOLERANCE
+from repaconv.methods.pyra.paper import MERGED_REASONS, MERGED_TOLERANCE
 from repaconv.results import Fact
 
 # --- Gates that choose between attention and convolution: which heads the p largest of them turned (eq. 18).
@@ -156,6 +156,10 @@ def read_any(checkpoint: Checkpoint, settings: Mapping[str, str]) -> BlockwiseRe
         tolerances={
             **({"fold": SEPARABLE["refactor"] * math.sqrt(rounded)} if rounded else {}),
             **(MERGED_TOLERANCE if any(schedule) else {}),
+        },
+        tolerance_reasons={
+            **({"fold": f"{rounded} kernels are products only up to their FP32 rounding"} if rounded else {}),
+            **(MERGED_REASONS if any(schedule) else {}),
         },
         apart="gate.weight",
     )

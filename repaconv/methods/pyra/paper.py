@@ -40,7 +40,9 @@ from repaconv.method_api.contract import FoldedPart
 MERGED_TOLERANCE = dict.fromkeys(
     ("stored", "exported", "form", "simplified", "onnx", "preprocessing", "engine", "agreement"), 1e-4
 )
-"""Float32 rounding passes through a normalisation and a choice in every merging block."""
+MERGED_REASONS = dict.fromkeys(
+    MERGED_TOLERANCE, "FP32 rounding passes through a normalization and a choice of tokens in every merging block"
+)
 
 # --- as trained -----------------------------------------------------------------------------------------
 

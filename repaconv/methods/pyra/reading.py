@@ -16,7 +16,7 @@ from repaconv.core.errors import Refused
 from repaconv.method_api.contract import Detection
 from repaconv.method_api.settings import said_in, small
 from repaconv.methods.pyra.merging_schedules import read_schedule
-from repaconv.methods.pyra.paper import MERGED_TOLERANCE, MergedBlock
+from repaconv.methods.pyra.paper import MERGED_REASONS, MERGED_TOLERANCE, MergedBlock
 
 
 def detect(checkpoint: Checkpoint) -> Detection | None:
@@ -71,7 +71,8 @@ def read(checkpoint: Checkpoint, settings: Mapping[str, str]) -> BlockwiseReadin
         blocks.append(MergedBlock(traits, heads, hidden, biased, tokens, r, modulated, act, eps))
         tokens -= r
     config = deploy_config(sizes, tuple(blocks))
-    return net.reading(config, tuple(blocks), tolerances=MERGED_TOLERANCE if any(schedule) else {})
+    allowed, why = (MERGED_TOLERANCE, MERGED_REASONS) if any(schedule) else ({}, {})
+    return net.reading(config, tuple(blocks), tolerances=allowed, tolerance_reasons=why)
 
 
 def _require_foldable(checkpoint: Checkpoint) -> None:

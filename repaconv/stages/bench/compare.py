@@ -180,7 +180,10 @@ def _links(order: CompareOrder, right: End, other: End, given: Given, progress: 
     subject = right.subject or other.subject
     low = coarser([right.told.precision, other.told.precision])
     link = "agreement" if low == "fp32" else low
-    usual: dict[str, Any] = {"usual": subject.folded.tolerances, "decides": subject.decides} if subject else {}
+    usual: dict[str, Any] = {}
+    if subject:
+        has = subject.folded
+        usual = {"usual": has.tolerances, "reasons": has.tolerance_reasons, "decides": subject.decides}
     sways, compared = _sways(order, right, other, low), None
     for number, (own, its, labels) in enumerate(given.pairs):
         progress("compare: run", number, 0)

@@ -192,6 +192,7 @@ def _tolerance(subject: Subject, precision: str, *, logits: bool) -> Tolerance:
         logits=logits,
         decides=subject.decides,
         usual=subject.folded.tolerances,
+        reasons=subject.folded.tolerance_reasons,
     )
 
 

@@ -199,11 +199,14 @@ def _folded(plan: _Plan, progress: Progress) -> _Folded:
 
 def _artefact(plan: _Plan, done: _Folded) -> MethodFold:
     from repaconv.checkpoints import claimed_accuracy
-    from repaconv.verification.tolerances import exact_rtols
+    from repaconv.verification.tolerances import depth_reason, exact_rtols
 
     trained, model = plan.trained, plan.run.model
     forced = ["--force"] if plan.overruled else []
     depth = blocks([step.module for step in done.steps])
+    limits = exact_rtols(depth)
+    deep = dict.fromkeys(limits, depth_reason(depth)) if depth_reason(depth) else {}
+    own = dict.fromkeys(trained.tolerances, f"set by the method {plan.method.name} for this network")
     return MethodFold(
         made_by=made_by("torch", "safetensors"),
         verdict="passed",
@@ -229,7 +232,8 @@ def _artefact(plan: _Plan, done: _Folded) -> MethodFold:
         tensors=done.tensors,
         training=done.training,
         deploy=done.deploy,
-        tolerances={**exact_rtols(depth), **trained.tolerances},
+        tolerances={**limits, **trained.tolerances},
+        tolerance_reasons={**deep, **own, **trained.tolerance_reasons},
         certificate=with_layers(plan.found, plan.method, plan.settings, trained, plan.size, done.steps),
         payload=Payload(path=model.name, sha256=done.sha256, bytes=model.stat().st_size),
     )

@@ -50,8 +50,7 @@ def told_of(link: Link) -> str:
             words.append(f"top-1 agreement {link.metrics.top1_agreement:.1%}")
     if link.accuracy:
         words.append(f"accuracy {link.accuracy.reference:.2%} -> {link.accuracy.candidate:.2%}")
-    if link.note:
-        words.append(link.note)
+    words += filter(None, [link.note, link.limit_told])
     return "; ".join(words)
 
 

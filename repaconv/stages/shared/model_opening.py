@@ -151,7 +151,10 @@ def agreement(
     reference, candidate = (subject, other) if backwards else (other, subject)
     names, network = list(outputs[0][subject]), subject_of(run) if run else None
     whole = network.folded.whole if network else not _by_image(outputs[0][subject].values())
-    usual: dict[str, Any] = {"usual": network.folded.tolerances, "decides": network.decides} if network else {}
+    usual: dict[str, Any] = {}
+    if network:
+        has = network.folded
+        usual = {"usual": has.tolerances, "reasons": has.tolerance_reasons, "decides": network.decides}
     scores = scores if network else "logits"
     compared = Comparison(candidate, tolerance(link, logits=scores in names, **usual), scores)
     own = swayer_of(graph) if graph and low == "fp32" else None

@@ -121,6 +121,7 @@ class Rules:
             logits=logits,
             decides=self.subject.decides,
             usual=self.subject.folded.tolerances,
+            reasons=self.subject.folded.tolerance_reasons,
             rtol=self.rtol if own else None,
             atol=self.atol if own else None,
         )

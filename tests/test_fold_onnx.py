@@ -27,6 +27,7 @@ from repaconv.methods.repavit.published import Example
 from repaconv.rewrites.fold import fold_pipeline
 from repaconv.rewrites.fold.linear_graph import LinearGraph, Vertex
 from repaconv.rewrites.fold.linear_layer_composition import AFFINE
+from repaconv.verification.model_runners import load_onnx
 
 WAYS = {  # the exporters, opsets, and whether the batch is free
     "new, 20": {"dynamo": True, "opset": 20, "free": False},
@@ -579,6 +580,29 @@ def test_several_inputs_and_outputs_keep_their_names():
     assert done.parameters == (48, 32)
     after = onnx.load("to/there.onnx").graph
     assert [[v.name for v in side] for side in (after.input, after.output)] == [["a", "b", "c"], ["y", "z"]]
+
+
+@pytest.mark.parametrize("how", [{}, {"precision": "fp16"}, {"simplifier": "onnxslim"}], ids=str)
+def test_free_sizes_of_outputs_keep_their_names_where_the_batch_is_fixed(how):
+    """Shape inference would call them after itself; what follows from fixed sizes alone is a number."""
+    weights = {"w": normal(4, 3, 3, 3), "v": normal(4, 4, 3, 3)}
+    weights = {**{name: one.astype(np.float32) for name, one in weights.items()}, "s": np.array([0, 4, -1])}
+    halves = {"strides": [2, 2], "pads": [1] * 4}
+    rows = [("Conv", "x w", "1", halves), ("Conv", "1 v", "2", halves), ("Reshape", "1 s", "3")]
+    rows += [("Reshape", "2 s", "4"), ("Concat", "3 4", "y", {"axis": 2})]
+    onnx.save(graph(rows, weights, {"x": ("n", 3, "h", "w")}, kind=TensorProto.FLOAT), "anchors.onnx")
+    model = onnx.load("anchors.onnx")
+    model.graph.output[0].CopyFrom(helper.make_tensor_value_info("y", 1, ("n", 4, "anchors")))
+    onnx.save(model, "anchors.onnx")
+    rc.fold("anchors.onnx")
+
+    def told(**options):
+        made = rc.export(**options, **how)
+        return [port.shape for port in load_onnx(Path("repaconv-out/anchors") / made.payload.path).outputs]
+
+    assert told() == [("batch", 4, "anchors")]
+    assert told(batch=2) == [(2, 4, "anchors")]
+    assert told(batch=2, image_size=32) == [(2, 4, 320)]
 
 
 def test_a_quantised_graph_has_nothing_to_fold(repaconv):

@@ -97,6 +97,7 @@ def _sized(model: onnx.ModelProto, wanted: Mapping[str, int | str]) -> onnx.Mode
     other.CopyFrom(model)
     del other.graph.value_info[:]
     names, fixed = {port.name for port in inputs_of(model)}, any(isinstance(size, int) for size in wanted.values())
+    own: dict[tuple[str, int], str] = {}
     for value in (*other.graph.input, *other.graph.output):
         for axis, dim in enumerate(value.type.tensor_type.shape.dim):
             known = dim.dim_param or (f"{value.name}[{axis}]" if value.name in names and not dim.dim_value else "")
@@ -106,8 +107,14 @@ def _sized(model: onnx.ModelProto, wanted: Mapping[str, int | str]) -> onnx.Mode
             elif new is not None:
                 dim.dim_param = new
             elif value.name not in names and dim.dim_param and fixed:
+                own[value.name, axis] = dim.dim_param
                 dim.Clear()  # what it is follows from the inputs
-    return onnx.shape_inference.infer_shapes(other)
+    inferred = onnx.shape_inference.infer_shapes(other)
+    for value in inferred.graph.output:  # what still depends on a free size is called as it was
+        for axis, dim in enumerate(value.type.tensor_type.shape.dim):
+            if (value.name, axis) in own and not dim.HasField("dim_value"):
+                dim.dim_param = own[value.name, axis]
+    return inferred
 
 
 # --- An ONNX graph of any origin as what a run is of: the graph as given is its reference, in float64.

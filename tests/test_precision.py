@@ -276,6 +276,16 @@ def test_bfloat16_is_a_link_of_the_chain_and_says_how_it_was_run(tiny):
         assert "rounded to bfloat16" in links[name].note
 
 
+def test_the_last_line_of_an_export_names_the_link_that_is_not_verified(tiny, repaconv):
+    """On random images a lossy link that passes shows nothing; the line said "passed: opset ..." alone."""
+    rc.fold(tiny)
+    last = [line for line in repaconv("export", "--precision", "int8")[1].splitlines() if "nodes," in line][-1]
+    assert last.startswith("passed: exported")
+    assert "; not verified: int8; opset " in last
+    plain = [line for line in repaconv("export")[1].splitlines() if "nodes," in line][-1]
+    assert plain.startswith("passed: opset ")
+
+
 def test_bench_of_a_lower_precision_is_of_that_graph_and_judged_by_its_rule(tiny):
     rc.fold(tiny)
     rc.export()

@@ -45,4 +45,18 @@ def show(done: ExportArtefact) -> None:
     simplified = f"simplified by {done.simplifier}" if done.simplified else "not simplified"
     shape = f"batch {done.batch}" + (f", image size {size(done.image_size)}" if done.image_size else "")
     pixels = ", takes pixels" if done.preprocessing else ""
-    out().print(f"{coloured(done.verdict)}: opset {done.opset}, {done.nodes} nodes, {simplified}, {shape}{pixels}")
+    of = "".join(f"{plain(named)}; " for named in _of_links(done))
+    out().print(f"{coloured(done.verdict)}: {of}opset {done.opset}, {done.nodes} nodes, {simplified}, {shape}{pixels}")
+
+
+def _of_links(done: ExportArtefact) -> list[str]:
+    """Which links passed and which are not verified, if some are not; simplifying has words of its own."""
+    names = {
+        verdict: dict.fromkeys(
+            link.name for link in done.links if link.verdict == verdict and link.name != "simplified"
+        )
+        for verdict in ("passed", "not verified")
+    }
+    if done.verdict != "passed" or not names["not verified"]:
+        return []
+    return [", ".join(names["passed"]), f"not verified: {', '.join(names['not verified'])}"]

@@ -11,7 +11,7 @@ import pytest
 import repaconv as rc
 from repaconv.core.errors import UsageProblem
 from repaconv.options import stage_options
-from repaconv.options.option_definitions import knobs
+from repaconv.options.option_definitions import by_name, knobs
 from repaconv.options.stage_options import ThroughputOrder
 from repaconv.stages.shared.common_checks import as_image_size, load_target
 
@@ -80,6 +80,34 @@ def test_what_is_no_value_is_refused_with_its_option():
     for text in ("x", "-5%", "nan"):
         with pytest.raises(UsageProblem, match="--max-regression"):
             asked.read(text)
+
+
+@pytest.mark.parametrize(
+    ("name", "order", "given", "found"),
+    [
+        ("require", stage_options.VerifyOrder, "engine", ("engine",)),
+        ("keep_fp32", stage_options.ExportOrder, "head", ("head",)),
+        ("runtimes", stage_options.TuneOrder, "auto", ("auto",)),
+        ("rewrites", stage_options.TuneOrder, "gemm,bias-forward", ("gemm", "bias-forward")),
+        ("require", stage_options.VerifyOrder, ["onnx", "engine"], ["onnx", "engine"]),
+    ],
+)
+def test_a_single_name_is_taken_where_there_may_be_several(name, order, given, found):
+    """Letter by letter, "engine" was six links that there are not."""
+
+    def stage_by(order: object) -> object:
+        return getattr(order, name)
+
+    assert by_name(stage_by, order)(**{name: given}) == found
+
+
+def test_a_single_path_is_no_list_of_letters():
+    Path("run").mkdir()
+    Path("run/fold.json").write_text("{}")
+    with pytest.raises(UsageProblem, match="at least two runs"):
+        rc.compare_runs("run")
+    (recipe,) = rc.gate("missing.toml").recipes
+    assert "missing.toml" in recipe.recipe
 
 
 @pytest.mark.parametrize(

@@ -208,6 +208,7 @@ def test_tune_folds_searches_writes_and_is_taken_by_export(repaconv, monkeypatch
     tuned = Path("repaconv-out/first/tuned/x86-64.json")
     found = read_artefact(tuned, TuneArtefact)
     assert found.model_dump(mode="json")["deployment"] == data["deployment"]
+    assert list(found.options) == data["options"] == ["--runtimes", "onnxruntime", *HEADS, "--rounds", "4"]
     assert {"read-tokens", "attention-op", "linear-each"} <= {
         name for row in data["candidates"] for name in row["deployment"]["rewrites"]
     }
@@ -239,6 +240,7 @@ def test_a_second_checkpoint_of_the_same_shapes_costs_nothing(monkeypatch):
     monkeypatch.setattr(stage.Here, "__call__", never)
     again = package.tune(saved("second.pth", 2), **asked)
     assert again.note
+    assert again.options == ("--runtimes", "onnxruntime", *HEADS, "--rewrites", ",".join(THREE))
     folded = package.fold("second.pth", num_heads=3, preset="fastest-known", force=True)
     assert folded.rewrites == again.deployment.rewrites
     with pytest.raises(AssertionError, match="measured again"):

@@ -215,6 +215,7 @@ def _swept(state: _Sweep, path: Path, progress: Progress) -> SweepArtefact:
     artefact = SweepArtefact(
         made_by=made_by(),
         verdict="failed" if any(row.problem for row in state.rows.values()) else "passed",
+        options=cluster.words(),
         matrix=path.name,
         resumed=resumed,
         rows=tuple(state.rows[cell] for _, cell in state.cells),

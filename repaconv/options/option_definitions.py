@@ -247,6 +247,14 @@ def renamed(given: Mapping[str, Any], order: type[Order]) -> dict[str, Any]:
     return {former.get(name, name): value for name, value in given.items()}
 
 
+def _several(asked: Asked, value: Any) -> Any:
+    """A single name where there may be several, as it is typed; else the value."""
+    text = asked.knob.text
+    if not isinstance(value, str) or text not in (NAMES, LINKS):
+        return value
+    return text.read([value] if text.several else value, asked.option)
+
+
 def by_name(stage: Callable[..., Result], order: type[Order]) -> Callable[..., Result]:
     """A stage as it is called in Python: what its order has is given by name, and documented so.
 
@@ -259,13 +267,14 @@ def by_name(stage: Callable[..., Result], order: type[Order]) -> Callable[..., R
     asked = [inspect.Parameter(each.name, keyword, default=each.default, annotation=each.type) for each in knobs(order)]
     parameters = sorted([*asked, *own], key=lambda each: each.kind)  # positional ones, the order's, the stage's own
     signature = inspect.signature(stage).replace(parameters=parameters)
-    names = {each.name for each in asked}
 
     @wraps(stage)
     def called(*positional: Any, **given: Any) -> Result:
         given = renamed(given, order)
         signature.bind(*positional, **given)
-        wanted = order(**{name: given.pop(name) for name in names & set(given)})
+        wanted = order(
+            **{each.name: _several(each, given.pop(each.name)) for each in knobs(order) if each.name in given}
+        )
         return stage(wanted, *positional, **given)
 
     called.__name__ = called.__qualname__ = stage.__name__.removesuffix("_by")

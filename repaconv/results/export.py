@@ -11,7 +11,8 @@ from repaconv.results.records import Artefact, Change, ImageSet, ImageSize, Link
 class TrainingArtefact(Artefact):
     """The original network (training-time architecture) as an ONNX model, exported for comparison by ``bench``.
 
-    It is exported again if the checkpoint, its settings or the keys in ``like`` change.
+    It is exported again if the checkpoint, its settings or the keys in ``like`` change. ``options`` is always empty:
+    this result follows from the fold and the export, whatever options the ``bench`` that needs it has.
 
     Attributes:
         variant: What differs from the default in target, opset, batch size or image size, e.g. ``jetson-nano.b1``;

@@ -523,7 +523,8 @@ class Artefact(Record):
         verdict: ``passed`` or ``failed``; ``not verified`` if something was to be compared and nothing could be shown.
         unverified: The failed checks that ``--allow-unverified`` overrode here or in an earlier step, e.g. ``verify
             failed``, and the settings that contradict the checkpoint; empty if there are none.
-        options: The arguments and options of the command as they would be typed, without those that are defaults.
+        options: The arguments and options of the command as they would be typed, without those that are defaults. Empty
+            in results that no options decide (``training``, ``report``, ``runs-report``, ``collect``).
         other_files: The files that belong to this result besides ``payload`` and ``data``. Of a fold also files outside
             the run folder that exports of an earlier fold wrote there.
         input_files: The paths of the files that this call read; given to the caller and not stored.

@@ -16,7 +16,7 @@ from repaconv.stages.recipe.gate_checks import worst
 from repaconv.stages.recipe.run import Way, read_placed
 
 
-def gate_by(order: GateOrder, recipes: Sequence[str | Path], *, progress: Progress = silent) -> GateReport:
+def gate_by(order: GateOrder, recipes: str | Path | Sequence[str | Path], *, progress: Progress = silent) -> GateReport:
     """Fold, export and verify what the recipes name, build and bench where they say so, and check all results.
 
     It is `repaconv.run` of each recipe without a report. A step of which nothing has changed is not run again, and its
@@ -24,10 +24,11 @@ def gate_by(order: GateOrder, recipes: Sequence[str | Path], *, progress: Progre
     Each recipe has its own run folder, ``repaconv-out/<stem>`` next to it unless it names another.
 
     Args:
-        recipes: Paths of TOML files.
+        recipes: The path of a TOML file, or several.
         order: The options.
         progress: A function that is called with each step's name, the units done and their total.
     """
+    recipes = [recipes] if isinstance(recipes, (str, Path)) else recipes
     if not recipes:
         raise UsageProblem("no recipe was given.", hint="repaconv gate recipe.toml", code="usage.gate")
     if order.update_baseline and not any(map(_keeps_baseline, recipes)):

@@ -36,6 +36,7 @@ def compare_runs(
     from repaconv.stages.report import page_templates as page
 
     require_format(format, [each for each in PAGES if each != "card"])
+    several = [several] if isinstance(several, (str, Path)) else several
     taken = [run_folder.find_run(Path(each)) for each in dict.fromkeys(map(str, several))]
     if len(taken) < 2:
         raise UsageProblem(

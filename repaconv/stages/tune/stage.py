@@ -118,7 +118,8 @@ def tune_by(
     plan = _plan(order, source, measurer, where, progress)
     answer = plan.answer()
     if answer is not None:
-        return _put(plan, answer.model_copy(update={"note": "known from an earlier search"}), plan.known)
+        update = {"note": "known from an earlier search", "options": plan.order.words()}
+        return _put(plan, answer.model_copy(update=update), plan.known)
     with alone_in(plan.run.folder), scratch_folder(plan.run.folder) as scratch:
         found = _searched(plan, scratch, progress)
     write_artefact(plan.known, found)
@@ -320,6 +321,7 @@ def _artefact(plan: _Plan, rows: list[Candidate], loss: Loss | None, journal: Jo
     return TuneArtefact(
         made_by=made_by("torch", "onnx", "onnxruntime"),
         verdict="passed",
+        options=plan.order.words(),
         target=plan.device.name,
         runtimes=plan.machine.versions,
         objective=plan.order.objective,

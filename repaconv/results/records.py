@@ -117,7 +117,7 @@ class Origin(Record):
         path: The absolute path of the file when it was read.
         sha256: The SHA-256 of the file; later commands refuse a file with another hash.
         bytes: The size of the file in bytes.
-        container: The file format: ``torch zip``, ``torch legacy``, ``torch legacy tar``, ``safetensors`` or ``ONNX``.
+        container: The file format: ``torch zip``, ``torch legacy``, ``safetensors`` or ``ONNX``.
         checksums: Which of the file's own checksums the weights were compared with, e.g. ``CRC-32 of each record``, or
             that the format has none; empty for an ONNX file.
         weights: The place of the state dict that was used, e.g. ``state_dict``; ``.`` is the whole file.

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from repaconv.core import run_folder
-from repaconv.onnx_export.onnx_simplifiers import TOOLS
 from repaconv.results import ClassScores, FoldArtefact, ImageSize, Location
 
 if TYPE_CHECKING:
@@ -40,7 +39,7 @@ class GraphSpec:
         batch: Images a call; None leaves it free.
         free_size: Whether images may have any size.
         rewrites: Of its form.
-        simplifiers: Tried in this order; none leave it as it is.
+        simplify: Whether it is simplified.
     """
 
     size: ImageSize | None
@@ -50,7 +49,7 @@ class GraphSpec:
     batch: int | None = None
     free_size: bool = False
     rewrites: tuple[Rewrite, ...] = ()
-    simplifiers: tuple[str, ...] = TOOLS
+    simplify: bool = True
 
 
 class Form(Protocol):

@@ -8,7 +8,6 @@ import os
 import pickle
 import subprocess
 import sys
-import tarfile
 import warnings
 import zipfile
 from collections import OrderedDict
@@ -56,14 +55,39 @@ def test_every_container_gives_the_same_weights(tmp_path, tiny_weights):
         assert all(torch.equal(found.tensors[k], v) for k, v in weights.items()), name
 
 
-def test_a_tar_of_the_first_torch_versions_is_refused_with_what_to_do(tmp_path):
+def test_the_tar_of_the_first_torch_versions(tmp_path):
+    import io
+    import struct
+    import tarfile
+
+    values = torch.arange(6, dtype=torch.float32)
+
+    class Named(pickle.Pickler):
+        def persistent_id(self, value):
+            return "7" if isinstance(value, torch.Tensor) else None
+
+    def member(archive, name, content):
+        info = tarfile.TarInfo(name)
+        info.size = len(content)
+        archive.addfile(info, io.BytesIO(content))
+
+    def p(value):
+        return pickle.dumps(value, protocol=2)
+
+    storages = p(1) + p((3, "cpu", torch.FloatStorage)) + struct.pack("<q", 6) + values.numpy().tobytes() + p([])
+    tensors = p(1) + p((7, 3, torch.FloatTensor)) + struct.pack("<ii", 2, 0) + struct.pack("<5q", 2, 3, 3, 1, 0)
+    named = io.BytesIO()
+    Named(named, 2).dump({"w": values})
     with tarfile.open(tmp_path / "old.pth", "w", format=tarfile.PAX_FORMAT) as archive:
-        for name in ("sys_info", "pickle", "tensors", "storages"):
-            archive.addfile(tarfile.TarInfo(name))
-    with pytest.raises(Refused, match=r"tar archive, as torch before 0\.1\.10") as caught:
-        read_checkpoint(tmp_path / "old.pth")
-    assert caught.value.code == "checkpoint.type"
-    assert "torch.save(torch.load(OLD, weights_only=False), NEW)" in caught.value.hint
+        member(archive, "sys_info", p({}))
+        member(archive, "pickle", named.getvalue())
+        member(archive, "tensors", tensors)
+        member(archive, "storages", storages)
+    found = read_checkpoint(tmp_path / "old.pth")
+    assert found.origin.container == "torch legacy tar"
+    assert torch.equal(found.tensors["w"], values.reshape(2, 3))
+    oracle = torch.load(tmp_path / "old.pth", weights_only=False)
+    assert torch.equal(oracle["w"], found.tensors["w"])
 
 
 class Touch:

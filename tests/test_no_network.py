@@ -12,7 +12,7 @@ import pytest
 from debian import install
 from test_native_guard import tiny_graph
 
-PACKAGES = ("openvino", "nncf", "onnxruntime", "onnxsim", "torch", "dask", "timm", "transformers")
+PACKAGES = ("openvino", "nncf", "onnxruntime", "onnxsim", "onnxslim", "torch", "dask", "timm", "transformers")
 IMPORTED = f"""
 from importlib.util import find_spec
 from repaconv.core.errors import require_module

@@ -20,7 +20,6 @@ from repaconv.method_api.settings import Knobs
 from repaconv.results import Preprocessing, Tolerance
 from repaconv.verification.difference_metrics import Counts, Meter, judge, mcnemar, measure, not_verified
 from repaconv.verification.image_files import prepared, read_image
-from repaconv.verification.images_moved_by_rounding import SWAYED
 from repaconv.verification.input_batches import image_inputs, npz_inputs, random_inputs
 from repaconv.verification.model_runners import FixedBatch, Images, TorchRunner
 from repaconv.verification.output_comparison import Comparison, Decided
@@ -186,7 +185,7 @@ def test_images_where_rounding_decides_are_left_out_if_they_differ_as_another_me
     for value in (np.nan, np.inf, 1e30, -reference[1], 2 * reference[1], np.zeros(6)):
         assert judged(1, value).verdict == "failed"
     most = judged([0, 1, 2], 1.1 * reference[:3], np.ones(4, bool))
-    assert (most.verdict, most.note) == ("not verified", "in 3 of 4 images rounding decides what comes out")
+    assert (most.verdict, most.reason, most.figures.left_out) == ("not verified", "rounding_decides", 3)
 
 
 def test_every_image_has_a_scale_of_its_own():
@@ -242,7 +241,7 @@ def test_an_output_that_is_the_same_for_all_images_shows_nothing():
     for name in ("onnx", "int8"):
         link = judge(name, ("a", constant), ("b", constant), logits=True, tolerance=tolerance(name))
         assert (link.verdict, link.metrics.spread) == ("not verified", 0.0)
-        assert "a fault would not show" in link.note
+        assert link.reason == "constant_output"
         wrong = judge(name, ("a", constant), ("b", 2 * constant), logits=True, tolerance=tolerance(name))
         assert wrong.verdict == "failed"
     moving = constant + np.arange(3)[:, None]
@@ -683,16 +682,17 @@ def test_runners_say_nothing_of_nets_that_decide_nothing():
 
 
 def test_every_output_is_counted_where_several_become_one_link():
-    def one(name, verdict, note=""):
-        return not_verified("agreement", "a", f"b, output {name}", note).model_copy(update={"verdict": verdict})
+    def one(name, reason, note=""):
+        return not_verified("agreement", "a", f"b, output {name}", note, reason=reason)
 
-    still, swayed = "the same at every call: a fault would not show", f"{SWAYED}: 9 of 9"
-    links = [one("y", "passed"), one("z", "passed"), one("v", "not verified", still), one("w", "not verified", still)]
-    assert outputs_joined(links).note == "2 of 4 outputs passed, 2 not verified (the same at every call)"
-    links = [*links, one("u", "not verified", swayed), one("t", "failed", "off")]
+    still = "constant_output"
+    links = [one("y", "within_tolerance"), one("z", "within_tolerance"), one("v", still), one("w", still)]
+    same = "the same output for all inputs, so that a fault would not show"
+    assert outputs_joined(links).note == f"2 of 4 outputs passed, 2 not verified ({same})"
+    links = [*links, one("u", "rounding_too_large", "9 of 9"), one("t", "exceeds_tolerance", "off")]
     told = outputs_joined(links)
-    assert told.verdict == "failed"
-    why = "2: the same at every call, 1: rounding alone moves it so far that a comparison shows nothing"
+    assert (told.verdict, told.reason) == ("failed", "exceeds_tolerance")
+    why = f"2: {same}, 1: rounding alone moves it so far that a comparison shows nothing"
     assert told.note == f"2 of 6 outputs passed, 1 failed, 3 not verified ({why}); off"
     assert outputs_joined(links[:2]).note == "2 of 2 outputs passed"
 
@@ -707,6 +707,5 @@ def test_classes_of_which_rounding_decides_most_are_not_verified(unsure, verdict
     meter.add(found, right, undecided=np.arange(10) < unsure)
     link = meter.link("onnx", "a", "b")
     assert link.verdict == verdict
-    assert ("left out" in link.note or "rounding decides" in link.note) == bool(unsure)
-    if unsure:
-        assert f"in {unsure} of 10 images rounding decides what comes out" in link.note
+    assert ("left out" in link.note) == bool(unsure)
+    assert link.figures.left_out == unsure

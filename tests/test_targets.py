@@ -293,7 +293,7 @@ def test_what_a_simplifier_leaves_empty_at_the_end_is_left_out():
     model = helper.make_model(
         helper.make_graph(nodes, "gru", *values, weights), opset_imports=[helper.make_opsetid("", 18)], ir_version=9
     )
-    found = simplify(model, lambda _: not_done("").model_copy(update={"verdict": "passed"}))
+    found = simplify(model, lambda _: not_done("").model_copy(update={"verdict": "passed"}), ("onnxsim",))
     assert found.accepted
     assert found.model.graph.node[0].input[-1]
 
@@ -309,7 +309,7 @@ def test_what_a_simplifier_fuses_is_no_operator_that_the_target_lacks():
     )
     written_out = lower(given, 17, lacks)
     assert violations(written_out, 17, lacks, ()) == []
-    found = simplify(written_out, lambda _: not_done("").model_copy(update={"verdict": "passed"}), lacks)
+    found = simplify(written_out, lambda _: not_done("").model_copy(update={"verdict": "passed"}), ("onnxsim",), lacks)
     assert found.accepted
     assert violations(found.model, 17, lacks, ()) == []
     feeds = {"x": random.normal(size=(2, 5, 6)).astype(np.float32)}

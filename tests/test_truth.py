@@ -14,6 +14,7 @@ from test_fold_proof import planted
 import repaconv as rc
 from repaconv.core.errors import GateFailed, Refused
 from repaconv.core.run_folder import Run
+from repaconv.results import Reason
 from repaconv.sources.source_of_run import subject_of
 from repaconv.verification.evaluated_graph import Evaluated
 from repaconv.verification.float32_rounding_error import sway_of
@@ -37,15 +38,15 @@ def test_a_sound_fold_passes_by_float64_and_tells_how_far_rounding_goes():
     onnx.save(ill_conditioned(), "net.onnx")
     (link,) = rc.fold("net.onnx").links
     assert link.verdict == "passed"
-    assert "against float64" in link.note
-    assert "the original graph is off by" in link.note
+    assert (link.reason, link.figures.source) == ("explained_by_rounding", "float32 against float64")
+    assert link.figures.rounding > 1e-5 > link.figures.error_in_float64
 
 
 @pytest.mark.parametrize("by", [0.1, 1e-3, 3e-4])
 def test_a_wrong_fold_is_found_there(monkeypatch, by):
     onnx.save(ill_conditioned(), "net.onnx")
     planted(monkeypatch, weight("nb", lambda b: b * np.float32(1 + by)))
-    with pytest.raises(GateFailed, match="numbers are wrong"):
+    with pytest.raises(GateFailed, match="numbers differ"):
         rc.fold("net.onnx", out="wrong.onnx")
     assert not Path("wrong.onnx").exists()
 
@@ -62,7 +63,7 @@ def test_of_many_classes_one_near_zero_may_come_out_exact_by_luck():
     weights |= {"nw": np.ones(64), "nb": np.ones(64), "nm": np.zeros(64), "nv": np.ones(64), "high": np.array(300.0)}
     onnx.save(Net(rows, weights, {"x": (F, ("n", 4, 8, 8))}, {"y": F}).model(), "many.onnx")
     (link,) = rc.fold("many.onnx").links
-    assert (link.verdict, "against float64" in link.note) == ("passed", True)
+    assert (link.reason, link.figures.source) == ("explained_by_rounding", "float32 against float64")
 
 
 def test_classes_that_hang_on_a_rounding_are_left_out_and_wrong_ones_are_not(monkeypatch):
@@ -82,9 +83,9 @@ def test_what_float32_shows_as_one_number_is_proved_in_float64_where_it_moves(mo
     weights = {"w": normal(4, 4, 3, 3), "little": np.array(1e-10), "high": np.array(1.0), **norm(4)}
     onnx.save(Net(rows, weights, {"x": (F, (1, 4, 8, 8))}, {"y": F}).model(), "still.onnx")
     (link,) = rc.fold("still.onnx").links
-    assert (link.verdict, "verified in float64 alone" in link.note) == ("passed", True)
+    assert (link.verdict, link.reason) == ("passed", "equal_in_float64")
     planted(monkeypatch, weight("nw", lambda w: w * np.float32(1.01)))
-    with pytest.raises(Refused, match="the same numbers on every probe"):
+    with pytest.raises(Refused, match="a fault would not show"):
         rc.fold("still.onnx", out="wrong.onnx")
 
 
@@ -150,20 +151,19 @@ def test_inputs_on_which_it_shows_nothing_fail_nothing_and_a_planted_fault_is_fo
     done = rc.fold(quiet)
     stored = subject_of(Run(Path("repaconv-out/quiet")))
 
-    def judged(gain: float, by: float) -> str:
+    def judged(gain: float, by: float) -> Reason:
         call = {"x": gain * np.random.default_rng(0).standard_normal((4, 3, 16, 16)).astype(np.float32)}
         right = stored.reference.run(call)
         found = Comparison("stored", tolerance("stored", usual=done.tolerances))
         wrong = {"y": stored.stored.run(call)["y"] * np.float32(1 + by)}
         found.add(wrong, right, sway=sway_of(stored, call, right))
         (link,) = found.links("stored", "float64")
-        return f"{link.verdict}: {link.note}"
+        return link.reason
 
-    assert "rounding alone" in judged(1.0, 0)
-    assert judged(1.0, 0).startswith("not verified")
-    assert judged(1.0, 10).startswith("failed")
-    assert judged(done.sizes.gain, 0).startswith("passed")
-    assert judged(done.sizes.gain, 1e-2).startswith("failed")
+    assert judged(1.0, 0) == "rounding_too_large"
+    assert judged(1.0, 10) == "exceeds_tolerance"
+    assert judged(done.sizes.gain, 0) in ("within_tolerance", "explained_by_rounding")
+    assert judged(done.sizes.gain, 1e-2) == "exceeds_tolerance"
 
 
 def test_what_the_runtime_itself_makes_infinite_is_judged_as_it_is_written():
@@ -184,4 +184,4 @@ def test_what_the_runtime_itself_makes_infinite_is_judged_as_it_is_written():
         assert not np.isfinite(after.run(before.probes.feeds[0])["y"]).all()
         (link,) = proved(Path("net.onnx"), before, after)
         assert link.verdict == verdict
-        assert "as it is written, where what ONNX Runtime fuses of it is not finite" in link.note
+        assert link.figures.unfused

@@ -1,6 +1,6 @@
-"""The file formats: torch zip, torch legacy, safetensors. All memory-mapped, none run.
+"""The file formats: torch zip, torch legacy (sequential and tar), safetensors. All memory-mapped, none run.
 
-Formats: torch/serialization.py (zip since torch 1.6; sequential since 0.1.10), and the
+Formats: torch/serialization.py (zip since torch 1.6; sequential since 0.1.10; tar before), and the
 safetensors header. A mapped file is read page by page when a tensor is used, so reading costs no second
 copy of the weights.
 """
@@ -11,7 +11,7 @@ import json
 import re
 from pathlib import Path
 
-from repaconv.checkpoints.legacy_torch_files import open_sequential, starts_with_magic
+from repaconv.checkpoints.legacy_torch_files import open_sequential, open_tar, starts_with_magic
 from repaconv.checkpoints.memory_mapping import Contents, broken
 from repaconv.checkpoints.torch_zip_files import open_zip
 from repaconv.core import change_guard
@@ -75,12 +75,7 @@ def _by_its_head(path: Path) -> Contents:
     if len(head) > 8 and head[8:9] == b"{":
         return _safetensors(path)
     if len(head) >= 262 and head[257:262] == b"ustar":
-        raise Refused(
-            f"{path} is a tar archive, as torch before 0.1.10 (2017) saved checkpoints; these are not read.",
-            hint="If you trust its author, save it again with a newer torch, because this runs code from the file: "
-            "torch.save(torch.load(OLD, weights_only=False), NEW).",
-            code="checkpoint.type",
-        )
+        return open_tar(path)
     raise Refused(
         f"{path} is not a checkpoint: {_what_it_looks_like(head)}.",
         hint="Give a .pth, .pt, .bin or .safetensors file that holds a state dict.",

@@ -1,8 +1,10 @@
-"""torch.save's files of before 2020 (torch 0.1.10 to 1.5), one pickle after the other. Memory-mapped, none run."""
+"""torch.save's files of before 2020: sequential (since 0.1.10) and tar (before). Memory-mapped, none run."""
 
 from __future__ import annotations
 
+import pickle
 import struct
+import tarfile
 from pathlib import Path
 from typing import IO
 
@@ -10,12 +12,14 @@ import torch
 from torch import Tensor
 
 from repaconv.checkpoints.memory_mapping import Contents, broken, mapped, typed
-from repaconv.checkpoints.restricted_unpickler import StorageIds, unpickle
-from repaconv.core.errors import Refused
+from repaconv.checkpoints.restricted_unpickler import StorageIds, StorageKind, strided, unpickle
+from repaconv.core.errors import Refused, said_by
 
 # torch/serialization.py MAGIC_NUMBER and PROTOCOL_VERSION
 LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
 LEGACY_PROTOCOL = 1001
+
+# --- sequential: magic, protocol, system, object, storage keys, then (elements, bytes) a storage ---
 
 
 def starts_with_magic(path: Path) -> bool:
@@ -74,3 +78,60 @@ def _sequential_places(
     if missing := sorted(described.keys() - places.keys()):
         raise broken(path, f"storage {missing[0]} is missing")
     return places
+
+
+# --- tar: members storages, tensors, pickle (torch < 0.1.10) ---------------------------------------
+
+
+def open_tar(path: Path) -> Contents:
+    """Members ``storages``, ``tensors`` and ``pickle``.
+
+    Raises:
+        Refused: If it is not whole.
+    """
+    file_bytes = mapped(path)
+    try:
+        with tarfile.open(path, "r:") as archive, path.open("rb") as file:
+            members = {member.name: member.offset_data for member in archive.getmembers()}
+            file.seek(members["storages"])
+            storages = _tar_storages(file, file_bytes)
+            file.seek(members["tensors"])
+            objects: dict[int, Tensor] = {**storages, **_tar_tensors(file, storages)}
+            file.seek(members["pickle"])
+            # A tuple names a module's class with its source text, anything else a tensor.
+            found = unpickle(file, lambda pid: pid[0] if isinstance(pid, tuple) else objects[int(pid)])
+    except (LookupError, tarfile.TarError, struct.error, pickle.UnpicklingError, TypeError, ValueError) as error:
+        raise broken(path, f"not a whole torch tar archive ({said_by(error)})") from error
+    return Contents("torch legacy tar", found.value, found.placeholders)
+
+
+def _tar_storages(file: IO[bytes], whole: Tensor) -> dict[int, Tensor]:
+    """Flat tensors by id: a count, then (id, location, type), a length and the bytes each; then views."""
+    storages: dict[int, Tensor] = {}
+    for _ in range(unpickle(file).value):
+        key, _location, kind = unpickle(file).value
+        if not isinstance(kind, StorageKind):
+            raise ValueError(f"storage {key} is of an unknown type")
+        (elements,) = struct.unpack("<q", file.read(8))
+        start = file.tell()
+        end = start + elements * kind.dtype.itemsize
+        if elements < 0 or end > whole.numel():
+            raise ValueError(f"storage {key} reaches beyond the end of the file")
+        storages[key] = typed(whole[start:end], kind.dtype)
+        file.seek(end)
+    for view, root, start, elements in unpickle(file).value:
+        storages[view] = storages[root][start : start + elements]
+    return storages
+
+
+def _tar_tensors(file: IO[bytes], storages: dict[int, Tensor]) -> dict[int, Tensor]:
+    """Tensors by id: a count, then (id, storage, type), dimensions, shape, strides and offset each."""
+    tensors = {}
+    for _ in range(unpickle(file).value):
+        key, storage, _type = unpickle(file).value
+        (dims, _) = struct.unpack("<ii", file.read(8))
+        shape = struct.unpack(f"<{dims}q", file.read(8 * dims))
+        stride = struct.unpack(f"<{dims}q", file.read(8 * dims))
+        (start,) = struct.unpack("<q", file.read(8))
+        tensors[key] = strided(storages[storage], start, shape, stride)
+    return tensors

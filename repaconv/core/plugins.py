@@ -47,6 +47,7 @@ EXTRAS = (
     Extra("tensorrt", ("polygraphy", "tensorrt"), "targets a100, h100, t4 and Jetsons, where the card is"),
     Extra("tensorrt-rtx", ("tensorrt-rtx",), "targets rtx-30, rtx-40, rtx-50"),
     Extra("polygraphy", ("polygraphy",), "inputs for arbitrary ONNX models"),
+    Extra("onnxslim", ("onnxslim",), "export --simplifier onnxslim"),
     Extra("farm", ("distributed", "pyyaml"), "worker, sweep and bench --scheduler: a Dask cluster"),
     Extra("train", ("scikit-learn",), "the digits that the demo's networks were trained on"),
     Extra("docs", ("mkdocs-material",), "make docs"),

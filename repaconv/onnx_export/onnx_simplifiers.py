@@ -1,7 +1,8 @@
-"""onnxsim, trusted only as far as ONNX Runtime agrees: before against after, else the graph stays."""
+"""onnxsim and onnxslim, trusted only as far as ONNX Runtime agrees: before against after, else the graph stays."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -15,8 +16,8 @@ from repaconv.results import Link
 if TYPE_CHECKING:
     import onnx
 
-SIMPLIFIERS = ("auto", "onnxsim")
-"""What ``--simplifier`` may be; both are onnxsim since onnxslim was removed."""
+TOOLS = ("onnxsim", "onnxslim")
+"""In the order in which they are tried; the second where the first is not there or fails."""
 FORMS_OWN = ["fuse_qkv"]
 """Of onnxsim's passes those that undo what a form has written: whether layers of one input are one is for it to say."""
 
@@ -34,6 +35,7 @@ class Simplified:
 def simplify(
     model: onnx.ModelProto,
     compare: Callable[[onnx.ModelProto], Link],
+    tools: tuple[str, ...] = TOOLS,
     lacks: Collection[str] = (),
 ) -> Simplified:
     """Simplify and compare. A graph that computes something else is thrown away; its link says failed.
@@ -41,28 +43,51 @@ def simplify(
     Args:
         model: The exported graph.
         compare: Judges a simplified graph by the exported one, on the same inputs.
-        lacks: Operators that the target does not know: where onnxsim fuses nodes to one, it is written out again.
+        tools: Of `TOOLS`, tried one after the other until one runs through. One that runs through and is wrong ends it:
+            that is something to know.
+        lacks: Operators that the target does not know: where a tool fuses nodes to one, it is written out again.
     """
-    try:
-        import onnxsim
+    problems: list[str] = []
+    for tool in tools:
+        try:
+            smaller, name = _run(tool, model)
+            if {node.op_type for node in smaller.graph.node} & set(lacks):
+                smaller = lower(smaller, opset_of(smaller), lacks)
+            restore_names(smaller, model)
+            _without_empty_ends(smaller)
+            check(smaller)
+            link = compare(smaller)
+        except ImportError:
+            problems.append(f"{tool} is not installed")
+            continue
+        except Exception as error:  # native code over a foreign graph: whatever it raises, the graph stays
+            problems.append(f"{tool} failed: {first_line(error)}")
+            continue
+        if link.verdict == "passed":
+            return Simplified(smaller, True, name, link.model_copy(update={"note": "; ".join(problems)}))
+        thrown_away = "the simplified graph was discarded; the unsimplified one was written"
+        return Simplified(model, False, name, link.noted(thrown_away))
+    return Simplified(model, False, "none", not_done("; ".join(problems)))
 
-        smaller, _ = onnxsim.simplify(model, skipped_optimizers=FORMS_OWN)
-        if {node.op_type for node in smaller.graph.node} & set(lacks):
-            smaller = lower(smaller, opset_of(smaller), lacks)
-        restore_names(smaller, model)
-        _without_empty_ends(smaller)
-        check(smaller)
-        link = compare(smaller)
-    except ImportError:
-        return Simplified(model, False, "none", not_done("onnxsim is not installed"))
-    except Exception as error:  # native code over a foreign graph: whatever it raises, the graph stays
-        return Simplified(model, False, "none", not_done(f"onnxsim failed: {first_line(error)}"))
-    name = f"onnxsim {onnxsim.__version__}"
-    if link.verdict == "passed":
-        return Simplified(smaller, True, name, link.model_copy(update={"note": ""}))
-    thrown_away = "the simplified graph was discarded; the unsimplified one was written"
-    note = "; ".join(filter(None, [link.note, thrown_away]))
-    return Simplified(model, False, name, link.model_copy(update={"note": note}))
+
+def _run(tool: str, model: onnx.ModelProto) -> tuple[onnx.ModelProto, str]:
+    """A new graph, and who made it."""
+    if tool == "onnxslim":
+        import onnx
+        import onnxslim
+
+        level = logging.getLogger().level
+        copied = onnx.ModelProto()
+        copied.CopyFrom(model)
+        try:
+            smaller = onnxslim.slim(copied)
+        finally:
+            logging.getLogger().setLevel(level)
+        return smaller, f"onnxslim {onnxslim.__version__}"
+    import onnxsim
+
+    smaller, _ = onnxsim.simplify(model, skipped_optimizers=FORMS_OWN)
+    return smaller, f"onnxsim {onnxsim.__version__}"
 
 
 def _without_empty_ends(model: onnx.ModelProto) -> None:
@@ -74,12 +99,6 @@ def _without_empty_ends(model: onnx.ModelProto) -> None:
 
 def not_done(note: str) -> Link:
     """The link of a graph that was not simplified."""
-    return Link(
-        name="simplified",
-        reference="ONNX as exported",
-        candidate="ONNX simplified",
-        tolerance=None,
-        metrics=None,
-        verdict="not verified",
-        note=note,
+    return Link.concluded(
+        "not_run", note=note, name="simplified", reference="ONNX as exported", candidate="ONNX simplified"
     )

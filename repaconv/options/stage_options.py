@@ -248,7 +248,9 @@ class ExportOrder(Order):
         bool,
         Knob("Simplify the graph; the simplified one is kept if its outputs are verified to be the same.", panel=GRAPH),
     ] = True
-    simplifier: Annotated[str, Knob("Simplifier: onnxsim; auto is the same.", panel=GRAPH)] = "auto"
+    simplifier: Annotated[
+        str, Knob("Simplifier: onnxsim, onnxslim, or auto, the first one that succeeds.", panel=GRAPH)
+    ] = "auto"
     preset: Annotated[
         str | None,
         Knob(

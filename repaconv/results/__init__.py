@@ -47,6 +47,8 @@ from repaconv.results.gate import GateReport as GateReport
 from repaconv.results.inspect import BlockCost as BlockCost
 from repaconv.results.inspect import FileInspection as FileInspection
 from repaconv.results.inspect import Inspection as Inspection
+from repaconv.results.link_reasons import Reason as Reason
+from repaconv.results.link_reasons import Verdict as Verdict
 from repaconv.results.paper_table import PaperTable as PaperTable
 from repaconv.results.paper_table import TableRow as TableRow
 from repaconv.results.recipe_run import NewRecipe as NewRecipe
@@ -62,6 +64,7 @@ from repaconv.results.records import ClassScores as ClassScores
 from repaconv.results.records import Cost as Cost
 from repaconv.results.records import Drift as Drift
 from repaconv.results.records import Fact as Fact
+from repaconv.results.records import Figures as Figures
 from repaconv.results.records import FoldedLayer as FoldedLayer
 from repaconv.results.records import ImageSet as ImageSet
 from repaconv.results.records import ImageSize as ImageSize
@@ -75,7 +78,6 @@ from repaconv.results.records import Preprocessing as Preprocessing
 from repaconv.results.records import Record as Record
 from repaconv.results.records import TensorInfo as TensorInfo
 from repaconv.results.records import Tolerance as Tolerance
-from repaconv.results.records import Verdict as Verdict
 from repaconv.results.records import WeightSet as WeightSet
 from repaconv.results.records import outputs_told as outputs_told
 from repaconv.results.records import parse_image_size as parse_image_size

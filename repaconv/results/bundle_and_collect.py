@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from repaconv.results.bench import Latency
-from repaconv.results.records import Artefact, Link, Payload, Record, Tolerance, Verdict
+from repaconv.results.link_reasons import Verdict
+from repaconv.results.records import Artefact, Link, Payload, Record, Tolerance
 
 
 class BundleArtefact(Artefact):

@@ -8,12 +8,11 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, model_validator
 
+from repaconv.results.link_reasons import PHRASES, Reason, Verdict, reason_in_words, sentence, verdict_for
+
 SCHEMA_VERSION = 3
 PREVIOUS = {"schema_version": SCHEMA_VERSION - 1}
 """The context in which `Record.model_validate` reads a file of the previous schema version."""
-
-
-Verdict = Literal["passed", "failed", "not verified"]
 
 
 ImageSize = tuple[int, int]
@@ -117,7 +116,7 @@ class Origin(Record):
         path: The absolute path of the file when it was read.
         sha256: The SHA-256 of the file; later commands refuse a file with another hash.
         bytes: The size of the file in bytes.
-        container: The file format: ``torch zip``, ``torch legacy``, ``safetensors`` or ``ONNX``.
+        container: The file format: ``torch zip``, ``torch legacy``, ``torch legacy tar``, ``safetensors`` or ``ONNX``.
         checksums: Which of the file's own checksums the weights were compared with, e.g. ``CRC-32 of each record``, or
             that the format has none; empty for an ONNX file.
         weights: The place of the state dict that was used, e.g. ``state_dict``; ``.`` is the whole file.
@@ -439,6 +438,41 @@ class Location(Record):
     drift: tuple[Drift, ...] = ()
 
 
+class Figures(Record):
+    """The numbers behind the reason of a link; those that do not apply are null or empty.
+
+    Attributes:
+        unit: What ``compared``, ``different``, ``left_out`` and ``explained`` count: ``images``; ``probes``, the random
+            inputs of an arbitrary ONNX model; or ``numbers`` of the output.
+        compared: How many there are.
+        different: How many differ by more than is allowed.
+        left_out: How many were left out, since rounding decides them.
+        explained: How many differ by more than the tolerance, but by no more than rounding explains.
+        arithmetic: Whose rounding that is: ``FP32`` or ``float64``.
+        rounding: How far rounding alone moves the original network, relative to its output.
+        source: How that was measured: ``float32 against float64``, ``moved inputs``, or ``moved weights and inputs``.
+        factor: How many times that is allowed.
+        error: The largest error of the candidate, relative to the numbers next to it.
+        error_in_float64: The same of the candidate computed in float64.
+        unfused: On how many probes the candidate ran without fusions of the runtime, whose result was not finite.
+        detail: What else belongs to the reason: the two shapes, or the message of the runtime.
+    """
+
+    unit: Literal["", "images", "probes", "numbers"] = ""
+    compared: int | None = None
+    different: int | None = None
+    left_out: int | None = None
+    explained: int | None = None
+    arithmetic: Literal["", "FP32", "float64"] = ""
+    rounding: float | None = None
+    source: Literal["", "float32 against float64", "moved inputs", "moved weights and inputs"] = ""
+    factor: float | None = None
+    error: float | None = None
+    error_in_float64: float | None = None
+    unfused: int | None = None
+    detail: str = ""
+
+
 class Link(Record):
     """One comparison in the verification chain: a candidate against a reference on the same inputs, with a verdict.
 
@@ -456,7 +490,10 @@ class Link(Record):
         tolerance: The difference that is allowed; null if nothing was compared.
         metrics: The difference that was measured; null if nothing was compared.
         verdict: ``passed`` or ``failed``; ``not verified`` if nothing was compared or the comparison shows nothing.
-        note: Why the link has this verdict and under which conditions it was measured; may be empty.
+        reason: Why the link has this verdict, as one word for programs; each reason has one verdict. Of a result of an
+            older version, the reason that its ``note`` gives.
+        figures: The numbers behind the reason.
+        note: The reason and its figures in words, and under which conditions they were measured; may be empty.
         accuracy: The top-1 accuracy of both on images with labels; null without labels or class scores.
         location: Where the candidate first differs from the reference; null if that was not searched for, as for an
             exact link that passed.
@@ -471,9 +508,48 @@ class Link(Record):
     tolerance: Tolerance | None
     metrics: Metrics | None
     verdict: Verdict
+    reason: Reason
+    figures: Figures = Figures()
     note: str = ""
     accuracy: Accuracy | None = None
     location: Location | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_reason(cls, plain: Any) -> Any:
+        """A file of a version before reasons has them in words alone."""
+        if not isinstance(plain, dict) or "reason" in plain:
+            return plain
+        return {**plain, "reason": reason_in_words(plain.get("verdict", ""), plain.get("note", ""))}
+
+    @classmethod
+    def concluded(cls, reason: Reason, *, figures: Figures | None = None, note: str = "", **fields: Any) -> Link:
+        """A link with the verdict of its reason.
+
+        Args:
+            reason: Why it has this verdict.
+            figures: The numbers behind that.
+            note: What else there is to know of how it was measured; it follows the reason in words.
+            fields: The other fields of a link.
+        """
+        found = Figures() if figures is None else figures
+        words = "; ".join(filter(None, [sentence(reason, found), note]))
+        return cls(
+            **{"tolerance": None, "metrics": None, **fields},
+            reason=reason,
+            verdict=verdict_for(reason),
+            figures=found,
+            note=words,
+        )
+
+    def because(self, reason: Reason, detail: str = "") -> Link:
+        """The same link with another reason and the verdict of that; what its note said stays behind it."""
+        words = "; ".join(filter(None, [sentence(reason, Figures(detail=detail)), self.note]))
+        return self.model_copy(update={"reason": reason, "verdict": verdict_for(reason), "note": words})
+
+    def noted(self, words: str) -> Link:
+        """The same link with more to know of it; verdict and reason stay."""
+        return self.model_copy(update={"note": "; ".join(filter(None, [self.note, words]))})
 
     @property
     def limit_told(self) -> str:
@@ -503,7 +579,7 @@ class Link(Record):
 def outputs_told(links: Sequence[Link]) -> str:
     """What became of each of several outputs: how many passed, failed and were not verified, and why not."""
     verdicts = Counter(link.verdict for link in links)
-    why = Counter(link.note.partition(":")[0] for link in links if link.verdict == "not verified")
+    why = Counter(PHRASES[link.reason] or link.figures.detail for link in links if link.verdict == "not verified")
     reasons = [f"{count}: {reason}" if len(why) > 1 else reason for reason, count in why.most_common() if reason]
     told = [f"{verdicts['passed']} of {len(links)} outputs passed"]
     told += [f"{verdicts['failed']} failed"] if verdicts["failed"] else []

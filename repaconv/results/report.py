@@ -14,8 +14,9 @@ from repaconv.results.estimate import EstimateArtefact
 from repaconv.results.export import ExportArtefact
 from repaconv.results.finetune import FinetuneArtefact
 from repaconv.results.fold import FoldArtefact
+from repaconv.results.link_reasons import Verdict
 from repaconv.results.paper_table import PaperTable
-from repaconv.results.records import Accuracy, Artefact, Link, Record, Verdict
+from repaconv.results.records import Accuracy, Artefact, Link, Record
 from repaconv.results.throughput import ThroughputArtefact
 from repaconv.results.verify import VerifyArtefact
 

@@ -239,7 +239,7 @@ class GraphSubject:
         called = f"{form} as {'stored' if form == DEPLOY else 'given'}"
         link = judge.link("exported", (called, EXPORTED), before)
         link = judge.located(link, base.trace(), model, by_module=False)
-        link = link.model_copy(update={"note": "; ".join(filter(None, [link.note, note]))})
+        link = link.noted(note)
         return finished(Graph(model, (link,), "none", False, None), judge._replace(expected=before))
 
     def free_sizes(self, batch: int) -> dict[str, int]:

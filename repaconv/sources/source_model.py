@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from repaconv.core import run_folder
+from repaconv.onnx_export.onnx_simplifiers import TOOLS
 from repaconv.results import ClassScores, FoldArtefact, ImageSize, Location
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ class GraphSpec:
         batch: Images a call; None leaves it free.
         free_size: Whether images may have any size.
         rewrites: Of its form.
-        simplify: Whether it is simplified.
+        simplifiers: Tried in this order; none leave it as it is.
     """
 
     size: ImageSize | None
@@ -49,7 +50,7 @@ class GraphSpec:
     batch: int | None = None
     free_size: bool = False
     rewrites: tuple[Rewrite, ...] = ()
-    simplify: bool = True
+    simplifiers: tuple[str, ...] = TOOLS
 
 
 class Form(Protocol):

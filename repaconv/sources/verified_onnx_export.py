@@ -140,10 +140,10 @@ def finished(plain: Graph, judge: Judge) -> Graph:
     if spec.rewrites:
         ways.progress(f"{ways.form}: its form", 0, 0)
         plain = _in_form(plain, spec.rewrites, judge)
-    if not spec.simplify:
+    if not spec.simplifiers:
         return plain._replace(links=(*plain.links, not_done("not asked for")))
     ways.progress(f"{ways.form}: simplify", 0, 0)
-    return _simplified(plain, spec.lacks, judge)
+    return _simplified(plain, spec.simplifiers, spec.lacks, judge)
 
 
 Outputs = list[Mapping[str, Any]]
@@ -229,7 +229,7 @@ def _load_float32(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     module.load_state_dict(weights, assign=True)
 
 
-def _simplified(graph: Graph, lacks: Collection[str], judge: Judge) -> Graph:
+def _simplified(graph: Graph, tools: tuple[str, ...], lacks: Collection[str], judge: Judge) -> Graph:
     """What a simplifier makes of a graph, if it computes the same; else the graph."""
     from repaconv.onnx_export.onnx_simplifiers import simplify
     from repaconv.verification.model_runners import OnnxTrace
@@ -240,7 +240,7 @@ def _simplified(graph: Graph, lacks: Collection[str], judge: Judge) -> Graph:
         right = OnnxTrace(graph.model, load_onnx, by_module=False)
         return judge.located(judge.link("simplified", ends, judge.run(smaller)), right, smaller, by_module=False)
 
-    result = simplify(graph.model, compare, lacks)
+    result = simplify(graph.model, compare, tools, lacks)
     links = (*graph.links, result.link)
     return Graph(result.model, links, result.simplifier, result.accepted, None, graph.changes)
 
@@ -264,8 +264,7 @@ def _in_form(exported: Graph, rewrites: Sequence[Rewrite], judge: Judge) -> Grap
         return exported._replace(links=(*exported.links, link))
     if link.verdict == "passed":
         return exported._replace(model=model, links=(*exported.links, link), changes=tuple(changes))
-    link = link.model_copy(update={"note": "; ".join(filter(None, [link.note, thrown_away]))})
-    return exported._replace(links=(*exported.links, link))
+    return exported._replace(links=(*exported.links, link.noted(thrown_away)))
 
 
 def write_graph(model: onnx.ModelProto, path: Path, data: Path | None) -> Path | None:

@@ -15,7 +15,7 @@ from repaconv.core.progress import Progress, silent
 from repaconv.core.scratch_folders import scratch_folder
 from repaconv.graph.onnx_files import opset_of
 from repaconv.onnx_export.fp16_and_int8 import QUANTIZERS
-from repaconv.onnx_export.onnx_simplifiers import SIMPLIFIERS
+from repaconv.onnx_export.onnx_simplifiers import TOOLS
 from repaconv.options.option_definitions import by_name
 from repaconv.options.stage_options import ExportOrder
 from repaconv.results import ExportArtefact, FoldArtefact, ImageSize, Link
@@ -192,11 +192,10 @@ def _require_known(order: ExportOrder) -> None:
     """Refuse names that there are not."""
     for what, named, known in (
         ("precision", order.precision, run_folder.PRECISIONS),
-        ("simplifier", order.simplifier, SIMPLIFIERS),
+        ("simplifier", order.simplifier, ("auto", *TOOLS)),
     ):
         if named not in known:
-            gone = " onnxslim was removed; onnxsim is the only simplifier." if named == "onnxslim" else ""
-            raise UsageProblem(f"there is no {what} {named!r}.{gone}", hint=f"Known: {', '.join(known)}.", code=what)
+            raise UsageProblem(f"there is no {what} {named!r}.", hint=f"Known: {', '.join(known)}.", code=what)
     at_least_one("batch", order.batch, 1)
 
 
@@ -235,6 +234,7 @@ def _images(order: ExportOrder, subject: Subject, size: ImageSize | None, free_s
 
 def _graph(plan: _Plan, scratch: Path, progress: Progress) -> Graph:
     """The float32 graph in its form."""
+    tools = TOOLS if plan.order.simplifier == "auto" else (plan.order.simplifier,)
     spec = GraphSpec(
         size=plan.size,
         opset=plan.opset,
@@ -243,7 +243,7 @@ def _graph(plan: _Plan, scratch: Path, progress: Progress) -> Graph:
         batch=plan.order.batch,
         free_size=plan.free_size,
         rewrites=plan.rewrites,
-        simplify=plan.order.simplify,
+        simplifiers=tools if plan.order.simplify else (),
     )
     return plan.subject.graph(DEPLOY, spec, scratch=scratch, progress=progress)
 

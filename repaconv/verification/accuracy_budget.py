@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from repaconv.results import Link, Verdict
+from repaconv.results import Link, Reason
 from repaconv.verification.tolerances import by_chance
 
 UNLIKELY = 0.01
@@ -41,16 +41,17 @@ class Budget(NamedTuple):
     def judged(self, link: Link, note: str = "") -> Link:
         """The link with what the images that judge say; there is nothing that it may differ by but this budget."""
         told = "; ".join(filter(None, [_told(link, self), note]))
-        return link.model_copy(update={"tolerance": None, "verdict": self.verdict(link), "note": told})
+        kept = {name: getattr(link, name) for name in ("name", "reference", "candidate", "metrics", "accuracy")}
+        return Link.concluded(self._reason(link), note=told, **kept)
 
-    def verdict(self, link: Link) -> Verdict:
+    def _reason(self, link: Link) -> Reason:
         """Whether the images that judge speak against it: no more than chance explains."""
         if not self.asked or link.metrics is None:
-            return "not verified"
+            return "no_budget"
         flips, images, lost = link.metrics.top1_flips, link.metrics.images, link.accuracy
         many = self.max_disagreement is not None and by_chance(flips, images, self.max_disagreement) < UNLIKELY
         wrong = self.max_accuracy_drop is not None and lost is not None and lost.high < -self.max_accuracy_drop
-        return "failed" if many or wrong else "passed"
+        return "exceeds_budget" if many or wrong else "within_budget"
 
 
 def _told(link: Link, budget: Budget) -> str:

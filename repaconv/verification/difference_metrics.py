@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from repaconv.results import Accuracy, Link, Metrics, Tolerance
-from repaconv.verification.images_moved_by_rounding import SWAYED, swayed
+from repaconv.results import Accuracy, Figures, Link, Metrics, Reason, Tolerance
+from repaconv.verification.images_moved_by_rounding import swayed
 from repaconv.verification.tolerances import (
     DECIDING_COSINE,
     SHOWN,
@@ -228,29 +228,22 @@ class Meter:
     def link(self, name: str, reference: str, candidate: str, note: str = "") -> Link:
         """The link with its verdict."""
         if self._undecided > UNDECIDED_SHARE * self._seen or self._undecided == self._seen:
-            why = f"in {self._undecided} of {self._seen} images rounding decides what comes out"
-            return not_verified(name, reference, candidate, why)
+            left_out = Figures(unit="images", compared=self._seen, left_out=self._undecided)
+            return not_verified(name, reference, candidate, note, reason="rounding_decides", figures=left_out)
         metrics, accuracy = self.metrics(), self.counts.accuracy()
         sways = self._column("sway") / _floored(self._column("scale"))
-        of = "float64" if name == "fold" else "FP32"
-        rounding, nothing, allowed = swayed(self._errors(), self._column("error"), sways, self.tolerance, of)
+        figures, nothing, allowed = swayed(self._errors(), self._column("error"), sways, self.tolerance, name)
         if nothing:
-            return not_verified(name, reference, candidate, f"{SWAYED}: {rounding}")
-        verdict = verdict_by(metrics, allowed, accuracy)
+            return not_verified(name, reference, candidate, note, reason="rounding_too_large", figures=figures)
+        reason: Reason = "explained_by_rounding" if figures.explained else "within_tolerance"
         words = lossy_words(metrics, self.tolerance, accuracy) if self.tolerance.kind == "lossy" else ""
-        if verdict == "passed" and self._shows_nothing(metrics, allowed):
-            alike = f"the output is the same for all {metrics.images} images, as far as the tolerance tells"
-            verdict, words = "not verified", f"{alike}: it does not depend on the input, and a fault would not show"
-        return Link(
-            name=name,
-            reference=reference,
-            candidate=candidate,
-            tolerance=allowed,
-            metrics=metrics,
-            verdict=verdict,
-            note="; ".join(filter(None, [note, rounding, words])),
-            accuracy=accuracy,
-        )
+        if verdict_by(metrics, allowed, accuracy) == "failed":
+            reason = "exceeds_tolerance"
+        elif self._shows_nothing(metrics, allowed):
+            reason, words = "constant_output", ""
+        fields = {"name": name, "reference": reference, "candidate": candidate, "tolerance": allowed}
+        words = "; ".join(filter(None, [words, note]))
+        return Link.concluded(reason, figures=figures, note=words, metrics=metrics, accuracy=accuracy, **fields)
 
     def _shows_nothing(self, metrics: Metrics, allowed: Tolerance) -> bool:
         """Whether what is allowed is so much that one output for all images would pass."""
@@ -327,17 +320,17 @@ def judge(
     return meter.link(name, reference[0], candidate[0], note)
 
 
-def not_verified(name: str, reference: str, candidate: str, note: str) -> Link:
-    """A link that was not run, and why."""
-    return Link(
-        name=name,
-        reference=reference,
-        candidate=candidate,
-        tolerance=None,
-        metrics=None,
-        verdict="not verified",
-        note=note,
-    )
+def not_verified(
+    name: str,
+    reference: str,
+    candidate: str,
+    note: str,
+    *,
+    reason: Reason = "not_run",
+    figures: Figures | None = None,
+) -> Link:
+    """A link of which nothing was measured, and why."""
+    return Link.concluded(reason, figures=figures, note=note, name=name, reference=reference, candidate=candidate)
 
 
 def _log_softmax(x: Array) -> Array:

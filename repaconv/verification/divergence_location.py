@@ -119,8 +119,9 @@ def broken(link: Link, where: Location) -> Link:
     """A lossy link with its drift: a layer that breaks fails it, even if the output happens to survive that."""
     if not where.module or link.verdict == "not verified":
         return link.model_copy(update={"location": where})
-    note = "; ".join(filter(None, [link.note, f"broken at {where.module}"]))
-    return link.model_copy(update={"verdict": "failed", "location": where, "note": note})
+    broken_at = f"broken at {where.module}"
+    found = link.noted(broken_at) if link.verdict == "failed" else link.because("layer_broken", where.module)
+    return found.model_copy(update={"location": where})
 
 
 LAST_NORMS = ("norm", "fc_norm")

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from repaconv.engines.contract import Array, Feeds
-from repaconv.results import Link
+from repaconv.results import Figures, Link, Reason, Tolerance
 from repaconv.verification.evaluated_graph import Evaluated
-from repaconv.verification.images_moved_by_rounding import SWAYED, TIMES
+from repaconv.verification.images_moved_by_rounding import TIMES
 from repaconv.verification.model_runners import Runner
-from repaconv.verification.neighborhood_comparison import FLOOR, SLACK, STILL, apart, beside, largest, left_out
+from repaconv.verification.neighborhood_comparison import FLOOR, SLACK, apart, beside, largest
 from repaconv.verification.tolerances import EXPLAINED, UNDECIDED_SHARE
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class Verdict(NamedTuple):
 
 
 def by_truth(
-    links: tuple[Link, ...], ends: Ends, feeds: Sequence[Feeds], rtol: float, coarse: float = 0.0
+    links: tuple[Link, ...], ends: Ends, feeds: Sequence[Feeds], conditions: str, rtol: float, coarse: float = 0.0
 ) -> tuple[Link, ...]:
     """The links, and in place of those that rounding may have failed, what float64 says of them.
 
@@ -82,11 +82,12 @@ def by_truth(
         links: One an output, in their order.
         ends: What was compared.
         feeds: On what.
+        conditions: How that was chosen, for the note.
         rtol: What is allowed in any case, of the numbers beside.
         coarse: By how much weights of half precision were rounded. Then float32 says less, and only the fold in float64
             passes a link.
     """
-    doubted = [link.verdict == "failed" or link.note.startswith((SWAYED, STILL)) for link in links]
+    doubted = [link.verdict == "failed" or link.reason in ("rounding_too_large", "constant_output") for link in links]
     if not any(doubted):
         return links
     ends.given.close()
@@ -99,7 +100,9 @@ def by_truth(
         return links
     rtol = max(rtol, COARSE * coarse)
     return tuple(
-        _judged(link, [run[name] for run in runs], rtol) if doubt and all(name in run for run in runs) else link
+        _judged(link, [run[name] for run in runs], rtol, conditions)
+        if doubt and all(name in run for run in runs)
+        else link
         for link, doubt, name in zip(links, doubted, runs[0], strict=False)
     )
 
@@ -146,40 +149,47 @@ def _folded_anew(model: onnx.ModelProto) -> Runner | None:
         return None
 
 
-def _judged(link: Link, seen: Sequence[Seen], rtol: float) -> Link:
+def _judged(link: Link, seen: Sequence[Seen], rtol: float, conditions: str) -> Link:
     if not all(one.comparable for one in seen):
         return link
-    if link.note.startswith(STILL):
-        return _by_movement(link, seen)
+    if link.reason == "constant_output":
+        return _by_movement(link, seen, conditions)
     reals = seen[0].truth.dtype.kind == "f"
     noise = _noise(seen) if reals else {}
     found = [_reals(one, rtol, noise[one.truth.shape[1:]]) if reals else _integers(one) for one in seen]
     off = [max(one.off[place] for one in found) for place in range(3)]
-    told = (
-        f"against float64, relative to neighboring numbers, the original graph is off by {off[0]:.0e}, the folded one "
-        f"by {off[1]:.0e}"
+    wrong, open_ones, of = (sum(getattr(one, name) for one in found) for name in ("wrong", "open", "of"))
+    figures = Figures(
+        unit="numbers",
+        compared=of,
+        different=wrong or None,
+        left_out=open_ones or None,
+        arithmetic="FP32",
+        rounding=off[0],
+        source="float32 against float64",
+        factor=TIMES,
+        error=off[1],
+        error_in_float64=None if seen[0].anew is None else off[2],
+        unfused=sum(one.fused for one in seen) or None,
     )
-    told += f" (allowed: {TIMES} times), folded in float64 by {off[2]:.0e}" if seen[0].anew is not None else ""
-    if fused := sum(one.fused for one in seen):
-        told += (
-            f"; on {fused} of {len(seen)} probes as it is written, where what ONNX Runtime fuses of it is not finite"
-        )
-    if wrong := sum(one.wrong for one in found):
-        why = f"{wrong} of {sum(one.of for one in found)} numbers are wrong: {told}"
-        return link.model_copy(update={"verdict": "failed", "note": f"{why}; {link.note}"})
-    open_ones, of = sum(one.open for one in found), sum(one.of for one in found)
-    if open_ones:
-        told = f"{left_out(open_ones, of)}; {told}"
-    if open_ones > UNDECIDED_SHARE * of:
-        return link.model_copy(update={"verdict": "not verified", "note": f"{SWAYED}: {told}"})
-    note = told + (f"; {link.note.rpartition('; ')[2]}" if "; " in link.note else "")
     allowed = link.tolerance
-    if allowed is not None and link.metrics is not None and link.metrics.max_rel_error > (allowed.rtol or 0.0):
+    reason: Reason = "explained_by_rounding"
+    if wrong:
+        reason = "exceeds_tolerance" if reals else "discrete_values_differ"
+    elif open_ones > UNDECIDED_SHARE * of:
+        reason = "rounding_too_large"
+    elif allowed is not None and link.metrics is not None and link.metrics.max_rel_error > (allowed.rtol or 0.0):
         allowed = allowed.model_copy(update={"rtol": link.metrics.max_rel_error, "rtol_reason": EXPLAINED})
-    return link.model_copy(update={"verdict": "passed", "note": note, "tolerance": allowed})
+    return _concluded(link, reason, figures, conditions, allowed)
 
 
-def _by_movement(link: Link, seen: Sequence[Seen]) -> Link:
+def _concluded(link: Link, reason: Reason, figures: Figures, conditions: str, allowed: Tolerance | None) -> Link:
+    """The same comparison with what float64 says of it."""
+    kept = {name: getattr(link, name) for name in ("name", "reference", "candidate", "metrics")}
+    return Link.concluded(reason, figures=figures, note=conditions, tolerance=allowed, **kept)
+
+
+def _by_movement(link: Link, seen: Sequence[Seen], conditions: str) -> Link:
     """What is the same in float32 on every probe, and is not in float64: the fold made there, by how far it moves."""
     moves, off, first = 0.0, 0.0, {one.truth.shape: one.truth for one in reversed(seen)}
     for truth, anew in ((one.truth, one.anew) for one in seen):
@@ -190,8 +200,8 @@ def _by_movement(link: Link, seen: Sequence[Seen]) -> Link:
         off = max(off, float(apart(anew, truth).max(initial=0.0)))
     if not (np.isfinite(moves) and off < MOVED * moves):
         return link
-    told = f"in float32 {STILL.partition(',')[0]}: verified in float64 alone, folded it is off by {off / moves:.0e} of"
-    return link.model_copy(update={"verdict": "passed", "note": f"{told} what it moves by; {link.note}"})
+    figures = Figures(error_in_float64=off / moves)
+    return _concluded(link, "equal_in_float64", figures, conditions, link.tolerance)
 
 
 def _noise(seen: Sequence[Seen]) -> dict[tuple[int, ...], Array]:

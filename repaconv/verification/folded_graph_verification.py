@@ -155,7 +155,7 @@ def _compared(
     if ends[1] != FOLDED or name != "onnx":
         return links
     coarsest = max(coarse.values(), default=0.0)
-    return by_truth(links, Ends(before, after, rounded), found.feeds, by * 10, coarsest)
+    return by_truth(links, Ends(before, after, rounded), found.feeds, found.told, by * 10, coarsest)
 
 
 def _rounded_anew(before: onnx.ModelProto, after: onnx.ModelProto) -> dict[str, float]:

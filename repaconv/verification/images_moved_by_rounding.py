@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from repaconv.results import Tolerance
+from repaconv.results import Figures, Tolerance
 from repaconv.verification.tolerances import EXPLAINED, LARGEST_RTOL, UNDECIDED_SHARE
 
 Array = NDArray[Any]
@@ -17,24 +17,23 @@ Sway = Callable[[], Mapping[str, Array]]
 
 TIMES = 8
 """How much further off than the network as given one may be that rounds differently."""
-SWAYED = "rounding alone moves it so far that a comparison shows nothing"
 
 
 class Swayed(NamedTuple):
     """What rounding explains of one output.
 
     Attributes:
-        told: In how many images, and by how much; empty where there are none.
+        figures: In how many images, and by how much; empty where there are none.
         nothing: Whether it moves too many so far that nothing is proved.
         allowed: The tolerance that holds for all images, if it explains all that are off; else the link's own.
     """
 
-    told: str
+    figures: Figures
     nothing: bool
     allowed: Tolerance
 
 
-def swayed(errors: Array, absolute: Array, sways: Array, allowed: Tolerance, rounding: str = "FP32") -> Swayed:
+def swayed(errors: Array, absolute: Array, sways: Array, allowed: Tolerance, link: str) -> Swayed:
     """Judge images [n] by their own rounding where the tolerance does not suffice.
 
     Args:
@@ -42,17 +41,25 @@ def swayed(errors: Array, absolute: Array, sways: Array, allowed: Tolerance, rou
         absolute: The same as they are.
         sways: By how much rounding alone moves each, relative to its scale.
         allowed: Of the link.
-        rounding: In which numbers both ends are computed.
+        link: Its name: that of the fold is computed in float64, others in float32.
     """
     with np.errstate(invalid="ignore"):
         beyond = ~(errors <= (allowed.rtol or 0.0)) & ~(absolute <= (allowed.atol or 0.0))
         explained = beyond & (errors <= TIMES * sways)
     if not explained.any():
-        return Swayed("", False, allowed)
-    count, own = int(explained.sum()), float(sways[explained].max())
-    told = f"{count} of {len(errors)} explained by {rounding} rounding, which moves the original network by {own:.0e}"
+        return Swayed(Figures(), False, allowed)
+    of_float64 = link == "fold"
+    figures = Figures(
+        unit="images",
+        compared=len(errors),
+        explained=int(explained.sum()),
+        arithmetic="float64" if of_float64 else "FP32",
+        rounding=float(sways[explained].max()),
+        source="moved inputs" if of_float64 else "float32 against float64",
+        factor=TIMES,
+    )
     if (explained == beyond).all():
         most = max(allowed.rtol or 0.0, float(errors.max()))
         allowed = allowed.model_copy(update={"rtol": most, "rtol_reason": EXPLAINED})
     vague = (explained & (TIMES * sways > LARGEST_RTOL)).mean()
-    return Swayed(f"{told} (allowed: {TIMES} times)", bool(vague > UNDECIDED_SHARE), allowed)
+    return Swayed(figures, bool(vague > UNDECIDED_SHARE), allowed)

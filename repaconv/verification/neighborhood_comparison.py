@@ -14,10 +14,11 @@ from typing import Any
 
 import numpy as np
 
+from repaconv.core.errors import first_line
 from repaconv.engines.contract import Array, Feeds
-from repaconv.results import Link, Metrics, Tolerance, Verdict
+from repaconv.results import Figures, Link, Metrics, Reason, Tolerance
+from repaconv.results.link_reasons import verdict_for
 from repaconv.verification.difference_metrics import measure
-from repaconv.verification.images_moved_by_rounding import SWAYED
 from repaconv.verification.model_runners import Runner
 from repaconv.verification.tolerances import EXPLAINED, UNDECIDED_SHARE
 
@@ -25,7 +26,6 @@ from repaconv.verification.tolerances import EXPLAINED, UNDECIDED_SHARE
 MOVES = 10
 # What rounding may move a number by, of its neighbours, unless it is rounded to less than float32 has.
 UNDECIDED = 0.01
-STILL = "the same numbers on every probe, so that a fault would not show"
 # How much further than the few other roundings that are run another one may lie.
 SLACK = 4
 # What float32 keeps of 1: what saturates there (a sigmoid, a softmax) has steps of as much, however small 1 - p is.
@@ -77,6 +77,7 @@ def compare(
     return tuple(one.link(name, end, ends[1], note) for end, one in zip(first, outputs.values(), strict=True))
 
 
+Problem = tuple[Reason, Figures] | None
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 
 
@@ -104,27 +105,29 @@ class _Output:
 
     def __init__(self, tolerance: Tolerance, fixed: bool, undecided: float) -> None:
         self.tolerance, self.moves, self.undecided = tolerance, fixed, undecided
-        self.wrong, self.unlike = "", ""
-        self.probes = self.numbers = self.left = 0
+        self.wrong: Problem = None
+        self.unlike = ""
+        self.numbers = self.left = self.explained = 0
+        self.rounding = 0.0
         self.metrics: list[Metrics] = []
         self.seen: dict[tuple[int, ...], Array] = {}
         self.shapes: dict[Shapes, tuple[int, ...]] = {}
 
     def add(self, found: Any, right: Any, others: Callable[[], Iterator[Array]], given: Shapes = ()) -> None:
         """One probe, whose inputs are of the shapes ``given``; the first difference stays."""
-        problem, self.probes = "", self.probes + 1
+        problem: Problem = None
         found, right = (np.asarray(end) if isinstance(end, np.generic) else end for end in (found, right))
         if right is None or found is None:
-            problem = f"the {'candidate' if found is None else 'reference'} has no such output"
+            problem = _unlike(f"the {'candidate' if found is None else 'reference'} has no such output")
         elif isinstance(found, Exception):
-            problem = f"the candidate does not run: {found}".splitlines()[0]
+            problem = "does_not_run", Figures(detail=first_line(found))
         elif not isinstance(right, np.ndarray) or right.dtype.kind not in "fiub":
             self.unlike = "a sequence" if isinstance(right, list) else "a map" if isinstance(right, dict) else "strings"
         elif not isinstance(found, np.ndarray) or found.dtype != right.dtype:
-            problem = f"{getattr(found, 'dtype', type(found).__name__)} for {right.dtype}"
+            problem = _unlike(f"{getattr(found, 'dtype', type(found).__name__)} for {right.dtype}")
         elif found.shape != right.shape:
             if all(other.shape == right.shape for other in others()):
-                problem = f"shape {list(found.shape)} for {list(right.shape)}"
+                problem = _unlike(f"shape {list(found.shape)} for {list(right.shape)}")
             else:
                 self._leave(right.size, right.size)
         elif right.size:
@@ -134,46 +137,45 @@ class _Output:
 
     def link(self, name: str, reference: str, candidate: str, note: str) -> Link:
         """The link with its verdict, and why where it did not pass."""
-        why, verdict = self._verdict()
-        told = [why, note]
-        within = [part for part in self.metrics if self._within(part)] if verdict == "passed" else self.metrics
+        reason, figures = self._reason()
+        passed = verdict_for(reason) == "passed"
+        within = [part for part in self.metrics if self._within(part)] if passed else self.metrics
         allowed, parts = self.tolerance, within or self.metrics
-        if verdict == "passed" and self.left:
-            told[:1] = [left_out(self.left, self.numbers)]
-        if len(within) < len(self.metrics):
+        if passed and not within:
             most = max(part.max_rel_error for part in self.metrics)
-            told[1:1] = [
-                f"on {len(self.metrics) - len(within)} of {self.probes} probes by {most:.0e}, "
-                "explained by FP32 rounding"
-            ]
-            if not within:
-                allowed = allowed.model_copy(update={"rtol": most, "rtol_reason": EXPLAINED})
+            allowed = allowed.model_copy(update={"rtol": most, "rtol_reason": EXPLAINED})
         metrics = _merged(parts, self.left) if parts else None
-        return Link(
+        return Link.concluded(
+            reason,
+            figures=figures,
+            note=note,
             name=name,
             reference=reference,
             candidate=candidate,
             tolerance=allowed if metrics else None,
             metrics=metrics,
-            verdict=verdict,
-            note="; ".join(filter(None, told)),
         )
 
     def _within(self, part: Metrics) -> bool:
         return part.max_rel_error <= (self.tolerance.rtol or 0.0) or part.max_abs_error <= (self.tolerance.atol or 0.0)
 
-    def _verdict(self) -> tuple[str, Verdict]:
+    def _reason(self) -> tuple[Reason, Figures]:
+        figures = Figures(unit="numbers", compared=self.numbers, left_out=self.left or None)
+        if self.explained:
+            moved = {"rounding": self.rounding, "source": "moved weights and inputs", "factor": SLACK}
+            update = {"explained": self.explained, "arithmetic": "FP32", **moved}
+            figures = figures.model_copy(update=update)
         if self.wrong:
-            return self.wrong, "failed"
+            return self.wrong
         if self.unlike:
-            return f"{self.unlike}: not compared", "not verified"
+            return "not_comparable", Figures(detail=self.unlike)
         if not self.numbers:
-            return "empty on every probe", "not verified"
+            return "not_comparable", Figures(detail="empty on every probe")
         if self.left > UNDECIDED_SHARE * self.numbers:
-            return f"{SWAYED}: {left_out(self.left, self.numbers)}", "not verified"
+            return "rounding_too_large", figures
         if not self.moves:
-            return STILL, "not verified"
-        return "", "passed"
+            return "constant_output", figures
+        return ("explained_by_rounding" if self.explained else "within_tolerance"), figures
 
     def _moved(self, right: Array) -> bool:
         """Whether it is another than on a probe before, or than in another row."""
@@ -187,7 +189,7 @@ class _Output:
     def _leave(self, count: int, of: int) -> None:
         self.left, self.numbers = self.left + count, self.numbers + of
 
-    def _integers(self, found: Array, right: Array, others: Callable[[], Iterator[Array]]) -> str:
+    def _integers(self, found: Array, right: Array, others: Callable[[], Iterator[Array]]) -> Problem:
         apart, moved = found != right, np.zeros(right.shape, bool)
         if apart.any():
             for other in others():
@@ -195,17 +197,19 @@ class _Output:
         self._leave(int(moved.sum()), right.size)
         self._measure(np.where(moved, right, found), right)
         count = int((apart & ~moved).sum())
-        return f"{count} of {right.size} {right.dtype} numbers are others" if count else ""
+        return (
+            ("discrete_values_differ", Figures(unit="numbers", compared=right.size, different=count)) if count else None
+        )
 
-    def _reals(self, found: Array, right: Array, others: Callable[[], Iterator[Array]]) -> str:
+    def _reals(self, found: Array, right: Array, others: Callable[[], Iterator[Array]]) -> Problem:
         a, b = found.astype(np.float64), right.astype(np.float64)
         error, size = apart(a, b), largest(b)
         near, _ = beside(size, size)
         limit = np.maximum((self.tolerance.rtol or 0.0) * near, FLOOR * min(1.0, float(size.max())))
         limit = np.maximum(limit, self.tolerance.atol or 0.0)
-        open_ones = np.zeros(b.shape, bool)
+        least, open_ones = limit, np.zeros(b.shape, bool)
         if (error > limit).any():
-            moved, least = np.zeros(b.shape), limit
+            moved = np.zeros(b.shape)
             for other in others():
                 moved = np.maximum(moved, apart(other.astype(np.float64), b) if other.shape == b.shape else np.inf)
                 sway = SLACK * beside(size, moved)[1]
@@ -216,11 +220,16 @@ class _Output:
         self._leave(int(open_ones.sum()), b.size)
         self._measure(np.where(open_ones | (error == 0), b, a), b)
         wrong = (error > limit) & ~open_ones
+        explained = (error > least) & ~open_ones & ~wrong
+        if explained.any():
+            self.explained += int(explained.sum())
+            self.rounding = max(self.rounding, float((limit / near)[explained].max()) / SLACK)
         if not wrong.any():
-            return ""
+            return None
         with np.errstate(divide="ignore", invalid="ignore"):
             worst = float(np.nanmax(np.where(wrong, error / near, 0.0)))
-        return f"{int(wrong.sum())} of {b.size} numbers are off, by up to {worst:.1e} of their neighbors"
+        count = int(wrong.sum())
+        return "exceeds_tolerance", Figures(unit="numbers", compared=b.size, different=count, error=worst)
 
     def _measure(self, a: Array, b: Array) -> None:
         """NaN and infinities that both have are no numbers to measure."""
@@ -231,9 +240,8 @@ class _Output:
         self.metrics.append(measure(a.reshape(rows), b.reshape(rows), logits=b.ndim == 2 and b.shape[-1] > 1))
 
 
-def left_out(count: int, of: int) -> str:
-    """How many numbers say nothing, as rounding decides them."""
-    return f"{count} of {of} numbers ({count / of:.0%}) hang on a rounding and were left out"
+def _unlike(detail: str) -> tuple[Reason, Figures]:
+    return "shape_or_type_differs", Figures(detail=detail)
 
 
 def apart(a: Array, b: Array) -> Array:

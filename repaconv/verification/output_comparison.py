@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from repaconv.core.errors import Refused
-from repaconv.results import Link, Metrics, Tolerance, Verdict, outputs_told
+from repaconv.results import Figures, Link, Metrics, Reason, Tolerance, outputs_told
 from repaconv.verification.difference_metrics import Meter, not_verified
 from repaconv.verification.images_moved_by_rounding import Sway
 from repaconv.verification.input_batches import Batch
@@ -64,18 +64,15 @@ class Decided:
 
     def link(self, name: str, reference: str, candidate: str, note: str = "") -> Link:
         """The link with its verdict."""
-        told = f"{self.others} of {self.numbers} numbers that are decided are others"
-        note = "; ".join(filter(None, [note, told]))
-        still = not self._moves and self.seen > len(self._first)
-        if still and not self.others:
-            note = "the same at every call: a fault would not show"
-        unknown = self.left > UNDECIDED_SHARE * self.seen
-        if self.left:
-            told = f"in {self.left} of {self.seen} images rounding decides what comes out"
-            note = told if unknown else f"{note}; {told}: they were left out"
-        lost = bool(self.others) and self.tolerance.kind == "lossy"
-        if unknown or lost or (still and not self.others):
-            return not_verified(name, reference, candidate, note)
+        counted = Figures(unit="numbers", compared=self.numbers, different=self.others)
+        left_out = Figures(unit="images", compared=self.seen, left_out=self.left)
+        if self.left > UNDECIDED_SHARE * self.seen:
+            return not_verified(name, reference, candidate, note, reason="rounding_decides", figures=left_out)
+        if self.others and self.tolerance.kind == "lossy":
+            lost: Reason = "discrete_in_low_precision"
+            return not_verified(name, reference, candidate, note, reason=lost, figures=counted)
+        if not self.others and not self._moves and self.seen > len(self._first):
+            return not_verified(name, reference, candidate, note, reason="constant_output")
         share = self.others / self.numbers
         metrics = Metrics(
             images=self.seen - self.left,
@@ -85,15 +82,10 @@ class Decided:
             cosine=None,
             undecided=self.left,
         )
-        return Link(
-            name=name,
-            reference=reference,
-            candidate=candidate,
-            tolerance=self.tolerance,
-            metrics=metrics,
-            verdict="failed" if self.others else "passed",
-            note=note,
-        )
+        fields = {"name": name, "reference": reference, "candidate": candidate, "tolerance": self.tolerance}
+        reason: Reason = "discrete_values_differ" if self.others else "within_tolerance"
+        figures = counted if self.others else left_out
+        return Link.concluded(reason, figures=figures, note=note, metrics=metrics, **fields)
 
 
 # --- All outputs of two ends side by side, batch by batch: every one by its name, in number and shape, by its own
@@ -107,14 +99,14 @@ class Comparison:
         allowed: Of the link.
         scores: Which output is the scores of classes.
         meters: What was measured so far, by output.
-        unlike: Outputs that could not be compared at some call, the verdict on that, and why.
+        unlike: Outputs that could not be compared at some call: the reason, and more of it in words.
     """
 
     def __init__(self, candidate: str, allowed: Tolerance, scores: str = "logits") -> None:
         """``candidate`` is what the candidate is called."""
         self.candidate, self.allowed, self.scores = candidate, allowed, scores
         self.meters: dict[str, Meter | Decided] = {}
-        self.unlike: dict[str, tuple[Verdict, str]] = {}
+        self.unlike: dict[str, tuple[Reason, str]] = {}
 
     def add(
         self,
@@ -144,12 +136,12 @@ class Comparison:
         for name, value in named(list(right), found).items():
             got, expected = _numbers(value), _numbers(right[name])
             if got is None or expected is None:
-                self.unlike[name] = ("not verified", "no tensor of numbers: not compared")
+                self.unlike[name] = ("not_comparable", "no tensor of numbers")
                 continue
             if got.shape != expected.shape and not whole:
                 raise self._others(f"shape {list(got.shape)}", str(list(expected.shape)))
             if got.shape == expected.shape and expected.size and _no_number(got) and _no_number(expected):
-                self.unlike.setdefault(name, ("not verified", "NaN on both sides"))
+                self.unlike.setdefault(name, ("not_comparable", "NaN on both sides"))
             elif got.shape == expected.shape and expected.size:
                 meter = self.meters.setdefault(name, self._meter(name, expected))
                 rows = (1, -1) if whole or expected.ndim < 2 else expected.shape
@@ -158,11 +150,12 @@ class Comparison:
                 of_scores = labels if name == self.scores else None
                 meter.add(*pair, labels=of_scores, undecided=undecided, sway=moved)
             elif got.shape == expected.shape:
-                self.unlike.setdefault(name, ("not verified", "empty on every call"))
+                self.unlike.setdefault(name, ("not_comparable", "empty on every call"))
             elif (undecided is not None and undecided.any()) or _reshaped(sway, name, expected):
-                self.unlike.setdefault(name, ("not verified", "rounding decides its shape"))
+                self.unlike.setdefault(name, ("rounding_decides", "its shape"))
             else:
-                self.unlike[name] = ("failed", f"shape {list(got.shape)} for {list(expected.shape)}")
+                shapes = f"shape {list(got.shape)} for {list(expected.shape)}"
+                self.unlike[name] = ("shape_or_type_differs", shapes)
 
     def _meter(self, name: str, right: NDArray[Any]) -> Meter | Decided:
         return Meter(self.allowed, logits=name == self.scores) if right.dtype.kind == "f" else Decided(self.allowed)
@@ -174,10 +167,10 @@ class Comparison:
 
     def _link(self, output: str, name: str, reference: str, note: str, *, several: bool) -> Link:
         called = f"{self.candidate}, output {output}" if several else self.candidate
-        verdict, told = self.unlike.get(output, ("not verified", ""))
-        if output in self.meters and verdict != "failed":
+        reason, detail = self.unlike.get(output, ("not_run", ""))
+        if output in self.meters and reason != "shape_or_type_differs":
             return self.meters[output].link(name, reference, called, note)
-        return not_verified(name, reference, called, told).model_copy(update={"verdict": verdict})
+        return not_verified(name, reference, called, "", reason=reason, figures=Figures(detail=detail))
 
     @property
     def worst(self) -> dict[str, int]:

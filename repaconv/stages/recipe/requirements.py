@@ -11,7 +11,7 @@ from repaconv.core import plugins
 from repaconv.core.errors import RepaconvError, nearest
 from repaconv.core.toml_positions import Lines, place_of
 from repaconv.onnx_export.fp16_and_int8 import QUANTIZERS
-from repaconv.onnx_export.onnx_simplifiers import SIMPLIFIERS
+from repaconv.onnx_export.onnx_simplifiers import TOOLS
 from repaconv.options import Recipe, Wrong, own_file
 from repaconv.stages.shared.common_checks import load_target
 from repaconv.stages.shared.fetched_files import address_of
@@ -76,12 +76,12 @@ def _files(recipe: Recipe, path: Path) -> Iterator[_Lacking]:
 
 def _names(recipe: Recipe) -> Iterator[_Lacking]:
     """Names of which there are a few."""
-    verify = recipe.verify
+    verify, simplifiers = recipe.verify, ("auto", *TOOLS)
     methods = ("auto", *plugins.registered(plugins.METHODS))
     exported: list[tuple[tuple[str, ...], str, tuple[str, ...]]] = []
     if recipe.export:
         exported = [
-            (("export", "simplifier"), recipe.export.simplifier, SIMPLIFIERS),
+            (("export", "simplifier"), recipe.export.simplifier, simplifiers),
             (("export", "quantizer"), recipe.export.quantizer or QUANTIZERS[0], QUANTIZERS),
         ]
     for keys, name, known in (

@@ -27,7 +27,7 @@ from repaconv.stages.shared.preset_choice import TUNED
 PACKAGES = {
     "fold": ("torch", "numpy", "safetensors", "onnx", "onnx-ir", "onnxruntime"),
     "convert": ("torch", "numpy", "safetensors", "pillow"),
-    "export": ("torch", "numpy", "pillow", "onnx", "onnx-ir", "onnxruntime", "onnxscript", "onnxsim"),
+    "export": ("torch", "numpy", "pillow", "onnx", "onnx-ir", "onnxruntime", "onnxscript", "onnxsim", "onnxslim"),
     "verify": ("torch", "numpy", "pillow", "onnx", "onnxruntime", "onnxruntime-gpu"),
     "bundle": ("torch", "numpy", "pillow", "onnx"),
     "report": (),

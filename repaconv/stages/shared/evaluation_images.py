@@ -69,7 +69,7 @@ def unshown(link: Link, why: str) -> Link:
     """A link that passed where that shows nothing; one that failed stays so."""
     if link.verdict != "passed":
         return link
-    return link.model_copy(update={"verdict": "not verified", "note": "; ".join(filter(None, [why, link.note]))})
+    return link.because("unsuitable_inputs", why)
 
 
 def _spread(places: Sequence[int], most: int) -> list[int]:

@@ -108,7 +108,7 @@ class Candidates:
             newest=device.newest,
             lacks=device.unsupported_ops,
             free_size=self.subject.folded.any_image_size,
-            simplify=False,
+            simplifiers=(),
         )
         if str(spec) not in self.known:
             graph = self.subject.graph(DEPLOY, spec, scratch=self.scratch, progress=self.progress)

@@ -220,21 +220,20 @@ def _judged(step: Step, plan: _Plan, progress: Progress) -> Iterator[Link]:
 
 def _on_card(link: Link) -> Link:
     """A required link that the card did not compute alone."""
-    return link.model_copy(update={"verdict": "failed", "note": f"required of the card, and {link.note}"})
+    return link.because("required", "of the GPU, which did not run all of it")
 
 
 def _as_built(link: Link, built: BuildArtefact | None) -> Link:
     """What its build failed does not pass."""
     if built is None or built.verdict != "failed":
         return link
-    note = "; ".join(filter(None, ["its build says failed", link.note]))
-    return link.model_copy(update={"verdict": "failed", "note": note})
+    return link.because("build_failed")
 
 
 def _required(link: Link) -> Link:
     if link.verdict != "not verified":
         return link
-    return link.model_copy(update={"verdict": "failed", "note": f"required, and not run: {link.note}"})
+    return link.because("required", "not verified")
 
 
 def _drawn(plan: _Plan, links: Sequence[Link]) -> list[Path]:

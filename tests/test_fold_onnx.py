@@ -582,7 +582,7 @@ def test_several_inputs_and_outputs_keep_their_names():
     assert [[v.name for v in side] for side in (after.input, after.output)] == [["a", "b", "c"], ["y", "z"]]
 
 
-@pytest.mark.parametrize("how", [{}, {"precision": "fp16"}, {"simplifier": "onnxslim"}], ids=str)
+@pytest.mark.parametrize("how", [{}, {"precision": "fp16"}, {"simplify": False}], ids=str)
 def test_free_sizes_of_outputs_keep_their_names_where_the_batch_is_fixed(how):
     """Shape inference would call them after itself; what follows from fixed sizes alone is a number."""
     weights = {"w": normal(4, 3, 3, 3), "v": normal(4, 4, 3, 3)}

@@ -258,6 +258,18 @@ def test_a_call_that_is_filled_up_expects_what_its_pixels_give(tiny):
         assert np.abs(session.run(calls[f"input_{call}_0"]) - expected).max() < 1e-5 * np.abs(expected).max()
 
 
+def test_normalized_images_are_refused_for_a_graph_that_takes_pixels(tiny, repaconv):
+    rc.fold(tiny)
+    rc.export(target="orin-nano", with_preprocessing=True)
+    np.savez("images.npz", input=np.zeros((2, 3, 32, 32), np.float32))
+    code, _, err = repaconv("bundle", "--target", "orin-nano", "--inputs", "images.npz")
+    assert (code, "takes pixels as its input image" in err, "Traceback" in err) == (2, True, False)
+    assert "--images" in err
+    assert not (RUN / "build").exists()
+    pixels = RUN / "model.orin-nano.pixels.onnx"
+    assert repaconv("compare", RUN, pixels, "--inputs", "images.npz")[0] == 2
+
+
 def test_every_input_and_output_goes_by_its_name():
     """Names that trtexec would split, whole numbers, and calls that are judged whole."""
     rc.fold(small_graphs.tokens("ids:0"))

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from repaconv.core.errors import Refused, said_by
+from repaconv.core.errors import Refused, UsageProblem, said_by
 from repaconv.core.thread_pool import workers
 from repaconv.engines.contract import Feeds, Port, shapes_told
 from repaconv.results import Preprocessing
@@ -79,11 +79,20 @@ class Batch:
         return cls(given, recorded or None, labels, pixels, first.whole)
 
     def feeds(self, inputs: Sequence[Port]) -> Feeds:
-        """As a model of these inputs takes them: pixels where those are bytes, floats in the model's own type."""
+        """As a model of these inputs takes them: pixels where those are bytes, floats in the model's own type.
+
+        Raises:
+            UsageProblem: If it takes pixels, and these are images that were normalized before they came here.
+        """
         found = named([port.name for port in inputs], self.given)
         for port in inputs:
             if port.dtype == "uint8" and found[port.name].dtype.kind == "f":
-                assert self.pixels is not None
+                if self.pixels is None:
+                    raise UsageProblem(
+                        f"the model takes pixels as its input {port.name}, and these images are normalized already.",
+                        hint="Give image files with --images, or neither --images nor --inputs.",
+                        code="inputs.pixels",
+                    )
                 found[port.name] = self.pixels
             elif found[port.name].dtype.kind == "f" and port.dtype in FLOATS:
                 found[port.name] = found[port.name].astype(port.dtype)

@@ -351,10 +351,31 @@ def test_where_nothing_folds_the_graph_as_given_goes_on(small, repaconv):
     rc.fold(small, out="to.onnx")
     code, out, _ = repaconv("fold", "to.onnx")
     assert code == 0
-    assert "nothing to fold" in out
+    assert "passed: nothing to fold" in out
     once = onnx.load("repaconv-out/to/to.folded.onnx")
     assert [node.op_type for node in once.graph.node] == [node.op_type for node in onnx.load("to.onnx").graph.node]
     assert rc.verify().verdict == "passed"
+
+
+def test_both_doors_say_of_a_network_in_which_nothing_folds_that_it_passed(repaconv):
+    """As weights and as a graph: the graph was not compared, and "not verified"."""
+    layers = "nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.ReLU(), nn.Flatten()"
+    Path("code.py").write_text(f"from torch import nn\n\ndef build():\n    return nn.Sequential({layers})\n")
+    nn = torch.nn
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.ReLU(), nn.Flatten())
+    torch.save(net.state_dict(), "weights.pth")
+    torch.onnx.export(
+        net.eval(), (torch.zeros(1, 3, 8, 8),), "graph.onnx", dynamo=True, opset_version=20, verbose=False
+    )
+    for given in (["weights.pth", "--arch", "code.py:build", "--set", "image_size=8"], ["graph.onnx"]):
+        code, out, _ = repaconv("fold", *given)
+        assert (code, "passed: nothing to fold" in out) == (0, True)
+        said = json.loads(Path(f"repaconv-out/{Path(given[0]).stem}/fold.json").read_text())
+        assert (said["changes"], said["verdict"], [link["verdict"] for link in said["links"]]) == (
+            [],
+            "passed",
+            ["passed"],
+        )
 
 
 @pytest.mark.parametrize("option", [("--method", "repavit"), ("--weights", "model_ema")])

@@ -106,7 +106,8 @@ def _as_stored(source: Path, before: Evaluated, after: Evaluated) -> tuple[Link,
     if not name or not _loads(before):
         return ()
     try:
-        return _compared(source, before, after, name, Tolerance(kind="exact", rtol=LOSSY[name][1]))
+        limit = Tolerance(kind="exact", rtol=LOSSY[name][1], rtol_reason=f"run in {name}, as it is stored")
+        return _compared(source, before, after, name, limit)
     except Unrunnable:
         return ()
 

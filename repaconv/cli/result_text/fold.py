@@ -103,7 +103,5 @@ def _graph(done: GraphFold) -> None:
     if done.links:
         out().print(links(done.links))
     where = f"in float64 by {done.float64}" if done.float64 else WITHOUT
-    if done.unchanged:  # what was not changed is not verified against itself
-        out().print(f"{plain(done.unchanged)}; {where}")
-    else:
-        out().print(f"{coloured(done.verdict)}: {counted(len(done.changes), 'change')}, opset {done.opset}; {where}")
+    told = plain(done.unchanged) or f"{counted(len(done.changes), 'change')}, opset {done.opset}"
+    out().print(f"{coloured(done.verdict)}: {told}; {where}")

@@ -191,7 +191,7 @@ def _links(order: CompareOrder, right: End, other: End, given: Given, progress: 
         whole = subject.folded.whole if subject else not _by_image(expected, own)
         if compared is None:
             scores = given.scores if subject or whole else _scores(order, expected, labels)
-            exact = Tolerance(kind="exact", rtol=order.rtol) if order.rtol else None
+            exact = Tolerance(kind="exact", rtol=order.rtol, rtol_reason="given by --rtol") if order.rtol else None
             allowed = exact or tolerance(link, logits=bool(scores), **usual)
             compared = Comparison(other.told.name, allowed, scores)
         sway = None if sways is None or _pixels(own) else sways(own)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from repaconv.core import run_folder
 from repaconv.core.change_guard import require_unchanged, stamp_of
-from repaconv.core.errors import UsageProblem
+from repaconv.core.errors import Refused, UsageProblem
 from repaconv.core.file_replacement import put, write_payload
 from repaconv.core.files import alone_in, payload_of, sha256_of
 from repaconv.core.progress import Progress, silent
@@ -43,7 +43,8 @@ ANY_SIZE = (224, 224)
 def fold_onnx_by(order: FoldOrder, path: str | Path, *, progress: Progress = silent) -> GraphFold:
     """Fold an ONNX graph into a run: ``<stem>.folded.onnx`` and ``fold.json``.
 
-    Where nothing folds, the folded graph is the one as given; the rest of the chain goes on from it all the same.
+    Where nothing folds, the folded graph is the one as given, and is compared with it like any other; the rest of the
+    chain goes on from it all the same.
 
     Args:
         path: The graph; weights of their own lie in its folder.
@@ -65,7 +66,7 @@ def fold_onnx_by(order: FoldOrder, path: str | Path, *, progress: Progress = sil
     kept = worthwhile(given, raised.graph, refold, measured=order.measure, progress=progress)
     raised = raised.proved(plan.source, given) if kept.changes else raised
     kept = Kept(given, ()) if raised.left else kept
-    links = (*raised.links, *_proved(plan, given, kept.graph, progress)) if kept.changes else ()
+    links = (*raised.links, *_proved(plan, given, kept.graph, progress)) if kept.changes else _as_given(plan, given)
     progress("float64", 0, 0)
     taken = taken_by(plan.source, given, kept.graph)
     with alone_in(plan.run.folder):
@@ -188,6 +189,18 @@ def _proved(plan: _Plan, given: Evaluated, after: Evaluated, progress: Progress)
     if any(link.verdict == "failed" for link in links):
         raise not_equal(plan.source, links)
     return links
+
+
+def _as_given(plan: _Plan, given: Evaluated) -> tuple[Link, ...]:
+    """The links where nothing folds: the graph that is written, run anew, and the graph as given.
+
+    None where that shows nothing: no output can be compared, or the graph does not compute the same twice.
+    """
+    try:
+        links = proved(plan.source, given, Evaluated(given.model, given.sample))
+    except Refused:
+        return ()
+    return () if any(link.verdict == "failed" for link in links) else links
 
 
 def _artefact(

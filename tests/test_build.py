@@ -13,18 +13,21 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+import small_graphs
 from conftest import one_net_a_method
 from onnx import TensorProto, helper, numpy_helper
 from test_locate import graph, net
 
 import repaconv as rc
+from repaconv.core import run_folder
 from repaconv.core.errors import EnvironmentProblem, Refused, UsageProblem
 from repaconv.engines.contract import Order
 from repaconv.engines.tensorrt_builder import Building
 from repaconv.engines.tensorrt_rtx import ENGINE
 from repaconv.onnx_export.fp16_and_int8 import to_fp16
 from repaconv.onnx_export.torch_exporter import to_onnx
-from repaconv.stages.build import Timings
+from repaconv.sources.source_of_run import subject_of
+from repaconv.stages.build import Timings, profile_shapes
 from repaconv.stages.shared.common_checks import load_target
 from repaconv.stages.shared.engine_files import built_as
 from repaconv.stages.shared.model_opening import opened
@@ -321,3 +324,35 @@ def test_openvino_in_bfloat16_where_the_processor_multiplies_it(tiny):
     assert all(kind.endswith(".BF16") for kind in low.layer_types)
     link = rc.verify(engine=BUILD / "x86-64-openvino.bf16.32x32.blob").links[-1]
     assert (link.verdict, link.tolerance.kind) == ("passed", "lossy")
+
+
+def test_a_profile_has_the_usual_size_of_every_dynamic_dimension_and_a_range_of_batches():
+    """Under any name, or none: what was not named height or width had the batch size, and what has no name 0."""
+
+    def profile(path):
+        rc.fold(path)
+        made = rc.export(f"repaconv-out/{path.stem}", target="orin-nano")
+        subject = subject_of(run_folder.find_run(Path(f"repaconv-out/{path.stem}")))
+        model = onnx.load(subject.run.folder / made.payload.path)
+        return profile_shapes(model, subject, made.batch, 2), subject.folded.sizes.usual
+
+    found, usual = profile(small_graphs.tokens())
+    assert found == {name: tuple((count, usual["L"]) for count in (1, 2, 64)) for name in ("ids", "mask")}
+    nodes = [
+        ("Conv", "x w", "1", {"pads": [1] * 4}),
+        ("BatchNormalization", "1 s s b s", "2", {}),
+        ("Relu", "2", "y", {}),
+    ]
+    weights = {"w": (4, 3, 3, 3), "s": np.ones(4, np.float32), "b": (4,)}
+    for name, dims in (("named", ["N", 3, "rows", "cols"]), ("unnamed", [None, 3, None, None])):
+        images = {"x": (small_graphs.F, dims)}, {"y": (small_graphs.F, [dims[0], 4, *dims[2:]])}
+        found, usual = profile(small_graphs.saved(f"{name}.onnx", nodes, weights, *images))
+        sides = list(usual.values())[1:]
+        assert found == {"x": tuple((count, 3, *sides) for count in (1, 2, 64))}
+    nodes = [("MatMul", "x w", "1", {}), ("Mul", "1 s", "2", {}), ("Relu", "2", "y", {})]
+    rows = {"x": (small_graphs.F, ["N", None, 8])}, {"y": (small_graphs.F, ["N", None, 4])}
+    found, usual = profile(small_graphs.saved("rows.onnx", nodes, {"w": (8, 4), "s": (4,)}, *rows))
+    assert found == {"x": tuple((count, usual["x[1]"], 8) for count in (1, 2, 64))}
+    fixed = {"x": (small_graphs.F, [3, None, 8])}, {"y": (small_graphs.F, [3, None, 4])}
+    found, usual = profile(small_graphs.saved("fixed.onnx", nodes, {"w": (8, 4), "s": (4,)}, *fixed))
+    assert found == {"x": ((3, usual["x[1]"], 8),) * 3}

@@ -16,6 +16,7 @@ from repaconv.engines.session_loading import load_session, require_survived
 from repaconv.options.option_definitions import by_name
 from repaconv.options.stage_options import BenchOrder, BuildOrder
 from repaconv.results import BuildArtefact, ExportArtefact, FoldArtefact, ImageSize, Link
+from repaconv.results.fold import Batch
 from repaconv.sources.source_model import Subject
 from repaconv.sources.source_of_run import subject_of
 from repaconv.stages.shared.common_checks import load_target, made_by, with_files
@@ -27,6 +28,7 @@ from repaconv.stages.shared.run_exports import export_for
 from repaconv.stages.shared.tuned_deployment import Given, given_form
 from repaconv.verification.float32_rounding_error import sway_of
 from repaconv.verification.model_runners import load_onnx
+from repaconv.verification.random_inputs import dims_of
 
 if TYPE_CHECKING:
     import onnx
@@ -75,6 +77,7 @@ class Timings(NamedTuple):
 
 # --- build: an engine for a target, from the run's ONNX model, with a proof of what precision it computes in.
 
+Sizes = tuple[int, ...]
 LARGEST_BATCH = 64
 ALONE = "on the device alone"
 PROBES, AT_ONCE = 4, 3  # in calls of 3 images and of 1, where the batch is free
@@ -196,14 +199,12 @@ def _require_taken(engine: Engine, **options: Any) -> None:
 
 def _as_ordered(plan: _Plan, progress: Progress) -> Order:
     """What the runtime's builder is asked for."""
-    import onnx
-
     order, device = plan.order, plan.device
     return Order(
         model=plan.source,
         precision=order.precision,
         capabilities=(device.compute_capability,),
-        shapes=_shapes(onnx.load(plan.source, load_external_data=False), plan.run, plan.folded, device),
+        shapes=_profile(plan) if device.compute_capability else {},
         islands=plan.exported.fp32_nodes,
         here=device.architecture == platform.machine(),
         threads=plan.given.threads(device),
@@ -215,20 +216,47 @@ def _as_ordered(plan: _Plan, progress: Progress) -> Order:
     )
 
 
-def _shapes(
-    model: onnx.ModelProto, run: run_folder.Run, folded: FoldArtefact, device: Target
-) -> dict[str, tuple[Any, Any, Any]]:
-    """Least, usual and largest shape of an input with free dimensions: a range of batches, images of the usual size."""
+def _profile(plan: _Plan) -> dict[str, tuple[Sizes, Sizes, Sizes]]:
+    """See `profile_shapes`."""
+    import onnx
+
+    graph = onnx.load(plan.source, load_external_data=False)
+    return profile_shapes(graph, subject_of(plan.run), plan.exported.batch, plan.device.bench.batch)
+
+
+def profile_shapes(
+    model: onnx.ModelProto, subject: Subject, batch: Batch, usual: int
+) -> dict[str, tuple[Sizes, Sizes, Sizes]]:
+    """Least, usual and largest shape of each input with dynamic dimensions: a range of batches, all else as usual.
+
+    Args:
+        model: The exported graph.
+        subject: Its network, which knows the usual sizes by name.
+        batch: That it was exported with; a fixed one has no range.
+        usual: Batch size of the target.
+
+    Raises:
+        Refused: If the usual size of a dimension is not known.
+    """
+    size = subject.folded.image_size
+    sides = dict(zip(("height", "width"), size, strict=True)) if size else {}
+    counts = (1, usual, max(usual, LARGEST_BATCH)) if batch == "dynamic" else (batch,) * 3
+    named = [{"batch": count, **sides} if size else subject.free_sizes(count) for count in counts]
     found = {}
-    size = dict(zip(("height", "width"), folded.image_size or (), strict=False))
-    size |= subject_of(run).free_sizes(device.bench.batch) if not folded.image_size else {}
     for entry in model.graph.input:
-        dims = [(d.dim_param, d.dim_value) for d in entry.type.tensor_type.shape.dim]
-        if not any(name for name, _ in dims) or not device.compute_capability:
-            continue
-        batches = (1, device.bench.batch, max(device.bench.batch, LARGEST_BATCH))
-        shapes = [[size.get(name, batch) if name else value for name, value in dims] for batch in batches]
-        found[entry.name] = (shapes[0], shapes[1], shapes[2])
+        dims = dims_of(entry)
+        for name in (dim for dim in dims if isinstance(dim, str) and dim not in named[0]):
+            raise Refused(
+                f"the usual size of the dynamic dimension {name} of the input {entry.name} is not known, so TensorRT "
+                "cannot be told which shapes it has.",
+                hint="Export the model with fixed sizes from its framework, and fold that.",
+                code="build.profile",
+            )
+        if any(isinstance(dim, str) for dim in dims):
+            least, usually, most = (
+                tuple(dim if isinstance(dim, int) else sizes[dim] for dim in dims) for sizes in named
+            )
+            found[entry.name] = (least, usually, most)
     return found
 
 

@@ -18,6 +18,7 @@ from repaconv.core.errors import Refused, UsageProblem
 from repaconv.core.export_names import Variant
 from repaconv.core.files import read_artefact
 from repaconv.engines.targets.schema import from_file
+from repaconv.graph import onnx_files
 from repaconv.graph.onnx_files import opset_of
 from repaconv.onnx_export.opset_lowering import lower
 from repaconv.onnx_export.quantization_layer_groups import kept_by
@@ -136,6 +137,47 @@ def test_a_name_that_keeps_nothing_is_refused_with_what_is_near(net):
     with pytest.raises(UsageProblem, match="this export is in FP32"):
         rc.export(keep_fp32=("head",))
     assert not list(RUN.glob("model*"))
+
+
+def test_a_name_of_the_fp32_export_is_answered_with_the_names_in_this_graph():
+    """Where an int8 graph has other rewrites, node names differ; what was said to be near was of other layers."""
+
+    def graph_of(*names):
+        nodes = [helper.make_node("MatMul", ["x", "w"], [f"y{i}"], name=name) for i, name in enumerate(names)]
+        return helper.make_model(helper.make_graph(nodes, "g", [], []))
+
+    low = graph_of("body.0.fc/MatMul_1", "MatMul_2", "head/MatMul_3")
+    plain = graph_of("body.0.fc/Gemm_7", "Gemm_8", "head/Gemm_9")
+    plain.graph.node.append(helper.make_node("Gemm", ["x", "w"], ["joined"], name="body.0/Gemm_10"))
+    plain.graph.node.append(helper.make_node("Gemm", ["x", "w"], ["lost"], name="Gemm_11"))
+    for pattern, hint in {
+        "body.0.fc/Gemm_7": "Give body.0.fc/MatMul_1 or the module body.0.fc.",
+        "Gemm_8": "Give MatMul_2.",
+        "body.0/Gemm_10": "Give the module body.0.",
+        "Gemm_11": "Give the module that it is in.",
+    }.items():
+        with pytest.raises(UsageProblem, match="is a node of the FP32 export") as refused:
+            kept_by(low, [pattern], "int8", lambda: plain)
+        assert refused.value.hint == hint
+    for pattern in ("Gemm_12", "head.act"):
+        with pytest.raises(UsageProblem, match="matches no layer"):
+            kept_by(low, [pattern], "int8", lambda: plain)
+
+
+def test_the_names_of_model_onnx_are_known_to_export(net, monkeypatch):
+    given = {"precision": "int8", "inputs": "images.npz", "keep_fp32": ("head/Gemm_77",)}
+    rc.export()
+    path = RUN / "model.onnx"
+    plain = onnx.load(path)
+    plain.graph.node[-1].name = "head/Gemm_77"
+    read = onnx_files.read_graph
+    monkeypatch.setattr(onnx_files, "read_graph", lambda found: plain if found.name == path.name else read(found))
+    with pytest.raises(UsageProblem, match="is a node of the FP32 export") as refused:
+        rc.export(**given)
+    assert "head/Gemm_6" in refused.value.hint
+    path.write_bytes(b"changed")
+    with pytest.raises(UsageProblem, match="matches no layer"):
+        rc.export(**given)
 
 
 def test_names_are_those_of_nodes_and_of_all_modules_around_them():

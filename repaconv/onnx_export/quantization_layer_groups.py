@@ -6,7 +6,7 @@ Groups are known by names, for a rewrite of the graph changes its nodes, and lea
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
@@ -45,7 +45,12 @@ def nodes_of(model: onnx.ModelProto, modules: Collection[str]) -> list[str]:
     return [n.name for n in model.graph.node if n.op_type in QUANTIZED and module_of(n.name) in modules]
 
 
-def kept_by(model: onnx.ModelProto, patterns: Sequence[str], precision: str) -> list[str]:
+def kept_by(
+    model: onnx.ModelProto,
+    patterns: Sequence[str],
+    precision: str,
+    plain: Callable[[], onnx.ModelProto | None] | None = None,
+) -> list[str]:
     """Names of the nodes that these patterns keep in float32, among those that a precision changes.
 
     A pattern is the name of a node of the graph as it is rewritten for that precision, or of a module that the node is
@@ -55,13 +60,16 @@ def kept_by(model: onnx.ModelProto, patterns: Sequence[str], precision: str) -> 
         model: The float32 graph.
         patterns: As they are given.
         precision: int8 changes products with weights, the others every node.
+        plain: Reads the FP32 export that the user may have the names from, if there is one.
 
     Raises:
-        UsageProblem: If a pattern matches nothing, with the nearest names; or if they leave nothing in that precision.
+        UsageProblem: If a pattern matches nothing, with the names that it may mean; or if they leave nothing in that
+            precision.
     """
     named = {n.name: _names_of(n.name) for n in model.graph.node if precision != "int8" or n.op_type in QUANTIZED}
     for pattern in patterns:
         if not any(_matches(names, pattern) for names in named.values()):
+            _require_not_of_plain(pattern, plain() if plain else None, model, list(named), precision)
             known = list(dict.fromkeys(name for names in named.values() for name in names))
             near = get_close_matches(pattern, known, 3) or known[:3]
             raise UsageProblem(
@@ -78,6 +86,36 @@ def kept_by(model: onnx.ModelProto, patterns: Sequence[str], precision: str) -> 
             code="export.keep-fp32",
         )
     return kept
+
+
+def _require_not_of_plain(
+    pattern: str, plain: onnx.ModelProto | None, model: onnx.ModelProto, known: Sequence[str], precision: str
+) -> None:
+    """Refuse a name that a node has in the FP32 export only, with the names of the same layer in this graph.
+
+    It is not taken for these: a rewrite may have made several layers of it, or one of several.
+
+    Raises:
+        UsageProblem: With these names.
+    """
+    nodes = plain.graph.node if plain else ()
+    changed = (node for node in nodes if precision != "int8" or node.op_type in QUANTIZED)
+    theirs = [node for node in changed if _matches([node.name], pattern)]
+    if not theirs:
+        return
+    values = {value for node in theirs for value in node.output}
+    modules = [module for node in theirs if (module := node.name.rpartition("/")[0])]
+    same = [node.name for node in model.graph.node if values.intersection(node.output)]
+    beside = [name for name in known if name.rpartition("/")[0] in modules]
+    found = [name for name in dict.fromkeys((*same, *beside)) if name in known]
+    around = next((module for module in modules if any(module in _names_of(name) for name in known)), "")
+    names = [*found[:3], *([f"the module {around}"] if around else [])]
+    raise UsageProblem(
+        f"--keep-fp32 {pattern} is a node of the FP32 export; the graph for {precision} has other rewrites, and no "
+        "node of that name.",
+        hint=f"Give {' or '.join(names) or 'the module that it is in'}.",
+        code="export.keep-fp32",
+    )
 
 
 def matching(nodes: Iterable[str], patterns: Sequence[str]) -> list[str]:

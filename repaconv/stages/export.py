@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -42,7 +43,7 @@ from repaconv.stages.shared.input_selection import (
 )
 from repaconv.stages.shared.lower_precision import Typed, int8_for, require_computed, typed_lower
 from repaconv.stages.shared.preset_choice import Written, written_for
-from repaconv.stages.shared.run_exports import target_sha256
+from repaconv.stages.shared.run_exports import exports_of, target_sha256
 from repaconv.stages.shared.tuned_deployment import export_given
 
 if TYPE_CHECKING:
@@ -268,12 +269,24 @@ def _typed(plan: _Plan, graph: Graph, progress: Progress) -> Typed:
         plan.subject,
         device=plan.device,
         form=form,
-        nodes=kept_by(graph.model, plan.variant.fp32_modules, precision),
+        nodes=kept_by(graph.model, plan.variant.fp32_modules, precision, partial(_plain_export, plan)),
         progress=progress,
     )
     if plan.order.inputs or plan.order.images:
         return typed
     return typed._replace(links=tuple(unshown(link, NONE_GIVEN) for link in typed.links))
+
+
+def _plain_export(plan: _Plan) -> onnx_package.ModelProto | None:
+    """The run's FP32 export for the same target, else for another, without large weights; None if there is none."""
+    from repaconv.graph.onnx_files import read_graph
+
+    try:
+        plain = [each.artefact for each in exports_of(plan.run, plan.folded) if each.artefact.precision == "fp32"]
+        plain.sort(key=lambda artefact: artefact.target != plan.device.name)
+        return read_graph(run_folder.graph_of(plan.run, plain[0])) if plain else None
+    except Refused:  # of other weights, changed or gone: the names in it are of no use
+        return None
 
 
 def _finished(plan: _Plan, graph: Graph, typed: Typed, scratch: Path) -> onnx_package.ModelProto:

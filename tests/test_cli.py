@@ -361,12 +361,14 @@ def test_the_next_step_is_of_the_same_run_and_can_be_taken_here(repaconv, tiny):
     assert _next(repaconv("verify")[2]) == "repaconv export"
     assert _next(repaconv("fold", tiny, "-o", other)[2]) == "repaconv export"  # the newest run is the one just folded
     assert _next(repaconv("verify", run)[2]) == f"repaconv export {run}"
-    assert _next(repaconv("export", run)[2]) == f"repaconv bench {run} --target x86-64"
-    assert _next(repaconv("export", other)[2]) == "repaconv bench --target x86-64"
+    assert _next(repaconv("export", run)[2]) == f"repaconv verify {run}"
+    assert _next(repaconv("export", other)[2]) == "repaconv verify"
     assert _next(repaconv("verify", run)[2]) == f"repaconv bench {run} --target x86-64"
     assert _next(repaconv("bench", run, "--rounds", "4")[2]) in ("", f"repaconv report {run}")  # none if inconclusive
-    taken = _next(repaconv("export", run, "--target", "orin-nano", "--precision", "fp16")[2])
+    assert repaconv("export", run, "--target", "orin-nano", "--precision", "fp16")[0] == 0
+    taken = _next(repaconv("verify", run)[2])  # the newest export
     assert taken == f"repaconv bundle {run} --target orin-nano --precision fp16"
     assert repaconv(*taken.split()[1:])[0] == 0
-    taken = _next(repaconv("export", "--target", "arm64")[2])
+    assert repaconv("export", "--target", "arm64")[0] == 0
+    taken = _next(repaconv("verify")[2])
     assert taken == "repaconv bench --target arm64 --estimate"

@@ -111,6 +111,30 @@ def test_what_a_page_tells_people_to_type_runs(repaconv, at_hand, page):
         assert code in ((0, 5) if measures else (0,)), (command, err)
 
 
+def test_the_commands_of_the_yolo_page_run_on_a_small_detector(repaconv):
+    from repaconv.onnx_export.torch_exporter import to_onnx
+
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3, 2, 1), torch.nn.SiLU(), torch.nn.Conv2d(8, 6, 1)).eval()
+    ways = {"output": "output", "opset": 20, "batch": None, "free_size": False}
+    Path("yolov8n.onnx").write_bytes(to_onnx(net, (3, 32, 32), **ways).SerializeToString())
+    np.savez("images.npz", input=np.random.default_rng(0).random((64, 3, 32, 32), np.float32))
+    lines = blocks(DOCS / "how-to" / "yolo.md", "console")[0].splitlines()
+    commands = [line.removeprefix("$ repaconv ").split() for line in lines if line.startswith("$ repaconv ")]
+    assert [command[0] for command in commands] == ["inspect", "fold", "export", "verify", "bench"]
+    for command in commands:
+        code, _, err = repaconv(*command)
+        assert code in ((0, 5) if command[0] == "bench" else (0,)), (command, err)
+
+
+def test_a_page_that_exports_verifies_afterwards():
+    for page in PAGES:
+        for block in [*blocks(page, "sh"), *blocks(page, "console")]:
+            names = [words[1] for line in block.splitlines() if "repaconv" in (words := line.lstrip("$ ").split())[:1]]
+            if "verify" in names and "export" in names:
+                assert names.index("export") < len(names) - 1 - names[::-1].index("verify"), (page, block)
+
+
 @pytest.mark.parametrize("page", alike(page for page in PAGES if blocks(page, "python")))
 def test_the_python_of_a_page_runs(at_hand, page, monkeypatch):
     monkeypatch.setitem(sys.modules, "page", ModuleType("page"))  # dataclasses look their module up

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from shutil import rmtree
 
 import numpy as np
 import onnx
@@ -39,6 +40,7 @@ def tree(folder: Path) -> dict[str, bytes]:
 @pytest.mark.usefixtures("exported_afresh")
 def test_the_same_input_gives_the_same_bytes(tiny):
     def walk():
+        rmtree(RUN, ignore_errors=True)
         rc.fold(tiny)
         rc.verify()
         rc.export(batch=1)
@@ -50,12 +52,50 @@ def test_the_same_input_gives_the_same_bytes(tiny):
     assert b"site-packages" not in first["model.b1.onnx"]
 
 
-def test_a_second_fold_replaces_the_later_stages_and_nothing_else(tiny):
+def test_the_newest_run_is_named_even_if_a_fold_failed(tiny, repaconv):
+    rc.fold(tiny)
+    Path("bad.pth").write_bytes(b"no checkpoint")
+    assert repaconv("fold", "bad.pth", "-q")[0] == 4
+    assert repaconv("verify", "-q")[2].strip() == f"newest run: {RUN}"
+    assert "newest run" not in repaconv("verify", RUN, "-q")[2]
+
+
+def test_a_fold_of_the_same_file_removes_nothing(tiny, repaconv):
+    rc.fold(tiny)
+    rc.verify()
+    rc.export(batch=1)
+    rc.export("", onnx="elsewhere.onnx")
+    before = tree(Path())
+    assert repaconv("fold", tiny)[0] == 0
+    assert tree(Path()) == before
+    rc.verify()  # the exports are of this fold
+
+
+def test_a_fold_of_the_same_graph_removes_nothing(tmp_path):
+    graph = tmp_path / "small.onnx"
+    text = '<ir_version: 8, opset_import: ["" : 17]> g (float[N, 4] x) => (float[N, 4] y)'
+    onnx.save(onnx.parser.parse_model(text + " { t = Neg(x) u = Neg(t) y = Relu(u) }"), graph)
+    run = Path("repaconv-out/small")
+    rc.fold(graph, measure=False)
+    rc.verify()
+    rc.export()
+    before = tree(run)
+    rc.fold(graph, measure=False)
+    assert tree(run) == before
+
+
+def test_another_fold_names_what_it_removes_and_removes_nothing_else(tiny, repaconv):
     rc.fold(tiny)
     rc.export()
+    rc.export(onnx="elsewhere.onnx", batch=1)
     (RUN / "notes.txt").write_text("mine")
-    rc.fold(tiny)
+    torch.save(METHOD.example(TINY, seed=4), tiny)
+    code, _, told = repaconv("fold", tiny, "-q")
+    assert code == 0
     assert {p.name for p in RUN.iterdir()} == {"fold.json", "model.safetensors", "notes.txt"}
+    removed = ("export.b1.json", "export.json", "model.onnx")
+    assert told.strip() == f"removed: {', '.join(str(RUN / name) for name in removed)}, made from the previous fold"
+    assert Path("elsewhere.onnx").is_file()
 
 
 def test_a_graph_next_to_a_checkpoint_of_its_name_has_a_run_folder_of_its_own(tiny):

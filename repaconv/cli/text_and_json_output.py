@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
-import re
 import shlex
 import sys
 import time
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from repaconv.core.errors import RepaconvError, in_letters
+from repaconv.core.notices import LOGGER
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -37,7 +38,7 @@ NEXT = {
     "form": "repaconv finetune{run} --images DIR",
     "finetune": "repaconv verify{run}",
     "verify": "repaconv export{run}",
-    "export": "repaconv {measure}",
+    "export": "repaconv verify{run}",
     "build": "repaconv bench {wrote}",
     "bench": "repaconv report{run}",
     "new-recipe": "repaconv run {recipe}",
@@ -133,19 +134,46 @@ def plain_data(record: Record) -> dict[str, Any]:
 
 @contextmanager
 def progress(*, quiet: bool) -> Iterator[Any]:
-    """A function (what, done, in all) that draws on a terminal, and elsewhere tells each step by a line on stderr."""
+    """A function (what, done, in all) that draws on a terminal, and elsewhere tells each step by a line on stderr.
+
+    Meanwhile, notices are printed to stderr, each once, even if ``quiet``.
+    """
     if quiet:
-        yield lambda what, done, total: None
+        with _notices(err()):
+            yield lambda what, done, total: None
         return
     if not sys.stderr.isatty() or os.environ.get("CI"):
-        yield _by_line()
+        with _notices(err()):
+            yield _by_line()
         return
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=err(), transient=True) as bars:
+    with Progress(*columns, console=err(), transient=True) as bars, _notices(bars.console):
         task = bars.add_task("", total=None)
         yield lambda what, done, total: bars.update(task, description=plain(what), completed=done, total=total or None)
+
+
+@contextmanager
+def _notices(console: Console) -> Iterator[None]:
+    """Print what `repaconv.core.notices` has, each sentence once."""
+    printed: set[str] = set()
+
+    class Printer(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            sentence = record.getMessage()
+            if sentence not in printed:
+                printed.add(sentence)
+                console.print(plain(sentence))
+
+    printer = Printer()
+    LOGGER.addHandler(printer)
+    LOGGER.propagate = False  # libraries add handlers to the root logger
+    try:
+        yield
+    finally:
+        LOGGER.propagate = True
+        LOGGER.removeHandler(printer)
 
 
 def _by_line() -> Any:
@@ -178,7 +206,7 @@ def next_step(command: str, done: Record) -> None:
     if command == "build" and _not_here(done):
         return  # the engine is for another machine
     named = {name: getattr(done, name, "") for name in ("recipe", "address")}
-    if {"{run}", "{measure}"} & set(re.findall(r"{\w+}", NEXT[command])):
+    if "{run}" in NEXT[command]:
         words = _words_of_run(command, done)
     else:
         words = NEXT[command].format(took=took, wrote=wrote[0] if wrote else "", **named)
@@ -198,12 +226,12 @@ def _words_of_run(command: str, done: Record) -> str:
     if run is None:
         return ""
     home = None if run_folder.is_newest(run) else Path(short(str(run.folder)))
-    exports = [each.artefact for each in exports_of(run, run_folder.fold_of(run))] if command == "verify" else []
-    exports += [done] if command == "export" else []  # type: ignore[list-item]
+    exports = exports_of(run, run_folder.fold_of(run)) if command == "verify" else []
     if not exports:
         return NEXT[command].format(run=f" {shlex.quote(str(home))}" if home else "")
+    newest = max(exports, key=lambda each: each.path.stat().st_mtime_ns)
     try:
-        return NEXT["export"].format(measure=measured_by(exports[0], home))
+        return f"repaconv {measured_by(newest.artefact, home)}"
     except RepaconvError:  # the file of the user's own target is not there any more
         return ""
 

@@ -7,11 +7,13 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
 from repaconv.core.errors import GateFailed, Refused, UsageProblem
 from repaconv.core.export_names import dotted
-from repaconv.core.file_replacement import left_over, remove, require_ours
+from repaconv.core.file_replacement import left_over, named_by, put, remove, require_ours
 from repaconv.core.files import from_json, read_artefact, sha256_of, stage_of, write_text
+from repaconv.core.notices import LOGGER
 from repaconv.results import KINDS, Artefact, ExportArtefact, FoldArtefact, Payload, VerifyArtefact
 
 OUT = Path("repaconv-out")
@@ -20,6 +22,11 @@ BENCH, BUILD, WEIGHTS, FOLDED, UNCONVERTED = "bench", "build", "model.safetensor
 PRECISIONS, PLAN = ("fp32", "fp16", "bf16", "int8"), "plan.json"
 OF_CONVERT = CONVERT_JSON, CONVERTED, SCORES = "convert.json", "converted.safetensors", "scores.svg"
 OF_FINETUNE = FINETUNE_JSON, FINETUNED, UNDER_WAY = "finetune.json", "finetuned.safetensors", "finetune.state"
+AnyFold = TypeVar("AnyFold", bound=FoldArtefact)
+_HOW_FOLDED: dict[str, Any] = dict.fromkeys(
+    ("made_by", "options", "other_files", "certificate", "changes", "not_folded", "links"), True
+) | {"origin": {"path", "container", "checksums", "weights_reason"}}
+"""Keys of a fold's result that say how it came about, and not what the folded network is."""
 
 
 @dataclass(frozen=True)
@@ -224,16 +231,47 @@ def prepare_run(
     return run
 
 
-def clear_later_stages(run: Run) -> tuple[Payload, ...]:
-    """Remove what was made from an earlier fold.
+def put_fold(run: Run, folded: AnyFold) -> AnyFold:
+    """Write a fold's result. What was made from another fold before is removed, and a notice names it.
+
+    If the folded network is the same as before, what was made from it is up to date and remains.
 
     Returns:
-        What of it lies elsewhere, where a user asked for it, and stays: it may be replaced by an export of this fold.
+        The result as it was written. Its ``other_files`` name what lies outside the run folder, where a user asked for
+        it, and remains: it may be replaced by an export of this fold.
     """
-    stays = [payload for artefact in run.later_stages() for payload in remove(artefact, run.folder)]
+    if not _same_network(run, folded):
+        stays = _clear_later_stages(run)
+        folded = folded.model_copy(update={"other_files": (*folded.other_files, *stays)})
+    return put(run.fold_json, folded)
+
+
+def _same_network(run: Run, folded: FoldArtefact) -> bool:
+    """Whether the run folder has the fold of the same weights into the same network."""
+    with suppress(Refused):  # of a version that cannot be read any more
+        before, now = (each.model_dump(mode="json", exclude=_HOW_FOLDED) for each in (fold_of(run), folded))
+        return before == now
+    return False
+
+
+def _clear_later_stages(run: Run) -> tuple[Payload, ...]:
+    """Remove what was made from an earlier fold, and name it.
+
+    Returns:
+        What of it lies elsewhere and remains.
+    """
+    made: list[Path] = []
+    stays: list[Payload] = []
+    for artefact in run.later_stages():
+        made += [artefact.resolve(), *named_by(artefact)]
+        stays += remove(artefact, run.folder)
     for folder in (BENCH, BUILD):
         with suppress(OSError):  # not there, or not empty: somebody has something of his own in it
             (run.folder / folder).rmdir()
+    inside = run.folder.resolve()
+    gone = [str(run.folder / file.relative_to(inside)) for file in dict.fromkeys(made) if not file.exists()]
+    if gone:
+        LOGGER.warning("removed: %s, made from the previous fold", ", ".join(gone))
     return tuple({payload.path: payload for payload in stays}.values())
 
 
@@ -280,6 +318,7 @@ def find_run(given: Path | None) -> Run:
                 code="run.none",
             )
         given = OUT / LATEST.read_text().strip()
+        LOGGER.info("newest run: %s", given)
     elif not given.exists():
         raise Refused(f"there is no file or folder {given}.", hint="Check its path.", code="run.missing")
     run = Run(given)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from repaconv.core import run_folder
 from repaconv.core.errors import GateFailed, Refused
-from repaconv.core.file_replacement import put, write_payload
+from repaconv.core.file_replacement import write_payload
 from repaconv.core.files import alone_in, payload_of
 from repaconv.core.progress import Progress, silent
 from repaconv.graph.float64_graph import retyped
@@ -89,8 +89,7 @@ def fold_network_by(
         record["scores"] = None if taken.whole else plan.scores
         record |= {"reverted": kept.back.names, "image_size": taken.image_size, "opset": opset_of(exported)}
         record["exporting"] = _exporting(plan, exported, record["parameters"][0])
-        artefact = _artefact(plan, known, by, record)
-        put(plan.run.fold_json, artefact)
+        artefact = run_folder.put_fold(plan.run, _artefact(plan, known, by, record))
         run_folder.remember(plan.run)
     return with_files(artefact, [plan.found.path], [target, data, plan.run.fold_json])
 
@@ -116,7 +115,6 @@ def _artefact(plan: _Plan, known: Known | None, exporter: str, record: Mapping[s
     folder = plan.run.folder
     return NetworkFold(
         made_by={**made_by("torch", "onnx", "onnx-ir", "onnxruntime"), **plan.built.versions},
-        other_files=run_folder.clear_later_stages(plan.run),
         options=plan.order.words(),
         origin=plan.found.origin,
         settings=dict(plan.order.settings or {}),

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from repaconv.backbones.image_size_check import require_size
 from repaconv.core import plugins, run_folder
 from repaconv.core.errors import Refused, UsageProblem
-from repaconv.core.file_replacement import put
 from repaconv.core.files import alone_in, sha256_of
 from repaconv.core.progress import Progress, silent
 from repaconv.core.thread_pool import workers
@@ -55,8 +54,7 @@ def fold_file_by(
     plan = _plan(order, found, order.force if overrule is None else overrule)
     with alone_in(plan.run.folder):
         done = _folded(plan, progress)
-        artefact = _artefact(plan, done)
-        put(plan.run.fold_json, artefact)
+        artefact = run_folder.put_fold(plan.run, _artefact(plan, done))
         run_folder.remember(plan.run)
     return with_files(artefact, [Path(checkpoint)], [plan.run.model, plan.run.fold_json])
 
@@ -210,7 +208,6 @@ def _artefact(plan: _Plan, done: _Folded) -> MethodFold:
     return MethodFold(
         made_by=made_by("torch", "safetensors"),
         verdict="passed",
-        other_files=run_folder.clear_later_stages(plan.run),
         unverified=plan.overruled,
         options=("--method", plan.method.name, *plan.order.words(), *forced),
         origin=plan.found.origin,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from repaconv.core import run_folder
 from repaconv.core.change_guard import require_unchanged, stamp_of
 from repaconv.core.errors import Refused, UsageProblem
-from repaconv.core.file_replacement import put, write_payload
+from repaconv.core.file_replacement import write_payload
 from repaconv.core.files import alone_in, payload_of, sha256_of
 from repaconv.core.progress import Progress, silent
 from repaconv.graph.onnx_files import opset_of
@@ -74,8 +74,7 @@ def fold_onnx_by(order: FoldOrder, path: str | Path, *, progress: Progress = sil
         write_payload(target, kept.graph.model.SerializeToString(deterministic=True))
         if plan.copied:
             write_payload(plan.copied, partial(copyfile, target))
-        artefact = _artefact(plan, taken, given, raised, kept, links)
-        put(plan.run.fold_json, artefact)
+        artefact = run_folder.put_fold(plan.run, _artefact(plan, taken, given, raised, kept, links))
         run_folder.remember(plan.run)
     took = [plan.source, *([Path(order.inputs)] if order.inputs else [])]
     wrote = [target, plan.run.fold_json, *([plan.copied] if plan.copied else [])]
@@ -215,7 +214,7 @@ def _artefact(
     record["operators"] = operators_of(kept.graph.model)
     return GraphFold(
         made_by=made_by("onnx", "onnx-ir", "onnxruntime"),
-        other_files=(*beside, *run_folder.clear_later_stages(plan.run)),
+        other_files=tuple(beside),
         options=plan.order.words(),
         origin=_origin(plan),
         settings=dict(plan.order.settings or {}),

@@ -155,4 +155,7 @@ def _none(
     others = ", ".join(each.variant.full for each in every)
     told = f"; it has {others}" if others else ""
     options = f"{wanted.options} --preset {form}" if form else wanted.options
-    return UsageProblem(f"{none}{told}.", hint=f"repaconv export {options}", code="run.no-model")
+    there = {each.artefact.precision: None for each in every if each.artefact.target == device.name}
+    there.pop(precision, None)
+    instead = f", or take the one that it has with --precision {next(iter(there))}" if len(there) == 1 else ""
+    return UsageProblem(f"{none}{told}.", hint=f"repaconv export {options}{instead}", code="run.no-model")

@@ -9,6 +9,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from repaconv.graph.axis_tracking import FULL, axis_before, axis_behind
+from repaconv.graph.channel_axes import IMAGE, LAST, scale_and_shift
 from repaconv.graph.model_rewriting import read
 from repaconv.graph.operator_facts import ARITHMETIC, POINTWISE, UNARY
 from repaconv.graph.symbolic_shapes import Free, groups, parted, product, shifted, size_of
@@ -105,3 +106,41 @@ def test_windows_of_windows_are_windows_however_they_are_counted():
                 (parted(width, -step), exact // -step) if step < 0 else (shifted(width, step - 2), exact + step - 2)
             )
         assert [eval(str(width), {"width": size}) for size in sizes] == list(exact)
+
+
+SCALES = [
+    (operator, first, shape, axis)
+    for operator in ARITHMETIC
+    for first in (False, True)
+    for shape, axis in (((3, 1, 1), IMAGE), ((1, 3, 1, 1), IMAGE), ((6,), LAST), ((1,), IMAGE), ((1,), LAST))
+]
+
+
+@pytest.mark.parametrize(("operator", "first", "shape", "axis"), SCALES, ids=str)
+def test_a_scale_and_a_shift_of_channels_is_read_from_every_operator_that_is_one(operator, first, shape, axis):
+    model = model_of(operator, {}, [F(shape) + 0.5])
+    node = model.graph.node[0]
+    if first:
+        node.input[:] = node.input[::-1]
+    found = scale_and_shift(next(iter(read(model).graph)), axis)
+    if operator == "Div" and first:
+        assert found is None
+        return
+    column = (-1, 1, 1) if axis == IMAGE else (-1,)
+    shift = 0.0 if found.shift is None else found.shift.reshape(column)
+    x = F(X) + 0.5
+    expected = ReferenceEvaluator(model).run(None, {"x": x})[0]
+    np.testing.assert_allclose(x * found.scale.reshape(column) + shift, expected, rtol=1e-15)
+
+
+def test_what_is_no_scale_and_shift_of_channels_is_none():
+    every = [
+        model_of("Mul", {}, [F((4, 1))]),  # by row
+        model_of("Add", {}, [F((5, 1, 1, 1, 6))]),  # more axes
+        model_of("Div", {}, [I([0.0, 1.0, 1.0]).reshape(3, 1, 1)]),
+        model_of("Pow", {}, [F((3, 1, 1))]),
+    ]
+    assert [scale_and_shift(next(iter(read(model).graph)), IMAGE) for model in every] == [None] * 4
+    found = scale_and_shift(next(iter(read(model_of("BatchNormalization", {}, [I([1.0, 2, 3])] * 4)).graph)), IMAGE)
+    np.testing.assert_allclose(found.scale, [1 / np.sqrt(1 + 1e-5), 2 / np.sqrt(2 + 1e-5), 3 / np.sqrt(3 + 1e-5)])
+    np.testing.assert_allclose(found.shift, I([1.0, 2, 3]) - I([1.0, 2, 3]) * found.scale)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from repaconv.algebra.channel_maps import Vector
-from repaconv.graph.channel_axes import batchnorm
+from repaconv.graph.channel_axes import IMAGE, scale_and_shift
 from repaconv.graph.nodes_and_constants import Array, attribute, constant
 from repaconv.graph.symbolic_shapes import sizes
 
@@ -142,11 +142,13 @@ def _placed(node: ir.Node, weight: Array, bias: Vector | None, groups: int, lear
 
 
 def scale_of(node: ir.Node) -> Kernel | None:
-    """The kernel that a BatchNormalization is of its first input."""
-    shape, both = sizes(node.inputs[0]), batchnorm(node) if node.op_type == "BatchNormalization" else None
-    if both is None or shape is None or any(value.uses() for value in node.outputs[1:]):
+    """The kernel that a scale and a shift a channel is of an image."""
+    found = scale_and_shift(node, IMAGE)
+    shape = sizes(found.x) if found is not None else None
+    if found is None or shape is None or any(value.uses() for value in node.outputs[1:]):
         return None
-    return replace(eye(len(both[0]), len(shape)).then(*both), learnt=len(both[0]))
+    width = len(found.scale)
+    return replace(eye(width, len(shape)).then(found.scale, found.shift), learnt=width)
 
 
 def fits(a: Kernel, b: Kernel, *, fixed: bool) -> bool:

@@ -1,13 +1,15 @@
-"""Channels: where a value has them, and what a graph writes as one number for each."""
+"""Channels: where a value has them, what a graph writes as one number for each, and nodes that scale and shift them."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from repaconv.graph.nodes_and_constants import Array, attribute, constant
+from repaconv.graph.nodes_and_constants import Array, attribute, constant, is_constant
+from repaconv.graph.operator_facts import ARITHMETIC
 from repaconv.graph.symbolic_shapes import sizes
 
 if TYPE_CHECKING:
@@ -50,3 +52,43 @@ def batchnorm(node: ir.Node) -> tuple[Vector, Vector] | None:
     gamma, beta, mean, variance = (part for part in parts if part is not None)
     scale = gamma / np.sqrt(variance + float(attribute(node, "epsilon", 1e-5)))
     return scale, beta - mean * scale
+
+
+class Scaled(NamedTuple):
+    """x scale + shift along channels, both [C]; ``shift`` is None where nothing is added."""
+
+    x: ir.Value
+    scale: Vector
+    shift: Vector | None
+
+
+def scale_and_shift(
+    node: ir.Node, axis: int, least: int = 4, numbers: Callable[[ir.Value | None], Array | None] = constant
+) -> Scaled | None:
+    """What a node multiplies the channels of a value with, and adds to them; None if it does anything else.
+
+    Args:
+        node: A BatchNormalization, whose channels are axis 1 always, or an Add, Sub, Mul or Div with a constant.
+        axis: See `channel_axis`, as ``least``.
+        least: Axes that a value has at least.
+        numbers: Reads the constant.
+    """
+    if node.domain or node.op_type not in ("BatchNormalization", *ARITHMETIC):
+        return None
+    out = node.outputs[0]
+    if node.op_type == "BatchNormalization":
+        both, x = batchnorm(node), node.inputs[0]
+        return None if both is None or x is None else Scaled(x, *both)
+    for place in (0, 1):
+        x, given = node.inputs[place], numbers(node.inputs[1 - place])
+        vector = per_channel(given, out, axis, least) if given is not None and given.dtype.kind == "f" else None
+        if x is None or vector is None or is_constant(x) or sizes(x) != sizes(out):
+            continue
+        if node.op_type == "Mul":
+            return Scaled(x, vector, None)
+        if node.op_type == "Div":
+            return Scaled(x, 1 / vector, None) if place == 0 and vector.all() else None
+        minus = node.op_type == "Sub"
+        scale = np.full(len(vector), -1.0 if minus and place else 1.0)
+        return Scaled(x, scale, -vector if minus and not place else vector)
+    return None

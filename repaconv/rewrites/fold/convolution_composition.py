@@ -8,7 +8,6 @@ What is summed is in `parallel`, what stands in a row in `sequences`, what is as
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import combinations
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -27,7 +26,7 @@ from repaconv.algebra.convolution_kernels import (
     summed,
 )
 from repaconv.graph.canonical_form import normalise
-from repaconv.graph.channel_axes import IMAGE, batchnorm, per_channel
+from repaconv.graph.channel_axes import IMAGE, scale_and_shift
 from repaconv.graph.constant_regions import assigned, uniform
 from repaconv.graph.index_selections import perm_of
 from repaconv.graph.model_rewriting import clean
@@ -214,11 +213,10 @@ def _share(second: Kernel, between: ir.Value, out: ir.Value) -> float:
 
 def _before(model: ir.Model, node: ir.Node, rewrite: str) -> Iterator[Change]:
     """A scale and a shift a channel of which convolutions alone read."""
-    found, out = _scale(node), node.outputs[0]
+    found, scale, out = scale_and_shift(node, IMAGE), scale_of(node), node.outputs[0]
     readers = [user for user, place in out.uses() if user.op_type == "Conv" and not user.domain and place == 0]
-    if found is None or not readers or len(readers) < len(out.uses()) or out.is_graph_output():
+    if found is None or scale is None or not readers or len(readers) < len(out.uses()) or out.is_graph_output():
         return
-    scale, x = found
     kernels = [kernel_of(reader) for reader in readers]
     if all(kernel is not None and _by_place(kernel) for kernel in kernels):
         return
@@ -227,30 +225,8 @@ def _before(model: ir.Model, node: ir.Node, rewrite: str) -> Iterator[Change]:
     if len(whole) < len(readers) or any(reader.graph is not model.graph for reader in readers):
         return
     for reader, one in zip(readers, whole, strict=True):
-        _write(model, reader, one, x)
+        _write(model, reader, one, found.x)
         yield Change(rewrite=rewrite, place=node.name or "", description=f"{node.op_type} -> {reader.name} behind it")
-
-
-def _scale(node: ir.Node) -> tuple[Kernel, ir.Value] | None:
-    """The scale and shift that a node is of an image."""
-    if node.op_type == "BatchNormalization":
-        kernel = scale_of(node)
-        return None if kernel is None or node.inputs[0] is None else (kernel, node.inputs[0])
-    out, shape = node.outputs[0], sizes(node.outputs[0])
-    for place in (0, 1):
-        x, numbers = node.inputs[place], constant(node.inputs[1 - place])
-        vector = per_channel(numbers, out, IMAGE)
-        if x is None or vector is None or shape is None or sizes(x) != shape or x.dtype != out.dtype:
-            continue
-        one = replace(eye(len(vector), len(shape)), learnt=len(vector))
-        if node.op_type in ("Mul", "Div"):
-            if node.op_type == "Div" and (place or not vector.all()):
-                return None
-            return one.then(1 / vector if node.op_type == "Div" else vector, None), x
-        sign = -1.0 if node.op_type == "Sub" and place else 1.0
-        shift = -vector if node.op_type == "Sub" and not place else vector
-        return one.then(sign + 0 * vector, shift), x
-    return None
 
 
 def _write(model: ir.Model, node: ir.Node, kernel: Kernel, x: ir.Value) -> None:
@@ -433,8 +409,8 @@ def _absorb_scales_and_shifts(model: ir.Model, rewrite: str) -> Iterator[Change]
 
 
 def _absorb(model: ir.Model, node: ir.Node, rewrite: str) -> Iterator[Change]:
-    found = _scale_and_shift(node)
-    conv = made_by(found[0], "Conv", "ConvTranspose") if found is not None else None
+    found = scale_and_shift(node, IMAGE, 3)
+    conv = made_by(found.x, "Conv", "ConvTranspose") if found is not None else None
     weight = constant(conv.inputs[1]) if conv is not None else None
     given = conv.inputs[2] if conv is not None and len(conv.inputs) > 2 else None
     bias = constant(given)
@@ -465,26 +441,6 @@ def _outwards(conv: ir.Node, weight: Array, scale: Array) -> Array:
     groups = int(attribute(conv, "group", 1))  # [in, out / groups, ...]
     each: Array = np.repeat(scale.reshape(groups, -1), len(weight) // groups, axis=0)
     return each.reshape(*each.shape, *[1] * (weight.ndim - 2))
-
-
-def _scale_and_shift(node: ir.Node) -> tuple[ir.Value, Array, Array | None] | None:
-    """What a node multiplies the channels of an image with, and adds to them."""
-    x = node.inputs[0]
-    if node.op_type == "BatchNormalization":
-        both = batchnorm(node)
-        return None if both is None or x is None else (x, *both)
-    for place in (0, 1):
-        x, other = node.inputs[place], node.inputs[1 - place]
-        vector = per_channel(constant(other), node.outputs[0], IMAGE, 3)
-        if x is None or vector is None or sizes(x) != sizes(node.outputs[0]):
-            continue
-        if node.op_type == "Mul":
-            return x, vector, None
-        if node.op_type == "Div":
-            return (x, 1 / vector, None) if place == 0 and vector.all() else None
-        sign = -1.0 if node.op_type == "Sub" else 1.0
-        return x, np.full(len(vector), sign if place else 1.0), vector if place or sign > 0 else -vector
-    return None
 
 
 CONVOLUTION = Rewrite("convolution", "behind a convolution with constant weights that nothing else reads", apply)

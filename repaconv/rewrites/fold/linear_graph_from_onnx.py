@@ -9,7 +9,7 @@ import numpy as np
 
 from repaconv.algebra.channel_maps import Dense, Map, Vector, diagonal, embedding, selection
 from repaconv.graph.activation_patterns import is_activation
-from repaconv.graph.channel_axes import IMAGE, LAST, batchnorm, channel_axis, per_channel
+from repaconv.graph.channel_axes import IMAGE, LAST, channel_axis, per_channel, scale_and_shift
 from repaconv.graph.constant_regions import assigned, uniform
 from repaconv.graph.index_selections import selection_of
 from repaconv.graph.nodes_and_constants import attribute, constant, is_constant
@@ -105,40 +105,20 @@ def _same(node: ir.Node, value: ir.Value, axis: int) -> Edges | None:
     return [(source, diagonal(np.full(width, scale)))], None
 
 
-def _add(node: ir.Node, value: ir.Value, axis: int) -> Edges | None:
-    sign = -1.0 if node.op_type == "Sub" else 1.0
-    edges: list[tuple[ir.Value, Map]] = []
-    shift: Vector | None = None
-    for source, factor in zip(node.inputs, (1.0, sign), strict=True):
-        if source is None:
-            return None
-        numbers = constant(source)
-        if numbers is not None:
-            vector = per_channel(numbers, value, axis)
-            if vector is None:
-                return None
-            shift = factor * vector
-        elif sizes(source) != sizes(value):
-            return None
-        else:
-            width = _width(value, axis)
-            assert width is not None
-            edges.append((source, diagonal(np.full(width, factor))))
-    return (edges, shift) if edges else None
+def _scaled(node: ir.Node, value: ir.Value, axis: int) -> Edges | None:
+    found = scale_and_shift(node, axis, numbers=uniform if node.op_type in ("Mul", "Div") else constant)
+    apart = node.op_type == "BatchNormalization" and (value.index() or channel_axis(value, axis) != 1)
+    return None if found is None or apart else ([(found.x, diagonal(found.scale))], found.shift)
 
 
-def _mul(node: ir.Node, value: ir.Value, axis: int) -> Edges | None:
-    for place in (0, 1):
-        source, other = node.inputs[place], node.inputs[1 - place]
-        vector = per_channel(uniform(other), value, axis)
-        if vector is None or source is None or is_constant(source) or sizes(source) != sizes(value):
-            continue
-        if node.op_type == "Div":
-            if place == 1 or not vector.all():
-                return None
-            vector = 1 / vector
-        return [(source, diagonal(vector))], None
-    return None
+def _added(node: ir.Node, value: ir.Value, axis: int) -> Edges | None:
+    width, signs = _width(value, axis), (1.0, -1.0 if node.op_type == "Sub" else 1.0)
+    if any(is_constant(source) for source in node.inputs):
+        return _scaled(node, value, axis)
+    if width is None or any(source is None or sizes(source) != sizes(value) for source in node.inputs):
+        return None
+    terms = zip(node.inputs, signs, strict=True)
+    return [(source, diagonal(np.full(width, sign))) for source, sign in terms if source is not None], None
 
 
 def _matmul(node: ir.Node, value: ir.Value, axis: int) -> Edges | None:
@@ -165,13 +145,6 @@ def _conv(node: ir.Node, value: ir.Value, axis: int) -> Edges | None:
     if group == len(weight) and weight.shape[1] == 1:
         return [(source, diagonal(flat[:, 0]))], bias
     return None
-
-
-def _batchnorm(node: ir.Node, value: ir.Value, axis: int) -> Edges | None:
-    source, found = node.inputs[0], batchnorm(node)
-    if source is None or found is None or value.index() or channel_axis(value, axis) != 1:
-        return None
-    return [(source, diagonal(found[0]))], found[1]
 
 
 def _concat(node: ir.Node, value: ir.Value, axis: int) -> Edges | None:
@@ -255,13 +228,13 @@ def _scatter(node: ir.Node, value: ir.Value, axis: int) -> Edges | None:
 _RULES: dict[str, Callable[[ir.Node, ir.Value, int], Edges | None]] = {
     "Identity": _same,
     "Neg": _same,
-    "Add": _add,
-    "Sub": _add,
-    "Mul": _mul,
-    "Div": _mul,
+    "Add": _added,
+    "Sub": _added,
+    "Mul": _scaled,
+    "Div": _scaled,
     "MatMul": _matmul,
     "Conv": _conv,
-    "BatchNormalization": _batchnorm,
+    "BatchNormalization": _scaled,
     "Concat": _concat,
     "Slice": _select,
     "Gather": _select,

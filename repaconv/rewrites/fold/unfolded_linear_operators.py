@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from repaconv.graph import activation_patterns
-from repaconv.graph.channel_axes import IMAGE, LAST, batchnorm, per_channel
+from repaconv.graph.channel_axes import IMAGE, LAST, scale_and_shift
 from repaconv.graph.nodes_and_constants import attribute, constant, is_constant, made_by
-from repaconv.graph.operator_facts import ARITHMETIC, IMAGE_NORMS, MOVES, ROW_NORMS
+from repaconv.graph.operator_facts import IMAGE_NORMS, MOVES, ROW_NORMS
 from repaconv.graph.symbolic_shapes import sizes
 
 if TYPE_CHECKING:
@@ -111,21 +111,13 @@ def linear(node: ir.Node) -> LinearNode | None:
     numbers = [constant(value) for value in node.inputs]
     if node.op_type in ("Conv", "ConvTranspose", "Gemm") and numbers[0] is None and numbers[1] is not None:
         return LinearNode(node, node.inputs[0], numbers[1], len(numbers) > 2)
-    if node.op_type == "BatchNormalization":
-        return LinearNode(node, node.inputs[0], None, True) if batchnorm(node) is not None else None
-    if len(numbers) != 2 or (numbers[0] is None) == (numbers[1] is None):
-        return None
-    place = 0 if numbers[0] is None else 1
-    x, given = node.inputs[place], numbers[1 - place]
-    if x is None or given is None or (node.op_type == "Div" and place):
-        return None
     if node.op_type == "MatMul":
-        return LinearNode(node, x, given, False) if given.ndim == 2 else None
-    out = node.outputs[0]
-    if node.op_type not in ARITHMETIC or sizes(x) != sizes(out) or given.dtype.kind != "f":
+        for x, given in zip(node.inputs, numbers[::-1], strict=True):
+            if x is not None and not is_constant(x) and given is not None and given.ndim == 2:
+                return LinearNode(node, x, given, False)
         return None
-    vector = any(per_channel(given, out, axis) is not None for axis in (LAST, IMAGE))
-    return LinearNode(node, x, None, node.op_type in ("Add", "Sub")) if vector else None
+    found = scale_and_shift(node, LAST) or scale_and_shift(node, IMAGE)
+    return LinearNode(node, found.x, None, found.shift is not None) if found is not None else None
 
 
 def _is_bias(one: LinearNode) -> bool:

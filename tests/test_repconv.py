@@ -9,12 +9,12 @@ import numpy as np
 import oracle
 import pytest
 import torch
+import torch.nn.functional as F
 from conftest import SHARED
 from safetensors.torch import load_file
 
 import repaconv as rc
-from repaconv.algebra.affine_maps import Affine
-from repaconv.algebra.parallel_convolutions import Conv
+from repaconv.algebra.convolution_kernels import Kernel, eye
 from repaconv.backbones.repvgg_mobileone import RepBlock, RepConvConfig
 from repaconv.checkpoints import read_checkpoint
 from repaconv.core.errors import Refused, UsageProblem
@@ -69,49 +69,56 @@ def in_timms_names(weights):
 # --- the algebra ------------------------------------------------------------------------------------------
 
 
+def run(kernel, x):
+    """A kernel of an image by torch, whose Conv2d pads both sides alike."""
+    height, width, *behind = kernel.pads
+    assert behind == [height, width]
+    bias = None if kernel.bias is None else torch.from_numpy(kernel.bias)
+    return F.conv2d(x, torch.from_numpy(kernel.weight), bias, kernel.strides, (height, width), groups=kernel.groups)
+
+
 def test_parallel_convolutions_are_one():
-    random = np.random.default_rng(0)
-
-    def draw(*shape):
-        return torch.from_numpy(random.standard_normal(shape))
-
+    draw = np.random.default_rng(0).standard_normal
+    random = np.random.default_rng(1)
     for _ in range(40):
-        width, stride = 12, tuple(int(s) for s in random.integers(1, 3, 2))
+        width, strides = 12, tuple(int(s) for s in random.integers(1, 3, 2))
         reach = random.integers(0, 2, 2)  # beyond the image on every side, for a 1x1 kernel
         both = []
         for _ in range(2):
             half, groups = random.integers(0, 3, 2), int(random.choice([1, 2, 3, 4, 6, 12]))
-            weight = draw(24, width // groups, *(2 * half + 1))
-            padding = tuple(int(p) for p in half + reach)
-            both.append(Conv(weight, draw(24), groups, stride, padding))
+            weight = draw((24, width // groups, *(2 * half + 1)))
+            pads = tuple(int(p) for p in (*half + reach, *half + reach))
+            both.append(Kernel.convolution(weight, draw(24), groups=groups, strides=strides, pads=pads))
         f, g = both
-        x = draw(2, width, 7, 6)
-        assert torch.allclose((f + g)(x), f(x) + g(x), rtol=1e-12, atol=1e-12)
-        norm = Affine.diagonal(draw(24), draw(24))
-        assert torch.allclose(f.then(norm)(x), norm(f(x).movedim(1, -1)).movedim(-1, 1), rtol=1e-12, atol=1e-12)
-    x = draw(2, 4, 5, 5)
-    assert torch.equal(Conv.eye(4)(x), x)
+        x = torch.from_numpy(draw((2, width, 7, 6)))
+        assert torch.allclose(run(f + g, x), run(f, x) + run(g, x), rtol=1e-12, atol=1e-12)
+        scale, shift = draw(24), draw(24)
+        expected = run(f, x) * torch.from_numpy(scale)[:, None, None] + torch.from_numpy(shift)[:, None, None]
+        assert torch.allclose(run(f.then(scale, shift), x), expected, rtol=1e-12, atol=1e-12)
+        before, inside = f.of_scaled(np.resize(scale, width), None), torch.from_numpy(np.resize(scale, width))
+        assert torch.allclose(run(before, x), run(f, x * inside[:, None, None]), rtol=1e-12, atol=1e-12)
+    x = torch.from_numpy(draw((2, 4, 5, 5)))
+    assert torch.equal(run(eye(4, 4), x), x)
 
 
 def test_what_reads_other_places_is_not_added():
-    three, one = torch.ones(4, 4, 3, 3), torch.ones(4, 4, 1, 1)
-    zero = torch.zeros(4)
-    padded = Conv(three, zero, padding=(1, 1))
+    def ones(*shape, **placed):
+        return Kernel.convolution(np.ones(shape), **placed)
+
+    padded = ones(4, 4, 3, 3, pads=(1,) * 4)
     for other in (
-        Conv(one, zero, padding=(1, 1)),  # reaches one pixel further
-        Conv(one, zero, stride=(2, 2)),
-        Conv(torch.ones(4, 4, 2, 2), zero),  # has no centre
-        Conv(torch.ones(4, 3, 1, 1), zero),
-        Conv(torch.ones(2, 4, 1, 1), zero[:2]),
+        ones(4, 4, 1, 1, pads=(1,) * 4),  # reaches one pixel further
+        ones(4, 4, 1, 1, strides=(2, 2)),
+        ones(4, 4, 2, 2),
+        ones(4, 3, 1, 1),
+        ones(2, 4, 1, 1),
     ):
-        with pytest.raises(ValueError, match=r"cannot add|no place"):
+        with pytest.raises(ValueError, match="cannot add"):
             padded + other
     with pytest.raises(ValueError, match="cannot add"):  # without padding the smaller one sees the border
-        Conv(three, zero) + Conv(one, zero)
-    with pytest.raises(ValueError, match="no diagonal"):
-        padded.then(Affine(torch.ones(4, 4), zero))
+        ones(4, 4, 3, 3) + ones(4, 4, 1, 1)
     with pytest.raises(ValueError, match="no convolution"):
-        Conv(three, zero, groups=3)
+        ones(4, 4, 3, 3, groups=3)
 
 
 # --- checkpoints ------------------------------------------------------------------------------------------

@@ -11,16 +11,14 @@ from math import gcd, prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from repaconv.algebra.channel_maps import Vector
-from repaconv.graph.channel_axes import IMAGE, scale_and_shift
-from repaconv.graph.nodes_and_constants import Array, attribute, constant
-from repaconv.graph.symbolic_shapes import sizes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import onnx_ir as ir
+Weight = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +36,7 @@ class Kernel:
         learnt: Numbers of a graph that went into it.
     """
 
-    weight: Array
+    weight: Weight
     bias: Vector | None
     groups: int
     strides: tuple[int, ...]
@@ -46,12 +44,61 @@ class Kernel:
     reach: tuple[int, ...]
     learnt: int
 
+    @classmethod
+    def convolution(
+        cls,
+        weight: Weight,
+        bias: Vector | None = None,
+        *,
+        groups: int = 1,
+        strides: Sequence[int] | None = None,
+        pads: Sequence[int] | None = None,
+        dilations: Sequence[int] | None = None,
+    ) -> Kernel:
+        """As frameworks describe one: weight [out, in / groups, ...]; pads before every axis, then behind every axis.
+
+        Raises:
+            ValueError: If the outputs are in no such groups.
+        """
+        axes = weight.ndim - 2
+        if len(weight) % groups:
+            raise ValueError(f"no convolution: weight {list(weight.shape)}, {groups} groups")
+        pads = tuple(pads or (0,) * (2 * axes))
+        places = zip(pads, dilations or (1,) * axes, weight.shape[2:], strict=False)
+        taps = tuple(range(-pad, step * (length - 1) - pad + 1, step) for pad, step, length in places)
+        reach = tuple(pad - tap[-1] for pad, tap in zip(pads[axes:], taps, strict=True))
+        return cls(weight, bias, groups, tuple(strides or (1,) * axes), taps, reach, weight.size)
+
+    def __add__(self, other: Kernel) -> Kernel:
+        """Run in parallel and summed.
+
+        Raises:
+            ValueError: If the two do not read and give the same places and channels, as at the border.
+        """
+        if not fits(self, other, fixed=False):
+            raise ValueError(f"cannot add kernels of {list(self.weight.shape)} and {list(other.weight.shape)}")
+        return summed([self, other])
+
     def then(self, scale: Vector, shift: Vector | None) -> Kernel:
         """With a scale and a shift a channel behind it."""
         bias = None if self.bias is None else self.bias * scale
         if shift is not None:
             bias = shift if bias is None else bias + shift
         return replace(self, weight=self.weight * scale.reshape(-1, *[1] * (self.weight.ndim - 1)), bias=bias)
+
+    def of_scaled(self, scale: Vector, shift: Vector | None) -> Kernel:
+        """With a scale and a shift a channel before it; where there is a shift, it must not be padded.
+
+        W (s x + t) + b = (W s) x + (sum W t + b)
+        """
+        out, inside = len(self.weight), self.weight.shape[1]
+        factor = np.repeat(scale.reshape(self.groups, inside), out // self.groups, axis=0)
+        bias = self.bias
+        if shift is not None:
+            terms = np.repeat(shift.reshape(self.groups, inside), out // self.groups, axis=0)
+            added = (self.weight.reshape(out, inside, -1).sum(-1) * terms).sum(1)
+            bias = added if bias is None else bias + added
+        return replace(self, weight=self.weight * factor.reshape(out, inside, *[1] * len(self.taps)), bias=bias)
 
     def around(self, pads: Sequence[int]) -> Kernel:
         """Of an image with more zeros before and behind every axis, as ONNX has them."""
@@ -106,49 +153,18 @@ def eye(width: int, rank: int) -> Kernel:
     return Kernel(np.ones((width, 1, *ones)), None, width, ones, (range(1),) * (rank - 2), (0,) * (rank - 2), 0)
 
 
-def kernel_of(node: ir.Node) -> Kernel | None:
-    """The kernel that a Conv or an AveragePool is of its first input; None where it is none at the border, too."""
-    shape, out = sizes(node.inputs[0]), sizes(node.outputs[0])
-    padded = any(attribute(node, "pads", (0,)))
-    auto = attribute(node, "auto_pad", "NOTSET")
-    if node.domain or shape is None or out is None or len(shape) != len(out) or auto not in ("NOTSET", "VALID"):
-        return None
-    if node.op_type == "Conv":
-        return _convolution(node, len(shape) - 2)
-    counted = attribute(node, "count_include_pad", 0) or not padded
-    width = shape[1]
-    if node.op_type != "AveragePool" or not counted or attribute(node, "ceil_mode", 0) or not isinstance(width, int):
-        return None
-    size = tuple(attribute(node, "kernel_shape", ()))
-    return _placed(node, np.full((width, 1, *size), 1 / prod(size)), None, width, 0)
+def outwards(weight: Weight, factor: Vector, transposed: int = 0) -> Weight:
+    """A factor a channel of the output, in the shape of a weight [out, ...].
 
-
-def _convolution(node: ir.Node, axes: int) -> Kernel | None:
-    weight, given = constant(node.inputs[1]), node.inputs[2] if len(node.inputs) > 2 else None
-    bias = constant(given)
-    if weight is None or weight.ndim != axes + 2 or (given is not None and bias is None):
-        return None
-    return _placed(node, weight, bias, int(attribute(node, "group", 1)), weight.size)
-
-
-def _placed(node: ir.Node, weight: Array, bias: Vector | None, groups: int, learnt: int) -> Kernel:
-    axes = weight.ndim - 2
-    strides, steps = (tuple(attribute(node, name, (1,) * axes)) for name in ("strides", "dilations"))
-    pads = tuple(attribute(node, "pads", (0,) * (2 * axes)))
-    lengths = zip(pads, steps, weight.shape[2:], strict=False)
-    taps = tuple(range(-pad, step * (length - 1) - pad + 1, step) for pad, step, length in lengths)
-    reach = tuple(pad - tap[-1] for pad, tap in zip(pads[axes:], taps, strict=True))
-    return Kernel(weight, bias, groups, strides, taps, reach, learnt)
-
-
-def scale_of(node: ir.Node) -> Kernel | None:
-    """The kernel that a scale and a shift a channel is of an image."""
-    found = scale_and_shift(node, IMAGE)
-    shape = sizes(found.x) if found is not None else None
-    if found is None or shape is None or any(value.uses() for value in node.outputs[1:]):
-        return None
-    width = len(found.scale)
-    return replace(eye(width, len(shape)).then(found.scale, found.shift), learnt=width)
+    Args:
+        weight: Of a layer.
+        factor: [out].
+        transposed: Of a transposed convolution, whose weight is [in, out / groups, ...], the groups.
+    """
+    if not transposed:
+        return factor.reshape(-1, *[1] * (weight.ndim - 1))
+    each: Weight = np.repeat(factor.reshape(transposed, -1), len(weight) // transposed, axis=0)
+    return each.reshape(*each.shape, *[1] * (weight.ndim - 2))
 
 
 def fits(a: Kernel, b: Kernel, *, fixed: bool) -> bool:
@@ -213,7 +229,8 @@ def composed(second: Kernel, first: Kernel) -> Kernel | None:
         one = first.then(second.weight.reshape(-1), second.bias)
         return replace(one, learnt=first.learnt + second.learnt)
     if first.is_diagonal:
-        return _scaled_before(second, first)
+        one = second.of_scaled(first.weight.reshape(-1), first.bias)
+        return replace(one, learnt=second.learnt + first.learnt)
     groups = gcd(second.groups, first.groups)
     outer, inner = _coarser(second, groups), _coarser(first, groups)
     moved = _moved(second, first)
@@ -247,20 +264,7 @@ def _moved(second: Kernel, first: Kernel) -> list[list[range]]:
     return [[_shifted(mine, step * place) for place in read] for mine, read, step in axes]
 
 
-def _scaled_before(one: Kernel, scale: Kernel) -> Kernel:
-    """A scale and a shift a channel before it, whose border is not padded where there is a shift."""
-    inside = one.weight.shape[1]
-    each = np.repeat(scale.weight.reshape(one.groups, inside), len(one.weight) // one.groups, axis=0)
-    bias = one.bias
-    if scale.bias is not None:
-        shift = np.repeat(scale.bias.reshape(one.groups, inside), len(one.weight) // one.groups, axis=0)
-        added = (one.weight.reshape(*each.shape, -1).sum(-1) * shift).sum(1)
-        bias = added if bias is None else bias + added
-    weight = one.weight * each.reshape(*each.shape, *[1] * len(one.taps))
-    return replace(one, weight=weight, bias=bias, learnt=one.learnt + scale.learnt)
-
-
-def _coarser(one: Kernel, groups: int) -> Array:
+def _coarser(one: Kernel, groups: int) -> Weight:
     """Its weight with fewer groups, [groups, out / groups, in / groups, *taps]: zeros between its own."""
     apart = one.groups // groups
     fine = one.weight.reshape(groups, apart, -1, *one.weight.shape[1:])

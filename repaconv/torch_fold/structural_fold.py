@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from repaconv.algebra.channel_maps import Vector
-from repaconv.algebra.convolution_kernels import Kernel
+from repaconv.algebra.convolution_kernels import Kernel, outwards
 from repaconv.rewrites.fold.unfolded_linear_operators import PADDED, READ_BESIDE
 from repaconv.torch_fold.module_calls import rounding
 from repaconv.torch_fold.module_trace import LOOKS, SAME, Called, Step, Trace, Value, inner_name, parameters_of
@@ -222,7 +222,8 @@ def into_producer(places: Places, value: Value, scale: Scale) -> tuple[str, Weig
         return None
     if scale.shift is not None and step.name == "rms_norm":
         return None
-    new: Weights = {f"{held.name}.weight": held.weight * _outwards(step, held.weight, scale.factor)}
+    groups = int(step.given(6, "groups", 1)) if step.name in TRANSPOSED else 0
+    new: Weights = {f"{held.name}.weight": held.weight * outwards(held.weight, scale.factor, groups)}
     if held.bias is not None or scale.shift is not None:
         bias = np.zeros(len(scale.factor)) if held.bias is None else held.bias * scale.factor
         new[f"{held.name}.bias"] = bias if scale.shift is None else bias + scale.shift
@@ -246,15 +247,6 @@ def layer_of(places: Places, step: Step) -> Held | None:
 
 def _usual(name: str) -> set[str | None]:
     return {f"{name}.weight", f"{name}.bias", None}
-
-
-def _outwards(step: Step, weight: np.ndarray, factor: Vector) -> np.ndarray:
-    """A factor a channel of the output, in the shape of the weight."""
-    if step.name in TRANSPOSED:  # [in, out / groups, ...]
-        groups = int(step.given(6, "groups", 1))
-        whole = np.repeat(factor.reshape(groups, -1), len(weight) // groups, axis=0)
-        return whole.reshape(*weight.shape[:2], *[1] * (weight.ndim - 2))
-    return factor.reshape(-1, *[1] * (weight.ndim - 1))
 
 
 def _reaches(path: list[Step], axis: int, wanted: int) -> bool:
@@ -323,13 +315,11 @@ def _taken(places: Places, step: Step, scale: Scale) -> tuple[str, Weights] | No
     held, kernel = layer_of(places, step), linear(step) or convolution(step)
     if held is None or kernel is None or (kernel.is_padded and scale.shift is not None and scale.shift.any()):
         return None
-    inside = kernel.weight.shape[1]
-    factor = np.repeat(scale.factor.reshape(kernel.groups, inside), len(kernel.weight) // kernel.groups, axis=0)
-    new: Weights = {f"{held.name}.weight": held.weight * factor.reshape(*factor.shape, *[1] * (held.weight.ndim - 2))}
-    if scale.shift is not None and scale.shift.any():
-        shift = np.repeat(scale.shift.reshape(kernel.groups, inside), len(kernel.weight) // kernel.groups, axis=0)
-        summed = held.weight.reshape(*factor.shape, -1).sum(-1)
-        new[f"{held.name}.bias"] = (summed * shift).sum(1) + (0 if held.bias is None else held.bias)
+    shift = scale.shift if scale.shift is not None and scale.shift.any() else None
+    one = kernel.of_scaled(scale.factor, shift)
+    new: Weights = {f"{held.name}.weight": one.weight}
+    if shift is not None:
+        new[f"{held.name}.bias"] = one.bias
     return held.name, new
 
 

@@ -175,10 +175,8 @@ def convolution(step: Step) -> Kernel | None:
     if weight is None or bias is None or axes is None or weight.ndim != axes + 2 or isinstance(pads, str):
         return None
     strides, pads, steps = (_each(n, axes) for n in (step.given(3, "stride", 1), pads, step.given(5, "dilation", 1)))
-    taps = tuple(range(-p, d * (k - 1) - p + 1, d) for p, d, k in zip(pads, steps, weight.shape[2:], strict=True))
-    reach = tuple(p - one[-1] for p, one in zip(pads, taps, strict=True))
-    groups = int(step.given(6, "groups", 1))
-    return Kernel(weight, bias if bias.size else None, groups, strides, taps, reach, weight.size)
+    groups, bias = int(step.given(6, "groups", 1)), bias if bias.size else None
+    return Kernel.convolution(weight, bias, groups=groups, strides=strides, pads=(*pads, *pads), dilations=steps)
 
 
 def _each(number: Any, axes: int) -> tuple[int, ...]:
@@ -191,7 +189,7 @@ def linear(step: Step) -> Kernel | None:
     weight, bias = numbers(step.given(1, "weight")), numbers(step.given(2, "bias"))
     if step.name != "linear" or weight is None or bias is None or weight.ndim != 2:
         return None
-    return Kernel(weight, bias if bias.size else None, 1, (), (), (), weight.size)
+    return Kernel.convolution(weight, bias if bias.size else None)
 
 
 def _convolution(forms: Forms, step: Step) -> Form | None:
@@ -291,10 +289,9 @@ def _pooled(forms: Forms, step: Step) -> Form | None:
         return None
     if (divisor := step.given(6, "divisor_override")) is not None and divisor != prod(size):
         return None
-    weight = np.full((x.shape[1], 1, *size), 1 / prod(size))
-    strides, taps = _each(stride, 2) if stride else size, tuple(range(length) for length in size)
-    whole = Kernel(weight, None, x.shape[1], strides, taps, tuple(1 - length for length in size), 0)
-    return forms.behind(whole.around((*pads, *pads)), x)
+    weight, strides = np.full((x.shape[1], 1, *size), 1 / prod(size)), _each(stride, 2) if stride else size
+    mean = Kernel.convolution(weight, groups=x.shape[1], strides=strides, pads=(*pads, *pads))
+    return forms.behind(replace(mean, learnt=0), x)
 
 
 def _bordered(forms: Forms, step: Step) -> Form | None:

@@ -25,11 +25,10 @@ from collections.abc import Mapping
 from functools import reduce
 from operator import add
 
-import torch
 from torch import Tensor, nn
 
 from repaconv.algebra.affine_maps import Affine
-from repaconv.algebra.parallel_convolutions import Conv
+from repaconv.algebra.convolution_kernels import Kernel, eye
 from repaconv.backbones.repvgg_mobileone import NAMES, Activated, Layout, RepBlock
 
 
@@ -73,19 +72,18 @@ def has_identity(block: RepBlock) -> bool:
     return block.in_width == block.width and block.stride == 1
 
 
-def fold_branch(tensors: Mapping[str, Tensor], norm: str, block: RepBlock, eps: float) -> Conv:
+def fold_branch(tensors: Mapping[str, Tensor], norm: str, block: RepBlock, eps: float) -> Kernel:
     """eqs. 3-4 for the branch of that BatchNorm, by the names within the block."""
     gamma, beta, mu, variance = (tensors[f"{norm}.{of}"] for of in ("weight", "bias", "running_mean", "running_var"))
     bn = Affine.batchnorm(gamma, beta, mu, variance, eps)
-    weight = tensors.get(f"{norm.removesuffix('.bn')}.conv.weight")
-    if weight is None:
-        return Conv.eye(block.width).then(bn)
-    padding = weight.shape[-1] // 2
-    zeros = torch.zeros(block.width)
-    return Conv(weight, zeros, block.groups, (block.stride,) * 2, (padding,) * 2).then(bn)
+    weight, branch = tensors.get(f"{norm.removesuffix('.bn')}.conv.weight"), eye(block.width, rank=4)
+    if weight is not None:
+        pads, strides = (weight.shape[-1] // 2,) * 4, (block.stride,) * 2
+        branch = Kernel.convolution(weight.double().numpy(), groups=block.groups, strides=strides, pads=pads)
+    return branch.then(bn.weight.numpy(), bn.bias.numpy())
 
 
-def fold_block(tensors: Mapping[str, Tensor], block: RepBlock, eps: float) -> Conv:
+def fold_block(tensors: Mapping[str, Tensor], block: RepBlock, eps: float) -> Kernel:
     """All branches of a block, by the names within it, as one convolution."""
     norms = [name.removesuffix(".running_var") for name in tensors if name.endswith(".running_var")]
     return reduce(add, (fold_branch(tensors, norm, block, eps) for norm in sorted(norms)))

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from repaconv.algebra.parallel_convolutions import Conv
 from repaconv.backbones.repvgg_mobileone import NAMES, Layout, RepBlock, RepConv, RepConvConfig
 from repaconv.backbones.tensor_names import block_tensors, counted, in_float64, weight_of
 from repaconv.checkpoints import Checkpoint, require_sound
@@ -97,8 +96,9 @@ def _folded_block(reading: RepConvReading, name: str, block: RepBlock) -> Folded
             kept, FoldStep(module=name, folded=(), not_folded=(f"{told}, as it is", *left), max_rel_error=0.0)
         )
     trained = reading.block(name, block)
-    conv = fold_block(tensors, block, reading.eps)
-    folded = {f"{told}.weight": conv.weight, f"{told}.bias": conv.bias}
+    kernel = fold_block(tensors, block, reading.eps)
+    weights = {"weight": torch.from_numpy(kernel.weight), "bias": torch.from_numpy(kernel.bias)}
+    folded = {f"{told}.{key}": tensor for key, tensor in weights.items()}
     kept = {key: tensor for key, tensor in tensors.items() if key.startswith("se.")}
     return FoldedPart(
         {f"{name}.{key}": tensor for key, tensor in (folded | kept).items()},
@@ -107,15 +107,15 @@ def _folded_block(reading: RepConvReading, name: str, block: RepBlock) -> Folded
             folded=(f"{', '.join(trained.branches)} and their BatchNorms -> {told}",),
             not_folded=left,
             equation="eqs. 3-4",
-            max_rel_error=_difference(trained, tensors, conv),
+            max_rel_error=_difference(trained, tensors, loaded(block.conv(block.kernel, bias=True), weights)),
         ),
     )
 
 
 @torch.no_grad()
-def _difference(trained: TrainingBlock, tensors: Mapping[str, Tensor], conv: Conv) -> float:
+def _difference(trained: TrainingBlock, tensors: Mapping[str, Tensor], conv: nn.Module) -> float:
     """Of the sums before the ReLU, which would hide what is negative."""
-    shape = (2, conv.in_width, 7, 5)
+    shape = (2, trained.block.in_width, 7, 5)
     x = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     loaded(trained, tensors)
     return max_rel_error(conv(x), trained.convolved(x))

@@ -20,8 +20,7 @@ from repaconv.algebra.convolution_kernels import (
     composed_size,
     eye,
     fits,
-    kernel_of,
-    scale_of,
+    outwards,
     size_of,
     summed,
 )
@@ -34,6 +33,7 @@ from repaconv.graph.nodes_and_constants import Array, Writer, attribute, constan
 from repaconv.graph.rewrite_contract import Rewrite
 from repaconv.graph.symbolic_shapes import set_shape, sizes
 from repaconv.results import Change
+from repaconv.rewrites.fold.kernels_from_onnx import kernel_of, scale_of
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -420,7 +420,8 @@ def _absorb(model: ir.Model, node: ir.Node, rewrite: str) -> Iterator[Change]:
     if len(list(value.uses())) != 1 or value.is_graph_output() or any(v.uses() for v in node.outputs[1:]):
         return
     write = Writer(model, node)
-    parts = [write.constant(weight * _outwards(conv, weight, scale))]
+    groups = int(attribute(conv, "group", 1)) if conv.op_type == "ConvTranspose" else 0
+    parts = [write.constant(weight * outwards(weight, scale, groups))]
     if bias is not None or shift is not None:
         total = (0 if bias is None else bias * scale) + (0 if shift is None else shift)
         parts.append(write.constant(np.asarray(total)))
@@ -432,15 +433,6 @@ def _absorb(model: ir.Model, node: ir.Node, rewrite: str) -> Iterator[Change]:
     yield Change(
         rewrite=rewrite, place=conv.name or "", description=f"{node.op_type} -> {conv.op_type} {list(weight.shape)}"
     )
-
-
-def _outwards(conv: ir.Node, weight: Array, scale: Array) -> Array:
-    """A factor a channel of the output, in the shape of the weight."""
-    if conv.op_type == "Conv":
-        return scale.reshape(-1, *[1] * (weight.ndim - 1))
-    groups = int(attribute(conv, "group", 1))  # [in, out / groups, ...]
-    each: Array = np.repeat(scale.reshape(groups, -1), len(weight) // groups, axis=0)
-    return each.reshape(*each.shape, *[1] * (weight.ndim - 2))
 
 
 CONVOLUTION = Rewrite("convolution", "behind a convolution with constant weights that nothing else reads", apply)

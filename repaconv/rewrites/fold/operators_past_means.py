@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from repaconv.algebra.convolution_kernels import kernel_of
 from repaconv.graph.channel_axes import batchnorm
 from repaconv.graph.index_selections import axes_of, perm_of, selection_of
 from repaconv.graph.nodes_and_constants import Array, Writer, attribute, constant, made_by
 from repaconv.graph.operator_facts import ARITHMETIC, VIEWS
 from repaconv.graph.symbolic_shapes import rank_of, set_shape, sizes
+from repaconv.rewrites.fold.kernels_from_onnx import kernel_of
 from repaconv.rewrites.fold.norm_affines import of_norm
 
 if TYPE_CHECKING:

@@ -39,7 +39,7 @@ from repaconv.rewrites.presets import chosen
 from repaconv.sources.source_of_run import subject_of
 from repaconv.stages.shared.common_checks import load_target, usual_form
 from repaconv.stages.shared.lower_precision import int8_for
-from repaconv.stages.tune.candidates import Candidates
+from repaconv.stages.tune.search import Candidates
 
 TARGETS = {"x86-64": "", "x86-64-openvino": "onnxruntime-symmetric"}
 """And who writes int8 for it."""

@@ -33,8 +33,8 @@ from repaconv.core.files import canonical_json
 from repaconv.core.progress import silent
 from repaconv.results import Deployment, TuneArtefact
 from repaconv.sources.source_of_run import subject_of
-from repaconv.stages.shared.tuned_deployment import session_of
-from repaconv.stages.tune.candidates import Candidates
+from repaconv.stages.shared.preset_choice import session_of
+from repaconv.stages.tune.search import Candidates
 from repaconv.verification.model_runners import Images
 
 ROOT = Path(__file__).resolve().parents[1]

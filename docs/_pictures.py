@@ -13,7 +13,7 @@ IMAGES = Path(__file__).parent / "img"
 def pictures() -> dict[str, str]:
     """All of them, by the name of the file."""
     from repaconv import models
-    from repaconv.stages.inspect.fold_picture import draw_fold
+    from repaconv.stages.inspect.stage import draw_fold
 
     shipped = sorted(Path(models.__file__).parent.glob("*.pth"))
     return {f"fold-{path.stem}.svg": draw_fold(path) for path in shipped}

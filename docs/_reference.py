@@ -158,14 +158,14 @@ def _plain(text: str) -> str:
 
 def schema() -> str:
     """JSON Schema of a recipe, for an editor's completion."""
-    from repaconv.options import schema
+    from repaconv.stages.recipe.recipe_file import schema
 
     return json.dumps(schema(), indent=1, sort_keys=True) + "\n"
 
 
 def recipe() -> str:
     """Every key of a recipe, section by section."""
-    from repaconv.options import recipe_file
+    from repaconv.stages.recipe import recipe_file
 
     found = json.loads(schema())
     return (

@@ -25,51 +25,51 @@ if TYPE_CHECKING:
     from repaconv.stages.bench.estimate import estimate as estimate
     from repaconv.stages.bench.stage import bench as bench
     from repaconv.stages.bench.throughput import throughput as throughput
-    from repaconv.stages.build import build as build
+    from repaconv.stages.build.stage import build as build
     from repaconv.stages.bundle.collect import collect as collect
     from repaconv.stages.bundle.stage import bundle as bundle
     from repaconv.stages.convert.finetune import finetune as finetune
     from repaconv.stages.convert.score import score as score
     from repaconv.stages.convert.stage import convert as convert
-    from repaconv.stages.deploy import deploy as deploy
-    from repaconv.stages.export import export as export
-    from repaconv.stages.fetch import fetch as fetch
+    from repaconv.stages.deploy.stage import deploy as deploy
+    from repaconv.stages.export.stage import export as export
+    from repaconv.stages.fetch.stage import fetch as fetch
     from repaconv.stages.fold.stage import fold as fold
-    from repaconv.stages.inspect.checkpoint_inspection import inspect as inspect
-    from repaconv.stages.inspect.file_inspection import inspect_file as inspect_file
-    from repaconv.stages.paper_table import table as table
+    from repaconv.stages.inspect.stage import inspect as inspect
+    from repaconv.stages.inspect.stage import inspect_file as inspect_file
+    from repaconv.stages.paper_table.stage import table as table
     from repaconv.stages.recipe.gate import gate as gate
     from repaconv.stages.recipe.new_recipe import new_recipe as new_recipe
     from repaconv.stages.recipe.run import run as run
     from repaconv.stages.report.runs_comparison import compare_runs as compare_runs
     from repaconv.stages.report.stage import report as report
-    from repaconv.stages.save import save as save
+    from repaconv.stages.save.stage import save as save
     from repaconv.stages.tune.stage import tune as tune
     from repaconv.stages.verify.stage import verify as verify
 
 _FILES = {
     "bench": "bench.stage",
-    "build": "build",
+    "build": "build.stage",
     "bundle": "bundle.stage",
     "collect": "bundle.collect",
     "compare": "bench.compare",
     "compare_runs": "report.runs_comparison",
     "convert": "convert.stage",
-    "deploy": "deploy",
+    "deploy": "deploy.stage",
     "estimate": "bench.estimate",
-    "export": "export",
-    "fetch": "fetch",
+    "export": "export.stage",
+    "fetch": "fetch.stage",
     "finetune": "convert.finetune",
     "fold": "fold.stage",
     "gate": "recipe.gate",
-    "inspect": "inspect.checkpoint_inspection",
-    "inspect_file": "inspect.file_inspection",
+    "inspect": "inspect.stage",
+    "inspect_file": "inspect.stage",
     "new_recipe": "recipe.new_recipe",
     "report": "report.stage",
     "run": "recipe.run",
-    "save": "save",
+    "save": "save.stage",
     "score": "convert.score",
-    "table": "paper_table",
+    "table": "paper_table.stage",
     "throughput": "bench.throughput",
     "tune": "tune.stage",
     "verify": "verify.stage",

@@ -27,7 +27,7 @@ from repaconv.engines.tensorrt_rtx import ENGINE
 from repaconv.onnx_export.fp16_and_int8 import to_fp16
 from repaconv.onnx_export.torch_exporter import to_onnx
 from repaconv.sources.source_of_run import subject_of
-from repaconv.stages.build import Timings, profile_shapes
+from repaconv.stages.build.stage import Timings, profile_shapes
 from repaconv.stages.shared.common_checks import load_target
 from repaconv.stages.shared.engine_files import built_as
 from repaconv.stages.shared.model_opening import opened

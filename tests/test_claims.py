@@ -11,7 +11,7 @@ import pytest
 from test_schema import STORED
 
 import repaconv as rc
-from repaconv.cli.result_text import show
+from repaconv.cli.text_and_json_output import show
 from repaconv.core.files import canonical_json
 from repaconv.results import (
     PREVIOUS,

@@ -204,7 +204,7 @@ def test_an_argument_is_one_where_python_hides_it_in_an_optional():
 
     import typer
 
-    from repaconv.cli.options_to_typer import _as_written
+    from repaconv.cli.command_options import _as_written
 
     written = Annotated[Path | None, typer.Argument(metavar="[RUN]")]
     for hint in (written, Optional[written]):  # noqa: UP045
@@ -266,7 +266,7 @@ def test_ctrl_c_is_a_sentence(repaconv, tiny, monkeypatch):
     def stopped(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("repaconv.stages.inspect.checkpoint_inspection.inspect", stopped)
+    monkeypatch.setattr("repaconv.stages.inspect.stage.inspect", stopped)
     code, _, err = repaconv("inspect", tiny)
     assert (code, "interrupted: " in err) == (130, True)
     assert json.loads(repaconv("inspect", tiny, "--format", "json")[1])["exit_code"] == 130
@@ -314,13 +314,13 @@ def test_what_the_file_does_not_tell_is_in_the_next_command_and_in_the_recipe(re
 
 
 def test_no_color_is_no_bold_either(monkeypatch):
-    from repaconv.cli import text_and_json_output
+    from repaconv.core import terminal
 
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm")  # no terminal called dumb has colors to leave out
     for no_color, codes in (("", True), ("1", False)):
         monkeypatch.setenv("NO_COLOR", no_color)
-        with (console := text_and_json_output.out()).capture() as seen:
+        with (console := terminal.out()).capture() as seen:
             console.print("[bold]x[/]")
         assert ("\x1b[" in seen.get()) is codes
 

@@ -18,12 +18,11 @@ from torch import nn
 import repaconv as rc
 from repaconv.checkpoints import read_checkpoint
 from repaconv.conversion import token_merging
-from repaconv.conversion.attention_offset_patterns import by_offset, invariance, locality, mean_kernel, window
 from repaconv.conversion.block_activations import Place
 from repaconv.conversion.conversion_requests import Blocks, read_blocks
 from repaconv.conversion.head_scores import Moments, score, score_streams
 from repaconv.conversion.image_splits import role_of
-from repaconv.conversion.kernel_fitting import How, fitted
+from repaconv.conversion.kernel_fitting import How, by_offset, fitted, invariance, locality, mean_kernel, window
 from repaconv.conversion.least_squares import Normal
 from repaconv.conversion.original_activations import Streams
 from repaconv.conversion.plain_vit import Plain, attended, projected, read_plain

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 import repaconv as rc
-from repaconv.cli.result_text import show
+from repaconv.cli.text_and_json_output import show
 from repaconv.core.errors import UsageProblem
-from repaconv.options import RecipeProblem
 from repaconv.results import Check, RecipeRun
+from repaconv.stages.recipe.recipe_file import RecipeProblem
 
 
 def did(done) -> dict[str, str]:

@@ -22,7 +22,7 @@ from test_converting import plain_weights
 from repaconv import models
 from repaconv.core import plugins
 from repaconv.engines.targets import from_file
-from repaconv.options import read_recipe, schema
+from repaconv.stages.recipe.recipe_file import read_recipe, schema
 from repaconv.testing import check_method, write_example
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -13,7 +13,6 @@ from onnx import helper
 from small_graphs import F, saved
 
 import repaconv as rc
-from repaconv.cli.result_text.export import show
 from repaconv.core.errors import Refused, UsageProblem
 from repaconv.core.export_names import Variant
 from repaconv.core.files import read_artefact
@@ -23,6 +22,7 @@ from repaconv.graph.onnx_files import opset_of
 from repaconv.onnx_export.opset_lowering import lower
 from repaconv.onnx_export.quantization_layer_groups import kept_by
 from repaconv.results import ExportArtefact
+from repaconv.stages.export.text import show_export
 from repaconv.stages.shared.common_checks import load_target
 
 RUN = Path("repaconv-out/net")
@@ -218,7 +218,7 @@ def test_what_keep_fp32_kept_is_listed_as_that_and_once(capsys):
         violations=(), rewrites=("a",), preset="default", changes=(1,), unmeasured="", simplified=False, batch=1,
         image_size=None, preprocessing=None, verdict="passed", opset=17, nodes=3, external_data=None, target="x86-64",
     )  # fmt: skip
-    show(done)
+    show_export(done)
     out = capsys.readouterr().out
     assert "1 node kept in FP32 by --keep-fp32: head/MatMul_1" in out
     assert "1 node kept in FP32 for the range of their values: gate/Mul_2" in out

@@ -27,19 +27,21 @@ from repaconv.core import plugins
 from repaconv.core.errors import EnvironmentProblem, Refused, UsageProblem
 from repaconv.distributed.benchmark_jobs import Job, Model, resolved, run_job
 from repaconv.distributed.dask_cluster import _no_answer
+from repaconv.distributed.options import ClusterOptions
 from repaconv.distributed.remote_bench import _folder_on, bench_by_ssh, bench_on
 from repaconv.distributed.sweep import read_matrix, sweep
 from repaconv.distributed.tuning_on_cluster import on_workers
-from repaconv.options.stage_options import BenchOrder, ClusterOrder, TuneOrder
+from repaconv.stages.bench.options import BenchOptions
+from repaconv.stages.tune.options import TuneOptions
 
-ORIN = BenchOrder(target="orin-nano", precision="fp16")
+ORIN = BenchOptions(target="orin-nano", precision="fp16")
 PRECISIONS, BATCHES = ("fp32", "int8"), (1, 2)
 CELLS = len(PRECISIONS) * len(BATCHES)
 PATIENCE_S = 120
 
 
 def at(scheduler, **more):
-    return ClusterOrder(scheduler=scheduler, **more)
+    return ClusterOptions(scheduler=scheduler, **more)
 
 
 class Farm:
@@ -159,7 +161,7 @@ def test_a_sweep_with_a_worker_killed_in_the_middle_loses_and_doubles_nothing(re
         # a run of its own, its training form beside it
         rc.fold("repavit.pth", settings=SETTINGS["repavit"])
         rc.export()
-        done = bench_on(at(cluster.address, wait_s=PATIENCE_S), BenchOrder(rounds=30))
+        done = bench_on(at(cluster.address, wait_s=PATIENCE_S), BenchOptions(rounds=30))
         assert [row.name for row in done.latencies] == ["deploy form", "training form"]
         assert done.ratio.subject == "deploy form"
         assert done.agreement.verdict == "passed"
@@ -169,10 +171,10 @@ def test_a_sweep_with_a_worker_killed_in_the_middle_loses_and_doubles_nothing(re
         with pytest.raises(
             EnvironmentProblem, match=r"no worker for arm64 connected within 0 s; .* workers for x86-64"
         ):
-            bench_on(at(cluster.address, wait_s=0), BenchOrder(target="arm64"))
+            bench_on(at(cluster.address, wait_s=0), BenchOptions(target="arm64"))
     monkeypatch.setattr("repaconv.distributed.dask_cluster.ANSWERS_S", 1)
     with pytest.raises(EnvironmentProblem, match="no answer from"):
-        bench_on(at("tcp://127.0.0.1:9"), BenchOrder())
+        bench_on(at("tcp://127.0.0.1:9"), BenchOptions())
     assert repaconv("bench", "--scheduler", "tcp://127.0.0.1:9")[0] == 3
 
 
@@ -226,18 +228,18 @@ def test_tls_from_end_to_end(tiny):
         safe = at(
             cluster.address, wait_s=PATIENCE_S, **dict(zip(("tls_ca", "tls_cert", "tls_key"), files, strict=True))
         )
-        done = bench_on(safe, BenchOrder(rounds=3))
+        done = bench_on(safe, BenchOptions(rounds=3))
         assert "on the worker safe" in done.note
-        there = on_workers(safe, TuneOrder())
+        there = on_workers(safe, TuneOptions())
         tuned = rc.tune(measurer=there, rounds=3, rewrites=["batchnorm-as-affine", "group-norm-flat"])
         assert any(row.ratio is not None for row in tuned.candidates)
         with pytest.raises(EnvironmentProblem, match="requires TLS"):
-            bench_on(at(cluster.address), BenchOrder())
+            bench_on(at(cluster.address), BenchOptions())
         plain = cluster.address.replace("tls://", "tcp://")
         with pytest.raises(EnvironmentProblem, match="no answer from"):
-            bench_on(at(plain), BenchOrder())
+            bench_on(at(plain), BenchOptions())
     with pytest.raises(EnvironmentProblem, match="TLS needs three files"):
-        bench_on(at("tls://127.0.0.1:9", tls_ca=files[0]), BenchOrder())
+        bench_on(at("tls://127.0.0.1:9", tls_ca=files[0]), BenchOptions())
 
 
 @pytest.mark.slow
@@ -349,11 +351,11 @@ def test_a_model_that_is_not_what_its_hash_says_is_not_run(monkeypatch, tmp_path
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     models = (Model(name="m", sha256="0" * 64),)
     target = resolved("x86-64")
-    job = Job.of(target, models, BenchOrder())
+    job = Job.of(target, models, BenchOptions())
     with pytest.raises(Refused, match="changed in transit"):
         run_job(job.model_dump(mode="json"), {"0" * 64: b"something"})
-    assert job.id == Job.of(target, models, BenchOrder(baseline="the desk's.json", out="o.json")).id
-    assert job.id != Job.of(target, models, BenchOrder(rounds=3)).id
+    assert job.id == Job.of(target, models, BenchOptions(baseline="the desk's.json", out="o.json")).id
+    assert job.id != Job.of(target, models, BenchOptions(rounds=3)).id
 
 
 # --- ssh --------------------------------------------------------------------------------------------------
@@ -451,7 +453,7 @@ def test_a_board_that_is_not_reached_is_told(tiny):
     rc.fold(tiny)
     rc.export(target="orin-nano", image_size=32)
     with pytest.raises(EnvironmentProblem, match=r"ssh to nobody@127\.0\.0\.1 failed"):
-        bench_by_ssh("nobody@127.0.0.1", BenchOrder(target="orin-nano"), count=1)
+        bench_by_ssh("nobody@127.0.0.1", BenchOptions(target="orin-nano"), count=1)
     with pytest.raises(UsageProblem, match="is not a host name"):
-        bench_by_ssh("-oProxyCommand=touch x", BenchOrder(target="orin-nano"), count=1)
+        bench_by_ssh("-oProxyCommand=touch x", BenchOptions(target="orin-nano"), count=1)
     assert not Path("x").exists()

@@ -10,7 +10,7 @@ import pytest
 
 import repaconv as rc
 from repaconv.core.errors import EnvironmentProblem, Refused, UsageProblem
-from repaconv.stages import fetch
+from repaconv.stages.fetch import stage
 from repaconv.stages.shared.fetched_files import address_of, here, weights_here
 
 
@@ -90,9 +90,9 @@ def test_a_branch_becomes_the_commit_that_it_stands_for(monkeypatch, tiny):
                 asked.append((name, revision))
                 return type("Info", (), {"sha": commit})
 
-    right = fetch.require_module
+    right = stage.require_module
     modules = {"huggingface_hub": Hub}
-    monkeypatch.setattr(fetch, "require_module", lambda name, *rest: modules.get(name) or right(name, *rest))
+    monkeypatch.setattr(stage, "require_module", lambda name, *rest: modules.get(name) or right(name, *rest))
     memory = fsspec.filesystem("memory")
     memory.pipe(f"/owner/name@{commit}/model.safetensors", b"weights")
     to = fsspec.core.url_to_fs

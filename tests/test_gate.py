@@ -21,16 +21,15 @@ from faults import wrong_initializer
 import repaconv as rc
 from repaconv import models
 from repaconv.benchmark.latency_statistics import Timed, regression
-from repaconv.cli import gate_report_formats
 from repaconv.core import plugins
 from repaconv.core.errors import UsageProblem
 from repaconv.core.toml_positions import key_lines
 from repaconv.methods.nondeep.published import example_meta
-from repaconv.options import Recipe, read_recipe
-from repaconv.options.stage_options import GateOrder
 from repaconv.results import Accuracy, Check, GatedRecipe, GateReport, Link
-from repaconv.stages.recipe import run
+from repaconv.stages.recipe import gate_report_formats, run
 from repaconv.stages.recipe.gate_checks import Judge
+from repaconv.stages.recipe.options import GateOptions
+from repaconv.stages.recipe.recipe_file import Recipe, read_recipe
 
 HERE = Path(__file__).parent
 SCHEMA = HERE / "data" / "junit.xsd"
@@ -355,11 +354,11 @@ def accuracies(report: GateReport, code: int) -> list[Check]:
 def accuracy_checks(links: list[Link], text: str) -> list[tuple[str, str]]:
     """What a recipe makes of a verification of these links."""
     from repaconv.core.toml_positions import parse_toml
-    from repaconv.options import Recipe
     from repaconv.results import VerifyArtefact
+    from repaconv.stages.recipe.recipe_file import Recipe
 
     plain, lines = parse_toml(text, "r.toml", "recipe")
-    judge = Judge(Path("r.toml"), GateOrder())
+    judge = Judge(Path("r.toml"), GateOptions())
     judge.lines = lines
     done = VerifyArtefact(
         made_by={}, verdict="passed", policy="", inputs="four random images", input_shape=(4, 1, 8, 8),

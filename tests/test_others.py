@@ -8,8 +8,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import repaconv as rc
-from repaconv.cli.result_text.fold import show
 from repaconv.core.errors import UsageProblem
+from repaconv.stages.fold.text import show_fold
 
 
 def written(nodes, shapes, held, opset, inputs=(), ir_version=4):
@@ -61,7 +61,7 @@ def test_an_old_graph_is_verified_and_its_nodes_are_those_of_the_file(tmp_path, 
     assert rc.verify("run").verdict == "passed"
     assert rc.export("run", onnx="out.onnx").verdict == "passed"
     places = "; ".join(f"Conv_{number} behind c" for number in range(14))
-    show(done.model_copy(update={"not_folded": (f"they stand so: {places}",)}))
+    show_fold(done.model_copy(update={"not_folded": (f"they stand so: {places}",)}))
     shown = " ".join(capfd.readouterr().out.split())
     assert "Conv_9 behind c; and 4 more, with -v" in shown
     assert "Conv_10" not in shown

@@ -19,8 +19,7 @@ from repaconv.core.errors import EnvironmentProblem, GateFailed, UsageProblem
 from repaconv.core.files import canonical_json
 from repaconv.core.progress import silent
 from repaconv.results import Pace, Raced, Ratio, Trade, Tried
-from repaconv.stages.convert.speed_target import race_of
-from repaconv.stages.convert.speed_trials import Track
+from repaconv.stages.convert.speed_target import Track, race_of
 from repaconv.stages.shared.common_checks import load_target
 
 VIT_B = Tokens(12, 1, 196)

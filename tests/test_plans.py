@@ -23,12 +23,11 @@ from test_converting import images, plain_weights
 
 from repaconv.core.files import canonical_json, sha256_of_bytes
 from repaconv.results import RecipeRun
-from repaconv.stages.recipe import file_digests
-from repaconv.stages.recipe import plan_steps as walking
+from repaconv.stages.recipe import plan
+from repaconv.stages.recipe import plan as walking
 from repaconv.stages.recipe import run as running
-from repaconv.stages.recipe.file_digests import GONE, Digests
 from repaconv.stages.recipe.gate import gate
-from repaconv.stages.recipe.plan_steps import Journal, Made, Step, dry, walk
+from repaconv.stages.recipe.plan import GONE, Digests, Journal, Made, Step, dry, walk
 from repaconv.stages.recipe.run import run
 
 # a -> b, c -> d, and e beside them; each reads a file of its own
@@ -176,7 +175,7 @@ def test_what_is_left_is_foretold_only_by_what_it_took_before(tmp_path, monkeypa
 
 
 def test_digests_are_of_what_is_there(tmp_path, monkeypatch):
-    monkeypatch.setattr(file_digests, "SETTLED_NS", -(10**18))  # as if all had been written long ago
+    monkeypatch.setattr(plan, "SETTLED_NS", -(10**18))  # as if all had been written long ago
     folder = tmp_path / "f"
     (folder / "inside" / "__pycache__").mkdir(parents=True)
     (folder / "inside" / "a").write_text("1")

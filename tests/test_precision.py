@@ -39,7 +39,7 @@ from repaconv.onnx_export.target_operator_rules import violations
 from repaconv.onnx_export.torch_exporter import check, to_onnx
 from repaconv.stages.shared.common_checks import load_target
 from repaconv.stages.shared.lower_precision import int8_for, largest_values, loader_for
-from repaconv.stages.tune.candidates import sensitivities
+from repaconv.stages.tune.search import sensitivities
 from repaconv.stages.verify.verification_chain import CLIPPED_NOTE
 from repaconv.verification.difference_metrics import judge
 from repaconv.verification.input_batches import random_inputs

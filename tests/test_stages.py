@@ -213,7 +213,7 @@ def test_what_float32_cannot_hold_is_not_written(tiny_weights):
 
 
 def test_the_policys_depth_is_that_of_the_blocks():
-    from repaconv.stages.fold.certificate import blocks
+    from repaconv.stages.fold.checkpoint_fold import blocks
 
     every = [f"blocks.{n}" for n in range(48)]
     inside = [f"{block}.attn.branches.1.qkv" for block in every]

@@ -12,7 +12,7 @@ from repaconv.backbones.parameter_and_mac_counts import cost_of
 from repaconv.core import plugins
 from repaconv.core.errors import Refused, UsageProblem
 from repaconv.methods.repavit import METHOD as REPAVIT
-from repaconv.stages.paper_table import _agrees
+from repaconv.stages.paper_table.stage import _agrees
 
 
 def test_printed_precision_decides():

@@ -21,7 +21,7 @@ from repaconv.onnx_export.onnx_simplifiers import not_done, simplify
 from repaconv.onnx_export.opset_lowering import lower
 from repaconv.onnx_export.target_operator_rules import violations
 from repaconv.onnx_export.torch_exporter import OLDEST_EXPORTED, check, to_onnx
-from repaconv.stages import export
+from repaconv.stages.export import stage
 from repaconv.stages.shared.common_checks import load_target
 from repaconv.verification.model_runners import TorchRunner, image_model, load_onnx
 
@@ -82,7 +82,7 @@ def test_the_default_form_is_of_the_processors_family(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_what_is_exported_on_a_family_that_nobody_measured_says_so(monkeypatch, tiny):
     rc.fold(tiny)
-    for module in (export, cpu_isa_level):
+    for module in (stage, cpu_isa_level):
         monkeypatch.setattr(module, "family", lambda _architecture: "avx-vnni")
     done = rc.export()
     assert (done.unmeasured, done.rewrites) == ("avx-vnni", ())

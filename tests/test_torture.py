@@ -22,16 +22,17 @@ from torture.nets import net
 
 import repaconv as rc
 from repaconv.checkpoints import read_checkpoint
-from repaconv.cli import result_text, text_and_json_output
+from repaconv.cli import text_and_json_output
+from repaconv.core import terminal
 from repaconv.core.errors import Refused, RepaconvError
 from repaconv.core.files import sha256_of, sha256_of_bytes
 from repaconv.core.run_folder import Run, fold_of
 from repaconv.distributed.benchmark_jobs import Job, Model, resolved, run_job
 from repaconv.engines import crash_guard
-from repaconv.options.stage_options import BenchOrder
 from repaconv.sources.named_architectures import of_folder
+from repaconv.stages.bench.options import BenchOptions
 from repaconv.stages.bundle.collect import judged
-from repaconv.stages.inspect.file_inspection import inspect_file
+from repaconv.stages.inspect.stage import inspect_file
 from repaconv.verification.input_batches import npz_inputs
 
 
@@ -147,7 +148,7 @@ def test_names_of_a_file_cannot_break_a_sentence(tmp_path):
 @pytest.mark.parametrize("kind", list(records.shown()), ids=lambda kind: kind.__name__)
 def test_names_of_a_file_are_letters_on_a_terminal(capsys, kind):
     """``[/x]`` ended in a traceback, and escapes reached the terminal."""
-    result_text.show(records.hostile(kind))
+    text_and_json_output.show(records.hostile(kind))
     said = capsys.readouterr().out
     assert "\x1b" not in said
     assert "[/x]" in said
@@ -155,7 +156,7 @@ def test_names_of_a_file_are_letters_on_a_terminal(capsys, kind):
 
 
 def test_what_goes_on_is_letters_on_a_terminal(capsys):
-    text_and_json_output.told(records.HOSTILE)
+    terminal.told(records.HOSTILE)
     with text_and_json_output.progress(quiet=False) as told:
         told(records.HOSTILE, 0, 0)
     assert capsys.readouterr().err.count("[/x]\\x1b[2J :bug:") == 2
@@ -321,7 +322,7 @@ def test_a_job_says_what_is_measured_and_nothing_of_this_machine(tmp_path, monke
     )
     content = graphs.tokens().SerializeToString()
     sha256 = sha256_of_bytes(content)
-    job = Job.of(resolved("x86-64"), (Model(name="m", sha256=sha256),), BenchOrder(batch=1)).model_dump(mode="json")
+    job = Job.of(resolved("x86-64"), (Model(name="m", sha256=sha256),), BenchOptions(batch=1)).model_dump(mode="json")
     elsewhere = [{"name": "m", "sha256": "../x"}]
     for wrong in ({**job, "models": []}, {**job, "target": {}}, {**job, "models": elsewhere}, {}):
         with pytest.raises(Refused) as caught:

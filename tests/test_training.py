@@ -18,9 +18,9 @@ from repaconv.checkpoints import read_checkpoint
 from repaconv.conversion.finetuning import training_loop
 from repaconv.conversion.finetuning.distillation_targets import moved
 from repaconv.conversion.finetuning.dwconv_gates import cool_to
-from repaconv.conversion.finetuning.input_whitening import whitened
 from repaconv.conversion.finetuning.original_networks import read_original
 from repaconv.conversion.finetuning.trainable_batchnorm import LearningBatchNorm, settle
+from repaconv.conversion.finetuning.training_loop import whitened
 from repaconv.conversion.finetuning.training_plan import Course
 from repaconv.conversion.image_splits import part, role_in_training, role_of
 from repaconv.conversion.plain_vit import Plain, attended, read_plain

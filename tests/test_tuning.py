@@ -21,7 +21,6 @@ from onnx import numpy_helper
 import repaconv as package
 from repaconv import models
 from repaconv.backbones.metaformer import MetaFormer
-from repaconv.cli.result_text.tune import show
 from repaconv.core import plugins
 from repaconv.core.errors import EnvironmentProblem, Refused, UsageProblem
 from repaconv.core.files import read_artefact, write_artefact
@@ -36,10 +35,11 @@ from repaconv.sources.source_model import GraphSpec
 from repaconv.sources.verified_onnx_export import Proving, exported_graph
 from repaconv.stages.shared.common_checks import load_target
 from repaconv.stages.shared.input_selection import Split
-from repaconv.stages.tune import candidates, loss_evaluation, stage
-from repaconv.stages.tune.configuration_search import COMPOSITIONS, FINALISTS, MIDDLE, SCREENING, Arm, every, search
-from repaconv.stages.tune.start_configurations import Called, starts
-from repaconv.stages.tune.start_configurations import Machine as Runtimes
+from repaconv.stages.tune import loss_evaluation, stage
+from repaconv.stages.tune import search as candidates
+from repaconv.stages.tune.search import COMPOSITIONS, FINALISTS, MIDDLE, SCREENING, Arm, Called, every, search, starts
+from repaconv.stages.tune.search import Machine as Runtimes
+from repaconv.stages.tune.text import show_tune
 from repaconv.verification.input_batches import random_inputs
 
 NAMES = tuple("abcdef")
@@ -464,7 +464,7 @@ def test_lower_precision_may_be_held_to_accuracy_where_images_have_labels(repaco
     assert "accuracy was not looked at" not in link.note
     code, _, err = repaconv("tune", "run", "--max-accuracy-drop", "1%")
     assert (code, "--inputs" in err) == (2, True)
-    show(kept)
+    show_tune(kept)
     assert f"{lost.link.accuracy.difference:+.2%}" in capfd.readouterr().out
 
 

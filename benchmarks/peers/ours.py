@@ -13,15 +13,13 @@ from peers.by_hand import Contender, Run
 from repaconv.core import plugins, run_folder
 from repaconv.core.errors import RepaconvError
 from repaconv.core.progress import silent
-from repaconv.options.stage_options import TuneOrder
 from repaconv.results import Candidate, Deployment, TuneArtefact
 from repaconv.sources.source_of_run import subject_of
 from repaconv.stages.shared.common_checks import load_target
-from repaconv.stages.shared.tuned_deployment import session_of
-from repaconv.stages.tune.candidates import Candidates
-from repaconv.stages.tune.configuration_search import MIDDLE, Arm
+from repaconv.stages.shared.preset_choice import session_of
 from repaconv.stages.tune.loss_evaluation import Judge, require_judges
-from repaconv.stages.tune.start_configurations import Called, machine_of, starts
+from repaconv.stages.tune.options import TuneOptions
+from repaconv.stages.tune.search import MIDDLE, Arm, Called, Candidates, machine_of, starts
 from repaconv.verification.accuracy_budget import Budget
 from repaconv.verification.model_runners import Images
 
@@ -102,13 +100,13 @@ def plain(ours: Ours, scratch: Path) -> dict[str, Deployment]:
 
 def _graphs(ours: Ours, scratch: Path, allowed: float) -> Candidates:
     subject = subject_of(run_folder.Run(ours.run))
-    given = require_judges(TuneOrder(inputs=ours.images, max_disagreement=allowed), subject)
+    given = require_judges(TuneOptions(inputs=ours.images, max_disagreement=allowed), subject)
     return Candidates(subject, sorted(plugins.registered(plugins.REWRITES)), given, scratch, silent)
 
 
 def _arms(ours: Ours, graphs: Candidates) -> list[Arm]:
     """Every runtime in every precision, the baseline first."""
-    machine = machine_of(TuneOrder(), load_target(TARGET), here=True)
+    machine = machine_of(TuneOptions(), load_target(TARGET), here=True)
     called = Called("latency", ours.threads, ours.batch, False)
     return [graphs.arm(*each) for each in starts(machine, called, lossy=True, here=True)]
 
@@ -135,6 +133,6 @@ def contenders(ours: Ours, scratch: Path, chosen: dict[str, Deployment]) -> Iter
 
 def fitting(ours: Ours) -> tuple[list[int], list[int]]:
     """Places of the images that calibrate, ours and everybody's, and of those that judge everybody."""
-    given = require_judges(TuneOrder(inputs=ours.images, max_disagreement=1.0), subject_of(run_folder.Run(ours.run)))
+    given = require_judges(TuneOptions(inputs=ours.images, max_disagreement=1.0), subject_of(run_folder.Run(ours.run)))
     assert given is not None
     return given.fitting, given.judging

@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-from repaconv.cli.help_panels import SEARCH
-from repaconv.cli.shared_options import FoldArgument, Format, FormatOption, Quiet, RunArgument, app, finish
-from repaconv.options.conversion_options import ConvertOrder, FinetuneOrder, ScoreOrder
+from repaconv.cli.command_options import SEARCH, FoldArgument, Format, FormatOption, Quiet, RunArgument, app, finish
+from repaconv.stages.convert.options import ConvertOptions, FinetuneOptions, ScoreOptions
 
 
 @app.command(rich_help_panel=SEARCH, epilog="Example: repaconv score vit.pth --images calibration/")
 def score(
     checkpoint: FoldArgument,
-    order: ScoreOrder = ScoreOrder(),
+    options: ScoreOptions = ScoreOptions(),
     format: FormatOption = Format.text,
     quiet: Quiet = False,
 ) -> None:
     """Score how close each attention head of a plain vision transformer is to a convolution, on your images."""
     from repaconv.stages.convert.score import score_by
 
-    finish("score", format, quiet, lambda progress: score_by(order, checkpoint, progress=progress))
+    finish("score", format, quiet, lambda progress: score_by(options, checkpoint, progress=progress))
 
 
 @app.command(rich_help_panel=SEARCH, epilog="Example: repaconv convert vit.pth --images calibration/ --blocks 6")
 def convert(
     checkpoint: FoldArgument,
-    order: ConvertOrder = ConvertOrder(),
+    options: ConvertOptions = ConvertOptions(),
     format: FormatOption = Format.text,
     quiet: Quiet = False,
 ) -> None:
@@ -33,7 +32,7 @@ def convert(
     """
     from repaconv.stages.convert.stage import convert_by
 
-    finish("convert", format, quiet, lambda progress: convert_by(order, checkpoint, progress=progress))
+    finish("convert", format, quiet, lambda progress: convert_by(options, checkpoint, progress=progress))
 
 
 @app.command(
@@ -41,7 +40,7 @@ def convert(
 )
 def finetune(
     run: RunArgument = None,
-    order: FinetuneOrder = FinetuneOrder(),
+    options: FinetuneOptions = FinetuneOptions(),
     format: FormatOption = Format.text,
     quiet: Quiet = False,
 ) -> None:
@@ -51,4 +50,4 @@ def finetune(
     """
     from repaconv.stages.convert.finetune import finetune_by
 
-    finish("finetune", format, quiet, lambda progress: finetune_by(order, run, progress=progress))
+    finish("finetune", format, quiet, lambda progress: finetune_by(options, run, progress=progress))

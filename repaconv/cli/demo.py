@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from repaconv.cli import text_and_json_output
-from repaconv.cli.result_text.report import show
+from repaconv.core import terminal
 from repaconv.core.errors import UsageProblem
 from repaconv.core.progress import Progress
+from repaconv.stages.report.text import show_report
 
 SEED = 0
 
@@ -27,7 +28,7 @@ def run_five(out: Path, rounds: int | None, *, quiet: bool) -> int:
         runs = [out / method for method in models.METHODS]
         done = repaconv.compare_runs(runs, out=out / "index.html", progress=progress)
     text_and_json_output.files((), done.output_files, quiet=quiet)
-    show(done)
+    show_report(done)
     return 1 if done.verdict == "failed" else 0
 
 
@@ -106,5 +107,5 @@ def run_demo(arch: str, out: Path, rounds: int | None, *, quiet: bool) -> int:
         ("measurement", "; ".join((measured.quality.verdict, *measured.quality.reasons)), "bench"),
         ("the whole on one page", page.output_files[0], "report"),
     ]
-    text_and_json_output.rows(("what", "verified and measured", "by"), lines)
+    terminal.rows(("what", "verified and measured", "by"), lines)
     return 1 if "failed" in (folded.verdict, exported.verdict, verified.verdict, measured.verdict) else 0

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from repaconv.cli.help_panels import ENVIRONMENT, WORKFLOWS
-from repaconv.cli.shared_options import Format, FormatOption, Quiet, app, finish
+from repaconv.cli.command_options import ENVIRONMENT, WORKFLOWS, Format, FormatOption, Quiet, app, finish
 
 if TYPE_CHECKING:
     from repaconv.core.plugins import PluginRow
@@ -31,7 +30,7 @@ def fetch(
     quiet: Quiet = False,
 ) -> None:
     """Download a model and record the hashes of its files. No other command downloads anything."""
-    from repaconv.stages.fetch import fetch as stage
+    from repaconv.stages.fetch.stage import fetch as stage
 
     finish("fetch", format, quiet, lambda progress: stage(address, progress=progress))
 
@@ -40,7 +39,7 @@ def fetch(
 def targets(format: FormatOption = Format.text) -> None:
     """List the target devices with their runtime, opset and precisions."""
     from repaconv.cli import text_and_json_output
-    from repaconv.core import plugins
+    from repaconv.core import plugins, terminal
 
     found = [plugins.load(plugins.TARGETS, name) for name in plugins.registered(plugins.TARGETS)]
     if format is Format.json:
@@ -58,7 +57,7 @@ def targets(format: FormatOption = Format.text) -> None:
             )
             for t in every
         ]
-        text_and_json_output.rows(("target", "runtime", "opset", "precisions", ""), lines)
+        terminal.rows(("target", "runtime", "opset", "precisions", ""), lines)
 
 
 @app.command(rich_help_panel=ENVIRONMENT, epilog="Example: repaconv doctor")
@@ -74,22 +73,22 @@ def doctor(
 ) -> None:
     """Check this installation: what works, what does not, and how to install it. Exit code 3 if a plug-in is broken."""
     from repaconv.cli import text_and_json_output
-    from repaconv.core import plugins
+    from repaconv.core import plugins, terminal
 
     if target is None:
         found = plugins.rows()
     else:
-        from repaconv.stages.build import what_works
+        from repaconv.stages.build.stage import what_works
 
         found = what_works(target)
     code = 3 if any(row.problem for row in found) else 0
     if format is Format.json:
         text_and_json_output.envelope("doctor", code, [row._asdict() for row in found])
     elif target is None:
-        text_and_json_output.rows(("", "", ""), summary(found))
+        terminal.rows(("", "", ""), summary(found))
     else:
         lines = [(row.group, row.name, row.value, row.problem or row.note or "works") for row in found]
-        text_and_json_output.rows(("group", "name", "plug-in", ""), lines)
+        terminal.rows(("group", "name", "plug-in", ""), lines)
     raise typer.Exit(code)
 
 

@@ -8,22 +8,22 @@ from typing import Annotated
 
 import typer
 
-from repaconv.cli.help_panels import FLEET
-from repaconv.cli.shared_options import Format, FormatOption, ModelArgument, Quiet, RunArgument, app, finish
-from repaconv.options.stage_options import BundleOrder, ClusterOrder, WorkerOrder
+from repaconv.cli.command_options import FLEET, Format, FormatOption, ModelArgument, Quiet, RunArgument, app, finish
+from repaconv.distributed.options import ClusterOptions, WorkerOptions
+from repaconv.stages.bundle.options import BundleOptions
 
 
 @app.command(rich_help_panel=FLEET, epilog="Example: repaconv bundle --target orin-nano --precision fp16")
 def bundle(
     run: ModelArgument = None,
-    order: BundleOrder = BundleOrder(target="orin-nano"),
+    options: BundleOptions = BundleOptions(target="orin-nano"),
     format: FormatOption = Format.text,
     quiet: Quiet = False,
 ) -> None:
     """Pack the ONNX model, inputs with their float64 outputs, and a script for the board, which needs only trtexec."""
     from repaconv.stages.bundle.stage import bundle_by
 
-    finish("bundle", format, quiet, partial(bundle_by, order, run))
+    finish("bundle", format, quiet, partial(bundle_by, options, run))
 
 
 @app.command(rich_help_panel=FLEET, epilog="Example: repaconv collect result.tar.gz")
@@ -57,7 +57,7 @@ def sweep(
             help="TOML or YAML file with lists of models, targets, precisions and batch sizes.",
         ),
     ],
-    cluster: ClusterOrder = ClusterOrder(),
+    cluster: ClusterOptions = ClusterOptions(),
     out: Annotated[
         Path | None,
         typer.Option(
@@ -77,9 +77,9 @@ def sweep(
 
 
 @app.command(rich_help_panel=FLEET, epilog="Example: repaconv worker --target orin-nano --scheduler tcp://desk:8786")
-def worker(order: WorkerOrder) -> None:
+def worker(options: WorkerOptions) -> None:
     """Run as a worker of a Dask cluster: measure for this target, one job at a time, until stopped."""
-    from repaconv.cli import text_and_json_output
+    from repaconv.core import terminal
     from repaconv.distributed.dask_cluster import work
 
-    work(order, started=text_and_json_output.told)
+    work(options, started=terminal.told)

@@ -25,7 +25,7 @@ class Idle(NamedTuple):
 
 
 def _no_checkpoint(given: Values) -> bool:
-    from repaconv.stages.inspect.file_inspection import NOT_CHECKPOINTS
+    from repaconv.stages.inspect.stage import NOT_CHECKPOINTS
 
     return Path(given["checkpoint"]).suffix in NOT_CHECKPOINTS
 

@@ -26,7 +26,7 @@ from repaconv.cli import fleet_commands
 from repaconv.cli import environment_commands
 
 # isort: split
-from repaconv.cli.shared_options import app
+from repaconv.cli.command_options import app
 from repaconv.cli.shell_completion import name_of, named_alone
 from repaconv.core.change_guard import require_none_cut
 from repaconv.core.errors import EnvironmentProblem, Interrupted, RepaconvError, UsageProblem, said_by

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from repaconv.cli.help_panels import STEPS
-from repaconv.cli.shared_options import (
+from repaconv.cli.command_options import (
+    STEPS,
     FoldArgument,
     Format,
     FormatOption,
@@ -21,20 +21,14 @@ from repaconv.cli.shared_options import (
     finish,
 )
 from repaconv.core.errors import UsageProblem
-from repaconv.options import option_definitions
-from repaconv.options.stage_options import (
-    OBJECTIVES,
-    THROUGHPUT,
-    BenchOrder,
-    BuildOrder,
-    ClusterOrder,
-    EstimateOrder,
-    ExportOrder,
-    FoldOrder,
-    InspectOrder,
-    ThroughputOrder,
-    VerifyOrder,
-)
+from repaconv.distributed.options import ClusterOptions
+from repaconv.stages.bench.options import OBJECTIVES, THROUGHPUT, BenchOptions, EstimateOptions, ThroughputOptions
+from repaconv.stages.build.options import BuildOptions
+from repaconv.stages.export.options import ExportOptions
+from repaconv.stages.fold.options import FoldOptions
+from repaconv.stages.inspect.options import InspectOptions
+from repaconv.stages.shared import option_definitions
+from repaconv.stages.verify.options import VerifyOptions
 
 if TYPE_CHECKING:
     from repaconv.results import Record
@@ -43,7 +37,7 @@ if TYPE_CHECKING:
 @app.command(rich_help_panel=STEPS, epilog="Example: repaconv inspect ckpt.pth")
 def inspect(
     checkpoint: InspectArgument,
-    order: InspectOrder = InspectOrder(),
+    options: InspectOptions = InspectOptions(),
     out: Annotated[
         Path | None,
         typer.Option(
@@ -64,17 +58,16 @@ def inspect(
     """Describe a checkpoint, an ONNX model or an engine: file type, method, architecture, sizes. Runs no code in it."""
     from repaconv.core.file_replacement import require_ours, write_page
     from repaconv.core.files import write_artefact
-    from repaconv.stages.inspect.checkpoint_inspection import inspect as stage
-    from repaconv.stages.inspect.file_inspection import NOT_CHECKPOINTS, inspect_file
-    from repaconv.stages.inspect.fold_picture import draw_fold
+    from repaconv.stages.inspect.stage import NOT_CHECKPOINTS, draw_fold, inspect_file
+    from repaconv.stages.inspect.stage import inspect as stage
 
     def run(*, progress: Any) -> Record:
         if out:
             require_ours(out, "inspect")
         other = checkpoint.suffix in NOT_CHECKPOINTS
-        seen: Record = inspect_file(checkpoint, order.sha256) if other else stage(checkpoint, **vars(order))
+        seen: Record = inspect_file(checkpoint, options.sha256) if other else stage(checkpoint, **vars(options))
         if svg:
-            write_page(svg, draw_fold(checkpoint, **vars(order)))
+            write_page(svg, draw_fold(checkpoint, **vars(options)))
         if out:
             write_artefact(out, seen)
         return seen
@@ -87,27 +80,25 @@ def inspect(
 )
 def fold(
     checkpoint: FoldArgument,
-    order: FoldOrder = FoldOrder(),
+    options: FoldOptions = FoldOptions(),
     format: FormatOption = Format.text,
     quiet: Quiet = False,
 ) -> None:
     """Fold a checkpoint exactly into its inference-time architecture, or any network or ONNX model to a smaller one."""
-    from repaconv.cli import text_and_json_output
+    from repaconv.core import terminal
     from repaconv.stages.fold.stage import fold as stage
 
-    if (order.arch or "").partition(":")[0].endswith(".py") and not quiet:
-        text_and_json_output.told(f"running {order.arch}, as --arch asks")
-    if order.preset != "default" and not quiet:
-        text_and_json_output.told(
-            f"--preset moves to export, where the target is known: repaconv export --preset {order.preset}"
-        )
-    finish("fold", format, quiet, lambda progress: stage(checkpoint, **vars(order), progress=progress))
+    if (options.arch or "").partition(":")[0].endswith(".py") and not quiet:
+        terminal.told(f"running {options.arch}, as --arch asks")
+    if options.preset != "default" and not quiet:
+        terminal.told(f"--preset moves to export, where the target is known: repaconv export --preset {options.preset}")
+    finish("fold", format, quiet, lambda progress: stage(checkpoint, **vars(options), progress=progress))
 
 
 @app.command(rich_help_panel=STEPS, epilog="Example: repaconv verify --inputs recorded.npz")
 def verify(
     run: RunArgument = None,
-    order: VerifyOrder = VerifyOrder(),
+    options: VerifyOptions = VerifyOptions(),
     format: FormatOption = Format.text,
     quiet: Quiet = False,
 ) -> None:
@@ -117,7 +108,7 @@ def verify(
     """
     from repaconv.stages.verify.stage import verify_by
 
-    finish("verify", format, quiet, partial(verify_by, order, run))
+    finish("verify", format, quiet, partial(verify_by, options, run))
 
 
 @app.command(rich_help_panel=STEPS, epilog="Example: repaconv export")
@@ -134,12 +125,12 @@ def export(
         ),
     ] = None,
     onnx: Annotated[bool, typer.Option("--onnx", help="Write ONNX (the only format).")] = True,
-    order: ExportOrder = ExportOrder(),
+    options: ExportOptions = ExportOptions(),
     format: FormatOption = Format.text,
     quiet: Quiet = False,
 ) -> None:
     """Export the folded model to ONNX, simplify it, and compare its outputs under ONNX Runtime."""
-    from repaconv.stages.export import export_by
+    from repaconv.stages.export.stage import export_by
 
     if run is not None and run.suffix == ".onnx":
         raise UsageProblem(
@@ -147,20 +138,20 @@ def export(
             hint=f"To choose the file to write, use -o: repaconv export -o {run}",
             code="usage.export",
         )
-    finish("export", format, quiet, partial(export_by, order, run, onnx=out or ""))
+    finish("export", format, quiet, partial(export_by, options, run, onnx=out or ""))
 
 
 @app.command(rich_help_panel=STEPS, epilog="Example: repaconv build --target rtx-40")
 def build(
     run: ModelArgument = None,
-    order: BuildOrder = BuildOrder(target="x86-64"),
+    options: BuildOptions = BuildOptions(target="x86-64"),
     format: FormatOption = Format.text,
     quiet: Quiet = False,
 ) -> None:
     """Build an engine from the ONNX model, and check in which precision its layers compute."""
-    from repaconv.stages.build import build_by
+    from repaconv.stages.build.stage import build_by
 
-    finish("build", format, quiet, partial(build_by, order, run))
+    finish("build", format, quiet, partial(build_by, options, run))
 
 
 @app.command(rich_help_panel=STEPS, epilog="Example: repaconv bench --target x86-64")
@@ -173,8 +164,8 @@ def bench(
             show_default="the newest run",
         ),
     ] = None,
-    order: BenchOrder = BenchOrder(),
-    cluster: ClusterOrder = ClusterOrder(),
+    options: BenchOptions = BenchOptions(),
+    cluster: ClusterOptions = ClusterOptions(),
     host: Annotated[
         str | None,
         typer.Option(
@@ -219,34 +210,34 @@ def bench(
     if objective not in OBJECTIVES:
         known = ", ".join(OBJECTIVES)
         raise UsageProblem(f"unknown objective {objective!r}.", hint=f"Known objectives: {known}.", code="objective")
-    by = _estimated(model, order) if estimate else _bench_where(model, order, cluster, host)
-    finish("bench", format, quiet, _throughput(model, order, streams) if objective == THROUGHPUT else by)
+    by = _estimated(model, options) if estimate else _bench_where(model, options, cluster, host)
+    finish("bench", format, quiet, _throughput(model, options, streams) if objective == THROUGHPUT else by)
 
 
-def _estimated(model: Path | None, order: BenchOrder) -> Any:
+def _estimated(model: Path | None, options: BenchOptions) -> Any:
     """Nowhere."""
     from repaconv.stages.bench.estimate import estimate_by
 
-    return partial(estimate_by, EstimateOrder.of(order), model)
+    return partial(estimate_by, EstimateOptions.of(options), model)
 
 
-def _throughput(model: Path | None, order: BenchOrder, streams: int | None) -> Any:
+def _throughput(model: Path | None, options: BenchOptions, streams: int | None) -> Any:
     """Several calls at once, here."""
     from repaconv.stages.bench.throughput import throughput_by
 
-    return partial(throughput_by, ThroughputOrder.of(order, streams=streams), model)
+    return partial(throughput_by, ThroughputOptions.of(options, streams=streams), model)
 
 
-def _bench_where(model: Path | None, order: BenchOrder, cluster: ClusterOrder, host: str | None) -> Any:
+def _bench_where(model: Path | None, options: BenchOptions, cluster: ClusterOptions, host: str | None) -> Any:
     """On a board, on a worker, or here."""
     if host:
         from repaconv.distributed.remote_bench import bench_by_ssh
 
-        return partial(bench_by_ssh, host, order, model)
+        return partial(bench_by_ssh, host, options, model)
     if cluster.scheduler:
         from repaconv.distributed.remote_bench import bench_on
 
-        return partial(bench_on, cluster, order, model)
+        return partial(bench_on, cluster, options, model)
     from repaconv.stages.bench.stage import bench_by
 
-    return partial(bench_by, order, model)
+    return partial(bench_by, options, model)

@@ -10,19 +10,27 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from repaconv.cli.help_panels import ENVIRONMENT, SEARCH, STEPS, WORKFLOWS
-from repaconv.cli.shared_options import FoldArgument, Format, FormatOption, Quiet, RunArgument, app, finish
-from repaconv.core.errors import UsageProblem
-from repaconv.options.option_definitions import pairs
-from repaconv.options.stage_options import (
-    ClusterOrder,
-    CompareOrder,
-    DeployOrder,
-    GateOrder,
-    RunOrder,
-    SaveOrder,
-    TuneOrder,
+from repaconv.cli.command_options import (
+    ENVIRONMENT,
+    SEARCH,
+    STEPS,
+    WORKFLOWS,
+    FoldArgument,
+    Format,
+    FormatOption,
+    Quiet,
+    RunArgument,
+    app,
+    finish,
 )
+from repaconv.core.errors import UsageProblem
+from repaconv.distributed.options import ClusterOptions
+from repaconv.stages.bench.options import CompareOptions
+from repaconv.stages.deploy.options import DeployOptions
+from repaconv.stages.recipe.options import GateOptions, RunOptions
+from repaconv.stages.save.options import SaveOptions
+from repaconv.stages.shared.option_definitions import pairs
+from repaconv.stages.tune.options import TuneOptions
 
 if TYPE_CHECKING:
     from repaconv.core.progress import Progress
@@ -32,7 +40,7 @@ if TYPE_CHECKING:
 @app.command(rich_help_panel=WORKFLOWS, epilog="Example: repaconv run recipe.toml")
 def run(
     recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="Recipe: a TOML file, see `repaconv new-recipe`.")],
-    order: RunOrder = RunOrder(),
+    options: RunOptions = RunOptions(),
     format: FormatOption = Format.text,
     quiet: Quiet = False,
 ) -> None:
@@ -44,7 +52,7 @@ def run(
     from repaconv.stages.recipe.run import run_by
 
     with text_and_json_output.progress(quiet=quiet or format is Format.json) as progress:
-        done = run_by(order, recipe, progress=progress)
+        done = run_by(options, recipe, progress=progress)
     leave("run", format, done)
 
 
@@ -74,7 +82,7 @@ def new_recipe(
 )
 def deploy(
     checkpoint: FoldArgument,
-    order: DeployOrder = DeployOrder(target="x86-64"),
+    options: DeployOptions = DeployOptions(target="x86-64"),
     format: FormatOption = Format.text,
     quiet: Quiet = False,
 ) -> None:
@@ -83,10 +91,10 @@ def deploy(
     The results are in one folder, with one verdict. Steps that are up to date are skipped.
     """
     from repaconv.cli import text_and_json_output
-    from repaconv.stages.deploy import deploy_by
+    from repaconv.stages.deploy.stage import deploy_by
 
     with text_and_json_output.progress(quiet=quiet or format is Format.json) as progress:
-        done = deploy_by(order, checkpoint, progress=progress)
+        done = deploy_by(options, checkpoint, progress=progress)
     leave("deploy", format, done)
 
 
@@ -96,20 +104,20 @@ def compare(
         Path, typer.Argument(metavar="A", help="The reference: run folder, ONNX model, engine or folded checkpoint.")
     ],
     candidate: Annotated[Path, typer.Argument(metavar="B", help="The candidate: the same kinds of file.")],
-    order: CompareOrder = CompareOrder(),
+    options: CompareOptions = CompareOptions(),
     format: FormatOption = Format.text,
     quiet: Quiet = False,
 ) -> None:
     """Compare two models on the same inputs: outputs, sizes, and with --speed latencies."""
     from repaconv.stages.bench.compare import compare_by
 
-    finish("compare", format, quiet, partial(compare_by, order, reference, candidate))
+    finish("compare", format, quiet, partial(compare_by, options, reference, candidate))
 
 
 def leave(command: str, format: Format, done: RecipeRun) -> None:
     """Show a recipe's way, and leave with its exit code."""
     from repaconv.cli import text_and_json_output
-    from repaconv.cli.result_text import show
+    from repaconv.cli.text_and_json_output import show
 
     if format is Format.json:
         text_and_json_output.envelope(command, done.exit_code, text_and_json_output.plain_data(done))
@@ -140,7 +148,7 @@ def gate(
             help="Recipes: TOML files, see `repaconv new-recipe`.",
         ),
     ],
-    order: GateOrder = GateOrder(),
+    options: GateOptions = GateOptions(),
     report: Annotated[
         list[str] | None,
         typer.Option(
@@ -153,9 +161,10 @@ def gate(
     quiet: Quiet = False,
 ) -> None:
     """Fold, export, verify and benchmark what recipes name, for CI. The exit code is that of the worst check."""
-    from repaconv.cli import gate_report_formats, text_and_json_output
-    from repaconv.cli.result_text import show
+    from repaconv.cli import text_and_json_output
+    from repaconv.cli.text_and_json_output import show
     from repaconv.core.files import write_text
+    from repaconv.stages.recipe import gate_report_formats
     from repaconv.stages.recipe.gate import gate_by
 
     written = {name: Path(path) for name, path in pairs(report or [], "--report", ":").items()}
@@ -167,7 +176,7 @@ def gate(
                 code="usage.also",
             )
     with text_and_json_output.progress(quiet=quiet or format is not GateFormat.text) as progress:
-        done = gate_by(order, recipes, progress=progress)
+        done = gate_by(options, recipes, progress=progress)
     for name, path in written.items():
         write_text(path, gate_report_formats.FORMATS[name](done))
     if format is GateFormat.json:
@@ -235,14 +244,14 @@ def report(
 @app.command(rich_help_panel=STEPS, epilog="Example: repaconv save -o my-network")
 def save(
     run: RunArgument = None,
-    order: SaveOrder = SaveOrder(),
+    options: SaveOptions = SaveOptions(),
     format: FormatOption = Format.text,
     quiet: Quiet = False,
 ) -> None:
     """Save a folded network as a folder that timm or transformers loads, with a model card."""
-    from repaconv.stages.save import save_by
+    from repaconv.stages.save.stage import save_by
 
-    finish("save", format, quiet, partial(save_by, order, run))
+    finish("save", format, quiet, partial(save_by, options, run))
 
 
 @app.command(rich_help_panel=ENVIRONMENT, epilog="Example: repaconv table repavit")
@@ -252,7 +261,7 @@ def table(
     quiet: Quiet = False,
 ) -> None:
     """Compare parameters and MACs of a paper's models, as counted here, with the figures in the paper."""
-    from repaconv.stages.paper_table import table as stage
+    from repaconv.stages.paper_table.stage import table as stage
 
     finish("table", format, quiet, lambda progress: stage(method, progress=progress))
 
@@ -270,8 +279,8 @@ def tune(
             show_default="the newest run",
         ),
     ] = None,
-    order: TuneOrder = TuneOrder(),
-    cluster: ClusterOrder = ClusterOrder(),
+    options: TuneOptions = TuneOptions(),
+    cluster: ClusterOptions = ClusterOptions(),
     format: FormatOption = Format.text,
     quiet: Quiet = False,
 ) -> None:
@@ -285,10 +294,10 @@ def tune(
         from repaconv.stages.tune.stage import tune_by
 
         if not cluster.scheduler:
-            return tune_by(order, source, progress=progress)
+            return tune_by(options, source, progress=progress)
         from repaconv.distributed.tuning_on_cluster import on_workers
 
-        there = on_workers(cluster, order, progress=progress)
-        return tune_by(order, source, measurer=there, where=cluster.scheduler, progress=progress)
+        there = on_workers(cluster, options, progress=progress)
+        return tune_by(options, source, measurer=there, where=cluster.scheduler, progress=progress)
 
     finish("tune", format, quiet, run)

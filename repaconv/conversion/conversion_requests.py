@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from repaconv.backbones.vit import ViTConfig
 from repaconv.conversion.image_splits import Parted
@@ -12,8 +12,10 @@ from repaconv.conversion.plain_vit import Plain
 from repaconv.conversion.token_merging import read_schedule
 from repaconv.core.errors import Refused, UsageProblem
 from repaconv.methods.pyra.merging_schedules import first_merging
-from repaconv.options.conversion_options import ConvertOrder
 from repaconv.verification.accuracy_budget import Budget
+
+if TYPE_CHECKING:
+    from repaconv.stages.convert.options import ConvertOptions
 
 KINDS, FITS, CRITERIA = ("depthwise", "ensembled", "static"), ("squares", "gaussian", "mean"), ("error", "sigma")
 USUAL_BUDGET = 0.02
@@ -38,16 +40,20 @@ class Blocks(NamedTuple):
         return self == Blocks()
 
 
-def read_which(order: ConvertOrder, plain: Plain) -> Blocks:
+def read_which(options: ConvertOptions, plain: Plain) -> Blocks:
     """Blocks, or single heads.
 
     Raises:
         UsageProblem: If it is none of these, or of what is not there.
         Refused: If heads alone cannot be replaced in this network.
     """
-    if order.heads is None:
-        return read_blocks(order.blocks, len(plain.blocks))
-    if order.blocks != "auto" or order.speedup is not None or (order.kind, order.fit) != ("depthwise", "squares"):
+    if options.heads is None:
+        return read_blocks(options.blocks, len(plain.blocks))
+    if (
+        options.blocks != "auto"
+        or options.speedup is not None
+        or (options.kind, options.fit) != ("depthwise", "squares")
+    ):
         raise UsageProblem(
             "--heads cannot be combined with --blocks, with --speedup or with another --kind than depthwise.",
             hint="Leave the other options out.",
@@ -60,7 +66,7 @@ def read_which(order: ConvertOrder, plain: Plain) -> Blocks:
             hint="Replace whole blocks with --blocks.",
             code="convert.heads",
         )
-    return read_heads(order.heads, len(plain.blocks), plain.heads)
+    return read_heads(options.heads, len(plain.blocks), plain.heads)
 
 
 def read_heads(text: str, depth: int, heads: int) -> Blocks:
@@ -115,32 +121,36 @@ def _no_blocks(what: str, depth: int) -> UsageProblem:
     return UsageProblem(f"{what}.", hint=f"E.g. --blocks {max(1, depth // 2)}, or --blocks 0,1.", code="convert.blocks")
 
 
-def read_how(order: ConvertOrder, config: ViTConfig) -> How:
+def read_how(options: ConvertOptions, config: ViTConfig) -> How:
     """The form and the fit, and what merges behind.
 
     Raises:
         UsageProblem: If one of them is not known, or they do not go together.
     """
-    known = (("--kind", order.kind, KINDS), ("--fit", order.fit, FITS), ("--criterion", order.criterion, CRITERIA))
+    known = (
+        ("--kind", options.kind, KINDS),
+        ("--fit", options.fit, FITS),
+        ("--criterion", options.criterion, CRITERIA),
+    )
     for option, given, words in known:
         if given not in words:
             raise UsageProblem(
                 f"{option} {given} is unknown.", hint=f"Known: {', '.join(words)}.", code="convert.unknown"
             )
-    if order.fit != "squares" and order.kind != "depthwise":
+    if options.fit != "squares" and options.kind != "depthwise":
         raise UsageProblem(
-            f"--fit {order.fit} sets the kernels without fitting, but --kind {order.kind} is fitted.",
+            f"--fit {options.fit} sets the kernels without fitting, but --kind {options.kind} is fitted.",
             hint="Leave one of the two options out.",
             code="convert.fit",
         )
-    if order.keep is not None:
+    if options.keep is not None:
         raise UsageProblem(
             "--keep spreads the merging over all blocks, but tokens may merge only after the last convolution.",
             hint="Give the number of merged tokens for each block: --schedule 0,0,16,16,...",
             code="convert.schedule",
         )
-    schedule = read_schedule(order.schedule, config) if order.schedule is not None else ()
-    return How(cast(Kind, order.kind), order.kernel, cast(FitBy, order.fit), schedule=schedule)
+    schedule = read_schedule(options.schedule, config) if options.schedule is not None else ()
+    return How(cast(Kind, options.kind), options.kernel, cast(FitBy, options.fit), schedule=schedule)
 
 
 def require_before(blocks: Blocks, how: How, heads: int) -> None:
@@ -162,13 +172,13 @@ def require_before(blocks: Blocks, how: How, heads: int) -> None:
         )
 
 
-def read_budget(order: ConvertOrder, parted: Parted, *, classes: int, choosing: bool) -> Budget:
+def read_budget(options: ConvertOptions, parted: Parted, *, classes: int, choosing: bool) -> Budget:
     """What may be lost; first classes, where blocks are to be chosen and nothing was said.
 
     Raises:
         UsageProblem: If there is nothing to measure it by.
     """
-    budget = Budget.of(order)
+    budget = Budget.of(options)
     if choosing and not budget.asked:
         budget = Budget(USUAL_BUDGET)
     if budget.asked and not classes:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import math
+from base64 import b64encode
 from collections.abc import Iterable, Sequence
+from html import escape
+from io import BytesIO
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from repaconv.conversion.attention_offset_patterns import invariance, locality, mean_kernel
+from repaconv.conversion.kernel_fitting import invariance, locality, mean_kernel
 from repaconv.conversion.original_activations import Streams
 from repaconv.conversion.plain_vit import Plain, batches, behind_attention, behind_mlp, projected
 from repaconv.results import BlockScore, HeadScore
@@ -134,3 +139,42 @@ def uniform_locality(grid: tuple[int, int], side: int) -> float:
     """That of attention which is the same everywhere."""
     count = grid[0] * grid[1]
     return float(locality(torch.ones(count, count), grid, side))
+
+
+# --- Scores as a picture: a row a block, a column a head, each with its mean attention around the query.
+
+CELL, GAP, LEFT, TOP = 44, 6, 190, 46
+
+
+def scores_svg(scores: Scores, title: str) -> str:
+    """Dark is much attention; of every head its own largest is black. The caption has Sigma_b, the tooltip all."""
+    heads = max(len(block.heads) for block in scores.blocks)
+    wide, high = LEFT + heads * (CELL + GAP), TOP + len(scores.blocks) * (CELL + GAP)
+    cells = []
+    for row, (block, patterns) in enumerate(zip(scores.blocks, scores.patterns, strict=True)):
+        y = TOP + row * (CELL + GAP)
+        error = "" if block.error is None else f", error {block.error:.3f}"
+        cells.append(f'<text x="8" y="{y + 18}">block {block.block}: \u03a3 {block.sigma:.1f}</text>')
+        cells.append(f'<text x="8" y="{y + 34}" opacity="0.7">local {block.locality:.2f}{error}</text>')
+        for column, (head, pattern) in enumerate(zip(block.heads, patterns.numpy(), strict=True)):
+            told = f"head {column}: \u03a3 {head.sigma:.1f}, locality {head.locality:.3f}, "
+            told += f"invariance {head.invariance:.3f}, entropy {head.entropy:.3f}"
+            x = LEFT + column * (CELL + GAP)
+            cells.append(
+                f'<image x="{x}" y="{y}" width="{CELL}" height="{CELL}" style="image-rendering:pixelated" '
+                f'href="data:image/png;base64,{_png(pattern)}"><title>{escape(told)}</title></image>'
+            )
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide} {high}" font-family="sans-serif" font-size="12" '
+        f'fill="currentColor"><title>{escape(title)}</title><text x="8" y="20">{escape(title)}</text>{"".join(cells)}'
+        "</svg>\n"
+    )
+
+
+def _png(pattern: NDArray[np.floating]) -> str:
+    from PIL import Image
+
+    shades = np.rint(255 * (1 - pattern / max(float(pattern.max()), 1e-30))).astype(np.uint8)
+    with BytesIO() as file:
+        Image.fromarray(shades).save(file, "PNG")
+        return b64encode(file.getvalue()).decode()

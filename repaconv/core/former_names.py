@@ -137,7 +137,7 @@ FORMER = {
     "forms.pointwise": "rewrites.speed.pointwise_convolutions",
     "forms.pools": "rewrites.speed.global_pooling",
     "forms.rows": "rewrites.speed.token_matrix_gemm",
-    "forms.search": "stages.tune.configuration_search",
+    "forms.search": "stages.tune.search",
     "graphs": "graph",
     "graphs.activations": "graph.activation_patterns",
     "graphs.attention": "graph.attention_patterns",
@@ -208,16 +208,24 @@ FORMER = {
     "native_guard": "engines.crash_guard",
     "networks": "checkpoints.architecture_index",
     "onnxfile": "graph.onnx_files",
-    "orders": "options",
-    "orders.converting": "options.conversion_options",
-    "orders.deploying": "options.stage_options",
-    "orders.knobs": "options.option_definitions",
-    "orders.panels": "options.option_definitions",
-    "orders.saving": "options.stage_options",
-    "orders.shared": "options.shared_options",
-    "orders.stages": "options.stage_options",
-    "orders.texts": "options.option_definitions",
-    "orders.throughput": "options.stage_options",
+    "orders": "stages",
+    "orders.converting": "stages.convert.options",
+    "orders.deploying": "stages.inspect.options stages.fold.options stages.verify.options stages.export.options "
+    "stages.build.options stages.bench.options stages.tune.options stages.bundle.options "
+    "stages.recipe.options stages.deploy.options stages.save.options",
+    "orders.knobs": "stages.shared.option_definitions",
+    "orders.panels": "stages.shared.option_definitions",
+    "orders.saving": "stages.inspect.options stages.fold.options stages.verify.options stages.export.options "
+    "stages.build.options stages.bench.options stages.tune.options stages.bundle.options "
+    "stages.recipe.options stages.deploy.options stages.save.options",
+    "orders.shared": "stages.shared.common_options",
+    "orders.stages": "stages.inspect.options stages.fold.options stages.verify.options stages.export.options "
+    "stages.build.options stages.bench.options stages.tune.options stages.bundle.options "
+    "stages.recipe.options stages.deploy.options stages.save.options",
+    "orders.texts": "stages.shared.option_definitions",
+    "orders.throughput": "stages.inspect.options stages.fold.options stages.verify.options stages.export.options "
+    "stages.build.options stages.bench.options stages.tune.options stages.bundle.options "
+    "stages.recipe.options stages.deploy.options stages.save.options",
     "progress": "core.progress",
     "proof": "verification",
     "proof.accuracy": "verification.difference_metrics",
@@ -245,9 +253,9 @@ FORMER = {
     "proof.traces": "verification.model_runners",
     "proof.verdicts": "verification.tolerances",
     "ranks": "algebra.low_rank_products",
-    "recipe": "options",
-    "recipe.keys": "options.recipe_sections",
-    "recipe.reading": "options.recipe_file",
+    "recipe": "stages.recipe",
+    "recipe.keys": "stages.recipe.recipe_file",
+    "recipe.reading": "stages.recipe.recipe_file",
     "registry": "core.plugins",
     "replacing": "core.file_replacement",
     "runs": "core.run_folder",

@@ -11,8 +11,8 @@ from pydantic import Field, ValidationError
 from repaconv.core.errors import Refused, first_line
 from repaconv.core.files import cache_folder, sha256_of, sha256_of_bytes, write_bytes
 from repaconv.engines.targets import Target
-from repaconv.options.stage_options import BenchOrder
 from repaconv.results import BenchArtefact, Record
+from repaconv.stages.bench.options import BenchOptions
 from repaconv.stages.bench.stage import bench_by
 from repaconv.stages.shared.common_checks import load_target
 
@@ -34,19 +34,19 @@ class Job(Record):
         id: The same for the same measurement.
         target: Whole, so that a user's own needs no file there.
         models: The first is the subject, a second is what it is compared with.
-        order: How it is measured; all else of it is the desk's.
+        options: How it is measured; all else of it is the desk's.
     """
 
     id: str
     target: dict[str, Any]
     models: tuple[Model, ...] = Field(min_length=1, max_length=2)
-    order: BenchOrder
+    options: BenchOptions
 
     @classmethod
-    def of(cls, target: dict[str, Any], models: tuple[Model, ...], order: BenchOrder) -> Job:
+    def of(cls, target: dict[str, Any], models: tuple[Model, ...], options: BenchOptions) -> Job:
         """One whose name says what it measures, by hash."""
-        how = BenchOrder(target=str(target["name"]), **{name: getattr(order, name) for name in MEASURED})
-        plain = cls(id="", target=target, models=models, order=how)
+        how = BenchOptions(target=str(target["name"]), **{name: getattr(options, name) for name in MEASURED})
+        plain = cls(id="", target=target, models=models, options=how)
         digest = sha256_of_bytes(plain.model_dump_json().encode())
         return plain.model_copy(update={"id": digest[:16]})
 
@@ -66,9 +66,9 @@ def run_job(job: Mapping[str, Any], contents: Mapping[str, bytes]) -> dict[str, 
     """
     wanted, device = _understood(job)
     paths = [_kept(model, contents) for model in wanted.models]
-    how = {name: getattr(wanted.order, name) for name in MEASURED}  # where results go is no desk's to say
+    how = {name: getattr(wanted.options, name) for name in MEASURED}  # where results go is no desk's to say
     done = bench_by(
-        BenchOrder(target=device.name, against=paths[1] if len(paths) > 1 else None, **how), paths[0], device=device
+        BenchOptions(target=device.name, against=paths[1] if len(paths) > 1 else None, **how), paths[0], device=device
     )
     return named(done, wanted.models).model_dump(mode="json")
 
@@ -101,16 +101,16 @@ def answered(job: Job, result: Mapping[str, Any]) -> BenchArtefact:
             hint="Install the same version of repaconv on both machines.",
             code="farm.answer",
         ) from error
-    order, device = job.order, Target.model_validate(job.target)
-    named = paper(order.protocol)
+    options, device = job.options, Target.model_validate(job.target)
+    named = paper(options.protocol)
     wanted: dict[str, Any] = {
         "target": device.name,
         "models": [model.sha256 for model in job.models],
-        "threads": order.threads or named.threads or device.bench.threads,
-        "batch": order.batch or (None if named.scaled_to_memory else named.batch or device.bench.batch),
-        "image size": order.image_size,
-        "rounds": order.rounds or named.rounds or device.bench.rounds,
-        "seed": order.seed,
+        "threads": options.threads or named.threads or device.bench.threads,
+        "batch": options.batch or (None if named.scaled_to_memory else named.batch or device.bench.batch),
+        "image size": options.image_size,
+        "rounds": options.rounds or named.rounds or device.bench.rounds,
+        "seed": options.seed,
     }
     told = {
         "target": found.target,

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from repaconv.core.errors import EnvironmentProblem, Refused, first_line, require_module, said_by
 from repaconv.core.progress import Progress, silent
 from repaconv.distributed.benchmark_jobs import Job, answered, run_job
-from repaconv.options.stage_options import ClusterOrder, WorkerOrder
+from repaconv.distributed.options import ClusterOptions, WorkerOptions
 from repaconv.results import BenchArtefact
 from repaconv.stages.shared.common_checks import load_target
 
@@ -29,7 +29,7 @@ PLAIN_S = 2.0
 """For a plain connection, made once Dask has given up."""
 
 
-def security(order: ClusterOrder | WorkerOrder) -> Any:
+def security(options: ClusterOptions | WorkerOptions) -> Any:
     """What Dask wants of a private certificate authority's files; None without them.
 
     All three or none: a cluster runs what it is sent, so use them.
@@ -37,7 +37,7 @@ def security(order: ClusterOrder | WorkerOrder) -> Any:
     Raises:
         EnvironmentProblem: If some of them are missing.
     """
-    files = (order.tls_ca, order.tls_cert, order.tls_key)
+    files = (options.tls_ca, options.tls_cert, options.tls_key)
     given = [path for path in files if path is not None]
     if not given:
         return None
@@ -80,7 +80,7 @@ def require_dask() -> None:
 
 
 @contextmanager
-def connected(cluster: ClusterOrder) -> Iterator[Any]:
+def connected(cluster: ClusterOptions) -> Iterator[Any]:
     """A client of its scheduler.
 
     Raises:
@@ -156,8 +156,8 @@ def run_jobs(
         found.append(result)
         landed(result)
         progress("farm", len(found), len(jobs))
-    order = {job.id: place for place, job in enumerate(jobs)}
-    return sorted(found, key=lambda each: order[each.job.id])
+    options = {job.id: place for place, job in enumerate(jobs)}
+    return sorted(found, key=lambda each: options[each.job.id])
 
 
 def _landed(client: Any, job: Job, future: Any) -> Landed:
@@ -212,7 +212,7 @@ def _require_worker(client: Any, target: str, wait_s: float) -> None:
         time.sleep(POLL_S)
 
 
-def work(order: WorkerOrder, *, started: Callable[[str], None]) -> None:
+def work(options: WorkerOptions, *, started: Callable[[str], None]) -> None:
     """Serve as a worker of that target, one job at a time, until the scheduler or the user ends it.
 
     A worker process that dies is started again by its nanny.
@@ -220,16 +220,16 @@ def work(order: WorkerOrder, *, started: Callable[[str], None]) -> None:
     Raises:
         EnvironmentProblem: If the scheduler does not answer.
     """
-    target = load_target(order.target).name
+    target = load_target(options.target).name
     require_dask()
     import dask
     from distributed import Nanny
 
-    secured = security(order)
+    secured = security(options)
 
     async def serve() -> None:
-        settings: dict[str, Any] = {"name": order.name, "nthreads": 1, "resources": {target: 1}, "dashboard": False}
-        async with Nanny(order.scheduler, security=secured, memory_limit=0, **settings) as nanny:
+        settings: dict[str, Any] = {"name": options.name, "nthreads": 1, "resources": {target: 1}, "dashboard": False}
+        async with Nanny(options.scheduler, security=secured, memory_limit=0, **settings) as nanny:
             started(f"worker for {target} at {nanny.worker_address}")
             await nanny.finished()
 
@@ -237,7 +237,7 @@ def work(order: WorkerOrder, *, started: Callable[[str], None]) -> None:
         try:
             asyncio.run(serve())
         except (OSError, TimeoutError, ValueError, RuntimeError) as error:
-            raise _no_answer(order.scheduler, error) from error
+            raise _no_answer(options.scheduler, error) from error
 
 
 def _no_answer(scheduler: str, error: BaseException) -> EnvironmentProblem:

@@ -17,10 +17,12 @@ from repaconv.core.files import payload_of, sha256_of
 from repaconv.core.progress import Progress, silent
 from repaconv.distributed.benchmark_jobs import Job, Model, resolved
 from repaconv.distributed.dask_cluster import connected, require_result, run_jobs
-from repaconv.options.stage_options import BenchOrder, BundleOrder, ClusterOrder
+from repaconv.distributed.options import ClusterOptions
 from repaconv.results import BenchArtefact, CollectArtefact
 from repaconv.stages.bench.benchmark_subjects import Contenders, contenders_of
+from repaconv.stages.bench.options import BenchOptions
 from repaconv.stages.bundle.collect import judged
+from repaconv.stages.bundle.options import BundleOptions
 from repaconv.stages.bundle.stage import bundle_by
 from repaconv.stages.shared.common_checks import as_image_size, with_files
 from repaconv.stages.shared.run_exports import Export
@@ -30,7 +32,7 @@ LONGEST_S = 3600
 
 
 def bench_on(
-    cluster: ClusterOrder, order: BenchOrder, run: str | Path | None = None, *, progress: Progress = silent
+    cluster: ClusterOptions, options: BenchOptions, run: str | Path | None = None, *, progress: Progress = silent
 ) -> BenchArtefact:
     """Measure a run's ONNX model on a worker of the target, and its training form beside it.
 
@@ -40,22 +42,22 @@ def bench_on(
         UsageProblem: If there is no ONNX model.
     """
     taken = run_folder.find_run(Path(run) if run else None)
-    known, export = _sent(taken, order, progress)
+    known, export = _sent(taken, options, progress)
     variant = export.variant.full
     place = taken.bench_json(variant)
     require_ours(place, "bench")
     paths = [each.path for each in known.subjects]
     models = tuple(Model(name=each.name, sha256=sha256_of(each.path)) for each in known.subjects)
     contents = {model.sha256: path.read_bytes() for model, path in zip(models, paths, strict=True)}
-    how = replace(order, image_size=as_image_size(order.image_size) or known.size)
-    job = Job.of(resolved(order.target), models, how)
+    how = replace(options, image_size=as_image_size(options.image_size) or known.size)
+    job = Job.of(resolved(options.target), models, how)
     with connected(cluster) as client:
         landed = run_jobs(client, [job], contents, wait_s=cluster.wait_s, progress=progress)[0]
     done = require_result(landed)
     told = f"on the worker {landed.worker}" + (f", attempt {landed.attempts}" if landed.attempts > 1 else "")
     ours = {
         "unverified": known.overridden,
-        "options": (*cluster.words(), *order.words()),
+        "options": (*cluster.words(), *options.words()),
         "variant": variant,
         "note": "; ".join(part for part in (done.note, known.note, told) if part),
     }
@@ -64,7 +66,7 @@ def bench_on(
     return with_files(done, paths, [place])
 
 
-def _sent(run: run_folder.Run, order: BenchOrder, progress: Progress) -> tuple[Contenders, Export]:
+def _sent(run: run_folder.Run, options: BenchOptions, progress: Progress) -> tuple[Contenders, Export]:
     """What is measured there.
 
     Raises:
@@ -73,17 +75,17 @@ def _sent(run: run_folder.Run, order: BenchOrder, progress: Progress) -> tuple[C
     known = contenders_of(
         run,
         None,
-        order.against,
-        order.allow_unverified,
+        options.against,
+        options.allow_unverified,
         progress,
-        target=order.target,
-        precision=order.precision,
-        batch=order.batch,
-        image_size=as_image_size(order.image_size),
+        target=options.target,
+        precision=options.precision,
+        batch=options.batch,
+        image_size=as_image_size(options.image_size),
     )
     if known.export is None:
         raise UsageProblem(
-            f"{order.target} runs PyTorch modules in memory, which are not sent to workers.",
+            f"{options.target} runs PyTorch modules in memory, which are not sent to workers.",
             hint="Measure on that machine itself, or give a target that runs ONNX models.",
             code="farm.no-graph",
         )
@@ -98,7 +100,7 @@ def _sent(run: run_folder.Run, order: BenchOrder, progress: Progress) -> tuple[C
 
 def bench_by_ssh(
     host: str,
-    order: BenchOrder,
+    options: BenchOptions,
     run: str | Path | None = None,
     *,
     count: int | None = None,
@@ -111,7 +113,7 @@ def bench_by_ssh(
 
     Args:
         host: As ssh knows it, e.g. ``nvidia@orin``.
-        order: The target is the board; of the rest its precision, its batch and ``unverified`` say what is bundled.
+        options: The target is the board; of the rest its precision, its batch and ``unverified`` say what is bundled.
         run: The run's folder; the newest when None.
         count: Images.
         progress: See `Progress`.
@@ -120,8 +122,8 @@ def bench_by_ssh(
         EnvironmentProblem: If the board is not reached, or has no trtexec of the target's version.
         Refused: If what comes back is damaged, or the build failed there.
     """
-    bundled = {name: getattr(order, name) for name in ("target", "precision", "batch", "allow_unverified")}
-    made = bundle_by(BundleOrder(**bundled, count=count), run, progress=progress)
+    bundled = {name: getattr(options, name) for name in ("target", "precision", "batch", "allow_unverified")}
+    made = bundle_by(BundleOptions(**bundled, count=count), run, progress=progress)
     taken, _ = run_folder.run_and_model(Path(run) if run else None)
     slot = taken.collected_json(made.variant)
     result = taken.engine(made.variant, ".result.tar.gz")

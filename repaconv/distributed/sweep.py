@@ -27,13 +27,14 @@ from repaconv.core.progress import Progress, silent
 from repaconv.core.toml_positions import Lines, first_problem, read_toml, why_unreadable
 from repaconv.distributed.benchmark_jobs import Job, Model, resolved, run_job
 from repaconv.distributed.dask_cluster import Landed, connected, landed_of, run_jobs
-from repaconv.options import own_file
-from repaconv.options.option_definitions import by_name
-from repaconv.options.stage_options import BenchOrder, ClusterOrder
+from repaconv.distributed.options import ClusterOptions
 from repaconv.results import SCHEMA_VERSION, BenchArtefact, FoldArtefact, ImageSize, Record, SweepArtefact, SweepRow
-from repaconv.stages.export import export
+from repaconv.stages.bench.options import BenchOptions
+from repaconv.stages.export.stage import export
 from repaconv.stages.fold.stage import fold
+from repaconv.stages.recipe.recipe_file import own_file
 from repaconv.stages.shared.common_checks import load_target, made_by, with_files
+from repaconv.stages.shared.option_definitions import by_name
 from repaconv.stages.shared.run_exports import export_for
 
 # --- The matrix of a sweep: what its file may say, and the cells that come of it.
@@ -174,7 +175,7 @@ class Done(Record):
 
 
 def sweep_by(
-    cluster: ClusterOrder, matrix: str | Path, *, out: str | Path | None = None, progress: Progress = silent
+    cluster: ClusterOptions, matrix: str | Path, *, out: str | Path | None = None, progress: Progress = silent
 ) -> SweepArtefact:
     """Fold and export what is missing, measure what was not, and put all of it side by side.
 
@@ -224,13 +225,13 @@ def _swept(state: _Sweep, path: Path, progress: Progress) -> SweepArtefact:
     return with_files(artefact, [path], [state.artefact])
 
 
-sweep = by_name(sweep_by, ClusterOrder)
+sweep = by_name(sweep_by, ClusterOptions)
 
 
 class _Sweep:
     """A sweep on its way: what each cell needs, and what is known of it."""
 
-    def __init__(self, matrix: Matrix, beside: Path, folder: Path, cluster: ClusterOrder) -> None:
+    def __init__(self, matrix: Matrix, beside: Path, folder: Path, cluster: ClusterOptions) -> None:
         self.matrix, self.beside, self.folder, self.cluster = matrix, beside, folder, cluster
         self.cells = cells_of(matrix)
         self.artefact = folder / "sweep.json"
@@ -256,7 +257,7 @@ class _Sweep:
             return
         named = Model(name=f"{cell.model}, {cell.precision}", sha256=sha256_of(model))
         asked = {name: getattr(self.matrix, name) for name in ("threads", "rounds", "seed")}
-        job = Job.of(resolved(target), (named,), BenchOrder(batch=cell.batch, image_size=size, **asked))
+        job = Job.of(resolved(target), (named,), BenchOptions(batch=cell.batch, image_size=size, **asked))
         kept = _kept(self.folder, cell)
         if (
             kept is not None

@@ -9,27 +9,29 @@ from repaconv.core.files import sha256_of
 from repaconv.core.progress import Progress, silent
 from repaconv.distributed.benchmark_jobs import Job, Model, resolved
 from repaconv.distributed.dask_cluster import connected, require_result, run_jobs
-from repaconv.options.stage_options import BenchOrder, ClusterOrder, TuneOrder
+from repaconv.distributed.options import ClusterOptions
 from repaconv.results import ImageSize, Ratio
+from repaconv.stages.bench.options import BenchOptions
+from repaconv.stages.tune.options import TuneOptions
 from repaconv.stages.tune.speed_measurements import Measurer
 
 
-def on_workers(cluster: ClusterOrder, order: TuneOrder, *, progress: Progress = silent) -> Measurer:
+def on_workers(cluster: ClusterOptions, options: TuneOptions, *, progress: Progress = silent) -> Measurer:
     """What `repaconv.stages.tune.stage.tune_by` measures with, there.
 
     The measurer raises:
         EnvironmentProblem: If the cluster does not answer or has no such worker.
         Refused: If a job fails there.
     """
-    target = resolved(order.target)
+    target = resolved(options.target)
 
     def measure(
         reference: Path, others: Mapping[str, Path], rounds: int, *, image_size: ImageSize | None
     ) -> dict[str, Ratio]:
         sha256s = {path: sha256_of(path) for path in (reference, *others.values())}
         default = Model(name="default preset", sha256=sha256s[reference])
-        how = BenchOrder(
-            threads=order.threads, batch=order.batch, image_size=image_size, rounds=rounds, seed=order.seed
+        how = BenchOptions(
+            threads=options.threads, batch=options.batch, image_size=image_size, rounds=rounds, seed=options.seed
         )
         jobs = {
             name: Job.of(target, (Model(name="form", sha256=sha256s[path]), default), how)

@@ -1,1 +1,1 @@
-"""The work of every command; only this package knows their order."""
+"""One folder per command: `options` it takes, `stage` that does the work, `text` that shows its result."""

@@ -69,7 +69,7 @@ def check_method(
 
 
 def _require_understood(name: str, path: Path, settings: Mapping[str, str]) -> None:
-    from repaconv.stages.inspect.checkpoint_inspection import inspect
+    from repaconv.stages.inspect.stage import inspect
 
     seen = inspect(path, settings=settings)
     assert seen.method == name, f"its own example is detected as {seen.method}: {seen.reason}"
@@ -77,7 +77,7 @@ def _require_understood(name: str, path: Path, settings: Mapping[str, str]) -> N
 
 
 def _require_proved(name: str, path: Path, run: Path, settings: Mapping[str, str]) -> None:
-    from repaconv.stages.export import export
+    from repaconv.stages.export.stage import export
     from repaconv.stages.fold.stage import fold
     from repaconv.stages.verify.stage import verify
 

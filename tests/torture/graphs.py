@@ -15,7 +15,7 @@ import onnx
 from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 import repaconv
-from repaconv.stages.inspect.file_inspection import inspect_file
+from repaconv.stages.inspect.stage import inspect_file
 from torture.arena import Case
 
 F = TensorProto.FLOAT

@@ -27,9 +27,9 @@ from repaconv.core.files import read_artefact
 from repaconv.distributed.sweep import read_matrix
 from repaconv.engines import trtexec_logs
 from repaconv.engines.targets.schema import from_file
-from repaconv.options import read_recipe
 from repaconv.results import Baselines, Preprocessing
 from repaconv.sources.named_architectures import of_folder
+from repaconv.stages.recipe.recipe_file import read_recipe
 from repaconv.verification.input_batches import image_inputs, npz_inputs
 from torture.arena import Case
 from torture.nets import net

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from importlib import import_module
 from inspect import signature
-from pkgutil import iter_modules
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from repaconv import results
-from repaconv.cli import result_text
+from repaconv.cli.text_and_json_output import TEXTS
 from repaconv.results import Record
 
 HOSTILE = "[/x]\x1b[2J :bug: "
@@ -18,9 +17,9 @@ PLAIN = {str: HOSTILE, bool: True, int: 1, float: 1.5, Any: 1.5}
 
 
 def shown() -> Iterator[type[Record]]:
-    """All kinds that `repaconv.cli.result_text` has something for."""
-    for module in iter_modules(result_text.__path__):
-        show = getattr(import_module(f"{result_text.__name__}.{module.name}"), "show", None)
+    """All kinds that `repaconv.cli.text_and_json_output` shows as text."""
+    for kind, module in TEXTS.items():
+        show = getattr(import_module(f"repaconv.{module}"), f"show_{kind}", None)
         taken = next(iter(signature(show).parameters.values())).annotation if show else ""
         yield from (getattr(results, name.strip()) for name in taken.split("|") if name)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -26,12 +27,14 @@ from repaconv.conversion.plain_vit import AT_ONCE, Plain
 from repaconv.core.errors import Refused, UsageProblem
 from repaconv.core.progress import Progress
 from repaconv.method_api.settings import said_in
-from repaconv.options.conversion_options import ConvertOrder
+
+if TYPE_CHECKING:
+    from repaconv.stages.convert.options import ConvertOptions
 
 METHODS = ("dwconv", "nondeep", "repavit", "riformer")
 
 
-def form(order: ConvertOrder, original: Original, found: Checkpoint, parted: Parted, progress: Progress) -> Formed:
+def form(options: ConvertOptions, original: Original, found: Checkpoint, parted: Parted, progress: Progress) -> Formed:
     """The training form that was asked for, from the images that fit.
 
     Raises:
@@ -41,34 +44,34 @@ def form(order: ConvertOrder, original: Original, found: Checkpoint, parted: Par
     progress("take the weights over", 0, 0)
     images, record = parted.calibration.images, found.record
     if isinstance(original, PoolFormer):
-        if order.method == "riformer":
-            return riformer_affines.formed(original, images, record, dict(order.settings or {}))
-        raise _not_from(order.method, "a PoolFormer", "a plain vision transformer")
-    if order.method == "riformer":
+        if options.method == "riformer":
+            return riformer_affines.formed(original, images, record, dict(options.settings or {}))
+        raise _not_from(options.method, "a PoolFormer", "a plain vision transformer")
+    if options.method == "riformer":
         raise _not_from("riformer", "a plain vision transformer", "a PoolFormer")
-    if order.method == "nondeep":
-        return nondeep_branches.formed(original, order.branches, record)
-    if order.method == "repavit":
-        return repavit_idle_channels.formed(original, order.idle_ratio, images, record)
-    return _gated(order, original, found, parted, progress)
+    if options.method == "nondeep":
+        return nondeep_branches.formed(original, options.branches, record)
+    if options.method == "repavit":
+        return repavit_idle_channels.formed(original, options.idle_ratio, images, record)
+    return _gated(options, original, found, parted, progress)
 
 
-def _gated(order: ConvertOrder, plain: Plain, found: Checkpoint, parted: Parted, progress: Progress) -> Formed:
+def _gated(options: ConvertOptions, plain: Plain, found: Checkpoint, parted: Parted, progress: Progress) -> Formed:
     """Gates choose the blocks: only their number can be given."""
-    asked = read_blocks(order.blocks, len(plain.blocks))
+    asked = read_blocks(options.blocks, len(plain.blocks))
     if asked.number is None:
         raise UsageProblem(
-            f"--blocks {order.blocks}: with gates, the training learns which blocks are replaced.",
+            f"--blocks {options.blocks}: with gates, the training learns which blocks are replaced.",
             hint=f"Give the number of blocks: --blocks {max(1, len(plain.blocks) // 2)}.",
             code="convert.blocks",
         )
     images = parted.calibration.images
-    if order.criterion == "sigma":
-        best = score(plain, torch.split(images, AT_ONCE), order.kernel).by_sigma
+    if options.criterion == "sigma":
+        best = score(plain, torch.split(images, AT_ONCE), options.kernel).by_sigma
     else:
-        errors = single_errors(Rig.of(plain, parted), How(kernel=order.kernel), progress)
+        errors = single_errors(Rig.of(plain, parted), How(kernel=options.kernel), progress)
         best = tuple(sorted(range(len(errors)), key=errors.__getitem__))
-    return dwconv_gates.formed(plain, best, asked.number, order.kernel, images, found.record)
+    return dwconv_gates.formed(plain, best, asked.number, options.kernel, images, found.record)
 
 
 def _not_from(method: str, given: str, wanted: str) -> Refused:

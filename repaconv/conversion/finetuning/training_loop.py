@@ -2,24 +2,86 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
+import pickle
 import time
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from repaconv.conversion.conversion_evaluation import Judge
 from repaconv.conversion.finetuning.distillation_targets import apart, moved, overheard, relations, relative
-from repaconv.conversion.finetuning.input_whitening import Whitened, whitened
 from repaconv.conversion.finetuning.trainable_batchnorm import settle
 from repaconv.conversion.finetuning.training_plan import Course
+from repaconv.conversion.image_splits import Parted
+from repaconv.core.errors import Refused
 from repaconv.core.progress import Progress
 from repaconv.results import Epoch
 from repaconv.verification.accuracy_budget import Budget
+
+# --- Layers that learn in coordinates in which what they read is alike in all directions.
+#
+# What W^O of a conversion reads is nearly the same in most directions, and it tells small differences by large
+# weights: a step that is small for every weight is large for the output, and a rate that is not lost on it teaches
+# nothing else. So W = U A, where A is the inverse root of the second moments of what a layer reads at the start: U
+# learns, W is used.
+
+SEEN = 256
+"""Images whose second moments are taken."""
+LEAST = 1e-4
+"""Of the moments' mean: what is below in a direction counts as much, or noise would be learnt from."""
+
+
+class Whitened(NamedTuple):
+    """A layer's weight W [o, i], the U [o, i] that learns in its place, and A [i, i]."""
+
+    weight: nn.Parameter
+    inner: nn.Parameter
+    root: Tensor
+
+    def heed(self) -> None:
+        """Hand W's gradient on to U."""
+        assert self.weight.grad is not None
+        self.inner.grad = self.weight.grad @ self.root
+
+    @torch.no_grad()
+    def renew(self) -> None:
+        """W by U as it is now."""
+        self.weight.copy_(self.inner @ self.root)
+
+
+@torch.no_grad()
+def whitened(net: nn.Module, images: Tensor, at_once: int) -> tuple[Whitened, ...]:
+    """All linear layers that the net runs on images [N, C, H, W]."""
+    sums: dict[nn.Linear, Tensor] = {}
+
+    def add(layer: nn.Linear, given: tuple[Tensor, ...]) -> None:
+        rows = given[0].flatten(0, -2).double()
+        sums[layer] = sums.get(layer, torch.zeros((), dtype=torch.float64)) + rows.mT @ rows
+
+    hooks = [module.register_forward_pre_hook(add) for module in net.modules() if isinstance(module, nn.Linear)]
+    for some in torch.split(images[:SEEN], at_once):
+        net(some)
+    for hook in hooks:
+        hook.remove()
+    return tuple(_whitened(layer, total) for layer, total in sums.items())
+
+
+def _whitened(layer: nn.Linear, moments: Tensor) -> Whitened:
+    values, vectors = torch.linalg.eigh(moments / moments.diagonal().mean())
+    roots = (values.clamp_min(0) + LEAST).sqrt()
+    inner = layer.weight.detach().double() @ (vectors * roots) @ vectors.mT
+    assert isinstance(layer.weight, nn.Parameter)
+    return Whitened(layer.weight, nn.Parameter(inner.float()), ((vectors / roots) @ vectors.mT).float())
+
+
+# --- The loop: AdamW, a warm-up and a cosine, averaged weights; of all epochs, the start included, the best is kept.
 
 WEIGHT_DECAY, CLIP, WARMUP = 0.05, 1.0, 0.1
 AVERAGED = 0.999
@@ -224,3 +286,37 @@ def has_bfloat16() -> bool:
     """Whether this processor multiplies in bfloat16 itself; others would do it in steps, slower than in float32."""
     known = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
     return any(getattr(torch.cpu, name, lambda: False)() for name in known)
+
+
+# --- A training between two epochs, in a file: with it the next one has the same bits as if nothing had happened.
+
+
+def save(state: State, path: Path) -> None:
+    """Write it."""
+    torch.save(state, path)
+
+
+def load(path: Path) -> State:
+    """Read it back; nothing in it is run.
+
+    Raises:
+        Refused: If it is no such file.
+    """
+    try:
+        found: Any = torch.load(path, weights_only=True)
+        return {name: found[name] for name in ("net", "average", "best", "optimiser", "whitened", "steps")}
+    except (OSError, RuntimeError, KeyError, TypeError, ValueError, EOFError, pickle.UnpicklingError) as error:
+        raise Refused(
+            f"{path} is not the state of an interrupted training.",
+            hint="Start from the beginning with --restart.",
+            code="finetune.state",
+        ) from error
+
+
+def digest(parted: Parted) -> str:
+    """Of all images in their order, and their classes: the same training needs the same."""
+    total = hashlib.sha256()
+    for part in parted:
+        total.update(part.images.numpy().tobytes())
+        total.update(part.labels.tobytes())
+    return total.hexdigest()

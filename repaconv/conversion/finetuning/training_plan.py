@@ -37,7 +37,7 @@ class Course:
         related: The same, of maps whose positions are to resemble each other as the original's do.
         moving: Whether images are moved a little, anew in every epoch; a start that is near already is lost by it.
         whitened: Whether linear layers learn in coordinates of their own; see
-        `repaconv.conversion.finetuning.input_whitening`. faster: Parameters that learn at another rate, as a multiple,
+        `repaconv.conversion.finetuning.training_loop`. faster: Parameters that learn at another rate, as a multiple,
         by name. besides: Tensors of the finished checkpoint that are no weights.
         metadata: Of the finished checkpoint.
         reading: As the file was understood.

@@ -11,16 +11,16 @@ from repaconv.core.errors import Refused, UsageProblem, said_by
 from repaconv.core.file_replacement import put, require_ours
 from repaconv.core.progress import Progress, silent
 from repaconv.engines.contract import shapes_told
-from repaconv.options.option_definitions import by_name
-from repaconv.options.stage_options import BenchOrder, CompareOrder
 from repaconv.results import BenchArtefact, CompareArtefact, Link, Tolerance
 from repaconv.sources.class_score_outputs import class_scores
+from repaconv.stages.bench.compared_models import End, end_of
+from repaconv.stages.bench.options import BenchOptions, CompareOptions
 from repaconv.stages.bench.stage import bench_by
 from repaconv.stages.shared.common_checks import at_least_one, load_target, made_by, with_files
-from repaconv.stages.shared.compared_models import End, end_of
 from repaconv.stages.shared.engine_files import built_as
 from repaconv.stages.shared.evaluation_images import EVALUATED, NONE_GIVEN, evaluation_images, unshown
 from repaconv.stages.shared.input_selection import choose_inputs, scores_output
+from repaconv.stages.shared.option_definitions import by_name
 from repaconv.stages.shared.run_exports import exports_of
 from repaconv.verification.float32_rounding_error import sway_of, swayer_of
 from repaconv.verification.tolerances import coarser
@@ -54,7 +54,7 @@ class Given(NamedTuple):
 
 
 def compare_by(
-    order: CompareOrder, reference: str | Path, candidate: str | Path, *, progress: Progress = silent
+    options: CompareOptions, reference: str | Path, candidate: str | Path, *, progress: Progress = silent
 ) -> CompareArtefact:
     """Compare two models on the same inputs: the difference of their outputs, their size, and optionally their latency.
 
@@ -65,54 +65,54 @@ def compare_by(
     Args:
         reference: The model that is taken as correct.
         candidate: The model that is compared with it.
-        order: The options.
+        options: The options.
         progress: A function that is called with each step's name, the units done and their total.
 
     Raises:
         Refused: If a model is missing, does not accept the inputs of the other, or their outputs cannot be compared.
         UsageProblem: If a model is a checkpoint without a run, or has no file that can be measured.
     """
-    device = load_target(order.target)
-    threads = at_least_one("threads", order.threads, device.bench.threads)
-    if order.out:
-        require_ours(Path(order.out), "compare")
+    device = load_target(options.target)
+    threads = at_least_one("threads", options.threads, device.bench.threads)
+    if options.out:
+        require_ours(Path(options.out), "compare")
     progress("compare: load", 0, 0)
     right, other = (end_of(Path(each), device, threads) for each in (reference, candidate))
-    if order.speed and not (right.path and other.path):
+    if options.speed and not (right.path and other.path):
         raise UsageProblem(
             "--speed compares ONNX models and engines, and one of the two is neither.",
             hint="Export it first: repaconv export",
             code="compare.speed",
         )
-    given = _inputs(order, right, other)
-    links = _links(order, right, other, given, progress)
-    measured = _measured(order, right, other, progress) if order.speed else None
-    artefact = _artefact(order, right, other, given.name, links, measured)
-    if order.out:
-        artefact = put(Path(order.out), artefact)
+    given = _inputs(options, right, other)
+    links = _links(options, right, other, given, progress)
+    measured = _measured(options, right, other, progress) if options.speed else None
+    artefact = _artefact(options, right, other, given.name, links, measured)
+    if options.out:
+        artefact = put(Path(options.out), artefact)
     took = [Path(each) for each in (reference, candidate)]
-    return with_files(artefact, took, [Path(order.out)] if order.out else [])
+    return with_files(artefact, took, [Path(options.out)] if options.out else [])
 
 
-compare = by_name(compare_by, CompareOrder)
+compare = by_name(compare_by, CompareOptions)
 
 
-def _inputs(order: CompareOrder, right: End, other: End) -> Given:
+def _inputs(options: CompareOptions, right: End, other: End) -> Given:
     """What both are run on: what was given, else the images of a lossy export, else random inputs."""
     from repaconv.verification.input_batches import npz_calls
 
     subject = right.subject or other.subject
     ports = right.runner.inputs, other.runner.inputs
-    if subject is None and not order.inputs:
+    if subject is None and not options.inputs:
         return _probed(right, coarser([right.told.precision, other.told.precision]))
     if subject is None:
-        given = npz_calls(Path(str(order.inputs)), ports[0], (), labels=True)
+        given = npz_calls(Path(str(options.inputs)), ports[0], (), labels=True)
         return Given(given.name, _pairs(given, ports))
     pixels = any(port.dtype == "uint8" for own in ports for port in own)
-    own = None if order.inputs else _of_export(right, other, pixels)
+    own = None if options.inputs else _of_export(right, other, pixels)
     if own is None or isinstance(own, str):
-        count = None if order.inputs else order.count
-        given = choose_inputs(subject, inputs=order.inputs, count=count, seed=order.seed, pixels=pixels)
+        count = None if options.inputs else options.count
+        given = choose_inputs(subject, inputs=options.inputs, count=count, seed=options.seed, pixels=pixels)
     else:
         given = own
     unshown, gone = (own, "") if own == NONE_GIVEN else ("", own if isinstance(own, str) else "")
@@ -172,7 +172,7 @@ def _probed(right: End, low: str) -> Given:
     return Given(found.told, ((feeds, feeds, None) for feeds in found.feeds))
 
 
-def _links(order: CompareOrder, right: End, other: End, given: Given, progress: Progress) -> tuple[Link, ...]:
+def _links(options: CompareOptions, right: End, other: End, given: Given, progress: Progress) -> tuple[Link, ...]:
     """One for every output."""
     from repaconv.verification.output_comparison import Comparison
     from repaconv.verification.tolerances import tolerance
@@ -184,14 +184,14 @@ def _links(order: CompareOrder, right: End, other: End, given: Given, progress: 
     if subject:
         has = subject.folded
         usual = {"usual": has.tolerances, "reasons": has.tolerance_reasons, "decides": subject.decides}
-    sways, compared = _sways(order, right, other, low), None
+    sways, compared = _sways(options, right, other, low), None
     for number, (own, its, labels) in enumerate(given.pairs):
         progress("compare: run", number, 0)
         expected, got = _ran(right, own), _ran(other, its)
         whole = subject.folded.whole if subject else not _by_image(expected, own)
         if compared is None:
-            scores = given.scores if subject or whole else _scores(order, expected, labels)
-            exact = Tolerance(kind="exact", rtol=order.rtol, rtol_reason="given by --rtol") if order.rtol else None
+            scores = given.scores if subject or whole else _scores(options, expected, labels)
+            exact = Tolerance(kind="exact", rtol=options.rtol, rtol_reason="given by --rtol") if options.rtol else None
             allowed = exact or tolerance(link, logits=bool(scores), **usual)
             compared = Comparison(other.told.name, allowed, scores)
         sway = None if sways is None or _pixels(own) else sways(own)
@@ -204,7 +204,7 @@ def _links(order: CompareOrder, right: End, other: End, given: Given, progress: 
     return tuple(unshown(each, given.unshown) for each in links) if given.unshown else links
 
 
-def _scores(order: CompareOrder, outputs: Mapping[str, Any], labels: NDArray[np.int64] | None) -> str:
+def _scores(options: CompareOptions, outputs: Mapping[str, Any], labels: NDArray[np.int64] | None) -> str:
     """Which output of a bare model is class scores, by the rule for a network of which only shapes are known."""
     from repaconv.verification.input_batches import require_labels
 
@@ -213,13 +213,13 @@ def _scores(order: CompareOrder, outputs: Mapping[str, Any], labels: NDArray[np.
     if found is None or (labels is None and found.assumed):
         return ""
     if labels is not None:
-        require_labels(Path(str(order.inputs)), labels, len(outputs[found.output]), found.classes)
+        require_labels(Path(str(options.inputs)), labels, len(outputs[found.output]), found.classes)
     return found.output
 
 
-def _sways(order: CompareOrder, right: End, other: End, low: str) -> Callable[[Feeds], Sway] | None:
+def _sways(options: CompareOptions, right: End, other: End, low: str) -> Callable[[Feeds], Sway] | None:
     """By how much rounding alone moves the reference, of a call; None where that is not asked, or not known."""
-    if order.rtol:
+    if options.rtol:
         return None
     if subject := right.subject or other.subject:
         return partial(sway_of, subject)
@@ -248,23 +248,23 @@ def _by_image(outputs: Mapping[str, Any], feeds: Mapping[str, Any]) -> bool:
     return len(rows) == 1 and rows != {()} and all(getattr(each, "ndim", 0) > 1 for each in outputs.values())
 
 
-def _measured(order: CompareOrder, right: End, other: End, progress: Progress) -> BenchArtefact:
+def _measured(options: CompareOptions, right: End, other: End, progress: Progress) -> BenchArtefact:
     """The candidate with the reference beside it, round by round."""
-    asked = BenchOrder(
-        target=order.target, against=right.path, threads=order.threads, rounds=order.rounds, seed=order.seed
+    asked = BenchOptions(
+        target=options.target, against=right.path, threads=options.threads, rounds=options.rounds, seed=options.seed
     )
     return bench_by(asked, other.path, progress=progress)
 
 
 def _artefact(
-    order: CompareOrder, right: End, other: End, name: str, links: tuple[Link, ...], measured: BenchArtefact | None
+    options: CompareOptions, right: End, other: End, name: str, links: tuple[Link, ...], measured: BenchArtefact | None
 ) -> CompareArtefact:
     from repaconv.verification.tolerances import verdict_of
 
     return CompareArtefact(
         made_by=made_by("torch", "onnxruntime"),
         verdict=verdict_of(links),
-        options=order.words(),
+        options=options.words(),
         reference=right.told,
         candidate=other.told,
         inputs=name,

@@ -11,14 +11,14 @@ from repaconv.core.file_replacement import put, require_ours
 from repaconv.core.files import read_artefact, sha256_of
 from repaconv.core.progress import Progress, silent
 from repaconv.graph.onnx_files import is_graph, read_graph, require_inside
-from repaconv.options.option_definitions import by_name
-from repaconv.options.stage_options import EstimateOrder
 from repaconv.results import BenchArtefact, BundleArtefact, CollectArtefact, EstimateArtefact, ImageSize, Limits
 from repaconv.stages.bench.benchmark_inputs import image_shape
 from repaconv.stages.bench.benchmark_subjects import contenders_of
+from repaconv.stages.bench.options import EstimateOptions
 from repaconv.stages.shared.common_checks import as_image_size, at_least_one, load_target, made_by, with_files
 from repaconv.stages.shared.engine_files import lowers, require_own_precision, takes_networks
 from repaconv.stages.shared.model_opening import precision_of
+from repaconv.stages.shared.option_definitions import by_name
 from repaconv.stages.shared.remote_targets import why_not_here
 from repaconv.stages.shared.run_exports import export_for
 
@@ -87,7 +87,7 @@ def _own(device: Target) -> list[str]:
 
 
 def estimate_by(
-    order: EstimateOrder, model: str | Path | None = None, *, progress: Progress = silent
+    options: EstimateOptions, model: str | Path | None = None, *, progress: Progress = silent
 ) -> EstimateArtefact:
     """Estimate the latency of a graph on a target from the target's peak figures; nothing of the graph is run.
 
@@ -95,24 +95,24 @@ def estimate_by(
 
     Args:
         model: A run folder or an .onnx file; the newest run when None.
-        order: The options.
+        options: The options.
         progress: A function that is called with each step's name, the units done and their total.
 
     Raises:
         Refused: If the file is no ONNX graph.
         UsageProblem: If there is no such graph, or the target's peak figures are unknown.
     """
-    plan = _plan(order, model)
+    plan = _plan(options, model)
     progress("limits", 0, 0)
     limits = limits_of(plan.device, plan.precision, plan.threads, lowered=plan.lowered is not None)
     progress("estimate", 0, 0)
-    artefact = _artefact(plan, order, limits)
+    artefact = _artefact(plan, options, limits)
     if plan.place:
         put(plan.place, artefact)
     return with_files(artefact, [plan.path], [plan.place] if plan.place else [])
 
 
-estimate = by_name(estimate_by, EstimateOrder)
+estimate = by_name(estimate_by, EstimateOptions)
 
 
 class _Plan(NamedTuple):
@@ -145,18 +145,18 @@ class _Taken(NamedTuple):
     note: str = ""
 
 
-def _plan(order: EstimateOrder, model: str | Path | None) -> _Plan:
+def _plan(options: EstimateOptions, model: str | Path | None) -> _Plan:
     """Everything that may be refused, but for what the limits lack."""
-    device = load_target(order.target)
-    threads = at_least_one("threads", order.threads, device.bench.threads)
-    batch = at_least_one("batch", order.batch, device.bench.batch)
+    device = load_target(options.target)
+    threads = at_least_one("threads", options.threads, device.bench.threads)
+    batch = at_least_one("batch", options.batch, device.bench.batch)
     run = None if model is not None and Path(model).is_file() else run_folder.find_run(Path(model) if model else None)
-    taken = _of_run(run, device, order) if run else _bare(Path(model or ""), order)
-    place = Path(order.out) if order.out else run.bench_json(f"{taken.variant}.estimate") if run else None
+    taken = _of_run(run, device, options) if run else _bare(Path(model or ""), options)
+    place = Path(options.out) if options.out else run.bench_json(f"{taken.variant}.estimate") if run else None
     if place:
         require_ours(place, "estimate")
     graph = read_graph(taken.path)
-    images, shape = _images(graph, batch, as_image_size(order.image_size) or taken.size, taken.path)
+    images, shape = _images(graph, batch, as_image_size(options.image_size) or taken.size, taken.path)
     return _Plan(
         device=device,
         run=run,
@@ -164,7 +164,7 @@ def _plan(order: EstimateOrder, model: str | Path | None) -> _Plan:
         sha256=sha256_of(taken.path),
         graph=graph,
         precision=taken.precision,
-        lowered=order.precision if run and lowers(device, order.precision) else None,
+        lowered=options.precision if run and lowers(device, options.precision) else None,
         variant=taken.variant,
         overridden=taken.overridden,
         images=images,
@@ -175,19 +175,19 @@ def _plan(order: EstimateOrder, model: str | Path | None) -> _Plan:
     )
 
 
-def _of_run(run: run_folder.Run, device: Target, order: EstimateOrder) -> _Taken:
+def _of_run(run: run_folder.Run, device: Target, options: EstimateOptions) -> _Taken:
     """The run's export for the target."""
     folded = run_folder.fold_of(run)
-    typed = "fp32" if lowers(device, order.precision) else order.precision
-    size = as_image_size(order.image_size)
-    exported, path, variant = export_for(run, folded, order.target, typed, batch=order.batch, image_size=size)
-    overridden = run_folder.require_sound(run, folded, (exported, path), unverified=order.allow_unverified)
+    typed = "fp32" if lowers(device, options.precision) else options.precision
+    size = as_image_size(options.image_size)
+    exported, path, variant = export_for(run, folded, options.target, typed, batch=options.batch, image_size=size)
+    overridden = run_folder.require_sound(run, folded, (exported, path), unverified=options.allow_unverified)
     usual = folded.image_size if exported.image_size == "dynamic" else exported.image_size
-    name = variant.model_copy(update={"precision": order.precision}).full
-    return _Taken(run_folder.graph_of(run, exported), order.precision, usual, name, overridden)
+    name = variant.model_copy(update={"precision": options.precision}).full
+    return _Taken(run_folder.graph_of(run, exported), options.precision, usual, name, overridden)
 
 
-def _bare(path: Path, order: EstimateOrder) -> _Taken:
+def _bare(path: Path, options: EstimateOptions) -> _Taken:
     """A graph that is no run's.
 
     Raises:
@@ -198,10 +198,10 @@ def _bare(path: Path, order: EstimateOrder) -> _Taken:
         raise Refused(
             f"{path} is not an ONNX model.", hint="Give a run folder or an .onnx file.", code="estimate.graph"
         )
-    require_own_precision(path, order.precision)
+    require_own_precision(path, options.precision)
     require_inside(path)
-    size = as_image_size(order.image_size)
-    known = contenders_of(None, path, None, order.allow_unverified, silent, target=order.target, image_size=size)
+    size = as_image_size(options.image_size)
+    known = contenders_of(None, path, None, options.allow_unverified, silent, target=options.target, image_size=size)
     return _Taken(path, precision_of(path), known.size, overridden=known.overridden, note=known.note)
 
 
@@ -233,7 +233,7 @@ def _images(
     return images, (batch, height, width, channels) if pixels else images
 
 
-def _artefact(plan: _Plan, order: EstimateOrder, limits: Limits) -> EstimateArtefact:
+def _artefact(plan: _Plan, options: EstimateOptions, limits: Limits) -> EstimateArtefact:
     """The graph's nodes by those limits, and their sums."""
     from repaconv.benchmark.latency_estimate import estimated, unknown
 
@@ -243,7 +243,7 @@ def _artefact(plan: _Plan, order: EstimateOrder, limits: Limits) -> EstimateArte
         made_by=made_by(),
         verdict="not verified",
         unverified=plan.overridden,
-        options=("--estimate", *order.words()),
+        options=("--estimate", *options.words()),
         variant=plan.variant,
         target=plan.device.name,
         runtime=f"{plan.device.runtime} {plan.device.runtime_version}".strip(),

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from repaconv.core import run_folder
 from repaconv.core.errors import EnvironmentProblem, Refused
 from repaconv.core.progress import Progress
-from repaconv.options.stage_options import BenchOrder
 from repaconv.results import ImageSize, Profile
 from repaconv.sources.source_model import TRAINING
 from repaconv.stages.bench.benchmark_inputs import Calls, calls_for, memory_an_image
 from repaconv.stages.bench.benchmark_subjects import Contender, Contenders, without_training
+from repaconv.stages.bench.options import BenchOptions
 from repaconv.stages.bench.session_loads import Openings
 from repaconv.stages.shared.model_opening import Opened, opened
 
@@ -38,7 +38,7 @@ class TrainingRefused(Refused):
 class Plan(NamedTuple):
     """What an order comes to for a model: what is measured beside what, and how."""
 
-    order: BenchOrder
+    options: BenchOptions
     device: Target
     protocol: Protocol
     run: run_folder.Run | None
@@ -89,8 +89,8 @@ class Plan(NamedTuple):
     def batch(self) -> int:
         """Images a call; of a protocol that fills the memory, measured here."""
         fixed = self.known.subject.folded.batch if self.known.subject else "dynamic"
-        if self.order.batch is not None or fixed != "dynamic":
-            return self.order.batch or int(fixed)
+        if self.options.batch is not None or fixed != "dynamic":
+            return self.options.batch or int(fixed)
         if self.known.subject and self.size is None:
             return self.device.bench.batch
         return self.protocol.images(
@@ -118,7 +118,7 @@ def side_by_side(plan: Plan, cores: Sequence[int], progress: Progress) -> Found:
     Raises:
         EnvironmentProblem: If its memory does not hold what was asked for; a paper's batch is halved, no other.
     """
-    batch, of_paper = plan.batch(), plan.order.batch is None and plan.protocol.batch is not None
+    batch, of_paper = plan.batch(), plan.options.batch is None and plan.protocol.batch is not None
     while True:
         try:
             return _side_by_side(plan, batch, cores, progress)
@@ -135,20 +135,20 @@ def _side_by_side(plan: Plan, batch: int, cores: Sequence[int], progress: Progre
     subject, dims = plan.subjects[0], plan.dims(batch)
     openings = Openings(
         {each.name: partial(plan.opened, each, dims) for each in plan.subjects},
-        lambda models: calls_for(plan.known, models, batch, plan.size, plan.order.seed),
+        lambda models: calls_for(plan.known, models, batch, plan.size, plan.options.seed),
     )
     with first_in_line(plan.protocol.first_in_line) as why_not:
         measured = measure_anew(
             openings,
             rounds=plan.rounds,
             warmup_rounds=plan.warmup_rounds,
-            seed=plan.order.seed,
+            seed=plan.options.seed,
             cores=cores,
-            more=plan.order.rounds is None and plan.protocol.rounds is None,
+            more=plan.options.rounds is None and plan.protocol.rounds is None,
             tick=lambda done, total: progress("bench", done, total),
         )
     profile = None
-    if plan.order.profile:
+    if plan.options.profile:
         opened = openings.models[subject.name]
         profile = _profile(subject, opened, openings.feeds(subject.name), measured.samples_ms)
     return Found(

@@ -12,18 +12,18 @@ from repaconv.core.file_replacement import put, require_ours, write_payload
 from repaconv.core.files import alone_in, payload_of, sha256_of
 from repaconv.core.progress import Progress, silent
 from repaconv.graph.onnx_files import read_graph
-from repaconv.options.option_definitions import by_name
-from repaconv.options.stage_options import BenchOrder
 from repaconv.results import BenchArtefact, Link, MeasuredModel, MethodFold
 from repaconv.stages.bench.benchmark_subjects import contenders_of
+from repaconv.stages.bench.compared_models import parameters_of
 from repaconv.stages.bench.interleaved_rounds import Found, Plan, TrainingRefused, side_by_side
 from repaconv.stages.bench.latency_baselines import by_baseline, name_in, remember_measurement
+from repaconv.stages.bench.options import BenchOptions
 from repaconv.stages.shared.common_checks import as_image_size, at_least_one, load_target, made_by, with_files
-from repaconv.stages.shared.compared_models import parameters_of
 from repaconv.stages.shared.engine_files import lowers, require_own_precision
 from repaconv.stages.shared.model_opening import agreement
+from repaconv.stages.shared.option_definitions import by_name
+from repaconv.stages.shared.preset_choice import Given, given_form
 from repaconv.stages.shared.remote_targets import require_here
-from repaconv.stages.shared.tuned_deployment import Given, given_form
 from repaconv.verification.tolerances import bounded
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ LARGEST_REGRESSION = 10.0
 
 
 def bench_by(
-    order: BenchOrder,
+    options: BenchOptions,
     model: str | Path | None = None,
     *,
     device: Target | None = None,
@@ -47,7 +47,7 @@ def bench_by(
 
     Args:
         model: A run folder, an .onnx file or an engine that `build` made; the newest run when None.
-        order: The options.
+        options: The options.
         device: The target as an object, if it has no registered name.
         progress: A function that is called with each step's name, the units done and their total.
 
@@ -58,7 +58,7 @@ def bench_by(
     from repaconv.benchmark.interleaved_protocol import pinned
 
     with alone_in(None if is_bare(model) else run_folder.find_run(Path(model) if model else None).folder):
-        plan = planned(order, model, device, progress)
+        plan = planned(options, model, device, progress)
         with pinned(plan.threads) as cores:
             try:
                 found = side_by_side(plan, cores, progress)
@@ -71,43 +71,43 @@ def bench_by(
         return _put(plan, artefact, wrote)
 
 
-bench = by_name(bench_by, BenchOrder)
+bench = by_name(bench_by, BenchOptions)
 
 
-def planned(order: BenchOrder, model: str | Path | None, device: Target | None, progress: Progress) -> Plan:
+def planned(options: BenchOptions, model: str | Path | None, device: Target | None, progress: Progress) -> Plan:
     """Everything that may be refused before a model is opened."""
     from repaconv.benchmark.paper_protocols import paper
 
-    bounded("max_regression", order.max_regression, LARGEST_REGRESSION)
-    given = given_for(order, model)
-    order = given.order
-    device = device or load_target(order.target)
-    named = paper(order.protocol)
-    threads = at_least_one("threads", order.threads, named.threads or given.threads(device))
-    rounds = at_least_one("rounds", order.rounds, named.rounds or device.bench.rounds)
-    at_least_one("batch", order.batch, 1)
-    run = _run_of(order, model, device)
-    lowering = order.precision if lowers(device, order.precision) else None
-    asked = as_image_size(order.image_size)
+    bounded("max_regression", options.max_regression, LARGEST_REGRESSION)
+    given = given_for(options, model)
+    options = given.options
+    device = device or load_target(options.target)
+    named = paper(options.protocol)
+    threads = at_least_one("threads", options.threads, named.threads or given.threads(device))
+    rounds = at_least_one("rounds", options.rounds, named.rounds or device.bench.rounds)
+    at_least_one("batch", options.batch, 1)
+    run = _run_of(options, model, device)
+    lowering = options.precision if lowers(device, options.precision) else None
+    asked = as_image_size(options.image_size)
     known = contenders_of(
         run,
         model,
-        order.against,
-        order.allow_unverified,
+        options.against,
+        options.allow_unverified,
         progress,
         target=device,
-        precision="fp32" if lowering else order.precision,
-        batch=order.batch,
+        precision="fp32" if lowering else options.precision,
+        batch=options.batch,
         image_size=asked,
         form=given.form,
     )
-    lowered = known.variant.model_copy(update={"precision": order.precision}) if known.variant else None
+    lowered = known.variant.model_copy(update={"precision": options.precision}) if known.variant else None
     variant = lowered.full if lowered else ""
-    place = Path(order.out) if order.out else run.bench_json(variant) if run else None
+    place = Path(options.out) if options.out else run.bench_json(variant) if run else None
     if place:
-        require_ours(place, "bench", *([_bars(place)] if order.profile else []))
+        require_ours(place, "bench", *([_bars(place)] if options.profile else []))
     return Plan(
-        order=order,
+        options=options,
         device=device,
         protocol=named,
         run=run,
@@ -123,26 +123,26 @@ def planned(order: BenchOrder, model: str | Path | None, device: Target | None, 
     )
 
 
-def given_for(order: BenchOrder, model: str | Path | None) -> Given[BenchOrder]:
+def given_for(options: BenchOptions, model: str | Path | None) -> Given[BenchOptions]:
     """With what a form brings along.
 
     Raises:
         UsageProblem: If a form is asked for of one file, or there is no run.
     """
-    if order.preset is None:
-        return Given(order)
+    if options.preset is None:
+        return Given(options)
     if is_bare(model):
         raise UsageProblem(
             f"{model} is a file, whose rewrite preset is fixed.",
             hint="--preset selects among the ONNX models of a run folder.",
             code="usage.idle",
         )
-    given = given_form(order, run_folder.fold_of(run_folder.find_run(Path(model) if model else None)))
-    usual = given.way is None or order.batch or given.way.batch == load_target(given.order.target).bench.batch
-    return given if usual or not given.way else replace(given, order=replace(given.order, batch=given.way.batch))
+    given = given_form(options, run_folder.fold_of(run_folder.find_run(Path(model) if model else None)))
+    usual = given.way is None or options.batch or given.way.batch == load_target(given.options.target).bench.batch
+    return given if usual or not given.way else replace(given, options=replace(given.options, batch=given.way.batch))
 
 
-def _run_of(order: BenchOrder, model: str | Path | None, device: Target) -> run_folder.Run | None:
+def _run_of(options: BenchOptions, model: str | Path | None, device: Target) -> run_folder.Run | None:
     """The run that is measured; None of one file.
 
     Raises:
@@ -151,9 +151,9 @@ def _run_of(order: BenchOrder, model: str | Path | None, device: Target) -> run_
     """
     run = None if is_bare(model) else run_folder.find_run(Path(model) if model else None)
     if model is not None and is_bare(model):
-        require_own_precision(model, order.precision)
+        require_own_precision(model, options.precision)
     if run or Path(model or "").suffix == ".onnx":
-        require_here(device, order, model, run)
+        require_here(device, options, model, run)
     return run
 
 
@@ -166,17 +166,17 @@ def _artefact(plan: Plan, found: Found) -> BenchArtefact:
     from repaconv.benchmark.latency_statistics import latency, ratio
     from repaconv.benchmark.measurement_quality import quality
 
-    order, samples, models, openings = plan.order, found.measured.samples_ms, found.models, found.measured.openings
+    options, samples, models, openings = plan.options, found.measured.samples_ms, found.models, found.measured.openings
     first = plan.subjects[0].name
     others = [subject.name for subject in plan.subjects[1:]]
-    compared = ratio(first, samples[first], others[0], samples[others[0]], order.seed, openings) if others else None
+    compared = ratio(first, samples[first], others[0], samples[others[0]], options.seed, openings) if others else None
     watched, stable = found.measured.watched, found.measured.stable
     agreed = _agreed(plan, found) if others else None
     return BenchArtefact(
         made_by=made_by(),
-        verdict="failed" if agreed and agreed.verdict == "failed" and not order.against else "passed",
+        verdict="failed" if agreed and agreed.verdict == "failed" and not options.against else "passed",
         unverified=plan.known.overridden,
-        options=order.words(),
+        options=options.words(),
         network=_network(plan),
         variant=plan.variant,
         target=plan.device.name,
@@ -188,7 +188,7 @@ def _artefact(plan: Plan, found: Found) -> BenchArtefact:
         rounds=found.measured.rounds,
         session_loads=openings,
         warmup_rounds=found.measured.warmup_rounds,
-        seed=order.seed,
+        seed=options.seed,
         session=models[first].session.options,
         machine=found.machine,
         protocol=plan.protocol.told(found.batch),
@@ -238,7 +238,7 @@ def _agreed(plan: Plan, found: Found) -> Link | None:
     if found.calls.gone:
         first, other = found.models
         return not_verified("agreement", other, first, found.calls.gone)
-    against = Path(plan.order.against) if plan.order.against and plan.run is None else None
+    against = Path(plan.options.against) if plan.options.against and plan.run is None else None
     graph = against if against and against.suffix == ".onnx" else None
     agreed = agreement(plan.run, found.models, found.calls.batches, found.outputs, graph, found.calls.scores)
     return agreed.model_copy(update={"inputs": found.calls.name}) if agreed else None
@@ -246,17 +246,17 @@ def _agreed(plan: Plan, found: Found) -> Link | None:
 
 def _by_baseline(plan: Plan, artefact: BenchArtefact) -> tuple[BenchArtefact, list[Path]]:
     """Judged by the baseline, or written as one, where one is asked for; and what was written."""
-    order = plan.order
-    if not order.baseline:
+    options = plan.options
+    if not options.baseline:
         return artefact, []
-    baseline = Path(order.baseline)
+    baseline = Path(options.baseline)
     judged = by_baseline(
         baseline,
         name_in(baseline, plan.run.folder if plan.run else plan.subjects[0].path),
         artefact,
-        order.max_regression,
-        update=order.update_baseline,
-        accept_inconclusive=order.accept_inconclusive,
+        options.max_regression,
+        update=options.update_baseline,
+        accept_inconclusive=options.accept_inconclusive,
     )
     return artefact.model_copy(update=judged.changes(artefact)), [baseline] if judged.written else []
 

@@ -13,16 +13,16 @@ from repaconv.core.errors import UsageProblem
 from repaconv.core.file_replacement import put, require_ours
 from repaconv.core.files import alone_in, sha256_of
 from repaconv.core.progress import Progress, silent
-from repaconv.options.option_definitions import by_name
-from repaconv.options.stage_options import BenchOrder, ThroughputOrder
 from repaconv.results import ImageSize, Throughput, ThroughputArtefact
 from repaconv.stages.bench.benchmark_inputs import calls_for
 from repaconv.stages.bench.benchmark_subjects import Contender
 from repaconv.stages.bench.interleaved_rounds import Plan
+from repaconv.stages.bench.options import BenchOptions, ThroughputOptions
 from repaconv.stages.bench.session_loads import Call, Openings
 from repaconv.stages.bench.stage import given_for, is_bare, planned
 from repaconv.stages.shared.common_checks import made_by, with_files
 from repaconv.stages.shared.model_opening import Opened, opened
+from repaconv.stages.shared.option_definitions import by_name
 
 if TYPE_CHECKING:
     import numpy as np
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
 
 
 def throughput_by(
-    order: ThroughputOrder, model: str | Path | None = None, *, progress: Progress = silent
+    options: ThroughputOptions, model: str | Path | None = None, *, progress: Progress = silent
 ) -> ThroughputArtefact:
     """Measure the throughput in images/s with several streams, with one stream, and of the reference, in turn.
 
     Args:
         model: A run folder, an .onnx file or an engine that `build` made; the newest run when None.
-        order: The options.
+        options: The options.
         progress: A function that is called with each step's name, the units done and their total.
 
     Raises:
@@ -47,19 +47,19 @@ def throughput_by(
         UsageProblem: If there is nothing to measure or the sizes do not fit the model; see `bench`.
     """
     with alone_in(None if is_bare(model) else run_folder.find_run(Path(model) if model else None).folder):
-        plan, ways = _plan(order, model, progress)
+        plan, ways = _plan(options, model, progress)
         usual = plan.run.bench_json(f"{plan.variant}.throughput") if plan.run else None
-        place = Path(order.out) if order.out else usual
+        place = Path(options.out) if options.out else usual
         if place:
             require_ours(place, "throughput")
-        asked = ("--objective", "throughput", *order.words())
+        asked = ("--objective", "throughput", *options.words())
         artefact = _measured(plan, ways, progress).model_copy(update={"options": asked})
         if place:
             put(place, artefact)
     return with_files(artefact, [each.path for each in plan.subjects], [place] if place else [])
 
 
-throughput = by_name(throughput_by, ThroughputOrder)
+throughput = by_name(throughput_by, ThroughputOptions)
 
 
 class _Ways(NamedTuple):
@@ -80,24 +80,24 @@ class _Found(NamedTuple):
     session: dict[str, str]
 
 
-def _plan(order: ThroughputOrder, model: str | Path | None, progress: Progress) -> tuple[Plan, _Ways]:
+def _plan(options: ThroughputOptions, model: str | Path | None, progress: Progress) -> tuple[Plan, _Ways]:
     """What is measured beside what, and how it is called: as it was tuned, else by a stream for every core."""
-    bench = BenchOrder(
-        target=order.target,
-        precision=order.precision,
-        preset=order.preset,
-        against=order.against,
-        threads=order.threads,
-        batch=order.batch,
-        image_size=order.image_size,
-        rounds=order.rounds,
-        seed=order.seed,
-        allow_unverified=order.allow_unverified,
+    bench = BenchOptions(
+        target=options.target,
+        precision=options.precision,
+        preset=options.preset,
+        against=options.against,
+        threads=options.threads,
+        batch=options.batch,
+        image_size=options.image_size,
+        rounds=options.rounds,
+        seed=options.seed,
+        allow_unverified=options.allow_unverified,
     )
     way = given_for(bench, model).way
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    threads = order.threads or (way.threads if way else 1)
-    streams = order.streams or (way.streams if way and way.streams > 1 else max(1, cores // threads))
+    threads = options.threads or (way.threads if way else 1)
+    streams = options.streams or (way.streams if way and way.streams > 1 else max(1, cores // threads))
     if streams * threads > cores:
         raise UsageProblem(
             f"{streams} streams of {threads} threads are more than the {cores} cores of this machine.",
@@ -126,7 +126,7 @@ def _measured(plan: Plan, ways: _Ways, progress: Progress) -> ThroughputArtefact
 
     openings = Openings(
         {each.name: partial(_opened, plan, each, ways.threads, count, batch) for each, count in listed},
-        lambda models: calls_for(plan.known, models, batch, plan.size, plan.order.seed),
+        lambda models: calls_for(plan.known, models, batch, plan.size, plan.options.seed),
         burst,
     )
     with pinned(ways.streams * ways.threads) as cores, closing(openings):
@@ -134,9 +134,9 @@ def _measured(plan: Plan, ways: _Ways, progress: Progress) -> ThroughputArtefact
             openings,
             rounds=plan.rounds,
             warmup_rounds=plan.warmup_rounds,
-            seed=plan.order.seed,
+            seed=plan.options.seed,
             cores=cores,
-            more=plan.order.rounds is None,
+            more=plan.options.rounds is None,
             tick=lambda done, total: progress("bench", done, total),
         )
         machine = fingerprint(tuple(cores))
@@ -189,13 +189,13 @@ def _artefact(plan: Plan, found: _Found, rows: list[Throughput]) -> ThroughputAr
     from repaconv.benchmark.latency_statistics import ratio
     from repaconv.benchmark.measurement_quality import quality
 
-    order, samples = plan.order, found.image_ms
+    options, samples = plan.options, found.image_ms
     (first, one), others = rows[:2], rows[2:]
     measured = found.measured
 
     def times(other: Throughput) -> Ratio:
         both = (first.name, samples[first.name], other.name, samples[other.name])
-        return ratio(*both, order.seed, measured.openings)
+        return ratio(*both, options.seed, measured.openings)
 
     scaling, compared = times(one), [times(each) for each in others]
     return ThroughputArtefact(
@@ -208,7 +208,7 @@ def _artefact(plan: Plan, found: _Found, rows: list[Throughput]) -> ThroughputAr
         image_size=found.size,
         rounds=measured.rounds,
         session_loads=measured.openings,
-        seed=order.seed,
+        seed=options.seed,
         session=found.session,
         machine=found.machine,
         rows=tuple(rows),

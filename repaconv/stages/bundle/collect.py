@@ -15,7 +15,7 @@ from repaconv.core.file_replacement import put, require_ours
 from repaconv.core.files import alone_in, from_json, read_artefact, sha256_of, sha256_of_bytes, stage_of
 from repaconv.core.progress import Progress, silent
 from repaconv.results import BundleArtefact, CollectArtefact, LayerTime, Link, Verdict
-from repaconv.stages.bundle.archive import expected_in
+from repaconv.stages.bundle.stage import expected_in
 from repaconv.stages.shared.common_checks import made_by, with_files
 from repaconv.stages.shared.run_exports import exports_of
 from repaconv.stages.verify.verification_chain import REFERENCE

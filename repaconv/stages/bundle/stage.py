@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
+import io
+import json
+import tarfile
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
@@ -13,37 +18,108 @@ from repaconv.core.file_replacement import put, require_ours, write_payload
 from repaconv.core.files import alone_in, canonical_json, payload_of, sha256_of, sha256_of_bytes
 from repaconv.core.progress import Progress, silent
 from repaconv.graph.onnx_files import read_graph
-from repaconv.options.option_definitions import by_name
-from repaconv.options.stage_options import BundleOrder
 from repaconv.results import BundleArtefact, ExportArtefact, FoldArtefact, Tolerance
 from repaconv.sources.source_model import Subject
 from repaconv.sources.source_of_run import subject_of
-from repaconv.stages.bundle.archive import CALLS, DESCRIBED, STORED, Call, as_npz, pack
+from repaconv.stages.bundle.options import BundleOptions
 from repaconv.stages.shared.common_checks import at_least_one, load_target, made_by, with_files
 from repaconv.stages.shared.evaluation_images import EVALUATED, evaluation_images
 from repaconv.stages.shared.input_selection import choose_inputs, filled, scores_output
+from repaconv.stages.shared.option_definitions import by_name
+from repaconv.stages.shared.preset_choice import given_form
 from repaconv.stages.shared.run_exports import export_for, exports_of
-from repaconv.stages.shared.tuned_deployment import given_form
 from repaconv.verification.model_runners import named
 from repaconv.verification.onnx_model_loading import inputs_of
 
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
 
     from repaconv.engines.targets import Target
     from repaconv.verification.input_batches import Inputs
 
+
+# --- What a bundle is: a tarball of one folder, in which ``calls.npz`` holds what goes into the network and comes out.
+
+CALLS, DESCRIBED = "calls.npz", "bundle.json"
+STORED = {"f": "<f4", "i": "<i8", "u": "<i8", "b": "|b1"}
+"""As what outputs are stored, by their kind."""
+
+
+class Call(NamedTuple):
+    """One call: every input as the graph takes it, every output in float64, and how many of its images count."""
+
+    inputs: tuple[NDArray[Any], ...]
+    outputs: tuple[NDArray[Any], ...]
+    used: int
+
+
+def as_npz(calls: Sequence[Call]) -> bytes:
+    """``input_<call>_<number>`` and ``output_<call>_<number>``, little-endian; equal calls are equal bytes."""
+    import numpy as np
+
+    arrays: dict[str, NDArray[Any]] = {}
+    for at, call in enumerate(calls):
+        for number, array in enumerate(call.inputs):
+            arrays[f"input_{at}_{number}"] = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
+        for number, array in enumerate(call.outputs):
+            arrays[f"output_{at}_{number}"] = np.ascontiguousarray(array, STORED[array.dtype.kind])
+    file = io.BytesIO()
+    np.savez(file, **arrays)  # type: ignore[arg-type]
+    return file.getvalue()
+
+
+def expected_in(bundle: Path) -> tuple[dict[str, Any], list[tuple[NDArray[np.generic], ...]]]:
+    """What a bundle says of itself, and its outputs, call by call."""
+    import numpy as np
+
+    with tarfile.open(bundle, "r:gz") as tar:
+        found = {Path(member.name).name: tar.extractfile(member) for member in tar}
+        described = json.loads(found[DESCRIBED].read())  # type: ignore[union-attr]
+        with np.load(io.BytesIO(found[CALLS].read()), allow_pickle=False) as held:  # type: ignore[union-attr]
+            numbers = range(len(described["outputs"]))
+            calls = [tuple(held[f"output_{at}_{number}"] for number in numbers) for at in range(described["calls"])]
+    return described, calls
+
+
+def pack(path: Path, folder: str, content: Mapping[str, bytes], graph: Mapping[str, Path]) -> None:
+    """Write the tarball. Equal content is equal bytes: sorted, and without times or owners.
+
+    Args:
+        path: Where.
+        folder: The one that all of it is in.
+        content: Small files by name.
+        graph: Large ones.
+    """
+    with (
+        path.open("wb") as raw,
+        gzip.GzipFile("", "wb", fileobj=raw, mtime=0, compresslevel=1) as zipped,
+        tarfile.open(fileobj=zipped, mode="w", format=tarfile.GNU_FORMAT) as tar,
+    ):
+        for name in sorted(content):
+            info = tarfile.TarInfo(f"{folder}/{name}")
+            info.size, info.mode = len(content[name]), 0o755 if name == "run.py" else 0o644
+            tar.addfile(info, io.BytesIO(content[name]))
+        for name, place in graph.items():
+            info = tarfile.TarInfo(f"{folder}/{name}")
+            info.size, info.mode = place.stat().st_size, 0o644
+            with place.open("rb") as file:
+                tar.addfile(info, file)
+
+
+# --- bundle: an ONNX model for a board that has nothing but its own trtexec, with all that proves what comes out there.
+
 WARMUP_MS, DURATION_S = 1000, 10
 
 
-def bundle_by(order: BundleOrder, run: str | Path | None = None, *, progress: Progress = silent) -> BundleArtefact:
+def bundle_by(options: BundleOptions, run: str | Path | None = None, *, progress: Progress = silent) -> BundleArtefact:
     """Pack the run's ONNX model with inputs, the float64 outputs for them, and a script for the board's trtexec.
 
     ``calls.npz`` in the bundle has the inputs and outputs by their names.
 
     Args:
         run: The run folder, or one of its ONNX models if it has several for this target; the newest run when None.
-        order: The options.
+        options: The options.
         progress: A function that is called with each step's name, the units done and their total.
 
     Raises:
@@ -53,7 +129,7 @@ def bundle_by(order: BundleOrder, run: str | Path | None = None, *, progress: Pr
     """
     taken, model = run_folder.run_and_model(Path(run) if run else None)
     with alone_in(taken.folder):
-        plan = _plan(order, taken, model)
+        plan = _plan(options, taken, model)
         calls = _recorded(plan, progress)
         content = _content(plan, calls)
         write_payload(plan.path, lambda temporary: pack(temporary, plan.inside, content, _graph(plan)))
@@ -62,13 +138,13 @@ def bundle_by(order: BundleOrder, run: str | Path | None = None, *, progress: Pr
     return with_files(artefact, [plan.source, plan.checkpoint], [plan.path, plan.slot])
 
 
-bundle = by_name(bundle_by, BundleOrder)
+bundle = by_name(bundle_by, BundleOptions)
 
 
 class _Plan(NamedTuple):
     """What an order comes to for a run: nothing of it is refused any more."""
 
-    order: BundleOrder
+    options: BundleOptions
     asked: tuple[str, ...]
     device: Target
     folded: FoldArtefact
@@ -86,37 +162,37 @@ class _Plan(NamedTuple):
     slot: Path
 
 
-def _plan(order: BundleOrder, taken: run_folder.Run, model: Path | None) -> _Plan:
+def _plan(options: BundleOptions, taken: run_folder.Run, model: Path | None) -> _Plan:
     """Everything that may be refused, before anything is written."""
-    device = _board(order.target)
-    subject = subject_of(taken, order.checkpoint)
+    device = _board(options.target)
+    subject = subject_of(taken, options.checkpoint)
     folded = subject.folded
-    tuned = given_form(order, folded)
-    precision = tuned.order.precision or _only(taken, folded, device)
+    tuned = given_form(options, folded)
+    precision = tuned.options.precision or _only(taken, folded, device)
     exported, path, variant = export_for(
-        taken, folded, order.target, precision, model=model, batch=order.batch, form=tuned.form
+        taken, folded, options.target, precision, model=model, batch=options.batch, form=tuned.form
     )
-    overridden = run_folder.require_sound(taken, folded, (exported, path), unverified=order.allow_unverified)
+    overridden = run_folder.require_sound(taken, folded, (exported, path), unverified=options.allow_unverified)
     source = run_folder.graph_of(taken, exported)
     slot = taken.bundle_json(variant.full)
-    out = Path(order.out) if order.out else taken.engine(variant.full, ".tar.gz")
+    out = Path(options.out) if options.out else taken.engine(variant.full, ".tar.gz")
     require_ours(slot, "bundle", out)
-    batch = _batch(order, exported, device)
+    batch = _batch(options, exported, device)
     checkpoint = subject.source  # one that is gone is told of before its images are
-    own = _of_export(order, subject, exported)
+    own = _of_export(options, subject, exported)
     given = own or choose_inputs(
         subject,
-        inputs=order.inputs,
-        images=order.images,
-        count=order.count,
-        seed=order.seed,
+        inputs=options.inputs,
+        images=options.images,
+        count=options.count,
+        seed=options.seed,
         size=folded.image_size if exported.image_size == "dynamic" else exported.image_size,
         pixels=exported.preprocessing,
         batch=batch,
     )
     return _Plan(
-        order=order,
-        asked=(*([str(model)] if model else []), *order.words()),
+        options=options,
+        asked=(*([str(model)] if model else []), *options.words()),
         device=device,
         folded=folded,
         exported=exported,
@@ -134,15 +210,15 @@ def _plan(order: BundleOrder, taken: run_folder.Run, model: Path | None) -> _Pla
     )
 
 
-def _of_export(order: BundleOrder, subject: Subject, exported: ExportArtefact) -> Inputs | None:
+def _of_export(options: BundleOptions, subject: Subject, exported: ExportArtefact) -> Inputs | None:
     """The images on which a lossy model was evaluated, where it takes them; None where there are none, or others.
 
     Raises:
         UsageProblem: If they are gone or changed: its value ranges do not hold on random ones.
     """
-    if exported.images is None or order.inputs or order.images:
+    if exported.images is None or options.inputs or options.images:
         return None
-    found = evaluation_images(subject, exported, most=order.count or EVALUATED)
+    found = evaluation_images(subject, exported, most=options.count or EVALUATED)
     if isinstance(found, str):
         raise UsageProblem(
             f"{exported.payload.path} cannot be compared on the board: {found}.",
@@ -170,10 +246,10 @@ def _only(taken: run_folder.Run, folded: FoldArtefact, device: Target) -> str:
     return found.pop() if len(found) == 1 else "fp32"
 
 
-def _batch(order: BundleOrder, exported: ExportArtefact, device: Target) -> int:
+def _batch(options: BundleOptions, exported: ExportArtefact, device: Target) -> int:
     """Images a call; the model's, or the target's where that leaves it free."""
     usual = device.bench.batch if exported.batch == "dynamic" else int(exported.batch)
-    batch = at_least_one("batch", order.batch, usual)
+    batch = at_least_one("batch", options.batch, usual)
     if exported.batch not in ("dynamic", batch):
         raise UsageProblem(
             f"the model has the fixed batch size {exported.batch}, but {batch} was requested.",
@@ -259,7 +335,7 @@ def _content(plan: _Plan, calls: list[Call]) -> dict[str, bytes]:
         "whole": plan.given.whole,
         "exact": allowed.kind == "exact",
         "rtol": allowed.rtol or 0.0,
-        "workspace_mib": plan.order.workspace_mib,
+        "workspace_mib": plan.options.workspace_mib,
         "warmup_ms": WARMUP_MS,
         "duration_s": DURATION_S,
         "files": {

@@ -10,13 +10,13 @@ from repaconv.core.errors import Refused, UsageProblem
 from repaconv.core.file_replacement import put, require_ours, write_payload
 from repaconv.core.files import alone_in, payload_of, read_artefact, stage_of
 from repaconv.core.progress import Progress, silent
-from repaconv.options.conversion_options import FinetuneOrder
-from repaconv.options.option_definitions import by_name
-from repaconv.options.stage_options import FoldOrder
 from repaconv.results import ConvertArtefact, FinetuneArtefact
 from repaconv.stages.convert.image_splits import calibration
+from repaconv.stages.convert.options import FinetuneOptions
 from repaconv.stages.fold.checkpoint_fold import fold_file_by
+from repaconv.stages.fold.options import FoldOptions
 from repaconv.stages.shared.common_checks import made_by, with_files
+from repaconv.stages.shared.option_definitions import by_name
 from repaconv.stages.shared.safetensors_weights import write_checkpoint
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ thread). Narrower networks would gain 1.5 from 96 on and nothing below, and trai
 
 
 def finetune_by(
-    order: FinetuneOrder, run: str | Path | None = None, *, progress: Progress = silent
+    options: FinetuneOptions, run: str | Path | None = None, *, progress: Progress = silent
 ) -> FinetuneArtefact:
     """Train a converted network, or an untrained training-time network, and fold the result.
 
@@ -48,30 +48,30 @@ def finetune_by(
 
     Args:
         run: The folder that `convert` wrote; the newest run when None.
-        order: The options.
+        options: The options.
         progress: A function that is called with each step's name, the units done and their total.
 
     Raises:
         Refused: If the folder has no conversion, its original checkpoint is missing, or the images cannot be used.
         UsageProblem: If the options do not fit this network.
     """
-    plan = _plan(order, Path(run) if run is not None else None)
+    plan = _plan(options, Path(run) if run is not None else None)
     finetuned, settings = plan.run.folder / run_folder.FINETUNED, plan.done.settings
     with alone_in(plan.run.folder):
         artefact = _finished(plan, _trained(plan, progress))
-        folded = FoldOrder(method=plan.done.method, settings=settings, out=str(plan.run.folder), force=True)
+        folded = FoldOptions(method=plan.done.method, settings=settings, out=str(plan.run.folder), force=True)
         done = fold_file_by(folded, finetuned, overrule=False, progress=progress)
     wrote = [plan.run.folder / run_folder.FINETUNE_JSON, finetuned, *map(Path, done.output_files)]
     return with_files(artefact, [plan.source], wrote)
 
 
-finetune = by_name(finetune_by, FinetuneOrder)
+finetune = by_name(finetune_by, FinetuneOptions)
 
 
 class _Plan(NamedTuple):
     """What an order comes to."""
 
-    order: FinetuneOrder
+    options: FinetuneOptions
     done: ConvertArtefact
     source: Path
     found: Checkpoint
@@ -101,12 +101,12 @@ class _Plan(NamedTuple):
         return Judge(self.original.net, part, logits=self.original.reading.config.classes > 0)
 
 
-def _plan(order: FinetuneOrder, given: Path | None) -> _Plan:
+def _plan(options: FinetuneOptions, given: Path | None) -> _Plan:
     """What may be refused before anything is trained."""
     from repaconv.checkpoints import read_checkpoint
     from repaconv.conversion.finetuning.method_training_forms import course_of
     from repaconv.conversion.finetuning.original_networks import read_original
-    from repaconv.conversion.finetuning.resume_file import digest
+    from repaconv.conversion.finetuning.training_loop import digest
     from repaconv.conversion.image_splits import part, role_in_training
 
     source = _converted(given)
@@ -116,13 +116,15 @@ def _plan(order: FinetuneOrder, given: Path | None) -> _Plan:
     found = read_checkpoint(started, None, done.payload.sha256) if done.payload else parent
     original = read_original(parent, dict(done.parent_settings))
     course = course_of(done.method, found, done.settings)
-    inputs = calibration(order, original.reading)
-    teacher, taught_by = _teacher(order, parent, original)
-    parted = part(inputs, order.samples, role_in_training)
-    run = run_folder.Run(Path(order.out) if order.out else source.folder.with_name(f"{source.folder.name}-finetuned"))
+    inputs = calibration(options, original.reading)
+    teacher, taught_by = _teacher(options, parent, original)
+    parted = part(inputs, options.samples, role_in_training)
+    run = run_folder.Run(
+        Path(options.out) if options.out else source.folder.with_name(f"{source.folder.name}-finetuned")
+    )
     plan = _Plan(
-        order, done, started, found, course, parent, original, teacher, taught_by, inputs,
-        parted, digest(parted), _pace(order, course), run, None,
+        options, done, started, found, course, parent, original, teacher, taught_by, inputs,
+        parted, digest(parted), _pace(options, course), run, None,
     )  # fmt: skip
     return plan._replace(before=_prepared(plan))
 
@@ -160,7 +162,7 @@ def _parent(done: ConvertArtefact) -> Checkpoint:
     return read_checkpoint(done.parent.path, done.parent.weights, done.parent.sha256)
 
 
-def _teacher(order: FinetuneOrder, parent: Checkpoint, original: Original) -> tuple[Checkpoint, nn.Module]:
+def _teacher(options: FinetuneOptions, parent: Checkpoint, original: Original) -> tuple[Checkpoint, nn.Module]:
     """Who is learnt from.
 
     Raises:
@@ -170,15 +172,15 @@ def _teacher(order: FinetuneOrder, parent: Checkpoint, original: Original) -> tu
     from repaconv.checkpoints import read_checkpoint
     from repaconv.conversion.finetuning.original_networks import read_original
 
-    if order.teacher is None:
+    if options.teacher is None:
         return parent, original.net
-    found = read_checkpoint(Path(order.teacher))
-    teacher = read_original(found, dict(order.teacher_settings or {}))
+    found = read_checkpoint(Path(options.teacher))
+    teacher = read_original(found, dict(options.teacher_settings or {}))
     own, other = original.reading.config, teacher.reading.config
     sizes = [getattr(config, "image_size", None) for config in (own, other)]
     if own.classes != other.classes or own.in_channels != other.in_channels or (all(sizes) and sizes[0] != sizes[1]):
         raise Refused(
-            f"{order.teacher} cannot teach this network: it has {other.classes} classes and {other.in_channels} "
+            f"{options.teacher} cannot teach this network: it has {other.classes} classes and {other.in_channels} "
             f"image channels, not {own.classes} and {own.in_channels}, or takes another image size.",
             hint="Leave --teacher out to learn from the network before conversion.",
             code="finetune.teacher",
@@ -186,19 +188,19 @@ def _teacher(order: FinetuneOrder, parent: Checkpoint, original: Original) -> tu
     return found, teacher.net
 
 
-def _pace(order: FinetuneOrder, course: Course) -> Pace:
+def _pace(options: FinetuneOptions, course: Course) -> Pace:
     from repaconv.conversion.finetuning.training_loop import Pace, has_bfloat16
 
-    if order.precision not in ("auto", "fp32", "bf16"):
+    if options.precision not in ("auto", "fp32", "bf16"):
         raise UsageProblem(
-            f"--precision {order.precision} is unknown.", hint="Known: auto, fp32, bf16.", code="finetune.precision"
+            f"--precision {options.precision} is unknown.", hint="Known: auto, fp32, bf16.", code="finetune.precision"
         )
-    if order.lr is not None and not 0 < order.lr < 1:
-        raise UsageProblem(f"--lr {order.lr:g} is not between 0 and 1.", hint="E.g. 5e-4.", code="finetune.rate")
+    if options.lr is not None and not 0 < options.lr < 1:
+        raise UsageProblem(f"--lr {options.lr:g} is not between 0 and 1.", hint="E.g. 5e-4.", code="finetune.rate")
     config = course.reading.config
     wide = max(getattr(config, "widths", None) or (config.width,)) >= WIDE
-    lower = order.precision == "bf16" or (order.precision == "auto" and wide and has_bfloat16())
-    return Pace(order.epochs, order.batch, order.grad_accum_steps, order.lr or course.rate, order.seed, lower)
+    lower = options.precision == "bf16" or (options.precision == "auto" and wide and has_bfloat16())
+    return Pace(options.epochs, options.batch, options.grad_accum_steps, options.lr or course.rate, options.seed, lower)
 
 
 def _prepared(plan: _Plan) -> FinetuneArtefact | None:
@@ -215,9 +217,9 @@ def _prepared(plan: _Plan) -> FinetuneArtefact | None:
         return None
     require_ours(slot, "finetune", plan.run.folder / run_folder.FINETUNED, plan.run.folder / run_folder.UNDER_WAY)
     before = read_artefact(slot, FinetuneArtefact)
-    if before.complete or plan.order.restart:
+    if before.complete or plan.options.restart:
         return None
-    known = (plan.order.words(), plan.found.origin.sha256, plan.digest, made_by("torch"))
+    known = (plan.options.words(), plan.found.origin.sha256, plan.digest, made_by("torch"))
     if (before.options, before.start.sha256, before.images_sha256, before.made_by) != known:
         raise Refused(
             f"{plan.run.folder} contains an interrupted training with other options or images, after "
@@ -233,20 +235,20 @@ def _prepared(plan: _Plan) -> FinetuneArtefact | None:
 
 def _trained(plan: _Plan, progress: Progress) -> Training:
     """All epochs, each kept as soon as it is done."""
-    from repaconv.conversion.finetuning import resume_file
+    from repaconv.conversion.finetuning import training_loop
     from repaconv.conversion.finetuning.training_loop import Taught, Training
 
     progress("evaluate the start", 0, 0)
     taught = Taught(
-        plan.taught_by, plan.parted.calibration.images, plan.judge(plan.parted.validation), plan.order.teacher is None
+        plan.taught_by, plan.parted.calibration.images, plan.judge(plan.parted.validation), plan.options.teacher is None
     )
     training = Training(plan.course, taught, plan.pace)
     state = plan.run.folder / run_folder.UNDER_WAY
     if plan.before:
-        training.load(resume_file.load(plan.run.payload(plan.before.other_files[0])), list(plan.before.epochs))
+        training.load(training_loop.load(plan.run.payload(plan.before.other_files[0])), list(plan.before.epochs))
 
     def keep() -> None:
-        write_payload(state, lambda path: resume_file.save(training.state(), path))
+        write_payload(state, lambda path: training_loop.save(training.state(), path))
         kept = _artefact(plan, training, other_files=(payload_of(state, plan.run.folder),))
         put(plan.run.folder / run_folder.FINETUNE_JSON, kept)
 
@@ -258,7 +260,7 @@ def _artefact(plan: _Plan, training: Training, **more: Any) -> FinetuneArtefact:
     return FinetuneArtefact(
         made_by=made_by("torch"),
         **{"verdict": "not verified", **more},
-        options=plan.order.words(),
+        options=plan.options.words(),
         start=plan.found.origin,
         parent=plan.parent.origin,
         parent_settings=plan.done.parent_settings,

@@ -9,7 +9,7 @@ from repaconv.core.errors import UsageProblem
 
 if TYPE_CHECKING:
     from repaconv.method_api.contract import Reading
-    from repaconv.options.conversion_options import ConvertOrder, FinetuneOrder, ScoreOrder
+    from repaconv.stages.convert.options import ConvertOptions, FinetuneOptions, ScoreOptions
     from repaconv.verification.input_batches import Inputs
 
 KERNELS = (1, 3, 5, 7)
@@ -18,7 +18,7 @@ METHODS = ("dwconv", "pyra")
 TRAINING_FORM = "training-form"
 
 
-def calibration(order: ScoreOrder | ConvertOrder | FinetuneOrder, reading: Reading) -> Inputs:
+def calibration(options: ScoreOptions | ConvertOptions | FinetuneOptions, reading: Reading) -> Inputs:
     """The images of an order, as the network takes them; one that takes any size takes those of an .npz as they are.
 
     Raises:
@@ -27,25 +27,25 @@ def calibration(order: ScoreOrder | ConvertOrder | FinetuneOrder, reading: Readi
     """
     from repaconv.verification.input_batches import image_inputs, npz_inputs
 
-    if bool(order.inputs) == bool(order.images):
+    if bool(options.inputs) == bool(options.images):
         raise UsageProblem(
-            "both --inputs and --images were given." if order.inputs else "no images were given.",
+            "both --inputs and --images were given." if options.inputs else "no images were given.",
             hint="Give images of the kind that the network is meant for: --images DIR, or --inputs x.npz.",
             code="usage.inputs",
         )
     config = reading.config
     fixed = getattr(config, "image_size", None)
     height, width = fixed or reading.preprocessing.image_size
-    if order.inputs:
-        given = npz_inputs(Path(order.inputs), config.in_channels, config.classes)
+    if options.inputs:
+        given = npz_inputs(Path(options.inputs), config.in_channels, config.classes)
     else:
         given = image_inputs(
-            Path(str(order.images)),
+            Path(str(options.images)),
             reading.preprocessing,
             size=(height, width),
             channels=config.in_channels,
             classes=config.classes,
-            class_names=Path(order.classes) if order.classes else None,
+            class_names=Path(options.classes) if options.classes else None,
         )
     if fixed and given.size != fixed:
         raise UsageProblem(
@@ -71,7 +71,7 @@ def require_kernel(side: int) -> None:
         )
 
 
-def require_method(order: ConvertOrder) -> None:
+def require_method(options: ConvertOptions) -> None:
     """Whether anything converts to what is asked for.
 
     Raises:
@@ -79,17 +79,17 @@ def require_method(order: ConvertOrder) -> None:
     """
     from repaconv.conversion.finetuning.method_training_forms import METHODS as TRAINED
 
-    if order.to not in (None, TRAINING_FORM):
+    if options.to not in (None, TRAINING_FORM):
         raise UsageProblem(
-            f"--to {order.to} is unknown.",
+            f"--to {options.to} is unknown.",
             hint="The only value is training-form; without --to the result needs no training.",
             code="convert.unknown",
         )
-    known = TRAINED if order.to else METHODS
-    if order.method not in known:
-        trained = order.method in TRAINED
+    known = TRAINED if options.to else METHODS
+    if options.method not in known:
+        trained = options.method in TRAINED
         raise UsageProblem(
-            f"no conversion to {order.method!r} {'without training ' if trained else ''}exists.",
+            f"no conversion to {options.method!r} {'without training ' if trained else ''}exists.",
             hint=f"Make its training-time network and train that: --to {TRAINING_FORM}, then repaconv finetune."
             if trained
             else f"Known methods: {', '.join(known)}.",

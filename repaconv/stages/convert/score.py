@@ -10,11 +10,11 @@ from repaconv.core import run_folder
 from repaconv.core.file_replacement import put, require_ours, write_payload
 from repaconv.core.files import payload_of
 from repaconv.core.progress import Progress, silent
-from repaconv.options.conversion_options import ScoreOrder
-from repaconv.options.option_definitions import by_name
 from repaconv.results import ScoreArtefact
 from repaconv.stages.convert.image_splits import calibration, require_kernel
+from repaconv.stages.convert.options import ScoreOptions
 from repaconv.stages.shared.common_checks import made_by, with_files
+from repaconv.stages.shared.option_definitions import by_name
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,34 +25,34 @@ if TYPE_CHECKING:
     from repaconv.verification.input_batches import Inputs
 
 
-def score_by(order: ScoreOrder, checkpoint: str | Path, *, progress: Progress = silent) -> ScoreArtefact:
+def score_by(options: ScoreOptions, checkpoint: str | Path, *, progress: Progress = silent) -> ScoreArtefact:
     """Score how well a convolution can replace each attention head, by the paper's score and by measured ones.
 
     One pass over the images, in memory that does not grow with their number. ``errors`` needs memory for all images.
 
     Args:
         checkpoint: A plain vision transformer.
-        order: The options.
+        options: The options.
         progress: A function that is called with each step's name, the units done and their total.
 
     Raises:
         Refused: If the network is no plain vision transformer, or an image cannot be used.
         UsageProblem: If there are no images, or images of another size.
     """
-    plan = _plan(order, Path(checkpoint))
+    plan = _plan(options, Path(checkpoint))
     scores = _scored(plan, progress)
     artefact = _artefact(plan, scores)
     put(plan.path, artefact)
     return with_files(artefact, [Path(checkpoint)], [plan.path, plan.drawing])
 
 
-score = by_name(score_by, ScoreOrder)
+score = by_name(score_by, ScoreOptions)
 
 
 class _Plan(NamedTuple):
     """What an order comes to: nothing of it is refused any more but an image."""
 
-    order: ScoreOrder
+    options: ScoreOptions
     origin: Origin
     reading: Reading
     given: Inputs
@@ -61,19 +61,19 @@ class _Plan(NamedTuple):
     drawing: Path
 
 
-def _plan(order: ScoreOrder, checkpoint: Path) -> _Plan:
+def _plan(options: ScoreOptions, checkpoint: Path) -> _Plan:
     from repaconv.checkpoints import read_checkpoint
     from repaconv.conversion.image_splits import places
     from repaconv.conversion.plain_vit import read_plain
 
-    require_kernel(order.kernel)
-    found = read_checkpoint(checkpoint, order.weights)
-    reading = read_plain(found, dict(order.settings or {}))
-    given = calibration(order, reading)
-    path = Path(order.out) if order.out else run_folder.OUT / f"{checkpoint.stem}.score.json"
+    require_kernel(options.kernel)
+    found = read_checkpoint(checkpoint, options.weights)
+    reading = read_plain(found, dict(options.settings or {}))
+    given = calibration(options, reading)
+    path = Path(options.out) if options.out else run_folder.OUT / f"{checkpoint.stem}.score.json"
     drawing = path.with_suffix(".svg")
     require_ours(path, "score", drawing)
-    return _Plan(order, found.origin, reading, given, places(given.shape[0], order.samples), path, drawing)
+    return _Plan(options, found.origin, reading, given, places(given.shape[0], options.samples), path, drawing)
 
 
 def _scored(plan: _Plan, progress: Progress) -> Scores:
@@ -81,15 +81,15 @@ def _scored(plan: _Plan, progress: Progress) -> Scores:
     from repaconv.conversion.plain_vit import Plain
 
     plain = Plain.of(plan.reading)
-    scores = score(plain, _images(plan, progress), plan.order.kernel)
-    if not plan.order.errors:
+    scores = score(plain, _images(plan, progress), plan.options.kernel)
+    if not plan.options.errors:
         return scores
     from repaconv.conversion.block_selection import Rig, single_errors
     from repaconv.conversion.image_splits import part
     from repaconv.conversion.kernel_fitting import How
 
-    rig = Rig.of(plain, part(plan.given, plan.order.samples))
-    return scores.with_errors(single_errors(rig, How(kernel=plan.order.kernel), progress))
+    rig = Rig.of(plain, part(plan.given, plan.options.samples))
+    return scores.with_errors(single_errors(rig, How(kernel=plan.options.kernel), progress))
 
 
 def _images(plan: _Plan, progress: Progress) -> Iterator[Tensor]:
@@ -110,8 +110,7 @@ def _images(plan: _Plan, progress: Progress) -> Iterator[Tensor]:
 
 
 def _artefact(plan: _Plan, scores: Scores) -> ScoreArtefact:
-    from repaconv.conversion.head_scores import uniform_locality
-    from repaconv.conversion.score_heatmap import scores_svg
+    from repaconv.conversion.head_scores import scores_svg, uniform_locality
 
     config = plan.reading.config
     title = f"{Path(plan.origin.path).name}: mean attention around the query, by block and head"
@@ -119,7 +118,7 @@ def _artefact(plan: _Plan, scores: Scores) -> ScoreArtefact:
     return ScoreArtefact(
         made_by=made_by("torch"),
         verdict="not verified",
-        options=plan.order.words(),
+        options=plan.options.words(),
         other_files=(payload_of(plan.drawing, plan.path.parent),),
         origin=plan.origin,
         facts=plan.reading.facts,
@@ -127,8 +126,8 @@ def _artefact(plan: _Plan, scores: Scores) -> ScoreArtefact:
         images=len(plan.places),
         image_size=config.image_size,
         grid=config.grid,
-        kernel=plan.order.kernel,
-        uniform=uniform_locality(config.grid, plan.order.kernel),
+        kernel=plan.options.kernel,
+        uniform=uniform_locality(config.grid, plan.options.kernel),
         blocks=scores.blocks,
         by_sigma=scores.by_sigma,
         by_error=scores.by_error,

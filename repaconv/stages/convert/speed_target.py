@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from repaconv.core.errors import GateFailed
+from repaconv.core import plugins
+from repaconv.core.errors import EnvironmentProblem, GateFailed, UsageProblem
 from repaconv.core.file_replacement import write_payload
 from repaconv.core.files import payload_of
 from repaconv.core.progress import Progress
 from repaconv.core.run_folder import UNCONVERTED
 from repaconv.core.scratch_folders import scratch_folder
 from repaconv.results import Pace, Raced, Ratio
-from repaconv.stages.convert.speed_trials import Entrant, Track
+from repaconv.rewrites.presets import chosen
+from repaconv.sources.source_model import DEPLOY, GraphSpec
+from repaconv.sources.verified_onnx_export import Proving, exported_graph, write_graph
+from repaconv.stages.bench.benchmark_inputs import Calls
+from repaconv.stages.bench.session_loads import Openings
+from repaconv.stages.shared.common_checks import load_target, usual_form
+from repaconv.stages.shared.engine_files import takes_networks
+from repaconv.stages.shared.model_opening import Opened, opened
+from repaconv.stages.shared.remote_targets import why_not_here
 
 if TYPE_CHECKING:
     from repaconv.checkpoints import Checkpoint
@@ -26,6 +36,130 @@ if TYPE_CHECKING:
     from repaconv.conversion.speed_target_search import Schedule
     from repaconv.engines.targets import Target
     from repaconv.method_api.contract import Reading
+    from repaconv.stages.convert.options import ConvertOptions
+
+
+# --- Conversions beside the network as it was, all in the form of a target: how many times as fast they are there.
+
+ORIGINAL = "unconverted"
+Entrant = tuple["Reading", str]
+"""A network as read, and the method whose fold and form it has."""
+
+
+def require_pace(options: ConvertOptions) -> Target | None:
+    """The target on which speeds are measured, if they are.
+
+    Raises:
+        UsageProblem: If the speed is none, something else says what is converted, or the target runs no graphs.
+        EnvironmentProblem: If it is not this machine.
+    """
+    if options.speedup is None and not options.curve:
+        return None
+    said = options.method == "pyra" and (options.schedule or options.keep)
+    if options.speedup is not None and (not options.speedup > 1 or said):
+        what = "is not more than 1" if not options.speedup > 1 else "chooses what merges, as --schedule and --keep do"
+        raise UsageProblem(
+            f"--speedup {options.speedup:g} {what}.",
+            hint="Give the target speedup as a number, e.g. --speedup 1.5.",
+            code="convert.speedup",
+        )
+    device, asked = load_target(options.target), "--curve" if options.speedup is None else "--speedup"
+    if takes_networks(device):
+        raise UsageProblem(
+            f"{device.name} runs PyTorch modules, but {asked} measures ONNX models.",
+            hint="Give the target on which the network will run, e.g. --target x86-64.",
+            code="convert.speedup",
+        )
+    if why := why_not_here(device):
+        raise EnvironmentProblem(
+            f"{device.name} is not this machine ({why}), and {asked} measures on this machine.",
+            hint="Run it there, or give --schedule, --keep or --blocks and measure the run there.",
+            code="bench.elsewhere",
+        )
+    return device
+
+
+@dataclass(frozen=True)
+class Track:
+    """Where they run: by the target's own protocol, in rounds with the network as it was.
+
+    Attributes:
+        device: The target, which is this machine.
+        original: The network as it was, and the method whose fold and form it has.
+        scratch: A folder for graphs.
+        progress: See `Progress`.
+    """
+
+    device: Target
+    original: Entrant
+    scratch: Path
+    progress: Progress
+
+    @cached_property
+    def graph(self) -> Path:
+        """The network as it was, folded exactly, as a graph."""
+        return self._graph(*self.original, ORIGINAL)
+
+    def speeds(self, readings: Mapping[str, Entrant]) -> dict[str, Ratio]:
+        """How many times as fast conversions are, by name; each with the method whose fold and form it has.
+
+        Raises:
+            GateFailed: If a graph does not compute what its network does.
+        """
+        from repaconv.benchmark.interleaved_protocol import measure_anew, pinned
+        from repaconv.benchmark.measurement_quality import compared
+        from repaconv.verification.input_batches import random_inputs
+
+        paths = {ORIGINAL: self.graph, **{name: self._graph(*each, name) for name, each in readings.items()}}
+        usual, config = self.device.bench, self.original[0].config
+        shape = (config.in_channels, *config.image_size)
+        feeds = random_inputs(shape, count=usual.batch, seed=0).piece(0, usual.batch)
+        openings = Openings(
+            {name: partial(self._opened, path) for name, path in paths.items()}, lambda _: Calls([feeds], shape)
+        )
+        with pinned(usual.threads) as cores:
+            found = measure_anew(
+                openings,
+                rounds=usual.rounds,
+                warmup_rounds=usual.warmup_rounds,
+                seed=0,
+                cores=cores,
+                tick=lambda done, total: self.progress("measure", done, total),
+            )
+        times = found.samples_ms
+        return {name: compared(found, (name, times[name]), (ORIGINAL, times[ORIGINAL]), 0) for name in readings}
+
+    def _opened(self, path: Path) -> Opened:
+        usual = self.device.bench
+        return opened(path, self.device, threads=usual.threads, dims={"batch": usual.batch})
+
+    def _graph(self, reading: Reading, method: str, name: str) -> Path:
+        """As `export` would write it for this target."""
+        device, config = self.device, reading.config
+        spec = GraphSpec(
+            size=config.image_size,
+            opset=device.opset,
+            newest=device.newest,
+            lacks=device.unsupported_ops,
+            rewrites=chosen(usual_form(device, method), device.newest).rewrites,
+        )
+        ways = Proving(DEPLOY, spec, reading.tolerances, self.scratch, self.progress)
+        deploy: Any = plugins.load(plugins.BACKBONES, reading.backbone).deploy(config)
+        tensors = {key: value for part in reading.parts() for key, value in part.tensors.items()}
+        shape = (config.in_channels, *config.image_size)
+        made = exported_graph(ways, deploy, tensors, shape, output="logits" if config.classes else "features")
+        if not made.sound:
+            raise GateFailed(
+                f"the exported graph of {name} gives other outputs than the network: {made.links[0].note}.",
+                hint="Export it alone to see where they differ: repaconv export.",
+                code="convert.graph",
+            )
+        path = self.scratch / f"{name}.onnx"
+        write_graph(made.model, path, made.data)
+        return path
+
+
+# --- A conversion by the speed that was asked for: what merges, or how many blocks are replaced.
 
 FEW = 8
 """Images that a conversion is fitted to whose speed alone counts."""
@@ -118,7 +252,7 @@ def schedule_at(race: Race, plain: Plain, checkpoint: Checkpoint, settings: dict
     return found.schedule
 
 
-def enough_blocks(race: Race, plain: Plain, how: How, parted: Parted, order: Sequence[int]) -> int:
+def enough_blocks(race: Race, plain: Plain, how: How, parted: Parted, options: Sequence[int]) -> int:
     """How many blocks of an order make the network as fast as is wanted.
 
     Raises:
@@ -131,13 +265,13 @@ def enough_blocks(race: Race, plain: Plain, how: How, parted: Parted, order: Seq
     streams = Streams(plain, parted.calibration.images[:FEW])
 
     def measure(count: int) -> float:
-        blocks = tuple(sorted(order[:count]))
+        blocks = tuple(sorted(options[:count]))
         if blocks not in race.raced:
             made = convert(streams, blocks, how)
             race.speeds({blocks: (made.reading, "dwconv")})
         return race.raced[blocks].median
 
-    count = fewest(len(order), race.wanted, measure)
+    count = fewest(len(options), race.wanted, measure)
     if count is None:
         raise race.lost(f"replacing all blocks ({how.kind}) does not reach")
     return count

@@ -11,17 +11,16 @@ from repaconv.core.errors import Refused
 from repaconv.core.file_replacement import put, require_ours, write_payload
 from repaconv.core.files import alone_in, payload_of, read_artefact, stage_of
 from repaconv.core.progress import Progress, silent
-from repaconv.options.conversion_options import ConvertOrder
-from repaconv.options.option_definitions import by_name
-from repaconv.options.stage_options import FoldOrder
 from repaconv.results import ConvertArtefact
 from repaconv.stages.convert.image_splits import TRAINING_FORM, calibration, require_kernel, require_method
-from repaconv.stages.convert.speed_target import enough_blocks, race_of, schedule_at
-from repaconv.stages.convert.speed_trials import require_pace
+from repaconv.stages.convert.options import ConvertOptions
+from repaconv.stages.convert.speed_target import enough_blocks, race_of, require_pace, schedule_at
 from repaconv.stages.convert.tradeoff import Choice, Ground, traded
 from repaconv.stages.fold.checkpoint_fold import fold_file_by
+from repaconv.stages.fold.options import FoldOptions
 from repaconv.stages.shared.common_checks import made_by, with_files
 from repaconv.stages.shared.fetched_files import weights_here
+from repaconv.stages.shared.option_definitions import by_name
 from repaconv.stages.shared.safetensors_weights import write_checkpoint
 
 if TYPE_CHECKING:
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
     from repaconv.verification.input_batches import Inputs
 
 
-def convert_by(order: ConvertOrder, checkpoint: str | Path, *, progress: Progress = silent) -> ConvertArtefact:
+def convert_by(options: ConvertOptions, checkpoint: str | Path, *, progress: Progress = silent) -> ConvertArtefact:
     """Convert a plain vision transformer by calibration alone, and fold the result.
 
     The run's exact links compare with the converted network. The loss compares with the original network, on the test
@@ -47,7 +46,7 @@ def convert_by(order: ConvertOrder, checkpoint: str | Path, *, progress: Progres
 
     Args:
         checkpoint: A plain vision transformer, or its address, see `repaconv.fetch`.
-        order: The options.
+        options: The options.
         progress: A function that is called with each step's name, the units done and their total.
 
     Raises:
@@ -56,27 +55,29 @@ def convert_by(order: ConvertOrder, checkpoint: str | Path, *, progress: Progres
         GateFailed: If no conversion meets the budget.
     """
     checkpoint = weights_here(checkpoint)
-    plan = _plan(order, checkpoint)
+    plan = _plan(options, checkpoint)
     with alone_in(plan.run.folder):
-        if order.to:
+        if options.to:
             wrote = [plan.run.convert_json, plan.run.folder / run_folder.CONVERTED]
             return with_files(_formed(plan, progress), [Path(checkpoint)], wrote)
-        artefact = (_merged if order.method == "pyra" else _convolved)(plan, progress)
+        artefact = (_merged if options.method == "pyra" else _convolved)(plan, progress)
         source = plan.run.folder / run_folder.CONVERTED if artefact.payload else Path(checkpoint)
-        folded = FoldOrder(method=order.method, settings=artefact.settings, out=str(plan.run.folder), force=order.force)
-        weights = {} if artefact.payload else {"weights": order.weights}
-        done = fold_file_by(FoldOrder(**{**vars(folded), **weights}), source, progress=progress)
+        folded = FoldOptions(
+            method=options.method, settings=artefact.settings, out=str(plan.run.folder), force=options.force
+        )
+        weights = {} if artefact.payload else {"weights": options.weights}
+        done = fold_file_by(FoldOptions(**{**vars(folded), **weights}), source, progress=progress)
     made = [plan.run.folder / payload.path for payload in (artefact.payload, *artefact.other_files) if payload]
     return with_files(artefact, [Path(checkpoint)], [plan.run.convert_json, *made, *map(Path, done.output_files)])
 
 
-convert = by_name(convert_by, ConvertOrder)
+convert = by_name(convert_by, ConvertOptions)
 
 
 class _Plan(NamedTuple):
     """What an order comes to."""
 
-    order: ConvertOrder
+    options: ConvertOptions
     found: Checkpoint
     original: Original
     given: Inputs
@@ -97,49 +98,49 @@ class _Plan(NamedTuple):
         """What an artefact has of either method."""
         return {
             "made_by": made_by("torch"),
-            "options": self.order.words(),
+            "options": self.options.words(),
             "parent": self.found.origin,
-            "parent_settings": dict(self.order.settings or {}),
-            "method": self.order.method,
+            "parent_settings": dict(self.options.settings or {}),
+            "method": self.options.method,
             "inputs": self.given.name,
             "images": self.parted.share,
             "labels": self.given.labels,
         }
 
 
-def _plan(order: ConvertOrder, checkpoint: Path) -> _Plan:
+def _plan(options: ConvertOptions, checkpoint: Path) -> _Plan:
     """What may be refused before anything is fitted."""
-    require_method(order)
-    require_kernel(order.kernel)
-    device = require_pace(order)
+    require_method(options)
+    require_kernel(options.kernel)
+    device = require_pace(options)
     from repaconv.checkpoints import read_checkpoint
     from repaconv.conversion.finetuning.original_networks import read_original
     from repaconv.conversion.image_splits import part
     from repaconv.conversion.plain_vit import Plain, read_plain
 
-    found = read_checkpoint(checkpoint, order.weights)
-    settings = dict(order.settings or {})
-    original = read_original(found, settings) if order.to else Plain.of(read_plain(found, settings))
-    given = calibration(order, original.reading)
-    run = _prepared(order, checkpoint, found.origin.sha256)
-    return _Plan(order, found, original, given, part(given, order.samples), run, device)
+    found = read_checkpoint(checkpoint, options.weights)
+    settings = dict(options.settings or {})
+    original = read_original(found, settings) if options.to else Plain.of(read_plain(found, settings))
+    given = calibration(options, original.reading)
+    run = _prepared(options, checkpoint, found.origin.sha256)
+    return _Plan(options, found, original, given, part(given, options.samples), run, device)
 
 
-def _prepared(order: ConvertOrder, checkpoint: Path, sha256: str) -> run_folder.Run:
+def _prepared(options: ConvertOptions, checkpoint: Path, sha256: str) -> run_folder.Run:
     """The folder, if nothing of somebody else's is in it; nothing is written yet."""
-    run = run_folder.Run(Path(order.out) if order.out else run_folder.OUT / f"{checkpoint.stem}-{order.method}")
+    run = run_folder.Run(Path(options.out) if options.out else run_folder.OUT / f"{checkpoint.stem}-{options.method}")
     if stage_of(run.convert_json) == "convert":
         before = read_artefact(run.convert_json, ConvertArtefact).parent
-        if not order.force and sha256 != before.sha256 and str(checkpoint.resolve()) != before.path:
+        if not options.force and sha256 != before.sha256 and str(checkpoint.resolve()) != before.path:
             raise Refused(
                 f"{run.folder} contains the conversion of another file, {before.path}.",
                 hint="Give another folder with -o, or replace it with --force.",
                 code="run.other-checkpoint",
             )
     elif run.folder.exists():  # as the fold will look at it
-        own = order.method == "dwconv"
+        own = options.method == "dwconv"
         source, known = (run.folder / run_folder.CONVERTED, "") if own else (checkpoint, sha256)
-        run_folder.prepare_run(source, known, run.folder, force=order.force)
+        run_folder.prepare_run(source, known, run.folder, force=options.force)
     require_ours(
         run.convert_json,
         "convert",
@@ -154,16 +155,16 @@ def _convolved(plan: _Plan, progress: Progress) -> ConvertArtefact:
     from repaconv.conversion.attention_to_convolution import convolved, settings_for
     from repaconv.conversion.conversion_evaluation import Judge
 
-    order, plain, config = plan.order, plan.plain, plan.plain.config
-    how, blocks = conversion_requests.read_how(order, config), conversion_requests.read_which(order, plain)
+    options, plain, config = plan.options, plan.plain, plan.plain.config
+    how, blocks = conversion_requests.read_how(options, config), conversion_requests.read_which(options, plain)
     conversion_requests.require_before(blocks, how, plain.heads)
     conversion_requests.require_enough(plan.parted, config.grid[0] * config.grid[1], config.width)
-    choosing = blocks.by_budget and order.speedup is None
-    budget = conversion_requests.read_budget(order, plan.parted, classes=config.classes, choosing=choosing)
-    with race_of(order.speedup, plan.device, plan.plain.reading, plan.run.folder, progress) as race:
+    choosing = blocks.by_budget and options.speedup is None
+    budget = conversion_requests.read_budget(options, plan.parted, classes=config.classes, choosing=choosing)
+    with race_of(options.speedup, plan.device, plan.plain.reading, plan.run.folder, progress) as race:
         if race:
             blocks = conversion_requests.Blocks(enough=partial(enough_blocks, race, plain, how, plan.parted))
-        found = convolved(plain, how, blocks, order.criterion, plan.parted, budget, progress)
+        found = convolved(plain, how, blocks, options.criterion, plan.parted, budget, progress)
         raced = race.told(found.tried[-1].blocks, "blocks", plan.run.folder) if race else {}
     judged = Judge(plain.net, plan.parted.test, logits=config.classes > 0).link(found.net, budget)
     taken = Choice(how.kind, (found.reading, "dwconv"), found.tried[-1], how.schedule)
@@ -174,11 +175,11 @@ def _convolved(plan: _Plan, progress: Progress) -> ConvertArtefact:
         ConvertArtefact(
             **plan.common,
             **_judged(judged, budget),
-            settings=settings_for(order.settings or {}),
+            settings=settings_for(options.settings or {}),
             kind=how.kind,
             kernel=None if how.kind == "static" else how.kernel,
             fit=how.fit,
-            criterion="" if blocks.named else order.criterion,
+            criterion="" if blocks.named else options.criterion,
             scores=found.scores.blocks,
             ranking=found.order,
             blocks=found.tried[-1].blocks,
@@ -202,7 +203,7 @@ def _convolved(plan: _Plan, progress: Progress) -> ConvertArtefact:
 def _write(plan: _Plan, found: Found) -> None:
     """The converted checkpoint, and the scores as a picture."""
     from repaconv.conversion.attention_to_convolution import metadata
-    from repaconv.conversion.score_heatmap import scores_svg
+    from repaconv.conversion.head_scores import scores_svg
 
     told = metadata(found.reading, plan.found.origin, plan.found.record)
     write_checkpoint(plan.run.folder / run_folder.CONVERTED, found.reading.tensors, told)
@@ -218,15 +219,15 @@ def _merged(plan: _Plan, progress: Progress) -> ConvertArtefact:
     from repaconv.conversion.token_merging import merged, schedule_of, words
     from repaconv.methods.pyra import METHOD
 
-    order, config = plan.order, plan.plain.config
-    budget = conversion_requests.read_budget(order, plan.parted, classes=config.classes, choosing=False)
-    given = dict(order.settings or {})
+    options, config = plan.options, plan.plain.config
+    budget = conversion_requests.read_budget(options, plan.parted, classes=config.classes, choosing=False)
+    given = dict(options.settings or {})
     judge = Judge(plan.plain.net, plan.parted.validation, logits=config.classes > 0)
-    with race_of(order.speedup, plan.device, plan.plain.reading, plan.run.folder, progress) as race:
+    with race_of(options.speedup, plan.device, plan.plain.reading, plan.run.folder, progress) as race:
         if race:
             text = words(schedule_at(race, plan.plain, plan.found, given, judge))
         else:
-            text = schedule_of(order.schedule, order.keep, config)
+            text = schedule_of(options.schedule, options.keep, config)
         settings = {**given, "schedule": text}
         net, schedule = merged(plan.found, settings)
         raced = race.told(schedule, "schedule", plan.run.folder) if race else {}
@@ -250,14 +251,14 @@ def _merged(plan: _Plan, progress: Progress) -> ConvertArtefact:
     )
 
 
-def _traded(plan: _Plan, taken: Choice, how: How, order: Sequence[int], progress: Progress) -> Trade | None:
+def _traded(plan: _Plan, taken: Choice, how: How, options: Sequence[int], progress: Progress) -> Trade | None:
     """What else there was, where that is asked for."""
     from repaconv.conversion.block_selection import Rig
 
-    if not plan.order.curve or plan.device is None:
+    if not plan.options.curve or plan.device is None:
         return None
-    ground = Ground(plan.found, dict(plan.order.settings or {}), Rig.of(plan.plain, plan.parted))
-    return traded(ground, plan.device, order, how, taken, plan.run.folder, progress)
+    ground = Ground(plan.found, dict(plan.options.settings or {}), Rig.of(plan.plain, plan.parted))
+    return traded(ground, plan.device, options, how, taken, plan.run.folder, progress)
 
 
 def _formed(plan: _Plan, progress: Progress) -> ConvertArtefact:
@@ -266,9 +267,9 @@ def _formed(plan: _Plan, progress: Progress) -> ConvertArtefact:
     from repaconv.conversion.conversion_evaluation import Judge
     from repaconv.conversion.finetuning.method_training_forms import form
 
-    order, original, classes = plan.order, plan.original, plan.original.reading.config.classes
-    budget = conversion_requests.read_budget(order, plan.parted, classes=classes, choosing=False)
-    formed = form(order, original, plan.found, plan.parted, progress)
+    options, original, classes = plan.options, plan.original, plan.original.reading.config.classes
+    budget = conversion_requests.read_budget(options, plan.parted, classes=classes, choosing=False)
+    formed = form(options, original, plan.found, plan.parted, progress)
     judged = Judge(original.net, plan.parted.test, logits=classes > 0).link(formed.net, budget)
     told = {**formed.metadata, "converted_from": plan.found.origin.sha256}
     write_checkpoint(plan.run.folder / run_folder.CONVERTED, formed.tensors, told)
@@ -279,7 +280,7 @@ def _formed(plan: _Plan, progress: Progress) -> ConvertArtefact:
             **{**_judged(judged, budget), "verdict": "not verified"},  # nothing is judged before it is trained
             settings=dict(formed.settings),
             kind=TRAINING_FORM,
-            kernel=order.kernel if order.method == "dwconv" else None,
+            kernel=options.kernel if options.method == "dwconv" else None,
             fit="",
             criterion="",
             description=formed.told,

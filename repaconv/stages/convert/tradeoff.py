@@ -12,7 +12,7 @@ from repaconv.core.errors import Refused
 from repaconv.core.progress import Progress
 from repaconv.core.scratch_folders import scratch_folder
 from repaconv.results import Raced, Trade, Tried
-from repaconv.stages.convert.speed_trials import Entrant, Track
+from repaconv.stages.convert.speed_target import Entrant, Track
 
 if TYPE_CHECKING:
     from repaconv.checkpoints import Checkpoint

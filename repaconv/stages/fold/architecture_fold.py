@@ -16,13 +16,13 @@ from repaconv.graph.onnx_files import opset_of
 from repaconv.method_api.preprocessing import Images, Sized, images_by
 from repaconv.method_api.settings import Knobs
 from repaconv.onnx_export.float64_exporter import network_to_onnx
-from repaconv.options.stage_options import FoldOrder
 from repaconv.results import Change, ClassScores, Exporting, Known, Link, NetworkFold
 from repaconv.sources.architecture_outputs import called, differs, doubled, head_of, norms_run, outputs_of, widths_of
 from repaconv.sources.class_score_outputs import asked_classes, class_scores
 from repaconv.sources.graph_fold_record import recorded, taken_by
 from repaconv.sources.named_architectures import Architecture, Built, built, of_folder
 from repaconv.sources.source_model import TRAINING
+from repaconv.stages.fold.options import FoldOptions
 from repaconv.stages.fold.size_and_speed_reverts import Kept, worthwhile
 from repaconv.stages.shared.common_checks import made_by, with_files
 from repaconv.stages.shared.pinned_files import require_pinned
@@ -44,7 +44,7 @@ USUAL_SIZE = (224, 224)
 
 
 def fold_network_by(
-    order: FoldOrder,
+    options: FoldOptions,
     path: str | Path,
     *,
     known: Known | None = None,
@@ -55,7 +55,7 @@ def fold_network_by(
 
     Args:
         path: Its weights, or a Hugging Face folder.
-        order: What is asked for; ``arch`` names what builds it, where that is no folder. A function of the user's own
+        options: What is asked for; ``arch`` names what builds it, where that is no folder. A function of the user's own
             file is run.
         known: What its tensors are those of, where nobody said it.
         found: What was read of its weights already.
@@ -68,7 +68,7 @@ def fold_network_by(
         GateFailed: If its graph, or the fold of that, computes something else; nothing is written then.
     """
     progress("network", 0, 0)
-    plan = _plan(order, Path(path), found)
+    plan = _plan(options, Path(path), found)
     progress("to ONNX", 0, 0)
     names, shape = plan.outputs, (plan.built.channels, *plan.images.size)
     module = doubled(plan.built.module, shape)
@@ -102,7 +102,7 @@ def _kept(plan: _Plan, exported: onnx.ModelProto, progress: Progress) -> tuple[E
         return retyped(smaller, {11: 1}), changes
 
     given = Evaluated(retyped(exported, {11: 1}))
-    return given, worthwhile(given, given, fold, measured=plan.order.measure, progress=progress)
+    return given, worthwhile(given, given, fold, measured=plan.options.measure, progress=progress)
 
 
 def _exporting(plan: _Plan, exported: onnx.ModelProto, parameters: int) -> Exporting:
@@ -115,9 +115,9 @@ def _artefact(plan: _Plan, known: Known | None, exporter: str, record: Mapping[s
     folder = plan.run.folder
     return NetworkFold(
         made_by={**made_by("torch", "onnx", "onnx-ir", "onnxruntime"), **plan.built.versions},
-        options=plan.order.words(),
+        options=plan.options.words(),
         origin=plan.found.origin,
-        settings=dict(plan.order.settings or {}),
+        settings=dict(plan.options.settings or {}),
         preprocessing=plan.images.preprocessing,
         facts=plan.images.facts,
         arch=plan.arch.name,
@@ -134,7 +134,7 @@ def _artefact(plan: _Plan, known: Known | None, exporter: str, record: Mapping[s
 class _Plan(NamedTuple):
     """What an order comes to for weights: what is refused after it is a graph that computes something else."""
 
-    order: FoldOrder
+    options: FoldOptions
     arch: Architecture
     found: Checkpoint
     built: Built
@@ -147,22 +147,22 @@ class _Plan(NamedTuple):
     data: str
 
 
-def _plan(order: FoldOrder, path: Path, found: Checkpoint | None) -> _Plan:
+def _plan(options: FoldOptions, path: Path, found: Checkpoint | None) -> _Plan:
     """Everything that may be refused before the network is exported."""
     from repaconv.checkpoints import read_checkpoint
 
-    arch, weights = of_folder(path) if path.is_dir() else (Architecture(_absolute(order.arch or ""), {}), path)
-    found = found or read_checkpoint(weights, order.weights, require_pinned(weights, order.sha256))
+    arch, weights = of_folder(path) if path.is_dir() else (Architecture(_absolute(options.arch or ""), {}), path)
+    found = found or read_checkpoint(weights, options.weights, require_pinned(weights, options.sha256))
     _require_holdable(found)
     network = built(arch, found.tensors, found.names)
-    knobs = Knobs(order.settings or {})
+    knobs = Knobs(options.settings or {})
     images, classes = _images(arch, network, path if path.is_dir() else None, knobs), asked_classes(knobs)
     knobs.done()
     stem = path.name if path.is_dir() else path.stem
     payload, data = f"{stem}{run_folder.FOLDED}", f"{stem}{EXPORTED}"
-    out = Path(order.out) if order.out else run_folder.usual_folder(path)
+    out = Path(options.out) if options.out else run_folder.usual_folder(path)
     run = run_folder.prepare_run(
-        weights, found.origin.sha256, out, force=order.force, payload=payload, files=[out / data]
+        weights, found.origin.sha256, out, force=options.force, payload=payload, files=[out / data]
     )
     with norms_run(network.module) as norms:
         gives = called(network.module, (network.channels, *images.size))
@@ -170,7 +170,7 @@ def _plan(order: FoldOrder, path: Path, found: Checkpoint | None) -> _Plan:
     network = network._replace(classes=head if classes is None else classes)
     outputs = outputs_of(network, gives)
     scores = class_scores(widths_of(outputs, gives), classes, head)
-    return _Plan(order, arch, found, network, images, scores, outputs, len(norms), run, payload, data)
+    return _Plan(options, arch, found, network, images, scores, outputs, len(norms), run, payload, data)
 
 
 def _require_holdable(found: Checkpoint) -> None:

@@ -2,34 +2,117 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from repaconv.backbones.image_size_check import require_size
 from repaconv.core import plugins, run_folder
-from repaconv.core.errors import Refused, UsageProblem
+from repaconv.core.errors import GateFailed, Refused, UsageProblem
 from repaconv.core.files import alone_in, sha256_of
 from repaconv.core.progress import Progress, silent
 from repaconv.core.thread_pool import workers
-from repaconv.options.option_definitions import by_name
-from repaconv.options.stage_options import FoldOrder
 from repaconv.results import Cost, Fact, FoldStep, ImageSize, MethodFold, Payload, TensorInfo
 from repaconv.sources.method_detection import choose_method, understood
-from repaconv.stages.fold.certificate import blocks, certified
 from repaconv.stages.fold.layer_matching import with_layers
+from repaconv.stages.fold.options import FoldOptions
 from repaconv.stages.shared.common_checks import contradictions, made_by, with_files
+from repaconv.stages.shared.option_definitions import by_name
 from repaconv.stages.shared.pinned_files import read_hashed
 from repaconv.stages.shared.safetensors_weights import write_weights
 
 if TYPE_CHECKING:
     from repaconv.checkpoints import Checkpoint
-    from repaconv.method_api.contract import Detection, Method, Reading
+    from repaconv.method_api.contract import Detection, FoldedPart, Method, Reading
     from repaconv.stages.shared.preset_choice import Written
 
 
+# --- The certificate of a fold: every part of it is judged, and what no row proves is the training form's own.
+
+
+def certified(trained: Reading, size: ImageSize, steps: list[FoldStep], progress: Progress) -> Iterator[FoldedPart]:
+    """The parts of a fold, each when it is proved; its row of the certificate goes into ``steps``.
+
+    Raises:
+        GateFailed: If a part is not exact, or holds what no row proves.
+    """
+    from repaconv.checkpoints import drop_pages
+    from repaconv.verification.tolerances import exact_rtols
+
+    usual = exact_rtols()["fold"]
+    for part in trained.parts():
+        if part.step:
+            allowed = usual if part.step.allowed is None else part.step.allowed
+            if not part.step.max_rel_error <= allowed:
+                raise _not_exact(part.step, allowed, _parting(trained, size, trained.tolerances.get("fold", usual)))
+            steps.append(part.step.model_copy(update={"allowed": allowed}))
+            progress("fold", len(steps), 0)
+        _require_proved(part, trained)
+        yield part
+        drop_pages(trained.tensors.values())
+
+
+def _require_proved(part: FoldedPart, trained: Reading) -> None:
+    """A tensor of no module that the part's row of the certificate proves is the training form's own, to the bit.
+
+    Raises:
+        GateFailed: If it is not.
+    """
+    for name, value in part.tensors.items():
+        if part.step and name.startswith(f"{part.step.module}."):
+            continue
+        own = trained.tensors.get(name)
+        if own is None or own.shape != value.shape or not bool((own.double() == value.double()).all()):
+            raise GateFailed(
+                f"the folded tensor {name} differs from the trained one, and no row of the certificate covers it; "
+                "nothing was written.",
+                hint="This is a defect of the method; please report it with the output of `repaconv inspect`.",
+                code="fold.not-proved",
+                module=name.rpartition(".")[0],
+            )
+
+
+def blocks(modules: Sequence[str]) -> int:
+    """How many numbered modules the certificate's rows are of: rows within another's module are of that block."""
+    outermost = [name for name in modules if not any(name.startswith(f"{other}.") for other in modules)]
+    numbered = {match[0] for name in outermost if (match := re.match(r".*\.\d+", name))}
+    return sum(not any(other.startswith(f"{name}.") for other in numbered) for name in numbered)
+
+
+def _not_exact(step: FoldStep, tolerance: float, inside: str) -> GateFailed:
+    where = f" The forms part at {inside}." if inside else ""
+    return GateFailed(
+        f"folding {step.module} changes it by {step.max_rel_error:.1e} in float64, more than {tolerance:.0e}; "
+        f"nothing was written.{where}",
+        hint="This is a defect of the method; please report it with the output of `repaconv inspect`.",
+        code="fold.not-exact",
+        module=inside or step.module,
+    )
+
+
+def _parting(form: Reading, size: ImageSize, tolerance: float) -> str:
+    """Which part of a block the training form and this fold do not share; empty if it cannot be said."""
+    from repaconv.verification.divergence_location import locate_between_seams
+    from repaconv.verification.input_batches import random_inputs
+    from repaconv.verification.model_runners import TorchRunner
+
+    backbone = plugins.load(plugins.BACKBONES, form.backbone)
+    try:
+        folded = {name: value for part in form.parts() for name, value in part.tensors.items()}
+        training = TorchRunner(form.module(), form.tensors, double=True)
+        deploy = TorchRunner(backbone.deploy(form.config), folded, double=True)
+        images = random_inputs((form.config.in_channels, *size), count=1, seed=0).images
+        return locate_between_seams(training, deploy, {"input": images}, allowed=tolerance).module
+    except (RuntimeError, ValueError, KeyError):  # a fold that is wrong may be so in its shapes, too
+        return ""
+
+
+# --- fold, for a checkpoint: into its deploy form, with a certificate.
+
+
 def fold_file_by(
-    order: FoldOrder,
+    options: FoldOptions,
     checkpoint: str | Path,
     *,
     found: Checkpoint | None = None,
@@ -40,7 +123,7 @@ def fold_file_by(
 
     Args:
         checkpoint: The file.
-        order: What is asked for.
+        options: What is asked for.
         found: What was read of it already.
         overrule: Take settings that contradict the checkpoint, which every later artefact then says; as ``force`` when
             None.
@@ -50,8 +133,8 @@ def fold_file_by(
         Refused: If the checkpoint cannot be folded whole.
         GateFailed: If a fold is not exact; nothing is written then.
     """
-    found = found or read_hashed(Path(checkpoint), order.weights, order.sha256)
-    plan = _plan(order, found, order.force if overrule is None else overrule)
+    found = found or read_hashed(Path(checkpoint), options.weights, options.sha256)
+    plan = _plan(options, found, options.force if overrule is None else overrule)
     with alone_in(plan.run.folder):
         done = _folded(plan, progress)
         artefact = run_folder.put_fold(plan.run, _artefact(plan, done))
@@ -59,13 +142,13 @@ def fold_file_by(
     return with_files(artefact, [Path(checkpoint)], [plan.run.model, plan.run.fold_json])
 
 
-fold_file = by_name(fold_file_by, FoldOrder)
+fold_file = by_name(fold_file_by, FoldOptions)
 
 
 class _Plan(NamedTuple):
     """What an order comes to for a checkpoint: nothing of it is refused any more but a fold that is not exact."""
 
-    order: FoldOrder
+    options: FoldOptions
     found: Checkpoint
     method: Method
     settings: Mapping[str, str]
@@ -78,15 +161,15 @@ class _Plan(NamedTuple):
     run: run_folder.Run
 
 
-def _plan(order: FoldOrder, found: Checkpoint, overrule: bool) -> _Plan:
+def _plan(options: FoldOptions, found: Checkpoint, overrule: bool) -> _Plan:
     """Everything that may be refused, before anything is written."""
     checkpoint = found.path
     from repaconv.stages.shared.preset_choice import chosen_form, shapes_sha256
 
-    method, detection = choose_method(found, order.method)
-    _require_trained(checkpoint, method, detection, allowed=order.allow_deployed)
-    given = order.settings or {}
-    identified = _identified(method, found, given, Path(order.identify)) if order.identify else {}
+    method, detection = choose_method(found, options.method)
+    _require_trained(checkpoint, method, detection, allowed=options.allow_deployed)
+    given = options.settings or {}
+    identified = _identified(method, found, given, Path(options.identify)) if options.identify else {}
     settings = {**given, **identified}
     trained = understood(method, found, settings)
     overruled = _overruled(trained.facts, allowed=overrule)
@@ -95,11 +178,11 @@ def _plan(order: FoldOrder, found: Checkpoint, overrule: bool) -> _Plan:
     require_size(backbone, trained.config, *size)
     config = backbone.to_json(trained.config)
     shapes = shapes_sha256({"backbone": trained.backbone, "config": config, "image_size": list(size)})
-    written = chosen_form(order.preset, method.official_rewrites, shapes)
+    written = chosen_form(options.preset, method.official_rewrites, shapes)
     run = run_folder.prepare_run(
-        checkpoint, found.origin.sha256, Path(order.out) if order.out else None, force=order.force
+        checkpoint, found.origin.sha256, Path(options.out) if options.out else None, force=options.force
     )
-    return _Plan(order, found, method, settings, identified, trained, overruled, backbone, size, written, run)
+    return _Plan(options, found, method, settings, identified, trained, overruled, backbone, size, written, run)
 
 
 def _require_trained(checkpoint: Path, method: Method, detection: Detection, *, allowed: bool) -> None:
@@ -209,7 +292,7 @@ def _artefact(plan: _Plan, done: _Folded) -> MethodFold:
         made_by=made_by("torch", "safetensors"),
         verdict="passed",
         unverified=plan.overruled,
-        options=("--method", plan.method.name, *plan.order.words(), *forced),
+        options=("--method", plan.method.name, *plan.options.words(), *forced),
         origin=plan.found.origin,
         method=plan.method.name,
         applied=(plan.method.name, *trained.applied),
@@ -220,7 +303,7 @@ def _artefact(plan: _Plan, done: _Folded) -> MethodFold:
         rewrites=plan.written.rewrites,
         fp32_modules=plan.written.keep,
         quantizer=plan.written.quantizer,
-        facts=_with_sources(trained.facts, plan.identified, plan.order.identify),
+        facts=_with_sources(trained.facts, plan.identified, plan.options.identify),
         claims=claimed_accuracy(plan.found.record),
         preprocessing=trained.preprocessing,
         image_size=plan.size,

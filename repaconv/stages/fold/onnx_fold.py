@@ -18,12 +18,12 @@ from repaconv.graph.onnx_files import opset_of
 from repaconv.method_api.preprocessing import Images, Sized, Told, images_by
 from repaconv.method_api.settings import Knobs
 from repaconv.onnx_export.torch_exporter import operators_of
-from repaconv.options.stage_options import FoldOrder
 from repaconv.results import GraphFold, ImageSize, Link, Origin
 from repaconv.rewrites.presets import DEFAULT, OFFICIAL
 from repaconv.sources.class_score_outputs import asked_classes, class_scores
 from repaconv.sources.graph_fold_record import Taken, recorded, taken_by
 from repaconv.sources.verified_opset_upgrade import Raised, to_oldest
+from repaconv.stages.fold.options import FoldOptions
 from repaconv.stages.fold.size_and_speed_reverts import Kept, worthwhile
 from repaconv.stages.shared.common_checks import made_by, with_files
 from repaconv.stages.shared.pinned_files import require_pinned
@@ -40,7 +40,7 @@ ANY_SIZE = (224, 224)
 """Stands for the size of images until the graph was run."""
 
 
-def fold_onnx_by(order: FoldOrder, path: str | Path, *, progress: Progress = silent) -> GraphFold:
+def fold_onnx_by(options: FoldOptions, path: str | Path, *, progress: Progress = silent) -> GraphFold:
     """Fold an ONNX graph into a run: ``<stem>.folded.onnx`` and ``fold.json``.
 
     Where nothing folds, the folded graph is the one as given, and is compared with it like any other; the rest of the
@@ -48,7 +48,7 @@ def fold_onnx_by(order: FoldOrder, path: str | Path, *, progress: Progress = sil
 
     Args:
         path: The graph; weights of their own lie in its folder.
-        order: What is asked for: ``out`` is the run's folder, or a file that gets the folded graph, too; ``settings``
+        options: What is asked for: ``out`` is the run's folder, or a file that gets the folded graph, too; ``settings``
             may say how images are normalised.
         progress: See `Progress`.
 
@@ -58,12 +58,12 @@ def fold_onnx_by(order: FoldOrder, path: str | Path, *, progress: Progress = sil
         GateFailed: If the folded graph computes something else; nothing is written then.
         UsageProblem: If there is a file of that name from elsewhere.
     """
-    plan = _plan(order, Path(path))
+    plan = _plan(options, Path(path))
     progress("fold", 0, 0)
     given = Evaluated(plan.model, plan.sample)
     raised = to_oldest(given)
     refold = partial(folded, plan.source, raised.graph.model)
-    kept = worthwhile(given, raised.graph, refold, measured=order.measure, progress=progress)
+    kept = worthwhile(given, raised.graph, refold, measured=options.measure, progress=progress)
     raised = raised.proved(plan.source, given) if kept.changes else raised
     kept = Kept(given, ()) if raised.left else kept
     links = (*raised.links, *_proved(plan, given, kept.graph, progress)) if kept.changes else _as_given(plan, given)
@@ -76,7 +76,7 @@ def fold_onnx_by(order: FoldOrder, path: str | Path, *, progress: Progress = sil
             write_payload(plan.copied, partial(copyfile, target))
         artefact = run_folder.put_fold(plan.run, _artefact(plan, taken, given, raised, kept, links))
         run_folder.remember(plan.run)
-    took = [plan.source, *([Path(order.inputs)] if order.inputs else [])]
+    took = [plan.source, *([Path(options.inputs)] if options.inputs else [])]
     wrote = [target, plan.run.fold_json, *([plan.copied] if plan.copied else [])]
     return with_files(artefact, took, wrote)
 
@@ -84,7 +84,7 @@ def fold_onnx_by(order: FoldOrder, path: str | Path, *, progress: Progress = sil
 class _Plan(NamedTuple):
     """What an order comes to for a graph: nothing of it is refused any more but a fold that is not equal."""
 
-    order: FoldOrder
+    options: FoldOptions
     source: Path
     sha256: str
     model: onnx.ModelProto
@@ -95,56 +95,56 @@ class _Plan(NamedTuple):
     copied: Path | None
 
 
-def _plan(order: FoldOrder, source: Path) -> _Plan:
+def _plan(options: FoldOptions, source: Path) -> _Plan:
     """Everything that may be refused before the graph is folded."""
     stamp = stamp_of(source)
-    require_pinned(source, order.sha256)
-    model, out = loaded(source), Path(order.out) if order.out else None
+    require_pinned(source, options.sha256)
+    model, out = loaded(source), Path(options.out) if options.out else None
     copied = out if out is not None and out.suffix == ".onnx" else None
     sha256, payload = sha256_of(source), f"{source.stem}{run_folder.FOLDED}"
     require_unchanged(source, stamp)
-    _said_of(order.settings or {}, _declared(model))
+    _said_of(options.settings or {}, _declared(model))
     run = run_folder.prepare_run(
         source,
         sha256,
         None if copied else out,
-        force=order.force,
+        force=options.force,
         payload=payload,
         files=[copied] if copied else (),
     )
     return _Plan(
-        order=order,
+        options=options,
         source=source,
         sha256=sha256,
         model=model,
-        sample=_sample(order, model),
-        written=_written(order),
+        sample=_sample(options, model),
+        written=_written(options),
         run=run,
         payload=payload,
         copied=copied,
     )
 
 
-def _sample(order: FoldOrder, model: onnx.ModelProto) -> Feeds | None:
+def _sample(options: FoldOptions, model: onnx.ModelProto) -> Feeds | None:
     """Inputs that the user says the graph takes."""
     from repaconv.verification.input_batches import npz_calls
 
-    return npz_calls(Path(order.inputs), inputs_of(model), ()).piece(0, 1).given if order.inputs else None
+    return npz_calls(Path(options.inputs), inputs_of(model), ()).piece(0, 1).given if options.inputs else None
 
 
-def _written(order: FoldOrder) -> Written:
+def _written(options: FoldOptions) -> Written:
     """The form by name; what was tuned is known of shapes, which are those of the folded graph.
 
     Raises:
         UsageProblem: If it is a file of `tune`.
     """
-    if order.preset not in (DEFAULT, OFFICIAL):
+    if options.preset not in (DEFAULT, OFFICIAL):
         raise UsageProblem(
-            f"--preset {order.preset} is known of a folded graph's shapes, and this one is not folded yet.",
+            f"--preset {options.preset} is known of a folded graph's shapes, and this one is not folded yet.",
             hint="Fold it without --preset, then run: repaconv export --preset NAME.",
             code="usage.onnx",
         )
-    return chosen_form(order.preset, (), "")
+    return chosen_form(options.preset, (), "")
 
 
 def _said_of(settings: Mapping[str, str], usual: Sized) -> tuple[Images, int | None]:
@@ -174,7 +174,7 @@ def _fixed(size: ImageSize) -> Sized:
 
 def _images(plan: _Plan, taken: Taken) -> tuple[Images | None, int | None]:
     """The same for what the graph was found to take; None where it takes no images."""
-    settings = plan.order.settings or {}
+    settings = plan.options.settings or {}
     if taken.image_size is None:
         return None, _said_of(settings, Sized(ANY_SIZE, "", assumed=True))[1]
     any_size = Sized(taken.image_size, "the graph takes any size", assumed=True)
@@ -215,9 +215,9 @@ def _artefact(
     return GraphFold(
         made_by=made_by("onnx", "onnx-ir", "onnxruntime"),
         other_files=tuple(beside),
-        options=plan.order.words(),
+        options=plan.options.words(),
         origin=_origin(plan),
-        settings=dict(plan.order.settings or {}),
+        settings=dict(plan.options.settings or {}),
         preset=plan.written.name,
         rewrites=plan.written.rewrites,
         fp32_modules=plan.written.keep,

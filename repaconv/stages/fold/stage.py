@@ -10,12 +10,12 @@ from repaconv.core.errors import Refused, UsageProblem
 from repaconv.core.files import require_nameable
 from repaconv.core.progress import Progress, silent
 from repaconv.graph.onnx_files import is_graph
-from repaconv.options.option_definitions import knobs, renamed
-from repaconv.options.stage_options import FoldOrder
 from repaconv.results import GraphFold, Known, MethodFold, NetworkFold
 from repaconv.sources.architecture_recognition import recognised
 from repaconv.stages.fold.checkpoint_fold import fold_file
+from repaconv.stages.fold.options import FoldOptions
 from repaconv.stages.shared.fetched_files import here
+from repaconv.stages.shared.option_definitions import options_of, renamed
 from repaconv.stages.shared.pinned_files import read_hashed
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from repaconv.checkpoints import Checkpoint
 
-_OF_FILES = {*(each.name for each in knobs(FoldOrder)), "overrule", "progress"} - {"method"}
+_OF_FILES = {*(each.name for each in options_of(FoldOptions)), "overrule", "progress"} - {"method"}
 
 
 @overload
@@ -67,7 +67,7 @@ def fold(
         Refused: If the network cannot be folded completely.
         GateFailed: If a fold is not exact; nothing is written then.
     """
-    arguments = renamed(arguments, FoldOrder)
+    arguments = renamed(arguments, FoldOptions)
     example = arguments.pop("example", None)
     known = {name: arguments.pop(name) for name in tuple(arguments) if name in _OF_FILES}
     settings = {**(known.pop("settings", None) or {}), **{name: _as_text(value) for name, value in arguments.items()}}
@@ -129,8 +129,8 @@ def _fold_graph(path: Path, method: str, settings: Mapping[str, str], arguments:
             code="usage.onnx",
         )
     given = {name: value for name, value in arguments.items() if name not in ("progress", "overrule")}
-    order = FoldOrder(**{**given, "settings": settings or None, "preset": str(given.get("preset", "default"))})
-    return fold_onnx_by(order, path, progress=arguments.get("progress", silent))
+    options = FoldOptions(**{**given, "settings": settings or None, "preset": str(given.get("preset", "default"))})
+    return fold_onnx_by(options, path, progress=arguments.get("progress", silent))
 
 
 def _fold_network(
@@ -152,8 +152,8 @@ def _fold_network(
             code="usage.arch",
         )
     given = {name: value for name, value in arguments.items() if name not in ("progress", "overrule", "preset")}
-    order = FoldOrder(**{**given, "settings": settings or None})
-    return fold_network_by(order, path, known=known, found=read, progress=arguments.get("progress", silent))
+    options = FoldOptions(**{**given, "settings": settings or None})
+    return fold_network_by(options, path, known=known, found=read, progress=arguments.get("progress", silent))
 
 
 def _asked(arguments: Mapping[str, Any], *names: str) -> str:

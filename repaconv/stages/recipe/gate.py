@@ -8,15 +8,17 @@ from pathlib import Path
 
 from repaconv.core.errors import UsageProblem
 from repaconv.core.progress import Progress, silent
-from repaconv.options import read_recipe
-from repaconv.options.option_definitions import by_name
-from repaconv.options.stage_options import GateOrder
 from repaconv.results import GatedRecipe, GateReport
 from repaconv.stages.recipe.gate_checks import worst
+from repaconv.stages.recipe.options import GateOptions
+from repaconv.stages.recipe.recipe_file import read_recipe
 from repaconv.stages.recipe.run import Way, read_placed
+from repaconv.stages.shared.option_definitions import by_name
 
 
-def gate_by(order: GateOrder, recipes: str | Path | Sequence[str | Path], *, progress: Progress = silent) -> GateReport:
+def gate_by(
+    options: GateOptions, recipes: str | Path | Sequence[str | Path], *, progress: Progress = silent
+) -> GateReport:
     """Fold, export and verify what the recipes name, build and bench where they say so, and check all results.
 
     It is `repaconv.run` of each recipe without a report. A step of which nothing has changed is not run again, and its
@@ -25,28 +27,28 @@ def gate_by(order: GateOrder, recipes: str | Path | Sequence[str | Path], *, pro
 
     Args:
         recipes: The path of a TOML file, or several.
-        order: The options.
+        options: The options.
         progress: A function that is called with each step's name, the units done and their total.
     """
     recipes = [recipes] if isinstance(recipes, (str, Path)) else recipes
     if not recipes:
         raise UsageProblem("no recipe was given.", hint="repaconv gate recipe.toml", code="usage.gate")
-    if order.update_baseline and not any(map(_keeps_baseline, recipes)):
+    if options.update_baseline and not any(map(_keeps_baseline, recipes)):
         raise UsageProblem(
             "--update-baseline would do nothing here: no recipe names a file of baselines.",
             hint='Give one in the recipe: [bench] baseline = "baselines.json".',
             code="usage.idle",
         )
     taken: dict[Path, Path] = {}
-    done = tuple(_gated(Path(path), order, progress, taken) for path in recipes)
+    done = tuple(_gated(Path(path), options, progress, taken) for path in recipes)
     return GateReport(exit_code=worst(recipe.exit_code for recipe in done), recipes=done)
 
 
-gate = by_name(gate_by, GateOrder)
+gate = by_name(gate_by, GateOptions)
 
 
-def _gated(path: Path, order: GateOrder, progress: Progress, taken: dict[Path, Path]) -> GatedRecipe:
-    done = Way(path, order, progress, taken).go(partial(read_placed, path), page=False)
+def _gated(path: Path, options: GateOptions, progress: Progress, taken: dict[Path, Path]) -> GatedRecipe:
+    done = Way(path, options, progress, taken).go(partial(read_placed, path), page=False)
     return GatedRecipe(recipe=done.recipe, run=done.run, exit_code=done.exit_code, checks=done.checks)
 
 

@@ -7,8 +7,6 @@ from typing import Any
 
 from repaconv.core.errors import GateFailed, RepaconvError
 from repaconv.core.toml_positions import At, Lines, place_of
-from repaconv.options import BenchSection, Recipe, RecipeProblem, Wrong
-from repaconv.options.stage_options import GateOrder
 from repaconv.results import (
     Artefact,
     BenchArtefact,
@@ -22,6 +20,8 @@ from repaconv.results import (
     VerifyArtefact,
 )
 from repaconv.stages.bench.latency_baselines import by_baseline, name_in
+from repaconv.stages.recipe.options import GateOptions
+from repaconv.stages.recipe.recipe_file import BenchSection, Recipe, RecipeProblem, Wrong
 from repaconv.stages.recipe.requirements import in_recipe, key_of
 from repaconv.verification.tolerances import LOSSY, LUCK, by_chance
 
@@ -75,11 +75,11 @@ class Judge:
 
     Args:
         path: The recipe, by which its baselines are named.
-        order: Whether baselines are written.
+        options: Whether baselines are written.
     """
 
-    def __init__(self, path: Path, order: GateOrder) -> None:
-        self.path, self.order = path, order
+    def __init__(self, path: Path, options: GateOptions) -> None:
+        self.path, self.options = path, options
         self.lines: Lines = {}
         self.checks: list[Check] = []
         self.codes: list[int] = []
@@ -208,8 +208,8 @@ class Judge:
             name_in(Path(section.baseline), self.path),
             done,
             section.max_regression,
-            update=self.order.update_baseline,
-            accept_inconclusive=self.order.accept_inconclusive,
+            update=self.options.update_baseline,
+            accept_inconclusive=self.options.accept_inconclusive,
             require=section.require,
         )
         key = "max_regression" if judged.regression else "baseline"

@@ -12,7 +12,7 @@ from repaconv.core.files import sha256_of, write_text
 from repaconv.core.progress import Progress, silent
 from repaconv.graph.onnx_files import is_graph
 from repaconv.results import Claim, Fact, Inspection, NewRecipe
-from repaconv.stages.inspect.checkpoint_inspection import inspect
+from repaconv.stages.inspect.stage import inspect
 from repaconv.stages.shared.fetched_files import address_of, here
 
 UNTOLD = "default of the official code"

@@ -12,7 +12,7 @@ from repaconv.core.errors import RepaconvError, nearest
 from repaconv.core.toml_positions import Lines, place_of
 from repaconv.onnx_export.fp16_and_int8 import QUANTIZERS
 from repaconv.onnx_export.onnx_simplifiers import TOOLS
-from repaconv.options import Recipe, Wrong, own_file
+from repaconv.stages.recipe.recipe_file import Recipe, Wrong, own_file
 from repaconv.stages.shared.common_checks import load_target
 from repaconv.stages.shared.fetched_files import address_of
 from repaconv.verification.tolerances import LINKS

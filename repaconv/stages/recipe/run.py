@@ -13,9 +13,6 @@ from repaconv.core import run_folder
 from repaconv.core.errors import Refused, RepaconvError, UsageProblem
 from repaconv.core.files import alone_in, read_artefact, stage_of
 from repaconv.core.progress import Progress, silent
-from repaconv.options import BenchSection, RecipeProblem, examined, own_file
-from repaconv.options.option_definitions import by_name
-from repaconv.options.stage_options import GateOrder, RunOrder
 from repaconv.results import (
     Artefact,
     BenchArtefact,
@@ -28,25 +25,26 @@ from repaconv.results import (
     VerifyArtefact,
 )
 from repaconv.stages.bench.stage import bench_by
-from repaconv.stages.build import build_by
+from repaconv.stages.build.stage import build_by
 from repaconv.stages.bundle.stage import bundle_by
 from repaconv.stages.convert.stage import convert_by
-from repaconv.stages.export import export_by
+from repaconv.stages.export.stage import export_by
 from repaconv.stages.fold.stage import fold
 from repaconv.stages.recipe.gate_checks import Judge, worst
-from repaconv.stages.recipe.plan_steps import Done, Journal, Made, Turn, dry, walk
+from repaconv.stages.recipe.options import GateOptions, RunOptions
+from repaconv.stages.recipe.plan import Done, Journal, Made, Placed, Planned, Turn, dry, planned, walk
+from repaconv.stages.recipe.recipe_file import BenchSection, RecipeProblem, examined, own_file
 from repaconv.stages.recipe.requirements import missing, no_checkpoint
-from repaconv.stages.recipe.stage_options import Placed
-from repaconv.stages.recipe.stage_plan import Planned, planned
 from repaconv.stages.report.stage import report
 from repaconv.stages.shared.fetched_files import address_of, here
+from repaconv.stages.shared.option_definitions import by_name
 from repaconv.stages.shared.pinned_files import require_pinned
 from repaconv.stages.verify.stage import verify_by
 
 Work = Callable[[Planned, Placed, Journal, Progress], Artefact]
 
 
-def run_by(order: RunOrder, recipe: str | Path, *, progress: Progress = silent) -> RecipeRun:
+def run_by(options: RunOptions, recipe: str | Path, *, progress: Progress = silent) -> RecipeRun:
     """Run all steps of a recipe: fold or convert, export, verify, build, bench, report.
 
     A step is up to date as long as nothing has changed of its options, the files that it reads, the results of the
@@ -55,17 +53,17 @@ def run_by(order: RunOrder, recipe: str | Path, *, progress: Progress = silent) 
 
     Args:
         recipe: The path of a TOML file.
-        order: The options.
+        options: The options.
         progress: A function that is called with each step's name, the units done and their total.
 
     Returns:
         The outcome of each step and all verdicts; an error is listed as a failed check.
     """
-    way = Way(Path(recipe), GateOrder(rerun=order.rerun), progress, {})
-    return way.go(lambda: read_placed(Path(recipe)), dry_run=order.dry_run)
+    way = Way(Path(recipe), GateOptions(rerun=options.rerun), progress, {})
+    return way.go(lambda: read_placed(Path(recipe)), dry_run=options.dry_run)
 
 
-run = by_name(run_by, RunOrder)
+run = by_name(run_by, RunOptions)
 
 
 def read_placed(path: Path) -> Placed:
@@ -87,14 +85,14 @@ class Way:
 
     Args:
         path: By which it is told.
-        order: What the gate was asked for.
+        options: What the gate was asked for.
         progress: See `Progress`.
         taken: The run's folders of other recipes of the same call.
     """
 
-    def __init__(self, path: Path, order: GateOrder, progress: Progress, taken: dict[Path, Path]) -> None:
-        self.path, self.order, self.progress, self.taken = path, order, progress, taken
-        self.judge = Judge(path, order)
+    def __init__(self, path: Path, options: GateOptions, progress: Progress, taken: dict[Path, Path]) -> None:
+        self.path, self.options, self.progress, self.taken = path, options, progress, taken
+        self.judge = Judge(path, options)
         self.done: list[Done] = []
         self.page = self.folder = ""
         self.reference: dict[str, str] = {}
@@ -125,12 +123,12 @@ class Way:
         stages = {each.step.name: each for each in planned(placed, journal)}
         steps = [each.step for each in stages.values() if page or each.stage != "report"]
         if dry_run:
-            self.done = dry(steps, journal, again=self.order.rerun, others=stages)
+            self.done = dry(steps, journal, again=self.options.rerun, others=stages)
             return
         do = partial(self._do, placed, stages, journal)
         is_file = placed.folder.exists() and not placed.folder.is_dir()
         with alone_in(None if is_file else placed.folder):  # of a file, fold says what it is
-            self.done = walk(steps, journal, do, again=self.order.rerun, others=stages)
+            self.done = walk(steps, journal, do, again=self.options.rerun, others=stages)
         page_files = journal.files("report") if page else []
         self.page = str(page_files[0]) if page_files else ""
 
@@ -239,19 +237,25 @@ def _fold(each: Planned, placed: Placed, journal: Journal, progress: Progress) -
 
 def _convert(each: Planned, placed: Placed, journal: Journal, progress: Progress) -> Artefact:
     require_pinned(placed.place(placed.recipe.checkpoint), placed.recipe.sha256)
-    order = replace(placed.placed(each.order), out=str(placed.folder), force=journal.owns("convert"))
-    return convert_by(order, placed.place(placed.recipe.checkpoint), progress=progress)
+    options = replace(placed.placed(each.options), out=str(placed.folder), force=journal.owns("convert"))
+    return convert_by(options, placed.place(placed.recipe.checkpoint), progress=progress)
 
 
 WORK: dict[str, Work] = {
     "fold": _fold,
     "convert": _convert,
-    "export": lambda each, placed, _, progress: export_by(placed.placed(each.order), placed.folder, progress=progress),
-    "verify": lambda each, placed, _, progress: verify_by(placed.placed(each.order), placed.folder, progress=progress),
-    "build": lambda each, placed, _, progress: build_by(placed.placed(each.order), placed.folder, progress=progress),
-    "bundle": lambda each, placed, _, progress: bundle_by(placed.placed(each.order), placed.folder, progress=progress),
-    "bench": lambda each, placed, _, progress: bench_by(placed.placed(each.order), placed.folder, progress=progress),
-    "report": lambda each, placed, _, progress: report(placed.folder, **vars(each.order), progress=progress),
+    "export": lambda each, placed, _, progress: export_by(
+        placed.placed(each.options), placed.folder, progress=progress
+    ),
+    "verify": lambda each, placed, _, progress: verify_by(
+        placed.placed(each.options), placed.folder, progress=progress
+    ),
+    "build": lambda each, placed, _, progress: build_by(placed.placed(each.options), placed.folder, progress=progress),
+    "bundle": lambda each, placed, _, progress: bundle_by(
+        placed.placed(each.options), placed.folder, progress=progress
+    ),
+    "bench": lambda each, placed, _, progress: bench_by(placed.placed(each.options), placed.folder, progress=progress),
+    "report": lambda each, placed, _, progress: report(placed.folder, **vars(each.options), progress=progress),
 }
 """What does a step of a stage."""
 KINDS: dict[str, type[Artefact]] = {

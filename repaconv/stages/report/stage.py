@@ -34,7 +34,7 @@ from repaconv.results import (
     VerifyArtefact,
 )
 from repaconv.stages.bench.latency_baselines import history_of
-from repaconv.stages.paper_table import table
+from repaconv.stages.paper_table.stage import table
 from repaconv.stages.shared.common_checks import made_by, with_files
 from repaconv.stages.shared.run_exports import exports_of
 from repaconv.stages.verify.conversion_link import conversion_of, training_of

@@ -51,7 +51,7 @@ def as_image_size(size: int | str | ImageSize | None) -> ImageSize | None:
     Raises:
         UsageProblem: If a text says none.
     """
-    from repaconv.options.option_definitions import image_size
+    from repaconv.stages.shared.option_definitions import image_size
 
     if isinstance(size, str):
         return image_size(size, "image_size")

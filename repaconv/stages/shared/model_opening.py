@@ -91,8 +91,8 @@ def opened(
             open_engine(model, built, threads=threads, sizes=dims, streams=streams),
         )
     elif "engines" in engine.can:
-        order = _ordered(model, device, says if precision is None else precision, spec)
-        session = load_session(engine, engine.build(order).engine, spec)
+        options = _ordered(model, device, says if precision is None else precision, spec)
+        session = load_session(engine, engine.build(options).engine, spec)
     else:
         session = load_session(engine, model, spec)
     profiles = built is None and "profile" in engine.can

@@ -11,7 +11,7 @@ from repaconv.core import plugins, run_folder
 from repaconv.core.errors import EnvironmentProblem
 from repaconv.core.export_names import Variant
 from repaconv.engines.nvidia_gpu import require_card
-from repaconv.options.stage_options import BenchOrder, EstimateOrder
+from repaconv.stages.bench.options import BenchOptions, EstimateOptions
 from repaconv.stages.shared.common_checks import load_target
 from repaconv.stages.shared.engine_files import lowers, takes_networks
 from repaconv.stages.shared.run_exports import exports_of
@@ -63,12 +63,12 @@ def measured_by(exported: ExportArtefact, run: Path | None) -> str:
     return shlex.join(["bench", *words, "--estimate"])
 
 
-def require_here(device: Target, order: BenchOrder, model: str | Path | None, run: run_folder.Run | None) -> None:
+def require_here(device: Target, options: BenchOptions, model: str | Path | None, run: run_folder.Run | None) -> None:
     """Refuse to measure a target that is not this machine.
 
     Args:
         device: The target.
-        order: What was asked for; the lines repeat its target and precision.
+        options: What was asked for; the lines repeat its target and precision.
         model: As it was given.
         run: Whose it is; None of a bare graph.
 
@@ -77,8 +77,8 @@ def require_here(device: Target, order: BenchOrder, model: str | Path | None, ru
     """
     if not (why := why_not_here(device)):
         return
-    exported = _exported(device, order, run) if run else None
-    lines = ways(device, order, model, exported=exported, home=run.folder if run else Path())
+    exported = _exported(device, options, run) if run else None
+    lines = ways(device, options, model, exported=exported, home=run.folder if run else Path())
     raise EnvironmentProblem(
         f"{device.name} is not this machine ({why}), so its latency must be measured there or estimated.",
         hint="\n  ".join(["Use one of these:", *lines]),
@@ -88,7 +88,7 @@ def require_here(device: Target, order: BenchOrder, model: str | Path | None, ru
 
 def ways(
     device: Target,
-    order: BenchOrder,
+    options: BenchOptions,
     model: str | Path | None = None,
     *,
     exported: bool | None = True,
@@ -98,18 +98,18 @@ def ways(
 
     Args:
         device: The target.
-        order: Its target and precision are repeated.
+        options: Its target and precision are repeated.
         model: The run as it was given; none for the newest.
         exported: Whether the run has what they take; None of a bare graph, which belongs to no run.
         home: The run's folder, where engines are named.
     """
     of = f" {shlex.quote(str(model))}" if model else ""
-    asked = EstimateOrder(target=order.target, precision=order.precision).words()
+    asked = EstimateOptions(target=options.target, precision=options.precision).words()
     words = f"{of} {shlex.join(asked)}"
     bench = f"repaconv bench{words}"
     networks, of_run = takes_networks(device), exported is not None
     told = "what is estimated" if networks else "first of all"
-    graph = EstimateOrder(target=order.target, precision=_typed(device, order)).words()
+    graph = EstimateOptions(target=options.target, precision=_typed(device, options)).words()
     export = [] if exported is not False else [(f"repaconv export{of} {shlex.join(graph)}", told)]
     if of_run and device.runtime == "tensorrt":
         there = [
@@ -118,7 +118,7 @@ def ways(
             (f"{bench} --host user@board", "by ssh"),
         ]
     elif of_run and "elsewhere" in plugins.load(plugins.ENGINES, device.runtime).can:
-        name = Variant(target=device.name, precision=order.precision).full
+        name = Variant(target=device.name, precision=options.precision).full
         engine = shlex.quote(str(home / run_folder.BUILD / f"{name}.engine"))
         there = [(f"repaconv build{words}", "here,"), (f"repaconv bench {engine}", "and on that machine")]
     else:
@@ -131,12 +131,12 @@ def ways(
     return [f"{line:{width}}  # {told}" for line, told in found]
 
 
-def _exported(device: Target, order: BenchOrder, run: run_folder.Run) -> bool:
+def _exported(device: Target, options: BenchOptions, run: run_folder.Run) -> bool:
     """Whether the run has an export for that target in that precision."""
     every = [each.artefact for each in exports_of(run, run_folder.fold_of(run))]
-    return (device.name, _typed(device, order)) in {(each.target, each.precision) for each in every}
+    return (device.name, _typed(device, options)) in {(each.target, each.precision) for each in every}
 
 
-def _typed(device: Target, order: BenchOrder) -> str:
+def _typed(device: Target, options: BenchOptions) -> str:
     """The precision of the graph that is taken."""
-    return "fp32" if lowers(device, order.precision) else order.precision
+    return "fp32" if lowers(device, options.precision) else options.precision

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from repaconv.core.errors import RepaconvError, UsageProblem, first_line
 from repaconv.core.progress import Progress
-from repaconv.options.stage_options import TuneOrder
 from repaconv.results import Candidate, Deployment, Link
 from repaconv.stages.shared.common_checks import load_target
 from repaconv.stages.shared.input_selection import Split, choose_inputs, taken_as_scores
 from repaconv.stages.shared.lower_precision import loader_for
-from repaconv.stages.shared.tuned_deployment import session_of
-from repaconv.stages.tune.candidates import Candidates
+from repaconv.stages.shared.preset_choice import session_of
+from repaconv.stages.tune.options import TuneOptions
+from repaconv.stages.tune.search import Candidates
 from repaconv.verification.accuracy_budget import Budget
 from repaconv.verification.model_runners import FixedBatch, load_onnx
 from repaconv.verification.tolerances import bounded
@@ -170,14 +170,14 @@ def _named(session: Session, call: Batch) -> dict[str, Any]:
     return named([port.name for port in session.inputs], call.given)
 
 
-def require_judges(order: TuneOrder, subject: Subject) -> Split | None:
+def require_judges(options: TuneOptions, subject: Subject) -> Split | None:
     """The images for lower precision; None where none is allowed.
 
     Raises:
         UsageProblem: If the network gives no classes, accuracy is asked for and images have no labels, or the images
             that judge are so few that one of them is more than what is allowed.
     """
-    budget = Budget.of(order)
+    budget = Budget.of(options)
     if not budget.asked:
         return None
     scores = subject.scores
@@ -189,7 +189,7 @@ def require_judges(order: TuneOrder, subject: Subject) -> Split | None:
             "export --precision` evaluates features by cosine similarity.",
             code="tune.features",
         )
-    images = choose_inputs(subject, inputs=order.inputs, images=order.images)
+    images = choose_inputs(subject, inputs=options.inputs, images=options.images)
     if scores.assumed and not images.labeled:
         by = taken_as_scores(scores, "its shape, and since top-1 predictions were asked for")
         images = replace(images, labels="; ".join(filter(None, [images.labels, by])))

@@ -13,20 +13,19 @@ from repaconv.core.file_replacement import put, require_ours
 from repaconv.core.files import alone_in, cache_folder, canonical_json, sha256_of, sha256_of_bytes, write_artefact
 from repaconv.core.progress import Progress, silent
 from repaconv.core.scratch_folders import scratch_folder
-from repaconv.options.option_definitions import by_name
-from repaconv.options.stage_options import OBJECTIVES, THROUGHPUT, TuneOrder
 from repaconv.results import Candidate, FoldArtefact, TuneArtefact
 from repaconv.sources.source_model import Subject
 from repaconv.sources.source_of_run import subject_of
+from repaconv.stages.bench.options import OBJECTIVES, THROUGHPUT
 from repaconv.stages.fold.stage import fold
 from repaconv.stages.shared.common_checks import at_least_one, load_target, made_by, with_files
 from repaconv.stages.shared.input_selection import Split, choose_inputs
+from repaconv.stages.shared.option_definitions import by_name
 from repaconv.stages.shared.preset_choice import TUNED, remembered, shapes_sha256
-from repaconv.stages.tune.candidates import Candidates
 from repaconv.stages.tune.loss_evaluation import Judge, Loss, reported, require_judges
-from repaconv.stages.tune.measurement_log import Journal
-from repaconv.stages.tune.speed_measurements import Elsewhere, Here, Measurer, Sound
-from repaconv.stages.tune.start_configurations import Called, Machine, machine_of, starts, threads_of
+from repaconv.stages.tune.options import TuneOptions
+from repaconv.stages.tune.search import Called, Candidates, Machine, machine_of, starts, threads_of
+from repaconv.stages.tune.speed_measurements import Elsewhere, Here, Journal, Measurer, Sound
 from repaconv.verification.accuracy_budget import Budget
 from repaconv.verification.tolerances import POLICY
 
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
     from repaconv.engines.targets import Target
     from repaconv.results import Deployment
     from repaconv.sources.source_model import Subject
-    from repaconv.stages.tune.configuration_search import Arm
+    from repaconv.stages.tune.search import Arm
 
 
 # --- Answers of the tuner that are kept: where, by all that they depend on.
@@ -66,18 +65,18 @@ def brought_by(names: Sequence[str]) -> dict[str, str]:
     return {name: f"{dist.name} {dist.version}" if (dist := packages.get(name)) else "" for name in names}
 
 
-def judged_by(order: TuneOrder, subject: Subject) -> dict[str, Any]:
+def judged_by(options: TuneOptions, subject: Subject) -> dict[str, Any]:
     """What an answer with lower precision depends on besides: weights and images, by their hashes."""
     from repaconv.benchmark.machine_fingerprint import version_of
     from repaconv.verification.image_files import image_files
 
     folded = subject.folded
-    choose_inputs(subject, inputs=order.inputs, images=order.images)  # refuses what is none, before any work
-    images = Path(order.images or "")
-    files = [Path(order.inputs)] if order.inputs else image_files(images, None)
+    choose_inputs(subject, inputs=options.inputs, images=options.images)  # refuses what is none, before any work
+    images = Path(options.images or "")
+    files = [Path(options.inputs)] if options.inputs else image_files(images, None)
     return {
         "weights": folded.payload.sha256,
-        "images": {str(file.relative_to(images) if order.images else file.name): sha256_of(file) for file in files},
+        "images": {str(file.relative_to(images) if options.images else file.name): sha256_of(file) for file in files},
         "preprocessing": folded.preprocessing.model_dump(mode="json") if folded.preprocessing else None,
         "policy": POLICY,
         "nncf": version_of("nncf"),
@@ -88,7 +87,7 @@ def judged_by(order: TuneOrder, subject: Subject) -> dict[str, Any]:
 
 
 def tune_by(
-    order: TuneOrder,
+    options: TuneOptions,
     source: str | Path | None = None,
     *,
     measurer: Measurer | None = None,
@@ -104,7 +103,7 @@ def tune_by(
     Args:
         source: A checkpoint or an ONNX file, which is folded first if necessary, or a run folder; the newest run when
             None.
-        order: The options.
+        options: The options.
         measurer: Measures on other machines, as `repaconv.distributed.tuning_on_cluster` does; this machine when None.
         where: Identifies these machines for the cache, e.g. by the cluster's address. If it is empty, the cache is not
             used with a measurer.
@@ -115,10 +114,10 @@ def tune_by(
         Refused: If the network is too large, its export is not sound, or the checkpoint's run has another fold.
         EnvironmentProblem: If the target's runtime is not installed.
     """
-    plan = _plan(order, source, measurer, where, progress)
+    plan = _plan(options, source, measurer, where, progress)
     answer = plan.answer()
     if answer is not None:
-        update = {"note": "known from an earlier search", "options": plan.order.words()}
+        update = {"note": "known from an earlier search", "options": plan.options.words()}
         return _put(plan, answer.model_copy(update=update), plan.known)
     with alone_in(plan.run.folder), scratch_folder(plan.run.folder) as scratch:
         found = _searched(plan, scratch, progress)
@@ -126,13 +125,13 @@ def tune_by(
     return _put(plan, found, plan.run.payload_of_fold(plan.folded))
 
 
-tune = by_name(tune_by, TuneOrder)
+tune = by_name(tune_by, TuneOptions)
 
 
 class _Plan(NamedTuple):
     """What an order comes to for a network; ``known`` is where the answer is kept, ``measured`` what was measured."""
 
-    order: TuneOrder
+    options: TuneOptions
     run: run_folder.Run
     subject: Subject
     overridden: tuple[str, ...]
@@ -156,43 +155,43 @@ class _Plan(NamedTuple):
     def answer(self) -> TuneArtefact | None:
         """What is known, unless it is of a search that was cut short and had less time than there is now."""
         found = None if self.again else remembered(self.known)
-        slices = self.order.exhaustive  # each goes on for its time
-        enough = found is not None and (found.complete or (not slices and self.order.budget_s <= found.budget_s))
+        slices = self.options.exhaustive  # each goes on for its time
+        enough = found is not None and (found.complete or (not slices and self.options.budget_s <= found.budget_s))
         return found if enough else None
 
 
 def _plan(
-    order: TuneOrder, source: str | Path | None, measurer: Measurer | None, where: str, progress: Progress
+    options: TuneOptions, source: str | Path | None, measurer: Measurer | None, where: str, progress: Progress
 ) -> _Plan:
     """Everything that may be refused before the search; a checkpoint is folded on the way."""
-    _require_known(order)
-    run = _run_of(source, order.settings, progress)
+    _require_known(options)
+    run = _run_of(source, options.settings, progress)
     subject = subject_of(run)
     folded = subject.folded
-    given = require_judges(order, subject)
-    overridden = run_folder.require_sound(run, folded, unverified=order.allow_unverified)
-    device = load_target(order.target)
-    machine = machine_of(order, device, here=measurer is None)
-    names = sorted(plugins.registered(plugins.REWRITES) if order.rewrites is None else order.rewrites)
+    given = require_judges(options, subject)
+    overridden = run_folder.require_sound(run, folded, unverified=options.allow_unverified)
+    device = load_target(options.target)
+    machine = machine_of(options, device, here=measurer is None)
+    names = sorted(plugins.registered(plugins.REWRITES) if options.rewrites is None else options.rewrites)
     free = folded.batch == "dynamic"
-    batch = at_least_one("batch", order.batch, device.bench.batch if free else int(folded.batch))
-    called = Called(order.objective, threads_of(order, device), batch, free and order.batch is None)
-    rounds = at_least_one("rounds", order.rounds, device.bench.rounds)
+    batch = at_least_one("batch", options.batch, device.bench.batch if free else int(folded.batch))
+    called = Called(options.objective, threads_of(options, device), batch, free and options.batch is None)
+    rounds = at_least_one("rounds", options.rounds, device.bench.rounds)
     asked: dict[str, Any] = {
         "method": folded.called,
         "called": called,
         "rounds": rounds,
-        "seed": order.seed,
+        "seed": options.seed,
         "elsewhere": None if measurer is None else where,
         "rewrites": brought_by(names),
-        "exhaustive": order.exhaustive,
+        "exhaustive": options.exhaustive,
     }
-    path = Path(order.out) if order.out else run.folder / TUNED / f"{device.name}.json"
+    path = Path(options.out) if options.out else run.folder / TUNED / f"{device.name}.json"
     require_ours(path, "tune")
     measured = place_of(folded, machine, asked)
-    lossy = {**asked, **judged_by(order, subject), "loss": Budget.of(order)} if given else asked
+    lossy = {**asked, **judged_by(options, subject), "loss": Budget.of(options)} if given else asked
     return _Plan(
-        order=order,
+        options=options,
         run=run,
         subject=subject,
         overridden=overridden,
@@ -206,19 +205,19 @@ def _plan(
         path=path,
         known=place_of(folded, machine, lossy),
         measured=measured.with_suffix(".journal"),
-        again=order.rerun or (measurer is not None and not where),
+        again=options.rerun or (measurer is not None and not where),
     )
 
 
-def _require_known(order: TuneOrder) -> None:
+def _require_known(options: TuneOptions) -> None:
     """Refuse what there is not, and a loss that nothing judges."""
-    if order.objective not in OBJECTIVES:
+    if options.objective not in OBJECTIVES:
         raise UsageProblem(
-            f"unknown objective {order.objective!r}.",
+            f"unknown objective {options.objective!r}.",
             hint=f"Known objectives: {', '.join(OBJECTIVES)}.",
             code="objective",
         )
-    if Budget.of(order).asked and not (order.inputs or order.images):
+    if Budget.of(options).asked and not (options.inputs or options.images):
         raise UsageProblem(
             "lower precision is evaluated on images that the network is meant for, and none were given.",
             hint="Give --inputs FILE.npz or --images DIR.",
@@ -260,7 +259,7 @@ def _run_of(source: str | Path | None, settings: Mapping[str, str] | None, progr
 
 def _searched(plan: _Plan, scratch: Path, progress: Progress) -> TuneArtefact:
     """The fastest that is allowed, and all that was considered."""
-    from repaconv.stages.tune.configuration_search import every, search
+    from repaconv.stages.tune.search import every, search
 
     graphs = Candidates(plan.subject, plan.names, plan.given, scratch, progress)
     here = plan.measurer is None
@@ -269,7 +268,9 @@ def _searched(plan: _Plan, scratch: Path, progress: Progress) -> TuneArtefact:
     baseline = arms[0].start
     measuring = _measuring(plan, graphs, baseline)
     now = time.monotonic()
-    journal = Journal(plan.measured, now, now + plan.order.budget_s, baseline, plan.rounds, measuring, graphs, progress)
+    journal = Journal(
+        plan.measured, now, now + plan.options.budget_s, baseline, plan.rounds, measuring, graphs, progress
+    )
     journal = journal.remembered()
     if plan.again:
         journal.forget()
@@ -281,8 +282,8 @@ def _searched(plan: _Plan, scratch: Path, progress: Progress) -> TuneArtefact:
         """Of a large network counting alone takes a while: what will not be measured is not counted."""
         return graphs.macs(way) if journal.time_left() else 1
 
-    judge = Judge(graphs, baseline, Budget.of(plan.order), here, progress)
-    if plan.order.exhaustive:
+    judge = Judge(graphs, baseline, Budget.of(plan.options), here, progress)
+    if plan.options.exhaustive:
         rows = every(arms, journal.measure, judge.allows, plan.rounds, milder)
     else:
         rows = search(arms, work, journal.measure, judge.allows, plan.rounds, milder)
@@ -309,8 +310,8 @@ def _measuring(plan: _Plan, graphs: Candidates, baseline: Deployment) -> Here | 
     sound = Sound(graphs, baseline)
     if plan.measurer is not None:
         return Elsewhere(graphs, sound, baseline, plan.measurer, plan.folded.image_size)
-    together = plan.order.objective == THROUGHPUT
-    return Here(graphs, sound, baseline, plan.called.threads, plan.order.seed, together)
+    together = plan.options.objective == THROUGHPUT
+    return Here(graphs, sound, baseline, plan.called.threads, plan.options.seed, together)
 
 
 def _artefact(plan: _Plan, rows: list[Candidate], loss: Loss | None, journal: Journal, left: list[str]) -> TuneArtefact:
@@ -321,20 +322,20 @@ def _artefact(plan: _Plan, rows: list[Candidate], loss: Loss | None, journal: Jo
     return TuneArtefact(
         made_by=made_by("torch", "onnx", "onnxruntime"),
         verdict="passed",
-        options=plan.order.words(),
+        options=plan.options.words(),
         target=plan.device.name,
         runtimes=plan.machine.versions,
-        objective=plan.order.objective,
+        objective=plan.options.objective,
         method=plan.folded.called,
         shapes_sha256=shapes_sha256(plan.folded.shapes),
         model_sha256=plan.folded.payload.sha256 if lossy else "",
         image_size=plan.folded.image_size,
-        seed=plan.order.seed,
+        seed=plan.options.seed,
         baseline=journal.baseline,
         deployment=winner,
         ratio=rows[0].ratio,
-        allowed_disagreement=plan.order.max_disagreement,
-        allowed_accuracy_drop=plan.order.max_accuracy_drop,
+        allowed_disagreement=plan.options.max_disagreement,
+        allowed_accuracy_drop=plan.options.max_accuracy_drop,
         candidates=tuple(rows),
         images=plan.given.told if plan.given else "",
         image_preprocessing=plan.given.given.preprocessing if plan.given else "",
@@ -344,7 +345,7 @@ def _artefact(plan: _Plan, rows: list[Candidate], loss: Loss | None, journal: Jo
         sensitivities=journal.graphs.sensitive,
         skipped=(*plan.machine.left_out, *dict.fromkeys(left)),
         seconds=round(journal.seconds, 1),
-        budget_s=plan.order.budget_s,
+        budget_s=plan.options.budget_s,
         complete=not journal.cut,
         machine=fingerprint(()) if plan.measurer is None else {"cpu": f"a worker of {plan.device.name}"},
     )

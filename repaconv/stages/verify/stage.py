@@ -12,8 +12,6 @@ from repaconv.core.export_names import dotted
 from repaconv.core.file_replacement import put, require_ours, write_payload
 from repaconv.core.files import alone_in, payload_of
 from repaconv.core.progress import Progress, silent
-from repaconv.options.option_definitions import by_name
-from repaconv.options.stage_options import VerifyOrder
 from repaconv.results import BuildArtefact, Link, Metrics, VerifyArtefact
 from repaconv.sources.source_model import Subject
 from repaconv.sources.source_of_run import subject_of
@@ -21,8 +19,10 @@ from repaconv.stages.shared.common_checks import made_by, with_files
 from repaconv.stages.shared.engine_files import built_as
 from repaconv.stages.shared.evaluation_images import unshown
 from repaconv.stages.shared.input_selection import choose_inputs, decided
+from repaconv.stages.shared.option_definitions import by_name
 from repaconv.stages.shared.run_exports import exports_of
 from repaconv.stages.verify.conversion_link import ParentLink, parent_link
+from repaconv.stages.verify.options import VerifyOptions
 from repaconv.stages.verify.verification_chain import REFERENCE, Chain, Rules, Step, chain_of
 from repaconv.verification.float32_rounding_error import double_sway_of, sway_of
 
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
     from repaconv.verification.input_batches import Batch, Inputs
 
 
-def verify_by(order: VerifyOrder, run: str | Path | None = None, *, progress: Progress = silent) -> VerifyArtefact:
+def verify_by(options: VerifyOptions, run: str | Path | None = None, *, progress: Progress = silent) -> VerifyArtefact:
     """Verify the folded model, its ONNX models and its engine against the training-time network in float64.
 
     All links run together over the images, batch by batch: memory does not grow with their number.
 
     Args:
         run: The run folder; the newest run when None.
-        order: The options.
+        options: The options.
         progress: A function that is called with each step's name, the units done and their total.
 
     Returns:
@@ -47,7 +47,7 @@ def verify_by(order: VerifyOrder, run: str | Path | None = None, *, progress: Pr
     taken = run_folder.find_run(Path(run) if run else None)
     progress(f"verify: open {taken.folder}", 0, 0)
     with alone_in(taken.folder):
-        plan = _plan(order, taken)
+        plan = _plan(options, taken)
         scale = _measured(plan, progress)
         links = _links(plan, progress)
         curves = _drawn(plan, links)
@@ -57,18 +57,18 @@ def verify_by(order: VerifyOrder, run: str | Path | None = None, *, progress: Pr
         plan.source,
         plan.run.payload_of_fold(plan.subject.folded),
         *dict.fromkeys(plan.chain.took),
-        *([Path(order.inputs)] if order.inputs else []),
+        *([Path(options.inputs)] if options.inputs else []),
     ]
     return with_files(artefact, took, [plan.path, *curves])
 
 
-verify = by_name(verify_by, VerifyOrder)
+verify = by_name(verify_by, VerifyOptions)
 
 
 class _Plan(NamedTuple):
     """What an order comes to for a run: nothing of it is refused any more but outputs that do not compare."""
 
-    order: VerifyOrder
+    options: VerifyOptions
     run: run_folder.Run
     subject: Subject
     source: Path
@@ -79,36 +79,36 @@ class _Plan(NamedTuple):
     path: Path
 
 
-def _plan(order: VerifyOrder, taken: run_folder.Run) -> _Plan:
+def _plan(options: VerifyOptions, taken: run_folder.Run) -> _Plan:
     """Everything that may be refused before anything is run."""
     from repaconv.verification.tolerances import require_links
 
-    path = Path(order.out) if order.out else taken.verify_json
+    path = Path(options.out) if options.out else taken.verify_json
     require_ours(path, "verify")
-    asked = {*(order.rtol or {}), *(order.atol or {})}
-    require_links([*(order.rtol or {}), *(order.atol or {}), *order.require])
-    subject = subject_of(taken, order.checkpoint)
+    asked = {*(options.rtol or {}), *(options.atol or {})}
+    require_links([*(options.rtol or {}), *(options.atol or {}), *options.require])
+    subject = subject_of(taken, options.checkpoint)
     source = subject.source  # a checkpoint that is gone is told of before anything else
     exports = exports_of(taken, subject.folded)
     given = choose_inputs(
         subject,
-        inputs=order.inputs,
-        images=order.images,
-        classes=order.classes,
-        count=order.count,
-        seed=order.seed,
+        inputs=options.inputs,
+        images=options.images,
+        classes=options.classes,
+        count=options.count,
+        seed=options.seed,
         pixels=any(each.artefact.preprocessing for each in exports),
     )
     if given.size:
         subject.require_size(*given.size)
-    engine = Path(order.engine) if order.engine else None
+    engine = Path(options.engine) if options.engine else None
     built = built_as(engine) if engine else None
-    drawn = not (order.inputs or order.images)
-    rules = Rules(subject, order.rtol, order.atol, drawn=drawn, count=order.count)
+    drawn = not (options.inputs or options.images)
+    rules = Rules(subject, options.rtol, options.atol, drawn=drawn, count=options.count)
     chain = chain_of(subject, exports, given, rules, engine, built)
     _require_used(asked, chain)
     parent = parent_link(subject, drawn=drawn)
-    return _Plan(order, taken, subject, source, given, built, chain, parent, path)
+    return _Plan(options, taken, subject, source, given, built, chain, parent, path)
 
 
 def _require_used(asked: set[str], chain: Chain) -> None:
@@ -160,7 +160,7 @@ def _by_inputs(plan: _Plan) -> list[tuple[Inputs, list[Step]]]:
 
 def _add(plan: _Plan, step: Step, batch: Batch, reference: Mapping[str, Any], sway: Sway) -> None:
     """One batch of one link."""
-    asked = step.name in {*(plan.order.rtol or {}), *(plan.order.atol or {})}
+    asked = step.name in {*(plan.options.rtol or {}), *(plan.options.atol or {})}
     # both ends of the fold are in float64, where rounding decides nothing
     decided = step.name == "fold" or step.compared.allowed.kind == "lossy"
     step.compared.add(
@@ -192,9 +192,9 @@ def _links(plan: _Plan, progress: Progress) -> list[Link]:
     judged = (link for step in plan.chain.steps for link in _judged(step, plan, progress))
     links = [*judged, *plan.chain.idle, *([plan.parent.link()] if plan.parent else [])]
     there = {link.name for link in links}
-    lacking = (name for name in plan.order.require if name not in there)
+    lacking = (name for name in plan.options.require if name not in there)
     links += [not_verified(name, REFERENCE, name, "there is nothing to run") for name in lacking]
-    links = [_required(link) if link.name in plan.order.require else link for link in links]
+    links = [_required(link) if link.name in plan.options.require else link for link in links]
     links = [_as_built(link, plan.built) if link.name == "engine" else link for link in links]
     return sorted(links, key=lambda link: LINKS.index(link.name))
 
@@ -207,14 +207,14 @@ def _judged(step: Step, plan: _Plan, progress: Progress) -> Iterator[Link]:
     for link, worst in zip(links, step.compared.worst.values(), strict=True):
         own = "" if step.inputs is plan.given else step.inputs.name
         link = link.model_copy(update={"variant": step.variant, "sha256": step.sha256, "inputs": own})
-        if link.verdict == "failed" or lossy or (plan.order.drift and step.name != "recorded"):
+        if link.verdict == "failed" or lossy or (plan.options.drift and step.name != "recorded"):
             progress(f"verify: follow {step.name} layer by layer", 0, 0)
             where = step.locate(step.inputs.piece(worst, worst + 1).feeds(plan.subject.inputs))
             where = where.model_copy(update={"module": plan.subject.users_names(where.module)})
             if link.verdict == "passed" and not lossy:  # some value on the way has a small scale; that is no fault
                 where = where.model_copy(update={"module": "", "reason": "the link passes"})
             link = broken(link, where) if lossy else link.model_copy(update={"location": where})
-        link = _on_card(link) if step.fallen and step.name in plan.order.require else link
+        link = _on_card(link) if step.fallen and step.name in plan.options.require else link
         yield unshown(link, step.unshown) if step.unshown else link
 
 
@@ -263,13 +263,13 @@ def _artefact(plan: _Plan, links: Sequence[Link], curves: Sequence[Path], scale:
         made_by=made_by("torch", "onnxruntime"),
         verdict=verdict_of(links),
         unverified=folded.unverified,
-        options=plan.order.words(),
+        options=plan.options.words(),
         other_files=tuple(payload_of(path, plan.path.parent) for path in curves),
         policy=POLICY,
         inputs=given.name,
         input_shape=given.shape,
         model_sha256=folded.payload.sha256,
-        required=tuple(plan.order.require),
+        required=tuple(plan.options.require),
         labels="; ".join(dict.fromkeys(filter(None, labels))),
         preprocessing="; ".join(dict.fromkeys(each.preprocessing for each in every if each.preprocessing)),
         claims=folded.claims,

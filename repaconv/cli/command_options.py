@@ -1,0 +1,238 @@
+"""Options of commands as Typer parameters, the options that several commands have, and how a command ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from copy import copy
+from enum import Enum
+from functools import wraps
+from inspect import Parameter, signature
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_type_hints
+
+import typer
+from typer.core import TyperCommand
+
+from repaconv.cli.shell_completion import completion_of
+from repaconv.core.terminal import show_all
+from repaconv.stages.shared.option_definitions import ORDER, Asked, Options, options_of
+
+if TYPE_CHECKING:
+    from repaconv.results import Record
+
+
+# --- The groups in which `repaconv --help` lists the commands.
+
+STEPS = "Main steps"
+WORKFLOWS = "Whole workflows"
+SEARCH = "Search and conversion"
+FLEET = "Fleet and boards"
+ENVIRONMENT = "Environment"
+
+
+# --- Orders as options: a command takes an order, and Typer sees the order's fields in its place.
+
+
+def joined(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The command with options in place of its parameters that are orders; Typer reads signatures."""
+    hints = {name: _as_written(hint) for name, hint in get_type_hints(command, include_extras=True).items()}
+    own = signature(command).parameters
+    orders = {name: hints[name] for name in own if _is_order(hints[name])}
+
+    def options() -> Iterator[Parameter]:
+        for name, parameter in own.items():
+            if name in orders:
+                yield from map(_option, options_of(orders[name]))
+            else:
+                yield parameter.replace(annotation=_completed(name, hints[name]), kind=Parameter.KEYWORD_ONLY)
+        if "quiet" in own:
+            all_of_it = typer.Option(False, "-v", "--verbose", help="Print every row and column of tables.")
+            yield Parameter("verbose", Parameter.KEYWORD_ONLY, default=all_of_it, annotation=bool)
+
+    @wraps(command)
+    def called(**typed: Any) -> Any:
+        show_all(typed.pop("verbose", False))
+        return command(**{name: _made(orders[name], typed) if name in orders else typed[name] for name in own})
+
+    listed = sorted(options(), key=_panel)
+    called.__signature__ = signature(command).replace(parameters=listed)  # type: ignore[attr-defined]
+    called.former_options = {  # type: ignore[attr-defined]
+        f"--{each.knob.former.replace('_', '-')}": each.option
+        for options in orders.values()
+        for each in options_of(options)
+        if each.knob.former
+    } | getattr(command, "former_options", {})
+    return called
+
+
+def _panel(parameter: Parameter) -> int:
+    """The place of an option's group in the help; options of no group come first, as Typer prints them."""
+    described = [parameter.default, *getattr(parameter.annotation, "__metadata__", ())]
+    panel = next((found for each in described if (found := getattr(each, "rich_help_panel", None))), None)
+    return ORDER.index(panel) if panel in ORDER else -1
+
+
+def _as_written(hint: Any) -> Any:
+    """Before Python 3.11, what has None for its default comes in an Optional of its own, which hides what it is."""
+    inside = [each for each in get_args(hint) if hasattr(each, "__metadata__")]
+    return inside[0] if inside and not hasattr(hint, "__metadata__") else hint
+
+
+def _made(options: type[Options], typed: Mapping[str, Any]) -> Options:
+    """The order; what was not typed is its own default."""
+    return options(
+        **{each.name: each.read(typed[each.name]) for each in options_of(options) if typed[each.name] is not None}
+    )
+
+
+def _is_order(hint: Any) -> bool:
+    return isinstance(hint, type) and issubclass(hint, Options)
+
+
+def _completed(name: str, hint: Any) -> Any:
+    """The hint of an argument or an option, with what a shell offers for it; hints of several commands are one."""
+    offered, described = completion_of(name), getattr(hint, "__metadata__", ())
+    if offered is None or not described:
+        return hint
+    parameter = copy(described[0])
+    parameter.autocompletion = offered
+    return Annotated[hint.__origin__, parameter]
+
+
+def _option(field: Asked) -> Parameter:
+    """A field as Typer reads it."""
+    knob = field.knob
+    names = knob.option or (() if field.default is True else (field.option,))
+    offered = completion_of(field.name)
+    option = typer.Option(
+        field.typed_default,
+        *names,
+        help=knob.help,
+        metavar=knob.metavar,
+        min=knob.least,
+        autocompletion=offered,
+        show_default=knob.default_text or True,
+        rich_help_panel=knob.panel,
+    )
+    return Parameter(field.name, Parameter.KEYWORD_ONLY, default=option, annotation=field.typed_as)
+
+
+# --- The app, the options that several commands have, and how each of them ends.
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+class Strict(TyperCommand):
+    """A command that refuses options which do nothing where they stand, and still takes those of former names."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read what was typed; an option's former name is replaced by its name, and that is said."""
+        from repaconv.core import terminal
+
+        former: dict[str, str] = getattr(self.callback, "former_options", {})
+        ends = args.index("--") if "--" in args else len(args)
+        for place, word in enumerate(args[:ends]):
+            name, mark, value = word.partition("=")
+            if name in former:
+                terminal.told(f"{name} is now called {former[name]}; the old name goes with the next release")
+                args[place] = f"{former[name]}{mark}{value}"
+        rest: list[str] = super().parse_args(ctx, args)
+        return rest
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run it, with what was typed looked at first."""
+        from repaconv.cli.idle_options import refuse_idle
+
+        typed = {name for name in ctx.params if getattr(ctx.get_parameter_source(name), "name", "") == "COMMANDLINE"}
+        flags = {str(option.name): option.opts[0] for option in self.params if option.name in typed}
+        refuse_idle(str(ctx.info_name), ctx.params, flags)
+        return super().invoke(ctx)
+
+
+class _Commands(typer.Typer):
+    """Commands whose orders are joined to their options."""
+
+    def command(self, *names: Any, **settings: Any) -> Callable[[Command], Command]:
+        """Register one."""
+        register = super().command(*names, cls=Strict, **settings)
+
+        def joining(command: Command) -> Command:
+            register(joined(command))
+            return command
+
+        return joining
+
+
+app = _Commands(
+    name="repaconv",
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Fold a trained vision network exactly into its fastest inference-time form; verify, export and benchmark it.",
+    epilog="Exit codes: 0 done and verified, 1 a gate failed, 2 usage, 3 environment, 4 input refused, "
+    "5 inconclusive, 130 interrupted.",
+)
+
+
+class Format(str, Enum):
+    """How results are printed."""
+
+    text = "text"
+    json = "json"
+
+
+FormatOption = Annotated[Format, typer.Option("--format", help="Format of the results on stdout.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print results only: no progress, no list of files.")]
+RunArgument = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="[RUN]",
+        help="Run folder made by `fold`.",
+        show_default="the newest run",
+    ),
+]
+ModelArgument = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="[RUN|MODEL.onnx]",
+        help="Run folder made by `fold`, or one of its ONNX models if it has several.",
+        show_default="the newest run",
+    ),
+]
+FoldArgument = Annotated[
+    Path,
+    typer.Argument(
+        metavar="FILE", help="Checkpoint (.pth, .pt, .bin, .safetensors), ONNX model (.onnx) or Hugging Face folder."
+    ),
+]
+InspectArgument = Annotated[
+    Path, typer.Argument(metavar="FILE", help="Checkpoint, ONNX model or engine; no code in it is run.")
+]
+
+
+def finish(
+    command: str,
+    format: Format,
+    quiet: bool,
+    stage: Callable[..., Record],
+    shown: Callable[[Record], None] | None = None,
+) -> None:
+    """Run a stage, show its artefact (by ``shown``, or as all are), leave with its verdict."""
+    from repaconv.cli import text_and_json_output
+    from repaconv.cli.text_and_json_output import show
+
+    with text_and_json_output.progress(quiet=quiet or format is Format.json) as progress:
+        done = stage(progress=progress)
+    code = 1 if getattr(done, "verdict", "passed") == "failed" else 0
+    unproved = getattr(done, "links", ()) and getattr(done, "verdict", "") == "not verified"
+    if not code and (unproved or getattr(done, "inconclusive", False)):
+        code = 5
+    if format is Format.json:
+        text_and_json_output.envelope(command, code, text_and_json_output.plain_data(done))
+    else:
+        text_and_json_output.files(getattr(done, "input_files", ()), getattr(done, "output_files", ()), quiet=quiet)
+        (shown or show)(done)
+        text_and_json_output.overridden(getattr(done, "unverified", ()))
+        if not code and not quiet:
+            text_and_json_output.next_step(command, done)
+    raise typer.Exit(code)

@@ -1,0 +1,23 @@
+"""Results of `sweep` as text."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from repaconv.core.terminal import coloured, out, plain, table
+
+if TYPE_CHECKING:
+    from repaconv.results import SweepArtefact
+
+
+def show_sweep(done: SweepArtefact) -> None:
+    """The matrix."""
+    rows = table("model", "target", "precision", "batch", "p50 ms", "p95 ms", "measurement", "worker", "")
+    for row in done.rows:
+        times = ("" if value is None else f"{value:.3f}" for value in (row.p50_ms, row.p95_ms))
+        again = f"attempt {row.attempts}" if row.attempts > 1 else ""
+        cells = (row.precision, str(row.batch), *times, row.quality, plain(row.worker), plain(row.problem or again))
+        rows.add_row(plain(row.model), row.target, *cells)
+    out().print(rows)
+    measured = sum(not row.problem for row in done.rows)
+    out().print(f"{coloured(done.verdict)}: {measured} of {len(done.rows)} measured, {done.resumed} from before")

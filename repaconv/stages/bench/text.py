@@ -1,0 +1,149 @@
+"""Results of `bench`, `bench --estimate`, throughput and `compare` as text."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from repaconv.core.terminal import coloured, out, plain, rows, table
+from repaconv.stages.shared.result_tables import accuracy_told, links, rounds_of, size
+
+if TYPE_CHECKING:
+    from repaconv.results import BenchArtefact, CompareArtefact, EstimateArtefact, Profile, ThroughputArtefact
+
+
+# --- Latencies, their ratio, and how far to trust them.
+
+
+def show_bench(done: BenchArtefact) -> None:
+    """Latencies and their ratio."""
+    rows = table("", "p50 ms", "p90 ms", "p95 ms", "p99 ms", "images/s", "engine")
+    for row in done.latencies:
+        times = (f"{value:.3f}" for value in (row.p50_ms, row.p90_ms, row.p95_ms, row.p99_ms))
+        rate = f"{1000 * done.batch / row.p50_ms:,.1f}" if done.image_size else ""
+        rows.add_row(plain(row.name), *times, rate, plain(f"{row.engine}, {row.precision}"))
+    out().print(rows)
+    if found := done.ratio:
+        rounds = f"; rounds' p10..p90 {found.p10:.3f}..{found.p90:.3f}" if found.conclusive else ""
+        out().print(plain(done.compared + rounds))
+    if done.agreement and done.agreement.metrics:
+        link, seen = done.agreement, done.agreement.metrics
+        note = "; ".join(filter(None, [link.note, link.limit_told]))
+        words = f" ({plain(note)})" if note else ""
+        allowed = link.lossy_told or (f"{link.tolerance.description} is allowed" if link.tolerance else "")
+        limit = f", {plain(allowed)}" if allowed else ""
+        on = f" on {plain(link.inputs)}" if link.inputs else ""
+        out().print(f"outputs: relative error {seen.max_rel_error:.1e}{on}{limit}: {coloured(link.verdict)}{words}")
+    elif done.agreement:
+        out().print(f"outputs were not compared: {plain(done.agreement.note)}")
+    if done.image_preprocessing:
+        out().print(f"[dim]images: {plain(done.image_preprocessing)}[/]")
+    if kept := done.regression:
+        out().print(f"{plain(kept.description)}: {coloured(kept.verdict)}")
+    told = "; ".join(done.quality.reasons) or "no disturbance was detected"
+    out().print(f"measurement {coloured(done.quality.verdict)}: {plain(told)}")
+    if done.profile:
+        profiling(done.profile)
+    if done.protocol:
+        out().print(f"protocol {plain(done.protocol)}")
+    if done.note:
+        out().print(plain(done.note))
+    cores = ", ".join(map(str, done.machine.get("cores_used") or [])) or "not pinned"
+    pixels = f"{size(done.image_size)} px, " if done.image_size else ""
+    out().print(
+        f"[dim]{plain(str(done.machine.get('cpu')))}, {done.runtime}, {done.threads} thread(s) on core(s) {cores}, "
+        f"batch {done.batch}, {pixels}{rounds_of(done)} after {done.warmup_rounds} of warm-up, "
+        f"load {done.machine.get('load_1min')}[/]"
+    )
+
+
+def profiling(found: Profile) -> None:
+    """The modules that take longest, and how near the limit the whole is."""
+    rows = table("module", "ms", "share", "GFLOP/s", "of peak")
+    for row in sorted(found.modules, key=lambda row: -row.mean_ms)[:12]:
+        rates = (f"{row.gflops:.1f}", f"{row.share_of_peak:.0%}") if row.flops else ("", "")
+        rows.add_row(plain(row.module or "-"), f"{row.mean_ms:.3f}", f"{row.share:.1%}", *rates)
+    out().print(rows)
+    out().print(
+        f"nodes take {found.total_ms:.3f} ms of {found.end_to_end_ms:.3f} end to end; the whole runs at "
+        f"[bold]{found.share_of_peak:.0%}[/] of {found.peak_gflops:.0f} GFLOP/s, what one large matrix product reaches"
+    )
+
+
+# --- What a graph would take, and what that rests on.
+
+SHOWN = 12
+
+
+def show_estimate(done: EstimateArtefact) -> None:
+    """The range, the nodes that take longest, the limits, and what was measured if that is known."""
+    rows = table("node", "operator", "in", "low ms", "high ms", "limited by")
+    for node in sorted(done.nodes, key=lambda node: -node.high_ms)[:SHOWN]:
+        times = (f"{node.low_ms:.3f}", f"{node.high_ms:.3f}")
+        rows.add_row(plain(node.name), plain(node.operator), node.precision, *times, node.limit)
+    out().print(rows)
+    out().print(
+        f"[bold yellow]{done.label}[/]: [bold]{done.low_ms:.3f} to {done.high_ms:.3f} ms[/] on {plain(done.target)}, "
+        f"{done.precision}, batch {done.batch}, {size(done.image_size)} px, over {len(done.nodes)} nodes"
+    )
+    out().print("low: products alone, at the limits; high: every node apart, at half of them, and a launch each")
+    if done.measured_ms:
+        low, high = done.low_ms / done.measured_ms, done.high_ms / done.measured_ms
+        out().print(
+            f"measured {done.measured_ms:.3f} ms ({plain(done.measurement)}): the estimate is {low:.2f} to {high:.2f} "
+            "times that"
+        )
+    if done.note:
+        out().print(plain(done.note))
+    peaks = ", ".join(f"{name} {peak:g}" for name, peak in done.limits.peak_tflops.items())
+    out().print(
+        f"[dim]{plain(done.limits.device)}: {peaks} TFLOP/s, {done.limits.bandwidth_gb_s:g} GB/s, "
+        f"{done.limits.launch_us:g} us per node; {plain('; '.join(done.limits.source))}[/]"
+    )
+
+
+# --- Images a second, what streams are worth, and how far to trust them.
+
+
+def show_throughput(done: ThroughputArtefact) -> None:
+    """Every model, then the ratios."""
+    rows = table("", "streams", "images/s", "p50 ms a call", "p95 ms", "engine")
+    for row in done.rows:
+        streams = f"{row.streams} x {row.threads} thread(s)"
+        times = (f"{value:.3f}" for value in (row.p50_ms, row.p95_ms))
+        rate = f"{row.images_per_second:,.1f}"
+        rows.add_row(plain(row.name), streams, rate, *times, plain(f"{row.engine}, {row.precision}"))
+    out().print(rows)
+    for told in done.compared:
+        out().print(plain(told))
+    told = "; ".join(done.quality.reasons) or "no disturbance was detected"
+    out().print(f"measurement {coloured(done.quality.verdict)}: {plain(told)}")
+    if done.note:
+        out().print(plain(done.note))
+    pixels = f"{size(done.image_size)} px, " if done.image_size else ""
+    out().print(
+        f"[dim]{plain(str(done.machine.get('cpu')))}, batch {done.batch}, {pixels}{rounds_of(done)}, "
+        f"load {done.machine.get('load_1min')}[/]"
+    )
+
+
+# --- Two models beside each other.
+
+
+def show_compare(done: CompareArtefact) -> None:
+    """How large both are, how far apart their outputs, and which is faster where that was measured."""
+    ends = (done.reference, done.candidate)
+    latencies = {row.sha256: row for row in done.measured.latencies} if done.measured else {}
+    header = ("", "runs in", "precision", "bytes", "parameters", "nodes", *(("p50 ms",) if latencies else ()))
+    lines = []
+    for end in ends:
+        counts = ("" if count is None else f"{count:,}" for count in (end.bytes, end.parameters, end.nodes))
+        took = latencies.get(end.sha256)
+        lines.append((end.name, end.engine, end.precision, *counts, *((f"{took.p50_ms:.3f}",) if took else ())))
+    rows(header, lines)
+    out().print(links(done.links))
+    for link in done.links:
+        if link.accuracy:
+            out().print(accuracy_told(link.name, link.accuracy))
+    if done.measured and done.measured.ratio:
+        out().print(f"{plain(done.measured.compared)}; measurement {coloured(done.measured.quality.verdict)}")
+    out().print(f"{coloured(done.verdict)} on {plain(done.inputs)}")

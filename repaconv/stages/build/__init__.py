@@ -1,0 +1,1 @@
+"""`build`: an engine for a target."""

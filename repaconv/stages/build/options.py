@@ -1,0 +1,35 @@
+"""Options of `build`, each with its type, default and help."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from repaconv.stages.shared.common_options import AllowUnverified, Deployed, OfTheRun, Workspace
+from repaconv.stages.shared.option_definitions import OUTPUT, TARGET, Option, Options
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildOptions(Options):
+    """What `repaconv.build` may be asked for."""
+
+    target: Annotated[
+        str,
+        Option(
+            "The device: a name listed by `repaconv targets`, or the path of a target's TOML file.",
+            usual="x86-64",
+            panel=TARGET,
+        ),
+    ]
+    precision: OfTheRun = "fp32"
+    preset: Deployed = None
+    workspace_mib: Workspace = None
+    timing_cache: Annotated[
+        str | Path | None,
+        Option("TensorRT timing cache file.", default_text="one per target and TensorRT version", panel=OUTPUT),
+    ] = None
+    replay: Annotated[
+        bool, Option("Rebuild the same engine: fail if the timing cache lacks an entry.", panel=OUTPUT)
+    ] = False
+    allow_unverified: AllowUnverified = False

@@ -1,0 +1,376 @@
+"""build: an engine for a target, from the run's ONNX model, with a proof of what precision it computes in."""
+
+from __future__ import annotations
+
+import platform
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from repaconv.core import plugins, run_folder
+from repaconv.core.errors import EnvironmentProblem, Refused, UsageProblem
+from repaconv.core.file_replacement import put, require_ours, write_payload
+from repaconv.core.files import alone_in, cache_folder, payload_of, sha256_of, write_bytes, write_text
+from repaconv.core.progress import Progress, silent
+from repaconv.engines.contract import Built, Engine, Order, label, nothing_to_build
+from repaconv.engines.session_loading import load_session, require_survived
+from repaconv.results import BuildArtefact, ExportArtefact, FoldArtefact, ImageSize, Link
+from repaconv.results.fold import Batch
+from repaconv.sources.source_model import Subject
+from repaconv.sources.source_of_run import subject_of
+from repaconv.stages.bench.options import BenchOptions
+from repaconv.stages.build.options import BuildOptions
+from repaconv.stages.shared.common_checks import load_target, made_by, with_files
+from repaconv.stages.shared.engine_files import version_for
+from repaconv.stages.shared.evaluation_images import EVALUATED, evaluation_images
+from repaconv.stages.shared.input_selection import choose_inputs, scores_output
+from repaconv.stages.shared.option_definitions import by_name
+from repaconv.stages.shared.preset_choice import Given, given_form
+from repaconv.stages.shared.remote_targets import ways, why_not_here
+from repaconv.stages.shared.run_exports import export_for
+from repaconv.verification.float32_rounding_error import sway_of
+from repaconv.verification.model_runners import load_onnx
+from repaconv.verification.random_inputs import dims_of
+
+if TYPE_CHECKING:
+    import onnx
+
+    from repaconv.engines.targets import Target
+    from repaconv.verification.input_batches import Inputs
+
+
+# --- What TensorRT measured of kernels, kept from one build to the next, with a hash that pins it.
+
+
+class Timings(NamedTuple):
+    """TensorRT's measurements of kernels for one target and version, and where they are kept."""
+
+    path: Path
+    content: bytes | None
+
+    @classmethod
+    def of(cls, given: Path | None, device: Target, version: str) -> Timings:
+        """Read them, if they are still those that were written; the user's cache of that target when None.
+
+        Raises:
+            Refused: If their hash is another.
+        """
+        path = given or cache_folder("timings") / f"{device.name}-{device.runtime}-{version}.cache"
+        if not path.is_file():
+            return cls(path, None)
+        pin = path.with_name(f"{path.name}.sha256")
+        if pin.is_file() and pin.read_text().strip() != sha256_of(path):
+            raise Refused(
+                f"the timing cache {path} was changed after it was written: its hash differs.",
+                hint=f"Delete it and {pin.name}; the builder then measures again.",
+                code="build.timing-cache",
+            )
+        return cls(path, path.read_bytes())
+
+    def keep(self, content: bytes) -> str:
+        """Write them back with their hash, which the artefact records, too."""
+        pin = self.path.with_name(f"{self.path.name}.sha256")
+        pin.unlink(missing_ok=True)  # it never stands beside another's timings
+        write_bytes(self.path, content)
+        digest = sha256_of(self.path)
+        write_text(pin, f"{digest}\n")
+        return digest
+
+
+# --- build: an engine for a target, from the run's ONNX model, with a proof of what precision it computes in.
+
+Sizes = tuple[int, ...]
+LARGEST_BATCH = 64
+ALONE = "on the device alone"
+PROBES, AT_ONCE = 4, 3  # in calls of 3 images and of 1, where the batch is free
+
+
+def build_by(options: BuildOptions, run: str | Path | None = None, *, progress: Progress = silent) -> BuildArtefact:
+    """Build an engine from the run's ONNX model, verify its layer types, and compare its outputs if it runs here.
+
+    Args:
+        run: The run folder, or one of its ONNX models if it has several for this target; the newest run when None.
+        options: The options.
+        progress: A function that is called with each step's name, the units done and their total.
+
+    Returns:
+        The result. Its verdict is failed if the engine computes in another precision than requested, or if its outputs
+        differ from those of the ONNX model.
+
+    Raises:
+        EnvironmentProblem: If the target's runtime is missing here, or has another version than the target's.
+        Refused: If the runtime does not accept the graph.
+        UsageProblem: If there is no such ONNX model, the runtime has no such option, or repaconv did not write the file
+            that would be replaced.
+    """
+    plan = _plan(options, run)
+    progress(f"build for {plan.device.name}", 0, 0)
+    with alone_in(plan.run.folder):
+        if "engines" not in plan.engine.can:  # it builds what it loads; a builder of plans would take minutes twice
+            require_survived(plan.engine, plan.source, plan.given.session(plan.device, plan.options.precision))
+        built = plan.engine.build(_as_ordered(plan, progress))
+        wrote = _write(plan, built)
+        links = _compared(plan, progress) if built.runs_here else ()
+        artefact = _artefact(plan, built, links, wrote[1:])
+        put(plan.slot, artefact)
+    return with_files(artefact, [plan.source], [*wrote, plan.slot])
+
+
+build = by_name(build_by, BuildOptions)
+
+
+class _Plan(NamedTuple):
+    """What an order comes to for a run: nothing of it is refused any more."""
+
+    options: BuildOptions
+    asked: tuple[str, ...]
+    run: run_folder.Run
+    folded: FoldArtefact
+    exported: ExportArtefact
+    source: Path
+    overridden: tuple[str, ...]
+    device: Target
+    engine: Engine
+    version: str
+    timings: Timings
+    name: str
+    file: Path
+    log: Path
+    slot: Path
+    given: Given[BuildOptions]
+
+
+def _plan(options: BuildOptions, run: str | Path | None) -> _Plan:
+    """Everything that may be refused before the runtime is asked."""
+    device, engine, version = _runtime(options)
+    taken, model = run_folder.run_and_model(Path(run) if run else None)
+    given = given_form(options, folded := run_folder.fold_of(taken))
+    if given.way is not None:
+        options = given.options
+        device, engine, version = _runtime(options)
+    typed = "fp32" if device.typed_by == "runtime" and options.precision == "bf16" else options.precision
+    exported, path, variant = export_for(taken, folded, options.target, typed, model=model, form=given.form)
+    overridden = run_folder.require_sound(taken, folded, (exported, path), unverified=options.allow_unverified)
+    name = variant.model_copy(update={"precision": options.precision}).full
+    file, log, slot = (taken.engine(name, suffix) for suffix in (engine.suffix, ".log", ".json"))
+    require_ours(slot, "build", file, log)
+    return _Plan(
+        options=options,
+        asked=(*([str(model)] if model else []), *options.words()),
+        run=taken,
+        folded=folded,
+        exported=exported,
+        source=run_folder.graph_of(taken, exported),
+        overridden=overridden,
+        device=device,
+        engine=engine,
+        version=version,
+        timings=Timings.of(Path(options.timing_cache) if options.timing_cache else None, device, version),
+        name=name,
+        file=file,
+        log=log,
+        slot=slot,
+        given=given,
+    )
+
+
+def _runtime(options: BuildOptions) -> tuple[Target, Engine, str]:
+    """What builds for a target, and its version here."""
+    device = load_target(options.target)
+    engine: Engine = plugins.load(plugins.ENGINES, device.runtime)
+    if "networks" in engine.can:
+        raise nothing_to_build(engine.name)
+    _require_taken(engine, workspace=options.workspace_mib, timing_cache=options.timing_cache, replay=options.replay)
+    return device, engine, version_for(device, engine)
+
+
+def _require_taken(engine: Engine, **options: Any) -> None:
+    """Refuse what this runtime's builder does not take.
+
+    Raises:
+        UsageProblem: Naming it.
+    """
+    idle = [f"--{name.replace('_', '-')}" for name, given in options.items() if given and name not in engine.takes]
+    if idle:
+        raise UsageProblem(
+            f"{', '.join(idle)} has no effect here: {engine.name} does not use it.",
+            hint="Leave it out; it is for TensorRT.",
+            code="usage.idle",
+        )
+
+
+def _as_ordered(plan: _Plan, progress: Progress) -> Order:
+    """What the runtime's builder is asked for."""
+    options, device = plan.options, plan.device
+    return Order(
+        model=plan.source,
+        precision=options.precision,
+        capabilities=(device.compute_capability,),
+        shapes=_profile(plan) if device.compute_capability else {},
+        islands=plan.exported.fp32_nodes,
+        here=device.architecture == platform.machine(),
+        threads=plan.given.threads(device),
+        settings=plan.given.settings,
+        workspace=None if options.workspace_mib is None else options.workspace_mib * 2**20,
+        timing_cache=plan.timings.content,
+        replay=options.replay,
+        tick=progress,
+    )
+
+
+def _profile(plan: _Plan) -> dict[str, tuple[Sizes, Sizes, Sizes]]:
+    """See `profile_shapes`."""
+    import onnx
+
+    graph = onnx.load(plan.source, load_external_data=False)
+    return profile_shapes(graph, subject_of(plan.run), plan.exported.batch, plan.device.bench.batch)
+
+
+def profile_shapes(
+    model: onnx.ModelProto, subject: Subject, batch: Batch, usual: int
+) -> dict[str, tuple[Sizes, Sizes, Sizes]]:
+    """Least, usual and largest shape of each input with dynamic dimensions: a range of batches, all else as usual.
+
+    Args:
+        model: The exported graph.
+        subject: Its network, which knows the usual sizes by name.
+        batch: That it was exported with; a fixed one has no range.
+        usual: Batch size of the target.
+
+    Raises:
+        Refused: If the usual size of a dimension is not known.
+    """
+    size = subject.folded.image_size
+    sides = dict(zip(("height", "width"), size, strict=True)) if size else {}
+    counts = (1, usual, max(usual, LARGEST_BATCH)) if batch == "dynamic" else (batch,) * 3
+    named = [{"batch": count, **sides} if size else subject.free_sizes(count) for count in counts]
+    found = {}
+    for entry in model.graph.input:
+        dims = dims_of(entry)
+        for name in (dim for dim in dims if isinstance(dim, str) and dim not in named[0]):
+            raise Refused(
+                f"the usual size of the dynamic dimension {name} of the input {entry.name} is not known, so TensorRT "
+                "cannot be told which shapes it has.",
+                hint="Export the model with fixed sizes from its framework, and fold that.",
+                code="build.profile",
+            )
+        if any(isinstance(dim, str) for dim in dims):
+            least, usually, most = (
+                tuple(dim if isinstance(dim, int) else sizes[dim] for dim in dims) for sizes in named
+            )
+            found[entry.name] = (least, usually, most)
+    return found
+
+
+def _write(plan: _Plan, built: Built) -> list[Path]:
+    """The engine, and the builder's log if it kept one."""
+    write_payload(plan.file, built.engine)
+    if built.log:
+        write_payload(plan.log, f"{built.log}\n")
+    return [plan.file, *([plan.log] if built.log else [])]
+
+
+def _compared(plan: _Plan, progress: Progress) -> tuple[Link, ...]:
+    """The engine against the ONNX model that it was built from, on random images."""
+    from repaconv.verification.model_runners import FixedBatch
+    from repaconv.verification.output_comparison import Comparison
+    from repaconv.verification.tolerances import tolerance
+
+    progress("engine against its model", 0, 0)
+    folded, exported, precision = plan.folded, plan.exported, plan.options.precision
+    subject, whole = subject_of(plan.run), folded.whole
+    size = folded.image_size if exported.image_size == "dynamic" else exported.image_size
+    batch = None if exported.batch == "dynamic" or whole else int(exported.batch)
+    given = _compared_on(plan, subject, size)
+    scores = scores_output(subject, given)
+    allowed = tolerance(
+        "engine",
+        precision=precision,
+        logits=bool(scores),
+        decides=subject.decides,
+        usual=folded.tolerances,
+        reasons=folded.tolerance_reasons,
+    )
+    after = FixedBatch(load_session(plan.engine, plan.file, plan.given.session(plan.device, precision)), batch)
+    before = FixedBatch(load_onnx(plan.source), batch)
+    found = Comparison(plan.file.name, allowed, scores)
+    for piece in given.batches(AT_ONCE):
+        feeds, sway = piece.feeds(before.inputs), sway_of(subject, piece.feeds(subject.inputs))
+        found.add(after.run(feeds), before.run(feeds), whole=whole, sway=sway)
+    name = "ONNX" if exported.precision == "fp32" else f"ONNX, {exported.precision}"
+    return found.links("engine", f"{name} under ONNX Runtime")
+
+
+def _compared_on(plan: _Plan, subject: Subject, size: ImageSize | None) -> Inputs:
+    """Images on which a lossy model was evaluated, if they are there and it takes them; else random ones."""
+    exported = plan.exported
+    given = evaluation_images(subject, exported, most=EVALUATED) if exported.images else ""
+    if isinstance(given, str) or given.size != size or (exported.preprocessing and given.piece(0, 1).pixels is None):
+        return choose_inputs(subject, count=PROBES, size=size, pixels=plan.folded.preprocessing is not None)
+    return given
+
+
+def _artefact(plan: _Plan, built: Built, links: tuple[Link, ...], logs: list[Path]) -> BuildArtefact:
+    from repaconv.verification.tolerances import verdict_of
+
+    typed_right, note = _typed(plan, built)
+    proved = verdict_of(links) if links else "passed"
+    return BuildArtefact(
+        made_by={**made_by(), plan.device.runtime: plan.version},
+        verdict=proved if typed_right else "failed",
+        unverified=plan.overridden,
+        options=plan.asked,
+        other_files=tuple(payload_of(each, plan.slot.parent) for each in logs),
+        variant=plan.name,
+        target=plan.device.name,
+        runtime=f"{plan.engine.name} {plan.version}",
+        compute_capability=plan.device.compute_capability,
+        precision=plan.options.precision,
+        layer_types=dict(built.types),
+        builder_options=dict(built.options),
+        settings=plan.given.settings,
+        timing_cache=plan.timings.keep(built.timing_cache) if built.timing_cache else "",
+        note=note + ("" if built.runs_here else ", untested here") + _for_images(plan),
+        links=links,
+        onnx_sha256=plan.exported.payload.sha256,
+        payload=payload_of(plan.file, plan.file.parent),
+    )
+
+
+def _for_images(plan: _Plan) -> str:
+    """Of what size they must be, where the graph takes any and the engine does not."""
+    if plan.exported.image_size != "dynamic" or not plan.device.compute_capability:
+        return ""
+    height, width = plan.folded.image_size or (0, 0)
+    return f"; for images of {height} x {width}, the usual: for others, export with --image-size"
+
+
+def _typed(plan: _Plan, built: Built) -> tuple[bool, str]:
+    """Whether it computes in what was asked for, and what that was read from."""
+    precision, asked = plan.options.precision, f".{label(plan.options.precision)}"
+    wrong = {name: count for name, count in built.types.items() if not name.endswith(asked)}
+    staying = {name: count for name, count in wrong.items() if precision == "int8" and name in built.may_stay}
+    other = sum(wrong.values()) - sum(staying.values())
+    right = other <= len(plan.exported.unquantized_layers) and any(name.endswith(asked) for name in built.types)
+    kept = f"; {', '.join(staying)} multiplies activations, which this runtime does not quantise" if staying else ""
+    return right, built.proved + kept
+
+
+def what_works(target: str) -> list[plugins.PluginRow]:
+    """Of a target, what of it can be done on this machine, and what would mend the rest."""
+    device = load_target(target)
+    engine: Engine = plugins.load(plugins.ENGINES, device.runtime)
+    wanted = f"{device.runtime} {device.runtime_version}".strip()
+    export = f"works: opset {device.opset}, {', '.join(device.precisions)}"
+    rows = [plugins.PluginRow(device.name, "export", wanted, "", export)]
+    try:
+        here, problem = f"works: {device.runtime} {version_for(device, engine)}", ""
+    except EnvironmentProblem as error:
+        here, problem = "", f"{error.message} {error.hint}"
+    rows.append(plugins.PluginRow(device.name, "build", wanted, problem, here))
+    why = why_not_here(device)
+    verified = ("", ALONE) if why and "elsewhere" in engine.can else (problem, here)
+    rows.append(plugins.PluginRow(device.name, "verify", wanted, *verified))
+    if why:
+        told = "\n".join([f"{why}; one of these:", *ways(device, BenchOptions(target=target))])
+        return [*rows, plugins.PluginRow(device.name, "bench", wanted, *((told, "") if problem else ("", told)))]
+    return [*rows, plugins.PluginRow(device.name, "bench", wanted, problem, here)]

@@ -1,0 +1,23 @@
+"""Results of `build` as text."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from repaconv.core.terminal import coloured, out, plain
+from repaconv.stages.shared.result_tables import links
+
+if TYPE_CHECKING:
+    from repaconv.results import BuildArtefact
+
+
+def show_build(done: BuildArtefact) -> None:
+    """The engine, the types of what computes in it, and how it compares where it runs here."""
+    if done.links:
+        out().print(links(done.links))
+    types = ", ".join(f"{count} {name}" for name, count in done.layer_types.items())
+    gpu = f", compute capability {done.compute_capability}" if done.compute_capability else ""
+    size = f"{done.payload.bytes:,} bytes, {done.runtime}{gpu}"
+    out().print(f"{coloured(done.verdict)}: {plain(done.payload.path)}, {size}")
+    out().print(f"asked for {done.precision}: {plain(types)}")
+    out().print(f"[yellow]{plain(done.note)}[/]")

@@ -1,0 +1,64 @@
+"""Options of `bundle`, each with its type, default and help."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from repaconv.stages.shared.common_options import AllowUnverified, BatchSize, Checkpoint, Images, Workspace
+from repaconv.stages.shared.option_definitions import IMAGES, INPUT, OUTPUT, TARGET, Option, Options
+
+
+@dataclass(frozen=True, kw_only=True)
+class BundleOptions(Options):
+    """What `repaconv.bundle` may be asked for."""
+
+    target: Annotated[
+        str,
+        Option(
+            "The board: a TensorRT target listed by `repaconv targets`, or the path of a target's TOML file.",
+            usual="orin-nano",
+            panel=TARGET,
+        ),
+    ]
+    precision: Annotated[
+        str | None,
+        Option(
+            "Precision of the run's ONNX model to pack: fp32, fp16, bf16 or int8.",
+            default_text="the only one for the board, otherwise fp32",
+            panel=INPUT,
+        ),
+    ] = None
+    preset: Annotated[
+        str | Path | None,
+        Option(
+            "Rewrite preset of the run's ONNX model to pack, or the result file of `tune`, which also sets the "
+            "precision.",
+            panel=INPUT,
+            former="form",
+        ),
+    ] = None
+    inputs: Annotated[
+        str | Path | None,
+        Option("Inputs for the board (.npz): 'input' [N, C, H, W], or one array per input name.", panel=IMAGES),
+    ] = None
+    images: Images = None
+    count: Annotated[
+        int | None, Option("Number of images.", least=1, default_text="4 random ones, or all of --images", panel=IMAGES)
+    ] = None
+    seed: Annotated[int, Option("Seed of the random images.", least=0, panel=IMAGES)] = 0
+    batch: BatchSize = None
+    workspace_mib: Workspace = None
+    checkpoint: Checkpoint = None
+    allow_unverified: AllowUnverified = False
+    out: Annotated[
+        str | Path | None,
+        Option(
+            "File for the bundle.",
+            option=("-o", "--out"),
+            recorded=False,
+            default_text="build/<target>.tar.gz in the run folder",
+            panel=OUTPUT,
+        ),
+    ] = None

@@ -1,0 +1,48 @@
+"""Results of `bundle` and `collect` as text."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from repaconv.core.terminal import coloured, out, plain, table
+from repaconv.stages.shared.result_tables import links
+
+if TYPE_CHECKING:
+    from repaconv.results import BundleArtefact, CollectArtefact
+
+
+def show_bundle_and_collect(done: BundleArtefact | CollectArtefact) -> None:
+    """See `_bundle` and `_result`."""
+    from repaconv.results import BundleArtefact
+
+    _bundle(done) if isinstance(done, BundleArtefact) else _result(done)
+
+
+def _bundle(done: BundleArtefact) -> None:
+    """What to do with a bundle."""
+    out().print(
+        f"{plain(done.payload.path)}: {done.payload.bytes:,} bytes for {done.target}, "
+        f"TensorRT {done.runtime_version}, {done.precision}, with {plain(done.inputs)}"
+    )
+    folder = f"{done.inside}/run.py"
+    out().print(f"on the board: tar xzf it and python3 {plain(folder)}; then here: repaconv collect result.tar.gz")
+
+
+def _result(done: CollectArtefact) -> None:
+    """The board's engine: what it computes, in what, and how fast."""
+    out().print(links(done.links))
+    times = done.latency
+    out().print(
+        f"{plain(done.target)}, {plain(done.runtime)}, batch {done.batch}: GPU p50 {times.p50_ms:.3f} ms, "
+        f"p95 {times.p95_ms:.3f}, p99 {times.p99_ms:.3f}, {len(times.samples_ms)} runs"
+    )
+    out().print(f"precision {coloured(done.precision_proof)}: {plain(done.note)}")
+    if done.fused_attentions:
+        out().print(f"{done.fused_attentions} kernels compute a whole attention")
+    slowest = sorted(done.profile, key=lambda row: -row.mean_ms)[:5]
+    if slowest and slowest[0].mean_ms:
+        rows = table("slowest layers", "mean ms")
+        for row in slowest:
+            rows.add_row(plain(row.name), f"{row.mean_ms:.4f}")
+        out().print(rows)
+    out().print(f"{coloured(done.verdict)}, measured on the board by its own trtexec")

@@ -1,0 +1,1 @@
+"""`deploy`: every stage in a row for one target."""

@@ -1,0 +1,108 @@
+"""deploy: a checkpoint to all that a target needs of it: every stage, one verdict, one folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from repaconv.core import plugins, run_folder
+from repaconv.core.errors import Refused, RepaconvError, UsageProblem
+from repaconv.core.progress import Progress, silent
+from repaconv.results import Check, RecipeRun
+from repaconv.stages.deploy.options import DeployOptions
+from repaconv.stages.recipe.options import GateOptions
+from repaconv.stages.recipe.plan import Placed
+from repaconv.stages.recipe.recipe_file import Recipe, RecipeProblem
+from repaconv.stages.recipe.requirements import missing
+from repaconv.stages.recipe.run import Way
+from repaconv.stages.shared.common_checks import load_target
+from repaconv.stages.shared.engine_files import version_for
+from repaconv.stages.shared.fetched_files import here
+from repaconv.stages.shared.option_definitions import by_name
+from repaconv.stages.shared.remote_targets import why_not_here
+
+if TYPE_CHECKING:
+    from repaconv.engines.contract import Engine
+    from repaconv.engines.targets import Target
+
+
+def deploy_by(options: DeployOptions, checkpoint: str | Path, *, progress: Progress = silent) -> RecipeRun:
+    """Fold, export for the target, verify, build or bundle, measure if the target is this machine, and report.
+
+    It is `repaconv.run` of a recipe made from these options, so steps that are up to date are not run again. A lower
+    precision is calibrated on the calibration split of the images and evaluated on the test split.
+
+    Args:
+        checkpoint: A checkpoint, an ONNX file, a Hugging Face folder, or an address that was fetched.
+        options: The options.
+        progress: A function that is called with each step's name, the units done and their total.
+
+    Raises:
+        UsageProblem: If there is no such target, or it does not compute in that precision.
+        Refused: If there is no such checkpoint.
+    """
+    device, source = load_target(options.target), here(checkpoint)
+    if not source.exists():
+        raise Refused(f"there is no file or folder {source}.", hint="Check its path.", code="checkpoint.missing")
+    known = [each for each in run_folder.PRECISIONS if each in device.precisions]
+    if options.precision not in known:
+        raise UsageProblem(
+            f"deploy does not support {options.precision!r} on {device.name}.",
+            hint=f"Supported: {', '.join(known)}.",
+            code="deploy.precision",
+        )
+    folder = Path(options.out) if options.out else run_folder.OUT / f"{source.stem}.{device.name}"
+    recipe = _recipe(options, device, source, folder)
+    path = Path(f"{source.stem}.deploy")
+    if wrong := missing(recipe, path, {}):
+        raise RecipeProblem(wrong)
+    way = Way(path, GateOptions(rerun=options.rerun), progress, {})
+    done = way.go(lambda: Placed(recipe, path, {}), dry_run=options.dry_run)
+    away = [_away(device)] if recipe.bench is None and not options.dry_run else []
+    return done.model_copy(update={"recipe": str(checkpoint), "checks": (*done.checks, *away)})
+
+
+deploy = by_name(deploy_by, DeployOptions)
+
+
+def _recipe(options: DeployOptions, device: Target, source: Path, folder: Path) -> Recipe:
+    """What there is to do: what the target's runtime does here, and what only the target can do."""
+    typed = device.typed_by == "runtime" and options.precision == "bf16"  # the runtime's doing, of a float32 graph
+    precisions = ("fp32",) if options.precision == "fp32" or typed else ("fp32", options.precision)
+    here, there = not why_not_here(device), _built_there(device)
+    engine: Engine = plugins.load(plugins.ENGINES, device.runtime)
+    built = not there and "networks" not in engine.can
+    told = {"target": options.target, "precision": options.precision}
+    images = {"inputs": options.inputs, "images": options.images, "classes": options.classes, "count": options.count}
+    return Recipe.model_validate(
+        {
+            "checkpoint": str(source),
+            "method": options.method,
+            "arch": options.arch,
+            "weights": options.weights,
+            "out": str(folder),
+            "set": dict(options.settings or {}),
+            "verify": {**images, "require": ["onnx"]},
+            "export": {"target": options.target, "precisions": precisions},
+            "build": told if built else None,
+            "bundle": {**told, "precision": precisions[-1]} if there else None,
+            "bench": {**told, "rounds": options.rounds} if here and not there else None,
+        }
+    )
+
+
+def _built_there(device: Target) -> bool:
+    """Whether its engines are built where it is, by what a bundle brings."""
+    try:
+        version_for(device, plugins.load(plugins.ENGINES, device.runtime))
+    except RepaconvError:
+        return device.runtime == "tensorrt"
+    return False
+
+
+def _away(device: Target) -> Check:
+    """Why there is no latency."""
+    why = why_not_here(device) or "its engine is built there"
+    hint = f"repaconv bench --target {device.name} --estimate calculates what it would take."
+    told = f"{device.name} is not this machine: {why}"
+    return Check(stage="bench", name="latency", verdict="not verified", message=told, line=1, hint=hint)

@@ -1,0 +1,1 @@
+"""`export`: the folded model as ONNX."""

@@ -1,0 +1,377 @@
+"""export: the folded model as ONNX, proved against it, in float32 or typed lower."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from repaconv.benchmark.cpu_isa_level import family
+from repaconv.core import run_folder
+from repaconv.core.errors import Refused, UsageProblem
+from repaconv.core.export_names import Variant, unusual
+from repaconv.core.file_replacement import put, require_ours
+from repaconv.core.files import alone_in, payload_of
+from repaconv.core.progress import Progress, silent
+from repaconv.core.scratch_folders import scratch_folder
+from repaconv.graph.onnx_files import opset_of
+from repaconv.onnx_export.fp16_and_int8 import QUANTIZERS
+from repaconv.onnx_export.onnx_simplifiers import TOOLS
+from repaconv.results import ExportArtefact, FoldArtefact, ImageSize, Link
+from repaconv.rewrites.presets import DEFAULT, NAMED, chosen
+from repaconv.sources.source_model import DEPLOY, GraphSpec, Subject
+from repaconv.sources.source_of_run import subject_of
+from repaconv.sources.verified_onnx_export import Graph, write_graph
+from repaconv.stages.export.options import ExportOptions
+from repaconv.stages.shared.common_checks import (
+    as_image_size,
+    at_least_one,
+    load_target,
+    made_by,
+    usual_form,
+    with_files,
+)
+from repaconv.stages.shared.evaluation_images import NONE_GIVEN, image_set, unshown
+from repaconv.stages.shared.input_selection import (
+    CALIBRATION_IMAGES,
+    Split,
+    choose_inputs,
+    decided,
+    preprocessing_for,
+    require_same_size,
+)
+from repaconv.stages.shared.lower_precision import Typed, int8_for, require_computed, typed_lower
+from repaconv.stages.shared.option_definitions import by_name
+from repaconv.stages.shared.preset_choice import Written, export_given, written_for
+from repaconv.stages.shared.run_exports import exports_of, target_sha256
+
+if TYPE_CHECKING:
+    import onnx as onnx_package
+
+    from repaconv.engines.targets import Target
+    from repaconv.graph.rewrite_contract import Rewrite
+
+
+def export_by(
+    options: ExportOptions,
+    run: str | Path | None = None,
+    *,
+    onnx: str | Path | None = None,
+    progress: Progress = silent,
+) -> ExportArtefact:
+    """Export the folded model to ONNX, simplify it, lower its precision, and verify every step under ONNX Runtime.
+
+    Args:
+        run: The run folder; the newest run when None.
+        options: The options.
+        onnx: The file to write. When None it is ``model.onnx`` in the run folder, or a name with every option that is
+            not the default, such as ``model.jetson-nano.fp16.onnx``.
+        progress: A function that is called with each step's name, the units done and their total.
+
+    Returns:
+        The result. Its verdict is failed if the outputs of the graph differ from those of the folded model, and not
+        verified if they could not be compared.
+
+    Raises:
+        GateFailed, Refused: If an earlier check failed and ``allow_unverified`` is false, or the folded model was
+            changed.
+        UsageProblem: If there is no run, the network does not accept that image size, there are too few images or
+            images of another size, or repaconv did not write the file that would be replaced.
+    """
+    plan = _plan(options, run, onnx)
+    with alone_in(plan.run.folder), scratch_folder(plan.run.folder) as scratch:
+        graph = _graph(plan, scratch, progress)
+        typed = _typed(plan, graph, progress)
+        model = _finished(plan, graph, typed, scratch)
+        data = write_graph(model, plan.path, graph.data)
+        artefact = _artefact(plan, graph, typed, model, data)
+        put(plan.slot, artefact)
+    return with_files(
+        artefact, [plan.run.payload_of_fold(plan.folded)], [plan.path, *([data] if data else []), plan.slot]
+    )
+
+
+export = by_name(export_by, ExportOptions)
+
+
+class _Plan(NamedTuple):
+    """What an order comes to for a run: nothing of it is refused any more."""
+
+    options: ExportOptions
+    asked: tuple[str, ...]
+    run: run_folder.Run
+    folded: FoldArtefact
+    overridden: tuple[str, ...]
+    target: Target
+    device: Target
+    subject: Subject
+    size: ImageSize | None
+    free_size: bool
+    opset: int
+    newest: int
+    form: Written
+    rewrites: tuple[Rewrite, ...]
+    given: Split | None
+    variant: Variant
+    path: Path
+    slot: Path
+
+
+def _plan(options: ExportOptions, run: str | Path | None, onnx: str | Path | None) -> _Plan:
+    """Everything that may be refused, before anything is written."""
+    _require_known(options)
+    taken = run_folder.find_run(Path(run) if run else None)
+    subject = subject_of(taken)
+    folded = subject.folded
+    options = export_given(options, folded)
+    overridden = run_folder.require_sound(taken, folded, unverified=options.allow_unverified)
+    target = load_target(options.target)
+    device = target.at_opset(options.opset)
+    written = written_for(options.preset, subject, device, options.quantizer)
+    require_computed(device, options.precision, written.quantizer)
+    size = _size(options, subject)
+    free_size = folded.any_image_size and options.image_size is None
+    newest = device.newest
+    if options.precision == "int8":
+        newest = int8_for(device, written.quantizer).opset(newest)
+        if options.opset and newest < options.opset:
+            raise UsageProblem(
+                f"INT8 for {device.name} by {written.quantizer or QUANTIZERS[0]} is written in opset {newest} at most.",
+                hint=f"Give --opset {newest}, or leave it out.",
+                code="export.opset",
+            )
+    opset = min(device.opset, newest)
+    wanted = usual_form(device, folded.called) if written.rewrites is None else written.rewrites
+    form = chosen(device.kept(wanted, options.precision), newest)
+    kept = _patterns(options)
+    variant = Variant(
+        target=device.name,
+        form=Variant.form_of(written.name),
+        opset=options.opset,
+        precision=options.precision,
+        fp32_modules=kept,
+        batch="dynamic" if options.batch in (None, folded.batch) else options.batch,
+        image_size=unusual("dynamic" if free_size else size, folded),
+        preprocessing=options.with_preprocessing,
+    )
+    if options.with_preprocessing:
+        preprocessing_for(subject)
+    slot, path = taken.export_json(variant.name), Path(onnx) if onnx else taken.onnx(variant.name)
+    require_ours(slot, "export", path, path.with_name(f"{path.name}.data"), known=[taken.fold_json])
+    return _Plan(
+        options=options,
+        asked=(*(["-o", str(onnx)] if onnx else []), *options.words()),
+        run=taken,
+        folded=folded,
+        overridden=overridden,
+        target=target,
+        device=device,
+        subject=subject,
+        size=size,
+        free_size=free_size,
+        opset=opset,
+        newest=newest,
+        form=written,
+        rewrites=form.rewrites,
+        given=_images(options, subject, size, free_size),
+        variant=variant,
+        path=path,
+        slot=slot,
+    )
+
+
+def _size(options: ExportOptions, subject: Subject) -> ImageSize | None:
+    """Of its images, if it takes that; None where it takes no images."""
+    size = as_image_size(options.image_size) or subject.folded.image_size
+    if size:
+        subject.require_size(*size)
+    return size
+
+
+def _require_known(options: ExportOptions) -> None:
+    """Refuse names that there are not."""
+    for what, named, known in (
+        ("precision", options.precision, run_folder.PRECISIONS),
+        ("simplifier", options.simplifier, ("auto", *TOOLS)),
+    ):
+        if named not in known:
+            raise UsageProblem(f"there is no {what} {named!r}.", hint=f"Known: {', '.join(known)}.", code=what)
+    at_least_one("batch", options.batch, 1)
+
+
+def _patterns(options: ExportOptions) -> tuple[str, ...]:
+    """Of what stays in float32."""
+    kept = (options.keep_fp32,) if isinstance(options.keep_fp32, str) else tuple(options.keep_fp32 or ())
+    if kept and options.precision == "fp32":
+        raise UsageProblem(
+            "--keep-fp32 names layers that a lower precision keeps in FP32, and this export is in FP32.",
+            hint="Give --precision int8, fp16 or bf16, or leave --keep-fp32 out.",
+            code="export.keep-fp32",
+        )
+    return kept
+
+
+def _images(options: ExportOptions, subject: Subject, size: ImageSize | None, free_size: bool) -> Split | None:
+    """By which a lower precision is calibrated and judged."""
+    if options.precision == "fp32":
+        return None
+    count = 2 * CALIBRATION_IMAGES if options.preset is None or options.preset in NAMED else None  # as tune took them
+    given = choose_inputs(
+        subject,
+        inputs=options.inputs,
+        images=options.images,
+        count=count,
+        seed=1,
+        size=size,
+    )
+    if given.size and size:
+        subject.require_size(*given.size)
+        if not free_size:
+            require_same_size(given, size)
+    fixed = options.batch or (subject.folded.batch if isinstance(subject.folded.batch, int) else None)
+    return Split.of(given, batch=fixed, ranges=options.precision != "bf16")
+
+
+def _graph(plan: _Plan, scratch: Path, progress: Progress) -> Graph:
+    """The float32 graph in its form."""
+    tools = TOOLS if plan.options.simplifier == "auto" else (plan.options.simplifier,)
+    spec = GraphSpec(
+        size=plan.size,
+        opset=plan.opset,
+        newest=plan.newest,
+        lacks=plan.device.unsupported_ops,
+        batch=plan.options.batch,
+        free_size=plan.free_size,
+        rewrites=plan.rewrites,
+        simplifiers=tools if plan.options.simplify else (),
+    )
+    return plan.subject.graph(DEPLOY, spec, scratch=scratch, progress=progress)
+
+
+def _typed(plan: _Plan, graph: Graph, progress: Progress) -> Typed:
+    """The graph in its precision."""
+    from repaconv.onnx_export.quantization_layer_groups import kept_by
+
+    if plan.given is None:
+        return Typed(graph.model)
+    if graph.data is not None:
+        raise Refused(
+            "the weights take more than 2 GiB; lower precision of such a net is not written yet.",
+            hint="Export it in fp32, and let the target's own tools lower it.",
+            code="export.too-large",
+        )
+    precision, form = plan.options.precision, plan.form
+    typed = typed_lower(
+        graph.model,
+        precision,
+        plan.given,
+        plan.subject,
+        device=plan.device,
+        form=form,
+        nodes=kept_by(graph.model, plan.variant.fp32_modules, precision, partial(_plain_export, plan)),
+        progress=progress,
+    )
+    if plan.options.inputs or plan.options.images:
+        return typed
+    return typed._replace(links=tuple(unshown(link, NONE_GIVEN) for link in typed.links))
+
+
+def _plain_export(plan: _Plan) -> onnx_package.ModelProto | None:
+    """The run's FP32 export for the same target, else for another, without large weights; None if there is none."""
+    from repaconv.graph.onnx_files import read_graph
+
+    try:
+        plain = [each.artefact for each in exports_of(plan.run, plan.folded) if each.artefact.precision == "fp32"]
+        plain.sort(key=lambda artefact: artefact.target != plan.device.name)
+        return read_graph(run_folder.graph_of(plan.run, plain[0])) if plain else None
+    except Refused:  # of other weights, changed or gone: the names in it are of no use
+        return None
+
+
+def _finished(plan: _Plan, graph: Graph, typed: Typed, scratch: Path) -> onnx_package.ModelProto:
+    """The graph as it is written: with what it does to pixels, and what it says of itself."""
+    from repaconv.onnx_export.preprocessing_nodes import with_preprocessing
+    from repaconv.onnx_export.torch_exporter import add_metadata, check
+
+    pixels = plan.options.with_preprocessing
+    model = with_preprocessing(typed.model, preprocessing_for(plan.subject)) if pixels else typed.model
+    if plan.options.opset not in (None, opset_of(model)):
+        raise Refused(
+            f"this network cannot be written in opset {plan.options.opset}: ONNX's converter leaves it in opset "
+            f"{opset_of(model)}.",
+            hint="Leave --opset out, or export the network anew from its framework.",
+            code="export.opset",
+        )
+    check(model, scratch if graph.data else None)
+    add_metadata(model, _metadata(plan, graph.links[0]))
+    return model
+
+
+def _metadata(plan: _Plan, exported: Link) -> dict[str, str]:
+    """What the file says of itself wherever it goes."""
+    folded, options = plan.folded, plan.options
+    allowed = exported.tolerance.rtol if exported.tolerance else 0
+    return {
+        "repaconv.method": folded.called,
+        "repaconv.version": made_by()["repaconv"],
+        "repaconv.source_sha256": folded.origin.sha256,
+        "repaconv.model_sha256": folded.payload.sha256,
+        "repaconv.precision": options.precision,
+        "repaconv.image_size": "x".join(map(str, plan.size or ())),
+        "repaconv.lossy": "no" if options.precision == "fp32" else "yes",
+        "repaconv.preprocessing": folded.preprocessing.model_dump_json() if folded.preprocessing else "",
+        "repaconv.preprocessing_in_graph": "yes" if options.with_preprocessing else "no",
+        "repaconv.tolerance": f"{allowed:g} relative to the largest output of each image",
+        "repaconv.unverified": "; ".join(plan.overridden),
+    }
+
+
+def _artefact(
+    plan: _Plan, graph: Graph, typed: Typed, model: onnx_package.ModelProto, data: Path | None
+) -> ExportArtefact:
+    from repaconv.onnx_export.fp16_and_int8 import in_float
+    from repaconv.onnx_export.target_operator_rules import violations
+    from repaconv.onnx_export.torch_exporter import operators_of
+    from repaconv.verification.tolerances import verdict_of
+
+    precision, device, here = plan.options.precision, plan.device, family(plan.device.architecture)
+    against = violations(model, plan.newest, device.unsupported_ops, device.forbids, device.domains)
+    return ExportArtefact(
+        made_by=made_by("torch", "onnx", "onnxscript", "onnxsim", "onnxruntime"),
+        verdict="failed" if against else verdict_of([graph.links[0], *typed.links]),
+        unverified=plan.overridden,
+        options=plan.asked,
+        variant=plan.variant.name,
+        target=plan.device.name,
+        architecture=plan.device.architecture,
+        target_sha256=target_sha256(plan.target),
+        precision=precision,
+        preprocessing=plan.options.with_preprocessing,
+        fp32_nodes=typed.islands,
+        fp32_modules=plan.variant.fp32_modules,
+        unquantized_layers=() if precision == "fp32" else in_float(typed.model, precision),
+        calibration=plan.given.told if plan.given else "",
+        image_preprocessing=plan.given.given.preprocessing if plan.given else "",
+        scores=decided(plan.subject, plan.given.given) if plan.given else "",
+        images=image_set(plan.given, plan.options.inputs, plan.options.images),
+        quantizer=(plan.form.quantizer or QUANTIZERS[0]) if precision == "int8" else "",
+        unsupported_ops=plan.device.unsupported_ops,
+        violations=tuple(against),
+        preset=plan.form.name,
+        unmeasured=here if plan.form.name == DEFAULT and plan.device.guesses(here) else "",
+        rewrites=tuple(dict.fromkeys(change.rewrite for change in graph.changes)),
+        changes=graph.changes,
+        chosen_opset=plan.options.opset,
+        exporter_opset=plan.opset,
+        opset=opset_of(model),
+        batch=plan.options.batch or plan.folded.batch,
+        image_size="dynamic" if plan.free_size else plan.size,
+        simplified=graph.simplified,
+        simplifier=graph.simplifier,
+        nodes=len(model.graph.node),
+        operators=operators_of(model),
+        model_sha256=plan.folded.payload.sha256,
+        links=(*graph.links, *typed.links),
+        payload=payload_of(plan.path, plan.run.folder),
+        data=payload_of(data, plan.run.folder) if data else None,
+    )

@@ -1,0 +1,62 @@
+"""Results of `export` as text."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from repaconv.core.terminal import coloured, out, plain
+from repaconv.stages.shared.result_tables import counted, form, links, locations, size
+
+if TYPE_CHECKING:
+    from repaconv.results import ExportArtefact
+
+
+def show_export(done: ExportArtefact) -> None:
+    """The graph and its links."""
+    from repaconv.onnx_export.quantization_layer_groups import matching
+
+    out().print(links(done.links))
+    locations(done.links)
+    if done.precision != "fp32":
+        by = f" by {plain(done.quantizer)}" if done.quantizer not in ("", "onnxruntime") else ""
+        out().print(f"[yellow]lossy[/]: {done.precision}{by}, measured on {plain(done.calibration)}")
+        for what, told in (("images", done.image_preprocessing), ("classes", done.scores)):
+            if told:
+                out().print(f"[dim]{what}: {plain(told)}[/]")
+        asked = matching(done.fp32_nodes, done.fp32_modules)
+        for what, names in (
+            ("kept in FP32 by --keep-fp32", asked),
+            ("kept in FP32 for the range of their values", [name for name in done.fp32_nodes if name not in asked]),
+            ("not in " + done.precision, [name for name in done.unquantized_layers if name not in asked]),
+        ):
+            if names:
+                out().print(
+                    f"{counted(len(names), 'node')} {what}: {plain(', '.join(names[:8]))}{' ...' if names[8:] else ''}"
+                )
+    for sentence in done.violations:
+        out().print(f"[bold red]{plain(done.target)} does not take[/] {plain(sentence)}")
+    if done.rewrites:
+        out().print(f"preset: {plain(done.preset)} ({form(done.rewrites)}), {counted(len(done.changes), 'change')}")
+    if done.unmeasured:
+        out().print(
+            f"[yellow]no measurement[/] for CPUs of the level {plain(done.unmeasured)}: this is "
+            "the safest preset; repaconv tune finds the fastest"
+        )
+    simplified = f"simplified by {done.simplifier}" if done.simplified else "not simplified"
+    shape = f"batch {done.batch}" + (f", image size {size(done.image_size)}" if done.image_size else "")
+    pixels = ", takes pixels" if done.preprocessing else ""
+    of = "".join(f"{plain(named)}; " for named in _of_links(done))
+    out().print(f"{coloured(done.verdict)}: {of}opset {done.opset}, {done.nodes} nodes, {simplified}, {shape}{pixels}")
+
+
+def _of_links(done: ExportArtefact) -> list[str]:
+    """Which links passed and which are not verified, if some are not; simplifying has words of its own."""
+    names = {
+        verdict: dict.fromkeys(
+            link.name for link in done.links if link.verdict == verdict and link.name != "simplified"
+        )
+        for verdict in ("passed", "not verified")
+    }
+    if done.verdict != "passed" or not names["not verified"]:
+        return []
+    return [", ".join(names["passed"]), f"not verified: {', '.join(names['not verified'])}"]

@@ -1,0 +1,1 @@
+"""`fetch`: a download, pinned by its hash."""

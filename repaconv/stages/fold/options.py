@@ -1,0 +1,75 @@
+"""Options of `fold`, each with its type, default and help."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from repaconv.stages.shared.common_options import Arch, Settings, Sha256, Weights
+from repaconv.stages.shared.option_definitions import INPUT, MEASURE, OUTPUT, Option, Options
+
+
+@dataclass(frozen=True, kw_only=True)
+class FoldOptions(Options):
+    """What `repaconv.fold` may be asked for."""
+
+    method: Annotated[
+        str,
+        Option(
+            "The method that the checkpoint was trained with; auto recognizes it by its tensors.",
+            recorded=False,
+            panel=INPUT,
+        ),
+    ] = "auto"
+    arch: Arch = None
+    settings: Settings = None
+    weights: Weights = None
+    sha256: Sha256 = None
+    out: Annotated[
+        str | Path | None,
+        Option(
+            "The run folder; for an .onnx input also an .onnx file, to which the folded graph is written.",
+            option=("-o", "--out"),
+            recorded=False,
+            default_text="repaconv-out/<stem>",
+            panel=OUTPUT,
+        ),
+    ] = None
+    force: Annotated[
+        bool,
+        Option(
+            "Replace a run folder made from another checkpoint; accept settings that contradict the checkpoint.",
+            recorded=False,
+            panel=OUTPUT,
+        ),
+    ] = False
+    allow_deployed: Annotated[
+        bool, Option("Accept a checkpoint that already has the official inference-time architecture.", panel=INPUT)
+    ] = False
+    identify: Annotated[
+        str | Path | None,
+        Option(
+            "Recorded input and output of the network (.npz); selects among settings missing from the checkpoint.",
+            panel=INPUT,
+        ),
+    ] = None
+    inputs: Annotated[
+        str | Path | None,
+        Option(
+            "Inputs by name that an ONNX model takes (.npz), where it does not run on random ones.",
+            panel=INPUT,
+        ),
+    ] = None
+    preset: Annotated[
+        str,
+        Option(
+            "Rewrite preset for the exported graph: default, official, fastest-known, or the result file of `tune`.",
+            panel=OUTPUT,
+            former="form",
+        ),
+    ] = "default"
+    measure: Annotated[
+        bool,
+        Option("Revert rewrites that make the folded graph slower than the original on this machine.", panel=MEASURE),
+    ] = True

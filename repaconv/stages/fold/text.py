@@ -1,0 +1,107 @@
+"""Results of `fold` as text."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from repaconv.core.terminal import ROWS, coloured, out, plain, table, whole
+from repaconv.stages.report.page_templates import saved
+from repaconv.stages.shared.result_tables import costs, counted, links, longest, size
+
+if TYPE_CHECKING:
+    from repaconv.results import GraphFold, MethodFold
+
+WITHOUT = "not in float64: nothing here evaluates it so, or its numbers in float32 are mostly rounding"
+
+
+def show_fold(done: MethodFold | GraphFold) -> None:
+    """See `_checkpoint`, `_graph` and `_images`."""
+    from repaconv.results import MethodFold
+
+    _images(done)
+    _checkpoint(done) if isinstance(done, MethodFold) else _graph(done)
+
+
+def _images(done: MethodFold | GraphFold) -> None:
+    """Of what size its images are, how they are made, which output gives classes, and what says so."""
+    from repaconv.verification.image_files import told_of
+
+    if done.image_size is None:
+        return
+    fact = next((fact for fact in done.facts if fact.name == "image_size"), None)
+    by = f"from {fact.source}" if fact else "as the network was trained"
+    by = f"[yellow]assumed[/]: {plain(fact.source)}; --set image_size=N" if fact and fact.assumed else plain(by)
+    out().print(f"image size: {size(done.image_size)} pixels ({by})")
+    if done.preprocessing:
+        out().print(f"images: {plain(told_of(done.preprocessing, done.image_size))}")
+    else:
+        why = next((f"{fact.source} says {fact.against}" for fact in done.facts if fact.name == "preprocessing"), "")
+        why = why or "preprocessing unknown"
+        out().print(f"images: {plain(why)}; for image files give --set mean=... --set std=...")
+    scores = getattr(done, "scores", None)
+    if scores and scores.assumed:
+        may = f"the output {plain(scores.told)} may be the scores of {scores.classes} classes"
+        out().print(
+            f"classes: by its shape, {may}; it is taken as that where images have labels. --set "
+            f"classes={scores.classes} says that it is, 0 that it is not"
+        )
+
+
+def _checkpoint(done: MethodFold) -> None:
+    """The certificate, summed up, and what the fold saves."""
+    rows = table("module", "folded", "float64 difference")
+    steps = sorted(done.certificate, key=lambda step: -step.max_rel_error)
+    for step in done.certificate if whole() else steps[:ROWS]:
+        own = f" ({step.allowed:.0e} allowed: {plain(step.reason)})" if step.reason else ""
+        rows.add_row(step.module, "; ".join(step.folded), f"{step.max_rel_error:.1e}{own}")
+    out().print(rows)
+    longest("folds, which differ by less", len(steps))
+    out().print(costs(done.training, done.deploy))
+    exact = [step for step in done.certificate if not step.reason]
+    worst = max((step.max_rel_error for step in exact), default=0.0)
+    allowed = max((step.allowed or 0.0 for step in exact), default=0.0)
+    others = len(done.certificate) - len(exact)
+    told = f"every fold within {allowed:.0e}, the worst {worst:.1e} (float64)"
+    told += f"; {others} within a tolerance of their own, as above" if others else ""
+    out().print(f"{coloured(done.verdict)}: {told}")
+
+
+def _first(sentence: str) -> str:
+    """The first of the places that it names, one behind the other; all with -v."""
+    places = sentence.split("; ")
+    if whole() or len(places) <= ROWS:
+        return sentence
+    return f"{'; '.join(places[:ROWS])}; and {len(places) - ROWS} more, with -v"
+
+
+def _graph(done: GraphFold) -> None:
+    """What it was taken for, every change of the graph, what it costs before and after, and the links."""
+    from repaconv.results import NetworkFold
+
+    if isinstance(done, NetworkFold) and done.known:
+        but = f", but for {done.known.differs}" if done.known.differs else ""
+        out().print(f"taken for {plain(done.arch)}: the names and shapes of all its tensors are the same{plain(but)}")
+    if done.changes:
+        changes = table("rewrite", "place", "what was done")
+        for change in done.changes if whole() else done.changes[:ROWS]:
+            changes.add_row(change.rewrite, plain(change.place), plain(change.description))
+        out().print(changes)
+        longest("changes", len(done.changes))
+    counts = table("", "before", "after", "saved")
+    rows = [
+        ("parameters", done.parameters),
+        ("nodes", done.nodes),
+        *([(done.macs_counted, done.macs)] if done.macs else []),
+    ]
+    for name, (before, after) in rows:
+        counts.add_row(name, f"{before:,}", f"{after:,}", saved(before, after, 2))
+    out().print(counts)
+    if done.changes and isinstance(done, NetworkFold) and done.exporting and done.exporting.description:
+        out().print(plain(f"{done.exporting.description}, before this fold"))
+    for sentence in done.not_folded:
+        out().print(f"[yellow]not folded:[/] {plain(_first(sentence))}")
+    if done.links:
+        out().print(links(done.links))
+    where = f"in float64 by {done.float64}" if done.float64 else WITHOUT
+    told = plain(done.unchanged) or f"{counted(len(done.changes), 'change')}, opset {done.opset}"
+    out().print(f"{coloured(done.verdict)}: {told}; {where}")

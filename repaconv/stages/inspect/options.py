@@ -1,0 +1,17 @@
+"""Options of `inspect`, each with its type, default and help."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from repaconv.stages.shared.common_options import Settings, Sha256, Weights
+from repaconv.stages.shared.option_definitions import Options
+
+
+@dataclass(frozen=True, kw_only=True)
+class InspectOptions(Options):
+    """What `repaconv.inspect` may be asked for."""
+
+    weights: Weights = None
+    settings: Settings = None
+    sha256: Sha256 = None

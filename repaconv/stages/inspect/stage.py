@@ -1,0 +1,225 @@
+"""`inspect`: what a checkpoint, an ONNX model or an engine contains, before any work is done."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from repaconv.backbones.image_size_check import require_size
+from repaconv.core import plugins
+from repaconv.core.errors import Refused, SettingNeeded
+from repaconv.core.files import sha256_of
+from repaconv.results import BlockCost, Change, Fact, FileInspection, FoldStep, Inspection
+from repaconv.sources.architecture_recognition import known_networks
+from repaconv.sources.method_detection import choose_method, understood
+from repaconv.stages.fold.layer_matching import with_layers
+from repaconv.stages.shared.common_checks import contradictions
+from repaconv.stages.shared.engine_files import built_as
+from repaconv.stages.shared.fetched_files import weights_here
+from repaconv.stages.shared.pinned_files import read_hashed, require_pinned
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from repaconv.checkpoints import Checkpoint
+    from repaconv.method_api.contract import Reading
+
+
+# --- inspect: what a checkpoint is, before any work is done.
+
+
+def inspect(
+    checkpoint: str | Path,
+    *,
+    weights: str | None = None,
+    settings: Mapping[str, str] | None = None,
+    sha256: str | None = None,
+) -> Inspection:
+    """Describe a checkpoint without running anything in it.
+
+    Raises:
+        Refused: If the file is unsafe or damaged, has no weights, or its hash is not ``sha256``.
+    """
+    found = read_hashed(Path(weights_here(checkpoint)), weights, sha256, built=False)
+    seen = _seen(found, settings or {})
+    found.require_unchanged()
+    return seen
+
+
+def _seen(found: Checkpoint, settings: Mapping[str, str]) -> Inspection:
+    """What it holds, and what is understood of it."""
+    seen = Inspection(
+        origin=found.origin, sets=found.sets, placeholders=found.placeholders, method=None, form=None, reason=""
+    )
+    try:
+        method, detection = choose_method(found, "auto")
+    except Refused as error:
+        return seen.model_copy(update={"reason": error.message, "networks": known_networks(found)})
+    told = {"form": detection.form, "reason": detection.reason, "confidence": detection.confidence}
+    seen = seen.model_copy(update={"method": method.name, **told})
+    try:
+        reading = understood(method, found, settings)
+    except Refused as error:
+        lacks = {error.name: error.example} if isinstance(error, SettingNeeded) else {}
+        return seen.model_copy(
+            update={"problems": (f"{error.message} {error.hint}".strip(),), "missing_settings": lacks}
+        )
+    return seen.model_copy(update=_understood(found, method.name, reading))
+
+
+def _understood(found: Checkpoint, method: str, reading: Reading) -> dict[str, Any]:
+    """What is known of a checkpoint that was read whole: its facts, and what both of its forms cost."""
+    from repaconv.backbones.parameter_and_mac_counts import cost_of, costs_by_block
+    from repaconv.checkpoints import claimed_accuracy
+
+    backbone = plugins.load(plugins.BACKBONES, reading.backbone)
+    size = backbone.image_size(reading.config, reading.preprocessing.image_size)
+    require_size(backbone, reading.config, *size)
+    shape = (reading.config.in_channels, *size)
+
+    def deploy() -> nn.Module:
+        module: nn.Module = backbone.deploy(reading.config)
+        return module
+
+    before, after = costs_by_block(reading.module, shape), costs_by_block(deploy, shape)
+    return {
+        "backbone": reading.backbone,
+        "facts": (*reading.facts, *claimed_accuracy(found.record)),
+        "problems": contradictions(reading.facts),
+        "applied": (method, *reading.applied),
+        "training": cost_of(reading.module, shape),
+        "deploy": cost_of(deploy, shape),
+        "blocks": tuple(
+            BlockCost(name=name, training=cost, deploy=after[name]) for name, cost in before.items() if name in after
+        ),
+    }
+
+
+# --- inspect, for what is no checkpoint: ONNX graphs and engines, read as bytes.
+
+# How serialised engines begin. TensorRT's own has no more in it that its makers have said; TensorRT-RTX's next bytes
+# are as its 1.7 writes them.
+ENGINES = {b"ftrt": "TensorRT engine", b"vtrt": "TensorRT-RTX engine"}
+BUILT = ("runtime", "target", "precision", "verdict")
+NOT_CHECKPOINTS = (".onnx", ".ort", ".engine", ".plan", ".blob")
+
+
+def inspect_file(file: str | Path, sha256: str | None = None) -> FileInspection:
+    """Describe an ONNX file or an engine by its bytes: nothing of it is loaded or run.
+
+    Raises:
+        Refused: If there is no such file, an .onnx file is no ONNX model, or its hash is not ``sha256``.
+    """
+    path = Path(file)
+    if not path.is_file():
+        raise Refused(f"there is no file {path}.", hint="Give a file.", code="inspect.missing")
+    size, digest = path.stat().st_size, sha256_of(path)
+    require_pinned(path, sha256, digest)
+    if path.suffix == ".onnx":
+        facts, problems = _graph(path)
+        return FileInspection(
+            path=str(path), kind="ONNX graph", sha256=digest, bytes=size, facts=facts, problems=problems
+        )
+    with path.open("rb") as opened:
+        head = opened.read(32)
+    kind = ENGINES.get(
+        head[:4], {".blob": "OpenVINO compiled model", ".ort": "ONNX Runtime model"}.get(path.suffix, "")
+    )
+    told = [Fact(name="first bytes", value=head[:4].hex(" "), source="file")]
+    if head[:4] == b"vtrt":
+        told.append(Fact(name="built by", value=".".join(map(str, head[24:28])), source="header"))
+    built = built_as(path)
+    if built is not None:
+        told += [Fact(name=name, value=getattr(built, name), source=path.with_suffix(".json").name) for name in BUILT]
+    problems = () if kind else (f"it does not begin as an engine of {' or '.join(ENGINES.values())} does",)
+    warning = "loading an engine runs code in it: give none of unknown origin to verify or bench"
+    told.append(Fact(name="caution", value=warning, source="what engines are"))
+    return FileInspection(
+        path=str(path), kind=kind or "unknown", sha256=digest, bytes=size, facts=tuple(told), problems=problems
+    )
+
+
+def _graph(path: Path) -> tuple[tuple[Fact, ...], tuple[str, ...]]:
+    from repaconv.graph.onnx_files import external_files, read_graph, strays
+    from repaconv.onnx_export.torch_exporter import operators_of
+
+    model = read_graph(path)
+
+    def shape(value: Any) -> str:
+        dims = [dim.dim_param or str(dim.dim_value or "?") for dim in value.type.tensor_type.shape.dim]
+        return f"{value.name} [{', '.join(dims)}]"
+
+    weights = {weight.name for weight in model.graph.initializer}
+    told = {
+        "opset": ", ".join(f"{entry.domain or 'ai.onnx'} {entry.version}" for entry in model.opset_import),
+        "IR version": model.ir_version,
+        "made by": f"{model.producer_name} {model.producer_version}".strip() or "not said",
+        "inputs": ", ".join(shape(value) for value in model.graph.input if value.name not in weights),
+        "outputs": ", ".join(shape(value) for value in model.graph.output),
+        "operators": ", ".join(f"{count} {name}" for name, count in operators_of(model).items()),
+        **({"weights in": ", ".join(external_files(model))} if external_files(model) else {}),
+    }
+    facts = [Fact(name=name, value=value, source="graph") for name, value in told.items()]
+    facts += [Fact(name=entry.key, value=entry.value, source="metadata") for entry in model.metadata_props]
+    outside = tuple(f"it wants weights from {name!r}, outside its folder" for name in strays(model, path.parent))
+    gone = tuple(
+        f"its weights {name!r} are not there"
+        for name in external_files(model)
+        if name not in strays(model, path.parent) and not (path.parent / name).is_file()
+    )
+    return tuple(facts), outside + gone
+
+
+# --- inspect --svg: the fold of a checkpoint or of an ONNX graph as a picture, before any of it is written.
+
+
+def draw_fold(
+    source: str | Path,
+    *,
+    weights: str | None = None,
+    settings: Mapping[str, str] | None = None,
+    sha256: str | None = None,
+) -> str:
+    """The picture, as SVG: each kind of block of a method's checkpoint, or the places of a graph that fold.
+
+    Raises:
+        Refused: If it is no checkpoint of a method and no ONNX graph, or nothing in it folds.
+    """
+    from repaconv.stages.report.fold_picture import fold_svg, places_of
+
+    path = Path(weights_here(source))
+    graph = path.suffix == ".onnx"
+    places = places_of(_changes(path, sha256) if graph else _certificate(path, weights, settings or {}, sha256))
+    picture = fold_svg(places, path.name)
+    if not picture:
+        raise Refused(
+            f"{path}: nothing to draw: no layer of it is folded into another.",
+            hint="Leave out --svg.",
+            code="inspect.nothing-to-draw",
+        )
+    return picture
+
+
+def _certificate(
+    path: Path, weights: str | None, settings: Mapping[str, str], sha256: str | None
+) -> Sequence[FoldStep]:
+    """The rows of its fold, which is made and not written."""
+    found = read_hashed(path, weights, sha256)
+    method, _ = choose_method(found, "auto")
+    trained = understood(method, found, settings)
+    backbone = plugins.load(plugins.BACKBONES, trained.backbone)
+    size = backbone.image_size(trained.config, trained.preprocessing.image_size)
+    steps = [part.step for part in trained.parts() if part.step]
+    return with_layers(found, method, settings, trained, size, steps)
+
+
+def _changes(path: Path, sha256: str | None) -> Sequence[Change]:
+    """Of the graph's fold, which is neither proved nor measured here."""
+    from repaconv.sources.verified_opset_upgrade import to_oldest
+    from repaconv.verification.evaluated_graph import Evaluated
+    from repaconv.verification.onnx_model_loading import folded, loaded
+
+    require_pinned(path, sha256)
+    raised = to_oldest(Evaluated(loaded(path)))
+    return folded(path, raised.graph.model)[1]

@@ -1,0 +1,81 @@
+"""Results of `inspect` as text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from repaconv.core.terminal import out, plain, table, value
+from repaconv.stages.report.page_templates import saved
+from repaconv.stages.shared.result_tables import costs
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from repaconv.results import BlockCost, FileInspection, Inspection
+
+
+def show_inspect(done: Inspection | FileInspection) -> None:
+    """See `_checkpoint` and `_file`."""
+    from repaconv.results import Inspection
+
+    _checkpoint(done) if isinstance(done, Inspection) else _file(done)
+
+
+def _checkpoint(seen: Inspection) -> None:
+    """What a checkpoint holds."""
+    rows = table("", "", "source")
+    origin = seen.origin
+    rows.add_row("container", origin.container, f"{origin.bytes:,} bytes")
+    rows.add_row("checksums", origin.checksums, "")
+    rows.add_row("weights", origin.weights, origin.weights_reason)
+    for other in seen.sets:
+        if other.path != origin.weights:
+            rows.add_row("also there", other.path, f"{other.tensors} tensors, {other.parameters:,} numbers")
+    if origin.stripped:
+        rows.add_row("prefixes taken off", ", ".join(origin.stripped), "keys")
+    for name in seen.placeholders:
+        rows.add_row("not built", name, "a global of the pickle; nothing was run")
+    rows.add_row(
+        "method", seen.method or "unknown", f"{seen.confidence}: {seen.reason}" if seen.method else seen.reason
+    )
+    for known in seen.networks:
+        also = f", also {', '.join(known.also)}" if known.also else ""
+        but = f"but for {known.differs}" if known.differs else "all of them"
+        rows.add_row("network" if known.exact else "near to", known.name, f"names and shapes, {but}{also}")
+    if len(seen.applied) > 1:
+        rows.add_row("folds", ", ".join(seen.applied), "keys")
+    if seen.form:
+        rows.add_row("form", seen.form, "keys")
+    if seen.backbone:
+        rows.add_row("backbone", seen.backbone, "")
+    for fact in seen.facts:
+        against = f"; but {fact.against}" if fact.against else ""
+        rows.add_row(fact.name, value(fact.value), f"{fact.source}{against}")
+    out().print(rows)
+    if seen.training and seen.deploy:
+        if seen.blocks:
+            out().print(_blocks(seen.blocks))
+        out().print(costs(seen.training, seen.deploy))
+    for problem in seen.problems:
+        out().print(f"[bold red]cannot be folded:[/] {plain(problem)}")
+
+
+def _file(seen: FileInspection) -> None:
+    """What a graph or an engine says of itself."""
+    rows = table("", "", "source")
+    rows.add_row("kind", seen.kind, f"{seen.bytes:,} bytes")
+    for fact in seen.facts:
+        rows.add_row(plain(fact.name), value(fact.value), plain(fact.source))
+    out().print(rows)
+    for problem in seen.problems:
+        out().print(f"[bold red]caution:[/] {plain(problem)}")
+
+
+def _blocks(blocks: Iterable[BlockCost]) -> Table:
+    rows = table("block", "parameters", "deploy form", "MACs", "deploy form", "saved")
+    for block in blocks:
+        before, after = block.training, block.deploy
+        counts = (before.parameters, after.parameters, before.macs, after.macs)
+        rows.add_row(plain(block.name), *(f"{count:,}" for count in counts), saved(before.macs, after.macs))
+    return rows

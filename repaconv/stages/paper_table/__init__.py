@@ -1,0 +1,1 @@
+"""`table`: the figures of a paper next to ours."""

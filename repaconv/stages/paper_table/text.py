@@ -1,0 +1,29 @@
+"""Results of `table` as text."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from repaconv.core.terminal import out, plain, table
+
+if TYPE_CHECKING:
+    from repaconv.results import PaperTable
+
+
+def show_paper_table(found: PaperTable) -> None:
+    """Our figures beside the paper's, with a mark where they differ by more than it prints."""
+    notes = list(dict.fromkeys(row.remark for row in found.rows if row.remark))
+    rows = table("table", "model", "form", "parameters", "paper", found.rows[0].unit, "paper", "", figures=range(3, 7))
+    for row in found.rows:
+        ours = (row.cost.layer_macs if row.counted == "layers" else row.cost.macs) * (2 if row.unit == "FLOPs" else 1)
+        mark = "" if row.agrees else f"[yellow]differs[/] ({notes.index(row.remark) + 1})"
+        counts = (f"{row.cost.parameters:,}", row.parameters, f"{ours:,}", row.macs)
+        rows.add_row(row.table, plain(row.model), row.form, *counts, mark)
+    out().print(rows)
+    for number, note in enumerate(notes, 1):
+        out().print(f"({number}) {plain(note)}")
+    differing = sum(not row.agrees for row in found.rows)
+    out().print(
+        f"{len(found.rows)} models of {plain(found.paper)}: {len(found.rows) - differing} agree to the printed "
+        f"precision, {differing} differ"
+    )

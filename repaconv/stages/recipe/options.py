@@ -1,0 +1,31 @@
+"""Options of `run` and `gate`, each with its type, default and help."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from repaconv.stages.shared.common_options import AcceptInconclusive, Rerun
+from repaconv.stages.shared.option_definitions import BASELINE, Option, Options
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions(Options):
+    """What `repaconv.run` may be asked for; all else stands in its recipe."""
+
+    dry_run: Annotated[bool, Option("List the steps that would run and why, and run none.", option=("--dry-run",))] = (
+        False
+    )
+    rerun: Rerun = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class GateOptions(Options):
+    """What `repaconv.gate` may be asked for; all else stands in its recipes."""
+
+    rerun: Rerun = False
+    update_baseline: Annotated[
+        bool,
+        Option("Write the measured latencies to the baseline files instead of comparing with them.", panel=BASELINE),
+    ] = False
+    accept_inconclusive: AcceptInconclusive = False

@@ -1,0 +1,501 @@
+"""A recipe: what to do with one checkpoint and what must hold, as a TOML file that is committed with the code.
+
+checkpoint = "weights/deit.pth"
+
+[set]
+num_heads = 3
+
+[verify]
+inputs = "weights/deit.npz"
+require = ["recorded"]
+
+[export]
+precisions = ["fp32", "int8"]
+
+[bench]
+baseline = "baselines.json"
+max_regression = 0.05
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import re
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
+
+from pydantic import Field, ValidationError
+
+from repaconv.core.errors import UsageProblem, nearest
+from repaconv.core.toml_positions import At, Lines, NoToml, Problem, place_of, problems, read_toml
+from repaconv.results import Record
+from repaconv.stages.bench.options import BenchOptions
+from repaconv.stages.build.options import BuildOptions
+from repaconv.stages.bundle.options import BundleOptions
+from repaconv.stages.convert.options import ConvertOptions
+from repaconv.stages.export.options import ExportOptions
+from repaconv.stages.shared.common_options import Target
+from repaconv.stages.shared.option_definitions import Asked, Option, Options, former_names, options_of
+from repaconv.stages.verify.options import VerifyOptions
+
+# --- What a recipe may say: its sections and their keys.
+
+Precision = Literal["fp32", "fp16", "bf16", "int8"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifySection(VerifyOptions):
+    """What is verified, on which images, and how accurate every version of the network must be.
+
+    The limits are no part of what `verify` is asked for: its result is judged by them each time.
+    """
+
+    min_top1: Annotated[
+        float | None,
+        Option("Lowest top-1 accuracy in percent, e.g. 75.0; needs images with labels.", recorded=False),
+        Field(gt=1, le=100),
+    ] = None
+    max_drop: Annotated[
+        float,
+        Option("How many points the top-1 accuracy may be below [reference] top1.", recorded=False),
+        Field(ge=0, lt=100),
+    ] = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportSection(ExportOptions):
+    """Which graphs are made: one a precision."""
+
+    precisions: Annotated[tuple[Precision, ...], Option("Precisions to export; one ONNX model each.")] = ("fp32",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchSection(BenchOptions):
+    """What is measured, and how much slower than the baseline it may be.
+
+    ``target`` is that of the export where it is left out.
+    """
+
+    target: Target = ""
+    precision: Annotated[Precision, Option("Precision of the ONNX model to measure.")] = "fp32"
+    rounds: Annotated[int | None, Option("Number of measured, interleaved rounds.", least=10)] = None
+    require: Annotated[bool, Option("Fail if there is no baseline to compare with.")] = False
+    max_regression: Annotated[float, Option("Largest latency increase over the baseline, e.g. 0.05."), Field(gt=0)] = (
+        0.05
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildSection(BuildOptions):
+    """Which engine is built; ``target`` is that of the export where it is left out."""
+
+    target: Target = ""
+    precision: Annotated[Precision, Option("Precision of the engine and of its ONNX model.")] = "fp32"
+
+
+@dataclass(frozen=True, kw_only=True)
+class BundleSection(BundleOptions):
+    """What is packed for a board; ``target`` is that of the export, images are those of verify, where left out."""
+
+    target: Target = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportSection(Options):
+    """The page on which it all ends."""
+
+    format: Annotated[Literal["html", "markdown", "json"], Option("Format of the report.")] = "html"
+    paper: Annotated[bool, Option("Include the figures of the paper.")] = True
+
+
+SECTIONS: dict[str, type[Options]] = {
+    "convert": ConvertOptions,
+    "verify": VerifySection,
+    "export": ExportSection,
+    "build": BuildSection,
+    "bundle": BundleSection,
+    "bench": BenchSection,
+    "report": ReportSection,
+}
+
+NOT_HERE: dict[str, tuple[str, ...]] = {
+    "convert": ("settings", "weights", "out", "force"),
+    "build": ("preset", "allow_unverified"),
+    "bundle": ("checkpoint", "preset", "allow_unverified", "out"),
+    "report": (),
+    "verify": ("checkpoint", "drift", "out"),
+    "export": ("precision", "preset", "allow_unverified"),
+    "bench": ("preset", "update_baseline", "accept_inconclusive", "allow_unverified", "out"),
+}
+"""What a section's order may be asked for elsewhere, and no recipe says."""
+
+
+OPTIONAL = ("reference", "convert", "export", "build", "bundle", "bench", "report")
+"""Sections that a recipe may go without; one that is ``false`` is left out though the recipe below has it."""
+
+
+class Reference(Record):
+    """What somebody else says of this network, and what to expect here; of it ``top1`` alone is enforced."""
+
+    source: str = Field(description="Source of the figures: a paper and its table.")
+    model: str = Field(default="", description="Name of the model in the source.")
+    top1: float | None = Field(
+        default=None,
+        description="Top-1 accuracy in percent, e.g. 81.3; enforced where the images of [verify] have labels.",
+        gt=1,
+        le=100,
+    )
+    parameters: str = Field(default="", description="Number of parameters, as printed in the source.")
+    macs: str = Field(default="", description="Number of MACs, as printed in the source.")
+    speed: str = Field(default="", description="Speed, as printed in the source.")
+    expect: str = Field(default="", description="What to expect from this recipe.")
+
+
+class Recipe(Record):
+    """One checkpoint's, ONNX graph's or Hugging Face folder's way. Paths are relative to the recipe's folder."""
+
+    checkpoint: str = Field(description="Checkpoint, ONNX model or Hugging Face folder.")
+    extends: str | None = Field(default=None, description="Recipe whose keys are used where this one has none.")
+    arch: str | None = Field(
+        default=None, description="How to build the network: timm:NAME, or FILE.py:FUNCTION (which runs that file)."
+    )
+    method: str = Field(default="auto", description="Method of the checkpoint, or auto to recognize it.")
+    force: bool = Field(default=False, description="Accept settings that contradict the checkpoint; results record it.")
+    weights: str | None = Field(
+        default=None, description="Set of weights to read, if the file has several, e.g. model_ema."
+    )
+    sha256: str | None = Field(
+        default=None, description="SHA-256 of the checkpoint; any other file is refused.", pattern="^[0-9a-fA-F]{64}$"
+    )
+    out: str | None = Field(default=None, description="Run folder; the default is repaconv-out/<name of the recipe>.")
+    preset: str = Field(
+        default="default", description="How graphs are written: default, official, fastest-known or tune's file."
+    )
+    set: dict[str, str | int | float | bool | list[int]] = Field(
+        default={}, description="Settings that the checkpoint lacks, by name."
+    )
+    reference: Reference | None = Field(default=None, description="Published figures of this network.")
+    convert: ConvertOptions | None = Field(
+        default=None, description="Convert the network (lossy) instead of folding it."
+    )
+    verify: VerifySection = Field(default=VerifySection(), description="What is verified, on which images.")
+    export: ExportSection | None = Field(
+        default=ExportSection(), description="Which ONNX models are exported; false for none."
+    )
+    build: BuildSection | None = Field(
+        default=None, description="Engine to build, if the target's runtime is installed."
+    )
+    bundle: BundleSection | None = Field(default=None, description="Bundle for a board that builds its own engines.")
+    bench: BenchSection | None = Field(
+        default=None, description="What is measured, and the baseline that it is compared with."
+    )
+    report: ReportSection | None = Field(default=ReportSection(), description="The report; false for none.")
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """``[set]`` as the command line would give it."""
+        return {
+            name: ",".join(map(str, value)) if isinstance(value, list) else str(value)
+            for name, value in self.set.items()
+        }
+
+
+FORMER = {"form": "preset"}
+"""Top-level keys that had another name in the previous release, and are still read for this one."""
+
+
+def own_file(arch: str) -> str:
+    """The Python file of ``FILE.py:FUNCTION``; empty for a library's architecture."""
+    file = arch.partition(":")[0]
+    return file if file.endswith(".py") else ""
+
+
+def schema() -> dict[str, Any]:
+    """JSON Schema of a recipe, for editors that complete TOML: what a section may have, in the words of its options."""
+    found = Recipe.model_json_schema()
+    for name in OPTIONAL:  # TOML has no null
+        kinds = found["properties"][name]["anyOf"]
+        found["properties"][name]["anyOf"] = [{"const": False} if kind == {"type": "null"} else kind for kind in kinds]
+    for name, options in SECTIONS.items():
+        keys = found["$defs"][options.__name__]["properties"]
+        for each in options_of(options):
+            if each.name in NOT_HERE[name]:
+                del keys[each.name]
+            else:
+                keys[each.name]["description"] = each.knob.help
+    return found
+
+
+# --- A recipe: what to do with one checkpoint and what must hold, as a TOML file that is committed with the code.
+
+IDLE: tuple[tuple[str, tuple[str, ...], Callable[[Any], Any], str], ...] = (
+    ("verify", ("count",), lambda recipe: recipe.verify.inputs, "an .npz is taken whole"),
+    ("verify", ("seed",), lambda recipe: recipe.verify.inputs or recipe.verify.images, "it is of random images"),
+    ("verify", ("classes",), lambda recipe: not recipe.verify.images, "it names the classes of images"),
+    (
+        "verify",
+        ("min_top1", "max_drop"),
+        lambda recipe: not (recipe.verify.inputs or recipe.verify.images),
+        "random images have no labels; give verify.images or verify.inputs",
+    ),
+    (
+        "verify",
+        ("max_drop",),
+        lambda recipe: (recipe.verify.inputs or recipe.verify.images) and _reference_top1(recipe) is None,
+        "there is no [reference] top1",
+    ),
+    ("export", ("inputs", "images"), lambda recipe: set(recipe.export.precisions) <= {"fp32"}, "float32 has no ranges"),
+    ("", ("method", "arch"), lambda recipe: recipe.convert, "convert says what is made of it"),
+    ("bench", ("require", "max_regression"), lambda recipe: not recipe.bench.baseline, "there is no baseline"),
+)
+"""Keys of a section that do nothing where the others are so, and why; they are refused, as options are."""
+
+UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
+"""What pydantic says of a key that there is not; `_unknown` says it better."""
+
+
+class Wrong(NamedTuple):
+    """One thing that is wrong with a recipe."""
+
+    at: At
+    told: str
+    hint: str
+    code: str
+
+    @property
+    def message(self) -> str:
+        """With its place."""
+        return f"{self.at}: {self.told}"
+
+
+class RecipeProblem(UsageProblem):
+    """All that is wrong with a recipe, in the order of its lines."""
+
+    def __init__(self, wrong: Sequence[Wrong]) -> None:
+        self.wrong = tuple(sorted(wrong, key=lambda each: (each.at.file, each.at)))
+        message = "; ".join(each.message for each in self.wrong)
+        super().__init__(message, hint=self.wrong[0].hint, code=self.wrong[0].code)
+
+
+def read_recipe(path: Path) -> tuple[Recipe, Lines]:
+    """A recipe, and the place of each of its keys.
+
+    Raises:
+        UsageProblem: If it cannot be read.
+        RecipeProblem: Of all that is wrong in it.
+    """
+    found = examined(path)
+    if found.wrong:
+        raise RecipeProblem(found.wrong)
+    return found.recipe, found.lines
+
+
+class Examined(NamedTuple):
+    """A recipe as far as it is sound, the place of each key, and all that is wrong with it by itself.
+
+    A value that is wrong is left out of ``recipe``, so that what it names elsewhere can be looked at in one go.
+    """
+
+    recipe: Recipe
+    lines: Lines
+    wrong: tuple[Wrong, ...]
+
+
+def examined(path: Path) -> Examined:
+    """Read a recipe, and find all that is wrong with it.
+
+    Raises:
+        UsageProblem: If it cannot be read.
+        RecipeProblem: If it is not TOML, or extends what is not there.
+    """
+    try:
+        plain, lines = _whole(path, ())
+    except NoToml as problem:
+        told = problem.message.partition(": ")[2]
+        raise RecipeProblem([Wrong(problem.at, told, _mend(problem.at), problem.code)]) from problem
+    where = str(path)
+    recipe, invalid = _sound({key: None if _off(key, value) else value for key, value in plain.items()}, where, lines)
+    unknown = dict(_unknown(plain, where, lines))
+    faulty = {keys[0] for keys in (*unknown, *(each.keys for each in invalid)) if keys}
+    wrong = [*unknown.values()]
+    wrong += [Wrong(each.at, each.told, _remedy(each), "recipe.invalid") for each in invalid]
+    return Examined(recipe, lines, (*wrong, *_idle(recipe, plain, where, lines, faulty)))
+
+
+def _sound(plain: dict[str, Any], where: str, lines: Lines) -> tuple[Recipe, list[Problem]]:
+    """The recipe without what is invalid in it, and what that is; unknown keys are told elsewhere."""
+    try:
+        return Recipe.model_validate(plain), []
+    except ValidationError as error:
+        found = problems(error, where, lines)
+    rest = copy.deepcopy(plain)
+    for each in found:
+        _drop(rest, each.keys)
+    recipe, more = _sound({"checkpoint": "", **rest}, where, lines)
+    return recipe, [each for each in (*found, *more) if each.error["type"] not in UNKNOWN]
+
+
+def _drop(table: dict[str, Any], keys: tuple[str, ...]) -> None:
+    """Take a value out, the whole table of one that is missing in it; the first key goes where a deeper one is not."""
+    *above, last = keys
+    inner: Any = table
+    for key in above:
+        inner = inner.get(key) if isinstance(inner, dict) else None
+    if isinstance(inner, dict) and last in inner:
+        del inner[last]
+    else:
+        table.pop(keys[0], None)
+
+
+def _off(key: str, value: Any) -> bool:
+    """Whether a section is left out."""
+    return key in OPTIONAL and value is False
+
+
+# --- extends --------------------------------------------------------------------------------------------
+
+
+def _whole(path: Path, above: tuple[Path, ...]) -> tuple[dict[str, Any], Lines]:
+    """A recipe's table with what it extends below it, whose paths are seen from here.
+
+    Raises:
+        RecipeProblem: If what it extends is not there, or is itself.
+    """
+    plain, lines = _with_current_names(*read_toml(path, "recipe"))
+    base = plain.get("extends")
+    if not isinstance(base, str):
+        return plain, lines
+    other, at = path.parent / base, place_of(lines, ("extends",), str(path))
+    if other.resolve() in (path.resolve(), *(each.resolve() for each in above)):
+        told = f"extends: {base} extends this recipe itself."
+        raise RecipeProblem([Wrong(at, told, "Let one of them stand alone.", "recipe.extends")])
+    if not other.is_file():
+        beside = sorted(each.name for each in other.parent.glob("*.toml"))
+        hint = f"{nearest(other.name, beside)}Paths are relative to the recipe's folder."
+        raise RecipeProblem([Wrong(at, f"extends: there is no {other}.", hint, "recipe.missing")])
+    below, places = _whole(other, (*above, path))
+    away = os.path.relpath(other.parent, path.parent)
+    return _over(_moved(below, away), plain), {**places, **lines}
+
+
+def _with_current_names(plain: dict[str, Any], lines: Lines) -> tuple[dict[str, Any], Lines]:
+    """A recipe's table and the places of its keys, with the keys of the previous release under their names of today."""
+    former: dict[tuple[str, ...], tuple[str, ...]] = {(old,): (new,) for old, new in FORMER.items()}
+    former |= {
+        (section, old): (section, new)
+        for section, options in SECTIONS.items()
+        for old, new in former_names(options).items()
+    }
+
+    def current(value: Any, above: tuple[str, ...] = ()) -> Any:
+        if not isinstance(value, dict) or len(above) > 1:
+            return value
+        named = {(*above, name): each for name, each in value.items()}
+        return {former.get(keys, keys)[-1]: current(each, keys) for keys, each in named.items()}
+
+    return current(plain), {former.get(keys, keys): at for keys, at in lines.items()}
+
+
+def _over(below: Any, above: Any) -> Any:
+    """Tables are joined key by key; all else is replaced."""
+    if not isinstance(below, dict) or not isinstance(above, dict):
+        return above
+    return {**below, **{key: _over(below.get(key), value) for key, value in above.items()}}
+
+
+def _moved(plain: Mapping[str, Any], away: str) -> dict[str, Any]:
+    """The same with its paths as they are seen from a recipe elsewhere."""
+    found = {}
+    for key, value in plain.items():
+        if isinstance(value, dict) and key in SECTIONS:
+            found[key] = {name: _path(each, away, key, name) for name, each in value.items()}
+        else:
+            found[key] = _path(value, away, "", key)
+    return found
+
+
+def _path(value: Any, away: str, section: str, key: str) -> Any:
+    """A value, moved if it is a path."""
+    if not isinstance(value, str) or (key == "checkpoint" and "://" in value):  # an address is one from anywhere
+        return value
+    paths = (
+        {"checkpoint", "out"} if not section else {each.name for each in options_of(SECTIONS[section]) if each.is_path}
+    )
+    path = key in paths or (key == "target" and value.endswith(".toml"))
+    path |= not section and ((key == "arch" and bool(own_file(value))) or (key == "preset" and value.endswith(".json")))
+    return Path(os.path.normpath(Path(away, value))).as_posix() if path else value
+
+
+# --- what is wrong --------------------------------------------------------------------------------------
+
+
+def _idle(
+    recipe: Recipe, plain: Mapping[str, Any], where: str, lines: Lines, faulty: Container[str]
+) -> Iterator[Wrong]:
+    """Keys that would do nothing; not of a section in which a key is wrong, by which they may do something."""
+    for section, keys, idle, why in IDLE:
+        table: Any = plain.get(section) if section else plain
+        known = not any(each in faulty for each in (section or "convert", "reference"))
+        for key in keys if isinstance(table, dict) and known and idle(recipe) else ():
+            if key in table:
+                named = (section, key) if section else (key,)
+                told = f"{'.'.join(named)} would do nothing here: {why}."
+                yield Wrong(place_of(lines, named, where), told, "Leave it out.", "recipe.idle")
+
+
+def _reference_top1(recipe: Recipe) -> float | None:
+    return recipe.reference.top1 if recipe.reference else None
+
+
+def _unknown(plain: Mapping[str, Any], where: str, lines: Lines) -> Iterator[tuple[tuple[str, ...], Wrong]]:
+    """Keys that there are not, with those that there are."""
+    known: dict[tuple[str, ...], list[str]] = {(): list(Recipe.model_fields)}
+    known |= {(name,): [each.name for each in keys_of(name)] for name in SECTIONS}
+    for table, keys in known.items():
+        given = plain.get(table[0]) if table else plain
+        for key in given if isinstance(given, dict) else ():
+            if key not in keys:
+                told = f"{'.'.join((*table, key))}: unknown key."
+                hint = f"{nearest(key, keys)}{_elsewhere(key, table)}Known here: {', '.join(keys)}."
+                wrong = Wrong(place_of(lines, (*table, key), where), told, hint, "recipe.invalid")
+                yield (*table, key), wrong
+
+
+def _elsewhere(key: str, table: tuple[str, ...]) -> str:
+    """In which sections there is such a key, where it is not this one."""
+    sections = [f"[{name}]" for name in SECTIONS if (name,) != table and key in [each.name for each in keys_of(name)]]
+    return f"It is a key of {', '.join(sections)}. " if sections else ""
+
+
+def keys_of(section: str) -> list[Asked]:
+    """What a section may have."""
+    return [each for each in options_of(SECTIONS[section]) if each.name not in NOT_HERE[section]]
+
+
+def _remedy(problem: Problem) -> str:
+    """What to write instead: the nearest value where there are a few, else what the key means."""
+    if problem.error["type"] == "missing":
+        return f'Write it, e.g. {problem.keys[-1]} = "...".'
+    if problem.error["type"] == "literal_error":
+        known = re.findall(r"'([^']*)'", str(problem.error["ctx"]["expected"]))
+        return f"{nearest(str(problem.error['input']), known)}Known: {', '.join(known)}."
+    means = _means(*problem.keys[:2])
+    return f"It means: {means}" if means else "See docs/how-to/recipes.md."
+
+
+def _means(section: str, key: str = "") -> str | None:
+    """What a key is for, in the words of its option or of the schema."""
+    if section in SECTIONS and key:
+        return next((each.knob.help for each in keys_of(section) if each.name == key), None)
+    fields = Reference.model_fields if section == "reference" and key else Recipe.model_fields
+    name = key if section == "reference" and key else section
+    return fields[name].description if name in fields else None
+
+
+def _mend(at: At) -> str:
+    """What stands there."""
+    lines = Path(at.file).read_text().splitlines() or [""]
+    return f"Mend that line: {lines[min(at.line, len(lines)) - 1].strip()}"

@@ -1,0 +1,33 @@
+"""Results of `report` as text."""
+
+from __future__ import annotations
+
+from repaconv.core.terminal import coloured, out, plain, rows
+from repaconv.results import Report, ReportRow, RunsReport
+from repaconv.stages.shared.result_tables import counted
+
+
+def show_report(done: Report | RunsReport) -> None:
+    """What is on the page: of one run, or of several a row each."""
+    if isinstance(done, RunsReport):
+        header = ("run", "verdict", "accuracy", "parameters", "speedup", "same top-1")
+        rows(header, [_row(each) for each in done.rows])
+        return
+    proved = sum(link.verdict == "passed" for link in done.links)
+    measured = counted(len(done.benches), "measurement")
+    out().print(f"{coloured(done.verdict)}: {proved} of {len(done.links)} links passed, {measured}")
+    for sentence in done.open:
+        out().print(f"[yellow]not verified, or not measured:[/] {plain(sentence)}")
+
+
+def _row(row: ReportRow) -> tuple[str, ...]:
+    accuracy, ratio = row.accuracy, row.ratio
+    _, before, after = row.saved[0]
+    return (
+        row.title,
+        row.verdict,
+        f"{accuracy.reference:.1%} -> {accuracy.candidate:.1%}" if accuracy else "",
+        f"{before:,.0f} -> {after:,.0f}",
+        ratio.cell if ratio else "",
+        ", ".join(f"{name} {kept:.1%}" for name, kept in row.lower),
+    )

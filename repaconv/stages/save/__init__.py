@@ -1,0 +1,1 @@
+"""`save`: a folder that timm or transformers loads."""

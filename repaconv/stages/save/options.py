@@ -1,0 +1,27 @@
+"""Options of `save`, each with its type, default and help."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from repaconv.stages.shared.common_options import AllowUnverified
+from repaconv.stages.shared.option_definitions import OUTPUT, Option, Options
+
+
+@dataclass(frozen=True, kw_only=True)
+class SaveOptions(Options):
+    """What `repaconv.save` may be asked for."""
+
+    out: Annotated[
+        str | Path | None,
+        Option(
+            "Folder to write.",
+            option=("-o", "--out"),
+            recorded=False,
+            default_text="timm or transformers in the run folder",
+            panel=OUTPUT,
+        ),
+    ] = None
+    allow_unverified: AllowUnverified = False

@@ -1,0 +1,208 @@
+"""save: a folded network as a folder that timm or transformers loads, with its model card."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from repaconv.core import run_folder
+from repaconv.core.errors import GateFailed, Refused, said_by
+from repaconv.core.file_replacement import moved, put, require_ours, write_payload
+from repaconv.core.files import alone_in, payload_of
+from repaconv.core.progress import Progress, silent
+from repaconv.core.scratch_folders import scratch_folder
+from repaconv.results import Link, NetworkFold, SaveArtefact
+from repaconv.sources.named_architectures import Architecture, package
+from repaconv.sources.source_model import TRAINING
+from repaconv.sources.source_of_run import subject_of
+from repaconv.stages.report.page_templates import card
+from repaconv.stages.report.stage import gathered
+from repaconv.stages.save.options import SaveOptions
+from repaconv.stages.shared.common_checks import made_by, with_files
+from repaconv.stages.shared.option_definitions import by_name
+from repaconv.verification.tolerances import verdict_of
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from repaconv.sources.source_model import Subject
+
+LIBRARIES = ("timm", "transformers")
+FILES = ("model.safetensors", "config.json", "preprocessor_config.json", "README.md")
+"""What such a folder holds; the third only where the run is of a folder that has it."""
+SLOT = "save.json"
+LABELS = ("label_names", "label_descriptions")
+"""What timm's config.json says of classes."""
+
+
+class _Plan(NamedTuple):
+    subject: Subject
+    arch: Architecture
+    run: run_folder.Run
+    folder: Path
+    asked: tuple[str, ...]
+    overridden: tuple[str, ...]
+
+
+def save_by(options: SaveOptions, run: str | Path | None = None, *, progress: Progress = silent) -> SaveArtefact:
+    """Write a folded network as a folder that timm or transformers loads: weights, config.json, a model card.
+
+    The network is folded again as a module, in float64, and the weights are written in its own architecture. The folder
+    is loaded by its library and compared before it is put in place.
+
+    Args:
+        options: The options.
+        run: The run folder; the newest run when None.
+        progress: A function that is called with each step's name, the units done and their total.
+
+    Raises:
+        Refused: If the folded network has no standard architecture.
+        EnvironmentProblem: If the library is not installed.
+        GateFailed: If an earlier check failed, or the outputs of the folder differ; nothing is written then.
+    """
+    plan = _plan(options, run)
+    progress("fold", 0, 0)
+    given = plan.subject.network(TRAINING).module
+    module, exact = _held(plan, given)
+    progress("save", 0, 0)
+    with alone_in(plan.run.folder), scratch_folder(plan.run.folder) as work:
+        _write(plan, module.float(), work)
+        links = (exact, _as_loaded(plan, type(given), work))
+        if verdict_of(links) == "failed":
+            raise GateFailed(
+                f"the folder, loaded by {plan.arch.library}, gives other outputs than the folded network; nothing "
+                "was written.",
+                hint=f"Try another version of {plan.arch.library}, or write ONNX: repaconv export.",
+                code="save.not-equal",
+            )
+        report = gathered(plan.run, None).model_copy(update={"library": plan.arch.library})
+        (work / "README.md").write_text(card(report, {}), encoding="utf-8")
+        files = [plan.folder / name for name in FILES if (work / name).is_file()]
+        for file in files:
+            write_payload(file, moved(work / file.name))
+        weights, *others = (payload_of(file, plan.folder) for file in files)
+        done = SaveArtefact(
+            made_by=made_by(plan.arch.library, "torch"),
+            verdict=verdict_of(links),
+            unverified=plan.overridden,
+            options=plan.asked,
+            arch=plan.arch.name,
+            payload=weights,
+            other_files=tuple(others),
+            links=links,
+        )
+        done = put(plan.folder / SLOT, done)
+    return with_files(done, [plan.run.fold_json], [*files, plan.folder / SLOT])
+
+
+save = by_name(save_by, SaveOptions)
+
+
+def _plan(options: SaveOptions, run: str | Path | None) -> _Plan:
+    """Everything that may be refused before anything is run."""
+    taken = run_folder.find_run(Path(run) if run else None)
+    subject = subject_of(taken)
+    folded = subject.folded
+    arch = Architecture(folded.arch, folded.config) if isinstance(folded, NetworkFold) else Architecture("", {})
+    if arch.library not in LIBRARIES:
+        raise Refused(
+            f"{taken.folder} cannot be saved in an architecture of timm or transformers: it is {folded.description}.",
+            hint=(
+                "Runs of --arch timm:NAME and of Hugging Face folders can be saved; `repaconv export` writes any run "
+                "as ONNX."
+            ),
+            code="save.unheld",
+        )
+    package(arch.library)
+    overridden = run_folder.require_sound(taken, folded, unverified=options.allow_unverified)
+    folder = Path(options.out) if options.out else taken.folder / arch.library
+    require_ours(folder / SLOT, "save", *(folder / name for name in FILES))
+    return _Plan(subject, arch, taken, folder, options.words(), overridden)
+
+
+def _held(plan: _Plan, given: nn.Module) -> tuple[nn.Module, Link]:
+    """Its architecture with the folded numbers, in float64, and the proof.
+
+    Raises:
+        Refused: If nothing does.
+    """
+    from repaconv.torch_fold.known_submodule_folds import fold_parts
+    from repaconv.torch_fold.weights_for_original_architecture import held, unheld
+
+    before = copy.deepcopy(given).double()
+    folded, steps = fold_parts(before, "auto", _example(plan))
+    if len(steps) == 1 and plan.subject.folded.applied:
+        raise unheld("nothing of what its graph folds can be folded in the module")
+    module = copy.deepcopy(before)
+    module.load_state_dict(held(folded, module), strict=True)
+    link = _link(plan, module, "fold", f"{plan.arch.name}, its numbers in float64")
+    if link.verdict == "failed":
+        raise unheld(f"{plan.arch.name} computes something else with it")
+    return module, link
+
+
+def _example(plan: _Plan) -> Any:
+    """Two images, as the module takes them."""
+    import torch
+
+    feeds = next(plan.subject.drawn(2, 0).batches()).given
+    return tuple(torch.from_numpy(array).double() for array in feeds.values())
+
+
+def _link(plan: _Plan, module: nn.Module, kind: str, called: str) -> Link:
+    """A module in float64 against the training form."""
+    from repaconv.verification.model_runners import TorchRunner
+    from repaconv.verification.output_comparison import Comparison, joined
+    from repaconv.verification.tolerances import tolerance
+
+    names = tuple(port.name for port in plan.subject.inputs)
+    runner = TorchRunner(module, module.state_dict(), double=True, inputs=names, outputs=plan.subject.outputs)
+    found = Comparison(called, tolerance(kind, usual=plan.subject.folded.tolerances))
+    for batch in plan.subject.drawn(4, 1).batches():
+        found.add(runner.run(batch.given), plan.subject.reference.run(batch.given))
+    return joined(found.links(kind, f"{TRAINING}, float64"))
+
+
+def _write(plan: _Plan, module: nn.Module, folder: Path) -> None:
+    """As the library itself writes it, and what says how images are made."""
+    import shutil
+
+    if plan.arch.library == "transformers":
+        saver: Any = module
+        saver.save_pretrained(str(folder))
+        source = plan.subject.source.parent / FILES[2]
+        if source.is_file() and plan.arch.config:
+            shutil.copyfile(source, folder / source.name)
+        return
+    given = plan.arch.config
+    config = {name: given[name] for name in LABELS if name in given}
+    config["pretrained_cfg"] = {**(given.get("pretrained_cfg") or {}), **_images(plan)}
+    package("timm").models.save_for_hf(
+        module, str(folder), model_config=config, model_args=given.get("model_args"), safe_serialization=True
+    )
+
+
+def _images(plan: _Plan) -> dict[str, Any]:
+    """How they are normalised, in timm's words, where the run knows it."""
+    images = plan.subject.folded.preprocessing
+    if images is None:
+        return {}
+    return {name: [round(value / 255, 9) for value in getattr(images, name)] for name in ("mean", "std")}
+
+
+def _as_loaded(plan: _Plan, kind: type[nn.Module], folder: Path) -> Link:
+    """The folder against the training form."""
+    loader: Any = kind
+    try:
+        if plan.arch.library == "timm":
+            module = package("timm").create_model(f"local-dir:{folder}", pretrained=True)
+        else:
+            module = loader.from_pretrained(str(folder), local_files_only=True)
+    except Exception as error:  # of whatever version the library is
+        raise GateFailed(
+            f"{plan.arch.library} cannot load what it wrote: {said_by(error)}; nothing was written.",
+            hint=f"Try another version of {plan.arch.library}, or write ONNX: repaconv export.",
+            code="save.not-loaded",
+        ) from error
+    return _link(plan, module.eval(), "stored", f"the folder, loaded by {plan.arch.library}")

@@ -1,0 +1,17 @@
+"""Results of `save` as text."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from repaconv.core.terminal import out, plain
+from repaconv.stages.shared.result_tables import links
+
+if TYPE_CHECKING:
+    from repaconv.results import SaveArtefact
+
+
+def show_save(done: SaveArtefact) -> None:
+    """What holds it, and the proof."""
+    out().print(f"{plain(done.payload.path)}, config.json and README.md of {plain(done.arch)}")
+    out().print(links(done.links))

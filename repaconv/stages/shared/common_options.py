@@ -1,0 +1,148 @@
+"""Knobs that several orders have, each with its type and its words once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated
+
+from repaconv.stages.shared.option_definitions import (
+    BASELINE,
+    CLUSTER,
+    IMAGES,
+    INPUT,
+    MEASURE,
+    OUTPUT,
+    SETTINGS,
+    SIZE,
+    TARGET,
+    VERIFICATION,
+    Option,
+)
+
+Target = Annotated[
+    str, Option("The device: a name listed by `repaconv targets`, or the path of a target's TOML file.", panel=TARGET)
+]
+Images = Annotated[
+    str | Path | None, Option("Folder of images; for labeled images, one subfolder per class.", panel=IMAGES)
+]
+Classes = Annotated[
+    str | Path | None,
+    Option(
+        "Text file with one class name per line, if the classes are not numbered in the alphabetical order of the "
+        "subfolders.",
+        panel=IMAGES,
+    ),
+]
+AllowUnverified = Annotated[
+    bool,
+    Option(
+        "Continue after a failed check, and record the override in every later result.",
+        panel=VERIFICATION,
+        former="unverified",
+    ),
+]
+Settings = Annotated[
+    Mapping[str, str] | None,
+    Option(
+        "A model setting missing from the checkpoint, e.g. num_heads=3; repeatable.",
+        option=("--set",),
+        panel=INPUT,
+        metavar="NAME=VALUE",
+        text=SETTINGS,
+    ),
+]
+Weights = Annotated[
+    str | None,
+    Option(
+        "Which set of weights to read if the file has several, e.g. model_ema.",
+        default_text="the set that the training code evaluates, reported by inspect",
+        panel=INPUT,
+    ),
+]
+Sha256 = Annotated[
+    str | None, Option("Expected SHA-256 of the file; any other file is refused.", metavar="HEX", panel=INPUT)
+]
+Checkpoint = Annotated[
+    str | Path | None,
+    Option(
+        "Path of the checkpoint, if it has moved since `fold`.", default_text="the path recorded by fold", panel=INPUT
+    ),
+]
+OfTheRun = Annotated[
+    str, Option("Precision of the run's ONNX model to use: fp32, fp16, bf16 or int8; on a GPU also tf32.", panel=INPUT)
+]
+BatchSize = Annotated[
+    int | None, Option("Batch size: images per inference.", least=1, default_text="from the target", panel=MEASURE)
+]
+Deployed = Annotated[
+    str | Path | None,
+    Option(
+        "Rewrite preset of the run's ONNX model to use, or the result file of `tune`, which also sets the runtime "
+        "and its options.",
+        default_text="the preset recorded by fold",
+        panel=INPUT,
+        former="form",
+    ),
+]
+Threads = Annotated[
+    int | None, Option("Threads per inference.", least=1, default_text="from the target", panel=MEASURE)
+]
+Workspace = Annotated[
+    int | None,
+    Option(
+        "Memory limit of TensorRT's workspace, in MiB.",
+        option=("--workspace",),
+        least=1,
+        default_text="TensorRT's own",
+        panel=OUTPUT,
+    ),
+]
+Seed = Annotated[
+    int, Option("Seed of the random images, of the measuring order and of the bootstrap.", least=0, panel=MEASURE)
+]
+AcceptInconclusive = Annotated[
+    bool, Option("Write the baseline even if the measurement is inconclusive.", recorded=False, panel=BASELINE)
+]
+Scheduler = Annotated[
+    str | None,
+    Option(
+        "Address of a Dask scheduler; measure on a worker that serves the target.",
+        metavar="tcp://HOST:PORT",
+        panel=CLUSTER,
+    ),
+]
+TlsCa = Annotated[
+    Path | None, Option("TLS certificate of the cluster's certificate authority (PEM).", recorded=False, panel=CLUSTER)
+]
+TlsCert = Annotated[Path | None, Option("TLS certificate of this machine (PEM).", recorded=False, panel=CLUSTER)]
+TlsKey = Annotated[Path | None, Option("Private key of --tls-cert (PEM).", recorded=False, panel=CLUSTER)]
+Rerun = Annotated[bool, Option("Run every step again, including those whose results are up to date.", former="again")]
+Arch = Annotated[
+    str | None,
+    Option(
+        "How to build the network: timm:NAME, torchvision:NAME, or FILE.py:FUNCTION (which runs that file).",
+        panel=INPUT,
+    ),
+]
+ImageSize = Annotated[
+    int | tuple[int, int] | None,
+    Option(
+        "Image size in pixels: N or HEIGHTxWIDTH, e.g. 224 or 140x126.",
+        text=SIZE,
+        default_text="the model's own",
+        panel=MEASURE,
+    ),
+]
+Against = Annotated[
+    str | Path | None,
+    Option(
+        "Reference for the speedup: another .onnx file or engine.",
+        default_text="the training-time network",
+        panel=MEASURE,
+    ),
+]
+Rounds = Annotated[
+    int | None,
+    Option("Number of measured, interleaved rounds.", least=2, default_text="from the target", panel=MEASURE),
+]

@@ -1,0 +1,323 @@
+"""What a field of an order says of itself, and what is derived from it: options, arguments, words."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, fields
+from functools import wraps
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
+
+from repaconv.core.errors import UsageProblem
+
+# --- How a value of an order is typed where its text is no plain number, word or path: read, and told again.
+
+
+class Text(NamedTuple):
+    """How a value is typed.
+
+    Attributes:
+        read: The value of (text, option); of (texts, option) where there may be several.
+        told: The text of a value; the texts where there may be several.
+        several: Whether the option may be given more than once.
+    """
+
+    read: Callable[[Any, str], Any]
+    told: Callable[[Any], str | list[str]]
+    several: bool = False
+
+
+def image_size(text: str, option: str) -> tuple[int, int]:
+    """``224`` or ``140x126`` (height x width) in pixels."""
+    from repaconv.results import parse_image_size
+
+    try:
+        return parse_image_size(text)
+    except ValueError as error:
+        raise UsageProblem(
+            f"{option} {text} is {error}.", hint=f"E.g. {option} 224.", code="usage.image-size"
+        ) from None
+
+
+def whole(text: str, option: str) -> int | None:
+    """A whole number above zero; None for ``dynamic``."""
+    if text == "dynamic":
+        return None
+    if not text.isdigit() or int(text) == 0:
+        raise UsageProblem(
+            f"{option}: {text!r} is neither dynamic nor a whole number above zero.",
+            hint=f"Give {option} dynamic or, for example, {option} 8.",
+            code="usage.number",
+        )
+    return int(text)
+
+
+def number(text: str, option: str, example: str = "1e-6") -> float:
+    """A float above zero."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = float("nan")
+    if not value > 0:
+        raise UsageProblem(
+            f"{option}: {text!r} is not a number above zero.", hint=f"E.g. {option} {example}.", code="usage.number"
+        )
+    return value
+
+
+def share(text: str, option: str) -> float:
+    """``5%`` or ``0.05``."""
+    return number(text.removesuffix("%"), option, "5%") / (100 if text.endswith("%") else 1)
+
+
+def pairs(words: Sequence[str], option: str, separator: str = "=") -> dict[str, str]:
+    """``name=value`` words as a dict."""
+    found = {}
+    for word in words:
+        name, mark, value = word.partition(separator)
+        if not name or not mark:
+            raise UsageProblem(
+                f"{option} {word} is not NAME{separator}VALUE.",
+                hint=f"E.g. {option} {'eps=1e-6' if separator == '=' else 'onnx:1e-6'}.",
+                code="usage.pair",
+            )
+        found[name] = value
+    return found
+
+
+def _tolerances(words: Sequence[str], option: str) -> dict[str, float]:
+    return {name: number(value, option) for name, value in pairs(words, option, ":").items()}
+
+
+def _joined(value: Mapping[str, Any], mark: str) -> list[str]:
+    return [f"{name}{mark}{each}" for name, each in value.items()]
+
+
+SIZE = Text(image_size, lambda value: str(value) if isinstance(value, int) else "x".join(map(str, value)))
+BATCH = Text(whole, lambda value: "dynamic" if value is None else str(value))
+SHARE = Text(share, lambda value: f"{100 * value:.10g}%")
+NAMES = Text(lambda text, _: tuple(text.split(",")), ",".join)
+LINKS = Text(lambda words, _: tuple(words), list, several=True)
+PATTERNS = LINKS
+SETTINGS = Text(pairs, lambda value: _joined(value, "="), several=True)
+TOLERANCES = Text(_tolerances, lambda value: _joined(value, ":"), several=True)
+
+
+# --- What a field of an order says of itself, and what is derived from it: options, arguments, words.
+
+Result = TypeVar("Result")
+AnyOptions = TypeVar("AnyOptions", bound="Options")
+
+
+@dataclass(frozen=True)
+class Option:
+    """One thing that a stage may be asked for, as people meet it; it stands in the field's ``Annotated``.
+
+    Attributes:
+        help: What it means: the option's help, and the argument's documentation.
+        option: Its names on the command line, where they are not the field's own.
+        metavar: What stands for its value there.
+        least: The smallest number that is taken.
+        text: How its value is typed, where that is no plain number, word or path.
+        usual: What the command line takes where nothing is typed, if that is not the field's own default.
+        default_text: How the help describes the default, where that is no plain value ("from the target").
+        panel: The group of `--help` that lists the option; see `repaconv.stages.shared.option_definitions`.
+        recorded: Whether an artefact repeats it. What says where a result goes, or what it is held against, is not.
+        former: Former name of the field; for one release it is still accepted in Python, in recipes and as an option.
+    """
+
+    help: str
+    option: tuple[str, ...] = ()
+    metavar: str | None = None
+    least: int | None = None
+    text: Text | None = None
+    usual: str | None = None
+    default_text: str | None = None
+    panel: str | None = None
+    recorded: bool = True
+    former: str = ""
+
+    __is_annotated_types_grouped_metadata__ = True
+
+    def __iter__(self) -> Iterator[Any]:
+        """What pydantic holds a value to, where an order is read from a file."""
+        from annotated_types import Ge
+
+        if self.least is not None:
+            yield Ge(self.least)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What a stage is asked for. Its subclasses are frozen dataclasses with a `Option` in every field's annotation."""
+
+    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012, as pydantic reads it
+
+    @classmethod
+    def of(cls: type[AnyOptions], other: Options, **changed: Any) -> AnyOptions:
+        """An order of this kind by what another, which has all of its fields and more, asks for."""
+        return cls(
+            **{each.name: getattr(other, each.name) for each in options_of(cls) if each.name not in changed}, **changed
+        )
+
+    def words(self) -> tuple[str, ...]:
+        """The same as it would be typed: artefacts record it, so that the report can say it again.
+
+        What is a default, or empty, is left out, and so is what an artefact does not repeat.
+        """
+        words: list[str] = []
+        for each in options_of(type(self)):
+            value = getattr(self, each.name)
+            if each.knob.recorded and value != each.default and value not in (None, (), [], {}):
+                words += each.words(value)
+        return tuple(words)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A field of an order with its knob; ``default`` is `inspect.Parameter.empty` where it must be given."""
+
+    name: str
+    type: Any
+    knob: Option
+    default: Any
+
+    @property
+    def option(self) -> str:
+        """Its name on the command line, the longest if there are several."""
+        return max(self.knob.option, key=len, default=f"--{self.name.replace('_', '-')}")
+
+    @property
+    def is_path(self) -> bool:
+        """Whether its value is a path, or may be."""
+        return Path in (get_args(self.type) or (self.type,))
+
+    def words(self, value: Any) -> list[str]:
+        """A value as it would be typed, with its option."""
+        if isinstance(value, bool):
+            return [self.option if value else f"--no-{self.option[2:]}"]
+        told = self.knob.text.told(value) if self.knob.text else str(value)
+        return [word for each in ([told] if isinstance(told, str) else told) for word in (self.option, each)]
+
+    def read(self, typed: Any) -> Any:
+        """The value of what was typed; None where nothing was."""
+        return typed if typed is None or self.knob.text is None else self.knob.text.read(typed, self.option)
+
+    @property
+    def typed_as(self) -> Any:
+        """The type that the command line takes: a text where one is read, else the field's, a path where it may be."""
+        if self.knob.text is not None:
+            return list[str] | None if self.knob.text.several else str if self.knob.usual else str | None
+        members = get_args(self.type) or (self.type,)
+        plain = Path if self.is_path else next(member for member in members if member is not type(None))
+        return plain | None if type(None) in members else plain
+
+    @property
+    def typed_default(self) -> Any:
+        """What the command line takes where nothing is typed."""
+        if self.knob.usual is not None or self.knob.text is not None:
+            return self.knob.usual
+        return ... if self.default is inspect.Parameter.empty else self.default
+
+
+def options_of(options: type[Options]) -> tuple[Asked, ...]:
+    """The fields of an order, as they stand there."""
+    hints = get_type_hints(options, include_extras=True)
+    return tuple(_asked(field, hints[field.name]) for field in fields(options))
+
+
+def _asked(field: Field[Any], hint: Any) -> Asked:
+    assert get_origin(hint) is Annotated, field.name
+    of, knob, *_ = get_args(hint)
+    return Asked(field.name, of, knob, inspect.Parameter.empty if field.default is MISSING else field.default)
+
+
+def former_names(options: type[Options]) -> dict[str, str]:
+    """The fields of an order that had another name in the previous release: former name to name."""
+    return {each.knob.former: each.name for each in options_of(options) if each.knob.former}
+
+
+def renamed(given: Mapping[str, Any], options: type[Options]) -> dict[str, Any]:
+    """Arguments by name, with former names replaced; each is reported by a `DeprecationWarning`."""
+    former = former_names(options)
+    for name in former.keys() & given.keys():
+        warnings.warn(f"{name} is now called {former[name]}", DeprecationWarning, stacklevel=3)
+    return {former.get(name, name): value for name, value in given.items()}
+
+
+def _several(asked: Asked, value: Any) -> Any:
+    """A single name where there may be several, as it is typed; else the value."""
+    text = asked.knob.text
+    if not isinstance(value, str) or text not in (NAMES, LINKS):
+        return value
+    return text.read([value] if text.several else value, asked.option)
+
+
+def by_name(stage: Callable[..., Result], options: type[Options]) -> Callable[..., Result]:
+    """A stage as it is called in Python: what its order has is given by name, and documented so.
+
+    Args:
+        stage: ``<name>_by``, whose first argument is the order.
+        options: Its class.
+    """
+    own = list(inspect.signature(stage).parameters.values())[1:]
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    asked = [
+        inspect.Parameter(each.name, keyword, default=each.default, annotation=each.type)
+        for each in options_of(options)
+    ]
+    parameters = sorted([*asked, *own], key=lambda each: each.kind)  # positional ones, the order's, the stage's own
+    signature = inspect.signature(stage).replace(parameters=parameters)
+
+    @wraps(stage)
+    def called(*positional: Any, **given: Any) -> Result:
+        given = renamed(given, options)
+        signature.bind(*positional, **given)
+        wanted = options(
+            **{each.name: _several(each, given.pop(each.name)) for each in options_of(options) if each.name in given}
+        )
+        return stage(wanted, *positional, **given)
+
+    called.__name__ = called.__qualname__ = stage.__name__.removesuffix("_by")
+    called.__signature__ = signature  # type: ignore[attr-defined]
+    lines = "\n".join(f"    {each.name}: {each.knob.help}" for each in options_of(options))
+    called.__doc__ = inspect.cleandoc(stage.__doc__ or "").replace("    options: The options.", lines)
+    return called
+
+
+# --- The groups in which `--help` lists the options of a command.
+
+INPUT = "Input"
+TARGET = "Target"
+IMAGES = "Images and labels"
+SHAPES = "Shapes"
+PRECISION = "Lower precision"
+GRAPH = "Graph"
+CONVERSION = "Conversion"
+TRAINING = "Training"
+SEARCH = "Search"
+MEASURE = "Measurement"
+BASELINE = "Baseline"
+VERIFICATION = "Verification"
+CLUSTER = "Cluster"
+OUTPUT = "Output"
+
+ORDER = (
+    INPUT,
+    TARGET,
+    IMAGES,
+    SHAPES,
+    PRECISION,
+    GRAPH,
+    CONVERSION,
+    TRAINING,
+    SEARCH,
+    MEASURE,
+    BASELINE,
+    VERIFICATION,
+    CLUSTER,
+    OUTPUT,
+)
+"""As `--help` lists them."""

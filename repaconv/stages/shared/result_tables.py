@@ -1,0 +1,133 @@
+"""Tables that several results have: links, costs, presets, sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from repaconv.core.terminal import ROWS, coloured, out, plain, table, whole
+from repaconv.stages.report.page_templates import saved
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from repaconv.results import Accuracy, BenchArtefact, Cost, Link, ThroughputArtefact
+
+OUTPUT = ", output "
+"""Behind which an end of a link names the one of several that it is of."""
+
+ROUNDING, ROUNDING_TOLD = "FP32 rounding", "for comparison: what FP32 rounding alone changes; no limit"
+"""Of `VerifyArtefact.for_scale`, which is no link."""
+
+
+def links(links: Iterable[Link], for_scale: dict[str, Any] | None = None) -> Table:
+    """Every link: the verdict first, and what it was judged by; all of its numbers with -v."""
+    if whole():
+        return _all_of(links, for_scale or {})
+    rows = table("verdict", "link", "candidate", "max rel", "allowed")
+    for narrow in ("verdict", "link", "max rel", "allowed"):
+        next(column for column in rows.columns if column.header == narrow).no_wrap = True
+    for link in links:
+        error, *_ = _numbers(link.metrics)
+        exact = link.tolerance is None or link.tolerance.kind == "exact"
+        told = link.tolerance.description if link.tolerance else ""
+        notes = [f"on {link.inputs}" if link.inputs else "", link.note, link.limit_told, link.lossy_told]
+        note = "; ".join(filter(None, notes))
+        of = link.reference.partition(OUTPUT)[2] if OUTPUT not in link.candidate else ""
+        candidate = plain(link.candidate + (OUTPUT + of if of else "")) + (f"\n[dim]{plain(note)}[/]" if note else "")
+        rows.add_row(coloured(link.verdict), link.name, candidate, error, told if exact else "lossy")
+    for name, metrics in (for_scale or {}).items():
+        rows.add_row(
+            "not evaluated", ROUNDING, f"{plain(name)}\n{ROUNDING_TOLD}", _numbers(metrics)[0], "", style="dim"
+        )
+    return rows
+
+
+def _all_of(links: Iterable[Link], for_scale: dict[str, Any]) -> Table:
+    rows = table("link", "candidate", "against", "max rel", "max abs", "cosine", "top-1", "allowed", "verdict")
+    for link in links:
+        numbers = _numbers(link.metrics)
+        allowed = link.tolerance.description if link.tolerance else ""
+        note = "; ".join(filter(None, [f"on {link.inputs}" if link.inputs else "", link.note, link.limit_told]))
+        verdict = coloured(link.verdict) + (f" ({plain(note)})" if note else "")
+        rows.add_row(link.name, plain(link.candidate), plain(link.reference), *numbers, allowed, verdict)
+    for name, metrics in for_scale.items():
+        candidate, _, reference = name.partition(" against ")
+        told = f"not evaluated ({ROUNDING_TOLD})"
+        rows.add_row(ROUNDING, candidate, reference, *_numbers(metrics), "", told, style="dim")
+    return rows
+
+
+def longest(kind: str, count: int) -> None:
+    """How many rows are not shown."""
+    if count > ROWS and not whole():
+        out().print(f"[dim]{count - ROWS} more {kind}: -v shows all[/]")
+
+
+def _numbers(metrics: Any) -> tuple[str, str, str, str]:
+    if metrics is None:
+        return "", "", "", ""
+    top1 = "" if metrics.top1_agreement is None else f"{metrics.top1_agreement:.1%}"
+    if metrics.top1_flips:
+        top1 += f" ({metrics.top1_flips_that_matter} flips beyond noise, {metrics.top1_flips_within_noise} within)"
+    elif metrics.top1_smallest_margin is not None:
+        top1 += f" (margin {metrics.top1_smallest_margin:.1e})"
+    if metrics.undecided:
+        top1 += f" ({metrics.undecided} undecided)"
+    cosine = "" if metrics.cosine is None else f"{metrics.cosine:.9f}"
+    return f"{metrics.max_rel_error:.1e}", f"{metrics.max_abs_error:.1e}", cosine, top1
+
+
+def locations(links: Iterable[Link]) -> None:
+    """Where links fail."""
+    for link in links:
+        if link.location and link.verdict == "failed":
+            where, why = link.location.module, plain(link.location.reason)
+            told = (
+                f" first different at [bold]{plain(where)}[/]: {why}"
+                if where
+                else f": no single layer found as the cause ({why})"
+            )
+            out().print(f"[bold red]{link.name}[/]{told}")
+
+
+def counted(count: int, noun: str) -> str:
+    """How many, with the noun in its number: 1 change, 2 changes."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def accuracy_told(name: str, found: Accuracy) -> str:
+    """Both ends' accuracy on the same images, and whether their difference is chance."""
+    return (
+        f"{name}: accuracy {found.reference:.2%} -> {found.candidate:.2%} on {found.images} images; "
+        f"difference {found.difference:+.2%} (95% interval {found.low:+.2%} to {found.high:+.2%}; right alone "
+        f"{found.only_reference} and {found.only_candidate}, McNemar p = {found.p_value:.2g})"
+    )
+
+
+def costs(training: Cost, deploy: Cost) -> Table:
+    """What both forms cost, and what is saved."""
+    rows = table("", "training form", "deploy form", "saved")
+    for name, before, after in (
+        ("parameters", training.parameters, deploy.parameters),
+        ("MACs per image", training.macs, deploy.macs),
+    ):
+        rows.add_row(name, f"{before:,}", f"{after:,}", saved(before, after, 2))
+    return rows
+
+
+def form(rewrites: tuple[str, ...]) -> str:
+    """A form by its rewrites."""
+    return plain(" + ".join(rewrites) or "as exported")
+
+
+def size(size: Any) -> str:
+    """An image's size, or what is said of it."""
+    return size if isinstance(size, str) else "x".join(map(str, size))
+
+
+def rounds_of(done: BenchArtefact | ThroughputArtefact) -> str:
+    """How many there were, and in how many session loads."""
+    return f"{done.rounds} interleaved rounds" + (
+        f" in {done.session_loads} session loads" if done.session_loads > 1 else ""
+    )

@@ -1,0 +1,107 @@
+"""Options of `tune`, each with its type, default and help."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from repaconv.stages.bench.options import Objective
+from repaconv.stages.shared.common_options import AllowUnverified, BatchSize, Images, Seed, Settings, Target
+from repaconv.stages.shared.option_definitions import MEASURE, NAMES, OUTPUT, PRECISION, SEARCH, SHARE, Option, Options
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneOptions(Options):
+    """What `repaconv.tune` may be asked for."""
+
+    target: Target = "x86-64"
+    runtimes: Annotated[
+        Sequence[str] | None,
+        Option(
+            "Runtimes to try in addition to the target's own: names separated by commas, or auto for all that are "
+            "installed.",
+            text=NAMES,
+            panel=SEARCH,
+        ),
+    ] = None
+    objective: Objective = "latency"
+    settings: Settings = None
+    batch: BatchSize = None
+    threads: Annotated[
+        int | None,
+        Option(
+            "Threads per inference; with --objective throughput, threads in total.",
+            least=1,
+            default_text="from the target",
+            panel=MEASURE,
+        ),
+    ] = None
+    rounds: Annotated[
+        int | None,
+        Option("Number of rounds of the final measurement.", least=2, default_text="from the target", panel=MEASURE),
+    ] = None
+    budget_s: Annotated[
+        float,
+        Option(
+            "Time for the search in seconds; the final measurement comes after it.",
+            option=("--budget",),
+            least=0,
+            panel=SEARCH,
+        ),
+    ] = 600
+    max_disagreement: Annotated[
+        float | None,
+        Option(
+            "Also try lower precision; largest share of changed top-1 predictions, e.g. 0.5%.",
+            text=SHARE,
+            panel=PRECISION,
+        ),
+    ] = None
+    max_accuracy_drop: Annotated[
+        float | None,
+        Option(
+            "Also try lower precision; largest drop of the accuracy on labeled images, e.g. 1%.",
+            text=SHARE,
+            panel=PRECISION,
+        ),
+    ] = None
+    inputs: Annotated[
+        str | Path | None,
+        Option(
+            "Images (.npz: 'input' [N, C, H, W], optionally 'labels' [N]), split into calibration and test images.",
+            panel=PRECISION,
+        ),
+    ] = None
+    images: Images = None
+    seed: Seed = 0
+    rewrites: Annotated[
+        Sequence[str] | None,
+        Option(
+            "Try only these rewrites: names separated by commas.",
+            text=NAMES,
+            default_text="all that apply",
+            panel=SEARCH,
+        ),
+    ] = None
+    exhaustive: Annotated[
+        bool,
+        Option(
+            "Measure every configuration; running the same command again continues for another --budget.", panel=SEARCH
+        ),
+    ] = False
+    rerun: Annotated[
+        bool, Option("Search again even if a result for this machine is cached.", panel=SEARCH, former="again")
+    ] = False
+    allow_unverified: AllowUnverified = False
+    out: Annotated[
+        str | Path | None,
+        Option(
+            "File for the result (JSON).",
+            option=("-o", "--out"),
+            recorded=False,
+            default_text="tuned/<target>.json in the run folder",
+            panel=OUTPUT,
+        ),
+    ] = None

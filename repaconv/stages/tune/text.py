@@ -1,0 +1,83 @@
+"""Results of `tune` as text."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from repaconv.core.terminal import out, plain, short, table, whole
+
+if TYPE_CHECKING:
+    from repaconv.results import Candidate, Deployment, Link, TuneArtefact
+
+SHORT = 12
+FEW = 3
+
+
+def show_tune(done: TuneArtefact) -> None:
+    """The fastest of what was measured, what was judged, and the winner."""
+    labelled = any(row.link and row.link.accuracy for row in done.candidates)
+    accuracy = ["accuracy"] if labelled else []
+    rows = table("runtime", "precision", "form", "speedup", "MiB", "other classes", *accuracy, "")
+    for row in _shown(done):
+        found = row.ratio.cell if row.ratio else "1"
+        lost = "" if row.disagreement is None else f"{row.disagreement:.2%}"
+        how, memory = row.deployment, f"{row.memory_bytes / 2**20:,.0f}" if row.memory_bytes is not None else ""
+        right = [_more_right(row.link)] if labelled else []
+        form, told = _how(how, done.baseline), plain(row.description)
+        rows.add_row(plain(how.runtime), how.precision, form, found, memory, lost, *right, told)
+    out().print(rows)
+    for told in done.skipped:
+        out().print(f"[yellow]skipped[/]: {plain(told)}")
+    best, seconds = done.deployment, f"{done.note}, {done.seconds:.0f} s then" if done.note else f"{done.seconds:.0f} s"
+    seconds += "" if done.complete else f"; not all was measured in {done.budget_s:.0f} s, a larger --budget resumes"
+    exact = "exact, float32" if best.precision == "fp32" else f"[yellow]lossy[/], {best.precision}"
+    gain = f"; {done.ratio.told('it', 'the default')}" if done.ratio else ""
+    what = "the fastest" if done.ratio is None or done.ratio.conclusive else "taken"
+    out().print(
+        f"{what} for {done.objective} on {plain(done.target)}: [bold]{plain(best.runtime)}[/], {exact}, "
+        f"{_how(best, done.baseline)}{gain} ({seconds})"
+    )
+    if done.disagreement is not None:
+        other = "" if best.precision != "fp32" else "the rejected choice has "
+        accurate = f", accuracy {found}" if (found := _more_right(done.link)) else ""
+        out().print(f"{other}{done.disagreement:.2%} changed top-1 predictions on the test images{accurate}")
+    if done.images:
+        out().print(f"[dim]by {plain(done.images)}[/]")
+    for what, told in (("images", done.image_preprocessing), ("classes", done.scores)):
+        if told:
+            out().print(f"[dim]{what}: {plain(told)}[/]")
+    if done.output_files:
+        file = plain(short(done.output_files[0]))
+        target = "" if done.target == "x86-64" else f" --target {plain(done.target)}"
+        out().print(f"take it: repaconv export{target} --preset {file}; the same options of build and bench do")
+
+
+def _more_right(link: Link | None) -> str:
+    """By how much accuracy is another than in float32, where there are labels."""
+    return f"{link.accuracy.difference:+.2%}" if link and link.accuracy else ""
+
+
+def _shown(done: TuneArtefact) -> list[Candidate]:
+    """The winner, then by their speed; all with -v, else the first of what was not only screened."""
+    winner, *others = done.candidates
+    others = [row for row in others if row.ratio or row.link or row.description.startswith("left")]
+    others.sort(key=lambda row: -(row.ratio.median if row.ratio else 0.0))
+    if whole():
+        return [winner, *others]
+    return [winner, *[row for row in others if row.description != "alone"][:SHORT]]
+
+
+def _how(way: Deployment, baseline: Deployment) -> str:
+    """Its form, as far as it is another than the baseline's, what else is set, and how it is called."""
+    more = [f"+{name}" for name in way.rewrites if name not in baseline.rewrites]
+    less = [f"-{name}" for name in baseline.rewrites if name not in way.rewrites]
+    told = " ".join([*more, *less]) or "the default preset"
+    kept = f"float32: {', '.join(way.fp32_modules[:FEW])}{_more(way.fp32_modules)}" if way.fp32_modules else ""
+    streams = f"{way.streams} streams of {way.threads} thread(s)" if way.streams > 1 else ""
+    batch = f"batch {way.batch}" if way.batch != baseline.batch else ""
+    by = f"int8 by {way.quantizer}" if way.quantizer else ""
+    return plain("; ".join(filter(None, [told, by, kept, *way.settings, streams, batch])))
+
+
+def _more(names: tuple[str, ...]) -> str:
+    return f" and {len(names) - FEW} more" if len(names) > FEW else ""

@@ -1,0 +1,51 @@
+"""Results of `verify` as text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from repaconv.core.terminal import coloured, out, plain
+from repaconv.stages.shared.result_tables import accuracy_told, links, locations
+
+if TYPE_CHECKING:
+    from repaconv.results import Link, VerifyArtefact
+
+
+def show_verify(done: VerifyArtefact) -> None:
+    """Every link with its verdict, what labels say, and where a link fails."""
+    out().print(links(done.links, for_scale=done.for_scale))
+    _print_accuracies(done.links)
+    if any(link.accuracy for link in done.links):
+        for claim in done.claims:
+            out().print(f"claimed: accuracy {claim.value:.2%} by {plain(claim.source)}")
+    locations(done.links)
+    if done.preprocessing:
+        out().print(f"[dim]images: {plain(done.preprocessing)}[/]")
+    if done.labels:
+        out().print(f"[dim]classes: {plain(done.labels)}[/]")
+    out().print(f"{coloured(done.verdict)}: {plain(_by_verdict(done))}; policy {done.policy}")
+
+
+def _by_verdict(done: VerifyArtefact) -> str:
+    """Which links have which verdict, and on what they were run."""
+    ran = [link for link in done.links if link.metrics]
+    words = []
+    for verdict in ("passed", "failed"):
+        for inputs in dict.fromkeys(link.inputs for link in ran):
+            names = [link.name for link in ran if (link.verdict, link.inputs) == (verdict, inputs)]
+            if names:
+                words.append(f"{_listed(names)} {verdict} on {inputs or done.inputs}")
+    words += [f"{_listed([link.name])} failed" for link in done.links if link.verdict == "failed" and not link.metrics]
+    missing = [link.name for link in done.links if link.verdict == "not verified"]
+    return "; ".join([*words, *([f"not verified: {_listed(missing)}"] if missing else [])])
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(dict.fromkeys(names))
+
+
+def _print_accuracies(links: Iterable[Link]) -> None:
+    for link in links:
+        if found := link.accuracy:
+            out().print(accuracy_told(link.name, found))

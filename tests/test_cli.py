@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import re
@@ -13,7 +14,10 @@ import pytest
 import torch
 from conftest import OFFICIAL
 
+import repaconv as rc
 from repaconv.core import plugins
+from repaconv.core.errors import UsageProblem
+from repaconv.stages.shared.option_definitions import Options, options_of
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -222,6 +226,28 @@ def test_every_row_of_idle_options_is_of_a_command_that_has_them():
     for rule in IDLE:
         for command in rule.commands:
             assert set(rule.options) <= {option.name for option in commands[command].params}, (command, rule.options)
+
+
+def all_options(of: type = Options) -> list[type]:
+    return [of, *(found for each in of.__subclasses__() for found in all_options(each))]
+
+
+@pytest.mark.parametrize("options", all_options(), ids=lambda options: options.__name__)
+def test_every_rule_of_options_names_fields_and_can_be_asked(options):
+    required = {each.name: "x" for each in options_of(options) if each.default is inspect.Parameter.empty}
+    for rule in options.NO_EFFECT:
+        assert set(rule.options) <= {each.name for each in options_of(options)}
+        assert isinstance(bool(rule.where(options(**required))), bool), rule
+
+
+def test_an_option_without_effect_is_refused_by_every_door(repaconv, tiny, tmp_path):
+    with pytest.raises(UsageProblem, match="keep_fp32 has no effect here: float32 keeps every layer"):
+        rc.export(tmp_path, keep_fp32=("head",))
+    code, _, err = repaconv("export", "--keep-fp32", "head")
+    assert (code, "--keep-fp32 has no effect here: float32 keeps every layer" in err) == (2, True), err
+    Path("recipe.toml").write_text(f'checkpoint = "{tiny}"\n[export]\nkeep_fp32 = ["head"]\n')
+    code, out, _ = repaconv("run", "recipe.toml")
+    assert (code, "export.keep_fp32 would do nothing here: it is for a lower precision" in out) == (2, True), out
 
 
 def as_a_shell(words: str, **environment: str) -> subprocess.CompletedProcess[str]:

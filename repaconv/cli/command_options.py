@@ -15,7 +15,7 @@ from typer.core import TyperCommand
 
 from repaconv.cli.shell_completion import completion_of
 from repaconv.core.terminal import show_all
-from repaconv.stages.shared.option_definitions import ORDER, Asked, Options, options_of
+from repaconv.stages.shared.option_definitions import ORDER, Asked, Options, options_of, refuse_without_effect
 
 if TYPE_CHECKING:
     from repaconv.results import Record
@@ -30,19 +30,19 @@ FLEET = "Fleet and boards"
 ENVIRONMENT = "Environment"
 
 
-# --- Orders as options: a command takes an order, and Typer sees the order's fields in its place.
+# --- A command takes an `Options` object; Typer sees one parameter per field in its place.
 
 
 def joined(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The command with options in place of its parameters that are orders; Typer reads signatures."""
+    """The command with one parameter per field of its `Options`; Typer reads signatures."""
     hints = {name: _as_written(hint) for name, hint in get_type_hints(command, include_extras=True).items()}
     own = signature(command).parameters
-    orders = {name: hints[name] for name in own if _is_order(hints[name])}
+    types = {name: hints[name] for name in own if _is_options(hints[name])}
 
     def options() -> Iterator[Parameter]:
         for name, parameter in own.items():
-            if name in orders:
-                yield from map(_option, options_of(orders[name]))
+            if name in types:
+                yield from map(_option, options_of(types[name]))
             else:
                 yield parameter.replace(annotation=_completed(name, hints[name]), kind=Parameter.KEYWORD_ONLY)
         if "quiet" in own:
@@ -52,13 +52,14 @@ def joined(command: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(command)
     def called(**typed: Any) -> Any:
         show_all(typed.pop("verbose", False))
-        return command(**{name: _made(orders[name], typed) if name in orders else typed[name] for name in own})
+        return command(**{name: _made(types[name], typed) if name in types else typed[name] for name in own})
 
     listed = sorted(options(), key=_panel)
     called.__signature__ = signature(command).replace(parameters=listed)  # type: ignore[attr-defined]
+    called.options_types = tuple(types.values())  # type: ignore[attr-defined]
     called.former_options = {  # type: ignore[attr-defined]
         f"--{each.knob.former.replace('_', '-')}": each.option
-        for options in orders.values()
+        for options in types.values()
         for each in options_of(options)
         if each.knob.former
     } | getattr(command, "former_options", {})
@@ -79,13 +80,13 @@ def _as_written(hint: Any) -> Any:
 
 
 def _made(options: type[Options], typed: Mapping[str, Any]) -> Options:
-    """The order; what was not typed is its own default."""
+    """The options; what was not typed has its default."""
     return options(
         **{each.name: each.read(typed[each.name]) for each in options_of(options) if typed[each.name] is not None}
     )
 
 
-def _is_order(hint: Any) -> bool:
+def _is_options(hint: Any) -> bool:
     return isinstance(hint, type) and issubclass(hint, Options)
 
 
@@ -146,11 +147,14 @@ class Strict(TyperCommand):
         typed = {name for name in ctx.params if getattr(ctx.get_parameter_source(name), "name", "") == "COMMANDLINE"}
         flags = {str(option.name): option.opts[0] for option in self.params if option.name in typed}
         refuse_idle(str(ctx.info_name), ctx.params, flags)
+        for options in getattr(self.callback, "options_types", ()):
+            hint = f"Leave it out, and see `repaconv {ctx.info_name} --help`."
+            refuse_without_effect(_made(options, ctx.params), flags, hint)
         return super().invoke(ctx)
 
 
 class _Commands(typer.Typer):
-    """Commands whose orders are joined to their options."""
+    """Commands whose `Options` become command-line options."""
 
     def command(self, *names: Any, **settings: Any) -> Callable[[Command], Command]:
         """Register one."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from repaconv.stages.shared.common_options import (
     AcceptInconclusive,
@@ -26,6 +26,7 @@ from repaconv.stages.shared.option_definitions import (
     OUTPUT,
     SHARE,
     VERIFICATION,
+    NoEffect,
     Option,
     Options,
 )
@@ -45,6 +46,20 @@ Objective = Annotated[
 @dataclass(frozen=True, kw_only=True)
 class BenchOptions(Options):
     """What `repaconv.bench` may be asked for."""
+
+    NO_EFFECT: ClassVar[tuple[NoEffect, ...]] = (
+        NoEffect(
+            ("max_regression", "update_baseline", "accept_inconclusive"),
+            lambda options: not options.baseline,
+            "there is no baseline",
+        ),
+        NoEffect(
+            ("max_regression",),
+            lambda options: options.update_baseline,
+            "the baseline is written, and nothing is compared with it",
+        ),
+        NoEffect(("accept_inconclusive",), lambda options: not options.update_baseline, "it is for writing a baseline"),
+    )
 
     target: Target = "x86-64"
     precision: OfTheRun = "fp32"

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from repaconv.stages.shared.common_options import AllowUnverified, BatchSize, Checkpoint, Images, Workspace
-from repaconv.stages.shared.option_definitions import IMAGES, INPUT, OUTPUT, TARGET, Option, Options
+from repaconv.stages.shared.option_definitions import IMAGES, INPUT, OUTPUT, TARGET, NoEffect, Option, Options
 
 
 @dataclass(frozen=True, kw_only=True)
 class BundleOptions(Options):
     """What `repaconv.bundle` may be asked for."""
+
+    NO_EFFECT: ClassVar[tuple[NoEffect, ...]] = (
+        NoEffect(("count",), lambda options: options.inputs, "an .npz is taken whole"),
+        NoEffect(
+            ("seed",), lambda options: options.inputs or options.images, "it is of random images, and others are given"
+        ),
+    )
 
     target: Annotated[
         str,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from repaconv.stages.shared.common_options import Classes, Images, Settings, Target, Weights
 from repaconv.stages.shared.option_definitions import (
@@ -16,6 +16,7 @@ from repaconv.stages.shared.option_definitions import (
     SETTINGS,
     SHARE,
     TRAINING,
+    NoEffect,
     Option,
     Options,
 )
@@ -31,6 +32,10 @@ Samples = Annotated[int, Option("Largest number of images, taken at even distanc
 @dataclass(frozen=True, kw_only=True)
 class ScoreOptions(Options):
     """What `repaconv.score` may be asked for."""
+
+    NO_EFFECT: ClassVar[tuple[NoEffect, ...]] = (
+        NoEffect(("classes",), lambda options: not options.images, "it names the classes of images"),
+    )
 
     images: Images = None
     inputs: Inputs = None
@@ -61,6 +66,34 @@ class ScoreOptions(Options):
 @dataclass(frozen=True, kw_only=True)
 class ConvertOptions(Options):
     """What `repaconv.convert` may be asked for."""
+
+    NO_EFFECT: ClassVar[tuple[NoEffect, ...]] = (
+        NoEffect(("classes",), lambda options: not options.images, "it names the classes of images"),
+        NoEffect(
+            ("blocks", "kernel", "kind", "fit", "criterion"),
+            lambda options: options.method != "dwconv",
+            "they are of attention that becomes convolution (method dwconv)",
+        ),
+        NoEffect(("kind", "fit"), lambda options: options.to, "gates choose between attention and convolutions"),
+        NoEffect(("branches",), lambda options: options.method != "nondeep", "only method nondeep has some"),
+        NoEffect(("idle_ratio",), lambda options: options.method != "repavit", "it is of method repavit"),
+        NoEffect(
+            ("schedule", "keep"), lambda options: options.method != "pyra", "it is of token merging (method pyra)"
+        ),
+        NoEffect(("speedup", "curve"), lambda options: options.to, "nothing is measured before it is trained"),
+        NoEffect(
+            ("target",),
+            lambda options: not options.speedup and not options.curve,
+            "it is where speedup and curve are measured",
+        ),
+        NoEffect(
+            ("blocks", "schedule", "keep"),
+            lambda options: options.speedup,
+            "speedup chooses what merges, or how many blocks are replaced",
+        ),
+        NoEffect(("kernel",), lambda options: options.kind == "static", "a constant matrix has no kernel"),
+        NoEffect(("criterion",), lambda options: "," in options.blocks, "the blocks are named; it would choose them"),
+    )
 
     method: Annotated[
         str,
@@ -192,6 +225,15 @@ class ConvertOptions(Options):
 @dataclass(frozen=True, kw_only=True)
 class FinetuneOptions(Options):
     """What `repaconv.finetune` may be asked for."""
+
+    NO_EFFECT: ClassVar[tuple[NoEffect, ...]] = (
+        NoEffect(("classes",), lambda options: not options.images, "it names the classes of images"),
+        NoEffect(
+            ("teacher_settings",),
+            lambda options: not options.teacher,
+            "they are of a teacher's file; the network before conversion has its own",
+        ),
+    )
 
     images: Images = None
     inputs: Inputs = None

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
-from repaconv.stages.shared.common_options import AllowUnverified, Images, Target
+from repaconv.stages.shared.common_options import AllowUnverified, Images, Target, by_tune
 from repaconv.stages.shared.option_definitions import (
     BATCH,
     GRAPH,
@@ -15,6 +15,7 @@ from repaconv.stages.shared.option_definitions import (
     SHAPES,
     SIZE,
     TARGET,
+    NoEffect,
     Option,
     Options,
 )
@@ -23,6 +24,25 @@ from repaconv.stages.shared.option_definitions import (
 @dataclass(frozen=True, kw_only=True)
 class ExportOptions(Options):
     """What `repaconv.export` may be asked for."""
+
+    NO_EFFECT: ClassVar[tuple[NoEffect, ...]] = (
+        NoEffect(("simplifier",), lambda options: not options.simplify, "no simplifier is run"),
+        NoEffect(
+            ("inputs", "images"),
+            lambda options: options.precision == "fp32" and not by_tune(options.preset),
+            "float32 is not measured on images; give a lower precision",
+        ),
+        NoEffect(
+            ("quantizer",),
+            lambda options: options.precision != "int8" and not by_tune(options.preset),
+            "nothing is quantized; give precision int8",
+        ),
+        NoEffect(
+            ("keep_fp32",),
+            lambda options: options.precision == "fp32" and not by_tune(options.preset),
+            "float32 keeps every layer; give a lower precision",
+        ),
+    )
 
     target: Target = "x86-64"
     opset: Annotated[

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from repaconv.stages.shared.common_options import AcceptInconclusive, Rerun
-from repaconv.stages.shared.option_definitions import BASELINE, Option, Options
+from repaconv.stages.shared.option_definitions import BASELINE, NoEffect, Option, Options
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +22,10 @@ class RunOptions(Options):
 @dataclass(frozen=True, kw_only=True)
 class GateOptions(Options):
     """What `repaconv.gate` may be asked for; all else stands in its recipes."""
+
+    NO_EFFECT: ClassVar[tuple[NoEffect, ...]] = (
+        NoEffect(("accept_inconclusive",), lambda options: not options.update_baseline, "it is for writing a baseline"),
+    )
 
     rerun: Rerun = False
     update_baseline: Annotated[

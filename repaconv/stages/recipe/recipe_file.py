@@ -25,7 +25,7 @@ import re
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field, ValidationError
 
@@ -37,8 +37,8 @@ from repaconv.stages.build.options import BuildOptions
 from repaconv.stages.bundle.options import BundleOptions
 from repaconv.stages.convert.options import ConvertOptions
 from repaconv.stages.export.options import ExportOptions
-from repaconv.stages.shared.common_options import Target
-from repaconv.stages.shared.option_definitions import Asked, Option, Options, former_names, options_of
+from repaconv.stages.shared.common_options import Target, by_tune
+from repaconv.stages.shared.option_definitions import Asked, NoEffect, Option, Options, former_names, options_of
 from repaconv.stages.verify.options import VerifyOptions
 
 # --- What a recipe may say: its sections and their keys.
@@ -67,7 +67,16 @@ class VerifySection(VerifyOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class ExportSection(ExportOptions):
-    """Which graphs are made: one a precision."""
+    """Which ONNX models are exported: one per precision."""
+
+    NO_EFFECT: ClassVar[tuple[NoEffect, ...]] = (
+        NoEffect(("simplifier",), lambda options: not options.simplify, "no simplifier is run"),
+        NoEffect(
+            ("inputs", "images", "keep_fp32"),
+            lambda options: set(options.precisions) <= {"fp32"} and not by_tune(options.preset),
+            "it is for a lower precision, and precisions has none",
+        ),
+    )
 
     precisions: Annotated[tuple[Precision, ...], Option("Precisions to export; one ONNX model each.")] = ("fp32",)
 
@@ -232,9 +241,6 @@ def schema() -> dict[str, Any]:
 # --- A recipe: what to do with one checkpoint and what must hold, as a TOML file that is committed with the code.
 
 IDLE: tuple[tuple[str, tuple[str, ...], Callable[[Any], Any], str], ...] = (
-    ("verify", ("count",), lambda recipe: recipe.verify.inputs, "an .npz is taken whole"),
-    ("verify", ("seed",), lambda recipe: recipe.verify.inputs or recipe.verify.images, "it is of random images"),
-    ("verify", ("classes",), lambda recipe: not recipe.verify.images, "it names the classes of images"),
     (
         "verify",
         ("min_top1", "max_drop"),
@@ -247,11 +253,10 @@ IDLE: tuple[tuple[str, tuple[str, ...], Callable[[Any], Any], str], ...] = (
         lambda recipe: (recipe.verify.inputs or recipe.verify.images) and _reference_top1(recipe) is None,
         "there is no [reference] top1",
     ),
-    ("export", ("inputs", "images"), lambda recipe: set(recipe.export.precisions) <= {"fp32"}, "float32 has no ranges"),
     ("", ("method", "arch"), lambda recipe: recipe.convert, "convert says what is made of it"),
-    ("bench", ("require", "max_regression"), lambda recipe: not recipe.bench.baseline, "there is no baseline"),
+    ("bench", ("require",), lambda recipe: not recipe.bench.baseline, "there is no baseline"),
 )
-"""Keys of a section that do nothing where the others are so, and why; they are refused, as options are."""
+"""Keys that have no effect in some situation, and why: what the options themselves (`NO_EFFECT`) do not say."""
 
 UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
 """What pydantic says of a key that there is not; `_unknown` says it better."""
@@ -444,6 +449,13 @@ def _idle(
                 named = (section, key) if section else (key,)
                 told = f"{'.'.join(named)} would do nothing here: {why}."
                 yield Wrong(place_of(lines, named, where), told, "Leave it out.", "recipe.idle")
+    for section in SECTIONS:
+        table, options = plain.get(section), getattr(recipe, section)
+        for rule in options.NO_EFFECT if isinstance(table, dict) and section not in faulty and options else ():
+            for key in rule.options:
+                if key in table and rule.where(options):
+                    told = f"{section}.{key} would do nothing here: {rule.why}."
+                    yield Wrong(place_of(lines, (section, key), where), told, "Leave it out.", "recipe.idle")
 
 
 def _reference_top1(recipe: Recipe) -> float | None:

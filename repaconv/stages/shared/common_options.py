@@ -146,3 +146,8 @@ Rounds = Annotated[
     int | None,
     Option("Number of measured, interleaved rounds.", least=2, default_text="from the target", panel=MEASURE),
 ]
+
+
+def by_tune(preset: str | Path | None) -> bool:
+    """Whether a preset is a file that `tune` wrote, which may bring a precision."""
+    return preset is not None and Path(preset).is_file()

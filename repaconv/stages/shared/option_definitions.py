@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 from repaconv.core.errors import UsageProblem
 
@@ -149,11 +149,28 @@ class Option:
             yield Ge(self.least)
 
 
+class NoEffect(NamedTuple):
+    """Options of a command that have no effect in some situation.
+
+    Attributes:
+        options: Names of the fields.
+        where: Whether this is such a situation, for the command's `Options`.
+        why: The reason, as the end of a sentence.
+    """
+
+    options: tuple[str, ...]
+    where: Callable[[Any], Any]
+    why: str
+
+
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What a stage is asked for. Its subclasses are frozen dataclasses with a `Option` in every field's annotation."""
+    """Options of a command. Subclasses are frozen dataclasses with an `Option` in every field's annotation."""
 
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012, as pydantic reads it
+
+    NO_EFFECT: ClassVar[tuple[NoEffect, ...]] = ()
+    """Combinations that are refused on the command line, in recipes and in Python."""
 
     @classmethod
     def of(cls: type[AnyOptions], other: Options, **changed: Any) -> AnyOptions:
@@ -161,6 +178,10 @@ class Options:
         return cls(
             **{each.name: getattr(other, each.name) for each in options_of(cls) if each.name not in changed}, **changed
         )
+
+    def changed(self) -> dict[str, str]:
+        """The names of the fields that are not their default, each with itself."""
+        return {each.name: each.name for each in options_of(type(self)) if getattr(self, each.name) != each.default}
 
     def words(self) -> tuple[str, ...]:
         """The same as it would be typed: artefacts record it, so that the report can say it again.
@@ -255,6 +276,23 @@ def _several(asked: Asked, value: Any) -> Any:
     return text.read([value] if text.several else value, asked.option)
 
 
+def refuse_without_effect(options: Options, given: Mapping[str, str], hint: str) -> None:
+    """Refuse options that were given and have no effect: whoever gives one expects something from it.
+
+    Args:
+        options: The options of a command.
+        given: The names of the fields that were given, each with its spelling in the message.
+        hint: What to do about it.
+
+    Raises:
+        UsageProblem: If one of them has no effect.
+    """
+    for rule in options.NO_EFFECT:
+        idle = [given[name] for name in rule.options if name in given]
+        if idle and rule.where(options):
+            raise UsageProblem(f"{', '.join(idle)} has no effect here: {rule.why}.", hint=hint, code="usage.idle")
+
+
 def by_name(stage: Callable[..., Result], options: type[Options]) -> Callable[..., Result]:
     """A stage as it is called in Python: what its order has is given by name, and documented so.
 
@@ -278,6 +316,7 @@ def by_name(stage: Callable[..., Result], options: type[Options]) -> Callable[..
         wanted = options(
             **{each.name: _several(each, given.pop(each.name)) for each in options_of(options) if each.name in given}
         )
+        refuse_without_effect(wanted, wanted.changed(), "Leave it out.")
         return stage(wanted, *positional, **given)
 
     called.__name__ = called.__qualname__ = stage.__name__.removesuffix("_by")

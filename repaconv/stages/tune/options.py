@@ -5,16 +5,34 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from repaconv.stages.bench.options import Objective
 from repaconv.stages.shared.common_options import AllowUnverified, BatchSize, Images, Seed, Settings, Target
-from repaconv.stages.shared.option_definitions import MEASURE, NAMES, OUTPUT, PRECISION, SEARCH, SHARE, Option, Options
+from repaconv.stages.shared.option_definitions import (
+    MEASURE,
+    NAMES,
+    OUTPUT,
+    PRECISION,
+    SEARCH,
+    SHARE,
+    NoEffect,
+    Option,
+    Options,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TuneOptions(Options):
     """What `repaconv.tune` may be asked for."""
+
+    NO_EFFECT: ClassVar[tuple[NoEffect, ...]] = (
+        NoEffect(
+            ("inputs", "images"),
+            lambda options: options.max_disagreement is None and options.max_accuracy_drop is None,
+            "they evaluate lower precision, which max_disagreement or max_accuracy_drop asks for",
+        ),
+    )
 
     target: Target = "x86-64"
     runtimes: Annotated[

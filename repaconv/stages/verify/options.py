@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from repaconv.stages.shared.common_options import Checkpoint, Classes, Images
 from repaconv.stages.shared.option_definitions import (
@@ -15,6 +15,7 @@ from repaconv.stages.shared.option_definitions import (
     OUTPUT,
     TOLERANCES,
     VERIFICATION,
+    NoEffect,
     Option,
     Options,
 )
@@ -23,6 +24,14 @@ from repaconv.stages.shared.option_definitions import (
 @dataclass(frozen=True, kw_only=True)
 class VerifyOptions(Options):
     """What `repaconv.verify` may be asked for."""
+
+    NO_EFFECT: ClassVar[tuple[NoEffect, ...]] = (
+        NoEffect(("count",), lambda options: options.inputs, "an .npz is taken whole"),
+        NoEffect(
+            ("seed",), lambda options: options.inputs or options.images, "it is of random images, and others are given"
+        ),
+        NoEffect(("classes",), lambda options: not options.images, "it names the classes of images"),
+    )
 
     inputs: Annotated[
         str | Path | None,

@@ -572,7 +572,6 @@ def test_a_gate_of_one_sixth_is_exported_however_little_it_moves():
 
     done = rc.fold(users(GATES, "gates", calibrated), arch="gates.py:build", settings={"image_size": "16"})
     assert done.links[0].candidate == "ONNX as exported, float64"
-    assert "exporter" in done.links[0].tolerance.rtol_reason
     assert done.links[0].metrics.max_rel_error < 1e-12
     assert verdicts(rc.verify(seed=3).links)["fold"] == {"passed"}
 
@@ -667,6 +666,13 @@ def test_a_fold_may_differ_by_what_float64_moves_these_images_and_by_no_more(doo
     assert link(inputs="bright.npz").verdict == "failed"
 
 
+def test_fold_and_verify_allow_the_same_where_no_exporter_rounds():
+    done = edges("arch")
+    fold = next(link for link in rc.verify().links if link.name == "fold")
+    for link in (done.links[0], fold):
+        assert (link.name, link.tolerance.rtol, link.tolerance.rtol_reason) == ("fold", 1e-12, ""), link.candidate
+
+
 def test_where_an_exporter_rounds_the_limit_of_the_fold_follows_what_it_did(monkeypatch):
     """Not a flat one: a fault below what is allowed to an exporter is one of the fold."""
 
@@ -679,6 +685,8 @@ def test_where_an_exporter_rounds_the_limit_of_the_fold_follows_what_it_did(monk
     monkeypatch.setattr("repaconv.stages.fold.architecture_fold.network_to_onnx", rounds)
     done = edges("arch")
     assert done.links[0].metrics.max_rel_error > done.tolerances["fold"] == exact_rtols()["fold"]
+    assert (done.links[0].tolerance.rtol, done.links[0].verdict) == (1e-6, "passed")
+    assert "exporter" in done.links[0].tolerance.rtol_reason
     for seed in range(3):
         assert verdicts(rc.verify(seed=seed).links)["fold"] == {"passed"}
     off_by(1e-7, monkeypatch)

@@ -51,3 +51,18 @@ def test_the_checkpoints_tell_the_preprocessing_that_made_the_images(monkeypatch
         wanted = read_artefact(Path("repaconv-out") / method / "fold.json", MethodFold).preprocessing
         pixels = read_image(Path("digit.png"), wanted, wanted.image_size, 1)
         assert np.allclose(prepared(pixels[None], wanted)[0], held.images[0].numpy(), atol=1e-6), method
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_norms_that_remain_are_listed_as_those_of_a_graph_are(method, tmp_path, repaconv):
+    import onnx
+
+    folded = rc.fold(checkpoint(method), out=tmp_path / "run")
+    (remain, *affine) = folded.not_folded
+    names = remain.removeprefix("norms remain, since their statistics depend on the input: ").split("; ")
+    exported = rc.export(tmp_path / "run", preset="official", simplify=False, opset=18)
+    nodes = onnx.load(tmp_path / "run" / exported.payload.path, load_external_data=False).graph.node
+    kinds = ("LayerNormalization", "InstanceNormalization", "GroupNormalization")
+    assert len(names) == len(set(names)) == sum(node.op_type in kinds for node in nodes)
+    assert bool(affine) == (method in ("repavit", "riformer"))
+    assert "not folded: norms remain" in repaconv("fold", checkpoint(method), "-q")[1]

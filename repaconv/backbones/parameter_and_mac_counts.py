@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -40,6 +40,49 @@ def cost_of(build: Callable[[], nn.Module], input_shape: tuple[int, ...]) -> Cos
     """
     module, counter = _run(build, input_shape)
     return _counted(counter, module, "Global")
+
+
+class Norms(NamedTuple):
+    """The modules of a network that normalize by statistics of their input, and those that scale or shift after it."""
+
+    names: tuple[str, ...]
+    affine: tuple[str, ...]
+
+
+_OF_THE_INPUT = frozenset({F.group_norm, F.instance_norm, F.layer_norm, F.rms_norm})
+
+
+class _Watching(TorchFunctionMode):
+    """Notes in which module a norm is called, and whether with weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside: list[str] = []
+        self.names: dict[str, None] = {}
+        self.affine: dict[str, None] = {}
+
+    def __torch_function__(
+        self, function: Callable[..., Any], _types: Any, given: Any = (), named: dict[str, Any] | None = None
+    ) -> Any:
+        parameters = any(isinstance(each, nn.Parameter) for each in (*given, *(named or {}).values()))
+        if function in _OF_THE_INPUT:
+            self.names[self.inside[-1]] = None
+        if function in (*_OF_THE_INPUT, F.batch_norm) and parameters:
+            self.affine[self.inside[-1]] = None
+        return given[0] if given and function in _SKIPPED else function(*given, **(named or {}))
+
+
+def norms_of(build: Callable[[], nn.Module], input_shape: tuple[int, ...]) -> Norms:
+    """The norms that run for one input, by the names of their modules, on the meta device."""
+    watching = _Watching()
+    with torch.device("meta"), torch.no_grad():
+        module = build().eval()
+        for name, part in module.named_modules():
+            part.register_forward_pre_hook(lambda *_, name=name: watching.inside.append(name))
+            part.register_forward_hook(lambda *_: watching.inside.pop() and None)
+        with watching:
+            module(torch.empty(1, *input_shape))
+    return Norms(tuple(watching.names), tuple(watching.affine))
 
 
 def costs_by_block(build: Callable[[], nn.Module], input_shape: tuple[int, ...]) -> dict[str, Cost]:

@@ -127,6 +127,8 @@ class FoldArtefact(Artefact):
             with the network's depth, and with the rounding errors that the network itself has in FP32.
         tolerance_reasons: Why such a limit is not the usual one, by the name of the link; without links that have the
             usual one.
+        not_folded: What was not folded, and why, in words: norms that remain; of a graph also linear operators that
+            remain next to each other. Empty in method folds of earlier versions.
         payload: The file of the folded network: ``model.safetensors`` for a method, an ONNX file for a graph.
     """
 
@@ -149,6 +151,7 @@ class FoldArtefact(Artefact):
     whole: bool = False
     tolerances: dict[str, float]
     tolerance_reasons: dict[str, str] = Field(default_factory=dict)
+    not_folded: tuple[str, ...] = ()
     payload: Payload
 
     @property
@@ -267,7 +270,6 @@ class GraphFold(FoldArtefact):
         nodes: The number of nodes of the graph [before, after] the fold.
         operators: How many nodes the folded graph has of each operator, by its name.
         changes: Every exact change of the graph: which rewrite, where, and what it did; empty if nothing was folded.
-        not_folded: What was not folded, and why, in words; also linear operators that remain next to each other.
         reverted: The rewrites that were reverted, by name, because they made the graph larger, or slower in a
             measurement on this machine. ``not_folded`` has the reasons.
         links: The comparisons of the outputs before and after the fold, one for each output; of a network that was
@@ -288,7 +290,6 @@ class GraphFold(FoldArtefact):
     nodes: tuple[int, int]
     operators: dict[str, int]
     changes: tuple[Change, ...]
-    not_folded: tuple[str, ...] = ()
     reverted: tuple[str, ...] = ()
     links: tuple[Link, ...] = ()
 

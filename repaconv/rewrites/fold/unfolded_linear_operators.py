@@ -6,7 +6,7 @@ graph still has both, something kept them apart; told here by reason, so that a 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -95,6 +95,11 @@ def _norms(model: ir.Model) -> Iterator[str]:
                 for numbers, neutral in zip(given, (1, 0), strict=False)
             ):
                 affine.append(names[-1])
+    yield from norms_remain(names, affine)
+
+
+def norms_remain(names: Sequence[str], affine: Sequence[str]) -> Iterator[str]:
+    """One sentence for the norms that remain in a folded network, and one for those that keep a scale or a shift."""
     if names:
         yield f"norms remain, since their statistics depend on the input: {'; '.join(names)}"
     if affine:

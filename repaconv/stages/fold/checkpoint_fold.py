@@ -23,6 +23,7 @@ from repaconv.stages.shared.pinned_files import read_hashed
 from repaconv.stages.shared.safetensors_weights import write_weights
 
 if TYPE_CHECKING:
+    from repaconv.backbones.parameter_and_mac_counts import Norms
     from repaconv.checkpoints import Checkpoint
     from repaconv.method_api.contract import Detection, FoldedPart, Method, Reading
     from repaconv.stages.shared.preset_choice import Written
@@ -250,6 +251,7 @@ class _Folded(NamedTuple):
     steps: tuple[FoldStep, ...]
     training: Cost
     deploy: Cost
+    norms: Norms
     sha256: str
 
 
@@ -257,20 +259,21 @@ def _folded(plan: _Plan, progress: Progress) -> _Folded:
     """Fold part by part, judge each, write it; nothing stays of what is not exact."""
     import torch
 
-    from repaconv.backbones.parameter_and_mac_counts import cost_of
+    from repaconv.backbones.parameter_and_mac_counts import cost_of, norms_of
 
     trained, backbone = plan.trained, plan.backbone
     with torch.device("meta"):
         expected = backbone.deploy(trained.config).state_dict()
     shape = (trained.config.in_channels, *plan.size)
     steps: list[FoldStep] = []
-    known: list[tuple[Cost, Cost, str]] = []
+    known: list[tuple[Cost, Cost, Norms, str]] = []
 
     def described(weights: Path) -> None:
         with workers(1) as pool:
             digest = pool.submit(sha256_of, weights)  # hashed while the costs are counted
             costs = cost_of(trained.module, shape), cost_of(lambda: backbone.deploy(trained.config), shape)
-            known.append((*costs, digest.result()))
+            norms = norms_of(lambda: backbone.deploy(trained.config), shape)
+            known.append((*costs, norms, digest.result()))
         plan.found.require_unchanged()
 
     parts = certified(trained, plan.size, steps, progress)
@@ -280,6 +283,7 @@ def _folded(plan: _Plan, progress: Progress) -> _Folded:
 
 def _artefact(plan: _Plan, done: _Folded) -> MethodFold:
     from repaconv.checkpoints import claimed_accuracy
+    from repaconv.rewrites.fold.unfolded_linear_operators import norms_remain
     from repaconv.verification.tolerances import depth_reason, exact_rtols
 
     trained, model = plan.trained, plan.run.model
@@ -312,6 +316,7 @@ def _artefact(plan: _Plan, done: _Folded) -> MethodFold:
         tensors=done.tensors,
         training=done.training,
         deploy=done.deploy,
+        not_folded=tuple(norms_remain(*done.norms)),
         tolerances={**limits, **trained.tolerances},
         tolerance_reasons={**deep, **own, **trained.tolerance_reasons},
         certificate=with_layers(plan.found, plan.method, plan.settings, trained, plan.size, done.steps),

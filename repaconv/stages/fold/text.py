@@ -57,6 +57,7 @@ def _checkpoint(done: MethodFold) -> None:
     out().print(rows)
     longest("folds, which differ by less", len(steps))
     out().print(costs(done.training, done.deploy))
+    _not_folded(done)
     exact = [step for step in done.certificate if not step.reason]
     worst = max((step.max_rel_error for step in exact), default=0.0)
     allowed = max((step.allowed or 0.0 for step in exact), default=0.0)
@@ -72,6 +73,11 @@ def _first(sentence: str) -> str:
     if whole() or len(places) <= ROWS:
         return sentence
     return f"{'; '.join(places[:ROWS])}; and {len(places) - ROWS} more, with -v"
+
+
+def _not_folded(done: MethodFold | GraphFold) -> None:
+    for sentence in done.not_folded:
+        out().print(f"[yellow]not folded:[/] {plain(_first(sentence))}")
 
 
 def _graph(done: GraphFold) -> None:
@@ -98,8 +104,7 @@ def _graph(done: GraphFold) -> None:
     out().print(counts)
     if done.changes and isinstance(done, NetworkFold) and done.exporting and done.exporting.description:
         out().print(plain(f"{done.exporting.description}, before this fold"))
-    for sentence in done.not_folded:
-        out().print(f"[yellow]not folded:[/] {plain(_first(sentence))}")
+    _not_folded(done)
     if done.links:
         out().print(links(done.links))
     where = f"in float64 by {done.float64}" if done.float64 else WITHOUT

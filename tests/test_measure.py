@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 import repaconv as rc
+from repaconv.benchmark import interleaved_protocol
 from repaconv.benchmark.gpu_monitor import Moment
 from repaconv.benchmark.interleaved_protocol import (
     LONGEST_WARMUP,
@@ -106,6 +107,37 @@ def test_a_quiet_measurement_is_trusted_and_each_disturbance_named():
     unknown = told(given=rough, of=ratio("a", samples["a"], "b", rough["b"], seed=0))
     assert unknown[0] == "inconclusive"
     assert "the ratio is known to" in unknown[1]
+
+
+def test_the_rounds_that_a_measurement_asks_for_are_enough():
+    """Loads differ by 6%, each has two rounds: what 50 rounds tell asks for as many as make the interval narrow."""
+
+    def measured(rounds, random):
+        loads = np.repeat(np.exp(random.normal(0, 0.06, rounds // 2)), 2)
+        samples = {"a": np.full(len(loads), 3.0), "b": 6.0 * loads}
+        compared = ratio("a", samples["a"], "b", samples["b"], seed=0, openings=rounds // 2)
+        return quality(samples, QUIET, compared=compared, stable=True, openings=rounds // 2)
+
+    enough, asked = [], []
+    for seed in range(40):
+        random = np.random.default_rng(seed)
+        first = measured(50, random)
+        if first.verdict == "inconclusive":
+            asked.append(int(first.reasons[0].partition("about ")[2].split()[0]))
+            enough.append(measured(asked[-1], random).verdict == "trusted")
+    assert len(asked) > 10 and min(asked) > 50
+    assert np.mean(enough) > 0.75
+
+
+def test_a_bench_of_more_rounds_opens_its_models_more_often(tiny, monkeypatch):
+    """Also where loading is slow: else more rounds would not narrow the interval."""
+    counted = interleaved_protocol.how_many
+    monkeypatch.setattr(
+        interleaved_protocol, "how_many", lambda rounds, round_s, _, spend_s: counted(rounds, round_s, 0.5, spend_s)
+    )
+    rc.fold(tiny)
+    rc.export(batch=1)
+    assert [rc.bench(rounds=rounds).session_loads for rounds in (50, 100)] == [10, 20]
 
 
 def test_others_work_on_the_machine_is_seen():

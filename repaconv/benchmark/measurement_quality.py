@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from math import ceil
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -92,7 +93,21 @@ def _too_little(samples_ms: Mapping[str, NDArray[np.float64]], compared: Ratio |
     if rounds < FEWEST:
         yield f"too few samples: {rounds} rounds, {FEWEST} at least"
     elif compared is not None and (compared.high - compared.low) / 2 > RESOLUTION * compared.median:
-        yield f"the ratio is known to {(compared.high - compared.low) / 2 / compared.median:.1%} only: more rounds"
+        known = (compared.high - compared.low) / 2 / compared.median
+        yield (
+            f"the ratio is known to {known:.1%} only, and {RESOLUTION:.1%} is needed: about {enough(rounds, known)} rounds "
+            "would be enough on a quiet machine (--rounds)"
+        )
+
+
+def enough(rounds: int, known: float) -> int:
+    """Rounds after which half of a ratio's interval is probably within `RESOLUTION`, from what so many rounds gave.
+
+    The interval is of session loads, which `bench` has in proportion to ``--rounds``; its width falls with the square
+    root of their number. A fifth more, since the width itself is an estimate.
+    """
+    wanted = 1.2 * rounds * (known / RESOLUTION) ** 2
+    return ceil(wanted / 10) * 10
 
 
 def _machine(watched: Watched, *, spoils: bool) -> Iterator[str]:

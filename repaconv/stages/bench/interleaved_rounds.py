@@ -129,10 +129,12 @@ def side_by_side(plan: Plan, cores: Sequence[int], progress: Progress) -> Found:
 
 
 def _side_by_side(plan: Plan, batch: int, cores: Sequence[int], progress: Progress) -> Found:
-    from repaconv.benchmark.interleaved_protocol import first_in_line, measure_anew
+    from repaconv.benchmark.interleaved_protocol import MOST, OPENING_S, first_in_line, measure_anew
     from repaconv.benchmark.machine_fingerprint import fingerprint
 
     subject, dims = plan.subjects[0], plan.dims(batch)
+    # more rounds of the same session loads would not narrow the interval: who asks for more gets more loads
+    asked = max(1.0, (plan.options.rounds or 0) / plan.device.bench.rounds)
     openings = Openings(
         {each.name: partial(plan.opened, each, dims) for each in plan.subjects},
         lambda models: calls_for(plan.known, models, batch, plan.size, plan.options.seed),
@@ -145,6 +147,8 @@ def _side_by_side(plan: Plan, batch: int, cores: Sequence[int], progress: Progre
             seed=plan.options.seed,
             cores=cores,
             more=plan.options.rounds is None and plan.protocol.rounds is None,
+            most=int(MOST * asked),
+            spend_s=OPENING_S * asked,
             tick=lambda done, total: progress("bench", done, total),
         )
     profile = None

@@ -203,3 +203,17 @@ def test_convert(capfd):
         text = shown(done.model_copy(update=more), capfd)
         says(text.replace("a speedup of 1.2 was asked for", ""))
     assert NOT in trade_svg(Trade(target="x86-64", taken=taken, others=(taken,), machine="a CPU"))
+
+
+def test_a_sweep_whose_measurements_say_nothing_does_not_say_passed(capsys):
+    from repaconv.results import SweepArtefact, SweepRow
+
+    row = {"model": "a", "target": "x86-64", "precision": "fp32", "batch": 1, "p50_ms": 1.0, "p95_ms": 2.0}
+    row |= {"worker": "this machine", "attempts": 1, "problem": ""}
+    rows = tuple(SweepRow(**row, quality=quality) for quality in ("inconclusive", "trusted"))
+    done = SweepArtefact(made_by={}, verdict="passed", matrix="m.yaml", resumed=0, rows=rows)
+    show(done)
+    show(done.model_copy(update={"rows": rows[1:]}))
+    last = [line for line in capsys.readouterr().out.splitlines() if "measured" in line]
+    assert last[-2] == "inconclusive: 2 of 2 measured, 1 of them inconclusive, 0 from before"
+    assert last[-1] == "passed: 1 of 1 measured, 0 of them inconclusive, 0 from before"

@@ -116,7 +116,7 @@ def test_a_lossy_link_that_passes_on_random_images_is_not_verified_and_one_that_
     assert found.metrics.cosine > 0.999
     code, out, _ = repaconv("verify")
     assert code == 0
-    told = "passed: fold, stored, onnx passed on 4 random images, seed 0; not verified: fp16; policy "
+    told = "passed: fold, stored, onnx passed on 4 random images, seed 0; not verified: fp16\n"
     assert out.splitlines()[-1].startswith(told)
     np.savez("given.npz", input=np.random.default_rng(1).standard_normal((8, 3, SIZE, SIZE)).astype(np.float32))
     assert link(rc.verify(inputs="given.npz"), "fp16").verdict == "passed"
@@ -160,3 +160,18 @@ def test_an_engine_of_a_lossy_export_is_evaluated_on_its_images(lossy):
     engine = RUN / "build" / "x86-64.int8.onnx"
     found = link(rc.verify(engine=engine), "engine")
     assert (found.verdict, found.inputs) == ("passed", "faint.npz (24 images), the 12 that did not calibrate it")
+
+
+def test_links_of_several_exports_of_a_precision_name_theirs(lossy, repaconv):
+    rc.export(precision="int8", inputs="faint.npz", batch=1)
+    np.savez("labeled.npz", input=faint(24), labels=np.arange(24) % 5)
+    code, out, _ = repaconv("verify", "--inputs", "labeled.npz", "-q")
+    assert code == 0
+    assert [line.partition(": accuracy")[0] for line in out.splitlines() if ": accuracy" in line][-2:] == [
+        "int8",
+        "int8 (int8.b1)",
+    ]
+    assert "int8, int8 (int8.b1) passed" in out.splitlines()[-1]
+    assert "McNemar" not in out
+    assert "version" not in out.splitlines()[-1]
+    assert "McNemar" in repaconv("verify", "--inputs", "labeled.npz", "-v")[1]

@@ -95,8 +95,8 @@ def _too_little(samples_ms: Mapping[str, NDArray[np.float64]], compared: Ratio |
     elif compared is not None and (compared.high - compared.low) / 2 > RESOLUTION * compared.median:
         known = (compared.high - compared.low) / 2 / compared.median
         yield (
-            f"the ratio is known to {known:.1%} only, and {RESOLUTION:.1%} is needed: about {enough(rounds, known)} rounds "
-            "would be enough on a quiet machine (--rounds)"
+            f"the ratio is known to {known:.1%} only, and {RESOLUTION:.1%} is needed: about {enough(rounds, known)} "
+            "rounds would be enough on a quiet machine (--rounds)"
         )
 
 

@@ -104,7 +104,7 @@ def verify(
 ) -> None:
     """Verify the folded model and its ONNX models against the training-time network in float64.
 
-    Exit code 0 if every check passed, 1 if one failed, 5 if one could not be made.
+    Exit code 1 if a link failed, 5 if none could be verified, otherwise 0. The last line names what is not verified.
     """
     from repaconv.stages.verify.stage import verify_by
 

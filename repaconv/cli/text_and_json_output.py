@@ -142,11 +142,13 @@ def _notices(console: Console) -> Iterator[None]:
 
     printer = Printer()
     LOGGER.addHandler(printer)
+    LOGGER.setLevel(logging.INFO)
     LOGGER.propagate = False  # libraries add handlers to the root logger
     try:
         yield
     finally:
         LOGGER.propagate = True
+        LOGGER.setLevel(logging.NOTSET)
         LOGGER.removeHandler(printer)
 
 

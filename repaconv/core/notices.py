@@ -1,6 +1,7 @@
 """What users are told besides a result: which run is taken, which files were removed.
 
-In Python it is the logger ``repaconv``; the command line prints its records to stderr, with ``-q``, too.
+In Python it is the logger ``repaconv``: a warning for what is removed, the rest is information. The command line prints
+both to stderr, with ``-q``, too.
 """
 
 from __future__ import annotations
@@ -8,4 +9,3 @@ from __future__ import annotations
 import logging
 
 LOGGER = logging.getLogger("repaconv")
-LOGGER.setLevel(logging.INFO)  # of its own: `repaconv.core.progress.only_errors` quiets the root logger

@@ -20,4 +20,7 @@ def show_sweep(done: SweepArtefact) -> None:
         rows.add_row(plain(row.model), row.target, *cells)
     out().print(rows)
     measured = sum(not row.problem for row in done.rows)
-    out().print(f"{coloured(done.verdict)}: {measured} of {len(done.rows)} measured, {done.resumed} from before")
+    unclear = sum(row.quality == "inconclusive" for row in done.rows)
+    verdict = "inconclusive" if unclear and done.verdict == "passed" else done.verdict
+    told = f"{measured} of {len(done.rows)} measured, {unclear} of them inconclusive, {done.resumed} from before"
+    out().print(f"{coloured(verdict)}: {told}")

@@ -174,8 +174,9 @@ class Ratio(Record):
         low: The lower end of the confidence interval of ``median``.
         high: The upper end of the confidence interval of ``median``.
         confidence: The confidence level of the interval: 0.95.
-        p10: The 10th percentile of the ratio over the single rounds.
-        p90: The 90th percentile of the ratio over the single rounds.
+        p10: The 10th percentile of the ratio over all single rounds. ``median`` is no percentile of the same numbers: a
+            session load that differs much from the others can move it below ``p10`` or above ``p90``.
+        p90: The 90th percentile of the ratio over all single rounds.
         verdict: ``faster`` or ``slower`` if the whole interval is more than 0.5% away from 1, otherwise ``no difference
             shown``; ``not conclusive`` if the measurement is inconclusive.
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from repaconv.core.terminal import coloured, out, plain, rows, table
+from repaconv.core.terminal import coloured, out, plain, rows, table, whole
 from repaconv.stages.shared.result_tables import accuracy_told, links, rounds_of, size
 
 if TYPE_CHECKING:
@@ -23,8 +23,8 @@ def show_bench(done: BenchArtefact) -> None:
         rows.add_row(plain(row.name), *times, rate, plain(f"{row.engine}, {row.precision}"))
     out().print(rows)
     if found := done.ratio:
-        rounds = f"; rounds' p10..p90 {found.p10:.3f}..{found.p90:.3f}" if found.conclusive else ""
-        out().print(plain(done.compared + rounds))
+        rounds = f"; single rounds: 10th percentile {found.p10:.3f}, 90th {found.p90:.3f}"
+        out().print(plain(done.compared + rounds * (whole() and found.conclusive)))
     if done.agreement and done.agreement.metrics:
         link, seen = done.agreement, done.agreement.metrics
         note = "; ".join(filter(None, [link.note, link.limit_told]))
@@ -49,9 +49,10 @@ def show_bench(done: BenchArtefact) -> None:
         out().print(plain(done.note))
     cores = ", ".join(map(str, done.machine.get("cores_used") or [])) or "not pinned"
     pixels = f"{size(done.image_size)} px, " if done.image_size else ""
+    rounds = f"{rounds_of(done)} after {done.warmup_rounds} of warm-up" if whole() else f"{done.rounds} rounds"
     out().print(
         f"[dim]{plain(str(done.machine.get('cpu')))}, {done.runtime}, {done.threads} thread(s) on core(s) {cores}, "
-        f"batch {done.batch}, {pixels}{rounds_of(done)} after {done.warmup_rounds} of warm-up, "
+        f"batch {done.batch}, {pixels}{rounds}, "
         f"load {done.machine.get('load_1min')}[/]"
     )
 

@@ -52,7 +52,13 @@ class BundleOptions(Options):
     ] = None
     images: Images = None
     count: Annotated[
-        int | None, Option("Number of images.", least=1, default_text="4 random ones, or all of --images", panel=IMAGES)
+        int | None,
+        Option(
+            "Number of images.",
+            least=1,
+            default_text="up to 64 that evaluated a lossy export, all of --images, otherwise 4 random ones",
+            panel=IMAGES,
+        ),
     ] = None
     seed: Annotated[int, Option("Seed of the random images.", least=0, panel=IMAGES)] = 0
     batch: BatchSize = None

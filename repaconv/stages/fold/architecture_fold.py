@@ -226,11 +226,11 @@ def _as_exported(
     batch = ports[0].shape[0] if isinstance(ports[0].shape[0], int) else None
     why = {"fold": "PyTorch's exporter rounded constants to float32"}
     rounded = tolerance("fold", usual={"fold": EXPORTED_RTOL}, reasons=why)
-    link, limits, told = "fold", (tolerance("fold"), rounded), "ONNX as exported, float64"
+    link, limits, told = "fold", [tolerance("fold"), rounded], "ONNX as exported, float64"
     try:
         gives = FixedBatch(Ported(Float64(exported), ports), batch).run(feeds)
     except Exception:  # of the evaluator: an operator, or a number of axes, that it lacks
-        link, limits, told = "onnx", (tolerance("onnx"),), "ONNX as exported, float32"
+        link, limits, told = "onnx", [tolerance("onnx")], "ONNX as exported, float32"
         gives = FixedBatch(load_onnx(retyped(exported, {11: 1})), batch).run(feeds)
     for allowed in limits:  # the usual one is that of `verify`, too
         found = Comparison(told, allowed)

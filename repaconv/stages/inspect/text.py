@@ -33,9 +33,9 @@ def _checkpoint(seen: Inspection) -> None:
         if other.path != origin.weights:
             rows.add_row("also there", other.path, f"{other.tensors} tensors, {other.parameters:,} numbers")
     if origin.stripped:
-        rows.add_row("prefixes taken off", ", ".join(origin.stripped), "keys")
+        rows.add_row("prefixes removed", ", ".join(origin.stripped), "keys")
     for name in seen.placeholders:
-        rows.add_row("not built", name, "a global of the pickle; nothing was run")
+        rows.add_row("not loaded", name, "a class or function that the pickle names; nothing was run")
     rows.add_row(
         "method", seen.method or "unknown", f"{seen.confidence}: {seen.reason}" if seen.method else seen.reason
     )
@@ -43,6 +43,8 @@ def _checkpoint(seen: Inspection) -> None:
         also = f", also {', '.join(known.also)}" if known.also else ""
         but = f"but for {known.differs}" if known.differs else "all of them"
         rows.add_row("network" if known.exact else "near to", known.name, f"names and shapes, {but}{also}")
+    if not seen.method and not seen.networks:
+        rows.add_row("network", "unknown", "no published network that is known here has nearly these names and shapes")
     if len(seen.applied) > 1:
         rows.add_row("folds", ", ".join(seen.applied), "keys")
     if seen.form:

@@ -27,7 +27,8 @@ def links(links: Iterable[Link], for_scale: dict[str, Any] | None = None) -> Tab
     rows = table("verdict", "link", "candidate", "max rel", "allowed")
     for narrow in ("verdict", "link", "max rel", "allowed"):
         next(column for column in rows.columns if column.header == narrow).no_wrap = True
-    for link in links:
+    compared = tuple(links)
+    for link in compared:
         error, *_ = _numbers(link.metrics)
         exact = link.tolerance is None or link.tolerance.kind == "exact"
         told = link.tolerance.description if link.tolerance else ""
@@ -35,7 +36,7 @@ def links(links: Iterable[Link], for_scale: dict[str, Any] | None = None) -> Tab
         note = "; ".join(filter(None, notes))
         of = link.reference.partition(OUTPUT)[2] if OUTPUT not in link.candidate else ""
         candidate = plain(link.candidate + (OUTPUT + of if of else "")) + (f"\n[dim]{plain(note)}[/]" if note else "")
-        rows.add_row(coloured(link.verdict), link.name, candidate, error, told if exact else "lossy")
+        rows.add_row(coloured(link.verdict), plain(label(link, compared)), candidate, error, told if exact else "lossy")
     for name, metrics in (for_scale or {}).items():
         rows.add_row(
             "not evaluated", ROUNDING, f"{plain(name)}\n{ROUNDING_TOLD}", _numbers(metrics)[0], "", style="dim"
@@ -56,6 +57,12 @@ def _all_of(links: Iterable[Link], for_scale: dict[str, Any]) -> Table:
         told = f"not evaluated ({ROUNDING_TOLD})"
         rows.add_row(ROUNDING, candidate, reference, *_numbers(metrics), "", told, style="dim")
     return rows
+
+
+def label(link: Link, links: Iterable[Link]) -> str:
+    """The name of a link, with the export that it is about if there are several of that name: int8 (int8.keep-head)."""
+    several = len({other.variant for other in links if other.name == link.name}) > 1
+    return f"{link.name} ({link.variant})" if several and link.variant not in ("", link.name) else link.name
 
 
 def longest(kind: str, count: int) -> None:
@@ -97,11 +104,14 @@ def counted(count: int, noun: str) -> str:
 
 
 def accuracy_told(name: str, found: Accuracy) -> str:
-    """Both ends' accuracy on the same images, and whether their difference is chance."""
+    """The accuracy of the reference and the candidate on the same images; with -v, whether the difference is chance."""
+    chance = (
+        f"; only the reference is right on {found.only_reference}, only the candidate on {found.only_candidate}, "
+        f"McNemar p = {found.p_value:.2g}"
+    )
     return (
-        f"{name}: accuracy {found.reference:.2%} -> {found.candidate:.2%} on {found.images} images; "
-        f"difference {found.difference:+.2%} (95% interval {found.low:+.2%} to {found.high:+.2%}; right alone "
-        f"{found.only_reference} and {found.only_candidate}, McNemar p = {found.p_value:.2g})"
+        f"{name}: accuracy {found.reference:.2%} -> {found.candidate:.2%} on {found.images} images; difference "
+        f"{found.difference:+.2%} (95% interval {found.low:+.2%} to {found.high:+.2%}{chance if whole() else ''})"
     )
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from repaconv.core.terminal import coloured, out, plain
-from repaconv.stages.shared.result_tables import accuracy_told, links, locations
+from repaconv.core.terminal import coloured, out, plain, whole
+from repaconv.stages.shared.result_tables import accuracy_told, label, links, locations
 
 if TYPE_CHECKING:
     from repaconv.results import Link, VerifyArtefact
@@ -24,7 +24,8 @@ def show_verify(done: VerifyArtefact) -> None:
         out().print(f"[dim]images: {plain(done.preprocessing)}[/]")
     if done.labels:
         out().print(f"[dim]classes: {plain(done.labels)}[/]")
-    out().print(f"{coloured(done.verdict)}: {plain(_by_verdict(done))}; policy {done.policy}")
+    policy = f"; version {done.policy} of the tolerances" if whole() else ""
+    out().print(f"{coloured(done.verdict)}: {plain(_by_verdict(done))}{policy}")
 
 
 def _by_verdict(done: VerifyArtefact) -> str:
@@ -33,11 +34,12 @@ def _by_verdict(done: VerifyArtefact) -> str:
     words = []
     for verdict in ("passed", "failed"):
         for inputs in dict.fromkeys(link.inputs for link in ran):
-            names = [link.name for link in ran if (link.verdict, link.inputs) == (verdict, inputs)]
+            names = [label(link, done.links) for link in ran if (link.verdict, link.inputs) == (verdict, inputs)]
             if names:
                 words.append(f"{_listed(names)} {verdict} on {inputs or done.inputs}")
-    words += [f"{_listed([link.name])} failed" for link in done.links if link.verdict == "failed" and not link.metrics]
-    missing = [link.name for link in done.links if link.verdict == "not verified"]
+    unrun = [link for link in done.links if link.verdict == "failed" and not link.metrics]
+    words += [f"{label(link, done.links)} failed" for link in unrun]
+    missing = [label(link, done.links) for link in done.links if link.verdict == "not verified"]
     return "; ".join([*words, *([f"not verified: {_listed(missing)}"] if missing else [])])
 
 
@@ -45,7 +47,7 @@ def _listed(names: Iterable[str]) -> str:
     return ", ".join(dict.fromkeys(names))
 
 
-def _print_accuracies(links: Iterable[Link]) -> None:
+def _print_accuracies(links: Sequence[Link]) -> None:
     for link in links:
         if found := link.accuracy:
-            out().print(accuracy_told(link.name, found))
+            out().print(accuracy_told(label(link, links), found))

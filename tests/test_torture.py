@@ -15,7 +15,7 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
-from torture import checkpoints, containers, crafted, graphs, others, page, pickles, records
+from torture import checkpoints, containers, crafted, graphs, others, page, pickles, planted, records
 from torture.arena import Case, outcomes
 from torture.containers import in_legacy, in_zip
 from torture.nets import net
@@ -351,3 +351,9 @@ def test_only_the_guard_of_native_code_starts_a_process_unheard(tmp_path):
 
     ended = [outcome.ended for outcome in outcomes([Case("", "", made, guarded), Case("", "", made, other)], tmp_path)]
     assert ended == ["sound", "executed"]
+
+
+def test_mistakes_are_planted_into_every_folder_that_folds():
+    files = {path.relative_to(planted.HOUSE).parts[0] for path in planted.sources()}
+    assert files == {"algebra", "graph", "methods", "rewrites"}
+    assert all(any(folder in rooms for rooms in page.ROOMS.values()) for folder in files)

@@ -63,8 +63,8 @@ verification chain does, as it runs for every user.
 """
 FATES = ("caught", "stopped", "as good", "the same", "survived")
 ROOMS = {
-    "the algebra and the papers": ("affine.py", "convolution.py", "methods"),
-    "graphs": ("folds", "graphs", "forms"),
+    "the algebra and the papers": ("affine.py", "convolution.py", "algebra", "methods"),
+    "graphs": ("folds", "graphs", "forms", "rewrites", "graph"),
 }
 WHY = {
     "Join.divisor": "no tensor contains the divisor of the scores: it belongs to the network, not to its fold, and "

@@ -34,7 +34,7 @@ from torture import graphs, warm
 from torture.nets import net
 
 HOUSE = Path(repaconv.__file__).parent
-ROOMS = ("affine.py", "convolution.py", "methods/*/paper.py", "folds/*.py", "graphs/*.py", "forms/*.py")
+ROOMS = ("algebra/*.py", "methods/*/paper.py", "rewrites/*/*.py", "graph/*.py")
 RESULT = HOUSE.parent / "benchmarks" / "results" / "planted.json"
 SECONDS = 90
 CHECKPOINTS = ("repavit-mixer", "riformer", "dwconv", "nondeep", "repvgg", "pyra")
@@ -273,7 +273,7 @@ def _left(mutants: list[Mutant], rows: list[dict[str, Any]], count: int) -> list
 
 
 def _of_papers(mutant: Mutant) -> bool:
-    return mutant.file.split("/")[0] in ("affine.py", "convolution.py", "methods")
+    return mutant.file.split("/")[0] in ("affine.py", "convolution.py", "algebra", "methods")
 
 
 def main(at: Path, count: int) -> None:

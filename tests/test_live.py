@@ -78,7 +78,7 @@ def test_parts_of_an_unknown_net():
     keys = set(model.state_dict())
     folded = rc.fold(model)
     assert set(model.state_dict()) == keys  # the user's own is as it was
-    assert [step.module for step in folded.fold_certificate] == ["inside", "outside", "tail", "."]
+    assert [step.module for step in folded.fold_certificate] == ["inside", "outside", "tail.0", "."]
     assert not any(isinstance(part, nn.BatchNorm1d) for part in folded.modules())
     assert next(folded.parameters()).dtype == torch.float32
     # stored in float32 again, so float32's rounding is what is left
@@ -206,7 +206,7 @@ class ScaledBlock(nn.Module):
 def test_layer_scale_in_a_block():
     model = nn.Sequential(ScaledBlock()).double()
     folded = rc.fold(model)
-    assert [step.folded[0] for step in folded.fold_certificate[:2]] == ["ls1 -> attn.proj", "ls2 -> mlp.fc2"]
+    assert [step.folded[0] for step in folded.fold_certificate[:2]] == ["0.ls1 -> 0.attn.proj", "0.ls2 -> 0.mlp.fc2"]
     assert not any("gamma" in name for name in folded.state_dict())
     same(model, folded, torch.randn(2, 5, 8))
 

@@ -1,5 +1,7 @@
 """Folding inside a live module of the user's own: whatever in it has the shape of a known fold, and proves to be one.
 
+These are folds that a trace does not show to be linear (channel-idle FFNs, PEFT's adapters, RIFormer's mixer, which
+goes into its norm); the rest is `repaconv.torch_fold.structural_fold`.
 What a module's class computes cannot be seen from its submodules' names. So every edit here is a guess that is run in
 float64: first the part, on what it is called with in the whole and on random numbers of several sizes, then the whole
 module, since its forward may read what was edited. Only what changes nothing is kept.
@@ -12,7 +14,6 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -110,44 +111,7 @@ def adapter(part: nn.Module) -> Iterator[Guess]:
     yield Guess("lora", f"lora ({', '.join(a)}) -> weight", edit)
 
 
-def layer_scales(part: nn.Module) -> Iterator[Guess]:
-    """LayerScale ls1 and ls2 of a block, into attn.proj and mlp.fc2."""
-    for scale, at in (("ls1", "attn.proj"), ("ls2", "mlp.fc2")):
-        gamma, linear = getattr(getattr(part, scale, None), "gamma", None), child_at(part, at)
-        if not isinstance(gamma, Tensor) or not isinstance(linear, nn.Linear):
-            continue
-
-        def edit(scale: str = scale, at: str = at, gamma: Tensor = gamma, linear: nn.Linear = linear) -> New:
-            folded = Affine.diagonal(gamma) @ Affine.linear(linear.weight, linear.bias)
-            return {scale: nn.Identity(), at: _with(linear, folded)}
-
-        yield Guess("layer scale", f"{scale} -> {at}", edit)
-
-
-def batchnorms(part: nn.Module) -> Iterator[Guess]:
-    """A BatchNorm right before a linear layer, in a Sequential or as norm1, norm2 of a block."""
-    pairs = [("norm1", "attn.qkv"), ("norm2", "mlp.fc1"), ("norm", "fc1"), ("norm", "qkv")]
-    if isinstance(part, nn.Sequential):
-        names = [name for name, _ in part.named_children()]
-        pairs = list(pairwise(names))
-    for norm_at, linear_at in pairs:
-        norm, linear = child_at(part, norm_at), child_at(part, linear_at)
-        if not isinstance(norm, nn.BatchNorm1d) or not isinstance(linear, nn.Linear) or norm.running_var is None:
-            continue
-
-        def edit(
-            norm_at: str = norm_at, linear_at: str = linear_at, norm: Any = norm, linear: nn.Linear = linear
-        ) -> New:
-            ones, zeros = torch.ones_like(norm.running_var), torch.zeros_like(norm.running_var)
-            weight, bias = (ones, zeros) if norm.weight is None else (norm.weight, norm.bias)
-            before = Affine.batchnorm(weight, bias, norm.running_mean, norm.running_var, norm.eps)
-            folded = Affine.linear(linear.weight, linear.bias) @ before
-            return {norm_at: nn.Identity(), linear_at: _with(linear, folded)}
-
-        yield Guess("batchnorm", f"{norm_at} -> {linear_at}", edit)
-
-
-RULES: tuple[Rule, ...] = (affine_mixer, adapter, layer_scales, batchnorms)
+RULES: tuple[Rule, ...] = (affine_mixer, adapter)
 
 
 def _loaded(module: nn.Module, tensors: dict[str, Tensor]) -> nn.Module:

@@ -575,6 +575,10 @@ def _norms_left(places: Places) -> Iterator[Unfolded]:
     for step in places.trace.steps:
         if step.name == "batch_norm" and numbers(step.given(1, "running_mean")) is not None:
             yield Unfolded(step.module, "a BatchNorm", _why_norm(places, step))
+    called = {places.root.get_submodule(call.name) for call in places.trace.calls}
+    for name, part in places.root.named_modules():
+        if isinstance(part, nn.modules.batchnorm._BatchNorm) and part not in called:
+            yield Unfolded(name, "a BatchNorm", "it is not called when the whole is run")
 
 
 def _why_norm(places: Places, step: Step) -> str:

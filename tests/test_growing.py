@@ -238,7 +238,7 @@ def test_where_nothing_is_saved_the_graph_as_given_is_left(monkeypatch):
     kept = kept_of(given, partial(folded, Path("net.onnx"), model))
     assert kept.graph is given
     assert kept.changes == []
-    assert kept.back.told == ("widen: reverted, because it saves neither multiplications nor numbers nor nodes",)
+    assert kept.back.told == ("widen: reverted, because it removes no multiplications, parameters or nodes",)
 
 
 def shared_head(norms: int, *, transposed: bool = False) -> onnx.ModelProto:

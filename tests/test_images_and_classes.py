@@ -19,7 +19,7 @@ from repaconv.sources.class_score_outputs import class_scores
 SIZE, CLASSES = 64, 10
 MADE = {"mean": "127.5,127.5,127.5", "std": "64,64,64"}
 WAY = f"shorter edge to {SIZE} (bicubic), middle {SIZE} x {SIZE}, RGB, mean 127.5, 127.5, 127.5, std 64, 64, 64"
-ASSUMED = "assumed (not in the file): resize_edge, keep_ratio, interpolation, channel_order"
+ASSUMED = "assumed, since the file does not have it: resize_edge, keep_ratio, interpolation, channel_order"
 NET = """
 from torch import nn
 
@@ -94,7 +94,7 @@ def test_a_guessed_image_size_is_said_and_so_is_one_that_is_known(repaconv, tiny
     assert "pixels (assumed: the graph takes any size; --set image_size=N)" in out
     _, out, _ = repaconv("fold", tiny)
     assert "image size: 32x32 pixels (from args)" in out
-    assert "assumed (not in the file): mean, std, resize_edge" in out
+    assert "assumed, since the file does not have it: mean, std, resize_edge" in out
 
 
 @DOORS

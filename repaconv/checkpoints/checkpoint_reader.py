@@ -182,7 +182,7 @@ def _by_rule(path: Path, place: str, others: list[str], value: Any) -> str:
             raise _ambiguous(path, what, [place, "ema_state_dict"])
         return f"{place} is the moving average already: mmengine swaps on saving, ema_state_dict is the raw set"
     if not others:
-        return "the usual place" if place != "." else "the file is a bare state dict"
+        return "the only weights in the file" if place != "." else "the file is a bare state dict"
     average = next((other for other in others if other.partition(".")[0] in AVERAGES), None)
     beside = f"its moving average is --weights {average}" if average else f"other sets: {', '.join(others)}"
     return f"{place} by rule; {beside}"

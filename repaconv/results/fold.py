@@ -30,7 +30,7 @@ from repaconv.results.records import (
 )
 
 NOTHING_TO_FOLD = "nothing to fold: the network stays as it is"
-NO_GAIN = "nothing to fold: no rewrite that was tried improves the network, so it stays as it is"
+NO_GAIN = "nothing to fold: rewrites were tried and undone, since none makes the network smaller or faster"
 """What every fold says that changed nothing: of a file, of an architecture, of a live module."""
 
 

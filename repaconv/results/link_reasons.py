@@ -50,7 +50,7 @@ PHRASES: dict[Reason, str] = {
     "exceeds_budget": "",
     "required": "required",
     "build_failed": "its build says failed",
-    "constant_output": "the same output for all inputs, so that a fault would not show",
+    "constant_output": "all inputs give the same output, so an error could not be seen",
     "rounding_too_large": "rounding alone moves it so far that a comparison shows nothing",
     "rounding_decides": "rounding decides what comes out",
     "not_comparable": "not compared",

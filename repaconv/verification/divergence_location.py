@@ -99,14 +99,16 @@ def locate(
     found = drift(reference, candidate, feeds)
     curve = tuple(row for _, row in found)
     if not found:
-        return Location(module="", reason="the two ends have no values in common on the way", drift=curve)
+        return Location(
+            module="", reason="reference and candidate have no layer in common that could be compared", drift=curve
+        )
     index = first_jump(curve, decides=decides) if allowed is None else first_apart(curve, allowed)
     if index is None:
-        what = "no value on the way breaks" if allowed is None else f"all {len(found)} values on the way agree"
-        return Location(module="", reason=f"{what}, up to the {found[-1][0]}", drift=curve)
+        what = "no layer's error jumps" if allowed is None else f"all {len(found)} compared places agree"
+        return Location(module="", reason=f"{what}; the last one is the {found[-1][0]}", drift=curve)
     place, row = found[index]
     off = f"off by {row.max_rel_error:.1e}"
-    rest = f"the {index} values before it agree" if allowed is not None else f"the {index} values before it drift less"
+    rest = f"places before it that {'agree' if allowed is not None else 'differ less'}: {index}"
     if place.side == "in":  # the module got something wrong: what lies before it is to blame
         holder = place.name.rpartition(".")[0]
         since = f" and the {found[index - 1][0]}" if index else ""

@@ -103,7 +103,7 @@ def told_of(wanted: Preprocessing, size: tuple[int, int]) -> str:
         f"{'shorter edge' if wanted.keep_ratio else 'both edges'} to {edge} ({wanted.interpolation}), "
         f"middle {size[0]} x {size[1]}, "
         f"{wanted.channel_order}, mean {_short(wanted.mean)}, std {_short(wanted.std)}; from {wanted.source}"
-        f"{f'; assumed (not in the file): {assumed}' if assumed else ''}"
+        f"{f'; assumed, since the file does not have it: {assumed}' if assumed else ''}"
     )
 
 

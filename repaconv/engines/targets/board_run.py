@@ -2,7 +2,7 @@
 """Build, verify and measure on the board: python3 run.py. Needs Python 3.6 and TensorRT's own trtexec, nothing else.
 
 Takes what lies beside it (bundle.json says what), leaves result.tar.gz there, which `repaconv collect` reads on the
-desk. Exit codes: 0 done, 1 the engine does not compute what it should, 2 something else is where the result would go, 3
+desk. Exit codes: 0 done, 1 the engine does not compute what it should, 2 the result's file exists and is not ours, 3
 no trtexec or another TensorRT than the bundle is for, 4 the bundle is not as it was made, 5 trtexec failed.
 """
 

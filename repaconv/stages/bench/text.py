@@ -86,7 +86,10 @@ def show_estimate(done: EstimateArtefact) -> None:
         f"[bold yellow]{done.label}[/]: [bold]{done.low_ms:.3f} to {done.high_ms:.3f} ms[/] on {plain(done.target)}, "
         f"{done.precision}, batch {done.batch}, {size(done.image_size)} px, over {len(done.nodes)} nodes"
     )
-    out().print("low: products alone, at the limits; high: every node apart, at half of them, and a launch each")
+    out().print(
+        "low: only matrix products and convolutions take time, at the full speed of the data sheet; high: every node "
+        "by itself, at half of that speed, with the time to start it"
+    )
     if done.measured_ms:
         low, high = done.low_ms / done.measured_ms, done.high_ms / done.measured_ms
         out().print(

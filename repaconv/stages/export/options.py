@@ -30,7 +30,7 @@ class ExportOptions(Options):
         NoEffect(
             ("inputs", "images"),
             lambda options: options.precision == "fp32" and not by_tune(options.preset),
-            "float32 is not measured on images; give a lower precision",
+            "only lower precision (int8, fp16, bf16) uses images",
         ),
         NoEffect(
             ("quantizer",),

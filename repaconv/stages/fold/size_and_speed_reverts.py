@@ -157,7 +157,7 @@ def larger(before: Size, after: Size) -> str:
     if after.matrices * after.macs > before.matrices * before.macs:
         return f"with it the graph's matrices hold {after.matrices:,} numbers, not {before.matrices:,}"
     if not (after.macs < before.macs or after.numbers < before.numbers or after.nodes < before.nodes):
-        return "it saves neither multiplications nor numbers nor nodes"
+        return "it removes no multiplications, parameters or nodes"
     dearer = after.weighed > before.weighed
     if after.numbers > before.numbers and dearer:
         return f"with it the graph holds {after.numbers:,} numbers, not {before.numbers:,}"

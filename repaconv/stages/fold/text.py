@@ -11,7 +11,10 @@ from repaconv.stages.shared.result_tables import costs, counted, links, longest,
 if TYPE_CHECKING:
     from repaconv.results import GraphFold, MethodFold
 
-WITHOUT = "not in float64: nothing here evaluates it so, or its numbers in float32 are mostly rounding"
+WITHOUT = (
+    "not compared in float64: nothing here computes its operators in float64, or FP32 rounding changes its outputs by "
+    "more than 1%"
+)
 
 
 def show_fold(done: MethodFold | GraphFold) -> None:
@@ -40,10 +43,10 @@ def _images(done: MethodFold | GraphFold) -> None:
         out().print(f"images: {plain(why)}; for image files give --set mean=... --set std=...")
     scores = getattr(done, "scores", None)
     if scores and scores.assumed:
-        may = f"the output {plain(scores.told)} may be the scores of {scores.classes} classes"
         out().print(
-            f"classes: by its shape, {may}; it is taken as that where images have labels. --set "
-            f"classes={scores.classes} says that it is, 0 that it is not"
+            f"classes: if images have labels, the output {plain(scores.told)} is taken as the scores of "
+            f"{scores.classes} classes, because of its shape. --set classes={scores.classes} confirms that, "
+            "--set classes=0 says no"
         )
 
 
@@ -107,6 +110,6 @@ def _graph(done: GraphFold) -> None:
     _not_folded(done)
     if done.links:
         out().print(links(done.links))
-    where = f"in float64 by {done.float64}" if done.float64 else WITHOUT
+    where = f"evaluated by {done.float64}" if done.float64 else WITHOUT
     told = plain(done.unchanged) or f"{counted(len(done.changes), 'change')}, opset {done.opset}"
     out().print(f"{coloured(done.verdict)}: {told}; {where}")

@@ -25,7 +25,8 @@ def show_gate(done: GateReport) -> None:
         out().print(f"[bold]{plain(recipe.recipe)}[/]")
         out().print(rows)
     verdict = "passed" if not done.exit_code else "failed" if done.exit_code == 1 else f"exit {done.exit_code}"
-    out().print(f"{coloured(verdict)}: {len(done.recipes)} recipe{'s' if len(done.recipes) > 1 else ''}")
+    count = f"{len(done.recipes)} recipe{'s' if len(done.recipes) > 1 else ''}"
+    out().print(f"{coloured(verdict)}: {count}{', with mistakes' if done.exit_code == 2 else ''}")
 
 
 # --- A recipe's steps, and what was found on the way.

@@ -120,8 +120,8 @@ def _require_used(asked: set[str], chain: Chain) -> None:
     exact = {step.name for step in chain.steps if step.compared.allowed.kind == "exact"}
     if unused := sorted(asked - exact - {link.name for link in chain.idle}):
         raise UsageProblem(
-            f"a tolerance of {', '.join(unused)} would do nothing: there is no such link here that is exact.",
-            hint=f"Links here: {', '.join(sorted(exact))}.",
+            f"there is no exact link {', '.join(unused)} in this run, so its tolerance has no effect.",
+            hint=f"Exact links of this run: {', '.join(sorted(exact))}. onnx needs an export: repaconv export.",
             code="tolerance.idle",
         )
 

@@ -19,9 +19,11 @@ from repaconv.backbones.repvgg_mobileone import RepBlock, RepConv, RepConvConfig
 from repaconv.backbones.token_layers import AttentionSpec, IdleMlpSpec, LayerNormSpec, MlpSpec, NoNorm
 from repaconv.backbones.token_merging_block import MergeSpec
 from repaconv.backbones.vit import ViT, ViTConfig
+from repaconv.graph import model_rewriting
 from repaconv.graph.float64_graph import in_double
 from repaconv.graph.model_rewriting import rewritten
 from repaconv.graph.rewrite_contract import Rewrite
+from repaconv.graph.view_chains import chain_of, seen
 from repaconv.onnx_export.torch_exporter import to_onnx
 from repaconv.rewrites.speed import (
     attention_as_matrices,
@@ -33,7 +35,6 @@ from repaconv.rewrites.speed import (
     linear_layer_grouping,
     norm_layouts,
     patch_embedding,
-    pointwise_convolutions,
     split_convolutions,
     token_gather,
 )
@@ -52,7 +53,7 @@ MODULES = (
         attention_as_matrices,
         token_gather,
     ),
-    *(moves, norm_layouts, channel_padding, patch_embedding, pointwise_convolutions, global_pooling, rows),
+    *(moves, norm_layouts, channel_padding, patch_embedding, global_pooling, rows),
 )
 REWRITES = {entry.name: entry for module in MODULES for entry in vars(module).values() if isinstance(entry, Rewrite)}
 EXACT = 1e-11
@@ -140,36 +141,15 @@ def attending(shape, *, seed=0, joined=True, scale="scores", masked=False, read=
 
 
 PERMS = ([0, 2, 1, 3], [0, 2, 3, 1], [0, 2, 1, 3])
-MATRICES = ("scores-as-matrix", "values-as-matrix")
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("joined", [True, False], ids=["one layer", "three layers"])
-def test_scores_and_values_as_matrices(shape, joined):
+def test_scores_by_one_matrix_per_head(shape, joined):
     for options in ({}, {"masked": True}, {"scale": "q"}, {"scale": "both"}):
         model = attending(shape, joined=joined, **options)
-        for names in (MATRICES[:1], MATRICES[1:], MATRICES, MATRICES[::-1], (*MATRICES, "one-linear", "scale-into-q")):
-            assert set(MATRICES) & set(names) <= set(changed(model, *names))
-
-
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_over_their_rank_they_are_two_layers_again(shape):
-    model = attending(shape)
-    tokens, width, _, qk, v = shape
-    assert changed(model, "scores-by-rank") == ["scores-by-rank"] * (qk > width)
-    assert changed(model, "values-by-rank") == ["values-by-rank"] * (v > width)
-    names = changed(model, *MATRICES, "scores-by-rank", "values-by-rank")
-    # Back from the matrix where two layers over the rank take fewer products than one matrix a head.
-    assert ("scores-by-rank" in names) == (min(qk, width) * (2 * width + tokens) < width * (width + tokens))
-    assert ("values-by-rank" in names) == (min(v, width) * (2 * width + tokens) < width * (width + tokens))
-
-
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("scale", ["scores", "q", "both"])
-def test_the_scale_goes_into_the_queries(shape, scale):
-    expected = ["scale-into-q"] if shape[3] > 1 else []
-    for options in ({}, {"masked": True}, {"joined": False}, {"read": "k"}):
-        assert changed(attending(shape, scale=scale, **options), "scale-into-q") == expected
+        assert changed(model, "scores-as-matrix") == ["scores-as-matrix"]
+        assert changed(model, "scores-as-matrix", "no-key-bias") == ["scores-as-matrix"]
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -187,12 +167,10 @@ def test_keys_and_values_need_no_bias(shape, joined):
 
 def test_attention_that_is_read_in_between_stays():
     shape = SHAPES[-1]
-    for read, name in (("product", MATRICES[0]), ("scores", MATRICES[0]), ("k", MATRICES[0]), ("q", MATRICES[0])):
-        assert changed(attending(shape, read=read), name) == []
+    for read in ("product", "scores", "k", "q"):
+        assert changed(attending(shape, read=read), "scores-as-matrix") == []
     for read in ("v", "out"):
-        assert changed(attending(shape, read=read), "values-as-matrix") == []
-    assert changed(attending(shape, read="q"), "scale-into-q") == []
-    assert changed(attending(shape, read="product"), "scale-into-q") == []
+        assert changed(attending(shape, read=read), "value-bias-forward") == []
 
 
 def attending_twice(shape, *, split):
@@ -220,11 +198,8 @@ def attending_twice(shape, *, split):
 @pytest.mark.parametrize("split", [True, False])
 def test_two_attentions_of_one_layer(split):
     model = attending_twice(SHAPES[-1], split=split)
-    # Unsplit, the second one's layer is a new one by then: its turn comes with the next round.
-    assert changed(model, *["scale-into-q"] * (1 if split else 2)) == ["scale-into-q"] * 2
     assert changed(model, *["no-key-bias"] * 2, *["value-bias-forward"] * 2).count("no-key-bias") == 2
-    for names in (MATRICES, MATRICES[::-1]):
-        assert sorted(changed(model, *names)) == sorted(MATRICES * 2)
+    assert changed(model, "scores-as-matrix") == ["scores-as-matrix"] * 2
 
 
 def stream(tokens, width, *, spoil=None, seed=0):
@@ -262,22 +237,12 @@ def test_a_norm_whose_mean_counts_stays(spoil):
     assert changed(stream(4, 1), "rms-norm") == []
 
 
-def normed(width, *, behind="layers", scale=True):
-    random = np.random.default_rng(0)
-    graph = Graph(x=[3, width])
-    affine = [random.standard_normal(width) if scale else np.ones(width)]
-    affine += [random.standard_normal(width)] if scale else []
-    n = graph("LayerNormalization", "x", *affine, axis=-1)
+def normed(width):
+    """Two layers behind a norm with a scale and a shift."""
+    random, graph = np.random.default_rng(0), Graph(x=[3, width])
+    n = graph("LayerNormalization", "x", *random.standard_normal((2, width)), axis=-1)
     first = linear(graph, n, random.standard_normal((width, 4)), random.standard_normal(4))
-    second = n if behind == "sum" else linear(graph, n, random.standard_normal((width, 2)))
-    return graph.model(first, second, *([n] if behind == "output" else []))
-
-
-def test_a_norms_affine_goes_into_layers_alone():
-    for width in (1, 2, 7):
-        assert changed(normed(width), "norm-affine") == ["norm-affine"]
-    for other in (normed(5, behind="sum"), normed(5, behind="output"), normed(5, scale=False)):
-        assert changed(other, "norm-affine") == []
+    return graph.model(first, linear(graph, n, random.standard_normal((width, 2))))
 
 
 def grouped(shape, groups=1):
@@ -286,18 +251,7 @@ def grouped(shape, groups=1):
     graph = Graph(x=shape)
     flat = graph("Reshape", "x", np.array([0, groups, -1]))
     n = graph("InstanceNormalization", flat, random.standard_normal(groups), random.standard_normal(groups))
-    n = graph("Reshape", n, np.array([-1, channels, height, width]))
-    scaled = graph("Mul", random.standard_normal((channels, 1, 1)), n)
-    return graph.model(graph("Add", scaled, random.standard_normal((1, channels, 1, 1))))
-
-
-@pytest.mark.parametrize("shape", [(1, 1, 2), (1, 2, 3), (4, 3, 2)], ids=str)
-def test_a_group_norm_in_four_ways(shape):
-    model = grouped(shape)
-    assert changed(model, "group-norm-flat") == ["group-norm-flat"]
-    assert changed(model, "affine-as-batchnorm") == ["affine-as-batchnorm"]
-    names = ("affine-as-batchnorm", "batchnorm-as-affine", "affine-as-batchnorm", "group-norm-flat")
-    assert tuple(changed(model, *names)) == names
+    return graph.model(graph("Reshape", n, np.array([-1, channels, height, width])))
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 2), (1, 2, 3), (4, 3, 2)], ids=str)
@@ -347,22 +301,6 @@ def test_what_one_transpose_does_for_a_product_stays(perm):
         assert changed(graph.model(graph("MatMul", "y", graph("Transpose", "x", perm=perm))), "turn-in-product") == []
 
 
-def test_a_norm_of_two_groups_and_a_scale_by_row_stay():
-    assert changed(grouped((4, 3, 2), groups=2), "group-norm-flat") == []
-    graph = Graph(x=[4, 3, 2])
-    by_row = graph("Mul", "x", np.ones((3, 1)))
-    assert changed(graph.model(by_row), "affine-as-batchnorm") == []
-    graph = Graph(x=[4, 3, 2])
-    scaled = graph("Mul", "x", np.arange(4.0).reshape(4, 1, 1))
-    model = graph.model(graph("Add", scaled, np.arange(4.0).reshape(4, 1, 1)), scaled)
-    assert changed(model, "affine-as-batchnorm") == ["affine-as-batchnorm"]  # of the product alone
-    graph = Graph(x=[2, 3, 2])
-    learned = graph(
-        "BatchNormalization", "x", graph("ReduceMean", "x", np.array([0, 2, 3]), keepdims=0), *[np.ones(2)] * 3
-    )
-    assert changed(graph.model(learned), "batchnorm-as-affine") == []
-
-
 def patched(*, size=(4, 6), side=2, width=5, stride=None, pads=(0, 0, 0, 0), bias=True, read=None, prefix=2):
     """Patches and constant tokens before them, plus positions."""
     random = np.random.default_rng(0)
@@ -395,31 +333,19 @@ def test_patches_that_overlap_or_are_read_otherwise_stay():
     assert changed(graph.model(graph("Add", "x", "y")), "constant-tokens") == []
 
 
-def convolved(width=4, hidden=3, grid=(2, 3), *, groups=None, stride=1):
-    """Tokens, a layer, a convolution on the grid, a layer, tokens; then two 1 x 1 convolutions on the grid."""
+def convolved(width, hidden, grid):
+    """Tokens, a layer, a depthwise convolution, a layer, tokens; then two 1 x 1 convolutions on the grid."""
     random, (height, columns) = np.random.default_rng(0), grid
     graph, count = Graph(x=[height * columns, width]), height * columns
     v = linear(graph, "x", random.standard_normal((width, hidden)), random.standard_normal(hidden))
     image = graph("Reshape", graph("Transpose", v, perm=[0, 2, 1]), np.array([-1, hidden, height, columns]))
-    groups = hidden if groups is None else groups
-    kernel = random.standard_normal((hidden, hidden // groups, 3, 3))
-    image = graph("Conv", image, kernel, group=groups, pads=[1, 1, 1, 1], kernel_shape=[3, 3])
+    kernel = random.standard_normal((hidden, 1, 3, 3))
+    image = graph("Conv", image, kernel, group=hidden, pads=[1, 1, 1, 1], kernel_shape=[3, 3])
     tokens = graph("Transpose", graph("Reshape", image, np.array([-1, hidden, count])), perm=[0, 2, 1])
     out = linear(graph, tokens, random.standard_normal((hidden, width)), random.standard_normal(width))
     fc1, fc2 = random.standard_normal((5, hidden, 1, 1)), random.standard_normal((2, 5, 1, 1))
-    h = graph("Relu", graph("Conv", image, fc1, random.standard_normal(5), strides=[stride, stride]))
-    return graph.model(out, graph("Conv", h, fc2, strides=[stride, stride]))
-
-
-def test_pointwise_layers_lie_either_way():
-    for options in ({"grid": (1, 1)}, {"width": 1, "hidden": 2}, {}, {"hidden": 7}):
-        model = convolved(**options)
-        assert changed(model, "pointwise-as-matmul") == ["pointwise-as-matmul"] * 2
-        # The layer behind reads tokens of the grid that other convolutions read as well.
-        assert changed(model, "matmul-as-pointwise") == ["matmul-as-pointwise"] * 2
-        assert len(changed(model, "matmul-as-pointwise", "pointwise-as-matmul", "matmul-as-pointwise")) >= 6
-    assert changed(convolved(stride=2), "pointwise-as-matmul") == []
-    assert changed(convolved(groups=1), "matmul-as-pointwise") == []
+    h = graph("Relu", graph("Conv", image, fc1, random.standard_normal(5)))
+    return graph.model(out, graph("Conv", h, fc2))
 
 
 def picked(tokens, rows, width, *, by="rank", batch=None):
@@ -437,8 +363,7 @@ def picked(tokens, rows, width, *, by="rank", batch=None):
 
 
 @pytest.mark.parametrize("size", [(1, 1, 1), (4, 1, 3), (5, 3, 1), (6, 6, 4)], ids=str)
-def test_rows_in_three_ways(size):
-    assert changed(picked(*size), "gather-as-matmul") == ["gather-as-matmul"]
+def test_rows_by_gathernd(size):
     assert changed(picked(*size), "rows-by-gathernd") == ["rows-by-gathernd"]
 
 
@@ -484,10 +409,8 @@ def test_a_layer_of_one_output_is_a_sum(size, bias):
 
 
 def test_rows_by_an_index_that_may_be_negative_or_differs_by_channel():
-    assert changed(picked(5, 3, 2, by="number"), "gather-as-matmul") == []
     assert changed(picked(5, 3, 2, by="number"), "rows-by-gathernd") == ["rows-by-gathernd"]
-    for name in ("gather-as-matmul", "rows-by-gathernd"):
-        assert changed(picked(5, 3, 2, by="channel"), name) == []
+    assert changed(picked(5, 3, 2, by="channel"), "rows-by-gathernd") == []
 
 
 def summed(tokens, width, hidden, *, biases=(True, False), read=None, other="layer"):
@@ -532,21 +455,16 @@ def test_a_bias_goes_through_a_sum_into_layers():
         assert changed(summed_then(**options), "bias-forward") == []
 
 
-def split_layer(sizes, unread=()):
+def split_layer(sizes):
     random = np.random.default_rng(0)
     graph = Graph(x=[3, 4])
     whole = linear(graph, "x", random.standard_normal((4, sum(sizes))), random.standard_normal(sum(sizes)))
     parts = graph("Split", whole, np.array(sizes), outputs=len(sizes), axis=-1)
-    return graph.model(*(graph("Relu", part) for index, part in enumerate(parts) if index not in unread))
+    return graph.model(*(graph("Relu", part) for part in parts))
 
 
-def test_layers_split_joined_and_as_wide_as_they_are_read():
-    model = split_layer([1, 2, 3])
-    assert changed(model, "linear-each") == ["linear-each"]
-    assert changed(model, "linear-each", "one-linear") == ["linear-each", "one-linear"]
-    assert changed(model, "read-columns") == []
-    for unread in ((0,), (1,), (0, 2)):
-        assert changed(split_layer([1, 2, 3], unread), "read-columns") == ["read-columns"]
+def test_a_layer_for_each_part():
+    assert changed(split_layer([1, 2, 3]), "linear-each") == ["linear-each"]
 
 
 def mlp(tokens, width, *, act="Gelu", biases=True, read=None, seed=0):
@@ -597,7 +515,7 @@ def test_no_two_names_are_alike_however_often_a_graph_is_rewritten():
     model = mlp(4, 6)
     for node, number in zip(model.graph.node, range(1, 99), strict=False):
         node.name = f"MatMul_{number}"  # as an exporter names its own
-    for name in ("linear-as-gemm", "accumulate", "one-linear", "rows-throughout", "linear-as-gemm"):
+    for name in ("linear-as-gemm", "accumulate", "column-as-sum", "rows-throughout", "linear-as-gemm"):
         model, _ = rewritten(model, [REWRITES[name]])
         for names in ([node.name for node in model.graph.node], [weight.name for weight in model.graph.initializer]):
             assert len(set(names)) == len(names)
@@ -611,30 +529,20 @@ def moved(*moves, shape=(2, 3, 4)):
     return graph.model(graph("Sigmoid", x))
 
 
-def test_moves_that_undo_each_other_go():
+def in_order(model):
+    """Whether the Sigmoid of a graph reads the numbers of its Relu as they are in memory, whatever the shape."""
+    last = next(node for node in model_rewriting.read(model).graph if node.op_type == "Sigmoid")
+    view = seen(chain_of(last.inputs[0]))
+    assert view is None or view.source.producer().op_type == "Relu"
+    return view is not None and view.in_order
+
+
+def test_moves_that_undo_each_other():
     turn = ("Transpose", [0, 2, 1, 3])
-    for chain in ([turn, turn], [("Reshape", [0, 6, 4]), ("Unsqueeze", [1])], [turn, turn, turn]):
-        assert "no-moves" in changed(moved(*chain), "no-moves")
-    for chain in (
-        [turn],
-        [("Reshape", [0, 6, 4])],
-        [turn, ("Reshape", [0, 6, 4])],
-        [turn, ("Transpose", [0, 1, 3, 2])],
-    ):
-        assert changed(moved(*chain), "no-moves") == []
-
-
-def reduced(perm, axes, keepdims=0):
-    graph = Graph(x=[2, 3, 4])
-    turned = graph("Transpose", "x", perm=perm)
-    return graph.model(graph("ReduceMean", turned, np.array(axes), keepdims=keepdims))
-
-
-def test_a_mean_is_taken_where_the_numbers_lie():
-    for perm, axes in (([0, 2, 1, 3], [1]), ([0, 2, 1, 3], [-2]), ([0, 2, 1, 3], [2]), ([0, 3, 1, 2], [1, 2])):
-        assert changed(reduced(perm, axes), "reduce-in-place") == ["reduce-in-place"]
-    for model in (reduced([0, 3, 2, 1], [1]), reduced([0, 2, 1, 3], [3]), reduced([0, 2, 1, 3], [1], keepdims=1)):
-        assert changed(model, "reduce-in-place") == []
+    for chain in ([turn, turn], [("Reshape", [0, 6, 4]), ("Unsqueeze", [1])], [turn] * 4):
+        assert in_order(moved(*chain))
+    for chain in ([turn], [turn] * 3, [turn, ("Reshape", [0, 6, 4])], [turn, ("Transpose", [0, 1, 3, 2])]):
+        assert not in_order(moved(*chain))
 
 
 # --- graphs of the methods ------------------------------------------------------------------------------------
@@ -710,21 +618,13 @@ def test_random_compositions_compute_the_same(name, seed):
         ("repavit", "no-key-bias"),
         ("repavit", "value-bias-forward"),
         ("nondeep", "scores-as-matrix"),
-        ("nondeep", "values-as-matrix"),
         ("nondeep", "rms-norm"),
-        ("riformer", "batchnorm-as-affine"),
-        ("riformer", "group-norm-flat"),
         ("riformer", "norm-in-place"),
         ("repavit", "turn-in-product"),
-        ("riformer", "pointwise-as-matmul"),
-        ("riformer", "no-moves"),
-        pytest.param("dwconv", "matmul-as-pointwise", marks=pytest.mark.slow),
         *(
             pytest.param("pyra", rewrite, marks=pytest.mark.slow)  # its graph takes as long as all others together
             for rewrite in (
-                "gather-as-matmul",
                 "rows-by-gathernd",
-                "reduce-in-place",
                 "constant-tokens",
                 "patch-gemm",
                 "best-down-columns",
@@ -745,37 +645,34 @@ def test_a_rewrite_finds_what_it_was_written_for(name, rewrite):
 
 def test_a_reshape_that_moves_the_batch_is_no_transpose():
     for first, last in (([1, 0, 2, 3], [-1, 2, 3, 4]), ([0, 2, 1, 3], [3, 2, -1, 4]), ([2, 1, 0, 3], [-1, 2, 3, 4])):
-        assert changed(moved(("Transpose", first), ("Reshape", last)), "no-moves") == []
+        assert not in_order(moved(("Transpose", first), ("Reshape", last)))
     heads = moved(("Reshape", [2, 2, -1, 2]), ("Transpose", [2, 0, 1, 3]), ("Reshape", [-1, 2, 4]), shape=(2, 4))
-    assert changed(heads, "no-moves") == []
+    assert not in_order(heads)
 
 
-def sliced(*inputs, behind=True):
+def sliced(*inputs):
     graph = Graph(x=[3, 2])
-    y = graph("Slice", graph("Relu", "x"), *inputs)
-    return graph.model(graph("Sigmoid", graph("Unsqueeze", y, np.array([1])) if behind else y))
+    return graph.model(graph("Sigmoid", graph("Slice", graph("Relu", "x"), *inputs)))
 
 
 def test_a_slice_is_read_as_it_stands():
     ends = [np.array([99, 1, 99]), np.array([2**63 - 1, 1, 2**31 - 1])]
     for end in ends:  # no axes, but steps: they are no axes
-        assert changed(sliced(np.zeros(3, int), end, "", np.ones(3, int)), "no-moves") == []
+        assert not in_order(sliced(np.zeros(3, int), end, "", np.ones(3, int)))
     for start, end, step in ((-1, -(2**31), -1), (-9, 0, -1), (2, -4, -1), (0, 99, 2), (-1, 2**63 - 1, -1)):
-        assert changed(sliced(*(np.array([n]) for n in (start, end, 1, step))), "no-moves") == []
+        assert not in_order(sliced(*(np.array([n]) for n in (start, end, 1, step))))
     for end in (3, 7, 2**31 - 1, 2**63 - 1):
-        assert changed(sliced(*(np.array([n]) for n in (-3, end, -2, 1)), behind=False), "no-moves") == ["no-moves"]
+        assert in_order(sliced(*(np.array([n]) for n in (-3, end, -2, 1))))
     everything = [np.array([0, 0]), np.array([2**63 - 1, 3]), np.array([0, 1])]
-    assert changed(sliced(*everything, behind=False), "no-moves") == ["no-moves"]
+    assert in_order(sliced(*everything))
 
 
 @pytest.mark.parametrize(("width", "count"), [(10, 3), (7, 4), (5, 3), (6, 3)])
 def test_an_uneven_split_leaves_the_last_part_the_rest(width, count):
-    for unread, name in (((), "linear-each"), ((0,), "read-columns"), ((count - 1,), "read-columns")):
-        random, graph = np.random.default_rng(0), Graph(x=[3, 4])
-        whole = linear(graph, "x", random.standard_normal((4, width)), random.standard_normal(width))
-        parts = graph("Split", whole, outputs=count, axis=-1, num_outputs=count)
-        model = graph.model(*(graph("Relu", part) for index, part in enumerate(parts) if index not in unread))
-        assert changed(model, name) == [name]
+    random, graph = np.random.default_rng(0), Graph(x=[3, 4])
+    whole = linear(graph, "x", random.standard_normal((4, width)), random.standard_normal(width))
+    parts = graph("Split", whole, outputs=count, axis=-1, num_outputs=count)
+    assert changed(graph.model(*(graph("Relu", part) for part in parts)), "linear-each") == ["linear-each"]
 
 
 def two_sums(first, second):
@@ -836,20 +733,13 @@ def attending_itself(*, keys="queries", batch=True):
 
 
 def test_queries_that_are_the_keys_and_queries_of_one_image():
-    for name in ("no-key-bias", "scale-into-q", "scores-as-matrix", "scores-by-rank"):
+    for name in ("no-key-bias", "scores-as-matrix"):
         assert changed(attending_itself(), name) == []
-    for name in ("attention-op", "values-as-matrix", "value-bias-forward"):
+    for name in ("attention-op", "value-bias-forward"):
         assert changed(attending_itself(), name) == [name]
     one = attending_itself(keys="own", batch=False)
     assert changed(one, "attention-op") == []
-    assert changed(one, *MATRICES, "scale-into-q") == [*MATRICES, "scale-into-q"]
-
-
-def test_rows_by_the_values_of_a_topk():
-    graph = Graph(x=[3, 2], s=[3])
-    values, _ = graph("TopK", graph("Cast", graph("Sign", "s"), to=7), np.array([2]), axis=1, outputs=2)
-    index = graph("Expand", graph("Unsqueeze", values, np.array([2])), np.array([1, 1, 2]))
-    assert changed(graph.model(graph("GatherElements", "x", index, axis=1)), "gather-as-matmul") == []
+    assert changed(one, "scores-as-matrix") == ["scores-as-matrix"]
 
 
 NEARLY = {
@@ -867,10 +757,9 @@ NEARLY = {
     "picked": lambda seed: picked(2, 2, 2),
     "summed": lambda seed: summed(2, 2, 2, biases=(bool(seed & 1), bool(seed & 2))),
     "summed then": lambda seed: summed_then(width=2),
-    "split": lambda seed: split_layer([2, 2, 2], (seed % 4,)),
+    "split": lambda seed: split_layer([2, 2, 2]),
     "mlp": lambda seed: mlp(2, 2, seed=seed),
     "moved": lambda seed: moved(("Reshape", [-1, 4, 2]), ("Transpose", [0, 2, 1]), ("Unsqueeze", [1]), shape=(2, 2, 2)),
-    "reduced": lambda seed: reduced([0, 2, 1, 3], [1]),
 }
 
 

@@ -263,13 +263,13 @@ def test_what_an_engine_does_not_hold_or_tell_is_said_and_no_fault():
 
 
 def test_a_form_that_the_card_chose_is_shown():
-    way = {"target": "cuda-ort", "runtime": "onnxruntime-cuda", "rewrites": ["no-key-bias", "one-linear"]}
+    way = {"target": "cuda-ort", "runtime": "onnxruntime-cuda", "rewrites": ["no-key-bias", "linear-each"]}
     ratio = {"median": 1.07, "low": 1.06, "high": 1.08}
     tuned = {"deployment": way, "ratio": ratio, "complete": False, "budget_s": 120.0}
     given = {"target": "cuda-ort", "batch": 128}
     step = {"name": "m.tune", "kind": "tune", "model": "m", "given": given, "status": "done", "tuned": tuned}
     text = markdown(judged({**RECORDED, "steps": [*RECORDED["steps"], step]}, KIT))
-    shown = "| m | 128 | cuda-ort | no-key-bias, one-linear | 1.070 (1.060 to 1.080) | what 120 s allowed |"
+    shown = "| m | 128 | cuda-ort | no-key-bias, linear-each | 1.070 (1.060 to 1.080) | what 120 s allowed |"
     assert shown in text
 
 

@@ -32,7 +32,7 @@ from repaconv.stages.verify.options import VerifyOptions
         (BenchOptions, "max_regression", "5%", 0.05),
         (BenchOptions, "max_regression", "0.05", 0.05),
         (TuneOptions, "max_disagreement", "0.5%", 0.005),
-        (TuneOptions, "rewrites", "one-linear,no-moves", ("one-linear", "no-moves")),
+        (TuneOptions, "rewrites", "rms-norm,patch-gemm", ("rms-norm", "patch-gemm")),
         (VerifyOptions, "rtol", ["onnx:1e-6", "fp16:0.1"], {"onnx": 1e-6, "fp16": 0.1}),
         (VerifyOptions, "require", ["engine"], ("engine",)),
         (FoldOptions, "settings", ["mean=1,2,3"], {"mean": "1,2,3"}),

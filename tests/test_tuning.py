@@ -23,7 +23,7 @@ from repaconv import models
 from repaconv.backbones.metaformer import MetaFormer
 from repaconv.core import plugins
 from repaconv.core.errors import EnvironmentProblem, Refused, UsageProblem
-from repaconv.core.files import read_artefact, write_artefact
+from repaconv.core.files import cache_folder, read_artefact, write_artefact
 from repaconv.engines.openvino import OpenVino
 from repaconv.graph.nodes_and_constants import Writer
 from repaconv.graph.rewrite_contract import Rewrite
@@ -248,7 +248,6 @@ def test_a_second_checkpoint_of_the_same_shapes_costs_nothing(monkeypatch):
 
 
 def test_of_equal_searches_the_fastest_is_known_and_a_finished_one_before(tiny, monkeypatch):
-    from repaconv.core.files import cache_folder, write_artefact
     from repaconv.stages.shared.preset_choice import _known
 
     package.fold(tiny)
@@ -589,6 +588,28 @@ def test_forms_by_name_and_what_is_no_form(repaconv, tiny):
         package.fold(tiny, preset=done.output_files[0])
     with pytest.raises(UsageProblem, match="unknown rewrite"):
         package.tune(ckpt, settings=SET, measurer=all_equal, rewrites=["faster"])
+
+
+def test_a_removed_rewrite_is_refused_with_what_to_use(repaconv, monkeypatch):
+    """By its name and in the file of an earlier `tune`; a result in the cache that names one is not used."""
+    ckpt = saved("first.pth", 1)
+    code, _, err = repaconv("tune", ckpt, *HEADS, "--rewrites", "rms-norm,gather-as-matmul")
+    assert code == 2
+    assert "the rewrite 'gather-as-matmul' was removed: it was faster in no benchmark" in err
+    assert "Use 'rows-by-gathernd' in its place." in err
+    assert not Path("repaconv-out").exists()  # before anything is folded
+    monkeypatch.setattr(stage.Here, "__call__", equal_here)
+    done = package.tune(ckpt, settings=SET, rewrites=THREE, runtimes=["onnxruntime"])
+    package.fold(ckpt, num_heads=3, preset="fastest-known", force=True)
+    for path in (Path(done.output_files[0]), *cache_folder("tuned").glob("*.json")):
+        found = read_artefact(path, TuneArtefact)
+        deployment = found.deployment.model_copy(update={"rewrites": ("no-moves",)})
+        write_artefact(path, found.model_copy(update={"deployment": deployment}))
+    code, _, err = repaconv("export", "--preset", done.output_files[0])
+    assert code == 2
+    assert "the rewrite 'no-moves' was removed" in err
+    with pytest.raises(UsageProblem, match="no result of `tune`"):
+        package.fold(ckpt, num_heads=3, preset="fastest-known", force=True)
 
 
 def test_a_rewrite_that_breaks_leaves_the_exported_graph(monkeypatch):

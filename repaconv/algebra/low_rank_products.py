@@ -15,21 +15,17 @@ Product = tuple[Array, Array]
 """left [m, r], right [r, n]."""
 
 
-def rank(left: Array, right: Array, rounding: float = 0.0) -> int:
-    """Of left [m, r] right [r, n]: at least 1, at most r.
-
-    Singular values that are zero to float64's rounding do not count, or to twice that of the numbers which they came
-    from.
-    """
+def rank(left: Array, right: Array) -> int:
+    """Of left [m, r] right [r, n]: at least 1, at most r. Singular values that are zero to float64's rounding are 0."""
     (_, r1), (_, r2) = np.linalg.qr(left), np.linalg.qr(right.T)
     s = np.linalg.svd(r1 @ r2.T, compute_uv=False)
     exact = max(left.shape[0], right.shape[1]) * np.finfo(np.float64).eps
-    return max(int((s > s.max() * max(exact, 2 * rounding)).sum()), 1)
+    return max(int((s > s.max() * exact).sum()), 1)
 
 
-def thin(left: Array, right: Array, rounding: float = 0.0) -> Product:
+def thin(left: Array, right: Array) -> Product:
     """left [m, r] right [r, n] as a product of the same value over its `rank`, where that is below r."""
-    kept = rank(left, right, rounding)
+    kept = rank(left, right)
     if kept >= left.shape[1]:
         return left, right
     (q1, r1), (q2, r2) = np.linalg.qr(left), np.linalg.qr(right.T)

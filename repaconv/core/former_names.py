@@ -134,7 +134,6 @@ FORMER = {
     "forms.norms": "rewrites.speed.norm_layouts",
     "forms.padding": "rewrites.speed.channel_padding",
     "forms.patches": "rewrites.speed.patch_embedding",
-    "forms.pointwise": "rewrites.speed.pointwise_convolutions",
     "forms.pools": "rewrites.speed.global_pooling",
     "forms.rows": "rewrites.speed.token_matrix_gemm",
     "forms.search": "stages.tune.search",

@@ -75,6 +75,18 @@ EXTRAS_GROUP = "extras"
 GROUPS = (METHODS, BACKBONES, REWRITES, ENGINES, TARGETS)
 
 
+REMOVED = {
+    **dict.fromkeys(
+        ("affine-as-batchnorm", "batchnorm-as-affine", "matmul-as-pointwise", "no-moves", "norm-affine"), ""
+    ),
+    **dict.fromkeys(("one-linear", "pointwise-as-matmul", "read-columns", "reduce-in-place", "scale-into-q"), ""),
+    **dict.fromkeys(("scores-by-rank", "values-as-matrix", "values-by-rank"), ""),
+    "gather-as-matmul": "rows-by-gathernd",
+    "group-norm-flat": "norm-in-place",
+}
+"""Rewrites of release 0.1 that were faster in no benchmark, each with the one to use in its place, if there is one."""
+
+
 class PluginRow(NamedTuple):
     """One registered plug-in as ``doctor`` shows it.
 
@@ -96,18 +108,31 @@ def registered(group: str) -> dict[str, EntryPoint]:
 @cache
 def _registered(group: str, _path: tuple[str, ...]) -> dict[str, EntryPoint]:
     """Kept while the path is the same: looking through all that is installed takes milliseconds."""
-    return {point.name: point for point in sorted(entry_points(group=group), key=lambda point: point.name)}
+    points = sorted(entry_points(group=group), key=lambda point: point.name)
+    return {point.name: point for point in points if not (group == REWRITES and _is_removed(point))}
+
+
+def _is_removed(point: EntryPoint) -> bool:
+    """An editable install names what there was when it was installed; a plug-in of others may bring such a name."""
+    return point.name in REMOVED and point.dist is not None and point.dist.name == "repaconv"
 
 
 def load(group: str, name: str) -> Any:
     """Load one plug-in.
 
     Raises:
-        UsageProblem: If nothing of that name is registered.
+        UsageProblem: If nothing of that name is registered, or it was removed.
         EnvironmentProblem: If it is registered but cannot be imported.
     """
     points = registered(group)
     kind = group.rpartition(".")[2].rstrip("s")
+    if name not in points and group == REWRITES and name in REMOVED:
+        raise UsageProblem(
+            f"the rewrite {name!r} was removed: it was faster in no benchmark.",
+            hint=(f"Use {REMOVED[name]!r} in its place. " if REMOVED[name] else "Leave it out. ")
+            + "If a result of `tune` names it, run `repaconv tune` again.",
+            code="rewrite.removed",
+        )
     if name not in points:
         raise UsageProblem(
             f"unknown {kind} {name!r}.",

@@ -10,8 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from repaconv.graph.index_selections import one_run
 from repaconv.graph.linear_layers import Linear, layer_at, linear_of, write_linear
 from repaconv.graph.nodes_and_constants import Array, Writer, attribute, made_by, nodes_of, only_reader, scalar
@@ -188,17 +186,13 @@ def take(write: Writer, heads: Heads) -> ir.Value:
 
 @dataclass(frozen=True)
 class Projection:
-    """Heads as x W_h + b_h: ``weight`` [H, d, e], ``bias`` [H, e]; ``linear`` says whether a layer writes them."""
+    """Heads as x W_h + b_h: ``weight`` [H, d, e], ``bias`` [H, e]; not ``linear`` where they are the tokens x."""
 
     x: ir.Value
     tokens: int
     weight: Array
     bias: Array
     linear: bool = True
-
-    def macs(self) -> int:
-        """Products that its layer takes."""
-        return self.tokens * self.weight.size if self.linear else 0
 
 
 def at_layer(heads: Heads) -> Heads:
@@ -230,24 +224,16 @@ def read_by_one(source: ir.Value, columns: range, node: ir.Node, place: int) -> 
     return len(others) < len(found) and all(other is not None and not other & set(columns) for other in others)
 
 
-def tokens_as_heads(heads: Heads) -> Projection | None:
-    """Heads that are one tensor of tokens, the same for all."""
-    if heads.count != 1 or not heads.whole:
-        return None
-    eye = heads.factor * np.eye(heads.width)[None]
-    return Projection(heads.source, heads.tokens, eye, np.zeros((1, heads.width)), linear=False)
-
-
 def scores_of(found: Attention) -> tuple[Projection, Projection] | None:
-    """Queries and keys, if one layer writes these or tokens are the keys, and the scores alone read them."""
+    """Queries and keys, if linear layers write them and the scores alone read them."""
     q = projected(found.q, found.product, 0)
-    k = projected(found.k, found.product, 1) or tokens_as_heads(found.k)
+    k = projected(found.k, found.product, 1)
     return None if q is None or k is None or found.k.count not in (1, found.q.count) else (q, k)
 
 
 def values_of(found: Attention) -> tuple[Projection, Linear] | None:
     """Values, likewise, and the linear layer that alone reads what is mixed of them."""
-    v = projected(found.v, found.mixed, 1) or tokens_as_heads(found.v)
+    v = projected(found.v, found.mixed, 1)
     proj = layer_at(only_reader(found.out))
     if v is None or proj is None or proj.x is not found.out or found.v.count not in (1, found.q.count):
         return None

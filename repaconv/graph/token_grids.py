@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from repaconv.graph.nodes_and_constants import Writer, attribute, constant
+from repaconv.graph.nodes_and_constants import attribute, constant
 from repaconv.graph.symbolic_shapes import as_numbers, rank_of, sizes
 from repaconv.graph.tensor_views import View
-from repaconv.graph.view_chains import chain_of, reads, seen
+from repaconv.graph.view_chains import reads, seen
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -25,19 +25,6 @@ def static_tokens(value: ir.Value | None) -> tuple[int, int] | None:
     return None if known is None else (known[0], known[1])
 
 
-def to_tokens(write: Writer, grid: ir.Value, size: tuple[int, int, int]) -> ir.Value:
-    """[B, c, h, w] -> [B, h w, c]."""
-    channels, height, width = size
-    flat = write("Reshape", grid, write.constant([-1, channels, height * width]))
-    return write("Transpose", flat, perm=[0, 2, 1])
-
-
-def to_grid(write: Writer, tokens: ir.Value, size: tuple[int, int, int]) -> ir.Value:
-    """[B, h w, c] -> [B, c, h, w]."""
-    turned = write("Transpose", tokens, perm=[0, 2, 1])
-    return write("Reshape", turned, write.constant([-1, *size]))
-
-
 def tokens_behind(grid: ir.Value) -> list[ir.Value]:
     """All that is this grid as tokens."""
     if static_grid(grid) is None:
@@ -47,28 +34,12 @@ def tokens_behind(grid: ir.Value) -> list[ir.Value]:
     return list(dict.fromkeys(part[0] for part in parts if _as_tokens(seen(part))))
 
 
-def tokens_before(grid: ir.Value) -> ir.Value | None:
-    """The tokens that are this grid."""
-    if static_grid(grid) is None:
-        return None
-    chain = chain_of(grid)
-    return next((chain[n] for n in range(1, len(chain)) if _as_grid(seen(chain[: n + 1]))), None)
-
-
 def _as_tokens(view: View | None) -> bool:
     """Whether [B, c, h, w] is seen as [B, h w, c]."""
     if view is None or view.places or view.scale != 1 or len(view.of) != 4:
         return False
     batch, channels, height, width = view.of
     return view.axes == (batch, height + width, channels)
-
-
-def _as_grid(view: View | None) -> bool:
-    """Whether [B, h w, c] is seen as [B, c, h, w]."""
-    if view is None or view.places or view.scale != 1 or len(view.axes) != 4:
-        return False
-    batch, channels, height, width = view.axes
-    return view.of == (batch, height + width, channels)
 
 
 def is_plain(conv: ir.Node) -> bool:

@@ -24,7 +24,7 @@ def chosen(names: Iterable[str], newest_opset: int) -> Chosen:
     """The rewrites of those names.
 
     Raises:
-        UsageProblem: If there is none of a name.
+        UsageProblem: If there is none of a name, or it was removed.
         EnvironmentProblem: If one cannot be loaded.
     """
     rewrites = [plugins.load(plugins.REWRITES, name) for name in names]

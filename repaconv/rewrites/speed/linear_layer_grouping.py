@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from repaconv.graph.index_selections import split_sizes
-from repaconv.graph.linear_layers import Linear, linear_of, linears, write_linear
+from repaconv.graph.linear_layers import linear_of, linears, write_linear
 from repaconv.graph.nodes_and_constants import Writer, attribute, nodes_of, only_reader
 from repaconv.graph.rewrite_contract import Rewrite
 from repaconv.graph.symbolic_shapes import rank_of, sizes
@@ -37,27 +37,6 @@ def _a_layer_for_each_part(model: ir.Model) -> Iterator[Change]:
         )
 
 
-def _one_layer_for_all(model: ir.Model) -> Iterator[Change]:
-    by_input: dict[int, list[Linear]] = {}
-    for linear in linears(model):
-        by_input.setdefault(id(linear.x), []).append(linear)
-    for group in by_input.values():
-        rank = rank_of(group[0].x)
-        if len(group) < 2 or not rank or any(linear.out.is_graph_output() for linear in group):
-            continue
-        write = Writer(model, group[0].node)
-        weight = np.concatenate([linear.weight for linear in group], 1)
-        whole = write_linear(write, group[0].x, weight, np.concatenate([linear.shift() for linear in group]))
-        parts = write.split(whole, [linear.weight.shape[1] for linear in group])
-        for linear, part in zip(group, parts, strict=True):
-            write.replace(linear.out, part)
-        yield Change(
-            rewrite="one-linear",
-            place=group[0].node.name or "",
-            description=f"{len(group)} layers of one input as one of {weight.shape[0]} x {weight.shape[1]}",
-        )
-
-
 def _sum_in_the_product(model: ir.Model) -> Iterator[Change]:
     """W_a a + W_x x + b = [W_a W_x] [a; x] + b."""
     for node in nodes_of(model, "Add"):
@@ -77,29 +56,6 @@ def _sum_in_the_product(model: ir.Model) -> Iterator[Change]:
             rewrite="concat-linear",
             place=node.name or "",
             description=f"a sum of two layers as one of {weight.shape[0]} x {weight.shape[1]}",
-        )
-
-
-def _columns_that_are_read(model: ir.Model) -> Iterator[Change]:
-    for split in nodes_of(model, "Split"):
-        linear, dead = linear_of(split.inputs[0]), [not (out.uses() or out.is_graph_output()) for out in split.outputs]
-        rank = rank_of(split.inputs[0])
-        if linear is None or only_reader(linear.out) is None or attribute(split, "axis", 0) not in (-1, rank - 1):
-            continue
-        parts = split_sizes(split, linear.weight.shape[1])
-        if not any(dead) or all(dead) or parts is None or not rank:
-            continue
-        write = Writer(model, split)
-        read = np.repeat(~np.array(dead), parts)
-        whole = write_linear(write, linear.x, linear.weight[:, read], linear.shift()[read])
-        live = [out for out, unread in zip(split.outputs, dead, strict=True) if not unread]
-        kept = [size for size, unread in zip(parts, dead, strict=True) if not unread]
-        for old, new in zip(live, write.split(whole, kept) if len(kept) > 1 else [whole], strict=True):
-            write.replace(old, new)
-        yield Change(
-            rewrite="read-columns",
-            place=linear.node.name or "",
-            description=f"{int(read.sum())} of {read.size} columns are read",
         )
 
 
@@ -127,19 +83,11 @@ LINEAR_EACH = Rewrite(
     order=70,
     keeps=True,
 )
-ONE_LINEAR = Rewrite("one-linear", "linear layers that read one value", _one_layer_for_all, order=80, keeps=True)
 CONCAT_LINEAR = Rewrite(
     "concat-linear",
     "a sum of two linear layers of different inputs that nothing else reads",
     _sum_in_the_product,
     order=90,
-)
-READ_COLUMNS = Rewrite(
-    "read-columns",
-    "a linear layer that is only split along channels, with parts that nothing reads",
-    _columns_that_are_read,
-    order=26,
-    keeps=True,
 )
 COLUMN_AS_SUM = Rewrite(
     "column-as-sum",

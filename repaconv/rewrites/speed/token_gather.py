@@ -1,5 +1,5 @@
-"""Rows of tokens picked by a computed index, in three ways: GatherElements, GatherND, a product with ones and zeros.
-And the best of each row of scores, looked for down columns.
+"""Rows of tokens picked by a computed index: GatherND in place of GatherElements. And the best of each row of scores,
+looked for down columns.
 
 x[b, i_br, :] = sum_n [n = i_br] x[b, n, :]
 argmax_m (A B)_nm = argmax_m (B^T A^T)_mn      many columns at once, where a row is one number after the other
@@ -10,10 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
-
 from repaconv.graph.index_selections import axes_of, swaps_last
-from repaconv.graph.nodes_and_constants import Writer, attribute, constant, is_constant, made_by, nodes_of
+from repaconv.graph.nodes_and_constants import Writer, attribute, is_constant, made_by, nodes_of
 from repaconv.graph.rewrite_contract import Rewrite
 from repaconv.graph.symbolic_shapes import rank_of, sizes
 from repaconv.graph.tensor_views import swapped
@@ -45,34 +43,6 @@ def _rows(node: ir.Node) -> Rows | None:
         return None
     whole = len(rows) == 3 and rows[2] == 1 and all_rows == (shape[0], rows[1], shape[2]) and rows[0] == shape[0]
     return Rows(x, index, node) if whole and attribute(node, "axis", 0) in (1, -2) else None
-
-
-def counts_up(value: ir.Value | None) -> bool:
-    """Whether an index is never negative: it comes from TopK, ArgMax or a constant that is not."""
-    numbers = constant(value)
-    if numbers is not None:
-        return bool((numbers >= 0).all())
-    if (node := made_by(value, "TopK", "ArgMax", "ArgMin")) is not None:
-        return node.op_type != "TopK" or value is node.outputs[1]
-    if (node := made_by(value, "Add", "Mul", "Concat")) is not None:
-        return all(map(counts_up, node.inputs))
-    node = made_by(value, "GatherElements", "Unsqueeze", "Reshape", "Expand")
-    return node is not None and counts_up(node.inputs[0])
-
-
-def _as_product(model: ir.Model) -> Iterator[Change]:
-    import onnx_ir as ir
-
-    for x, index, node in picked_rows(model):
-        count = (sizes(x) or (0, None))[1]
-        if not isinstance(count, int) or not counts_up(index):
-            continue
-        write = Writer(model, node)
-        equal = write("Equal", index, write.constant(np.arange(count)))
-        equal.dtype = ir.DataType.BOOL
-        ones = write("Cast", equal, to=int(x.dtype or 1))
-        write.replace(node.outputs[0], write("MatMul", ones, x))
-        yield _told("gather-as-matmul", node, f"rows of {count} by a product with ones and zeros")
 
 
 def _by_gather_nd(model: ir.Model) -> Iterator[Change]:
@@ -126,13 +96,6 @@ def _told(name: str, node: ir.Node, told: str) -> Change:
     return Change(rewrite=name, place=node.name or "", description=told)
 
 
-GATHER_AS_MATMUL = Rewrite(
-    "gather-as-matmul",
-    "rows of finite numbers picked by an index that is never negative and the same for all channels",
-    _as_product,
-    order=45,
-    keeps=True,
-)
 ROWS_BY_GATHERND = Rewrite(
     "rows-by-gathernd",
     "rows picked by an index that is the same for all channels",

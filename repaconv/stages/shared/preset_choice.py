@@ -161,11 +161,13 @@ def _known(shapes: str) -> TuneArtefact:
 
 
 def _still_holds(tuned: TuneArtefact) -> bool:
-    """Whether it is of this repaconv and of the runtime that is here."""
+    """Whether it is of this repaconv, of the runtime that is here, and of rewrites that there still are."""
     name = tuned.deployment.runtime
     try:
         same = plugins.load(plugins.ENGINES, name).version() == tuned.runtimes[name]
     except RepaconvError:
+        return False
+    if set(tuned.deployment.rewrites) - plugins.registered(plugins.REWRITES).keys():
         return False
     return bool(same) and tuned.made_by["repaconv"] == made_by()["repaconv"]
 

@@ -14,6 +14,7 @@ from repaconv.core.files import alone_in, cache_folder, canonical_json, sha256_o
 from repaconv.core.progress import Progress, silent
 from repaconv.core.scratch_folders import scratch_folder
 from repaconv.results import Candidate, FoldArtefact, TuneArtefact
+from repaconv.rewrites.presets import chosen
 from repaconv.sources.source_model import Subject
 from repaconv.sources.source_of_run import subject_of
 from repaconv.stages.bench.options import OBJECTIVES, THROUGHPUT
@@ -211,6 +212,7 @@ def _plan(
 
 def _require_known(options: TuneOptions) -> None:
     """Refuse what there is not, and a loss that nothing judges."""
+    chosen(options.rewrites or (), 0)
     if options.objective not in OBJECTIVES:
         raise UsageProblem(
             f"unknown objective {options.objective!r}.",

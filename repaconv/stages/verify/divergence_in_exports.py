@@ -47,7 +47,8 @@ def within_graph(subject: Subject, exported: ExportArtefact, path: Path, feeds: 
     candidate = _bare(onnx.load(path), exported)
     if allowed.kind == "lossy":
         return _beside_float32(subject, exported, candidate, feeds)
-    moved = [name for name in exported.rewrites if not plugins.load(plugins.REWRITES, name).keeps]
+    known = plugins.registered(plugins.REWRITES)
+    moved = [name for name in exported.rewrites if name not in known or not plugins.load(plugins.REWRITES, name).keeps]
     if moved:
         return Location(
             module="", reason=f"layer search skipped: the rewrites {', '.join(moved)} change intermediate values"

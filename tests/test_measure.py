@@ -263,10 +263,10 @@ def test_each_opening_is_let_go_before_the_next_is_opened():
 
 
 def test_bench_opens_a_model_anew_in_one_measurement(tiny, repaconv, monkeypatch):
-    monkeypatch.setitem(measure_anew.__kwdefaults__, "spend_s", 1e6)  # however loaded the machine is
+    monkeypatch.setattr(interleaved_protocol, "OPENING_S", 1e6)  # however loaded the machine is
     rc.fold(tiny)
     rc.export()
-    code, out, _ = repaconv("bench", "--rounds", "8")
+    code, out, _ = repaconv("bench", "--rounds", "8", "-v")
     assert code in {0, 5}
     assert "8 interleaved rounds in 4 session loads after " in " ".join(out.split())
     kept = json.loads((RUN / "bench" / "x86-64.json").read_text())

@@ -164,7 +164,7 @@ def test_a_tolerance_is_a_number_that_can_be_allowed(tiny):
     for link in ("onnx", "exported", "engine"):
         with pytest.raises(UsageProblem, match=f"there is no exact link {link} in this run"):
             rc.verify(rtol={link: 1e-6})
-    with pytest.raises(UsageProblem, match="max_regression is inf"):
+    with pytest.raises(UsageProblem, match="max_regression"):
         rc.bench(max_regression=np.inf)
 
 

@@ -1,4 +1,4 @@
-"""What a bench calls its models with: the same images, or the same drawn inputs, for each as it takes them."""
+"""Inputs of a benchmark: the same images, or the same random inputs, for every measured model."""
 
 from __future__ import annotations
 
@@ -21,16 +21,21 @@ if TYPE_CHECKING:
     from repaconv.verification.input_batches import Inputs
 
 PROBED = 8
-"""Images in the larger batch by which memory is measured."""
+"""Images that the larger batch has in addition when memory is measured."""
 CALLED = 2
-"""Calls by which outputs of networks that take no images are compared."""
+"""Random inferences on which the outputs of networks without image inputs are compared."""
 
 
 class Calls(NamedTuple):
-    """What all models are called with, the first to be measured; ``shape`` is [C, H, W] of images, else None.
+    """Inputs of all models; the model under test is the first one.
 
-    ``name`` says what it is, ``preprocessing`` how image files were read. ``gone`` is why outputs of a lossy model are
-    not compared on it: its value ranges are those of other images. ``scores`` is the run's output of class scores.
+    Attributes:
+        batches: One batch per inference.
+        shape: [C, H, W] of the images; None if the model takes no images.
+        name: Description of the inputs.
+        preprocessing: How image files were preprocessed.
+        gone: Why the outputs of a lossy model are not compared on these inputs; empty if they are.
+        scores: Name of the output with class scores; empty if there is none.
     """
 
     batches: list[Batch]
@@ -42,10 +47,10 @@ class Calls(NamedTuple):
 
 
 def calls_for(known: Contenders, models: Mapping[str, Opened], batch: int, size: ImageSize | None, seed: int) -> Calls:
-    """Images of that batch and size where the first model takes them; else what it takes is drawn.
+    """Choose the inputs: images of this batch and size if the first model takes images, otherwise random inputs.
 
     Raises:
-        UsageProblem: If the model wants another batch or size, or it is an engine that takes no images.
+        UsageProblem: If the model has another fixed batch or size, or is an engine that takes no images.
     """
     first = known.subjects[0]
     session, subject = models[first.name].session, known.subject
@@ -67,7 +72,7 @@ def _scores(known: Contenders, given: Inputs) -> str:
 
 
 def _of_export(known: Contenders, models: Mapping[str, Opened], shape: tuple[int, int, int], batch: int) -> Calls | str:
-    """The images on which a lossy export was evaluated, in whole calls; else why not, empty where it had none."""
+    """The images that evaluated a lossy export, in full batches; else the reason as text, empty if it had none."""
     if known.subject is None or known.export is None or known.export.artefact.images is None:
         return ""
     given = evaluation_images(known.subject, known.export.artefact, most=EVALUATED)
@@ -85,7 +90,7 @@ def _of_export(known: Contenders, models: Mapping[str, Opened], shape: tuple[int
 def _images(
     known: Contenders, models: Mapping[str, Opened], shape: tuple[int, int, int], count: int, seed: int
 ) -> Inputs:
-    """Pixels where something tells what they are to the network, or nothing tells of it at all."""
+    """Random pixels if the preprocessing is known, or nothing is known of the network; otherwise random images."""
     from repaconv.verification.input_batches import random_pixels
 
     subject = known.subject
@@ -96,15 +101,15 @@ def _images(
 
 
 def takes_images(session: Session) -> bool:
-    """Whether its one input is images, or pixels."""
+    """Whether the model has one input, which is images or pixels."""
     return len(session.inputs) == 1 and len(session.inputs[0].shape) == 4
 
 
 def _drawn_for(path: Path, session: Session, seed: int) -> list[Batch]:
-    """Inputs of a bare graph, as its first operators expect them.
+    """Random inputs of an arbitrary ONNX model, as its first operators expect them.
 
     Raises:
-        UsageProblem: If it is an engine, of which nothing is known, or does not run.
+        UsageProblem: If it is an engine, whose inputs are unknown, or it does not run on random inputs.
     """
     import onnx
 
@@ -130,10 +135,10 @@ def _drawn_for(path: Path, session: Session, seed: int) -> list[Batch]:
 def image_shape(
     model_shape: tuple[int | str | None, ...], batch: int, size: ImageSize | None, path: Path
 ) -> tuple[int, int, int]:
-    """[C, H, W] of what the model takes.
+    """[C, H, W] of the images that the model takes.
 
     Raises:
-        UsageProblem: If the model wants another batch or size, or no images.
+        UsageProblem: If the model has another fixed batch or size, or takes no images.
     """
     if len(model_shape) != 4 or not isinstance(model_shape[1], int):
         raise UsageProblem(
@@ -156,16 +161,16 @@ def image_shape(
 
 
 def any_preprocessing(shape: tuple[int, int, int]) -> Preprocessing:
-    """For a bare graph, of which nothing is known: numbers about as large as normalised pixels."""
+    """Preprocessing for a bare graph without any: values as large as those of normalized pixels."""
     channels = shape[0]
     return Preprocessing(mean=(127.5,) * channels, std=(64.0,) * channels, image_size=shape[1:], source="none")
 
 
 def memory_an_image(subjects: list[Contender], load: Callable[..., Any], size: ImageSize | None) -> float:
-    """Bytes that a larger batch takes for each of its images, by the growth of this process; inputs included.
+    """Bytes of memory that each further image of a batch takes, inputs included.
 
-    A card's memory is not asked beforehand: what it does not hold it says
-    (`repaconv.engines.nvidia_gpu.within_memory`).
+    It is the growth of this process's peak memory between a batch of 1 and a larger batch. Free GPU memory is not
+    queried beforehand: an allocation that fails is reported by `repaconv.engines.nvidia_gpu.within_memory`.
     """
     import numpy as np
 

@@ -1,4 +1,4 @@
-"""What bench measures beside what: a run's forms, bare graphs, engines, and the images that they take."""
+"""Benchmark subjects: the models that a benchmark measures, e.g. a run's graph and its training-time network."""
 
 from __future__ import annotations
 
@@ -29,7 +29,13 @@ if TYPE_CHECKING:
 
 
 class Contender(NamedTuple):
-    """One thing to measure: what it is called, as nothing beside it is, its file, and its module where that runs."""
+    """One model to measure.
+
+    Attributes:
+        name: A name that is unique within the benchmark.
+        path: Its file.
+        network: Its PyTorch module, if the runtime takes modules.
+    """
 
     name: str
     path: Path
@@ -37,9 +43,16 @@ class Contender(NamedTuple):
 
 
 class Contenders(NamedTuple):
-    """All that is known of them; ``variant``, ``export`` and ``subject`` are those of a run.
+    """All subjects of a benchmark.
 
-    ``size`` is the run's, or what a bare graph of ours says is usual.
+    Attributes:
+        subjects: The model under test, then its reference.
+        overridden: Failed checks that the user chose to ignore.
+        size: Image size of the run, or the usual one that a bare graph's metadata gives.
+        note: Why something is missing or chosen so, in words.
+        subject: The source model; None for a bare file.
+        variant: What tells the run's export from its others; None for a bare file.
+        export: The run's export; None for a bare file.
     """
 
     subjects: list[Contender]
@@ -64,7 +77,7 @@ def contenders_of(
     image_size: ImageSize | None = None,
     form: str | None = None,
 ) -> Contenders:
-    """What is measured beside what, and which failed proofs were overridden on the way there.
+    """Choose the subjects, and collect the failed checks that were overridden for them.
 
     Of a run it is the export for this target (`repaconv.stages.shared.run_exports.export_for`).
     """
@@ -91,7 +104,7 @@ def contenders_of(
 
 
 def _networks(subject: Subject, other: list[Contender], device: Target, *, unverified: bool) -> Contenders:
-    """The run's modules themselves, for a runtime that takes them."""
+    """The run's PyTorch modules, for a runtime that takes modules."""
     run, folded = subject.run, subject.folded
     overridden = run_folder.require_sound(run, folded, unverified=unverified)
     first = Contender(DEPLOY, run.payload_of_fold(folded), subject.network(DEPLOY))
@@ -101,7 +114,7 @@ def _networks(subject: Subject, other: list[Contender], device: Target, *, unver
 
 
 def _beside(other: list[Contender], training: Callable[[], Contender]) -> tuple[list[Contender], str]:
-    """What was asked for beside the deploy form, else the training form; or why there is none."""
+    """The reference that was asked for, else the training-time network; or a note why there is none."""
     if other:
         return other, ""
     try:
@@ -111,16 +124,16 @@ def _beside(other: list[Contender], training: Callable[[], Contender]) -> tuple[
 
 
 def without_training(why: str) -> str:
-    """The note of a bench that has the deploy form alone."""
+    """The note of a benchmark that measures the inference-time network alone."""
     return f"measured without the training form: {why}"
 
 
 def training_onnx(subject: Subject, export: Export, progress: Progress) -> Path:
-    """The training form, exported as the deploy form was.
+    """The training-time network as an ONNX file, exported with the settings of the run's export.
 
     Raises:
         Refused: If the checkpoint is gone or changed, or the export is not sound.
-        UsageProblem: If there is a file of that name that is somebody else's.
+        UsageProblem: If a file of that name exists that repaconv did not write.
     """
     run, folded = subject.run, subject.folded
     exported, variant = export.artefact, export.variant.training.name
@@ -147,7 +160,7 @@ def training_onnx(subject: Subject, export: Export, progress: Progress) -> Path:
 
 
 def _is_known(path: Path, folded: FoldArtefact, like: dict[str, Any]) -> bool:
-    """Whether it is there already, of this checkpoint and alike."""
+    """Whether the file exists already, from the same checkpoint and with the same export settings."""
     slot = path.with_suffix(".json")
     if stage_of(slot) != "training" or not path.is_file():
         return False
@@ -157,7 +170,7 @@ def _is_known(path: Path, folded: FoldArtefact, like: dict[str, Any]) -> bool:
 
 
 def _write_training(subject: Subject, exported: ExportArtefact, path: Path, progress: Progress) -> Path | None:
-    """Write the graph; where its weights have a file of their own, that."""
+    """Write the graph; returns the file of its external weights, if it has one."""
     spec = GraphSpec(
         size=subject.folded.image_size if exported.image_size == "dynamic" else exported.image_size,
         opset=exported.exporter_opset or exported.opset,
@@ -178,13 +191,13 @@ def _write_training(subject: Subject, exported: ExportArtefact, path: Path, prog
 
 
 def _of_engine(path: Path, *, unverified: bool) -> tuple[str, ...]:
-    """What a failed build stops."""
+    """Failed checks of an engine's build, if they are overridden."""
     built = built_as(path)
     return run_folder.require_passed(built, path.with_suffix(".json"), unverified=unverified) if built else ()
 
 
 def _other(path: Path, first: Path | None) -> Contender:
-    """What runs beside the first, under a name of its own: all that is measured is kept by name."""
+    """The reference, under a name that the first model does not have: results are kept by name."""
     taken = {DEPLOY, TRAINING, first.name if first else ""}
     names = (path.name, str(path), f"{path} (reference)")
     return Contender(next(name for name in names if name not in taken), path)
@@ -197,7 +210,7 @@ def _existing(path: Path) -> Path:
 
 
 def _usual_size(path: Path) -> ImageSize | None:
-    """The images that a graph of ours is meant for, where it takes any; None where it says nothing of them."""
+    """The usual image size from the metadata of a graph with dynamic height and width; else None."""
     if path.suffix != ".onnx":
         return None
     free = {dim.dim_param for each in read_graph(path).graph.input for dim in each.type.tensor_type.shape.dim}

@@ -1,4 +1,4 @@
-"""compare: any two models on the same inputs: outputs, sizes, and where asked speed."""
+"""`compare`: the difference of two models' outputs on the same inputs, their sizes, and optionally their latency."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ if TYPE_CHECKING:
 
 
 class Given(NamedTuple):
-    """What both are run on.
+    """Inputs of both models.
 
     Attributes:
-        name: For people.
-        pairs: The same inputs as either end takes them, and their labels, call by call.
-        scores: Which output of a run's network is class scores on them; empty where none is.
-        unshown: Why a pass on them shows nothing; empty where it does.
-        gone: Why nothing is shown by them, whatever comes of it; empty where something is.
+        name: Description of the inputs.
+        pairs: The same inputs as each of the two takes them, with their labels, batch by batch.
+        scores: Name of the output with class scores; empty if there is none.
+        unshown: Why a pass on these inputs has no meaning; empty if it has.
+        gone: Why the result on these inputs is "not verified" in any case; empty if it counts.
     """
 
     name: str
@@ -98,7 +98,7 @@ compare = by_name(compare_by, CompareOptions)
 
 
 def _inputs(options: CompareOptions, right: End, other: End) -> Given:
-    """What both are run on: what was given, else the images of a lossy export, else random inputs."""
+    """Choose the inputs: those that were given, else the evaluation images of a lossy export, else random inputs."""
     from repaconv.verification.input_batches import npz_calls
 
     subject = right.subject or other.subject
@@ -124,7 +124,9 @@ def _pairs(given: Inputs, ports: tuple[Sequence[Port], Sequence[Port]]) -> Itera
 
 
 def _of_export(right: End, other: End, pixels: bool) -> Inputs | str | None:
-    """The images that evaluated a lossy end; why there are none where it is lossy; None where both are exact."""
+    """The images that evaluated the export of a lossy model, or the reason as text why there are none; None if both are
+    exact.
+    """
     lossy = next((end for end in (other, right) if end.told.precision != "fp32"), None)
     if lossy is None:
         return None
@@ -138,7 +140,7 @@ def _of_export(right: End, other: End, pixels: bool) -> Inputs | str | None:
 
 
 def _export_of(end: End) -> ExportArtefact | None:
-    """The export of its run that a file is, or that it was built from."""
+    """The export of its run that this file is, or that this engine was built from."""
     if end.subject is None or end.path is None:
         return None
     built = built_as(end.path)
@@ -148,7 +150,7 @@ def _export_of(end: End) -> ExportArtefact | None:
 
 
 def _probed(right: End, low: str) -> Given:
-    """Inputs that a graph of any origin takes, found by trying."""
+    """Random inputs of an arbitrary ONNX model, found by trying."""
     from repaconv.verification.onnx_model_loading import loaded
     from repaconv.verification.probe_inputs import Unrunnable, probes
 
@@ -173,7 +175,7 @@ def _probed(right: End, low: str) -> Given:
 
 
 def _links(options: CompareOptions, right: End, other: End, given: Given, progress: Progress) -> tuple[Link, ...]:
-    """One for every output."""
+    """One comparison per output."""
     from repaconv.verification.output_comparison import Comparison
     from repaconv.verification.tolerances import tolerance
 
@@ -205,7 +207,7 @@ def _links(options: CompareOptions, right: End, other: End, given: Given, progre
 
 
 def _scores(options: CompareOptions, outputs: Mapping[str, Any], labels: NDArray[np.int64] | None) -> str:
-    """Which output of a bare model is class scores, by the rule for a network of which only shapes are known."""
+    """Name of a bare model's output with class scores, decided by the outputs' shapes; empty if there is none."""
     from repaconv.verification.input_batches import require_labels
 
     widths = {name: each.shape[1] for name, each in outputs.items() if each.ndim == 2 and each.dtype.kind == "f"}
@@ -218,7 +220,7 @@ def _scores(options: CompareOptions, outputs: Mapping[str, Any], labels: NDArray
 
 
 def _sways(options: CompareOptions, right: End, other: End, low: str) -> Callable[[Feeds], Sway] | None:
-    """By how much rounding alone moves the reference, of a call; None where that is not asked, or not known."""
+    """The FP32 rounding error of the reference as a function of its inputs; None with --rtol, or if it is unknown."""
     if options.rtol:
         return None
     if subject := right.subject or other.subject:
@@ -234,7 +236,7 @@ def _pixels(feeds: Mapping[str, Any]) -> bool:
 def _ran(end: End, feeds: Mapping[str, Any]) -> Mapping[str, Any]:
     try:
         return end.runner.run(feeds)
-    except Exception as error:  # the runtime's own, of many classes
+    except Exception as error:  # each runtime raises classes of its own
         raise Refused(
             f"{end.told.name} does not run on {shapes_told(feeds)}: {said_by(error)}.",
             hint="Both models must take the same inputs. Give inputs with --inputs x.npz.",
@@ -243,13 +245,13 @@ def _ran(end: End, feeds: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _by_image(outputs: Mapping[str, Any], feeds: Mapping[str, Any]) -> bool:
-    """Whether every output has a row for each of the inputs'."""
+    """Whether every output has one row per input image."""
     rows = {getattr(each, "shape", ())[:1] for each in (*outputs.values(), *feeds.values())}
     return len(rows) == 1 and rows != {()} and all(getattr(each, "ndim", 0) > 1 for each in outputs.values())
 
 
 def _measured(options: CompareOptions, right: End, other: End, progress: Progress) -> BenchArtefact:
-    """The candidate with the reference beside it, round by round."""
+    """Latency of the candidate and of the reference, in interleaved rounds."""
     asked = BenchOptions(
         target=options.target, against=right.path, threads=options.threads, rounds=options.rounds, seed=options.seed
     )

@@ -1,4 +1,4 @@
-"""Anything that computes a network's outputs, as one of two ends: a run, a graph, an engine, or a checkpoint."""
+"""A model to compare, opened: a run's graph or weights, an ONNX file, an engine, or a checkpoint."""
 
 from __future__ import annotations
 
@@ -23,7 +23,14 @@ MODELS = (".onnx", ".ort", ".blob", ".engine", ".plan")
 
 
 class End(NamedTuple):
-    """One end: its file where it has one, what runs it, whose network it is if that is known, what is told of it."""
+    """The reference or the candidate of a comparison.
+
+    Attributes:
+        path: Its graph or engine file; None if it runs in torch.
+        runner: Runs it.
+        subject: The source model of the run that it belongs to; None if it belongs to none.
+        told: Its description in the result.
+    """
 
     path: Path | None
     runner: FixedBatch
@@ -32,17 +39,17 @@ class End(NamedTuple):
 
 
 def end_of(given: Path, device: Target, threads: int) -> End:
-    """Open it.
+    """Open a model for a comparison.
 
     Args:
-        given: A run's folder, of which the target's or else the plainest float32 graph counts, else the folded weights;
-            an .onnx; an engine; or a checkpoint that was folded, of which the training form counts, in float32.
-        device: Whose runtime opens graphs.
-        threads: Of one inference.
+        given: A run folder (its FP32 graph for the target, else its plainest FP32 graph, else its folded weights), an
+            ONNX file, an engine, or a checkpoint that was folded (its training-time network, in FP32).
+        device: The target whose runtime opens graphs.
+        threads: Threads per inference.
 
     Raises:
-        Refused: If there is nothing, or it does not load.
-        UsageProblem: If it is a checkpoint of which there is no run.
+        Refused: If the path does not exist, or the model does not load.
+        UsageProblem: If it is a checkpoint without a run.
     """
     if not given.exists():
         raise Refused(f"there is no file or folder {given}.", hint="Check its path.", code="compare.missing")
@@ -52,6 +59,7 @@ def end_of(given: Path, device: Target, threads: int) -> End:
 
 
 def _of_run(folder: Path, device: Target, threads: int) -> End:
+    """The run's FP32 graph for the target, else its plainest FP32 graph, else its folded weights in torch."""
     run = run_folder.Run(folder)
     folded = run_folder.fold_of(run)
     exact = [each.artefact for each in exports_of(run, folded) if each.artefact.precision == "fp32"]
@@ -70,6 +78,7 @@ def _of_run(folder: Path, device: Target, threads: int) -> End:
 
 
 def _of_file(path: Path, device: Target, threads: int) -> End:
+    """An ONNX file or an engine."""
     found = opened(path, device, threads=threads, dims={})
     first = found.session.inputs[0].shape[:1] if found.session.inputs else ()
     batch = first[0] if first and isinstance(first[0], int) else None
@@ -93,7 +102,7 @@ def _of_file(path: Path, device: Target, threads: int) -> End:
 
 
 def parameters_of(path: Path) -> int:
-    """Numbers that the graph holds."""
+    """Number of parameters: elements of a graph's floating-point initializers."""
     import math
 
     import onnx
@@ -103,7 +112,7 @@ def parameters_of(path: Path) -> int:
 
 
 def _of_checkpoint(path: Path) -> End:
-    """The training form, of a run that knows how it is read."""
+    """The training-time network of a checkpoint, if a run exists that was made from it."""
     sha256 = sha256_of(path) if path.is_file() else ""
     for fold in sorted(run_folder.OUT.glob("*/fold.json")):
         run = run_folder.Run(fold.parent)
@@ -121,7 +130,7 @@ def _of_checkpoint(path: Path) -> End:
 
 
 class _Ported:
-    """A network's form with the inputs that it takes."""
+    """A network in torch with the input ports that it takes."""
 
     def __init__(self, subject: Subject, form: object) -> None:
         self.inputs, self.form = subject.inputs, form

@@ -1,4 +1,4 @@
-"""estimate, which is `bench --estimate`: how long a graph would take on a target, by calculation alone."""
+"""`estimate` (`bench --estimate`): a graph's latency on a target, calculated from the target's peak figures."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ if TYPE_CHECKING:
     from repaconv.graph.compute_costs import Work
 
 
-# --- What a target can do at most: as it states, or as this machine does where it is the target.
+# Peak figures of the target
 
 
 def limits_of(device: Target, precision: str, threads: int, *, lowered: bool) -> Limits:
-    """Those that the target states, else those of this machine if it is the target.
+    """Peak figures of a target: those that it states, else those measured on this machine if it is the target.
 
     Args:
         device: The target.
-        precision: In which the graph multiplies.
-        threads: Of one inference.
-        lowered: Whether the runtime computes a float32 graph in that precision.
+        precision: Precision of the matrix products.
+        threads: Threads per inference.
+        lowered: Whether the runtime itself computes a float32 graph in that precision.
 
     Raises:
-        UsageProblem: If neither is to be had.
+        UsageProblem: If the target states none and is not this machine.
     """
     from repaconv.benchmark.cpu_peak_performance import measured_limits
     from repaconv.benchmark.interleaved_protocol import pinned
@@ -63,14 +63,14 @@ def limits_of(device: Target, precision: str, threads: int, *, lowered: bool) ->
             ),
             code="estimate.limits",
         )
-    in_memory = takes_networks(device)  # ONNX Runtime stands for a runtime that opens no graphs, in float32
+    in_memory = takes_networks(device)  # the peak is measured with a graph: ONNX Runtime measures it, in float32
     engine = plugins.load(plugins.ENGINES, "onnxruntime") if in_memory else engine
     with pinned(threads):
         return measured_limits(engine, "fp32" if in_memory else precision, threads, typed_here=not lowered)
 
 
 def _own(device: Target) -> list[str]:
-    """The lines of a target of the user's own; each of the figures is his."""
+    """Lines of a target file for the user's own device, whose figures the user fills in."""
     peaks = ", ".join(f"{precision} = ..." for precision in device.precisions)
     return [
         f'extends = "{device.name}"',
@@ -83,7 +83,7 @@ def _own(device: Target) -> list[str]:
     ]
 
 
-# --- estimate, which is `bench --estimate`: how long a graph would take on a target, by calculation alone.
+# The estimate
 
 
 def estimate_by(
@@ -116,7 +116,9 @@ estimate = by_name(estimate_by, EstimateOptions)
 
 
 class _Plan(NamedTuple):
-    """What an order comes to for a graph; ``images`` is [B, C, H, W], ``shape`` the same as the graph takes it."""
+    """The resolved options for one graph; ``images`` is [B, C, H, W], ``shape`` the same in the layout of the graph's
+    input.
+    """
 
     device: Target
     run: run_folder.Run | None
@@ -135,7 +137,7 @@ class _Plan(NamedTuple):
 
 
 class _Taken(NamedTuple):
-    """The graph that would run, and what is known of it."""
+    """The graph that would run, and what is known about it."""
 
     path: Path
     precision: str
@@ -146,7 +148,7 @@ class _Taken(NamedTuple):
 
 
 def _plan(options: EstimateOptions, model: str | Path | None) -> _Plan:
-    """Everything that may be refused, but for what the limits lack."""
+    """Check everything that may be refused, except for missing peak figures."""
     device = load_target(options.target)
     threads = at_least_one("threads", options.threads, device.bench.threads)
     batch = at_least_one("batch", options.batch, device.bench.batch)
@@ -188,11 +190,11 @@ def _of_run(run: run_folder.Run, device: Target, options: EstimateOptions) -> _T
 
 
 def _bare(path: Path, options: EstimateOptions) -> _Taken:
-    """A graph that is no run's.
+    """A graph that belongs to no run.
 
     Raises:
-        Refused: If it is no graph.
-        UsageProblem: If it has a precision already, and another is asked for.
+        Refused: If the file is no ONNX graph.
+        UsageProblem: If a precision is asked for: that of a file is fixed.
     """
     if not is_graph(path):
         raise Refused(
@@ -208,11 +210,11 @@ def _bare(path: Path, options: EstimateOptions) -> _Taken:
 def _images(
     graph: onnx.ModelProto, batch: int, size: ImageSize | None, path: Path
 ) -> tuple[tuple[int, int, int, int], tuple[int, ...]]:
-    """[B, C, H, W] of what the graph takes, and the same as its input has it.
+    """[B, C, H, W] of the images, and the same in the layout of the graph's input.
 
     Raises:
-        Refused: If it has more inputs than one.
-        UsageProblem: If it takes no images, or others.
+        Refused: If the graph has more than one input.
+        UsageProblem: If it takes no images, or images of another fixed size.
     """
     from onnx import TensorProto
 
@@ -234,7 +236,7 @@ def _images(
 
 
 def _artefact(plan: _Plan, options: EstimateOptions, limits: Limits) -> EstimateArtefact:
-    """The graph's nodes by those limits, and their sums."""
+    """Estimate each node by the peak figures, and sum up."""
     from repaconv.benchmark.latency_estimate import estimated, unknown
 
     every = _works(plan)
@@ -264,10 +266,10 @@ def _artefact(plan: _Plan, options: EstimateOptions, limits: Limits) -> Estimate
 
 
 def _works(plan: _Plan) -> list[Work]:
-    """What each node has to do.
+    """The work of each node: operations and bytes.
 
     Raises:
-        Refused: If the graph is not sound.
+        Refused: If the graph is not valid ONNX.
     """
     from repaconv.graph.compute_costs import fix_shape, works
     from repaconv.graph.model_rewriting import read
@@ -275,7 +277,7 @@ def _works(plan: _Plan) -> list[Work]:
     try:
         fix_shape(plan.graph, plan.shape)
         return list(works(read(plan.graph), plan.lowered))
-    except Exception as error:  # a graph of any origin
+    except Exception as error:  # an arbitrary ONNX file raises all kinds of errors
         raise Refused(
             f"{plan.path} is not valid ONNX: {first_line(error)}.",
             hint="Export it again. `repaconv inspect` shows its contents.",
@@ -284,14 +286,14 @@ def _works(plan: _Plan) -> list[Work]:
 
 
 class _Beside(NamedTuple):
-    """What was measured of the same graph on that target, for as many images of that size, and in what way."""
+    """A measured latency of the same graph, target, batch and image size, and a description of the measurement."""
 
     ms: float | None = None
     told: str = ""
 
     @classmethod
     def of(cls, plan: _Plan) -> _Beside:
-        """Of a run that has such a measurement: by `bench`, or by a board."""
+        """Find such a measurement in the run: by `bench`, or from a board."""
         if plan.run is None:
             return cls()
         place, board = plan.run.bench_json(plan.variant), plan.run.collected_json(plan.variant)

@@ -1,4 +1,4 @@
-"""Models run side by side on the same images, round by round: what `bench` measures, and what comes of it."""
+"""The measurement of `bench`: several models in interleaved rounds on the same inputs."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
     from repaconv.engines.targets import Target
 
 PROFILED = 20
-"""Runs of a profile."""
+"""Inferences that a profile measures."""
 
 
 class TrainingRefused(Refused):
-    """The runtime does not take the training form; the deploy form it may."""
+    """The runtime does not take the training-time network; it may still take the inference-time one."""
 
 
 class Plan(NamedTuple):
-    """What an order comes to for a model: what is measured beside what, and how."""
+    """The resolved options of `bench`: which models are measured, and how."""
 
     options: BenchOptions
     device: Target
@@ -54,11 +54,11 @@ class Plan(NamedTuple):
 
     @property
     def subjects(self) -> list[Contender]:
-        """The one to measure, and what runs beside it."""
+        """The model under test, then its reference."""
         return self.known.subjects
 
     def opened(self, subject: Contender, dims: Mapping[str, int]) -> Opened:
-        """One of them, ready to run; of one file beside itself, one alone is lowered and has settings."""
+        """Open one of them. Precision and runtime settings apply to the model under test alone."""
         first = subject is self.subjects[0]
         try:
             return opened(
@@ -75,19 +75,19 @@ class Plan(NamedTuple):
             raise
 
     def without_training(self, why: str) -> Plan:
-        """The deploy form alone; ``why`` becomes a note."""
+        """The same plan without the training-time network; ``why`` becomes a note."""
         kept = [subject for subject in self.subjects if subject.name != TRAINING]
         return self._replace(known=self.known._replace(subjects=kept, note=without_training(why)))
 
     def dims(self, batch: int) -> dict[str, int]:
-        """Sizes of free dimensions, by name."""
+        """Sizes of the dynamic dimensions, by name."""
         subject = self.known.subject
         if subject is not None and self.size is None:
             return subject.free_sizes(batch)
         return {"batch": batch, **({"height": self.size[0], "width": self.size[1]} if self.size else {})}
 
     def batch(self) -> int:
-        """Images a call; of a protocol that fills the memory, measured here."""
+        """Batch size; for a protocol that fills the memory it is measured here."""
         fixed = self.known.subject.folded.batch if self.known.subject else "dynamic"
         if self.options.batch is not None or fixed != "dynamic":
             return self.options.batch or int(fixed)
@@ -99,8 +99,18 @@ class Plan(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What was measured: the models, what they were called with, their outputs by call, model and name, the samples,
-    and on what machine."""
+    """What was measured.
+
+    Attributes:
+        models: The open models, by name.
+        calls: Their inputs.
+        outputs: Their outputs by batch, model and output name.
+        batch: Batch size.
+        measured: The samples.
+        machine: Fingerprint of the machine.
+        profile: Time by module, if it was asked for.
+        note: A remark on the measurement; empty if there is none.
+    """
 
     models: dict[str, Opened]
     calls: Calls
@@ -113,10 +123,10 @@ class Found(NamedTuple):
 
 
 def side_by_side(plan: Plan, cores: Sequence[int], progress: Progress) -> Found:
-    """Run them side by side on the same inputs, round by round; on half as many where the card holds no more.
+    """Measure the models in interleaved rounds on the same inputs; if the GPU's memory is too small, halve the batch.
 
     Raises:
-        EnvironmentProblem: If its memory does not hold what was asked for; a paper's batch is halved, no other.
+        EnvironmentProblem: If the GPU's memory is too small; only the batch of a paper's protocol is halved.
     """
     batch, of_paper = plan.batch(), plan.options.batch is None and plan.protocol.batch is not None
     while True:
@@ -133,7 +143,7 @@ def _side_by_side(plan: Plan, batch: int, cores: Sequence[int], progress: Progre
     from repaconv.benchmark.machine_fingerprint import fingerprint
 
     subject, dims = plan.subjects[0], plan.dims(batch)
-    # more rounds of the same session loads would not narrow the interval: who asks for more gets more loads
+    # more rounds of the same session loads would not narrow the interval, so more rounds also mean more loads
     asked = max(1.0, (plan.options.rounds or 0) / plan.device.bench.rounds)
     openings = Openings(
         {each.name: partial(plan.opened, each, dims) for each in plan.subjects},
@@ -168,10 +178,10 @@ def _side_by_side(plan: Plan, batch: int, cores: Sequence[int], progress: Progre
 
 
 def _profile(subject: Contender, opened: Opened, feeds: Feeds, samples: Mapping[str, NDArray[np.float64]]) -> Profile:
-    """The first model's, beside the latency that was measured of it.
+    """Time by module of the model under test, next to its measured latency.
 
     Raises:
-        EnvironmentProblem: If its runtime has no profiler that we read.
+        EnvironmentProblem: If its runtime has no profiler that repaconv reads.
     """
     import numpy as np
 

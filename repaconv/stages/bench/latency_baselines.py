@@ -1,4 +1,4 @@
-"""Latencies as they were: a committed file by machine, and a history of every measurement."""
+"""Baselines and history of latencies: a committed file with one entry per machine, and a log of every measurement."""
 
 from __future__ import annotations
 
@@ -20,8 +20,16 @@ Verdict = Literal["passed", "failed", "inconclusive", "not verified"]
 
 
 class Judged(NamedTuple):
-    """What a baseline says of a measurement, in words, and whether one was written; ``of`` says of which model it is
-    where that is another file than the one that was measured."""
+    """The evaluation of a measurement by a baseline.
+
+    Attributes:
+        verdict: The verdict.
+        compared: The comparison in words.
+        hint: What to do about it.
+        regression: The change in latency; None if there is nothing to compare with.
+        written: Whether the measurement was written as a baseline.
+        of: That the baseline belongs to another model file, in words; empty if it does not.
+    """
 
     verdict: Verdict
     compared: str
@@ -32,11 +40,11 @@ class Judged(NamedTuple):
 
     @property
     def told(self) -> str:
-        """All of it, in words."""
+        """The evaluation in words."""
         return "; ".join(filter(None, [self.compared, self.of]))
 
     def changes(self, artefact: BenchArtefact) -> dict[str, Any]:
-        """What a baseline changes in the artefact: its regression, its verdict, its quality, what is noted."""
+        """Fields of the artifact that the evaluation changes: regression, verdict, quality, ratio and note."""
         told = self.told if self.regression is None else self.of
         changed: dict[str, Any] = {
             "regression": self.regression,
@@ -64,21 +72,22 @@ def by_baseline(
     accept_inconclusive: bool = False,
     require: bool = False,
 ) -> Judged:
-    """Judge a measurement by the file's baseline, or write it there.
+    """Compare a measurement with the baseline in a file, or write it there.
 
-    A baseline of another network is compared with nothing, which is inconclusive; of other weights it is said that they
-    are. On the machine of the baseline it is passed or failed. Where that is another, the figures relative to what ran
-    beside the model are held against those of every machine that has some; since they compare only roughly, that passes
-    or is inconclusive. A measurement that is inconclusive itself passes nothing and is not written.
+    A baseline of another network is compared with nothing, which is inconclusive. A baseline of other weights of the
+    same network is compared, and the difference is noted. On the machine of the baseline the result is passed or
+    failed. On another machine, the latencies relative to the reference model are compared with those of every machine
+    in the file; since that is rough, the result is passed or inconclusive. An inconclusive measurement never passes and
+    is not written.
 
     Args:
-        path: The file; it need not be there.
-        name: Of the model; see `name_in`.
+        path: The baseline file; it may not exist yet.
+        name: The model's name in the file; see `name_in`.
         done: The measurement.
-        allowed: 0.05 lets it take 5% longer.
-        update: Write, in place of judging.
-        accept_inconclusive: Write it whatever it is.
-        require: Fail where there is nothing to judge by.
+        allowed: Largest relative increase; 0.05 allows 5%.
+        update: Write the measurement instead of comparing it.
+        accept_inconclusive: Write it even if it is inconclusive.
+        require: Fail if there is no baseline to compare with.
     """
     doubted = done.quality.verdict == "inconclusive"
     if update and doubted and not accept_inconclusive:
@@ -107,13 +116,13 @@ def by_baseline(
 
 IS_OF = "the baseline is of"
 ANOTHER = f"{IS_OF} another network"
-"""Begins what is said of a baseline with which nothing is compared."""
+"""Start of the message about a baseline that is not comparable."""
 
 
 def _of_which(known: Baselines, name: str, done: BenchArtefact) -> str:
-    """That the baseline is of another network, or of other weights of the same one; empty where it is of this file.
+    """That the baseline belongs to another network, or to other weights of the same network; empty if to this file.
 
-    It is the one of this machine; where there is none, those of others, of which one of this network is enough.
+    The baseline of this machine decides. Without one, a baseline of the same network on any machine is enough.
     """
     here, key, now = machine_key(done.machine), key_of(name, done), done.network
     kept = {machine: entries[key] for machine, entries in known.machines.items() if key in entries}
@@ -132,28 +141,28 @@ def _of_which(known: Baselines, name: str, done: BenchArtefact) -> str:
 
 
 def name_in(path: Path, subject: Path) -> str:
-    """What is measured, by where its file, its run or its recipe lies, seen from the file of baselines.
+    """The model's name in a baseline file: the path of its file, run or recipe, relative to the baseline file.
 
-    Two of one stem are two, and wherever the whole is checked out it is the same name.
+    Models with the same stem in different folders have different names, and the names are the same in every checkout.
     """
     return Path(os.path.relpath(subject, path.parent)).as_posix()
 
 
 def key_of(name: str, done: BenchArtefact) -> str:
-    """Under which a measurement stands in a file of baselines, for one machine."""
+    """The key of a measurement in a baseline file, within one machine."""
     size = f", {'x'.join(map(str, done.image_size))} px" if done.image_size else ""
     what = f"{name}, {done.variant or done.target} ({done.runtime.partition(' ')[0]}), {done.precision}"
     return f"{what}, {done.threads} threads, batch {done.batch}{size}, beside {_yardstick(done) or 'nothing'}"
 
 
 def _yardstick(done: BenchArtefact) -> str:
-    """What ran beside the model; a model is no yardstick of itself, by which it would never take longer."""
+    """Name of the reference model; empty if there is none, or it is the measured model itself."""
     ran = [(row.sha256, row.engine, row.precision) for row in done.latencies]
     return done.latencies[1].name if len(ran) > 1 and ran[1] != ran[0] else ""
 
 
 def baseline_of(done: BenchArtefact) -> Baseline:
-    """A measurement as a baseline keeps it; the model beside it is its yardstick."""
+    """A measurement as a baseline entry."""
     subject, *beside = done.latencies if _yardstick(done) else done.latencies[:1]
     return Baseline(
         sha256=subject.sha256,
@@ -168,7 +177,7 @@ def baseline_of(done: BenchArtefact) -> Baseline:
 
 
 def keep_baseline(path: Path, name: str, done: BenchArtefact) -> None:
-    """Write it as the new baseline of this machine; those of others stay."""
+    """Write a measurement as this machine's new baseline; the entries of other machines stay."""
     known = read_artefact(path, Baselines) if path.is_file() else Baselines()
     machine = machine_key(done.machine)
     new = {**known.machines.get(machine, {}), key_of(name, done): baseline_of(done)}
@@ -176,7 +185,7 @@ def keep_baseline(path: Path, name: str, done: BenchArtefact) -> None:
 
 
 def _compared(known: Baselines, name: str, done: BenchArtefact, allowed: float) -> Regression | None:
-    """With the baseline of this machine, else with that of another by which it does worst; None if there is none."""
+    """Compare with this machine's baseline, else with that of the machine that gives the worst result; None if none."""
     from repaconv.benchmark.latency_statistics import regression
 
     here, now, yardstick = machine_key(done.machine), baseline_of(done), _yardstick(done)
@@ -192,7 +201,7 @@ def _compared(known: Baselines, name: str, done: BenchArtefact, allowed: float) 
 
 
 def _fitting(known: Baselines, name: str, done: BenchArtefact) -> dict[str, Baseline]:
-    """Baselines of the same, by machine; a yardstick that was named must still be the same file."""
+    """Comparable baselines by machine; a reference model that was given by file must be the same file."""
     key, now, named = key_of(name, done), baseline_of(done), _yardstick(done) not in ("", TRAINING)
     found = {machine: entries[key] for machine, entries in known.machines.items() if key in entries}
     other = {m for m, then in found.items() if now.network and then.network and now.network.is_other(then.network)}
@@ -201,7 +210,7 @@ def _fitting(known: Baselines, name: str, done: BenchArtefact) -> dict[str, Base
 
 
 def _timed(kept: Baseline) -> Timed:
-    """Its milliseconds and those of its yardstick; of a second where there is none."""
+    """Milliseconds of the model and of its reference; a constant second if there is no reference."""
     import numpy as np
 
     from repaconv.benchmark.latency_statistics import Timed
@@ -212,7 +221,7 @@ def _timed(kept: Baseline) -> Timed:
 
 
 def _why_none(known: Baselines, path: Path, name: str, done: BenchArtefact) -> str:
-    """Whether it is the machine or the model that the file does not have."""
+    """Why there is no baseline to compare with: the file, the model or the machine is missing."""
     key, here = key_of(name, done), machine_key(done.machine)
     others = [machine for machine, entries in known.machines.items() if key in entries]
     if not path.is_file():
@@ -225,7 +234,7 @@ def _why_none(known: Baselines, path: Path, name: str, done: BenchArtefact) -> s
 
 
 def remember_measurement(path: Path, done: BenchArtefact) -> None:
-    """Append a line to the history of a target; a second fold leaves it."""
+    """Append a line to the target's history; folding again keeps the history."""
     subject = done.latencies[0]
     entry = HistoryEntry(
         when=datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -241,16 +250,16 @@ def remember_measurement(path: Path, done: BenchArtefact) -> None:
     )
     line = json.dumps(entry.model_dump(mode="json"), sort_keys=True) + "\n"
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("ab") as file:  # one write, so that two measurements at once do not tear each other's line
+    with path.open("ab") as file:  # one write, so that concurrent measurements do not interleave their lines
         os.write(file.fileno(), line.encode())
 
 
 def history_of(path: Path) -> list[HistoryEntry]:
-    """All measurements that are readable, oldest first."""
+    """All readable measurements of a history, oldest first."""
     found = []
     for line in path.read_text().splitlines() if path.is_file() else []:
         try:
             found.append(HistoryEntry.model_validate_json(line))
-        except ValueError:  # a line that was cut off, or is of another version
+        except ValueError:  # a truncated line, or one of another version
             continue
     return found

@@ -45,7 +45,7 @@ Objective = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class BenchOptions(Options):
-    """What `repaconv.bench` may be asked for."""
+    """Options of `repaconv.bench`."""
 
     NO_EFFECT: ClassVar[tuple[NoEffect, ...]] = (
         NoEffect(
@@ -117,7 +117,7 @@ class BenchOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class EstimateOptions(Options):
-    """What `repaconv.estimate`, which is `bench --estimate`, may be asked for."""
+    """Options of `repaconv.estimate`, which is `bench --estimate`."""
 
     target: Target = "x86-64"
     precision: OfTheRun = "fp32"
@@ -139,7 +139,7 @@ class EstimateOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class CompareOptions(Options):
-    """What `repaconv.compare` may be asked for."""
+    """Options of `repaconv.compare`."""
 
     inputs: Annotated[
         str | Path | None,
@@ -169,7 +169,7 @@ class CompareOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class ThroughputOptions(Options):
-    """What `repaconv.throughput`, which is `bench --objective throughput`, may be asked for."""
+    """Options of `repaconv.throughput`, which is `bench --objective throughput`."""
 
     target: Target = "x86-64"
     precision: OfTheRun = "fp32"

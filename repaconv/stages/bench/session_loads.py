@@ -1,4 +1,4 @@
-"""Models opened again and again for a measurement, called with the same each time."""
+"""Repeated session loads of several models, which receive the same inputs each time."""
 
 from __future__ import annotations
 
@@ -21,21 +21,23 @@ Call = Callable[[], Any]
 
 
 def once(_name: str, call: Call, _stack: ExitStack) -> Call:
-    """A round is one call."""
+    """The default for `Openings.around`: a round is one inference."""
     return call
 
 
 @dataclass
 class Openings:
-    """An iterator that never ends: a step lets go of the models that are open, and opens them in the other order.
+    """An endless iterator of session loads.
+
+    Each step closes the models that are open and opens them again, in the reverse order of the step before.
 
     Attributes:
-        load: How each is opened, by name; the first is what is measured.
-        draw: What they are called with, once they are open; see `repaconv.stages.bench.benchmark_inputs`.
-        around: What a round does with the call of one, by its name; what it leaves open goes onto the stack.
-        models: Those that are open.
-        calls: What they are called with.
-        outputs: Theirs, by call, model and name; of the first opening.
+        load: A function per model that opens it; the first is the model under test.
+        draw: Makes the inputs from the open models; see `repaconv.stages.bench.benchmark_inputs`.
+        around: Wraps a model's inference into what one round does; it registers what must be closed on the stack.
+        models: The open models.
+        calls: Their inputs.
+        outputs: Their outputs by batch, model and output name, from the first load.
     """
 
     load: Mapping[str, Callable[[], Opened]]
@@ -48,11 +50,11 @@ class Openings:
     _backwards: bool = False
 
     def __iter__(self) -> Iterator[Opening]:
-        """Itself."""
+        """The iterator itself."""
         return self
 
     def __next__(self) -> Opening:
-        """The next one."""
+        """Close the models, and open them again in the other order."""
         from repaconv.benchmark.interleaved_protocol import Opening
 
         self.close()
@@ -67,16 +69,16 @@ class Openings:
         return Opening({name: self._ready(name) for name in self.load}, self.clocked)
 
     def close(self) -> None:
-        """Close what `around` left open; the models stay."""
+        """Close what `around` opened; the models stay open."""
         self._stack.close()
 
     @property
     def clocked(self) -> set[str]:
-        """Those whose time a card tells."""
+        """Names of the models whose time the GPU measures."""
         return {name for name, each in self.models.items() if isinstance(each.session, OnCard)}
 
     def feeds(self, name: str, call: Batch | None = None) -> Feeds:
-        """A call as one of them takes it, the first one where none is given."""
+        """A batch as feeds of one model; the first batch by default."""
         return (call or self.calls.batches[0]).feeds(self.models[name].session.inputs)
 
     def _run(self, name: str, call: Batch) -> Mapping[str, Any]:

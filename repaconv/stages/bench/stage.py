@@ -1,4 +1,4 @@
-"""bench: the ONNX model on this machine, and the training form or another model beside it, in one run."""
+"""`bench`: latency of a model and of a reference model, measured together on this machine."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 MODELS = (".onnx", ".ort", ".blob", ".engine", ".plan")
 LARGEST_REGRESSION = 10.0
-"""Eleven times as long is no regression that anybody allows."""
+"""Largest value of --max-regression: above it the value is surely a typing error."""
 
 
 def bench_by(
@@ -75,7 +75,7 @@ bench = by_name(bench_by, BenchOptions)
 
 
 def planned(options: BenchOptions, model: str | Path | None, device: Target | None, progress: Progress) -> Plan:
-    """Everything that may be refused before a model is opened."""
+    """Resolve the options, and check everything that may be refused before a model is opened."""
     from repaconv.benchmark.paper_protocols import paper
 
     bounded("max_regression", options.max_regression, LARGEST_REGRESSION)
@@ -124,10 +124,10 @@ def planned(options: BenchOptions, model: str | Path | None, device: Target | No
 
 
 def given_for(options: BenchOptions, model: str | Path | None) -> Given[BenchOptions]:
-    """With what a form brings along.
+    """The options, completed with the target and settings of a tuned preset.
 
     Raises:
-        UsageProblem: If a form is asked for of one file, or there is no run.
+        UsageProblem: If a preset is given for a single file, or there is no run.
     """
     if options.preset is None:
         return Given(options)
@@ -143,11 +143,11 @@ def given_for(options: BenchOptions, model: str | Path | None) -> Given[BenchOpt
 
 
 def _run_of(options: BenchOptions, model: str | Path | None, device: Target) -> run_folder.Run | None:
-    """The run that is measured; None of one file.
+    """The run that is measured; None for a single file.
 
     Raises:
-        EnvironmentProblem: If the target is not this machine; an engine's own runtime says so itself.
-        UsageProblem: If there is no run, or a precision is asked for of one file.
+        EnvironmentProblem: If the target is not this machine; for an engine file its runtime reports that.
+        UsageProblem: If there is no run, or a precision is given for a single file.
     """
     run = None if is_bare(model) else run_folder.find_run(Path(model) if model else None)
     if model is not None and is_bare(model):
@@ -158,7 +158,7 @@ def _run_of(options: BenchOptions, model: str | Path | None, device: Target) -> 
 
 
 def is_bare(model: str | Path | None) -> bool:
-    """Whether it is one file, not a run."""
+    """Whether the model is a single file instead of a run."""
     return model is not None and Path(model).suffix in MODELS
 
 
@@ -213,7 +213,7 @@ def _artefact(plan: Plan, found: Found) -> BenchArtefact:
 
 
 def _network(plan: Plan) -> MeasuredModel:
-    """What was measured, by the file that it was made from."""
+    """Identity of the measured model: hash and kind of the file that it was made from."""
     if plan.known.subject is not None:
         folded = plan.known.subject.folded
         kind = (
@@ -229,7 +229,7 @@ def _network(plan: Plan) -> MeasuredModel:
 
 
 def _agreed(plan: Plan, found: Found) -> Link | None:
-    """Whether both compute the same; None where they do not see the same: of bare graphs, one may take pixels."""
+    """Compare the outputs of both models; None if only one of two bare graphs takes pixels."""
     from repaconv.verification.difference_metrics import not_verified
 
     alike = len({each.takes_pixels for each in found.models.values()}) == 1
@@ -245,7 +245,7 @@ def _agreed(plan: Plan, found: Found) -> Link | None:
 
 
 def _by_baseline(plan: Plan, artefact: BenchArtefact) -> tuple[BenchArtefact, list[Path]]:
-    """Judged by the baseline, or written as one, where one is asked for; and what was written."""
+    """Compare with the baseline, or write one, if asked to; returns the artifact and the files written."""
     options = plan.options
     if not options.baseline:
         return artefact, []
@@ -262,7 +262,7 @@ def _by_baseline(plan: Plan, artefact: BenchArtefact) -> tuple[BenchArtefact, li
 
 
 def _put(plan: Plan, artefact: BenchArtefact, wrote: list[Path]) -> BenchArtefact:
-    """Write the result, with a picture of the profile beside it."""
+    """Write the result, and a drawing of the profile next to it."""
     from repaconv.benchmark.module_profile import bars_svg
 
     if plan.place and artefact.profile is not None:

@@ -1,4 +1,4 @@
-"""Results of `bench`, `bench --estimate`, throughput and `compare` as text."""
+"""Text output of `bench`, `bench --estimate`, throughput and `compare`."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     from repaconv.results import BenchArtefact, CompareArtefact, EstimateArtefact, Profile, ThroughputArtefact
 
 
-# --- Latencies, their ratio, and how far to trust them.
+# Latency
 
 
 def show_bench(done: BenchArtefact) -> None:
-    """Latencies and their ratio."""
+    """Print latencies, their ratio, and the quality of the measurement."""
     rows = table("", "p50 ms", "p90 ms", "p95 ms", "p99 ms", "images/s", "engine")
     for row in done.latencies:
         times = (f"{value:.3f}" for value in (row.p50_ms, row.p90_ms, row.p95_ms, row.p99_ms))
@@ -58,7 +58,7 @@ def show_bench(done: BenchArtefact) -> None:
 
 
 def profiling(found: Profile) -> None:
-    """The modules that take longest, and how near the limit the whole is."""
+    """Print the slowest modules, and the share of the peak throughput that is reached."""
     rows = table("module", "ms", "share", "GFLOP/s", "of peak")
     for row in sorted(found.modules, key=lambda row: -row.mean_ms)[:12]:
         rates = (f"{row.gflops:.1f}", f"{row.share_of_peak:.0%}") if row.flops else ("", "")
@@ -70,13 +70,13 @@ def profiling(found: Profile) -> None:
     )
 
 
-# --- What a graph would take, and what that rests on.
+# Estimate
 
 SHOWN = 12
 
 
 def show_estimate(done: EstimateArtefact) -> None:
-    """The range, the nodes that take longest, the limits, and what was measured if that is known."""
+    """Print the latency range, the slowest nodes, the peak figures, and a measured latency if there is one."""
     rows = table("node", "operator", "in", "low ms", "high ms", "limited by")
     for node in sorted(done.nodes, key=lambda node: -node.high_ms)[:SHOWN]:
         times = (f"{node.low_ms:.3f}", f"{node.high_ms:.3f}")
@@ -105,11 +105,11 @@ def show_estimate(done: EstimateArtefact) -> None:
     )
 
 
-# --- Images a second, what streams are worth, and how far to trust them.
+# Throughput
 
 
 def show_throughput(done: ThroughputArtefact) -> None:
-    """Every model, then the ratios."""
+    """Print the throughput of every model, then the ratios."""
     rows = table("", "streams", "images/s", "p50 ms a call", "p95 ms", "engine")
     for row in done.rows:
         streams = f"{row.streams} x {row.threads} thread(s)"
@@ -130,11 +130,11 @@ def show_throughput(done: ThroughputArtefact) -> None:
     )
 
 
-# --- Two models beside each other.
+# Comparison
 
 
 def show_compare(done: CompareArtefact) -> None:
-    """How large both are, how far apart their outputs, and which is faster where that was measured."""
+    """Print sizes, output differences, and latencies if they were measured."""
     ends = (done.reference, done.candidate)
     latencies = {row.sha256: row for row in done.measured.latencies} if done.measured else {}
     header = ("", "runs in", "precision", "bytes", "parameters", "nodes", *(("p50 ms",) if latencies else ()))

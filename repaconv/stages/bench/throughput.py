@@ -1,4 +1,4 @@
-"""throughput, which is `bench --objective throughput`: what a model gets through that several call at once."""
+"""`throughput` (`bench --objective throughput`): images/s of a model with several inferences at once."""
 
 from __future__ import annotations
 
@@ -63,14 +63,14 @@ throughput = by_name(throughput_by, ThroughputOptions)
 
 
 class _Ways(NamedTuple):
-    """How many streams there are, and how many threads a call of one takes."""
+    """Number of streams, and threads per inference."""
 
     streams: int
     threads: int
 
 
 class _Found(NamedTuple):
-    """What was measured, milliseconds an image by model and round, and how."""
+    """The measurement; ``image_ms`` are milliseconds per image by model, one value per round."""
 
     batch: int
     size: ImageSize | None
@@ -81,7 +81,7 @@ class _Found(NamedTuple):
 
 
 def _plan(options: ThroughputOptions, model: str | Path | None, progress: Progress) -> tuple[Plan, _Ways]:
-    """What is measured beside what, and how it is called: as it was tuned, else by a stream for every core."""
+    """Resolve the options; streams and threads are those of a tuned preset, else one stream per core."""
     bench = BenchOptions(
         target=options.target,
         precision=options.precision,
@@ -108,7 +108,7 @@ def _plan(options: ThroughputOptions, model: str | Path | None, progress: Progre
 
 
 def _measured(plan: Plan, ways: _Ways, progress: Progress) -> ThroughputArtefact:
-    """Round by round: the model with all its streams, alone in one, and the other with as many."""
+    """Measure in rounds: the model with all streams, the model with one stream, and the reference with all streams."""
     from repaconv.benchmark.concurrent_inferences import CALLS, Burst
     from repaconv.benchmark.interleaved_protocol import measure_anew, pinned
     from repaconv.benchmark.machine_fingerprint import fingerprint
@@ -152,7 +152,7 @@ def _measured(plan: Plan, ways: _Ways, progress: Progress) -> ThroughputArtefact
 
 
 def _opened(plan: Plan, each: Contender, threads: int, streams: int, batch: int) -> Opened:
-    """One of them, for so many calls at once; only what is measured is lowered and has settings."""
+    """Open a model for concurrent inferences; precision and settings apply to the model under test alone."""
     own = each.path == plan.subjects[0].path
     return opened(
         each.network or each.path,

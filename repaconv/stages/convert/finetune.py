@@ -1,4 +1,4 @@
-"""finetune: what was converted, or is in an untrained training form, learns from the network that it was made from."""
+"""`finetune`: train a converted network, or an untrained training-time network, on the outputs of the original one."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from repaconv.verification.input_batches import Inputs
 
 WIDE = 256
-"""Channels from which on products are in bfloat16: a step is then 1.6 to 2 times as fast (EPYC with AVX-512 BF16, one
-thread). Narrower networks would gain 1.5 from 96 on and nothing below, and train in minutes anyway."""
+"""Smallest width in channels for bfloat16 products: steps are then 1.6 to 2 times as fast (EPYC with AVX-512 BF16, one
+thread). From 96 channels on the gain is 1.5, below there is none; such networks train in minutes anyway."""
 
 
 def finetune_by(
@@ -69,7 +69,7 @@ finetune = by_name(finetune_by, FinetuneOptions)
 
 
 class _Plan(NamedTuple):
-    """What an order comes to."""
+    """The resolved options."""
 
     options: FinetuneOptions
     done: ConvertArtefact
@@ -89,20 +89,20 @@ class _Plan(NamedTuple):
 
     @property
     def budget(self) -> Budget:
-        """That of the conversion."""
+        """The loss budget of the conversion."""
         from repaconv.verification.accuracy_budget import Budget
 
         return Budget.of(self.done)
 
     def judge(self, part: Part) -> Judge:
-        """By the original, on these images."""
+        """Evaluates against the original network on these images."""
         from repaconv.conversion.conversion_evaluation import Judge
 
         return Judge(self.original.net, part, logits=self.original.reading.config.classes > 0)
 
 
 def _plan(options: FinetuneOptions, given: Path | None) -> _Plan:
-    """What may be refused before anything is trained."""
+    """Check everything that may be refused before training."""
     from repaconv.checkpoints import read_checkpoint
     from repaconv.conversion.finetuning.method_training_forms import course_of
     from repaconv.conversion.finetuning.original_networks import read_original
@@ -112,7 +112,7 @@ def _plan(options: FinetuneOptions, given: Path | None) -> _Plan:
     source = _converted(given)
     done = read_artefact(source.convert_json, ConvertArtefact)
     parent, started = _parent(done), source.payload(done.payload) if done.payload else Path(done.parent.path)
-    # what merges has its parent's own weights
+    # token merging keeps the weights of the original network
     found = read_checkpoint(started, None, done.payload.sha256) if done.payload else parent
     original = read_original(parent, dict(done.parent_settings))
     course = course_of(done.method, found, done.settings)
@@ -130,7 +130,7 @@ def _plan(options: FinetuneOptions, given: Path | None) -> _Plan:
 
 
 def _converted(given: Path | None) -> run_folder.Run:
-    """The folder of a conversion."""
+    """The folder of a conversion; the newest run by default."""
     if given is None and run_folder.LATEST.is_file():
         given = run_folder.OUT / run_folder.LATEST.read_text().strip()
     if given is None or stage_of(run_folder.Run(given).convert_json) != "convert":
@@ -146,10 +146,10 @@ def _converted(given: Path | None) -> run_folder.Run:
 
 
 def _parent(done: ConvertArtefact) -> Checkpoint:
-    """The network before conversion.
+    """The checkpoint before conversion.
 
     Raises:
-        Refused: If it is gone, or another.
+        Refused: If the file is missing or has changed.
     """
     from repaconv.checkpoints import read_checkpoint
 
@@ -163,11 +163,10 @@ def _parent(done: ConvertArtefact) -> Checkpoint:
 
 
 def _teacher(options: FinetuneOptions, parent: Checkpoint, original: Original) -> tuple[Checkpoint, nn.Module]:
-    """Who is learnt from.
+    """The checkpoint and the module whose outputs are learned.
 
     Raises:
-        Refused: If it gives other classes, or takes other images.
-        UsageProblem: If settings are given for nobody.
+        Refused: If its number of classes, its image channels or its image size differ from those of the network.
     """
     from repaconv.checkpoints import read_checkpoint
     from repaconv.conversion.finetuning.original_networks import read_original
@@ -189,6 +188,7 @@ def _teacher(options: FinetuneOptions, parent: Checkpoint, original: Original) -
 
 
 def _pace(options: FinetuneOptions, course: Course) -> Pace:
+    """Training hyperparameters."""
     from repaconv.conversion.finetuning.training_loop import Pace, has_bfloat16
 
     if options.precision not in ("auto", "fp32", "bf16"):
@@ -204,10 +204,10 @@ def _pace(options: FinetuneOptions, course: Course) -> Pace:
 
 
 def _prepared(plan: _Plan) -> FinetuneArtefact | None:
-    """What is there to go on from; nothing is written yet.
+    """The interrupted training to resume, if there is one; nothing is written yet.
 
     Raises:
-        Refused: If the folder is of something else, or another training was broken off in it.
+        Refused: If the folder belongs to something else, or contains another interrupted training.
     """
     slot = plan.run.folder / run_folder.FINETUNE_JSON
     if stage_of(slot) != "finetune":
@@ -234,7 +234,7 @@ def _prepared(plan: _Plan) -> FinetuneArtefact | None:
 
 
 def _trained(plan: _Plan, progress: Progress) -> Training:
-    """All epochs, each kept as soon as it is done."""
+    """Train all epochs, and save the state after each."""
     from repaconv.conversion.finetuning import training_loop
     from repaconv.conversion.finetuning.training_loop import Taught, Training
 
@@ -281,7 +281,7 @@ def _artefact(plan: _Plan, training: Training, **more: Any) -> FinetuneArtefact:
 
 
 def _finished(plan: _Plan, training: Training) -> FinetuneArtefact:
-    """The best of it as a checkpoint of its method, and what that costs on the images that judge."""
+    """Write the best epoch as a checkpoint, and evaluate it on the test split."""
     judge, net = plan.judge(plan.parted.test), training.finished()
     judged, start = judge.link(net, plan.budget), judge.link(training.started(), plan.budget)
     finetuned = plan.run.folder / run_folder.FINETUNED

@@ -1,4 +1,4 @@
-"""What a network is scored, fitted and judged on: the user's images, never random ones; and what it may become."""
+"""Checks of the options of `score`, `convert` and `finetune`: their images, kernel size and method."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
 
 KERNELS = (1, 3, 5, 7)
 METHODS = ("dwconv", "pyra")
-"""What needs no training; the others are trained from their training form."""
+"""Methods that need no training; the others start as an untrained training-time network."""
 TRAINING_FORM = "training-form"
 
 
 def calibration(options: ScoreOptions | ConvertOptions | FinetuneOptions, reading: Reading) -> Inputs:
-    """The images of an order, as the network takes them; one that takes any size takes those of an .npz as they are.
+    """Read the user's images, preprocessed for the network; a network of any image size takes an .npz as it is.
 
     Raises:
-        UsageProblem: If there are none, or of two kinds, or they are of another size.
-        Refused: If they cannot be read.
+        UsageProblem: If --inputs and --images are both given or both missing, or the images have another size.
+        Refused: If the images cannot be read.
     """
     from repaconv.verification.input_batches import image_inputs, npz_inputs
 
@@ -58,10 +58,10 @@ def calibration(options: ScoreOptions | ConvertOptions | FinetuneOptions, readin
 
 
 def require_kernel(side: int) -> None:
-    """Refuse kernels that are not known.
+    """Refuse unknown kernel sizes.
 
     Raises:
-        UsageProblem: Naming it.
+        UsageProblem: If the kernel size is unknown.
     """
     if side not in KERNELS:
         raise UsageProblem(
@@ -72,10 +72,10 @@ def require_kernel(side: int) -> None:
 
 
 def require_method(options: ConvertOptions) -> None:
-    """Whether anything converts to what is asked for.
+    """Refuse conversions that do not exist.
 
     Raises:
-        UsageProblem: If not.
+        UsageProblem: If ``--to`` or the method is unknown, or needs the other of training and no training.
     """
     from repaconv.conversion.finetuning.method_training_forms import METHODS as TRAINED
 

@@ -31,7 +31,7 @@ Samples = Annotated[int, Option("Largest number of images, taken at even distanc
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreOptions(Options):
-    """What `repaconv.score` may be asked for."""
+    """Options of `repaconv.score`."""
 
     NO_EFFECT: ClassVar[tuple[NoEffect, ...]] = (
         NoEffect(("classes",), lambda options: not options.images, "it names the classes of images"),
@@ -65,7 +65,7 @@ class ScoreOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class ConvertOptions(Options):
-    """What `repaconv.convert` may be asked for."""
+    """Options of `repaconv.convert`."""
 
     NO_EFFECT: ClassVar[tuple[NoEffect, ...]] = (
         NoEffect(("classes",), lambda options: not options.images, "it names the classes of images"),
@@ -224,7 +224,7 @@ class ConvertOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class FinetuneOptions(Options):
-    """What `repaconv.finetune` may be asked for."""
+    """Options of `repaconv.finetune`."""
 
     NO_EFFECT: ClassVar[tuple[NoEffect, ...]] = (
         NoEffect(("classes",), lambda options: not options.images, "it names the classes of images"),

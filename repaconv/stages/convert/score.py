@@ -1,4 +1,4 @@
-"""score: how near each head of a plain vision transformer is to a convolution, over images."""
+"""`score`: how well a convolution can replace each attention head of a plain vision transformer, over images."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ score = by_name(score_by, ScoreOptions)
 
 
 class _Plan(NamedTuple):
-    """What an order comes to: nothing of it is refused any more but an image."""
+    """The resolved options; after this only an unusable image is refused."""
 
     options: ScoreOptions
     origin: Origin
@@ -93,7 +93,7 @@ def _scored(plan: _Plan, progress: Progress) -> Scores:
 
 
 def _images(plan: _Plan, progress: Progress) -> Iterator[Tensor]:
-    """A few at a time."""
+    """The sampled images, in small batches."""
     import numpy as np
     import torch
 

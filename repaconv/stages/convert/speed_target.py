@@ -1,4 +1,4 @@
-"""A conversion by the speed that was asked for: what merges, or how many blocks are replaced."""
+"""`convert --speedup`: choose the merging schedule or the number of replaced blocks that reaches a speedup."""
 
 from __future__ import annotations
 
@@ -39,19 +39,19 @@ if TYPE_CHECKING:
     from repaconv.stages.convert.options import ConvertOptions
 
 
-# --- Conversions beside the network as it was, all in the form of a target: how many times as fast they are there.
+# Speedup of converted networks over the original one
 
 ORIGINAL = "unconverted"
 Entrant = tuple["Reading", str]
-"""A network as read, and the method whose fold and form it has."""
+"""A network, and the method that folds it and sets its rewrite preset."""
 
 
 def require_pace(options: ConvertOptions) -> Target | None:
-    """The target on which speeds are measured, if they are.
+    """The target on which speed is measured; None if no speed is asked for.
 
     Raises:
-        UsageProblem: If the speed is none, something else says what is converted, or the target runs no graphs.
-        EnvironmentProblem: If it is not this machine.
+        UsageProblem: If the speedup is not above 1, other options choose the conversion, or the target runs no graphs.
+        EnvironmentProblem: If the target is not this machine.
     """
     if options.speedup is None and not options.curve:
         return None
@@ -81,12 +81,12 @@ def require_pace(options: ConvertOptions) -> Target | None:
 
 @dataclass(frozen=True)
 class Track:
-    """Where they run: by the target's own protocol, in rounds with the network as it was.
+    """Measures converted networks as ONNX models on a target, in interleaved rounds with the original network.
 
     Attributes:
         device: The target, which is this machine.
-        original: The network as it was, and the method whose fold and form it has.
-        scratch: A folder for graphs.
+        original: The original network, with the method that folds it and sets its rewrite preset.
+        scratch: Folder for graphs.
         progress: See `Progress`.
     """
 
@@ -97,14 +97,14 @@ class Track:
 
     @cached_property
     def graph(self) -> Path:
-        """The network as it was, folded exactly, as a graph."""
+        """ONNX file of the original network, folded exactly."""
         return self._graph(*self.original, ORIGINAL)
 
     def speeds(self, readings: Mapping[str, Entrant]) -> dict[str, Ratio]:
-        """How many times as fast conversions are, by name; each with the method whose fold and form it has.
+        """Speedups of converted networks over the original one, by name.
 
         Raises:
-            GateFailed: If a graph does not compute what its network does.
+            GateFailed: If a graph's outputs differ from those of its network.
         """
         from repaconv.benchmark.interleaved_protocol import measure_anew, pinned
         from repaconv.benchmark.measurement_quality import compared
@@ -134,7 +134,7 @@ class Track:
         return opened(path, self.device, threads=usual.threads, dims={"batch": usual.batch})
 
     def _graph(self, reading: Reading, method: str, name: str) -> Path:
-        """As `export` would write it for this target."""
+        """Write the ONNX file that `export` would write for this target."""
         device, config = self.device, reading.config
         spec = GraphSpec(
             size=config.image_size,
@@ -159,34 +159,34 @@ class Track:
         return path
 
 
-# --- A conversion by the speed that was asked for: what merges, or how many blocks are replaced.
+# The search for a conversion with the wanted speedup
 
 FEW = 8
-"""Images that a conversion is fitted to whose speed alone counts."""
+"""Number of images for fitting a conversion of which only the speed is measured."""
 
 
 @dataclass(frozen=True)
 class Race:
-    """What was measured on a track so far, for a speed that is wanted."""
+    """All measurements for a speedup that was asked for."""
 
     track: Track
     wanted: float
     raced: dict[tuple[int, ...], Ratio] = field(default_factory=dict)
 
     def speeds(self, entrants: dict[tuple[int, ...], Entrant]) -> dict[tuple[int, ...], float]:
-        """How many times as fast, by what tells them apart; all of them side by side."""
+        """Measure these together; returns the speedup of each by its blocks or schedule."""
         names = {"-".join(map(str, each)): each for each in entrants}
         found = self.track.speeds({name: entrants[each] for name, each in names.items()})
         self.raced.update({names[name]: ratio for name, ratio in found.items()})
         return {each: self.raced[each].median for each in entrants}
 
     def told(self, taken: tuple[int, ...], of: str, folder: Path) -> dict[str, Any]:
-        """Fields of `repaconv.results.ConvertArtefact`; writes the original network's graph, to measure again.
+        """Fields of `repaconv.results.ConvertArtefact`; also writes the original network's graph, to be measured again.
 
         Args:
-            taken: What was chosen.
-            of: The field of `Raced` that tells them apart.
-            folder: The run's.
+            taken: The blocks or the schedule of the chosen conversion.
+            of: The field of `Raced` for them: "blocks" or "schedule".
+            folder: The run folder.
         """
         from repaconv.benchmark.machine_fingerprint import cpu_model
 
@@ -201,7 +201,7 @@ class Race:
         return {"speed_target": pace, "other_files": (payload_of(folder / UNCONVERTED, folder),)}
 
     def lost(self, what: str) -> GateFailed:
-        """No conversion is so fast, or just so fast."""
+        """The error when no conversion reaches the speedup, or none is close enough to it."""
         speeds = sorted(ratio.median for ratio in self.raced.values())
         nearest = min(speeds, key=lambda speed: abs(speed / self.wanted - 1))
         return GateFailed(
@@ -216,7 +216,7 @@ class Race:
 def race_of(
     wanted: float | None, device: Target | None, original: Reading, folder: Path, progress: Progress
 ) -> Iterator[Race | None]:
-    """Where conversions are measured beside the network as it was, if a speed is wanted."""
+    """Prepare the measurements, if a speedup is asked for; yields None otherwise."""
     if wanted is None or device is None:
         yield None
         return
@@ -225,11 +225,11 @@ def race_of(
 
 
 def schedule_at(race: Race, plain: Plain, checkpoint: Checkpoint, settings: dict[str, str], judge: Judge) -> Schedule:
-    """The schedule of merging that makes the network as fast as is wanted, within 5%.
+    """The merging schedule whose speedup is within 5% of the one asked for.
 
     Raises:
-        Refused: If the network gives a vector a patch.
-        GateFailed: If none does.
+        Refused: If the network outputs one vector per patch.
+        GateFailed: If no schedule reaches the speedup.
     """
     from repaconv.conversion.speed_target_search import Tokens, paced
     from repaconv.conversion.token_merging import merged, words
@@ -253,10 +253,10 @@ def schedule_at(race: Race, plain: Plain, checkpoint: Checkpoint, settings: dict
 
 
 def enough_blocks(race: Race, plain: Plain, how: How, parted: Parted, options: Sequence[int]) -> int:
-    """How many blocks of an order make the network as fast as is wanted.
+    """The smallest number of replaced blocks that reaches the speedup.
 
     Raises:
-        GateFailed: If all of them do not.
+        GateFailed: If replacing all blocks does not reach it.
     """
     from repaconv.conversion.original_activations import Streams
     from repaconv.conversion.sequential_conversion import convert

@@ -1,4 +1,4 @@
-"""convert: a plain vision transformer to a faster one without training. It is lossy; fold is not."""
+"""`convert`: make a plain vision transformer faster without training. Unlike `fold`, it is lossy."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ convert = by_name(convert_by, ConvertOptions)
 
 
 class _Plan(NamedTuple):
-    """What an order comes to."""
+    """The resolved options."""
 
     options: ConvertOptions
     found: Checkpoint
@@ -87,7 +87,7 @@ class _Plan(NamedTuple):
 
     @property
     def plain(self) -> Plain:
-        """The original, which is a plain vision transformer wherever nothing is to be trained."""
+        """The original network, which is a plain vision transformer unless `--to training-form` is given."""
         from repaconv.conversion.plain_vit import Plain
 
         assert isinstance(self.original, Plain)
@@ -95,7 +95,7 @@ class _Plan(NamedTuple):
 
     @property
     def common(self) -> dict[str, Any]:
-        """What an artefact has of either method."""
+        """Artifact fields that all methods share."""
         return {
             "made_by": made_by("torch"),
             "options": self.options.words(),
@@ -109,7 +109,7 @@ class _Plan(NamedTuple):
 
 
 def _plan(options: ConvertOptions, checkpoint: Path) -> _Plan:
-    """What may be refused before anything is fitted."""
+    """Check everything that may be refused before anything is fitted."""
     require_method(options)
     require_kernel(options.kernel)
     device = require_pace(options)
@@ -127,7 +127,7 @@ def _plan(options: ConvertOptions, checkpoint: Path) -> _Plan:
 
 
 def _prepared(options: ConvertOptions, checkpoint: Path, sha256: str) -> run_folder.Run:
-    """The folder, if nothing of somebody else's is in it; nothing is written yet."""
+    """The run folder, unless it contains files of something else; nothing is written yet."""
     run = run_folder.Run(Path(options.out) if options.out else run_folder.OUT / f"{checkpoint.stem}-{options.method}")
     if stage_of(run.convert_json) == "convert":
         before = read_artefact(run.convert_json, ConvertArtefact).parent
@@ -137,7 +137,7 @@ def _prepared(options: ConvertOptions, checkpoint: Path, sha256: str) -> run_fol
                 hint="Give another folder with -o, or replace it with --force.",
                 code="run.other-checkpoint",
             )
-    elif run.folder.exists():  # as the fold will look at it
+    elif run.folder.exists():  # the fold that follows makes the same check
         own = options.method == "dwconv"
         source, known = (run.folder / run_folder.CONVERTED, "") if own else (checkpoint, sha256)
         run_folder.prepare_run(source, known, run.folder, force=options.force)
@@ -150,7 +150,7 @@ def _prepared(options: ConvertOptions, checkpoint: Path, sha256: str) -> run_fol
 
 
 def _convolved(plan: _Plan, progress: Progress) -> ConvertArtefact:
-    """Attention to convolution."""
+    """Replace attention with convolution."""
     from repaconv.conversion import conversion_requests
     from repaconv.conversion.attention_to_convolution import convolved, settings_for
     from repaconv.conversion.conversion_evaluation import Judge
@@ -201,7 +201,7 @@ def _convolved(plan: _Plan, progress: Progress) -> ConvertArtefact:
 
 
 def _write(plan: _Plan, found: Found) -> None:
-    """The converted checkpoint, and the scores as a picture."""
+    """Write the converted checkpoint, and a drawing of the scores."""
     from repaconv.conversion.attention_to_convolution import metadata
     from repaconv.conversion.head_scores import scores_svg
 
@@ -212,7 +212,7 @@ def _write(plan: _Plan, found: Found) -> None:
 
 
 def _merged(plan: _Plan, progress: Progress) -> ConvertArtefact:
-    """Token merging, of the same weights."""
+    """Merge tokens; the weights do not change."""
     from repaconv.conversion import conversion_requests
     from repaconv.conversion.conversion_evaluation import Judge
     from repaconv.conversion.kernel_fitting import How
@@ -252,7 +252,7 @@ def _merged(plan: _Plan, progress: Progress) -> ConvertArtefact:
 
 
 def _traded(plan: _Plan, taken: Choice, how: How, options: Sequence[int], progress: Progress) -> Trade | None:
-    """What else there was, where that is asked for."""
+    """The trade-off with the other conversions, if it is asked for."""
     from repaconv.conversion.block_selection import Rig
 
     if not plan.options.curve or plan.device is None:
@@ -262,7 +262,7 @@ def _traded(plan: _Plan, taken: Choice, how: How, options: Sequence[int], progre
 
 
 def _formed(plan: _Plan, progress: Progress) -> ConvertArtefact:
-    """The untrained training form of a method: what it is worth before any training is measured, and nothing folded."""
+    """Make the untrained training-time network of a method; it is evaluated but not folded."""
     from repaconv.conversion import conversion_requests
     from repaconv.conversion.conversion_evaluation import Judge
     from repaconv.conversion.finetuning.method_training_forms import form
@@ -277,7 +277,7 @@ def _formed(plan: _Plan, progress: Progress) -> ConvertArtefact:
         plan.run.convert_json,
         ConvertArtefact(
             **plan.common,
-            **{**_judged(judged, budget), "verdict": "not verified"},  # nothing is judged before it is trained
+            **{**_judged(judged, budget), "verdict": "not verified"},  # an untrained network is not held to the budget
             settings=dict(formed.settings),
             kind=TRAINING_FORM,
             kernel=options.kernel if options.method == "dwconv" else None,
@@ -292,5 +292,5 @@ def _formed(plan: _Plan, progress: Progress) -> ConvertArtefact:
 
 
 def _judged(judged: Link, budget: Budget) -> dict[str, Any]:
-    """What the images that judge say, and of which budget."""
+    """Artifact fields of the evaluation on the test split."""
     return {"evaluation": judged, "verdict": judged.verdict, **budget._asdict()}

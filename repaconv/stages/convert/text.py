@@ -1,4 +1,4 @@
-"""Results of `score`, `convert` and `finetune` as text."""
+"""Text output of `score`, `convert` and `finetune`."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     )
 
 
-# --- How a training went, and what its network costs.
+# Training
 
 
 def show_finetune(done: FinetuneArtefact) -> None:
-    """Epoch by epoch on the images that choose, then what the images that judge say."""
+    """Print every epoch on the validation split, then the evaluation on the test split."""
     rows = table("epoch", "loss", "apart", "agreement", "accuracy", "")
     for number, epoch in enumerate(done.epochs):
         cells = (
@@ -62,11 +62,11 @@ def _print_judged(what: str, link: Link) -> None:
         out().print(f"{what}: largest error {link.metrics.norm_error:.3f} of an image's output{divergence}")
 
 
-# --- The scores of a network's blocks.
+# Scores
 
 
 def show_score(done: ScoreArtefact) -> None:
-    """A row a block, the orders, and what the numbers are of."""
+    """Print a row per block, then both rankings."""
     out().print(scores(done.blocks, done.kernel))
     out().print(f"by Σ, the paper's order: {', '.join(map(str, done.by_sigma))}")
     if done.by_error:
@@ -78,7 +78,7 @@ def show_score(done: ScoreArtefact) -> None:
 
 
 def scores(blocks: Iterable[BlockScore], kernel: int | None) -> Table:
-    """What is known of every block; of Σ also the range over its heads."""
+    """Table of the scores by block; Σ also with its range over the heads."""
     rows = table("block", "Σ", "of heads", "locality", "invariance", "entropy", "error if replaced alone")
     for block in blocks:
         sigmas = [head.sigma for head in block.heads]
@@ -88,11 +88,11 @@ def scores(blocks: Iterable[BlockScore], kernel: int | None) -> Table:
     return rows
 
 
-# --- What was converted, how it was chosen, and what it costs.
+# Conversion
 
 
 def show_convert(done: ConvertArtefact) -> None:
-    """Scores, what was tried, and what the images that judge say."""
+    """Print scores, what was tried, and the evaluation on the test split."""
     if done.scores:
         out().print(scores(done.scores, done.kernel))
         _print_tried(done.tried)
@@ -145,7 +145,7 @@ def _print_trade(trade: Trade) -> None:
 
 
 def _raced(each: Raced) -> tuple[str, str]:
-    """What it is, and how many times as fast."""
+    """Its blocks or schedule, and its speedup."""
     several = [", ".join(map(str, numbers)) for numbers in (each.blocks, each.schedule) if numbers]
     return "; ".join(several), each.speed.cell
 

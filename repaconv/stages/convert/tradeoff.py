@@ -1,4 +1,4 @@
-"""The trade-off of a conversion: every kind on the target, how fast it is there against what it keeps."""
+"""The trade-off of `convert --curve`: speedup on the target and error, for every kind of conversion."""
 
 from __future__ import annotations
 
@@ -22,11 +22,18 @@ if TYPE_CHECKING:
     from repaconv.engines.targets import Target
 
 SHARES = (0.25, 0.5, 0.75, 1.0)
-"""Of the blocks."""
+"""Shares of the blocks that are replaced."""
 
 
 class Choice(NamedTuple):
-    """A conversion that could be taken; ``tried`` is what it costs on the images that choose."""
+    """A conversion to measure.
+
+    Attributes:
+        kind: Its kind.
+        entrant: The converted network.
+        tried: Its error on the validation split.
+        schedule: Tokens merged per block, if it merges.
+    """
 
     kind: str
     entrant: Entrant
@@ -35,7 +42,7 @@ class Choice(NamedTuple):
 
 
 class Ground(NamedTuple):
-    """What conversions are made from, and chosen by."""
+    """What conversions are made from and evaluated by."""
 
     checkpoint: Checkpoint
     settings: dict[str, str]
@@ -43,26 +50,26 @@ class Ground(NamedTuple):
 
     @property
     def plain(self) -> Plain:
-        """The network as it was."""
+        """The original network."""
         return self.rig.streams.plain
 
 
 def traded(
     ground: Ground, device: Target, order: Sequence[int], how: How, taken: Choice, folder: Path, progress: Progress
 ) -> Trade:
-    """What was taken, and every other kind beside it, each kind in rounds with the network as it was.
+    """Measure the chosen conversion and every other kind, each kind in rounds with the original network.
 
     Args:
-        ground: What they are made from.
-        device: Where they run, which is this machine.
-        order: Of the blocks, the best to replace first; measured here where it is empty.
-        how: Their kernel and ridge.
+        ground: The original network, and what evaluates conversions.
+        device: The target, which is this machine.
+        order: Indices of the blocks, the best to replace first; measured here if empty.
+        how: Kernel size and ridge of the conversions.
         taken: The conversion of the run.
-        folder: The run's.
+        folder: The run folder.
         progress: See `Progress`.
 
     Raises:
-        GateFailed: If a graph does not compute what its network does.
+        GateFailed: If a graph's outputs differ from those of its network.
     """
     from repaconv.benchmark.machine_fingerprint import cpu_model
 
@@ -70,7 +77,9 @@ def traded(
     raced: list[Raced] = []
     with scratch_folder(folder) as scratch:
         track = Track(device, (ground.plain.reading, "dwconv"), scratch, progress)
-        for _, alike in groupby(choices, key=lambda each: each.kind):  # few sessions at once
+        for _, alike in groupby(
+            choices, key=lambda each: each.kind
+        ):  # one kind at a time, so that few sessions are open
             named = {f"{len(raced) + n}": each for n, each in enumerate(alike)}
             speeds = track.speeds({name: each.entrant for name, each in named.items()})
             raced += [
@@ -87,7 +96,7 @@ def traded(
 
 
 def _replaced(ground: Ground, order: Sequence[int], how: How, progress: Progress) -> Iterator[Choice]:
-    """Some and all of the blocks, by every kind."""
+    """Conversions of some and of all blocks, by every kind."""
     from repaconv.conversion.block_selection import single_errors
     from repaconv.conversion.kernel_fitting import Kind
     from repaconv.conversion.sequential_conversion import convert
@@ -106,7 +115,7 @@ def _replaced(ground: Ground, order: Sequence[int], how: How, progress: Progress
 
 
 def _merged(ground: Ground) -> Iterator[Choice]:
-    """Schedules of merging; none where the network gives a vector a patch."""
+    """Merging schedules; none if the network outputs one vector per patch."""
     from repaconv.conversion.speed_target_search import Tokens
     from repaconv.conversion.token_merging import merged, words
     from repaconv.methods.pyra import METHOD

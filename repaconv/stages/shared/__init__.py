@@ -1,1 +1,1 @@
-"""What several stages need: a run's exports, input selection, engine files, targets."""
+"""What several stages share: option definitions, a run's exports, input selection, engine files, targets."""

@@ -1,4 +1,4 @@
-"""What several stages need: versions, files told, counts, sizes, targets."""
+"""Small helpers of several stages: package versions, input and output files, counts, image sizes, targets."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ def made_by(*packages: str) -> dict[str, str]:
 
 
 def with_files(artefact: AnyArtefact, took: Sequence[Path], wrote: Sequence[Path]) -> AnyArtefact:
-    """Tell the caller which files a stage took and wrote."""
+    """Add the names of the files that a stage read and wrote."""
     return artefact.model_copy(update={"input_files": tuple(map(str, took)), "output_files": tuple(map(str, wrote))})
 
 
 def contradictions(facts: Sequence[Fact]) -> tuple[str, ...]:
-    """The user's settings that say other than the checkpoint."""
+    """The user's settings that contradict the checkpoint, in words."""
     return tuple(
         f"--set {fact.name}={fact.value} contradicts the checkpoint: {fact.against}" for fact in facts if fact.overrules
     )
 
 
 def at_least_one(name: str, asked: int | None, usual: int) -> int:
-    """How many, or as many as usual where nothing was asked for.
+    """The count that was asked for, or the default.
 
     Raises:
-        UsageProblem: If none were asked for.
+        UsageProblem: If the count is below one.
     """
     if asked is not None and asked < 1:
         raise UsageProblem(f"{name} is {asked}.", hint="Give a whole number above zero.", code="usage.count")
@@ -46,10 +46,10 @@ def at_least_one(name: str, asked: int | None, usual: int) -> int:
 
 
 def as_image_size(size: int | str | ImageSize | None) -> ImageSize | None:
-    """A square one from one number, any as it is typed: ``140x126``.
+    """A size as (height, width): from one number, for a square, or from text such as ``140x126``.
 
     Raises:
-        UsageProblem: If a text says none.
+        UsageProblem: If the text is not an image size.
     """
     from repaconv.stages.shared.option_definitions import image_size
 
@@ -59,14 +59,14 @@ def as_image_size(size: int | str | ImageSize | None) -> ImageSize | None:
 
 
 def usual_form(device: Target, method: str) -> tuple[str, ...]:
-    """Names of the rewrites of a method's default form on a target, by the family of the processor at hand."""
+    """Names of the rewrites in a method's default preset on a target, for this machine's CPU."""
     from repaconv.benchmark.cpu_isa_level import family
 
     return device.form(method, family(device.architecture))
 
 
 def load_target(name: str | Target) -> Target:
-    """A registered target by name, or the user's own by the path of its .toml; ``@`` and a name take a variant."""
+    """A target by its registered name or the path of its .toml file; ``name@variant`` selects a variant."""
     from repaconv.engines.targets import Target, from_file
 
     if isinstance(name, Target):

@@ -1,4 +1,4 @@
-"""Knobs that several orders have, each with its type and its words once."""
+"""Options that several commands have, each defined once with its type and help."""
 
 from __future__ import annotations
 
@@ -149,5 +149,5 @@ Rounds = Annotated[
 
 
 def by_tune(preset: str | Path | None) -> bool:
-    """Whether a preset is a file that `tune` wrote, which may bring a precision."""
+    """Whether a preset is a result file of `tune`, which may also set the precision."""
     return preset is not None and Path(preset).is_file()

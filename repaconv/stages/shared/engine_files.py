@@ -1,4 +1,4 @@
-"""Engine files: what is known of one, whose it is, and opening it."""
+"""Engine files: the result of their build, the runtime that opens them, and opening them."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ if TYPE_CHECKING:
     from repaconv.engines.targets import Target
 
 USUAL = "tensorrt"
-"""Whose an engine is that nobody else opens: a serialised one may be called anything."""
+"""Runtime of an engine file with an unknown suffix: TensorRT engines may have any name."""
 
 
 def takes_networks(device: Target) -> bool:
-    """Whether a target's runtime opens a run's modules, where others open graphs."""
+    """Whether a target's runtime opens PyTorch modules instead of graphs."""
     return "networks" in plugins.load(plugins.ENGINES, device.runtime).can
 
 
 def lowers(device: Target, precision: str) -> bool:
-    """Whether the runtime is to compute a float32 model in that precision, and not a graph that is typed so."""
+    """Whether the runtime itself computes a float32 model in that precision, without a graph typed so."""
     by_runtime = takes_networks(device) or precision == "tf32"
     by_runtime = by_runtime or (precision == "bf16" and device.typed_by == "runtime")
     return precision != "fp32" and by_runtime
 
 
 def require_own_precision(path: str | Path, precision: str) -> None:
-    """Refuse a precision for one file.
+    """Refuse `--precision` for a single file.
 
     Raises:
-        UsageProblem: If another than the usual one is asked for.
+        UsageProblem: If the precision is not the default.
     """
     if precision != "fp32":
         raise UsageProblem(
@@ -48,10 +48,10 @@ def require_own_precision(path: str | Path, precision: str) -> None:
 
 
 def built_as(engine: Path) -> BuildArtefact | None:
-    """What the file beside an engine says of it, if there is one.
+    """The result of an engine's build, from the JSON file next to it; None if there is none.
 
     Raises:
-        Refused: If there is no engine, or it is not the file that was built.
+        Refused: If the engine does not exist, or is not the file that was built.
     """
     if not engine.is_file():
         raise Refused(
@@ -61,21 +61,23 @@ def built_as(engine: Path) -> BuildArtefact | None:
     if not beside.is_file() or stage_of(beside) != "build":
         return None
     built = read_artefact(beside, BuildArtefact)
-    if (beside.parent / built.payload.path).resolve() != engine.resolve():  # of another file of that stem
+    if (
+        beside.parent / built.payload.path
+    ).resolve() != engine.resolve():  # the result of another file with the same stem
         return None
     run_folder.Run(engine.parent).payload(built.payload)
     return built
 
 
 def engine_of(path: Path, built: BuildArtefact | None) -> Engine:
-    """The runtime that an engine file is for, by what the file beside it says, else by its name."""
+    """The runtime of an engine file: from its build's result, else by the file's suffix."""
     name = built.runtime.split(" ")[0] if built else _opener(path)
     engine: Engine = plugins.load(plugins.ENGINES, name)
     return engine
 
 
 def _opener(path: Path) -> str:
-    """The engine whose own such files are."""
+    """Name of the runtime whose engine files have this suffix."""
     for name in plugins.registered(plugins.ENGINES):
         with suppress(EnvironmentProblem):  # a broken plug-in is not this file's fault
             if path.suffix in plugins.load(plugins.ENGINES, name).opens:
@@ -91,11 +93,11 @@ def open_engine(
     sizes: Mapping[str, int] = MappingProxyType({}),
     streams: int = 1,
 ) -> Session:
-    """An engine file ready to run, by the runtime that it is for, in the precision that it was built in.
+    """Open an engine file with its runtime, in the precision that it was built in.
 
     Raises:
-        EnvironmentProblem: If that runtime, or the device it needs, is not here.
-        Refused: If it does not load.
+        EnvironmentProblem: If the runtime or its device is missing here.
+        Refused: If the engine does not load.
     """
     from repaconv.engines.contract import SessionSpec
     from repaconv.engines.session_loading import load_session
@@ -103,7 +105,7 @@ def open_engine(
     spec = SessionSpec(
         threads=threads,
         precision=built.precision if built else "fp32",
-        sizes=dict(sizes),  # it goes to another process, which a read-only view of a dict cannot
+        sizes=dict(sizes),  # it is sent to another process, and a mapping proxy cannot be pickled
         streams=streams,
         settings=built.settings if built else (),
     )
@@ -111,10 +113,10 @@ def open_engine(
 
 
 def version_for(device: Target, engine: Engine) -> str:
-    """The runtime's version here, if it is the one that the target has.
+    """The installed version of a runtime, checked against the target's version.
 
     Raises:
-        EnvironmentProblem: If it is not here, or another.
+        EnvironmentProblem: If the runtime is not installed here, or in another version.
     """
     try:
         version = str(engine.version())

@@ -1,4 +1,4 @@
-"""The images of a lossy export, remembered with it: later stages evaluate it on those that set no value ranges."""
+"""The evaluation images of a lossy export: recorded with the export, and read again by later stages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 AGAIN = "export again, or give verify --inputs or --images"
 EVALUATED = 64
-"""Images at most, by which `bench` and `build` compare outputs."""
+"""Largest number of images on which `bench` and `build` compare outputs."""
 NONE_GIVEN = (
     "no images: random ones show little of a lossy model, and its export had no others; give export or verify --inputs "
     "or --images"
@@ -25,7 +25,7 @@ NONE_GIVEN = (
 
 
 def image_set(split: Split | None, inputs: str | Path | None, images: str | Path | None) -> ImageSet | None:
-    """What is remembered of the images of an export; None where they were random, or there were none."""
+    """The record of an export's images; None if there were none, or they were random."""
     given = inputs or images
     if split is None or not given:
         return None
@@ -34,12 +34,12 @@ def image_set(split: Split | None, inputs: str | Path | None, images: str | Path
 
 
 def evaluation_images(subject: Subject, exported: ExportArtefact, *, most: int | None = None) -> Inputs | str:
-    """The images of an export that set no value ranges; where they cannot be read again, the reason.
+    """The images of an export that did not calibrate it; or the reason as text why they cannot be read again.
 
     Args:
-        subject: Whose inputs and preprocessing they are.
+        subject: The source model, which determines inputs and preprocessing.
         exported: The export.
-        most: Take so many of them, evenly spread.
+        most: Largest number of images, evenly spread.
     """
     known = exported.images
     if known is None:
@@ -66,20 +66,20 @@ def evaluation_images(subject: Subject, exported: ExportArtefact, *, most: int |
 
 
 def unshown(link: Link, why: str) -> Link:
-    """A link that passed where that shows nothing; one that failed stays so."""
+    """A link that passed on unsuitable inputs becomes not verified; one that failed stays failed."""
     if link.verdict != "passed":
         return link
     return link.because("unsuitable_inputs", why)
 
 
 def _spread(places: Sequence[int], most: int) -> list[int]:
-    """At most so many, evenly spread."""
+    """At most ``most`` of these indices, evenly spread."""
     count = min(most, len(places))
     return [places[n * len(places) // count] for n in range(count)]
 
 
 def _sha256(path: Path, count: int) -> str:
-    """Of an .npz file; of so many images of a folder, of their names and contents. Empty where the folder has none."""
+    """Hash of an .npz file, or of the names and contents of a folder's images; empty if the folder has none."""
     from repaconv.core.errors import Refused
     from repaconv.verification.image_files import image_files
 

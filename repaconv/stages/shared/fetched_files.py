@@ -1,4 +1,4 @@
-"""Addresses in place of files: what `repaconv fetch` brought from there, and nothing from a network."""
+"""Files that `repaconv fetch` downloaded, looked up by their address; nothing is downloaded here."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from repaconv.results import Fetched
 from repaconv.sources.named_architectures import WEIGHTS
 
 FETCHED = run_folder.OUT / "fetched"
-"""Where it lies: a record for each address, and beside it what came from there."""
+"""Folder with a record for each address, next to the files fetched from there."""
 _ADDRESS = re.compile(r"([a-z][a-z0-9+.-]+):(/{1,3})(.+)")
 
 
 def address_of(source: str | Path) -> str | None:
-    """The address, if it is one and no file; a `Path` of one has lost a slash.
+    """The address, if it is one and not a file. A `Path` made of an address has lost a slash, which is put back.
 
     >>> address_of(Path("hf://owner/name@main"))
     'hf://owner/name@main'
@@ -30,16 +30,16 @@ def address_of(source: str | Path) -> str | None:
 
 
 def record_of(address: str) -> Path:
-    """Where an address's record lies, whether it is there or not."""
+    """Path of an address's record, which may not exist."""
     return FETCHED / f"{re.sub('[^A-Za-z0-9_.@-]+', '--', address)}.json"
 
 
 def here(source: str | Path) -> Path:
-    """A file or folder as it is; of an address, what was fetched from there.
+    """The local path: of an address what was fetched from there, otherwise the path itself.
 
     Raises:
-        EnvironmentProblem: If it was not fetched; nothing is, unless it is asked for.
-        Refused: If what was fetched is not what lies there now.
+        EnvironmentProblem: If the address was not fetched.
+        Refused: If a file was changed after it was fetched.
     """
     address = address_of(source)
     if address is None:
@@ -64,7 +64,7 @@ def here(source: str | Path) -> Path:
 
 
 def weights_here(source: str | Path) -> Path:
-    """The same; of a folder that was fetched, its weights."""
+    """The local path as of `here`; for a folder that was fetched, its weights file."""
     path = here(source)
     fetched = address_of(source) is not None and path.is_dir()
     return next((path / name for name in WEIGHTS if fetched and (path / name).is_file()), path)

@@ -1,4 +1,4 @@
-"""What a stage runs on: the user's .npz or folder, else seeded random images."""
+"""Inputs of a stage: the user's .npz file or image folder, else random inputs; and their split for lower precision."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ def choose_inputs(
     pixels: bool = False,
     batch: int | None = None,
 ) -> Inputs:
-    """What a run's network is run on: images, or calls where it takes other inputs.
+    """The inputs for a run's network: images, or batches of other inputs.
 
     Args:
-        subject: Whose inputs and preprocessing they are.
-        inputs: An .npz.
-        images: A folder.
-        classes: A file with one class name a line, for a folder.
-        count: Of random images or calls; of a folder's images, all when None.
-        seed: Of random ones.
+        subject: The source model, which determines inputs and preprocessing.
+        inputs: An .npz file.
+        images: An image folder.
+        classes: A file with one class name per line, for a folder.
+        count: Number of random images or batches; for a folder the largest number of images, None for all.
+        seed: Seed of random inputs.
         size: (height, width); that of the fold when None.
         pixels: Make random images as pixels, so that a graph with preprocessing can take them too.
-        batch: Of drawn calls of a network that takes no images.
+        batch: Batch size of random inputs of a network that takes no images.
 
     Raises:
         UsageProblem: If both are given, fewer images than one, there is no preprocessing for pixels, or the network
@@ -82,7 +82,7 @@ def choose_inputs(
 
 
 def taken_as_scores(scores: ClassScores, by: str) -> str:
-    """What was decided of an output of which only the shape is known, and how to say otherwise."""
+    """The message that an output is taken as class scores though only its shape is known."""
     return (
         f"the output {scores.told} is taken as the scores of {scores.classes} classes, by {by} "
         "(if it is not: fold --set classes=0)"
@@ -90,16 +90,16 @@ def taken_as_scores(scores: ClassScores, by: str) -> str:
 
 
 def scores_output(subject: Subject, given: Inputs) -> str:
-    """Which output is the scores of classes on these images; empty where none is, or nothing says that one is.
+    """Name of the output with class scores; empty if there is none, or it is not known to be one.
 
-    One of which only the shape is known is taken as that where the images have labels.
+    An output known by its shape only counts as class scores if the images have labels.
     """
     scores = subject.scores
     return scores.output if scores and (given.labeled or not scores.assumed) else ""
 
 
 def decided(subject: Subject, given: Inputs) -> str:
-    """What was decided of labels and class scores for a lossy comparison on these images, in words."""
+    """What was assumed about labels and class scores in a lossy comparison, in words."""
     scores, told = subject.scores, [given.labels] if given.labels else []
     if scores and not scores_output(subject, given):
         told.append(
@@ -128,7 +128,7 @@ def _channels(subject: Subject) -> int:
 
 
 def _require_no_images(subject: Subject, asked: Any) -> None:
-    """Refuse images for a network of other inputs."""
+    """Refuse images for a network that takes other inputs."""
     if asked:
         takes = ", ".join(f"{port.name} {list(port.shape)} {port.dtype}" for port in subject.inputs)
         raise UsageProblem(
@@ -139,10 +139,10 @@ def _require_no_images(subject: Subject, asked: Any) -> None:
 
 
 def preprocessing_for(subject: Subject, size: ImageSize | None = None) -> Preprocessing:
-    """What turns pixels into images for a network, of that size where it is another than the fold's.
+    """The network's preprocessing, for another image size if one is given.
 
     Raises:
-        UsageProblem: If nothing tells that, or it is for other channels.
+        UsageProblem: If the preprocessing is unknown, or is for another number of channels.
     """
     from repaconv.method_api.preprocessing import at_size
 
@@ -170,14 +170,14 @@ def _untaken(subject: Subject) -> list[Fact]:
 
 
 class Split(NamedTuple):
-    """Images of which some calibrate a lower precision, evenly spread, some may choose among several, others judge it.
+    """Images split into calibration, validation and test images.
 
     Attributes:
-        given: All of them.
-        fitting: Places of those that calibrate.
-        judging: Places of those that judge what was chosen.
-        batch: Of a call where it is fixed, else None.
-        choosing: Places of those that choose.
+        given: All images.
+        fitting: Indices of the calibration images, evenly spread.
+        judging: Indices of the test images.
+        batch: Batch size, if it is fixed; else None.
+        choosing: Indices of the validation images; empty unless `halved`.
     """
 
     given: Inputs
@@ -188,12 +188,12 @@ class Split(NamedTuple):
 
     @property
     def whole(self) -> bool:
-        """Whether a call is judged as one."""
+        """Whether the outputs of a batch are compared as a whole, not by image."""
         return self.given.whole
 
     @classmethod
     def of(cls, given: Inputs, *, batch: int | None = None, ranges: bool = True) -> Split:
-        """Half of them calibrate, `CALIBRATION_IMAGES` at most; none where a precision needs no ranges.
+        """Half of the images calibrate, at most `CALIBRATION_IMAGES`; none if the precision needs no value ranges.
 
         Raises:
             UsageProblem: If there are too few.
@@ -210,12 +210,12 @@ class Split(NamedTuple):
         return cls(given, fitting, sorted(set(range(count)) - set(fitting)), batch)
 
     def halved(self) -> Split:
-        """Of those that would judge every second one chooses: what is reported in the end has chosen nothing."""
+        """Turn every second test image into a validation image, so that the result is reported on unseen images."""
         return self._replace(choosing=tuple(self.judging[::2]), judging=self.judging[1::2])
 
     @property
     def told(self) -> str:
-        """Which they are, in words."""
+        """The number of images in each part, in words."""
         calibrate = [f"{len(self.fitting)} for calibration"] if self.fitting else []
         choose = [f"{len(self.choosing)} for validation"] if self.choosing else []
         others = f"{'the other ' if calibrate else ''}{len(self.judging)} for evaluation"
@@ -227,17 +227,17 @@ class Split(NamedTuple):
         return sum(int((labels >= 0).sum()) for labels in found if labels is not None)
 
     def calibrating(self) -> list[Feeds]:
-        """Calls; of images where the batch is fixed, the last is filled up with images of its own."""
+        """The calibration batches; with a fixed batch size the last one is filled by repeating its own images."""
         batch = None if self.given.whole else self.batch
         calls = [call.given for call in self._calls(self.fitting)]
         return [{name: filled(array, batch) for name, array in call.items()} for call in calls]
 
     def judges(self) -> Iterator[Batch]:
-        """Calls; the last may have fewer images."""
+        """The test batches; the last may have fewer images."""
         return self._calls(self.judging)
 
     def chooses(self) -> Iterator[Batch]:
-        """Calls; the last may have fewer images."""
+        """The validation batches; the last may have fewer images."""
         return self._calls(self.choosing)
 
     def _calls(self, places: Sequence[int]) -> Iterator[Batch]:
@@ -249,10 +249,10 @@ class Split(NamedTuple):
 
 
 def require_same_size(given: Inputs, size: ImageSize) -> None:
-    """Refuse images of another size than a graph takes.
+    """Refuse images of another size than the graph takes.
 
     Raises:
-        UsageProblem: Naming both.
+        UsageProblem: If the sizes differ.
     """
     if given.size != tuple(size):
         raise UsageProblem(
@@ -264,5 +264,5 @@ def require_same_size(given: Inputs, size: ImageSize) -> None:
 
 
 def filled(images: NDArray[Any], batch: int | None) -> NDArray[Any]:
-    """A batch [n, ...] of so many images: these, again and again."""
+    """A batch [n, ...] of ``batch`` images, filled by repeating these; None leaves them as they are."""
     return images if batch is None else np.resize(images, (batch, *images.shape[1:]))

@@ -1,4 +1,4 @@
-"""A graph typed lower: its ranges are measured on some images, and others judge it."""
+"""Convert a graph to FP16, BF16 or INT8: calibrate it on some images, and evaluate it on the others."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 
 
 def require_computed(device: Target, precision: str, quantizer: str) -> None:
-    """Refuse what the target does not compute in, or makes of a float32 graph itself; and see `int8_for`.
+    """Refuse precisions that the target does not support, or to which its runtime converts an FP32 graph itself.
 
     Raises:
-        EnvironmentProblem: If the quantizer is not here.
-        UsageProblem: Saying what it computes in.
+        EnvironmentProblem: If the quantizer is not installed.
+        UsageProblem: If the precision is not supported.
     """
     if precision not in device.precisions:
         raise UsageProblem(
@@ -66,11 +66,11 @@ def require_computed(device: Target, precision: str, quantizer: str) -> None:
 
 
 def int8_for(device: Target, quantizer: str = "") -> Int8:
-    """How a target takes int8, by that quantizer; by ONNX Runtime's where none is named.
+    """Settings of INT8 for a target, with that quantizer; the default is that of ONNX Runtime.
 
     Raises:
-        EnvironmentProblem: If it is not here.
-        UsageProblem: If there is none of that name, or it is not for such a target.
+        EnvironmentProblem: If the quantizer is not installed.
+        UsageProblem: If the quantizer is unknown, or not for this target.
     """
     from repaconv.onnx_export.fp16_and_int8 import QUANTIZERS, Int8
     from repaconv.onnx_export.nncf_quantization import require_nncf
@@ -95,16 +95,23 @@ def int8_for(device: Target, quantizer: str = "") -> Int8:
 
 
 def loader_for(architecture: str, precision: str) -> Callable[..., Session]:
-    """How a graph for a processor runs here: as ONNX Runtime computes it; in int8 for another device as it is written.
+    """How a graph for a CPU architecture is run here by ONNX Runtime.
 
-    What this processor's kernels clip, another's do not.
+    INT8 graphs for another architecture run as they are written, since this CPU's kernels may saturate where others do
+    not.
     """
     elsewhere = precision == "int8" and architecture != platform.machine()
     return partial(load_onnx, as_written=True) if elsewhere else load_onnx
 
 
 class Typed(NamedTuple):
-    """A graph in a precision, the link that judged it, and its nodes that stay in float32."""
+    """A graph in a lower precision.
+
+    Attributes:
+        model: The graph.
+        links: Its comparison with the FP32 graph.
+        islands: Names of its nodes that stay in FP32.
+    """
 
     model: onnx_package.ModelProto
     links: tuple[Link, ...] = ()
@@ -122,16 +129,16 @@ def typed_lower(
     nodes: Collection[str] = (),
     progress: Progress,
 ) -> Typed:
-    """The graph in that precision, judged by the float32 one on images that did not calibrate it.
+    """Convert a graph, and compare it with the FP32 graph on images that did not calibrate it.
 
     Args:
         model: The float32 graph.
-        precision: To which it is brought.
+        precision: The lower precision.
         given: The images.
-        subject: The network.
-        device: For which it is.
-        form: Who writes int8, and what that leaves in float32.
-        nodes: Names of nodes that stay in float32 in any precision.
+        subject: The source model.
+        device: The target.
+        form: The INT8 quantizer, and the modules that INT8 keeps in FP32.
+        nodes: Names of nodes that stay in FP32 in any precision.
         progress: See `Progress`.
     """
     from repaconv.verification.divergence_location import broken, locate
@@ -152,7 +159,7 @@ def typed_lower(
     found = compared(before, after, given.judges(), f"ONNX, {precision}", allowed, scores=scores, whole=given.whole)
     links = found.links(precision, "ONNX, float32", BF16_NOTE if precision == "bf16" else "")
     right, wrong = (OnnxTrace(*form, by_module=False) for form in ((model, load_onnx), (runs_here, load)))
-    # a layer that is broken is so on what calibrated it; that another image goes beyond a range is the link's to judge
+    # a broken layer is already wrong on a calibration image; on others, values beyond the range would look like one
     first = calibrating[0] if calibrating else next(given.judges()).given
     first = {name: filled(array, batch) for name, array in first.items()}
     where = locate(right, wrong, first, allowed=None, decides=subject.decides)
@@ -167,15 +174,15 @@ def in_precision(
     keep: Collection[str] = (),
     nodes: Collection[str] = (),
 ) -> tuple[onnx_package.ModelProto, tuple[str, ...]]:
-    """The graph typed lower, by ranges on these calls, and the nodes that stay in float32.
+    """Convert a graph with the value ranges of these inputs; returns it and the names of its nodes in FP32.
 
     Args:
         model: The float32 graph.
-        precision: To which it is brought.
-        calls: Its inputs.
-        how: How int8 is written.
-        keep: Modules that int8 leaves in float32.
-        nodes: Nodes that any precision leaves in float32.
+        precision: The lower precision.
+        calls: Inputs that calibrate it.
+        how: Settings of INT8.
+        keep: Modules that INT8 keeps in FP32.
+        nodes: Nodes that stay in FP32 in any precision.
     """
     from repaconv.onnx_export.bfloat16 import to_bf16
     from repaconv.onnx_export.fp16_and_int8 import islands, to_fp16, to_int8
@@ -190,13 +197,13 @@ def in_precision(
     return to_int8(model, calls, kept, how), kept
 
 
-# --- How large the values of a graph get.
+# Value ranges
 
 
 def largest_values(
     model: onnx.ModelProto, load: Callable[[bytes], Session], calls: Iterable[Feeds]
 ) -> dict[str, float]:
-    """max|value| by name over these calls; NaN where a value was."""
+    """max|value| of each tensor by name over these inputs; NaN if it had a NaN."""
     trace = OnnxTrace(model, load, by_module=False)
     stored = {weight.name for weight in model.graph.initializer}
     names = [value.name for value in model.graph.input if value.name not in stored]

@@ -1,4 +1,4 @@
-"""Two models of any engines beside each other: what runs each, in what precision, and whether they agree."""
+"""Open a model with the runtime that it needs, and compare the outputs of two opened models."""
 
 from __future__ import annotations
 
@@ -27,13 +27,17 @@ if TYPE_CHECKING:
     from repaconv.verification.input_batches import Batch
 
 COMPARED = 8
-"""Images at least, by which outputs are compared."""
+"""Smallest number of images on which outputs are compared."""
 
 
 class Opened(NamedTuple):
-    """A model ready to run: its session, the engine's name and version, and the precision that it computes in.
+    """A model ready to run.
 
-    ``profiles`` says whether the engine can tell where the time goes: of graphs, not of what was built of them.
+    Attributes:
+        session: Its session.
+        engine: Name and version of the runtime.
+        precision: The precision in which it computes.
+        profiles: Whether the runtime can profile it, which is the case for graphs but not for engine files.
     """
 
     session: Session
@@ -43,7 +47,7 @@ class Opened(NamedTuple):
 
     @property
     def takes_pixels(self) -> bool:
-        """Whether its one input are bytes of an image."""
+        """Whether its one input is images as uint8."""
         return [(port.dtype, len(port.shape)) for port in self.session.inputs] == [("uint8", 4)]
 
 
@@ -57,22 +61,22 @@ def opened(
     streams: int = 1,
     settings: tuple[str, ...] = (),
 ) -> Opened:
-    """Load a model: a graph or a network by the target's runtime, an engine by its own.
+    """Load a model: a graph or a module with the target's runtime, an engine file with its own runtime.
 
-    A runtime that opens engines alone builds one of the graph first.
+    A runtime that opens only engines builds one from the graph first.
 
     Args:
-        model: An .onnx file, an engine, or a network in memory.
+        model: An .onnx file, an engine, or a PyTorch module.
         device: The target.
-        precision: That the target's runtime is to compute a float32 graph in; what the file says when None.
-        threads: Of one inference.
-        dims: Sizes of free dimensions, by name.
-        streams: Calls at once.
-        settings: Of the target's runtime, beside its defaults.
+        precision: Precision in which the runtime computes a float32 graph; None takes that of the file.
+        threads: Threads per inference.
+        dims: Sizes of dynamic dimensions, by name.
+        streams: Number of inferences at once.
+        settings: Settings of the target's runtime in addition to its defaults.
 
     Raises:
-        EnvironmentProblem: If the runtime, or the device it needs, is not here.
-        Refused: If it does not take the model.
+        EnvironmentProblem: If the runtime, or the device it needs, is missing here.
+        Refused: If the runtime does not accept the model.
     """
     from repaconv.engines.contract import SessionSpec
     from repaconv.engines.session_loading import load_session
@@ -83,7 +87,7 @@ def opened(
         return Opened(load_session(engine, model, spec), f"{engine.name} {engine.version()}", spec.precision, False)
     built = built_as(model)
     says = built.precision if built else precision_of(model)
-    if settings and precision is None:  # of which there are others for other graphs
+    if settings and precision is None:  # some settings depend on the precision of the graph
         spec = replace(spec, precision=says)
     if built is not None or model.suffix != ".onnx" or "networks" in engine.can:
         engine, session = (
@@ -100,7 +104,7 @@ def opened(
 
 
 def _ordered(graph: Path, device: Target, precision: str, spec: SessionSpec) -> Order:
-    """An engine of a graph for these sizes alone; a free batch is the target's where nothing says it."""
+    """Build options of an engine for these sizes only; a dynamic batch gets the target's batch size by default."""
     from repaconv.engines.contract import Order
 
     sizes, free = {"batch": device.bench.batch, **spec.sizes}, {}
@@ -114,7 +118,7 @@ def _ordered(graph: Path, device: Target, precision: str, spec: SessionSpec) -> 
 
 
 def precision_of(path: Path) -> str:
-    """What a graph says of itself; float32 where it says nothing."""
+    """The precision in a graph's metadata; FP32 by default."""
     return said_by(path).get("repaconv.precision", "fp32") if path.suffix == ".onnx" else "fp32"
 
 
@@ -126,18 +130,19 @@ def agreement(
     graph: Path | None = None,
     scores: str = "",
 ) -> Link | None:
-    """Whether both compute the same, by the rule of what they are: a lossy one's where one of them is lossy.
+    """Compare the outputs of two models, with the tolerance of the lower precision of the two.
 
     Args:
-        run: Whose they are, which says what is allowed; the policy alone when None.
-        models: The two, the subject first.
-        calls: What they were called with.
-        outputs: Of both, by model and by name, call by call.
-        graph: The file of the other one, where that is an .onnx and no run knows it.
-        scores: Which output of a run is the scores of classes; without a run it is the one called logits.
+        run: The run whose tolerances apply; None takes the default policy.
+        models: The two models, the measured one first.
+        calls: Their inputs, batch by batch.
+        outputs: Their outputs by batch, model and output name.
+        graph: The ONNX file of the other model, if it belongs to no run.
+        scores: Name of a run's output with class scores; without a run it is the output named logits.
 
     Returns:
-        The link of all outputs, judged against the one that is less lossy; None if their outputs do not compare.
+        The link over all outputs, whose reference is the model of the higher precision; None if the outputs are not
+        comparable.
     """
     from repaconv.verification.output_comparison import Comparison, joined
     from repaconv.verification.tolerances import tolerance
@@ -168,7 +173,7 @@ def agreement(
 
 
 def _undecided(network: Subject | None, call: Batch) -> NDArray[np.bool_] | None:
-    """In which images rounding may decide otherwise, of a network that decides something."""
+    """For networks that make decisions: the images in which rounding could change one."""
     if network is None or not network.decides:
         return None
     network.stored.run(call.feeds(network.inputs))
@@ -176,12 +181,12 @@ def _undecided(network: Subject | None, call: Batch) -> NDArray[np.bool_] | None
 
 
 def _by_image(outputs: Iterable[Any]) -> bool:
-    """Whether every output has as many rows."""
+    """Whether all outputs have the same number of rows."""
     shapes: list[tuple[int, ...]] = [getattr(output, "shape", ()) for output in outputs]
     return all(len(shape) > 1 for shape in shapes) and len({shape[0] for shape in shapes}) == 1
 
 
 def _comparable(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether they have as many outputs, of the same shapes."""
+    """Whether both have the same number of outputs with the same shapes."""
     pairs = zip(one.values(), other.values(), strict=False)
     return len(one) == len(other) and all(getattr(a, "shape", None) == getattr(b, "shape", ()) for a, b in pairs)

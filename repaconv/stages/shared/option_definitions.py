@@ -1,4 +1,4 @@
-"""What a field of an order says of itself, and what is derived from it: options, arguments, words."""
+"""Definition of a command's options: one dataclass, from which CLI options and Python arguments are derived."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar, get_args, get_
 
 from repaconv.core.errors import UsageProblem
 
-# --- How a value of an order is typed where its text is no plain number, word or path: read, and told again.
+# Values that are read from text and written as text again
 
 
 class Text(NamedTuple):
-    """How a value is typed.
+    """How a value is read from text and written as text.
 
     Attributes:
-        read: The value of (text, option); of (texts, option) where there may be several.
-        told: The text of a value; the texts where there may be several.
-        several: Whether the option may be given more than once.
+        read: Makes the value from (text, option); from (texts, option) if the option is repeatable.
+        told: Makes the text from the value; several texts if the option is repeatable.
+        several: Whether the option is repeatable.
     """
 
     read: Callable[[Any, str], Any]
@@ -105,7 +105,7 @@ SETTINGS = Text(pairs, lambda value: _joined(value, "="), several=True)
 TOLERANCES = Text(_tolerances, lambda value: _joined(value, ":"), several=True)
 
 
-# --- What a field of an order says of itself, and what is derived from it: options, arguments, words.
+# Option definitions, and what is derived from them
 
 Result = TypeVar("Result")
 AnyOptions = TypeVar("AnyOptions", bound="Options")
@@ -113,18 +113,18 @@ AnyOptions = TypeVar("AnyOptions", bound="Options")
 
 @dataclass(frozen=True)
 class Option:
-    """One thing that a stage may be asked for, as people meet it; it stands in the field's ``Annotated``.
+    """The definition of one option; it stands in the ``Annotated`` of a field of `Options`.
 
     Attributes:
-        help: What it means: the option's help, and the argument's documentation.
-        option: Its names on the command line, where they are not the field's own.
-        metavar: What stands for its value there.
-        least: The smallest number that is taken.
-        text: How its value is typed, where that is no plain number, word or path.
-        usual: What the command line takes where nothing is typed, if that is not the field's own default.
-        default_text: How the help describes the default, where that is no plain value ("from the target").
+        help: Description: the option's help, and the argument's documentation.
+        option: Names on the command line, if they differ from the field's name.
+        metavar: Placeholder of the value in the help.
+        least: The smallest accepted number.
+        text: How the value is read from text, if it is not a plain number, word or path.
+        usual: Default on the command line as text, if it differs from the field's default.
+        default_text: How the help describes the default, if it is not a plain value ("from the target").
         panel: The group of `--help` that lists the option; see `repaconv.stages.shared.option_definitions`.
-        recorded: Whether an artefact repeats it. What says where a result goes, or what it is held against, is not.
+        recorded: Whether results record it. Paths of results and limits that they are compared with are not recorded.
         former: Former name of the field; for one release it is still accepted in Python, in recipes and as an option.
     """
 
@@ -142,7 +142,7 @@ class Option:
     __is_annotated_types_grouped_metadata__ = True
 
     def __iter__(self) -> Iterator[Any]:
-        """What pydantic holds a value to, where an order is read from a file."""
+        """Constraints for pydantic, which checks options that are read from a file."""
         from annotated_types import Ge
 
         if self.least is not None:
@@ -154,7 +154,7 @@ class NoEffect(NamedTuple):
 
     Attributes:
         options: Names of the fields.
-        where: Whether this is such a situation, for the command's `Options`.
+        where: Whether the command's `Options` are in this situation.
         why: The reason, as the end of a sentence.
     """
 
@@ -174,19 +174,19 @@ class Options:
 
     @classmethod
     def of(cls: type[AnyOptions], other: Options, **changed: Any) -> AnyOptions:
-        """An order of this kind by what another, which has all of its fields and more, asks for."""
+        """Options of this class with the values of another object, which has at least the same fields."""
         return cls(
             **{each.name: getattr(other, each.name) for each in options_of(cls) if each.name not in changed}, **changed
         )
 
     def changed(self) -> dict[str, str]:
-        """The names of the fields that are not their default, each with itself."""
+        """Names of the fields that differ from their default, each mapped to itself."""
         return {each.name: each.name for each in options_of(type(self)) if getattr(self, each.name) != each.default}
 
     def words(self) -> tuple[str, ...]:
-        """The same as it would be typed: artefacts record it, so that the report can say it again.
+        """The options as command-line arguments, as results record them and the report repeats them.
 
-        What is a default, or empty, is left out, and so is what an artefact does not repeat.
+        Defaults, empty values and options that are not recorded are omitted.
         """
         words: list[str] = []
         for each in options_of(type(self)):
@@ -198,7 +198,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Asked:
-    """A field of an order with its knob; ``default`` is `inspect.Parameter.empty` where it must be given."""
+    """A field of an options class with its definition; ``default`` is `inspect.Parameter.empty` if it is required."""
 
     name: str
     type: Any
@@ -212,23 +212,23 @@ class Asked:
 
     @property
     def is_path(self) -> bool:
-        """Whether its value is a path, or may be."""
+        """Whether its type includes paths."""
         return Path in (get_args(self.type) or (self.type,))
 
     def words(self, value: Any) -> list[str]:
-        """A value as it would be typed, with its option."""
+        """A value as command-line arguments."""
         if isinstance(value, bool):
             return [self.option if value else f"--no-{self.option[2:]}"]
         told = self.knob.text.told(value) if self.knob.text else str(value)
         return [word for each in ([told] if isinstance(told, str) else told) for word in (self.option, each)]
 
     def read(self, typed: Any) -> Any:
-        """The value of what was typed; None where nothing was."""
+        """The value of what was typed; None if nothing was typed."""
         return typed if typed is None or self.knob.text is None else self.knob.text.read(typed, self.option)
 
     @property
     def typed_as(self) -> Any:
-        """The type that the command line takes: a text where one is read, else the field's, a path where it may be."""
+        """The type on the command line: text if it is read from text, a path if it may be one, else the field's."""
         if self.knob.text is not None:
             return list[str] | None if self.knob.text.several else str if self.knob.usual else str | None
         members = get_args(self.type) or (self.type,)
@@ -237,14 +237,14 @@ class Asked:
 
     @property
     def typed_default(self) -> Any:
-        """What the command line takes where nothing is typed."""
+        """The default on the command line."""
         if self.knob.usual is not None or self.knob.text is not None:
             return self.knob.usual
         return ... if self.default is inspect.Parameter.empty else self.default
 
 
 def options_of(options: type[Options]) -> tuple[Asked, ...]:
-    """The fields of an order, as they stand there."""
+    """The fields of an options class, in their order."""
     hints = get_type_hints(options, include_extras=True)
     return tuple(_asked(field, hints[field.name]) for field in fields(options))
 
@@ -256,7 +256,7 @@ def _asked(field: Field[Any], hint: Any) -> Asked:
 
 
 def former_names(options: type[Options]) -> dict[str, str]:
-    """The fields of an order that had another name in the previous release: former name to name."""
+    """Former field names of the previous release, mapped to the present ones."""
     return {each.knob.former: each.name for each in options_of(options) if each.knob.former}
 
 
@@ -269,7 +269,7 @@ def renamed(given: Mapping[str, Any], options: type[Options]) -> dict[str, Any]:
 
 
 def _several(asked: Asked, value: Any) -> Any:
-    """A single name where there may be several, as it is typed; else the value."""
+    """A single name as the sequence that the field takes; any other value as it is."""
     text = asked.knob.text
     if not isinstance(value, str) or text not in (NAMES, LINKS):
         return value
@@ -294,11 +294,11 @@ def refuse_without_effect(options: Options, given: Mapping[str, str], hint: str)
 
 
 def by_name(stage: Callable[..., Result], options: type[Options]) -> Callable[..., Result]:
-    """A stage as it is called in Python: what its order has is given by name, and documented so.
+    """The Python function of a stage: it takes the fields of the options class as keyword arguments.
 
     Args:
-        stage: ``<name>_by``, whose first argument is the order.
-        options: Its class.
+        stage: ``<name>_by``, whose first argument is the options object.
+        options: The class of that object.
     """
     own = list(inspect.signature(stage).parameters.values())[1:]
     keyword = inspect.Parameter.KEYWORD_ONLY
@@ -306,7 +306,9 @@ def by_name(stage: Callable[..., Result], options: type[Options]) -> Callable[..
         inspect.Parameter(each.name, keyword, default=each.default, annotation=each.type)
         for each in options_of(options)
     ]
-    parameters = sorted([*asked, *own], key=lambda each: each.kind)  # positional ones, the order's, the stage's own
+    parameters = sorted(
+        [*asked, *own], key=lambda each: each.kind
+    )  # positional arguments first, then the options, then other keywords
     signature = inspect.signature(stage).replace(parameters=parameters)
 
     @wraps(stage)
@@ -326,7 +328,7 @@ def by_name(stage: Callable[..., Result], options: type[Options]) -> Callable[..
     return called
 
 
-# --- The groups in which `--help` lists the options of a command.
+# The groups in which `--help` lists the options of a command
 
 INPUT = "Input"
 TARGET = "Target"
@@ -359,4 +361,4 @@ ORDER = (
     CLUSTER,
     OUTPUT,
 )
-"""As `--help` lists them."""
+"""The order of the groups in `--help`."""

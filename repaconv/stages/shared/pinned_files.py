@@ -1,4 +1,4 @@
-"""A file that is known by its hash: no other is read."""
+"""Check a file's SHA-256 before anything else of it is read."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
 
 
 def require_pinned(path: Path, wanted: str | None, found: str | None = None) -> str | None:
-    """Hold a file to the SHA-256 that was asked for, before anything else is read of it.
+    """Compare a file's SHA-256 with the expected one, before anything else of it is read.
 
     Args:
-        path: The file; what is none is left to who reads it.
-        wanted: 64 hexadecimal digits; nothing is asked for when None.
-        found: The file's own, where it is known.
+        path: The file; if it does not exist, nothing is checked here.
+        wanted: The expected hash, 64 hexadecimal digits; None checks nothing.
+        found: The file's hash, if it is known already.
 
     Returns:
-        The file's own, where it was looked at.
+        The file's hash, if it was computed or given.
 
     Raises:
-        UsageProblem: If ``wanted`` is no SHA-256.
-        Refused: If the file has another.
+        UsageProblem: If ``wanted`` is not a SHA-256.
+        Refused: If the hashes differ.
     """
     if wanted is None:
         return found
@@ -50,13 +50,13 @@ def require_pinned(path: Path, wanted: str | None, found: str | None = None) -> 
 
 
 def read_hashed(checkpoint: Path, weights: str | None, pinned: str | None = None, *, built: bool = True) -> Checkpoint:
-    """A checkpoint, hashed while torch is imported, which takes seconds, and held to the hash that it is to have.
+    """Read a checkpoint after hashing it, which runs while torch is imported, since both take seconds.
 
     Args:
         checkpoint: The file.
-        weights: Which of its sets; by rule when None.
-        pinned: The hash that it is to have, if that is known.
-        built: Whether a network is built of it, on the meta device, whose first operation imports much.
+        weights: The set of weights to read; None chooses by rule.
+        pinned: The expected hash, if there is one.
+        built: Whether a network will be built on the meta device; its first operation imports further modules.
 
     Raises:
         UsageProblem, Refused: As `require_pinned` and `repaconv.checkpoints.read_checkpoint` do.
@@ -67,7 +67,7 @@ def read_hashed(checkpoint: Path, weights: str | None, pinned: str | None = None
         with workers(1) as beside:
             importing = beside.submit(_import_torch, meta=built)
             sha256 = sha256_of(checkpoint)
-            importing.result()  # what is half imported is no module yet
+            importing.result()  # the import must be finished before torch is used
     from repaconv.checkpoints import read_checkpoint
 
     found = read_checkpoint(checkpoint, weights, require_pinned(checkpoint, pinned, sha256))
@@ -76,17 +76,18 @@ def read_hashed(checkpoint: Path, weights: str | None, pinned: str | None = None
 
 
 def _worth_hashing(checkpoint: Path) -> bool:
-    """Whether it is a file that can be read, and no archive that has lost its end, whatever its length."""
+    """Whether it is a readable file, and not a truncated ZIP archive."""
     try:
         if not checkpoint.is_file():
             return False
         with checkpoint.open("rb") as file:
             return file.read(2) != b"PK" or is_zipfile(file)
-    except OSError:  # reading it says what is wrong
+    except OSError:  # reading it later reports the problem
         return False
 
 
 def _import_torch(*, meta: bool) -> None:
+    """Import torch; with ``meta`` also run an operation on the meta device, which imports further modules."""
     import torch
 
     if meta:

@@ -1,4 +1,4 @@
-"""The rewrite preset of a run's graphs: by name, by what `tune` found, or the target's default."""
+"""The rewrite preset of a run's graphs: by name, from a result of `tune`, or the target's default."""
 
 from __future__ import annotations
 
@@ -23,16 +23,20 @@ if TYPE_CHECKING:
     from repaconv.sources.source_model import Subject
 
 
-# --- Which form a run's graphs will be written in: by name, by what the tuner found before, or by its file.
+# The preset by name, by a cached result of `tune`, or by its file
 
 TUNED = "tuned"
-"""Folder of the tuner's results, in a run and in the cache."""
+"""Folder of the results of `tune`, in a run and in the cache."""
 
 
 class Written(NamedTuple):
-    """A form's name, its rewrites, the modules that int8 leaves in float32, and who writes int8.
+    """How a graph is written.
 
-    None leaves rewrites to the target of the export.
+    Attributes:
+        name: Name of the rewrite preset.
+        rewrites: Its rewrites; None for the default of the export's target.
+        keep: Modules that INT8 keeps in FP32.
+        quantizer: The INT8 quantizer; empty for the default.
     """
 
     name: str
@@ -47,16 +51,16 @@ def shapes_sha256(shapes: Mapping[str, Any]) -> str:
 
 
 def chosen_form(form: str | Path, official: tuple[str, ...], shapes: str) -> Written:
-    """The form that was asked for.
+    """The preset that was asked for.
 
     Args:
-        form: One of `NAMED`, or the file that `tune` wrote.
-        official: Rewrites of the official form.
+        form: One of `NAMED`, or a result file of `tune`.
+        official: Rewrites of the official preset.
         shapes: See `shapes_sha256`.
 
     Raises:
-        UsageProblem: If there is no such form, or nothing was tuned.
-        Refused: If the file is no result of `tune`, or is of another network.
+        UsageProblem: If the preset is unknown, or there is no cached result of `tune`.
+        Refused: If the file is not a result of `tune`, or belongs to another network.
     """
     if form == DEFAULT:
         return Written(DEFAULT, None)
@@ -69,11 +73,11 @@ def chosen_form(form: str | Path, official: tuple[str, ...], shapes: str) -> Wri
 
 
 def deployed(form: str | Path | None, folded: FoldArtefact) -> TuneArtefact | None:
-    """What `tune` found for a network, where that is the form that is asked for; None of other forms.
+    """The result of `tune` that a preset stands for; None for other presets.
 
     Raises:
         UsageProblem: See `chosen_form`.
-        Refused: See `chosen_form`; or if what it loses was judged of other weights.
+        Refused: See `chosen_form`; or if its loss was evaluated with other weights.
     """
     if form in (None, DEFAULT, OFFICIAL):
         return None
@@ -89,7 +93,7 @@ def deployed(form: str | Path | None, folded: FoldArtefact) -> TuneArtefact | No
 
 
 def _tuned(path: Path, shapes: str) -> TuneArtefact:
-    """What `tune` wrote, of a network of these shapes."""
+    """Read a result of `tune`, which must belong to a network of these shapes."""
     if not path.is_file():
         known = ", ".join(NAMED)
         raise UsageProblem(
@@ -108,8 +112,9 @@ def _tuned(path: Path, shapes: str) -> TuneArtefact:
 
 
 def written_for(asked: str | None, subject: Subject, device: Target, quantizer: str | None) -> Written:
-    """The form that is asked for here, else the one that was where the network was folded, and who writes int8: who is
-    asked for, else who does in that form if that is for such a target.
+    """The preset that is asked for, else the one recorded by the fold; and the INT8 quantizer.
+
+    The quantizer is the one that is asked for, else the preset's if the target supports it.
 
     Raises:
         UsageProblem: See `chosen_form`.
@@ -125,7 +130,7 @@ def written_for(asked: str | None, subject: Subject, device: Target, quantizer: 
 
 
 def remembered(path: Path) -> TuneArtefact | None:
-    """An answer of `tune` in the cache; None if there is none, or of another version that is not read any more."""
+    """A cached result of `tune`; None if it is missing, or its version cannot be read any more."""
     try:
         return read_artefact(path, TuneArtefact)
     except Refused:
@@ -133,10 +138,10 @@ def remembered(path: Path) -> TuneArtefact | None:
 
 
 def _known(shapes: str) -> TuneArtefact:
-    """What was tuned for these shapes on this machine, by what is installed.
+    """The cached result of `tune` for these shapes on this machine, valid for the installed versions.
 
-    On the processor, one image, one thread, before all others; then what was searched longest and to the end, then the
-    fastest.
+    CPU results with batch 1 and one thread come first, then the search with most measurements, then complete searches,
+    then the fastest.
     """
     from repaconv.benchmark.machine_fingerprint import fingerprint, machine_key
 
@@ -161,7 +166,7 @@ def _known(shapes: str) -> TuneArtefact:
 
 
 def _still_holds(tuned: TuneArtefact) -> bool:
-    """Whether it is of this repaconv, of the runtime that is here, and of rewrites that there still are."""
+    """Whether versions of repaconv and of the runtime are the installed ones, and all its rewrites still exist."""
     name = tuned.deployment.runtime
     try:
         same = plugins.load(plugins.ENGINES, name).version() == tuned.runtimes[name]
@@ -172,14 +177,17 @@ def _still_holds(tuned: TuneArtefact) -> bool:
     return bool(same) and tuned.made_by["repaconv"] == made_by()["repaconv"]
 
 
-# --- A deployment ready to run, and what an order becomes that is given what `tune` found.
+# Options and sessions of a tuned configuration
 
 
 @dataclass(frozen=True)
 class Given(Generic[AnyOptions]):
-    """An order with the target and the precision of a deployment, and that; None where it brings none.
+    """Options after a preset that stands for a result of `tune` was resolved.
 
-    ``form`` is what the exports that it takes were written in; None leaves that to what else is known.
+    Attributes:
+        options: The options, with the target and precision of the tuned configuration.
+        way: The tuned configuration; None if there is none.
+        form: The preset of the exports to use; None leaves the choice open.
     """
 
     options: AnyOptions
@@ -188,25 +196,25 @@ class Given(Generic[AnyOptions]):
 
     @property
     def settings(self) -> tuple[str, ...]:
-        """Of the runtime."""
+        """Settings of the runtime."""
         return self.way.settings if self.way else ()
 
     def threads(self, device: Target) -> int:
-        """Of one inference; the target's where nothing else is known."""
+        """Threads per inference; the target's by default."""
         return self.way.threads if self.way else device.bench.threads
 
     def session(self, device: Target, precision: str) -> SessionSpec:
-        """How an engine is opened that was built so."""
+        """How a session of the engine is opened."""
         from repaconv.engines.contract import SessionSpec
 
         return SessionSpec(threads=self.threads(device), precision=precision, settings=self.settings)
 
 
 def given_form(options: AnyOptions, folded: FoldArtefact) -> Given[AnyOptions]:
-    """What an order with ``form``, ``target`` and ``precision`` comes to for a network.
+    """Resolve the options ``preset``, ``target`` and ``precision`` for a network.
 
-    Of the target that was tuned it becomes the deployment's own target and precision. Where another target or another
-    lower precision is asked for, that stands, and the form alone is taken.
+    For the target that was tuned, target and precision become those of the tuned configuration. If another target or
+    another lower precision is asked for, they stay, and only the preset is used.
     """
     asked: Any = options
     tuned = deployed(asked.preset, folded)
@@ -219,10 +227,10 @@ def given_form(options: AnyOptions, folded: FoldArtefact) -> Given[AnyOptions]:
 
 
 def export_given(options: ExportOptions, folded: FoldArtefact) -> ExportOptions:
-    """An order whose form may be what `tune` found: with the target and the precision of its graph.
+    """The options of an export, with the target and precision of a tuned preset.
 
     Raises:
-        UsageProblem: If that runs no graph, or its ranges would be of other images than those that it was judged with.
+        UsageProblem: If the configuration runs no graph, or images for its value ranges are missing.
     """
     given = given_form(options, folded)
     if given.way is None:
@@ -247,17 +255,17 @@ def export_given(options: ExportOptions, folded: FoldArtefact) -> ExportOptions:
 def session_of(
     deployment: Deployment, deployable: Path | Network, sizes: Mapping[str, int], *, threads: int | None = None
 ) -> Session:
-    """It, opened by its runtime with its settings.
+    """Open a configuration with its runtime and settings.
 
     Args:
-        deployment: What is opened.
-        deployable: Its graph, or the network where its runtime takes that.
-        sizes: Of free dimensions, by name.
-        threads: In place of its own, where no time is measured.
+        deployment: The configuration.
+        deployable: Its graph, or its PyTorch module if the runtime takes modules.
+        sizes: Sizes of dynamic dimensions, by name.
+        threads: Threads to use instead of its own, if no time is measured.
 
     Raises:
-        EnvironmentProblem: If its runtime is not here, or does not compute in that precision.
-        Refused: If the runtime does not take the graph.
+        EnvironmentProblem: If the runtime is not installed here, or does not support the precision.
+        Refused: If the runtime does not accept the graph.
     """
     from repaconv.engines.contract import SessionSpec
     from repaconv.engines.session_loading import load_session

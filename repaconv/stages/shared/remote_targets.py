@@ -1,4 +1,4 @@
-"""A target that is not this machine: how its latency is had all the same, each way as a line to copy."""
+"""Targets that are not this machine: why, and the commands that measure or estimate a run there."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 
 def why_not_here(device: Target) -> str:
-    """Why a target is not this machine; empty where it is, or where only a package is missing."""
+    """Why a target is not this machine; empty if it is, or if only a package is missing."""
     engine: Engine = plugins.load(plugins.ENGINES, device.runtime)
     if device.architecture not in ("", platform.machine()):
         return f"its processor is an {device.architecture}, this machine's an {platform.machine()}"
     try:
-        if "elsewhere" in engine.can:  # a runtime that is installed to build with
+        if "elsewhere" in engine.can:  # it may be installed without a GPU, to build engines
             require_card(engine.name)
         engine.version()
     except EnvironmentProblem as problem:
@@ -38,18 +38,18 @@ def why_not_here(device: Target) -> str:
 
 
 def target_of(done: ExportArtefact | BuildArtefact) -> tuple[str, Target]:
-    """The target of a result: as it was given, which is the path of a file for the user's own, and what it is."""
+    """The target of a result: as the user gave it, which may be the path of a file, and as an object."""
     words = done.options
     given = words[words.index("--target") + 1] if "--target" in words[:-1] else done.target
     return given, load_target(given)
 
 
 def measured_by(exported: ExportArtefact, run: Path | None) -> str:
-    """What measures an export, or is first of what does, as it is typed behind ``repaconv``.
+    """Arguments of the `repaconv` command that measures an export, or of the first of several commands.
 
     Args:
         exported: The export.
-        run: Its folder; None where that is the one taken by itself.
+        run: Its run folder; None if it is the newest, which is the default.
     """
     given, device = target_of(exported)
     words = [*([str(run)] if run else []), "--target", given]
@@ -68,12 +68,12 @@ def require_here(device: Target, options: BenchOptions, model: str | Path | None
 
     Args:
         device: The target.
-        options: What was asked for; the lines repeat its target and precision.
-        model: As it was given.
-        run: Whose it is; None of a bare graph.
+        options: The options; the commands repeat target and precision.
+        model: The model as the user gave it.
+        run: Its run; None for a bare graph.
 
     Raises:
-        EnvironmentProblem: With the ways that there are.
+        EnvironmentProblem: If the target is another machine; the hint lists the commands to use.
     """
     if not (why := why_not_here(device)):
         return
@@ -94,14 +94,14 @@ def ways(
     exported: bool | None = True,
     home: Path = Path("RUN"),
 ) -> list[str]:
-    """Commands that measure or estimate a run there, each with what it is for.
+    """Commands that measure or estimate a run on its target, each with its purpose.
 
     Args:
         device: The target.
-        options: Its target and precision are repeated.
-        model: The run as it was given; none for the newest.
-        exported: Whether the run has what they take; None of a bare graph, which belongs to no run.
-        home: The run's folder, where engines are named.
+        options: The options; the commands repeat target and precision.
+        model: The run as the user gave it; None for the newest.
+        exported: Whether the run has an export for the target; None for a bare graph, which belongs to no run.
+        home: The run folder, for the paths of engines.
     """
     of = f" {shlex.quote(str(model))}" if model else ""
     asked = EstimateOptions(target=options.target, precision=options.precision).words()
@@ -125,7 +125,7 @@ def ways(
         there = [(bench, "on that machine itself")]
     if of_run and not networks and there[-1][0].startswith(bench):
         there.append((f"{bench} --scheduler tcp://HOST:8786", "by a cluster"))
-    measured = [*there, *export] if networks else [*export, *there]  # networks are measured as they are
+    measured = [*there, *export] if networks else [*export, *there]  # modules are measured without an export
     found = [*measured, (f"{bench} --estimate", "estimated, not measured")]
     width = max(len(line) for line, _ in found)
     return [f"{line:{width}}  # {told}" for line, told in found]
@@ -138,5 +138,5 @@ def _exported(device: Target, options: BenchOptions, run: run_folder.Run) -> boo
 
 
 def _typed(device: Target, options: BenchOptions) -> str:
-    """The precision of the graph that is taken."""
+    """The precision of the graph file."""
     return "fp32" if lowers(device, options.precision) else options.precision

@@ -1,4 +1,4 @@
-"""Tables that several results have: links, costs, presets, sizes."""
+"""Tables and phrases of several results' text output: links, costs, presets, sizes."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from repaconv.results import Accuracy, BenchArtefact, Cost, Link, ThroughputArtefact
 
 OUTPUT = ", output "
-"""Behind which an end of a link names the one of several that it is of."""
+"""Text before the output's name, in the reference or candidate of a link about one of several outputs."""
 
 ROUNDING, ROUNDING_TOLD = "FP32 rounding", "for comparison: what FP32 rounding alone changes; no limit"
-"""Of `VerifyArtefact.for_scale`, which is no link."""
+"""Name and description of `VerifyArtefact.for_scale`, which is not a link."""
 
 
 def links(links: Iterable[Link], for_scale: dict[str, Any] | None = None) -> Table:
-    """Every link: the verdict first, and what it was judged by; all of its numbers with -v."""
+    """Table of links: verdict, error and tolerance; with -v all numbers."""
     if whole():
         return _all_of(links, for_scale or {})
     rows = table("verdict", "link", "candidate", "max rel", "allowed")
@@ -60,13 +60,13 @@ def _all_of(links: Iterable[Link], for_scale: dict[str, Any]) -> Table:
 
 
 def label(link: Link, links: Iterable[Link]) -> str:
-    """The name of a link, with the export that it is about if there are several of that name: int8 (int8.keep-head)."""
+    """The name of a link, with the name of its export if several links share the name: int8 (int8.keep-head)."""
     several = len({other.variant for other in links if other.name == link.name}) > 1
     return f"{link.name} ({link.variant})" if several and link.variant not in ("", link.name) else link.name
 
 
 def longest(kind: str, count: int) -> None:
-    """How many rows are not shown."""
+    """Print how many rows are not shown."""
     if count > ROWS and not whole():
         out().print(f"[dim]{count - ROWS} more {kind}: -v shows all[/]")
 
@@ -86,7 +86,7 @@ def _numbers(metrics: Any) -> tuple[str, str, str, str]:
 
 
 def locations(links: Iterable[Link]) -> None:
-    """Where links fail."""
+    """Print the first layer that differs, of links that failed."""
     for link in links:
         if link.location and link.verdict == "failed":
             where, why = link.location.module, plain(link.location.reason)
@@ -99,12 +99,12 @@ def locations(links: Iterable[Link]) -> None:
 
 
 def counted(count: int, noun: str) -> str:
-    """How many, with the noun in its number: 1 change, 2 changes."""
+    """A count with its noun, singular or plural: 1 change, 2 changes."""
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def accuracy_told(name: str, found: Accuracy) -> str:
-    """The accuracy of the reference and the candidate on the same images; with -v, whether the difference is chance."""
+    """The accuracies of reference and candidate on the same images; with -v, also McNemar's test."""
     chance = (
         f"; only the reference is right on {found.only_reference}, only the candidate on {found.only_candidate}, "
         f"McNemar p = {found.p_value:.2g}"
@@ -116,7 +116,7 @@ def accuracy_told(name: str, found: Accuracy) -> str:
 
 
 def costs(training: Cost, deploy: Cost) -> Table:
-    """What both forms cost, and what is saved."""
+    """Table of the costs before and after the fold, and the saving."""
     rows = table("", "training form", "deploy form", "saved")
     for name, before, after in (
         ("parameters", training.parameters, deploy.parameters),
@@ -127,17 +127,17 @@ def costs(training: Cost, deploy: Cost) -> Table:
 
 
 def form(rewrites: tuple[str, ...]) -> str:
-    """A form by its rewrites."""
+    """A rewrite preset by its rewrites."""
     return plain(" + ".join(rewrites) or "as exported")
 
 
 def size(size: Any) -> str:
-    """An image's size, or what is said of it."""
+    """An image size as text; text stays as it is."""
     return size if isinstance(size, str) else "x".join(map(str, size))
 
 
 def rounds_of(done: BenchArtefact | ThroughputArtefact) -> str:
-    """How many there were, and in how many session loads."""
+    """The number of rounds and of session loads, in words."""
     return f"{done.rounds} interleaved rounds" + (
         f" in {done.session_loads} session loads" if done.session_loads > 1 else ""
     )

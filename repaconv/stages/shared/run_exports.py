@@ -1,4 +1,4 @@
-"""The exports of a run, beside each other, and which of them a stage takes."""
+"""The exports of a run, and which of them a stage uses."""
 
 from __future__ import annotations
 
@@ -19,7 +19,13 @@ _BEARS_ON_GRAPHS = {"opset", "newest_opset", "forms", "unsupported_ops", "forbid
 
 
 class Export(NamedTuple):
-    """An export of a run: its artefact, where that is written, and what tells it from the others."""
+    """An export of a run.
+
+    Attributes:
+        artefact: Its result.
+        path: The result's file.
+        variant: What tells it from the run's other exports.
+    """
 
     artefact: ExportArtefact
     path: Path
@@ -27,14 +33,14 @@ class Export(NamedTuple):
 
 
 def target_sha256(device: Target) -> str:
-    """What a target says that bears on graphs: two of one name may say another."""
+    """Hash of the target settings that affect graphs: targets of the same name may differ in them."""
     plain = device.model_dump(mode="json", include=_BEARS_ON_GRAPHS)
     plain["lacks"] = plain.pop("unsupported_ops")  # its former name, so that earlier exports keep their hash
     return sha256_of_bytes(canonical_json(plain).encode())
 
 
 def exports_of(run: run_folder.Run, folded: FoldArtefact) -> list[Export]:
-    """All of them, the plainest first.
+    """All exports of a run, those with the fewest special settings first.
 
     Raises:
         Refused: If one was made from other weights.
@@ -65,24 +71,25 @@ def export_for(
     image_size: ImageSize | None = None,
     form: str | None = None,
 ) -> Export:
-    """The export that a stage takes: that of its target and its precision.
+    """Choose the export for a target in a precision.
 
-    Of several it is that which was asked for, where what is not said is usual: a free batch, images of the network's
-    size, no preprocessing, the fold's form, the target's opset, no layer kept in FP32 by name. If there is none such,
-    the only one that fits. No third guess.
+    If there are several, it is the one with the requested properties, and default values of all others: dynamic batch,
+    the network's image size, no preprocessing, the fold's preset, the target's opset, no modules kept in FP32. Without
+    such an export, it is the only one that accepts the batch and the image size. Otherwise the choice is refused.
 
     Args:
         run: The run.
         folded: Its fold.
-        target: Whose.
-        precision: Of the graph.
-        model: The ONNX file itself, which settles it.
-        batch, image_size: That it must take.
-        form: What it was written in, by its name or that of its file.
+        target: The target.
+        precision: Precision of the graph.
+        model: The ONNX file, if it is known; it decides.
+        batch: Batch size that the graph must accept.
+        image_size: Image size that the graph must accept.
+        form: The rewrite preset of the export, by its name or its file's name.
 
     Raises:
-        Refused: If an export of the run is of other weights.
-        UsageProblem: If there is none for that target, or several and nothing chooses.
+        Refused: If an export of the run was made from other weights.
+        UsageProblem: If there is none for that target, or several and nothing decides.
     """
     device, size = load_target(target), image_size or usual_size(folded)
     every = exports_of(run, folded)
@@ -109,18 +116,19 @@ def export_for(
 
 
 def _asked(export: Export) -> tuple[int | str, ImageSize | str | None, bool, str, int | None, tuple[str, ...]]:
+    """The properties of an export that options choose."""
     has = export.artefact
     return has.batch, has.image_size, has.preprocessing, has.preset, has.chosen_opset, has.fp32_modules
 
 
 def _takes(export: Export, batch: int | None, size: ImageSize | None) -> bool:
-    """Whether it takes that batch and that size, where they matter."""
+    """Whether the export accepts this batch and image size; None accepts any."""
     has = export.artefact
     return has.batch in ("dynamic", batch or has.batch) and has.image_size in (None, "dynamic", size or has.image_size)
 
 
 def float32_beside(run: run_folder.Run, folded: FoldArtefact, low: ExportArtefact) -> Export | None:
-    """The float32 export of the same target, the one that is alike in all else if there is one."""
+    """The FP32 export for the same target, preferably with the same other properties."""
     found = [
         each
         for each in exports_of(run, folded)
@@ -143,7 +151,7 @@ def _none(
     model: Path | None,
     form: str | None,
 ) -> UsageProblem:
-    """Why there is nothing to take, and the command that would make it."""
+    """The error that no export fits: why, and the command that makes one."""
     wanted = Variant(target=target if isinstance(target, str) else device.name, precision=precision)
     none = f"{run.folder} has no {precision} ONNX model for {device.name} yet"
     if model is not None:

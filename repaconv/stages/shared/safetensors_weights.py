@@ -1,4 +1,5 @@
-"""Checkpoints of ours, and the folded weights as one safetensors file, written part by part: never held whole.
+"""Write safetensors files: checkpoints, and folded weights part by part, so that they never have to be in memory at
+once.
 
 The library's own writer wants all tensors at once and copies them. The format is its published one: the
 header's length, the header as JSON, the bytes of the tensors.
@@ -26,8 +27,9 @@ _NAMES = {"float32": "F32", "int64": "I64", "int32": "I32", "uint8": "U8", "bool
 
 
 def write_checkpoint(path: Path, tensors: Mapping[str, Tensor], told: Mapping[str, str]) -> None:
-    """Write a checkpoint and what it says of itself: the same bytes for the same, which the library's own writer, whose
-    order of the latter is by chance, does not give.
+    """Write a checkpoint with its metadata; equal contents give equal bytes.
+
+    The library's own writer orders the metadata at random.
     """
     from safetensors.torch import save
 
@@ -41,21 +43,21 @@ def write_checkpoint(path: Path, tensors: Mapping[str, Tensor], told: Mapping[st
 def write_weights(
     path: Path, expected: Mapping[str, Tensor], parts: Iterable[FoldedPart], described: Callable[[Path], None]
 ) -> tuple[TensorInfo, ...]:
-    """Write the parts' tensors, floats as float32, atomically; whatever a part raises leaves nothing behind.
+    """Write the parts' tensors, floats as float32, atomically: after an error there is no file.
 
     Args:
         path: The file.
-        expected: The deploy form's state dict, on the meta device.
-        parts: float64 tensors by name; together they must be those of ``expected``, no more, no fewer.
-        described: Called with the whole file before it takes its place, so that it is never there without what tells of
-            it for longer than that takes to be written.
+        expected: State dict of the inference-time network, on the meta device.
+        parts: float64 tensors by name; together they must be exactly those of ``expected``.
+        described: Called with the complete temporary file before it is moved to ``path``; it writes the file's
+            description, so that the weights are hardly ever there without it.
 
     Returns:
         Name, shape and dtype of every tensor, by name.
 
     Raises:
-        GateFailed: If the parts are not the deploy form's.
-        Refused: If a value is beyond float32.
+        GateFailed: If the parts are not those of the inference-time network.
+        Refused: If float32 cannot represent a value.
     """
     infos = tuple(
         TensorInfo(name=name, shape=tuple(tensor.shape), dtype=str(tensor.dtype).removeprefix("torch."))
@@ -75,7 +77,7 @@ def write_weights(
 
 
 def _header(infos: Iterable[TensorInfo], expected: Mapping[str, Tensor]) -> tuple[bytes, dict[str, int], int]:
-    """The file's first bytes, where each tensor begins in the file, and where the last one ends."""
+    """The file's first bytes, the offset of each tensor in the file, and the file's length."""
     header, offsets, end = {}, {}, 0
     for info in sorted(infos, key=lambda info: (-expected[info.name].element_size(), info.name)):
         start, end = end, end + expected[info.name].numel() * expected[info.name].element_size()
@@ -90,7 +92,7 @@ def _header(infos: Iterable[TensorInfo], expected: Mapping[str, Tensor]) -> tupl
 def _write_parts(
     file: BinaryIO, parts: Iterable[FoldedPart], expected: Mapping[str, Tensor], offsets: Mapping[str, int]
 ) -> None:
-    """Every tensor at its place; one part is written while the next is computed."""
+    """Write every tensor at its offset; one part is written while the next is computed."""
     left = set(expected)
 
     def write(part: FoldedPart) -> None:

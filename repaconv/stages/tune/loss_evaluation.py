@@ -1,4 +1,4 @@
-"""What a lossy deployment loses: on images that choose, and of the chosen one on images that have chosen nothing."""
+"""Accuracy loss of lower-precision configurations: on the validation split in the search, then on the test split."""
 
 from __future__ import annotations
 
@@ -27,13 +27,16 @@ if TYPE_CHECKING:
     from repaconv.verification.input_batches import Batch
 
 SMALLEST = 0.001
-"""The share of images below which a disagreement is not told from none."""
+"""Smallest allowed share for which more images are demanded: 1000 test images are always enough."""
 
 
 class Loss(NamedTuple):
-    """The share of images with another first class, the link that judged them, and why it is out; empty if it is not.
+    """The loss of one configuration.
 
-    None where it does not run.
+    Attributes:
+        disagreement: Share of images with a changed top-1 prediction; None if the configuration does not run.
+        link: The comparison with FP32; None if the configuration does not run.
+        told: Why the configuration is rejected; empty if it is not.
     """
 
     disagreement: float | None
@@ -43,15 +46,15 @@ class Loss(NamedTuple):
 
 @dataclass
 class Judge:
-    """Holds lossy deployments to what is allowed.
+    """Compares lower-precision configurations with the allowed loss.
 
     Attributes:
-        graphs: The deployments', and the images.
-        baseline: Whose float32 graph is right.
-        allowed: What may be lost against float32.
-        here: Whether deployments run here, by their own runtime; else ONNX Runtime stands for it.
+        graphs: The configurations' graphs, and the images.
+        baseline: The configuration whose FP32 graph is the reference.
+        allowed: The largest loss against FP32.
+        here: Whether the target's own runtime runs here; otherwise ONNX Runtime evaluates the graphs.
         progress: See `Progress`.
-        seen: What was judged.
+        seen: Results so far.
     """
 
     graphs: Candidates
@@ -63,11 +66,11 @@ class Judge:
     _expected: list[Mapping[str, Any]] = field(default_factory=list)
 
     def allows(self, deployment: Deployment) -> bool:
-        """Whether it is exact, or loses no more than that."""
+        """Whether the configuration is FP32, or its loss is within the budget."""
         return deployment.precision == "fp32" or not self.loss(deployment).told
 
     def loss(self, deployment: Deployment) -> Loss:
-        """Of a lossy one, on the images that choose; however many calls it makes at once."""
+        """The loss on the validation split; configurations that differ only in threads and streams share one result."""
         alike = _alike(deployment)
         if alike not in self.seen:
             self.progress(f"tune: what {deployment.precision} on {deployment.runtime} loses", 0, 0)
@@ -78,23 +81,23 @@ class Judge:
                 self.seen[alike] = self._judged(deployment, choosing, self._expected)
             except RepaconvError as problem:
                 self.seen[alike] = Loss(None, None, f"left: {problem.message}")
-            except Exception as error:  # what a runtime raises where it runs what it took
+            except Exception as error:  # each runtime raises classes of its own
                 self.seen[alike] = Loss(None, None, f"left: it does not run: {first_line(error)}")
         return self.seen[alike]
 
     def held_out(self, deployment: Deployment) -> Loss:
-        """Of the lossy one that was chosen, on the images that have chosen nothing."""
+        """The loss on the test split, for the configuration that was chosen."""
         assert self.graphs.given is not None
         judges = list(self.graphs.given.judges())
         return self._judged(deployment, judges, self._right(judges))
 
     def _right(self, calls: Sequence[Batch]) -> list[Mapping[str, Any]]:
-        """What the baseline's form computes in float32."""
+        """FP32 outputs of the baseline's graph."""
         right = load_onnx(self.graphs.path(self.baseline))
         return [right.run(_named(right, call)) for call in calls]
 
     def said(self, row: Candidate, left: Mapping[Deployment, str]) -> Candidate:
-        """A row of the search with what it loses, or why it was left."""
+        """A row of the search, completed with its loss or with the reason why it was skipped."""
         if row.deployment in left:
             return row.model_copy(update={"description": left[row.deployment]})
         loss = self.seen.get(_alike(row.deployment))
@@ -114,7 +117,7 @@ class Judge:
         return session_of(deployment, self.graphs.deployable(deployment), sizes, threads=os.cpu_count())
 
     def _judged(self, deployment: Deployment, calls: Sequence[Batch], expected: Sequence[Mapping[str, Any]]) -> Loss:
-        """By its outputs beside float32's; what does not pass as a link of its precision is out in any case."""
+        """Compare the outputs with FP32; a configuration that fails the tolerance of its precision is rejected, too."""
         from repaconv.verification.difference_metrics import Meter
         from repaconv.verification.tolerances import tolerance
 
@@ -132,7 +135,7 @@ class Judge:
         return Loss(other, link, self._too_much(other, link) or told)
 
     def _too_much(self, other: float, link: Link) -> str:
-        """What is lost that is not allowed, in words; nothing if all is."""
+        """Which part of the budget is exceeded, in words; empty if none."""
         more = link.accuracy.difference if link.accuracy else 0.0
         if self.allowed.allows(other, more):
             return ""
@@ -142,9 +145,9 @@ class Judge:
 
 
 def reported(rows: list[Candidate], judge: Judge, baseline: Deployment) -> tuple[list[Candidate], Loss | None]:
-    """The rows, and what the first one loses on images that chose nothing; None of an exact one.
+    """The final rows, and the loss of the winner on the test split; None if the winner is FP32.
 
-    One that loses more there than is allowed makes way for the fastest exact one, which nothing has to judge.
+    A winner that exceeds the budget on the test split is replaced by the fastest FP32 configuration.
     """
     if rows[0].deployment.precision == "fp32":
         return rows, None
@@ -160,7 +163,7 @@ def reported(rows: list[Candidate], judge: Judge, baseline: Deployment) -> tuple
 
 
 def _alike(deployment: Deployment) -> Deployment:
-    """What loses the same: however many calls it makes at once."""
+    """The configuration without threads and streams, which do not change outputs."""
     return deployment.model_copy(update={"threads": 1, "streams": 1})
 
 
@@ -171,11 +174,11 @@ def _named(session: Session, call: Batch) -> dict[str, Any]:
 
 
 def require_judges(options: TuneOptions, subject: Subject) -> Split | None:
-    """The images for lower precision; None where none is allowed.
+    """The images for lower precision; None if no loss is allowed.
 
     Raises:
-        UsageProblem: If the network gives no classes, accuracy is asked for and images have no labels, or the images
-            that judge are so few that one of them is more than what is allowed.
+        UsageProblem: If the network has no class scores, an accuracy drop is allowed but the images have no labels, or
+            the test split is so small that one image is more than the allowed share.
     """
     budget = Budget.of(options)
     if not budget.asked:
@@ -201,7 +204,7 @@ def require_judges(options: TuneOptions, subject: Subject) -> Split | None:
 
 
 def _require_enough(given: Split, name: str, allowed: float) -> None:
-    """Refuse images that cannot tell whether no more is lost, by the name of what is."""
+    """Refuse a test split too small to resolve the allowed loss; ``name`` is the option that allows it."""
     wanted, judging = ceil(1 / max(allowed, SMALLEST)), len(given.judging)
     if name == "max_accuracy_drop":
         judging = min(given.labelled(places) for places in (given.judging, given.choosing))

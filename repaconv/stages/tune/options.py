@@ -24,7 +24,7 @@ from repaconv.stages.shared.option_definitions import (
 
 @dataclass(frozen=True, kw_only=True)
 class TuneOptions(Options):
-    """What `repaconv.tune` may be asked for."""
+    """Options of `repaconv.tune`."""
 
     NO_EFFECT: ClassVar[tuple[NoEffect, ...]] = (
         NoEffect(

@@ -1,4 +1,4 @@
-"""The search for the fastest configuration: where it starts, its candidates, and which are measured when."""
+"""The search for the fastest configuration: trials to start from, candidate graphs, and which are measured when."""
 
 from __future__ import annotations
 
@@ -35,46 +35,45 @@ if TYPE_CHECKING:
     from repaconv.verification.input_batches import Batch
 
 
-# --- The search for the fastest deployment: what each change does alone, then the best sums of them, ever longer
-# measured.
+# The search
 #
-# An arm is a runtime in a precision. Arms that are far behind in their default form, or lose more than is allowed, are
-# left; in place of one that loses too much come such that leave ever more of its layers in float32, the fastest allowed
-# one stays. In those arms, effects of rewrites on the logarithm of the time nearly add up, so measuring each alone
-# tells which compositions are worth measuring; those, and then settings on the best of them, go through successive
-# halving
-# (Jamieson and Talwalkar 2016) across all arms, the last with as many rounds as a result needs. What multiplies more
-# than the arm's default form by `HOPELESS` is not measured at all.
+# A trial is a runtime in a precision. A trial that is much slower with its default preset is dropped. A trial that
+# loses more than is allowed is replaced by variants that keep more and more layers in FP32; the fastest allowed one
+# remains. Within a trial, each rewrite is measured alone first: the effects of rewrites on the logarithm of the time
+# nearly add up, so their sums predict which combinations are worth measuring. The best combinations, and then other
+# settings on the best of these, go through successive halving (Jamieson and Talwalkar 2016) across all trials; the
+# finalists get as many rounds as a result needs. A graph with more than `HOPELESS` times the MACs of the default one is
+# not measured.
 
 Form = tuple[str, ...]
-"""Names of rewrites, in their order."""
+"""Names of rewrites, in the order of their application."""
 Measure = Callable[[Sequence[Deployment], int], Mapping[Deployment, Ratio]]
-"""Rounds of these, interleaved with the baseline, to their ratios against it; what is missing was left."""
+"""Measures configurations in so many rounds with the baseline; returns speedups, without those that were skipped."""
 Work = Callable[[Deployment], int]
 """Multiply-accumulates."""
 Allowed = Callable[[Deployment], bool]
-"""Whether it loses no more than is allowed; what is exact loses nothing."""
+"""Whether a configuration's loss is within the budget; FP32 always is."""
 
 HOPELESS = 1.3
-"""Times the multiplications of the default form: GEMMs are most of the time."""
+"""Limit of the MACs relative to the default preset: GEMMs take most of the time."""
 HARMLESS = -0.01
-"""A rewrite whose effect alone is below this is in no composition."""
+"""A rewrite whose effect alone (log of the speedup) is below this is in no combination."""
 BEHIND = 0.75
-"""Of the best arm's speed, what an arm must have before it is searched: rewrites and settings won at most a third."""
+"""Smallest speed of a trial that is searched, relative to the fastest: rewrites and settings gained a third at most."""
 SCREENING, MIDDLE = 6, 12
-"""Rounds of a change alone, and of a composition or a setting."""
+"""Rounds of a single change, and of a combination or a setting."""
 COMPOSITIONS, FINALISTS = 8, 3
 PROMISING = 8
-"""Rewrites of which all compositions are considered."""
+"""Number of rewrites whose combinations are all considered."""
 
 
 class Arm(NamedTuple):
-    """A runtime in a precision, with some layers in float32 or none.
+    """A trial: a runtime in a precision, possibly with some layers kept in FP32.
 
     Attributes:
-        start: Its default form and settings.
-        rewrites: All that change its graph, in their order.
-        tries: Other values of a deployment's fields, worth measuring each alone.
+        start: Its configuration with the default preset and settings.
+        rewrites: All rewrites that change its graph, in the order of their application.
+        tries: Other values of fields of `Deployment`; each is measured alone.
     """
 
     start: Deployment
@@ -82,13 +81,13 @@ class Arm(NamedTuple):
     tries: tuple[Mapping[str, Any], ...] = ()
 
     def toggled(self, names: set[str]) -> Deployment:
-        """Its start with these rewrites more or less."""
+        """The start configuration with these rewrites switched: those present are removed, the others added."""
         wanted = set(self.start.rewrites) ^ names
         return self.start.model_copy(update={"rewrites": tuple(name for name in self.rewrites if name in wanted)})
 
 
 Milder = Callable[[Arm], Sequence[Arm]]
-"""Those in place of one that loses too much: with more in float32."""
+"""The variants of a trial whose loss is too large: they keep more layers in FP32."""
 
 
 def _none(_arm: Arm) -> Sequence[Arm]:
@@ -98,15 +97,15 @@ def _none(_arm: Arm) -> Sequence[Arm]:
 def search(
     arms: Sequence[Arm], work: Work, measure: Measure, allowed: Allowed, rounds: int, milder: Milder = _none
 ) -> list[Candidate]:
-    """Every deployment that was considered, the winner first.
+    """Search for the fastest allowed configuration; returns every configuration considered, the winner first.
 
     Args:
-        arms: The first one's start is the baseline, against which all is measured.
-        work: See `Work`.
-        measure: See `Measure`.
-        allowed: See `Allowed`.
-        rounds: Of the finalists.
-        milder: See `Milder`.
+        arms: The trials; the start of the first one is the baseline of all measurements.
+        work: MACs of a configuration; see `Work`.
+        measure: Measures configurations; see `Measure`.
+        allowed: Whether a loss is within the budget; see `Allowed`.
+        rounds: Rounds of the finalists.
+        milder: Variants with more layers in FP32; see `Milder`.
     """
     few, half = min(SCREENING, rounds), min(MIDDLE, rounds)
     rows = _Rows(arms[0].start, measure)
@@ -126,7 +125,7 @@ def search(
 def every(
     arms: Sequence[Arm], measure: Measure, allowed: Allowed, rounds: int, milder: Milder = _none
 ) -> list[Candidate]:
-    """Every composition of rewrites with every one of its arm's tries; arguments as of `search`."""
+    """Measure every combination of rewrites with each of the trial's other settings; arguments as for `search`."""
     rows = _Rows(arms[0].start, measure)
     arms = [other for arm in arms for other in (arm, *milder(arm))]
     forms = [(arm, arm.toggled(names)) for arm in arms for names in _subsets(arm.rewrites)]
@@ -137,7 +136,7 @@ def every(
 
 @dataclass
 class _Rows:
-    """What is known of all that was considered."""
+    """Everything known about the configurations considered so far."""
 
     baseline: Deployment
     measure: Measure
@@ -147,28 +146,31 @@ class _Rows:
         self.found[self.baseline] = Candidate(deployment=self.baseline, expected=1.0, description="the baseline")
 
     def measured(self, wanted: Iterable[Deployment], rounds: int, told: str) -> dict[Deployment, float]:
-        """Measure, and remember; how many times as fast as the baseline those are of which that is known."""
+        """Measure and record; returns the speedup over the baseline of those whose speedup is known."""
         asked = [each for each in dict.fromkeys(wanted) if each != self.baseline]
         for each, ratio in self.measure(asked, rounds).items():
             self.say(each, rounds=rounds, ratio=ratio, description=told)
         return {each: self.gain(each) for each in asked if self.found.get(each) and self.found[each].ratio}
 
     def screened(self, arms: Sequence[Arm], rounds: int) -> Sequence[Arm]:
-        """These, each measured in its default form."""
+        """Measure each trial with its default preset."""
         self.measured([arm.start for arm in arms], rounds, "measured with the default preset")
         return arms
 
     def say(self, deployment: Deployment, **more: Any) -> None:
+        """Change fields of a configuration's row; the row is created if there is none."""
         known = self.found.get(deployment, Candidate(deployment=deployment, description="left: the budget was spent"))
         self.found[deployment] = known.model_copy(update=more)
 
     def gain(self, deployment: Deployment) -> float:
-        """How many times as fast as the baseline; 0 where that is not known."""
+        """Speedup over the baseline; 0 if unknown."""
         ratio = self.found[deployment].ratio if deployment in self.found else None
         return 1.0 if deployment == self.baseline else ratio.median if ratio else 0.0
 
     def decided(self, finalists: Sequence[Deployment], rounds: int) -> list[Candidate]:
-        """All of them, the fastest first that is shown to be faster than the baseline; else that."""
+        """Measure the finalists; returns all rows, first the fastest that is faster than the baseline, else the
+        baseline.
+        """
         self.measured(finalists, rounds, "finalist")
         shown = [each for each in finalists if (ratio := self.found[each].ratio) and ratio.low > 1]
         winner = max(shown, key=self.gain, default=self.baseline)
@@ -179,7 +181,9 @@ class _Rows:
 
 
 def _alive(arms: Sequence[Arm], rows: _Rows, allowed: Allowed, milder: Milder) -> list[Arm]:
-    """Those to search in, the fastest first; the fastest exact one in any case, which says what a loss buys."""
+    """The trials to search in, the fastest first. The fastest FP32 trial is always among them: it shows what a loss
+    buys.
+    """
     found: list[Arm] = []
     waiting = list(arms)
     while waiting:
@@ -201,7 +205,7 @@ def _alive(arms: Sequence[Arm], rows: _Rows, allowed: Allowed, milder: Milder) -
 
 
 def _own(way: Deployment) -> tuple[str, str, str]:
-    """Which runtime in which precision."""
+    """Target, runtime and precision of a configuration."""
     return way.target, way.runtime, way.precision
 
 
@@ -210,7 +214,7 @@ def _exact(arm: Arm) -> bool:
 
 
 def _alone(arm: Arm, work: Work, rows: _Rows) -> dict[str, Deployment]:
-    """The start with one rewrite more or less, by its name, but for the hopeless."""
+    """The start configuration with one rewrite switched, by rewrite name; without those that have far more MACs."""
     singles = {name: arm.toggled({name}) for name in arm.rewrites}
     usual = work(arm.start)
     for name, each in list(singles.items()):
@@ -221,7 +225,7 @@ def _alone(arm: Arm, work: Work, rows: _Rows) -> dict[str, Deployment]:
 
 
 def _composed(arm: Arm, singles: Mapping[str, Deployment], rows: _Rows) -> list[Deployment]:
-    """The compositions that should gain most, by the sums of what each rewrite does alone."""
+    """The combinations with the largest expected speedup, predicted from the effect of each rewrite alone."""
     start = rows.gain(arm.start)
     effects = {name: math.log(gain / start) for name, each in singles.items() if (gain := rows.gain(each))}
     helpful = sorted((name for name in effects if effects[name] >= HARMLESS), key=lambda name: -effects[name])
@@ -238,14 +242,16 @@ def _composed(arm: Arm, singles: Mapping[str, Deployment], rows: _Rows) -> list[
 def _tried(
     arm: Arm, best: Mapping[Deployment, float], composed: Sequence[Deployment], rows: _Rows
 ) -> dict[Deployment, tuple[Deployment, Mapping[str, Any]]]:
-    """The arm's best form with each of its tries: from which, and what is other."""
+    """The trial's best graph with each other setting: the new configuration to (the old one, the changed fields)."""
     forms = [arm.start, *(each for each in composed if _own(each) == _own(arm.start))]
     form = max(forms, key=lambda each: best.get(each, rows.gain(each)))
     return {form.model_copy(update=dict(each)): (form, each) for each in arm.tries}
 
 
 def _together(tried: Mapping[Deployment, tuple[Deployment, Mapping[str, Any]]], rows: _Rows) -> list[Deployment]:
-    """What helped alone, all at once, where it is several; of two values of a field, settings add, else the faster."""
+    """All settings that helped alone, combined, if there are several. Runtime settings add up; of two values of another
+    field the faster one is taken.
+    """
     helped = sorted((each for each, (form, _) in tried.items() if rows.gain(each) > rows.gain(form)), key=rows.gain)
     if len(helped) < 2:
         return []
@@ -258,7 +264,7 @@ def _together(tried: Mapping[Deployment, tuple[Deployment, Mapping[str, Any]]], 
 
 
 def _finalists(found: Mapping[Deployment, float], allowed: Allowed) -> list[Deployment]:
-    """The fastest that are allowed, and the fastest exact one, which says what the loss buys."""
+    """The fastest allowed configurations, and the fastest FP32 one, which shows what the loss buys."""
     ranked = sorted(found, key=lambda each: -found[each])
     kept: list[Deployment] = []
     for each in ranked:
@@ -272,21 +278,21 @@ def _subsets(names: Sequence[str]) -> list[set[str]]:
     return [set(some) for count in range(len(names) + 1) for some in combinations(names, count)]
 
 
-# --- The deployments of one network, each graph written once: what a search chooses among.
+# The candidate configurations of one network, and their graphs
 
 ROOM = 8 * 1024**3
-"""Bytes of graphs that lie on the disk at once."""
+"""Bytes of graph files that are kept on disk."""
 
 
 @dataclass
 class Graphs:
-    """The graph of a network for one target, and the rewrites that change it."""
+    """The network's graph for one target, and the rewrites that change it."""
 
     raw: onnx.ModelProto
     rewrites: dict[str, Rewrite]
 
     def model(self, rewrites: Iterable[str]) -> onnx.ModelProto:
-        """It in a form, as far as rewrites are its own: they may be of another checkpoint."""
+        """The graph with these rewrites; names that do not change this graph are ignored."""
         from repaconv.graph.model_rewriting import rewritten
 
         return rewritten(self.raw, [self.rewrites[name] for name in rewrites if name in self.rewrites])[0]
@@ -294,15 +300,18 @@ class Graphs:
 
 @dataclass
 class Candidates:
-    """The deployments of one network.
+    """All configurations of one network, and their graphs as files.
 
     Attributes:
-        subject: The network.
-        names: Of rewrites that are considered.
-        given: Images, of which some calibrate lower precisions; None where there are none.
-        scratch: Where graphs go.
+        subject: The source model.
+        names: Names of the rewrites to consider.
+        given: Images; some calibrate lower precision. None if no loss is allowed.
+        scratch: Folder for graphs.
         progress: See `Progress`.
-        sensitive: Which layers lose most in int8, by target, where that was asked.
+        known: Exported graphs, by export settings.
+        made: Files of written graphs, the least recently used first.
+        counted: MACs of written FP32 graphs.
+        sensitive: INT8 sensitivity of layer groups by target, if it was measured.
     """
 
     subject: Subject
@@ -317,18 +326,18 @@ class Candidates:
 
     @property
     def place_of_scores(self) -> int:
-        """Which of the outputs is the scores of classes."""
+        """Index of the output with class scores."""
         scores = self.subject.scores
         return self.subject.outputs.index(scores.output) if scores else 0
 
     def arm(self, start: Deployment, tries: Sequence[Any]) -> Arm:
-        """A runtime in a precision, from its target's default form; another quantizer's in that form alone, which takes
-        half a minute.
+        """A trial with its target's default preset. With a named quantizer no other rewrites are tried: it takes half a
+        minute.
 
         Raises:
-            EnvironmentProblem: If its quantizer is not here.
-            Refused: If the export is not sound or its weights take more than 2 GiB.
-            UsageProblem: If the runtime takes networks, and this is a graph.
+            EnvironmentProblem: If its quantizer is not installed.
+            Refused: If the export's outputs are wrong, or its weights take more than 2 GiB.
+            UsageProblem: If the runtime takes PyTorch modules, and the source is a graph.
         """
 
         device = load_target(start.target)
@@ -344,7 +353,7 @@ class Candidates:
         return Arm(start.model_copy(update={"rewrites": default}), () if start.quantizer else fit, tuple(tries))
 
     def _graphs(self, device: Target) -> Graphs:
-        """The network exported for a target, and which of the rewrites change that."""
+        """The network exported for a target, and which rewrites change that graph."""
         from repaconv.graph.model_rewriting import rewritten
 
         spec = GraphSpec(
@@ -373,7 +382,7 @@ class Candidates:
         return self.known[str(spec)]
 
     def macs(self, deployment: Deployment) -> int:
-        """What its form multiplies and adds for one image; 1 where there is no graph to count in."""
+        """MACs per image of the configuration's graph; 1 if it runs a PyTorch module."""
         import onnx
 
         from repaconv.graph.compute_costs import macs_of
@@ -386,27 +395,27 @@ class Candidates:
         return self.counted[path]
 
     def exact(self, deployment: Deployment) -> Path:
-        """Its form in float32 as a file; equal graphs are one file."""
+        """File of the configuration's FP32 graph; equal graphs share a file."""
         device = load_target(deployment.target)
         return self._file((device.name, deployment.rewrites), lambda: self._graphs(device).model(deployment.rewrites))
 
     def same(self, deployment: Deployment) -> str:
-        """Equal for deployments whose forms come to equal graphs."""
+        """A key that is equal for configurations with equal graphs."""
         return "" if takes_networks(load_target(deployment.target)) else self._named(deployment).stem
 
     def _named(self, deployment: Deployment) -> Path:
-        """Of its form in float32, whether or not it lies there now."""
+        """Path of the FP32 graph, whose file may have been removed to free disk space."""
         known = self.made.get((deployment.target, deployment.rewrites))
         return known or self.exact(deployment)
 
     def bytes(self, deployment: Deployment) -> int:
-        """Of its weights, about."""
+        """Approximate size of its weights in bytes."""
         if takes_networks(load_target(deployment.target)):
             return self.subject.folded.payload.bytes
         return self.exact(deployment).stat().st_size
 
     def path(self, deployment: Deployment) -> Path:
-        """Its graph as a file, typed where its precision stands in the graph."""
+        """File of the configuration's graph, in its precision unless the runtime lowers an FP32 graph."""
         import onnx
 
         device, precision = load_target(deployment.target), deployment.precision
@@ -423,7 +432,7 @@ class Candidates:
         return self._file((plain, precision, how, deployment.fp32_modules), typed)
 
     def mixed(self, arm: Arm) -> list[Arm]:
-        """In place of one in int8 those that leave ever more of the most sensitive layers in float32."""
+        """Replacements of an INT8 trial that keep more and more of the most sensitive layers in FP32."""
         import onnx
 
         from repaconv.onnx_export.quantization_layer_groups import nested
@@ -439,30 +448,30 @@ class Candidates:
         return [arm._replace(start=start.model_copy(update={"fp32_modules": keep})) for keep in steps]
 
     def deployable(self, deployment: Deployment) -> Path | Network:
-        """What its runtime opens."""
+        """What its runtime opens: a graph file or a PyTorch module."""
         if takes_networks(load_target(deployment.target)):
             return self.subject.network(DEPLOY)
         return self.path(deployment)
 
     def sizes(self, batch: int) -> dict[str, int]:
-        """Of a graph's free dimensions, by name."""
+        """Sizes of the graph's dynamic dimensions, by name."""
         size = self.subject.folded.image_size
         return {"batch": batch, "height": size[0], "width": size[1]} if size else self.subject.free_sizes(batch)
 
     def _file(self, key: tuple[Any, ...], make: Callable[[], onnx.ModelProto]) -> Path:
-        """A graph, written unless it lies there; equal ones are one file."""
+        """A graph's file, written if it does not exist; equal graphs share a file."""
         path = self.made.pop(key, None)
         if path is None or not path.is_file():
             content = make().SerializeToString(deterministic=True)
             path = self.scratch / f"{sha256_of_bytes(content)}.onnx"
             if not path.is_file():
                 write_bytes(path, content)
-        self.made[key] = path  # the last: in the order of their use
+        self.made[key] = path  # moved to the end: the order is that of use
         self._make_room()
         return path
 
     def _make_room(self) -> None:
-        """Remove those that were not used for longest; they are written again where they are wanted."""
+        """Remove the least recently used files; they are written again when needed."""
         there = [path for path in dict.fromkeys(reversed(self.made.values())) if path.is_file()]
         total = 0
         for path in there:
@@ -472,24 +481,26 @@ class Candidates:
 
 
 def judging_call(subject: Subject) -> Batch:
-    """Three images, as many as a call takes where that is fixed, or a call where it takes no images."""
+    """Random inputs for checking FP32 configurations: 3 images, the fixed batch, or one call of other inputs."""
     count = subject.folded.batch if isinstance(subject.folded.batch, int) else 1 if subject.folded.whole else 3
     return subject.drawn(count, 0).piece(0, count)
 
 
-# --- How much each group of layers loses in int8 while all others stay in float32: a forward pass each.
+# INT8 sensitivity of groups of layers
 
 
 def sensitivities(
     model: onnx.ModelProto, calls: Sequence[Feeds], device: Target, output: int = 0, *, progress: Progress
 ) -> list[Sensitivity]:
-    """The groups of a float32 graph that gives logits, the most sensitive first.
+    """INT8 sensitivity of the layer groups of an FP32 graph that outputs logits, the most sensitive first.
+
+    One group at a time is in INT8 and all others in FP32, with one pass over the images for each group.
 
     Args:
-        model: It.
-        calls: Images: they calibrate, and on them it is measured. What a deployment loses others judge.
-        device: For which int8 would be.
-        output: The place of the logits among the outputs.
+        model: The FP32 graph.
+        calls: The calibration images, on which the sensitivity is measured as well.
+        device: The target of the INT8 graph.
+        output: Index of the logits among the outputs.
         progress: See `Progress`.
     """
     from repaconv.onnx_export.fp16_and_int8 import to_int8
@@ -518,15 +529,21 @@ def sensitivities(
     return sorted(found, key=lambda each: (-each.kl_divergence, -each.disagreement))
 
 
-# --- Where a search begins: which runtimes of a machine, in which precisions, how called, and what of them is tried.
+# The start of a search: runtimes, precisions, threads and batch sizes
 
 AUTO = "auto"
 BATCHES = (4, 16)
-"""Images a call that throughput tries besides its own: weights are read once for all of them."""
+"""Factors of the batch size that throughput tries as well: a batch reads the weights once."""
 
 
 class Machine(NamedTuple):
-    """The runtimes of a device, its target's own first, with their versions; and which were left out, and why."""
+    """The runtimes to try.
+
+    Attributes:
+        devices: A target per runtime, the user's own first.
+        versions: Versions, by runtime.
+        left_out: Runtimes that are not available, each with the reason.
+    """
 
     devices: tuple[Target, ...]
     versions: dict[str, str]
@@ -534,8 +551,14 @@ class Machine(NamedTuple):
 
 
 class Called(NamedTuple):
-    """How a network is called: for what, on how many threads in all, with how many images, and whether those are
-    free."""
+    """How the network is run.
+
+    Attributes:
+        objective: latency or throughput.
+        threads: Number of threads in total.
+        batch: Batch size.
+        free: Whether other batch sizes may be tried.
+    """
 
     objective: str
     threads: int
@@ -544,11 +567,11 @@ class Called(NamedTuple):
 
 
 def machine_of(options: TuneOptions, device: Target, *, here: bool) -> Machine:
-    """The runtimes that are asked for and can run here; elsewhere a target's own alone.
+    """The runtimes that were asked for and are available; on a cluster the target's own alone.
 
     Raises:
-        EnvironmentProblem: If the target's own runtime is not here, where it should be.
-        UsageProblem: If there is none of a name, or another than its target's is wanted elsewhere.
+        EnvironmentProblem: If the target's own runtime is not installed here.
+        UsageProblem: If a runtime is unknown for the target, or a second one is asked for on a cluster.
     """
     own: Engine = plugins.load(plugins.ENGINES, device.runtime)
     beside = {other.runtime: other for other in map(load_target, device.beside)}
@@ -579,22 +602,23 @@ def machine_of(options: TuneOptions, device: Target, *, here: bool) -> Machine:
 
 
 def _asked(options: TuneOptions, beside: Mapping[str, Target]) -> set[str]:
-    """By name; without a name all that run graphs, for what compiles networks takes minutes and was never the
-    fastest."""
+    """The runtimes that were asked for. By default, all that run graphs: compiling PyTorch modules takes minutes and
+    was never the fastest.
+    """
     named = set(options.runtimes or (AUTO,))
     graphs = {name for name, other in beside.items() if not takes_networks(other)}
     return (named - {AUTO}) | (graphs if AUTO in named else set())
 
 
 def threads_of(options: TuneOptions, device: Target) -> int:
-    """Of one inference; of throughput all that this process may use."""
+    """Threads per inference; for throughput, all CPUs of this process."""
     if options.threads is not None or options.objective == LATENCY:
         return options.threads or device.bench.threads
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def starts(machine: Machine, called: Called, *, lossy: bool, here: bool) -> Iterator[tuple[Deployment, list[Any]]]:
-    """Every runtime in every precision, with what is tried of each; the baseline first."""
+    """Every runtime in every precision, with the other settings to try; the baseline first."""
     for device in machine.devices:
         engine: Engine = plugins.load(plugins.ENGINES, device.runtime)
         for precision in ("fp32", *(name for name in device.precisions if lossy and name not in ("fp32", "tf32"))):
@@ -614,7 +638,7 @@ def starts(machine: Machine, called: Called, *, lossy: bool, here: bool) -> Iter
 
 
 def _ways(called: Called, streams: bool) -> list[dict[str, int]]:
-    """Other ways to keep a machine busy: a stream for every core, more images a call."""
+    """Other ways to use all cores for throughput: one stream per core, larger batches."""
     if called.objective == LATENCY:
         return []
     each = [{"streams": called.threads, "threads": 1}] if streams and called.threads > 1 else []

@@ -1,4 +1,4 @@
-"""Latency of candidates next to the baseline, on this machine or a worker, and the log of every measurement."""
+"""Latency of candidates relative to the baseline, on this machine or on a worker, and the log of every measurement."""
 
 from __future__ import annotations
 
@@ -25,24 +25,26 @@ if TYPE_CHECKING:
     from repaconv.engines.contract import Session
 
 
-# --- Deployments measured beside the baseline, in the same rounds: on this machine, or by whoever measures elsewhere.
+# Measurements in rounds with the baseline: on this machine, or on a worker
 
 Measurer = Callable[..., Mapping[str, Ratio]]
-"""(reference, graphs by name, rounds, image_size=) to the graphs' ratios: what is above 1 is faster than it."""
+"""Takes (reference, graphs by name, rounds, image_size=), returns speedups over the reference by name."""
 Found = Mapping[Deployment, Ratio | str]
-"""What was measured of each deployment, or why it was not."""
+"""The ratio of each configuration, or why it was not measured."""
 
 
 @dataclass
 class Sound:
-    """Whether exact deployments compute what the baseline does, on one call; a wrong one is not worth measuring."""
+    """Checks that FP32 configurations give the baseline's outputs on one batch; a wrong one is not measured."""
 
     graphs: Candidates
     baseline: Deployment
     expected: Any = None
 
     def of(self, deployment: Deployment, session: Session, batch: int | None) -> bool:
-        """Whether it does, by a session that takes so many images at once; what is lossy is judged otherwise."""
+        """Whether the configuration's outputs are right; ``batch`` is the session's fixed batch size. Lower precision
+        passes here.
+        """
         from repaconv.verification.output_comparison import Comparison
         from repaconv.verification.tolerances import tolerance, verdict_of
 
@@ -61,7 +63,13 @@ class Sound:
 
 
 class Ready(NamedTuple):
-    """What a round calls: of how many images, and whether it returns its own milliseconds."""
+    """A configuration that is ready to be measured.
+
+    Attributes:
+        call: Runs one round.
+        images: Number of images per round.
+        clocked: Whether the call returns its own time in ms.
+    """
 
     call: Callable[[], Any]
     images: int
@@ -70,16 +78,17 @@ class Ready(NamedTuple):
 
 @dataclass
 class Here:
-    """Measures on this machine, on cores of its own.
+    """Measures on this machine, on pinned cores.
 
     Attributes:
-        graphs: The deployments'.
-        sound: Which of them are.
-        baseline: Runs in every round.
-        cores: As many are used.
-        seed: Of images, order and bootstrap.
-        together: Whether several calls are made at once; the time is an image's either way.
-        memory: Bytes that each took to be opened and to run once, when that was done last.
+        graphs: The configurations' graphs.
+        sound: Checks outputs.
+        baseline: The configuration that runs in every round.
+        cores: Number of cores.
+        seed: Seed of images, measuring order and bootstrap.
+        together: Whether several inferences run at once; times are per image in both cases.
+        memory: Bytes that loading and the first inference took, by configuration, from the latest load that measured
+        it.
     """
 
     graphs: Candidates
@@ -91,7 +100,7 @@ class Here:
     memory: dict[Deployment, int] = field(default_factory=dict)
 
     def __call__(self, deployments: Sequence[Deployment], rounds: int) -> Found:
-        """Rounds of these beside the baseline."""
+        """Measure these in rounds with the baseline."""
         from repaconv.benchmark.interleaved_protocol import measure_anew, pinned
         from repaconv.benchmark.measurement_quality import compared
 
@@ -110,7 +119,7 @@ class Here:
     def _openings(
         self, names: Mapping[Deployment, str], images: dict[Deployment, int], left: dict[Deployment, str]
     ) -> Generator[Opening]:
-        """Of those that are named; here it is said how many images a round of each is, or why it is left."""
+        """Session loads of these configurations; fills in the images per round of each, or why it is skipped."""
         from repaconv.benchmark.interleaved_protocol import Opening
 
         order = list(names)
@@ -120,7 +129,7 @@ class Here:
                 for each in order:
                     try:
                         ready[each] = self._open(each, stack, known=each in images)
-                    except Exception as error:  # what a runtime raises, too, where it runs what it took
+                    except Exception as error:  # includes what a runtime raises during the first inference
                         if each == self.baseline or each in images:
                             raise
                         left[each] = f"left: {_told(error)}"
@@ -131,10 +140,10 @@ class Here:
             order = [each for each in reversed(order) if each in images]
 
     def _open(self, deployment: Deployment, stack: ExitStack, *, known: bool) -> Ready:
-        """Ready to be measured.
+        """Load a configuration.
 
         Raises:
-            Refused: If it does not compute what the baseline does, unless it is known to; and see `session_of`.
+            Refused: If its outputs differ from the baseline's, which is not checked if ``known``; or see `session_of`.
         """
         from repaconv.benchmark.concurrent_inferences import Burst
         from repaconv.benchmark.peak_memory import Taken
@@ -157,14 +166,14 @@ class Here:
         return Ready(burst, deployment.batch * burst.calls, False)
 
     def _remember(self, deployment: Deployment, session: Session, taken: int | None) -> None:
-        """Of what lies on a card the host's memory tells nothing."""
+        """Record the memory; for a model in GPU memory, the host's memory has no meaning."""
         if taken is not None and not isinstance(session, OnCard):
             self.memory[deployment] = taken
 
 
 @dataclass
 class Elsewhere:
-    """Has graphs measured on machines of the target, each by that target's own runtime; nothing tells its memory."""
+    """Measures on machines of the target, by the target's own runtime; memory is not measured."""
 
     graphs: Candidates
     sound: Sound
@@ -174,7 +183,7 @@ class Elsewhere:
     memory: dict[Deployment, int] = field(default_factory=dict)
 
     def __call__(self, deployments: Sequence[Deployment], rounds: int) -> Found:
-        """Rounds of these beside the baseline; what is exact is looked at here first."""
+        """Measure these in rounds with the baseline; the outputs of FP32 graphs are checked here first."""
         paths = {each: self.graphs.path(each) for each in deployments}
         right = {each: self.sound.of(each, load_onnx(path), None) for each, path in paths.items() if _exact(each)}
         names = {f"{each.precision}-{path.stem[:16]}": each for each, path in paths.items() if right.get(each, True)}
@@ -193,32 +202,32 @@ def _exact(deployment: Deployment) -> bool:
     return deployment.precision == "fp32"
 
 
-# --- What a search measured, kept as it comes: of the shapes, whatever the weights, so that another search has it too.
+# Log of the measurements, by shapes, so that a search with other weights of the same shapes can use it as well
 
 HELD_BYTES = 4 * 1024**3
 AT_A_TIME = 16
-"""Deployments whose graphs are written before any is measured: all of an exhaustive search's fill a disk."""
+"""Configurations whose graphs are written before they are measured: an exhaustive search would fill a disk."""
 PREPARED = 3
-"""Times its file that a session takes: the file, and the weights packed."""
+"""Memory of a session relative to its file: the file, and the packed weights."""
 
 
 @dataclass
 class Journal:
-    """What was measured; a search that is broken off goes on there.
+    """The log of all measurements, from which an interrupted search resumes.
 
     Attributes:
-        path: Where it is kept.
-        begun: When, by the monotonic clock.
-        deadline: After which only the last measurement begins.
-        baseline: Against which all is.
-        rounds: Of the last measurement.
-        measuring: Measures beside the baseline.
-        graphs: The deployments'.
+        path: File of the log.
+        begun: Start time, on the monotonic clock.
+        deadline: Time after which only the final measurement starts.
+        baseline: The configuration that the others are compared with.
+        rounds: Number of rounds of the final measurement.
+        measuring: Measures configurations with the baseline.
+        graphs: The configurations' graphs.
         progress: See `Progress`.
-        rows: Rounds and ratio of each.
-        left: Why others were not measured.
-        cut: Whether something was left because the time was over.
-        alike: The first that was met which is all the same as one.
+        rows: (rounds, ratio) by configuration.
+        left: Why other configurations were not measured.
+        cut: Whether something was skipped because the time was over.
+        alike: The first configuration with the same graph and settings, by configuration.
     """
 
     path: Path
@@ -236,7 +245,7 @@ class Journal:
     _first: dict[str, Deployment] = field(default_factory=dict)
 
     def remembered(self) -> Journal:
-        """It, with what stands in its file already; none, or of another version, is nothing."""
+        """The journal with the rows of its file; a file of another version is ignored."""
         with suppress(OSError, ValueError, TypeError):
             known = json.loads(self.path.read_text())
             self.rows = {key: (int(rounds), Ratio.model_validate(row)) for key, (rounds, row) in known.items()}
@@ -244,18 +253,18 @@ class Journal:
 
     @property
     def seconds(self) -> float:
-        """Since it was begun."""
+        """Seconds since the start."""
         return time.monotonic() - self.begun
 
     def forget(self) -> None:
-        """Begin anew."""
+        """Remove all rows and the file."""
         self.rows = {}
         self.path.unlink(missing_ok=True)
 
     def measure(self, deployments: Sequence[Deployment], rounds: int) -> dict[Deployment, Ratio]:
-        """Ratios against the baseline; what the budget does not allow, or is wrong, is left out.
+        """Speedups over the baseline, without configurations that are wrong or exceed the time budget.
 
-        What was measured in as many rounds or more is not measured again.
+        Configurations with as many or more rounds in the log are not measured again.
         """
         for start in range(0, len(deployments), AT_A_TIME):
             if not self._measured(deployments[start : start + AT_A_TIME], rounds):
@@ -264,7 +273,7 @@ class Journal:
         return {each: self.rows[_key(each)][1] for each in deployments if self._known(each, rounds)}
 
     def _measured(self, deployments: Sequence[Deployment], rounds: int) -> bool:
-        """Those of which nothing is known yet; whether there was time for all of them."""
+        """Measure those without a result yet; returns whether the time was enough for all."""
         unknown = [each for each in deployments if not self._known(each, rounds) and each not in self.left]
         if unknown and self._over(rounds):
             return False
@@ -285,11 +294,11 @@ class Journal:
         return True
 
     def memory(self, deployment: Deployment) -> int | None:
-        """Bytes that it took to be opened and to run once, or the first that is all the same; None if none was."""
+        """Bytes that loading and the first inference took, of it or of its equal; None if that was not measured."""
         return self.measuring.memory.get(self.alike.get(deployment, deployment))
 
     def time_left(self) -> bool:
-        """Whether there is; if not, something is left."""
+        """Whether there is time left; if not, `cut` is set."""
         self.cut |= (over := time.monotonic() > self.deadline)
         return not over
 
@@ -297,7 +306,7 @@ class Journal:
         return time.monotonic() > self.deadline and rounds < self.rounds
 
     def _keep(self, same: dict[Deployment, Deployment]) -> None:
-        """What is known so far, of those that are all the same, too."""
+        """Save all results so far, including those of configurations that are equal."""
         self.left |= {each: self.left[first] for each, first in same.items() if first in self.left}
         self.rows |= {_key(each): self.rows[_key(first)] for each, first in same.items() if _key(first) in self.rows}
         plain = {key: (count, row.model_dump(mode="json")) for key, (count, row) in self.rows.items()}
@@ -307,16 +316,17 @@ class Journal:
         return self.rows.get(_key(deployment), (0, None))[0] >= rounds
 
     def _same(self, deployment: Deployment) -> Deployment:
-        """The first that was met which is all the same: rewrites may come to equal graphs."""
+        """The first configuration with the same graph and settings: different rewrites may give equal graphs."""
         if not self._first:
             self._first[self._told(self.baseline)] = self.baseline
         return self._first.setdefault(self._told(deployment), deployment)
 
     def _told(self, deployment: Deployment) -> str:
+        """A key that is equal for configurations with the same graph and settings."""
         return canonical_json({**deployment.model_dump(mode="json"), "rewrites": self.graphs.same(deployment)})
 
     def _groups(self, deployments: Sequence[Deployment]) -> list[list[Deployment]]:
-        """As many at a time as memory holds."""
+        """Groups of configurations that fit into memory together."""
         groups: list[list[Deployment]] = []
         held = HELD_BYTES
         for each in deployments:

@@ -1,4 +1,4 @@
-"""tune: the fastest way to run a network on a target, searched on the target itself."""
+"""`tune`: search for the fastest configuration of a network on a target, by measurements on the target itself."""
 
 from __future__ import annotations
 
@@ -37,13 +37,14 @@ if TYPE_CHECKING:
     from repaconv.stages.tune.search import Arm
 
 
-# --- Answers of the tuner that are kept: where, by all that they depend on.
+# Cached results: a path by everything that they depend on
 
 
 def place_of(folded: FoldArtefact, machine: Machine, asked: Mapping[str, Any]) -> Path:
-    """Where the answer is kept: by shapes, machine, targets, all that measures and writes graphs, and what was asked.
+    """Path of the cached result: a hash of shapes, machine, targets, versions and options.
 
-    What was asked says of which cluster, too. The budget is in the answer: what is enough of one is the stage's to say.
+    ``asked`` also names the cluster. The time budget is not part of the hash: the result records it, and the stage
+    decides whether it was enough.
     """
     from repaconv.benchmark.machine_fingerprint import fingerprint, machine_key
 
@@ -60,19 +61,19 @@ def place_of(folded: FoldArtefact, machine: Machine, asked: Mapping[str, Any]) -
 
 
 def brought_by(names: Sequence[str]) -> dict[str, str]:
-    """Rewrites, with the package that each is from, and its version."""
+    """Rewrites, each with the package that provides it and its version."""
     points = plugins.registered(plugins.REWRITES)
     packages = {name: points[name].dist for name in names if name in points}
     return {name: f"{dist.name} {dist.version}" if (dist := packages.get(name)) else "" for name in names}
 
 
 def judged_by(options: TuneOptions, subject: Subject) -> dict[str, Any]:
-    """What an answer with lower precision depends on besides: weights and images, by their hashes."""
+    """What a result with lower precision depends on in addition: weights and images, by their hashes."""
     from repaconv.benchmark.machine_fingerprint import version_of
     from repaconv.verification.image_files import image_files
 
     folded = subject.folded
-    choose_inputs(subject, inputs=options.inputs, images=options.images)  # refuses what is none, before any work
+    choose_inputs(subject, inputs=options.inputs, images=options.images)  # refuses unreadable images before any work
     images = Path(options.images or "")
     files = [Path(options.inputs)] if options.inputs else image_files(images, None)
     return {
@@ -84,7 +85,7 @@ def judged_by(options: TuneOptions, subject: Subject) -> dict[str, Any]:
     }
 
 
-# --- tune: the fastest way to run a network on a target, searched on the target itself.
+# The stage
 
 
 def tune_by(
@@ -130,7 +131,13 @@ tune = by_name(tune_by, TuneOptions)
 
 
 class _Plan(NamedTuple):
-    """What an order comes to for a network; ``known`` is where the answer is kept, ``measured`` what was measured."""
+    """The resolved options for one network.
+
+    Attributes:
+        known: File of the cached result.
+        measured: File of the log of measurements.
+        again: Whether a cached result is ignored.
+    """
 
     options: TuneOptions
     run: run_folder.Run
@@ -150,13 +157,13 @@ class _Plan(NamedTuple):
 
     @property
     def folded(self) -> FoldArtefact:
-        """What `fold` wrote of it."""
+        """The result of `fold`."""
         return self.subject.folded
 
     def answer(self) -> TuneArtefact | None:
-        """What is known, unless it is of a search that was cut short and had less time than there is now."""
+        """The cached result, unless its search was cut short with less time than there is now."""
         found = None if self.again else remembered(self.known)
-        slices = self.options.exhaustive  # each goes on for its time
+        slices = self.options.exhaustive  # each run resumes, for another --budget
         enough = found is not None and (found.complete or (not slices and self.options.budget_s <= found.budget_s))
         return found if enough else None
 
@@ -164,7 +171,7 @@ class _Plan(NamedTuple):
 def _plan(
     options: TuneOptions, source: str | Path | None, measurer: Measurer | None, where: str, progress: Progress
 ) -> _Plan:
-    """Everything that may be refused before the search; a checkpoint is folded on the way."""
+    """Check everything that may be refused before the search; a checkpoint is folded first."""
     _require_known(options)
     run = _run_of(source, options.settings, progress)
     subject = subject_of(run)
@@ -211,7 +218,7 @@ def _plan(
 
 
 def _require_known(options: TuneOptions) -> None:
-    """Refuse what there is not, and a loss that nothing judges."""
+    """Refuse unknown rewrites and objectives, and an allowed loss without images to evaluate it."""
     chosen(options.rewrites or (), 0)
     if options.objective not in OBJECTIVES:
         raise UsageProblem(
@@ -228,10 +235,10 @@ def _require_known(options: TuneOptions) -> None:
 
 
 def _run_of(source: str | Path | None, settings: Mapping[str, str] | None, progress: Progress) -> run_folder.Run:
-    """The run of a checkpoint, folded now unless it was; or the run that was named.
+    """The given run, or the run of the given checkpoint, which is folded if it was not yet.
 
     Raises:
-        Refused: If there is one of another file or other settings: its exports are not this stage's to remove.
+        Refused: If the run folder has a fold of another file or with other settings, which `tune` does not replace.
     """
     if source is not None and not Path(source).exists():
         raise Refused(
@@ -260,7 +267,7 @@ def _run_of(source: str | Path | None, settings: Mapping[str, str] | None, progr
 
 
 def _searched(plan: _Plan, scratch: Path, progress: Progress) -> TuneArtefact:
-    """The fastest that is allowed, and all that was considered."""
+    """Search: the fastest allowed configuration, and all that were considered."""
     from repaconv.stages.tune.search import every, search
 
     graphs = Candidates(plan.subject, plan.names, plan.given, scratch, progress)
@@ -281,7 +288,7 @@ def _searched(plan: _Plan, scratch: Path, progress: Progress) -> TuneArtefact:
         return graphs.mixed(arm) if journal.time_left() else []
 
     def work(way: Deployment) -> int:
-        """Of a large network counting alone takes a while: what will not be measured is not counted."""
+        """MACs; when the time is over they are not counted, since counting takes a while for a large network."""
         return graphs.macs(way) if journal.time_left() else 1
 
     judge = Judge(graphs, baseline, Budget.of(plan.options), here, progress)
@@ -295,7 +302,9 @@ def _searched(plan: _Plan, scratch: Path, progress: Progress) -> TuneArtefact:
 
 
 def _arms(plan: _Plan, graphs: Candidates, left: list[str], *, here: bool) -> list[Arm]:
-    """Every runtime in every precision; those that do not take the network are left, but for the target's own."""
+    """A trial for every runtime in every precision; those that cannot take the network are skipped, except the
+    baseline.
+    """
     found: list[Arm] = []
     for start, tries in starts(plan.machine, plan.called, lossy=plan.given is not None, here=here):
         try:
@@ -308,7 +317,7 @@ def _arms(plan: _Plan, graphs: Candidates, left: list[str], *, here: bool) -> li
 
 
 def _measuring(plan: _Plan, graphs: Candidates, baseline: Deployment) -> Here | Elsewhere:
-    """What measures deployments beside the baseline."""
+    """What measures configurations with the baseline: this machine or a cluster."""
     sound = Sound(graphs, baseline)
     if plan.measurer is not None:
         return Elsewhere(graphs, sound, baseline, plan.measurer, plan.folded.image_size)

@@ -1,4 +1,4 @@
-"""Results of `tune` as text."""
+"""Text output of `tune`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FEW = 3
 
 
 def show_tune(done: TuneArtefact) -> None:
-    """The fastest of what was measured, what was judged, and the winner."""
+    """Print the fastest configurations, their losses, and the winner."""
     labelled = any(row.link and row.link.accuracy for row in done.candidates)
     accuracy = ["accuracy"] if labelled else []
     rows = table("runtime", "precision", "form", "speedup", "MiB", "other classes", *accuracy, "")
@@ -53,12 +53,12 @@ def show_tune(done: TuneArtefact) -> None:
 
 
 def _more_right(link: Link | None) -> str:
-    """By how much accuracy is another than in float32, where there are labels."""
+    """The change in accuracy against FP32, if the images have labels."""
     return f"{link.accuracy.difference:+.2%}" if link and link.accuracy else ""
 
 
 def _shown(done: TuneArtefact) -> list[Candidate]:
-    """The winner, then by their speed; all with -v, else the first of what was not only screened."""
+    """The winner, then the others by speed; all with -v, else the first of those that were more than screened."""
     winner, *others = done.candidates
     others = [row for row in others if row.ratio or row.link or row.description.startswith("left")]
     others.sort(key=lambda row: -(row.ratio.median if row.ratio else 0.0))
@@ -68,7 +68,9 @@ def _shown(done: TuneArtefact) -> list[Candidate]:
 
 
 def _how(way: Deployment, baseline: Deployment) -> str:
-    """Its form, as far as it is another than the baseline's, what else is set, and how it is called."""
+    """Differences of a configuration from the baseline: rewrites, quantizer, FP32 layers, settings, streams, batch
+    size.
+    """
     more = [f"+{name}" for name in way.rewrites if name not in baseline.rewrites]
     less = [f"-{name}" for name in baseline.rewrites if name not in way.rewrites]
     told = " ".join([*more, *less]) or "the default preset"

@@ -206,6 +206,27 @@ def _named(both: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, str, np.nda
     return both[0], "b", both[1]
 
 
+@pytest.mark.parametrize("openings", [1, 25])
+def test_a_ratio_is_the_reciprocal_of_the_ratio_with_the_models_swapped(openings):
+    a, b = np.random.default_rng(3).lognormal(0.0, 1.0, (2, 50))
+    there, back = (ratio("a", *_named(pair), 0, openings) for pair in ((a, b), (b, a)))
+    assert there.median * back.median == pytest.approx(1, abs=2e-6)
+    assert there.low * back.high == pytest.approx(1, abs=2e-6)
+
+
+def test_a_model_is_no_faster_than_its_copy_on_a_machine_that_interrupts_both():
+    """Each call takes one or several slices of time, as beside other processes; two rounds of each session load."""
+
+    def interrupted(seed):
+        random = np.random.default_rng(seed)
+        return random.normal(1, 0.02, (2, 50)) + random.geometric(0.4, (2, 50)) - 1
+
+    found = [ratio("a", *_named(interrupted(seed)), seed, openings=25) for seed in range(400)]
+    logs = np.log([each.median for each in found])
+    assert abs(logs.mean()) < 3 * logs.std() / 20
+    assert sum(each.low > 1 or each.high < 1 for each in found) <= 0.07 * len(found)
+
+
 def test_a_regression_is_of_the_openings_of_both():
     def timed(seed: int, slower: float = 1.0, openings: int = 10) -> Timed:
         return Timed(*opened_differently(openings, 50, seed, slower=1 / slower), openings)
@@ -500,5 +521,5 @@ def test_throughput_is_of_streams_beside_one_stream_and_the_training_form(tiny, 
         code, _, err = repaconv(*many, *words)
         assert (code, told in err) == (2, True)
     assert repaconv("bench", "--streams", "2")[0] == 2
-    rc.fold(tiny, force=True)  # what is of an earlier fold goes
-    assert not Path("repaconv-out/tiny/bench/x86-64.throughput.json").exists()
+    rc.fold(tiny, force=True)  # the same network: nothing is removed
+    assert Path("repaconv-out/tiny/bench/x86-64.throughput.json").exists()

@@ -1,8 +1,8 @@
-"""repaconv: fold a trained vision model exactly into its fastest deploy form, prove it, export it, measure it.
+"""repaconv: fold a trained vision model exactly into its inference-time architecture, verify, export and benchmark it.
 
 ``inspect``, ``fold``, ``fetch``, ``score``, ``convert``, ``finetune``, ``verify``, ``export``, ``build``, ``bundle``,
 ``collect``, ``bench``, ``compare``, ``deploy``, ``gate``, ``run``, ``report``, ``save``, ``table`` and ``tune`` are the
-commands of the same names; they take the same arguments and return the artefacts that these write. ``new_recipe`` is
+commands of the same names; they take the same arguments and return the results that these write. ``new_recipe`` is
 ``new-recipe``, ``inspect_file`` is ``inspect`` for graphs and engines, ``estimate`` is ``bench --estimate``,
 ``throughput`` is ``bench --objective throughput``, ``compare_runs`` is ``report`` of several.
 """
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from repaconv.core import former_names
 
-# ONNX Runtime's Linux builds since 1.29 tell their maker of each graph that is opened, unless this is there before.
+# ONNX Runtime's Linux builds since 1.29 send telemetry about each model that is loaded, unless this is set before.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 former_names.install()
@@ -74,18 +74,18 @@ _FILES = {
     "tune": "tune.stage",
     "verify": "verify.stage",
 }
-"""Each stage's file in `repaconv.stages`."""
+"""The module in `repaconv.stages` of each stage."""
 
 __all__ = list(_FILES)
 
 
 def __dir__() -> list[str]:
-    """The stages, and nothing that is here for their sake."""
+    """Return the names of the stages only."""
     return __all__
 
 
 def __getattr__(name: str) -> Any:
-    """Load a stage, and no other, when it is first asked for: `import repaconv` stays quick, and so does `inspect`."""
+    """Import a stage at its first use, so that `import repaconv` is fast."""
     if name in _FILES:
         return getattr(import_module(f"repaconv.stages.{_FILES[name]}"), name)
     raise AttributeError(f"module 'repaconv' has no attribute {name!r}")

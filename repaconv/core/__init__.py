@@ -1,1 +1,1 @@
-"""What every package uses: files, run folders, errors, progress, plug-ins."""
+"""Utilities that every package uses: files, run folders, errors, terminal output, progress, plug-ins."""

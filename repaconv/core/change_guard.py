@@ -1,8 +1,9 @@
-"""Files that change while they are read: nothing is kept of what was made of them.
+"""Detects input files that change while they are read, so that no result of them is written.
 
-One that is written to has another size or time afterwards. One that is cut while it is mapped is no end of this
-process, as the kernel would have it (SIGBUS, at the first page that the file no longer has): what is gone reads as
-zeros, and is remembered until somebody asks. Weights are mapped by this package, and by those that it uses.
+A file that was written to has a different size or modification time afterwards. If a memory-mapped file is truncated,
+the kernel sends SIGBUS on access to a page that the file no longer has, which would end the process. A signal handler
+maps zeros there instead and records the file; `require_none_cut` reports it. Weights are mapped by this package and by
+libraries that it uses.
 """
 
 from __future__ import annotations
@@ -18,19 +19,19 @@ from typing import Any
 from repaconv.core.errors import Refused
 
 SA_SIGINFO, SA_NODEFER = 0x4, 0x40000000  # <bits/sigaction.h>
-BUS_ADRERR = 2  # <bits/siginfo-consts.h>: a page that is not there, not a broken one
-CODE, ADDRESS = 8, 16  # of si_code and si_addr in a siginfo_t of 64 bits
+BUS_ADRERR = 2  # <bits/siginfo-consts.h>: a page that does not exist, not a hardware error
+CODE, ADDRESS = 8, 16  # offsets of si_code and si_addr in a 64-bit siginfo_t
 MAP_FIXED = 0x10  # <bits/mman-linux.h>
 FAILED = ctypes.c_void_p(-1).value
 
 Stamp = tuple[int, int]
-"""Size and time of a file in nanoseconds; zeros where it is gone."""
+"""Size and modification time (ns) of a file; zeros if it does not exist."""
 
 _CUT: list[str] = []
 
 
 class _Action(ctypes.Structure):
-    """glibc's and musl's struct sigaction on 64-bit Linux."""
+    """struct sigaction of glibc and musl on 64-bit Linux."""
 
     _fields_ = (
         ("handler", ctypes.c_void_p),
@@ -44,26 +45,26 @@ _before = _Action()
 
 
 def stamp_of(path: Path) -> Stamp:
-    """Which bytes a file has, as far as its folder tells."""
+    """Return the size and modification time of a file."""
     try:
         known = path.stat()
-    except (OSError, ValueError):  # no file can be called that
+    except (OSError, ValueError):  # not a valid file name
         return 0, 0
     return known.st_size, known.st_mtime_ns
 
 
 def require_unchanged(path: Path, before: Stamp) -> None:
-    """Hold a file to what it was before it was read.
+    """Refuse a file that was written to since ``before`` was taken.
 
     Raises:
-        Refused: ``file.changed``, if it was written to since.
+        Refused: ``file.changed``.
     """
     if stamp_of(path) != before:
         raise _changed(str(path))
 
 
 def require_none_cut() -> None:
-    """Refuse to go on with what was read of a file that was cut since this was last asked.
+    """Refuse to continue if a memory-mapped file was truncated since the last call.
 
     Raises:
         Refused: ``file.changed``.
@@ -84,7 +85,8 @@ def _changed(path: str) -> Refused:
 
 @cache
 def watch() -> None:
-    """From now on a page that is gone is no end of this interpreter; once is enough. Linux alone."""
+    """Install the SIGBUS handler, so that a truncated memory-mapped file does not end the process. Once per process;
+    Linux only."""
     if sys.platform == "linux" and sys.maxsize > 2**32:
         action = _Action(handler=ctypes.cast(_STRUCK, ctypes.c_void_p).value, flags=SA_SIGINFO | SA_NODEFER)
         _c().sigaction(signal.SIGBUS, ctypes.byref(action), ctypes.byref(_before))
@@ -99,7 +101,7 @@ def _c() -> Any:
 
 
 def _gone(number: int, told: int, _context: int) -> None:
-    """Put empty pages where they are gone; the read that was interrupted, which is no interpreter's own, goes on."""
+    """SIGBUS handler: map zero pages in place of the missing ones, so that the interrupted read continues."""
     address = ctypes.c_size_t.from_address(told + ADDRESS).value
     page = address - address % mmap.PAGESIZE
     if ctypes.c_int.from_address(told + CODE).value == BUS_ADRERR:
@@ -108,11 +110,11 @@ def _gone(number: int, told: int, _context: int) -> None:
         access, kind = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_FIXED
         if _c().mmap(page, end - page, access, kind, -1, 0) != FAILED:
             return
-    _c().sigaction(number, ctypes.byref(_before), None)  # not ours: it strikes again
+    _c().sigaction(number, ctypes.byref(_before), None)  # another cause: raise the signal again
 
 
 def _mapping(page: int) -> tuple[int, str]:
-    """Where the mapping of a page ends, and its file."""
+    """Return the end address of the mapping that contains a page, and its file."""
     for line in Path("/proc/self/maps").read_text(errors="surrogateescape").splitlines():
         bounds, *rest = line.split(maxsplit=5)
         start, _, end = bounds.partition("-")

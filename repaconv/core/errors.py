@@ -1,4 +1,4 @@
-"""What can go wrong: a sentence, what to do about it, a stable code and the exit code of the command."""
+"""Exception classes. Each has a message, a hint, a stable error code and the exit code of the command."""
 
 from __future__ import annotations
 
@@ -9,37 +9,37 @@ from importlib import import_module
 from typing import Any
 
 LONGEST = 1000
-"""Characters of a message: names that a file brings may be of any length."""
+"""Maximum length of a message in characters. Names read from a file can have any length."""
 TELEMETRY = "openvino_telemetry"
 
 
 def in_one_line(text: str) -> str:
-    """The text in one line, and not without end: names of a file may have newlines and escapes."""
+    """Return the text on one line, shortened if it is very long. Names in files may contain newlines and escapes."""
     short = text if len(text) <= LONGEST else f"{text[: LONGEST // 2]} ... {text[-LONGEST // 4 :]}"
     return in_letters(short, but="")
 
 
 def in_letters(text: str, but: str = "\n") -> str:
-    """The text without what a terminal takes for more than a letter, ``but`` for newlines."""
+    """Return the text with control characters escaped, except those in ``but``."""
     return "".join(each if each.isprintable() or each in but else ascii(each)[1:-1] for each in text)
 
 
 def said_by(error: BaseException) -> str:
-    """What somebody else's exception says, as part of a sentence: its kind, and its first line."""
+    """Describe an exception of another library as part of a sentence: its class and the first line of its message."""
     first = first_line(error)
     return f"{type(error).__name__}: {first}" if first != type(error).__name__ else first
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of it, or its kind where it says nothing."""
+    """Return the first line of an exception's message, or its class name if the message is empty."""
     return str(error).strip().partition("\n")[0].rstrip(".")[:300] or type(error).__name__
 
 
 class RepaconvError(Exception):
-    """Base of every error that a user is meant to read.
+    """Base class of all errors whose message is written for users.
 
     Args:
-        message: One sentence that says what is wrong and where.
+        message: One sentence that describes what is wrong and where.
         hint: What to do about it.
         code: Stable, dotted name that scripts may match, e.g. ``checkpoint.truncated``.
     """
@@ -49,15 +49,15 @@ class RepaconvError(Exception):
     def __init__(self, message: str, *, hint: str = "", code: str) -> None:
         super().__init__(message)
         self.message = in_one_line(message)
-        self.hint = "\n".join(map(in_one_line, hint.split("\n")))  # commands to copy stand in lines of their own
+        self.hint = "\n".join(map(in_one_line, hint.split("\n")))  # commands to copy are on lines of their own
         self.code = code
 
 
 class GateFailed(RepaconvError):
-    """A proof or a measurement did not meet its bound (exit 1).
+    """A verification or a measurement did not meet its limit (exit 1).
 
     Args:
-        module: Where it failed, if that is known.
+        module: Name of the module where it failed, if known.
     """
 
     exit_code = 1
@@ -68,13 +68,13 @@ class GateFailed(RepaconvError):
 
 
 class UsageProblem(RepaconvError):
-    """The command or the configuration does not make sense (exit 2)."""
+    """The command line or the configuration is invalid (exit 2)."""
 
     exit_code = 2
 
 
 class EnvironmentProblem(RepaconvError):
-    """This machine lacks something: a runtime, a target, disk space (exit 3)."""
+    """Something is missing on this machine: a runtime, a target, disk space (exit 3)."""
 
     exit_code = 3
 
@@ -86,12 +86,12 @@ class Refused(RepaconvError):
 
 
 class SettingNeeded(Refused):
-    """What only the user can tell was not told (exit 4).
+    """A required model setting is missing from the checkpoint and was not given by the user (exit 4).
 
     Args:
-        name: The setting.
-        example: A value that it might have.
-        instead: A setting that was given and is probably it, misspelt.
+        name: Name of the setting.
+        example: An example value.
+        instead: A setting that was given and is probably a misspelling of this one.
     """
 
     def __init__(self, message: str, name: str, example: str, instead: str = "") -> None:
@@ -102,13 +102,13 @@ class SettingNeeded(Refused):
 
 
 class Inconclusive(RepaconvError):
-    """The measurement does not allow a verdict (exit 5)."""
+    """The measurement does not allow a verdict, e.g. because of too much noise (exit 5)."""
 
     exit_code = 5
 
 
 class Interrupted(RepaconvError):
-    """The user's Ctrl-C (exit 130)."""
+    """The user pressed Ctrl-C (exit 130)."""
 
     exit_code = 130
 
@@ -118,16 +118,21 @@ class Interrupted(RepaconvError):
 
 
 def require_module(module: str, called: str, hint: str) -> Any:
-    """Import what an extra or a device brings, without OpenVINO's telemetry.
+    """Import an optional dependency, with OpenVINO's telemetry disabled.
 
-    OpenVINO and NNCF report that they were imported, and leave an identifier in the home folder, unless their package
-    for it is missing at that moment.
+    OpenVINO and NNCF report every import and write an identifier to the home folder, unless their telemetry package
+    cannot be imported at that moment.
+
+    Args:
+        module: Name of the module.
+        called: Name of the library in the error message.
+        hint: How to install it.
 
     Raises:
-        EnvironmentProblem: If it cannot be imported; ``hint`` is what mends that.
+        EnvironmentProblem: If it cannot be imported.
     """
     before = sys.modules.get(TELEMETRY)
-    sys.modules[TELEMETRY] = None  # type: ignore[assignment]  # as where it is not installed
+    sys.modules[TELEMETRY] = None  # type: ignore[assignment]  # an import of it now fails, as if it were not installed
     try:
         return import_module(module)
     except ImportError as error:
@@ -139,11 +144,11 @@ def require_module(module: str, called: str, hint: str) -> Any:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """What was probably meant, as the beginning of a hint; empty if nothing is near."""
+    """Return "Did you mean X? " for the most similar known name, as the start of a hint; empty if none is similar."""
     near = near_to(name, known)
     return f"Did you mean {near}? " if near else ""
 
 
 def near_to(name: str, known: Iterable[str]) -> str:
-    """The one of them that is nearest, if any is near."""
+    """Return the most similar known name; empty if none is similar."""
     return next(iter(get_close_matches(name, list(known), 1)), "")

@@ -1,4 +1,4 @@
-"""What an export is, and what it and all that is made of it is called in a run."""
+"""Which export of a run is meant, and the names of its files: target, precision, batch size, image size."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing import Literal
 from repaconv.results import ExportArtefact, FoldArtefact, ImageSize, Record
 
 LONGEST = 40
-"""Letters of the patterns in a file's name."""
+"""Maximum number of characters of the layer patterns in a file name."""
 USUAL_TARGET, USUAL_FORM, USUAL_PRECISION = "x86-64", "default", "fp32"
 
 
 class Variant(Record):
-    """What tells an export from the others of its run, which lie beside it.
+    """The options that distinguish an export from the others of the same run.
 
-    ``image_size`` is None where the network takes it as it comes: free if it can be, else its own; so is a ``batch``
-    that is dynamic. ``form`` and ``opset`` are None where they are the target's own. ``fp32_modules`` are the patterns
-    by which a lower precision keeps layers in FP32.
+    ``image_size`` is None for the default: dynamic if the network supports it, otherwise the network's own size.
+    ``form`` (the rewrite preset) and ``opset`` are None for the target's own. ``fp32_modules`` are the patterns of the
+    layers that are kept in FP32 in a lower precision.
     """
 
     target: str = USUAL_TARGET
@@ -34,7 +34,7 @@ class Variant(Record):
 
     @classmethod
     def of(cls, exported: ExportArtefact, folded: FoldArtefact) -> Variant:
-        """That of an export of this fold."""
+        """Return the variant of an export of this fold."""
         return cls(
             target=exported.target,
             form=cls.form_of(exported.preset),
@@ -48,17 +48,18 @@ class Variant(Record):
 
     @staticmethod
     def form_of(form: str) -> str | None:
-        """A fold's form as a variant has it."""
+        """Return a rewrite preset as a variant stores it: None for the default, a file's stem otherwise."""
         return None if form == USUAL_FORM else PurePath(form).stem
 
     @property
     def full(self) -> str:
-        """Its name with the target always in it, as engines and measurements have it: ``x86-64.int8``."""
+        """Its name including the target, as in the names of engines and measurements: ``x86-64.int8``."""
         return ".".join([self.target, *self._unusual()])
 
     @property
     def name(self) -> str:
-        """Its name without what is usual, as graphs have it: ``int8``, ``jetson-nano.b1``; empty if all is usual."""
+        """Its name without the defaults, as in the names of ONNX models: ``int8``, ``jetson-nano.b1``; empty for all
+        defaults."""
         return ".".join(self._unusual()) if self.target == USUAL_TARGET else self.full
 
     def _unusual(self) -> list[str]:
@@ -72,13 +73,13 @@ class Variant(Record):
 
     @property
     def training(self) -> Variant:
-        """That of the training form beside it, which has neither form nor precision of its own."""
+        """The variant of the training-time network exported for comparison: no preset, no lower precision."""
         plain = {"form": None, "precision": USUAL_PRECISION, "fp32_modules": (), "preprocessing": False}
         return self.model_copy(update=plain)
 
     @property
     def options(self) -> str:
-        """How `export` is asked for it."""
+        """The options of `export` that produce it."""
         words = ["--target", self.target]
         words += ["--opset", str(self.opset)] if self.opset else []
         words += ["--precision", self.precision] if self.precision != USUAL_PRECISION else []
@@ -89,21 +90,21 @@ class Variant(Record):
 
 
 def _in_a_name(text: str) -> str:
-    """What a file may be called: the text, or its beginning and a hash where that is not all of it."""
+    """Return the text as part of a file name: shortened and followed by a hash if it is long or has other characters."""
     plain = re.sub(r"[^\w+-]", "_", text)[:LONGEST]
     return plain if plain == text else f"{plain}-{sha256(text.encode()).hexdigest()[:6]}"
 
 
 def unusual(size: ImageSize | Literal["dynamic"] | None, folded: FoldArtefact) -> ImageSize | None:
-    """A size as a variant has it."""
+    """Return an image size as a variant stores it: None for the default."""
     return None if size == "dynamic" or size == usual_size(folded) else size
 
 
 def usual_size(folded: FoldArtefact) -> ImageSize | Literal["dynamic"] | None:
-    """The size of images for which a graph is exported where none is asked for; None where it takes none."""
+    """Return the image size of an export for which none was requested; None if the network takes no images."""
     return "dynamic" if folded.any_image_size else folded.image_size
 
 
 def dotted(name: str) -> str:
-    """As it stands in a file's name, behind what the file is."""
+    """Return the name with a leading dot, as it follows the stem of a file name; empty if there is no name."""
     return f".{name}" if name else ""

@@ -1,7 +1,7 @@
-"""What a stage may replace or remove: what an artefact names, while its hash is still the one that was written.
+"""Replacing and removing output files: only files that an artifact names and whose hash is unchanged.
 
-A file comes before the artefact that names it. Between the two a note lies beside it, which says which file that is: so
-a stage that was killed there finds its own again.
+A file is written before the artifact that names it. In between, a note next to the file records its inode, size and
+time, so that the file is recognized as our own after a stage was killed at that point.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from repaconv.results import Artefact, Payload
 AnyArtefact = TypeVar("AnyArtefact", bound=Artefact)
 
 SEAL = "\n<!-- repaconv; sha256 of what stands above: {} -->\n"
-"""The last line of a page, which has no artefact beside it."""
+"""The last line of a page, which has no artifact that records its hash."""
 NOTE = ".repaconv-note"
 
 
 def named_by(*artefacts: Path) -> dict[Path, set[str]]:
-    """The files that artefacts name, and the hashes that they were written with."""
+    """Return the files that artifacts name, with the hashes that were recorded."""
     found: dict[Path, set[str]] = {}
     for artefact in artefacts:
         if not stage_of(artefact):
@@ -52,10 +52,10 @@ def _named_in(plain: Mapping[str, Any], folder: Path) -> Iterator[tuple[Path, st
 
 
 def write_payload(path: Path, content: bytes | str | Callable[[Path], None]) -> None:
-    """Atomically write what an artefact will name: bytes, text, or what fills the temporary file that it is given.
+    """Atomically write a file that an artifact will name: bytes, text, or a function that fills a temporary file.
 
     Raises:
-        EnvironmentProblem: If the folder cannot be written; ``path`` is then as it was before.
+        EnvironmentProblem: If the folder cannot be written; ``path`` is then unchanged.
     """
 
     def writer(temporary: Path) -> None:
@@ -63,13 +63,13 @@ def write_payload(path: Path, content: bytes | str | Callable[[Path], None]) -> 
             content(temporary)
         else:
             temporary.write_bytes(content.encode() if isinstance(content, str) else content)
-        write_text(_note(path), _which(temporary))  # putting it in place does not change which it is
+        write_text(_note(path), _which(temporary))  # renaming changes neither inode, size nor time
 
     write_with(path, writer)
 
 
 def moved(source: Path) -> Callable[[Path], None]:
-    """The content of what a stage brings to its place, for `write_payload`: a file on the same disk."""
+    """Return a writer for `write_payload` that moves a file on the same disk."""
 
     def put_there(temporary: Path) -> None:
         source.replace(temporary)
@@ -78,7 +78,7 @@ def moved(source: Path) -> Callable[[Path], None]:
 
 
 def left_over(path: Path) -> bool:
-    """Whether a stage that was killed left it: half a file, a note, what it noted, or a folder to work in."""
+    """Return whether a killed stage left this path: a partial file, a note, a file with a note, or a working folder."""
     return path.name.endswith((PART, NOTE)) or path.name.startswith(SCRATCH) or _noted(path)
 
 
@@ -87,7 +87,7 @@ def _note(path: Path) -> Path:
 
 
 def _which(path: Path) -> str:
-    """Which file it is, as it was last written."""
+    """Identify a file by device, inode, size and modification time."""
     known = path.stat()
     return f"{known.st_dev} {known.st_ino} {known.st_size} {known.st_mtime_ns}\n"
 
@@ -99,16 +99,16 @@ def _noted(path: Path) -> bool:
 
 
 def require_ours(slot: Path, stage: str, *files: Path, known: Sequence[Path] = ()) -> None:
-    """Refuse to write over what is somebody else's. Asked before anything is written.
+    """Refuse to overwrite files that were not written by repaconv. Called before anything is written.
 
     Args:
-        slot: Where the stage's artefact goes: nothing is there, or an artefact of that stage.
-        stage: Its name.
-        files: What else it writes: nothing is there, or what this slot's artefact names, unchanged.
-        known: Other artefacts that may name it.
+        slot: Path of the stage's artifact: must not exist, or contain an artifact of that stage.
+        stage: Name of the stage.
+        files: Other files to write: must not exist, or be named by the artifact in ``slot`` and unchanged.
+        known: Other artifacts that may name these files.
 
     Raises:
-        UsageProblem: Naming the file.
+        UsageProblem: If a file was written by something else or changed; the message names it.
     """
     named = named_by(slot, *known)
     taken = [slot] if os.path.lexists(slot) and stage_of(slot) != stage else []
@@ -118,17 +118,17 @@ def require_ours(slot: Path, stage: str, *files: Path, known: Sequence[Path] = (
 
 
 def put(slot: Path, artefact: AnyArtefact) -> AnyArtefact:
-    """Write an artefact in the place of the one before, of which what is unchanged and only that one named goes.
+    """Write an artifact in place of the previous one, and remove the unchanged files that only the previous one named.
 
-    What of it lies outside the slot's folder, where a user asked for it, stays. The new artefact names it on, so that
-    it may be replaced some day.
+    Such files outside the folder of ``slot`` remain, because the user chose the place. The new artifact keeps naming
+    them, so that they can be replaced later.
 
     Returns:
         The artefact as it was written.
     """
     named = [file for file, _ in _named_in(artefact.model_dump(), slot.parent)]
     before = {file: hashes for file, hashes in named_by(slot).items() if file not in named}
-    if left := [file for file in before if _unchanged(file, before)]:  # named on until they are gone
+    if left := [file for file in before if _unchanged(file, before)]:  # named until they are removed
         write_artefact(slot, _with(artefact, *(payload_of(file, slot.parent) for file in left)))
     artefact = _with(artefact, *_remove(before, slot.parent))
     write_artefact(slot, artefact)
@@ -142,30 +142,30 @@ def _with(artefact: AnyArtefact, *beside: Payload) -> AnyArtefact:
 
 
 def remove(slot: Path, names_on: Path) -> tuple[Payload, ...]:
-    """Remove an artefact, and what it names in its own folder if that is unchanged.
+    """Remove an artifact, and the unchanged files in its folder that it names.
 
     Returns:
-        What it names elsewhere and is unchanged, for an artefact in the folder ``names_on``.
+        The unchanged files that it names elsewhere, with paths relative to the folder ``names_on``.
     """
     stays = _remove(named_by(slot), slot.parent, names_on)
     for file in (names_on / each.path for each in stays):
-        with suppress(EnvironmentProblem):  # somebody took that place from us
+        with suppress(EnvironmentProblem):  # the folder is no longer writable
             write_text(_note(file), _which(file))
     slot.unlink()
     return stays
 
 
 def remove_written(files: Mapping[Path, str]) -> None:
-    """Remove files that are still what was written: those whose hash is the one given."""
+    """Remove the files whose hash is still the given one."""
     for file in (file for file, sha256 in files.items() if file.is_file() and sha256_of(file) == sha256):
         file.unlink()
 
 
 def write_page(path: Path, text: str) -> None:
-    """Write a page with a seal at its end, by which it is known again.
+    """Write a page whose last line contains its hash, so that it is recognized later.
 
     Raises:
-        UsageProblem: If there is a file that is no such page, or one that was changed.
+        UsageProblem: If the file exists and is not such a page, or was changed.
     """
     if os.path.lexists(path) and not _sealed(path):
         raise _foreign(path)
@@ -193,7 +193,7 @@ def _unchanged(file: Path, named: dict[Path, set[str]]) -> bool:
 
 
 def _remove(named: dict[Path, set[str]], folder: Path, names_on: Path | None = None) -> tuple[Payload, ...]:
-    """Of what is unchanged, remove what lies in that folder; returns what lies elsewhere."""
+    """Remove the unchanged files in that folder, and return those elsewhere."""
     unchanged = [file for file in sorted(named) if _unchanged(file, named)]
     elsewhere = [file for file in unchanged if not file.is_relative_to(folder.resolve())]
     for file in unchanged:

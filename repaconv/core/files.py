@@ -1,4 +1,4 @@
-"""Files as all stages write and read them: canonical JSON, hashes, whole or not at all."""
+"""Reading and writing files for all stages: canonical JSON, hashes, atomic writes, locks on folders."""
 
 from __future__ import annotations
 
@@ -25,21 +25,22 @@ from repaconv.results import PREVIOUS, SCHEMA_VERSION, Payload, Record
 AnyRecord = TypeVar("AnyRecord", bound=Record)
 
 PART = ".repaconv-part"
-"""How ends the name of a file while it is written."""
+"""Suffix of a file while it is being written."""
 SCRATCH = ".repaconv-work-"
-"""How begins the name of a folder that a stage works in."""
+"""Prefix of a stage's working folder."""
 _HELD: ContextVar[frozenset[Path]] = ContextVar("held", default=frozenset())
-"""The folders that this command keeps others out of."""
+"""The folders that this command has locked."""
 
 
 def canonical_json(value: Record | dict[str, Any]) -> str:
-    """Sorted keys, two spaces, one newline at the end: equal values are equal bytes."""
+    """Return JSON with sorted keys, two spaces of indentation and a final newline: equal values give equal bytes."""
     plain = value.model_dump(mode="json") if isinstance(value, Record) else value
     return json.dumps(finite(plain), sort_keys=True, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def finite(plain: Any) -> Any:
-    """The same with ``"NaN"``, ``"Infinity"`` and ``"-Infinity"`` for what JSON has no number for; they read back."""
+    """Replace NaN and infinities, which JSON does not have, by ``"NaN"``, ``"Infinity"`` and ``"-Infinity"``; they read
+    back."""
     if isinstance(plain, dict):
         return {key: finite(value) for key, value in plain.items()}
     if isinstance(plain, (list, tuple)):
@@ -50,10 +51,10 @@ def finite(plain: Any) -> Any:
 
 
 def from_json(text: str | bytes) -> Any:
-    """What a JSON text says.
+    """Parse a JSON text.
 
     Raises:
-        ValueError: If it is none, or nested deeper than anything that is meant.
+        ValueError: If it is not JSON, or nested too deeply.
     """
     try:
         return json.loads(text)
@@ -62,7 +63,7 @@ def from_json(text: str | bytes) -> Any:
 
 
 def require_nameable(path: Path) -> None:
-    """Refuse what no file can be called, whether there is one or not.
+    """Refuse a path that is not a valid file name, whether or not the file exists.
 
     Raises:
         Refused: ``file.name``.
@@ -77,7 +78,7 @@ def require_nameable(path: Path) -> None:
 
 
 def sha256_of(path: Path) -> str:
-    """Hex digest of a file, read in pieces: large ones, since other threads hold the interpreter between them."""
+    """Return the SHA-256 of a file. It is read in large blocks, because other threads take the interpreter in between."""
     digest = hashlib.sha256()
     with path.open("rb", buffering=0) as file:
         buffer = bytearray(min(1 << 24, os.fstat(file.fileno()).st_size or 1))
@@ -87,27 +88,28 @@ def sha256_of(path: Path) -> str:
 
 
 def sha256_of_bytes(content: bytes) -> str:
-    """Hex digest of what is in memory."""
+    """Return the SHA-256 of bytes."""
     return hashlib.sha256(content).hexdigest()
 
 
 def cache_folder(what: str) -> Path:
-    """Where this user's machine keeps things of that kind between runs."""
+    """Return the user's cache folder for that kind of file."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "repaconv" / what
 
 
 def payload_of(path: Path, folder: Path) -> Payload:
-    """Describe a file as seen from the artefact's folder, by where the two are: a way up out of a link is another."""
+    """Describe a file by its path relative to the artifact's folder. Symbolic links are resolved first, because ``..``
+    out of a link leads elsewhere."""
     relative = Path(os.path.relpath(path.parent.resolve() / path.name, folder.resolve())).as_posix()
     return Payload(path=relative, sha256=sha256_of(path), bytes=path.stat().st_size)
 
 
 def write_with(path: Path, writer: Callable[[Path], None]) -> None:
-    """Let ``writer`` fill a temporary file beside ``path``, then put it in place in one step.
+    """Let ``writer`` fill a temporary file next to ``path``, then rename it atomically.
 
     Raises:
-        EnvironmentProblem: If the folder cannot be written; ``path`` is then as it was before.
-        Refused: If a file that was read for it was cut meanwhile.
+        EnvironmentProblem: If the folder cannot be written; ``path`` is then unchanged.
+        Refused: If an input file was truncated while it was being read.
     """
     temporary, handle = None, None
     created = [folder for folder in path.parents if not folder.exists()]
@@ -131,22 +133,22 @@ def write_with(path: Path, writer: Callable[[Path], None]) -> None:
             os.close(handle)
         if temporary is not None:
             temporary.unlink(missing_ok=True)
-            with suppress(OSError):  # not empty: somebody else is there already
+            with suppress(OSError):  # not empty: another process wrote to it
                 for folder in created:
                     folder.rmdir()
 
 
 @contextmanager
 def alone_in(folder: Path | None) -> Iterator[None]:
-    """Keep other commands from writing a run's folder; the kernel lets go of it with the process, and no file is left.
+    """Lock a run folder against other commands. The kernel releases the lock when the process ends; no file is left.
 
-    What a command that was killed there left half-written goes. A stage may hold a folder that its caller holds.
+    Partial files of killed commands are removed. A stage may lock a folder that its caller has locked.
 
     Args:
-        folder: None where nothing is written.
+        folder: The folder; None if nothing is written.
 
     Raises:
-        EnvironmentProblem: If another command writes there, or the folder cannot be made.
+        EnvironmentProblem: If another command has locked the folder, or it cannot be created.
     """
     if folder is None or folder.resolve() in _HELD.get():
         yield
@@ -178,20 +180,20 @@ def alone_in(folder: Path | None) -> Iterator[None]:
 
 
 def _locked(handle: int) -> bool:
-    """Keep others from a file or folder until it is closed; False if another has it."""
+    """Lock a file or folder until it is closed; return False if another process has locked it."""
     import fcntl
 
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    except OSError:  # a file system without locks, as some of the network are
+    except OSError:  # a file system without locks, e.g. some network file systems
         return True
     return True
 
 
 def _remove_left(path: Path) -> None:
-    """Remove what commands that were killed while they wrote this file left beside it; one that is writing holds it."""
+    """Remove the temporary files that killed commands left next to this file. A running command locks its own."""
     for left in path.parent.glob(f".{escape(path.name)}.*{PART}"):
         with suppress(OSError), left.open("rb") as file:
             if _locked(file.fileno()):
@@ -199,9 +201,9 @@ def _remove_left(path: Path) -> None:
 
 
 def _sweep(folder: Path) -> None:
-    """Remove what commands that were killed left in a folder that nobody else writes in."""
+    """Remove what killed commands left in a folder that no other command is writing to."""
     for path in [path for pattern in ("*", "*/*") for path in folder.glob(pattern)]:
-        with suppress(OSError):  # a folder that may only be read
+        with suppress(OSError):  # a read-only folder
             if path.name.endswith(PART) and path.is_file():
                 path.unlink()
             elif path.name.startswith(SCRATCH) and path.is_dir() and path.parent == folder:
@@ -209,7 +211,7 @@ def _sweep(folder: Path) -> None:
 
 
 def unwritable(what: str, error: OSError, hint: str) -> EnvironmentProblem:
-    """What is raised where something cannot be written."""
+    """Return the error for a path that cannot be written."""
     told = f"cannot write {what}: {error.strerror or error}."
     return EnvironmentProblem(told, hint=f"{hint}, and check the free space.", code="write.failed")
 
@@ -224,20 +226,20 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Atomically write UTF-8 text; what of a file's name is none comes as JSON has it, ``\\udcff``."""
+    """Atomically write UTF-8 text. Undecodable bytes of file names are written as JSON does, ``\\udcff``."""
     write_bytes(path, text.encode(errors="backslashreplace"))
 
 
 def write_artefact(path: Path, artefact: Record) -> None:
-    """Atomically write ``<stage>.json``."""
+    """Atomically write an artifact, ``<stage>.json``."""
     write_text(path, canonical_json(artefact))
 
 
 def read_artefact(path: Path, kind: type[AnyRecord]) -> AnyRecord:
-    """Read ``<stage>.json`` back.
+    """Read an artifact, ``<stage>.json``.
 
     Raises:
-        Refused: If it is not JSON, of a newer or a much older schema version, or not of this kind.
+        Refused: If it is not JSON, has an unsupported schema version, or is not of this kind.
     """
     try:
         plain = from_json(path.read_text(encoding="utf-8"))
@@ -262,7 +264,7 @@ def read_artefact(path: Path, kind: type[AnyRecord]) -> AnyRecord:
 
 
 def stage_of(path: Path) -> str:
-    """Which stage an artefact is of; empty if the file is no artefact."""
+    """Return the stage of an artifact; empty if the file is not an artifact."""
     try:
         plain: Any = from_json(path.read_text(encoding="utf-8")) if path.is_file() else None
     except (ValueError, OSError):

@@ -1,6 +1,6 @@
-"""Module names of release 0.1, which plug-ins of that release import: each gives the module of today, with a warning.
+"""Module names of release 0.1, so that plug-ins of that release still import; each import gives a warning.
 
-They go with the next release.
+They are removed in the next release.
 """
 
 from __future__ import annotations
@@ -313,11 +313,12 @@ FORMER = {
     "trained.preprocessing": "method_api.preprocessing",
     "variants": "core.export_names",
 }
-"""Former name to today's, without ``repaconv.``; several names where a module was divided."""
+"""Former module name to the current one, without ``repaconv.``; several names if a module was split."""
 
 
 class _Finder(MetaPathFinder, Loader):
-    """Asked first: a folder that was left over, or a file of that name in today's package, would be found otherwise."""
+    """Import hook for the former names. It runs first, because a leftover folder of the old name would be found
+    otherwise."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -340,6 +341,6 @@ class _Finder(MetaPathFinder, Loader):
 
 
 def install() -> None:
-    """Let former names be imported."""
+    """Install the import hook for former names."""
     if not any(isinstance(each, _Finder) for each in sys.meta_path):
         sys.meta_path.insert(0, _Finder())

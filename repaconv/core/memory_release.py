@@ -1,4 +1,4 @@
-"""Memory that nobody needs any more, given back: a large network's weights are there several times otherwise."""
+"""Return freed memory to the operating system: otherwise several copies of a large network's weights stay allocated."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ from contextlib import suppress
 
 
 def give_back() -> None:
-    """Give freed memory back to the system, which glibc keeps for itself; elsewhere nothing happens."""
+    """Return memory that was freed but is kept by glibc to the system; does nothing with other C libraries."""
     with suppress(AttributeError):
         ctypes.pythonapi.malloc_trim(0)

@@ -1,7 +1,7 @@
-"""What users are told besides a result: which run is taken, which files were removed.
+"""The logger for notices to the user: which run is used, which files were removed.
 
-In Python it is the logger ``repaconv``: a warning for what is removed, the rest is information. The command line prints
-both to stderr, with ``-q``, too.
+It is the logger ``repaconv``. A removed file is a warning, everything else is information. The command line prints both
+to stderr, also with ``-q``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Plug-ins by entry point: methods, backbones, rewrites, engines, targets. Ours are registered the same way."""
+"""Plug-ins by entry point (methods, backbones, rewrites, engines, targets) and optional dependencies (extras)."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Any, NamedTuple
 
 from repaconv.core.errors import EnvironmentProblem, UsageProblem, nearest
 
-# --- What may be installed beside repaconv, what it is for, and whether it is here.
+# Optional dependencies
 
 
 class Extra(NamedTuple):
-    """One of pyproject.toml's extras.
+    """One of the extras in pyproject.toml: a group of optional dependencies.
 
     Attributes:
         name: As in ``pip install 'repaconv[NAME]'``.
-        packages: What it brings; none where repaconv itself is all that it takes.
-        purpose: What works with it.
+        packages: The packages that it installs; empty if repaconv alone is sufficient.
+        purpose: What it is needed for.
     """
 
     name: str
@@ -28,11 +28,11 @@ class Extra(NamedTuple):
 
     @property
     def line(self) -> str:
-        """What installs it."""
+        """The command that installs it."""
         return f"pip install 'repaconv[{self.name}]'"
 
     def missing(self) -> list[str]:
-        """The packages that are not here."""
+        """Return its packages that are not installed."""
         return [package for package in self.packages if not _is_here(package)]
 
 
@@ -52,18 +52,19 @@ EXTRAS = (
     Extra("train", ("scikit-learn",), "the digits that the demo's networks were trained on"),
     Extra("docs", ("mkdocs-material",), "make docs"),
 )
-"""All but ``all``, which is of those that need no card, and ``dev``; pyproject.toml has their versions."""
+"""All extras except ``all`` (those that need no GPU) and ``dev``. pyproject.toml has their versions."""
 
 
 def _is_here(package: str) -> bool:
-    """Installed by that name, or by another that brings the same module, as builds for one CUDA do."""
+    """Return whether a package is installed, under this name or as another build of the same module (e.g. for one CUDA
+    version)."""
     try:
         return bool(version(package))
     except PackageNotFoundError:
         return find_spec(package.replace("-", "_")) is not None
 
 
-# --- Plug-ins by entry point: methods, backbones, rewrites, engines, targets. Ours are registered the same way.
+# Plug-ins by entry point. The plug-ins of repaconv itself are registered in the same way.
 
 METHODS = "repaconv.methods"
 BACKBONES = "repaconv.backbones"
@@ -71,7 +72,7 @@ REWRITES = "repaconv.rewrites"
 ENGINES = "repaconv.engines"
 TARGETS = "repaconv.targets"
 EXTRAS_GROUP = "extras"
-"""Among the rows, what may be installed besides."""
+"""Group name of optional dependencies in the rows of ``doctor``."""
 GROUPS = (METHODS, BACKBONES, REWRITES, ENGINES, TARGETS)
 
 
@@ -88,9 +89,9 @@ REMOVED = {
 
 
 class PluginRow(NamedTuple):
-    """One registered plug-in as ``doctor`` shows it.
+    """One registered plug-in, as ``doctor`` prints it.
 
-    ``problem`` is empty when it loads; ``note`` says of a runtime which version is here, or why it is not.
+    ``problem`` is empty if the plug-in loads. ``note`` is a runtime's version, or why it is not available.
     """
 
     group: str
@@ -101,19 +102,22 @@ class PluginRow(NamedTuple):
 
 
 def registered(group: str) -> dict[str, EntryPoint]:
-    """Entry points of a group by name, sorted, none of them loaded."""
+    """Return the entry points of a group by name, sorted. None of them is loaded."""
     return dict(_registered(group, tuple(sys.path)))
 
 
 @cache
 def _registered(group: str, _path: tuple[str, ...]) -> dict[str, EntryPoint]:
-    """Kept while the path is the same: looking through all that is installed takes milliseconds."""
+    """Cached for one ``sys.path``, because searching all installed packages takes milliseconds."""
     points = sorted(entry_points(group=group), key=lambda point: point.name)
     return {point.name: point for point in points if not (group == REWRITES and _is_removed(point))}
 
 
 def _is_removed(point: EntryPoint) -> bool:
-    """An editable install names what there was when it was installed; a plug-in of others may bring such a name."""
+    """Return whether this is a removed rewrite of repaconv that an outdated editable install still lists.
+
+    Plug-ins of other packages may use such a name.
+    """
     return point.name in REMOVED and point.dist is not None and point.dist.name == "repaconv"
 
 
@@ -151,7 +155,8 @@ def load(group: str, name: str) -> Any:
 
 
 def rows() -> list[PluginRow]:
-    """Try every plug-in of every group; a broken one is a row, never a crash."""
+    """Load every plug-in of every group and return one row each; a plug-in that cannot be loaded is a row with its
+    problem."""
     found = []
     for group in GROUPS:
         for name, point in registered(group).items():

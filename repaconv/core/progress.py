@@ -1,4 +1,4 @@
-"""How long work tells how far it is, and what a library tells on the way."""
+"""Progress callbacks, and suppressing the log messages of libraries."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 Progress = Callable[[str, int, int], None]
-"""Told (what, done, in all); 0 in all means that the end is not known."""
+"""Called with (step, number done, total); a total of 0 means that it is unknown."""
 
 
 def silent(_what: str, _done: int, _total: int) -> None:
-    """Progress for nobody."""
+    """Progress callback that does nothing."""
 
 
 @contextmanager
 def only_errors(logger: str = "") -> Iterator[None]:
-    """Nothing less is told by that logger, or by the root: what it would say is not the user's."""
+    """Suppress all messages below errors of that logger (default: the root), which do not concern the user."""
     found = logging.getLogger(logger)
     level = found.level
     found.setLevel(logging.ERROR)

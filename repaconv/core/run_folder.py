@@ -1,4 +1,4 @@
-"""The run folder: one a checkpoint, a ``<stage>.json`` beside each payload, and the name of the newest."""
+"""The run folder: one per checkpoint, with a ``<stage>.json`` next to each output file; and which run is the newest."""
 
 from __future__ import annotations
 
@@ -26,74 +26,74 @@ AnyFold = TypeVar("AnyFold", bound=FoldArtefact)
 _HOW_FOLDED: dict[str, Any] = dict.fromkeys(
     ("made_by", "options", "other_files", "certificate", "changes", "not_folded", "links"), True
 ) | {"origin": {"path", "container", "checksums", "weights_reason"}}
-"""Keys of a fold's result that say how it came about, and not what the folded network is."""
+"""Keys of a fold's result that describe how it was made, not what the folded network is."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """Paths in one run folder; ``variant`` is `repaconv.core.export_names.Variant.name`, or ``full`` where that is
-    said."""
+    """The paths in one run folder. ``variant`` is `repaconv.core.export_names.Variant.name`; ``full`` is
+    `repaconv.core.export_names.Variant.full`."""
 
     folder: Path
 
     @property
     def fold_json(self) -> Path:
-        """Describes the folded model."""
+        """The description of the folded model."""
         return self.folder / "fold.json"
 
     @property
     def model(self) -> Path:
-        """The weights of a fold that has a file of weights; see `payload_of_fold` for any."""
+        """The weights of a fold whose file is a checkpoint; see `payload_of_fold` for any fold."""
         return self.folder / WEIGHTS
 
     @property
     def convert_json(self) -> Path:
-        """What a conversion cost, where the run is of one."""
+        """The result of a conversion: its loss. Exists only if the run is of a conversion."""
         return self.folder / CONVERT_JSON
 
     def payload_of_fold(self, folded: FoldArtefact) -> Path:
-        """The folded network's file."""
+        """Return the file of the folded network."""
         return self.folder / folded.payload.path
 
     @property
     def verify_json(self) -> Path:
-        """The links that were verified."""
+        """The comparisons that were made by ``verify``."""
         return self.folder / "verify.json"
 
     def export_json(self, variant: str) -> Path:
-        """Describes an ONNX model."""
+        """Return the description of an ONNX model."""
         return self.folder / f"export{dotted(variant)}.json"
 
     def onnx(self, variant: str) -> Path:
-        """Where it goes unless the user says otherwise."""
+        """Return the default path of an ONNX model."""
         return self.folder / f"model{dotted(variant)}.onnx"
 
     def engine(self, full: str, suffix: str) -> Path:
-        """An engine for a target; its log and its ``.json`` lie beside it."""
+        """Return the path of an engine for a target; its log and its ``.json`` are next to it."""
         return self.folder / BUILD / f"{full}{suffix}"
 
     def bundle_json(self, full: str) -> Path:
-        """Describes the bundle for a board."""
+        """Return the description of the bundle for a board."""
         return self.engine(full, ".bundle.json")
 
     def collected_json(self, full: str) -> Path:
-        """What that board made of it."""
+        """Return the result of that bundle on the board."""
         return self.engine(full, ".collected.json")
 
     def bench_json(self, full: str) -> Path:
-        """A measurement; ``<full>.throughput`` and ``<full>.estimate`` lie beside it."""
+        """Return the path of a measurement; ``<full>.throughput`` and ``<full>.estimate`` are next to it."""
         return self.folder / BENCH / f"{full}.json"
 
     def history(self, full: str) -> Path:
-        """Every measurement of the same; it outlives a second fold."""
+        """Return the file with all measurements of the same variant; a new fold does not remove it."""
         return self.folder / f"history-{full}.jsonl"
 
     def training_onnx(self, variant: str) -> Path:
-        """The training form, exported for comparison."""
+        """Return the path of the training-time network exported for comparison."""
         return self.folder / BENCH / f"training{dotted(variant)}.onnx"
 
     def later_stages(self) -> list[Path]:
-        """The artefacts that were made from the fold; a copy under a name of the user's own is none."""
+        """Return the artifacts that were made from the fold, without copies under other names."""
         folders = (self.folder, self.folder / BENCH, self.folder / BUILD)
         return [path for folder in folders for path in sorted(folder.glob("*.json")) if self._later(path)]
 
@@ -114,10 +114,10 @@ class Run:
         return stage in places and (variant is None or path == places[stage])
 
     def payload(self, payload: Payload) -> Path:
-        """The file that an artefact describes.
+        """Return the path of the file that an artifact describes, after checking its hash.
 
         Raises:
-            Refused: If it is gone or its hash is another.
+            Refused: If it is missing or its hash differs.
         """
         path = self.folder / payload.path
         if not path.is_file():
@@ -134,10 +134,11 @@ class Run:
 
 
 def graph_of(run: Run, exported: ExportArtefact) -> Path:
-    """The ONNX model that an artefact describes, its weights looked at too where they have a file of their own.
+    """Return the path of the ONNX model that an artifact describes, after checking its hash and that of its external
+    weights.
 
     Raises:
-        Refused: If one of them is gone or its hash is another.
+        Refused: If one of them is missing or its hash differs.
     """
     if exported.data is not None:
         run.payload(exported.data)
@@ -145,13 +146,13 @@ def graph_of(run: Run, exported: ExportArtefact) -> Path:
 
 
 def fold_of(run: Run) -> FoldArtefact:
-    """What `fold` wrote of a run, as what its network is.
+    """Read the result of `fold` in a run.
 
     Raises:
         Refused: If it cannot be read, or is of a kind that this version does not know.
     """
-    kind = "method"  # as of those of before it was said
-    with suppress(OSError, ValueError, AttributeError):  # read_artefact says what is wrong with it
+    kind = "method"  # files of earlier versions have no kind
+    with suppress(OSError, ValueError, AttributeError):  # read_artefact raises the error for these
         kind = str(from_json(run.fold_json.read_text()).get("kind", kind))
     if kind not in KINDS:
         raise Refused(
@@ -163,10 +164,10 @@ def fold_of(run: Run) -> FoldArtefact:
 
 
 def usual_folder(source: Path) -> Path:
-    """Where the run of a file is unless the user says otherwise: that of its name without the suffix.
+    """Return the default run folder of a file: ``repaconv-out/<stem>``.
 
-    Where that holds the run of a file of another suffix (``net.pth`` next to ``net.onnx``), that of its name with the
-    suffix: ``repaconv-out/net-onnx``. A folder that holds the run of this file already comes first.
+    If that folder contains the run of a file with another suffix (``net.pth`` next to ``net.onnx``), it is
+    ``repaconv-out/net-onnx``. A folder that already contains the run of this file comes first.
     """
     usual, longer = OUT / source.stem, OUT / source.name.replace(".", "-")
     if source.is_dir():
@@ -180,7 +181,7 @@ def usual_folder(source: Path) -> Path:
 
 
 def _origin_of(folder: Path) -> str:
-    """The file that a run is of; empty where that cannot be read."""
+    """Return the path of the file that was folded in a run folder; empty if that cannot be read."""
     run = Run(folder)
     with suppress(Refused):
         return fold_of(run).origin.path if run.fold_json.is_file() else ""
@@ -190,19 +191,19 @@ def _origin_of(folder: Path) -> str:
 def prepare_run(
     checkpoint: Path, sha256: str, out: Path | None, *, force: bool, payload: str = WEIGHTS, files: Sequence[Path] = ()
 ) -> Run:
-    """The folder for a run; nothing is written yet.
+    """Choose and check the folder for a run; nothing is written.
 
     Args:
-        checkpoint: What is folded.
+        checkpoint: The file to fold.
         sha256: Its hash.
         out: The folder; see `usual_folder` when None.
         force: Replace the run of another file.
-        payload: What the folded network's file will be called.
-        files: What else will be written.
+        payload: File name of the folded network.
+        files: Other files that will be written.
 
     Raises:
-        Refused: If the folder holds the run of another checkpoint and ``force`` was not asked for, or is no run's.
-        UsageProblem: If what the fold would replace is not what was written there.
+        Refused: If the folder contains the run of another checkpoint without ``force``, or is not a run folder.
+        UsageProblem: If a file that the fold would replace was not written by repaconv, or was changed since.
     """
     run = Run(out if out is not None else usual_folder(checkpoint))
     latest = run.folder.resolve() == LATEST.resolve()
@@ -232,13 +233,13 @@ def prepare_run(
 
 
 def put_fold(run: Run, folded: AnyFold) -> AnyFold:
-    """Write a fold's result. What was made from another fold before is removed, and a notice names it.
+    """Write the result of a fold. Files that were made from another fold before are removed, and a notice names them.
 
-    If the folded network is the same as before, what was made from it is up to date and remains.
+    If the folded network is the same as before, the files that were made from it are up to date and remain.
 
     Returns:
-        The result as it was written. Its ``other_files`` name what lies outside the run folder, where a user asked for
-        it, and remains: it may be replaced by an export of this fold.
+        The result as it was written. Its ``other_files`` are files that the user had written outside the run folder.
+        They remain, and an export of this fold may replace them.
     """
     if not _same_network(run, folded):
         stays = _clear_later_stages(run)
@@ -247,18 +248,18 @@ def put_fold(run: Run, folded: AnyFold) -> AnyFold:
 
 
 def _same_network(run: Run, folded: FoldArtefact) -> bool:
-    """Whether the run folder has the fold of the same weights into the same network."""
-    with suppress(Refused):  # of a version that cannot be read any more
+    """Return whether the run folder already contains the fold of the same weights into the same network."""
+    with suppress(Refused):  # of a version that is no longer supported
         before, now = (each.model_dump(mode="json", exclude=_HOW_FOLDED) for each in (fold_of(run), folded))
         return before == now
     return False
 
 
 def _clear_later_stages(run: Run) -> tuple[Payload, ...]:
-    """Remove what was made from an earlier fold, and name it.
+    """Remove the files that were made from an earlier fold, and name them in a notice.
 
     Returns:
-        What of it lies elsewhere and remains.
+        The files among them that are outside the run folder and remain.
     """
     made: list[Path] = []
     stays: list[Payload] = []
@@ -266,7 +267,7 @@ def _clear_later_stages(run: Run) -> tuple[Payload, ...]:
         made += [artefact.resolve(), *named_by(artefact)]
         stays += remove(artefact, run.folder)
     for folder in (BENCH, BUILD):
-        with suppress(OSError):  # not there, or not empty: somebody has something of his own in it
+        with suppress(OSError):  # missing, or not empty: it contains files of the user
             (run.folder / folder).rmdir()
     inside = run.folder.resolve()
     gone = [str(run.folder / file.relative_to(inside)) for file in dict.fromkeys(made) if not file.exists()]
@@ -276,24 +277,24 @@ def _clear_later_stages(run: Run) -> tuple[Payload, ...]:
 
 
 def remember(run: Run) -> None:
-    """Make this the newest run of this folder."""
+    """Record this run as the newest in ``repaconv-out``."""
     inside = run.folder.parent.resolve() == OUT.resolve()
     write_text(LATEST, f"{run.folder.name if inside else run.folder.resolve()}\n")
 
 
 def is_newest(run: Run) -> bool:
-    """Whether commands take it where no run is given."""
+    """Return whether this is the newest run, which commands use if none is given."""
     return LATEST.is_file() and (OUT / LATEST.read_text().strip()).resolve() == run.folder.resolve()
 
 
 def run_of(files: Iterable[str | Path]) -> Run | None:
-    """The run in which the first of these files lies that lies in any; None where none does."""
+    """Return the run folder that contains the first of these files that is in a run folder; None if there is none."""
     inside = (Run(folder) for file in files for folder in list(Path(file).parents)[:2])
     return next((run for run in inside if run.fold_json.is_file() or run.convert_json.is_file()), None)
 
 
 def run_and_model(given: Path | None) -> tuple[Run, Path | None]:
-    """The run that was given, and which of its ONNX models if that is what was given: one in it, or of the newest run.
+    """Return the run that was given, and its ONNX model if a model was given: one in that folder, or of the newest run.
 
     Raises:
         UsageProblem: See `find_run`.
@@ -304,11 +305,11 @@ def run_and_model(given: Path | None) -> tuple[Run, Path | None]:
 
 
 def find_run(given: Path | None) -> Run:
-    """The run that was given, or the newest one.
+    """Return the run that was given, or the newest one.
 
     Raises:
         UsageProblem: If there is none.
-        Refused: If what was given is not there.
+        Refused: If the given path does not exist.
     """
     if given is None:
         if not LATEST.is_file():
@@ -332,19 +333,19 @@ def find_run(given: Path | None) -> Run:
 
 
 def require_sound(run: Run, folded: FoldArtefact, *later: tuple[Artefact, Path], unverified: bool) -> tuple[str, ...]:
-    """What a failed verdict stops: every stage that works with the weights that it was about.
+    """Refuse to continue from results whose verdict is failed.
 
     Args:
-        run: Its fold, and its verification if that was of these weights, are looked at.
+        run: The run; its verification is checked if it was of these weights.
         folded: The fold.
-        later: What else the stage builds upon, and where it is written.
-        unverified: Go on.
+        later: Other artifacts that the stage uses, with their paths.
+        unverified: Continue anyway.
 
     Returns:
-        What was overridden up to here, to be written into the next artefact.
+        The overridden verdicts so far, to be recorded in the next artifact.
 
     Raises:
-        GateFailed: If a verdict is failed and ``unverified`` was not asked for.
+        GateFailed: If a verdict is failed and ``unverified`` is false.
     """
     behind: list[tuple[Artefact, Path]] = [(folded, run.fold_json)]
     if run.verify_json.is_file():
@@ -355,7 +356,7 @@ def require_sound(run: Run, folded: FoldArtefact, *later: tuple[Artefact, Path],
 
 
 def require_passed(artefact: Artefact, path: Path, *, unverified: bool) -> tuple[str, ...]:
-    """Stop behind one failed verdict, or note it; see `require_sound`."""
+    """Refuse to continue after one failed verdict, or record that it was overridden; see `require_sound`."""
     if artefact.verdict != "failed":
         return artefact.unverified
     if not unverified:

@@ -1,4 +1,4 @@
-"""Folders to work in, which go again; a disk that is full is told of whatever library met it."""
+"""Temporary working folders, removed after use; a full disk is reported whichever library met it."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from repaconv.core.errors import EnvironmentProblem
 from repaconv.core.files import SCRATCH, unwritable
 
 ROOM = 1 << 16
-"""Bytes without which a disk is full, and what went wrong there went wrong for that."""
+"""Bytes written to test whether the disk is full. If that fails, the full disk caused the original error."""
 
 
 @contextmanager
 def scratch_folder(folder: Path | None = None) -> Iterator[Path]:
-    """A folder in ``folder`` to work in, which goes again; where temporary files go when None.
+    """Create a temporary folder, remove it afterwards. Its parent is ``folder``, or the system's if None.
 
     Raises:
-        EnvironmentProblem: If there can be none, or no room is left while it is worked in.
+        EnvironmentProblem: If the folder cannot be created, or the disk becomes full while it is used.
     """
     hint = "Make it a folder that you may write to" if folder else "Set TMPDIR to a folder that you may write to"
     where = f"in {folder or 'a folder for temporary files'}"
@@ -32,7 +32,7 @@ def scratch_folder(folder: Path | None = None) -> Iterator[Path]:
             yield Path(name)
         except EnvironmentProblem:
             raise
-        except Exception as error:  # libraries say anything where they could not write
+        except Exception as error:  # libraries raise any exception when a write fails
             _require_room(Path(name), where, hint, error)
             raise
 

@@ -1,4 +1,4 @@
-"""Printing to a terminal: the consoles of stdout and stderr, tables, colors, and text without markup."""
+"""Terminal output: the consoles for stdout and stderr, tables, colors, and escaping of markup."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ if TYPE_CHECKING:
 
 _WHOLE = ContextVar("whole", default=False)
 ROWS = 10
-"""Of a long table, where -v does not ask for all."""
+"""Number of rows printed of a long table, unless -v asks for all."""
 PIPED_WIDTH = 200
-"""Of a table that nobody's terminal holds, where COLUMNS says nothing."""
+"""Width of tables in characters where stdout is not a terminal and COLUMNS is not set."""
 
 
 def whole() -> bool:
-    """Whether -v asks for every row and column."""
+    """Return whether -v was given: tables are printed with every row and column."""
     return _WHOLE.get()
 
 
 def show_all(wanted: bool) -> None:
-    """What -v says, for this command."""
+    """Set whether tables are printed in full, for this command (-v)."""
     _WHOLE.set(wanted)
 
 
 @cache
 def _console() -> type[Console]:
-    """What writes: names of a file are letters on a terminal, whatever they are made of."""
+    """Return the console class. It prints control characters in file names as escape sequences."""
     from rich.console import Console
     from rich.errors import MarkupError
     from rich.text import Text
@@ -59,7 +59,7 @@ def _console() -> type[Console]:
 
 
 def out() -> Console:
-    """Where results go."""
+    """Return the console for results (stdout)."""
     piped = not sys.stdout.isatty()
     told = 0 if whole() else int(os.environ.get("COLUMNS") or 0)
     width = told or PIPED_WIDTH if piped else None
@@ -67,22 +67,22 @@ def out() -> Console:
 
 
 def err() -> Console:
-    """Where everything else goes."""
+    """Return the console for everything else (stderr)."""
     return _console()(stderr=True, highlight=False, emoji=False, soft_wrap=True, color_system=_colours())
 
 
 def _colours() -> Literal["auto"] | None:
-    """None where the user wants none: bold is none, too. https://no-color.org"""
+    """Return None if the user disabled colors; bold text is then off as well. https://no-color.org"""
     return None if os.environ.get("NO_COLOR") else "auto"
 
 
 def told(sentence: str) -> None:
-    """One line to stderr, of what goes on."""
+    """Print one line about the progress of a command to stderr."""
     err().print(plain(sentence))
 
 
 def rows(header: tuple[str, ...], lines: Iterable[tuple[str, ...]]) -> None:
-    """A plain table."""
+    """Print a plain table to stdout."""
     told = list(lines)
     whole = table(*header, figures=[n for n, column in enumerate(zip(*told, strict=True)) if _are_figures(column)])
     for line in told:
@@ -91,13 +91,13 @@ def rows(header: tuple[str, ...], lines: Iterable[tuple[str, ...]]) -> None:
 
 
 def _are_figures(column: Iterable[str]) -> bool:
-    """Whether it has numbers alone, which mean nothing where they are broken."""
+    """Return whether a column contains only numbers. Such columns are not wrapped."""
     words = [word for cell in column for word in cell.split()]
     return bool(words) and all(word[0] in "0123456789-(" for word in words if word != "to")
 
 
 def table(*header: str, figures: Collection[int] = ()) -> Table:
-    """An empty table with that header; long words are folded, but in columns of figures."""
+    """Return an empty table with that header. Long words are wrapped, except in the columns ``figures``."""
     from rich import box
     from rich.table import Table
 
@@ -108,24 +108,24 @@ def table(*header: str, figures: Collection[int] = ()) -> Table:
 
 
 def coloured(verdict: str) -> str:
-    """A verdict in its colour."""
+    """Return a verdict with color markup."""
     colour = {"passed": "green", "trusted": "green", "failed": "bold red"}.get(verdict, "yellow")
     return f"[{colour}]{verdict}[/]"
 
 
 def value(value: Any) -> str:
-    """A fact's value on one line."""
+    """Return the value of a fact on one line."""
     return plain(", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value))
 
 
 def plain(text: str) -> str:
-    """Text in which nothing is markup."""
+    """Return the text with its markup escaped."""
     from rich.markup import escape
 
     return escape(text)
 
 
 def short(name: str) -> str:
-    """A path as it is seen from here."""
+    """Return a path relative to the current folder if it is inside of it."""
     path = Path(name)
     return str(path.relative_to(Path.cwd())) if path.is_absolute() and path.is_relative_to(Path.cwd()) else name

@@ -1,4 +1,4 @@
-"""Work beside the thread that asked for it, where threads are safe to have."""
+"""A thread pool that falls back to the calling thread where new threads are not safe."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ Result = TypeVar("Result")
 
 
 def workers(threads: int | None = None) -> Executor:
-    """So many threads, or as many as there are processors; none where the address space has a limit.
+    """Return an executor with that many threads (default: as for ``ThreadPoolExecutor``). If the address space is
+    limited, tasks run in the calling thread.
 
-    Python waits without end for a thread that finds no memory as it begins.
+    Python waits forever for a thread that cannot allocate memory at its start.
     """
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     return ThreadPoolExecutor(threads) if limit == resource.RLIM_INFINITY else _AtOnce()
 
 
 class _AtOnce(Executor):
-    """Does each task as it is given."""
+    """Executor that runs each task immediately in the calling thread."""
 
     def submit(self, task: Callable[Given, Result], /, *args: Given.args, **kwargs: Given.kwargs) -> Future[Result]:
         done: Future[Result] = Future()

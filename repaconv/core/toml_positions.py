@@ -1,4 +1,4 @@
-"""TOML with places: the reader gives values, this adds at which line and column each key stands."""
+"""TOML with positions: parses a file and gives the line and column of each key, for error messages."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _LONG = re.compile(r"""\"{3}|'{3}""")
 
 
 class At(NamedTuple):
-    """A place in a file, from 1; the file is empty where that is understood."""
+    """A position in a file, counted from 1. ``file`` is empty if it is clear from the context."""
 
     line: int
     column: int
     file: str = ""
 
     def __str__(self) -> str:
-        """As editors take it."""
+        """Return ``file:line:column``, as editors read it."""
         return f"{self.file}:{self.line}:{self.column}"
 
 
@@ -37,7 +37,7 @@ Lines = dict[tuple[str, ...], At]
 
 
 class NoToml(UsageProblem):
-    """A text that is no TOML, and where it is not."""
+    """A text is not valid TOML; ``at`` is the position of the error."""
 
     def __init__(self, told: str, at: At, code: str) -> None:
         super().__init__(f"{at}: this is not TOML: {told}.", hint="Mend that line.", code=code)
@@ -45,10 +45,10 @@ class NoToml(UsageProblem):
 
 
 def read_toml(path: Path, what: str) -> tuple[dict[str, Any], Lines]:
-    """A file's table, and the place of each of its keys.
+    """Read a TOML file: its table, and the position of each key.
 
     Raises:
-        UsageProblem: If it cannot be read or is no TOML.
+        UsageProblem: If it cannot be read or is not TOML.
     """
     try:
         text = path.read_text()
@@ -62,10 +62,10 @@ def read_toml(path: Path, what: str) -> tuple[dict[str, Any], Lines]:
 
 
 def parse_toml(text: str, where: str, what: str) -> tuple[dict[str, Any], Lines]:
-    """The same from text; ``where`` names it.
+    """Parse a TOML text: its table, and the position of each key. ``where`` is the file name in messages.
 
     Raises:
-        NoToml: If it is no TOML.
+        NoToml: If it is not TOML.
     """
     if sys.version_info >= (3, 11):
         import tomllib
@@ -82,10 +82,10 @@ def parse_toml(text: str, where: str, what: str) -> tuple[dict[str, Any], Lines]
 
 
 def key_lines(text: str, where: str = "") -> Lines:
-    """The place of each table and of each key in it, those of inline tables that stand on one line too."""
+    """Return the position of each table and of each key, including keys of inline tables on one line."""
     found: Lines = {}
     table: tuple[str, ...] = ()
-    inside = False  # a text of several lines
+    inside = False  # whether the line is within a multi-line string
     for number, line in enumerate(text.splitlines(), 1):
         turns = len(_LONG.findall(line)) % 2 == 1
         if inside or line.lstrip().startswith("#"):
@@ -104,7 +104,7 @@ def key_lines(text: str, where: str = "") -> Lines:
 
 
 def _inline(line: str, start: int) -> Iterator[tuple[str, int]]:
-    """Keys of an inline table, and where they begin."""
+    """Yield the keys of an inline table, with the columns at which they start."""
     if not line[start:].lstrip().startswith("{"):
         return
     bare = _TEXT.sub(lambda text: text[0] if line[text.end() :].lstrip()[:1] == "=" else "_" * len(text[0]), line)
@@ -113,7 +113,7 @@ def _inline(line: str, start: int) -> Iterator[tuple[str, int]]:
 
 
 def place_of(lines: Lines, keys: tuple[str, ...], where: str = "") -> At:
-    """The place of a key, else of what holds it, else where that file begins."""
+    """Return the position of a key, or of the nearest enclosing table, or the start of the file."""
     while keys:
         if keys in lines:
             return lines[keys]
@@ -129,17 +129,17 @@ _PLAIN = {
     "extra_forbidden": "unknown key",
     "unexpected_keyword_argument": "unknown key",
 }
-"""In plain words, by pydantic's type of an error."""
+"""Messages in plain words, by pydantic's error type."""
 
 
 def _in_plain_words(error: Mapping[str, Any]) -> str:
-    """What is expected; other errors in pydantic's words."""
+    """Return what is expected, in plain words if the error type is known, else pydantic's message."""
     known = _PLAIN.get(error["type"])
     return str(error["msg"]) if known is None else known.format(**error.get("ctx", {}))
 
 
 class Problem(NamedTuple):
-    """What pydantic found wrong, where, and in which key; ``error`` is its own account of it."""
+    """A validation error of pydantic: its position, its key and a message. ``error`` is pydantic's own description."""
 
     at: At
     keys: tuple[str, ...]
@@ -148,13 +148,14 @@ class Problem(NamedTuple):
 
 
 def first_problem(error: ValidationError, where: str, lines: Lines | None) -> str:
-    """What is wrong first, as ``file:line:column: key: what is expected there.``; without lines, without those."""
+    """Return the first error as ``file:line:column: key: what is expected.``; without ``lines``, without line and
+    column."""
     first = problems(error, where, lines or {})[0]
     return f"{where if lines is None else first.at}: {first.told}"
 
 
 def problems(error: ValidationError, where: str, lines: Lines) -> list[Problem]:
-    """All that is wrong, each value once: of several types that it might have, the first counts."""
+    """Return all errors, one per value: if a value may have several types, the first type counts."""
     found: dict[tuple[str, ...], Problem] = {}
     for each in error.errors():
         keys = tuple(map(str, each["loc"]))
@@ -166,12 +167,12 @@ def problems(error: ValidationError, where: str, lines: Lines) -> list[Problem]:
 
 
 def _known(keys: tuple[str, ...], lines: Lines) -> tuple[str, ...]:
-    """As much of it as stands in the file: the rest says which type was tried."""
+    """Return the part of the key that is in the file: pydantic appends the name of the type that it tried."""
     return next((keys[:n] for n in range(len(keys), 0, -1) if keys[:n] in lines), keys)
 
 
 def why_unreadable(error: OSError | UnicodeDecodeError) -> str:
-    """The system's words, without its number and the path."""
+    """Return the operating system's message, without its error number and the path."""
     return str(getattr(error, "strerror", None) or "it is not text")
 
 

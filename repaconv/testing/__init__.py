@@ -1,4 +1,4 @@
-"""For tests of other packages: `assert_parity`, example checkpoints, the conformance test of a method."""
+"""For tests in other packages: `assert_parity`, example checkpoints, the conformance test of a method."""
 
 from repaconv.testing.conformance import check_method as check_method
 from repaconv.testing.conformance import write_example as write_example

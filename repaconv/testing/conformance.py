@@ -1,4 +1,4 @@
-"""Checkpoints of our own making, and what a plug-in's method must hold."""
+"""Example checkpoints, and the conformance test that a plug-in's method must pass."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def write_example(method: str, arch: str, path: Path, seed: int) -> None:
-    """Write a training-time checkpoint with seeded random weights, in the layout of mmengine.
+    """Write a training-time checkpoint with seeded random weights, in mmengine's layout.
 
     Args:
         method: Name of the method.
@@ -92,10 +92,10 @@ def _require_proved(name: str, path: Path, run: Path, settings: Mapping[str, str
 
 
 def _broken(weights: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-    """Files that are not the example, in words."""
+    """Return altered checkpoints that must be refused, by what is wrong with them."""
     import torch
 
-    # an index or a counter may be left unread, a floating point weight may not
+    # the method may ignore an index or a counter, but not a floating-point weight
     read = [key for key, tensor in sorted(weights.items()) if tensor.is_floating_point() and tensor.ndim > 1]
     return {
         "a key too many": {**weights, "left.over.weight": torch.ones(2, 2)},

@@ -1,4 +1,4 @@
-"""Two forms of a network held against each other in anybody's test: modules, or .onnx files."""
+"""`assert_parity`: compare the outputs of two models (torch modules or .onnx files) in any test."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 Runs = Union["nn.Module", str, Path]
-"""Something that computes outputs from inputs: a module, or the path of an .onnx."""
+"""A model: a module, or the path of an .onnx file."""
 
 Given = Union["NDArray[Any]", tuple[int, ...]]
 """An input, or its shape for a seeded random one."""
@@ -38,8 +38,8 @@ def assert_parity(
     """Fail unless two models give the same outputs, and name the first module that differs; for pytest or other tests.
 
     Args:
-        candidate: A ``torch.nn.Module``, of which a copy in eval mode is run in its own float type (a float16 module
-            may overflow); or the path of an .onnx file.
+        candidate: A ``torch.nn.Module``, or the path of an .onnx file. Of a module, a copy in eval mode runs in the
+            module's own float type (a float16 module may overflow).
         reference: The same; the model that is taken as correct.
         images: [n, C, H, W] or any other input, or its shape for seeded random ones; several in the order of the
             inputs, or by their names.
@@ -72,7 +72,7 @@ def assert_parity(
 
 
 def _links(pairs: Mapping[str, tuple[Array, Array]], usual: Tolerance, lossy: str | None) -> list[Link]:
-    """One for every output: what was found, what was expected."""
+    """Return one comparison per output, named as the reference's outputs."""
     from repaconv.verification.difference_metrics import Meter
     from repaconv.verification.tolerances import tolerance
 
@@ -87,7 +87,7 @@ def _links(pairs: Mapping[str, tuple[Array, Array]], usual: Tolerance, lossy: st
 
 
 def _parting(candidate: _Graph | _Module, reference: _Graph | _Module, x: Array, allowed: float | None) -> str:
-    """Where two ends part on their only input."""
+    """Describe the first module where two models differ on their only input."""
     from repaconv.verification.divergence_location import locate
 
     by_module = isinstance(candidate, _Module) or isinstance(reference, _Module)
@@ -97,16 +97,16 @@ def _parting(candidate: _Graph | _Module, reference: _Graph | _Module, x: Array,
 
 
 def _error(link: Link) -> float:
-    """Its largest error; what is not a number is beyond all."""
+    """Return the largest relative error of a comparison; NaN counts as infinite."""
     error = link.metrics.max_rel_error if link.metrics else 0.0
     return error if error == error else float("inf")
 
 
 def _feeds(given: Given | Sequence[Given] | Mapping[str, Given]) -> dict[int | str, Array]:
-    """Inputs by name, or by position where they have none.
+    """Return the inputs by name, or by position if they have no names.
 
     Raises:
-        UsageProblem: If one is neither an array nor a shape, or empty.
+        UsageProblem: If an input is neither an array nor a shape, or is empty.
     """
     if isinstance(given, Mapping):
         return {name: _array(name, each) for name, each in given.items()}
@@ -130,10 +130,10 @@ def _array(name: int | str, given: Any) -> Array:
 
 
 def _paired(found: Mapping[str, Array], expected: Mapping[str, Array]) -> dict[str, tuple[Array, Array]]:
-    """Outputs side by side: by name where both have the same, else in their order.
+    """Pair the outputs of both models: by name if both have the same names, otherwise in their order.
 
     Raises:
-        Refused: If they are not as many, or two are of other shapes or kinds of number.
+        Refused: If the numbers of outputs differ, or two outputs differ in shape or kind of number.
     """
     if len(found) != len(expected) or not expected:
         raise Refused(
@@ -156,7 +156,7 @@ def _paired(found: Mapping[str, Array], expected: Mapping[str, Array]) -> dict[s
 
 
 class _Graph:
-    """An .onnx file as one end of `assert_parity`."""
+    """An .onnx file as one side of `assert_parity`."""
 
     def __init__(self, path: Path) -> None:
         from repaconv.verification.model_runners import load_onnx
@@ -169,7 +169,7 @@ class _Graph:
         self.session = load_onnx(path)
 
     def run(self, feeds: Mapping[int | str, Array]) -> dict[str, Array]:
-        """All outputs by name."""
+        """Run it and return all outputs by name."""
         kinds = {port.name: port.dtype for port in self.session.inputs}
         order = list(kinds)
         named = {
@@ -191,7 +191,7 @@ class _Graph:
                 )
         try:
             return self.session.run(named)
-        except Exception as error:  # the runtime's own, of many classes
+        except Exception as error:  # ONNX Runtime raises many classes
             raise _does_not_run(str(self.path), named, error) from error
 
     def trace(self, *, by_module: bool) -> Any:
@@ -204,7 +204,7 @@ class _Graph:
 
 
 class _Module:
-    """A torch module as one end of `assert_parity`: a copy in eval mode, on the CPU, in its own float types."""
+    """A torch module as one side of `assert_parity`: a copy in eval mode, on the CPU, in its own float types."""
 
     def __init__(self, module: nn.Module) -> None:
         from repaconv.verification.model_runners import TorchRunner
@@ -214,7 +214,7 @@ class _Module:
         self.runner = TorchRunner(own, own.state_dict(), double=None)
 
     def run(self, feeds: Mapping[int | str, Array]) -> dict[str, Array]:
-        """All tensors of its output, by their places in it."""
+        """Run it and return all tensors of its output, by their positions in it."""
         import torch
 
         from repaconv.method_api.fold_error import tensors_in
@@ -239,10 +239,10 @@ class _Module:
 
 
 def _end(given: Runs) -> _Graph | _Module:
-    """What is run of a module or a path.
+    """Return the runner of a module or a path.
 
     Raises:
-        UsageProblem: If it is neither, or there is no such file.
+        UsageProblem: If it is neither, or the file does not exist.
     """
     if isinstance(given, (str, Path)):
         return _Graph(Path(given))

@@ -1,1 +1,1 @@
-"""The command line: commands, help, and the only code that prints."""
+"""The command line: commands, help, and all printing."""

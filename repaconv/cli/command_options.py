@@ -1,4 +1,4 @@
-"""Options of commands as Typer parameters, the options that several commands have, and how a command ends."""
+"""Command options as Typer parameters, the options shared by several commands, and how a command exits."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from repaconv.results import Record
 
 
-# --- The groups in which `repaconv --help` lists the commands.
+# The groups in which `repaconv --help` lists the commands
 
 STEPS = "Main steps"
 WORKFLOWS = "Whole workflows"
@@ -30,11 +30,11 @@ FLEET = "Fleet and boards"
 ENVIRONMENT = "Environment"
 
 
-# --- A command takes an `Options` object; Typer sees one parameter per field in its place.
+# A command takes an `Options` object. Typer sees one parameter per field instead.
 
 
 def joined(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The command with one parameter per field of its `Options`; Typer reads signatures."""
+    """Return the command with one Typer parameter per field of its `Options` (Typer reads signatures)."""
     hints = {name: _as_written(hint) for name, hint in get_type_hints(command, include_extras=True).items()}
     own = signature(command).parameters
     types = {name: hints[name] for name in own if _is_options(hints[name])}
@@ -67,20 +67,20 @@ def joined(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _panel(parameter: Parameter) -> int:
-    """The place of an option's group in the help; options of no group come first, as Typer prints them."""
+    """Return the position of an option's group in the help. Options without a group come first, as in Typer."""
     described = [parameter.default, *getattr(parameter.annotation, "__metadata__", ())]
     panel = next((found for each in described if (found := getattr(each, "rich_help_panel", None))), None)
     return ORDER.index(panel) if panel in ORDER else -1
 
 
 def _as_written(hint: Any) -> Any:
-    """Before Python 3.11, what has None for its default comes in an Optional of its own, which hides what it is."""
+    """Return the annotation as written: before Python 3.11, a default of None wraps it in another Optional."""
     inside = [each for each in get_args(hint) if hasattr(each, "__metadata__")]
     return inside[0] if inside and not hasattr(hint, "__metadata__") else hint
 
 
 def _made(options: type[Options], typed: Mapping[str, Any]) -> Options:
-    """The options; what was not typed has its default."""
+    """Create the options object; options that were not given on the command line have their defaults."""
     return options(
         **{each.name: each.read(typed[each.name]) for each in options_of(options) if typed[each.name] is not None}
     )
@@ -91,7 +91,7 @@ def _is_options(hint: Any) -> bool:
 
 
 def _completed(name: str, hint: Any) -> Any:
-    """The hint of an argument or an option, with what a shell offers for it; hints of several commands are one."""
+    """Add shell completion to the annotation of an argument. Commands share annotations, so it is copied."""
     offered, described = completion_of(name), getattr(hint, "__metadata__", ())
     if offered is None or not described:
         return hint
@@ -101,7 +101,7 @@ def _completed(name: str, hint: Any) -> Any:
 
 
 def _option(field: Asked) -> Parameter:
-    """A field as Typer reads it."""
+    """Return the Typer parameter of an option field."""
     knob = field.knob
     names = knob.option or (() if field.default is True else (field.option,))
     offered = completion_of(field.name)
@@ -118,16 +118,16 @@ def _option(field: Asked) -> Parameter:
     return Parameter(field.name, Parameter.KEYWORD_ONLY, default=option, annotation=field.typed_as)
 
 
-# --- The app, the options that several commands have, and how each of them ends.
+# The app, the options shared by several commands, and how a command exits
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 class Strict(TyperCommand):
-    """A command that refuses options which do nothing where they stand, and still takes those of former names."""
+    """A Typer command that refuses options without effect and accepts the former names of options."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Read what was typed; an option's former name is replaced by its name, and that is said."""
+        """Parse the arguments. The former name of an option is replaced by the current one, with a notice."""
         from repaconv.core import terminal
 
         former: dict[str, str] = getattr(self.callback, "former_options", {})
@@ -141,7 +141,7 @@ class Strict(TyperCommand):
         return rest
 
     def invoke(self, ctx: Any) -> Any:
-        """Run it, with what was typed looked at first."""
+        """Refuse options without effect, then run the command."""
         from repaconv.cli.idle_options import refuse_idle
 
         typed = {name for name in ctx.params if getattr(ctx.get_parameter_source(name), "name", "") == "COMMANDLINE"}
@@ -154,10 +154,10 @@ class Strict(TyperCommand):
 
 
 class _Commands(typer.Typer):
-    """Commands whose `Options` become command-line options."""
+    """Typer app whose commands take `Options` objects."""
 
     def command(self, *names: Any, **settings: Any) -> Callable[[Command], Command]:
-        """Register one."""
+        """Register a command."""
         register = super().command(*names, cls=Strict, **settings)
 
         def joining(command: Command) -> Command:
@@ -179,7 +179,7 @@ app = _Commands(
 
 
 class Format(str, Enum):
-    """How results are printed."""
+    """The format of the results on stdout."""
 
     text = "text"
     json = "json"
@@ -221,7 +221,7 @@ def finish(
     stage: Callable[..., Record],
     shown: Callable[[Record], None] | None = None,
 ) -> None:
-    """Run a stage, show its artefact (by ``shown``, or as all are), leave with its verdict."""
+    """Run a stage, print its result (by ``shown``, or by `show`), and exit with the code of its verdict."""
     from repaconv.cli import text_and_json_output
     from repaconv.cli.text_and_json_output import show
 

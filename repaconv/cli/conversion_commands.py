@@ -1,4 +1,4 @@
-"""What needs images: how near a network is to a convolution, making it one, training where that is not enough."""
+"""Commands for lossy conversion with images: score, convert, finetune."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The demo: all stages in a row, on the trained networks that come along or on a checkpoint of our own making."""
+"""The demo: run all stages on the trained networks in the package, or on a checkpoint with random weights."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SEED = 0
 
 
 def run_five(out: Path, rounds: int | None, *, quiet: bool) -> int:
-    """Walk the trained networks of five methods the whole way, and put them beside each other.
+    """Run all stages on the trained networks of five methods, and compare them in one report.
 
     Returns:
         The exit code: 1 if any verdict is failed.
@@ -33,7 +33,7 @@ def run_five(out: Path, rounds: int | None, *, quiet: bool) -> int:
 
 
 def _walk(checkpoint: Path, run: Path, rounds: int | None, progress: Progress) -> None:
-    """Fold, export in float32 and int8, verify on labelled images, bench, report."""
+    """Fold, export in FP32 and INT8, verify on labeled images, benchmark and report one checkpoint."""
     import repaconv
     from repaconv import models
 
@@ -46,12 +46,12 @@ def _walk(checkpoint: Path, run: Path, rounds: int | None, progress: Progress) -
 
 
 def _told_of(method: str, progress: Progress) -> Progress:
-    """Progress that says of which network."""
+    """Prefix the progress messages with the network's name."""
     return lambda what, done, total: progress(f"{method}: {what}", done, total)
 
 
 def run_demo(arch: str, out: Path, rounds: int | None, *, quiet: bool) -> int:
-    """Make a RIFormer checkpoint, walk it the whole way, print what was verified and measured.
+    """Write a RIFormer checkpoint with random weights, run all stages on it, and print the results.
 
     Returns:
         The exit code: 1 if any verdict is failed.

@@ -1,4 +1,4 @@
-"""What is known here, what works, and the demo."""
+"""Commands about the installation: fetch, targets, doctor; and the demo."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from repaconv.core.plugins import PluginRow
 
 MANY = 20
-"""Names on a line say nothing any more."""
+"""From this number on, names are counted and not listed."""
 
 
 @app.command(rich_help_panel=ENVIRONMENT, epilog="Example: repaconv fetch hf://OWNER/NAME@REVISION")
@@ -93,7 +93,8 @@ def doctor(
 
 
 def summary(found: list[PluginRow]) -> Iterator[tuple[str, str, str]]:
-    """Our own plug-ins as a line a group; engines, what is broken and what is of others a line each; then extras."""
+    """Return the rows of `doctor`: one per group for repaconv's own plug-ins; one each for engines, broken plug-ins,
+    plug-ins of other packages, and extras."""
     from repaconv.core import plugins
 
     for group in plugins.GROUPS:

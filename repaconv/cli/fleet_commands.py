@@ -1,4 +1,4 @@
-"""Other machines: bundles for boards, matrices over a cluster, and its workers."""
+"""Commands for other machines: bundle, collect, sweep, worker."""
 
 from __future__ import annotations
 

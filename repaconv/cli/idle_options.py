@@ -1,6 +1,6 @@
-"""Options that would do nothing where they stand. They are refused: who types one means something by it.
+"""Rules that refuse options that would have no effect, so that users notice the mistake.
 
-An option whose wish holds anyway, as ``--quiet`` with ``--format json``, is no such.
+An option whose effect is there anyway, such as ``--quiet`` with ``--format json``, is accepted.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 from repaconv.core.errors import UsageProblem
 
 Values = Mapping[str, Any]
-"""All of a command's parameters, by the names that they have in Python."""
+"""All parameters of a command by their Python names."""
 
 
 class Idle(NamedTuple):
-    """Options of some commands, where they do nothing, and why."""
+    """Options of some commands that have no effect in a case, and the reason."""
 
     commands: tuple[str, ...]
     options: tuple[str, ...]
@@ -82,15 +82,15 @@ IDLE = (
 
 
 def refuse_idle(command: str, given: Values, typed: Mapping[str, str]) -> None:
-    """Look at what was typed.
+    """Refuse options on the command line that have no effect.
 
     Args:
-        command: Its name.
+        command: Name of the command.
         given: See `Values`.
-        typed: The options that were given on the command line, by those names, as they were spelt.
+        typed: The options given on the command line as they were spelled, by their Python names.
 
     Raises:
-        UsageProblem: If one of them does nothing there.
+        UsageProblem: If one of them has no effect.
     """
     for rule in IDLE:
         idle = [typed[name] for name in rule.options if name in typed] if command in rule.commands else []

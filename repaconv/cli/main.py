@@ -1,4 +1,4 @@
-"""The command line: options to a stage, its artefact to the renderer, its verdict to the exit code."""
+"""Entry point of the command line: registers the commands, runs one, and turns errors into messages and exit codes."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from repaconv.core.change_guard import require_none_cut
 from repaconv.core.errors import EnvironmentProblem, Interrupted, RepaconvError, UsageProblem, said_by
 
 COMMANDS = (stage_commands, workflow_commands, conversion_commands, fleet_commands, environment_commands)
-"""Where the commands are: importing them registers each."""
+"""The modules with the commands. Importing them registers the commands, in the order of `--help`."""
 COMPLETING = "_REPACONV_COMPLETE"
-"""Set by the script of `repaconv --install-completion`."""
+"""Environment variable set by the script of `repaconv --install-completion`."""
 
 
 @app.callback(invoke_without_command=True)
@@ -48,19 +48,19 @@ def root(
 
         sys.stdout.write(f"repaconv {installed('repaconv')}\n")
         raise typer.Exit(0)
-    if context.invoked_subcommand is None:  # no command is no work: the help, and no more words
+    if context.invoked_subcommand is None:  # without a command, print only the help
         sys.stdout.write(f"{context.get_help()}\n")
         raise typer.Exit(2)
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line and leave the process with its exit code; no traceback for what a user can mend."""
+    """Run the command line and exit with its code. Errors that a user can fix are printed without a traceback."""
     own_process = arguments is None
     if own_process:
-        gc.set_threshold(100_000)  # a quarter off the time that importing torch takes
+        gc.set_threshold(100_000)  # makes importing torch a quarter faster
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
-                stream.reconfigure(errors="backslashreplace")  # names of files may be no text
+                stream.reconfigure(errors="backslashreplace")  # file names may be undecodable
     if COMPLETING in os.environ:
         app.registered_commands = named_alone(app.registered_commands, os.environ)
     given = sys.argv[1:] if arguments is None else arguments
@@ -76,18 +76,18 @@ def main(arguments: list[str] | None = None) -> None:
         code = _report(_usage(problem, command), command, given)
     except (KeyboardInterrupt, typer.Abort):
         code = _report(Interrupted(), command, given)
-    except BrokenPipeError:  # who read it has seen enough, as `head` has
+    except BrokenPipeError:  # the reader closed the pipe, e.g. `head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
     except (MemoryError, OSError, RuntimeError) as problem:
         code = _report(_of_the_machine(problem), command, given)
-    if own_process and "onnxsim" not in sys.modules:  # which complains where its objects are not freed
-        gc.freeze()  # leaving would search all that torch imported for garbage, for most of a second
+    if own_process and "onnxsim" not in sys.modules:  # which prints a warning if its objects are not freed
+        gc.freeze()  # the garbage collection at exit takes most of a second after importing torch
     sys.exit(code if isinstance(code, int) else 0)
 
 
 def _first(problem: RepaconvError) -> RepaconvError:
-    """What came before it: a file that was cut while it was read is why all else went wrong."""
+    """Return the error that caused this one: if an input file was truncated during reading, that is the cause."""
     try:
         require_none_cut()
     except RepaconvError as cut:
@@ -96,10 +96,10 @@ def _first(problem: RepaconvError) -> RepaconvError:
 
 
 def _of_the_machine(problem: Exception) -> EnvironmentProblem:
-    """What no stage could foresee: no memory, or something that the system does not do.
+    """Return an error about the machine: no memory, or a failed system call.
 
     Raises:
-        Exception: The problem itself, if it is another: a defect, whose place must be seen.
+        Exception: The problem itself if it is anything else: a defect, which needs its traceback.
     """
     if isinstance(problem, OSError):
         where = f"{problem.filename}: " if problem.filename else ""

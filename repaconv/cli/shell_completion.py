@@ -1,4 +1,4 @@
-"""What a shell offers where Tab is pressed; what is offered nowhere is left to the shell, which knows files."""
+"""Shell completion: the values offered for each parameter. Files are left to the shell."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Completion = Callable[[str], list[str]]
 
 
 def completion_of(parameter: str) -> Completion | None:
-    """What completes a parameter of that name, in any command; nothing of torch is imported for it."""
+    """Return the completion function of a parameter of that name, in any command. Does not import torch."""
     known = COMPLETED.get(parameter)
     if known is None:
         return None
@@ -25,11 +25,11 @@ def completion_of(parameter: str) -> Completion | None:
 
 
 def named_alone(commands: Sequence[CommandInfo], environment: Mapping[str, str]) -> list[CommandInfo]:
-    """The command that stands in the line, where Tab was pressed behind it: building the others takes most of the time.
+    """Return only the command that is in the line already, because building all commands takes most of the time.
 
     Args:
-        commands: All of them, with their names.
-        environment: What the shell's script says: the line, by bash or by another shell.
+        commands: All commands.
+        environment: The environment variables that contain the line: bash and other shells use different ones.
     """
     line = environment.get("COMP_WORDS") or environment.get("_TYPER_COMPLETE_ARGS") or ""
     behind = len(line.split()) > 1 and len(f"{line}|".split()) > 2
@@ -38,38 +38,38 @@ def named_alone(commands: Sequence[CommandInfo], environment: Mapping[str, str])
 
 
 def name_of(command: CommandInfo) -> str:
-    """As it is typed."""
+    """Return the name of a command as it is typed."""
     return str(command.name or getattr(command.callback, "__name__", ""))
 
 
 def runs() -> Iterator[str]:
-    """Folders with a fold, here and in repaconv-out/."""
+    """Return the run folders in the current folder and in repaconv-out/."""
     return (str(found.parent) for pattern in ("*/fold.json", "repaconv-out/*/fold.json") for found in _here(pattern))
 
 
 def recipes() -> Iterator[str]:
-    """TOML files, here and in recipes/."""
+    """Return the TOML files in the current folder and in recipes/."""
     patterns = ("*.toml", "recipes/*.toml", "recipes/*/*.toml")
     return (str(found) for pattern in patterns for found in _here(pattern) if found.name != "pyproject.toml")
 
 
 def methods() -> Iterable[str]:
-    """Of all packages that are installed."""
+    """Return the names of all registered methods."""
     return plugins.registered(plugins.METHODS)
 
 
 def targets() -> Iterable[str]:
-    """Devices by name; a TOML file of one's own is the shell's."""
+    """Return the names of all registered targets. TOML files are completed by the shell."""
     return plugins.registered(plugins.TARGETS)
 
 
 def precisions() -> Iterable[str]:
-    """Of exports and engines."""
+    """Return the precisions of exports and engines."""
     return "fp32", "fp16", "bf16", "int8"
 
 
 def runtimes() -> Iterable[str]:
-    """Engines."""
+    """Return the names of all registered engines."""
     return plugins.registered(plugins.ENGINES)
 
 
@@ -91,4 +91,4 @@ COMPLETED: dict[str, Callable[[], Iterable[str]]] = {
     "precision": precisions,
     "runtimes": runtimes,
 }
-"""By the name of the parameter."""
+"""The values offered, by the name of the parameter."""

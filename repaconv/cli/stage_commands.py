@@ -1,4 +1,4 @@
-"""The stages, in the order in which data flows."""
+"""Commands of the main stages, in the order in which data flows: inspect, fold, verify, export, build, bench."""
 
 from __future__ import annotations
 
@@ -215,21 +215,21 @@ def bench(
 
 
 def _estimated(model: Path | None, options: BenchOptions) -> Any:
-    """Nowhere."""
+    """Return the stage that estimates latency without measuring."""
     from repaconv.stages.bench.estimate import estimate_by
 
     return partial(estimate_by, EstimateOptions.of(options), model)
 
 
 def _throughput(model: Path | None, options: BenchOptions, streams: int | None) -> Any:
-    """Several calls at once, here."""
+    """Return the stage that measures throughput, with several inferences at the same time."""
     from repaconv.stages.bench.throughput import throughput_by
 
     return partial(throughput_by, ThroughputOptions.of(options, streams=streams), model)
 
 
 def _bench_where(model: Path | None, options: BenchOptions, cluster: ClusterOptions, host: str | None) -> Any:
-    """On a board, on a worker, or here."""
+    """Return the stage that measures latency: on a board, on a cluster worker, or on this machine."""
     if host:
         from repaconv.distributed.remote_bench import bench_by_ssh
 

@@ -1,4 +1,4 @@
-"""The only place that prints: results to stdout as text or JSON, everything else to stderr."""
+"""Printing of all commands: results to stdout as text or JSON, everything else to stderr."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ NEXT = {
     "bench": "repaconv report{run}",
     "new-recipe": "repaconv run {recipe}",
 }
-"""What usually comes after a stage; ``{run}`` is empty where the next command would take that run by itself."""
+"""The command that usually follows each stage. ``{run}`` is empty if the next command uses that run by default."""
 
 
 def envelope(command: str, exit_code: int, data: Any, errors: Iterable[RepaconvError] = ()) -> None:
     """Print the JSON envelope, the same for success and for every failure."""
-    from repaconv.core.files import finite  # brings pydantic, which Tab and --help do without
+    from repaconv.core.files import finite  # imports pydantic, which is too slow for completion and --help
 
     statuses = {0: "ok", 1: "failed", 5: "inconclusive"}
     found = [{"code": error.code, "message": error.message, "hint": error.hint} for error in errors]
@@ -58,7 +58,7 @@ def envelope(command: str, exit_code: int, data: Any, errors: Iterable[RepaconvE
 
 
 def error(problem: RepaconvError) -> None:
-    """One sentence, and what to do about it."""
+    """Print an error message and its hint to stderr."""
     console = err()
     console.print(f"[bold red]error:[/] {plain(problem.message)} [dim]({problem.code})[/]")
     if problem.hint:
@@ -88,7 +88,8 @@ TEXTS = {
     "verify": "stages.verify.text",
     "sweep": "distributed.text",
 }
-"""The module that shows a result as text by its ``show_<kind>``, by the kind: the module of `repaconv.results`."""
+"""The module that prints a result as text with its function ``show_<kind>``, where the kind is the result's module in
+`repaconv.results`."""
 
 
 def show(done: Record) -> None:
@@ -98,7 +99,7 @@ def show(done: Record) -> None:
 
 
 def plain_data(record: Record) -> dict[str, Any]:
-    """An artefact for the envelope, with the files it took and wrote."""
+    """Return an artifact for the JSON envelope, with its input and output files."""
     data: dict[str, Any] = record.model_dump(mode="json")
     for name in ("input_files", "output_files"):
         if hasattr(record, name):
@@ -108,7 +109,7 @@ def plain_data(record: Record) -> dict[str, Any]:
 
 @contextmanager
 def progress(*, quiet: bool) -> Iterator[Any]:
-    """A function (what, done, in all) that draws on a terminal, and elsewhere tells each step by a line on stderr.
+    """Yield a progress callback (step, done, total): a bar on a terminal, otherwise one line per step on stderr.
 
     Meanwhile, notices are printed to stderr, each once, even if ``quiet``.
     """
@@ -130,7 +131,7 @@ def progress(*, quiet: bool) -> Iterator[Any]:
 
 @contextmanager
 def _notices(console: Console) -> Iterator[None]:
-    """Print what `repaconv.core.notices` has, each sentence once."""
+    """Print the messages of `repaconv.core.notices`, each sentence once."""
     printed: set[str] = set()
 
     class Printer(logging.Handler):
@@ -153,7 +154,7 @@ def _notices(console: Console) -> Iterator[None]:
 
 
 def _by_line() -> Any:
-    """A line where a step begins, with the seconds until then."""
+    """Return a progress callback that prints one line at the start of each step, with the elapsed seconds."""
     begun, last = time.monotonic(), ""
 
     def told(what: str, _done: int, _total: int) -> None:
@@ -167,7 +168,7 @@ def _by_line() -> Any:
 
 
 def next_step(command: str, done: Record) -> None:
-    """The command that usually follows, to stderr."""
+    """Print the command that usually follows to stderr."""
     command = "form" if getattr(done, "kind", "") == "training-form" else command
     if command not in NEXT:
         return
@@ -178,7 +179,7 @@ def next_step(command: str, done: Record) -> None:
     lacks: dict[str, str] = getattr(done, "missing_settings", {})
     problems: tuple[str, ...] = getattr(done, "problems", ())
     if command == "inspect" and problems and not lacks:
-        return  # they say what to do
+        return  # the problems tell the user what to do
     if command == "build" and _not_here(done):
         return  # the engine is for another machine
     named = {name: getattr(done, name, "") for name in ("recipe", "address")}
@@ -193,7 +194,7 @@ def next_step(command: str, done: Record) -> None:
 
 
 def _words_of_run(command: str, done: Record) -> str:
-    """What follows on a run, named where it is not the one that is taken by itself; empty where nothing does."""
+    """Return the command that follows for a run; empty if there is none. The default run is not named in it."""
     from repaconv.core import run_folder
     from repaconv.stages.shared.remote_targets import measured_by
     from repaconv.stages.shared.run_exports import exports_of
@@ -208,19 +209,20 @@ def _words_of_run(command: str, done: Record) -> str:
     newest = max(exports, key=lambda each: each.path.stat().st_mtime_ns)
     try:
         return f"repaconv {measured_by(newest.artefact, home)}"
-    except RepaconvError:  # the file of the user's own target is not there any more
+    except RepaconvError:  # the file of a user-defined target was removed
         return ""
 
 
 def _not_here(done: Record) -> bool:
-    """Whether a result is for a target that is not this machine."""
+    """Return whether a result is for a target that is not this machine."""
     from repaconv.stages.shared.remote_targets import target_of, why_not_here
 
     return bool(why_not_here(target_of(done)[1]))  # type: ignore[arg-type]
 
 
 def _arch(done: Record) -> tuple[str, ...]:
-    """What ``fold`` asks of a checkpoint that no method knows and that is not of one published network alone."""
+    """Return the --arch option to suggest for a checkpoint that no method recognizes and that does not match exactly
+    one published network."""
     if getattr(done, "method", "") is not None:
         return ()
     exact = sum(one.exact for one in getattr(done, "networks", ()))
@@ -228,7 +230,7 @@ def _arch(done: Record) -> tuple[str, ...]:
 
 
 def files(took: Iterable[str], wrote: Iterable[str], *, quiet: bool) -> None:
-    """Which files a stage took and wrote, to stderr."""
+    """Print the input and output files of a stage to stderr."""
     if quiet:
         return
     console = err()
@@ -238,6 +240,6 @@ def files(took: Iterable[str], wrote: Iterable[str], *, quiet: bool) -> None:
 
 
 def overridden(unverified: Iterable[str]) -> None:
-    """Failed checks and contradicting settings that the user overrode."""
+    """Print the failed checks and contradicting settings that the user overrode."""
     for told in unverified:
         out().print(f"[bold yellow]overridden:[/] {plain(told)}")

@@ -1,4 +1,4 @@
-"""Whole ways: a recipe's, and that to a target; and any two models beside each other."""
+"""Commands for whole workflows (run, deploy, gate, tune, ...), and for reports and comparisons."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def compare(
 
 
 def leave(command: str, format: Format, done: RecipeRun) -> None:
-    """Show a recipe's way, and leave with its exit code."""
+    """Print the result of a recipe, and exit with its code."""
     from repaconv.cli import text_and_json_output
     from repaconv.cli.text_and_json_output import show
 
@@ -126,11 +126,11 @@ def leave(command: str, format: Format, done: RecipeRun) -> None:
     raise typer.Exit(done.exit_code)
 
 
-# --- What looks at whole runs: the gate, the report, the papers' tables.
+# Commands that evaluate whole runs: gate, report, save, table
 
 
 class GateFormat(str, Enum):
-    """How the gate's results are printed."""
+    """The format of the gate's results."""
 
     text = "text"
     json = "json"
@@ -189,7 +189,7 @@ def gate(
 
 
 class ReportFormat(str, Enum):
-    """How a report is written."""
+    """The format of a report."""
 
     html = "html"
     markdown = "markdown"
@@ -266,7 +266,7 @@ def table(
     finish("table", format, quiet, lambda progress: stage(method, progress=progress))
 
 
-# --- The search for the fastest form.
+# The search for the fastest configuration
 
 
 @app.command(rich_help_panel=SEARCH, epilog="Example: repaconv tune ckpt.pth --target x86-64")

@@ -1,1 +1,1 @@
-"""Lossy conversion of attention to convolutions and token merging, and fine-tuning."""
+"""Lossy conversion of trained vision transformers (attention to convolution, token merging), and fine-tuning."""

@@ -1,4 +1,4 @@
-"""Attention to convolution, from a budget or a number of blocks to a network that is measured."""
+"""Convert attention to convolutions: choose the blocks or heads, convert them, measure the loss."""
 
 from __future__ import annotations
 
@@ -24,11 +24,12 @@ from repaconv.methods.dwconv.mixer_kinds import FORMAT
 from repaconv.results import Origin, Tried
 from repaconv.verification.accuracy_budget import Budget
 
-# --- Heads one by one: which are nearest to a convolution. The others of their block attend on.
+# Ranking single heads; the other heads of a block keep their attention
 
 
 def by_error(streams: Streams, how: How, progress: Progress) -> tuple[Head, ...]:
-    """All heads, the cheapest to replace first: by what the best kernel alone leaves out of the residual stream."""
+    """Return all heads, the cheapest to replace first: by the error that the best kernel alone adds to the residual
+    stream."""
     plain, errors = streams.plain, dict[Head, float]()
     with torch.inference_mode():
         for index in range(len(plain.blocks)):
@@ -48,27 +49,27 @@ def by_error(streams: Streams, how: How, progress: Progress) -> tuple[Head, ...]
 
 
 def by_sigma(scores: Scores) -> tuple[Head, ...]:
-    """All heads by the paper's Sigma_h, the smallest first."""
+    """Return all heads by the paper's Sigma_h, the smallest first."""
     sigmas = {(block.block, n): head.sigma for block in scores.blocks for n, head in enumerate(block.heads)}
     return tuple(sorted(sigmas, key=sigmas.__getitem__))
 
 
-# --- Attention to convolution, from a budget or a number of blocks to a network that is measured.
+# The conversion of a network
 
 
 class Found(NamedTuple):
-    """A converted network, and how it was found.
+    """A converted network, and how it was chosen.
 
     Attributes:
-        net: In float32.
+        net: The network in float32.
         reading: Its blocks and weights.
-        scores: Of the original.
-        order: Of the blocks, where they were chosen.
-        heads: BLOCK.HEAD, where single ones were replaced.
-        tried: What was measured on the way; the last is this network.
-        refitted: Kept blocks whose W^O was fitted anew.
-        ridge: Of all its fits, None without one.
-        condition: The largest.
+        scores: The head scores of the original network.
+        order: The ranking of the blocks, if they were chosen by it.
+        heads: The replaced heads as BLOCK.HEAD, if single heads were replaced.
+        tried: The choices of blocks that were measured; the last is this network.
+        refitted: Indices of kept blocks whose W^O was refitted.
+        ridge: The ridge parameter of all its fits; None if it has no least-squares fit.
+        condition: The largest condition number of its fits; None if it has none.
     """
 
     net: nn.Module
@@ -85,10 +86,11 @@ class Found(NamedTuple):
 def convolved(
     plain: Plain, how: How, blocks: Blocks, criterion: str, parted: Parted, budget: Budget, progress: Progress
 ) -> Found:
-    """Choose, convert, measure on the images that choose. Blocks behind which tokens merge are not chosen.
+    """Choose the blocks, convert them, and measure the loss on the validation split. Blocks after a token merging are
+    not chosen.
 
     Raises:
-        GateFailed: If the budget allows no block at all.
+        GateFailed: If the budget does not allow replacing any block.
     """
     progress("score", 0, 0)
     rig = Rig.of(plain, parted)
@@ -127,7 +129,7 @@ def convolved(
 
 
 def _heads(rig: Rig, how: How, number: int, scores: Scores, criterion: str, progress: Progress) -> tuple[Head, ...]:
-    """The first of all heads that stand before what merges."""
+    """Return the first heads of the ranking that are before the first token merging."""
     order = by_sigma(scores) if criterion == "sigma" else by_error(rig.fitting, how, progress)
     return tuple(sorted([each for each in order if how.takes(each[0])][:number]))
 
@@ -144,16 +146,16 @@ def _require_some(chosen: tuple[int, ...], tried: tuple[Tried, ...]) -> None:
 
 
 _OF_THE_ORIGINAL = ("image_size", "trained_size", "pos_resize", "num_heads", "pool", "norm_eps", "full_conv")
-"""Settings that the converted checkpoint's own metadata says."""
+"""Settings that are in the metadata of the converted checkpoint."""
 
 
 def settings_for(given: Mapping[str, str]) -> dict[str, str]:
-    """The user's settings that a converted checkpoint still needs."""
+    """Return the user's settings that a converted checkpoint still needs."""
     return {name: value for name, value in given.items() if name not in _OF_THE_ORIGINAL}
 
 
 def metadata(reading: Reading, parent: Origin, record: Mapping[str, Any]) -> dict[str, str]:
-    """What the converted checkpoint says of itself: its layout, its architecture, where it is from."""
+    """Return the metadata of the converted checkpoint: its format, its architecture, and the hash of the original."""
     config = reading.config
     arch = {
         "img_size": list(config.image_size),

@@ -1,4 +1,4 @@
-"""A block of a network that is being converted: what flows into it, and what of it a conversion keeps."""
+"""A transformer block during conversion: its input activations, its weights, and the block that replaces it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from repaconv.verification.model_runners import weighted
 
 @dataclass(frozen=True)
 class Piece:
-    """A block in its new form: as trained, its weights by the names within it, its module, the fits' conditioning."""
+    """A converted block: its description, its weights by their names within the block, its module, and the condition
+    numbers of its fits."""
 
     block: ConvBlock
     tensors: dict[str, Tensor]
@@ -27,23 +28,24 @@ class Piece:
 
 @dataclass(frozen=True)
 class Values:
-    """V of a mixer: weight [c, d] and bias [c] on normalised tokens."""
+    """The value projection (V) of attention: weight [c, d] and bias [c], applied to normalized tokens."""
 
     weight: Tensor
     bias: Tensor | None
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """As the block has them."""
+        """The tensors by their names in the block."""
         bias = {} if self.bias is None else {"attn.v.bias": self.bias}
         return {"attn.v.weight": self.weight, **bias}
 
 
 @dataclass(frozen=True)
 class Place:
-    """A block of the network, and what flows into it: of the original and of what was converted so far, [N, T, d].
+    """A block of the network with its inputs: those in the original and in the network converted so far, [N, T, d].
 
-    ``mixed`` is what the original's heads give there, [N, T, d], before W^O.
+    ``teacher`` and ``student`` are these two inputs. ``mixed`` is the output of the original's heads, [N, T, d], before
+    W^O.
     """
 
     plain: Plain
@@ -54,58 +56,58 @@ class Place:
 
     @property
     def block(self) -> Any:
-        """The module as it was."""
+        """The original module."""
         return self.plain.blocks[self.index]
 
     @property
     def mixer(self) -> Mixer:
-        """Its attention as read."""
+        """The description of its attention."""
         return self.plain.reading.blocks[self.index].mixer
 
     @property
     def prefix(self) -> int:
-        """Tokens before the patches."""
+        """The number of tokens before the patches."""
         return self.plain.config.prefix
 
     @property
     def qkv(self) -> dict[str, Tensor]:
-        """Weight, and bias if there is one."""
+        """The weight of the qkv layer, and its bias if it has one."""
         return {name: value.detach().clone() for name, value in self.block.attn.qkv.state_dict().items()}
 
     @property
     def values(self) -> Values:
-        """V of all heads."""
+        """The value projection of all heads."""
         qkv, width = self.qkv, self.plain.config.width
         return Values(qkv["weight"][2 * width :], qkv["bias"][2 * width :] if "bias" in qkv else None)
 
     @property
     def proj(self) -> Tensor:
-        """W^O with LayerScale in it, [d + 1, d]; the last row is its bias."""
+        """W^O multiplied by LayerScale, [d + 1, d]; the last row is the bias."""
         proj, one = self.block.attn.proj, torch.ones(self.plain.config.width)
         scale = getattr(self.block.ls1, "gamma", one).detach()
         return scale * torch.cat([proj.weight.detach().T, proj.bias.detach()[None]])
 
     def heads(self, x: Tensor) -> Tensor:
-        """What the original attention gives for tokens [B, T, d]."""
+        """Return the output of the original attention before W^O for tokens [B, T, d]."""
         return attended(self.block, x, self.plain.heads)
 
     @cached_property
     def middle(self) -> Tensor:
-        """The original's stream behind it, [N, T, d]."""
+        """The original's residual stream after the attention, [N, T, d]."""
         return mapped(lambda x, mixed: behind_attention(self.block, x, mixed), self.teacher, self.mixed)
 
     @cached_property
     def wanted(self) -> Tensor:
-        """What the mixer should add to the converted network's stream, [N, T, d]."""
+        """The output of the mixer that would restore the original's residual stream, [N, T, d]."""
         return self.middle - self.student
 
     def patches(self, student: Tensor, values: Values) -> Tensor:
-        """V [B, n, c] of the patches among tokens [B, T, d]."""
+        """Return the values [B, n, c] of the patches among tokens [B, T, d]."""
         normal = self.block.norm1(student[:, self.prefix :])
         return nn.functional.linear(normal, values.weight, values.bias)
 
     def mean_attention(self) -> Tensor:
-        """The original's attention matrices among the patches, [h, n, n], their mean over the images."""
+        """Return the original's attention matrices among the patches, averaged over the images, [h, n, n]."""
         total = torch.zeros((), dtype=torch.float64)
         for (teacher,) in batches(self.teacher):
             q, k, _ = projected(self.block, teacher, self.plain.heads)
@@ -114,17 +116,17 @@ class Place:
         return (total / len(self.teacher)).float()
 
     def piece(self, mixer: Mixer, tensors: dict[str, Tensor], output: Tensor, *conditions: float) -> Piece:
-        """The whole block: what stands around the mixer stays, but for LayerScale, which is in W^O.
+        """Return the converted block. Everything except the mixer is kept; LayerScale is multiplied into W^O.
 
         Args:
-            mixer: The new one.
-            tensors: Its weights but for W^O.
-            output: W^O [c + 1, d], its bias the last row.
-            conditions: Of what was solved.
+            mixer: The new mixer.
+            tensors: Its weights without W^O.
+            output: W^O [c + 1, d]; the last row is the bias.
+            conditions: Condition numbers of the fits.
         """
         stays = {name: tensor for name, tensor in self.block.state_dict().items() if name[:4] not in ("attn", "ls1.")}
         whole = {**stays, **tensors, **linear("attn.proj", output)}
-        if mixer.conv[0] and self.prefix:  # these tokens attend on as before
+        if mixer.conv[0] and self.prefix:  # the prefix tokens keep their attention
             mixer = replace(mixer, prefix=self.prefix)
             whole |= {f"attn.prefix.qkv.{name}": value for name, value in self.qkv.items()}
             whole |= linear("attn.prefix.proj", self.proj)
@@ -137,5 +139,5 @@ class Place:
 
 
 def linear(name: str, output: Tensor) -> dict[str, Tensor]:
-    """Weight and bias of a layer by what was solved for, [c + 1, d], the bias its last row."""
+    """Return the weight and bias of a linear layer from a solution [c + 1, d] whose last row is the bias."""
     return {f"{name}.weight": output[:-1].T.float().contiguous(), f"{name}.bias": output[-1].float()}

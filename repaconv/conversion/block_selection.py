@@ -1,4 +1,4 @@
-"""Which blocks to replace: by measured error, by the paper's Sigma, and how many a budget allows."""
+"""Choose the blocks to replace: measure the error of each, and how many blocks a budget allows."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from repaconv.verification.accuracy_budget import Budget
 
 
 class Rig(NamedTuple):
-    """What is chosen by: the original's streams on the images that fit, then those that choose, and its judge there."""
+    """What blocks are chosen with: activations of the original on the calibration and validation images, on the
+    calibration images alone (``fitting``), and the evaluation on the validation images."""
 
     streams: Streams
     fitting: Streams
@@ -31,14 +32,14 @@ class Rig(NamedTuple):
 
     @classmethod
     def of(cls, plain: Plain, parted: Parted) -> Rig:
-        """Of a network."""
+        """Compute it for a network."""
         count = len(parted.calibration.images)
         streams = Streams(plain, torch.cat([parted.calibration.images, parted.validation.images]))
         judge = Judge(streams.outputs()[count:], parted.validation, logits=plain.config.classes > 0)
         return cls(streams, streams.first(count), judge)
 
     def tried(self, made: Converted, blocks: tuple[int, ...], budget: Budget) -> Tried:
-        """What a conversion of these blocks costs on the images that choose."""
+        """Measure the loss of a conversion of these blocks on the validation images."""
         first = min(blocks)
         seen = self.streams.at(first).into[len(self.fitting) :]
         with torch.inference_mode():
@@ -46,14 +47,14 @@ class Rig(NamedTuple):
 
     @property
     def ridges(self) -> tuple[float, ...]:
-        """Those that are worth trying."""
+        """The ridge parameters to try: both if there are many tokens per unknown, else only the usual one."""
         config = self.streams.plain.config
         many = len(self.fitting) * config.grid[0] * config.grid[1] >= MANY * config.width
         return RIDGES if many else RIDGES[:1]
 
 
 def single_errors(rig: Rig, how: How, progress: Progress) -> tuple[float, ...]:
-    """Of each block, what replacing it alone costs on the judge's images: one fit and half a forward pass a block."""
+    """Return the error on the validation images of replacing each block alone (one fit, half a forward pass each)."""
     errors: list[float] = []
     plain = rig.streams.plain
     with torch.inference_mode():
@@ -69,7 +70,7 @@ def single_errors(rig: Rig, how: How, progress: Progress) -> tuple[float, ...]:
 def as_many_as_allowed(
     rig: Rig, how: How, order: Sequence[int], budget: Budget, progress: Progress
 ) -> tuple[tuple[int, ...], tuple[Tried, ...]]:
-    """The longest beginning of the order that the budget allows, and all that were measured: one beyond it, if any."""
+    """Return the longest prefix of the ranking that the budget allows, and all measured prefixes."""
     tried: list[Tried] = []
     for count in range(1, len(order) + 1):
         progress("convert within the budget", count - 1, len(order))
@@ -82,7 +83,7 @@ def as_many_as_allowed(
 
 
 class Chosen(NamedTuple):
-    """A conversion by what did best on the images that choose, and what it cost there before they were fitted, too."""
+    """The best conversion by the validation images, and its loss there before it was also fitted to them."""
 
     made: Converted
     how: How
@@ -90,10 +91,10 @@ class Chosen(NamedTuple):
 
 
 def converted(rig: Rig, how: How, blocks: Sequence[int], budget: Budget) -> Chosen:
-    """The conversion of these blocks, by the judge's images: its ridge, and whether the FFNs' last layers, too, and W^O
-    of the others are fitted anew.
+    """Convert these blocks. The validation images decide the ridge parameter, whether to refit the last FFN layers, and
+    whether to refit W^O of the other blocks.
 
-    What is chosen is then fitted to these images, too: the ones that say what it costs in the end are others.
+    The chosen conversion is then fitted to the validation images as well. Its loss is measured on the test split.
     """
     chosen = tuple(sorted(blocks))
 
@@ -116,5 +117,5 @@ def converted(rig: Rig, how: How, blocks: Sequence[int], budget: Budget) -> Chos
 
 
 def _stay_behind(chosen: Sequence[int], depth: int) -> bool:
-    """Whether a block stays behind one that does not."""
+    """Return whether a block is kept after a block that is replaced."""
     return set(range(min(chosen), depth)) != set(chosen)

@@ -1,4 +1,4 @@
-"""What a conversion costs, against the network as it was: first classes, accuracy, and a budget of either."""
+"""Measure the loss of a conversion against the original network: top-1 predictions, accuracy, error, budget."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ ORIGINAL = "the original, float32"
 
 
 class Judge:
-    """The original's outputs on a part of the images, to which others are held."""
+    """Compares networks with the outputs of the original on one split of the images."""
 
     def __init__(self, original: nn.Module | Tensor, part: Part, *, logits: bool) -> None:
-        """``original`` is the network, or its outputs on these images where they are known."""
+        """``original`` is the network, or its outputs on these images if they are already computed."""
         self.part, self.logits = part, logits
         self.right = original if isinstance(original, Tensor) else self._outputs(original)
 
     def link(self, net: nn.Module, budget: Budget) -> Link:
-        """The link between the two, judged by the budget."""
+        """Compare a network with the original, with the verdict of the budget."""
         return self._link(self._outputs(net), budget)
 
     def tried(self, net: nn.Module | Tensor, blocks: tuple[int, ...], budget: Budget) -> Tried:
-        """What a choice of blocks costs, by the network or its outputs."""
+        """Measure the loss of a choice of blocks, given the converted network or its outputs."""
         found = net if isinstance(net, Tensor) else self._outputs(net)
         link = self._link(found, Budget())
         agreement = link.metrics.top1_agreement if link.metrics else None
@@ -50,5 +50,5 @@ class Judge:
         return budget.judged(meter.link(LINK, ORIGINAL, "converted, float32"))
 
     def error(self, found: Tensor) -> float:
-        """|found - right| / |right| over all outputs."""
+        """Return |found - right| / |right| over all outputs."""
         return float((found - self.right).double().norm() / self.right.double().norm())

@@ -1,4 +1,4 @@
-"""What an order for a conversion means, and what of it makes no sense."""
+"""Parse and check the options of a conversion: blocks, heads, kind of conversion, budget."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ if TYPE_CHECKING:
 
 KINDS, FITS, CRITERIA = ("depthwise", "ensembled", "static"), ("squares", "gaussian", "mean"), ("error", "sigma")
 USUAL_BUDGET = 0.02
-"""The share of first classes that may change where blocks are to be chosen and no budget was given."""
+"""Default maximum share of changed top-1 predictions if blocks are to be chosen."""
 
 
 class Blocks(NamedTuple):
-    """Which blocks are asked for: these, or so many, or of an order as many as ``enough`` says, or a budget.
+    """Which blocks to replace: the ``named`` ones, a ``number``, as many of a ranking as ``enough`` returns, or as many
+    as the budget allows.
 
-    Or single heads, the ``named`` blocks being theirs: these ``heads``, or so many where they are ``single``.
+    For single heads, ``single`` is True: either the given ``heads`` (``named`` are their blocks) or ``number`` heads.
     """
 
     named: tuple[int, ...] = ()
@@ -36,16 +37,16 @@ class Blocks(NamedTuple):
 
     @property
     def by_budget(self) -> bool:
-        """Whether what is allowed says how many."""
+        """Whether the budget determines the number of blocks."""
         return self == Blocks()
 
 
 def read_which(options: ConvertOptions, plain: Plain) -> Blocks:
-    """Blocks, or single heads.
+    """Parse which blocks or single heads to replace.
 
     Raises:
-        UsageProblem: If it is none of these, or of what is not there.
-        Refused: If heads alone cannot be replaced in this network.
+        UsageProblem: If the options are invalid or name a block or head that does not exist.
+        Refused: If single heads cannot be replaced in this network.
     """
     if options.heads is None:
         return read_blocks(options.blocks, len(plain.blocks))
@@ -70,10 +71,10 @@ def read_which(options: ConvertOptions, plain: Plain) -> Blocks:
 
 
 def read_heads(text: str, depth: int, heads: int) -> Blocks:
-    """``5``, or ``0.2,3.1`` (block 0's head 2, block 3's head 1; ``0.2,`` for one).
+    """Parse ``5``, or ``0.2,3.1`` (block 0's head 2, block 3's head 1; ``0.2,`` for one head).
 
     Raises:
-        UsageProblem: If it is neither, or of heads that are not there.
+        UsageProblem: If it is neither, or names a head that does not exist.
     """
     if text.isdigit():
         if not 1 <= int(text) <= depth * heads:
@@ -95,10 +96,10 @@ def _no_heads(what: str) -> UsageProblem:
 
 
 def read_blocks(text: str, depth: int) -> Blocks:
-    """``auto``, ``3``, or ``0,2,5`` (``2,`` for one).
+    """Parse ``auto``, ``3``, or ``0,2,5`` (``2,`` for one block).
 
     Raises:
-        UsageProblem: If it is none of these, or of blocks that are not there.
+        UsageProblem: If it is none of these, or names a block that does not exist.
     """
     if text == "auto":
         return Blocks()
@@ -122,10 +123,10 @@ def _no_blocks(what: str, depth: int) -> UsageProblem:
 
 
 def read_how(options: ConvertOptions, config: ViTConfig) -> How:
-    """The form and the fit, and what merges behind.
+    """Parse the kind of conversion, its fit, and the token merging after the replaced blocks.
 
     Raises:
-        UsageProblem: If one of them is not known, or they do not go together.
+        UsageProblem: If an option is unknown, or the options cannot be combined.
     """
     known = (
         ("--kind", options.kind, KINDS),
@@ -154,10 +155,10 @@ def read_how(options: ConvertOptions, config: ViTConfig) -> How:
 
 
 def require_before(blocks: Blocks, how: How, heads: int) -> None:
-    """Whether the blocks to replace stand before the first that merges.
+    """Require that the replaced blocks are before the first block that merges tokens.
 
     Raises:
-        UsageProblem: If not.
+        UsageProblem: If one is not.
     """
     if not any(how.schedule):
         return
@@ -173,10 +174,10 @@ def require_before(blocks: Blocks, how: How, heads: int) -> None:
 
 
 def read_budget(options: ConvertOptions, parted: Parted, *, classes: int, choosing: bool) -> Budget:
-    """What may be lost; first classes, where blocks are to be chosen and nothing was said.
+    """Return the allowed loss. The default, if blocks are to be chosen, is a share of changed top-1 predictions.
 
     Raises:
-        UsageProblem: If there is nothing to measure it by.
+        UsageProblem: If it cannot be measured: the network has no classes, or the images have no labels.
     """
     budget = Budget.of(options)
     if choosing and not budget.asked:
@@ -200,10 +201,10 @@ def read_budget(options: ConvertOptions, parted: Parted, *, classes: int, choosi
 
 
 def require_enough(parted: Parted, patches: int, width: int) -> None:
-    """W^O has width + 1 unknowns an output: fewer tokens than that fit anything.
+    """Require enough images: W^O has width + 1 unknowns per output, and fewer tokens than that fit anything.
 
     Raises:
-        Refused: Naming both.
+        Refused: If there are too few.
     """
     tokens = len(parted.calibration.images) * patches
     if tokens <= width:

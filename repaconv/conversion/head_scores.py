@@ -1,4 +1,4 @@
-"""How near each head is to a convolution, in one pass over the images: memory does not grow with their number."""
+"""Score how close each attention head is to a convolution, in one pass over the images with constant memory."""
 
 from __future__ import annotations
 
@@ -20,25 +20,27 @@ from repaconv.conversion.plain_vit import Plain, batches, behind_attention, behi
 from repaconv.results import BlockScore, HeadScore
 
 PATTERN = 11
-"""Side of the patterns that are drawn."""
+"""Side length of the drawn attention patterns."""
 QUERIES = 64
-"""Queries of a matrix whose entropy is taken, or a few more; evenly spread."""
+"""Number of queries per matrix, evenly spaced, whose entropy is computed (at least; a few more are possible)."""
 
 
 class Moments:
-    """Means and squares around them of attention matrices, by Welford's algorithm: in float32 within a batch of images,
-    in float64 over all of them; and the entropy of some queries' attention.
-    """
+    """Running mean and sum of squared deviations of attention matrices (Welford's algorithm): in float32 within a batch
+    of
+    images, in float64 over all of them; and the entropy of the attention of some queries."""
 
     def __init__(self) -> None:
         self.count, self.entropy = 0, torch.zeros(())
         self.mean = self.squares = torch.zeros((), dtype=torch.float64)
 
     def add(self, attention: Tensor, prefix: int) -> None:
-        """Matrices [B, h, N, N] of all tokens, of which ``prefix`` come before the patches."""
+        """Add matrices [B, h, N, N] of all tokens; the first ``prefix`` tokens come before the patches."""
         first, *others = attention[:, :, prefix:, prefix:]
         mean, squares = first.clone(), torch.zeros_like(first)
-        for seen, matrix in enumerate(others, 2):  # in place: a batch's worth of memory would cost more than the sums
+        for seen, matrix in enumerate(
+            others, 2
+        ):  # in place: allocating a batch's worth of memory takes longer than the sums
             apart = matrix - mean
             mean.add_(apart, alpha=1 / seen)
             squares.addcmul_(apart, matrix - mean)
@@ -48,13 +50,13 @@ class Moments:
         self.entropy = self.entropy + entropy / math.log(attention.shape[-1])
 
     def _join(self, mean: Tensor, squares: Tensor, count: int) -> None:
-        """The sums of two sets of images, as in Chan, Golub and LeVeque (1983)."""
+        """Combine the sums of two sets of images (Chan, Golub and LeVeque, 1983)."""
         apart, total = mean.double() - self.mean, self.count + count
         self.squares = (apart**2).mul_(self.count * count / total).add_(squares).add_(self.squares)
         self.mean, self.count = apart.mul_(count / total).add_(self.mean), total
 
     def heads(self, grid: tuple[int, int], side: int) -> tuple[HeadScore, ...]:
-        """The scores of each head."""
+        """Return the scores of each head."""
         columns = (
             (self.squares / max(self.count - 1, 1)).sqrt().sum((-2, -1)),
             locality(self.mean, grid, side),
@@ -66,35 +68,35 @@ class Moments:
 
 
 class Scores(NamedTuple):
-    """The scores of all blocks, and each head's mean attention around its query, [h, 11, 11] a block."""
+    """The scores of all blocks, and the mean attention of each head around its query, [h, 11, 11] per block."""
 
     blocks: tuple[BlockScore, ...]
     patterns: tuple[Tensor, ...]
 
     @property
     def by_sigma(self) -> tuple[int, ...]:
-        """Blocks by Sigma_b, the smallest first, which is the paper's choice."""
+        """Block indices by Sigma_b, the smallest first: the paper's criterion."""
         return tuple(score.block for score in sorted(self.blocks, key=lambda score: score.sigma))
 
     @property
     def by_error(self) -> tuple[int, ...]:
-        """Blocks by what replacing each alone costs, the cheapest first; empty where that was not measured."""
+        """Block indices by the error of replacing each alone, the smallest first; empty if that was not measured."""
         known = [(score.error, score.block) for score in self.blocks if score.error is not None]
         return tuple(block for _, block in sorted(known))
 
     def with_errors(self, errors: Sequence[float]) -> Scores:
-        """The same with the blocks' errors."""
+        """Return the scores with the blocks' errors added."""
         pairs = zip(self.blocks, errors, strict=True)
         return self._replace(blocks=tuple(block.model_copy(update={"error": error}) for block, error in pairs))
 
 
 def score(plain: Plain, images: Iterable[Tensor], side: int) -> Scores:
-    """Score all heads.
+    """Score all heads of a network.
 
     Args:
         plain: The network.
         images: Batches [B, C, H, W].
-        side: Of the kernel that locality is for.
+        side: Side length of the kernel for which locality is computed.
     """
     moments = [Moments() for _ in plain.blocks]
     with torch.inference_mode():
@@ -108,7 +110,7 @@ def score(plain: Plain, images: Iterable[Tensor], side: int) -> Scores:
 
 
 def score_streams(streams: Streams, side: int) -> Scores:
-    """The same of images whose activations are there."""
+    """Score all heads, from activations that are already computed."""
     plain, moments = streams.plain, [Moments() for _ in streams.plain.blocks]
     with torch.inference_mode():
         for index, seen in enumerate(moments):
@@ -119,7 +121,7 @@ def score_streams(streams: Streams, side: int) -> Scores:
 
 
 def _attention(plain: Plain, block: Any, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Matrices [B, h, N, N] and values [B, h, N, dh]."""
+    """Return attention matrices [B, h, N, N] and values [B, h, N, dh]."""
     q, k, v = projected(block, x, plain.heads)
     return (q * q.shape[-1] ** -0.5 @ k.mT).softmax(-1), v
 
@@ -136,18 +138,21 @@ def _block(index: int, heads: tuple[HeadScore, ...]) -> BlockScore:
 
 
 def uniform_locality(grid: tuple[int, int], side: int) -> float:
-    """That of attention which is the same everywhere."""
+    """Return the locality of uniform attention, for comparison."""
     count = grid[0] * grid[1]
     return float(locality(torch.ones(count, count), grid, side))
 
 
-# --- Scores as a picture: a row a block, a column a head, each with its mean attention around the query.
+# Drawing the scores
 
 CELL, GAP, LEFT, TOP = 44, 6, 190, 46
 
 
 def scores_svg(scores: Scores, title: str) -> str:
-    """Dark is much attention; of every head its own largest is black. The caption has Sigma_b, the tooltip all."""
+    """Draw the scores as an SVG: one row per block, one column per head, each with its mean attention around the query.
+
+    Dark is strong attention, scaled to each head's maximum. The caption is Sigma_b; the tooltip has all scores.
+    """
     heads = max(len(block.heads) for block in scores.blocks)
     wide, high = LEFT + heads * (CELL + GAP), TOP + len(scores.blocks) * (CELL + GAP)
     cells = []

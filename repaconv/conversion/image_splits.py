@@ -1,4 +1,4 @@
-"""Images parted by their content: what fits or chooses never judges, whatever folder or order it comes in."""
+"""Split images into calibration, validation and test by their content, so that no split depends on folders or order."""
 
 from __future__ import annotations
 
@@ -20,14 +20,16 @@ ROLES: tuple[Role, ...] = ("calibration", "calibration", "validation", "test")
 
 
 def role_of(image: NDArray[np.float32]) -> Role:
-    """Of an image [C, H, W] as the network takes it: half fit, a quarter choose, a quarter judge."""
+    """Return the split of an image [C, H, W]: half are calibration, a quarter validation, a quarter test."""
     return ROLES[_digest(image)[0] % len(ROLES)]
 
 
 def role_in_training(image: NDArray[np.float32]) -> Role:
-    """The same in a training that begins from a conversion: what fitted or chose then is learnt from, the rest is new.
+    """Return the split for a training that starts from a conversion: images of its calibration or validation are
+    training
+    images here (calibration), images of its test split are new.
 
-    Three quarters fit, an eighth chooses, an eighth judges.
+    Three quarters are calibration, an eighth validation, an eighth test.
     """
     if role_of(image) != "test":
         return "calibration"
@@ -39,14 +41,14 @@ def _digest(image: NDArray[np.float32]) -> bytes:
 
 
 class Part(NamedTuple):
-    """Images [N, C, H, W] and their classes [N], -1 where unknown."""
+    """The images [N, C, H, W] of one split and their classes [N], -1 if unknown."""
 
     images: Tensor
     labels: NDArray[np.int64]
 
 
 class Parted(NamedTuple):
-    """The three parts."""
+    """The three splits."""
 
     calibration: Part
     validation: Part
@@ -54,15 +56,15 @@ class Parted(NamedTuple):
 
     @property
     def share(self) -> Share:
-        """How many are in each."""
+        """The number of images in each split."""
         return Share(**{name: len(part.images) for name, part in self._asdict().items()})
 
 
 def part(given: Inputs, samples: int, role_of: Callable[[NDArray[np.float32]], Role] = role_of) -> Parted:
-    """Read images, ``samples`` of them at most and evenly spread, and part them by ``role_of`` each.
+    """Read at most ``samples`` images, evenly spaced, and split them by ``role_of``.
 
     Raises:
-        Refused: If an image holds NaN or infinity, or a part is empty.
+        Refused: If an image contains NaN or infinity, or a split is empty.
     """
     found: dict[Role, list[tuple[NDArray[np.float32], int]]] = {role: [] for role in ROLES}
     for place in places(given.shape[0], samples):
@@ -81,7 +83,7 @@ def part(given: Inputs, samples: int, role_of: Callable[[NDArray[np.float32]], R
 
 
 def places(count: int, samples: int) -> list[int]:
-    """Places of so many of them, evenly spread."""
+    """Return the indices of that many images, evenly spaced."""
     return list(range(count)) if samples >= count else [place * count // samples for place in range(samples)]
 
 
@@ -89,7 +91,7 @@ def require_finite(images: NDArray[np.float32], place: int, given: Inputs) -> No
     """Refuse images with NaN or infinity.
 
     Raises:
-        Refused: Naming where.
+        Refused: If an image contains one; names its index.
     """
     if not np.isfinite(images).all():
         raise Refused(

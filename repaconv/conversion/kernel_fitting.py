@@ -1,11 +1,12 @@
-"""One attending block as a convolution, or as a constant matrix: kernel, mean and W^O in closed form.
+"""Replace the attention of one block by a convolution or a constant matrix: kernels, mean and W^O in closed form.
 
-Two fits follow each other. By channel c, the kernel K_c and the share a_c of the mean, so that
+There are two least-squares fits. The first finds, for each channel c, a kernel K_c and a coefficient a_c, so that
 
-    K_c * V_c + a_c mean(V_c) + b_c   is near the attention's output H_c of the original,
+    K_c * V_c + a_c mean(V_c) + b_c   approximates the output H_c of the original attention,
 
-with V of the network as converted so far; then W^O and its bias, so that what is added to that network's residual
-stream leads to the original's: this corrects what earlier blocks did. b goes into W^O's bias. LayerScale goes into W^O.
+where V are the values in the network converted so far. The second finds W^O and its bias, so that the residual stream
+of that network after the block approximates the original's; this corrects errors of earlier blocks. b is added to
+W^O's bias. LayerScale is multiplied into W^O.
 """
 
 from __future__ import annotations
@@ -23,13 +24,15 @@ from repaconv.conversion.least_squares import RIDGE, Normal, Solved
 from repaconv.conversion.plain_vit import batches
 from repaconv.methods.dwconv.mixer_kinds import Mixer
 
-# --- What an attention matrix over a grid of patches has of a convolution: by how far a key is from its query.
+# How close an attention matrix over a grid of patches is to a convolution: statistics by the offset of key and query
 
 
 def by_offset(matrix: Tensor, grid: tuple[int, int]) -> tuple[Tensor, Tensor]:
-    """Sums [..., 2h - 1, 2w - 1] over queries of the entries [..., n, n] at each offset of key from query, and counts.
+    """Sum the entries [..., n, n] over queries at each offset of key from query. Returns the sums [..., 2h - 1, 2w - 1]
+    and
+    the number of entries of each.
 
-    Offset (0, 0) is in the middle.
+    Offset (0, 0) is in the center.
     """
     height, width = grid
     row, column = torch.arange(height * width) // width, torch.arange(height * width) % width
@@ -41,7 +44,7 @@ def by_offset(matrix: Tensor, grid: tuple[int, int]) -> tuple[Tensor, Tensor]:
 
 
 def window(pattern: Tensor, side: int) -> Tensor:
-    """The middle [..., side, side] of a pattern [..., 2h - 1, 2w - 1]; what lies outside it is zero."""
+    """Return the center [..., side, side] of a pattern [..., 2h - 1, 2w - 1], zero-padded if it is smaller."""
     needed = [side - size for size in pattern.shape[-2:]]
     down, right = (max(0, -(-missing // 2)) for missing in needed)
     pattern = torch.nn.functional.pad(pattern, (right, right, down, down))
@@ -50,24 +53,24 @@ def window(pattern: Tensor, side: int) -> Tensor:
 
 
 def locality(matrix: Tensor, grid: tuple[int, int], side: int) -> Tensor:
-    """The share [...] of all mass that lies within ``side`` x ``side`` of its query (eq. 14a)."""
+    """Return the fraction [...] of the attention within ``side`` x ``side`` around its query (eq. 14a)."""
     sums, _ = by_offset(matrix, grid)
     return window(sums, side).sum((-2, -1)) / sums.sum((-2, -1))
 
 
 def invariance(matrix: Tensor, grid: tuple[int, int]) -> Tensor:
-    """The share [...] of all squares that a matrix of offsets alone has, 1 for a convolution (eq. 14b)."""
+    """Return the fraction [...] of the squared norm that depends only on the offset; 1 for a convolution (eq. 14b)."""
     sums, counts = by_offset(matrix, grid)
     return (sums**2 / counts).sum((-2, -1)) / (matrix**2).sum((-2, -1))
 
 
 def mean_kernel(matrix: Tensor, grid: tuple[int, int], side: int) -> Tensor:
-    """The mean entry [..., side, side] at each offset: the papers' kernel of a mean attention matrix."""
+    """Return the mean entry [..., side, side] at each offset: the papers' kernel of a mean attention matrix."""
     sums, counts = by_offset(matrix, grid)
     return window(sums / counts, side)
 
 
-# --- One attending block as a convolution, or as a constant matrix: kernel, mean and W^O in closed form.
+# Replacing the attention of one block
 
 Kind = Literal["depthwise", "ensembled", "static"]
 FitBy = Literal["squares", "gaussian", "mean"]
@@ -77,11 +80,11 @@ Head = tuple[int, int]
 
 @dataclass(frozen=True)
 class How:
-    """What a block becomes, and by which fit; ``gaussian`` and ``mean`` are the papers' kernels, W^O as it was.
+    """How a block is converted. The fits ``gaussian`` and ``mean`` use the papers' kernels and keep W^O.
 
-    ``ridge`` is relative to the features' mean square; with ``ffn`` the last layer of the FFN behind is fitted, too.
-    ``schedule`` says how many tokens merge, block by block, behind the blocks that are replaced. Of a block that has
-    any of ``heads``, these alone are replaced.
+    ``ridge`` is relative to the mean square of the features. With ``ffn``, the last layer of the following FFN is also
+    refitted. ``schedule`` is the number of merged tokens of each block, after the replaced blocks. If ``heads`` are
+    given, only these heads of their blocks are replaced.
     """
 
     kind: Kind = "depthwise"
@@ -93,12 +96,12 @@ class How:
     heads: tuple[Head, ...] = ()
 
     def takes(self, block: int) -> bool:
-        """Whether it may be replaced: it stands before all that merge."""
+        """Return whether a block may be replaced: no block up to it merges tokens."""
         return not any(self.schedule[: block + 1])
 
 
 def fitted(place: Place, how: How) -> Piece:
-    """The block in the form asked for, fitted to all images of ``place``."""
+    """Convert a block as requested, fitted to all images of ``place``."""
     own = [head for block, head in how.heads if block == place.index]
     if own and len(own) < place.plain.heads:
         return _scattered(place, how, own)
@@ -110,7 +113,7 @@ def fitted(place: Place, how: How) -> Piece:
 
 
 def refitted(place: Place, how: How) -> Piece:
-    """An attending block with W^O fitted anew to the original's residual stream."""
+    """Return the block with its attention kept and W^O refitted to the original's residual stream."""
     normal = Normal()
     for student, wanted in batches(place.student, place.wanted):
         normal.add(place.heads(student).flatten(0, 1), wanted.flatten(0, 1))
@@ -120,7 +123,7 @@ def refitted(place: Place, how: How) -> Piece:
 
 
 def _depthwise(place: Place, how: How) -> Piece:
-    """eq. 11, every channel's kernel fitted to what attention made of it."""
+    """eq. 11: one kernel per channel, fitted to the output of the attention."""
     values, width = place.values, place.plain.config.width
     targets = (mixed[:, place.prefix :] for (mixed,) in batches(place.mixed))
     kernels, mean, _, condition = kernels_for(place, values, how, targets)
@@ -131,7 +134,7 @@ def _depthwise(place: Place, how: How) -> Piece:
 
 
 def _scattered(place: Place, how: How, heads: Collection[int]) -> Piece:
-    """Some heads as eq. 11, the others as they were; W^O of all of them to the residual stream."""
+    """Replace some heads as in eq. 11 and keep the others. W^O of all heads is fitted to the residual stream."""
     values, width = place.values, place.plain.config.width
     kernels, mean, _, condition = kernels_for(place, values, how, (mixed for (mixed,) in batches(place.mixed)))
     conv = tuple(head in heads for head in range(place.plain.heads))
@@ -150,7 +153,8 @@ def _scattered(place: Place, how: How, heads: Collection[int]) -> Piece:
 
 
 def _ensembled(place: Place, how: How) -> Piece:
-    """eq. 13: the directions of W^O are those in which a linear map of the tokens comes nearest to what is wanted."""
+    """eq. 13: the columns of W^O are the directions in which a linear map of the tokens best predicts the wanted
+    output."""
     heads, head = place.plain.heads, place.plain.config.width // place.plain.heads
     linear = Normal()
     for student, wanted in batches(place.student[:, place.prefix :], place.wanted[:, place.prefix :]):
@@ -163,7 +167,7 @@ def _ensembled(place: Place, how: How) -> Piece:
     kernels, mean, _, condition = kernels_for(place, values, how, targets)
     output = _output(place, convolution(place, values, kernels, mean), how)
     mixer = Mixer("ensembled", (True,) * heads, 0, True, how.kernel, head, mean=True)
-    # all heads alike and all shares equal, so that the ensemble is the head that was fitted
+    # all heads are equal with equal weights, so that the ensemble equals the fitted head
     alike = {name: tensor.repeat(heads, *[1] * (tensor.ndim - 1)) for name, tensor in values.tensors.items()}
     tensors = {**alike, "attn.dw.weight": kernels, "attn.mean": mean, "attn.gamma": torch.zeros(heads)}
     tiled = torch.cat([output.weights[:-1].repeat(heads, 1), output.weights[-1:]])
@@ -171,7 +175,7 @@ def _ensembled(place: Place, how: How) -> Piece:
 
 
 def _static(place: Place, how: How) -> Piece:
-    """The mean attention matrix of each head."""
+    """Replace each head's attention by its mean attention matrix."""
     values, matrix, heads = place.values, place.mean_attention(), place.plain.heads
 
     def mixed(x: Tensor) -> Tensor:
@@ -185,7 +189,7 @@ def _static(place: Place, how: How) -> Piece:
 
 
 def _by_hand(place: Place, how: How) -> Piece:
-    """The papers' kernels: a Gaussian of sum 1, or the mean attention matrix as seen from the query."""
+    """The papers' kernels: a Gaussian with sum 1, or the mean attention around the query."""
     heads, width, side = place.plain.heads, place.plain.config.width, how.kernel
     if how.fit == "gaussian":
         axis = torch.exp(-((torch.arange(side) - side // 2) ** 2) / 2.0)
@@ -198,7 +202,7 @@ def _by_hand(place: Place, how: How) -> Piece:
 
 
 class Kernels(NamedTuple):
-    """Kernels [c, 1, k, k], shares of the mean [c], what is added besides [c], and the condition of their fit."""
+    """Kernels [c, 1, k, k], coefficients of the mean [c], biases [c], and the condition number of their fit."""
 
     kernels: Tensor
     mean: Tensor
@@ -207,7 +211,7 @@ class Kernels(NamedTuple):
 
 
 def kernels_for(place: Place, values: Values, how: How, targets: Iterator[Tensor], *, mean: bool = True) -> Kernels:
-    """What makes ``targets`` [B, n, c] of the values; without a share of their mean where there can be none."""
+    """Fit kernels that map the values to ``targets`` [B, n, c]. Without ``mean``, the coefficient of the mean is 0."""
     normal, side = Normal(), how.kernel
     for (student,), target in zip(batches(place.student), targets, strict=True):
         v = to_grid(place.patches(student, values), place.plain.config.grid)
@@ -215,7 +219,7 @@ def kernels_for(place: Place, values: Values, how: How, targets: Iterator[Tensor
         around = around.view(*v.shape[:2], side * side, -1)  # [B, c, k k, n]
         means = v.mean((2, 3))[:, :, None, None].expand(-1, -1, 1, around.shape[-1])
         several = [around, means if mean else 0 * means, torch.ones_like(means), target.mT[:, :, None]]
-        for rows in torch.cat(several, 2):  # an image at once, [c, k k + 3, n], which stays in the cache
+        for rows in torch.cat(several, 2):  # one image at a time, [c, k k + 3, n], which fits in the CPU cache
             rows = rows.double()
             sums = rows @ rows.mT
             normal.include(sums[:, :-1, :-1], sums[:, :-1, -1:])
@@ -226,7 +230,7 @@ def kernels_for(place: Place, values: Values, how: How, targets: Iterator[Tensor
 
 
 def convolution(place: Place, values: Values, kernels: Tensor, mean: Tensor) -> Callable[[Tensor], Tensor]:
-    """Tokens [B, T, d] to what stands before W^O, [B, n, c]."""
+    """Return a function from tokens [B, T, d] to the input of W^O, [B, n, c]."""
 
     def mixed(x: Tensor) -> Tensor:
         v = to_grid(place.patches(x, values), place.plain.config.grid)
@@ -237,7 +241,7 @@ def convolution(place: Place, values: Values, kernels: Tensor, mean: Tensor) -> 
 
 
 def _output(place: Place, mixed: Callable[[Tensor], Tensor], how: How, prior: Tensor | None = None) -> Solved:
-    """W^O [c + 1, d] for the patches, fitted to the original's residual stream."""
+    """Fit W^O [c + 1, d] for the patches to the original's residual stream."""
     normal = Normal()
     for student, wanted in batches(place.student, place.wanted):
         normal.add(mixed(student).flatten(0, 1), wanted[:, place.prefix :].flatten(0, 1))

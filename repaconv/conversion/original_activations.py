@@ -1,4 +1,5 @@
-"""The original's activations on images, which every fit is held to: computed once, as far as they can be held."""
+"""The activations of the original network on the images, to which the conversion is fitted. They are cached up to a
+limit."""
 
 from __future__ import annotations
 
@@ -10,46 +11,46 @@ from torch import Tensor
 from repaconv.conversion.plain_vit import Plain, attended, behind_attention, behind_mlp, mapped
 
 HELD = 4 * 2**30
-"""Bytes, and a block's beyond: those of later blocks are computed each time anew."""
+"""Limit of the cache in bytes (plus those of one block). Activations of later blocks are recomputed at each use."""
 
 
 class Flow(NamedTuple):
-    """What flows into a block, and out of its heads before W^O, each [N, T, d]."""
+    """The input of a block, and the output of its heads before W^O, each [N, T, d]."""
 
     into: Tensor
     mixed: Tensor
 
     @property
     def bytes(self) -> int:
-        """Of both."""
+        """Size of both tensors."""
         return self.into.nbytes + self.mixed.nbytes
 
 
 class Streams:
-    """Of a network as it is, on images [N, C, H, W]; to be asked for block by block."""
+    """The activations of a network on images [N, C, H, W], block by block."""
 
     def __init__(self, plain: Plain, images: Tensor) -> None:
         self.plain, self._images, self._count = plain, images, len(images)
         self._known: dict[int, Flow] = {}
 
     def first(self, count: int) -> Streams:
-        """Those of the first images, out of the same memory."""
+        """Return the activations of the first images; the cache is shared."""
         part = Streams(self.plain, self._images)
         part._count, part._known = count, self._known
         return part
 
     def __len__(self) -> int:
-        """Images."""
+        """Return the number of images."""
         return self._count
 
     def outputs(self) -> Tensor:
-        """What the network gives, [N, K]."""
+        """Return the outputs of the network, [N, K]."""
         with torch.inference_mode():
             last = self._behind(len(self.plain.blocks) - 1)[: self._count]
             return mapped(self.plain.net.read_out, last)
 
     def at(self, index: int) -> Flow:
-        """At a block."""
+        """Return the activations at a block."""
         with torch.inference_mode():
             return Flow(*(each[: self._count] for each in self._all(index)))
 

@@ -1,4 +1,4 @@
-"""A plain vision transformer, block by block: the network that is scored and converted."""
+"""A plain vision transformer, run block by block, for scoring and conversion."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from repaconv.methods.dwconv.reading import read_any
 from repaconv.verification.model_runners import weighted
 
 AT_ONCE = 16
-"""Images that are worked on together."""
+"""Batch size for the calibration images."""
 
 Reading = BlockwiseReading[ConvBlock]
 
 
 def read_plain(checkpoint: Checkpoint, settings: dict[str, str]) -> Reading:
-    """Understand a plain vision transformer.
+    """Read a plain vision transformer from a checkpoint.
 
     Raises:
-        Refused: If it is none, or a block of it attends no more.
+        Refused: If it is not one, or a block has no attention or merges tokens.
         UsageProblem: If a setting is unknown or malformed.
     """
     reading = read_any(checkpoint, settings)
@@ -43,63 +43,63 @@ def read_plain(checkpoint: Checkpoint, settings: dict[str, str]) -> Reading:
 
 @dataclass(frozen=True)
 class Plain:
-    """The network in float32 and in eval mode, and what it was read from."""
+    """A plain vision transformer in float32 and eval mode, and the reading of its checkpoint."""
 
     reading: Reading
     net: ViT
 
     @classmethod
     def of(cls, reading: Reading) -> Plain:
-        """Build it."""
+        """Build the network."""
         net = weighted(reading.module(), reading.tensors, torch.float32)
         assert isinstance(net, ViT)
         return cls(reading, net)
 
     @property
     def config(self) -> ViTConfig:
-        """Of the deploy form."""
+        """The configuration of the inference-time network."""
         return self.reading.config
 
     @property
     def blocks(self) -> list[Any]:
-        """Its blocks in order."""
+        """The blocks in order."""
         return list(self.net.blocks)
 
     @property
     def heads(self) -> int:
-        """Of a block."""
+        """The number of heads of a block."""
         return self.reading.blocks[0].mixer.heads
 
 
 def projected(block: Any, x: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values [B, h, N, dh] of an attending block for tokens [B, N, d]."""
+    """Return queries, keys and values [B, h, N, dh] of a block with attention, for tokens [B, N, d]."""
     q, k, v = block.attn.qkv(block.norm1(x)).unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4)
     return q, k, v
 
 
 def attended(block: Any, x: Tensor, heads: int) -> Tensor:
-    """The outputs [B, N, d] of its heads, before W^O."""
+    """Return the outputs [B, N, d] of the heads of a block, before W^O."""
     mixed = nn.functional.scaled_dot_product_attention(*projected(block, x, heads))
     return mixed.transpose(1, 2).flatten(2)
 
 
 def behind_attention(block: Any, x: Tensor, mixed: Tensor) -> Tensor:
-    """The residual stream [B, N, d] once W^O of the heads' outputs is added."""
+    """Return the residual stream [B, N, d] after the attention, given the outputs of the heads."""
     out: Tensor = x + block.ls1(block.attn.proj(mixed))
     return out
 
 
 def behind_mlp(block: Any, x: Tensor) -> Tensor:
-    """The residual stream [B, N, d] at the block's end."""
+    """Return the residual stream [B, N, d] after the FFN, which is the end of the block."""
     out: Tensor = x + block.ls2(block.mlp(block.norm2(x)))
     return out
 
 
 def batches(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """The same images of each, a few at once."""
+    """Split tensors into batches of the same images."""
     return zip(*(torch.split(tensor, AT_ONCE) for tensor in tensors), strict=True)
 
 
 def mapped(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
-    """All images through a function, a few at once."""
+    """Apply a function to all images, batch by batch."""
     return torch.cat([function(*some) for some in batches(*tensors)])

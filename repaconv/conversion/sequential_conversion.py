@@ -1,4 +1,4 @@
-"""A whole network, block by block: every fit sees what the ones before it made of the residual stream."""
+"""Convert a network block by block: each fit uses the residual stream of the network converted so far."""
 
 from __future__ import annotations
 
@@ -22,23 +22,21 @@ from repaconv.methods.dwconv.paper import merging
 from repaconv.methods.pyra.paper import MERGED_REASONS, MERGED_TOLERANCE
 from repaconv.verification.model_runners import weighted
 
-# --- The FFN behind a mixer that was replaced: its last layer in closed form, as W^O before it.
-#
-# It has more unknowns than W^O, and what W^O could not mend of the residual stream it can: the original's stream behind
-# the block is what it is fitted to.
+# The FFN after a replaced mixer. Its last layer is refitted in closed form to the original's residual stream after the
+# block. It has more unknowns than W^O, so it can correct errors that W^O could not.
 
 ROWS = 12_000
-"""Tokens that are fitted to, drawn from all images, and at least four an unknown: more take time and tell little."""
+"""Number of tokens to fit to, sampled from all images; at least four per unknown. More improve little."""
 
 
 def with_ffn(config: ViTConfig, piece: Piece, student: Tensor, wanted: Tensor) -> Piece:
-    """The block with its FFN's last layer fitted anew; LayerScale goes into it.
+    """Return the block with the last layer of its FFN refitted; LayerScale is multiplied into it.
 
     Args:
-        config: Of the network.
-        piece: The block, its mixer fitted already.
-        student: What flows into it, [N, T, d].
-        wanted: The original's stream behind it, [N, T, d].
+        config: The network's configuration.
+        piece: The block, with its mixer converted already.
+        student: The input of the block, [N, T, d].
+        wanted: The original's residual stream after the block, [N, T, d].
     """
     block, name = piece.module, "w3" if piece.block.swiglu else "fc2"
     last, normal, heard = block.get_submodule(f"mlp.{name}"), Normal(), dict[str, Tensor]()
@@ -65,7 +63,7 @@ def with_ffn(config: ViTConfig, piece: Piece, student: Tensor, wanted: Tensor) -
     return Piece(told, tensors, module, (*piece.conditions, solved.condition))
 
 
-# --- A whole network, block by block: every fit sees what the ones before it made of the residual stream.
+# The conversion of a whole network
 
 
 @dataclass(frozen=True)
@@ -73,10 +71,10 @@ class Converted:
     """A converted network.
 
     Attributes:
-        net: In float32 and eval mode.
-        reading: Its blocks, and all its weights by official names.
-        conditions: Of each block that was solved for, by index.
-        refitted: Kept blocks whose W^O was fitted anew.
+        net: The network in float32 and eval mode.
+        reading: Its blocks, and all its weights by their official names.
+        conditions: The condition numbers of the fits, by the index of the block.
+        refitted: Indices of kept blocks whose W^O was refitted.
     """
 
     net: ViT
@@ -86,13 +84,13 @@ class Converted:
 
 
 def convert(streams: Streams, chosen: Collection[int], how: How, *, refit: bool = False) -> Converted:
-    """The network with the chosen blocks replaced.
+    """Return the network with the chosen blocks replaced.
 
     Args:
-        streams: Of the original, on the images to fit on.
-        chosen: Blocks.
-        how: What they become.
-        refit: Whether blocks that stay, behind one that does not, have their W^O fitted too.
+        streams: Activations of the original on the images to fit to.
+        chosen: Indices of the blocks.
+        how: How they are converted.
+        refit: Whether W^O of kept blocks after the first replaced one is refitted.
     """
     with torch.inference_mode():
         pieces = _pieces(streams, chosen, how, refit)

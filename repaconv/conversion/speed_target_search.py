@@ -1,8 +1,8 @@
-"""What merges where, or how many blocks are replaced, in a network that is to be so many times as fast: by measurement.
+"""Find the token merging schedule, or the number of replaced blocks, that reaches a given speedup, by measurement.
 
-A schedule's cost is its time as a share of the time without merging. It is made of what every block takes: so much a
-token, so much a pair of tokens (attention), so much a token of a block that merges; and what no schedule changes. The
-four are fitted to networks that were measured whole on the target, and every further measurement corrects them near it.
+The cost of a schedule is its latency relative to the latency without merging. The cost model has four terms: a cost per
+token, per pair of tokens (attention), per token in a block that merges, and a constant. The coefficients are fitted to
+latencies of whole networks measured on the target. Each further measurement corrects the model near that schedule.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from repaconv.backbones.vit import ViTConfig
 
 Schedule = tuple[int, ...]
 NEAR = 0.05
-"""A speed that was asked for is met where the measured one is within this of it."""
+"""A speed target is met if the measured speedup is within this fraction of it."""
 AIMED = 0.5 * NEAR
-"""Nearer than this is not corrected: measurements are not finer."""
+"""Smaller deviations are not corrected, because measurements are not more precise."""
 CORRECTIONS = 5
 
 SHAPES: Mapping[str, Callable[[int, int], float]] = {
@@ -31,13 +31,15 @@ SHAPES: Mapping[str, Callable[[int, int], float]] = {
     "falling": lambda block, last: last - block,  # its decreasing one
     "early": lambda block, last: float(block < (last + 1) // 2),  # fewer merges
 }
-"""How a total is shared among all blocks but the last, behind which no block gains by it: (block, last)."""
+"""How the merged tokens are distributed over all blocks but the last, after which merging saves nothing: weight of
+(block,
+last block)."""
 PROBES = (("even", 0.5), ("even", 1.0), ("falling", 1.0), ("early", 1.0))
-"""What is measured first, as shares of what can go at most."""
+"""The schedules that are measured first, as (shape, fraction of the tokens that can merge at most)."""
 
 
 class Tokens(NamedTuple):
-    """What of a network costs depend on: blocks, tokens that never merge, patches."""
+    """The quantities of a network that the cost depends on: number of blocks, tokens that never merge, patches."""
 
     depth: int
     prefix: int
@@ -45,16 +47,17 @@ class Tokens(NamedTuple):
 
     @classmethod
     def of(cls, config: ViTConfig) -> Tokens:
-        """Of a vision transformer."""
+        """Return those of a vision transformer."""
         return cls(len(config.blocks), config.prefix, config.grid[0] * config.grid[1])
 
     @property
     def none(self) -> Schedule:
-        """Nothing merges."""
+        """The schedule in which nothing merges."""
         return (0,) * self.depth
 
     def schedule(self, total: int, shape: str) -> Schedule:
-        """So many tokens go in that shape, or as many as can: half of those that are left in a block."""
+        """Return the schedule of that shape that merges ``total`` tokens, or as many as possible: at most half per
+        block."""
         last = self.depth - 1
         shares = [SHAPES[shape](block, last) for block in range(last)]
         rows: list[int] = []
@@ -64,17 +67,18 @@ class Tokens(NamedTuple):
         return (*rows, 0)
 
     def schedules(self, shape: str) -> list[Schedule]:
-        """All of a shape, those first that merge least."""
+        """Return all schedules of a shape, those with the fewest merged tokens first."""
         every = dict.fromkeys(self.schedule(total, shape) for total in range(1, self.patches))
         return sorted(every, key=sum)
 
     def probes(self) -> tuple[Schedule, ...]:
-        """What is to be measured before anything is chosen."""
+        """Return the schedules that are measured first."""
         most = {shape: sum(self.schedules(shape)[-1]) for shape in SHAPES}
         return tuple(dict.fromkeys(self.schedule(round(share * most[shape]), shape) for shape, share in PROBES))
 
     def works(self, schedule: Schedule) -> list[float]:
-        """A row of the fit: tokens, pairs and merging tokens of all blocks, relative to no merging; and 1."""
+        """Return the terms of the cost model: tokens, pairs and merging tokens of all blocks relative to no merging;
+        and 1."""
         entering = [self.prefix + self.patches - sum(schedule[:block]) for block in range(self.depth)]
         behind = [n - r for n, r in zip(entering, schedule, strict=True)]
         full = self.prefix + self.patches
@@ -86,20 +90,20 @@ class Tokens(NamedTuple):
 
 @dataclass(frozen=True)
 class Costs:
-    """Costs by what was measured: the share of the time without merging that each schedule took."""
+    """The cost model: the measured cost of schedules, as latency relative to no merging."""
 
     tokens: Tokens
     measured: Mapping[Schedule, float]
 
     @cached_property
     def weights(self) -> NDArray[np.float64]:
-        """What the four take, in relative least squares."""
+        """The four coefficients, by relative least squares."""
         known = {self.tokens.none: 1.0, **self.measured}
         rows, times = np.array([self.tokens.works(each) for each in known]), np.array(list(known.values()))
         return _none_negative(rows / times[:, None], np.ones(len(times)))
 
     def of(self, schedule: Schedule) -> float:
-        """The cost, right where it was measured, and corrected by what was measured near."""
+        """Return the cost of a schedule: as measured, or as modeled, corrected by measurements of similar schedules."""
         if schedule in self.measured:
             return self.measured[schedule]
         fitted = self._fitted(schedule)
@@ -108,12 +112,12 @@ class Costs:
         return fitted * float(np.average(ratios, weights=weights)) if ratios else fitted
 
     def reaching(self, speedup: float, shape: str) -> Schedule | None:
-        """The schedule of that shape with the fewest tokens that go, by which it is so many times as fast."""
+        """Return the schedule of that shape with the fewest merged tokens that reaches the speedup, if any."""
         found = (each for each in self.tokens.schedules(shape) if self.of(each) * speedup <= 1)
         return next(found, None)
 
     def also(self, measured: Mapping[Schedule, float]) -> Costs:
-        """With what was measured since."""
+        """Return the model with further measurements."""
         return replace(self, measured={**self.measured, **measured})
 
     def _fitted(self, schedule: Schedule) -> float:
@@ -121,12 +125,12 @@ class Costs:
 
 
 def _apart(one: Schedule, other: Schedule) -> float:
-    """How many tokens more or fewer enter the blocks."""
+    """Return the distance of two schedules: the difference in tokens that enter the blocks, summed over blocks."""
     return float(np.abs(np.cumsum(np.subtract(one, other))).sum())
 
 
 def _none_negative(rows: NDArray[np.float64], right: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Least squares in which nothing takes less than no time: the best of all choices of columns."""
+    """Non-negative least squares: the best solution over all subsets of columns."""
     width = rows.shape[1]
     best, least = np.zeros(width), math.inf
     for columns in map(list, chain.from_iterable(combinations(range(width), n) for n in range(1, width + 1))):
@@ -139,7 +143,9 @@ def _none_negative(rows: NDArray[np.float64], right: NDArray[np.float64]) -> NDA
 
 
 def fewest(most: int, speedup: float, measure: Callable[[int], float]) -> int | None:
-    """How few blocks are enough, where each saves about as much as any other; None where all are too few."""
+    """Return the smallest number of replaced blocks that reaches the speedup, assuming that each saves about the same;
+    None
+    if ``most`` is not enough."""
     fastest = measure(most)
     if fastest < speedup:
         return None
@@ -152,7 +158,7 @@ def fewest(most: int, speedup: float, measure: Callable[[int], float]) -> int | 
 
 
 class Paced(NamedTuple):
-    """What was chosen, and all that was measured on the way: speeds by schedule, in the order of measuring."""
+    """The chosen schedule, and the measured speedups by schedule, in the order of measurement."""
 
     schedule: Schedule
     speeds: Mapping[Schedule, float]
@@ -164,13 +170,13 @@ def paced(
     measure: Callable[[Sequence[Schedule]], Mapping[Schedule, float]],
     loss: Callable[[Schedule], float],
 ) -> Paced | None:
-    """The schedule that makes a network so many times as fast, corrected by measuring it; None where none does.
+    """Find the schedule that reaches the speedup, corrected by measuring it; None if none does.
 
     Args:
-        tokens: Of the network.
-        speedup: Times as fast as without merging.
-        measure: How many times as fast schedules are.
-        loss: What one costs on the images that choose: among shapes it decides.
+        tokens: The tokens of the network.
+        speedup: The speedup over the network without merging.
+        measure: Measures the speedups of schedules.
+        loss: Returns the loss of a schedule on the validation images. Shapes with a smaller loss are tried first.
     """
     speeds = dict(measure(tokens.probes()))
     costs = Costs(tokens, {each: 1 / speed for each, speed in speeds.items()})

@@ -1,4 +1,4 @@
-"""Token merging (ToMe) for a network that was never trained for it: PYRA's, without its modulation."""
+"""Token merging (ToMe) for a network that was not trained for it: PYRA's merging, without its modulation."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ from repaconv.verification.model_runners import weighted
 
 
 def schedule_of(schedule: str | None, keep: float | None, config: ViTConfig) -> str:
-    """Tokens that go, block by block, as the method takes it.
+    """Return the number of merged tokens per block as the method's setting, from ``schedule`` or from ``keep``.
 
-    Of ``keep`` all blocks but the last have an equal share, earlier ones what is left over: behind the last no block
-    gains by it.
+    With ``keep``, the merged tokens are distributed equally over all blocks but the last, after which merging saves
+    nothing; the remainder goes to earlier blocks.
 
     Raises:
-        UsageProblem: If neither is given, or both, no share is left, or the schedule is not one number a block.
+        UsageProblem: If neither or both are given, ``keep`` is not between 0 and 1, or the schedule does not have one
+            number per block.
     """
     if (schedule is None) == (keep is None):
         raise UsageProblem(
@@ -46,10 +47,10 @@ def schedule_of(schedule: str | None, keep: float | None, config: ViTConfig) -> 
 
 
 def read_schedule(schedule: str, config: ViTConfig) -> tuple[int, ...]:
-    """Tokens that go, block by block.
+    """Parse a schedule: the number of merged tokens per block.
 
     Raises:
-        UsageProblem: If it is not one number a block, nor a name that the method knows.
+        UsageProblem: If it is neither one number per block nor a name that the method knows.
     """
     patches, depth = config.grid[0] * config.grid[1], len(config.blocks)
     try:
@@ -66,15 +67,15 @@ def read_schedule(schedule: str, config: ViTConfig) -> tuple[int, ...]:
 
 
 def words(schedule: Sequence[int]) -> str:
-    """As the method takes it."""
+    """Return a schedule as the method's setting: numbers separated by commas."""
     return ",".join(map(str, schedule))
 
 
 def merged(checkpoint: Checkpoint, settings: Mapping[str, str]) -> tuple[nn.Module, tuple[int, ...]]:
-    """The network with merging, in float32, and its schedule; ``settings`` name it.
+    """Return the network with merging in float32, and its schedule, as ``settings`` describe.
 
     Raises:
-        Refused: If it gives a vector a patch, or more tokens are to go than there are.
+        Refused: If the network has one output vector per patch, or more tokens are to merge than there are.
     """
     reading = METHOD.read(checkpoint, settings)
     (schedule,) = (fact.value for fact in reading.facts if fact.name == "schedule")

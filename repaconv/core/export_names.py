@@ -73,7 +73,7 @@ class Variant(Record):
 
     @property
     def training(self) -> Variant:
-        """The variant of the training-time network exported for comparison: no preset, no lower precision."""
+        """The variant of the training-time network exported for comparison: neither preset nor precision."""
         plain = {"form": None, "precision": USUAL_PRECISION, "fp32_modules": (), "preprocessing": False}
         return self.model_copy(update=plain)
 
@@ -90,7 +90,7 @@ class Variant(Record):
 
 
 def _in_a_name(text: str) -> str:
-    """Return the text as part of a file name: shortened and followed by a hash if it is long or has other characters."""
+    """Return the text as part of a file name: shortened and followed by a hash if long or with other characters."""
     plain = re.sub(r"[^\w+-]", "_", text)[:LONGEST]
     return plain if plain == text else f"{plain}-{sha256(text.encode()).hexdigest()[:6]}"
 

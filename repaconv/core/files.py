@@ -78,7 +78,7 @@ def require_nameable(path: Path) -> None:
 
 
 def sha256_of(path: Path) -> str:
-    """Return the SHA-256 of a file. It is read in large blocks, because other threads take the interpreter in between."""
+    """Return the SHA-256 of a file. It is read in large blocks, since other threads take the interpreter in between."""
     digest = hashlib.sha256()
     with path.open("rb", buffering=0) as file:
         buffer = bytearray(min(1 << 24, os.fstat(file.fileno()).st_size or 1))

@@ -1,1 +1,1 @@
-"""Measurements on other machines: Dask clusters, ssh, sweeps."""
+"""Benchmarks on other machines: Dask clusters, ssh, sweeps."""

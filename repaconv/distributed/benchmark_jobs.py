@@ -1,4 +1,4 @@
-"""One measurement as a job: what it is, its models by hash, how it runs where it lands, and whether it was answered."""
+"""Benchmark jobs: their description, running one on a worker, and checking that a result belongs to its job."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from repaconv.stages.bench.stage import bench_by
 from repaconv.stages.shared.common_checks import load_target
 
 MEASURED = ("threads", "batch", "image_size", "rounds", "protocol", "profile", "seed")
-"""What of an order travels with its job."""
+"""The benchmark options that are sent with a job."""
 
 
 class Model(Record):
-    """A model under a name, by the hash of its file."""
+    """A model by its name and the hash of its file."""
 
     name: str
     sha256: str = Field(pattern="^[0-9a-f]{64}$")
 
 
 class Job(Record):
-    """A measurement that any machine of a target can make.
+    """A measurement that any machine of a target can run.
 
     Attributes:
-        id: The same for the same measurement.
-        target: Whole, so that a user's own needs no file there.
-        models: The first is the subject, a second is what it is compared with.
-        options: How it is measured; all else of it is the desk's.
+        id: Hash of the other attributes: equal measurements have equal ids.
+        target: The complete target definition, so that workers need no file of a user-defined target.
+        models: The model to measure, and optionally the one to compare it with.
+        options: How it is measured; only the options in `MEASURED` are set.
     """
 
     id: str
@@ -44,7 +44,7 @@ class Job(Record):
 
     @classmethod
     def of(cls, target: dict[str, Any], models: tuple[Model, ...], options: BenchOptions) -> Job:
-        """One whose name says what it measures, by hash."""
+        """Create a job, with its id."""
         how = BenchOptions(target=str(target["name"]), **{name: getattr(options, name) for name in MEASURED})
         plain = cls(id="", target=target, models=models, options=how)
         digest = sha256_of_bytes(plain.model_dump_json().encode())
@@ -52,21 +52,23 @@ class Job(Record):
 
 
 def run_job(job: Mapping[str, Any], contents: Mapping[str, bytes]) -> dict[str, Any]:
-    """Measure, here.
+    """Run a job on this machine.
 
     Args:
-        job: A `Job` as JSON has it.
-        contents: The models' bytes by hash.
+        job: A `Job` as plain JSON data.
+        contents: The bytes of the models by hash.
 
     Returns:
-        The artefact as JSON has it.
+        The `BenchArtefact` as plain JSON data.
 
     Raises:
-        Refused: If it is no job that is known here, or a model is not what its hash says.
+        Refused: If this version cannot read the job, or a model does not have its hash.
     """
     wanted, device = _understood(job)
     paths = [_kept(model, contents) for model in wanted.models]
-    how = {name: getattr(wanted.options, name) for name in MEASURED}  # where results go is no desk's to say
+    how = {
+        name: getattr(wanted.options, name) for name in MEASURED
+    }  # the sender must not choose where files are written
     done = bench_by(
         BenchOptions(target=device.name, against=paths[1] if len(paths) > 1 else None, **how), paths[0], device=device
     )
@@ -86,10 +88,10 @@ def _understood(job: Mapping[str, Any]) -> tuple[Job, Target]:
 
 
 def answered(job: Job, result: Mapping[str, Any]) -> BenchArtefact:
-    """The artefact that a machine gives for a job, if it is of that job.
+    """Return the result that a machine sent for a job, after checking that it belongs to the job.
 
     Raises:
-        Refused: If it measured something else, or is of another version of repaconv.
+        Refused: If it is of another measurement, or of another version of repaconv.
     """
     from repaconv.benchmark.paper_protocols import paper
 
@@ -132,7 +134,7 @@ def answered(job: Job, result: Mapping[str, Any]) -> BenchArtefact:
 
 
 def named(done: BenchArtefact, models: tuple[Model, ...]) -> BenchArtefact:
-    """The artefact with the desk's names in place of those of the cached files."""
+    """Return the result with the names of the models in place of the names of the cached files."""
     called = {row.name: model.name for row, model in zip(done.latencies, models, strict=True)}
     latencies = tuple(row.model_copy(update={"name": called[row.name]}) for row in done.latencies)
     found = done.ratio
@@ -160,5 +162,5 @@ def _kept(model: Model, contents: Mapping[str, bytes]) -> Path:
 
 
 def resolved(target: str) -> dict[str, Any]:
-    """A target whole, as a job carries it."""
+    """Return the complete definition of a target as a job contains it."""
     return load_target(target).model_dump(mode="json")

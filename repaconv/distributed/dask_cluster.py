@@ -1,7 +1,7 @@
-"""Dask: boards and servers that run `repaconv worker`, and jobs that find their way to one of the right kind.
+"""Benchmark jobs on a Dask cluster: connecting, sending jobs to workers of the right target, serving as a worker.
 
-What a job needs is sent as a task of its own, which the scheduler runs again where a worker that held it dies: data
-that is merely scattered would be lost with it.
+Each model is sent as a task. If the worker that holds it dies, the scheduler runs the task again; scattered data would
+be lost.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from repaconv.results import BenchArtefact
 from repaconv.stages.shared.common_checks import load_target
 
 ATTEMPTS = 3
-"""Workers that a job may take down with it before it is given up."""
+"""Number of workers that may die while running a job before the job is given up."""
 POLL_S = 0.5
 ANSWERS_S = 10
-"""For a scheduler to answer."""
+"""Timeout in seconds for the scheduler to answer."""
 PLAIN_S = 2.0
-"""For a plain connection, made once Dask has given up."""
+"""Timeout in seconds of the plain TCP connection that is tried to find the cause after Dask has failed."""
 
 
 def security(options: ClusterOptions | WorkerOptions) -> Any:
-    """What Dask wants of a private certificate authority's files; None without them.
+    """Return Dask's TLS settings; None without certificate files.
 
-    All three or none: a cluster runs what it is sent, so use them.
+    A cluster executes what it is sent, so TLS is recommended. All three files are needed.
 
     Raises:
-        EnvironmentProblem: If some of them are missing.
+        EnvironmentProblem: If some of the files are missing.
     """
     files = (options.tls_ca, options.tls_cert, options.tls_key)
     given = [path for path in files if path is not None]
@@ -61,7 +61,7 @@ def security(options: ClusterOptions | WorkerOptions) -> Any:
 
 
 class Landed(NamedTuple):
-    """A job's result: the artefact, or the problem; the worker's name, and how many attempts it took."""
+    """The outcome of a job: its result or its problem, the worker's name, and the number of attempts."""
 
     job: Job
     result: BenchArtefact | None
@@ -71,7 +71,7 @@ class Landed(NamedTuple):
 
 
 def require_dask() -> None:
-    """Import it.
+    """Import Dask.
 
     Raises:
         EnvironmentProblem: If it is not installed.
@@ -81,10 +81,10 @@ def require_dask() -> None:
 
 @contextmanager
 def connected(cluster: ClusterOptions) -> Iterator[Any]:
-    """A client of its scheduler.
+    """Yield a client that is connected to the scheduler.
 
     Raises:
-        EnvironmentProblem: If it does not answer.
+        EnvironmentProblem: If the scheduler does not answer.
     """
     require_dask()
     from distributed import Client
@@ -97,7 +97,7 @@ def connected(cluster: ClusterOptions) -> Iterator[Any]:
             hint="--tls-ca ca.pem --tls-cert cert.pem --tls-key key.pem",
             code="farm.tls",
         )
-    with silence_logging_cmgr("CRITICAL"):  # what goes wrong is ours to say
+    with silence_logging_cmgr("CRITICAL"):  # errors are reported by our own messages
         try:
             client = Client(scheduler, security=secured, timeout=f"{ANSWERS_S}s", set_as_default=False)
         except (OSError, TimeoutError, ValueError, RuntimeError) as error:
@@ -117,15 +117,15 @@ def run_jobs(
     progress: Progress = silent,
     landed: Callable[[Landed], None] = lambda _: None,
 ) -> list[Landed]:
-    """Run all jobs on workers of their targets, one at a time on each.
+    """Run all jobs on workers of their targets, one at a time on each worker.
 
     Args:
-        client: Of `connected`.
-        jobs: What is to be measured.
-        contents: Models by hash.
-        wait_s: How long to wait for a worker of a target that has none.
+        client: The client from `connected`.
+        jobs: The jobs.
+        contents: The bytes of the models by hash.
+        wait_s: Seconds to wait for a worker of each target.
         progress: See `Progress`.
-        landed: Told of each result as it comes.
+        landed: Called with each outcome as it arrives.
 
     Raises:
         EnvironmentProblem: If there is no worker of a target.
@@ -161,7 +161,7 @@ def run_jobs(
 
 
 def _landed(client: Any, job: Job, future: Any) -> Landed:
-    # A result that was not fetched yet dies with its worker, and is made again: both of these wait for that.
+    # A result that was not fetched yet is lost if its worker dies. Dask runs the job again, and both calls wait for it.
     error = future.exception()
     result = future.result() if error is None else None
     starts = client.get_events(f"repaconv-{job.id}") or ()
@@ -172,7 +172,7 @@ def _landed(client: Any, job: Job, future: Any) -> Landed:
 
 
 def landed_of(job: Job, result: Mapping[str, Any], worker: str, attempts: int) -> Landed:
-    """What a machine gave for a job; a problem where that is no answer to it."""
+    """Return the outcome of a job from a machine's result; a result of another job is a problem."""
     try:
         return Landed(job, answered(job, result), "", worker, attempts)
     except Refused as problem:
@@ -184,7 +184,7 @@ def _hold(content: bytes) -> bytes:
 
 
 def _attempt(job: dict[str, Any], contents: list[bytes]) -> dict[str, Any]:
-    """On the worker: say that it begins, so that the desk sees how often it did, and measure."""
+    """Task that runs on the worker: log the start of the attempt, so that attempts can be counted, and measure."""
     from distributed import get_worker
 
     worker = get_worker()
@@ -193,7 +193,7 @@ def _attempt(job: dict[str, Any], contents: list[bytes]) -> dict[str, Any]:
 
 
 def _require_worker(client: Any, target: str, wait_s: float) -> None:
-    """A job for a resource that no worker has would wait for ever, without a word."""
+    """Wait for a worker of that target: Dask would wait forever, silently, for a resource that no worker has."""
     deadline = time.monotonic() + wait_s
     while True:
         workers = client.scheduler_info(n_workers=-1)["workers"].values()
@@ -213,9 +213,9 @@ def _require_worker(client: Any, target: str, wait_s: float) -> None:
 
 
 def work(options: WorkerOptions, *, started: Callable[[str], None]) -> None:
-    """Serve as a worker of that target, one job at a time, until the scheduler or the user ends it.
+    """Serve as a worker for one target, one job at a time, until the scheduler or the user stops it.
 
-    A worker process that dies is started again by its nanny.
+    If the worker process dies, its Dask nanny starts it again.
 
     Raises:
         EnvironmentProblem: If the scheduler does not answer.
@@ -241,9 +241,9 @@ def work(options: WorkerOptions, *, started: Callable[[str], None]) -> None:
 
 
 def _no_answer(scheduler: str, error: BaseException) -> EnvironmentProblem:
-    while (inner := error.__cause__ or error.__context__) is not None:  # Dask wraps what happened
+    while (inner := error.__cause__ or error.__context__) is not None:  # Dask wraps the original error
         error = inner
-    if not str(error):  # the last of Dask's attempts was cut off by its own deadline, and hides what the others met
+    if not str(error):  # Dask's last attempt timed out and hides the cause
         error = _met(scheduler) or error
     return EnvironmentProblem(
         f"no answer from the scheduler {scheduler}: {first_line(error)}.",
@@ -253,7 +253,7 @@ def _no_answer(scheduler: str, error: BaseException) -> EnvironmentProblem:
 
 
 def _met(scheduler: str) -> OSError | None:
-    """What one plain connection to that address meets; None for an address that is not of TCP."""
+    """Try one plain TCP connection and return its error; None if the address is not TCP."""
     from distributed.comm import get_address_host_port
 
     try:
@@ -268,10 +268,10 @@ def _met(scheduler: str) -> OSError | None:
 
 
 def require_result(landed: Landed) -> BenchArtefact:
-    """The result, or why there is none.
+    """Return the result of a job.
 
     Raises:
-        Refused: With the worker's own words.
+        Refused: If the job failed, with the worker's message.
     """
     if landed.result is None:
         raise Refused(

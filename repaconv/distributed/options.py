@@ -1,4 +1,4 @@
-"""Options of clusters and workers, each with its type, default and help."""
+"""Options of clusters and workers: types, defaults and help."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from repaconv.stages.shared.option_definitions import CLUSTER, TARGET, Option, O
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterOptions(Options):
-    """Where a stage measures: on workers of that Dask cluster, here where there is no scheduler."""
+    """The Dask cluster on which a stage measures; without a scheduler, it measures on this machine."""
 
     scheduler: Scheduler = None
     tls_ca: TlsCa = None
@@ -31,7 +31,7 @@ class ClusterOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerOptions(Options):
-    """What a worker of a cluster is."""
+    """Options of a cluster worker."""
 
     target: Annotated[str, Option("The target that this machine is, e.g. orin-nano.", panel=TARGET)]
     scheduler: Annotated[str, Option("Address of the Dask scheduler.", metavar="tcp://HOST:PORT", panel=CLUSTER)]

@@ -1,4 +1,4 @@
-"""bench on another machine: a worker of the cluster, or a lone board by ssh."""
+"""Benchmark on another machine: on a worker of a Dask cluster, or on a board via ssh."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from repaconv.stages.bundle.stage import bundle_by
 from repaconv.stages.shared.common_checks import as_image_size, with_files
 from repaconv.stages.shared.run_exports import Export
 
-# A dropped connection leaves what runs on the board running: it ends by itself.
+# Timeout on the board: if the connection drops, the process there keeps running.
 LONGEST_S = 3600
 
 
 def bench_on(
     cluster: ClusterOptions, options: BenchOptions, run: str | Path | None = None, *, progress: Progress = silent
 ) -> BenchArtefact:
-    """Measure a run's ONNX model on a worker of the target, and its training form beside it.
+    """Measure the ONNX model of a run on a cluster worker of the target, interleaved with the training-time network.
 
     Raises:
         EnvironmentProblem: If the cluster does not answer or has no such worker.
-        Refused: If the job fails there, or the model is gone or changed.
+        Refused: If the job fails on the worker, or the model is missing or was changed.
         UsageProblem: If there is no ONNX model.
     """
     taken = run_folder.find_run(Path(run) if run else None)
@@ -67,7 +67,7 @@ def bench_on(
 
 
 def _sent(run: run_folder.Run, options: BenchOptions, progress: Progress) -> tuple[Contenders, Export]:
-    """What is measured there.
+    """Return the models to send to the worker.
 
     Raises:
         UsageProblem: If there is no ONNX model, or it is too large to send.
@@ -106,21 +106,21 @@ def bench_by_ssh(
     count: int | None = None,
     progress: Progress = silent,
 ) -> CollectArtefact:
-    """Send the bundle to a board, run it there, bring its result back and judge it.
+    """Send a bundle to a board, run it there, fetch its result and verify it.
 
-    The user's own ssh and its configuration are used; the board needs Python 3.6, tar and its trtexec. ``flock`` holds
-    it to one job at a time, where the board has that.
+    The user's ssh and its configuration are used. The board needs Python 3.6, tar and trtexec. If it has ``flock``, it
+    runs one job at a time.
 
     Args:
-        host: As ssh knows it, e.g. ``nvidia@orin``.
-        options: The target is the board; of the rest its precision, its batch and ``unverified`` say what is bundled.
-        run: The run's folder; the newest when None.
-        count: Images.
+        host: The host for ssh, e.g. ``nvidia@orin``.
+        options: Only the target, the precision, the batch size and ``allow_unverified`` are used, for the bundle.
+        run: The run folder; the newest if None.
+        count: Number of images.
         progress: See `Progress`.
 
     Raises:
-        EnvironmentProblem: If the board is not reached, or has no trtexec of the target's version.
-        Refused: If what comes back is damaged, or the build failed there.
+        EnvironmentProblem: If the board cannot be reached, or has no trtexec of the target's version.
+        Refused: If the result is damaged, or the build failed on the board.
     """
     bundled = {name: getattr(options, name) for name in ("target", "precision", "batch", "allow_unverified")}
     made = bundle_by(BundleOptions(**bundled, count=count), run, progress=progress)
@@ -142,10 +142,10 @@ def bench_by_ssh(
 
 
 def _on_the_board(host: str, bundled: Path, sha256: str, result: Path, progress: Progress) -> None:
-    """Send a bundle, run it, and bring its result back.
+    """Send a bundle to the board, run it, and fetch its result.
 
     Raises:
-        EnvironmentProblem: If the board is not reached, or cannot run it.
+        EnvironmentProblem: If the board cannot be reached, or cannot run the bundle.
     """
     with _folder_on(host, f"repaconv-{sha256[:16]}") as folder:
         progress(f"send to {host}", 0, 0)
@@ -167,17 +167,17 @@ def _on_the_board(host: str, bundled: Path, sha256: str, result: Path, progress:
 
 @contextmanager
 def _folder_on(host: str, name: str) -> Iterator[str]:
-    """A new folder on the board, for this call alone: another of the same bundle has its own."""
+    """Create a new folder on the board and remove it afterwards, so that calls with the same bundle do not collide."""
     folder = shlex.quote(_ssh_bytes(host, f"mktemp -d {name}.XXXXXX").decode("utf-8", "replace").strip())
     try:
         yield folder
     finally:
-        with suppress(EnvironmentProblem):  # the board is gone: what ended this says so
+        with suppress(EnvironmentProblem):  # the board is unreachable; the original error reports that
             _ssh(host, f"rm -rf {folder}")
 
 
 def _ssh(host: str, command: str, *, stdin: Any = subprocess.DEVNULL, may_fail: bool = False) -> tuple[int, str]:
-    """The exit code there, and the last words on stderr."""
+    """Run a command on the board; return its exit code and the last line of stderr."""
     done = subprocess.run(_words(host, command), stdin=stdin, capture_output=True, text=True, check=False)
     words = (done.stderr.strip().splitlines() or [""])[-1].removeprefix("error: ").rstrip(".")
     if done.returncode == 255 or (done.returncode and not may_fail):
@@ -193,7 +193,7 @@ def _ssh_bytes(host: str, command: str) -> bytes:
 
 
 def _words(host: str, command: str) -> list[str]:
-    """BatchMode: no question that nobody answers."""
+    """Return the ssh command line. BatchMode disables prompts, which nobody would answer."""
     if host.startswith("-"):
         raise UsageProblem(f"{host!r} is not a host name.", hint="E.g. --host nvidia@orin.", code="farm.host")
     return ["ssh", "-o", "BatchMode=yes", host, "sh", "-c", shlex.quote(command)]

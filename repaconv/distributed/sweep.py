@@ -1,4 +1,4 @@
-"""sweep: checkpoints x targets x precisions x batches, measured here or on a cluster, resumed where it stopped."""
+"""Sweep: benchmark all combinations of models, targets, precisions and batch sizes, on this machine or a cluster."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ from repaconv.stages.shared.common_checks import load_target, made_by, with_file
 from repaconv.stages.shared.option_definitions import by_name
 from repaconv.stages.shared.run_exports import export_for
 
-# --- The matrix of a sweep: what its file may say, and the cells that come of it.
+# The matrix of a sweep: its file format and its cells
 
 
 class Entry(Record):
-    """One checkpoint, graph or folder, as `fold` takes it; ``set`` is what the file does not tell."""
+    """One checkpoint, ONNX model or folder, with the options of `fold`; ``set`` are model settings missing from it."""
 
     checkpoint: str
     arch: str | None = None
@@ -51,7 +51,7 @@ class Entry(Record):
 
 
 class Matrix(Record):
-    """A sweep: every model for every target in every precision at every batch."""
+    """The lists of a sweep: every model is measured for every target, precision and batch size."""
 
     models: tuple[Entry, ...] = Field(min_length=1)
     targets: tuple[str, ...] = Field(("x86-64",), min_length=1)
@@ -63,7 +63,7 @@ class Matrix(Record):
 
 
 class Cell(Record):
-    """One place in the matrix, with its words; ``model`` is the entry's name, which no other entry has."""
+    """One combination in the matrix. ``model`` is a name that is unique among the models."""
 
     model: str
     target: str
@@ -72,11 +72,11 @@ class Cell(Record):
 
 
 def read_matrix(path: Path) -> Matrix:
-    """Read a matrix, .toml or .yaml.
+    """Read a matrix from a .toml or .yaml file.
 
     Raises:
         EnvironmentProblem: If it is .yaml and PyYAML is not installed.
-        UsageProblem: If it is not a matrix, with the line that is wrong where it is known.
+        UsageProblem: If it is not a valid matrix; names the line if it is known.
     """
     lines: Lines | None = None
     if path.suffix in (".yaml", ".yml"):
@@ -92,7 +92,7 @@ def read_matrix(path: Path) -> Matrix:
 
 
 def cells_of(matrix: Matrix) -> list[tuple[Entry, Cell]]:
-    """All of them in order."""
+    """Return all cells in order, each with its model."""
     return [
         (entry, Cell(model=name, target=target, precision=precision, batch=batch))
         for name, entry in _named(matrix.models).items()
@@ -103,12 +103,12 @@ def cells_of(matrix: Matrix) -> list[tuple[Entry, Cell]]:
 
 
 def loadable(target: str, beside: Path) -> str:
-    """A matrix's target as `load_target` takes it: a file's path is relative to the matrix."""
+    """Return a target as `load_target` takes it: the path of a target file is relative to the matrix."""
     return str(beside / target) if target.partition("@")[0].endswith(".toml") else target
 
 
 def _named(entries: tuple[Entry, ...]) -> dict[str, Entry]:
-    """Entries by names of their own: the checkpoint's stem, and as much more as tells them apart."""
+    """Give each model a unique name: the checkpoint's stem, with its other settings if stems repeat."""
     told = {" ".join([entry.checkpoint, *_told(entry)]): entry for entry in entries}
     stems = [Path(entry.checkpoint).stem for entry in told.values()]
     longer = [" ".join([Path(entry.checkpoint).stem, *_told(entry)]) for entry in told.values()]
@@ -119,7 +119,7 @@ def _named(entries: tuple[Entry, ...]) -> dict[str, Entry]:
 
 
 def _told(entry: Entry) -> list[str]:
-    """What an entry says besides its checkpoint."""
+    """Return the settings of a model besides its checkpoint."""
     method = [] if entry.method == "auto" else [entry.method]
     weights = [] if entry.weights is None else [f"weights={entry.weights}"]
     arch = [] if entry.arch is None else [entry.arch]
@@ -158,11 +158,11 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     return table
 
 
-# --- sweep: checkpoints x targets x precisions x batches, measured here or on a cluster, resumed where it stopped.
+# Running a sweep
 
 
 class Done(Record):
-    """What is kept of a cell: which job it was, by what and on what kind of machine it was done, and its result."""
+    """The stored result of a cell, with its job and the versions and kind of machine that it depends on."""
 
     schema_version: int = SCHEMA_VERSION
     stage: str = "cell"
@@ -177,21 +177,22 @@ class Done(Record):
 def sweep_by(
     cluster: ClusterOptions, matrix: str | Path, *, out: str | Path | None = None, progress: Progress = silent
 ) -> SweepArtefact:
-    """Fold and export what is missing, measure what was not, and put all of it side by side.
+    """Fold and export the missing models, measure the missing cells, and return all results in one table.
 
     Args:
-        matrix: A .toml or .yaml file; paths in it are relative to it.
-        order: What is asked for.
-        out: The folder; ``repaconv-out/sweep-<matrix>`` when None.
+        cluster: The cluster; without a scheduler, this machine measures.
+        matrix: A .toml or .yaml file; paths in it are relative to its folder.
+        out: The output folder; ``repaconv-out/sweep-<matrix>`` if None.
         progress: See `Progress`.
 
     Returns:
-        The artefact. A cell that failed says why and fails nothing else; what is done stays done, whatever ends this,
-        and is measured again only where it was inconclusive, or came from another machine, runtime or version.
+        The artifact. A failed cell has its problem, and the other cells are measured anyway. An interrupted sweep
+        resumes: a cell is measured again only if its result was inconclusive or came from another machine, runtime or
+        version.
 
     Raises:
-        EnvironmentProblem: If the cluster does not answer or lacks a kind of worker.
-        UsageProblem: If the matrix is not one, or a file is there already that is somebody else's.
+        EnvironmentProblem: If the cluster does not answer or has no worker of a target.
+        UsageProblem: If the matrix is invalid, or an output file exists that repaconv did not write.
     """
     path = Path(matrix)
     folder = Path(out) if out else run_folder.OUT / f"sweep-{path.stem}"
@@ -229,7 +230,7 @@ sweep = by_name(sweep_by, ClusterOptions)
 
 
 class _Sweep:
-    """A sweep on its way: what each cell needs, and what is known of it."""
+    """The state of a running sweep: the jobs that remain and the results so far."""
 
     def __init__(self, matrix: Matrix, beside: Path, folder: Path, cluster: ClusterOptions) -> None:
         self.matrix, self.beside, self.folder, self.cluster = matrix, beside, folder, cluster
@@ -241,13 +242,13 @@ class _Sweep:
         self.contents: dict[str, Path] = {}
 
     def require_ours(self) -> None:
-        """Refuse to write over what is somebody else's."""
+        """Refuse to overwrite files that repaconv did not write."""
         require_ours(self.artefact, "sweep")
         for _, cell in self.cells:
             require_ours(_place(self.folder, cell), "cell")
 
     def prepare(self, entry: Entry, cell: Cell) -> None:
-        """Its row, if it is known already or cannot be measured; else its job."""
+        """Add the row of a cell if its result is stored or it cannot be measured; otherwise add its job."""
         try:
             target = loadable(cell.target, self.beside)
             self.here[cell.target] = _by(target, self.cluster.scheduler)
@@ -270,7 +271,7 @@ class _Sweep:
         self.contents[named.sha256] = model
 
     def landed(self, found: Landed) -> None:
-        """Keep a result for each cell that it is of."""
+        """Store an outcome for each cell of the job."""
         for cell in self.jobs[found.job.id][0]:
             if found.result is None:
                 self.rows[cell] = _row(cell, problem=found.problem)
@@ -290,7 +291,7 @@ class _Sweep:
 def _here(
     jobs: Mapping[str, tuple[list[Cell], Job]], contents: Mapping[str, Path], landed: Any, progress: Progress
 ) -> None:
-    """One after the other on this machine."""
+    """Run the jobs one after the other on this machine."""
     for number, ((cell, *_), job) in enumerate(jobs.values()):
         progress(f"{cell.model} on {cell.target}, {cell.precision}, batch {cell.batch}", number, len(jobs))
         try:
@@ -301,10 +302,10 @@ def _here(
 
 
 def _by(target: str, scheduler: str | None) -> dict[str, str]:
-    """What a figure depends on besides its job. Of a cluster's machines that is known only once they have answered.
+    """Return what a result depends on besides its job: versions, and this machine. Of a cluster the machine is unknown.
 
     Raises:
-        EnvironmentProblem: If this machine is to measure, and has not got the target's runtime.
+        EnvironmentProblem: If this machine is to measure but does not have the target's runtime.
     """
     if scheduler:
         return {**made_by(), "machine": "a worker"}
@@ -313,7 +314,7 @@ def _by(target: str, scheduler: str | None) -> dict[str, str]:
 
 
 def _digests(path: Path) -> str:
-    """Of a file, or of all files of a folder; empty if there is neither."""
+    """Return the hash of a file, or of all files of a folder; empty if it does not exist."""
     if path.is_dir():
         found = {each.name: sha256_of(each) for each in sorted(path.iterdir()) if each.is_file()}
         return sha256_of_bytes(canonical_json(found).encode())
@@ -321,10 +322,10 @@ def _digests(path: Path) -> str:
 
 
 def _model(entry: Entry, cell: Cell, target: str, beside: Path, folder: Path) -> tuple[Path, ImageSize | None]:
-    """The cell's ONNX model, and the size of its images; folded and exported if it was not.
+    """Return the ONNX model of a cell, and its image size; fold and export it first if it is missing.
 
     Raises:
-        RepaconvError: Whatever the fold or the export refuses, or fails at.
+        RepaconvError: If the fold or the export fails.
     """
     checkpoint, own = beside / entry.checkpoint, own_file(entry.arch or "")
     key = {
@@ -342,7 +343,7 @@ def _model(entry: Entry, cell: Cell, target: str, beside: Path, folder: Path) ->
     folded = run_folder.fold_of(run)
     try:
         return _graph(run, folded, target, cell.precision), folded.image_size
-    except (UsageProblem, Refused):  # not there yet, or gone
+    except (UsageProblem, Refused):  # missing
         export(run.folder, target=target, precision=cell.precision)
         return _graph(run, folded, target, cell.precision), folded.image_size
 
@@ -354,14 +355,14 @@ def _graph(run: run_folder.Run, folded: FoldArtefact, target: str, precision: st
 
 
 def _place(folder: Path, cell: Cell) -> Path:
-    """Where a cell's result is kept; names may hold what files' names may not."""
+    """Return the path of a cell's stored result. Characters that file names must not contain are replaced."""
     digest = sha256_of_bytes(cell.model_dump_json().encode())[:16]
     name = re.sub(r"[^\w.=@-]", "_", f"{cell.model}-{cell.target}-{cell.precision}-{cell.batch}")
     return folder / "results" / f"{name}-{digest}.json"
 
 
 def _kept(folder: Path, cell: Cell) -> Done | None:
-    with suppress(Refused):  # none, or of another version
+    with suppress(Refused):  # missing, or of another version
         return read_artefact(_place(folder, cell), Done)
     return None
 

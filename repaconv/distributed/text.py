@@ -1,4 +1,4 @@
-"""Results of `sweep` as text."""
+"""Text output of `sweep`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def show_sweep(done: SweepArtefact) -> None:
-    """The matrix."""
+    """Print the results as a table."""
     rows = table("model", "target", "precision", "batch", "p50 ms", "p95 ms", "measurement", "worker", "")
     for row in done.rows:
         times = ("" if value is None else f"{value:.3f}" for value in (row.p50_ms, row.p95_ms))

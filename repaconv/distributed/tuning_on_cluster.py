@@ -1,4 +1,4 @@
-"""The tuner's measurements on workers of a cluster: each form beside the default one, on a machine of the target."""
+"""Measurements for `tune` on cluster workers: each candidate model interleaved with that of the default preset."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from repaconv.stages.tune.speed_measurements import Measurer
 
 
 def on_workers(cluster: ClusterOptions, options: TuneOptions, *, progress: Progress = silent) -> Measurer:
-    """What `repaconv.stages.tune.stage.tune_by` measures with, there.
+    """Return the function that `repaconv.stages.tune.stage.tune_by` measures with, on workers of the cluster.
 
     The measurer raises:
-        EnvironmentProblem: If the cluster does not answer or has no such worker.
-        Refused: If a job fails there.
+        EnvironmentProblem: If the cluster does not answer or has no worker of the target.
+        Refused: If a job fails on the worker.
     """
     target = resolved(options.target)
 

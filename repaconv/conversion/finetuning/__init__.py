@@ -1,1 +1,1 @@
-"""Fine-tuning of converted networks and of untrained training-time architectures."""
+"""Fine-tuning of converted networks, and training of networks in a method's training-time architecture."""

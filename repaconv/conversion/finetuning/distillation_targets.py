@@ -1,4 +1,4 @@
-"""What a net learns from: the outputs of the original, and what its modules make of the same images."""
+"""Distillation from the original network: losses on outputs and on intermediate features, and image augmentation."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 SHIFT, TURN, GROW = 0.1, 0.15, 0.1
-"""How far an image is moved (of a half side), turned (radians) and scaled. The teacher sees the same, so no label can
-become wrong."""
+"""Maximum shift (fraction of half the image side), rotation (radians) and scaling of an image. The teacher sees the
+same image, so no label becomes wrong."""
 RELATED = 28 * 28
-"""Positions of a map, above which the matrix of their relations costs more than it teaches."""
+"""Maximum number of positions of a feature map for the relation loss. The relation matrix of larger maps is too
+expensive."""
 
 
 def moved(images: Tensor, random: torch.Generator) -> Tensor:
-    """Each image [B, C, H, W] turned, scaled and shifted a little."""
+    """Augment images [B, C, H, W]: rotate, scale and shift each one a little."""
     limits = torch.tensor([[TURN], [GROW], [SHIFT], [SHIFT]])
     turn, grow, right, down = (2 * torch.rand(4, len(images), generator=random) - 1) * limits
     cosine, sine = (1 + grow) * turn.cos(), (1 + grow) * turn.sin()
@@ -29,7 +30,7 @@ def moved(images: Tensor, random: torch.Generator) -> Tensor:
 
 @contextmanager
 def overheard(net: nn.Module, names: Iterable[str]) -> Iterator[dict[str, Tensor]]:
-    """The outputs of modules of a net, by name, while it runs."""
+    """Record the outputs of modules of a network by name while it runs."""
     heard: dict[str, Tensor] = {}
 
     def kept_as(name: str) -> Callable[[nn.Module, Any, Tensor], None]:
@@ -44,7 +45,8 @@ def overheard(net: nn.Module, names: Iterable[str]) -> Iterator[dict[str, Tensor
 
 
 def apart(found: Tensor, wanted: Tensor, *, logits: bool) -> Tensor:
-    """How far outputs are from the teacher's: KL of logits [B, K], else the relative squared error of features."""
+    """Return the loss of outputs against the teacher's: KL divergence of logits [B, K], else relative squared error of
+    features."""
     if not logits:
         return relative(found, wanted)
     wanted, found = wanted.float().log_softmax(-1), found.float().log_softmax(-1)
@@ -52,12 +54,14 @@ def apart(found: Tensor, wanted: Tensor, *, logits: bool) -> Tensor:
 
 
 def relative(found: Tensor, wanted: Tensor) -> Tensor:
-    """Mean squared error by the mean square of what is wanted (eqs. 6 and 8 of RIFormer's paper, without a scale)."""
+    """Return the mean squared error relative to the mean square of the target (eqs. 6 and 8 of RIFormer's paper,
+    without a scale)."""
     return functional.mse_loss(found.float(), wanted.float()) / wanted.float().square().mean().clamp_min(1e-12)
 
 
 def relations(found: Tensor, wanted: Tensor) -> Tensor:
-    """How else the positions of maps [B, C, H, W] resemble each other (eq. 7 there); 0 for large maps."""
+    """Return the relation loss: the squared error of similarities between positions of maps [B, C, H, W] (eq. 7 of
+    RIFormer's paper); 0 for large maps."""
     if wanted.shape[2] * wanted.shape[3] > RELATED:
         return found.new_zeros(())
     near, right = (functional.normalize(maps.float().flatten(2), dim=1) for maps in (found, wanted))

@@ -1,4 +1,4 @@
-"""dwconv, converted already: all of it learns on, block by block beside the original."""
+"""Training plan for a network converted by dwconv: all weights are trained, and each block imitates the original's."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from repaconv.methods.dwconv.reading import read_any
 from repaconv.verification.model_runners import weighted
 
 RATE = 6e-5
-"""A conversion is near already: ten times as much loses it faster than it learns."""
+"""Maximum learning rate. The start is good already: with ten times this rate it is lost faster than it is improved."""
 
 
 def course(checkpoint: Checkpoint, settings: Mapping[str, str]) -> Course:
-    """Of a conversion's checkpoint; blocks behind which tokens merge imitate nobody."""
+    """Return the training plan of a converted checkpoint. Blocks after a token merging imitate no block."""
     reading = read_any(checkpoint, settings)
     apart = [index for index, block in enumerate(reading.blocks) if not block.merged]
     blocks = tuple((f"blocks.{index}", f"blocks.{index}") for index in apart)

@@ -1,4 +1,5 @@
-"""dwconv, trained with gates: every block both attends and convolves, and learns which of the two it needs (eq. 18)."""
+"""dwconv with gates: each block has attention and a convolution, and training learns which of the two it keeps (eq.
+18)."""
 
 from __future__ import annotations
 
@@ -24,11 +25,11 @@ from repaconv.methods.dwconv.reading import read_any
 from repaconv.verification.model_runners import weighted
 
 RATE, FASTER = 2e-4, 100.0
-"""The largest rate, and how much faster gates learn: they have few steps to change places in."""
+"""Maximum learning rate, and its factor for the gates, which have few steps to change."""
 SETTLED, COLDEST = 0.5, 1e-3
-"""The share of the training after which gates are hard, and the temperature down to there."""
+"""Fraction of the training after which gates are hard, and the temperature that is reached there."""
 BEGINNING = 0.2
-"""How far apart the gates begin, in the order that the criterion found."""
+"""Range of the initial gate weights, in the order of the blocks that the criterion found."""
 
 
 class GatedMixer(nn.Module):
@@ -53,13 +54,13 @@ class GatedMixer(nn.Module):
 
 
 class GatedViT(ViT):
-    """A ViT whose blocks are gated; ``gate.weight`` is what they learn, the p largest take the convolution.
+    """A ViT with gated blocks. ``gate.weight`` is trained; the p blocks with the largest weights use the convolution.
 
     Args:
-        config: Its sizes.
-        reading: Its blocks; their heads.
-        convolving: p.
-        kernel: Side of the convolutions.
+        config: The configuration of the network.
+        reading: The description of its blocks.
+        convolving: p, the number of blocks that use the convolution.
+        kernel: Kernel size of the convolutions.
     """
 
     def __init__(self, config: ViTConfig, reading: Reading, convolving: int, kernel: int) -> None:
@@ -75,19 +76,19 @@ class GatedViT(ViT):
         self.temperature: float | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, C, H, W] -> what the network gives."""
+        """Set the gates, then [B, C, H, W] -> the outputs of the network."""
         for part, value in zip(self.blocks, self._gates(), strict=True):
             part.get_submodule("attn").gate = value
         return super().forward(x)
 
     def _gates(self) -> Tensor:
-        """eq. 17, or its relaxation with noise (Gumbel's, Kool et al. 2019) while there is a temperature."""
+        """eq. 17; while a temperature is set, its relaxation with Gumbel noise (Kool et al. 2019)."""
         weight = self.gate["weight"]
         if self.temperature is None:
             return torch.zeros_like(weight).index_fill(0, weight.topk(self.convolving).indices, 1.0)
         noise = -torch.empty_like(weight).exponential_().log()
         keys, taken = weight + noise * self.training, torch.zeros_like(weight)
-        for _ in range(self.convolving):  # one choice behind the other, each without what was taken
+        for _ in range(self.convolving):  # choose one after the other, without those chosen already
             share = (keys / self.temperature).softmax(0)
             keys, taken = keys + (1 - share).clamp_min(1e-6).log(), taken + share
         return taken
@@ -97,18 +98,18 @@ class GatedViT(ViT):
 def formed(
     plain: Plain, order: Sequence[int], convolving: int, kernel: int, images: Tensor, record: Mapping[str, Any]
 ) -> Formed:
-    """Every block with a convolution beside its attention, as near to that as least squares bring it.
+    """Add a convolution to each block, fitted to its attention by least squares.
 
     Args:
         plain: The network.
-        order: Its blocks, the best to replace first: how the gates begin.
-        convolving: How many are to be replaced.
-        kernel: Side of the convolutions.
-        images: [N, C, H, W] to fit on.
-        record: What its file says besides.
+        order: Its block indices, the best to replace first; determines the initial gates.
+        convolving: Number of blocks to replace.
+        kernel: Kernel size of the convolutions.
+        images: [N, C, H, W] to fit to.
+        record: The other contents of its checkpoint.
 
     Raises:
-        Refused: If there are tokens beside the patches, which a convolution in place of all heads cannot reach.
+        Refused: If there are tokens other than the patches, or q, k and v have no bias.
     """
     if plain.config.prefix or not plain.reading.blocks[0].mixer.qkv_bias:
         raise Refused(
@@ -152,13 +153,13 @@ def _arch(plain: Plain) -> dict[str, Any]:
 
 
 def cool_to(net: nn.Module, share: float) -> None:
-    """The temperature at that share of the training: down to `COLDEST` by equal factors, then none: hard gates."""
+    """Set the temperature at that fraction of training: it falls exponentially to `COLDEST`, then gates are hard."""
     assert isinstance(net, GatedViT)
     net.temperature = None if share >= SETTLED else COLDEST ** (share / SETTLED)
 
 
 def course(checkpoint: Checkpoint, settings: Mapping[str, str]) -> Course:
-    """Gates that sharpen, then none."""
+    """Return the training plan: gates with falling temperature, hard at the end."""
     reading = read_any(checkpoint, {**settings, "gate_mode": "hard-topk"})
     metadata = metadata_of(checkpoint)
     meta = json.loads(metadata["meta"])

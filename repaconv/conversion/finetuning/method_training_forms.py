@@ -1,4 +1,4 @@
-"""The training forms of all methods: how each is made of an ordinary network, and how it is trained."""
+"""Training-time architectures of all methods: creating one from an ordinary network, and its training plan."""
 
 from __future__ import annotations
 
@@ -35,11 +35,12 @@ METHODS = ("dwconv", "nondeep", "repavit", "riformer")
 
 
 def form(options: ConvertOptions, original: Original, found: Checkpoint, parted: Parted, progress: Progress) -> Formed:
-    """The training form that was asked for, from the images that fit.
+    """Return the requested training-time architecture, initialized from the network and fitted to the calibration
+    images.
 
     Raises:
-        Refused: If the network is of a kind that this method does not start from.
-        UsageProblem: If what is asked for makes no sense for it.
+        Refused: If the method does not start from this kind of network.
+        UsageProblem: If the options are invalid for the method.
     """
     progress("take the weights over", 0, 0)
     images, record = parted.calibration.images, found.record
@@ -57,7 +58,7 @@ def form(options: ConvertOptions, original: Original, found: Checkpoint, parted:
 
 
 def _gated(options: ConvertOptions, plain: Plain, found: Checkpoint, parted: Parted, progress: Progress) -> Formed:
-    """Gates choose the blocks: only their number can be given."""
+    """Return dwconv's network with gates. The training chooses the blocks, so only their number can be given."""
     asked = read_blocks(options.blocks, len(plain.blocks))
     if asked.number is None:
         raise UsageProblem(
@@ -83,10 +84,10 @@ def _not_from(method: str, given: str, wanted: str) -> Refused:
 
 
 def course_of(method: str, checkpoint: Checkpoint, settings: Mapping[str, str]) -> Course:
-    """How a training form, or a conversion, is trained.
+    """Return the training plan of a checkpoint: a training-time architecture or a conversion.
 
     Raises:
-        Refused: If the file is none.
+        Refused: If the checkpoint is neither.
     """
     gated = said_in(checkpoint.record, "meta", "gate")
     courses = {

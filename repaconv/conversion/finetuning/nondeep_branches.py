@@ -1,4 +1,4 @@
-"""nondeep: neighbouring blocks to branches of one layer, which join while they are trained: lambda from 0 to 1."""
+"""nondeep: consecutive blocks become parallel branches of one layer, joined during training (lambda from 0 to 1)."""
 
 from __future__ import annotations
 
@@ -26,16 +26,18 @@ from repaconv.methods.nondeep.reading import FORMAT, understood
 from repaconv.verification.model_runners import weighted
 
 RATE, JOINED = 1e-3, 0.6
-"""The largest rate, and the share of the training after which lambda is 1; the rest trains what will be folded."""
+"""Maximum learning rate, and the fraction of the training after which lambda is 1; the rest trains the foldable
+network."""
 APART = Join("value-sum", "sqrt", 0.0)
 
 
 def formed(plain: Plain, branches: int, record: Mapping[str, Any]) -> Formed:
-    """Blocks n l to n l + n - 1 as the branches of layer l: their norms' affines and LayerScales in their weights.
+    """Make blocks n l to n l + n - 1 the branches of layer l. Norm affines and LayerScales are multiplied into the
+    weights.
 
     Raises:
-        UsageProblem: If the blocks do not go into layers of so many.
-        Refused: If an FFN is gated, which no branch is.
+        UsageProblem: If the number of blocks is not a multiple of ``branches``.
+        Refused: If an FFN is gated, which branches do not support.
     """
     depth, config, blocks = len(plain.blocks), plain.config, plain.reading.blocks
     if branches < 2 or depth % branches:
@@ -71,10 +73,10 @@ def formed(plain: Plain, branches: int, record: Mapping[str, Any]) -> Formed:
 
 
 def require_plain_mlp(blocks: tuple[ConvBlock, ...]) -> None:
-    """Refuse gated FFNs.
+    """Refuse networks with gated FFNs.
 
     Raises:
-        Refused: Naming the first.
+        Refused: If an FFN is gated; names the first.
     """
     if gated := [index for index, block in enumerate(blocks) if block.swiglu]:
         raise Refused(
@@ -85,7 +87,7 @@ def require_plain_mlp(blocks: tuple[ConvBlock, ...]) -> None:
 
 
 def _branch(weights: Mapping[str, Tensor], block: ConvBlock, width: int) -> dict[str, Tensor]:
-    """One block's linear layers with all that is linear around them, which the norm shared by branches cannot hold."""
+    """Return the linear layers of one block with its norm affines and LayerScales, because branches share one norm."""
     norm1, norm2 = (getattr(block.traits, name).affine(weights, name, width) for name in ("norm1", "norm2"))
     parts: dict[str, Affine] = {
         "attn.qkv": linear_of(weights, "attn.qkv") @ norm1,
@@ -97,7 +99,7 @@ def _branch(weights: Mapping[str, Tensor], block: ConvBlock, width: int) -> dict
 
 
 def _joined(plain: Plain, branches: int) -> BlockwiseReading[BranchBlock]:
-    """The reading with these branches, joined."""
+    """Return the reading of the network with these branches, joined."""
     first, config = plain.reading.blocks[0], plain.config
     norm = NormTraits("layer", first.traits.norm1.eps)
     traits = BlockTraits(norm, norm, scale1=False, scale2=False)
@@ -131,7 +133,7 @@ def _said(join: Join) -> dict[str, Any]:
 
 
 def join_to(net: nn.Module, share: float) -> None:
-    """lambda at that share of the training: in a straight line up to 1 (eq. 10)."""
+    """Set lambda at that fraction of the training: linear up to 1 (eq. 10)."""
     for part in net.modules():
         if isinstance(part, (BranchAttention, BranchMlp)):
             part.join = replace(part.join, factor=min(1.0, share / JOINED))
@@ -142,7 +144,7 @@ def join_to(net: nn.Module, share: float) -> None:
 
 
 def course(checkpoint: Checkpoint, settings: Mapping[str, str]) -> Course:
-    """Progressive joining; a layer gives what the last of its blocks gave."""
+    """Return the training plan: progressive joining. Each layer imitates the last of its blocks."""
     reading = understood(checkpoint, settings)
     branches = reading.blocks[0].attn
     metadata = metadata_of(checkpoint)

@@ -1,4 +1,4 @@
-"""Ordinary networks, as they are before any conversion: a plain vision transformer, or a PoolFormer."""
+"""Read an ordinary network before its conversion: a plain vision transformer or a PoolFormer."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _TIMM = (
     (r"^head\.fc\.", "head."),
     (r"\.layer_scale([12])\.scale$", r".layer_scale_\1"),
 )
-"""timm's names of a PoolFormer's parts, and the official code's."""
+"""timm's names of a PoolFormer's parts, and the names in the official code."""
 _NORM1 = re.compile(r"^(?P<block>.*network\.\d+\.\d+\.)norm1\.weight$")
 
 
@@ -45,9 +45,9 @@ class Pooling(nn.Module):
 
 @dataclass(frozen=True)
 class PoolFormer:
-    """The network in float32 and in eval mode.
+    """A PoolFormer in float32 and eval mode.
 
-    ``reading`` is that of the RIFormer that has its weights, and affines that do nothing in place of its pooling.
+    ``reading`` describes the RIFormer with the same weights, and with identity affines in place of the pooling.
     """
 
     reading: RIFormerReading
@@ -58,10 +58,10 @@ Original = Plain | PoolFormer
 
 
 def read_original(checkpoint: Checkpoint, settings: Mapping[str, str]) -> Original:
-    """Understand an ordinary network; a PoolFormer takes ``pool_size`` besides what a RIFormer takes.
+    """Read an ordinary network. A PoolFormer has the setting ``pool_size`` in addition to those of a RIFormer.
 
     Raises:
-        Refused: If it is neither.
+        Refused: If it is neither a plain vision transformer nor a PoolFormer.
         UsageProblem: If a setting is unknown or malformed.
     """
     names = {name: _official(name) for name in checkpoint.tensors}
@@ -80,7 +80,7 @@ def read_original(checkpoint: Checkpoint, settings: Mapping[str, str]) -> Origin
 
 
 def _official(name: str) -> str:
-    """The official code's name of a part by timm's."""
+    """Return the official name of a part from timm's name."""
     for pattern, other in _TIMM:
         name = re.sub(pattern, other, name)
     name = re.sub(r"^stages\.(\d+)\.blocks\.", lambda found: f"network.{2 * int(found[1])}.", name)
@@ -88,7 +88,7 @@ def _official(name: str) -> str:
 
 
 def _identities(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Affines A(z) = z for every block."""
+    """Return identity affines, A(z) = z, for every block."""
     found: dict[str, Tensor] = {}
     for name, weight in tensors.items():
         if match := _NORM1.match(name):
@@ -98,7 +98,7 @@ def _identities(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _pooling(reading: RIFormerReading, asked: str | None) -> MetaFormer:
-    """The PoolFormer itself."""
+    """Build the PoolFormer."""
     known = OFFICIAL_POOLS.get(reading.config.widths[0])
     if asked is None and known is None:
         raise Refused(

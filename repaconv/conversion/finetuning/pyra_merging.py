@@ -1,4 +1,4 @@
-"""pyra, merging without modulation: the network's own weights learn to do with fewer tokens."""
+"""Training plan for pyra without modulation: the network's own weights are trained with merged tokens."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from repaconv.verification.model_runners import weighted
 
 
 def course(checkpoint: Checkpoint, settings: Mapping[str, str]) -> Course:
-    """Of the network that merges, as ``settings`` say; behind merged tokens only outputs can be imitated."""
+    """Return the training plan of a network with token merging. Only blocks before the first merging imitate the
+    original's."""
     reading = METHOD.read(checkpoint, settings)
     (schedule,) = (fact.value for fact in reading.facts if fact.name == "schedule")
     return Course(

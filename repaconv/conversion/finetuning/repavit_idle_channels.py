@@ -1,4 +1,4 @@
-"""repavit: a plain ViT's FFNs between BatchNorms, most of their channels without activation."""
+"""repavit: FFNs of a plain ViT with BatchNorm in place of LayerNorm, and most of their channels without activation."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ RATE, EPS = 5e-5, 1e-5
 
 @torch.no_grad()
 def formed(plain: Plain, ratio: float, images: Tensor, record: Mapping[str, Any]) -> Formed:
-    """Block by block, each on what the ones before it made of the images, by least squares.
+    """Convert the FFNs one by one with least squares, each for the output of the network converted so far.
 
-    The first BatchNorm is that channel's nearest to what LayerNorm did; the channels that lose least without their
-    activation go idle; the second BatchNorm puts the activation's slope in its place; fc2 then leads back to the
+    The first BatchNorm approximates LayerNorm per channel. The activation is removed from the channels that lose least
+    by it; these are idle. The second BatchNorm replaces it by its best linear approximation. fc2 is refitted to the
     original's residual stream.
 
     Args:
         plain: The network.
-        ratio: The share of channels that go idle.
-        images: [N, C, H, W] to fit on.
-        record: What its file says besides.
+        ratio: The fraction of idle channels.
+        images: [N, C, H, W] to fit to.
+        record: The other contents of its checkpoint.
 
     Raises:
-        UsageProblem: If the ratio is no share.
+        UsageProblem: If the ratio is not between 0 and 1.
         Refused: If an FFN is gated.
     """
     if not 0 <= ratio <= 1:
@@ -75,7 +75,7 @@ def formed(plain: Plain, ratio: float, images: Tensor, record: Mapping[str, Any]
 
 
 def _idled(block: Any, act: Any, active: int, middle: Tensor, wanted: Tensor) -> Any:
-    """One FFN for the stream before it [N, T, d], that leads to what is wanted behind it."""
+    """Return one converted FFN, fitted to map the residual stream before it, [N, T, d], to the wanted one after it."""
     hidden, width = block.mlp.fc1.weight.shape
     mlp: Any = ChannelIdleMlp(width, hidden, active, EPS, act=act).eval()
     _fit_norm(mlp.norm1, *_pairs(middle, mapped(block.norm2, middle)))
@@ -104,7 +104,8 @@ def _pairs(given: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _fit_norm(norm: Any, given: Tensor, wanted: Tensor) -> None:
-    """A BatchNorm with the statistics of ``given`` [rows, c] that is, channel by channel, nearest to ``wanted``."""
+    """Set a BatchNorm to the statistics of ``given`` [rows, c], and its affine to the best fit of ``wanted`` per
+    channel."""
     mean, variance = given.mean(0), given.var(0, correction=0)
     slope = ((given - mean) * (wanted - wanted.mean(0))).mean(0) / variance.clamp_min(1e-12)
     norm.running_mean.copy_(mean)
@@ -114,28 +115,28 @@ def _fit_norm(norm: Any, given: Tensor, wanted: Tensor) -> None:
 
 
 def _lost(before: Tensor, behind: Tensor, fc2: Tensor) -> Tensor:
-    """What each channel [c] would lose behind fc2 if a line stood for its activation."""
+    """Return the error that each channel [c] would cause after fc2 if its activation were replaced by a line."""
     x, y = before - before.mean(0), behind - behind.mean(0)
     unexplained = (y**2).mean(0) - (x * y).mean(0) ** 2 / (x**2).mean(0).clamp_min(1e-12)
     return unexplained * (fc2.double() ** 2).sum(0)
 
 
 def _args(plain: Plain, ratio: float, record: Mapping[str, Any]) -> dict[str, Any]:
-    """As the official main.py has them, beside what the file said."""
+    """Return the arguments as the official main.py stores them, in addition to those of the checkpoint."""
     own = record["args"] if isinstance(record.get("args"), Mapping) else {}
     said = {"idle_ratio": ratio, "heuristic": "static", "feature_norm": "BatchNorm", "channel_idle": True}
     return {**own, **said, "num_heads": plain.heads, "act": plain.reading.blocks[0].act}
 
 
 def _settings(plain: Plain) -> dict[str, str]:
-    """What of an ordinary ViT the official layout has no place for."""
+    """Return the settings of a ViT that the official checkpoint layout does not contain."""
     config, eps = plain.config, f"{plain.reading.blocks[0].traits.norm1.eps:g}"
     size = "x".join(map(str, config.image_size))
     return {"norm_eps": f"{config.norm_eps:g}", "attn_eps": eps, "trained_size": size, "pool": config.pool}
 
 
 def course(checkpoint: Checkpoint, settings: Mapping[str, str]) -> Course:
-    """BatchNorms learn their statistics; blocks imitate the original's."""
+    """Return the training plan: BatchNorms update their statistics, blocks imitate the original's."""
     reading = read(checkpoint, settings)
     net = weighted(reading.module(), reading.tensors, torch.float32)
     return Course(

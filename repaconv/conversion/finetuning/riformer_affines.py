@@ -1,4 +1,4 @@
-"""riformer: a PoolFormer's pooling to affines, which imitate it module by module (sec. 4.4 of the paper)."""
+"""riformer: replace a PoolFormer's pooling by affines, trained by module imitation (sec. 4.4 of the paper)."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ RATE = 2e-3
 
 @torch.no_grad()
 def formed(original: PoolFormer, images: Tensor, record: Mapping[str, Any], settings: Mapping[str, str]) -> Formed:
-    """Every affine A(z) - z as near to pool(z) - z as one that sees no neighbors can be, by least squares.
+    """Fit each affine A(z) - z to pool(z) - z by least squares.
 
     Args:
         original: The PoolFormer.
-        images: [N, C, H, W] to fit on.
-        record: What its file says besides.
-        settings: The user's.
+        images: [N, C, H, W] to fit to.
+        record: The other contents of its checkpoint.
+        settings: The user's settings.
     """
     tensors = {name: tensor.float().clone() for name, tensor in original.reading.tensors.items()}
     for name in [name for name in tensors if name.endswith("token_mixer.affine.weight")]:
@@ -48,7 +48,7 @@ def formed(original: PoolFormer, images: Tensor, record: Mapping[str, Any], sett
 
 
 def _seen(original: PoolFormer, block: str, images: Tensor) -> tuple[Tensor, Tensor]:
-    """pool(z) and z of a block over all positions, [positions, C] in float64."""
+    """Return pool(z) and z of a block over all positions, [positions, C] in float64."""
     mixer = f"{block}.token_mixer"
     norm = f"{block}.norm1"
     with overheard(original.net, (norm, mixer)) as heard:
@@ -62,7 +62,8 @@ def _seen(original: PoolFormer, block: str, images: Tensor) -> tuple[Tensor, Ten
 
 
 def course(checkpoint: Checkpoint, settings: Mapping[str, str]) -> Course:
-    """Blocks and mixers imitate the PoolFormer's (eqs. 6 and 8), and so do relations of what blocks give (eq. 7)."""
+    """Return the training plan: blocks and mixers imitate the PoolFormer's (eqs. 6 and 8), and so do relations between
+    positions of the blocks' outputs (eq. 7)."""
     reading = read(checkpoint, settings)
     net = weighted(reading.module(), reading.tensors, torch.float32)
     mixers = [name for name, _ in net.named_modules() if name.endswith("token_mixer")]

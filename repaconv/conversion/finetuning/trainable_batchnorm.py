@@ -1,4 +1,4 @@
-"""BatchNorm that learns: a training form read from a file only evaluates its own."""
+"""BatchNorm over tokens that can be trained. The layers of a loaded training-time network only evaluate it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ MOMENTUM = 0.1
 
 
 class LearningBatchNorm(TokenBatchNorm):
-    """BatchNorm over the channels of tokens [B, N, d]; in train mode by the batch, whose statistics it adds up."""
+    """BatchNorm over the channels of tokens [B, N, d]. In train mode it uses the batch statistics and updates the
+    running ones."""
 
     def __init__(self, width: int, eps: float) -> None:
         super().__init__(width, eps)
@@ -36,7 +37,7 @@ class LearningBatchNorm(TokenBatchNorm):
 
 
 def learning(net: nn.Module) -> nn.Module:
-    """The net, its BatchNorms over tokens replaced by such that learn."""
+    """Replace the network's BatchNorms over tokens by trainable ones."""
     for parent in list(net.modules()):
         for name, child in parent.named_children():
             if type(child) is TokenBatchNorm:
@@ -48,9 +49,9 @@ def learning(net: nn.Module) -> nn.Module:
 
 @torch.no_grad()
 def settle(net: nn.Module, batches: Iterable[Tensor]) -> None:
-    """Give every BatchNorm the statistics that the net has with its weights of now, over all of these images.
+    """Recompute the statistics of every BatchNorm with the current weights, over all of these images.
 
-    While weights move, running statistics lag behind; those of averaged weights nobody has seen at all.
+    Running statistics lag behind the weights during training. For averaged weights there are none at all.
     """
     norms = [module for module in net.modules() if isinstance(module, LearningBatchNorm)]
     if not norms:

@@ -1,4 +1,4 @@
-"""The loop: AdamW, a warm-up and a cosine, averaged weights; of all epochs, the start included, the best is kept."""
+"""The training loop: AdamW, warm-up and cosine schedule, averaged weights; the best epoch (or the start) is kept."""
 
 from __future__ import annotations
 
@@ -25,40 +25,40 @@ from repaconv.core.progress import Progress
 from repaconv.results import Epoch
 from repaconv.verification.accuracy_budget import Budget
 
-# --- Layers that learn in coordinates in which what they read is alike in all directions.
+# Linear layers with whitened inputs
 #
-# What W^O of a conversion reads is nearly the same in most directions, and it tells small differences by large
-# weights: a step that is small for every weight is large for the output, and a rate that is not lost on it teaches
-# nothing else. So W = U A, where A is the inverse root of the second moments of what a layer reads at the start: U
-# learns, W is used.
+# The inputs of W^O in a conversion vary little in most directions, and W^O has large weights to amplify these small
+# differences. A small step of every weight then changes the output a lot, and a learning rate that is small enough for
+# W^O trains nothing else. So W = U A, where A is the inverse square root of the second moments of the layer's inputs at
+# the start: U is trained, W is used.
 
 SEEN = 256
-"""Images whose second moments are taken."""
+"""Number of images from which the second moments are computed."""
 LEAST = 1e-4
-"""Of the moments' mean: what is below in a direction counts as much, or noise would be learnt from."""
+"""Added to the moments, relative to their mean, so that directions with less variance do not amplify noise."""
 
 
 class Whitened(NamedTuple):
-    """A layer's weight W [o, i], the U [o, i] that learns in its place, and A [i, i]."""
+    """A layer's weight W [o, i], the matrix U [o, i] that is trained instead, and A [i, i]."""
 
     weight: nn.Parameter
     inner: nn.Parameter
     root: Tensor
 
     def heed(self) -> None:
-        """Hand W's gradient on to U."""
+        """Compute the gradient of U from that of W."""
         assert self.weight.grad is not None
         self.inner.grad = self.weight.grad @ self.root
 
     @torch.no_grad()
     def renew(self) -> None:
-        """W by U as it is now."""
+        """Compute W from the current U."""
         self.weight.copy_(self.inner @ self.root)
 
 
 @torch.no_grad()
 def whitened(net: nn.Module, images: Tensor, at_once: int) -> tuple[Whitened, ...]:
-    """All linear layers that the net runs on images [N, C, H, W]."""
+    """Whiten all linear layers that run on images [N, C, H, W]."""
     sums: dict[nn.Linear, Tensor] = {}
 
     def add(layer: nn.Linear, given: tuple[Tensor, ...]) -> None:
@@ -81,27 +81,27 @@ def _whitened(layer: nn.Linear, moments: Tensor) -> Whitened:
     return Whitened(layer.weight, nn.Parameter(inner.float()), ((vectors / roots) @ vectors.mT).float())
 
 
-# --- The loop: AdamW, a warm-up and a cosine, averaged weights; of all epochs, the start included, the best is kept.
+# The training loop
 
 WEIGHT_DECAY, CLIP, WARMUP = 0.05, 1.0, 0.1
 AVERAGED = 0.999
-"""Of the average that is kept at every step, once there were many; it begins shorter."""
+"""Decay of the weight average per step; smaller during the first steps."""
 AT_ONCE = 64
-"""Images in a batch that BatchNorm's statistics are taken of."""
+"""Batch size for computing BatchNorm statistics."""
 State = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Pace:
-    """How long and how fast.
+    """Length and learning rate of the training.
 
     Attributes:
-        epochs: How often each image is seen.
-        batch: Images that are worked on together.
-        accumulate: Batches a step.
-        rate: The largest learning rate.
-        seed: Of order and changes of images.
-        lower: Whether products are in bfloat16.
+        epochs: Number of epochs.
+        batch: Batch size.
+        accumulate: Number of batches per optimizer step.
+        rate: The maximum learning rate.
+        seed: Seed of the order and the augmentation of images.
+        lower: Whether to compute in bfloat16 (autocast).
     """
 
     epochs: int
@@ -112,7 +112,7 @@ class Pace:
     lower: bool
 
     def rate_at(self, share: float) -> float:
-        """Up to the largest in a straight line, then down along a cosine."""
+        """Return the learning rate at that fraction of the training: linear warm-up, then cosine decay."""
         if share < WARMUP:
             return self.rate * share / WARMUP
         return self.rate * (1 + math.cos(math.pi * (share - WARMUP) / (1 - WARMUP))) / 2
@@ -120,20 +120,20 @@ class Pace:
 
 @dataclass(frozen=True)
 class Taught:
-    """What there is to learn from: the teacher, the images that fit, and those that choose, by the original."""
+    """The teacher, the training images, and the evaluation against the original on the validation images."""
 
     teacher: nn.Module
     images: Tensor
     judge: Judge
-    alike: bool  # whether the teacher is the original, whose modules can be imitated
+    alike: bool  # whether the teacher is the original network, whose modules can be imitated
 
 
 class Training:
-    """A course under way: the net, its average, and the best that was there."""
+    """A running training: the network, its average, and the best weights so far."""
 
     def __init__(self, course: Course, taught: Taught, pace: Pace) -> None:
         self.course, self.taught, self.pace = course, taught, pace
-        self.net = deepcopy(course.net).requires_grad_(True)  # whose tensors may be those of others
+        self.net = deepcopy(course.net).requires_grad_(True)  # its tensors may be shared
         self.average = deepcopy(course.net).requires_grad_(False)
         self.whitened = whitened(self.net, taught.images, AT_ONCE) if course.whitened else ()
         self.optimiser = torch.optim.AdamW(_groups(course, self.net, self.whitened), pace.rate, fused=True)
@@ -143,16 +143,16 @@ class Training:
 
     @property
     def done(self) -> int:
-        """Epochs."""
+        """The number of finished epochs."""
         return len(self.epochs) - 1
 
     @property
     def kept(self) -> int:
-        """The epoch that was best on the images that choose; 0 is the start."""
+        """The epoch that was best on the validation images; 0 is the start."""
         return min(range(len(self.epochs)), key=lambda epoch: self.epochs[epoch].cost)
 
     def state(self) -> State:
-        """All that the next epoch depends on."""
+        """Return everything that the next epoch depends on."""
         return {
             "net": self.net.state_dict(),
             "average": self.average.state_dict(),
@@ -163,7 +163,7 @@ class Training:
         }
 
     def load(self, state: State, epochs: list[Epoch]) -> None:
-        """Go on from there."""
+        """Resume from a saved state."""
         self.net.load_state_dict(state["net"])
         self.average.load_state_dict(state["average"])
         self.optimiser.load_state_dict(state["optimiser"])
@@ -172,18 +172,18 @@ class Training:
         self.best, self.steps, self.epochs = state["best"], state["steps"], list(epochs)
 
     def finished(self) -> nn.Module:
-        """The best net, as it will fold."""
+        """Return the best network as it will be folded."""
         net = deepcopy(self.average)
         self.course.at(net, 1.0)
         net.load_state_dict(self.best)
         return net.eval()
 
     def started(self) -> nn.Module:
-        """The start, as it would fold."""
+        """Return the network at the start, as it would be folded."""
         return self._settled(self.course.net)
 
     def train(self, progress: Progress, after: Callable[[], None]) -> None:
-        """All epochs that are left; ``after`` each of them."""
+        """Run the remaining epochs; ``after`` is called after each."""
         begun, first = time.monotonic(), self.done
         while self.done < self.pace.epochs:
             passed, spent = self.done - first, time.monotonic() - begun
@@ -197,13 +197,14 @@ class Training:
             after()
 
     def _epoch(self, progress: Callable[[int, int], None]) -> float:
-        """Every image once, in an order and moved as seed and epoch alone say; returns the mean loss."""
+        """Train on every image once and return the mean loss. Order and augmentation depend only on the seed and the
+        epoch."""
         random = torch.Generator().manual_seed(self.pace.seed * 100_003 + self.done)
         chosen = torch.split(torch.randperm(len(self.taught.images), generator=random), self.pace.batch)
         total, losses = len(chosen) * self.pace.epochs, 0.0
         self.net.train()
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self.pace.seed * 100_003 + self.done)  # for what draws within the net
+            torch.manual_seed(self.pace.seed * 100_003 + self.done)  # for random numbers in the network
             for count, some in enumerate(chosen):
                 progress(count, len(chosen))
                 share = (self.done * len(chosen) + count) / total
@@ -233,7 +234,7 @@ class Training:
         return loss
 
     def _step(self, share: float) -> None:
-        """Learn from what was added up, and take it into the average."""
+        """Update the weights from the accumulated gradients, and update the average."""
         for group in self.optimiser.param_groups:
             group["lr"] = self.pace.rate_at(share) * group["faster"]
         nn.utils.clip_grad_norm_(self.net.parameters(), CLIP)
@@ -249,21 +250,22 @@ class Training:
         torch._foreach_lerp_(list(self.average.parameters()), [p.detach() for p in self.net.parameters()], 1 - kept)
 
     def _settled(self, net: nn.Module) -> nn.Module:
-        """A copy as it would fold, its statistics those of its own weights."""
+        """Return a copy as it would be folded, with BatchNorm statistics recomputed for its weights."""
         net = deepcopy(net).requires_grad_(False)
         self.course.at(net, 1.0)
         settle(net, torch.split(self.taught.images, AT_ONCE))
         return net.eval()
 
     def _judged(self, net: nn.Module) -> Epoch:
-        """What the images that choose say of it."""
+        """Evaluate a network on the validation images."""
         tried = self.taught.judge.tried(net, (), Budget())
         cost = tried.error if tried.divergence is None else tried.divergence
         return Epoch(cost=cost, agreement=tried.agreement, accuracy=tried.accuracy)
 
 
 def _groups(course: Course, net: nn.Module, learnt: tuple[Whitened, ...]) -> Iterator[dict[str, Any]]:
-    """Parameters by their rate; matrices decay, norms, biases and what is whitened do not."""
+    """Yield the parameter groups by learning rate. Matrices have weight decay; norms, biases and whitened layers do
+    not."""
     inner = {each.weight: each.inner for each in learnt}
     for name, parameter in net.named_parameters():
         decay = WEIGHT_DECAY if parameter.ndim > 1 and parameter not in inner else 0.0
@@ -276,31 +278,31 @@ def _weights(net: nn.Module) -> dict[str, Tensor]:
 
 
 def _told(seconds: float) -> str:
-    """So long, in words."""
+    """Return a duration as text."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def has_bfloat16() -> bool:
-    """Whether this processor multiplies in bfloat16 itself; others would do it in steps, slower than in float32."""
+    """Return whether the CPU has bfloat16 instructions. Emulation on other CPUs is slower than float32."""
     known = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
     return any(getattr(torch.cpu, name, lambda: False)() for name in known)
 
 
-# --- A training between two epochs, in a file: with it the next one has the same bits as if nothing had happened.
+# Saving a training between two epochs. Resuming gives the same bits as an uninterrupted training.
 
 
 def save(state: State, path: Path) -> None:
-    """Write it."""
+    """Write a training state."""
     torch.save(state, path)
 
 
 def load(path: Path) -> State:
-    """Read it back; nothing in it is run.
+    """Read a training state. No code in the file is executed.
 
     Raises:
-        Refused: If it is no such file.
+        Refused: If it is not a training state.
     """
     try:
         found: Any = torch.load(path, weights_only=True)
@@ -314,7 +316,7 @@ def load(path: Path) -> State:
 
 
 def digest(parted: Parted) -> str:
-    """Of all images in their order, and their classes: the same training needs the same."""
+    """Return the hash of all images in order, and their classes. A training resumes only with the same images."""
     total = hashlib.sha256()
     for part in parted:
         total.update(part.images.numpy().tobytes())

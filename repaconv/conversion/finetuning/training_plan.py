@@ -1,4 +1,4 @@
-"""What the forms of the methods differ in while they are trained; the loop is one."""
+"""Training plans: how the training-time architecture of each method is trained by the common training loop."""
 
 from __future__ import annotations
 
@@ -12,35 +12,36 @@ from repaconv.checkpoints import Checkpoint
 from repaconv.method_api.contract import Reading
 
 Metadata = dict[str, str]
-"""What a checkpoint of ours says of itself, as safetensors has it."""
+"""Metadata of a checkpoint written by repaconv, as safetensors stores it."""
 
 
 def metadata_of(checkpoint: Checkpoint) -> Metadata:
-    """What is said of it in a file of ours."""
+    """Return the metadata of a checkpoint that repaconv wrote."""
     told = {name: checkpoint.record[name] for name in ("meta", "args") if name in checkpoint.record}
     return {name: json.dumps(value, sort_keys=True, default=str) for name, value in told.items()}
 
 
 def _nothing(_net: nn.Module, _share: float) -> None:
-    """What most courses change on the way."""
+    """The default of `Course.at`: no change before a step."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Course:
-    """How one net in training form is trained.
+    """How one network in a training-time architecture is trained.
 
     Attributes:
-        net: It, with the weights that it starts from, in float32.
-        rate: The largest learning rate, where the user says none.
-        at: Told (net, share of the training that is done) before every step; at 1 the net is as it will fold.
-        imitated: Modules of the net and of the original whose outputs are to be alike, by name.
-        related: The same, of maps whose positions are to resemble each other as the original's do.
-        moving: Whether images are moved a little, anew in every epoch; a start that is near already is lost by it.
-        whitened: Whether linear layers learn in coordinates of their own; see
-        `repaconv.conversion.finetuning.training_loop`. faster: Parameters that learn at another rate, as a multiple,
-        by name. besides: Tensors of the finished checkpoint that are no weights.
-        metadata: Of the finished checkpoint.
-        reading: As the file was understood.
+        net: The network with its initial weights, in float32.
+        rate: The maximum learning rate, unless the user gives one.
+        at: Called with (net, fraction of the training) before every step; at 1, the network can be folded.
+        imitated: Pairs of modules of the network and of the original, by name, whose outputs should be equal.
+        related: Pairs of modules whose feature maps should have equal similarities between positions.
+        moving: Whether images are augmented. A start that is already close to the original is lost by it.
+        whitened: Whether linear layers are trained with whitened inputs, see
+            `repaconv.conversion.finetuning.training_loop`.
+        faster: Factors of the learning rate of some parameters, by name.
+        besides: Tensors of the finished checkpoint that are not weights.
+        metadata: Metadata of the finished checkpoint.
+        reading: The reading of the checkpoint.
     """
 
     net: nn.Module
@@ -58,14 +59,14 @@ class Course:
 
 @dataclass(frozen=True, kw_only=True)
 class Formed:
-    """An ordinary network in the untrained training form of a method.
+    """An ordinary network in the untrained training-time architecture of a method.
 
     Attributes:
-        net: In the form that will fold, in float32: what it is worth before any training.
-        tensors: As a checkpoint of the method has them.
-        metadata: Of that checkpoint.
-        settings: What it does not say, for whoever reads it.
-        told: What was taken over, and what was fitted, in words.
+        net: The network in the state that can be folded, in float32, to evaluate it before training.
+        tensors: The tensors of a checkpoint of the method.
+        metadata: The metadata of that checkpoint.
+        settings: The settings that the checkpoint does not contain.
+        told: A description of the weights that were reused and those that were fitted.
     """
 
     net: nn.Module

@@ -1,1 +1,1 @@
-"""Network families: training-time and inference-time architectures, how their tensors are read, what they cost."""
+"""Network families: their training-time and inference-time architectures, tensor names, folding and costs."""

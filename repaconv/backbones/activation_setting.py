@@ -1,4 +1,4 @@
-"""Which activation a network has: no tensor tells it. A file may, the user may; else it is the official code's."""
+"""Read the activation of a network, which no tensor shows: from --set, the checkpoint's metadata, or the default."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from repaconv.method_api.settings import Knobs, one_of
 
 ACTIVATIONS: tuple[str, ...] = get_args(ActivationKind)
 
-# As timm, torch, mmengine and transformers write them, in small letters alone.
+# The names of timm, torch, mmengine and transformers, in lower case and without other characters.
 _SPELLINGS = {
     "gelu": "GELU",
     "gelutanh": "GELU-tanh",
@@ -30,9 +30,9 @@ _PLACES = ("args", "arch", "cfg", "config", "hparams", "hyper_parameters", "meta
 
 
 def activation_kind(said: Any) -> str | None:
-    """One of `ACTIVATIONS` by its name, dotted or not, or as ``dict(type="GELU", approximate="tanh")``.
+    """Parse the name of an activation into one of `ACTIVATIONS`; None if it is not one of them.
 
-    None for what is not known to be one of them.
+    Dotted names and ``dict(type="GELU", approximate="tanh")`` are accepted too.
     """
     if isinstance(said, Mapping):
         kind, more = activation_kind(said.get("type")), set(said) - {"type", "inplace"}
@@ -44,16 +44,16 @@ def activation_kind(said: Any) -> str | None:
 
 
 def read_activation(record: Mapping[str, Any], knobs: Knobs, told: Any = None, where: str = "") -> ActivationKind:
-    """The knob ``act``, beside what the file says; GELU by erf where nobody says anything.
+    """Read the activation: from the setting ``act``, else from the file, else exact GELU.
 
     Args:
-        record: All of a checkpoint but its tensors.
-        knobs: The user's.
-        told: What else the file says, if anything.
-        where: Where it would say so.
+        record: Everything in the checkpoint except its tensors.
+        knobs: The user's settings.
+        told: An activation that the caller found elsewhere in the file, if any.
+        where: The part of the file that ``told`` comes from, or could have come from.
 
     Raises:
-        Refused: If the file says two, or one that is not known.
+        Refused: If the file names two different activations, or an unknown one.
     """
     said = {**dict(_said(record, "")), **({where: told} if told else {})}
     kinds = {activation_kind(value) or str(value): place for place, value in said.items()}
@@ -80,7 +80,7 @@ def read_activation(record: Mapping[str, Any], knobs: Knobs, told: Any = None, w
 
 
 def _said(record: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
-    """Places at which the file names an activation, and what stands there."""
+    """Yield the paths in the record that name an activation, with their values."""
     for key, value in record.items():
         if key in _KEYS and value and not isinstance(value, (bool, int, float)):
             yield f"{prefix}{key}", value

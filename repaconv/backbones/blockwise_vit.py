@@ -1,6 +1,6 @@
-"""A vision transformer whose blocks a method trains in a form of their own: read, built and folded but for these.
+"""Read, build and fold a vision transformer whose blocks are defined by a method.
 
-A method brings its `TrainedBlock`, and reads what only its blocks have.
+The method provides a `TrainedBlock` class and reads the blocks' own settings. Everything else is shared.
 """
 
 from __future__ import annotations
@@ -26,32 +26,37 @@ from repaconv.results import Fact
 
 
 class TrainedBlock(Protocol):
-    """One block as trained, without its weights."""
+    """The description of one block as trained, without its weights."""
 
     @property
     def traits(self) -> BlockTraits:
-        """What stands around its attention and its MLP."""
+        """The norms and LayerScales around the block's attention and MLP."""
 
     def build(self, config: ViTConfig) -> nn.Module:
-        """The module."""
+        """Build the block as trained."""
 
     def fold(self, config: ViTConfig, index: int, weights: Mapping[str, Tensor]) -> Iterator[FoldedPart]:
-        """Block ``index`` of the deploy form from its float64 weights, by the names within it."""
+        """Fold block ``index``, from its float64 weights by their names within the block."""
 
 
 class DeployedBlock(Protocol):
-    """One that knows its deploy block."""
+    """A block that can describe its deploy block."""
 
     def spec(self, bare: ViTConfig, *, last: bool) -> BlockSpec:
-        """In a net without blocks yet; behind the ``last`` one nothing reads more than class and distillation token."""
+        """The deploy block, in a network whose config ``bare`` has no blocks yet.
+
+        After the ``last`` block only the class and the distillation token are read.
+        """
 
 
 def deploy_config(sizes: Mapping[str, Any], blocks: Sequence[DeployedBlock]) -> ViTConfig:
-    """Of the deploy form; the last block only reads, where class and distillation token are all that is read.
+    """Make the config of the deploy form.
+
+    If only class and distillation token are read, the last block computes only these.
 
     Args:
-        sizes: Of the net, as `ViTConfig` has them.
-        blocks: All of them in order.
+        sizes: The network's sizes, fields of `ViTConfig`.
+        blocks: All blocks in order.
     """
     bare = ViTConfig(**sizes, blocks=())
     last = blocks[-1] if bare.pool in ("token", "distilled") else None
@@ -63,22 +68,22 @@ Block = TypeVar("Block", bound=TrainedBlock)
 
 @dataclass(frozen=True, kw_only=True)
 class BlockwiseReading(Reading, Generic[Block]):
-    """Such a net as trained."""
+    """A vision transformer with a method's blocks that was read from a checkpoint."""
 
     backbone: str = "vit"
     config: ViTConfig
     blocks: tuple[Block, ...]
 
     def module(self) -> nn.Module:
-        """See `Reading`."""
+        """The network as trained; see `Reading`."""
         return ViT(self.config, lambda config, index: self.blocks[index].build(config)).eval()
 
     def weights(self, index: int) -> dict[str, Tensor]:
-        """Of one block, in float64 by the names within it."""
+        """The weights of one block in float64, by their names within the block."""
         return in_float64(block_tensors(self.tensors, f"blocks.{index}."))
 
     def parts(self) -> Iterator[FoldedPart]:
-        """See `Reading`."""
+        """Yield the stem, the folded blocks and the folded head; see `Reading`."""
         yield fold_stem(self.tensors)
         for index, block in enumerate(self.blocks):
             yield from block.fold(self.config, index, self.weights(index))
@@ -87,7 +92,15 @@ class BlockwiseReading(Reading, Generic[Block]):
 
 @dataclass(frozen=True)
 class Opened:
-    """A checkpoint whose weights are sound, by the skeleton's names, and what else there is to know it by."""
+    """A checkpoint that is being read: its valid weights by official names, its other contents and the settings.
+
+    Attributes:
+        tensors: The weights by official names.
+        names: Those names to the names in the file.
+        unused: Facts about tensors that are not used.
+        record: Everything in the checkpoint except its tensors.
+        knobs: The user's settings.
+    """
 
     tensors: dict[str, Tensor]
     names: Mapping[str, str]
@@ -97,10 +110,10 @@ class Opened:
 
     @classmethod
     def of(cls, checkpoint: Checkpoint, settings: Mapping[str, str]) -> Opened:
-        """Begin to read.
+        """Start to read a checkpoint: convert its names and check its weights.
 
         Raises:
-            Refused: If two keys are one name, or a number is none.
+            Refused: If two keys have the same official name, or weights are invalid (`require_sound`).
         """
         tensors, names, unused = official_names(checkpoint)
         require_sound(tensors, names)
@@ -116,18 +129,18 @@ class Opened:
         tolerance_reasons: Mapping[str, str] | None = None,
         apart: str = "",
     ) -> BlockwiseReading[Block]:
-        """End it: what was understood, whole.
+        """Finish: make the reading, after all settings were read.
 
         Args:
-            config: Of the deploy form.
-            blocks: As trained.
-            facts: Of the blocks.
+            config: The config of the deploy form.
+            blocks: The blocks as trained.
+            facts: Facts about the blocks.
             tolerances: See `Reading`.
             tolerance_reasons: See `Reading`.
-            apart: A tensor that was read and is of no module.
+            apart: Name of a tensor that was read but belongs to no module.
 
         Raises:
-            Refused: If tensors are missing, too many or misshaped.
+            Refused: If tensors are missing, unexpected or of a wrong shape.
             UsageProblem: If a setting is unknown or malformed.
         """
         preprocessing = preprocessing_of(self.record, {}, self.knobs, config.image_size)
@@ -149,15 +162,15 @@ class Opened:
 
 
 def published_net(config: ViTConfig, blocks: tuple[Block, ...]) -> Published:
-    """A model of the paper for images of its size."""
+    """A model of the paper, made of a deploy config and blocks as trained."""
     training = BlockwiseReading(config=config, blocks=blocks).module
     return Published(training, lambda: ViT(config), (config.in_channels, *config.image_size))
 
 
 def example_weights(published: Published, seed: int, spread: Mapping[str, float]) -> dict[str, Tensor]:
-    """Seeded weights far from the identity; matrices keep the size of what they act on, scales are around 1.
+    """Make seeded, non-trivial weights for a model: matrices preserve the scale of their input, scales are around 1.
 
-    ``spread`` is the standard deviation around zero of what is neither, by how its name ends.
+    ``spread`` has the standard deviation (mean 0) of all other tensors, by the end of their names.
     """
     random = torch.Generator().manual_seed(seed)
     with torch.device("meta"):

@@ -1,7 +1,7 @@
-"""What attention becomes where a network was converted without training, in deploy form.
+"""Token mixers that replace attention in networks converted without training, in deploy form.
 
-`StaticSpec` has one matrix a head for all inputs. `PrefixedSpec` is for nets with tokens beside the patches: what a
-convolution cannot give these they keep, attention over all tokens; there are few of them, so it costs next to nothing.
+`StaticSpec` has one constant matrix per head. `PrefixedSpec` is for networks with tokens other than patches, on which a
+convolution cannot act. These tokens keep their attention over all tokens; they are few, so that it is cheap.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from repaconv.backbones.convolution_mixers import DepthwiseSpec, EnsembledSpec
 
 @dataclass(frozen=True)
 class StaticSpec:
-    """All heads mix the patches by a constant matrix."""
+    """A mixer in which each head mixes the patches by a constant matrix."""
 
     heads: int
     kind: Literal["static"] = "static"
 
     def build(self, width: int, grid: tuple[int, int]) -> nn.Module:
-        """The module for tokens of this width on this grid."""
+        """Build the module, for tokens of this width on this grid."""
         return StaticMixer(width, grid, self)
 
 
 class StaticMixer(nn.Module):
-    """proj(E v(x)), with E [h, n, n] instead of the softmax."""
+    """proj(E v(x)), with constant E [h, n, n] instead of the softmax."""
 
     def __init__(self, width: int, grid: tuple[int, int], spec: StaticSpec) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ PatchMixerSpec = DepthwiseSpec | EnsembledSpec | StaticSpec
 
 @dataclass(frozen=True)
 class PrefixedSpec:
-    """A mixer for the patches, and attention for the ``prefix`` tokens before them."""
+    """A mixer for the patches, and attention over all tokens for the ``prefix`` tokens before them."""
 
     patches: PatchMixerSpec
     prefix: int
@@ -58,12 +58,12 @@ class PrefixedSpec:
     kind: Literal["prefixed"] = "prefixed"
 
     def build(self, width: int, grid: tuple[int, int]) -> nn.Module:
-        """The module for tokens of this width on this grid."""
+        """Build the module, for tokens of this width on this grid."""
         return PrefixedMixer(width, grid, self)
 
 
 class PrefixedMixer(nn.Module):
-    """Patches mix among themselves; the tokens before them attend to all."""
+    """The patches are mixed among themselves; the tokens before them attend to all tokens."""
 
     def __init__(self, width: int, grid: tuple[int, int], spec: PrefixedSpec) -> None:
         super().__init__()
@@ -77,10 +77,11 @@ class PrefixedMixer(nn.Module):
 
 
 class FewQueries(nn.Module):
-    """Attention of few tokens over many, without keys or values of the many: their matrices go to the queries' side.
+    """Attention of a few query tokens over many, without computing the many's keys and values.
 
-    Per head: scores = (q K) x^T, values = (softmax(scores) x) V^T, with K, V [dh, d]. A bias of the keys shifts all
-    scores of a row alike and goes; that of the values is in ``proj``, as are weights that sum to one.
+    Their matrices are applied on the queries' side. Per head: scores = (q K) x^T, values = (softmax(scores) x) V^T,
+    with K, V [dh, d]. The keys' bias shifts all scores of a row equally, so it vanishes. The values' bias is in
+    ``proj``, because the attention weights sum to one.
     """
 
     def __init__(self, width: int, heads: int, head: int) -> None:

@@ -1,7 +1,7 @@
 """Token mixers that are convolutions over the grid of patches, in deploy form (Drop-in Depthwise Convolution).
 
-Kernels are cross-correlations with zero padding k // 2. The values' bias stays before the padding: moved behind it,
-it would count outside the image. Biases behind the convolution are in ``proj``.
+Kernels are cross-correlations with zero padding k // 2. The values' bias stays before the padding; after it, it would
+also be added outside the image. The convolution's bias is in ``proj``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from repaconv.backbones.norms_and_ffns import attention
 
 
 def depthwise(channels: int, kernel: int) -> nn.Conv2d:
-    """A depthwise convolution that keeps the grid's size; its bias is elsewhere."""
+    """A depthwise convolution without bias that preserves the size of the grid."""
     return nn.Conv2d(channels, channels, kernel, padding=kernel // 2, groups=channels, bias=False)
 
 
@@ -31,26 +31,26 @@ def to_tokens(x: Tensor) -> Tensor:
 
 
 def convolved(v: Tensor, dw: nn.Module, mean: Tensor | None) -> Tensor:
-    """[B, c, h, w] by ``dw``, and a share [c, 1, 1] of its mean over the grid where there is one."""
+    """dw(v) of [B, c, h, w], plus ``mean`` [c, 1, 1] times v's mean over the grid if ``mean`` is given."""
     out: Tensor = dw(v)
     return out if mean is None else out + mean * v.mean((2, 3), keepdim=True)
 
 
 @dataclass(frozen=True)
 class DepthwiseSpec:
-    """All heads are convolutions: eq. 11; ``mean`` adds a share of the values' mean over the grid, by channel."""
+    """eq. 11: all heads are depthwise convolutions. ``mean`` adds a multiple of the values' mean over the grid."""
 
     kernel: int
     mean: bool = False
     kind: Literal["depthwise"] = "depthwise"
 
     def build(self, width: int, grid: tuple[int, int]) -> nn.Module:
-        """The module for tokens of this width on this grid."""
+        """Build the module, for tokens of this width on this grid."""
         return DepthwiseMixer(width, grid, self)
 
 
 class DepthwiseMixer(nn.Module):
-    """proj(dw(v(x))) in one layout: 1x1, depthwise and 1x1 convolution."""
+    """proj(dw(v(x))) on [B, d, h, w] throughout: 1x1, depthwise and 1x1 convolution."""
 
     def __init__(self, width: int, grid: tuple[int, int], spec: DepthwiseSpec) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ class DepthwiseMixer(nn.Module):
 
 @dataclass(frozen=True)
 class EnsembledSpec:
-    """All heads summed into one of ``head`` channels: eq. 13."""
+    """eq. 13: all heads are summed into one of ``head`` channels."""
 
     head: int
     kernel: int
@@ -74,12 +74,12 @@ class EnsembledSpec:
     kind: Literal["ensembled"] = "ensembled"
 
     def build(self, width: int, grid: tuple[int, int]) -> nn.Module:
-        """The module for tokens of this width on this grid."""
+        """Build the module, for tokens of this width on this grid."""
         return EnsembledMixer(width, grid, self)
 
 
 class EnsembledMixer(nn.Module):
-    """proj(dw(v(x))) over one head's channels; linear layers on tokens are faster at this width."""
+    """proj(dw(v(x))) with one head's channels. v and proj are linear layers on tokens, faster at this width."""
 
     def __init__(self, width: int, grid: tuple[int, int], spec: EnsembledSpec) -> None:
         super().__init__()
@@ -96,13 +96,13 @@ class EnsembledMixer(nn.Module):
 
 @dataclass(frozen=True)
 class FullConvSpec:
-    """A full convolution that does not separate: eq. 9, with W^O inside."""
+    """eq. 9: a full convolution that is not separable, with W^O folded into it."""
 
     kernel: int
     kind: Literal["full-convolution"] = "full-convolution"
 
     def build(self, width: int, grid: tuple[int, int]) -> nn.Module:
-        """The module for tokens of this width on this grid."""
+        """Build the module, for tokens of this width on this grid."""
         return FullConvMixer(width, grid, self)
 
 
@@ -121,7 +121,7 @@ class FullConvMixer(nn.Module):
 
 @dataclass(frozen=True)
 class ScatteredSpec:
-    """Some heads attend, the others are convolutions; ``mean`` as of `DepthwiseSpec`."""
+    """Some heads are attention, the others are convolutions; ``mean`` as in `DepthwiseSpec`."""
 
     attending: int
     convolving: int
@@ -131,12 +131,15 @@ class ScatteredSpec:
     kind: Literal["scattered"] = "scattered"
 
     def build(self, width: int, grid: tuple[int, int]) -> nn.Module:
-        """The module for tokens of this width on this grid."""
+        """Build the module, for tokens of this width on this grid."""
         return ScatteredMixer(width, grid, self)
 
 
 class ScatteredMixer(nn.Module):
-    """Rows of ``qkv``: [q | k | v of the attending heads | v of the others]; columns of proj: [attention | conv]."""
+    """Attention in some heads and convolutions in the others.
+
+    Rows of ``qkv``: [q | k | v of the attending heads | v of the others]. Columns of proj: [attention | convolution].
+    """
 
     def __init__(self, width: int, grid: tuple[int, int], spec: ScatteredSpec) -> None:
         super().__init__()

@@ -1,6 +1,7 @@
-"""A network around its FFNs: what every family of networks answers to a method that changes the FFNs alone.
+"""The interface of a network around its FFNs, for methods that change only the FFNs (RePaViT).
 
-Such an FFN brings its own norms. The families stand in the files beside this one, each with a function that reads it.
+Such an FFN includes its own norms. Each network family implements `Skeleton` in a file of this package, with a function
+that reads it from a checkpoint.
 """
 
 from __future__ import annotations
@@ -22,7 +23,14 @@ from repaconv.results import ImageSize
 
 @dataclass(frozen=True)
 class Ffn:
-    """One FFN of a checkpoint: its tensors by the names within it, and where it stands."""
+    """One FFN of a checkpoint.
+
+    Attributes:
+        prefix: Its place in the checkpoint, e.g. ``blocks.0.mlp.``.
+        block: Its tensors, by their names within the FFN.
+        hidden: Channels inside.
+        width: Channels of input and output.
+    """
 
     prefix: str
     block: Mapping[str, Tensor]
@@ -35,38 +43,43 @@ MlpFactory = Callable[[int], nn.Module]
 
 
 class Skeleton(Protocol):
-    """A checkpoint's network around its FFNs; blocks are counted through all stages."""
+    """A checkpoint's network around its FFNs. Block indices count through all stages."""
 
     @property
     def image_size(self) -> ImageSize | None:
-        """What it was built for; None where any size will do."""
+        """The (height, width) that the network was built for; None if it accepts any size."""
 
     def config(self, active: Sequence[int], act: ActivationKind = "GELU") -> Any:
-        """Of the deploy form, with A of every FFN and their activation."""
+        """Make the config of the deploy form, from A of every FFN and their activation."""
 
     def training(self, config: Any, mlp: MlpFactory) -> nn.Module:
-        """The network as trained."""
+        """Build the network as trained, with the FFNs that ``mlp`` builds."""
 
     def pair(self, config: Any, index: int, mlp: MlpFactory) -> tuple[nn.Module, nn.Module, tuple[int, ...]]:
-        """Block i as trained and folded, and the shape of an input to prove it on."""
+        """Build one block as trained and as folded, and give the shape of an input to compare them on."""
 
     def around(self, block: Mapping[str, Tensor], index: int) -> tuple[dict[str, Tensor], tuple[str, ...], Affine]:
-        """What a block folds besides its FFN, in words too, and the LayerScale around the FFN."""
+        """Fold a block's other parts: their tensors, descriptions of the fold, and the LayerScale around the FFN."""
 
     def rest(self, config: Any, tensors: Mapping[str, Tensor]) -> Iterator[FoldedPart]:
-        """All but the blocks."""
+        """Yield the folded parts outside the blocks."""
 
 
 def deploy_ffn(hidden: int, active: int, act: ActivationKind) -> MlpSpec | IdleMlpSpec:
-    """The deploy form's FFN on tokens."""
+    """The deploy form's FFN on tokens: an MLP if all channels are activated."""
     return MlpSpec(hidden, act) if active == hidden else IdleMlpSpec(active, act)
 
 
 def depths_of(ffns: Sequence[Ffn], pattern: str, step: int = 1) -> list[int]:
-    """Blocks of every stage, by the FFNs; stages and blocks are numbered without gaps.
+    """The number of blocks in every stage, counted by their FFNs.
+
+    Args:
+        ffns: All FFNs.
+        pattern: Matches an FFN's prefix; its groups are the numbers of stage and block.
+        step: Difference between the numbers of consecutive stages.
 
     Raises:
-        Refused: If they are not.
+        Refused: If the numbers of stages or blocks have gaps.
     """
     found: dict[int, set[int]] = {}
     for ffn in ffns:
@@ -83,7 +96,7 @@ def depths_of(ffns: Sequence[Ffn], pattern: str, step: int = 1) -> list[int]:
 
 
 def place_of(index: int, depths: Sequence[int]) -> tuple[int, int]:
-    """(stage, index within it) of block i, for so many blocks a stage."""
+    """Convert the index of a block to (stage, index within the stage); ``depths`` are the blocks per stage."""
     for stage, depth in enumerate(depths):
         if index < depth:
             return stage, index

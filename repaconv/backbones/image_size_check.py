@@ -1,4 +1,4 @@
-"""Which images a network takes."""
+"""Check that a network accepts images of a given size."""
 
 from __future__ import annotations
 
@@ -8,10 +8,16 @@ from repaconv.core.errors import UsageProblem
 
 
 def require_size(backbone: Any, config: Any, height: int, width: int) -> None:
-    """Refuse images that the network cannot take.
+    """Refuse an image size that the network does not accept.
+
+    Args:
+        backbone: The registered backbone.
+        config: The network's config.
+        height: Of the images, in pixels.
+        width: Of the images, in pixels.
 
     Raises:
-        UsageProblem: Naming the size.
+        UsageProblem: If the network does not accept this size.
     """
     if backbone.takes(config, height, width):
         return

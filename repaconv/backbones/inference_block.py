@@ -1,4 +1,4 @@
-"""The transformer block in deploy form: its mixer, its FFN, its norms and what it does about merging tokens."""
+"""The transformer block in deploy form: a spec of mixer, FFN, norms and token merging, and the modules built by it."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from repaconv.backbones.norms_and_ffns import attention
 from repaconv.backbones.token_layers import AttentionSpec, IdleMlpSpec, MlpSpec, NormSpec, SwiGluSpec
 from repaconv.backbones.token_merging_block import MergeSpec, MergingBlock, Sized
 
-# --- The last block of a net that reads only its class token: the other tokens are keys and values there, no more.
+# The last block of a network that reads only its class token: it uses the other tokens only as keys and values.
 
 
 class ReadOutAttention(nn.Module):
-    """Attention for the first ``reads`` tokens over all; the scores' divisor is in ``q``. ``kv`` rows: [k | v]."""
+    """Attention of the first ``reads`` tokens over all. The scores' divisor is in ``q``; ``kv`` has rows [k | v]."""
 
     def __init__(self, width: int, spec: AttentionSpec, reads: int) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class ReadOutAttention(nn.Module):
 
 
 class ReadOutBlock(nn.Module):
-    """x += attn(norm1(x)), x += mlp(norm2(x)) for the first ``reads`` tokens alone."""
+    """x += attn(norm1(x)), x += mlp(norm2(x)), only for the first ``reads`` tokens."""
 
     def __init__(
         self, width: int, norm1: nn.Module, mixer: AttentionSpec, norm2: nn.Module, mlp: MlpSpec, reads: int
@@ -46,14 +46,14 @@ class ReadOutBlock(nn.Module):
         self.norm2, self.mlp, self.reads = norm2, mlp.build(width), reads
 
     def forward(self, state: Tensor | Sized) -> Tensor:
-        """Tokens [B, N, d], or these and sizes [B, N, 1], to [B, reads, d]."""
+        """Tokens [B, N, d], or tokens and sizes [B, N, 1], to [B, reads, d]."""
         x, size = state if isinstance(state, tuple) else (state, None)
         x = x[:, : self.reads] + self.attn(self.norm1(x), size)
         out: Tensor = x + self.mlp(self.norm2(x))
         return out
 
 
-# --- The transformer block in deploy form: its mixer, its FFN, its norms and what it does about merging tokens.
+# The general block.
 
 MixerSpec = AttentionSpec | ConvMixerSpec | DropInSpec
 FfnSpec = MlpSpec | SwiGluSpec | IdleMlpSpec
@@ -61,9 +61,14 @@ FfnSpec = MlpSpec | SwiGluSpec | IdleMlpSpec
 
 @dataclass(frozen=True)
 class BlockSpec:
-    """One deploy block: x += mixer(norm1(x)), x += ffn(norm2(x)); an idle-mlp holds its shortcut itself.
+    """One deploy block: x += mixer(norm1(x)), x += ffn(norm2(x)).
 
-    ``merge`` is what it does about merging tokens, ``reads`` the number of tokens that are read behind it, 0 for all.
+    Attributes:
+        mixer: The token mixer.
+        ffn: The feed-forward network; an idle-mlp includes the shortcut.
+        norm1, norm2: The norms before mixer and FFN.
+        merge: Token merging in this or an earlier block; None without it, and if ``reads`` is not 0.
+        reads: The number of tokens that are read after the block, 0 for all.
     """
 
     mixer: MixerSpec
@@ -75,12 +80,12 @@ class BlockSpec:
 
 
 class DeployBlock(nn.Module):
-    """The block of a `BlockSpec` that neither merges tokens nor leaves any out.
+    """The module of a `BlockSpec` without token merging that computes all tokens.
 
     Args:
         spec: The block.
         width: Channels d.
-        grid: Patches in (height, width).
+        grid: Number of patches in (height, width).
     """
 
     def __init__(self, spec: BlockSpec, width: int, grid: tuple[int, int]) -> None:
@@ -99,7 +104,7 @@ class DeployBlock(nn.Module):
 
 
 def deploy_block(spec: BlockSpec, width: int, grid: tuple[int, int]) -> nn.Module:
-    """The module of any `BlockSpec`, for ``width`` channels and (height, width) patches."""
+    """Build the module of any `BlockSpec`, for ``width`` channels and a grid of (height, width) patches."""
     if spec.merge is None and not spec.reads:
         return DeployBlock(spec, width, grid)
     assert isinstance(spec.mixer, AttentionSpec)

@@ -1,8 +1,8 @@
-"""MetaFormer (arXiv 2111.11418): convolutional stem, four stages of residual blocks, strided convolutions between.
+"""MetaFormer (arXiv 2111.11418): a convolutional stem, stages of residual blocks, strided convolutions between stages.
 
-The skeleton takes its blocks from outside: a method gives its training blocks, and without one it builds
-the deploy form. Names are those of the official PoolFormer and RIFormer listings: ``patch_embed.proj``,
-``network.<even>`` stages, ``network.<odd>.proj`` downsampling, ``norm``, ``head``.
+A method provides the training blocks; without one the deploy form is built. Tensor names are those of the official
+PoolFormer and RIFormer listings: ``patch_embed.proj``, ``network.<even>`` for stages, ``network.<odd>.proj`` for
+downsampling, ``norm``, ``head``. `PoolFormerSkeleton` is a PoolFormer around the FFNs of RePaViT.
 """
 
 from __future__ import annotations
@@ -27,18 +27,21 @@ from repaconv.results import Fact, ImageSize
 
 @dataclass(frozen=True)
 class MetaFormerConfig:
-    """Sizes of a MetaFormer; one entry a stage in the tuples.
+    """The configuration of a MetaFormer; tuples have one entry per stage.
 
     Attributes:
-        layers: Blocks.
+        layers: Number of blocks.
         widths: Channels.
         hidden: Channels inside the feed-forward network.
         classes: Width of the head, 0 for pooled features.
+        in_channels: Channels of an image.
         stem, down: (kernel, stride, padding) of the first and of the downsampling convolutions.
-        eps: Of every norm.
+        norm: Kind of all norms.
+        eps: eps of all norms.
+        act: Activation of the feed-forward networks.
         pool: Side of the pooling window of a PoolFormer; None for blocks without a token mixer.
-        active: Of a PoolFormer, the activated channels of every block's feed-forward network, stage by stage;
-            the others and the shortcut are one matrix.
+        active: The activated channels of every feed-forward network of a PoolFormer, by stage and block; the idle
+            channels and the shortcut are one matrix.
     """
 
     layers: tuple[int, ...]
@@ -60,7 +63,7 @@ BlockFactory = Callable[[MetaFormerConfig, int, int], nn.Module]
 
 
 class IdentityMixerBlock(nn.Module):
-    """The deploy block: no token mixer, x += norm1(x) and x += mlp(norm2(x)), norm2 without affine."""
+    """The deploy block without a token mixer: x += norm1(x), x += mlp(norm2(x)); norm2 has no affine."""
 
     def __init__(self, config: MetaFormerConfig, stage: int, index: int) -> None:
         super().__init__()
@@ -77,9 +80,9 @@ class IdentityMixerBlock(nn.Module):
 
 
 class PoolBlock(nn.Module):
-    """PoolFormer's deploy block: x += scale (pool(n) - n) with n = norm1(x) without affine, then the idle FFN.
+    """PoolFormer's deploy block: x += scale (pool(n) - n) with n = norm1(x) without affine, then the FFN.
 
-    The norm's shift is gone: average pooling keeps a constant, so pool(n) - n loses it.
+    The norm's shift vanishes, because average pooling preserves a constant, which pool(n) - n cancels.
     """
 
     def __init__(self, config: MetaFormerConfig, stage: int, index: int) -> None:
@@ -104,12 +107,12 @@ class PoolBlock(nn.Module):
 
 
 def pooling(side: int) -> nn.Module:
-    """PoolFormer's pooling: a mean over the pixels of the window that lie in the image."""
+    """PoolFormer's pooling: the mean over those pixels of the window that are inside the image."""
     return nn.AvgPool2d(side, stride=1, padding=side // 2, count_include_pad=False)
 
 
 class PatchEmbed(nn.Module):
-    """A strided convolution under the name ``proj``."""
+    """A strided convolution named ``proj``."""
 
     def __init__(self, channels: int, width: int, kernel: int, stride: int, padding: int) -> None:
         super().__init__()
@@ -122,12 +125,12 @@ class PatchEmbed(nn.Module):
 
 
 class MetaFormer(nn.Module):
-    """Images [B, C, H, W] of any size to logits [B, classes], or to features [B, widths[-1]].
+    """A MetaFormer: images [B, C, H, W] of any size to logits [B, classes], or to features [B, widths[-1]].
 
     Args:
-        config: Sizes.
-        block: Builds the blocks; the deploy block when None.
-        final_affine: Whether the final norm keeps its affine. In the deploy form a head has taken it.
+        config: The configuration.
+        block: Builds the blocks; by default deploy blocks.
+        final_affine: Whether the final norm has an affine. In the deploy form it is folded into the head.
     """
 
     def __init__(
@@ -157,31 +160,31 @@ _CONFIG = TypeAdapter(MetaFormerConfig)
 
 
 class MetaFormerBackbone:
-    """How later stages rebuild the deploy form from ``fold.json``, with no method at hand."""
+    """The registered backbone: rebuilds the deploy form from ``fold.json``, without the method."""
 
     name = "metaformer"
-    any_image_size = True  # nothing in it has a position
+    any_image_size = True  # no position embeddings
 
     def to_json(self, config: MetaFormerConfig) -> dict[str, Any]:
-        """The config as plain values."""
+        """Convert the config to plain values."""
         return asdict(config)
 
     def from_json(self, plain: dict[str, Any]) -> MetaFormerConfig:
-        """The inverse of `to_json`."""
+        """Convert the values of `to_json` back to a config."""
         return _CONFIG.validate_python(plain)
 
     def image_size(self, config: MetaFormerConfig, preferred: tuple[int, int]) -> tuple[int, int]:
-        """(height, width) to work with: it takes any."""
+        """The (height, width) to use: ``preferred``, as the network accepts any."""
         return preferred
 
     def takes(self, config: MetaFormerConfig, height: int, width: int) -> bool:
-        """Whether images of this size leave anything for the last stage to see."""
+        """Whether images of this size leave at least one pixel for the last stage."""
         for kernel, stride, padding in (config.stem, *(config.down,) * (len(config.layers) - 1)):
             height, width = ((side + 2 * padding - kernel) // stride + 1 for side in (height, width))
         return height > 0 and width > 0
 
     def deploy(self, config: MetaFormerConfig) -> nn.Module:
-        """The deploy form, weights not yet set."""
+        """Build the deploy form, without weights."""
         block = IdentityMixerBlock if config.pool is None else PoolBlock
         return MetaFormer(config, block, final_affine=config.classes == 0).eval()
 
@@ -189,9 +192,9 @@ class MetaFormerBackbone:
 BACKBONE = MetaFormerBackbone()
 
 
-# --- PoolFormer around its FFNs; its pooling, strides and paddings stand in the code alone.
+# PoolFormer around its FFNs. No tensor shows pooling, strides and paddings.
 
-# s12, s24 and s36 are 64 wide at first and pool over 7 x 7, m36 and m48 are 96 wide and pool over 3 x 3.
+# s12, s24 and s36 have 64 channels in the first stage and pool over 7 x 7; m36 and m48 have 96 and pool over 3 x 3.
 OFFICIAL_POOLS = {64: 7, 96: 3}
 
 
@@ -218,7 +221,13 @@ class PoolMixerBlock(nn.Module):
 
 @dataclass(frozen=True)
 class PoolFormerSkeleton:
-    """A PoolFormer."""
+    """A PoolFormer around its FFNs; see `Skeleton`.
+
+    Attributes:
+        frame: The configuration, without activated channels.
+        layer_scale: Whether the blocks have ``layer_scale_1``.
+        image_size: None, as any size is accepted.
+    """
 
     frame: MetaFormerConfig
     layer_scale: bool
@@ -262,7 +271,12 @@ class PoolFormerSkeleton:
 def read_poolformer(
     tensors: dict[str, Tensor], ffns: Sequence[Ffn], knobs: Knobs, args: Mapping[str, Any]
 ) -> PoolFormerSkeleton:
-    """``pool_size`` is asked for where the widths are not those of a published model."""
+    """Read a PoolFormer around its FFNs.
+
+    Raises:
+        Refused: If a tensor is missing or has a wrong shape.
+        SettingNeeded: If ``pool_size`` is not set and the widths are not those of a published model.
+    """
     kernel = weight_of(tensors, "patch_embed.proj.weight", 4)
     layers = depths_of(ffns, r"network\.(\d+)\.(\d+)\.", step=2)
     first = [sum(layers[:stage]) for stage in range(len(layers))]

@@ -1,8 +1,8 @@
-"""MLP-Mixer (arXiv 2105.01601) as RePaViT's official code has it: a token MLP, then a channel MLP.
+"""MLP-Mixer (arXiv 2105.01601) as in RePaViT's official code: blocks of a token MLP and a channel MLP.
 
-Unlike timm's, the token MLP's LayerNorm is over the tokens. Names: ``stem.proj``, ``blocks.<i>.mlp_tokens``,
-``blocks.<i>.mlp_channels``, ``norm``, ``head``. A method gives the training blocks; without one the skeleton builds
-the deploy form, in which norms have no affine.
+Unlike in timm, the token MLP's LayerNorm normalizes over the tokens. Tensor names: ``stem.proj``,
+``blocks.<i>.mlp_tokens``, ``blocks.<i>.mlp_channels``, ``norm``, ``head``. A method provides the training blocks;
+without one the deploy form is built, in which norms have no affine.
 """
 
 from __future__ import annotations
@@ -29,7 +29,19 @@ from repaconv.results import ImageSize, parse_image_size
 
 @dataclass(frozen=True)
 class MixerConfig:
-    """Sizes; ``ffn`` are the deploy blocks' channel MLPs, ``token_hidden`` the width inside the token MLPs."""
+    """The configuration of an MLP-Mixer.
+
+    Attributes:
+        image_size: (height, width) in pixels.
+        patch: Side of a patch in pixels.
+        width: Channels.
+        token_hidden: Width inside the token MLPs.
+        ffn: The channel MLPs of the deploy blocks.
+        classes: Width of the head, 0 for pooled features.
+        in_channels: Channels of an image.
+        token_eps, norm_eps: eps of the token MLPs' norms and of the final norm.
+        act: Activation of all MLPs.
+    """
 
     image_size: tuple[int, int]
     patch: int
@@ -53,7 +65,7 @@ BlockFactory = Callable[[MixerConfig, int], nn.Module]
 
 
 class TokenMlp(nn.Module):
-    """fc2(act(fc1(norm(x^T))))^T: over tokens, the same for every channel."""
+    """The token MLP, fc2(act(fc1(norm(x^T))))^T, with the same weights for every channel."""
 
     def __init__(self, config: MixerConfig, *, deployed: bool) -> None:
         super().__init__()
@@ -69,7 +81,7 @@ class TokenMlp(nn.Module):
 
 
 class MixerBlock(nn.Module):
-    """x += mlp_tokens(x), then the channel MLP, whose shortcut may be inside it."""
+    """x += mlp_tokens(x), then the channel MLP, which may include its shortcut."""
 
     def __init__(self, config: MixerConfig, mlp: nn.Module, *, shortcut: bool, deployed: bool) -> None:
         super().__init__()
@@ -84,13 +96,13 @@ class MixerBlock(nn.Module):
 
 
 def deploy_block(config: MixerConfig, index: int) -> nn.Module:
-    """The block of the deploy form."""
+    """Build a block of the deploy form."""
     spec = config.ffn[index]
     return MixerBlock(config, spec.build(config.width), shortcut=not isinstance(spec, IdleMlpSpec), deployed=True)
 
 
 class PatchEmbed(nn.Module):
-    """Patches as tokens."""
+    """Embed patches as tokens."""
 
     def __init__(self, config: MixerConfig) -> None:
         super().__init__()
@@ -103,11 +115,11 @@ class PatchEmbed(nn.Module):
 
 
 class Mixer(nn.Module):
-    """Images [B, C, H, W] of one size to logits [B, classes], or to features.
+    """An MLP-Mixer: images [B, C, H, W] of one size to logits [B, classes], or to features.
 
     Args:
-        config: Sizes.
-        block: Builds training blocks; the deploy form when None.
+        config: The configuration.
+        block: Builds training blocks; if None, the deploy form is built.
     """
 
     def __init__(self, config: MixerConfig, block: BlockFactory | None = None) -> None:
@@ -128,41 +140,46 @@ _CONFIG = TypeAdapter(MixerConfig)
 
 
 class MixerBackbone:
-    """How later stages rebuild the deploy form from ``fold.json``, with no method at hand."""
+    """The registered backbone: rebuilds the deploy form from ``fold.json``, without the method."""
 
     name = "mixer"
     any_image_size = False
 
     def to_json(self, config: MixerConfig) -> dict[str, Any]:
-        """The config as plain values."""
+        """Convert the config to plain values."""
         return asdict(config)
 
     def from_json(self, plain: dict[str, Any]) -> MixerConfig:
-        """The inverse of `to_json`."""
+        """Convert the values of `to_json` back to a config."""
         return _CONFIG.validate_python(plain)
 
     def image_size(self, config: MixerConfig, preferred: tuple[int, int]) -> tuple[int, int]:
-        """(height, width) that the network takes."""
+        """The (height, width) that the network requires."""
         return config.image_size
 
     def takes(self, config: MixerConfig, height: int, width: int) -> bool:
-        """Whether images of this size give as many tokens as the token MLPs mix."""
+        """Whether images have the size that the network requires."""
         return (height, width) == config.image_size
 
     def deploy(self, config: MixerConfig) -> nn.Module:
-        """The deploy form, weights not yet set."""
+        """Build the deploy form, without weights."""
         return Mixer(config).eval()
 
 
 BACKBONE = MixerBackbone()
 
 
-# --- MLP-Mixer around its channel FFNs; the token MLPs tell the number of tokens.
+# MLP-Mixer around its channel FFNs.
 
 
 @dataclass(frozen=True)
 class MixerSkeleton:
-    """An MLP-Mixer."""
+    """An MLP-Mixer around its channel FFNs; see `Skeleton`.
+
+    Attributes:
+        frame: The configuration, without channel MLPs.
+        hidden: Channels inside each channel MLP as trained.
+    """
 
     frame: MixerConfig
     hidden: tuple[int, ...]
@@ -195,7 +212,12 @@ class MixerSkeleton:
 
 
 def read_mixer(tensors: dict[str, Tensor], ffns: Sequence[Ffn], knobs: Knobs, args: Mapping[str, Any]) -> MixerSkeleton:
-    """The token MLPs tell the number of tokens."""
+    """Read an MLP-Mixer around its channel FFNs; the number of tokens follows from the token MLPs.
+
+    Raises:
+        Refused: If a tensor is missing or has a wrong shape, or the image size does not have as many patches.
+        SettingNeeded: If the patches are not a square grid and ``image_size`` is not set.
+    """
     kernel = weight_of(tensors, "stem.proj.weight", 4)
     fc1 = weight_of(tensors, "blocks.0.mlp_tokens.fc1.weight", 2)
     side, patch = math.isqrt(fc1.shape[1]), kernel.shape[2]

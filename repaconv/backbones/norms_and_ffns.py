@@ -1,4 +1,4 @@
-"""Parts that backbones share: norms in their training and deploy form, the feed-forward network."""
+"""Modules that backbones share: attention, activations, norms and feed-forward networks of convolutional families."""
 
 from __future__ import annotations
 
@@ -11,36 +11,36 @@ from torch import Tensor, nn
 NormKind = Literal["GN", "LN2d"]
 ActivationKind = Literal["GELU", "GELU-tanh", "QuickGELU", "ReLU", "SiLU"]
 
-# A power of two, so that 1 - 2^-17 and 2^-17 are exact in every float type and add up to exactly 1.
+# A power of two: variance 1 - 2^-17 and eps 2^-17 add up to exactly 1 in FP32 and FP64.
 _BATCHNORM_EPS = 2.0**-17
 
 
 def _at_once(x: Tensor) -> bool:
-    """Whether what torch has one kernel for is to be one call: on a card, where nobody reads the graph."""
+    """Whether to call torch's fused kernels: on a GPU, unless the module is being exported to a graph."""
     return x.is_cuda and not torch.compiler.is_exporting()
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """softmax(q k^T) v of [B, H, N, dh], the divisor in q; keys and values may be one for all heads."""
+    """softmax(q k^T) v of [B, H, N, dh]; the divisor is in q. Keys and values may be [B, 1, N, dh], for all heads."""
     return fused_attention(q, k, v) if _at_once(q) else (q @ k.transpose(-2, -1)).softmax(-1) @ v
 
 
 def fused_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """The same by torch's fused attention."""
+    """The same as `attention`, by torch's fused attention."""
     k, v = (each.expand(-1, q.shape[1], -1, -1) for each in (k, v))
     return F.scaled_dot_product_attention(q, k, v, scale=1.0)
 
 
 class QuickGELU(nn.Module):
-    """x sigmoid(1.702 x), as OpenAI's CLIP has it."""
+    """x sigmoid(1.702 x), the activation of OpenAI's CLIP."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Any shape, kept."""
+        """Any shape to the same shape."""
         return x * torch.sigmoid(1.702 * x)
 
 
 def activation(kind: ActivationKind) -> nn.Module:
-    """The nonlinearity by name; GELU is the exact one, by erf."""
+    """Build the activation of that name; GELU is the exact one, by erf."""
     modules: dict[str, nn.Module] = {
         "GELU": nn.GELU(),
         "GELU-tanh": nn.GELU(approximate="tanh"),
@@ -52,10 +52,10 @@ def activation(kind: ActivationKind) -> nn.Module:
 
 
 class Norm(nn.Module):
-    """Normalise [B, C, H, W], with or without an affine over channels.
+    """A norm of [B, C, H, W], with or without an affine over channels.
 
-    ``GN`` takes one mean and variance a sample over C, H and W (GroupNorm with one group), ``LN2d`` one a
-    pixel over C. Both use the biased variance.
+    ``GN`` has one mean and variance per sample, over C, H and W (GroupNorm with one group). ``LN2d`` has one per pixel,
+    over C. Both use the biased variance.
     """
 
     def __init__(self, kind: NormKind, channels: int, eps: float, *, affine: bool) -> None:
@@ -67,7 +67,7 @@ class Norm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[B, C, H, W] -> [B, C, H, W]."""
         if self.kind == "GN" and self.weight is None and not _at_once(x):
-            # the same numbers as group_norm, which the exporter would follow by a product with ones
+            # equal to group_norm, which the exporter would translate with an additional product with ones
             return F.instance_norm(x.flatten(1).unsqueeze(1), eps=self.eps).view_as(x)
         if self.kind == "GN":
             return F.group_norm(x, 1, self.weight, self.bias, self.eps)
@@ -76,9 +76,9 @@ class Norm(nn.Module):
 
 
 class NormThenScale(nn.Module):
-    """A norm whose affine stands apart, as one BatchNormalization of mean 0 and variance 1.
+    """A norm followed by its affine, which is a BatchNorm of mean 0 and variance 1.
 
-    The same numbers as ``Norm(affine=True)``; ONNX Runtime runs one node instead of Mul and Add
+    Its output equals that of ``Norm(affine=True)``, but ONNX Runtime runs one node instead of Mul and Add
     (``benchmarks/riformer_forms.py``).
     """
 
@@ -103,7 +103,7 @@ class NormThenScale(nn.Module):
 
 
 class ConvMlp(nn.Module):
-    """fc2(act(fc1(x))) in 1x1 convolutions on [B, C, H, W]."""
+    """A feed-forward network of 1x1 convolutions: fc2(act(fc1(x))) on [B, C, H, W]."""
 
     def __init__(self, channels: int, hidden: int, act: ActivationKind) -> None:
         super().__init__()
@@ -118,7 +118,10 @@ class ConvMlp(nn.Module):
 
 
 class IdleConvMlp(nn.Module):
-    """idle(x) + fc2(act(fc1(x))) in 1x1 convolutions, the shortcut inside ``idle``, which may stand alone."""
+    """RePaViT's folded FFN in 1x1 convolutions: idle(x) + fc2(act(fc1(x))), or idle(x) without activated channels.
+
+    ``idle`` includes the shortcut.
+    """
 
     def __init__(self, channels: int, active: int, act: ActivationKind) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What a network costs, from its shapes alone: parameters and multiply-accumulates."""
+"""Count the parameters and multiply-accumulates (MACs) of a network, from its shapes only."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from torch.overrides import TorchFunctionMode
 
 from repaconv.results import Cost, FoldedLayer
 
-# addmm and mm are what nn.Linear becomes; bmm and the attention operators multiply activations.
+# Operators that multiply by weights. nn.Linear becomes addmm or mm; bmm and attention multiply two activations.
 _OF_LAYERS = ("addmm", "mm", "convolution", "_convolution")
-# Not counted, and as large as what they are given; on the meta device torch takes longer for them than for all else.
+# Not counted and of the same shape as their input; on the meta device they would take most of the time.
 _SKIPPED = frozenset({F.batch_norm, F.gelu, F.group_norm, F.instance_norm, F.layer_norm, F.relu})
 
 
 class _Skipping(TorchFunctionMode):
-    """Norms and activations give what they are given, and a linear layer leaves its bias out."""
+    """Skips operators that are not counted: norms and activations return their input, linear layers omit the bias."""
 
     def __torch_function__(
         self, function: Callable[..., Any], _types: Any, given: Any = (), named: dict[str, Any] | None = None
@@ -32,11 +32,11 @@ class _Skipping(TorchFunctionMode):
 
 
 def cost_of(build: Callable[[], nn.Module], input_shape: tuple[int, ...]) -> Cost:
-    """Count for one input, e.g. an image [C, H, W], on the meta device, so that size costs no memory.
+    """Count the parameters and MACs of a network for one input, e.g. an image [C, H, W], on the meta device.
 
-    MACs are those of convolutions and matrix products, as torch's FlopCounterMode counts them (2 FLOPs
-    each); norms, activations and sums are not counted. A layer's product is one with weights, not of two
-    activations as in attention's scores.
+    MACs are those of convolutions and matrix products, as torch's FlopCounterMode counts them (2 FLOPs each). Norms,
+    activations and sums are not counted. ``layer_macs`` are those with weights, without products of two activations
+    such as attention's scores.
     """
     module, counter = _run(build, input_shape)
     return _counted(counter, module, "Global")
@@ -86,8 +86,9 @@ def norms_of(build: Callable[[], nn.Module], input_shape: tuple[int, ...]) -> No
 
 
 def costs_by_block(build: Callable[[], nn.Module], input_shape: tuple[int, ...]) -> dict[str, Cost]:
-    """The same for every block alone: numbered modules that hold a feed-forward network (``mlp``), and what says
-    that it is ``counted``.
+    """Count the parameters and MACs of every block, by name.
+
+    Blocks are numbered modules with a feed-forward network (``mlp``), and modules with the attribute ``counted``.
     """
     module, counter = _run(build, input_shape)
     root = type(module).__name__
@@ -99,10 +100,10 @@ def costs_by_block(build: Callable[[], nn.Module], input_shape: tuple[int, ...])
 
 
 def layers_of(build: Callable[[], nn.Module], input_shape: tuple[int, ...]) -> dict[str, FoldedLayer]:
-    """Every layer with parameters of its own by name, with what it costs for one input.
+    """List every layer that has parameters, by name, with its parameters and its MACs for one input.
 
-    Parameters of a module that holds other modules are layers by themselves. MACs of a layer whose code is not called,
-    as its weights are read by another module, are None.
+    Parameters of a module that contains other modules are listed as layers of their own. The MACs of a layer are None
+    if it is never called because another module reads its weights.
     """
     called: set[str] = set()
 
@@ -128,7 +129,7 @@ def layers_of(build: Callable[[], nn.Module], input_shape: tuple[int, ...]) -> d
 
 
 def _run(build: Callable[[], nn.Module], input_shape: tuple[int, ...]) -> tuple[nn.Module, Any]:
-    """The module, and torch's counter of what it did for one input."""
+    """Run the module on one input; return it with torch's FLOP counter."""
     from torch.utils.flop_counter import FlopCounterMode
 
     with torch.device("meta"), torch.no_grad():

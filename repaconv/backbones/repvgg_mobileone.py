@@ -1,7 +1,8 @@
-"""RepVGG (arXiv 2101.03697) and MobileOne (arXiv 2206.04040): convolutions and ReLU, nothing else, pooled for a head.
+"""RepVGG (arXiv 2101.03697) and MobileOne (arXiv 2206.04040): blocks of convolutions and ReLU, pooling and a head.
 
-One skeleton for both: block ``stage0``, stages ``stage1``, ``stage2`` and so on, ``linear``. Within a block each has
-names of its own, here called a layout; the deploy form keeps them, so that the official deploy class loads it.
+Both have the same structure: block ``stage0``, stages ``stage1``, ``stage2`` and so on, and ``linear``. Within a block
+the two official codes use different names; these are called a layout here. The deploy form keeps them, so that the
+official deploy class loads it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,13 @@ Layout = Literal["repvgg", "mobileone"]
 
 @dataclass(frozen=True)
 class Names:
-    """What the official code calls the parts of a block."""
+    """The official code's names of a block's parts.
+
+    Attributes:
+        conv, scale, identity: The full-kernel, the 1x1 and the identity branch.
+        folded: The convolution of the deploy block.
+        squeeze, expand: The two layers of the squeeze-and-excitation.
+    """
 
     conv: str
     scale: str
@@ -36,12 +43,14 @@ NAMES: dict[Layout, Names] = {
 
 @dataclass(frozen=True)
 class RepBlock:
-    """One block: a convolution, squeeze-and-excitation where it has that, ReLU.
+    """The sizes of one block: convolution, optional squeeze-and-excitation, ReLU.
 
     Attributes:
-        in_width, width: Channels.
-        kernel: Side; odd, padded by half of it.
-        squeezed: Channels inside its squeeze-and-excitation, 0 without one.
+        in_width, width: Channels of input and output.
+        kernel: Side of the kernel; odd, with padding kernel // 2.
+        stride: Stride of the convolution.
+        groups: Groups of the convolution.
+        squeezed: Channels inside the squeeze-and-excitation, 0 without one.
     """
 
     in_width: int
@@ -52,15 +61,17 @@ class RepBlock:
     squeezed: int = 0
 
     def conv(self, kernel: int, *, bias: bool) -> nn.Conv2d:
-        """One of its convolutions, of that kernel."""
+        """Build one of the block's convolutions, with this kernel size."""
         return nn.Conv2d(self.in_width, self.width, kernel, self.stride, kernel // 2, groups=self.groups, bias=bias)
 
 
 @dataclass(frozen=True)
 class RepConvConfig:
-    """A whole net; the first stage is one block.
+    """The configuration of a RepVGG or MobileOne.
 
     Attributes:
+        layout: The official code whose names are used.
+        stages: The blocks of each stage; the first stage is one block.
         classes: Width of the head, 0 for pooled features.
     """
 
@@ -75,13 +86,13 @@ class RepConvConfig:
 
     @property
     def blocks(self) -> dict[str, RepBlock]:
-        """All blocks, by their names."""
+        """All blocks by name."""
         named = {f"stage{s}.{i}": block for s, stage in enumerate(self.stages[1:], 1) for i, block in enumerate(stage)}
         return {"stage0": self.stages[0][0], **named}
 
 
 class SqueezeExcite(nn.Module):
-    """Each channel times what a net of two layers makes of all channels' means."""
+    """Squeeze-and-excitation: scale each channel by a sigmoid of a two-layer network on all channels' means."""
 
     def __init__(self, names: Names, width: int, squeezed: int) -> None:
         super().__init__()
@@ -98,9 +109,9 @@ class SqueezeExcite(nn.Module):
 
 
 class Activated(nn.Module):
-    """What follows the convolutions of every block, in both forms."""
+    """Base class of blocks as trained and in deploy form: squeeze-and-excitation and ReLU after the convolutions."""
 
-    counted = True  # by `costs_by_block`
+    counted = True  # `costs_by_block` counts such modules
 
     def __init__(self, layout: Layout, block: RepBlock) -> None:
         super().__init__()
@@ -119,7 +130,7 @@ class Activated(nn.Module):
 
 
 class DeployBlock(Activated):
-    """The block with one convolution."""
+    """The deploy block, with one convolution."""
 
     def __init__(self, layout: Layout, block: RepBlock) -> None:
         super().__init__(layout, block)
@@ -133,15 +144,15 @@ class DeployBlock(Activated):
 
 
 BlockFactory = Callable[[str, RepBlock], nn.Module]
-"""Builds one block: (its name, what it is) -> [B, C, H, W] -> [B, C', H', W']."""
+"""Builds one block: (name, sizes) -> [B, C, H, W] -> [B, C', H', W']."""
 
 
 class RepConv(nn.Module):
-    """Images [B, C, H, W] of any size to logits [B, classes], or to pooled features.
+    """A RepVGG or MobileOne: images [B, C, H, W] of any size to logits [B, classes], or to pooled features.
 
     Args:
-        config: Sizes.
-        block: Builds the blocks; the deploy block when None.
+        config: The configuration.
+        block: Builds the blocks; by default deploy blocks.
     """
 
     def __init__(self, config: RepConvConfig, block: BlockFactory | None = None) -> None:
@@ -166,29 +177,29 @@ _CONFIG = TypeAdapter(RepConvConfig)
 
 
 class RepConvBackbone:
-    """How later stages rebuild the deploy form from ``fold.json``, with no method at hand."""
+    """The registered backbone: rebuilds the deploy form from ``fold.json``, without the method."""
 
     name = "repconv"
-    any_image_size = True  # nothing in it has a position
+    any_image_size = True  # no position embeddings
 
     def to_json(self, config: RepConvConfig) -> dict[str, Any]:
-        """The config as plain values."""
+        """Convert the config to plain values."""
         return asdict(config)
 
     def from_json(self, plain: dict[str, Any]) -> RepConvConfig:
-        """The inverse of `to_json`."""
+        """Convert the values of `to_json` back to a config."""
         return _CONFIG.validate_python(plain)
 
     def image_size(self, config: RepConvConfig, preferred: tuple[int, int]) -> tuple[int, int]:
-        """(height, width) to work with: it takes any."""
+        """The (height, width) to use: ``preferred``, as the network accepts any."""
         return preferred
 
     def takes(self, config: RepConvConfig, height: int, width: int) -> bool:
-        """Any: a convolution padded by half of its kernel leaves at least one pixel."""
+        """Whether the network accepts this size: any, as its padded convolutions leave at least one pixel."""
         return height > 0 and width > 0
 
     def deploy(self, config: RepConvConfig) -> nn.Module:
-        """The deploy form, weights not yet set."""
+        """Build the deploy form, without weights."""
         return RepConv(config).eval()
 
 

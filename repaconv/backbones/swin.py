@@ -1,9 +1,9 @@
-"""Swin transformer (arXiv 2103.14030): windows of tokens attend to themselves, every second block shifted.
+"""Swin transformer (arXiv 2103.14030): attention within windows of tokens, which are shifted in every second block.
 
-Names are the official ones: ``patch_embed.{proj,norm}``, ``layers.<s>.blocks.<i>.{norm1,attn,mlp}``,
-``layers.<s>.downsample``, ``norm``, ``head``; ``relative_position_index`` and ``attn_mask`` are buffers of the
-state dict. A method gives the training blocks; without one the skeleton builds the deploy form, in which norms
-have no affine and the scores' divisor is in q.
+Tensor names are the official ones: ``patch_embed.{proj,norm}``, ``layers.<s>.blocks.<i>.{norm1,attn,mlp}``,
+``layers.<s>.downsample``, ``norm``, ``head``; ``relative_position_index`` and ``attn_mask`` are buffers of the state
+dict. A method provides the training blocks; without one the deploy form is built, in which norms have no affine and the
+scores' divisor is in q.
 """
 
 from __future__ import annotations
@@ -33,12 +33,18 @@ from repaconv.results import Fact, ImageSize, parse_image_size
 
 @dataclass(frozen=True)
 class SwinConfig:
-    """Sizes; one entry a stage in the tuples.
+    """The configuration of a Swin transformer; tuples have one entry per stage.
 
     Attributes:
-        image_size: Side in pixels; masks are for this size alone.
-        window: Side of a window in tokens, before it is clipped to the stage.
-        ffn: The deploy blocks' feed-forward networks, stage by stage.
+        image_size: Side of an image in pixels; the masks are for this size only.
+        patch: Side of a patch in pixels.
+        widths: Channels.
+        heads: Number of heads.
+        window: Side of a window in tokens, before it is clipped to the size of the stage.
+        ffn: The feed-forward networks of the deploy blocks, by stage.
+        classes: Width of the head, 0 for pooled features.
+        in_channels: Channels of an image.
+        eps: eps of all norms.
     """
 
     image_size: int
@@ -52,15 +58,15 @@ class SwinConfig:
     eps: float = 1e-5
 
     def side(self, stage: int) -> int:
-        """Tokens along a side in this stage."""
+        """The number of tokens along one side in this stage."""
         return self.image_size // self.patch // (1 << stage)
 
     def clipped(self, stage: int) -> int:
-        """Side of the windows in this stage."""
+        """The side of the windows in this stage."""
         return min(self.window, self.side(stage))
 
     def shift(self, stage: int, index: int) -> int:
-        """By how many tokens a block's windows are shifted: every second block, where there are several windows."""
+        """By how many tokens the windows of a block are shifted; 0 in every second block, and with a single window."""
         return self.window // 2 if index % 2 and self.side(stage) > self.window else 0
 
 
@@ -69,10 +75,13 @@ BlockFactory = Callable[[SwinConfig, int, int], nn.Module]
 
 
 class WindowAttention(nn.Module):
-    """Softmax attention within windows, with a bias by relative position and, shifted, a mask.
+    """Softmax attention within windows, with a relative position bias and, for shifted windows, a mask.
 
     Args:
-        scaled: Whether q still has to be divided by sqrt(dh).
+        width: Channels.
+        heads: Number of heads.
+        window: Side of a window in tokens.
+        scaled: Whether to divide q by sqrt(dh).
     """
 
     relative_position_index: Tensor
@@ -102,12 +111,15 @@ class WindowAttention(nn.Module):
 
 
 class SwinBlock(nn.Module):
-    """x += attn(norm1(x)) in windows, then the feed-forward network with its shortcut.
+    """x += attn(norm1(x)) within windows, then the feed-forward network with its shortcut.
 
     Args:
-        mlp: On [B, L, C].
-        shortcut: Whether the shortcut around ``mlp`` is still to be added.
-        deployed: Whether norm1's affine and the scores' divisor are in qkv.
+        config: The configuration.
+        stage: The block's stage.
+        index: The block's index in the stage.
+        mlp: The feed-forward network, on [B, L, C].
+        shortcut: Whether to add a shortcut around ``mlp``; False if ``mlp`` includes it.
+        deployed: Whether norm1's affine and the scores' divisor are folded into qkv.
     """
 
     attn_mask: Tensor | None
@@ -142,7 +154,10 @@ class SwinBlock(nn.Module):
 
 
 class PatchMerging(nn.Module):
-    """Four neighbours into one token of twice the width: norm, then ``reduction``, which may have taken its affine."""
+    """Merge four neighboring tokens into one of twice the width: norm, then ``reduction``.
+
+    In the deploy form the norm's affine is folded into ``reduction``.
+    """
 
     def __init__(self, side: int, width: int, eps: float, *, deployed: bool) -> None:
         super().__init__()
@@ -161,7 +176,7 @@ class PatchMerging(nn.Module):
 
 
 class Stage(nn.Module):
-    """Blocks, then the merging of patches before the next stage."""
+    """The blocks of one stage, then the merging of patches before the next stage."""
 
     def __init__(self, config: SwinConfig, stage: int, block: BlockFactory, *, deployed: bool) -> None:
         super().__init__()
@@ -180,7 +195,7 @@ class Stage(nn.Module):
 
 
 class PatchEmbed(nn.Module):
-    """Patches as tokens, and a norm with affine: it stands before a shortcut."""
+    """Embed patches as tokens, with a norm. Its affine cannot be folded, as it comes before a shortcut."""
 
     def __init__(self, config: SwinConfig) -> None:
         super().__init__()
@@ -194,18 +209,18 @@ class PatchEmbed(nn.Module):
 
 
 def deploy_block(config: SwinConfig, stage: int, index: int) -> nn.Module:
-    """The block of the deploy form."""
+    """Build a block of the deploy form."""
     spec = config.ffn[stage][index]
     shortcut = not isinstance(spec, IdleMlpSpec)
     return SwinBlock(config, stage, index, spec.build(config.widths[stage]), shortcut=shortcut, deployed=True)
 
 
 class Swin(nn.Module):
-    """Images [B, C, H, W] of one size to logits [B, classes], or to features.
+    """A Swin transformer: images [B, C, H, W] of one size to logits [B, classes], or to features.
 
     Args:
-        config: Sizes.
-        block: Builds training blocks; the deploy form when None.
+        config: The configuration.
+        block: Builds training blocks; if None, the deploy form is built.
     """
 
     def __init__(self, config: SwinConfig, block: BlockFactory | None = None) -> None:
@@ -229,43 +244,48 @@ _CONFIG = TypeAdapter(SwinConfig)
 
 
 class SwinBackbone:
-    """How later stages rebuild the deploy form from ``fold.json``, with no method at hand."""
+    """The registered backbone: rebuilds the deploy form from ``fold.json``, without the method."""
 
     name = "swin"
     any_image_size = False
 
     def to_json(self, config: SwinConfig) -> dict[str, Any]:
-        """The config as plain values."""
+        """Convert the config to plain values."""
         return asdict(config)
 
     def from_json(self, plain: dict[str, Any]) -> SwinConfig:
-        """The inverse of `to_json`."""
+        """Convert the values of `to_json` back to a config."""
         return _CONFIG.validate_python(plain)
 
     def image_size(self, config: SwinConfig, preferred: tuple[int, int]) -> tuple[int, int]:
-        """(height, width) that the network takes."""
+        """The (height, width) that the network requires."""
         return config.image_size, config.image_size
 
     def takes(self, config: SwinConfig, height: int, width: int) -> bool:
-        """Whether images of this size fit the windows."""
+        """Whether images have the size that the network requires."""
         return height == width == config.image_size
 
     def deploy(self, config: SwinConfig) -> nn.Module:
-        """The deploy form, weights not yet set."""
+        """Build the deploy form, without weights."""
         return Swin(config).eval()
 
 
 BACKBONE = SwinBackbone()
 
 
-# --- Swin around its FFNs: windows and heads stand in the shapes, the image size in the masks of shifted windows.
+# Swin around its FFNs. Shapes show windows and heads; the masks of shifted windows show the image size.
 
 
 @dataclass(frozen=True)
 class SwinSkeleton:
-    """A Swin transformer."""
+    """A Swin transformer around its FFNs; see `Skeleton`.
 
-    frame: SwinConfig  # without FFNs
+    Attributes:
+        frame: The configuration; its FFNs are placeholders.
+        hidden: Channels inside each FFN as trained, by stage.
+    """
+
+    frame: SwinConfig
     hidden: tuple[tuple[int, ...], ...]
 
     @property
@@ -315,7 +335,14 @@ class SwinSkeleton:
 
 
 def read_swin(tensors: dict[str, Tensor], ffns: Sequence[Ffn], knobs: Knobs, args: Mapping[str, Any]) -> SwinSkeleton:
-    """Window, heads and, where windows are shifted, the image size stand in the shapes."""
+    """Read a Swin transformer around its FFNs.
+
+    Window and heads follow from shapes, and so does the image size if windows are shifted.
+
+    Raises:
+        Refused: If a tensor is missing or has a wrong shape, or windows and image size do not fit.
+        SettingNeeded: If no window is shifted and the image size is not given.
+    """
     kernel = weight_of(tensors, "patch_embed.proj.weight", 4)
     depths = depths_of(ffns, r"layers\.(\d+)\.blocks\.(\d+)\.")
     tables = [
@@ -364,7 +391,7 @@ def _masked(tensors: Mapping[str, Tensor], patch: int, windows: Sequence[int]) -
 
 
 def _require_indices(tensors: Mapping[str, Tensor], tables: Sequence[Tensor]) -> None:
-    """Refuse pairs of tokens whose row of the table of biases is not there; a published net has none to read."""
+    """Refuse a relative_position_index outside its table; models on the meta device have no values to check."""
     for name, index in tensors.items():
         match = re.match(r"layers\.(\d+)\.blocks\.\d+\.attn\.relative_position_index$", name)
         known = match and int(match[1]) < len(tables) and index.numel() and not index.is_meta

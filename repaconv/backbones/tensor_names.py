@@ -1,4 +1,4 @@
-"""A checkpoint's tensors by the names of the code that they are read as."""
+"""Convert the names of a checkpoint's tensors to official names, and look up tensors by them."""
 
 from __future__ import annotations
 
@@ -13,10 +13,14 @@ from repaconv.results import Fact
 
 
 def renamed(checkpoint: Checkpoint, name_of: Callable[[str], str | None]) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Tensors by other names, and those names to the names in the file; what has no other name is left out.
+    """Rename a checkpoint's tensors; also return a map from the new names to the names in the file.
+
+    Args:
+        checkpoint: The checkpoint.
+        name_of: Gives the new name of a key, or None to leave the tensor out.
 
     Raises:
-        Refused: If two keys are one name.
+        Refused: If two keys get the same name.
     """
     tensors: dict[str, Tensor] = {}
     names: dict[str, str] = {}
@@ -34,7 +38,7 @@ def renamed(checkpoint: Checkpoint, name_of: Callable[[str], str | None]) -> tup
 
 
 _SPELLINGS = (
-    (re.compile(r"^blocks\.\d+\.(\d+)\."), r"blocks.\1."),  # DINOv2's chunks: the second index is absolute
+    (re.compile(r"^blocks\.\d+\.(\d+)\."), r"blocks.\1."),  # DINOv2's chunks: the second index counts through all
     (re.compile(r"\.gamma_([12])$"), r".ls\1.gamma"),  # BEiT's and DeiT-III's LayerScale
     (re.compile(r"\.ls([12])$"), r".ls\1.gamma"),
 )
@@ -42,10 +46,13 @@ _UNUSED = ("mask_token",)
 
 
 def official_names(checkpoint: Checkpoint) -> tuple[dict[str, Tensor], dict[str, str], tuple[Fact, ...]]:
-    """Tensors by timm's, DeiT's and DINOv2's names, those names to the names in the file, and what no forward uses.
+    """Rename a vision transformer's tensors to the common names of timm, DeiT and DINOv2.
+
+    Returns:
+        The tensors by these names, a map from these names to the names in the file, and a fact about unused tensors.
 
     Raises:
-        Refused: If two keys are one name.
+        Refused: If two keys get the same name.
     """
 
     def name_of(name: str) -> str | None:
@@ -53,16 +60,16 @@ def official_names(checkpoint: Checkpoint) -> tuple[dict[str, Tensor], dict[str,
             name = pattern.sub(replacement, name)
         return None if name in _UNUSED or name.endswith("num_batches_tracked") else name
 
-    unused = [key for key in checkpoint.tensors if key in _UNUSED]  # a BatchNorm's counter is nobody's surprise
+    unused = [key for key in checkpoint.tensors if key in _UNUSED]  # BatchNorm counters are not worth a fact
     facts = [Fact(name="unused", value=unused, source="keys: training alone reads them")] if unused else []
     return *renamed(checkpoint, name_of), tuple(facts)
 
 
 def weight_of(tensors: Mapping[str, Tensor], name: str, dims: int) -> Tensor:
-    """A weight that must be there, with that many dimensions.
+    """Get a weight that must exist and have that many dimensions.
 
     Raises:
-        Refused: ``checkpoint.missing-keys`` or ``checkpoint.shape``.
+        Refused: ``checkpoint.missing-keys`` or ``checkpoint.shape`` otherwise.
     """
     if name not in tensors:
         raise Refused(
@@ -80,29 +87,29 @@ def weight_of(tensors: Mapping[str, Tensor], name: str, dims: int) -> Tensor:
 
 
 def block_tensors(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """What lies under ``prefix``, by the names within it."""
+    """The tensors whose names start with ``prefix``, by their names without it."""
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
 def in_float64(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Floating point tensors in float64, converted once; others (an index) as they are."""
+    """Convert floating-point tensors to float64; others, such as an index, are unchanged."""
     return {name: tensor.double() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
 
 
 def depth_of(tensors: Mapping[str, Tensor]) -> int:
-    """Number of blocks.
+    """The number of blocks, ``blocks.<i>``.
 
     Raises:
-        Refused: If the numbering has gaps.
+        Refused: If there are none, or their numbering has gaps.
     """
     return counted({int(match[1]) for name in tensors if (match := re.match(r"blocks\.(\d+)\.", name))}, "blocks")
 
 
 def counted(numbers: Collection[int], what: str) -> int:
-    """How many there are: a name may have any number in it, and only those without a gap count something.
+    """Count modules by the numbers in their names; ``what`` is their name in an error.
 
     Raises:
-        Refused: If there are none, or some are left out.
+        Refused: If there are none, or the numbering has gaps.
     """
     found = sorted(set(numbers))
     if found != list(range(len(found))) or not found:
@@ -115,5 +122,5 @@ def counted(numbers: Collection[int], what: str) -> int:
 
 
 def classes_of(tensors: Mapping[str, Tensor]) -> int:
-    """Rows of the linear ``head``; 0 where there is none."""
+    """The number of classes: the rows of ``head.weight``, 0 without a head."""
     return weight_of(tensors, "head.weight", 2).shape[0] if "head.weight" in tensors else 0

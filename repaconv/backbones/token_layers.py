@@ -1,7 +1,7 @@
-"""Parts of deploy blocks on tokens [B, N, d]: attention and feed-forward networks, with their specs.
+"""Layers of deploy blocks on tokens [B, N, d]: attention, feed-forward networks and norms, each with a spec.
 
-Norms here have no affine and scores no divisor: folding puts both into the linear layer beside them. A
-spec says all that a part's shape depends on and builds it; new kinds are added to the unions at the end.
+Norms have no affine and scores no divisor, because folding puts both into the adjacent linear layer. A spec contains
+everything that the layer's shape depends on, and builds the layer.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class AttentionSpec:
         heads: Number of heads H.
         qk: Width of a head's queries and keys.
         v: Width of a head's values.
-        key: ``linear``: keys are projected; ``input``: the tokens themselves are every head's keys (qk = d).
+        key: ``linear``: keys are projected; ``input``: the tokens themselves are the keys of every head (qk = d).
         value: The same for the values (v = d).
     """
 
@@ -35,12 +35,12 @@ class AttentionSpec:
     kind: Literal["attention"] = "attention"
 
     def build(self, width: int, grid: tuple[int, int]) -> nn.Module:
-        """The module for tokens of this width."""
+        """Build the module, for tokens of this width."""
         return Attention(width, self)
 
 
 class Attention(nn.Module):
-    """proj(softmax(q k^T) v); the divisor of the scores is in q. ``qkv`` rows: [q | k | v], head-major."""
+    """proj(softmax(q k^T) v); the scores' divisor is in q. ``qkv`` has rows [q | k | v], head-major."""
 
     def __init__(self, width: int, spec: AttentionSpec) -> None:
         super().__init__()
@@ -66,14 +66,14 @@ class Attention(nn.Module):
 
 @dataclass(frozen=True)
 class MlpSpec:
-    """fc2(act(fc1(x)))."""
+    """A feed-forward network: fc2(act(fc1(x)))."""
 
     hidden: int
     act: ActivationKind = "GELU"
     kind: Literal["mlp"] = "mlp"
 
     def build(self, width: int) -> nn.Module:
-        """The module for tokens of this width."""
+        """Build the module, for tokens of this width."""
         return Mlp(width, self)
 
 
@@ -94,13 +94,13 @@ class Mlp(nn.Module):
 
 @dataclass(frozen=True)
 class SwiGluSpec:
-    """w3(silu(a) * b) with a, b the halves of w12(x), as in DINOv2's giant."""
+    """A gated feed-forward network: w3(silu(a) * b) with a, b the halves of w12(x), as in DINOv2 giant."""
 
     hidden: int
     kind: Literal["swiglu"] = "swiglu"
 
     def build(self, width: int) -> nn.Module:
-        """The module for tokens of this width."""
+        """Build the module, for tokens of this width."""
         return SwiGlu(width, self)
 
 
@@ -120,19 +120,19 @@ class SwiGlu(nn.Module):
 
 @dataclass(frozen=True)
 class IdleMlpSpec:
-    """A feed-forward network with ``active`` activated channels; the rest and the shortcut are one matrix."""
+    """RePaViT's folded FFN: ``active`` activated channels; the idle channels and the shortcut are one matrix."""
 
     active: int
     act: ActivationKind = "GELU"
     kind: Literal["idle-mlp"] = "idle-mlp"
 
     def build(self, width: int) -> nn.Module:
-        """The module for tokens of this width."""
+        """Build the module, for tokens of this width."""
         return IdleMlp(width, self)
 
 
 class IdleMlp(nn.Module):
-    """idle(x) + fc2(act(fc1(x))), the shortcut inside ``idle``; without activated channels idle(x) alone."""
+    """idle(x) + fc2(act(fc1(x))), or idle(x) without activated channels; ``idle`` includes the shortcut."""
 
     def __init__(self, width: int, spec: IdleMlpSpec) -> None:
         super().__init__()
@@ -151,32 +151,32 @@ class IdleMlp(nn.Module):
 
 @dataclass(frozen=True)
 class NoNorm:
-    """No norm: a BatchNorm went whole into the linear layer behind it."""
+    """No norm: there was none, or a BatchNorm was folded into the next linear layer."""
 
     kind: Literal["none"] = "none"
 
     def build(self, width: int) -> nn.Module:
-        """The identity."""
+        """Build the identity."""
         return nn.Identity()
 
 
 @dataclass(frozen=True)
 class LayerNormSpec:
-    """LayerNorm over channels; without affine where the linear layer behind it has taken that."""
+    """LayerNorm over channels; it has no affine if that is folded into the next linear layer."""
 
     eps: float
     affine: bool = False
     kind: Literal["layer"] = "layer"
 
     def build(self, width: int) -> nn.Module:
-        """The module for tokens of this width."""
+        """Build the module, for tokens of this width."""
         return nn.LayerNorm(width, self.eps, elementwise_affine=self.affine)
 
 
 class TokenBatchNorm(nn.Module):
-    """BatchNorm in eval mode over the channels of tokens [B, N, d]; training forms only.
+    """BatchNorm in eval mode over the channels of tokens [B, N, d]; only in training forms.
 
-    It has nn.BatchNorm1d's keys but ``num_batches_tracked``, which evaluation does not read.
+    It has the keys of nn.BatchNorm1d except ``num_batches_tracked``, which eval mode does not use.
     """
 
     running_mean: Tensor
@@ -195,14 +195,14 @@ class TokenBatchNorm(nn.Module):
         return self.normalise(x.transpose(1, 2)).transpose(1, 2)
 
     def normalise(self, x: Tensor) -> Tensor:
-        """[B, d, ...] -> [B, d, ...]."""
+        """Normalize [B, d, ...] over its channels d."""
         return nn.functional.batch_norm(
             x, self.running_mean, self.running_var, self.weight, self.bias, training=False, eps=self.eps
         )
 
 
 class ImageBatchNorm(TokenBatchNorm):
-    """The same over the channels of [B, C, H, W]."""
+    """BatchNorm in eval mode over the channels of images [B, C, H, W]; only in training forms."""
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, C, H, W] -> [B, C, H, W]."""
@@ -210,7 +210,7 @@ class ImageBatchNorm(TokenBatchNorm):
 
 
 class LayerScale(nn.Module):
-    """x * gamma, under timm's and DINOv2's key; training forms only."""
+    """LayerScale, x * gamma, with the key of timm and DINOv2; only in training forms."""
 
     def __init__(self, width: int) -> None:
         super().__init__()

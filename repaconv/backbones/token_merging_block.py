@@ -1,9 +1,9 @@
-"""Blocks that merge tokens (ToMe, PYRA) between attention and FFN, in deploy form.
+"""Transformer blocks that merge tokens (ToMe, PYRA) between attention and FFN, in deploy form.
 
-Every step is a plain operator that all parsers take: products, TopK, row gathers and one-hot products. No
-ScatterElements, which some parsers refuse and some ignore. The order of the tokens is that of the official code:
-class token, distillation token where there is one, the even tokens that stay, ascending, then the odd ones; the next
-block's split depends on it.
+The merging uses only ONNX operators that all parsers support: products, TopK, gathers of rows and products with one-hot
+matrices. It does not use ScatterElements, which some parsers refuse and others compute wrongly. Tokens have the order
+of the official code, on which the next block's split depends: the tokens before the patches, the even tokens that
+remain, in ascending order, then the odd ones.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from torch import Tensor, nn
 from repaconv.backbones.token_layers import AttentionSpec, MlpSpec
 
 Sized = tuple[Tensor, Tensor | None]
-"""Tokens [B, N, d] and how many original ones each stands for, [B, N, 1]; None while nothing was merged."""
+"""Tokens [B, N, d], and their sizes [B, N, 1]: how many original tokens each one contains. None before any merging."""
 
 
 @dataclass(frozen=True)
 class MergeSpec:
-    """What a block does about merging.
+    """The token merging of one block.
 
     Attributes:
-        r: Tokens that go.
-        sized: Whether earlier blocks merged, so that tokens have sizes.
-        prefix: Tokens before the patches, which have no part in merging.
-        modulated: Whether the tokens that go are modulated before (PYRA).
-        eps: Of the modulation's norm.
+        r: Number of tokens that are merged into others.
+        sized: Whether earlier blocks merged tokens, so that tokens have sizes.
+        prefix: Number of tokens before the patches, which are never merged.
+        modulated: Whether the merged tokens are modulated first (PYRA).
+        eps: eps of the modulation's norm.
     """
 
     r: int
@@ -41,7 +41,10 @@ class MergeSpec:
 
 
 class Modulation(nn.Module):
-    """PYRA's generators, its norm's affine inside: s + s dD dr with dD = 2 sigmoid(u), dr = tanh(v)."""
+    """PYRA's modulation of the merged tokens: s + s dD dr with dD = 2 sigmoid(u), dr = tanh(v).
+
+    The affine of its norm is folded into both generators.
+    """
 
     def __init__(self, r: int, width: int, eps: float) -> None:
         super().__init__()
@@ -53,14 +56,14 @@ class Modulation(nn.Module):
 
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
         """Pairs [B, r, d], by descending similarity -> [B, r, d]."""
-        n = self.norm(source - -target)  # a plain sum becomes ONNX Runtime's SkipLayerNormalization: 7 times as slow
+        n = self.norm(source - -target)  # ONNX Runtime makes SkipLayerNormalization of a plain sum, 7 times as slow
         by_channel = 2 * torch.sigmoid(self.scale * (self.rows @ n) + self.shift)  # [B, 1, d]
         by_row = torch.tanh(self.channels(n))  # [B, r, 1]
         return source + source * by_channel * by_row
 
 
 class Merge(nn.Module):
-    """r even tokens into the odd ones that they resemble most."""
+    """Merges r even tokens into the odd tokens most similar to them."""
 
     def __init__(self, spec: MergeSpec, width: int) -> None:
         super().__init__()
@@ -68,13 +71,13 @@ class Merge(nn.Module):
         self.modulation = Modulation(spec.r, width, spec.eps) if spec.modulated else None
 
     def forward(self, x: Tensor, size: Tensor | None, metric: Tensor) -> Sized:
-        """x [B, N, d], size [B, N, 1] or None, metric [B, N, c] -> the same for N - r tokens.
+        """x [B, N, d], size [B, N, 1] or None, metric [B, N, c] -> tokens and sizes of the N - r remaining tokens.
 
-        A token of size t at x that takes in those of sizes s_i and weighted sums z_i, modulated, comes to lie at
+        A token x of size t, into which tokens of sizes s_i and (modulated) size-weighted values z_i are merged, becomes
 
             (t x + sum_i z_i) / (t + sum_i s_i)  =  x + sum_i (z_i - s_i x) / (t + sum_i s_i)
 
-        so all tokens that stay are picked once, and one product adds what the r others bring.
+        The remaining tokens are therefore gathered once, and one product adds the contributions of the r merged ones.
         """
         r, prefix, (even, odd) = self.spec.r, self.spec.prefix, self._firsts
         scores = self._scores(metric)
@@ -87,7 +90,7 @@ class Merge(nn.Module):
         onto = (stay.unsqueeze(2) == into.unsqueeze(1)).to(x.dtype)  # [B, N - r, r]
         z = pairs = _rows(x, both)  # [B, 2 r, d]
         there = pairs[:, r:]
-        if size is None:  # all are 1
+        if size is None:  # all sizes are 1
             size = 1 + onto.sum(2, keepdim=True)
         else:
             sizes = _rows(size, both)  # [B, 2 r, 1]
@@ -97,30 +100,34 @@ class Merge(nn.Module):
         return _rows(x, stay) + (onto / size) @ (going - there), size
 
     def _choice(self, best: Tensor) -> tuple[Tensor, Tensor]:
-        """Of the even tokens [B, E] those that go, by descending similarity, and those that stay, ascending."""
+        """Split the even tokens [B, E]: those that are merged, by descending similarity, and the others, ascending."""
         count, r = best.shape[1], self.spec.r
         source, places = _largest(best, r), torch.arange(count, device=best.device)
         merged = (source.unsqueeze(2) == places).to(best.dtype).sum(1)
-        order = places + count * merged  # no two alike
+        order = places + count * merged  # all different, so that TopK has no ties
         return source, order.topk(count - r, 1, largest=False, sorted=True).indices
 
     def _scores(self, metric: Tensor) -> Tensor:
-        """Cosines [B, even, odd]."""
+        """Cosine similarities [B, even, odd]."""
         metric, (even, odd) = metric / (metric * metric).sum(-1, keepdim=True).sqrt(), self._firsts
         return metric[:, even::2] @ metric[:, odd::2].transpose(1, 2)
 
     @property
     def _firsts(self) -> tuple[int, int]:
-        """The first even token that has a part in it, and the first odd one."""
+        """The first even and the first odd token after the prefix."""
         prefix = self.spec.prefix
         return prefix + prefix % 2, prefix + 1 - prefix % 2
 
     def decision_margin(self, _x: Tensor, _size: Tensor | None, metric: Tensor) -> Tensor:
-        """The smallest lead [B] by which a merge was decided: of a partner, of a rank, of the last that goes."""
+        """The smallest margin [B] by which a merge was decided: for each sample, of all similarities that are compared.
+
+        These are the best and second-best partner of a merged token, consecutive ranks of merged tokens (only with
+        modulation, which depends on the rank), and the last merged and first remaining token.
+        """
         r, scores = self.spec.r, self._scores(metric)
         best, order = scores.amax(-1).sort(dim=1, descending=True)
         leads = [best[:, :r] - best[:, 1 : r + 1]] if best.shape[1] > r else [best[:, : r - 1] - best[:, 1:r]]
-        if not self.spec.modulated:  # without modulation the rank within those that go does not count
+        if not self.spec.modulated:  # without modulation the order of the merged tokens has no effect
             leads = [lead[:, -1:] for lead in leads if best.shape[1] > r]
         if scores.shape[2] > 1:
             two = scores.gather(1, order[:, :r, None].expand(-1, -1, scores.shape[2])).topk(2, dim=2).values
@@ -129,9 +136,10 @@ class Merge(nn.Module):
 
 
 def _largest(x: Tensor, r: int) -> Tensor:
-    """Indices [B, r] of the largest of x [B, N], descending, of equals the first first: as ONNX's TopK has it.
+    """Indices [B, r] of the largest values of x [B, N], descending; equal values in order of index, as in ONNX's TopK.
 
-    torch's own topk leaves the order of equals open; the exporter turns it into TopK and knows no stable sort.
+    torch's topk does not define the order of equal values, so a stable sort is used. The exporter does not support a
+    stable sort; it translates topk into TopK.
     """
     if torch.compiler.is_exporting():
         return x.topk(r, 1, largest=True, sorted=True).indices
@@ -139,12 +147,12 @@ def _largest(x: Tensor, r: int) -> Tensor:
 
 
 def _rows(x: Tensor, index: Tensor) -> Tensor:
-    """x [B, N, d], index [B, r] -> [B, r, d]."""
+    """Gather rows: x [B, N, d], index [B, r] -> [B, r, d]."""
     return x.gather(1, index.unsqueeze(2).expand(-1, -1, x.shape[2]))
 
 
 class KeyedAttention(nn.Module):
-    """Attention that weighs keys by their size and hands out the mean over heads of its keys."""
+    """Attention that weights keys by their size, and also returns the mean over heads of its keys."""
 
     def __init__(self, width: int, spec: AttentionSpec) -> None:
         super().__init__()
@@ -162,7 +170,7 @@ class KeyedAttention(nn.Module):
 
 
 class MergingBlock(nn.Module):
-    """x += attn(norm1(x)); merge; x += mlp(norm2(x))."""
+    """x += attn(norm1(x)); merge tokens; x += mlp(norm2(x))."""
 
     def __init__(
         self, width: int, norm1: nn.Module, mixer: AttentionSpec, norm2: nn.Module, mlp: MlpSpec, merge: MergeSpec

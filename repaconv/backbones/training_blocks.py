@@ -1,4 +1,4 @@
-"""Blocks of a vision transformer in training form, built around what a method puts in for attention and MLP."""
+"""Blocks of a vision transformer as trained, with an attention and an MLP that a method provides."""
 
 from __future__ import annotations
 
@@ -16,7 +16,12 @@ from repaconv.backbones.vit import ViTConfig
 
 @dataclass(frozen=True)
 class BlockTraits:
-    """How one training block is built around its attn and mlp, from its keys."""
+    """The norms and LayerScales around one block's attention and MLP.
+
+    Attributes:
+        norm1, norm2: The norms before attention and MLP.
+        scale1, scale2: Whether there is a LayerScale after attention and MLP.
+    """
 
     norm1: NormTraits
     norm2: NormTraits
@@ -25,7 +30,7 @@ class BlockTraits:
 
     @classmethod
     def read(cls, block: Mapping[str, Tensor], norms: Norms) -> BlockTraits:
-        """From the names within a block."""
+        """Read them from a block's tensors, by their names within the block."""
         return cls(
             NormTraits.read(block, "norm1", norms),
             NormTraits.read(block, "norm2", norms),
@@ -34,7 +39,7 @@ class BlockTraits:
         )
 
     def told(self) -> tuple[str, ...]:
-        """Rows of the certificate for what is folded here."""
+        """Descriptions of what is folded, for the certificate."""
         rows = []
         for name, norm, into in (("norm1", self.norm1, "attn"), ("norm2", self.norm2, "mlp")):
             if norm.kind in ("layer", "batch"):
@@ -44,14 +49,14 @@ class BlockTraits:
         return tuple(rows)
 
     def left(self) -> tuple[str, ...]:
-        """What stays, and why."""
+        """Descriptions of what is not folded, with the reason, for the certificate."""
         both = (("norm1", self.norm1), ("norm2", self.norm2))
         layers = [name for name, norm in both if norm.kind in ("layer", "plain")]
         return (f"the statistics of {' and '.join(layers)}: they depend on the input",) if layers else ()
 
 
 class PlainAttention(nn.Module):
-    """proj(softmax(q k^T / sqrt(dh)) v) under ``qkv`` and ``proj``; some codes keep the norm inside it."""
+    """Plain attention, proj(softmax(q k^T / sqrt(dh)) v), with ``qkv``, ``proj`` and, in some codes, its norm."""
 
     def __init__(self, width: int, heads: int, *, qkv_bias: bool = True, norm: NormTraits | None = None) -> None:
         super().__init__()
@@ -71,7 +76,7 @@ class PlainAttention(nn.Module):
 
 
 class PlainMlp(nn.Module):
-    """fc2(act(fc1(x)))."""
+    """A plain feed-forward network, fc2(act(fc1(x)))."""
 
     def __init__(self, width: int, hidden: int, act: ActivationKind = "GELU") -> None:
         super().__init__()
@@ -84,7 +89,7 @@ class PlainMlp(nn.Module):
 
 
 class PlainBlock(nn.Module):
-    """x += ls1(attn(norm1(x))), x += ls2(mlp(norm2(x))), with what a method puts in for attn and mlp."""
+    """x += ls1(attn(norm1(x))), x += ls2(mlp(norm2(x))), with the attn and mlp that a method provides."""
 
     def __init__(self, config: ViTConfig, attn: nn.Module, mlp: nn.Module, traits: BlockTraits) -> None:
         super().__init__()
@@ -103,6 +108,6 @@ class PlainBlock(nn.Module):
 
 
 def scale_affine(block: Mapping[str, Tensor], name: str, width: int) -> Affine:
-    """LayerScale ``ls1`` or ``ls2`` where the block has it."""
+    """The LayerScale ``ls1`` or ``ls2`` as an affine map; the identity if the block has none."""
     gamma = block.get(f"{name}.gamma")
     return Affine.eye(width) if gamma is None else Affine.diagonal(gamma)

@@ -1,4 +1,4 @@
-"""Norms as trained: LayerNorm with its affine or without, or BatchNorm before a linear layer; what of them folds."""
+"""The norms of a vision transformer as trained, LayerNorm or BatchNorm, and which part of them is folded."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from repaconv.backbones.token_layers import LayerNormSpec, NoNorm, NormSpec, Tok
 from repaconv.method_api.settings import Knobs, one_of, small
 
 NormKind = Literal["layer", "plain", "batch"]
-"""LayerNorm with its affine or without, which has no keys; BatchNorm."""
+"""``layer``: LayerNorm with affine. ``plain``: LayerNorm without affine, which has no keys. ``batch``: BatchNorm."""
 
 LAYER_EPS = 1e-6
 BATCH_EPS = 1e-5
-"""torch's own, and that of every published net with BatchNorm on tokens."""
+"""torch's default, and that of every published network with BatchNorm on tokens."""
 
 
 @dataclass(frozen=True)
 class NormTraits:
-    """One norm as trained; ``kind`` None where there is none."""
+    """One norm as trained: its kind, None if there is no norm, and its eps."""
 
     kind: NormKind | None
     eps: float
 
     @classmethod
     def read(cls, block: Mapping[str, Tensor], name: str, norms: Norms) -> NormTraits:
-        """From the keys of a block; where it has none of that norm, as was told."""
+        """Read the norm from the keys of a block; if it has no keys, it is the one of `Norms.bare`."""
         if not any(key.startswith(f"{name}.") for key in block):
             return cls(norms.bare.get(name), norms.eps)
         kind = norm_kind(block, f"{name}.")
         return cls(kind, norms.batch_eps if kind == "batch" else norms.eps)
 
     def build(self, width: int) -> nn.Module:
-        """LayerNorm, BatchNorm over tokens, or nothing."""
+        """Build the norm as trained; the identity if there is none."""
         if self.kind is None:
             return nn.Identity()
         if self.kind == "batch":
@@ -47,11 +47,11 @@ class NormTraits:
 
     @property
     def spec(self) -> NormSpec:
-        """What of it stays in the deploy form."""
+        """The part of the norm that remains in the deploy form."""
         return NoNorm() if self.kind in (None, "batch") else LayerNormSpec(self.eps)
 
     def affine(self, block: Mapping[str, Tensor], name: str, width: int) -> Affine:
-        """What goes into the linear layer behind it: LayerNorm's affine, or all of a BatchNorm."""
+        """The part that is folded into the next linear layer: LayerNorm's affine, or a whole BatchNorm."""
         if self.kind in (None, "plain"):
             return Affine.eye(width)
         weight, bias = block[f"{name}.weight"], block[f"{name}.bias"]
@@ -62,18 +62,18 @@ class NormTraits:
 
 
 def norm_kind(tensors: Mapping[str, Tensor], prefix: str) -> Literal["layer", "batch"]:
-    """A norm with running statistics is a BatchNorm."""
+    """The kind of the norm with this prefix: a BatchNorm if it has running statistics."""
     return "batch" if f"{prefix}running_mean" in tensors else "layer"
 
 
 @dataclass(frozen=True)
 class Norms:
-    """What no key tells of the norms of blocks.
+    """The settings of a network's norms that no tensor shows.
 
     Attributes:
-        eps: Of LayerNorms.
-        batch_eps: Of BatchNorms.
-        bare: What stands where a block has no key of the norm of that name, by name; None for nothing.
+        eps: eps of the LayerNorms.
+        batch_eps: eps of the BatchNorms.
+        bare: The kind of a norm without keys, by its name; None if there is no norm.
     """
 
     eps: float
@@ -82,15 +82,15 @@ class Norms:
 
 
 def read_norms(tensors: Mapping[str, Tensor], knobs: Knobs, *, without: tuple[str, ...] = ()) -> Norms:
-    """Of all blocks; takes ``norm1`` and ``norm2`` where one has no such key, and the eps that there are.
+    """Read the norm settings of all blocks: ``norm_eps``, ``bn_eps``, and ``norm1`` and ``norm2`` if they have no keys.
 
     Args:
-        tensors: By official names.
-        knobs: The user's, from which `read_frame` took what the file says.
-        without: Norms that the method itself leaves out.
+        tensors: The tensors by official names.
+        knobs: The user's settings; `read_frame` has already read ``norm_eps`` from the file.
+        without: Norms that the method's blocks do not have.
 
     Raises:
-        Refused: If a norm has no keys and nobody says what it is.
+        SettingNeeded: If a norm has no keys and the user does not give its kind.
     """
     bare: dict[str, NormKind | None] = dict.fromkeys(without)
     for name in ("norm1", "norm2"):
@@ -110,5 +110,5 @@ _BATCHNORM = re.compile(r"^(?:fc_norm|norm|blocks\.\d+\.(?:attn\.norm|norm1|norm
 
 
 def read_batch_eps(tensors: Mapping[str, Tensor], knobs: Knobs) -> float:
-    """The knob ``bn_eps``, where a norm of the skeleton or around its parts is a BatchNorm."""
+    """Read the setting ``bn_eps`` if the final norm or a norm of a block's attention or MLP is a BatchNorm."""
     return knobs.take("bn_eps", small, BATCH_EPS) if any(map(_BATCHNORM.match, tensors)) else BATCH_EPS

@@ -1,9 +1,9 @@
-"""The plain vision transformer: patches, learned tokens before them, positions, blocks, norm, head.
+"""The plain vision transformer: patch embedding, learned tokens, position embeddings, blocks, norm and head.
 
-One skeleton serves every method and both forms, under timm's, DeiT's and DINOv2's key names:
+It is used by every method, as trained and in deploy form, with the key names of timm, DeiT and DINOv2:
 ``patch_embed.proj``, ``cls_token``, ``dist_token``, ``register_tokens``, ``pos_embed``, ``norm_pre``,
-``blocks.<i>``, ``norm`` or ``fc_norm``, ``pre_logits.fc``, ``head``, ``head_dist``. A method gives the training blocks;
-without one the skeleton builds the deploy blocks that the config describes.
+``blocks.<i>``, ``norm`` or ``fc_norm``, ``pre_logits.fc``, ``head``, ``head_dist``. A method provides the training
+blocks; without one the deploy blocks that the config describes are built.
 """
 
 from __future__ import annotations
@@ -21,29 +21,30 @@ from repaconv.backbones.inference_block import BlockSpec, deploy_block
 from repaconv.backbones.token_layers import TokenBatchNorm
 
 Tokens = Any
-"""What flows between blocks: tokens [B, N, d], or (tokens, sizes [B, N, 1]) where tokens are merged."""
+"""Input and output of a block: tokens [B, N, d], or (tokens, sizes [B, N, 1]) if tokens are merged."""
 
 
 @dataclass(frozen=True)
 class ViTConfig:
-    """The skeleton and its deploy blocks.
+    """The configuration of a vision transformer and its deploy blocks.
 
     Attributes:
-        image_size: (height, width) in pixels; the positions are for this size alone.
+        image_size: (height, width) in pixels; the position embeddings are for this size only.
         patch: Side of a patch in pixels.
         width: Channels d.
         classes: Width of the head, 0 for features.
-        blocks: The deploy form's blocks.
-        tokens: Learned tokens before the patches that have a position (or could have), by key name.
-        registers: Learned tokens after those, without a position (DINOv2).
+        blocks: The blocks of the deploy form.
+        in_channels: Channels of an image.
+        tokens: Key names of the learned tokens before the patches that may have position embeddings.
+        registers: Number of learned tokens after those, without position embeddings (DINOv2).
         prefix_positions: Whether ``pos_embed`` has rows for ``tokens``.
         pool: ``token``: the first token; ``distilled``: the mean of two heads on the first two tokens;
             ``avg``: the mean over patches; ``none``: all patch tokens, [B, n, d].
-        pool_first: Whether the norm (``fc_norm``) comes behind the pooling.
-        norm, norm_eps, batch_eps: The final norm as trained, and the eps of either kind.
-        pre_norm: Whether ``norm_pre`` stands before the blocks, with ``norm_eps``.
+        pool_first: Whether the norm (``fc_norm``) comes after the pooling.
+        norm, norm_eps, batch_eps: Kind of the final norm as trained, and the eps of a LayerNorm and of a BatchNorm.
+        pre_norm: Whether there is a norm ``norm_pre`` before the blocks, with ``norm_eps``.
         patch_bias: Whether the patch embedding has a bias.
-        representation: Width of the layer ``pre_logits`` (linear, tanh) between norm and head, 0 for none.
+        representation: Width of the layer ``pre_logits`` (linear, tanh) between norm and head, 0 without it.
     """
 
     image_size: tuple[int, int]
@@ -66,17 +67,17 @@ class ViTConfig:
 
     @property
     def grid(self) -> tuple[int, int]:
-        """Patches in (height, width)."""
+        """The number of patches in (height, width)."""
         return self.image_size[0] // self.patch, self.image_size[1] // self.patch
 
     @property
     def prefix(self) -> int:
-        """Number of tokens before the patches."""
+        """The number of tokens before the patches."""
         return len(self.tokens) + self.registers
 
     @property
     def sequence(self) -> int:
-        """Number of tokens that enter the first block."""
+        """The number of tokens that enter the first block."""
         return self.prefix + self.grid[0] * self.grid[1]
 
 
@@ -85,7 +86,7 @@ BlockFactory = Callable[[ViTConfig, int], nn.Module]
 
 
 class PatchEmbed(nn.Module):
-    """Patches as tokens, by a strided convolution under the name ``proj``."""
+    """Embed patches as tokens, by a strided convolution named ``proj``."""
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
@@ -100,12 +101,12 @@ class PatchEmbed(nn.Module):
 
 
 class ViT(nn.Module):
-    """Images [B, C, H, W] to logits [B, classes], or to features [B, d] or [B, n, d].
+    """A vision transformer: images [B, C, H, W] to logits [B, classes], or to features [B, d] or [B, n, d].
 
     Args:
-        config: The skeleton.
-        block: Builds training blocks; the deploy blocks when None. In the deploy form a head has taken the
-            final norm's affine and, where two heads were averaged, is one over both tokens.
+        config: The configuration.
+        block: Builds training blocks; if None, the deploy form is built. Its head includes the final norm's affine, and
+            instead of two averaged heads there is one over both tokens.
     """
 
     def __init__(self, config: ViTConfig, block: BlockFactory | None = None) -> None:
@@ -149,13 +150,13 @@ class ViT(nn.Module):
         return self.rest(self.embed(x), 0)
 
     def rest(self, tokens: Tokens, start: int) -> Tensor:
-        """Tokens [B, N, d] that enter block ``start`` to the output."""
+        """Run the network from block ``start`` on: the tokens [B, N, d] that enter it to the output."""
         for block in self.blocks[start:]:
             tokens = block(tokens)
         return self.read_out(*tokens) if isinstance(tokens, tuple) else self.read_out(tokens)
 
     def embed(self, x: Tensor) -> Tensor:
-        """Images [B, C, H, W] to the tokens [B, N, d] that enter the first block."""
+        """Embed images [B, C, H, W] as the tokens [B, N, d] that enter the first block."""
         patches = self.patch_embed(x)
         batch = x.shape[0]
         prefix = [getattr(self, name).expand(batch, -1, -1) for name in self.config.tokens]
@@ -171,9 +172,9 @@ class ViT(nn.Module):
         return out
 
     def read_out(self, tokens: Tensor, size: Tensor | None = None) -> Tensor:
-        """Tokens [B, N, d] behind the last block to the output; only those that are read are normalised.
+        """Compute the output from the last block's tokens [B, N, d]; only the tokens that are read are normalized.
 
-        Of merged ones, sizes [B, N, 1], a mean is that of the patches that they were.
+        A mean over merged tokens is weighted by their sizes [B, N, 1].
         """
         config = self.config
         sizes = None if size is None else size[:, config.prefix :]
@@ -205,7 +206,7 @@ class ViT(nn.Module):
 
 
 def _mean(x: Tensor, size: Tensor | None) -> Tensor:
-    """Over tokens [B, N, d] of sizes [B, N, 1], or all of one size: [B, 1, d]."""
+    """The mean [B, 1, d] over tokens [B, N, d], weighted by their sizes [B, N, 1] if given."""
     return x.mean(1, keepdim=True) if size is None else (x * size).sum(1, keepdim=True) / size.sum(1, keepdim=True)
 
 
@@ -213,7 +214,7 @@ _CONFIG = TypeAdapter(ViTConfig)
 
 
 def _merge_of(plain: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """What a block does about merging; once class and distillation token were the only ones before the patches."""
+    """Convert the token merging of an older ``fold.json``, with ``distilled`` in place of ``prefix``."""
     if plain is None or "distilled" not in plain:
         return plain
     rest = {name: value for name, value in plain.items() if name != "distilled"}
@@ -221,30 +222,30 @@ def _merge_of(plain: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
 
 
 class ViTBackbone:
-    """How later stages rebuild the deploy form from ``fold.json``, with no method at hand."""
+    """The registered backbone: rebuilds the deploy form from ``fold.json``, without the method."""
 
     name = "vit"
     any_image_size = False
 
     def to_json(self, config: ViTConfig) -> dict[str, Any]:
-        """The config as plain values."""
+        """Convert the config to plain values."""
         return asdict(config)
 
     def from_json(self, plain: dict[str, Any]) -> ViTConfig:
-        """The inverse of `to_json`, of runs as well that say ``distilled`` where it says ``prefix``."""
+        """Convert the values of `to_json` back to a config; those of older runs have ``distilled`` for ``prefix``."""
         blocks = [{**block, "merge": _merge_of(block.get("merge"))} for block in plain["blocks"]]
         return _CONFIG.validate_python({**plain, "blocks": blocks})
 
     def image_size(self, config: ViTConfig, preferred: tuple[int, int]) -> tuple[int, int]:
-        """(height, width) that the network takes."""
+        """The (height, width) that the network requires."""
         return config.image_size
 
     def takes(self, config: ViTConfig, height: int, width: int) -> bool:
-        """Whether images of this size fit the positions."""
+        """Whether images have the size of the position embeddings."""
         return (height, width) == config.image_size
 
     def deploy(self, config: ViTConfig) -> nn.Module:
-        """The deploy form, weights not yet set."""
+        """Build the deploy form, without weights."""
         return ViT(config).eval()
 
 

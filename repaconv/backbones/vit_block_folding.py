@@ -1,5 +1,7 @@
-"""What is folded around any method's part, in the algebra of `repaconv.algebra.affine_maps`, and its rows of the
-certificate."""
+"""Fold the parts of a network that are not specific to a method: norms, attention, MLPs, LayerScales and heads.
+
+The folds are products of affine maps (`repaconv.algebra.affine_maps`). Each gives its row of the fold certificate.
+"""
 
 from __future__ import annotations
 
@@ -15,19 +17,19 @@ from repaconv.results import FoldStep
 
 
 def linear_of(block: Mapping[str, Tensor], name: str) -> Affine:
-    """The linear layer of that name; a bias that is not there is zero."""
+    """The linear layer of that name as an affine map; a missing bias is zero."""
     return Affine.linear(block[f"{name}.weight"], block.get(f"{name}.bias"))
 
 
 def score_scale(width: int, heads: int) -> Affine:
-    """1 / sqrt(dh) on the q rows of [q | k | v]."""
+    """A diagonal map that multiplies the q rows of [q | k | v] by 1 / sqrt(dh)."""
     ones = torch.ones(3 * width, dtype=torch.float64)
     ones[:width] = (width // heads) ** -0.5
     return Affine.diagonal(ones)
 
 
 def fold_attention(block: Mapping[str, Tensor], heads: int, norm: Affine, scale: Affine) -> dict[str, Affine]:
-    """norm's affine and the scores' divisor into qkv, LayerScale into proj."""
+    """Fold norm's affine and the scores' divisor into qkv, and the LayerScale into proj."""
     qkv = linear_of(block, "attn.qkv")
     return {
         "attn.qkv": score_scale(norm.out_width, heads) @ qkv @ norm,
@@ -36,12 +38,12 @@ def fold_attention(block: Mapping[str, Tensor], heads: int, norm: Affine, scale:
 
 
 def fold_mlp(block: Mapping[str, Tensor], norm: Affine, scale: Affine) -> dict[str, Affine]:
-    """norm's affine into fc1, LayerScale into fc2."""
+    """Fold norm's affine into fc1, and the LayerScale into fc2."""
     return {"mlp.fc1": linear_of(block, "mlp.fc1") @ norm, "mlp.fc2": scale @ linear_of(block, "mlp.fc2")}
 
 
 def named(parts: Mapping[str, Affine], *, without_bias: tuple[str, ...] = ()) -> dict[str, Tensor]:
-    """Affine maps as ``<name>.weight`` and ``<name>.bias``."""
+    """Convert affine maps to the tensors ``<name>.weight`` and ``<name>.bias``."""
     tensors = {}
     for name, affine in parts.items():
         tensors[f"{name}.weight"] = affine.dense().weight
@@ -51,7 +53,15 @@ def named(parts: Mapping[str, Affine], *, without_bias: tuple[str, ...] = ()) ->
 
 
 def affine_into_linear(norm: Affine, linear: Affine, module: str, name: str, told: str) -> FoldedPart:
-    """A norm's affine into the linear layer behind it, both read on the same normalised tokens."""
+    """Fold a norm's affine into the next linear layer, and compare both on the same normalized tokens.
+
+    Args:
+        norm: The norm's affine.
+        linear: The linear layer.
+        module: Name of the module in the certificate.
+        name: Name of the linear layer.
+        told: Description of the fold for the certificate.
+    """
     folded = linear @ norm
     n = torch.randn(5, norm.in_width, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     error = max_rel_error(folded(n), linear(norm(n)))
@@ -59,7 +69,7 @@ def affine_into_linear(norm: Affine, linear: Affine, module: str, name: str, tol
 
 
 def norm_and_head(tensors: Mapping[str, Tensor], classes: int) -> Iterator[FoldedPart]:
-    """The final norm's affine through the pooling, which is linear, into the head; features keep the norm."""
+    """Fold the final norm's affine through the pooling, which is linear, into the head; without a head it is kept."""
     if not classes:
         yield FoldedPart({name: tensors[name].double() for name in ("norm.weight", "norm.bias")})
         return
@@ -79,7 +89,19 @@ def folded_block(
     left: tuple[str, ...],
     equation: str = "",
 ) -> FoldedPart:
-    """A block's part of the fold, with the difference that it makes on random tokens of this shape."""
+    """Make the folded part of one block, with the difference between both forms on random tokens.
+
+    Args:
+        prefix: Prefix of the block's names, e.g. ``blocks.0.``.
+        training: Builds the block as trained.
+        trained: Its weights, by their names within the block.
+        deploy: Builds the deploy block.
+        folded: Its weights, by their names within the block.
+        shape: Shape of the random tokens.
+        told: Descriptions of what is folded.
+        left: Descriptions of what is not folded.
+        equation: The paper's equations of the fold.
+    """
     with torch.device("meta"):
         pair = (training(), trained), (deploy(), folded)
     return FoldedPart(

@@ -1,4 +1,7 @@
-"""All of a vision transformer but its blocks, read from keys and shapes: patches, tokens, positions, pooling, head."""
+"""Read all of a vision transformer except its blocks: patches, tokens, positions, pooling, head, number of heads.
+
+Positions are resampled if another image size is set.
+"""
 
 from __future__ import annotations
 
@@ -15,21 +18,21 @@ from repaconv.core.errors import Refused
 from repaconv.method_api.settings import Knobs, one_of, positive, small
 from repaconv.results import Fact, ImageSize, parse_image_size
 
-# --- Position embeddings for another image size, resampled the way that the model's own code does.
+# Position embeddings for another image size, resampled as in the model's own code.
 
 WAYS = ("offset", "antialias", "plain")
-"""DINOv2: bicubic by the factor (g + 0.1) / M. Its register models and timm: bicubic to the size, antialiased.
-``plain``: bicubic to the size."""
+"""Ways of resampling position embeddings. ``offset``: bicubic by the factor (g + 0.1) / M, as DINOv2. ``antialias``:
+bicubic to the size, antialiased, as DINOv2 with registers and timm. ``plain``: bicubic to the size."""
 
 
 def resample(positions: Tensor, prefix: int, trained: tuple[int, int], asked: tuple[int, int], way: str) -> Tensor:
-    """Positions [1, prefix + n, d] of a grid for another one; those of the tokens before the patches stay.
+    """Resample position embeddings [1, prefix + n, d] for another grid; those of the prefix are unchanged.
 
     Args:
-        positions: Any float type; the result is float64, and baked into the folded model.
-        prefix: Rows before the patches.
-        trained, asked: Grids, (height, width) in patches.
-        way: One of `WAYS`. They differ by 8% to 19%, so it must be that of the model's code.
+        positions: Position embeddings of any float type; the result is float64 and becomes part of the folded model.
+        prefix: Number of rows before the patches.
+        trained, asked: The old and the new grid, (height, width) in patches.
+        way: One of `WAYS`. Their results differ by 8% to 19%, so it must be that of the model's own code.
     """
     kept, patches = positions[:, :prefix].double(), positions[:, prefix:].double()
     grid = patches.unflatten(1, trained).permute(0, 3, 1, 2)  # type: ignore[no-untyped-call]
@@ -42,27 +45,26 @@ def resample(positions: Tensor, prefix: int, trained: tuple[int, int], asked: tu
     return torch.cat([kept, grid.flatten(2).transpose(1, 2)], 1)
 
 
-# --- All of a vision transformer but its blocks, read from keys and shapes: patches, tokens, positions, pooling, head.
+# Everything except the blocks.
 
 
 def read_frame(
     tensors: dict[str, Tensor], knobs: Knobs, said: Mapping[str, Any], where: str, *, resize: str | None = "antialias"
 ) -> dict[str, Any]:
-    """All of a `ViTConfig` but its blocks, from keys and shapes; takes the knobs ``pool`` and ``norm_eps``.
+    """Read the fields of `ViTConfig` except the blocks, from keys and shapes.
 
-    Also ``image_size``: where another than the trained one is asked for, ``pos_embed`` is resampled in ``tensors``,
-    in the way that the knob ``pos_resize`` names.
+    Reads the settings ``pool``, ``norm_eps``, ``bn_eps``, ``trained_size`` and, with ``resize``, ``image_size`` and
+    ``pos_resize``. If another image size than the trained one is set, ``pos_embed`` is resampled in ``tensors``.
 
     Args:
-        tensors: By official names.
-        knobs: Leave facts here.
-        said: What the file says of its architecture: ``img_size``, ``global_pool``, ``norm_eps``, if anything.
-        where: Where it says so.
-        resize: The default way to resample positions (`repaconv.backbones.vit_checkpoint_reader`); None where no other
-        size will do.
+        tensors: The tensors by official names.
+        knobs: The user's settings; facts are added to them.
+        said: The file's metadata of the architecture: ``img_size``, ``global_pool``, ``norm_eps``, if any.
+        where: Where in the file it is.
+        resize: The default of ``pos_resize``, one of `WAYS`; None if the network accepts no other image size.
 
     Raises:
-        Refused: If the shapes are not those of a vision transformer.
+        Refused: If the shapes are not those of a vision transformer, or do not fit the image size.
     """
     kernel = weight_of(tensors, "patch_embed.proj.weight", 4)
     tokens = tuple(name for name in ("cls_token", "dist_token") if name in tensors)
@@ -95,13 +97,13 @@ def read_frame(
 
 
 _POOLS = {"cls": "token", "token": "token", "avg": "avg", "none": "none", "": "none"}
-"""timm's words for a pooling, and ours."""
+"""timm's names of poolings, and the names here."""
 
 
 def _pool(
     tensors: Mapping[str, Tensor], sizes: Mapping[str, Any], said: Mapping[str, Any], where: str
 ) -> tuple[str, str, bool]:
-    """What is read of the tokens, what tells it, and whether that is more than what is usual for such keys."""
+    """The pooling, its source, and whether the source is certain (not only what is usual for such keys)."""
     tokens = sizes["tokens"]
     if "head_dist.weight" in tensors and len(tokens) == 2:
         return "distilled", "keys: head_dist", True
@@ -123,7 +125,7 @@ def _read_grid(
     where: str,
     resize: str | None,
 ) -> tuple[ImageSize, bool]:
-    """(height, width) in pixels, for which positions are resampled, and whether the tokens before them have any."""
+    """Read the image size (height, width), resample the positions for it, and tell whether the prefix has positions."""
     trained = knobs.asked("trained_size", parse_image_size, _said_size(said), where)
     size, place = (_said_size(said), where) if trained is None else (trained, "--set trained_size")
     image_size, prefix_positions = _grid(tensors, patch, prefix, size, place)
@@ -134,7 +136,7 @@ def _read_grid(
 
 
 def _said_size(said: Mapping[str, Any]) -> ImageSize | None:
-    """``img_size`` as (height, width); None if it is not said, or is no size."""
+    """The metadata's ``img_size`` as (height, width); None if it is missing or not a size."""
     size = said.get("img_size")
     size = (size, size) if isinstance(size, int) else size
     if isinstance(size, (list, tuple)) and len(size) == 2 and all(isinstance(side, int) for side in size):
@@ -145,7 +147,7 @@ def _said_size(said: Mapping[str, Any]) -> ImageSize | None:
 def _grid(
     tensors: Mapping[str, Tensor], patch: int, prefix: int, size: ImageSize | None, where: str
 ) -> tuple[ImageSize, bool]:
-    """(height, width) in pixels, and whether the tokens before the patches have positions."""
+    """The trained image size (height, width), and whether the tokens before the patches have positions."""
     rows = weight_of(tensors, "pos_embed", 3).shape[1]
     if size is not None:
         count = (size[0] // patch) * (size[1] // patch)
@@ -171,10 +173,10 @@ def _grid(
 def _resized(
     tensors: dict[str, Tensor], knobs: Knobs, trained: ImageSize, patch: int, kept: int, default_way: str
 ) -> ImageSize:
-    """The asked size, for which ``pos_embed`` is resampled where it is another than the trained one.
+    """The image size that the user sets, else the trained one; ``pos_embed`` is resampled if they differ.
 
     Raises:
-        Refused: If the patches do not divide it.
+        Refused: If the size is not a multiple of the patch size.
     """
     asked = knobs.asked("image_size", parse_image_size)
     if asked is None or asked == trained:
@@ -195,15 +197,23 @@ def _resized(
     return asked
 
 
-# What every method of the papers was published with; Huge is the one whose heads are 80 wide.
+# Heads by (width, depth) in the published models. Heads are 64 wide, except those of ViT-Huge, which are 80 wide.
 OFFICIAL_HEADS = {(192, 12): 3, (384, 12): 6, (768, 12): 12, (1024, 24): 16, (1280, 32): 16}
 
 
 def read_heads(width: int, depth: int, knobs: Knobs, said: Any = None, where: str = "") -> int:
-    """The number of heads, which no tensor tells; takes the knob ``num_heads``.
+    """Read the number of heads, which no tensor shows, from the setting ``num_heads``, the file or published models.
+
+    Args:
+        width: Channels.
+        depth: Number of blocks.
+        knobs: The user's settings.
+        said: The number of heads in the file's metadata, if any.
+        where: Where in the file it is.
 
     Raises:
-        Refused: If it is neither given nor said, and the sizes are not those of a published ViT.
+        Refused: If the heads do not divide the channels.
+        SettingNeeded: If the number is not given and the sizes are not those of a published ViT.
     """
     default = OFFICIAL_HEADS.get((width, depth))
     if isinstance(said, int) and not isinstance(said, bool) and said > 0:

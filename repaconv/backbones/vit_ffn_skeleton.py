@@ -1,4 +1,4 @@
-"""A plain vision transformer around FFNs; in some codes the attention's norm is inside it (``attn.norm``)."""
+"""A plain vision transformer around its FFNs, for methods that change only the FFNs (RePaViT)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,16 @@ from repaconv.results import ImageSize
 
 @dataclass(frozen=True)
 class PlainSkeleton:
-    """A plain ViT; in the official code the attention's norm is inside it (``attn.norm``)."""
+    """A plain ViT around its FFNs; see `Skeleton`.
+
+    Attributes:
+        sizes: Fields of `ViTConfig` except the blocks.
+        heads: Number of heads.
+        hidden: Channels inside each FFN as trained.
+        traits: Norms and LayerScales of each block.
+        inside: The norm of each block that is inside the attention (``attn.norm``), as in RePaViT's official code.
+        qkv_bias: Whether ``attn.qkv`` has a bias.
+    """
 
     sizes: Mapping[str, Any]
     heads: int
@@ -78,12 +87,18 @@ class PlainSkeleton:
 
 
 def read_vit(tensors: dict[str, Tensor], ffns: Sequence[Ffn], knobs: Knobs, args: Mapping[str, Any]) -> PlainSkeleton:
-    """The official norms' eps are 1e-5 inside the attention and 1e-6 outside."""
+    """Read a plain ViT around its FFNs.
+
+    The default of ``attn_eps`` is that of the official code: 1e-5 for norms inside the attention, 1e-6 for others.
+
+    Raises:
+        Refused: If a tensor is missing or has a wrong shape.
+    """
     sizes = read_frame(tensors, knobs, {}, "")
     heads = read_heads(sizes["width"], len(ffns), knobs, args.get("num_heads"), "args")
     blocks = [block_tensors(tensors, f"blocks.{index}.") for index in range(len(ffns))]
     inner = any("attn.norm.weight" in block for block in blocks)
-    # a norm2 beside the FFN's own BatchNorms would stand between shortcut and idle part: not this method
+    # a norm2 in addition to the FFN's own BatchNorms would be between shortcut and idle channels: not this method
     norms = replace(
         read_norms(tensors, knobs, without=("norm2",)), eps=knobs.take("attn_eps", small, 1e-5 if inner else 1e-6)
     )

@@ -1,4 +1,4 @@
-"""The two ends of a vision transformer: what stands before its blocks stays, the final norm goes into the head."""
+"""Fold the parts of a vision transformer outside its blocks: the stem is unchanged, the norm goes into the head."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ TAIL = ("norm.", "fc_norm.", "pre_logits.", "head")
 
 
 def fold_stem(tensors: Mapping[str, Tensor]) -> FoldedPart:
-    """What stands before the blocks stays as it is."""
+    """The tensors before the blocks in float64, unchanged."""
     return FoldedPart({n: w.double() for n, w in tensors.items() if not n.startswith(("blocks.", *TAIL))})
 
 
 def fold_tail(config: ViTConfig, tensors: Mapping[str, Tensor]) -> FoldedPart:
-    """The final norm's affine into the linear layer behind it, two averaged heads into one; features keep their norm.
+    """Fold the final norm's affine into the next linear layer, and two averaged heads into one.
 
-    That layer is the head, or ``pre_logits.fc`` where there is one; tanh then keeps the head apart.
+    That layer is ``pre_logits.fc`` if there is one, and the head is then unchanged; else it is the head. A network
+    without either keeps its final norm.
     """
     final = "fc_norm" if config.pool_first else "norm"
     tail = {n: w for n, w in tensors.items() if n.startswith(TAIL)}
@@ -51,7 +52,7 @@ def fold_tail(config: ViTConfig, tensors: Mapping[str, Tensor]) -> FoldedPart:
 
 
 def _tail_error(config: ViTConfig, trained: Mapping[str, Tensor], folded: Mapping[str, Tensor]) -> float:
-    """Both read-outs on the same random tokens."""
+    """The relative difference between both forms of the norm and head, on the same random tokens."""
 
     class Tail(ViT):
         def __init__(self, *, deployed: bool) -> None:

@@ -1,1 +1,1 @@
-"""What a method is written against: its contract, settings, preprocessing and the error of a fold."""
+"""The API that a method implements and uses: contract, settings, preprocessing and measured fold errors."""

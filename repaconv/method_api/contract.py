@@ -1,4 +1,8 @@
-"""What a method is: the page of one paper. Third parties bring a `Method` and its `Reading` alike."""
+"""The interface of a method, which is one paper's structural reparameterization.
+
+A `Method` recognizes checkpoints and reads them. The resulting `Reading` builds the network as trained and folds it.
+Methods of this package and of plug-ins implement the same classes.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +22,11 @@ from repaconv.results import Fact, FoldStep, Preprocessing
 
 @dataclass(frozen=True)
 class Detection:
-    """That a checkpoint is of a method, in which form, and the keys that prove it.
+    """A method's claim on a checkpoint: its form, and the keys or metadata that are the reason.
 
-    ``certain``: only this method has such keys. ``possible``: another method with keys of its own comes first.
-    ``asked``: only where the user names the method.
+    ``form`` is the training-time (``training``) or the inference-time (``deploy``) architecture. ``confidence`` ranks
+    the claims of several methods. ``certain``: only this method has such keys. ``possible``: a method that is certain
+    takes precedence. ``asked``: the method applies only if the user names it.
     """
 
     form: Literal["training", "deploy"]
@@ -31,9 +36,10 @@ class Detection:
 
 @dataclass(frozen=True)
 class FoldedPart:
-    """Some modules of the deploy form: float64 tensors by name, and a row of the certificate if folded.
+    """The folded tensors of one or more modules, and the fold certificate's row for them.
 
-    What lies in no module that the row proves must be the training form's own, name and numbers.
+    ``tensors`` are float64, by their names in the deploy form. ``step`` is None if nothing was folded. A tensor outside
+    the module that ``step`` names must have the same name and values as in the training form.
     """
 
     tensors: Mapping[str, Tensor]
@@ -42,20 +48,22 @@ class FoldedPart:
 
 @dataclass(frozen=True, kw_only=True)
 class Reading(ABC):
-    """A checkpoint understood: the network as trained, and how it folds.
+    """A checkpoint that a method has read: the network as trained, and how it is folded.
 
-    What has a default is that of a network without a file, as the paper's own models are.
+    The defaults describe a network without a file, such as the paper's own models (`Published`).
 
     Attributes:
         backbone: The registered name of the network family.
-        config: Of the backbone's deploy form; it has at least ``in_channels`` and ``classes``.
+        config: Configuration of the backbone's deploy form. It has at least ``in_channels`` and ``classes``.
         tensors: The weights by the backbone's official key names, as stored and memory-mapped.
-        names: Those names to the names in the file.
-        facts: Every value that was used, with its source.
-        deployed: Whether the file is in the paper's deploy form already.
-        applied: What is folded besides the method's own, e.g. ``layer scale``.
-        tolerances: Of the links that this net cannot hold at the policy's, e.g. weights stored as a product.
-        tolerance_reasons: Why, by link.
+        names: Maps those names to the names in the file.
+        facts: Every setting that was used, with its source.
+        preprocessing: How images are prepared for the network.
+        deployed: Whether the file already has the paper's deploy form.
+        applied: What is folded in addition to the method's own reparameterization, e.g. ``layer scale``.
+        tolerances: Looser tolerances by link of the verification chain, where this network cannot meet the policy's,
+            e.g. because a product was stored in FP32.
+        tolerance_reasons: The reason for each of them, by link.
     """
 
     backbone: str
@@ -71,17 +79,19 @@ class Reading(ABC):
 
     @abstractmethod
     def module(self) -> nn.Module:
-        """The network as trained, in eval mode, whose state dict is ``tensors``; weights not yet set."""
+        """Build the network as trained, in eval mode. Its weights are not set; ``tensors`` is its state dict."""
 
     @abstractmethod
     def parts(self) -> Iterator[FoldedPart]:
-        """The deploy form's tensors, part by part, so that the whole is never held in float64."""
+        """Fold the network and yield the deploy form's tensors in parts, so that only one part at a time is float64."""
 
     def require_whole(self) -> None:
-        """Hold the tensors against the network as trained; a BatchNorm's counter may be left out.
+        """Require that ``tensors`` match the state dict of the network as trained.
+
+        A BatchNorm's ``num_batches_tracked`` may be missing.
 
         Raises:
-            Refused: If one is missing, too many, misshaped or not of floating point.
+            Refused: If a tensor is missing, unexpected, of a wrong shape or not floating point.
         """
         with torch.device("meta"):
             state = self.module().state_dict()
@@ -91,11 +101,11 @@ class Reading(ABC):
 
 @dataclass(frozen=True)
 class Published:
-    """A model of the paper, to be built on the meta device, where size costs no memory.
+    """A model of the paper, without weights. It can be built on the meta device, where it takes no memory.
 
     Attributes:
-        training, deploy: Build its two forms.
-        input_shape: Of one input, without the batch.
+        training, deploy: Build its training-time and its inference-time architecture.
+        input_shape: Shape of one input, without the batch dimension.
     """
 
     training: Callable[[], nn.Module]
@@ -104,24 +114,28 @@ class Published:
 
 
 Identify = Callable[[Checkpoint, Mapping[str, str], Tensor, Tensor], dict[str, str]]
-"""Settings to add to the user's, from images [N, C, H, W] and the output that was recorded on them."""
+"""Finds settings missing from the checkpoint, from images [N, C, H, W] and the output that was recorded for them.
+
+Called with (checkpoint, the user's settings, images, recorded output); returns the settings to add.
+"""
 
 
 @dataclass(frozen=True)
 class Method:
-    """One paper's way from the network as trained to its deploy form.
+    """One paper's structural reparameterization: how its checkpoints are recognized, read and folded.
 
     Attributes:
-        name: As registered.
-        paper: Title and place.
-        figures: A .toml with the paper's own figures.
-        archs: Names that ``published`` and ``example`` take.
-        detect: Says whether the keys are of this method, without judging the rest; None when not.
-        read: Understands a checkpoint whole or refuses it; the mapping has the user's ``--set`` values.
-        published: The paper's model of that name.
-        example: A training-form state dict of that name with seeded, non-trivial weights under official key names.
-        identify: Where nets can hide how they were built; refuses an output that no variant reproduces, or several do.
-        official_rewrites: What turns our graph into the paper's own form.
+        name: The registered name.
+        paper: Title and venue, or arXiv number.
+        figures: Path of a .toml file with the figures that the paper reports.
+        archs: The model names that ``published`` and ``example`` accept.
+        detect: Recognizes a checkpoint by its keys, without validating the rest; None if it is not this method's.
+        read: Reads a whole checkpoint or refuses it. The mapping has the user's ``--set`` values.
+        published: Builds the paper's model of that name.
+        example: Makes a training-form state dict of that model, with seeded, non-trivial weights and official names.
+        identify: Finds settings that no tensor shows, from a recorded output. Refuses an output that no variant or
+            several variants reproduce. None if the method has no such settings.
+        official_rewrites: Names of the graph rewrites that turn the exported graph into the paper's own form.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""The float64 difference that a fold makes, block by block, for the fold certificate."""
+"""Measure the float64 difference between a module as trained and folded, for the fold certificate."""
 
 from __future__ import annotations
 
@@ -10,27 +10,32 @@ import torch
 from torch import Tensor, nn
 
 Loaded = tuple[nn.Module, Mapping[str, Tensor]]
-"""A module on any device and the weights to put into it."""
+"""A module on any device, and the weights to load into it."""
 
 
 def loaded(module: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
-    """The module in float64 and eval mode with these weights, strictly; it may have been built on meta."""
+    """Load these weights into the module, strictly, and return it in float64 and eval mode.
+
+    The module may have been built on the meta device.
+    """
     weights = {name: w.double() if w.is_floating_point() else w for name, w in tensors.items()}
     module.load_state_dict(weights, strict=True, assign=True)
     return module.double().eval()
 
 
 def max_rel_error(candidate: Tensor, reference: Tensor) -> float:
-    """max|candidate - reference| / max|reference|; the plain difference where the reference is zero."""
+    """max|candidate - reference| / max|reference|; the absolute difference if the reference is zero everywhere."""
     difference = float((candidate - reference).abs().max()) if reference.numel() else 0.0
     return difference / (float(reference.abs().max()) or 1.0) if reference.numel() else 0.0
 
 
 def tensors_in(output: Any, place: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Every tensor of a module's output with its place in it (``0.logits``): containers, dataclasses, plain numbers.
+    """Yield every tensor in a module's output, with its path in the output (``0.logits``).
+
+    Tuples, lists, mappings and dataclasses are searched; plain numbers become tensors; None is left out.
 
     Raises:
-        TypeError: If something else is in it, of which it could not be said whether two are the same.
+        TypeError: If the output contains an object of another type, which cannot be compared.
     """
     if isinstance(output, Tensor):
         yield place, output.to_dense() if output.is_sparse else output
@@ -50,6 +55,6 @@ def tensors_in(output: Any, place: str = "") -> Iterator[tuple[str, Tensor]]:
 
 @torch.no_grad()
 def relative_difference(training: Loaded, folded: Loaded, shape: tuple[int, ...]) -> float:
-    """`max_rel_error` of two modules in float64 on one seeded standard normal input of this shape."""
+    """`max_rel_error` of the folded module's output, in float64 on one seeded standard normal input of this shape."""
     x = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     return max_rel_error(loaded(*folded)(x), loaded(*training)(x))

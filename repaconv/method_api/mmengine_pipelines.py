@@ -1,5 +1,7 @@
-"""mmengine's test pipeline and data preprocessor as fields of `Preprocessing`, step by step; what is not understood is
-named, never skipped."""
+"""Read an mmengine configuration's test pipeline and data preprocessor as fields of `Preprocessing`.
+
+Every step that is not supported is reported, never skipped.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from repaconv.results import ImageSize
 
 # Steps that change no pixel.
 CARRY = ("LoadImageFromFile", "PackInputs", "PackClsInputs", "ImageToTensor", "ToTensor", "Collect")
-# What each of the others may say; anything else in them is not understood.
+# The supported arguments of each other step; a step with any other argument is not supported.
 KNOWN = {
     "Normalize": ("mean", "std", "to_rgb"),
     "ResizeEdge": ("scale", "edge", "interpolation", "backend"),
@@ -22,14 +24,19 @@ Values = dict[str, Any]
 
 
 def of_pipeline(config: Mapping[str, Any], interpolations: Collection[str]) -> tuple[Values, list[str]]:
-    """What the configuration says of an image's way to the network, and what in it is not understood."""
+    """Read the fields of `Preprocessing` from an mmengine configuration, and list what in it is not supported.
+
+    Args:
+        config: The configuration of the training run.
+        interpolations: The names of the supported interpolations.
+    """
     values, odd = _of_data_preprocessor(config)
     steps = _test_steps(config)
     dropped = []
     for step in steps:
         read = _of_step(step) if isinstance(step, Mapping) else None
         if read is None or read.keys() & values.keys() or (read.keys() & RESIZED and values.keys() & {*RESIZED, *CROP}):
-            dropped.append(_told(step))  # one evaluation normalises once, resizes once, then crops once
+            dropped.append(_told(step))  # an evaluation normalizes once, resizes once, then crops once
             continue
         for name, ours in (("interpolation", interpolations), ("backend", ("pillow",))):
             if name in read and read[name] not in ours:
@@ -65,7 +72,12 @@ def _of_data_preprocessor(config: Mapping[str, Any]) -> tuple[Values, list[str]]
 
 
 def _normalised(said: Mapping[str, Any], *, to_rgb: bool) -> Values | None:
-    """Mean, std and the order of the channels; ``to_rgb`` where that is not said."""
+    """Read mean, std and the channel order of a normalization; None if mean or std are not lists of numbers.
+
+    Args:
+        said: The configuration of the step.
+        to_rgb: The default of the step's own ``to_rgb``.
+    """
     if not are_numbers(said.get("mean")) or not are_numbers(said.get("std")):
         return None
     order = "RGB" if said.get("to_rgb", to_rgb) else "BGR"
@@ -73,9 +85,10 @@ def _normalised(said: Mapping[str, Any], *, to_rgb: bool) -> Values | None:
 
 
 def _of_step(step: Mapping[str, Any]) -> Values | None:
-    """What one step sets, ``exact`` being a (height, width) to resize to; None if something in it is not understood.
+    """The fields that one pipeline step sets; None if the step or one of its arguments is not supported.
 
-    mmcv's sizes are (width, height), its usual interpolation OpenCV's bilinear.
+    ``exact`` is a (height, width) to resize to, whatever the aspect ratio. mmcv's sizes are (width, height), and its
+    default interpolation is OpenCV's bilinear.
     """
     kind = str(step.get("type")).rpartition(".")[2]
     if kind in CARRY:
@@ -106,7 +119,7 @@ def _told(step: Any) -> str:
 
 
 def as_size(value: Any) -> ImageSize | None:
-    """A side, or two of them in their order, or timm's [C, H, W]; None if it is none of these."""
+    """Read an image size: one side, two sides in their order, or timm's [C, H, W]; None if it is none of these."""
     sides = value if isinstance(value, (list, tuple)) else [value]
     if not 1 <= len(sides) <= 3 or not all(is_whole(side) for side in sides):
         return None
@@ -114,10 +127,10 @@ def as_size(value: Any) -> ImageSize | None:
 
 
 def is_whole(value: Any) -> bool:
-    """Whether it is a whole number above zero."""
+    """Whether the value is a whole number above zero."""
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
 def are_numbers(value: Any) -> bool:
-    """Whether it is a list of numbers."""
+    """Whether the value is a nonempty list of numbers."""
     return isinstance(value, (list, tuple)) and bool(value) and all(isinstance(entry, (int, float)) for entry in value)

@@ -1,4 +1,7 @@
-"""How large a network's images are and what happens to them before it, each with its source: one rule for all doors."""
+"""Determine a network's image size and preprocessing, and record the source of each value.
+
+`preprocessing_of` is for checkpoints of a method, `images_by` for other networks and for ONNX graphs.
+"""
 
 from __future__ import annotations
 
@@ -13,19 +16,19 @@ from repaconv.results import Fact, ImageSize, Preprocessing, parse_image_size
 MEAN, STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
 INCEPTION = (127.5, 127.5, 127.5)
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos", "box", "hamming")
-# Evaluations on ImageNet resize to 256 and cut 224 out; on small images they take them whole.
+# Evaluations on ImageNet resize to 256 and crop 224 from the center; small images are not cropped.
 CROP_RATIO, SMALL = 0.875, 160
-# DeiT's main.py resizes no images of up to this size, whatever its eval_crop_ratio.
+# DeiT's main.py does not resize images up to this size, whatever its eval_crop_ratio.
 DEIT_WHOLE = 32
 IMAGENET = "ImageNet's, as in the official configuration"
 MADE_BY = ("mean", "std", "resize_edge", "keep_ratio", "interpolation", "channel_order")
-"""Fields of `Preprocessing`, by the names that --set has for them."""
+"""The fields of `Preprocessing` that --set accepts, under the same names."""
 PREPROCESSING = "preprocessing"
-"""The fact of a fold that says why it has none."""
+"""Name of the fact that says why a library's preprocessing was not used."""
 
 
 class Told(NamedTuple):
-    """What one part of the file says: fields of `Preprocessing`, and what else it says."""
+    """The preprocessing found in one source: its name, the fields of `Preprocessing`, and what is not supported."""
 
     where: str
     values: dict[str, Any]
@@ -35,14 +38,19 @@ class Told(NamedTuple):
 def preprocessing_of(
     record: Mapping[str, Any], config: Mapping[str, Any], knobs: Knobs, fixed: ImageSize | None = None
 ) -> Preprocessing:
-    """Sizes, interpolation, mean and std: of --set, of mmengine's configuration or a trainer's args, else ImageNet's.
+    """Determine the preprocessing of a method's checkpoint: from --set, else from the file, else ImageNet's.
 
-    Takes the knobs ``image_size``, ``mean``, ``std``, ``resize_edge``, ``keep_ratio``, ``interpolation`` and
-    ``channel_order``; with ``fixed``, the size that the network is for, no other is taken. ``source`` says of each part
-    where it is from, and names what the file says and is not taken.
+    Reads the settings ``image_size``, ``mean``, ``std``, ``resize_edge``, ``keep_ratio``, ``interpolation`` and
+    ``channel_order``. The result's ``source`` names the source of each part, and what in the file is not supported.
+
+    Args:
+        record: Everything in the checkpoint except its tensors; a trainer's ``args`` are read.
+        config: mmengine's configuration of the run, {} without one.
+        knobs: The user's settings.
+        fixed: The (height, width) that the network requires; None if it accepts several sizes.
 
     Raises:
-        Refused: If another size than ``fixed`` is asked for.
+        Refused: If the user asks for another size than ``fixed``.
     """
     args = record.get("args") if isinstance(record.get("args"), Mapping) else {}
     assert isinstance(args, Mapping)
@@ -61,9 +69,9 @@ def preprocessing_of(
 
 
 class Sized(NamedTuple):
-    """The size of a network's images, and what says it.
+    """The size (height, width) of a network's images, and its source.
 
-    ``assumed`` if nothing does, ``fixed`` if the network takes no other.
+    ``assumed`` if no source gives it, ``fixed`` if the network accepts no other size.
     """
 
     size: ImageSize
@@ -73,7 +81,7 @@ class Sized(NamedTuple):
 
 
 class Images(NamedTuple):
-    """How large a network's images are and how they are made (None where nothing says all of it), with the facts."""
+    """A network's image size and preprocessing, with the facts; no preprocessing if mean or std are unknown."""
 
     size: ImageSize
     preprocessing: Preprocessing | None
@@ -81,18 +89,18 @@ class Images(NamedTuple):
 
 
 def images_by(own: Told, knobs: Knobs, usual: Sized) -> Images:
-    """The one rule for networks of no method and for graphs: --set, else what a library says, else what is assumed.
+    """Determine image size and preprocessing of a network without a method or of a graph.
 
-    What the library says is taken whole or not at all: of a preprocessing that is not done alike here nothing is. Mean
-    and std are never assumed.
+    Values come from --set, else from the model's library, else from the defaults. The library's preprocessing is used
+    entirely or not at all: if any part of it is not supported here, none of it is used. Mean and std have no default.
 
     Args:
-        own: What it says, in fields of `Preprocessing`.
-        knobs: See `preprocessing_of`.
-        usual: Of the network's images; another --set image_size is resized to in proportion.
+        own: The library's preprocessing, in fields of `Preprocessing`.
+        knobs: The user's settings; see `preprocessing_of`.
+        usual: The network's image size. If --set image_size differs, ``resize_edge`` is scaled in proportion.
 
     Raises:
-        Refused: If another size than a fixed one is asked for.
+        Refused: If the user asks for another size than a fixed one.
     """
     said = {} if own.odd else own.values
     asked = _asked_size(knobs, usual.size) if usual.fixed else knobs.asked("image_size", parse_image_size)
@@ -116,13 +124,16 @@ def _preprocessing_by(own: Told, said: dict[str, Any], given: dict[str, Any], si
         source += f"; else {own.where}"
     if own.odd:
         source += f"; not taken from {own.where}: {', '.join(own.odd)}"
-    # a library's own words leave out what they cannot be otherwise
+    # a library's configuration does not state channel order and aspect ratio, as it knows only one value of each
     convention = {"channel_order", "keep_ratio"} if said else set()
     return Preprocessing(**whole, source=source, assumed=_assumed({*said, *given, *convention}))
 
 
 def at_size(wanted: Preprocessing, size: ImageSize) -> Preprocessing:
-    """The same for images of another size: resized to in proportion, or by the same rule where that was assumed."""
+    """The same preprocessing for another image size.
+
+    ``resize_edge`` is scaled in proportion; if it was assumed, it is the default for the new size.
+    """
     edge = wanted.resize_edge
     if size == wanted.image_size:
         return wanted
@@ -134,17 +145,17 @@ def at_size(wanted: Preprocessing, size: ImageSize) -> Preprocessing:
 
 
 def usual_edge(size: ImageSize) -> int | None:
-    """To what the shorter edge is resized where nothing says it; None is the image size itself."""
+    """The default length to which the shorter edge is resized before the crop; None for the image size itself."""
     return _edge(CROP_RATIO, size) if max(size) >= SMALL else None
 
 
 def _assumed(said: Collection[str]) -> tuple[str, ...]:
-    """What is not said of how images are made."""
+    """The fields of the preprocessing that no source gives."""
     return tuple(name for name in MADE_BY if name not in said)
 
 
 def _asked(knobs: Knobs, said: Mapping[str, tuple[Any, str]]) -> dict[str, Any]:
-    """What the user says of it, beside what the file does."""
+    """The fields of the preprocessing that the user sets, recorded together with the file's values."""
     asked = {
         "mean": knobs.asked("mean", _numbers, *said.get("mean", ())),
         "std": knobs.asked("std", _numbers, *said.get("std", ())),
@@ -157,7 +168,7 @@ def _asked(knobs: Knobs, said: Mapping[str, tuple[Any, str]]) -> dict[str, Any]:
 
 
 def _source(told: list[Told]) -> str:
-    """Where what is taken is from: the file's parts by name, ImageNet's for the rest, and what is not understood."""
+    """Describe the sources: the fields that each part of the file gives, ImageNet's, and what is not supported."""
     said = _said(told)
     odd = [f"not taken from {part.where}: {', '.join(part.odd)}" for part in told if part.odd]
     if not said:
@@ -167,13 +178,13 @@ def _source(told: list[Told]) -> str:
 
 
 def _said(told: list[Told]) -> list[str]:
-    """What each part of a file says of how images are made, by name."""
+    """The names of the preprocessing fields that each part of the file gives."""
     taken = [(part.where, [name for name in part.values if name != "image_size"]) for part in told]
     return [f"{where}: {', '.join(names)}" for where, names in taken if names]
 
 
 def _sizes(args: Mapping[str, Any]) -> Told:
-    """A trainer's image size; timm takes input_size [C, H, W] before img_size."""
+    """Read a trainer's image size from its args; timm's input_size [C, H, W] takes precedence over img_size."""
     found: dict[str, Any] = {}
     odd = []
     for name in ("input_size", "img_size"):
@@ -195,7 +206,7 @@ def _image_size(sizes: Told, of_config: Told, knobs: Knobs, fixed: ImageSize | N
 
 
 def _asked_size(knobs: Knobs, fixed: ImageSize) -> ImageSize | None:
-    """The user's size of images where there is one and the network takes no other."""
+    """The image size that the user sets, which must be the only one that the network accepts; None if it is not set."""
     if (asked := knobs.asked("image_size", parse_image_size)) in (None, fixed):
         return asked
     assert asked is not None
@@ -207,7 +218,7 @@ def _asked_size(knobs: Knobs, fixed: ImageSize) -> ImageSize | None:
 
 
 def _of_args(args: Mapping[str, Any], size: ImageSize) -> Told:
-    """What timm's, DeiT's and PYRA's trainers say of their evaluation, in the names of their own options."""
+    """Read the preprocessing of the evaluation from the args of timm's, DeiT's and PYRA's trainers."""
     found: dict[str, Any] = {}
     odd = []
     if are_numbers(args.get("mean")) and are_numbers(args.get("std")):  # timm's: on the 0..1 scale
@@ -239,7 +250,7 @@ def _edge(ratio: float, size: ImageSize) -> int:
 
 
 def _numbers(text: str) -> tuple[float, ...]:
-    """A parser for numbers with commas between them."""
+    """Parse numbers separated by commas."""
     return tuple(float(word) for word in text.split(","))
 
 
@@ -248,4 +259,4 @@ def _yes_or_no(text: str) -> bool:
 
 
 USUAL = preprocessing_of({}, {}, Knobs({}))
-"""Where nobody says anything."""
+"""The default preprocessing: ImageNet's, for images of 224 x 224 pixels."""

@@ -1,4 +1,4 @@
-"""What methods read beside the tensors: the user's settings and the run's configuration."""
+"""Read the settings that no tensor shows: from the user's ``--set`` values and the training run's configuration."""
 
 from __future__ import annotations
 
@@ -16,9 +16,12 @@ CODE_DEFAULT = "default of the official code; neither tensors nor file tell"
 
 
 class Knobs:
-    """Values that no tensor shows, each taken from --set, else from the file, else from the default.
+    """The model settings that no tensor shows. Each is read from --set, else from the file, else it is the default.
 
-    Every one that was taken leaves a fact with its source and what speaks against it.
+    Every setting that is read adds a fact with its value, its source and what contradicts it.
+
+    Attributes:
+        facts: The facts about the settings that were read.
     """
 
     def __init__(self, settings: Mapping[str, str]) -> None:
@@ -29,7 +32,7 @@ class Knobs:
         self.facts: list[Fact] = []
 
     def __contains__(self, name: str) -> bool:
-        """Whether the user gives a value that nobody took yet."""
+        """Whether the user gives a value for this setting that was not read yet."""
         return name in self._left
 
     def take(
@@ -42,11 +45,16 @@ class Knobs:
         *,
         free: bool = False,
     ) -> T:
-        """One value; ``found`` is what the file says of it, ``source`` where it would say so, if anywhere.
+        """Read one setting: the user's value, else the file's, else the default. A second read returns the first value.
 
-        A user's value that is another than ``found`` is a fact that overrules the file; not where it is ``free``: where
-        ``found`` is only what is usual, or says what is to be made rather than what was trained. A value that was taken
-        before stays what it is.
+        Args:
+            name: The setting's name in ``--set``.
+            parse: Parses the user's text.
+            default: The value if neither the user nor the file gives one.
+            found: The file's value, None without one.
+            source: The part of the file that gives ``found``, or that could have given it.
+            free: Whether the user may differ from ``found`` without overruling the file, because ``found`` is only the
+                usual value, or describes the network to be made and not the one that was trained.
 
         Raises:
             UsageProblem: If the user's value does not parse.
@@ -78,14 +86,14 @@ class Knobs:
         return value
 
     def maybe(self, name: str, parse: Callable[[str], T], found: T | None = None, source: str = "") -> T | None:
-        """One value that may stay unknown: the user's, else the file's, else None and no fact."""
+        """Read a setting that may be unknown: the user's value, else the file's, else None without a fact."""
         if name in self._left or found is not None:
             return self.take(name, parse, found, found, source)
         self._known.append(name)
         return None
 
     def asked(self, name: str, parse: Callable[[str], T], found: T | None = None, source: str = "") -> T | None:
-        """The user's value, beside what the file says of it; None and no fact where the user gives none."""
+        """Read only the user's value, recording the file's with it; None without a fact if the user gives none."""
         if name in self._left:
             return self.take(name, parse, found, found, source)
         self._known.append(name)
@@ -94,20 +102,29 @@ class Knobs:
     def need(
         self, name: str, parse: Callable[[str], T], example: str, why: str, found: T | None = None, source: str = ""
     ) -> T:
-        """One value that only the file or the user can give.
+        """Read a setting without a default: the user's value, else the file's.
+
+        Args:
+            name: The setting's name in ``--set``.
+            parse: Parses the user's text.
+            example: A value for the error message.
+            why: Why the value cannot be known, for the error message.
+            found: The file's value, None without one.
+            source: The part of the file that gives ``found``, or that could have given it.
 
         Raises:
-            SettingNeeded: If neither does; ``why`` says why it cannot be known.
+            SettingNeeded: If neither the user nor the file gives a value.
+            UsageProblem: If the user's value does not parse.
         """
         if name not in self._left and found is None:
             raise SettingNeeded(f"{why}.", name, example, near_to(name, self._left))
         return self.take(name, parse, parse(example), found, source)
 
     def done(self) -> None:
-        """Refuse settings that nobody took.
+        """Refuse settings of the user that were not read.
 
         Raises:
-            UsageProblem: Naming the first of them.
+            UsageProblem: If there is one; the first is named.
         """
         for name in self._left:
             raise UsageProblem(
@@ -120,7 +137,7 @@ class Knobs:
 
 
 def _same(found: Any, given: Any) -> bool:
-    """Whether a file and a user give the same value; numbers to six digits, since 255 * 0.305 is not quite 77.775."""
+    """Whether the file's and the user's value are equal, to six digits since 255 * 0.305 is not exactly 77.775."""
     if isinstance(found, (list, tuple)) and isinstance(given, (list, tuple)):
         return len(found) == len(given) and all(map(_same, found, given))
     numbers = all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in (found, given))
@@ -128,7 +145,7 @@ def _same(found: Any, given: Any) -> bool:
 
 
 def one_of(*choices: str) -> Callable[[str], str]:
-    """A parser that takes one of these words."""
+    """Make a parser that accepts one of these words."""
 
     def parse(text: str) -> str:
         if text not in choices:
@@ -139,21 +156,21 @@ def one_of(*choices: str) -> Callable[[str], str]:
 
 
 def positive(text: str) -> int:
-    """A parser for whole numbers above zero."""
+    """Parse a whole number above zero."""
     if not text.isdigit() or int(text) == 0:
         raise ValueError("not a whole number above zero")
     return int(text)
 
 
 def natural(text: str) -> int:
-    """A parser for whole numbers from zero."""
+    """Parse a whole number, zero included."""
     if not text.isdigit():
         raise ValueError("not a whole number")
     return int(text)
 
 
 def small(text: str) -> float:
-    """A parser for an epsilon: above 0, below 1."""
+    """Parse an epsilon: above 0, below 1."""
     value = float(text)
     if not 0 < value < 1:
         raise ValueError("not between 0 and 1")
@@ -161,7 +178,7 @@ def small(text: str) -> float:
 
 
 def said_in(record: Mapping[str, Any], *path: str) -> Mapping[str, Any]:
-    """What the file says at that place (``meta``, ``arch``); {} where there is nothing to be looked up."""
+    """The mapping at that path (``meta``, ``arch``) in a checkpoint's record; {} if there is none."""
     found: Any = record
     for name in path:
         found = found.get(name) if isinstance(found, Mapping) else None
@@ -169,7 +186,7 @@ def said_in(record: Mapping[str, Any], *path: str) -> Mapping[str, Any]:
 
 
 def run_config(record: Mapping[str, Any]) -> dict[str, Any]:
-    """mmengine's configuration text, in the places where its Runner puts it; {} without one."""
+    """Read mmengine's configuration of the run, from the places where its Runner stores it; {} without one."""
     places = (record.get("meta"), (record.get("message_hub") or {}).get("runtime_info"))
     for place in places:
         if isinstance(place, Mapping) and isinstance(text := place.get("cfg") or place.get("config"), str):

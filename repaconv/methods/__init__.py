@@ -1,1 +1,1 @@
-"""One folder per paper: `paper` has its equations, `reading` its checkpoints, `published` its models."""
+"""One folder per paper: `paper` has its equations, `reading` reads its checkpoints, `published` builds its models."""

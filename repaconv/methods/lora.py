@@ -1,12 +1,12 @@
-"""LoRA, under any method: W x + b + s B (A x) is one linear layer with W + s B A.
+"""Merge LoRA adapters in checkpoints of any method: W x + b + s B (A x) is one linear layer with the weight W + s B A.
 
-A checkpoint may carry such adapters whatever else it is. With `with_adapters` a method sees the merged
-weights, and its reading puts the adapters back, so that it stays the network as trained.
+A checkpoint of any method may contain such adapters. `with_adapters` wraps a method: the method reads the merged
+weights, and the wrapped reading adds the adapters again, so that its module is the network as trained.
 
-Known are the layouts of PYRA's official code (``LoRA_a``, ``LoRA_b`` beside ``qkv``, s = 1), of PEFT
-(``base_layer``, ``lora_A.default``) and of loralib (``lora_A``, ``lora_B``). The latter two scale by alpha / r, or by
-alpha / sqrt(r) as rank-stabilised LoRA, and no tensor tells alpha. Nor does one tell whether s B A was merged into W
-before saving while A and B stayed beside it: loralib merges on ``eval()``, PEFT only where it is asked to.
+Supported are the layouts of PYRA's official code (``LoRA_a``, ``LoRA_b`` next to ``qkv``, s = 1), of PEFT
+(``base_layer``, ``lora_A.default``) and of loralib (``lora_A``, ``lora_B``). PEFT and loralib scale by alpha / r, or by
+alpha / sqrt(r) for rank-stabilized LoRA; no tensor shows alpha. Nor does a tensor show whether s B A was merged into W
+before saving while A and B were kept: loralib merges on ``eval()``, PEFT only when it is told to.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from repaconv.method_api.fold_error import relative_difference
 from repaconv.method_api.settings import Knobs, one_of
 from repaconv.results import Fact, FoldStep
 
-# --- One linear layer with its adapter, apart as trained and as one.
+# One linear layer and its adapter, unmerged as trained, and merged.
 
 
 @dataclass(frozen=True)
 class Adapter:
-    """One adapter: A [r, in], B [out, r], their scale, and the weight that they are for, by the reader's name."""
+    """One LoRA adapter: the name of the adapted weight, A [r, in], B [out, r] and the scale s."""
 
     weight: str
     a: Tensor
@@ -42,12 +42,12 @@ class Adapter:
     scale: float
 
     def merged(self, weight: Tensor) -> Tensor:
-        """W + s B A in float64."""
+        """The merged weight W + s B A, in float64."""
         return weight.double() + self.scale * (self.b.double() @ self.a.double())
 
 
 class LoraLinear(nn.Linear):
-    """A linear layer with its adapter beside it, as trained; ``lora_a`` [r, in], ``lora_b`` [out, r]."""
+    """A linear layer with its unmerged adapter, as trained; ``lora_a`` [r, in], ``lora_b`` [out, r]."""
 
     def __init__(self, features_in: int, features_out: int, rank: int, scale: float, *, bias: bool) -> None:
         super().__init__(features_in, features_out, bias=bias)
@@ -62,10 +62,10 @@ class LoraLinear(nn.Linear):
 
 
 def put_beside(module: nn.Module, path: str, adapter: Adapter) -> None:
-    """Give the linear layer at ``path`` its adapter, in place.
+    """Replace the linear layer at ``path`` by one with the adapter, in place.
 
     Raises:
-        Refused: If it is no linear layer.
+        Refused: If the module at ``path`` is not a linear layer.
     """
     layer = module.get_submodule(path)
     if not isinstance(layer, nn.Linear):
@@ -81,7 +81,7 @@ def put_beside(module: nn.Module, path: str, adapter: Adapter) -> None:
 
 
 def proved(path: str, adapter: Adapter, weight: Tensor, merged: Tensor) -> FoldedPart:
-    """The certificate's row that ``merged`` [out, in] is ``weight`` and the adapter; both without bias."""
+    """Compare the merged weight [out, in] with weight and adapter on random input, for the fold certificate."""
     out, features = weight.shape
     with torch.device("meta"):
         apart = LoraLinear(features, out, len(adapter.a), adapter.scale, bias=False)
@@ -92,19 +92,24 @@ def proved(path: str, adapter: Adapter, weight: Tensor, merged: Tensor) -> Folde
     return FoldedPart({}, FoldStep(module=path, folded=what, max_rel_error=error))
 
 
-# --- What no tensor tells of adapters: whether their weights hold them already, and by how much they are scaled.
+# Settings of adapters that no tensor shows: whether they are merged already, and their scale.
 
 KNOBS = ("lora_alpha", "lora_merged", "lora_rslora")
-"""The knobs that are read here; the method sees the others."""
+"""The settings that are read here; all others are the method's."""
 
 _PEFT = re.compile(r"^base_model\.model\.|\.base_layer\.|\.lora_[AB]\.\w+\.weight$")
 
 
 def read_merged(checkpoint: Checkpoint, knobs: Knobs, pairs: Mapping[str, Mapping[str, Tensor]]) -> bool:
-    """Whether W holds s B A already, for adapters of PEFT and loralib; takes the knob ``lora_merged``.
+    """Whether the file's W already contains s B A, for adapters of PEFT and loralib; reads the setting ``lora_merged``.
+
+    Args:
+        checkpoint: The checkpoint with its adapters.
+        knobs: The user's settings.
+        pairs: A and B by the name of the adapted weight.
 
     Raises:
-        Refused: If they are loralib's, and neither the file nor the user tells.
+        Refused: If the adapters are loralib's, and neither the file nor the user gives the setting.
     """
     if not pairs:
         return False
@@ -128,7 +133,7 @@ def read_merged(checkpoint: Checkpoint, knobs: Knobs, pairs: Mapping[str, Mappin
 
 
 def _said_merged(record: Mapping[str, Any]) -> tuple[str | None, str]:
-    """What the file says of merging, and where; ``merge_weights=False`` is loralib's way to never merge."""
+    """What the file says of merging, and where. With ``merge_weights=False`` loralib never merges."""
     for place in ("lora_config", "peft_config", "config", "args", "meta", ""):
         said = record.get(place) if place else record
         if isinstance(said, Mapping):
@@ -141,9 +146,10 @@ def _said_merged(record: Mapping[str, Any]) -> tuple[str | None, str]:
 
 
 def read_scales(checkpoint: Checkpoint, knobs: Knobs, ranks: set[int], *, merged: bool) -> dict[int, float]:
-    """alpha / r for every rank, or alpha / sqrt(r); from --set, the file, or PEFT's configuration beside it.
+    """The scale alpha / r, or alpha / sqrt(r), by rank.
 
-    Where the adapters are merged already no scale is needed, and 0 stands for it.
+    alpha is read from --set, the file, or PEFT's configuration next to it. The scale of merged adapters is not needed,
+    and 0 is returned for it.
     """
     if merged:
         knobs.asked("lora_alpha", _finite)
@@ -162,7 +168,7 @@ def read_scales(checkpoint: Checkpoint, knobs: Knobs, ranks: set[int], *, merged
 
 
 def _require_uniform(config: Mapping[str, Any], where: str, ranks: set[int]) -> None:
-    """Refuse a configuration by which alpha / r is not what was trained, or which is not of this file."""
+    """Refuse a configuration whose scale is not one alpha / r, or whose rank is not the adapters'."""
     rank, pattern = config.get("r"), config.get("rank_pattern")
     if config.get("alpha_pattern") or config.get("use_dora"):
         raise Refused(
@@ -203,7 +209,7 @@ def _config(checkpoint: Checkpoint) -> tuple[Mapping[str, Any], str]:
     return (found, beside.name) if isinstance(found, dict) else ({}, "")
 
 
-# --- The adapters that stand in a checkpoint, and the checkpoint beneath them.
+# The adapters in a checkpoint, and the checkpoint without them.
 
 _FACTORS = (
     re.compile(r"^(?P<at>.+)\.LoRA_(?P<factor>[ab])\.weight$"),  # official: the layer is `at`.qkv
@@ -215,10 +221,10 @@ _PREFIX = "base_model.model."
 
 
 def require_base(checkpoint: Checkpoint) -> None:
-    """Refuse a file that holds adapters alone, as PEFT saves them.
+    """Require base weights: refuse a file that contains adapters only, as PEFT saves them.
 
     Raises:
-        Refused: Saying how to get the whole model.
+        Refused: If it does; the hint says how to save the whole model.
     """
     adapters = adapter_names(checkpoint)
     if adapters and len(adapters) == len(checkpoint.tensors):
@@ -230,7 +236,7 @@ def require_base(checkpoint: Checkpoint) -> None:
 
 
 def adapter_names(checkpoint: Checkpoint) -> dict[str, re.Match[str]]:
-    """The keys of adapters, taken apart."""
+    """The keys of adapters, with the match that has their parts."""
     found = {}
     for name in checkpoint.tensors:
         if match := next((match for pattern in _FACTORS if (match := pattern.match(name))), None):
@@ -239,13 +245,13 @@ def adapter_names(checkpoint: Checkpoint) -> dict[str, re.Match[str]]:
 
 
 def _weight_name(match: re.Match[str]) -> str:
-    """The adapted weight as `without_adapters` names it."""
+    """The name of the adapted weight in `without_adapters`."""
     at = match["at"].removeprefix(_PREFIX)
     return f"{at}.qkv.weight" if match["factor"] in "ab" else f"{at}.weight"
 
 
 def without_adapters(checkpoint: Checkpoint) -> Checkpoint:
-    """The checkpoint beneath the adapters, as if it had been saved without; ``record`` counts them."""
+    """The base checkpoint without adapters; the number of adapted layers is ``record["lora_layers"]``."""
     adapters = adapter_names(checkpoint)
     if not adapters:
         return checkpoint
@@ -261,16 +267,17 @@ def without_adapters(checkpoint: Checkpoint) -> Checkpoint:
 
 
 def with_merged(base: Checkpoint, adapters: list[Adapter]) -> Checkpoint:
-    """The checkpoint with W + s B A in place of every adapted weight."""
+    """The base checkpoint with every adapted weight replaced by W + s B A, in float64."""
     weights = {adapter.weight: adapter.merged(base.tensors[adapter.weight]) for adapter in adapters}
     return replace(base, tensors={**base.tensors, **weights})
 
 
 def read_adapters(checkpoint: Checkpoint, knobs: Knobs) -> list[Adapter]:
-    """The adapters that are still to be added: none where the file's weights hold them already.
+    """Read the adapters that are not merged into the file's weights yet.
 
     Raises:
-        Refused: If they are of another kind, ambiguous, half, misshaped, or no one tells what no tensor does.
+        Refused: If an adapter is not plain LoRA, is ambiguous, lacks a factor or has a wrong shape, or if a setting
+            that no tensor shows is missing.
     """
     _require_plain(checkpoint)
     base, pairs = without_adapters(checkpoint), _pairs(checkpoint)
@@ -290,7 +297,7 @@ def read_adapters(checkpoint: Checkpoint, knobs: Knobs) -> list[Adapter]:
 
 
 def adapters_fact(adapters: list[Adapter]) -> Fact:
-    """How many there are, of which ranks."""
+    """A fact with the number of adapters and their ranks."""
     ranks = sorted({len(adapter.a) for adapter in adapters})
     return Fact(
         name="lora", value=f"rank {', '.join(map(str, ranks))} on {len(adapters)} layers", source="keys and shapes"
@@ -298,7 +305,7 @@ def adapters_fact(adapters: list[Adapter]) -> Fact:
 
 
 def _require_plain(checkpoint: Checkpoint) -> None:
-    """Refuse what is beside LoRA, what is not sound, and adapters among which one would have to choose."""
+    """Refuse adapters that are not plain LoRA, invalid weights, and several adapters for the same layers."""
     found = adapter_names(checkpoint)
     for name in checkpoint.tensors:
         if _UNKNOWN.search(name):
@@ -317,7 +324,7 @@ def _require_plain(checkpoint: Checkpoint) -> None:
 
 
 def _pairs(checkpoint: Checkpoint) -> dict[str, dict[str, Tensor]]:
-    """``a`` and ``b``, or only one of them, by the weight that they are for."""
+    """The factors ``a`` and ``b``, or only one of them, by the name of the adapted weight."""
     pairs: dict[str, dict[str, Tensor]] = {}
     for name, match in adapter_names(checkpoint).items():
         pair, factor = pairs.setdefault(_weight_name(match), {}), match["factor"].lower()
@@ -332,10 +339,16 @@ def _pairs(checkpoint: Checkpoint) -> dict[str, dict[str, Tensor]]:
 
 
 def _adapter(weight: str, pair: Mapping[str, Tensor], base: Checkpoint, scales: Mapping[int, float] | None) -> Adapter:
-    """One adapter whose parts belong together; ``scales`` by rank, None for the official code's, which has none.
+    """Build one adapter from its two factors.
+
+    Args:
+        weight: Name of the adapted weight.
+        pair: The factors ``a`` and ``b``.
+        base: The checkpoint without adapters.
+        scales: The scale by rank; None for the official code's adapters, whose scale is 1.
 
     Raises:
-        Refused: If they do not.
+        Refused: If a factor or the adapted weight is missing, or their shapes or types do not fit.
     """
     layer = weight.removesuffix(".weight")
     if len(pair) < 2 or weight not in base.tensors:
@@ -363,32 +376,32 @@ def _adapter(weight: str, pair: Mapping[str, Tensor], base: Checkpoint, scales: 
     return Adapter(weight, a, b, 1.0 if scales is None else scales[len(a)])
 
 
-# --- The method that a method becomes, to take checkpoints with LoRA too.
+# A wrapper around any method, which then also reads checkpoints with LoRA adapters.
 
 
 @dataclass(frozen=True, kw_only=True)
 class AdaptedReading(Reading):
-    """Another method's reading of the merged weights, and the adapters by the paths of their layers."""
+    """A reading with LoRA adapters: a method's reading of the merged weights, and the adapters by layer path."""
 
     inner: Reading
     adapters: Mapping[str, Adapter]
 
     def module(self) -> nn.Module:
-        """The network as trained, its adapted layers with their adapters apart."""
+        """The network as trained, with unmerged adapters."""
         module = self.inner.module()
         for path, adapter in self.adapters.items():
             put_beside(module, path, adapter)
         return module.eval()
 
     def parts(self) -> Iterator[FoldedPart]:
-        """The adapters' rows of the certificate, then the method's parts, which hold the merged weights."""
+        """Yield the adapters' rows of the certificate, then the method's parts, which have the merged weights."""
         for path, adapter in self.adapters.items():
             yield proved(path, adapter, self.tensors[f"{path}.weight"], self.inner.tensors[f"{path}.weight"])
         yield from self.inner.parts()
 
 
 def with_adapters(method: Method) -> Method:
-    """The method, which then also takes checkpoints with LoRA on their linear layers."""
+    """Wrap a method so that it also reads checkpoints with LoRA on their linear layers."""
     return replace(
         method,
         detect=lambda checkpoint: method.detect(without_adapters(checkpoint)),
@@ -398,11 +411,11 @@ def with_adapters(method: Method) -> Method:
 
 
 def _read(method: Method, checkpoint: Checkpoint, settings: Mapping[str, str]) -> Reading:
-    """The method's reading, with the adapters where there are any.
+    """Read a checkpoint by the method, with its adapters if there are any.
 
     Raises:
-        Refused: Also if an adapter is half, does not fit its layer, is of another kind than LoRA, or its scale is not
-            known.
+        Refused: If the method refuses the checkpoint, or an adapter lacks a factor, does not fit its layer, is not
+            plain LoRA, or its scale is unknown.
     """
     if not adapter_names(checkpoint):
         return method.read(checkpoint, settings)
@@ -431,16 +444,16 @@ def _read(method: Method, checkpoint: Checkpoint, settings: Mapping[str, str]) -
 
 
 def _sorted(settings: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """Settings that are read here, and the method's."""
+    """Split the settings into those that are read here and the method's."""
     ours = {name: value for name, value in settings.items() if name in KNOBS}
     return ours, {name: value for name, value in settings.items() if name not in KNOBS}
 
 
 def _path(adapter: Adapter, base: Checkpoint, inner: Reading) -> str:
-    """The adapted layer as the method's reading names it.
+    """The path of the adapted layer in the method's network.
 
     Raises:
-        Refused: If it has no such layer.
+        Refused: If the network has no such layer.
     """
     saved = base.names[adapter.weight]
     name = next((name for name, file_name in inner.names.items() if file_name == saved), "")
@@ -456,7 +469,7 @@ def _path(adapter: Adapter, base: Checkpoint, inner: Reading) -> str:
 def _identify(
     beneath: Identify, checkpoint: Checkpoint, settings: Mapping[str, str], images: Tensor, recorded: Tensor
 ) -> dict[str, str]:
-    """What the method settles on the merged weights."""
+    """Identify the method's missing settings on the merged weights, and ``lora_merged`` if it is unknown."""
     if not adapter_names(checkpoint):
         return beneath(checkpoint, settings, images, recorded)
     ours, others = _sorted(settings)
@@ -482,7 +495,7 @@ def _identify(
 
 
 def _open_ways(checkpoint: Checkpoint, given: Mapping[str, str]) -> list[dict[str, str]]:
-    """What to try for ``lora_merged``: both where nothing tells, else nothing more than is known."""
+    """The settings to try: both values of ``lora_merged`` if it is unknown, else no additional setting."""
     try:
         read_adapters(checkpoint, Knobs(given))
     except Refused as refused:
@@ -490,6 +503,3 @@ def _open_ways(checkpoint: Checkpoint, given: Mapping[str, str]) -> list[dict[st
             raise
         return [{"lora_merged": way} for way in ("no", "yes")]
     return [{}]
-
-
-# --- LoRA, under any method: W x + b + s B (A x) is one linear layer with W + s B A.

@@ -1,4 +1,4 @@
-"""Accelerating Vision Transformers with Drop-in Depthwise Convolution: attention heads that are convolutions."""
+"""Accelerating Vision Transformers with Drop-in Depthwise Convolution: convolutions replace attention heads."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The token mixer of a block: how it was trained, what of it is deployed, and what keys and shapes say of it."""
+"""The token mixer of a block as trained, its deploy form, and how it is read from keys and shapes."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ Kind = Literal["attention", "depthwise", "ensembled", "full", "static"]
 
 @dataclass(frozen=True)
 class Mixer:
-    """One block's token mixer as trained.
+    """The token mixer of one block as trained.
 
     Attributes:
-        kind: ``depthwise`` where any head is a convolution.
-        conv: Head by head, whether it is a convolution when evaluated.
-        qkv: Rows of ``qkv``, 0 where there is ``v`` instead.
+        kind: ``depthwise`` if any head is a depthwise convolution.
+        conv: For each head, whether it is a convolution in eval mode.
+        qkv: Rows of ``qkv``, 0 if there is ``v`` instead.
         qkv_bias: Whether ``qkv`` or ``v`` has a bias.
         kernel: Side of the convolution's kernel, 0 without one.
-        rows: Kernels in ``dw``.
+        rows: Number of kernels in ``dw``.
         dw_bias: Whether the convolution has a bias.
-        flagged: Whether ``conv_heads`` stands among the weights.
-        mean: Whether a share of the values' mean is added, by channel.
-        prefix: Tokens before the patches, which attend on as before conversion.
+        flagged: Whether the weights include ``conv_heads``.
+        mean: Whether a multiple of the values' mean over the grid is added, by channel.
+        prefix: Number of tokens before the patches, which keep their attention.
     """
 
     kind: Kind
@@ -54,12 +54,12 @@ class Mixer:
         return len(self.conv)
 
     def channels(self, width: int, *, conv: bool) -> list[int]:
-        """The channels of the heads that are convolutions, or of those that are not; ascending by head."""
+        """The channels of the heads that are convolutions, or of the others, in ascending order."""
         head = width // self.heads
         return [h * head + c for h, is_conv in enumerate(self.conv) if is_conv == conv for c in range(head)]
 
     def spec(self, width: int, *, separate: bool = False) -> MixerSpec:
-        """The deploy form; ``separate`` where a full convolution becomes two."""
+        """The deploy form. ``separate``: a full convolution becomes a pointwise and a depthwise one."""
         head, convs = width // self.heads, sum(self.conv)
         if self.kind == "full" and not separate:
             return FullConvSpec(self.kernel)
@@ -80,11 +80,11 @@ class Mixer:
         )
 
     def queries(self, width: int) -> int:
-        """Rows of q in ``qkv``, and of k; 0 without."""
+        """The number of rows of q in ``qkv``, which is also that of k; 0 without ``qkv``."""
         return (self.qkv - width) // 2 if self.qkv else 0
 
     def kernels(self, weight: Tensor, width: int) -> Tensor:
-        """dw.weight or .bias, [rows, ...], by channel of the convolving heads, [c, ...]."""
+        """Expand dw.weight or dw.bias [rows, ...] to the channels of the convolving heads, [c, ...]."""
         head, conv = width // self.heads, [h for h, is_conv in enumerate(self.conv) if is_conv]
         if self.rows == width:
             return weight[self.channels(width, conv=True)]
@@ -98,18 +98,18 @@ class Mixer:
 def read_mixer(
     block: Mapping[str, Tensor], prefix: str, width: int, heads: int, gated: tuple[bool, ...] | None, tokens: int = 0
 ) -> Mixer:
-    """What a block's keys and shapes say of its mixer.
+    """Read a block's token mixer from keys and shapes.
 
     Args:
-        block: Its tensors by the names within it.
-        prefix: Of these names.
+        block: The block's tensors, by their names within the block.
+        prefix: The prefix of these names in the network.
         width: Channels.
         heads: Number of heads.
-        gated: Head by head, whether a gate chose the convolution; None without gates.
-        tokens: Those before the patches.
+        gated: For each head, whether a gate selected the convolution; None without gates.
+        tokens: Number of tokens before the patches.
 
     Raises:
-        Refused: If they are of no mixer of the layout.
+        Refused: If keys and shapes fit no mixer of the layout.
     """
     keys = {name.split(".")[1] for name in block if name.startswith("attn.")}
     if "conv" in keys:
@@ -154,7 +154,7 @@ def _wrong(prefix: str, what: str) -> Refused:
 
 
 def _full(block: Mapping[str, Tensor], prefix: str, width: int, heads: int, keys: set[str]) -> Mixer:
-    """A full convolution."""
+    """Read a full convolution."""
     weight = weight_of(block, "attn.conv.weight", 4)
     if tuple(weight.shape[:2]) != (width, width) or keys - {"conv", "proj"}:
         raise _wrong(prefix, f"a full convolution is [{width}, {width}, k, k] and has only proj next to it")
@@ -162,7 +162,7 @@ def _full(block: Mapping[str, Tensor], prefix: str, width: int, heads: int, keys
 
 
 def _static(mixer: Mixer, prefix: str, keys: set[str]) -> Mixer:
-    """A constant matrix a head."""
+    """Read a mixer with a constant matrix per head."""
     if keys - {"static", "v", "proj", "prefix"}:
         raise _wrong(prefix, "a constant matrix has only v, proj and prefix next to it")
     return replace(mixer, kind="static")
@@ -176,7 +176,7 @@ def _side(kernels: Tensor, prefix: str) -> int:
 
 
 def _ensembled(mixer: Mixer, gamma: Tensor, prefix: str, width: int, gated: tuple[bool, ...] | None) -> Mixer:
-    """Ensembled heads, which share the kernels of one."""
+    """Read ensembled heads, which share the kernels of one head."""
     heads, head = mixer.heads, width // mixer.heads
     if mixer.qkv or mixer.rows != head or gated or tuple(gamma.shape) != (heads,):
         raise _wrong(prefix, f"ensembled heads have v, gamma [{heads}] and kernels [{head}, 1, k, k]")
@@ -184,7 +184,7 @@ def _ensembled(mixer: Mixer, gamma: Tensor, prefix: str, width: int, gated: tupl
 
 
 def _convolving(mixer: Mixer, flags: Tensor | None, prefix: str, gated: tuple[bool, ...] | None) -> tuple[bool, ...]:
-    """Head by head, whether it is a convolution: by the flags, the gates, else all or none as there is v or qkv."""
+    """For each head, whether it is a convolution: by the flags, else the gates, else all with v and none with qkv."""
     if flags is None:
         return gated if gated is not None and mixer.qkv else mixer.conv
     if tuple(flags.shape) != (mixer.heads,) or gated:
@@ -200,7 +200,7 @@ def _convolving(mixer: Mixer, flags: Tensor | None, prefix: str, gated: tuple[bo
 
 
 def _require_sides(mixer: Mixer, prefix: str, width: int, *, settled: bool) -> None:
-    """What convolves has kernels, what attends has queries and keys, and nothing is there for nobody."""
+    """Require kernels for convolving heads, queries and keys for attending ones, and no unused weights of either."""
     if any(mixer.conv) and not mixer.rows:
         raise _wrong(prefix, "heads are convolutions, but there is no dw")
     if not mixer.qkv and not all(mixer.conv):
@@ -214,7 +214,7 @@ def _require_sides(mixer: Mixer, prefix: str, width: int, *, settled: bool) -> N
 
 
 def _require_kernels(mixer: Mixer, prefix: str, width: int) -> None:
-    """As many as channels or as heads, of all or of those that convolve; and which of the two is plain."""
+    """Require one kernel per channel or per head, of all or of the convolving heads, without ambiguity."""
     convs, head = sum(mixer.conv), width // mixer.heads
     by_channel = {width, convs * head} if convs else {width}
     by_head = {mixer.heads, convs} if convs else {mixer.heads}

@@ -1,29 +1,34 @@
-"""Accelerating Vision Transformers with Drop-in Depthwise Convolution: attention heads that are convolutions.
+"""Accelerating Vision Transformers with Drop-in Depthwise Convolution: convolutions replace attention heads.
 
-Of a head whose attention is local, the same everywhere and for every input, a kernel over the values is left (eq. 8).
-A net trained that way, in the layout dwconv-v1, holds for each block one of
+If a head's attention is local, the same at every position and for every input, the head is a convolution of the values
+with a fixed kernel (eq. 8). The token mixer of each block, in the layout dwconv-v1, is one of:
 
     proj(softmax(q k^T / sqrt(dh)) v)            attention, eq. 4
     proj(dw * v),  v = X W^V                     drop-in depthwise, eq. 11; kernels by channel or shared by head
     the same over sum_h sigma(gamma)_h W^V_h and W^O_h     ensembled heads, eqs. 12-13
     proj(W^C * X)                                full convolution, eqs. 9-10
     attention in some heads, kernels in others   scattered
-    proj(E v)                                    static: a constant matrix a head (converted nets alone)
-    (1 - g) attention + g convolution            gated, eq. 18: the p largest gates take the convolution
+    proj(E v)                                    static: a constant matrix per head (converted networks only)
+    (1 - g) attention + g convolution            gated, eq. 18: the p largest gates select the convolution
 
-A converted net (`repaconv.conversion`) may add a share of the values' mean over the grid to a convolution, and keeps
-attention for the tokens before the patches, class token and registers, which have no place in one. Behind its last
-convolution it may merge tokens, which then lie on no grid: those blocks are PYRA's, unmodulated.
+A converted network (`repaconv.conversion`) may add a multiple of the values' mean over the grid to a convolution. It
+keeps attention for the tokens before the patches, class token and registers, which are not on the grid. After its last
+convolution it may merge tokens; the merged tokens are not on a grid. Those blocks are PYRA's, without modulation.
 
-What folds, exactly: a hard gate to its choice, the other side's weights dropped; the ensemble to one head; shared
-kernels to channels; norm1's affine into qkv or v, which stand before the padding; biases behind the convolution into
-proj; LayerScale into proj; the scores' divisor into q. A full convolution becomes a pointwise and a depthwise one where
-each output channel's kernel is exactly a product of the two; where not, W^O goes into it. A product that was stored in
-float32 is none any more, by 6e-8: it is taken for one where that is asked for, in a row of its own of the certificate.
+Folded, exactly:
 
-What does not: v's bias may not move behind the zero-padded convolution (it would count outside the image), nor norm1's
-shift into a full convolution, for the same reason. SPViT is not the special case that the paper calls it: its code has
-a BatchNorm and a ReLU between convolution and W^O.
+- A hard gate into the side that it selects; the weights of the other side are dropped.
+- Ensembled heads into one head.
+- Kernels shared by head into kernels by channel.
+- norm1's affine into qkv or v, which come before the padding.
+- Biases after the convolution into proj, LayerScale into proj, the scores' divisor into q.
+- A full convolution into a pointwise and a depthwise one, if each output channel's kernel is exactly a product of the
+  two; otherwise W^O into the full convolution. A product that was stored in FP32 differs from a product by 6e-8. It is
+  treated as one only if the user asks for it, and has its own row in the certificate.
+
+Not folded: v's bias cannot move behind the zero-padded convolution, because it would also be added outside the image.
+For the same reason norm1's shift cannot be folded into a full convolution. SPViT is not a special case, contrary to the
+paper: its code has a BatchNorm and a ReLU between convolution and W^O.
 """
 
 from __future__ import annotations
@@ -51,11 +56,11 @@ from repaconv.methods.dwconv.training_mixers import DropIn
 from repaconv.methods.pyra.merging_schedules import first_merging, require_possible
 from repaconv.methods.pyra.paper import MergedBlock
 
-# --- How attention of the tokens before the patches folds beside a mixer of the patches (converted nets alone).
+# Attention of the tokens before the patches, next to a mixer of the patches (converted networks only).
 
 
 class FoldedMixer(NamedTuple):
-    """A mixer's weights in the deploy form, what was folded in words, and whether norm1 keeps its affine."""
+    """A folded token mixer: its deploy tensors, descriptions of what was folded, and whether norm1 keeps its affine."""
 
     tensors: dict[str, Tensor]
     told: tuple[str, ...]
@@ -65,14 +70,16 @@ class FoldedMixer(NamedTuple):
 def fold_prefix(
     block: Mapping[str, Tensor], mixer: Mixer, patches: FoldedMixer, norm: Affine, scale: Affine
 ) -> FoldedMixer:
-    """Few queries over many tokens: keys' and values' matrices on their side, the keys' bias gone, the values' in proj.
+    """Fold the attention of the tokens before the patches, whose few queries attend to all tokens.
+
+    The matrices of keys and values are applied on the queries' side. The keys' bias vanishes; the values' is in proj.
 
     Args:
         block: Weights in float64 by the names within the block.
-        mixer: How it was trained.
-        patches: The other tokens' mixer, folded.
+        mixer: The mixer as trained.
+        patches: The folded mixer of the patches.
         norm: norm1's affine.
-        scale: ls1.
+        scale: The LayerScale ls1.
     """
     width, heads = norm.out_width, mixer.heads
     qkv = score_scale(width, heads) @ linear_of(block, "attn.prefix.qkv") @ norm
@@ -87,7 +94,7 @@ def fold_prefix(
     return FoldedMixer(tensors, (*patches.told, told))
 
 
-# --- Accelerating Vision Transformers with Drop-in Depthwise Convolution: attention heads that are convolutions.
+# The token mixer of any kind.
 
 EQUATIONS = {
     "attention": "eq. 4",
@@ -101,15 +108,15 @@ EQUATIONS = {
 def fold_mixer(
     block: Mapping[str, Tensor], mixer: Mixer, width: int, norm: Affine, scale: Affine, *, separate: bool
 ) -> FoldedMixer:
-    """One block's mixer.
+    """Fold the token mixer of one block.
 
     Args:
-        block: Its weights in float64 by the names within the block.
-        mixer: How it was trained.
+        block: Weights in float64 by the names within the block.
+        mixer: The mixer as trained.
         width: Channels.
         norm: norm1's affine.
-        scale: ls1.
-        separate: Whether a full convolution separates.
+        scale: The LayerScale ls1.
+        separate: Whether a full convolution becomes a pointwise and a depthwise one.
     """
     if not any(mixer.conv):
         folded = fold_attention(block, mixer.heads, norm, scale)
@@ -125,7 +132,7 @@ def fold_mixer(
 
 
 def _fold_patches(block: Mapping[str, Tensor], mixer: Mixer, width: int, norm: Affine, proj: Affine) -> FoldedMixer:
-    """A mixer without attention."""
+    """Fold a mixer without attention."""
     if mixer.kind == "static":
         linears = named({"attn.v": linear_of(block, "attn.v") @ norm, "attn.proj": proj})
         return FoldedMixer({**linears, "attn.static": block["attn.static"]}, ())
@@ -136,7 +143,7 @@ def _fold_patches(block: Mapping[str, Tensor], mixer: Mixer, width: int, norm: A
 
 
 def _fold_full(block: Mapping[str, Tensor], norm: Affine, proj: Affine, *, separate: bool) -> FoldedMixer:
-    """eqs. 9-10: as two where the kernel is a product, else with W^O in it."""
+    """eqs. 9-10: fold a full convolution into two if its kernel is a product, else fold W^O into it."""
     weight, bias = block["attn.conv.weight"], block.get("attn.conv.bias")
     if separate:
         pointwise, kernels = factors(weight)
@@ -147,7 +154,7 @@ def _fold_full(block: Mapping[str, Tensor], norm: Affine, proj: Affine, *, separ
 
 
 def _fold_ensembled(block: Mapping[str, Tensor], mixer: Mixer, _width: int, norm: Affine, proj: Affine) -> FoldedMixer:
-    """eqs. 12-13: all heads weighed into one."""
+    """eqs. 12-13: fold the weighted sum of all heads into one head."""
     shares = block["attn.gamma"].softmax(0)
     v = linear_of(block, "attn.v") @ norm
     summed = Affine(_ensemble(v.weight, shares), _ensemble(v.bias, shares))
@@ -158,7 +165,7 @@ def _fold_ensembled(block: Mapping[str, Tensor], mixer: Mixer, _width: int, norm
 
 
 def _fold_depthwise(block: Mapping[str, Tensor], mixer: Mixer, width: int, norm: Affine, proj: Affine) -> FoldedMixer:
-    """eq. 11: every head is a convolution; queries and keys go."""
+    """eq. 11: fold a mixer in which every head is a convolution; queries and keys are dropped."""
     kernels, bias, shared = _kernels(block, mixer, width)
     projected = linear_of(block, "attn.qkv" if mixer.qkv else "attn.v")
     v = projected.rows(slice(2 * mixer.queries(width), None)) @ norm
@@ -167,7 +174,7 @@ def _fold_depthwise(block: Mapping[str, Tensor], mixer: Mixer, width: int, norm:
 
 
 def _fold_scattered(block: Mapping[str, Tensor], mixer: Mixer, width: int, norm: Affine, proj: Affine) -> FoldedMixer:
-    """Heads in order, those that attend first; queries and keys of the others go."""
+    """Fold a mixer of both kinds of heads: reorder them, attention first, and drop q and k of the convolutions."""
     kernels, bias, shared = _kernels(block, mixer, width)
     some, head = mixer.queries(width), width // mixer.heads
     projected = linear_of(block, "attn.qkv")
@@ -189,7 +196,7 @@ def _fold_scattered(block: Mapping[str, Tensor], mixer: Mixer, width: int, norm:
 
 
 def _kernels(block: Mapping[str, Tensor], mixer: Mixer, width: int) -> tuple[Tensor, Tensor | None, tuple[str, ...]]:
-    """Kernels and bias by channel, and in words what they were shared by."""
+    """Kernels and bias by channel, and a description if they were shared by head."""
     kernels = mixer.kernels(block["attn.dw.weight"], width)
     bias = mixer.kernels(block["attn.dw.bias"], width) if mixer.dw_bias else None
     by_channel = mixer.rows in (len(kernels), width)
@@ -197,14 +204,14 @@ def _kernels(block: Mapping[str, Tensor], mixer: Mixer, width: int) -> tuple[Ten
 
 
 def _convolution(v: Affine, kernels: Tensor, bias: Tensor | None, proj: Affine) -> dict[str, Tensor]:
-    """v, dw and proj as convolutions; the middle one's bias goes into proj's, v's stays before the padding."""
+    """The tensors of v, dw and proj as convolutions; dw's bias is folded into proj's, v's stays before the padding."""
     tensors = named({"attn.v": v, "attn.proj": _behind(bias, proj)})
     pointwise = {name: w[:, :, None, None] if w.ndim == 2 else w for name, w in tensors.items()}
     return {**pointwise, "attn.dw.weight": kernels}
 
 
 def _behind(bias: Tensor | None, proj: Affine) -> Affine:
-    """The convolution's bias in proj's."""
+    """Fold the convolution's bias into proj's."""
     return proj if bias is None else Affine(proj.weight, proj.bias + proj.weight @ bias)
 
 
@@ -214,17 +221,22 @@ def _ensemble(rows: Tensor, shares: Tensor) -> Tensor:
     return torch.einsum("h,hr...->r...", shares, by_head)
 
 
-# --- a block --------------------------------------------------------------------------------------------
+# One block.
 
 
 @dataclass(frozen=True)
 class ConvBlock:
-    """One block: its mixer, and what stands around it.
+    """One transformer block: its token mixer, norms, scales and FFN.
 
     Attributes:
+        mixer: The token mixer as trained.
+        traits: Norms and LayerScales around mixer and FFN.
+        hidden: Channels inside the FFN.
+        swiglu: Whether the FFN is a SwiGLU.
         separate: Whether a full convolution becomes a pointwise and a depthwise one.
-        error: What that changes of its kernel; see `separated`.
-        merged: The block that it is where tokens merge, in it or before it.
+        act: The FFN's activation.
+        error: By how much the separation changes the kernel; see `separated`.
+        merged: The PYRA block that replaces this one, if it or an earlier block merges tokens.
     """
 
     mixer: Mixer
@@ -237,7 +249,7 @@ class ConvBlock:
     merged: MergedBlock | None = None
 
     def build(self, config: ViTConfig) -> nn.Module:
-        """As trained."""
+        """Build the block as trained."""
         if self.merged:
             return self.merged.build(config)
         width = config.width
@@ -255,15 +267,15 @@ class ConvBlock:
         return BlockSpec(self.mixer.spec(bare.width, separate=self.separate), ffn, norm1, self.traits.norm2.spec)
 
     def fold(self, config: ViTConfig, index: int, weights: Mapping[str, Tensor]) -> Iterator[FoldedPart]:
-        """The mixer, the FFN and what is linear around them, proved on a grid that may be smaller."""
+        """Fold mixer, FFN and the linear parts around them; compare the result on a grid of at most 6 x 6 patches."""
         if self.merged:
             yield from self.merged.fold(config, index, weights)
             return
         width, traits, prefix = config.width, self.traits, f"blocks.{index}."
-        # a small grid proves the same, borders included
+        # a small grid is sufficient for the comparison: it has borders and inner positions
         height, side = (min(side, 6 * config.patch) for side in config.image_size)
         small, block = replace(config, image_size=(height, side)), dict(weights)
-        if self.mixer.kind == "static":  # whose matrices are for one grid
+        if self.mixer.kind == "static":  # its matrices are for one grid size
             small = config
         if self.separate:
             block["attn.conv.weight"], _ = separated(block["attn.conv.weight"])
@@ -293,15 +305,16 @@ class ConvBlock:
 def merging(
     blocks: tuple[ConvBlock, ...], schedule: tuple[int, ...], sizes: Mapping[str, Any]
 ) -> tuple[ConvBlock, ...]:
-    """The blocks, so many tokens fewer behind each; from the first that merges on they have sizes.
+    """Make the blocks merge tokens by a schedule. From the first merging block on, tokens have sizes.
 
     Args:
-        blocks: None of which merges.
-        schedule: Tokens that go, block by block.
-        sizes: Of the net, as `ViTConfig` has them.
+        blocks: Blocks that do not merge.
+        schedule: Tokens that merge, block by block.
+        sizes: The network's sizes, fields of `ViTConfig`.
 
     Raises:
-        Refused: If a block that merges, or one behind it, does not attend, or more tokens are to go than there are.
+        Refused: If a merging block or a later one is not plain attention with an ungated FFN, or more tokens are to
+            merge than can.
     """
     require_possible(schedule, sizes)
     first, tokens = first_merging(schedule), ViTConfig(**sizes, blocks=()).sequence

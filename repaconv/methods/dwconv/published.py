@@ -1,4 +1,4 @@
-"""The paper's models and blocks, and checkpoints of our own making in their sizes."""
+"""The paper's models and blocks, and synthetic checkpoints of the same sizes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ _SIZES = {"vit-large": (1024, 16, 24, 14, 336), "vit-base": (768, 12, 12, 14, 33
 
 
 def published(arch: str) -> Published:
-    """A block by its name in Table 1 (16 heads, d 1024, 24 x 24 patches, kernel 3), or ``vit-large/12``."""
+    """Build a block of Table 1 by its name (16 heads, d 1024, 24 x 24 patches, kernel 3), or a model.
+
+    ``vit-large/12`` has depthwise convolutions in 12 blocks, every second one from the first.
+    """
     if (mixer := _TABLE_1.get(arch)) is not None:
         trained, deploy = mixer, mixer.spec(1024)
         return Published(lambda: DropIn(1024, (24, 24), trained), lambda: deploy.build(1024, (24, 24)), (24 * 24, 1024))
@@ -52,5 +55,5 @@ def published(arch: str) -> Published:
 
 
 def example(arch: str, seed: int) -> dict[str, Tensor]:
-    """Seeded weights far from the identity; every second block is a drop-in depthwise convolution."""
+    """Make a synthetic checkpoint with seeded, non-trivial weights and the convolutions of `published`."""
     return example_weights(published(arch), seed, {"bias": 0.3, "pos_embed": 0.3, "gamma": 0.4})

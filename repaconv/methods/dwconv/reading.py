@@ -1,4 +1,4 @@
-"""A net with convolutions in place of heads, from its keys, its shapes and the metadata of dwconv-v1."""
+"""Read checkpoints of vision transformers with convolutions as heads: keys, shapes and the metadata of dwconv-v1."""
 
 from __future__ import annotations
 
@@ -29,16 +29,18 @@ from repaconv.methods.pyra.merging_schedules import parse_schedule
 from repaconv.methods.pyra.paper import MERGED_REASONS, MERGED_TOLERANCE
 from repaconv.results import Fact
 
-# --- Gates that choose between attention and convolution: which heads the p largest of them turned (eq. 18).
+# Gates that select attention or convolution: the p largest select the convolution (eq. 18).
 
 
 def read_gates(
     tensors: Mapping[str, Tensor], meta: Mapping[str, Any], knobs: Knobs, depth: int, heads: int
 ) -> list[tuple[bool, ...] | None]:
-    """Which heads each block's gates turn into convolutions; None for every block without gates.
+    """Read which heads of each block the gates turn into convolutions; None for each block if there are no gates.
 
     Raises:
-        Refused: If the gates are soft, tie at the p-th, or stand alone without p and mode, or these without them.
+        Refused: If the gates are soft, if the p-th and the next gate are equal, if p is invalid, or if the metadata
+            mentions gates that the file lacks.
+        SettingNeeded: If there are gates but no p or mode.
     """
     said, gate = said_in(meta, "gate"), tensors.get("gate.weight")
     if gate is None:
@@ -79,7 +81,7 @@ def read_gates(
 
 
 def _largest(gate: Tensor, p: int) -> Tensor:
-    """Which gates are among the p largest, in one row."""
+    """Whether each gate is among the p largest, as a flat boolean tensor."""
     ranked = gate.double().flatten().sort(descending=True)
     if 0 < p < gate.numel() and ranked.values[p - 1] == ranked.values[p]:
         raise Refused(
@@ -93,13 +95,13 @@ def _largest(gate: Tensor, p: int) -> Tensor:
     return chosen
 
 
-# --- A net with convolutions in place of heads, from its keys, its shapes and the metadata of dwconv-v1.
+# The whole network.
 
 _KERNEL = re.compile(r"^(?P<block>blocks\.(?:\d+\.)?\d+)\.attn\.(?P<what>dw|conv|conv_heads|gamma|static)(?:\.|$)")
 
 
 def detect(checkpoint: Checkpoint) -> Detection | None:
-    """Kernels beside attention's weights, or the layout's name."""
+    """Recognize the method by kernels among the attention weights, or by the name of its layout."""
     found: dict[str, set[str]] = {}
     for name in checkpoint.tensors:
         if match := _KERNEL.match(name):
@@ -112,10 +114,10 @@ def detect(checkpoint: Checkpoint) -> Detection | None:
 
 
 def read(checkpoint: Checkpoint, settings: Mapping[str, str]) -> BlockwiseReading[ConvBlock]:
-    """See `repaconv.method_api.contract.Method`.
+    """Read a checkpoint of the layout dwconv-v1.
 
     Raises:
-        Refused: If the keys are not one whole net of the layout, or a gate has not chosen.
+        Refused: If the keys are not those of one complete network of the layout, or gates are soft.
         UsageProblem: If a setting is unknown or malformed.
     """
     _require_layout(checkpoint)
@@ -123,10 +125,10 @@ def read(checkpoint: Checkpoint, settings: Mapping[str, str]) -> BlockwiseReadin
 
 
 def read_any(checkpoint: Checkpoint, settings: Mapping[str, str]) -> BlockwiseReading[ConvBlock]:
-    """The same, of a plain vision transformer too, whose blocks all attend; `read` folds none such.
+    """Read a checkpoint of the layout dwconv-v1 or of a plain vision transformer, which `read` refuses.
 
     Raises:
-        Refused: If the keys are not one whole net, or a gate has not chosen.
+        Refused: If the keys are not those of one complete network, or gates are soft.
         UsageProblem: If a setting is unknown or malformed.
     """
     net, meta = Opened.of(checkpoint, settings), said_in(checkpoint.record, "meta")
@@ -152,7 +154,7 @@ def read_any(checkpoint: Checkpoint, settings: Mapping[str, str]) -> BlockwiseRe
         deploy_config(sizes, blocks),
         blocks,
         facts=_block_facts(blocks),
-        # of the whole net, end to end; the certificate has the changed kernels in rows of their own
+        # for the whole network, end to end; the certificate has a row for each changed kernel
         tolerances={
             **({"fold": SEPARABLE["refactor"] * math.sqrt(rounded)} if rounded else {}),
             **(MERGED_TOLERANCE if any(schedule) else {}),
@@ -223,7 +225,7 @@ def _read_block(
 
 
 def _read_act(tensors: Mapping[str, Tensor], record: Mapping[str, Any], knobs: Knobs) -> ActivationKind:
-    """The activation of plain FFNs; a gated one is SiLU by its keys, whatever the file says of others."""
+    """Read the activation of ungated FFNs. A gated FFN's keys show that its activation is SiLU."""
     if any(name.endswith("mlp.w12.weight") for name in tensors):
         knobs.facts.append(Fact(name="gate_act", value="SiLU", source="keys: w12 and w3 are DINOv2's SwiGLU"))
     if any(name.endswith("mlp.fc1.weight") for name in tensors):
@@ -232,7 +234,7 @@ def _read_act(tensors: Mapping[str, Tensor], record: Mapping[str, Any], knobs: K
 
 
 def _read_schedule(sizes: Mapping[str, Any], depth: int, knobs: Knobs, arch: Mapping[str, Any]) -> tuple[int, ...]:
-    """Tokens that go, block by block; a converted net's metadata has it."""
+    """Read the number of tokens that merge in each block, from --set or a converted network's metadata; else none."""
     said, parse = arch.get("schedule"), partial(parse_schedule, depth=depth, sizes=sizes)
 
     try:
@@ -247,10 +249,10 @@ def _read_schedule(sizes: Mapping[str, Any], depth: int, knobs: Knobs, arch: Map
 
 
 def _require_grid(sizes: Mapping[str, Any], blocks: tuple[ConvBlock, ...]) -> None:
-    """Convolutions act on the grid of patches: tokens beside it have no place in such a block.
+    """Require that blocks with convolutions have only tokens on the patch grid, or attention for the others.
 
     Raises:
-        Refused: If there are any, or the net says of itself what is not known.
+        Refused: If they have other tokens, or if the network has a head without pooling.
     """
     if (sizes["tokens"] or sizes["registers"]) and any(
         any(block.mixer.conv) and not block.mixer.prefix for block in blocks

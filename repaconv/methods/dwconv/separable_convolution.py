@@ -1,4 +1,4 @@
-"""A full convolution as a pointwise and a depthwise one (eqs. 9-10): whether it is one, and how far from it."""
+"""Separate a full convolution into a pointwise and a depthwise one (eqs. 9-10), and measure the error of doing so."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from repaconv.method_api.fold_error import max_rel_error
 from repaconv.results import FoldStep
 
 SEPARABLE = {"auto": 1e-12, "refactor": 1e-7, "keep": -1.0}
-"""How far from a product a kernel may be to be taken for one: float64's rounding, or if asked float32's (6e-8)."""
+"""Maximum error of a separation, by the setting ``full_conv``: FP64 rounding, FP32 rounding (6e-8), or never."""
 
 
 def factors(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """[c, d, k, k] as pointwise [c, d] and depthwise [c, 1, k, k], by every channel's largest singular pair."""
+    """Factor a kernel [c, d, k, k] into pointwise [c, d] and depthwise [c, 1, k, k], by each channel's rank-1 SVD."""
     u, s, v = torch.linalg.svd(weight.flatten(2), full_matrices=False)
     root = s[:, :1].sqrt()
     return u[:, :, 0] * root, (v[:, 0] * root).view(len(weight), 1, *weight.shape[2:])
 
 
 def separated(weight: Tensor) -> tuple[Tensor, float]:
-    """The product [c, d, k, k] in float64 next to a full convolution's kernel, and how far the kernel is from it.
+    """The separable kernel [c, d, k, k] nearest to a full convolution's kernel, in float64, and its error.
 
-    That is max|kernel - product| / max|kernel| of the output channel where it is largest.
+    The error is max|kernel - product| / max|kernel| of the output channel where it is largest.
     """
     weight = weight.double()
     pointwise, kernels = factors(weight)
@@ -32,12 +32,12 @@ def separated(weight: Tensor) -> tuple[Tensor, float]:
 
 
 def is_rounded(error: float) -> bool:
-    """Whether a kernel is a product only to the rounding of its storage."""
+    """Whether a kernel is separable only up to the rounding of its storage in FP32."""
     return error > SEPARABLE["auto"]
 
 
 def separation(module: str, error: float) -> FoldedPart:
-    """The certificate's row for a full convolution that becomes two."""
+    """The certificate's row for a full convolution that becomes a pointwise and a depthwise one."""
     told = ("full convolution -> pointwise and depthwise: every channel's kernel is a product",)
     step = FoldStep(module=module, folded=told, equation="eqs. 9-10", max_rel_error=error)
     if is_rounded(error):

@@ -1,4 +1,4 @@
-"""A block's token mixer as trained, evaluated: the module behind `repaconv.methods.dwconv.paper`'s equations."""
+"""The token mixer of a block as trained, in eval mode, by the equations of `repaconv.methods.dwconv.paper`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from repaconv.methods.dwconv.mixer_kinds import Mixer
 
 
 class DropIn(nn.Module):
-    """The mixer as trained, evaluated; weights of the side that a gate did not choose are held and not used."""
+    """The token mixer as trained, in eval mode. Weights of the side that a gate did not select are unused."""
 
     conv_heads: Tensor
 
@@ -61,7 +61,7 @@ class DropIn(nn.Module):
         return out
 
     def _by_head(self, x: Tensor) -> Tensor:
-        """Heads that attend, and heads that are convolutions."""
+        """The concatenated output of all heads, whether attention or convolution."""
         mixer, width = self.mixer, self.width
         attending, convolving = (mixer.channels(width, conv=conv) for conv in (False, True))
         if mixer.qkv:
@@ -100,7 +100,7 @@ class DropIn(nn.Module):
 
 
 class PrefixAttention(nn.Module):
-    """What the tokens before the patches had before conversion, and keep: attention over all tokens."""
+    """The attention of the tokens before the patches over all tokens, which conversion keeps."""
 
     def __init__(self, width: int, mixer: Mixer) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Rethinking ViT Depth (arXiv 2511.19718): blocks of parallel branches that join into one."""
+"""Rethinking ViT Depth (arXiv 2511.19718): the parallel branches of each transformer block are merged into one."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What the metadata of a net of branches does not say, from an output that was recorded."""
+"""Identify the settings missing from a checkpoint's metadata, by comparing each variant with a recorded output."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from repaconv.methods.nondeep.reading import WAYS, understood
 
 
 def identify(checkpoint: Checkpoint, settings: Mapping[str, str], images: Tensor, recorded: Tensor) -> dict[str, str]:
-    """The settings that are open, as they were: every variant is run, one must clearly win.
+    """Find the missing settings: run the network with every combination of values, and take the one that fits.
 
     Args:
-        checkpoint: As `read` takes it.
-        settings: What the user says already; it is not tried.
-        images: [N, C, H, W].
-        recorded: The official output on them.
+        checkpoint: A checkpoint for `read`.
+        settings: The settings that the user gives; no other values are tried for them.
+        images: Inputs [N, C, H, W].
+        recorded: The official code's output for these images.
 
     Returns:
-        Settings to add.
+        The settings to add.
 
     Raises:
         Refused: If no variant reproduces the output, or several do.
@@ -49,7 +49,7 @@ def identify(checkpoint: Checkpoint, settings: Mapping[str, str], images: Tensor
 
 
 def _variants(checkpoint: Checkpoint, said: Mapping[str, object]) -> Iterator[dict[str, str]]:
-    """Every way to set what nobody says."""
+    """Yield every combination of values of the missing settings."""
     width = weight_of(checkpoint.tensors, "patch_embed.proj.weight", 4).shape[0]
     values = {
         **WAYS,
@@ -62,7 +62,7 @@ def _variants(checkpoint: Checkpoint, said: Mapping[str, object]) -> Iterator[di
 
 
 def _error(checkpoint: Checkpoint, settings: Mapping[str, str], images: Tensor, recorded: Tensor) -> float:
-    """How far the net of these settings is from the recorded output, relative to its largest value."""
+    """The relative difference between the network's output with these settings and the recorded output."""
     net = understood(checkpoint, settings)
     with torch.no_grad():
         output = loaded(net.module(), net.tensors)(images.double())

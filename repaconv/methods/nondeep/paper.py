@@ -1,25 +1,28 @@
-"""Rethinking ViT Depth (arXiv 2511.19718): blocks of parallel branches that join into one.
+"""Rethinking ViT Depth (arXiv 2511.19718): the parallel branches of each transformer block are merged into one.
 
-The training block at the joining factor lambda (branches b = 1..n, heads h, X normalised by a shared LayerNorm):
+The training-time block at the joining factor lambda (branches b = 1..n, heads h, X normalized by a shared LayerNorm):
 
     A_bh = (X Wq_bh + bq_bh)(X Wk_bh + bk_bh)^T,     S_bh = softmax((A_bh + lambda sum_{b' != b} A_b'h) / D)
     x += sum_b concat_h(S_bh V_bh) Wo_b + bo_b                       output-sum, Alg. 1
     x += sum_b concat_h(S_bh (V_bh + lambda sum_{b' != b} V_b'h)) Wo_b + bo_b    value-sum, eqs. 6-7
     x += sum_b W2_b act(h_b + lambda sum_{b' != b} h_b') + b2_b,    h_b = W1_b LN2(x) + b1_b
 
-At lambda = 1 all S_bh coincide, and so do the gelu's inputs. Then, exactly:
+At lambda = 1 the S_bh of all branches are equal, and so are the inputs of the FFN's activation. Then, exactly:
 
-- the FFN is one of summed weights (eq. 1);
-- the scores are one product: concat, [Q_1..Q_n][K_1..K_n]^T / D, or X W X^T with W = sum_b Wq_b Wk_b^T. The
-  softmax kills what is constant along keys, so all bk vanish; bq stays, as one term per key. Which form is cheaper
-  follows from the shapes; where the branches depend on each other, a thin SVD shortens the concat to its rank;
-- values of an output-sum net stand side by side, [V_1..V_n] and [Wo_1; ..; Wo_n]; those of a value-sum net add up;
-- bv goes into the output's bias, since softmax rows sum to 1; D goes into Wq.
+- The FFN is a single one whose weights are the sums over branches (eq. 1).
+- The scores are one product. It is either the concatenation [Q_1..Q_n][K_1..K_n]^T / D, or X W X^T with
+  W = sum_b Wq_b Wk_b^T. Softmax is invariant to terms that are constant along keys, so all bk vanish; bq remains as
+  one term per key. The cheaper form is chosen by the shapes. If the concatenated matrices are rank-deficient, a thin
+  SVD reduces their width to their rank.
+- The values of an output-sum network are concatenated, [V_1..V_n] and [Wo_1; ..; Wo_n]. Those of a value-sum network
+  are added.
+- bv is folded into the output bias, because the rows of the softmax sum to 1. D is folded into Wq.
 
-Where the paper and mathematics disagree: Algorithm 1 and eqs. 6-7 are two different nets (cross terms V_A Wo_B), and
-each folds only as itself; the divisor D is sqrt(1 + (n-1) lambda^2) sqrt(dh) in the text and 2 sqrt(dh) in eq. 6.
-Neither stands in the weights, so the metadata must say. Absorbing LayerNorm backwards (eq. 2) is not exact;
-forwards into the next linear layers, which the paper calls impossible, it is. Below lambda = 1 nothing folds.
+Where the paper and mathematics disagree: Algorithm 1 and eqs. 6-7 are two different networks (cross terms V_A Wo_B),
+each with its own fold. The divisor D is sqrt(1 + (n-1) lambda^2) sqrt(dh) in the text and 2 sqrt(dh) in eq. 6. No
+tensor shows which of them was trained, so the metadata must. Folding LayerNorm backwards (eq. 2) is not exact. Folding
+its affine forwards into the next linear layers, which the paper calls impossible, is exact. Below lambda = 1 a network
+cannot be folded.
 """
 
 from __future__ import annotations
@@ -43,19 +46,26 @@ from repaconv.backbones.vit import ViTConfig
 from repaconv.backbones.vit_block_folding import folded_block, linear_of, named
 from repaconv.method_api.contract import FoldedPart
 
-# --- as trained -------------------------------------------------------------------------------------
+# The network as trained.
 
 
 @dataclass(frozen=True)
 class Join:
-    """How the branches of a net join: what no tensor tells."""
+    """How the branches of a network are joined. No tensor shows these settings.
+
+    Attributes:
+        value: Algorithm 1 (``output-sum``) or eqs. 6-7 (``value-sum``).
+        scale: Divisor of the scores: sqrt(1 + (n-1) lambda^2) sqrt(dh) (``sqrt``) or (1 + (n-1) lambda) sqrt(dh)
+            (``sum``).
+        factor: The joining factor lambda.
+    """
 
     value: str  # "output-sum" or "value-sum"
     scale: str  # "sqrt" or "sum"
     factor: float = 1.0  # lambda
 
     def divisor(self, branches: int, head: int) -> float:
-        """D, for n branches and heads of that width."""
+        """D, for n branches and heads of width dh."""
         others = (branches - 1) * (self.factor**2 if self.scale == "sqrt" else self.factor)
         return (math.sqrt(1 + others) if self.scale == "sqrt" else 1 + others) * math.sqrt(head)
 
@@ -65,7 +75,7 @@ class Join:
 
 
 class AttentionBranch(nn.Module):
-    """The weights of one branch: qkv rows [q | k | v], head-major, and proj."""
+    """The weights of one attention branch: qkv with rows [q | k | v], head-major, and proj."""
 
     def __init__(self, width: int, *, qkv_bias: bool) -> None:
         super().__init__()
@@ -74,7 +84,7 @@ class AttentionBranch(nn.Module):
 
 
 class BranchAttention(nn.Module):
-    """Attention of n branches at lambda, as trained."""
+    """The attention of n branches at lambda, as trained."""
 
     def __init__(self, width: int, heads: int, branches: int, join: Join, *, qkv_bias: bool) -> None:
         super().__init__()
@@ -111,11 +121,11 @@ class BranchMlp(nn.Module):
         return torch.stack(outputs).sum(0)
 
 
-# --- the fold, head by head -------------------------------------------------------------------------
+# Folding the branches, head by head.
 
 
 def score_products(queries: list[Affine], keys: list[Affine], heads: int, divisor: float) -> list[Product]:
-    """[Wq_1 bq_1; ..; Wq_n bq_n]^T / D and [Wk_1; ..; Wk_n] of every head; bk is constant along keys."""
+    """[Wq_1 bq_1; ..; Wq_n bq_n]^T / D and [Wk_1; ..; Wk_n] of each head; bk vanishes, as it is constant along keys."""
     products = []
     for rows in _rows(queries[0].out_width, heads):
         q = torch.cat([torch.cat([b.weight[rows], b.bias[rows, None]], 1) for b in queries]) / divisor
@@ -126,7 +136,7 @@ def score_products(queries: list[Affine], keys: list[Affine], heads: int, diviso
 def fold_scores(
     queries: list[Affine], keys: list[Affine], heads: int, divisor: float, tokens: int
 ) -> tuple[Affine, Tensor]:
-    """The softmax's input: rows of q and of k for all heads side by side, or of W^T X and none: the tokens are keys."""
+    """Fold the scores into q and k of all heads, concatenated; k has no rows if the tokens themselves are the keys."""
     lefts, rights = side_by_side(score_products(queries, keys, heads, divisor), tokens)
     q = torch.from_numpy(np.concatenate([left.T for left in lefts]))  # [.., d + 1]
     k = q.new_zeros(0, keys[0].in_width) if rights is None else torch.from_numpy(np.concatenate(rights))
@@ -134,7 +144,7 @@ def fold_scores(
 
 
 def value_products(values: list[Affine], outputs: list[Affine], heads: int) -> list[Product]:
-    """[Wo_1 .. Wo_n] and [Wv_1; ..; Wv_n] of every head."""
+    """[Wo_1 .. Wo_n] and [Wv_1; ..; Wv_n] of each head."""
     return [
         (
             torch.cat([o.weight[:, rows] for o in outputs], 1).numpy(),
@@ -145,7 +155,10 @@ def value_products(values: list[Affine], outputs: list[Affine], heads: int) -> l
 
 
 def fold_values(values: list[Affine], outputs: list[Affine], heads: int, tokens: int) -> tuple[Tensor, Affine]:
-    """Rows of v for all heads, none where the tokens are the values, and proj; bv goes into its bias."""
+    """Fold values and outputs into v of all heads, concatenated, and proj, whose bias includes bv.
+
+    v has no rows where the tokens themselves are the values.
+    """
     lefts, rights = side_by_side(value_products(values, outputs, heads), tokens)
     proj = torch.from_numpy(np.concatenate(lefts, 1))
     v = proj.new_zeros(0, values[0].in_width) if rights is None else torch.from_numpy(np.concatenate(rights))
@@ -156,7 +169,7 @@ def fold_values(values: list[Affine], outputs: list[Affine], heads: int, tokens:
 
 
 def total(parts: Sequence[Affine]) -> Affine:
-    """eq. 1: what runs in parallel, as one."""
+    """eq. 1: the sum of parallel linear layers, as one linear layer."""
     return reduce(Affine.__add__, parts)
 
 
@@ -165,12 +178,18 @@ def _rows(out: int, heads: int) -> list[slice]:
     return [slice(index * head, (index + 1) * head) for index in range(heads)]
 
 
-# --- a block ----------------------------------------------------------------------------------------
+# One block.
 
 
 @dataclass(frozen=True)
 class BranchBlock:
-    """One block: its branches in attention and FFN, how they join, and what stands around them."""
+    """One transformer block: the number of branches in attention and FFN, how they join, its norms and scales.
+
+    Attributes:
+        attn, mlp: Branches of the attention and of the FFN.
+        hidden: Channels inside a branch of the FFN.
+        traits: Norms and LayerScales around attention and FFN.
+    """
 
     attn: int
     mlp: int
@@ -182,20 +201,20 @@ class BranchBlock:
     act: ActivationKind = "GELU"
 
     def build(self, config: ViTConfig) -> nn.Module:
-        """As trained."""
+        """Build the block as trained."""
         attn = BranchAttention(config.width, self.heads, self.attn, self.join, qkv_bias=self.qkv_bias)
         mlp = BranchMlp(config.width, self.hidden, self.mlp, self.join, self.act)
         return PlainBlock(config, attn, mlp, self.traits)
 
     def spec(self, width: int, qk: int | None, v: int | None) -> BlockSpec:
-        """The deploy block with heads of these widths; None where the tokens are the keys or the values."""
+        """The deploy block with heads of these widths; None where the tokens themselves are the keys or values."""
         mixer = AttentionSpec(
             self.heads, qk or width, v or width, "linear" if qk else "input", "linear" if v else "input"
         )
         return BlockSpec(mixer, MlpSpec(self.hidden, self.act), self.traits.norm1.spec, self.traits.norm2.spec)
 
     def measured(self, config: ViTConfig, weights: Mapping[str, Tensor]) -> BlockSpec:
-        """The deploy block, its heads as wide as these weights' rank needs."""
+        """The deploy block, with heads as wide as the rank of these weights requires."""
         queries, keys, values, outputs = self._branches(weights, config.width)
         scores = score_products(queries, keys, self.heads, self._divisor(config))
         mixed = value_products(values, outputs, self.heads)
@@ -205,7 +224,7 @@ class BranchBlock:
         return self.join.divisor(self.attn, config.width // self.heads)
 
     def _branches(self, weights: Mapping[str, Tensor], width: int) -> tuple[list[Affine], ...]:
-        """Queries, keys, values and outputs; where values add up, those of one branch."""
+        """Queries, keys, values and outputs by branch; values and outputs of a value-sum network are summed to one."""
         norm1 = self.traits.norm1.affine(weights, "norm1", width)
         qkv = [linear_of(weights, f"attn.branches.{b}.qkv") @ norm1 for b in range(self.attn)]
         queries, keys, values = ([b.rows(slice(i * width, (i + 1) * width)) for b in qkv] for i in range(3))
@@ -215,7 +234,7 @@ class BranchBlock:
         return queries, keys, values, outputs
 
     def fold(self, config: ViTConfig, index: int, weights: Mapping[str, Tensor]) -> Iterator[FoldedPart]:
-        """Attention by eqs. 6-7 or Alg. 1, the FFN by eq. 1; all that is linear around them goes into these."""
+        """Fold attention by eqs. 6-7 or Alg. 1 and the FFN by eq. 1, with the linear parts of norms and scales."""
         width, tokens = config.width, config.sequence
         queries, keys, values, outputs = self._branches(weights, width)
         q, k = fold_scores(queries, keys, self.heads, self._divisor(config), tokens)

@@ -1,4 +1,4 @@
-"""The paper's models, and checkpoints of our own making in their sizes and a tiny one."""
+"""The paper's models and a tiny one, and synthetic checkpoints of the same sizes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _TINY: dict[str, Any] = {"image_size": (16, 16), "patch": 4, "width": 24, "class
 
 
 def published(arch: str) -> Published:
-    """``6x2``: 6 layers of 2 branches; ``/3`` for 3 heads; ``+xwx`` for X W X^T whatever it costs."""
+    """Build the model of that name. ``6x2``: 6 layers of 2 branches; ``/3``: 3 heads; ``+xwx``: always X W X^T."""
     name, _, form = arch.partition("+")
     layout, _, heads_text = ("2x2/3" if name == "tiny" else name).partition("/")
     depth, branches = map(int, layout.split("x"))
@@ -39,13 +39,16 @@ def published(arch: str) -> Published:
 
 
 def example(arch: str, seed: int) -> dict[str, Tensor]:
-    """Seeded weights far from the identity, by the keys of nondeep-branches-v1; its metadata is `example_meta`."""
+    """Make a synthetic checkpoint with seeded, non-trivial weights, in the layout nondeep-branches-v1.
+
+    The metadata of the tiny one is `example_meta`.
+    """
     weights = example_weights(published(arch), seed, dict.fromkeys(("bias", "cls_token", "pos_embed"), 0.3))
     return {**weights, "join_lambda": torch.tensor(1.0)}
 
 
 def example_meta(**changes: Any) -> dict[str, Any]:
-    """The metadata of the tiny example: value-sum, sqrt, joined."""
+    """The metadata of the tiny example (value-sum, sqrt, lambda 1), with these changes."""
     arch = {"img_size": 16, "num_heads": 3, "num_branches": 2, "norm_eps": 1e-6, "global_pool": "cls"}
     join = {"lambda": 1.0, "attn_value": "value-sum", "score_scale": "sqrt", "ffn": "pre-activation"}
     meta: dict[str, Any] = {"format": FORMAT, "method": "nondeep", "arch": arch, "join": join}

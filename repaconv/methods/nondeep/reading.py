@@ -1,4 +1,4 @@
-"""A net of branches, from its keys, its shapes and the metadata of nondeep-branches-v1."""
+"""Read checkpoints of networks with parallel branches: keys, shapes and the metadata of nondeep-branches-v1."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from repaconv.results import Fact
 
 FORMAT = "nondeep-branches-v1"
 WAYS = {"attn_value": ("output-sum", "value-sum"), "score_scale": ("sqrt", "sum")}
-"""Of joining branches: what no tensor tells."""
+"""The settings of joining branches that no tensor shows, with their values."""
 
 T = TypeVar("T")
 
@@ -36,7 +36,7 @@ _BRANCH = re.compile(r"^(?:blocks\.(?:\d+\.)?(\d+))\.(?:attn|mlp)\.branches\.\d+
 
 
 def detect(checkpoint: Checkpoint) -> Detection | None:
-    """Branches are this method's alone; its layout calls itself nondeep-branches-v1."""
+    """Recognize the method by its branches, which no other method has, or by the name of its layout."""
     found = {match[1] for name in checkpoint.tensors if (match := _BRANCH.match(name))}
     called = said_in(checkpoint.record, "meta").get("format") == FORMAT
     if found:
@@ -45,11 +45,11 @@ def detect(checkpoint: Checkpoint) -> Detection | None:
 
 
 def read(checkpoint: Checkpoint, settings: Mapping[str, str]) -> BlockwiseReading[BranchBlock]:
-    """See `repaconv.method_api.contract.Method`.
+    """Read a checkpoint, with heads as wide as the rank of the joined weights requires.
 
     Raises:
-        Refused: If the keys are not one whole net of branches, the metadata is missing or contradicts the
-            tensors, or the branches have not joined (lambda is not 1).
+        Refused: If the keys are not those of one complete network with branches, the metadata is missing or contradicts
+            the tensors, or the branches are not joined yet (lambda is not 1).
         UsageProblem: If a setting is unknown or malformed.
     """
     net = understood(checkpoint, settings)
@@ -66,10 +66,10 @@ def read(checkpoint: Checkpoint, settings: Mapping[str, str]) -> BlockwiseReadin
 
 
 def understood(checkpoint: Checkpoint, settings: Mapping[str, str]) -> BlockwiseReading[BranchBlock]:
-    """All but the rank of the heads, and at any lambda.
+    """Read a checkpoint at any lambda, without determining the rank of the heads.
 
     Raises:
-        Refused: As `read`.
+        Refused: As `read`, except for lambda.
         UsageProblem: As `read`.
     """
     detection = detect(checkpoint)
@@ -101,7 +101,7 @@ def understood(checkpoint: Checkpoint, settings: Mapping[str, str]) -> Blockwise
 
 
 def _error_of_joining(net: BlockwiseReading[BranchBlock]) -> float:
-    """What treating lambda as 1 would do to the output, relative to its largest value, on one random image."""
+    """The relative error of the output on one random image if lambda is taken for 1."""
     size = (1, net.config.in_channels, *net.config.image_size)
     image = torch.randn(size, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     joined = tuple(replace(block, join=replace(block.join, factor=1.0)) for block in net.blocks)
@@ -111,17 +111,17 @@ def _error_of_joining(net: BlockwiseReading[BranchBlock]) -> float:
 
 
 def _need(knobs: Knobs, name: str, parse: Callable[[str], T], said: Mapping[str, Any], where: str, example: str) -> T:
-    """A value of the metadata; the user must give what it leaves out."""
+    """Read a value from the metadata, which the user must give if the metadata lacks it."""
     why = f"the metadata lacks {name}, and no tensor does"
     found: T | None = said.get(name)
     return knobs.need(name, parse, example, why, found, where)
 
 
 def _read_join(tensors: Mapping[str, Tensor], said: Mapping[str, Any], knobs: Knobs) -> Join:
-    """attn_value, score_scale and lambda; the buffer and the metadata must agree on the last.
+    """Read how the branches join: attn_value, score_scale and lambda.
 
     Raises:
-        Refused: If they do not, or the metadata names a way of joining that is not known.
+        Refused: If buffer and metadata disagree on lambda, or the metadata names an unknown way of joining.
     """
     for name, known in (("ffn", "pre-activation"), ("branch_reduce", "sum")):
         if said.get(name, known) != known:
@@ -145,7 +145,7 @@ def _read_join(tensors: Mapping[str, Tensor], said: Mapping[str, Any], knobs: Kn
 
 
 def _read_lambda(tensors: Mapping[str, Tensor], said: Mapping[str, Any], knobs: Knobs) -> float:
-    """Of the buffer and the metadata, which must agree."""
+    """Read lambda from the buffer and the metadata, which must agree."""
     told = said.get("lambda")
     found, source = (float(told), "meta.join") if isinstance(told, (int, float)) else (None, "")
     if (buffer := tensors.get("join_lambda")) is not None and buffer.numel():
@@ -174,10 +174,10 @@ def _read_block(
     norms: Norms,
     act: ActivationKind,
 ) -> BranchBlock:
-    """One block; metadata and tensors must agree on the number of its branches.
+    """Read one block.
 
     Raises:
-        Refused: If they do not, or their numbering has gaps.
+        Refused: If metadata and tensors disagree on the number of branches, or the branches' numbering has gaps.
     """
     block, said, counts = block_tensors(tensors, f"blocks.{index}."), arch.get("num_branches"), []
     for part in ("attn", "mlp"):

@@ -1,4 +1,4 @@
-"""PYRA (ECCV 2024, arXiv 2403.09192): token merging, modulated by what was learnt with LoRA."""
+"""PYRA (ECCV 2024, arXiv 2403.09192): token merging with a learned modulation of the merged tokens, and LoRA."""
 
 from pathlib import Path
 

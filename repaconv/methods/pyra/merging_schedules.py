@@ -1,4 +1,4 @@
-"""Merging schedules of PYRA: how many tokens go in each block."""
+"""Merging schedules of PYRA: how many tokens each block merges into others."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _HIGH_12 = (40, 34, 30, 24, 18, 14, 10, 8, 4, 4, 3, 3)
 _HIGH_24 = (20, 19, 18, 17, 15, 13, 13, 12, 10, 9, 8, 6, 6, 4, 4, 4, 3, 3, 2, 2, 1, 1, 1, 1)
 
 TABLE_PATCHES = 196
-# The official code's, for that many patches. Its low ones end where no more tokens can go; the paper says 16 and 8
-# throughout. The high ones are Table 13.
+# The official code's schedules, for that many patches. Its low ones stop when no more tokens can merge; the paper gives
+# 16 and 8 for all blocks. The high ones are the paper's Table 13.
 TABLES: dict[tuple[str, Shape], tuple[int, ...]] = {
     ("low", (768, 12, False)): (16,) * 11 + (10,),
     ("low", (768, 12, True)): (16,) * 6 + (10,) * 6,
@@ -33,12 +33,14 @@ TABLES: dict[tuple[str, Shape], tuple[int, ...]] = {
 
 
 def scheduled(name: str, shape: Shape) -> tuple[int, ...] | None:
-    """The official schedule of that name for a net of that shape, if there is one."""
+    """The official schedule of that name for a network of that shape; None if there is none."""
     return TABLES.get((name, shape))
 
 
 def equation_8(ratio: float, depth: int, patches: int, left: int = 4) -> tuple[int, ...]:
-    """The paper's eq. 8 for f / F = ``ratio``, with ``left`` patches remaining; it adjusted the results by hand.
+    """The schedule by the paper's eq. 8, for f / F = ``ratio`` and ``left`` remaining patches.
+
+    The paper's own schedules were adjusted manually afterwards.
 
     Raises:
         ValueError: If the ratio is not between 0 and 1.
@@ -49,31 +51,31 @@ def equation_8(ratio: float, depth: int, patches: int, left: int = 4) -> tuple[i
     def g(block: int) -> float:
         return float((1 - block / depth) ** (1 / ratio - 1))
 
-    # a whole number may come out a rounding below itself
+    # rounding may give slightly less than a whole number
     return tuple(floor((g(block - 1) - g(block)) * (patches - left) + 1e-9) for block in range(1, depth + 1))
 
 
 def patches_of(sizes: Mapping[str, Any]) -> int:
-    """How many patches a net has; ``sizes`` as `ViTConfig` has them."""
+    """The number of patches of a network; ``sizes`` are fields of `ViTConfig`."""
     height, width = sizes["image_size"]
     return int(height * width // sizes["patch"] ** 2)
 
 
 def shape_of(sizes: Mapping[str, Any], depth: int) -> Shape:
-    """What the official tables know a net by."""
+    """The network's key in the official tables; ``sizes`` are fields of `ViTConfig`."""
     return sizes["width"], depth, len(sizes["tokens"]) == 2
 
 
 def parse_schedule(text: str, depth: int, sizes: Mapping[str, Any]) -> tuple[int, ...]:
-    """``16,16,8``; ``low`` or ``high`` for the official tables; ``eq8:0.5`` for the paper's eq. 8.
+    """Parse a schedule: ``16,16,8``; ``low`` or ``high`` for the official tables; ``eq8:0.5`` for the paper's eq. 8.
 
     Args:
-        text: What was asked for.
-        depth: Blocks of the net.
-        sizes: Of the net, as `ViTConfig` has them.
+        text: The text to parse.
+        depth: Number of blocks.
+        sizes: The network's sizes, fields of `ViTConfig`.
 
     Raises:
-        ValueError: If it is none of these, or of another depth.
+        ValueError: If the text is none of these, or has another depth.
     """
     shape = shape_of(sizes, depth)
     if text in ("low", "high"):
@@ -94,11 +96,14 @@ def parse_schedule(text: str, depth: int, sizes: Mapping[str, Any]) -> tuple[int
 def read_schedule(
     tensors: Mapping[str, Tensor], sizes: Mapping[str, Any], depth: int, args: Mapping[str, Any], knobs: Knobs
 ) -> tuple[int, ...]:
-    """r of every block: the rows of pyra_a, else --set schedule, else the official table that args name; else none.
+    """Read r, the number of tokens that merge, of every block.
+
+    It is read from the rows of pyra_a, else --set schedule, else the official table that the trainer's args name.
+    Without any of these no block merges tokens.
 
     Raises:
-        Refused: If the rows and the user disagree, merging was on and its schedule is not known, or more tokens are
-            to go than there are.
+        Refused: If the rows and the user disagree, if args turn merging on by an unknown schedule, or if more tokens
+            are to merge than can.
     """
     asked = knobs.asked("schedule", lambda text: parse_schedule(text, depth, sizes))
     schedule, source = _told(_rows(tensors, depth), asked, args, shape_of(sizes, depth), patches_of(sizes))
@@ -113,7 +118,7 @@ def read_schedule(
 
 
 def _rows(tensors: Mapping[str, Tensor], depth: int) -> tuple[int, ...] | None:
-    """The rows of pyra_a in every block; None where no block has it."""
+    """The number of rows of pyra_a in every block; None if no block has it."""
     places = [f"blocks.{index}.pyra_a" for index in range(depth)]
     rows = tuple(weight_of(tensors, place, 2).shape[0] if place in tensors else 0 for place in places)
     return rows if any(rows) else None
@@ -122,7 +127,7 @@ def _rows(tensors: Mapping[str, Tensor], depth: int) -> tuple[int, ...] | None:
 def _told(
     rows: tuple[int, ...] | None, asked: tuple[int, ...] | None, args: Mapping[str, Any], shape: Shape, patches: int
 ) -> tuple[tuple[int, ...] | None, str]:
-    """The schedule, None for none, and who says so."""
+    """The schedule, None for no merging, and its source."""
     if rows and asked is not None and asked != rows:
         raise Refused(
             f"the rows of pyra_a give the schedule {list(rows)}, but --set schedule says {list(asked)}.",
@@ -147,19 +152,19 @@ def _told(
 
 
 def first_merging(schedule: Sequence[int]) -> int:
-    """The first block in which tokens go; as many as there are blocks where none does."""
+    """The index of the first block that merges tokens; the number of blocks if none does."""
     return next((index for index, r in enumerate(schedule) if r), len(schedule))
 
 
 def require_possible(schedule: tuple[int, ...], sizes: Mapping[str, Any]) -> None:
-    """At most half of the tokens that are left can go in a block, and none before the patches.
+    """Refuse an impossible schedule: a block can merge at most half of its patches, and no token before the patches.
 
     Args:
-        schedule: Tokens that go, block by block.
-        sizes: Of the net, as `ViTConfig` has them.
+        schedule: Tokens that merge, block by block.
+        sizes: The network's sizes, fields of `ViTConfig`.
 
     Raises:
-        Refused: If more are to go, or the net gives every patch.
+        Refused: If more tokens are to merge, or the network outputs every patch token.
     """
     if sizes["pool"] == "none":
         raise Refused(

@@ -1,22 +1,28 @@
-"""PYRA (ECCV 2024, arXiv 2403.09192): token merging, modulated by what was learnt with LoRA.
+"""PYRA (ECCV 2024, arXiv 2403.09192): token merging with a learned modulation of the merged tokens, and LoRA.
 
-The block as the official code has it, which is the specification (keys k with LoRA and bias, mean over heads):
+The block of the official code, which is the specification here (keys k include LoRA and bias, mean over heads):
 
-    x += proj(softmax(q k^T / sqrt(dh) + log(size)) v)              size: tokens that a token stands for
-    a, b = even and odd tokens by normalised mean keys; the r even ones nearest to an odd one go into it:
+    x += proj(softmax(q k^T / sqrt(dh) + log(size)) v)              size: number of tokens merged into a token
+    a, b = normalized mean keys of even and odd tokens; the r even tokens most similar to an odd one are merged into it:
         n  = LN(z_s + z_d),   dD = 2 sigmoid(W_r^T n),   dr = 2 sigmoid(n W_D^T) - 1,   z = x size
-        z_d += z_s + z_s dD dr,   x = z / size              class and distillation token are never touched
+        z_d += z_s + z_s dD dr,   x = z / size              class and distillation token are never merged
     x += mlp(norm2(x))
 
-What folds, exactly: LoRA into qkv (`repaconv.methods.lora`); the scores' divisor into q alone, since the merging reads
-k; norm1's affine into qkv, norm2's into fc1, the final norm's into the head, the two heads of a distilled net into one;
-LN's affine into both generators, and 2 sigmoid(u) - 1 = tanh(u / 2) with the half into W_D. Where the class token is
-read, the last block's merging is dead, and so is all that it does for other tokens but their keys and values. What
-does not: the choice of tokens, sizes, dD and dr depend on the input.
+Folded, exactly:
 
-Where the paper and its code differ, the code is what was trained: it merges behind the attention, splits alternately,
-compares keys, and averages by size. Dropping k's bias, which plain attention allows, changes the choice. The code knows
-class and distillation token alone; registers are protected as these are, and a mean over patches weighs by size.
+- LoRA into qkv (`repaconv.methods.lora`).
+- The scores' divisor into q only, because the merging compares k.
+- norm1's affine into qkv, norm2's into fc1, the final norm's into the head, the two heads of a distilled network into
+  one.
+- LN's affine into both generators of the modulation; 2 sigmoid(u) - 1 = tanh(u / 2), with the factor 1/2 in W_D.
+- If only the class token is read, the last block does not merge, and computes only keys and values of other tokens.
+
+Not folded: the choice of the merged tokens, sizes, dD and dr, because they depend on the input.
+
+Where paper and code differ, the code is implemented, because it is what was trained: it merges after the attention,
+splits tokens alternately, compares keys, and averages by size. Dropping k's bias, which is exact in plain attention,
+would change the choice of tokens. The official code has class and distillation token only. Here register tokens are not
+merged either, and a mean over patches is weighted by size.
 """
 
 from __future__ import annotations
@@ -44,11 +50,11 @@ MERGED_REASONS = dict.fromkeys(
     MERGED_TOLERANCE, "FP32 rounding passes through a normalization and a choice of tokens in every merging block"
 )
 
-# --- as trained -----------------------------------------------------------------------------------------
+# The block as trained.
 
 
 class KeyedAttention(nn.Module):
-    """Attention as trained: weighs keys by size, and hands out the mean over heads of its keys."""
+    """Attention as trained: it weights keys by size, and also returns the mean over heads of its keys."""
 
     def __init__(self, width: int, heads: int, *, qkv_bias: bool) -> None:
         super().__init__()
@@ -67,7 +73,7 @@ class KeyedAttention(nn.Module):
 
 
 class PyraBlock(PlainBlock):
-    """The block as trained; ``r`` tokens go, modulated where it has ``pyra_a``."""
+    """The block as trained; it merges ``r`` tokens, and modulates them if it has ``pyra_a``."""
 
     def __init__(self, config: ViTConfig, block: MergedBlock) -> None:
         attn = KeyedAttention(config.width, block.heads, qkv_bias=block.qkv_bias)
@@ -79,7 +85,7 @@ class PyraBlock(PlainBlock):
             self.pyra_norm = nn.LayerNorm(config.width, block.eps)
 
     def forward(self, state: Tensor | Sized) -> Sized:  # type: ignore[override]
-        """Tokens [B, N, d], or these and sizes [B, N, 1], to tokens and sizes."""
+        """Tokens [B, N, d], or tokens and sizes [B, N, 1], to tokens and sizes."""
         x, size = state if isinstance(state, tuple) else (state, None)
         mixed, keys = self.attn(self.norm1(x), size)
         x = x + self.ls1(mixed)
@@ -88,7 +94,7 @@ class PyraBlock(PlainBlock):
         return x + self.ls2(self.mlp(self.norm2(x))), size
 
     def merge(self, x: Tensor, size: Tensor | None, keys: Tensor) -> Sized:
-        """Bipartite soft matching, the pairs in descending order of similarity."""
+        """Merge r tokens by bipartite soft matching, in descending order of the pairs' similarity."""
         metric = keys / keys.norm(dim=-1, keepdim=True)
         scores = metric[:, ::2] @ metric[:, 1::2].transpose(1, 2)
         scores[:, : self._evens] = -math.inf  # the class token, and registers
@@ -111,7 +117,7 @@ class PyraBlock(PlainBlock):
         return z / sizes, sizes
 
     def _ordered(self, even: Tensor, odd: Tensor) -> Tensor:
-        """Tokens before the patches in their order, then even ones, then odd ones."""
+        """Reorder: the tokens before the patches in their order, then even patches, then odd ones."""
         evens, odds = self._evens, self.prefix // 2
         first = [
             even[:, place // 2 :][:, :1] if place % 2 == 0 else odd[:, place // 2 :][:, :1]
@@ -121,7 +127,7 @@ class PyraBlock(PlainBlock):
 
     @property
     def _evens(self) -> int:
-        """Even tokens before the patches."""
+        """The number of even tokens before the patches."""
         return (self.prefix + 1) // 2
 
 
@@ -133,11 +139,11 @@ def _added(x: Tensor, index: Tensor, rows: Tensor) -> Tensor:
     return x.scatter_add(1, index.expand(-1, -1, x.shape[2]), rows)
 
 
-# --- the fold -------------------------------------------------------------------------------------------
+# Folding.
 
 
 def fold_modulation(block: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """pyra_a (W_r), pyra_b (W_D) and pyra_norm (gamma, beta) -> the generators on a LayerNorm without affine."""
+    """Fold pyra_norm's affine (gamma, beta) into the generators pyra_a (W_r) and pyra_b (W_D)."""
     w_r, w_d = block["pyra_a"], block["pyra_b"]
     gamma, beta = block["pyra_norm.weight"], block["pyra_norm.bias"]
     return {
@@ -150,7 +156,7 @@ def fold_modulation(block: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _split_queries(folded: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """attn.qkv as attn.q and attn.kv."""
+    """Split attn.qkv into attn.q and attn.kv."""
     split = {name: w for name, w in folded.items() if not name.startswith("attn.qkv.")}
     for kind in ("weight", "bias"):
         rows = folded[f"attn.qkv.{kind}"]
@@ -160,13 +166,14 @@ def _split_queries(folded: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class MergedBlock:
-    """One block: what stands around its attention and MLP, and what it merges.
+    """One transformer block that may merge tokens: its norms and scales, its sizes and its merging.
 
     Attributes:
-        tokens: Those that enter it.
-        r: Those that go.
-        modulated: Whether what goes is modulated.
-        eps: Of ``pyra_norm``.
+        traits: Norms and LayerScales around attention and MLP.
+        tokens: Number of tokens that enter the block.
+        r: Number of tokens that it merges into others.
+        modulated: Whether the merged tokens are modulated.
+        eps: eps of ``pyra_norm``.
     """
 
     traits: BlockTraits
@@ -180,11 +187,11 @@ class MergedBlock:
     eps: float = 1e-5
 
     def build(self, config: ViTConfig) -> nn.Module:
-        """As trained."""
+        """Build the block as trained."""
         return PyraBlock(config, self)
 
     def spec(self, bare: ViTConfig, *, last: bool) -> BlockSpec:
-        """The deploy block; the ``last`` one is only there for the class and the distillation token."""
+        """The deploy block; the ``last`` one computes only the class and the distillation token."""
         head, sized = bare.width // self.heads, self.tokens < bare.sequence
         merge = MergeSpec(self.r, sized, bare.prefix, self.modulated and self.r > 0, self.eps)
         return BlockSpec(
@@ -197,7 +204,10 @@ class MergedBlock:
         )
 
     def fold(self, config: ViTConfig, index: int, weights: Mapping[str, Tensor]) -> Iterator[FoldedPart]:
-        """eqs. 3-7, proved on random tokens; a block that only reads, on those that are read."""
+        """Fold the block by eqs. 3-7, and compare it with the trained one on random tokens.
+
+        Of a last block that computes only the first tokens, these are compared.
+        """
         width, spec, traits = config.width, config.blocks[index], self.traits
         norm1, norm2 = (getattr(traits, name).affine(weights, name, width) for name in ("norm1", "norm2"))
         scale1, scale2 = (scale_affine(weights, name, width) for name in ("ls1", "ls2"))
@@ -235,7 +245,7 @@ class MergedBlock:
 
 
 class _Alone(nn.Module):
-    """A block on tokens alone: their sizes are made up; where only the first are read, only these are shown."""
+    """Run one block on tokens only, for the comparison: with synthetic sizes, and only the first ``reads`` outputs."""
 
     def __init__(self, block: MergedBlock, config: ViTConfig, inner: nn.Module, reads: int) -> None:
         super().__init__()

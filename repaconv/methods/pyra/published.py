@@ -1,4 +1,4 @@
-"""The paper's models, and checkpoints of our own making in their sizes."""
+"""The paper's models, and synthetic checkpoints of the same sizes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ ARCHS = (*(f"{size}{rate}" for size in PAPERS for rate in ("", "/low", "/high"))
 
 
 def published(arch: str) -> Published:
-    """``vit-base`` or ``vit-large`` at 224 pixels with 16 x 16 patches, ``/low`` or ``/high`` for a schedule."""
+    """Build the model of that name: ``vit-base``, ``vit-large`` or ``deit-base``, with schedule ``/low`` or ``/high``.
+
+    Images have 224 x 224 pixels, patches 16 x 16. Without a schedule no tokens merge.
+    """
     name, _, rate = arch.partition("/")
     width, heads, depth, side, patch = _SIZES[name]
     distilled = name.startswith("deit")
@@ -51,6 +54,6 @@ def published(arch: str) -> Published:
 
 
 def example(arch: str, seed: int) -> dict[str, Tensor]:
-    """Seeded weights far from the identity, by the official keys, without LoRA."""
+    """Make a synthetic checkpoint with seeded, non-trivial weights and official keys, without LoRA."""
     ends = ("bias", "cls_token", "pos_embed", "pyra_a", "pyra_b")
     return example_weights(published(arch), seed, dict.fromkeys(ends, 0.4))

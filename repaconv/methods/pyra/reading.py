@@ -1,4 +1,4 @@
-"""A vision transformer that may merge tokens, from its keys, its shapes and the trainer's args."""
+"""Read checkpoints of vision transformers with PYRA, LoRA or token merging: keys, shapes and the trainer's args."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ from repaconv.methods.pyra.paper import MERGED_REASONS, MERGED_TOLERANCE, Merged
 
 
 def detect(checkpoint: Checkpoint) -> Detection | None:
-    """pyra_a is this method's alone; a plain ViT with LoRA or a trainer's token_merging may be its."""
+    """Recognize PYRA by pyra_a, which no other method has.
+
+    A plain ViT may be this method's if it has LoRA adapters, or if the trainer's args have token_merging.
+    """
     names = checkpoint.tensors
     merging = sum(name.endswith(".pyra_a") for name in names)
     if merging:
@@ -37,11 +40,11 @@ def detect(checkpoint: Checkpoint) -> Detection | None:
 
 
 def read(checkpoint: Checkpoint, settings: Mapping[str, str]) -> BlockwiseReading[MergedBlock]:
-    """See `repaconv.method_api.contract.Method`; without merging, LoRA alone.
+    """Read a checkpoint; a network that merges no tokens has only its LoRA adapters folded.
 
     Raises:
-        Refused: If the keys are not one whole vision transformer, the schedule is not known or not possible, or
-            it has prompts or adapters, which do not fold.
+        Refused: If the keys are not those of one complete vision transformer, the schedule is unknown or impossible, or
+            the network has prompts or adapters other than LoRA, which cannot be folded.
         UsageProblem: If a setting is unknown or malformed.
     """
     detection = detect(checkpoint)

@@ -1,4 +1,4 @@
-"""RePaViT (arXiv 2505.21847): a vision transformer whose FFN leaves some of its channels without activation."""
+"""RePaViT (arXiv 2505.21847): a vision transformer whose FFNs leave some channels idle, i.e. without activation."""
 
 from pathlib import Path
 

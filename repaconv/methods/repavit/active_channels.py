@@ -1,7 +1,7 @@
-"""RePaViT's act_channels: which part of an FFN is activated stands in no tensor.
+"""Determine A, the number of activated channels of each FFN (the official act_channels). No tensor shows it.
 
-It follows from ``args`` by the official rounding, or from the statistics of norm2 by the residual test, which also
-holds a claim against them (see `repaconv.methods.repavit.paper`).
+A follows from ``args`` by the official rounding, or from the statistics of norm2 by the residual test
+(see `repaconv.methods.repavit.paper`). The test also checks an A that args or the user give.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from repaconv.methods.repavit.paper import linear_layer
 from repaconv.results import Fact
 
 RESIDUAL = 0.02
-"""From this |r| on a channel counts as activated: idle ones stay below 7e-3, also in moving averages; any value from
-0.005 to 0.05 gave the same answers on 66 blocks of 10 trained nets."""
+"""Threshold of |r| above which a channel counts as activated. |r| of idle channels is below 7e-3, moving averages
+included; any threshold from 0.005 to 0.05 gave the same results on 66 blocks of 10 trained networks."""
 MISFITS = 0.05
-"""Above this share of channels on the wrong side, the statistics are not those of a converged training."""
+"""Maximum share of misclassified channels. Above it, the statistics are not those of a converged training."""
 MINIMA = {"GELU": -0.17, "GELU-tanh": -0.1701, "QuickGELU": -0.1637, "ReLU": 0.0, "SiLU": -0.2785}
-"""Rounded down. No mean of an activation lies below its minimum: an activated channel cannot have a lower one."""
+"""The minimum of each activation, rounded down. The mean of an activated channel cannot be lower."""
 
 
 @dataclass(frozen=True)
 class ResidualTest:
-    """What the statistics of one FFN say about A.
+    """The residual test of one FFN: what the statistics of norm2 show about A.
 
     Attributes:
         active: The A with the fewest misfits.
-        misfits: Channels on the wrong side of ``active``.
-        deviating: Channel by channel, whether |r| is above the threshold.
-        proof: One channel that cannot be activated, by the activation's minimum; the last such, or None.
-        usable: Whether the answer can be trusted.
+        misfits: Number of channels whose r contradicts ``active``.
+        deviating: For each channel, whether |r| is above the threshold.
+        proof: The last channel whose mean is below the activation's minimum, so that it is idle; None without one.
+        usable: Whether ``active`` is reliable.
     """
 
     active: int
@@ -53,10 +53,10 @@ class ResidualTest:
         """Compare norm2.running_mean with fc1 applied to norm1.bias.
 
         Args:
-            block: One FFN.
-            eps: Of norm2.
+            block: The FFN's tensors.
+            eps: eps of norm2.
             trained: Whether the statistics were ever updated.
-            act: The activation, whose minimum proves channels idle; the test holds for any of `MINIMA`.
+            act: The activation, one of `MINIMA`.
         """
         idle_mean = linear_layer(block, "fc1")(block["norm1.bias"])
         mean = block["norm2.running_mean"].double()
@@ -65,7 +65,7 @@ class ResidualTest:
         below = torch.cat([torch.zeros(1, dtype=torch.int64), (~deviating).cumsum(0)])  # |r| small among j < k
         above = int(deviating.sum()) - torch.cat([torch.zeros(1, dtype=torch.int64), deviating.cumsum(0)])
         misfits, active = (below + above).min(0)
-        # E[gelu(-h)] is positive in nine channels of ten; noise is not
+        # E[gelu(-h)] is positive in nine of ten channels, noise in half of them
         positive = float((r[deviating] > 0).double().mean()) if bool(deviating.any()) else 1.0
         low = (mean < MINIMA[act]).nonzero()
         return cls(
@@ -77,11 +77,11 @@ class ResidualTest:
         )
 
     def misfits_of(self, active: int) -> int:
-        """Channels on the wrong side of a claimed A."""
+        """The number of channels whose r contradicts this A."""
         return int((~self.deviating[:active]).sum() + self.deviating[active:].sum())
 
     def contradicts(self, active: int) -> str:
-        """Why a claimed A cannot be, or an empty string; a handful of channels may lie close to the threshold."""
+        """Why this A contradicts the statistics, or an empty string; a few channels near the threshold are allowed."""
         slack = max(4, len(self.deviating) // 100)
         if self.usable and self.misfits_of(active) > self.misfits + slack:
             return f"the statistics of norm2 say {self.active} ({self.misfits_of(active)} channels contradict {active})"
@@ -90,18 +90,18 @@ class ResidualTest:
 
 @dataclass(frozen=True)
 class Claim:
-    """What args or the user say: from it follows A of every block.
+    """The idle ratio that args or the user give, from which A of every block follows.
 
     Attributes:
-        idle_ratio: The share of idle channels; None where A is the width, as in the official MLP-Mixer.
-        heuristic: ``linear`` lets the ratio grow with the depth (plain only).
+        idle_ratio: The share of idle channels; None if A is the width, as in the official MLP-Mixer.
+        heuristic: ``static``, or ``linear`` if the ratio grows from block to block (plain ViTs only).
     """
 
     idle_ratio: float | None
     heuristic: str = "static"
 
     def active(self, ffn: Ffn, index: int, depth: int, *, truncated: bool) -> int:
-        """A by the official float64 expression; ``truncated`` as PoolFormer has it, rounded up elsewhere."""
+        """A of one FFN by the official float64 expression: rounded up, or ``truncated`` as in PoolFormer."""
         if (ratio := self.idle_ratio) is None:
             return min(ffn.width, ffn.hidden)
         if self.heuristic == "linear":
@@ -113,7 +113,13 @@ class Claim:
 
 @dataclass(frozen=True)
 class Rule:
-    """How a family of the official code gets A: PoolFormer truncates, plain alone knows ``linear``, Mixer takes C."""
+    """How the official code computes A in one network family.
+
+    Attributes:
+        truncated: A is truncated instead of rounded up (PoolFormer).
+        linear: The heuristic ``linear`` exists (plain ViTs).
+        always_width: A is the width C (MLP-Mixer).
+    """
 
     truncated: bool = False
     linear: bool = False
@@ -121,12 +127,12 @@ class Rule:
 
 
 def read_claim(args: Mapping[str, Any], knobs: Knobs, *, rule: Rule) -> Claim | None:
-    """The knobs ``idle_ratio`` and ``heuristic``, and args.channel_idle; None if nobody says anything.
+    """Read the settings ``idle_ratio`` and ``heuristic``, and args.channel_idle; None if no idle ratio is given.
 
     Args:
-        args: Of the official main.py.
-        knobs: The user's.
-        rule: Of the family.
+        args: The args of the official main.py.
+        knobs: The user's settings.
+        rule: The family's rule.
     """
     said = args.get("idle_ratio") if not rule.always_width else None
     found = float(said) if isinstance(said, (int, float)) and not isinstance(said, bool) else None
@@ -144,11 +150,11 @@ def read_claim(args: Mapping[str, Any], knobs: Knobs, *, rule: Rule) -> Claim | 
 def active_channels(
     ffns: Sequence[Ffn], claim: Claim | None, rule: Rule, eps: float, act: str, checkpoint: Checkpoint, knobs: Knobs
 ) -> tuple[int, ...]:
-    """A of every FFN: by the claim where there is one, else by the residual test.
+    """Determine A of every FFN: by the claimed idle ratio, or by the residual test if there is none.
 
     Raises:
-        Refused: ``repavit.idle-ratio`` if the statistics contradict the claim, ``setting.needed`` if there is
-            none and they do not tell.
+        Refused: ``repavit.idle-ratio`` if the statistics contradict the claim, ``setting.needed`` if there is no claim
+            and the statistics are not conclusive.
     """
     tests = [ResidualTest.of(ffn.block, eps, trained=_trained(checkpoint, ffn), act=act) for ffn in ffns]
     usable = sum(test.usable for test in tests)

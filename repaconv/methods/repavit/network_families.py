@@ -1,4 +1,4 @@
-"""The four network families of RePaViT's official code, and how it gets the number of activated channels in each."""
+"""The four network families of RePaViT's official code, with their rules for the number of activated channels."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from repaconv.methods.repavit.active_channels import Rule
 
 @dataclass(frozen=True)
 class Family:
-    """One of the four.
+    """One network family.
 
     Attributes:
-        backbone: As registered.
-        ffn: Matches an FFN's prefix; its group ``block`` names the block.
-        read: Understands the skeleton, by the user's settings and the trainer's args.
+        backbone: Registered name of the backbone.
+        ffn: Matches an FFN's prefix; its group ``block`` is the prefix of the block.
+        read: Reads the network around the FFNs, with the user's settings and the trainer's args.
         rule: How A follows from the idle ratio.
-        conv: Whether FFNs are 1x1 convolutions.
+        conv: Whether the FFNs are 1x1 convolutions.
     """
 
     backbone: str
@@ -56,5 +56,5 @@ FAMILIES = (
 
 
 def ffn_of(key: str) -> re.Match[str] | None:
-    """The place of an FFN in a key of any family."""
+    """Match the prefix of an FFN in a key of any family; None if the key is not an FFN's."""
     return next((match for family in FAMILIES if (match := family.ffn.match(key))), None)

@@ -1,27 +1,28 @@
-"""RePaViT (arXiv 2505.21847): a vision transformer whose FFN leaves some of its channels without activation.
+"""RePaViT (arXiv 2505.21847): a vision transformer whose FFNs leave some channels idle, i.e. without activation.
 
-The training block, with h = fc1(norm1(x)) and the first A of H channels activated (eq. 2, both norms BatchNorm):
+The training-time FFN, with h = fc1(norm1(x)) and the first A of H channels activated (eq. 2, both norms BatchNorm):
 
     y = x + scale fc2(norm2(concat[gelu(h[:A]), h[A:]]))
 
-Nothing nonlinear is left between the idle part of fc1 and that of fc2, so it folds with the shortcut (eqs. 3-6):
+The idle channels pass through linear layers only, so that these and the shortcut fold into one matrix (eqs. 3-6):
 
     up = fc1 norm1,   down = scale fc2 norm2,
     y = down_act gelu(up_act x) + (I + down_idle up_idle) x + down's bias.
 
-The deploy block is `IdleMlp` of `repaconv.backbones.token_layers`, on images `IdleConvMlp` of
-`repaconv.backbones.norms_and_ffns`. With A = H nothing is idle and the block stays an MLP; with A = 0 it is one matrix.
-Beyond the paper, all exact: the affines of the attention's and the final norm, and the scores' divisor, go into the
-linear layers beside them.
+The inference-time FFN is `IdleMlp` of `repaconv.backbones.token_layers` on tokens, and `IdleConvMlp` of
+`repaconv.backbones.norms_and_ffns` on images. If A = H, no channel is idle and it is an ordinary MLP. If A = 0, it is
+one matrix. The following is folded in addition to the paper, exactly: the affines of the attention's and of the final
+norm, and the divisor of the scores, into the adjacent linear layers.
 
-A stands in no tensor. It follows from ``args`` by the official rounding, or from the *residual test*: in
-training, norm1's output has the batch mean norm1.bias, so an idle channel j has exactly
-running_mean2[j] = fc1.W[j] norm1.bias + fc1.b[j], and an activated one lies E[gelu(-h)] above. A claim that the
-statistics contradict is refused: training and folded form would agree on the same wrong A.
+No tensor shows A. It follows from ``args`` by the official rounding, or from the *residual test*. In training, norm1's
+output has the batch mean norm1.bias. An idle channel j therefore has exactly
+running_mean2[j] = fc1.W[j] norm1.bias + fc1.b[j], and the running mean of an activated one is higher by E[gelu(-h)].
+An A that the statistics contradict is refused: comparing the training-time with the folded network would not detect it,
+since both would use the same wrong A.
 
-Where paper, code and mathematics disagree: PoolFormer's LayerScale also scales fc2's bias (the official reparam
-forgets it, and is wrong by more than the logits' range); with channel_idle=False all channels are activated, which
-the official reparam ignores; eqs. 3-6 omit biases and BatchNorm's shifts.
+Where paper, code and mathematics disagree: PoolFormer's LayerScale also scales fc2's bias, which the official
+reparameterization ignores (its error exceeds the range of the logits). With channel_idle=False all channels are
+activated, which the official reparameterization ignores as well. Eqs. 3-6 omit biases and BatchNorm's shifts.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from repaconv.backbones.vit_block_folding import named
 
 
 class ChannelIdleMlp(nn.Module):
-    """The FFN as trained, without its shortcut: on tokens [B, N, C], or in 1x1 convolutions on [B, C, H, W]."""
+    """The FFN as trained, without its shortcut: linear on tokens [B, N, C], or 1x1 convolutions on [B, C, H, W]."""
 
     def __init__(
         self,
@@ -61,7 +62,7 @@ class ChannelIdleMlp(nn.Module):
         self.ls = nn.Parameter(torch.ones(width)) if layer_scale else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """fc2(norm2(concat[act(h[:A]), h[A:]])), the shape of x."""
+        """fc2(norm2(concat[act(h[:A]), h[A:]])), in the shape of x."""
         h = self.fc1(self.norm1(x))
         active, idle = h.split([self.active, h.shape[self.axis] - self.active], self.axis)
         y: Tensor = self.fc2(self.norm2(torch.cat([self.act(active), idle], self.axis)))
@@ -69,15 +70,15 @@ class ChannelIdleMlp(nn.Module):
 
 
 def fold_ffn(block: Mapping[str, Tensor], active: int, eps: float, scale: Affine) -> dict[str, Affine]:
-    """One FFN's weights by the names within it -> ``idle`` (with shortcut), ``fc1``, ``fc2``; or fc1 and fc2 alone.
+    """Fold one FFN into ``idle`` (which includes the shortcut), ``fc1`` and ``fc2``; only the last two if A = H.
 
-    Where there is ``idle``, it has fc2's bias, and the one of ``fc2`` here is not to be used.
+    ``idle`` includes fc2's bias. The bias of the returned ``fc2`` must then not be used.
 
     Args:
-        block: norm1, fc1, norm2, fc2 and perhaps ls.
-        active: A, of H channels.
-        eps: Of both BatchNorms.
-        scale: A LayerScale around the FFN.
+        block: The weights of norm1, fc1, norm2, fc2 and, if there is one, ls, by their names within the FFN.
+        active: A, the number of activated channels.
+        eps: eps of both BatchNorms.
+        scale: The LayerScale around the FFN.
     """
     norm1, norm2 = _batchnorm(block, "norm1", eps), _batchnorm(block, "norm2", eps)
     if "ls" in block:
@@ -92,7 +93,7 @@ def fold_ffn(block: Mapping[str, Tensor], active: int, eps: float, scale: Affine
 
 
 def ffn_weights(parts: Mapping[str, Affine], *, conv: bool) -> dict[str, Tensor]:
-    """The deploy block's weights; beside an idle part, which has fc2's bias, nothing empty is kept."""
+    """The deploy FFN's tensors by name. With ``idle``, fc2 has no bias and empty tensors are left out."""
     idle = "idle" in parts
     tensors = named(parts, without_bias=("fc2",) if idle else ())
     shaped = {name: w[:, :, None, None] if conv and w.ndim == 2 else w for name, w in tensors.items()}
@@ -100,7 +101,7 @@ def ffn_weights(parts: Mapping[str, Affine], *, conv: bool) -> dict[str, Tensor]
 
 
 def linear_layer(block: Mapping[str, Tensor], name: str) -> Affine:
-    """fc1 or fc2, linear or a 1x1 convolution."""
+    """Read fc1 or fc2, which are linear layers or 1x1 convolutions, as an affine map."""
     weight, bias = block[f"{name}.weight"], block.get(f"{name}.bias")
     return Affine.conv1x1(weight, bias) if weight.ndim == 4 else Affine.linear(weight, bias)
 

@@ -1,4 +1,4 @@
-"""RePaViT's published sizes, and checkpoints of our own making in them, with statistics as a training leaves them."""
+"""RePaViT's published models, and synthetic checkpoints of the same sizes with consistent BatchNorm statistics."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from repaconv.methods.repavit.reading import RePaViTReading, read_ffns
 
 @dataclass(frozen=True)
 class Example:
-    """One architecture: sizes by stage (a plain ViT and a Mixer have one), and the idle ratio.
+    """The sizes of one model, by stage (a plain ViT and a Mixer have one stage), and its idle ratio.
 
     Attributes:
         family: ``plain``, ``swin``, ``poolformer`` or ``mixer``.
-        extra: Of a Swin, the window; of a PoolFormer, the pooling window.
+        extra: The attention window of a Swin, or the pooling window of a PoolFormer.
         width_ratio: H / C.
     """
 
@@ -37,11 +37,11 @@ class Example:
     width_ratio: int = 4
 
     def hidden(self, stage: int) -> int:
-        """H."""
+        """H, the channels inside the FFNs of a stage."""
         return self.width_ratio * self.widths[stage]
 
     def active(self, stage: int) -> int:
-        """A by the official rounding."""
+        """A, the activated channels of a stage, by the official rounding."""
         if self.family == "mixer":
             return self.widths[stage]
         exact = self.hidden(stage) * (1 - self.idle_ratio)
@@ -87,7 +87,7 @@ ARCHS = {
 
 
 def shapes(example: Example) -> dict[str, tuple[int, ...]]:
-    """The training form's state dict by official key names."""
+    """The shapes of the training form's state dict, by official key names."""
     tail: dict[str, tuple[int, ...]] = {"norm.weight": (example.widths[-1],), "norm.bias": (example.widths[-1],)}
     if example.classes:
         tail |= _linear("head", example.classes, example.widths[-1])
@@ -177,7 +177,7 @@ def _mixer(example: Example) -> dict[str, tuple[int, ...]]:
 
 
 def published(arch: str) -> Published:
-    """One of `ARCHS`, its weights on the meta device."""
+    """Build the model of that name in `ARCHS`."""
     sizes = ARCHS[arch]
     weights = dict(meta(sizes))
     tensors = {name: tensor for name, tensor in weights.items() if not name.endswith("num_batches_tracked")}
@@ -204,7 +204,7 @@ def published(arch: str) -> Published:
 
 
 def example(arch: str | Example, seed: int) -> dict[str, Tensor]:
-    """Seeded float32 weights far from the identity; norm2's statistics are those of the channels before them."""
+    """Make a synthetic checkpoint with seeded, non-trivial float32 weights; norm2's statistics fit the channels."""
     sizes = ARCHS[arch] if isinstance(arch, str) else arch
     random = torch.Generator().manual_seed(seed)
     weights = {name: _tensor(name, shape, random) for name, shape in shapes(sizes).items()}
@@ -220,7 +220,7 @@ def example(arch: str | Example, seed: int) -> dict[str, Tensor]:
 
 
 def _settle(weights: dict[str, Tensor], prefix: str, sizes: Example, random: torch.Generator) -> None:
-    """running_mean2 = fc1(norm1.bias) for idle channels, E[gelu(-h)] more for activated ones (`residual test`)."""
+    """Set norm2's running mean: fc1(norm1.bias) for idle channels, E[gelu(-h)] more for activated ones."""
     fc1, bias = weights[f"{prefix}fc1.weight"].flatten(1), weights[f"{prefix}fc1.bias"]
     mean = fc1 @ weights[f"{prefix}norm1.bias"] + bias
     stage = sizes.widths.index(fc1.shape[1])
@@ -232,14 +232,14 @@ def _settle(weights: dict[str, Tensor], prefix: str, sizes: Example, random: tor
 
 
 def position_index(window: int) -> Tensor:
-    """Swin's relative_position_index, [window^2, window^2]: which row of the bias table a pair of tokens takes."""
+    """Swin's relative_position_index, [window^2, window^2]: the row of the bias table for each pair of tokens."""
     rows, columns = (axis.flatten() for axis in torch.meshgrid(*[torch.arange(window)] * 2, indexing="ij"))
     row, column = rows[:, None] - rows, columns[:, None] - columns
     return (row + window - 1) * (2 * window - 1) + column + window - 1
 
 
 def shift_mask(side: int, window: int) -> Tensor:
-    """Swin's attn_mask, [windows, window^2, window^2]: -100 between tokens that the shift made neighbours."""
+    """Swin's attn_mask, [windows, window^2, window^2]: -100 between tokens that are in one window only by the shift."""
     shift, region = window // 2, torch.zeros(side, dtype=torch.int64)
     region[side - window : side - shift], region[side - shift :] = 1, 2
     regions = region[:, None] * 3 + region
@@ -262,7 +262,7 @@ def _tensor(name: str, shape: tuple[int, ...], random: torch.Generator) -> Tenso
 
 
 def meta(sizes: Example) -> Mapping[str, Tensor]:
-    """The same shapes without weights."""
+    """The training form's state dict without values, on the meta device."""
     index = (".num_batches_tracked", ".relative_position_index")
     return {
         name: torch.empty(shape, device="meta", dtype=torch.int64 if name.endswith(index) else torch.float32)

@@ -1,4 +1,4 @@
-"""RePaViT's checkpoints: its FFNs in any of the four families, and what of them is refused."""
+"""Read and fold RePaViT checkpoints of any of the four network families."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from repaconv.results import FoldStep
 
 
 def detect(checkpoint: Checkpoint) -> Detection | None:
-    """Two BatchNorms around an FFN are RePaViT's alone; so is fc3 in its deploy form."""
+    """Recognize RePaViT by an FFN with two BatchNorms, or by fc3 in its deploy form; no other method has these."""
     keys = checkpoint.tensors.keys()
     trained = sum(key.endswith("norm2.running_mean") and ffn_of(key) is not None for key in keys)
     folded = sum(key.endswith(".fc3.weight") and ffn_of(key) is not None for key in keys)
@@ -45,11 +45,11 @@ def detect(checkpoint: Checkpoint) -> Detection | None:
 
 
 def read(checkpoint: Checkpoint, settings: Mapping[str, str]) -> RePaViTReading:
-    """A RePaViT as trained, of any family.
+    """Read a RePaViT as trained, of any family.
 
     Raises:
-        Refused: If the keys are not one whole RePaViT with BatchNorm, in training form, or the weights are not
-            sound, or a claimed idle ratio contradicts their statistics, or cannot be known.
+        Refused: If the keys are not those of one complete RePaViT with BatchNorm, in training form, if the weights are
+            invalid (`require_sound`), or if the idle ratio contradicts their statistics or is unknown.
         UsageProblem: If a setting is unknown or malformed.
     """
     _require_training_form(checkpoint)
@@ -87,7 +87,16 @@ def read(checkpoint: Checkpoint, settings: Mapping[str, str]) -> RePaViTReading:
 
 @dataclass(frozen=True, kw_only=True)
 class RePaViTReading(Reading):
-    """A RePaViT as trained: its skeleton, and A and H of every FFN."""
+    """A RePaViT that was read from a checkpoint.
+
+    Attributes:
+        family: Its network family.
+        skeleton: The network around the FFNs.
+        ffns: The FFNs, in the order of the network.
+        active: A of every FFN.
+        eps: eps of the FFNs' BatchNorms.
+        act: The FFNs' activation.
+    """
 
     family: Family
     skeleton: Skeleton
@@ -97,7 +106,7 @@ class RePaViTReading(Reading):
     act: ActivationKind = "GELU"
 
     def mlp(self, index: int) -> nn.Module:
-        """The FFN of block i."""
+        """Build the FFN of that block, as trained."""
         ffn = self.ffns[index]
         return ChannelIdleMlp(
             ffn.width,
@@ -114,7 +123,7 @@ class RePaViTReading(Reading):
         return self.skeleton.training(self.config, self.mlp).eval()
 
     def parts(self) -> Iterator[FoldedPart]:
-        """Block by block, then what the family has besides."""
+        """Yield the blocks, then the family's other modules."""
         for index in range(len(self.ffns)):
             yield self._block(index)
         yield from self.skeleton.rest(self.config, self.tensors)
@@ -181,17 +190,17 @@ def _require_training_form(checkpoint: Checkpoint) -> None:
 
 
 def _whole_matrices(tensors: Mapping[str, Tensor]) -> bool:
-    """Whether every FFN is a lone square fc1, which only idle ratio 1 leaves."""
+    """Whether every FFN is a single square fc1: RePaViT's deploy form at idle ratio 1."""
     keys = [key for key in tensors if ffn_of(key)]
     alone = all(key.endswith((".mlp.fc1.weight", ".mlp.fc1.bias")) for key in keys)
     return bool(keys) and alone and all(tensors[k].ndim == 2 and len(set(tensors[k].shape)) == 1 for k in keys[::2])
 
 
 def read_ffns(tensors: Mapping[str, Tensor]) -> tuple[Family, tuple[Ffn, ...]]:
-    """The family, and its FFNs in the order of the network.
+    """Read the family and its FFNs, in the order of the network.
 
     Raises:
-        Refused: If several families are mixed, or an FFN lacks a part or is misshaped.
+        Refused: If several families are mixed, or a tensor of an FFN is missing or has a wrong shape.
     """
     found = {match[0]: family for name in tensors for family in FAMILIES if (match := family.ffn.match(name))}
     families = {family.backbone: family for family in found.values()}
@@ -207,7 +216,7 @@ def read_ffns(tensors: Mapping[str, Tensor]) -> tuple[Family, tuple[Ffn, ...]]:
 
 
 def _read_ffn(tensors: Mapping[str, Tensor], prefix: str, dims: int) -> Ffn:
-    """One FFN, whose linear layers have so many dimensions."""
+    """Read one FFN whose linear layers' weights have ``dims`` dimensions."""
     hidden, width = weight_of(tensors, f"{prefix}fc1.weight", dims).shape[:2]
     wanted = {"fc2.weight": (width, hidden), "fc1.bias": (hidden,), "fc2.bias": (width,)}
     wanted |= {f"norm1.{part}": (width,) for part in ("weight", "bias", "running_mean", "running_var")}

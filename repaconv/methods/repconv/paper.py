@@ -1,22 +1,23 @@
-"""RepVGG (CVPR 2021, arXiv 2101.03697) and MobileOne (CVPR 2023, arXiv 2206.04040): branches that are one convolution.
+"""RepVGG (CVPR 2021, arXiv 2101.03697) and MobileOne (CVPR 2023, arXiv 2206.04040): branches become one convolution.
 
-A training block sums branches over one input M, each with a BatchNorm of its own:
+The training-time block sums branches over one input M. Each branch has its own BatchNorm:
 
-    RepVGG       bn(M * W3) + bn(M * W1) + bn(M)                 eq. 1; the last where width and size stay
-    MobileOne    sum_k bn(M * W_k) + bn(M * W1) + bn(M)          k by k or pointwise; W1 beside k > 1 alone
+    RepVGG       bn(M * W3) + bn(M * W1) + bn(M)                 eq. 1; bn(M) only if width and stride are unchanged
+    MobileOne    sum_k bn(M * W_k) + bn(M * W1) + bn(M)          W_k: k x k or pointwise; W1 only next to k > 1
 
-and puts squeeze-and-excitation, where it has that, and ReLU behind the sum. The deploy block (`DeployBlock` of
-`repaconv.backbones.repvgg_mobileone`) has one convolution: each BatchNorm goes into the convolution before it,
+The sum is followed by squeeze-and-excitation, if the block has it, and ReLU. The inference-time block (`DeployBlock` of
+`repaconv.backbones.repvgg_mobileone`) has one convolution. Each BatchNorm is folded into the convolution before it:
 
     W' = gamma / sigma W,   b' = beta - mu gamma / sigma         eqs. 3-4
 
-bn(M) being that of an identity, a 1x1 convolution with as many groups as channels; then all are brought to one kernel,
-the smaller in the centre of the larger, and added. A 1x1 convolution has no padding and a k x k one k // 2, so both
-reach the same border.
+For bn(M) that convolution is the identity, a 1x1 convolution with one group per channel. The kernels are then
+zero-padded to the size of the largest, with the smaller one in the center, and added. A 1x1 convolution has padding 0
+and a k x k one k // 2, so that all have the same output positions.
 
-What no tensor tells: strides (the official code halves the size where a stage begins; a block of one width without an
-identity branch proves it, one with it the opposite), eps, ReLU. Groups are the input's width over the weight's.
-RepVGGplus is another net: auxiliary heads, and squeeze-and-excitation behind the ReLU.
+No tensor shows strides, eps and ReLU. In the official code the first block of a stage has stride 2. In a block whose
+input and output width are equal, an identity branch proves stride 1, and its absence stride 2. The number of groups is
+the input width divided by the weight's input width. RepVGGplus is a different network: it has auxiliary heads, and its
+squeeze-and-excitation follows the ReLU.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from repaconv.backbones.repvgg_mobileone import NAMES, Activated, Layout, RepBlo
 
 
 class ConvNorm(nn.Module):
-    """A convolution without bias and its BatchNorm."""
+    """One branch: a convolution without bias, and its BatchNorm."""
 
     def __init__(self, block: RepBlock, kernel: int, eps: float) -> None:
         super().__init__()
@@ -47,7 +48,7 @@ class ConvNorm(nn.Module):
 
 
 class TrainingBlock(Activated):
-    """The block as trained: its branches, summed."""
+    """The block as trained: the sum of its branches."""
 
     def __init__(self, layout: Layout, block: RepBlock, convs: int, eps: float) -> None:
         super().__init__(layout, block)
@@ -68,12 +69,12 @@ class TrainingBlock(Activated):
 
 
 def has_identity(block: RepBlock) -> bool:
-    """Whether a training block has the branch bn(M): where it keeps width and size."""
+    """Whether a training block has the branch bn(M): if it changes neither width nor size."""
     return block.in_width == block.width and block.stride == 1
 
 
 def fold_branch(tensors: Mapping[str, Tensor], norm: str, block: RepBlock, eps: float) -> Kernel:
-    """eqs. 3-4 for the branch of that BatchNorm, by the names within the block."""
+    """eqs. 3-4: fold the BatchNorm named ``norm`` into the convolution of its branch, by names within the block."""
     gamma, beta, mu, variance = (tensors[f"{norm}.{of}"] for of in ("weight", "bias", "running_mean", "running_var"))
     bn = Affine.batchnorm(gamma, beta, mu, variance, eps)
     weight, branch = tensors.get(f"{norm.removesuffix('.bn')}.conv.weight"), eye(block.width, rank=4)
@@ -84,6 +85,6 @@ def fold_branch(tensors: Mapping[str, Tensor], norm: str, block: RepBlock, eps: 
 
 
 def fold_block(tensors: Mapping[str, Tensor], block: RepBlock, eps: float) -> Kernel:
-    """All branches of a block, by the names within it, as one convolution."""
+    """Fold all branches of a block into one convolution; ``tensors`` are by their names within the block."""
     norms = [name.removesuffix(".running_var") for name in tensors if name.endswith(".running_var")]
     return reduce(add, (fold_branch(tensors, norm, block, eps) for norm in sorted(norms)))

@@ -1,4 +1,4 @@
-"""The papers' models: RepVGG's A, B, D2se with their g2 and g4 variants, MobileOne's S0 to S4; and small ones."""
+"""The papers' models, RepVGG A, B (also g2 and g4) and D2se and MobileOne S0 to S4, with synthetic checkpoints."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from repaconv.methods.repconv.paper import TrainingBlock
 
 
 class Arch(NamedTuple):
-    """A net's sizes, and how many convolutions of the full kernel stand beside each other behind the first block."""
+    """The sizes of a network, and the number of parallel full-kernel convolutions in every block after the first."""
 
     config: RepConvConfig
     convs: int = 1
@@ -26,7 +26,7 @@ _WIDTHS = (64, 128, 256, 512)
 def repvgg(
     depths: tuple[int, ...], wide: tuple[float, ...], groups: int = 1, *, squeeze: bool = False, classes: int = 1000
 ) -> Arch:
-    """RepVGG by its multipliers a, a, a, b; every second layer has groups in the g2 and g4 models."""
+    """A RepVGG with these width multipliers a, a, a, b; in the g2 and g4 models every second layer has groups."""
     widths = [int(base * factor) for base, factor in zip(_WIDTHS, wide, strict=True)]
     inside = [width // 16 or 1 if squeeze else 0 for width in widths]
     before, layer = min(64, widths[0]), 0
@@ -49,7 +49,7 @@ def mobileone(
     depths: tuple[int, ...] = (2, 8, 10, 1),
     classes: int = 1000,
 ) -> Arch:
-    """MobileOne by its multipliers: pairs of a depthwise and a pointwise block, so many a stage."""
+    """A MobileOne with these width multipliers; ``depths`` are the pairs of depthwise and pointwise block per stage."""
     widths = [int(base * factor) for base, factor in zip(_WIDTHS, wide, strict=True)]
     before = min(64, widths[0])
     stages: list[tuple[RepBlock, ...]] = [(RepBlock(3, before, 3, 2),)]
@@ -88,7 +88,7 @@ ARCHS = {
 
 
 def training_net(arch: Arch) -> RepConv:
-    """The net as trained, in eval mode; its first block has one convolution of the full kernel."""
+    """The network as trained, in eval mode. Its first block has one full-kernel convolution."""
 
     def block(name: str, part: RepBlock) -> TrainingBlock:
         return TrainingBlock(arch.config.layout, part, 1 if name == "stage0" else arch.convs, 1e-5)
@@ -97,14 +97,14 @@ def training_net(arch: Arch) -> RepConv:
 
 
 def published(arch: str) -> Published:
-    """At 224 pixels, or at what its accuracy is stated for."""
+    """Build the paper's model of that name, for images of 224 pixels (D2se: 320, as in its reported accuracy)."""
     known = ARCHS[arch]
     side = 320 if arch == "repvgg-d2se" else 224
     return Published(lambda: training_net(known), lambda: RepConv(known.config), (3, side, side))
 
 
 def example(arch: str | Arch, seed: int) -> dict[str, Tensor]:
-    """Official names; no norm is near the identity, and no branch much smaller than the others."""
+    """Make a synthetic checkpoint with official names, with non-trivial norms and branches of similar magnitude."""
     known, random = ARCHS[arch] if isinstance(arch, str) else arch, torch.Generator().manual_seed(seed)
     with torch.device("meta"):
         shapes = training_net(known).state_dict()
@@ -121,4 +121,4 @@ def _example_tensor(name: str, shape: tuple[int, ...], convs: int, random: torch
         return 0.1 * noise
     if len(shape) > 1:
         return noise * math.sqrt(2 / math.prod(shape[1:]))
-    return (1 + 0.3 * noise) / math.sqrt(1.3 * (convs + 1))  # the sum of the branches keeps its size, about
+    return (1 + 0.3 * noise) / math.sqrt(1.3 * (convs + 1))  # the branches' sum has about the input's scale

@@ -1,4 +1,4 @@
-"""RepVGG's and MobileOne's checkpoints: both official codes' names and timm's, and the certificate of their fold."""
+"""Read and fold RepVGG and MobileOne checkpoints, with the names of the official codes or of timm."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from repaconv.results import Fact, FoldStep
 
 
 def detect(checkpoint: Checkpoint) -> Detection | None:
-    """Blocks of either official code or of timm's ByobNet, in their places."""
+    """Recognize the blocks of either official code or of timm's ByobNet."""
     keys = block_keys(checkpoint)
     if not keys:
         return None
@@ -35,10 +35,10 @@ def detect(checkpoint: Checkpoint) -> Detection | None:
 
 
 def read(checkpoint: Checkpoint, settings: Mapping[str, str]) -> RepConvReading:
-    """A RepVGG or MobileOne, as trained or deployed.
+    """Read a RepVGG or MobileOne, as trained or deployed.
 
     Raises:
-        Refused: If the keys are not one whole RepVGG or MobileOne, or its weights are not sound.
+        Refused: If the keys are not those of one complete network, or its weights are invalid (`require_sound`).
         UsageProblem: If a setting is unknown or malformed.
     """
     key = one_net(checkpoint)
@@ -66,22 +66,25 @@ def read(checkpoint: Checkpoint, settings: Mapping[str, str]) -> RepConvReading:
 
 @dataclass(frozen=True, kw_only=True)
 class RepConvReading(Reading):
-    """A net as trained; ``convs`` are the branches of the full kernel in the first block and in all others."""
+    """A RepVGG or MobileOne that was read from a checkpoint.
+
+    ``convs`` are the numbers of full-kernel branches in the first block and in all others.
+    """
 
     config: RepConvConfig
     convs: tuple[int, int]
     eps: float
 
     def block(self, name: str, part: RepBlock) -> TrainingBlock:
-        """The training block of that name."""
+        """Build the training block of that name."""
         return TrainingBlock(self.config.layout, part, self.convs[name != "stage0"], self.eps)
 
     def module(self) -> nn.Module:
-        """With its branches; in deploy form already, the deploy net."""
+        """The network with its branches; the deploy network if the file is in deploy form."""
         return RepConv(self.config, None if self.deployed else self.block).eval()
 
     def parts(self) -> Iterator[FoldedPart]:
-        """Every block as one convolution, and the head as it is."""
+        """Yield every block as one convolution, and the head unchanged."""
         for name, block in self.config.blocks.items():
             yield _folded_block(self, name, block)
         yield FoldedPart({name: w.double() for name, w in self.tensors.items() if name.startswith("linear.")})
@@ -114,7 +117,7 @@ def _folded_block(reading: RepConvReading, name: str, block: RepBlock) -> Folded
 
 @torch.no_grad()
 def _difference(trained: TrainingBlock, tensors: Mapping[str, Tensor], conv: nn.Module) -> float:
-    """Of the sums before the ReLU, which would hide what is negative."""
+    """Relative difference of the outputs before the ReLU, which would hide differences of negative values."""
     shape = (2, trained.block.in_width, 7, 5)
     x = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     loaded(trained, tensors)
@@ -124,7 +127,7 @@ def _difference(trained: TrainingBlock, tensors: Mapping[str, Tensor], conv: nn.
 def _read_config(
     tensors: Mapping[str, Tensor], key: BlockKey, knobs: Knobs
 ) -> tuple[RepConvConfig, tuple[int, int], tuple[Fact, ...]]:
-    """What shapes and branches say; the exact comparison afterwards finds what does not fit."""
+    """Read the configuration from shapes and branches; `Reading.require_whole` later refuses unfit tensors."""
     depths = _depths(tensors)
     named = ["stage0"], *([f"stage{s}.{i}" for i in range(depth)] for s, depth in enumerate(depths, 1))
     blocks, before = [], 0
@@ -146,7 +149,7 @@ def _read_config(
 
 
 def _depths(tensors: Mapping[str, Tensor]) -> list[int]:
-    """Blocks of each stage behind the first.
+    """The number of blocks in each stage after ``stage0``.
 
     Raises:
         Refused: If a stage or a block is missing.
@@ -165,7 +168,7 @@ def _depths(tensors: Mapping[str, Tensor]) -> list[int]:
 
 
 def _read_block(tensors: Mapping[str, Tensor], name: str, key: BlockKey, before: int) -> RepBlock:
-    """One block whose input has so many channels, 0 for an image; of stride 1 for now."""
+    """Read one block whose input has ``before`` channels, 0 for the network's input; its stride is set later."""
     names = NAMES[key.layout]
     conv = f"{names.conv}{'' if key.layout == 'repvgg' else '.0'}.conv"
     place = f"{name}.{names.folded if key.deployed else conv}.weight"
@@ -185,7 +188,7 @@ def _read_block(tensors: Mapping[str, Tensor], name: str, key: BlockKey, before:
 
 
 def _convs(tensors: Mapping[str, Tensor], name: str, layout: Layout) -> int:
-    """Branches of the full kernel."""
+    """The number of full-kernel branches of a block."""
     conv = f"{name}.{NAMES[layout].conv}"
     pattern = re.compile(rf"{re.escape(conv)}\.(\d+)\.")
     found = {int(match[1]) for key in tensors if (match := pattern.match(key))}
@@ -195,7 +198,7 @@ def _convs(tensors: Mapping[str, Tensor], name: str, layout: Layout) -> int:
 def _strides(
     tensors: Mapping[str, Tensor], key: BlockKey, firsts: list[tuple[str, RepBlock]], knobs: Knobs
 ) -> list[int]:
-    """Of the first block of every stage; all others have 1."""
+    """Read the strides of each stage's first block; all other blocks have stride 1."""
 
     def parse(text: str) -> str:
         if len(words := text.split(",")) != len(firsts):

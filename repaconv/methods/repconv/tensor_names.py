@@ -1,4 +1,4 @@
-"""The keys of RepVGG's and MobileOne's official codes, and of timm's ByobNet, which has both."""
+"""Recognize the key names of RepVGG's and MobileOne's official code and of timm's ByobNet, and convert them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,16 @@ _PLUS = re.compile(r"(?:^|\.)stage\d+(?:_first|_second)?(?:\.blocks\.|_aux\.)|\.
 
 
 class BlockKey(NamedTuple):
-    """What the key of a block's largest convolution says."""
+    """What the key of a block's largest convolution shows about the network.
+
+    Attributes:
+        prefix: What comes before the network's own names.
+        layout: The official code whose names are used.
+        timm: Whether the names are timm's.
+        deployed: Whether the block is in deploy form.
+        block: Name of the block.
+        part: Name of the convolution within the block.
+    """
 
     prefix: str
     layout: Layout
@@ -31,7 +40,7 @@ class BlockKey(NamedTuple):
 
 
 def block_keys(checkpoint: Checkpoint) -> list[BlockKey]:
-    """What every key of a block's largest convolution says, in the order of the file."""
+    """Parse the keys of all blocks' largest convolutions, in the order of the file."""
     keys = []
     for name in checkpoint.tensors:
         if not (match := _BLOCK_KEY.match(name)):
@@ -46,10 +55,10 @@ def block_keys(checkpoint: Checkpoint) -> list[BlockKey]:
 
 
 def one_net(checkpoint: Checkpoint) -> BlockKey:
-    """What all block keys say alike, without a block's name.
+    """The prefix, layout and form that all block keys have in common.
 
     Raises:
-        Refused: If they differ, if there are none, or if the net is a RepVGGplus.
+        Refused: If they differ, if there are none, or if the network is a RepVGGplus.
     """
     found = {key._replace(block="", part="") for key in block_keys(checkpoint)}
     if found and (plus := next((name for name in checkpoint.tensors if _PLUS.search(name)), None)):
@@ -79,7 +88,7 @@ def one_net(checkpoint: Checkpoint) -> BlockKey:
 
 
 def official_names(checkpoint: Checkpoint, key: BlockKey) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Tensors by the names of the layout's official code, and those names to the names in the file."""
+    """Tensors by the names of the layout's official code, and a map from those names to the names in the file."""
     theirs = NAMES[key.layout]
     spellings = (
         (r"^stem\.", "stage0."),
@@ -96,6 +105,6 @@ def official_names(checkpoint: Checkpoint, key: BlockKey) -> tuple[dict[str, Ten
         name = full.removeprefix(key.prefix)
         for pattern, replacement in spellings if key.timm else ():
             name = re.sub(pattern, replacement, name)
-        return None if name.endswith("num_batches_tracked") else name  # evaluation does not read that
+        return None if name.endswith("num_batches_tracked") else name  # not used in eval mode
 
     return renamed(checkpoint, name_of)

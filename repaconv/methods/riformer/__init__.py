@@ -1,4 +1,4 @@
-"""RIFormer (CVPR 2023, arXiv 2304.05659): a MetaFormer trained with an affine in place of the token mixer."""
+"""RIFormer (CVPR 2023, arXiv 2304.05659): a MetaFormer trained with an affine transformation as its token mixer."""
 
 from pathlib import Path
 

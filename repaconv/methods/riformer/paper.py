@@ -1,23 +1,23 @@
-"""RIFormer (CVPR 2023, arXiv 2304.05659): a MetaFormer trained with an affine in place of the token mixer.
+"""RIFormer (CVPR 2023, arXiv 2304.05659): a MetaFormer trained with an affine transformation as its token mixer.
 
-The training block, with n1 = LN(x), an affine A(z) = s z + t per channel, and LayerScale l1, l2:
+The training-time block, with n1 = LN(x), an affine A(z) = s z + t per channel, and LayerScales l1, l2:
 
     x += l1 (A(n1) - n1)                  eq. 1: s M + t - M
     x += l2 fc2(act(fc1(LN(x))))
 
-The deploy block has no mixer: the paper's eq. 4 puts the affine into the norm before it,
+The inference-time block has no token mixer. The paper's eq. 4 folds the affine into the norm before it:
 
-    gamma' = gamma (s - 1),   beta' = beta (s - 1) + t;
+    gamma' = gamma (s - 1),   beta' = beta (s - 1) + t
 
-it is `IdentityMixerBlock` of `repaconv.backbones.metaformer`.
+The block is `IdentityMixerBlock` of `repaconv.backbones.metaformer`.
 
-Beyond the paper, all exact: l1 goes into the same norm, l2 into fc2, the second norm's affine into fc1,
-and the final norm's affine through the pooling, which is linear, into the head. The norms' statistics
-stay: they depend on the input.
+The following is folded in addition to the paper, exactly: l1 into the same norm, l2 into fc2, the second norm's affine
+into fc1, and the final norm's affine into the head, through the pooling, which is linear. The norms' statistics are not
+folded, because they depend on the input.
 
-Where paper and code disagree: eq. 2 subtracts the block's input, code and eqs. 1 and 4 the normalised
-input. Only the latter folds, and it is what was trained. LN is GroupNorm with one group unless the run's
-configuration says LN2d (per pixel); the two have the same keys and shapes.
+Paper and official code disagree in one point. Eq. 2 subtracts the block's input; the code and eqs. 1 and 4 subtract the
+normalized input. The networks were trained as in the code, and only that form can be folded. LN is GroupNorm with one
+group, or LN2d (per pixel) if the run's configuration says so; both have the same keys and shapes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from repaconv.backbones.norms_and_ffns import ConvMlp, Norm
 
 
 class AffineMixer(nn.Module):
-    """eq. 1: A(z) - z, with the affine as a depthwise 1x1 convolution, as the official code has it."""
+    """eq. 1: A(z) - z. The affine is a depthwise 1x1 convolution, as in the official code."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class AffineMixer(nn.Module):
 
 
 class RIFormerBlock(nn.Module):
-    """The block as trained, or (``deployed``) as the official switch_to_deploy leaves it."""
+    """The block as trained; if ``deployed``, as the official switch_to_deploy makes it."""
 
     def __init__(self, config: MetaFormerConfig, stage: int, index: int, *, layer_scale: bool, deployed: bool) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ class RIFormerBlock(nn.Module):
 
 
 def fold_block(block: Mapping[str, Tensor]) -> dict[str, Affine]:
-    """One block's weights by the names within it -> norm1, fc1, fc2 of the deploy block."""
+    """Fold one block's weights, by their names within the block, into norm1, fc1 and fc2 of the deploy block."""
     norm2 = Affine.diagonal(block["norm2.weight"], block["norm2.bias"])
     fc1 = Affine.conv1x1(block["mlp.fc1.weight"], block["mlp.fc1.bias"])
     fc2 = Affine.conv1x1(block["mlp.fc2.weight"], block["mlp.fc2.bias"])
@@ -93,5 +93,8 @@ def fold_block(block: Mapping[str, Tensor]) -> dict[str, Affine]:
 
 
 def fold_head(norm: Affine, head: Affine) -> Affine:
-    """head(mean(norm(n))) = (head @ norm)(mean(n)): pooling is linear and acts on no channel."""
+    """Fold the final norm's affine into the head: head(mean(norm(n))) = (head @ norm)(mean(n)).
+
+    This is exact because pooling is linear and does not mix channels.
+    """
     return head @ norm

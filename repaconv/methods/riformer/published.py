@@ -1,4 +1,4 @@
-"""The paper's models, and checkpoints of our own making in their sizes."""
+"""The paper's models, and synthetic checkpoints of the same sizes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ARCHS = {
 
 
 def published(arch: str) -> Published:
-    """``s12`` for 224 pixels, ``m36@384`` for 384."""
+    """Build the paper's model of that name: ``s12`` for 224 pixels, ``m36@384`` for 384."""
     name, _, size = arch.partition("@")
     config, side = ARCHS[name], int(size or 224)
     block = partial(RIFormerBlock, layer_scale=True, deployed=False)
@@ -37,7 +37,7 @@ def published(arch: str) -> Published:
 
 
 def example(arch: str | MetaFormerConfig, seed: int) -> dict[str, Tensor]:
-    """mmpretrain's key names; affines, LayerScales and biases far from the identity."""
+    """Make a synthetic checkpoint with mmpretrain's key names; affines, LayerScales and biases are not trivial."""
     config = ARCHS[arch] if isinstance(arch, str) else arch
     random = torch.Generator().manual_seed(seed)
     block = partial(RIFormerBlock, layer_scale=True, deployed=False)
@@ -56,7 +56,7 @@ def _mmpretrain_name(name: str, last: int) -> str:
 
 
 def _example_tensor(name: str, shape: tuple[int, ...], random: torch.Generator) -> Tensor:
-    """Weights keep the signal's size; scales and shifts are far enough from 1 and 0 that no fold is trivial."""
+    """Random values. Weights preserve the scale of activations; no scale is near 1 and no shift near 0."""
     noise = torch.randn(shape, generator=random)
     if "layer_scale" in name:
         return 0.3 + 0.1 * noise

@@ -1,4 +1,4 @@
-"""RIFormer's checkpoints: the official code's keys, the run's configuration, and the certificate of their fold."""
+"""Read and fold RIFormer checkpoints: the official code's keys and the configuration of the training run."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _BLOCK_KEY = re.compile(r"^(?P<prefix>.*?)network\.\d+\.\d+\.(?P<part>token_mixe
 
 
 def detect(checkpoint: Checkpoint) -> Detection | None:
-    """A mixer's affine tells RIFormer from PoolFormer, whose other keys are the same."""
+    """Recognize a RIFormer by its token mixer's affine; all other keys are also PoolFormer's."""
     parts = [match["part"] for name in checkpoint.tensors if (match := _BLOCK_KEY.match(name))]
     affine, reparam = parts.count("token_mixer.affine"), parts.count("norm_reparam")
     if affine:
@@ -42,10 +42,10 @@ def detect(checkpoint: Checkpoint) -> Detection | None:
 
 
 def read(checkpoint: Checkpoint, settings: Mapping[str, str]) -> RIFormerReading:
-    """A RIFormer of the official code, as trained or deployed.
+    """Read a RIFormer of the official code, as trained or deployed.
 
     Raises:
-        Refused: If the keys are not one whole RIFormer, or its weights are not sound.
+        Refused: If the keys are not those of one complete RIFormer, or its weights are invalid (`require_sound`).
         UsageProblem: If a setting is unknown or malformed.
     """
     detection = detect(checkpoint)
@@ -83,18 +83,18 @@ def read(checkpoint: Checkpoint, settings: Mapping[str, str]) -> RIFormerReading
 
 @dataclass(frozen=True, kw_only=True)
 class RIFormerReading(Reading):
-    """A RIFormer as trained; without LayerScale it was built with use_layer_scale=False."""
+    """A RIFormer that was read from a checkpoint; ``layer_scale`` is the official code's use_layer_scale."""
 
     config: MetaFormerConfig
     layer_scale: bool
 
     def module(self) -> nn.Module:
-        """With the affine in place of the token mixer."""
+        """The network as trained, with affine token mixers."""
         block = partial(RIFormerBlock, layer_scale=self.layer_scale, deployed=self.deployed)
         return MetaFormer(self.config, block, final_affine=True).eval()
 
     def parts(self) -> Iterator[FoldedPart]:
-        """The projections as they are, the blocks without a mixer, the head."""
+        """Yield the embedding convolutions unchanged, the blocks without a token mixer, and the head."""
         yield FoldedPart({name: w.double() for name, w in self.tensors.items() if ".proj." in name})
         for stage, count in enumerate(self.config.layers):
             for index in range(count):
@@ -129,7 +129,7 @@ def _folded_block(reading: RIFormerReading, stage: int, name: str) -> FoldedPart
 
 
 def _folded_head(reading: RIFormerReading) -> FoldedPart:
-    """The final norm's affine into the head, or left in place where the net gives features."""
+    """Fold the final norm's affine into the head; a network without a head keeps it."""
     tail = {name: w.double() for name, w in reading.tensors.items() if name.startswith(("norm.", "head."))}
     if not reading.config.classes:
         return FoldedPart(tail)
@@ -154,7 +154,7 @@ def _as_conv(affine: Affine) -> Tensor:
 
 
 def _official_names(checkpoint: Checkpoint) -> tuple[dict[str, Tensor], dict[str, str], tuple[Fact, ...]]:
-    """mmpretrain's and the paper listing's names to the listing's; norms that no classifier reads go."""
+    """Tensors by the names of the paper's listing, from those or mmpretrain's; unused norms of stages are left out."""
     prefix = next(match["prefix"] for name in checkpoint.tensors if (match := _BLOCK_KEY.match(name)))
     stages = (re.match(r"network\.(\d+)\.", name.removeprefix(prefix)) for name in checkpoint.tensors)
     last = max(int(match[1]) for match in stages if match)
@@ -174,7 +174,7 @@ def _official_names(checkpoint: Checkpoint) -> tuple[dict[str, Tensor], dict[str
 
 
 def _sizes(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """What the shapes say; the exact comparison afterwards finds what does not fit them."""
+    """The sizes that the tensors' shapes show; `Reading.require_whole` later refuses tensors that do not fit."""
     blocks: dict[int, set[int]] = {}
     for name in tensors:
         if match := re.match(r"network\.(\d+)\.(\d+)\.", name):
@@ -211,7 +211,7 @@ def _shape_facts(sizes: Mapping[str, Any]) -> list[Fact]:
 def _not_in_tensors(
     tensors: Mapping[str, Tensor], record: Mapping[str, Any], run: Mapping[str, Any], knobs: Knobs
 ) -> dict[str, Any]:
-    """Norm, eps, activation, strides and paddings: from --set, the run's configuration or the code's default."""
+    """Read norm, eps, activation, strides and paddings from --set, the run's configuration or the code's defaults."""
     said = find_typed(run.get("model"), "RIFormer") or {}
     where = "meta.cfg" if said else ""
     norm, act = said.get("norm_cfg", {}), said.get("act_cfg", {})
@@ -254,7 +254,7 @@ def _not_in_tensors(
 
 
 def _require_one_form(reading: RIFormerReading) -> None:
-    """Refuse nets of which some blocks were reparameterised and others not."""
+    """Refuse networks in which only some blocks were reparameterized."""
     trained = {name.split(".token_mixer")[0] for name in reading.tensors if ".token_mixer." in name}
     folded = {name.split(".norm_reparam")[0] for name in reading.tensors if ".norm_reparam." in name}
     if trained and folded:

@@ -479,7 +479,7 @@ def test_branches_of_control_flow_are_left_alone(small):
     model.graph.node.extend([nodes[0], test, branch, nodes[2]])
     onnx.save(model, "if.onnx")
     done = rc.fold("if.onnx")
-    assert (done.verdict, done.links) == ("not verified", ())  # nothing was folded, nothing was run
+    assert (done.verdict, [link.verdict for link in done.links]) == ("passed", ["passed"])  # the same graph, compared
     assert "If" in done.not_folded[0]
 
 

@@ -45,7 +45,7 @@ from repaconv.stages.bench.session_loads import Openings
 from repaconv.stages.shared.common_checks import load_target
 from repaconv.stages.shared.model_opening import Opened, opened
 from repaconv.stages.shared.safetensors_weights import write_checkpoint
-from repaconv.verification.difference_metrics import Meter
+from repaconv.verification.comparison import judge
 from repaconv.verification.input_batches import Batch
 from repaconv.verification.model_runners import Images
 
@@ -191,9 +191,8 @@ class Curve:
         outputs = {name: np.concatenate(list(self._classified(session))) for name, session in sessions.items()}
         links = {}
         for name in [name for name in outputs if name != ORIGINAL]:
-            meter = Meter(Tolerance(kind="lossy"), logits=True)
-            meter.add(outputs[name], outputs[ORIGINAL], labels=self.held.labels)
-            links[name] = meter.link(name, ORIGINAL, name)
+            ends, allowed = ((each, outputs[each]) for each in (ORIGINAL, name)), Tolerance(kind="lossy")
+            links[name] = judge(name, *ends, logits=True, tolerance=allowed, labels=self.held.labels)
         return links
 
     def _classified(self, session: Session) -> Iterator[Any]:

@@ -31,7 +31,7 @@ from repaconv.onnx_export.fp16_and_int8 import QUANTIZED
 from repaconv.results import MethodFold
 from repaconv.sources.verified_onnx_export import runnable
 from repaconv.stages.shared.lower_precision import in_precision
-from repaconv.verification.difference_metrics import Meter
+from repaconv.verification.comparison import Comparison
 from repaconv.verification.input_batches import Inputs, npz_inputs, random_inputs
 from repaconv.verification.model_runners import image_model
 from repaconv.verification.tolerances import POLICY, tolerance
@@ -120,10 +120,10 @@ def rows_of(net: Net) -> Iterator[dict[str, Any]]:
                 ways[break_it.__name__.replace("_", " ")] = break_it(broken)
         for way, model in ways.items():
             session = image_model(runnable(model, kind).SerializeToString())
-            meter = Meter(tolerance(kind, decides="pyra" in net.name), logits=True)
+            compared = Comparison(precision, tolerance(kind, decides="pyra" in net.name))
             for images, right in zip(net.judging, expected, strict=True):
-                meter.add(session.run(images), right)
-            link, found = meter.link(kind, "float32", precision), meter.metrics()
+                compared.add({"logits": session.run(images)}, {"logits": right})
+            (link,), found = compared.links(kind, "float32"), compared.metrics("logits")
             yield {
                 "net": net.name,
                 "precision": precision,

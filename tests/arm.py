@@ -27,7 +27,7 @@ import repaconv as rc
 from repaconv.core import plugins
 from repaconv.core.files import read_artefact
 from repaconv.results import ExportArtefact, MethodFold
-from repaconv.verification.difference_metrics import judge
+from repaconv.verification.comparison import judge
 from repaconv.verification.input_batches import random_inputs
 from repaconv.verification.model_runners import image_model
 from repaconv.verification.tolerances import tolerance

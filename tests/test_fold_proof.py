@@ -18,12 +18,13 @@ from repaconv.graph import model_rewriting as graphs
 from repaconv.graph.float64_graph import retyped
 from repaconv.results import Tolerance
 from repaconv.rewrites.fold.linear_layer_composition import AFFINE
-from repaconv.verification import evaluated_graph, folded_graph_verification
+from repaconv.verification import evaluated_graph, rounding
+from repaconv.verification.comparison import Comparison, PerNeighborhood, run_both
 from repaconv.verification.evaluated_graph import Evaluated
 from repaconv.verification.model_runners import load_onnx
-from repaconv.verification.neighborhood_comparison import compare
 from repaconv.verification.probe_inputs import probes
 from repaconv.verification.random_inputs import draws
+from repaconv.verification.rounding import jitter_rounding
 
 
 def planted(monkeypatch, plant) -> None:
@@ -83,7 +84,9 @@ def held(reference, candidate, *, x=None, rounded=(), **more):
     probes = [{"x": one} for one in (x if x is not None else random.standard_normal((2, 3, 4)).astype(np.float32))]
     allowed = Tolerance(kind="exact", rtol=1e-5)
     ends = [End(one) for one in (reference, candidate, *rounded)]
-    return compare(ends[0], ends[1], probes, allowed, rounded=ends[2:], **more)
+    found = Comparison("candidate", allowed, None, scale=PerNeighborhood, **more)
+    how = (lambda feeds, right: jitter_rounding(ends[2:], feeds, right)) if rounded else (lambda feeds, right: None)
+    return run_both(ends[0], ends[1], probes, found, how).links("onnx", "reference")
 
 
 def nan_at(*places):
@@ -323,7 +326,7 @@ def test_strings_and_sequences_are_not_verified_by_name():
     done = rc.fold("net.onnx")
     assert done.verdict == "passed"
     assert [link.verdict for link in done.links] == ["passed", "not verified", "not verified"]
-    assert [link.reference.split()[-1] for link in done.links] == ["z", "words", "list"]
+    assert [link.candidate.split()[-1] for link in done.links] == ["z", "words", "list"]
 
 
 BIASED = [("MatMul", "x w", "1"), ("Add", "1 b", "2"), ("MatMul", "2 v", "y")]
@@ -443,12 +446,10 @@ def test_a_graph_rounded_otherwise_runs_on_all_probes_and_is_let_go(monkeypatch)
     model = NETS["pixels"].model()
     feeds = probes(model, load_onnx(model.SerializeToString()).run).feeds
     opened = []
-    monkeypatch.setattr(
-        folded_graph_verification, "load_onnx", lambda content: opened.append(content) or load_onnx(content)
-    )
+    monkeypatch.setattr(rounding, "load_onnx", lambda content: opened.append(content) or load_onnx(content))
     right = Evaluated(model)
     right.run(feeds[0])
-    other = folded_graph_verification._Rounded((right, right), 1e-6, 0, {}, feeds)
+    other = rounding.Jittered(right, 1e-6, 0, feeds)
     found = [other.run(each) for each in feeds]
     assert "session" not in vars(right), "both ends let theirs go"
     assert (len(opened), len(found)) == (1, len(feeds))

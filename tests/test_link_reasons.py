@@ -14,7 +14,7 @@ import repaconv
 from repaconv.results import PREVIOUS, Figures, Link, Tolerance, VerifyArtefact
 from repaconv.results.link_reasons import PHRASES, REASONS, reason_in_words, sentence, verdict_for
 from repaconv.results.records import Verdict
-from repaconv.verification.difference_metrics import judge
+from repaconv.verification.comparison import judge
 
 DATA = Path(__file__).parent / "data" / "schema2"
 TOLERANCE = Tolerance(kind="exact", rtol=1e-5)

@@ -25,12 +25,12 @@ from repaconv.graph.float64_graph import retyped
 from repaconv.onnx_export.float64_exporter import NEW, OLD, network_to_onnx
 from repaconv.sources.architecture_source import NetworkRunner
 from repaconv.sources.source_of_run import subject_of
-from repaconv.verification.float32_rounding_error import double_sway_of
+from repaconv.verification.comparison import Comparison
 from repaconv.verification.float64_graphs import REFERENCE, RUNTIME, Float64, _evaluated
 from repaconv.verification.input_batches import npz_calls
 from repaconv.verification.model_runners import load_onnx
 from repaconv.verification.onnx_model_loading import folded
-from repaconv.verification.output_comparison import Comparison, Decided
+from repaconv.verification.rounding import float64_rounding
 from repaconv.verification.tolerances import EXPLAINED, exact_rtols, tolerance
 
 
@@ -149,12 +149,12 @@ def test_what_is_decided_is_the_same_or_another():
         (other, np.array([False, True, False]), "passed"),
         (right + 1, np.ones(3, bool), "not verified"),
     ):
-        one = Decided(tolerance("onnx"))
-        one.add(found, right, undecided=undecided)
-        assert one.link("onnx", "a", "b").verdict == verdict
-    still = Decided(tolerance("onnx"))
-    still.add(np.ones((3, 1)), np.ones((3, 1)))
-    assert still.link("onnx", "a", "b").verdict == "not verified"
+        one = Comparison("b", tolerance("onnx"))
+        one.add({"class": found}, {"class": right}, undecided=undecided)
+        assert [link.verdict for link in one.links("onnx", "a")] == [verdict]
+    still = Comparison("b", tolerance("onnx"))
+    still.add({"class": np.ones((3, 1), int)}, {"class": np.ones((3, 1), int)})
+    assert [link.reason for link in still.links("onnx", "a")] == ["constant_output"]
 
 
 RESIZED = [
@@ -705,10 +705,10 @@ def test_what_jumps_within_one_unit_in_the_last_place_explains_nothing(off):
     feeds = {"input": np.random.default_rng(0).uniform(1.5, 2, (2, 8))}
     feeds["input"][0, 0] = 1.0
     right = runner.run(feeds)
-    moved = double_sway_of(SimpleNamespace(reference=runner, as_exported=None), feeds, right)()
-    assert 0 < moved["output"].max() < 1e-14
+    moved = float64_rounding(SimpleNamespace(reference=runner, as_exported=None), feeds, right)
+    assert 0 < moved.largest("output", (2, 8)).max() < 1e-14
     found = Comparison("folded", tolerance("fold"))
-    found.add({"output": right["output"] * (1 + off)}, right, sway=lambda: moved)
+    found.add({"output": right["output"] * (1 + off)}, right, rounding=moved)
     assert [link.verdict for link in found.links("fold", "float64")] == ["failed" if off else "passed"]
 
 

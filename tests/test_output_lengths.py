@@ -10,9 +10,9 @@ from onnx import TensorProto, helper, numpy_helper
 import repaconv as rc
 from repaconv.core.errors import Refused
 from repaconv.results import Tolerance
+from repaconv.verification.comparison import Comparison, PerNeighborhood, run_both
 from repaconv.verification.model_runners import FixedBatch, load_onnx
-from repaconv.verification.neighborhood_comparison import compare
-from repaconv.verification.output_comparison import Comparison
+from repaconv.verification.rounding import MEASURED, Rounding
 
 F, INT = TensorProto.FLOAT, TensorProto.INT64
 
@@ -69,10 +69,14 @@ def test_a_length_that_changes_from_image_to_image_is_movement():
     model.graph.initializer.append(numpy_helper.from_array(np.zeros((), np.float32), "nothing"))
     model.graph.output.append(helper.make_tensor_value_info("zeros", F, [1, "K"]))
     probes = [{"x": np.random.default_rng(n).standard_normal((1, 3, 12, 12)).astype(np.float32)} for n in range(3)]
-    allowed = Tolerance(kind="exact", rtol=1e-5)
-    links = compare(load_onnx(model), load_onnx(model), probes, allowed)
+
+    def replaced(model, probes):
+        found = Comparison("itself", Tolerance(kind="exact", rtol=1e-5), None, scale=PerNeighborhood)
+        return run_both(load_onnx(model), load_onnx(model), probes, found).links("onnx", "reference")
+
+    links = replaced(model, probes)
     assert [link.verdict for link in links] == ["passed"]
-    links = compare(load_onnx(model), load_onnx(model), probes[:1] * 3, allowed)
+    links = replaced(model, probes[:1] * 3)
     assert [link.verdict for link in links] == ["not verified"]
 
 
@@ -87,9 +91,9 @@ def test_what_no_image_by_image_comparison_was_recorded_for_is_a_sentence():
 def test_a_length_that_float32_alone_changes_is_not_a_fault(float32, verdict):
     """The reference gives 3, the candidate 4: a fault, unless the network as given has as many in float32 as well."""
     right, found = np.ones((1, 3)), np.ones((1, 4))
-    sway = {"out": np.full((1, float32), np.inf) if float32 == 4 else np.zeros((1, 3))}
+    moved = {"out": np.full((1, float32), np.inf) if float32 == 4 else np.zeros((1, 3))}
     compared = Comparison("candidate", Tolerance(kind="exact", rtol=1e-5))
-    compared.add({"out": found}, {"out": right}, whole=True, sway=lambda: sway)
+    compared.add({"out": found}, {"out": right}, whole=True, rounding=Rounding(MEASURED, lambda: [moved]))
     assert [link.verdict for link in compared.links("stored", "reference")] == [verdict]
 
 

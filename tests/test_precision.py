@@ -41,7 +41,7 @@ from repaconv.stages.shared.common_checks import load_target
 from repaconv.stages.shared.lower_precision import int8_for, largest_values, loader_for
 from repaconv.stages.tune.search import sensitivities
 from repaconv.stages.verify.verification_chain import CLIPPED_NOTE
-from repaconv.verification.difference_metrics import judge
+from repaconv.verification.comparison import judge
 from repaconv.verification.input_batches import random_inputs
 from repaconv.verification.model_runners import Images, decides, image_model, load_onnx
 from repaconv.verification.tolerances import tolerance

@@ -18,12 +18,12 @@ from repaconv.core.errors import Refused, UsageProblem
 from repaconv.method_api.preprocessing import preprocessing_of
 from repaconv.method_api.settings import Knobs
 from repaconv.results import Preprocessing, Tolerance
-from repaconv.verification.difference_metrics import Counts, Meter, judge, mcnemar, measure, not_verified
+from repaconv.verification.comparison import Comparison, judge, not_verified
+from repaconv.verification.comparison import joined as outputs_joined
 from repaconv.verification.image_files import prepared, read_image
 from repaconv.verification.input_batches import image_inputs, npz_inputs, random_inputs
 from repaconv.verification.model_runners import FixedBatch, Images, TorchRunner
-from repaconv.verification.output_comparison import Comparison, Decided
-from repaconv.verification.output_comparison import joined as outputs_joined
+from repaconv.verification.output_metrics import Counts, Meter, mcnemar, measure
 from repaconv.verification.tolerances import EXACT, LOSSY, depth_reason, exact_rtols, tolerance
 
 PLAIN = Preprocessing(mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0), image_size=(8, 8), source="test")
@@ -79,11 +79,9 @@ def test_a_flip_inside_the_noise_is_told_from_one_that_matters():
     close, far = reference.copy(), reference.copy()
     close[0, 1] = 1.0000005
     far[1, 1] = 1.1
-    exact = Meter(tolerance("onnx"), logits=True)
-    exact.add(close, reference)
-    found = exact.metrics()
-    assert (found.top1_flips, found.top1_flips_that_matter) == (1, 0)
-    assert exact.link("onnx", "a", "b").verdict == "passed"
+    exact = judge("onnx", ("a", reference), ("b", close), logits=True, tolerance=tolerance("onnx"))
+    assert (exact.metrics.top1_flips, exact.metrics.top1_flips_that_matter) == (1, 0)
+    assert exact.verdict == "passed"
     lossy = judge("int8", ("a", reference), ("b", far), logits=True, tolerance=tolerance("int8"))
     assert lossy.metrics.top1_flips_that_matter == 1
     assert lossy.verdict == "failed"
@@ -113,12 +111,11 @@ def test_flips_within_the_noise_are_a_figure_of_their_own_with_a_limit():
     assert "24 of 40 with a smaller lead did, 25% is allowed" in many.note
     assert judged(2, images=2).verdict == "passed"  # of two, chance has both
     assert "2 classes that led by more than 10% of the largest logit changed, 1% of all" in judged(0, beyond=2).note
-    labelled = Meter(tolerance("int8"), logits=True)
-    labelled.add(reference, reference, labels=np.zeros(100, dtype=np.int64))
-    assert "accuracy was not looked at" not in labelled.link("int8", "a", "b").note
-    large = Meter(tolerance("int8"), logits=True)
-    large.add(np.tile(reference, (50, 1)), np.tile(reference, (50, 1)))
-    assert large.link("int8", "a", "b").verdict == "passed"  # 2000 close ones: no number overflows
+    same = {"logits": True, "tolerance": tolerance("int8")}
+    labelled = judge("int8", ("a", reference), ("b", reference), labels=np.zeros(100, dtype=np.int64), **same)
+    assert "accuracy was not looked at" not in labelled.note
+    many = np.tile(reference, (50, 1))
+    assert judge("int8", ("a", many), ("b", many), **same).verdict == "passed"  # 2000 close ones: no number overflows
 
 
 def test_lossy_is_never_held_to_an_exact_tolerance():
@@ -175,9 +172,10 @@ def test_images_where_rounding_decides_are_left_out_if_they_differ_as_another_me
     def judged(row, value, undecided=unsure):
         candidate = reference.copy()
         candidate[row] = value
-        meter = Meter(tolerance("onnx"), logits=True)
-        meter.add(candidate, reference, undecided=undecided)
-        return meter.link("onnx", "a", "b")
+        found = Comparison("b", tolerance("onnx"))
+        found.add({"logits": candidate}, {"logits": reference}, undecided=undecided)
+        (link,) = found.links("onnx", "a")
+        return link
 
     merged = judged(1, 1.1 * reference[1])
     assert (merged.verdict, merged.metrics.images, merged.metrics.undecided) == ("passed", 3, 1)
@@ -703,9 +701,9 @@ def test_every_output_is_counted_where_several_become_one_link():
 def test_classes_of_which_rounding_decides_most_are_not_verified(unsure, verdict):
     right = np.arange(10).reshape(10, 1)
     found = np.where(right < unsure, right + 1, right)
-    meter = Decided(Tolerance(kind="exact", rtol=1e-5))
-    meter.add(found, right, undecided=np.arange(10) < unsure)
-    link = meter.link("onnx", "a", "b")
+    compared = Comparison("b", Tolerance(kind="exact", rtol=1e-5))
+    compared.add({"classes": found}, {"classes": right}, undecided=np.arange(10) < unsure)
+    (link,) = compared.links("onnx", "a")
     assert link.verdict == verdict
     assert ("left out" in link.note) == bool(unsure)
-    assert link.figures.left_out == unsure
+    assert (link.figures.left_out or 0) == unsure

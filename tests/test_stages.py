@@ -27,7 +27,7 @@ from repaconv.results import Link, MethodFold
 from repaconv.rewrites.presets import chosen
 from repaconv.sources import checkpoint_source
 from repaconv.sources.source_model import DEPLOY
-from repaconv.verification.difference_metrics import judge
+from repaconv.verification.comparison import judge
 from repaconv.verification.tolerances import tolerance
 
 RUN = Path("repaconv-out/tiny")

@@ -16,10 +16,10 @@ from repaconv.core.errors import GateFailed, Refused
 from repaconv.core.run_folder import Run
 from repaconv.results import Reason
 from repaconv.sources.source_of_run import subject_of
+from repaconv.verification.comparison import Comparison
 from repaconv.verification.evaluated_graph import Evaluated
-from repaconv.verification.float32_rounding_error import sway_of
 from repaconv.verification.folded_graph_verification import proved
-from repaconv.verification.output_comparison import Comparison
+from repaconv.verification.rounding import network_rounding
 from repaconv.verification.tolerances import tolerance
 
 
@@ -49,6 +49,22 @@ def test_a_wrong_fold_is_found_there(monkeypatch, by):
     with pytest.raises(GateFailed, match="numbers differ"):
         rc.fold("net.onnx", out="wrong.onnx")
     assert not Path("wrong.onnx").exists()
+
+
+def test_a_fault_below_what_moved_weights_explain_is_found_in_float64(monkeypatch):
+    """Large numbers that cancel: where weights are moved by 1e-6, they hide a fault of 0.03%; in float64 it shows."""
+    rows = [
+        ("Conv", "x w", "a", {"pads": [1] * 4}), ("BatchNormalization", "a nw nb nm nv", "b"),
+        ("Conv", "b spread", "c"), ("Add", "c up", "d"), ("Relu", "d", "e"), ("Conv", "e gather", "y"),
+    ]  # fmt: skip
+    signs = np.kron(np.eye(4), (-1.0) ** np.arange(16))  # each channel 16 times, with both signs
+    weights = {"w": normal(4, 4, 3, 3), "up": np.full((64, 1, 1), 200.0), **norm(4)}
+    weights |= {"spread": signs.T[..., None, None] / 16, "gather": signs[..., None, None]}
+    onnx.save(Net(rows, weights, {"x": (F, (1, 4, 8, 8))}, {"y": F}).model(), "net.onnx")
+    assert rc.fold("net.onnx", measure=False).verdict == "passed"
+    planted(monkeypatch, weight("nb", lambda b: b * np.float32(1 + 3e-4)))
+    with pytest.raises(GateFailed, match="computed in float64"):
+        rc.fold("net.onnx", out="wrong.onnx", measure=False)
 
 
 def test_of_many_classes_one_near_zero_may_come_out_exact_by_luck():
@@ -156,7 +172,7 @@ def test_inputs_on_which_it_shows_nothing_fail_nothing_and_a_planted_fault_is_fo
         right = stored.reference.run(call)
         found = Comparison("stored", tolerance("stored", usual=done.tolerances))
         wrong = {"y": stored.stored.run(call)["y"] * np.float32(1 + by)}
-        found.add(wrong, right, sway=sway_of(stored, call, right))
+        found.add(wrong, right, rounding=network_rounding(stored, call, right))
         (link,) = found.links("stored", "float64")
         return link.reason
 

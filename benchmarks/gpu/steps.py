@@ -138,7 +138,7 @@ def link_of(
     name: str, session: Any, images: Any, right: Any, undecided: Any, batch: int, precision: str, decides: bool
 ) -> Any:
     """The link ``engine`` of one form."""
-    from repaconv.verification.output_comparison import Comparison
+    from repaconv.verification.comparison import Comparison
     from repaconv.verification.tolerances import tolerance
 
     compared = Comparison(name, tolerance("engine", precision=precision, decides=decides))

@@ -9,7 +9,7 @@ from repaconv.conversion.image_splits import Part
 from repaconv.conversion.plain_vit import mapped
 from repaconv.results import Link, Tolerance, Tried
 from repaconv.verification.accuracy_budget import Budget
-from repaconv.verification.difference_metrics import Meter
+from repaconv.verification.comparison import judge
 
 LINK = "converted"
 ORIGINAL = "the original, float32"
@@ -45,9 +45,9 @@ class Judge:
             return mapped(net, self.part.images)
 
     def _link(self, found: Tensor, budget: Budget) -> Link:
-        meter = Meter(Tolerance(kind="lossy"), logits=self.logits)
-        meter.add(found.numpy(), self.right.numpy(), labels=self.part.labels)
-        return budget.judged(meter.link(LINK, ORIGINAL, "converted, float32"))
+        ends = (ORIGINAL, self.right.numpy()), ("converted, float32", found.numpy())
+        allowed = Tolerance(kind="lossy")
+        return budget.judged(judge(LINK, *ends, logits=self.logits, tolerance=allowed, labels=self.part.labels))
 
     def error(self, found: Tensor) -> float:
         """Return |found - right| / |right| over all outputs."""

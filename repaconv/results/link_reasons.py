@@ -72,7 +72,7 @@ def sentence(reason: Reason, figures: Figures) -> str:
     """Reason and figures in words; empty where the verdict and the metrics say all."""
     has, told = figures, [": ".join(filter(None, [PHRASES[reason], figures.detail]))]
     if has.different:
-        by = "" if has.error is None else f", by up to {has.error:.1e} of their neighbors"
+        by = "" if has.error is None else f", by up to {has.error:.1e}{' of their neighbors' * (has.unit == 'numbers')}"
         told.append(f"{has.different} of {has.compared} {has.unit} differ{by}")
     if has.left_out:
         share = f"{has.left_out} of {has.compared} {has.unit} ({has.left_out / (has.compared or 1):.0%})"

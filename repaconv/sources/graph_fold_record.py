@@ -14,9 +14,9 @@ from repaconv.graph.shape_inference import WORD
 from repaconv.onnx_export.torch_exporter import operators_of
 from repaconv.results import Change, ImageSize, Link, Sizes
 from repaconv.results.fold import Batch
+from repaconv.verification.comparison import shapes_of
 from repaconv.verification.evaluated_graph import Evaluated
 from repaconv.verification.folded_graph_verification import depth_of, unrunnable, usual_rtols
-from repaconv.verification.neighborhood_comparison import shapes_of
 from repaconv.verification.onnx_model_loading import inputs_of, looked_into
 from repaconv.verification.probe_inputs import GAINS
 from repaconv.verification.tolerances import LARGEST_RTOL, depth_reason, verdict_of
@@ -134,7 +134,7 @@ def _against_float64(given: Evaluated, folded: Evaluated, calls: Mapping[float, 
 def _rounded(right: Mapping[str, Any], *others: Mapping[str, Any]) -> float:
     """The largest difference, relative to the largest number of each output; infinite where there are no numbers."""
     from repaconv.results import Tolerance
-    from repaconv.verification.output_comparison import Comparison
+    from repaconv.verification.comparison import Comparison
 
     compared = Comparison("float32", Tolerance(kind="exact", rtol=0.0))
     for found in others:

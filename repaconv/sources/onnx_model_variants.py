@@ -15,14 +15,11 @@ from repaconv.graph.float64_graph import retyped
 from repaconv.verification.float64_graphs import Float64
 from repaconv.verification.input_batches import FLOATS
 from repaconv.verification.model_runners import FixedBatch, OnnxTrace, Runner, load_onnx, named
+from repaconv.verification.rounding import JITTER, JITTERS, jittered_feeds, moved_weights
 from repaconv.verification.tolerances import FLOAT32
-from repaconv.verification.weight_jitter import jittered_feeds, moved
 
 if TYPE_CHECKING:
     import onnx
-
-ROUNDINGS = 3
-"""Other roundings of a graph that are run to see what they decide otherwise."""
 
 
 class Ported:
@@ -69,9 +66,9 @@ class GraphForm:
         if not self.decides or self._last is None:
             return None
         feeds, right = self._last
-        by, apart = FLOAT32 / 10, np.zeros(1, bool)
+        apart = np.zeros(1, bool)
         for seed, run in enumerate(self._others):
-            apart = apart | _apart(self._run(run, jittered_feeds(feeds, by, seed)), right, whole=self.whole)
+            apart = apart | _apart(self._run(run, jittered_feeds(feeds, JITTER, seed)), right, whole=self.whole)
         return apart
 
     def trace(self) -> OnnxTrace:
@@ -90,7 +87,7 @@ class GraphForm:
 
     @cached_property
     def _others(self) -> list[Runner]:
-        return [self._open(moved(self.model, FLOAT32 / 10, seed)) for seed in range(ROUNDINGS)]
+        return [self._open(moved_weights(self.model, JITTER, seed)) for seed in range(JITTERS)]
 
     def _open(self, model: onnx.ModelProto) -> Runner:
         return Float64(model) if self.double else load_onnx(model)

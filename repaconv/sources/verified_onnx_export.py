@@ -14,9 +14,8 @@ from repaconv.core.file_replacement import write_payload
 from repaconv.core.progress import Progress
 from repaconv.onnx_export.onnx_simplifiers import not_done
 from repaconv.results import Change, Link
-from repaconv.verification.float32_rounding_error import sway_between
-from repaconv.verification.images_moved_by_rounding import Sway
 from repaconv.verification.model_runners import load_onnx, named
+from repaconv.verification.rounding import Rounding, rounding_between
 
 if TYPE_CHECKING:
     import numpy as np
@@ -152,8 +151,8 @@ Outputs = list[Mapping[str, Any]]
 class Judge(NamedTuple):
     """The calls on which graphs are compared, what is right for them, and what is allowed.
 
-    ``whole`` says that a call's outputs are judged as one, ``folder`` has weights that are files, ``sways`` say call by
-    call by how much rounding alone moves what is expected.
+    ``whole`` says that a call's outputs are judged as one, ``folder`` has weights that are files, ``roundings`` say
+    call by call by how much rounding alone moves what is expected.
     """
 
     feeds: Sequence[Feeds]
@@ -162,7 +161,7 @@ class Judge(NamedTuple):
     ways: Proving
     whole: bool = False
     folder: Path | None = None
-    sways: Sequence[Sway | None] = ()
+    roundings: Sequence[Rounding | None] = ()
 
     @classmethod
     def of(
@@ -174,8 +173,8 @@ class Judge(NamedTuple):
         for each in feeds:
             expected.append(form.run(each))
             undecided.append(form.undecided)
-        sways = [None if exact is None else sway_between(form, exact, each) for each in feeds]
-        return cls(feeds, expected, undecided, ways, whole, sways=sways)
+        roundings = [None if exact is None else rounding_between(form, exact, each) for each in feeds]
+        return cls(feeds, expected, undecided, ways, whole, roundings=roundings)
 
     def run(self, model: onnx.ModelProto) -> Outputs:
         """A graph's outputs, call by call."""
@@ -185,15 +184,15 @@ class Judge(NamedTuple):
 
     def link(self, name: str, ends: tuple[str, str], outputs: Outputs) -> Link:
         """Judge outputs, which are of ends (reference, candidate)."""
-        from repaconv.verification.output_comparison import Comparison, joined
+        from repaconv.verification.comparison import Comparison, joined
         from repaconv.verification.tolerances import tolerance
 
         logits = "logits" in self.expected[0]
         limits: dict[str, Any] = {"usual": self.ways.tolerances, "reasons": self.ways.reasons}
         allowed = tolerance(name, logits=logits, decides=self.ways.decides, **limits)
         found = Comparison(ends[1], allowed)
-        for got, right, unsure, sway in zip(outputs, self.expected, self.undecided, self.sways, strict=True):
-            found.add(got, right, undecided=unsure, whole=self.whole, sway=sway)
+        for got, right, unsure, rounding in zip(outputs, self.expected, self.undecided, self.roundings, strict=True):
+            found.add(got, right, undecided=unsure, whole=self.whole, rounding=rounding)
         return joined(found.links(name, ends[0]))
 
     def located(self, link: Link, right: Trace, wrong: onnx.ModelProto, *, by_module: bool) -> Link:
@@ -249,7 +248,7 @@ def _in_form(exported: Graph, rewrites: Sequence[Rewrite], judge: Judge) -> Grap
     """The graph in its form, with what was changed and the proof, if something was; else as it was."""
     from repaconv.graph.model_rewriting import rewritten
     from repaconv.onnx_export.torch_exporter import check
-    from repaconv.verification.difference_metrics import not_verified
+    from repaconv.verification.comparison import not_verified
 
     thrown_away = "the rewritten graph was discarded; the exported one was written"
     try:

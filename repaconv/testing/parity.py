@@ -60,9 +60,9 @@ def assert_parity(
     usual = Tolerance(kind="exact", rtol=rtol, atol=atol, noise=2 * rtol)
     links = _links(_paired(own.run(feeds), right.run(feeds)), usual, lossy)
     worst = max(links, key=lambda link: (link.verdict == "failed", link.verdict == "passed", _error(link)))
-    assert worst.metrics is not None
     if worst.verdict == "not verified":
         raise AssertionError(f"not verified: {worst.note}")
+    assert worst.metrics is not None, worst.note
     if worst.verdict == "failed":
         told = f"max rel {worst.metrics.max_rel_error:.1e}, max abs {worst.metrics.max_abs_error:.1e}"
         if len(feeds) > 1 or len(links) > 1:
@@ -73,16 +73,15 @@ def assert_parity(
 
 def _links(pairs: Mapping[str, tuple[Array, Array]], usual: Tolerance, lossy: str | None) -> list[Link]:
     """Return one comparison per output, named as the reference's outputs."""
-    from repaconv.verification.difference_metrics import Meter
+    from repaconv.verification.comparison import judge
     from repaconv.verification.tolerances import tolerance
 
     links = []
     for name, (found, expected) in pairs.items():
         logits = expected.ndim == 2 and expected.dtype.kind == "f"
-        meter = Meter(tolerance(lossy, logits=logits) if lossy else usual, logits=logits)
-        rows = expected.shape if expected.ndim > 1 else (-1, 1)
-        meter.add(found.reshape(rows).astype(np.float64), expected.reshape(rows).astype(np.float64))
-        links.append(meter.link(f"output {name}", "reference", "candidate"))
+        allowed = tolerance(lossy, logits=logits) if lossy else usual
+        ends = ("reference", expected.astype(np.float64)), ("candidate", found.astype(np.float64))
+        links.append(judge(f"output {name}", *ends, logits=logits, tolerance=allowed))
     return links
 
 

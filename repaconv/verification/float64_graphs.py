@@ -50,7 +50,7 @@ class Float64:
 
     def run(self, feeds: Feeds) -> dict[str, Any]:
         """Inputs to outputs, floating ones in float64."""
-        return dict(self._run({name: _wide(array) for name, array in feeds.items()}))
+        return dict(self._run({name: wide(array) for name, array in feeds.items()}))
 
 
 def widened(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -106,5 +106,6 @@ def _read_last(nodes: Sequence[Any], wanted: Sequence[str]) -> list[list[str]]:
     return found[::-1]
 
 
-def _wide(array: Array) -> Array:
+def wide(array: Array) -> Array:
+    """Floating-point numbers in float64."""
     return array.astype(np.float64) if array.dtype.kind == "f" else array

@@ -1,34 +1,58 @@
-"""The proof of a folded graph: it and the graph as given under ONNX Runtime, on inputs that excite both."""
+"""The verification of a folded graph: it and the original under ONNX Runtime, on inputs that excite both.
+
+1. Outputs are compared in FP32, by the tolerance alone. Nearly all networks end here.
+2. An output that is left open is compared in float64, where that runs. The fold, made once more in float64, must be
+   equal to the original there up to `ALGEBRA`; so its algebra is right. The folded graph in FP32 may be no further from
+   the original in float64 than the original in FP32 is, times a stated factor; so it was written down right.
+3. Where nothing evaluates the graph in float64, the original with moved weights and inputs says how far rounding goes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
+from math import inf
 from pathlib import Path
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
 
 from repaconv.core.errors import GateFailed, Refused, first_line
-from repaconv.results import Link, Tolerance
-from repaconv.verification.evaluated_graph import Evaluated, key_of
-from repaconv.verification.float64_reference import Ends, by_truth
-from repaconv.verification.model_runners import load_onnx
-from repaconv.verification.onnx_model_loading import checker_says
+from repaconv.engines.contract import Array, Feeds
+from repaconv.results import Figures, Link, Tolerance
+from repaconv.verification.comparison import Comparison, PerNeighborhood, neighborhood, raised, run_both
+from repaconv.verification.evaluated_graph import Evaluated
+from repaconv.verification.model_runners import Runner
+from repaconv.verification.onnx_model_loading import checker_says, stored
+from repaconv.verification.rounding import (
+    ALGEBRA,
+    ALGEBRAIC,
+    HALF_ROUNDINGS,
+    HALVES,
+    JITTER,
+    JITTER_SHARE,
+    JITTERED_TIMES,
+    JITTERS,
+    MEASURED,
+    MOVED_SHARE,
+    TO_FLOAT64,
+    VAGUE,
+    Jittered,
+    Movement,
+    Rounding,
+    apart,
+    jitter_rounding,
+    movement,
+)
 from repaconv.verification.tolerances import LOSSY, depth_reason, exact_rtols, tolerance
-from repaconv.verification.weight_jitter import stored
 
 if TYPE_CHECKING:
     import onnx
 
-    from repaconv.engines.contract import Feeds
-    from repaconv.verification.probe_inputs import Unrunnable
+    from repaconv.verification.probe_inputs import Probes, Unrunnable
 
 GIVEN, FOLDED = "original ONNX", "ONNX folded"
-HALVES = {10: ("fp16", 2.0**-12), 16: ("bf16", 2.0**-9)}
-"""ONNX's numbers of half precisions: the link where it is run in them, and by how much a rounding moves a number, as a
-rule: half of what it may."""
-ROUNDINGS = 3
-"""Other roundings of the graph as given that are run where a difference is more than its tolerance."""
 
 
 def proved(
@@ -107,7 +131,7 @@ def _as_stored(source: Path, before: Evaluated, after: Evaluated) -> tuple[Link,
         return ()
     try:
         limit = Tolerance(kind="exact", rtol=LOSSY[name][1], rtol_reason=f"run in {name}, as it is stored")
-        return _compared(source, before, after, name, limit)
+        return _compared(source, before, after, name, limit, {}, (GIVEN, FOLDED))
     except Unrunnable:
         return ()
 
@@ -125,38 +149,264 @@ def _compared(
     after: Evaluated,
     name: str,
     allowed: Tolerance,
-    coarse: Mapping[str, float] = MappingProxyType({}),
-    ends: tuple[str, str] = (GIVEN, FOLDED),
+    coarse: Mapping[str, float],
+    ends: tuple[str, str],
 ) -> tuple[Link, ...]:
     """A link for every output; raises Unrunnable where no probes are found."""
-    from repaconv.verification.neighborhood_comparison import UNDECIDED, compare
-    from repaconv.verification.probe_inputs import unmoved
-
     _require_opened(source, before)
-    found = before.probes
+    probes = before.probes
     with suppress(Exception):  # the runtime's own; it is raised again where they are compared
-        for each in found.feeds:
+        for each in probes.feeds:
             before.run(each)
     before.close()  # either is as large as its weights
     _require_opened(source, after, folded=True)
-    by = (allowed.rtol or 0.0) / 10
-    rounded = [_Rounded((before, after), by, seed, coarse, found.feeds) for seed in range(ROUNDINGS)]
-    links = compare(
-        before,
-        after,
-        found.feeds,
-        allowed,
-        name=name,
-        ends=ends,
-        note=found.told,
-        rounded=rounded,
-        fixed=unmoved(before.model),
-        undecided=max([UNDECIDED, *(LOSSY[link][1] for link, by in HALVES.values() if by in coarse.values())]),
-    )
-    if ends[1] != FOLDED or name != "onnx":
-        return links
-    coarsest = max(coarse.values(), default=0.0)
-    return by_truth(links, Ends(before, after, rounded), found.feeds, found.told, by * 10, coarsest)
+    return _Pair(before, after, probes, name, allowed, coarse, ends).links()
+
+
+def _open(links: Mapping[str, Link]) -> set[str]:
+    """Outputs that differ by more than is allowed so far."""
+    return {output for output, link in links.items() if link.verdict == "failed" or link.reason == "rounding_too_large"}
+
+
+def _constant(links: Mapping[str, Link]) -> set[str]:
+    return {output for output, link in links.items() if link.reason == "constant_output"}
+
+
+class _Pair:
+    """Two graphs that are compared on probes.
+
+    Attributes:
+        coarse: Weights that were rounded to half precision anew, and how far that moves each.
+        moved: The original with other roundings, each opened when it is first asked.
+    """
+
+    def __init__(
+        self,
+        before: Evaluated,
+        after: Evaluated,
+        probes: Probes,
+        name: str,
+        allowed: Tolerance,
+        coarse: Mapping[str, float],
+        ends: tuple[str, str],
+    ) -> None:
+        from repaconv.verification.probe_inputs import unmoved
+
+        self.before, self.after, self.probes = before, after, probes
+        self.name, self.allowed, self.coarse, self.ends = name, allowed, coarse, ends
+        self.fixed = unmoved(before.model)
+        by, others = JITTER_SHARE * (allowed.rtol or 0.0), (after,)
+        self.moved = [Jittered(before, by, seed, probes.feeds, coarse, others) for seed in range(JITTERS)]
+
+    def links(self) -> tuple[Link, ...]:
+        """One for every output.
+
+        Weights that were rounded to half precision move the folded graph by more than FP32 rounding does. That is
+        measured by moving them, so there float64 comes last.
+        """
+        found = self._by_output(run_both(self.before, self.after, self.probes.feeds, self._comparison()))
+        if self.coarse:
+            found |= self._by_jitter(_open(found))
+            found |= self._in_float64(_open(found), _constant(found))
+        else:
+            told = self._in_float64(_open(found), _constant(found))
+            found |= told
+            found |= self._by_jitter(_open(found) - told.keys())
+        return tuple(found.values())
+
+    def _comparison(self, allowed: Tolerance | None = None, vague: float = VAGUE) -> Comparison:
+        allowed = allowed or self.allowed
+        return Comparison(self.ends[1], allowed, None, scale=PerNeighborhood, fixed=self.fixed, vague=vague)
+
+    def _by_output(self, found: Comparison) -> dict[str, Link]:
+        return dict(zip(found.outputs, found.links(self.name, self.ends[0], self.probes.told), strict=True))
+
+    def _by_jitter(self, doubted: Collection[str]) -> dict[str, Link]:
+        """By how far moved weights and inputs move the original."""
+        if not doubted:
+            return {}
+        noises = [LOSSY[link][1] for link, by in HALVES.values() if by in self.coarse.values()]
+        found = self._comparison(vague=max([VAGUE, *noises]))
+        run_both(self.before, self.after, self.probes.feeds, found, partial(jitter_rounding, self.moved))
+        return {output: link for output, link in self._by_output(found).items() if output in doubted}
+
+    # --- in float64
+
+    def _in_float64(self, differ: Collection[str], constant: Collection[str]) -> dict[str, Link]:
+        """Of the outputs that float64 tells of, where it runs."""
+        if self.name != "onnx" or not (differ or constant):
+            return {}
+        self.before.close()
+        self.after.close()
+        try:
+            exact = self._exact()
+            if self.coarse and exact is None:
+                return {}
+            calls = [self._call(feeds, exact) for feeds in self.probes.feeds]
+            answers = {output: self._of_output(output, [call.of(output) for call in calls]) for output in differ}
+            answers |= {output: self._by_movement([call.of(output) for call in calls]) for output in constant}
+        except Exception:  # whatever cannot be evaluated in float64, of many classes: then nothing more is known
+            return {}
+        several = len(calls[0].original) > 1
+        return {
+            output: link.model_copy(update={"candidate": f"{link.candidate}, output {output}"} if several else {})
+            for output, link in answers.items()
+            if link is not None
+        }
+
+    def _exact(self) -> Runner | None:
+        """The candidate in float64, a fold as it is made there; None where that does not run."""
+        from repaconv.graph.model_rewriting import rewritten
+        from repaconv.rewrites.fold.fold_pipeline import FOLDS
+        from repaconv.verification.float64_graphs import Float64, widened
+
+        try:
+            if self.ends[1] != FOLDED:
+                return self.after.float64
+            return Float64(rewritten(widened(self.before.model), FOLDS)[0])
+        except Exception:  # as above
+            return None
+
+    def _call(self, feeds: Feeds, exact: Runner | None) -> _Call:
+        truth, folded = self.before.truth(feeds), self.after.run(feeds)
+        unfused = {name for name in truth if _overflows(folded.get(name), truth[name])}
+        if unfused:
+            folded |= self.after.as_written(feeds)
+        return _Call(feeds, self.before.run(feeds), folded, truth, exact.run(feeds) if exact else {}, unfused)
+
+    def _of_output(self, output: str, calls: Sequence[_OneOutput]) -> Link | None:
+        """What float64 says of one output; None where its numbers do not compare."""
+        if not all(call.comparable for call in calls):
+            return None
+        own = _own_rounding(calls)
+        proved = self._algebra(output, calls, own) if calls[0].exact is not None else None
+        if proved is not None and proved.verdict != "passed":
+            return proved
+        allowed = max(self.allowed.rtol or 0.0, HALF_ROUNDINGS * max(self.coarse.values(), default=0.0))
+        found = self._comparison(self.allowed.model_copy(update={"rtol": allowed}))
+        for call, moved in zip(calls, own, strict=True):
+            if call.truth.dtype.kind != "f" and proved is not None:  # what else FP32 decides otherwise is its rounding
+                moved = np.where(call.folded != call.truth, inf, moved)
+            right = {output: call.truth}
+            rounding = Rounding(MEASURED, partial(self._movements, output, call, moved))
+            found.add({output: call.folded.astype(call.truth.dtype)}, right, rounding=rounding)
+        exactly = proved.metrics.max_rel_error if proved is not None and proved.metrics else None
+        figures = {"error_in_float64": exactly, "unfused": sum(call.unfused for call in calls) or None}
+        (link,) = found.links(self.name, f"{self.ends[0]}, float64", self.probes.told, **figures)
+        if proved is None or link.reason not in ("rounding_too_large", "constant_output"):
+            return link
+        metrics = found.metrics(output)
+        measured = {"metrics": metrics, "tolerance": raised(found.allowed, metrics)}
+        return link.because("equal_in_float64").model_copy(update=measured)
+
+    def _movements(self, output: str, call: _OneOutput, own: Array) -> Iterator[Movement]:
+        """The original's error in FP32; where that is small by chance, how far moved weights and inputs move it."""
+        yield {output: own}
+        for other in self.moved:
+            moved = movement(other.run(call.feeds), {output: call.original})
+            yield {name: JITTERED_TIMES / MEASURED.times * array for name, array in moved.items()}
+
+    def _algebra(self, output: str, calls: Sequence[_OneOutput], own: Sequence[Array]) -> Link:
+        """The fold computed in float64 against the original there."""
+        probes, others = self.probes.feeds, (self.after,)
+        doubles = [
+            Jittered(self.before, JITTER * TO_FLOAT64, n, probes, {}, others, double=True) for n in range(JITTERS)
+        ]
+
+        def movements(call: _OneOutput, moved: Array) -> Iterator[Movement]:
+            if call.truth.dtype.kind == "f":
+                yield {output: moved}
+            for other in doubles:  # of values that are equal in float64, its rounding may choose another
+                further = movement(other.run(call.feeds), {output: call.truth}, discrete=True)
+                yield {name: JITTERED_TIMES / ALGEBRAIC.times * array for name, array in further.items()}
+
+        found = self._comparison(Tolerance(kind="exact", rtol=ALGEBRA))
+        for call, moved in zip(calls, own, strict=True):
+            rounding = Rounding(ALGEBRAIC, partial(movements, call, moved))
+            found.add({output: call.exact}, {output: call.truth}, rounding=rounding)
+        detail = "computed in float64"
+        (link,) = found.links(self.name, f"{self.ends[0]}, float64", self.probes.told, detail=detail)
+        return link
+
+    def _by_movement(self, calls: Sequence[_OneOutput]) -> Link | None:
+        """What is one number in FP32 for all inputs, and is not in float64: the fold there, by how far it moves."""
+        if not all(call.comparable and call.exact is not None and call.truth.dtype.kind == "f" for call in calls):
+            return None
+        first = {call.truth.shape: call.truth for call in reversed(calls)}
+        moves = off = 0.0
+        for call in calls:
+            for other in (first[call.truth.shape], *([call.truth[:1]] if call.truth.ndim else [])):
+                moves = max(moves, float(apart(call.truth, other).max(initial=0.0)))
+            off = max(off, float(apart(call.exact, call.truth).max(initial=0.0)))
+        if not (np.isfinite(moves) and off < MOVED_SHARE * moves):
+            return None
+        ends = {"name": self.name, "reference": f"{self.ends[0]}, float64", "candidate": self.ends[1]}
+        figures = Figures(error_in_float64=off / moves)
+        return Link.concluded("equal_in_float64", figures=figures, note=self.probes.told, **ends)
+
+
+class _Call(NamedTuple):
+    """All outputs on one probe: of the original and the folded graph in FP32, of the original and the fold in float64.
+
+    ``unfused`` are outputs that the runtime's own fusions of the folded graph make infinite where the original is
+    finite: a quotient of two sigmoids that saturate may be that, by their last bit. Then ``folded`` is what the graph
+    gives as it is written.
+    """
+
+    feeds: Feeds
+    original: Mapping[str, Any]
+    folded: Mapping[str, Any]
+    truth: Mapping[str, Any]
+    exact: Mapping[str, Any]
+    unfused: Collection[str]
+
+    def of(self, output: str) -> _OneOutput:
+        original, folded, truth, exact = (
+            one.get(output) for one in (self.original, self.folded, self.truth, self.exact)
+        )
+        return _OneOutput(self.feeds, original, folded, truth, exact, output in self.unfused)
+
+
+class _OneOutput(NamedTuple):
+    """The same of one output."""
+
+    feeds: Feeds
+    original: Any
+    folded: Any
+    truth: Any
+    exact: Any
+    unfused: bool
+
+    @property
+    def comparable(self) -> bool:
+        """Whether all are numbers of one shape."""
+        arrays = [self.original, self.folded, self.truth, *([] if self.exact is None else [self.exact])]
+        numbers = all(isinstance(one, np.ndarray) and one.dtype.kind in "fiub" for one in arrays)
+        return numbers and len({one.shape for one in arrays}) == 1 and self.original.dtype == self.folded.dtype
+
+
+def _overflows(found: Any, truth: Any) -> bool:
+    """Whether one is no number where the other is."""
+    real = all(isinstance(one, np.ndarray) and one.dtype.kind == "f" for one in (found, truth))
+    return real and found.shape == truth.shape and bool((np.isfinite(truth) & ~np.isfinite(found)).any())
+
+
+def _own_rounding(calls: Sequence[_OneOutput]) -> list[Array]:
+    """How far the original in FP32 is from itself in float64, on every probe.
+
+    A number may be exact there by chance, so each is moved as in the image where it is moved most, relative to the
+    numbers next to it, of all probes of the same shape.
+    """
+    own = [movement({"": call.original}, {"": call.truth}, discrete=True)[""] for call in calls]
+    if calls[0].truth.dtype.kind != "f":
+        return own
+    scales = [neighborhood(call.truth) for call in calls]
+    most: dict[tuple[int, ...], Array] = {}
+    for moved, scale in zip(own, scales, strict=True):
+        share = np.divide(moved, scale, out=np.zeros(moved.shape), where=np.isfinite(moved) & (scale > 0))
+        key = moved.shape[1:]
+        most[key] = np.maximum(most.get(key, 0.0), share.max(0, initial=0.0) if share.ndim else share)
+    return [most[scale.shape[1:]] * scale for scale in scales]
 
 
 def _rounded_anew(before: onnx.ModelProto, after: onnx.ModelProto) -> dict[str, float]:
@@ -189,46 +439,11 @@ def _require_opened(source: Path, graph: Evaluated, *, folded: bool = False) -> 
         ) from error
 
 
-class _Rounded:
-    """The first of both ends with numbers that are rounded otherwise.
-
-    It is as large as the graph, and there are several: when it is first asked, after both ends, those let their
-    sessions go, it runs on all probes, and is let go itself.
-    """
-
-    def __init__(
-        self,
-        ends: tuple[Evaluated, Evaluated],
-        by: float,
-        seed: int,
-        coarse: Mapping[str, float],
-        probes: Sequence[Feeds],
-    ) -> None:
-        self.ends, self.by, self.seed, self.coarse, self.probes = ends, by, seed, coarse, probes
-        self._known: dict[bytes, Mapping[str, Any]] = {}
-
-    def run(self, feeds: Feeds) -> Mapping[str, Any]:
-        """See `repaconv.verification.model_runners.Runner`."""
-        from repaconv.verification.weight_jitter import jittered_feeds, moved
-
-        key = key_of(feeds)
-        if key not in self._known:
-            for end in self.ends:
-                end.close()
-            session = load_onnx(moved(self.ends[0].model, self.by, self.seed, self.coarse))
-            for probe in self.probes:
-                with suppress(Exception):  # the runtime's own; it is raised to whoever asks for that probe
-                    self._known[key_of(probe)] = session.run(jittered_feeds(probe, self.by, self.seed))
-            if key not in self._known:
-                self._known[key] = session.run(jittered_feeds(feeds, self.by, self.seed))
-        return self._known[key]
-
-
 def not_equal(source: Path, links: tuple[Link, ...]) -> GateFailed:
     """What is raised where a link failed."""
     worst = next(link for link in links if link.verdict == "failed")
     return GateFailed(
-        f"the folded graph does not compute what {source} does ({worst.reference.removeprefix(GIVEN + ', ')}: "
+        f"the folded graph does not compute what {source} does ({worst.candidate.removeprefix(FOLDED + ', ')}: "
         f"{worst.note}); nothing was written.",
         hint="This is a defect of repaconv; please report it with `repaconv inspect` of the file.",
         code="fold.not-equal",

@@ -106,10 +106,16 @@ def _require_an_end(path: Path, model: onnx.ModelProto) -> None:
             )
 
 
+def stored(model: onnx.ModelProto) -> dict[str, onnx.TensorProto]:
+    """A graph's constants by name, as they lie in it."""
+    found = {weight.name: weight for weight in model.graph.initializer}
+    constants = (node for node in model.graph.node if node.op_type == "Constant" and node.attribute)
+    return found | {node.output[0]: node.attribute[0].t for node in constants}
+
+
 def in_single(model: onnx.ModelProto) -> onnx.ModelProto:
     """The graph in float32 where it is of half precision, which not every runtime computes in; else itself."""
     from repaconv.graph.float64_graph import TYPED, retyped
-    from repaconv.verification.weight_jitter import stored
 
     halves = {10, 16}
     values = (*model.graph.input, *model.graph.output)

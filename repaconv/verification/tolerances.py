@@ -9,7 +9,7 @@ from sys import float_info
 from repaconv.core.errors import UsageProblem
 from repaconv.results import Accuracy, Link, Metrics, Tolerance, Verdict
 
-POLICY = "9"
+POLICY = "10"
 """Version of the figures below; it is written into every result."""
 
 # max|a - b| / max|b| of a net of up to 12 blocks; rounding errors add up like a random walk, so with sqrt(depth).
@@ -41,6 +41,9 @@ DECIDING_COSINE = 0.9
 # Images in which rounding decides what merges are left out if they differ by no more than that, and so are single
 # numbers that hang on a rounding; where more than this share of all is, nothing is verified.
 UNDECIDED_SHARE = 0.5
+MOVES = 10
+"""An output whose numbers change by less than so many tolerances between inputs would hide a fault of a tenth of that
+change; relative to the largest number."""
 # A lossy link shows nothing where the outputs of all images differ by no more than this, relative to the largest.
 SHOWN = 1e-5
 # Flips beyond the noise, of all images: sound trained nets show one in 500 at most.

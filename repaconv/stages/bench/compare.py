@@ -22,7 +22,7 @@ from repaconv.stages.shared.evaluation_images import EVALUATED, NONE_GIVEN, eval
 from repaconv.stages.shared.input_selection import choose_inputs, scores_output
 from repaconv.stages.shared.option_definitions import by_name
 from repaconv.stages.shared.run_exports import exports_of
-from repaconv.verification.float32_rounding_error import sway_of, swayer_of
+from repaconv.verification.rounding import graph_rounding, network_rounding
 from repaconv.verification.tolerances import coarser
 
 if TYPE_CHECKING:
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
     from repaconv.engines.contract import Feeds, Port
     from repaconv.results import ExportArtefact
-    from repaconv.verification.images_moved_by_rounding import Sway
     from repaconv.verification.input_batches import Inputs
+    from repaconv.verification.rounding import Rounding
 
 
 class Given(NamedTuple):
@@ -176,7 +176,7 @@ def _probed(right: End, low: str) -> Given:
 
 def _links(options: CompareOptions, right: End, other: End, given: Given, progress: Progress) -> tuple[Link, ...]:
     """One comparison per output."""
-    from repaconv.verification.output_comparison import Comparison
+    from repaconv.verification.comparison import Comparison
     from repaconv.verification.tolerances import tolerance
 
     subject = right.subject or other.subject
@@ -186,7 +186,7 @@ def _links(options: CompareOptions, right: End, other: End, given: Given, progre
     if subject:
         has = subject.folded
         usual = {"usual": has.tolerances, "reasons": has.tolerance_reasons, "decides": subject.decides}
-    sways, compared = _sways(options, right, other, low), None
+    roundings, compared = _roundings(options, right, other, low), None
     for number, (own, its, labels) in enumerate(given.pairs):
         progress("compare: run", number, 0)
         expected, got = _ran(right, own), _ran(other, its)
@@ -196,13 +196,12 @@ def _links(options: CompareOptions, right: End, other: End, given: Given, progre
             exact = Tolerance(kind="exact", rtol=options.rtol, rtol_reason="given by --rtol") if options.rtol else None
             allowed = exact or tolerance(link, logits=bool(scores), **usual)
             compared = Comparison(other.told.name, allowed, scores)
-        sway = None if sways is None or _pixels(own) else sways(own)
-        compared.add(got, expected, labels=None if whole else labels, whole=whole, sway=sway)
+        rounding = None if roundings is None or _pixels(own) else roundings(own)
+        compared.add(got, expected, labels=None if whole else labels, whole=whole, rounding=rounding)
     assert compared is not None
     links = compared.links("agreement", right.told.name)
     if given.gone:
-        note = {"verdict": "not verified", "note": given.gone}
-        return tuple(each.model_copy(update=note) for each in links)
+        return tuple(each.because("unsuitable_inputs", given.gone) for each in links)
     return tuple(unshown(each, given.unshown) for each in links) if given.unshown else links
 
 
@@ -219,14 +218,14 @@ def _scores(options: CompareOptions, outputs: Mapping[str, Any], labels: NDArray
     return found.output
 
 
-def _sways(options: CompareOptions, right: End, other: End, low: str) -> Callable[[Feeds], Sway] | None:
+def _roundings(options: CompareOptions, right: End, other: End, low: str) -> Callable[[Feeds], Rounding] | None:
     """The FP32 rounding error of the reference as a function of its inputs; None with --rtol, or if it is unknown."""
     if options.rtol:
         return None
     if subject := right.subject or other.subject:
-        return partial(sway_of, subject)
+        return partial(network_rounding, subject)
     bare = right.path is not None and right.path.suffix == ".onnx" and low == "fp32"
-    return swayer_of(right.path) if bare and right.path else None
+    return graph_rounding(right.path) if bare and right.path else None
 
 
 def _pixels(feeds: Mapping[str, Any]) -> bool:

@@ -230,7 +230,7 @@ def _network(plan: Plan) -> MeasuredModel:
 
 def _agreed(plan: Plan, found: Found) -> Link | None:
     """Compare the outputs of both models; None if only one of two bare graphs takes pixels."""
-    from repaconv.verification.difference_metrics import not_verified
+    from repaconv.verification.comparison import not_verified
 
     alike = len({each.takes_pixels for each in found.models.values()}) == 1
     if plan.known.subject is None and not alike:

@@ -27,9 +27,9 @@ from repaconv.stages.shared.option_definitions import by_name
 from repaconv.stages.shared.preset_choice import Given, given_form
 from repaconv.stages.shared.remote_targets import ways, why_not_here
 from repaconv.stages.shared.run_exports import export_for
-from repaconv.verification.float32_rounding_error import sway_of
 from repaconv.verification.model_runners import load_onnx
 from repaconv.verification.random_inputs import dims_of
+from repaconv.verification.rounding import network_rounding
 
 if TYPE_CHECKING:
     import onnx
@@ -271,8 +271,8 @@ def _write(plan: _Plan, built: Built) -> list[Path]:
 
 def _compared(plan: _Plan, progress: Progress) -> tuple[Link, ...]:
     """The engine against the ONNX model that it was built from, on random images."""
+    from repaconv.verification.comparison import Comparison
     from repaconv.verification.model_runners import FixedBatch
-    from repaconv.verification.output_comparison import Comparison
     from repaconv.verification.tolerances import tolerance
 
     progress("engine against its model", 0, 0)
@@ -294,8 +294,8 @@ def _compared(plan: _Plan, progress: Progress) -> tuple[Link, ...]:
     before = FixedBatch(load_onnx(plan.source), batch)
     found = Comparison(plan.file.name, allowed, scores)
     for piece in given.batches(AT_ONCE):
-        feeds, sway = piece.feeds(before.inputs), sway_of(subject, piece.feeds(subject.inputs))
-        found.add(after.run(feeds), before.run(feeds), whole=whole, sway=sway)
+        feeds, rounding = piece.feeds(before.inputs), network_rounding(subject, piece.feeds(subject.inputs))
+        found.add(after.run(feeds), before.run(feeds), whole=whole, rounding=rounding)
     name = "ONNX" if exported.precision == "fp32" else f"ONNX, {exported.precision}"
     return found.links("engine", f"{name} under ONNX Runtime")
 

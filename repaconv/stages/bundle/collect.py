@@ -210,7 +210,7 @@ def _bundle_of(taken: run_folder.Run, sha256: str) -> tuple[BundleArtefact, Path
 def _judged(found: dict[str, bytes], made: BundleArtefact, bundle: Path, candidate: str) -> tuple[Link, ...]:
     """The engine's outputs against the float64 training form's, by the policy of its precision."""
     from repaconv.engines import trtexec_logs
-    from repaconv.verification.output_comparison import Comparison
+    from repaconv.verification.comparison import Comparison
 
     described, calls = expected_in(bundle)
     names, compared = [output["name"] for output in described["outputs"]], Comparison(candidate, made.tolerance)

@@ -213,11 +213,11 @@ def _as_exported(
     """The module in float64 against its graph, on two images: in float64, or float32 where nothing evaluates that."""
     from repaconv.sources.architecture_source import NetworkRunner
     from repaconv.sources.onnx_model_variants import Ported
+    from repaconv.verification.comparison import Comparison, joined
     from repaconv.verification.float64_graphs import Float64
     from repaconv.verification.input_batches import random_inputs
     from repaconv.verification.model_runners import FixedBatch, load_onnx
     from repaconv.verification.onnx_model_loading import inputs_of
-    from repaconv.verification.output_comparison import Comparison, joined
     from repaconv.verification.tolerances import EXPORTED_RTOL, tolerance
 
     feeds = {name: random_inputs(shape, count=2, seed=0).images}

@@ -152,8 +152,8 @@ def _example(plan: _Plan) -> Any:
 
 def _link(plan: _Plan, module: nn.Module, kind: str, called: str) -> Link:
     """A module in float64 against the training form."""
+    from repaconv.verification.comparison import Comparison, joined
     from repaconv.verification.model_runners import TorchRunner
-    from repaconv.verification.output_comparison import Comparison, joined
     from repaconv.verification.tolerances import tolerance
 
     names = tuple(port.name for port in plan.subject.inputs)

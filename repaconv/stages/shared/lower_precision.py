@@ -141,9 +141,9 @@ def typed_lower(
         nodes: Names of nodes that stay in FP32 in any precision.
         progress: See `Progress`.
     """
+    from repaconv.verification.comparison import Comparison
     from repaconv.verification.divergence_location import broken, locate
     from repaconv.verification.model_runners import FixedBatch, OnnxTrace
-    from repaconv.verification.output_comparison import compared
     from repaconv.verification.tolerances import tolerance
 
     progress(f"to {precision}", 0, 0)
@@ -156,7 +156,10 @@ def typed_lower(
     before = FixedBatch(load_onnx(model), batch)
     after = FixedBatch(load(runs_here.SerializeToString()), batch)
     progress(f"{precision} against float32", 0, 0)
-    found = compared(before, after, given.judges(), f"ONNX, {precision}", allowed, scores=scores, whole=given.whole)
+    found = Comparison(f"ONNX, {precision}", allowed, scores)
+    for images in given.judges():
+        outputs = after.run(images.given), before.run(images.given)
+        found.add(*outputs, labels=images.labels, whole=given.whole)
     links = found.links(precision, "ONNX, float32", BF16_NOTE if precision == "bf16" else "")
     right, wrong = (OnnxTrace(*form, by_module=False) for form in ((model, load_onnx), (runs_here, load)))
     # a broken layer is already wrong on a calibration image; on others, values beyond the range would look like one

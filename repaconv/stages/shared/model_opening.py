@@ -13,8 +13,8 @@ from repaconv.graph.onnx_files import read_graph, said_by
 from repaconv.results import Link
 from repaconv.sources.source_of_run import subject_of
 from repaconv.stages.shared.engine_files import built_as, engine_of, open_engine
-from repaconv.verification.float32_rounding_error import sway_of, swayer_of
 from repaconv.verification.onnx_model_loading import inputs_of
+from repaconv.verification.rounding import graph_rounding, network_rounding
 from repaconv.verification.tolerances import coarser
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ def agreement(
         The link over all outputs, whose reference is the model of the higher precision; None if the outputs are not
         comparable.
     """
-    from repaconv.verification.output_comparison import Comparison, joined
+    from repaconv.verification.comparison import Comparison, joined
     from repaconv.verification.tolerances import tolerance
 
     subject, other = models
@@ -162,13 +162,14 @@ def agreement(
         usual = {"usual": has.tolerances, "reasons": has.tolerance_reasons, "decides": network.decides}
     scores = scores if network else "logits"
     compared = Comparison(candidate, tolerance(link, logits=scores in names, **usual), scores)
-    own = swayer_of(graph) if graph and low == "fp32" else None
-    sways, ports = (partial(sway_of, network), network.inputs) if network else (own, models[other].session.inputs)
+    own = graph_rounding(graph) if graph and low == "fp32" else None
+    session = models[other].session
+    roundings, ports = (partial(network_rounding, network), network.inputs) if network else (own, session.inputs)
     for call, each in zip(calls, outputs, strict=True):
         got, right = (dict(zip(names, each[end].values(), strict=True)) for end in (candidate, reference))
         undecided = _undecided(network, call) if low == "fp32" else None
-        sway = None if sways is None else sways(call.feeds(ports))
-        compared.add(got, right, undecided=undecided, whole=whole, sway=sway)
+        rounding = None if roundings is None else roundings(call.feeds(ports))
+        compared.add(got, right, undecided=undecided, whole=whole, rounding=rounding)
     return joined(compared.links("agreement", reference))
 
 

@@ -118,19 +118,21 @@ class Judge:
 
     def _judged(self, deployment: Deployment, calls: Sequence[Batch], expected: Sequence[Mapping[str, Any]]) -> Loss:
         """Compare the outputs with FP32; a configuration that fails the tolerance of its precision is rejected, too."""
-        from repaconv.verification.difference_metrics import Meter
+        from repaconv.verification.comparison import Comparison
         from repaconv.verification.tolerances import tolerance
 
         session, precision = self._opened(deployment), deployment.precision
         whole = self.graphs.given is not None and self.graphs.given.whole
         runner = FixedBatch(session, None if whole else deployment.batch)
-        meter = Meter(tolerance(precision, decides=self.graphs.subject.decides), logits=True)
+        allowed = tolerance(precision, decides=self.graphs.subject.decides)
+        compared = Comparison(f"{deployment.runtime}, {precision}", allowed)
         for call, right_outputs in zip(calls, expected, strict=True):
             got = runner.run(_named(session, call))
             place = self.graphs.place_of_scores
-            meter.add(*(list(each.values())[place] for each in (got, right_outputs)), labels=call.labels)
-        link, found = meter.link(precision, "ONNX, float32", f"{deployment.runtime}, {precision}"), meter.metrics()
-        other = found.top1_flips / found.images
+            found, right = ({"logits": list(each.values())[place]} for each in (got, right_outputs))
+            compared.add(found, right, labels=call.labels)
+        (link,), metrics = compared.links(precision, "ONNX, float32"), compared.metrics("logits")
+        other = metrics.top1_flips / metrics.images
         told = "" if link.verdict == "passed" else f"{link.verdict} as a link"
         return Loss(other, link, self._too_much(other, link) or told)
 

@@ -505,7 +505,7 @@ def sensitivities(
     """
     from repaconv.onnx_export.fp16_and_int8 import to_int8
     from repaconv.onnx_export.quantization_layer_groups import groups_of, nodes_of, only_in_int8
-    from repaconv.verification.difference_metrics import Meter
+    from repaconv.verification.comparison import Comparison
     from repaconv.verification.tolerances import tolerance
 
     low = to_int8(model, calls, how=int8_for(device))
@@ -520,10 +520,10 @@ def sensitivities(
     found = []
     for place, group in enumerate(groups):
         progress("tune: layers in int8", place, len(groups))
-        meter = Meter(tolerance("int8"), logits=True)
+        compared = Comparison("int8", tolerance("int8"))
         for got, expected in zip(logits(only_in_int8(model, low, nodes_of(model, group))), right, strict=True):
-            meter.add(got, expected)
-        seen = meter.metrics()
+            compared.add({"logits": got}, {"logits": expected})
+        seen = compared.metrics("logits")
         flips = seen.top1_flips / seen.images
         found.append(Sensitivity(layers=group, disagreement=flips, kl_divergence=seen.kl_divergence or 0.0))
     return sorted(found, key=lambda each: (-each.kl_divergence, -each.disagreement))

@@ -17,8 +17,8 @@ from repaconv.engines.contract import OnCard
 from repaconv.results import Deployment, ImageSize, Ratio
 from repaconv.stages.shared.preset_choice import session_of
 from repaconv.stages.tune.search import Candidates, judging_call
-from repaconv.verification.float32_rounding_error import sway_of
 from repaconv.verification.model_runners import FixedBatch, call_of, load_onnx
+from repaconv.verification.rounding import network_rounding
 
 if TYPE_CHECKING:
     from repaconv.benchmark.interleaved_protocol import Opening
@@ -45,7 +45,7 @@ class Sound:
         """Whether the configuration's outputs are right; ``batch`` is the session's fixed batch size. Lower precision
         passes here.
         """
-        from repaconv.verification.output_comparison import Comparison
+        from repaconv.verification.comparison import Comparison
         from repaconv.verification.tolerances import tolerance, verdict_of
 
         if deployment.precision != "fp32":
@@ -57,8 +57,9 @@ class Sound:
             self.expected = right.run(call.feeds(right.inputs))
         found = Comparison("form", tolerance("form", usual=subject.folded.tolerances))
         got = FixedBatch(session, None if call.whole else batch).run(call.feeds(session.inputs))
-        sway = sway_of(subject, call.feeds(subject.inputs))
-        found.add(dict(zip(self.expected, got.values(), strict=True)), self.expected, whole=call.whole, sway=sway)
+        rounding = network_rounding(subject, call.feeds(subject.inputs))
+        outputs = dict(zip(self.expected, got.values(), strict=True))
+        found.add(outputs, self.expected, whole=call.whole, rounding=rounding)
         return verdict_of(found.links("form", "default preset")) == "passed"
 
 

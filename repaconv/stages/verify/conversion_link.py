@@ -29,11 +29,11 @@ class ParentLink:
     def __init__(self, done: Lossy, subject: Subject, why_not: str) -> None:
         """``why_not`` says why it cannot be measured; empty if it can."""
         from repaconv.results import Tolerance
-        from repaconv.verification.difference_metrics import Meter
+        from repaconv.verification.comparison import Comparison
 
         self.done, self.subject, self.why_not = done, subject, why_not
         self.parent: nn.Module | None = None if why_not else _parent(done)
-        self.meter = Meter(Tolerance(kind="lossy"), logits="logits" in subject.outputs)
+        self.compared = Comparison(_FOLDED, Tolerance(kind="lossy"))
         self.judging = self.left_out = 0
 
     def add(self, batch: Batch) -> None:
@@ -52,21 +52,23 @@ class ParentLink:
         self.judging += int(judges.sum())
         with torch.inference_mode():
             right = self.parent(torch.from_numpy(batch.images[judges])).numpy()
-        (found,) = self.subject.stored.run({"input": batch.images[judges]}).values()
-        self.meter.add(found, right, labels=None if batch.labels is None else batch.labels[judges])
+        found = self.subject.stored.run({"input": batch.images[judges]})
+        (output,) = found
+        self.compared.add(found, {output: right}, labels=None if batch.labels is None else batch.labels[judges])
 
     def link(self) -> Link:
         """Judged by the budget that the conversion was asked for."""
         from repaconv.conversion.conversion_evaluation import LINK, ORIGINAL
         from repaconv.verification.accuracy_budget import Budget
-        from repaconv.verification.difference_metrics import not_verified
+        from repaconv.verification.comparison import not_verified
 
         none = f"none of {self.left_out} images is a test image: all were used for calibration or validation"
         if self.why_not or not self.judging:
             return not_verified(LINK, ORIGINAL, _FOLDED, self.why_not or none)
         budget = Budget.of(self.done)
         left_out = f"{self.left_out} images of the calibration and validation splits are left out"
-        return budget.judged(self.meter.link(LINK, ORIGINAL, _FOLDED), left_out)
+        (link,) = self.compared.links(LINK, ORIGINAL)
+        return budget.judged(link, left_out)
 
 
 def conversion_of(run: run_folder.Run, folded: FoldArtefact) -> ConvertArtefact | None:

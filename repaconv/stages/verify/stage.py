@@ -24,11 +24,11 @@ from repaconv.stages.shared.run_exports import exports_of
 from repaconv.stages.verify.conversion_link import ParentLink, parent_link
 from repaconv.stages.verify.options import VerifyOptions
 from repaconv.stages.verify.verification_chain import REFERENCE, Chain, Rules, Step, chain_of
-from repaconv.verification.float32_rounding_error import double_sway_of, sway_of
+from repaconv.verification.rounding import float64_rounding, network_rounding
 
 if TYPE_CHECKING:
-    from repaconv.verification.images_moved_by_rounding import Sway
     from repaconv.verification.input_batches import Batch, Inputs
+    from repaconv.verification.rounding import Rounding
 
 
 def verify_by(options: VerifyOptions, run: str | Path | None = None, *, progress: Progress = silent) -> VerifyArtefact:
@@ -137,9 +137,9 @@ def _measured(plan: _Plan, progress: Progress) -> dict[str, Metrics]:
             progress(what, done, given.shape[0])
             feeds = batch.feeds(subject.inputs)
             reference = subject.reference.run(feeds)
-            single_sway, double_sway = sway_of(subject, feeds, reference), double_sway_of(subject, feeds, reference)
+            ways = network_rounding(subject, feeds, reference), float64_rounding(subject, feeds, reference)
             for step in steps:
-                _add(plan, step, batch, reference, double_sway if step.name == "fold" else single_sway)
+                _add(plan, step, batch, reference, ways[step.name == "fold"])
             if given is plan.given and not done:
                 single = subject.single().run(feeds)
                 scale = _for_scale(single, reference, whole=batch.whole)
@@ -158,7 +158,7 @@ def _by_inputs(plan: _Plan) -> list[tuple[Inputs, list[Step]]]:
     return list(found.values())
 
 
-def _add(plan: _Plan, step: Step, batch: Batch, reference: Mapping[str, Any], sway: Sway) -> None:
+def _add(plan: _Plan, step: Step, batch: Batch, reference: Mapping[str, Any], rounding: Rounding) -> None:
     """One batch of one link."""
     asked = step.name in {*(plan.options.rtol or {}), *(plan.options.atol or {})}
     # both ends of the fold are in float64, where rounding decides nothing
@@ -169,14 +169,14 @@ def _add(plan: _Plan, step: Step, batch: Batch, reference: Mapping[str, Any], sw
         labels=batch.labels,
         undecided=None if decided else plan.subject.exact.undecided,
         whole=batch.whole,
-        sway=None if asked else sway,
+        rounding=None if asked else rounding,
     )
 
 
 def _for_scale(single: Mapping[str, Any], reference: Mapping[str, Any], *, whole: bool) -> dict[str, Metrics]:
     """What rounding alone does to every output of numbers."""
     from repaconv.results import Tolerance
-    from repaconv.verification.output_comparison import Comparison
+    from repaconv.verification.comparison import Comparison
 
     found = Comparison("training form in float32", Tolerance(kind="exact", rtol=0.0))
     found.add(single, reference, whole=whole)
@@ -186,7 +186,7 @@ def _for_scale(single: Mapping[str, Any], reference: Mapping[str, Any], *, whole
 
 def _links(plan: _Plan, progress: Progress) -> list[Link]:
     """All links with their verdicts, in the order of the policy."""
-    from repaconv.verification.difference_metrics import not_verified
+    from repaconv.verification.comparison import not_verified
     from repaconv.verification.tolerances import LINKS
 
     judged = (link for step in plan.chain.steps for link in _judged(step, plan, progress))

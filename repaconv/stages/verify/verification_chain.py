@@ -22,8 +22,8 @@ from repaconv.stages.shared.input_selection import scores_output
 from repaconv.stages.shared.lower_precision import loader_for
 from repaconv.stages.shared.run_exports import Export
 from repaconv.stages.verify.divergence_in_exports import ENGINE, RECORDED, within_engine, within_graph
+from repaconv.verification.comparison import Comparison
 from repaconv.verification.model_runners import channels_first
-from repaconv.verification.output_comparison import Comparison
 
 if TYPE_CHECKING:
     from repaconv.engines.contract import Feeds, Session
@@ -324,7 +324,7 @@ def _fixed(batch: int | str | None) -> int | None:
 
 
 def _idle(name: str, label: str, why_not: str) -> Link:
-    from repaconv.verification.difference_metrics import not_verified
+    from repaconv.verification.comparison import not_verified
 
     return not_verified(name, REFERENCE, label, why_not)
 

@@ -1,29 +1,20 @@
-"""How two outputs differ, measured batch by batch, and when that counts.
+"""How far two outputs differ, measured batch by batch: a few numbers of each image, and labeled accuracy.
 
-Polygraphy's comparators hold all outputs of both sides at once, know no classes, and have no verdict on a flip; what
-is here runs over any number of images and keeps a few numbers of each. Every image has a scale of its own: a loud one
-excuses nothing in the others.
+Polygraphy's comparators hold all outputs of both sides at once; what is here runs over any number of images. Every
+image has a scale of its own: a loud one excuses nothing in the others. Verdicts are in
+`repaconv.verification.comparison`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from math import comb, sqrt
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from repaconv.results import Accuracy, Figures, Link, Metrics, Reason, Tolerance
-from repaconv.verification.images_moved_by_rounding import swayed
-from repaconv.verification.tolerances import (
-    DECIDING_COSINE,
-    SHOWN,
-    UNDECIDED_SHARE,
-    lossy_words,
-    norm_error,
-    verdict_by,
-)
+from repaconv.results import Accuracy, Metrics, Tolerance
+from repaconv.verification.tolerances import DECIDING_COSINE, norm_error
 
 # --- Whether one end is right more often than the other, on the same labelled images.
 
@@ -76,7 +67,7 @@ def mcnemar(b: int, c: int) -> float:
     return min(1.0, 2 * tail / 2**n) if n else 1.0
 
 
-# --- How two outputs differ, measured batch by batch, and when that counts.
+# --- How far two outputs differ.
 
 Array = NDArray[np.floating]
 EXAMPLES = 10
@@ -98,7 +89,7 @@ class Meter:
     def __init__(self, tolerance: Tolerance, *, logits: bool) -> None:
         self.tolerance, self.logits = tolerance, logits
         self.counts = Counts()
-        self._seen = self._undecided = self._numbers = 0
+        self.seen = self.undecided = self._numbers = 0
         self._sum = self._kl = 0.0
         self._columns: dict[str, list[Array]] = {}
         self._first: dict[tuple[int, ...], Array] = {}
@@ -110,7 +101,7 @@ class Meter:
         *,
         labels: NDArray[np.int64] | None = None,
         undecided: NDArray[np.bool_] | None = None,
-        sway: Callable[[], Array] | None = None,
+        moved: Array | None = None,
     ) -> None:
         """One batch, [N, ...] each.
 
@@ -120,8 +111,7 @@ class Meter:
             labels: Class of each image, -1 where unknown.
             undecided: Images in which rounding may decide what merges; those that differ are left out, if by no more
                 than another merge explains.
-            sway: By how much rounding alone moves every number of the reference, as it is shaped; asked where an exact
-                tolerance does not suffice.
+            moved: How far rounding alone moves each image [N], where that was asked for.
 
         Raises:
             ValueError: If the shapes differ or there is no image.
@@ -130,14 +120,12 @@ class Meter:
             raise ValueError(f"cannot compare outputs of shape {candidate.shape} and {reference.shape}")
         a, b = (output.astype(np.float64).reshape(len(output), -1) for output in (candidate, reference))
         found = _rows(a, b, self._first.setdefault(reference.shape[1:], b[0]), logits=self.logits)
-        found["image"] = self._seen + np.arange(float(len(b)))
-        found["sway"] = np.zeros(len(b))
-        if sway is not None and self.tolerance.kind == "exact" and not self._within(found).all():
-            found["sway"] = sway().reshape(len(b), -1).max(1, initial=0.0)
-        self._seen += len(b)
+        found["image"] = self.seen + np.arange(float(len(b)))
+        found["moved"] = np.zeros(len(b)) if moved is None else moved
+        self.seen += len(b)
         if undecided is not None and undecided.any():
             kept = ~(undecided & self._merged_otherwise(found))
-            self._undecided += int((~kept).sum())
+            self.undecided += int((~kept).sum())
             a, b, found = a[kept], b[kept], {name: column[kept] for name, column in found.items()}
             labels = None if labels is None else labels[kept]
         for name, column in found.items():
@@ -156,28 +144,36 @@ class Meter:
         merged: NDArray[np.bool_] = apart & alike
         return merged
 
-    def _within(self, found: Mapping[str, Array]) -> NDArray[np.bool_]:
-        """Images [n] that are no further off than the tolerance."""
-        with np.errstate(invalid="ignore"):
-            within: NDArray[np.bool_] = found["error"] <= (self.tolerance.rtol or 0.0) * found["scale"]
-            return within | (found["error"] <= (self.tolerance.atol or 0.0))
-
-    def _column(self, name: str) -> Array:
+    def column(self, name: str) -> Array:
         """One number for each image that is not left out."""
         parts = self._columns.get(name)
         return np.concatenate(parts) if parts else np.zeros(0)
 
+    @property
+    def images(self) -> int:
+        """How many are not left out."""
+        return len(self.column("image"))
+
+    @property
+    def moves(self) -> float:
+        """The largest difference between the reference's output for any image and for the first one."""
+        return float(self.column("apart").max(initial=0.0))
+
+    def scales(self) -> Array:
+        """How large every image's output is, as its error is measured by it."""
+        return _floored(self.column("scale"))
+
     def _errors(self) -> Array:
         """Of each image, relative to its own scale."""
         with np.errstate(invalid="ignore", over="ignore"):
-            errors: Array = self._column("error") / _floored(self._column("scale"))
+            errors: Array = self.column("error") / self.scales()
         return errors
 
     @property
     def worst(self) -> int:
         """The image with the largest error, by its own scale; one with NaN before all."""
         errors = self._errors()
-        return int(self._column("image")[errors.argmax()]) if len(errors) else 0
+        return int(self.column("image")[errors.argmax()]) if len(errors) else 0
 
     def metrics(self) -> Metrics:
         """What was added up.
@@ -188,34 +184,34 @@ class Meter:
         errors = self._errors()
         if not len(errors):
             raise ValueError("no image was compared")
-        cosines = self._column("cosine")
+        cosines = self.column("cosine")
         with np.errstate(invalid="ignore", over="ignore"):
-            norms = self._column("off") / _floored(self._column("norm"))
-        largest = float(self._column("scale").max())
+            norms = self.column("off") / _floored(self.column("norm"))
+        largest = float(self.column("scale").max())
         return Metrics(
             images=len(errors),
-            max_abs_error=float(self._column("error").max()),
+            max_abs_error=float(self.column("error").max()),
             max_rel_error=float(errors.max()),
             norm_error=float(norms.max()),
             mean_abs_error=self._sum / self._numbers,
             cosine=None if (cosines == NO_ANGLE).all() else float(cosines.min()),
-            spread=float(self._column("apart").max()) / (largest or 1.0) if self._seen > len(self._first) else None,
-            undecided=self._undecided,
+            spread=self.moves / (largest or 1.0) if self.seen > len(self._first) else None,
+            undecided=self.undecided,
             **self._classes(),
         )
 
     def _classes(self) -> dict[str, Any]:
         """What metrics say of first classes, if there are some."""
-        leads, lost = self._column("lead"), self._column("lost")
+        leads, lost = self.column("lead"), self.column("lost")
         if not len(leads) or not np.isfinite(leads).any():
             return {}
-        scale, noise = _floored(self._column("scale")), self.tolerance.noise
-        leads, lost, images = leads / scale, lost / scale, self._column("image")
+        scale, noise = self.scales(), self.tolerance.noise
+        leads, lost, images = leads / scale, lost / scale, self.column("image")
         flipped = np.flatnonzero(~np.isnan(lost))
         flips = sorted(((int(images[row]), float(lost[row])) for row in flipped), key=lambda flip: -flip[1])
         matter = int((lost[flipped] > noise).sum())
         return {
-            "kl_divergence": float(self._column("kl").mean()),
+            "kl_divergence": float(self.column("kl").mean()),
             "top1_agreement": 1 - len(flips) / len(leads),
             "top1_smallest_margin": float(np.nanmin(leads)),
             "top1_flips": len(flips),
@@ -224,33 +220,6 @@ class Meter:
             "top1_close": int((leads <= noise).sum()),
             "examples": tuple(flips[:EXAMPLES]),
         }
-
-    def link(self, name: str, reference: str, candidate: str, note: str = "") -> Link:
-        """The link with its verdict."""
-        if self._undecided > UNDECIDED_SHARE * self._seen or self._undecided == self._seen:
-            left_out = Figures(unit="images", compared=self._seen, left_out=self._undecided)
-            return not_verified(name, reference, candidate, note, reason="rounding_decides", figures=left_out)
-        metrics, accuracy = self.metrics(), self.counts.accuracy()
-        sways = self._column("sway") / _floored(self._column("scale"))
-        figures, nothing, allowed = swayed(self._errors(), self._column("error"), sways, self.tolerance, name)
-        if nothing:
-            return not_verified(name, reference, candidate, note, reason="rounding_too_large", figures=figures)
-        reason: Reason = "explained_by_rounding" if figures.explained else "within_tolerance"
-        words = lossy_words(metrics, self.tolerance, accuracy) if self.tolerance.kind == "lossy" else ""
-        if verdict_by(metrics, allowed, accuracy) == "failed":
-            reason = "exceeds_tolerance"
-        elif self._shows_nothing(metrics, allowed):
-            reason, words = "constant_output", ""
-        fields = {"name": name, "reference": reference, "candidate": candidate, "tolerance": allowed}
-        words = "; ".join(filter(None, [words, note]))
-        return Link.concluded(reason, figures=figures, note=words, metrics=metrics, accuracy=accuracy, **fields)
-
-    def _shows_nothing(self, metrics: Metrics, allowed: Tolerance) -> bool:
-        """Whether what is allowed is so much that one output for all images would pass."""
-        if metrics.spread is None:
-            return False
-        relative = SHOWN if allowed.kind == "lossy" else allowed.rtol or 0.0
-        return metrics.spread <= relative or float(self._column("apart").max()) <= (allowed.atol or 0.0)
 
 
 def _rows(a: Array, b: Array, first: Array, *, logits: bool) -> dict[str, Array]:
@@ -303,34 +272,6 @@ def measure(candidate: Array, reference: Array, *, logits: bool) -> Metrics:
     meter = Meter(Tolerance(kind="exact"), logits=logits)
     meter.add(candidate, reference)
     return meter.metrics()
-
-
-def judge(
-    name: str,
-    reference: tuple[str, Array],
-    candidate: tuple[str, Array],
-    *,
-    logits: bool,
-    tolerance: Tolerance,
-    note: str = "",
-) -> Link:
-    """One link of the chain, from two outputs [N, ...] held at once."""
-    meter = Meter(tolerance, logits=logits)
-    meter.add(candidate[1], reference[1])
-    return meter.link(name, reference[0], candidate[0], note)
-
-
-def not_verified(
-    name: str,
-    reference: str,
-    candidate: str,
-    note: str,
-    *,
-    reason: Reason = "not_run",
-    figures: Figures | None = None,
-) -> Link:
-    """A link of which nothing was measured, and why."""
-    return Link.concluded(reason, figures=figures, note=note, name=name, reference=reference, candidate=candidate)
 
 
 def _log_softmax(x: Array) -> Array:

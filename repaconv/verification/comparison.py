@@ -1,0 +1,625 @@
+"""The comparison of a reference and a candidate: all outputs by name, over batches of inputs, each with its verdict.
+
+Every comparison in repaconv is one of these: `verify`, `fold`, `export`, `build`, `bench --against`, `tune`, `compare`,
+`gate`, bundles and `assert_parity`. The only thing that differs is the scale by which a difference is large:
+
+- `PerImage`: relative to the largest number of the image. For networks on images, of which there may be many.
+- `PerNeighborhood`: relative to the largest number next to each number, along the axis where that is smallest, so that
+  a small channel next to a large one is held to its own size. For an arbitrary graph and what replaces it, on a few
+  probes; there names, types and shapes must be equal as well.
+
+A number (of an image, or of a neighborhood) is *equal* within the tolerance. If some are not, it is asked how far
+rounding moves the original network (`repaconv.verification.rounding`): a difference that rounding explains is no fault,
+one beyond it is. Where rounding explains more than `VAGUE`, an agreement says little, and the number is left out. Where
+most numbers are left out, or all inputs give the same output, nothing is verified. Integers and truth values are equal
+or not; those that rounding decides are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from repaconv.core.errors import Refused, first_line
+from repaconv.engines.contract import Feeds
+from repaconv.results import Accuracy, Figures, Link, Metrics, Reason, Tolerance, outputs_told
+from repaconv.results.link_reasons import verdict_for
+from repaconv.verification.output_metrics import Meter
+from repaconv.verification.rounding import SATURATED, VAGUE, Kind, Rounding, apart
+from repaconv.verification.tolerances import (
+    EXPLAINED,
+    MOVES,
+    SHOWN,
+    UNDECIDED_SHARE,
+    lossy_words,
+    verdict_by,
+)
+
+Array = NDArray[Any]
+Shapes = tuple[tuple[str, tuple[int, ...]], ...]
+Problem = tuple[Reason, Figures]
+
+
+def shapes_of(feeds: Feeds) -> Shapes:
+    """Of every input: where those are equal and an output's are not, its length depends on the inputs' numbers."""
+    return tuple((name, np.shape(array)) for name, array in feeds.items())
+
+
+# --- What became of the numbers of one output: equal, explained by rounding, left out, or different.
+
+
+class Tally:
+    """Counts of images or numbers, and how far rounding moves those that it explains."""
+
+    def __init__(self, unit: Literal["images", "numbers"]) -> None:
+        self.unit: Literal["images", "numbers"] = unit
+        self.compared = self.different = self.left_out = self.explained = 0
+        self.rounding = self.error = 0.0
+        self.kind: Kind | None = None
+
+    def add(self, error: Array, allowed: Array, explained: Array, scale: Array, vague: float) -> NDArray[np.bool_]:
+        """Errors, what the tolerance allows and what rounding explains, all of one shape; which of them are left out.
+
+        NaN is different from everything.
+        """
+        with np.errstate(invalid="ignore", divide="ignore"):
+            beyond = ~(error <= allowed)
+            different = beyond & ~(error <= explained)
+            left_out = (explained > vague * scale) & ~different
+            owed = beyond & ~different & ~left_out
+            if different.any():
+                worst = float(np.max(np.where(different, error / scale, 0.0)))
+                self.error = max(self.error, worst if worst == worst else np.inf)
+            if owed.any() or left_out.any():
+                self.rounding = max(self.rounding, float(np.max((explained / scale)[owed | left_out])))
+        self.compared += error.size
+        self.different += int(different.sum())
+        self.left_out += int(left_out.sum())
+        self.explained += int(owed.sum())
+        return left_out
+
+    @property
+    def figures(self) -> Figures:
+        """Of the reason."""
+        counts: dict[str, Any] = {"unit": self.unit, "compared": self.compared}
+        counts |= {name: getattr(self, name) or None for name in ("different", "left_out", "explained")}
+        if self.different:
+            counts["error"] = self.error
+        if self.kind is not None and (self.explained or self.left_out):
+            kind = self.kind
+            counts |= {"rounding": self.rounding / kind.times, "factor": kind.times}
+            counts |= {"arithmetic": kind.arithmetic, "source": kind.source}
+        return Figures(**counts)
+
+
+class PerImage:
+    """Every image by its largest number; what an image's scale is depends on all of them (`output_metrics`)."""
+
+    replaces = False
+    unit: Literal["images", "numbers"] = "images"
+
+    def __init__(self, tolerance: Tolerance, vague: float) -> None:
+        self.tolerance, self.vague = tolerance, vague
+        self.kind: Kind | None = None
+
+    def add(self, a: Array, b: Array, name: str, shape: tuple[int, ...], rounding: Rounding | None) -> Array:
+        """Of one batch [N, K]: how far rounding moves each image [N], where the tolerance does not suffice."""
+        with np.errstate(invalid="ignore", over="ignore"):
+            error, scale = np.abs(a - b).max(1, initial=0.0), np.abs(b).max(1, initial=0.0)
+            within = (error <= (self.tolerance.rtol or 0.0) * scale) | (error <= (self.tolerance.atol or 0.0))
+        if rounding is None or self.tolerance.kind == "lossy" or within.all():
+            return np.zeros(len(b))
+        self.kind = rounding.kind
+        moved: Array = rounding.largest(name, shape).reshape(len(b), -1).max(1, initial=0.0)
+        return moved
+
+    def tally(self, meter: Meter) -> Tally:
+        """Of all images."""
+        found, scale, error = Tally(self.unit), meter.scales(), meter.column("error")
+        if self.tolerance.kind == "lossy":
+            found.compared = len(error)
+            return found
+        allowed = np.maximum((self.tolerance.rtol or 0.0) * scale, self.tolerance.atol or 0.0)
+        times = self.kind.times if self.kind else 0.0
+        found.kind = self.kind
+        found.add(error, allowed, times * meter.column("moved"), scale, self.vague)
+        return found
+
+
+class PerNeighborhood:
+    """Every number by the largest next to it; a few inputs, whose numbers are not kept."""
+
+    replaces = True
+    unit: Literal["images", "numbers"] = "numbers"
+
+    def __init__(self, tolerance: Tolerance, vague: float) -> None:
+        self.tolerance, self.vague, self._tally = tolerance, vague, Tally(self.unit)
+
+    def add(
+        self, found: Array, right: Array, name: str, rounding: Rounding | None
+    ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """One probe: which numbers are left out, and which are equal as NaN and infinity are."""
+        a, b = found.astype(np.float64), right.astype(np.float64)
+        error, size, scale = apart(a, b), largest(b), neighborhood(b)
+        relative, least = self.tolerance.rtol or 0.0, self.tolerance.atol or 0.0
+        if relative >= SATURATED:  # else it is for numbers in float64
+            least = max(least, SATURATED * min(1.0, float(size.max(initial=0.0))))
+        allowed = np.maximum(relative * scale, least)
+        explained = np.zeros(b.shape)
+        if rounding is not None and not (error <= allowed).all():
+            self._tally.kind = rounding.kind
+            moved = np.zeros(b.shape)
+            for one in rounding.of(name):
+                moved = np.maximum(moved, one if one.shape == b.shape else np.inf)
+                explained = np.broadcast_to(rounding.kind.times * beside(size, moved)[1], b.shape)
+                if (error <= np.maximum(allowed, explained)).all():
+                    break  # one rounding that moves it as far says enough
+        return self._tally.add(error, allowed, explained, scale, self.vague), error == 0
+
+    def tally(self, meter: Meter) -> Tally:
+        """Of all probes."""
+        return self._tally
+
+
+Scale = type[PerImage] | type[PerNeighborhood]
+
+
+def largest(b: Array) -> Array:
+    """How large every number is; 0 for what is none."""
+    return np.where(np.isfinite(b), np.abs(b, dtype=np.float64), 0.0)
+
+
+def neighborhood(b: Array) -> Array:
+    """The largest number next to each, along the axis where that is least."""
+    size = largest(b)
+    return np.broadcast_to(beside(size, size)[0], size.shape)
+
+
+def beside(size: Array, moved: Array) -> tuple[Array, Array]:
+    """The largest next to each number along the axis where that is least, and the largest of another array there."""
+    least, there = size.max(keepdims=True, initial=0.0), moved.max(keepdims=True, initial=0.0)
+    for axis in range(size.ndim):
+        others = tuple(other for other in range(size.ndim) if other != axis)
+        along, with_it = size.max(others, keepdims=True), moved.max(others, keepdims=True)
+        least, there = np.minimum(along, least), np.where(along < least, with_it, there)
+    return least, there
+
+
+# --- One output.
+
+
+class Outcome(NamedTuple):
+    """What was found of one output. ``constant`` is whether it is the same for all inputs."""
+
+    tally: Tally
+    metrics: Metrics
+    constant: bool
+    accuracy: Accuracy | None = None
+
+
+class Reals:
+    """An output of floating-point numbers."""
+
+    def __init__(self, tolerance: Tolerance, scale: Scale, vague: float, *, logits: bool) -> None:
+        self.tolerance, self.meter = tolerance, Meter(tolerance, logits=logits)
+        self.scale = scale(tolerance, vague)
+
+    def add(self, found: Array, right: Array, call: _Call) -> None:
+        """One batch of both."""
+        rows = (1, -1) if call.whole else (-1, 1) if right.ndim < 2 else (len(right), -1)
+        if isinstance(self.scale, PerNeighborhood):
+            left_out, same = self.scale.add(found, right, call.output, call.rounding)
+            found = np.where(left_out | same, right, found)
+        a, b = (each.reshape(rows) for each in _alike(found, right))
+        moved = np.zeros(len(b))
+        if isinstance(self.scale, PerImage):
+            moved = self.scale.add(a, b, call.output, right.shape, call.rounding)
+        self.meter.add(a, b, labels=call.labels, undecided=call.undecided, moved=moved)
+
+    def outcome(self) -> Outcome:
+        """Over all batches."""
+        if not self.meter.images:  # rounding decides in all
+            tally = Tally("images")
+            tally.compared = tally.left_out = self.meter.seen
+            return Outcome(
+                tally, Metrics(images=0, max_abs_error=0, max_rel_error=0, mean_abs_error=0, cosine=None), False
+            )
+        tally, metrics = self.scale.tally(self.meter), self.meter.metrics()
+        tally.left_out += self.meter.undecided if isinstance(self.scale, PerImage) else 0
+        tally.compared += self.meter.undecided if isinstance(self.scale, PerImage) else 0
+        if not isinstance(self.scale, PerImage):
+            metrics = metrics.model_copy(update={"undecided": tally.left_out})
+        return Outcome(tally, metrics, self._constant(metrics), self.meter.counts.accuracy())
+
+    def _constant(self, metrics: Metrics) -> bool:
+        """Whether outputs differ between inputs by so little that a fault of a tenth of that would not show."""
+        if metrics.spread is None:
+            return self.scale.replaces
+        relative = SHOWN if self.tolerance.kind == "lossy" else MOVES * (self.tolerance.rtol or 0.0)
+        return metrics.spread <= relative or self.meter.moves <= (self.tolerance.atol or 0.0)
+
+    @property
+    def worst(self) -> int:
+        """The image with the largest error."""
+        return self.meter.worst
+
+
+class Discrete:
+    """An output of integers or truth values: they are the same, or others."""
+
+    def __init__(self, tolerance: Tolerance, scale: Scale) -> None:
+        self.tolerance, self.replaces = tolerance, scale.replaces
+        self.numbers, self.images = Tally("numbers"), Tally("images")
+        self.worst = self._left = 0
+        self._first: dict[tuple[int, ...], Array] = {}
+        self._moves = False
+
+    def add(self, found: Array, right: Array, call: _Call) -> None:
+        """One batch of both; images that rounding may decide otherwise, and that are others, are left out."""
+        first = self._first.setdefault(right.shape[1:], right[:1] if right.ndim else right)
+        self._moves = self._moves or bool((right != first).any())
+        rows = (1, -1) if call.whole or right.ndim < 1 else (len(right), -1)
+        other = (found != right).reshape(rows)
+        undecided = np.zeros(len(other), bool) if call.undecided is None else call.undecided
+        left = np.zeros(other.shape, bool)
+        if other.any() and call.rounding is not None:
+            self.numbers.kind = call.rounding.kind
+            for moved in call.rounding.of(call.output):
+                left |= (moved > 0).reshape(rows) if moved.shape == right.shape else True
+        images = other.any(1) & undecided
+        left |= images[:, None]
+        wrong = other & ~left
+        if wrong.any() and not self.images.different:
+            self.worst = self.images.compared + int(wrong.any(1).argmax())
+        for tally, differ, out in ((self.numbers, wrong, left), (self.images, wrong.any(1), left.all(1) & images)):
+            tally.compared += len(out) if out.ndim == 1 else out.size
+            tally.different += int(differ.sum())
+            tally.left_out += int(out.sum())
+
+    def outcome(self) -> Outcome:
+        """Over all batches."""
+        tally = self.numbers if self.replaces else self.images
+        compared = self.numbers.compared - self.numbers.left_out
+        share = self.numbers.different / compared if compared else 0.0
+        metrics = Metrics(
+            images=self.images.compared - self.images.left_out,
+            max_abs_error=float(self.numbers.different > 0),
+            max_rel_error=share,
+            mean_abs_error=share,
+            cosine=None,
+            undecided=tally.left_out,
+        )
+        several = self.images.compared > len(self._first)
+        return Outcome(tally, metrics, not self._moves and (several or self.replaces))
+
+
+class _Call(NamedTuple):
+    """One output in one call."""
+
+    output: str
+    labels: NDArray[np.int64] | None
+    undecided: NDArray[np.bool_] | None
+    whole: bool
+    rounding: Rounding | None
+
+
+class _Output:
+    """One output over all calls: what was measured of it, and the reason of its verdict."""
+
+    def __init__(self, owner: Comparison, name: str, *, fixed: bool) -> None:
+        self.owner, self.name, self.moves = owner, name, fixed
+        self.kind: Reals | Discrete | None = None
+        self.problem: Problem | None = None
+        self.not_compared: Problem | None = None
+        self.reshaped = self.calls = 0
+        self._shapes: dict[Shapes, tuple[int, ...]] = {}
+
+    def add(self, got: Any, right: Any, call: _Call, given: Shapes) -> None:
+        """One call; the first problem stays."""
+        self.calls += 1
+        found, expected = _numbers(got), _numbers(right)
+        if got is None or right is None:
+            self._fail("shape_or_type_differs", f"the {'candidate' if got is None else 'reference'} has no such output")
+        elif isinstance(got, Exception):
+            self._fail("does_not_run", first_line(got))
+        elif expected is None or (found is None and not self.owner.scale.replaces):
+            self.not_compared = "not_comparable", Figures(detail=_kind_of(right if expected is None else got))
+        elif found is None or (self.owner.scale.replaces and found.dtype != expected.dtype):
+            kind = type(got).__name__ if found is None else str(found.dtype)
+            self._fail("shape_or_type_differs", f"{kind} for {expected.dtype}")
+        elif found.shape != expected.shape:
+            self._reshaped(found, expected, call)
+        elif not expected.size:
+            self.not_compared = self.not_compared or ("not_comparable", Figures(detail="empty for all inputs"))
+        elif _no_number(found) and _no_number(expected):
+            self.not_compared = self.not_compared or ("not_comparable", Figures(detail="NaN on both sides"))
+        else:
+            moved = bool(given) and expected.shape != self._shapes.setdefault(given, expected.shape)
+            self.moves = self.moves or moved
+            self._measured(expected).add(found, expected, call)
+
+    def _fail(self, reason: Reason, detail: str) -> None:
+        self.problem = self.problem or (reason, Figures(detail=detail))
+
+    def _reshaped(self, found: Array, right: Array, call: _Call) -> None:
+        unsure = call.undecided is not None and call.undecided.any()
+        if unsure or (call.rounding is not None and call.rounding.reshapes(call.output, right.shape)):
+            self.reshaped += 1
+        else:
+            self._fail("shape_or_type_differs", f"shape {list(found.shape)} for {list(right.shape)}")
+
+    def _measured(self, right: Array) -> Reals | Discrete:
+        if self.kind is None:
+            owner, scores = self.owner, self.owner.scores
+            logits = right.ndim == 2 and right.shape[1] > 1 if scores is None else self.name == scores
+            real = right.dtype.kind == "f"
+            self.kind = (
+                Reals(owner.allowed, owner.scale, owner.vague, logits=logits)
+                if real
+                else Discrete(owner.allowed, owner.scale)
+            )
+        return self.kind
+
+    @property
+    def worst(self) -> int:
+        """The image or call with the largest error."""
+        return self.kind.worst if self.kind else 0
+
+    def link(self, note: str, figures: Mapping[str, Any], **ends: str) -> Link:
+        """The link with its verdict."""
+        if self.problem:
+            return Link.concluded(self.problem[0], figures=self.problem[1], note=note, **ends)
+        if self.reshaped > UNDECIDED_SHARE * self.calls:
+            detail = f"the shape, for {self.reshaped} of {self.calls} inputs"
+            return Link.concluded("rounding_decides", figures=Figures(detail=detail), note=note, **ends)
+        if self.kind is None:
+            reason, why = self.not_compared or ("not_run", Figures())
+            return Link.concluded(reason, figures=why, note=note, **ends)
+        found = self.kind.outcome()
+        reason, allowed = self._reason(found), self.owner.allowed
+        nothing = reason in ("rounding_decides", "rounding_too_large", "discrete_in_low_precision")
+        words = ""
+        if allowed.kind == "lossy" and isinstance(self.kind, Reals) and verdict_for(reason) != "not verified":
+            words = lossy_words(found.metrics, allowed, found.accuracy)
+        if reason == "explained_by_rounding":
+            allowed = raised(allowed, found.metrics)
+        return Link.concluded(
+            reason,
+            figures=found.tally.figures.model_copy(update=figures),
+            note="; ".join(filter(None, [words, note])),
+            tolerance=None if nothing else allowed,
+            metrics=None if nothing else found.metrics,
+            accuracy=found.accuracy,
+            **ends,
+        )
+
+    def _reason(self, found: Outcome) -> Reason:
+        """Every verdict of a comparison is decided here."""
+        tally, allowed = found.tally, self.owner.allowed
+        discrete = isinstance(self.kind, Discrete)
+        if tally.left_out == tally.compared and tally.kind is None:
+            return "rounding_decides"
+        if allowed.kind == "lossy" and not discrete:
+            different = verdict_by(found.metrics, allowed, found.accuracy) == "failed"
+        else:
+            different = tally.different > 0
+        if different and discrete:
+            return "discrete_in_low_precision" if allowed.kind == "lossy" else "discrete_values_differ"
+        if different:
+            return "exceeds_tolerance"
+        if tally.left_out > UNDECIDED_SHARE * tally.compared:
+            return "rounding_decides" if discrete or tally.kind is None else "rounding_too_large"
+        if (found.constant or (tally.explained and _hidden(found.metrics))) and not self.moves:
+            return "constant_output"
+        return "explained_by_rounding" if tally.explained else "within_tolerance"
+
+
+# --- All outputs.
+
+
+class Comparison:
+    """A candidate's outputs against the reference's, call by call.
+
+    Attributes:
+        candidate: What the candidate is called.
+        allowed: Of the link.
+        scores: Which output is the scores of classes; None if every output [N, K] may be.
+        scale: By what a difference is large.
+        vague: See `repaconv.verification.rounding.VAGUE`.
+        outputs: What was found so far, by name.
+    """
+
+    def __init__(
+        self,
+        candidate: str,
+        allowed: Tolerance,
+        scores: str | None = "logits",
+        *,
+        scale: Scale = PerImage,
+        fixed: Collection[str] = (),
+        vague: float = VAGUE,
+    ) -> None:
+        """``fixed`` has outputs that depend on no input, so that they need not change."""
+        self.candidate, self.allowed, self.scores = candidate, allowed, scores
+        self.scale, self.fixed, self.vague = scale, fixed, vague
+        self.outputs: dict[str, _Output] = {}
+
+    def add(
+        self,
+        found: Mapping[str, Any],
+        right: Mapping[str, Any],
+        *,
+        labels: NDArray[np.int64] | None = None,
+        undecided: NDArray[np.bool_] | None = None,
+        whole: bool = False,
+        rounding: Rounding | None = None,
+        given: Shapes = (),
+    ) -> None:
+        """One call.
+
+        Args:
+            found: The candidate's outputs, by name or in the reference's order.
+            right: The reference's.
+            labels: Class of each image, -1 where unknown.
+            undecided: Images, or whether this is the one call, in which rounding may decide what merges; those that
+                differ are left out, if by no more than another merge explains.
+            whole: Every output is one, not one for each image, and may have another shape at each call.
+            rounding: How far rounding alone moves the reference; asked where the tolerance does not suffice.
+            given: The shapes of the inputs.
+
+        Raises:
+            Refused: If one does not stand in place of the other and the outputs are others, in number or in shape.
+        """
+        if not self.scale.replaces:
+            found = self._paired(found, right, whole=whole)
+        for name in (*right, *(more for more in found if more not in right)):
+            if name not in self.outputs:
+                self.outputs[name] = _Output(self, name, fixed=name in self.fixed)
+            own = labels if name == self.scores else None
+            call = _Call(name, own, undecided, whole, rounding)
+            self.outputs[name].add(found.get(name), right.get(name), call, given)
+
+    def _paired(self, found: Mapping[str, Any], right: Mapping[str, Any], *, whole: bool) -> Mapping[str, Any]:
+        """A candidate of another runtime, whose outputs may have other names; another network is refused."""
+        from repaconv.verification.model_runners import named
+
+        if len(found) != len(right):
+            raise self._others(f"{len(found)} outputs", str(len(right)))
+        found = named(list(right), found)
+        for name, value in found.items():
+            has, wanted = np.shape(value), np.shape(right[name])
+            if _numbers(value) is not None and _numbers(right[name]) is not None and has != wanted and not whole:
+                raise self._others(f"shape {list(has)}", str(list(wanted)))
+        return found
+
+    def _others(self, has: str, wanted: str) -> Refused:
+        return Refused(
+            f"the {self.candidate} has {has}, the network gives {wanted}.",
+            hint="Take the input, the output and the engine of this very checkpoint.",
+            code="inputs.shape",
+        )
+
+    def links(self, name: str, reference: str, note: str = "", **figures: Any) -> tuple[Link, ...]:
+        """A link for every output, in the order in which they came; ``figures`` are what else is known of all."""
+        several = len(self.outputs) > 1
+        return tuple(
+            one.link(
+                note,
+                figures,
+                name=name,
+                reference=reference,
+                candidate=f"{self.candidate}, output {output}" if several else self.candidate,
+            )
+            for output, one in self.outputs.items()
+        )
+
+    def metrics(self, output: str) -> Metrics:
+        """What was measured of one output of numbers, whatever its verdict."""
+        kind = self.outputs[output].kind
+        assert kind is not None
+        return kind.outcome().metrics
+
+    @property
+    def worst(self) -> dict[str, int]:
+        """Of each output, in the order of `links`, the image or call with the largest error."""
+        return {name: one.worst for name, one in self.outputs.items()}
+
+
+def run_both(
+    reference: Any,
+    candidate: Any,
+    calls: Iterable[Feeds],
+    comparison: Comparison,
+    rounding: Callable[[Feeds, Mapping[str, Any]], Rounding | None] = lambda _feeds, _right: None,
+) -> Comparison:
+    """Both run on all calls; a candidate that does not run fails.
+
+    Args:
+        reference: A runner.
+        candidate: Another.
+        calls: Inputs by name.
+        comparison: To which they are added.
+        rounding: How far rounding moves the reference, by inputs and outputs.
+    """
+    for feeds in calls:
+        right = reference.run(feeds)
+        try:
+            found: Mapping[str, Any] = candidate.run(feeds)
+        except Exception as error:  # the runtime's own, of many classes
+            found = dict.fromkeys(right, error)
+        comparison.add(found, right, rounding=rounding(feeds, right), given=shapes_of(feeds))
+    return comparison
+
+
+def judge(
+    name: str,
+    reference: tuple[str, Array],
+    candidate: tuple[str, Array],
+    *,
+    logits: bool,
+    tolerance: Tolerance,
+    labels: NDArray[np.int64] | None = None,
+) -> Link:
+    """One link of two outputs [N, ...] that are held at once, each with what it is of."""
+    found = Comparison(candidate[0], tolerance, "logits" if logits else "")
+    found.add({"logits": candidate[1]}, {"logits": reference[1]}, labels=labels)
+    return found.links(name, reference[0])[0]
+
+
+def not_verified(name: str, reference: str, candidate: str, note: str, *, reason: Reason = "not_run") -> Link:
+    """A link of which nothing was measured, and why."""
+    return Link.concluded(reason, note=note, name=name, reference=reference, candidate=candidate)
+
+
+def joined(links: Sequence[Link]) -> Link:
+    """One link of those of several outputs: one that failed, else of what passed the one that differs most."""
+    failed = [link for link in links if link.verdict == "failed"]
+    passed = [link for link in links if link.verdict == "passed"]
+    worst = max(
+        failed or passed or links, key=lambda link: link.metrics.max_rel_error if link.metrics else 0.0, default=None
+    )
+    if worst is None:
+        raise ValueError("nothing was compared")
+    if len(links) == 1:
+        return worst
+    return worst.model_copy(update={"note": "; ".join(filter(None, [outputs_told(links), worst.note]))})
+
+
+def raised(allowed: Tolerance, metrics: Metrics) -> Tolerance:
+    """The tolerance, or the largest error that rounding explains where that is more."""
+    if metrics.max_rel_error <= (allowed.rtol or 0.0) or metrics.max_abs_error <= (allowed.atol or 0.0):
+        return allowed
+    return allowed.model_copy(update={"rtol": metrics.max_rel_error, "rtol_reason": EXPLAINED})
+
+
+def _hidden(metrics: Metrics) -> bool:
+    """Whether one output for all inputs would be within the error that rounding explains."""
+    return metrics.spread is not None and metrics.spread <= metrics.max_rel_error
+
+
+def _numbers(value: Any) -> Array | None:
+    """An output as an array; None if it is a sequence, a map or text."""
+    array = np.asarray(value) if isinstance(value, (np.ndarray, np.generic)) else None
+    return array if array is not None and array.dtype.kind in "fiub" else None
+
+
+def _kind_of(value: Any) -> str:
+    return "a sequence" if isinstance(value, list) else "a map" if isinstance(value, dict) else "no numbers"
+
+
+def _no_number(array: Array) -> bool:
+    """Whether all of it is NaN, by which nothing can be told."""
+    return array.dtype.kind == "f" and bool(np.isnan(array).all())
+
+
+def _alike(found: Array, right: Array) -> tuple[Array, Array]:
+    """The same with 0 where both have the same infinity, as masks do, or both NaN."""
+    if right.dtype.kind != "f" or found.dtype.kind != "f":
+        return found, right
+    same = (np.isinf(right) & (found == right)) | (np.isnan(right) & np.isnan(found))
+    if not same.any():
+        return found, right
+    return np.where(same, 0.0, found), np.where(same, 0.0, right)

@@ -1,0 +1,337 @@
+"""How far rounding alone moves what a network computes, and how much of that a comparison allows.
+
+Two graphs that compute the same function round differently. Where an output is near zero, or is a difference of large
+numbers, the two differ by more than any fixed tolerance. A comparison then asks how far rounding moves the *original*
+network on the same inputs, and allows a stated multiple of it. There are three ways to know that, best first:
+
+1. FP32 against float64 (`network_rounding`, `graph_rounding`, `rounding_between`): run the original network in both;
+   the difference is its rounding error, of every number, on these very inputs.
+2. Moved inputs (`float64_rounding`): for two networks in float64 there is no better arithmetic to compare with. The
+   original runs on inputs that are moved by one unit in the last place.
+3. Moved weights and inputs (`jitter_rounding`): where nothing evaluates a graph in float64, weights and inputs are
+   moved by some units in the last place of float32 and the graph runs again (Monte Carlo arithmetic; Parker, UCLA
+   CSD-970002, 1997, moves every operation). The only one that also tells which discrete values depend on rounding.
+
+docs/design/verification.md has the argument, and the experiments that the figures below come from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from repaconv.verification.evaluated_graph import Evaluated, key_of
+from repaconv.verification.float64_graphs import Float64, wide, widened
+from repaconv.verification.model_runners import load_onnx
+from repaconv.verification.onnx_model_loading import loaded
+from repaconv.verification.tolerances import EXPORTED_RTOL, FLOAT32
+
+if TYPE_CHECKING:
+    import onnx
+
+    from repaconv.engines.contract import Feeds
+    from repaconv.sources.source_model import Form, Subject
+    from repaconv.verification.model_runners import Runner
+
+Array = NDArray[Any]
+
+# --- Figures. Every one has its derivation, or the experiment that it was taken from (benchmarks/rounding_factors.py).
+
+MEASURED_TIMES = 8
+"""How many times the measured rounding error of the original (1, 2) is allowed. The original's error is one draw of a
+random sum, and the candidate's is another, of a graph with about as many operations. For two independent normal draws
+the ratio exceeds 8 with probability 2/pi * atan(1/8) = 8%; but the largest of n numbers of an image or neighborhood is
+compared, and for n = 16 that is less than 1e-5. Largest ratio on sound folds: see the experiment."""
+JITTERED_TIMES = 4
+"""How many times the movement under jitter (3) is allowed: the largest of `JITTERS` draws that are moved by 16 units of
+rounding each, so that a sound graph stays well within one of them."""
+JITTERS = 3
+"""How often weights and inputs are moved: with three draws of random signs, one in four numbers has all three on one
+side of the original, so the largest of their distances is a fair estimate of the spread."""
+JITTER_SHARE = 0.1
+"""By how much weights and inputs are moved, relative to themselves, as a part of the tolerance of the link:"""
+JITTER = JITTER_SHARE * FLOAT32
+"""By how much float32 weights and inputs are moved, relative: 1e-6, or 17 times the largest error of one rounding
+(2**-24). Operations on the way round, too, and are not moved; a sum of 300 numbers has a typical error of so many."""
+TO_FLOAT64 = 2.0**-29
+"""How much finer float64 rounds than float32."""
+LAST_PLACE = 2.0**-52
+"""The unit in the last place of a float64 number in [1, 2)."""
+VAGUE = 0.01
+"""Where rounding explains more than this, relative to the scale, an agreement says little: such numbers are left out,
+and where more than `UNDECIDED_SHARE` of all are, nothing is verified. It is the noise of FP16 (`tolerances.LOSSY`):
+what rounding moves by more than that would not pass as FP16 either."""
+SATURATED = float(np.finfo(np.float32).eps)
+"""What float32 keeps of numbers up to 1: a sigmoid or softmax that saturates has steps of so much near 1, and so has
+1 - p, however small that is. Relative to neighbors, an error below it is no error. In float64 it is that of float64."""
+ALGEBRA = 1e-9
+"""What the fold computed in float64 may be off, relative to neighboring numbers. Sound folds of networks that are well
+conditioned are off by 1e-16 to 1e-12 there; an ill-conditioned one may be by more (`ALGEBRA_PART`). Wrong ones are off
+by more than 1e-4, or by one unit of float32 (6e-8) where a constant was rounded."""
+ALGEBRA_PART = 64
+"""Where the original's float32 error is larger, the fold in float64 may be off by this part of it. float64 has 2**29
+times the precision of float32, so that a sound fold is off by far less; a constant that is kept in float32 inside the
+graph (the scale of a Resize, a sine that was computed in advance) makes it a few percent of that at most."""
+MOVED_SHARE = 1e-3
+"""Of an output that is the same number for all inputs in float32: what the fold in float64 may be off, relative to how
+far the inputs move the output there. A wrong factor or a forgotten term changes it by much more."""
+HALF_ROUNDINGS = 16
+"""How many roundings to half precision an output's error may be where folded weights are stored in half precision: the
+root mean square sum over 256 products is 16 times one rounding."""
+HALVES = {10: ("fp16", 2.0**-12), 16: ("bf16", 2.0**-9)}
+"""ONNX's half precisions: the link where a graph is run in them, and by how much a rounding moves a number: half of the
+largest, which is half a unit in the last place (2**-11, 2**-8)."""
+
+# --- The model.
+
+
+class Kind(NamedTuple):
+    """How rounding was measured, and what is allowed: fields of `repaconv.results.Figures`."""
+
+    times: float
+    arithmetic: Literal["FP32", "float64"]
+    source: Literal["float32 against float64", "moved inputs", "moved weights and inputs"]
+
+
+MEASURED = Kind(MEASURED_TIMES, "FP32", "float32 against float64")
+MOVED_INPUTS = Kind(MEASURED_TIMES, "float64", "moved inputs")
+JITTERED = Kind(JITTERED_TIMES, "FP32", "moved weights and inputs")
+ALGEBRAIC = Kind(1 / ALGEBRA_PART, "float64", "float32 against float64")
+
+Movement = Mapping[str, Array]
+"""How far one other rounding moves each output: |other - original| for every number, infinite for a discrete value that
+changes. In the other's own shape where rounding changes that."""
+
+
+class Rounding:
+    """How far rounding alone moves the outputs of one inference, measured when it is asked for, and once."""
+
+    def __init__(self, kind: Kind, movements: Callable[[], Iterable[Movement]]) -> None:
+        """``movements`` gives one or more, each as long as it takes to run the network once."""
+        self.kind, self._more = kind, movements
+        self._known: list[Movement] = []
+        self._running: Iterator[Movement] | None = None
+
+    def of(self, output: str) -> Iterator[Array]:
+        """One movement after the other; none of an output that no movement has."""
+        place = 0
+        while place < len(self._known) or self._run():
+            if output in self._known[place]:
+                yield self._known[place][output]
+            place += 1
+
+    def _run(self) -> bool:
+        if self._running is None:
+            self._running = iter(self._more())
+        found = next(self._running, None)
+        if found is not None:
+            self._known.append(found)
+        return found is not None
+
+    def reshapes(self, output: str, shape: tuple[int, ...]) -> bool:
+        """Whether rounding alone gives an output another shape than this."""
+        return any(moved.shape != shape for moved in self.of(output))
+
+    def largest(self, output: str, shape: tuple[int, ...]) -> Array:
+        """The largest of all movements, for every number of an output of that shape."""
+        found = np.zeros(shape)
+        for moved in self.of(output):
+            found = np.maximum(found, moved) if moved.shape == shape else found
+        return found
+
+
+def movement(found: Mapping[str, Any], right: Mapping[str, Any], *, discrete: bool = False) -> Movement:
+    """How far one set of outputs is from another; of discrete outputs only where that is asked for."""
+    moved: dict[str, Array] = {}
+    for name, out in right.items():
+        if not isinstance(out, np.ndarray) or out.dtype.kind not in "fiub":
+            continue
+        if np.shape(found[name]) != out.shape:
+            moved[name] = np.full(np.shape(found[name]), np.inf)
+        elif out.dtype.kind == "f":
+            moved[name] = apart(np.asarray(found[name], np.float64), out.astype(np.float64))
+        elif discrete:
+            moved[name] = np.where(found[name] != out, np.inf, 0.0)
+    return moved
+
+
+def apart(a: Array, b: Array) -> Array:
+    """|a - b|, 0 where both are the same NaN or infinity, infinite where one alone is."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        error = np.abs(a - b)
+    same = (a == b) | (np.isnan(a) & np.isnan(b))
+    return np.where(same, 0.0, np.where(np.isnan(error), np.inf, error))
+
+
+# --- 1: FP32 against float64.
+
+
+def network_rounding(subject: Subject, feeds: Feeds, right: Mapping[str, Any] | None = None) -> Rounding:
+    """Of a run's original network; ``right`` is what it computes of these inputs in float64, where that is known."""
+
+    def measured() -> Iterator[Movement]:
+        exact = subject.reference.run(feeds) if right is None else right
+        yield movement(subject.single().run(feeds), exact)
+
+    return Rounding(MEASURED, measured)
+
+
+def rounding_between(form: Form, exact: Form, feeds: Feeds) -> Rounding:
+    """Of one form of a network; ``exact`` is the same in float64."""
+    return Rounding(MEASURED, lambda: [movement(form.run(feeds), exact.run(feeds))])
+
+
+def graph_rounding(path: Path) -> Callable[[Feeds], Rounding]:
+    """Of a graph that no run knows, call by call; nothing where it is not evaluated in float64."""
+    given = cache(lambda: Evaluated(loaded(path)))
+
+    def rounding(feeds: Feeds) -> Rounding:
+        def measured() -> Iterator[Movement]:
+            with suppress(Exception):  # whatever cannot be evaluated in float64, of many classes
+                yield movement(given().run(feeds), given().truth(feeds))
+
+        return Rounding(MEASURED, measured)
+
+    return rounding
+
+
+# --- 2: in float64, moved inputs.
+
+
+def float64_rounding(subject: Subject, feeds: Feeds, right: Mapping[str, Any]) -> Rounding:
+    """Of a run's original network in float64, by inputs that are moved by one unit in the last place.
+
+    Where torch's exporter wrote numbers in float32, its graph may be off, and the fold of it by twice as much as that
+    is on this very call. What moves a row by more than `EXPORTED_RTOL` is another decision, or a fault, and explains
+    nothing.
+
+    Args:
+        subject: The network.
+        feeds: The inference.
+        right: What it computes of that in float64.
+    """
+
+    def measured() -> Iterator[Movement]:
+        double = {name: wide(array) for name, array in feeds.items()}
+        for seed in range(JITTERS):
+            yield _little(movement(subject.reference.run(jittered_feeds(double, LAST_PLACE, seed)), right), right)
+        if subject.as_exported is not None:
+            off = movement(subject.as_exported.run(feeds), right)
+            yield _little({name: 2 / MEASURED_TIMES * one for name, one in off.items()}, right)
+
+    return Rounding(MOVED_INPUTS, measured)
+
+
+def _little(moved: Movement, right: Mapping[str, Any]) -> Movement:
+    """The same, but 0 in rows that are moved by more than rounding does, and where shapes change."""
+    return {name: _little_rows(one, right[name]) for name, one in moved.items()}
+
+
+def _little_rows(moved: Array, right: Array) -> Array:
+    if moved.shape != right.shape or not right.size:
+        return np.zeros(right.shape)
+    rows = (len(right), -1) if right.ndim > 1 else (1, -1)
+    rounds = moved.reshape(rows).max(1, initial=0.0) <= EXPORTED_RTOL * np.abs(right).reshape(rows).max(1, initial=0.0)
+    return np.where(np.repeat(rounds, right.size // len(rounds)).reshape(right.shape), moved, 0.0)
+
+
+# --- 3: moved weights and inputs.
+
+# Operators whose constants are weights; those of others may be sizes, limits, places.
+_WEIGHTED = ("Conv", "ConvTranspose", "MatMul", "Gemm", "BatchNormalization", "LayerNormalization", "Gather")
+_SCALED = ("Add", "Sub", "Mul", "Div")
+
+
+class Jittered:
+    """A graph with weights and inputs that are moved by rounding.
+
+    It is as large as the graph, and there are several: when it is first asked, the ends that are compared let their
+    sessions go, it runs on all probes, and is let go itself.
+    """
+
+    def __init__(
+        self,
+        graph: Evaluated,
+        by: float,
+        seed: int,
+        probes: Sequence[Feeds],
+        coarse: Mapping[str, float] = MappingProxyType({}),
+        others: Sequence[Evaluated] = (),
+        *,
+        double: bool = False,
+    ) -> None:
+        """``coarse`` has weights that are moved by more, ``others`` let their sessions go; ``double``: in float64."""
+        self.graph, self.by, self.seed, self.probes, self.coarse = graph, by, seed, probes, coarse
+        self.others, self.double = others, double
+        self._known: dict[bytes, Mapping[str, Any]] = {}
+
+    def run(self, feeds: Feeds) -> Mapping[str, Any]:
+        """See `repaconv.verification.model_runners.Runner`."""
+        key = key_of(feeds)
+        if key not in self._known:
+            for end in (self.graph, *self.others):
+                end.close()
+            model = widened(self.graph.model) if self.double else self.graph.model
+            model = moved_weights(model, self.by, self.seed, self.coarse)
+            runner: Runner = Float64(model) if self.double else load_onnx(model)
+            for probe in self.probes:
+                with suppress(Exception):  # the runtime's own; it is raised to whoever asks for that probe
+                    self._known[key_of(probe)] = self._moved(runner, probe)
+            if key not in self._known:
+                self._known[key] = self._moved(runner, feeds)
+        return self._known[key]
+
+    def _moved(self, runner: Runner, feeds: Feeds) -> Mapping[str, Any]:
+        inputs = {name: wide(array) for name, array in feeds.items()} if self.double else feeds
+        return runner.run(jittered_feeds(inputs, self.by, self.seed))
+
+
+def jitter_rounding(runners: Sequence[Runner], feeds: Feeds, right: Mapping[str, Any]) -> Rounding:
+    """Of a graph by others of it whose numbers are moved; each runs when those before it do not suffice."""
+    return Rounding(JITTERED, lambda: (movement(one.run(feeds), right, discrete=True) for one in runners))
+
+
+def moved_weights(
+    model: onnx.ModelProto, by: float, seed: int, coarse: Mapping[str, float] = MappingProxyType({})
+) -> onnx.ModelProto:
+    """The same graph with every number of its weights times 1 +- ``by``; of those in ``coarse``, 1 +- that."""
+    from onnx import numpy_helper
+
+    from repaconv.graph.graph_without_weights import outline
+
+    generator = np.random.default_rng(seed)
+    read = {name: node.op_type for node in model.graph.node for name in node.input}
+
+    def other(name: str, weight: onnx.TensorProto) -> onnx.TensorProto:
+        several = int(np.prod(weight.dims)) > 1
+        if read.get(name) in _WEIGHTED or (several and read.get(name) in _SCALED):
+            numbers = numpy_helper.to_array(weight)
+            if numbers.dtype.kind == "f":
+                return numpy_helper.from_array(_jitter(numbers, coarse.get(name, by), generator), name)
+        return weight
+
+    found = outline(model, (other(weight.name, weight) for weight in model.graph.initializer))
+    for node in found.graph.node:
+        if node.op_type == "Constant" and node.attribute and node.attribute[0].HasField("t"):
+            node.attribute[0].t.CopyFrom(other(node.output[0], node.attribute[0].t))
+    return found
+
+
+def jittered_feeds(feeds: Mapping[str, Array], by: float, seed: int) -> dict[str, Array]:
+    """Inputs with every number times 1 +- ``by``."""
+    generator = np.random.default_rng(seed)
+    return {name: _jitter(numbers, by, generator) for name, numbers in feeds.items()}
+
+
+def _jitter(numbers: Array, by: float, generator: np.random.Generator) -> Array:
+    if numbers.dtype.kind != "f":
+        return numbers
+    factors = np.array((1 - by, 1 + by), np.result_type(numbers.dtype, np.float32))
+    return np.asarray(numbers * factors[generator.integers(0, 2, numbers.shape, np.int8)]).astype(numbers.dtype)

@@ -1,1 +1,1 @@
-"""Runtimes, one per file, and target devices as TOML files."""
+"""Inference runtimes, one per module, and target devices as TOML files."""

@@ -1,4 +1,4 @@
-"""What a runtime is: what it opens and runs, and what it builds."""
+"""The interface of an inference engine: sessions that run models, and engines that are built from them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Feeds = Mapping[str, Array]
 
 
 def shapes_told(arrays: Feeds) -> str:
-    """Names and shapes, in words."""
+    """Format names and shapes as text, e.g. ``input [1, 3, 224, 224]``."""
     return ", ".join(f"{name} {list(array.shape)}" for name, array in arrays.items())
 
 
@@ -31,16 +31,16 @@ Shapes = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 
 
 def _no_tick(_what: str, _done: int, _total: int) -> None:
-    """Progress for nobody."""
+    """Ignore progress."""
 
 
 class Port(NamedTuple):
-    """An input or an output.
+    """A model input or output.
 
     Attributes:
-        name: Its own.
-        shape: A name, or None, stands for a size that is free.
-        dtype: In NumPy's words, or the runtime's where NumPy has no such type.
+        name: The tensor's name.
+        shape: A number, or a name or None for a dynamic dimension.
+        dtype: NumPy's name of the type, or the runtime's if NumPy has no such type.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Port(NamedTuple):
 
 
 class Network(NamedTuple):
-    """A torch module in memory, and what it takes and gives, in the order of its arguments and results."""
+    """A torch module in memory, with its inputs and outputs in the order of arguments and results."""
 
     module: nn.Module
     inputs: tuple[Port, ...]
@@ -57,24 +57,27 @@ class Network(NamedTuple):
 
 
 Deployable = Path | bytes
-"""What an engine opens: a graph or what the engine built of one, in a file or read already."""
+"""What an engine loads: an ONNX graph or an engine file, as a path or as bytes."""
 
 
 @dataclass(frozen=True)
 class SessionSpec:
-    """How a model is to be opened. What a runtime has no use for, it leaves alone; a device it has not, it refuses.
+    """Options for loading a model.
+
+    A runtime ignores options that it does not have, but refuses a device that it does not support.
 
     Attributes:
-        device: What it runs on: ``cpu``, or ``cuda:0``; the engine's own when None.
-        threads: Of one inference on a processor, the calling thread included.
-        precision: What a runtime that lowers by itself is to compute in.
-        sizes: Of free dimensions by name, so that shapes are known when the graph is optimised.
-        weights: Of a graph that comes as bytes: the folder of its external weights, or these by name.
-        lean: Whether memory goes back after every call, and the model is not kept to be profiled: it is called a few
-            times, beside others, and not timed.
-        as_written: Whether nothing of a graph is fused: what a runtime fuses may keep float64's constants in float32.
-        streams: Calls that run at once, each from a thread of the caller's and on ``threads`` of its own.
-        settings: NAME=VALUE of the runtime's own, of those that its engine is tuned by (`engines/settings.py`).
+        device: ``cpu`` or ``cuda:0``; None for the engine's default.
+        threads: CPU threads per inference, including the calling thread.
+        precision: The compute precision of a runtime that lowers precision itself.
+        sizes: Sizes of dynamic dimensions by name, so that the graph is optimized for known shapes.
+        weights: External weights of a graph given as bytes: their folder, or the arrays by name.
+        lean: Whether to release memory after every inference, and not to keep the model for profiling. Used for
+            sessions that run a few untimed inferences while other sessions are loaded.
+        as_written: Whether to disable graph optimization: fused nodes may hold float64 constants in float32.
+        streams: Number of concurrent inferences, each called from its own thread and using its own ``threads``.
+        settings: NAME=VALUE settings of the runtime, of those that the engine lists for tuning
+            (`repaconv.engines.session_settings`).
     """
 
     device: str | None = None
@@ -89,12 +92,12 @@ class SessionSpec:
 
 
 class Profiled(NamedTuple):
-    """Where a session's time went.
+    """Profiling data of a session.
 
     Attributes:
-        kernels: Events of the runtime's own profiler, of all runs that count.
-        weights: The nodes as they ran, in order, with the shapes of their constants.
-        peak_gflops: What one large matrix product reaches on the same device and threads.
+        kernels: Events of the runtime's profiler, without the warm-up runs.
+        weights: The shapes of the constants of each executed node, in execution order.
+        peak_gflops: Rate of one large matrix product on the same device and threads.
     """
 
     kernels: list[dict[str, Any]]
@@ -103,12 +106,12 @@ class Profiled(NamedTuple):
 
 
 class Session(Protocol):
-    """An opened model of any engine.
+    """A loaded model of any engine.
 
     Attributes:
-        inputs: In the model's order.
-        outputs: In the model's order.
-        options: What was set, as artefacts have it; all else is the runtime's default.
+        inputs: Inputs in the model's order.
+        outputs: Outputs in the model's order.
+        options: The settings in effect, as artifacts record them; all others are the runtime's defaults.
     """
 
     inputs: tuple[Port, ...]
@@ -116,41 +119,44 @@ class Session(Protocol):
     options: dict[str, str]
 
     def run(self, feeds: Feeds) -> dict[str, Array]:
-        """Every input by name to every output by name, done when it returns; the arrays are the caller's to keep."""
+        """Run one inference from inputs by name to outputs by name.
+
+        It returns when all outputs are complete. The caller may keep the arrays.
+        """
 
     def synchronise(self) -> None:
-        """Wait until the device has nothing left to do, as before a clock is started."""
+        """Wait until the device is idle, e.g. before starting a clock."""
 
     def placement(self, feeds: Feeds) -> dict[str, str]:
-        """Which device, in the runtime's words, each node computes on."""
+        """Return the device of each node, named as the runtime does."""
 
     def profile(self, feeds: Feeds, *, runs: int, warmup_runs: int) -> Profiled:
-        """Where the time of so many runs goes."""
+        """Profile this many inferences."""
 
 
 @runtime_checkable
 class OnCard(Protocol):
-    """What a session besides does that computes on a GPU."""
+    """Additional methods of a session that computes on a GPU."""
 
     def clocked(self, feeds: Feeds) -> Callable[[], float]:
-        """One inference of inputs that lie on the card already, outputs left there: its milliseconds."""
+        """Return a function that runs one inference with inputs and outputs in GPU memory, and returns milliseconds."""
 
     def fallen(self, feeds: Feeds) -> tuple[str, ...]:
-        """Nodes that the processor computes in the card's place."""
+        """Return the nodes that run on the CPU because the GPU provider has no kernel for them."""
 
 
 class Engine(Protocol):
-    """A runtime, as the registry knows it.
+    """An inference runtime, as the registry lists it.
 
     Attributes:
-        name: In targets and in the registry.
-        suffix: Of what it builds.
-        opens: Suffixes of files that are its own to open, where nothing beside them says whose they are.
-        device: ``cpu`` or ``cuda``: what its sessions compute on.
-        can: What its sessions do. One with ``networks`` opens a `Network` where others open graphs, one with
-            ``engines`` what it built; one with ``elsewhere`` builds where its device is not, and runs on that alone;
-            of one with ``streams`` a session runs several calls at once.
-        takes: What `build` may be asked for besides: ``workspace``, ``timing_cache``, ``replay``.
+        name: Name in targets and in the registry.
+        suffix: Suffix of the files that it builds.
+        opens: Suffixes of files that it loads if no other file states their engine.
+        device: ``cpu`` or ``cuda``.
+        can: Capabilities. ``networks``: it loads a `Network` instead of a graph. ``engines``: it loads only engines
+            that it built. ``elsewhere``: it builds without the device, and runs only on it. ``streams``: a session runs
+            several inferences at once. ``run``, ``profile``, ``placement``: its sessions have these methods.
+        takes: Further options that `build` supports: ``workspace``, ``timing_cache``, ``replay``.
     """
 
     name: str
@@ -161,46 +167,46 @@ class Engine(Protocol):
     takes: tuple[str, ...]
 
     def version(self) -> str:
-        """Of the installed package.
+        """Return the version of the installed package.
 
         Raises:
             EnvironmentProblem: If it cannot be imported.
         """
 
     def open(self, deployable: Deployable, spec: SessionSpec) -> Session:
-        """Make a model ready to run.
+        """Load a model.
 
         Raises:
-            EnvironmentProblem: If the runtime is not here, or not that device or precision.
-            Refused: If it does not take the model.
+            EnvironmentProblem: If the runtime, the device or the precision is not available.
+            Refused: If the runtime rejects the model.
         """
 
     def build(self, order: Order) -> Built:
-        """Make an engine.
+        """Build an engine.
 
         Raises:
-            EnvironmentProblem: If the runtime is not here, or does not build that here.
-            Refused: If it does not take the model.
+            EnvironmentProblem: If the runtime is not installed, or cannot build this on this machine.
+            Refused: If the runtime rejects the model.
         """
 
 
 @dataclass(frozen=True)
 class Order:
-    """An engine that is wanted.
+    """Options for building an engine.
 
     Attributes:
-        model: The ONNX file; its weights may lie in a file beside it.
-        precision: ``fp32``, ``fp16``, ``bf16`` or ``int8``: what the graph is typed in, or what the runtime is to use.
-        capabilities: Compute capabilities of the GPUs that it is for, e.g. ``8.9``.
-        shapes: Of each input that has free dimensions.
-        islands: Nodes that are to compute in float32.
-        here: Whether it is for a machine of this one's kind.
-        threads: Of one inference, on processors.
+        model: The ONNX file; its weights may be in an external file next to it.
+        precision: ``fp32``, ``fp16``, ``bf16`` or ``int8``: the type of the graph, or the one that the runtime uses.
+        capabilities: Compute capabilities of the target GPUs, e.g. ``8.9``.
+        shapes: Minimum, usual and maximum shape of each input with dynamic dimensions.
+        islands: Names of nodes that compute in float32.
+        here: Whether the engine is for a machine like this one.
+        threads: CPU threads per inference.
         settings: See `SessionSpec`.
-        workspace: Bytes of scratch memory that a kernel may take; the runtime's own limit when None.
-        timing_cache: What earlier builds measured of kernels, serialised; None lets the builder measure all.
-        replay: Fail where the timing cache has no answer, so that the same engine comes out.
-        tick: Told how far a long build is.
+        workspace: Maximum scratch memory of a kernel in bytes; None for the runtime's limit.
+        timing_cache: Serialized kernel timings of earlier builds; None to time all kernels.
+        replay: Fail if the timing cache lacks a kernel, so that the same engine is built again.
+        tick: Called with phase, step and number of steps during a long build.
     """
 
     model: Path
@@ -219,18 +225,17 @@ class Order:
 
 @dataclass(frozen=True)
 class Built:
-    """An engine.
+    """A built engine.
 
     Attributes:
-        engine: Serialised.
-        types: How many of what computes are of which type, ``MATRIX_MULTIPLY.HALF`` for one; ``INT8`` where int8 is
-            multiplied.
-        log: The builder's.
-        options: What was set, to be set again when it is loaded.
-        proved: What the types were read from.
-        may_stay: Types that are no fault where int8 was asked for: of products that the runtime does not quantise.
-        runs_here: Whether it can be loaded and compared on this machine.
-        timing_cache: As it is after the build, if there is such a thing.
+        engine: The serialized engine.
+        types: Number of layers by kind and type, e.g. ``MATRIX_MULTIPLY.HALF``; ``INT8`` for products of int8.
+        log: The builder's log.
+        options: The options in effect, to be set again when the engine is loaded.
+        proved: What the types were read from, as a sentence.
+        may_stay: Types that are allowed although int8 was requested: of products that the runtime does not quantize.
+        runs_here: Whether the engine can be loaded and verified on this machine.
+        timing_cache: The timing cache after the build, if the runtime has one.
     """
 
     engine: bytes
@@ -244,17 +249,17 @@ class Built:
 
 
 def label(precision: str) -> str:
-    """How a precision is called in `Built.types`."""
+    """Return the name of a precision in `Built.types`."""
     return {"fp32": "FLOAT", "fp16": "HALF", "bf16": "BF16", "int8": "INT8"}[precision]
 
 
 def as_text(options: Mapping[str, Any]) -> dict[str, str]:
-    """Options as an artefact has them."""
+    """Convert options to sorted text, as artifacts record them."""
     return {name: str(value) for name, value in sorted(options.items())}
 
 
 def require_device(engine: str, spec: SessionSpec, *kinds: str) -> str:
-    """The device that is asked for, else the engine's own, which is the first of these kinds.
+    """Return the requested device, or the engine's default, the first of these kinds.
 
     Raises:
         EnvironmentProblem: If the engine does not run on it.
@@ -271,7 +276,7 @@ def require_device(engine: str, spec: SessionSpec, *kinds: str) -> str:
 
 
 def nothing_to_build(engine: str) -> EnvironmentProblem:
-    """What is raised by an engine that runs networks as they are."""
+    """Return the error of an engine that runs torch modules directly and has no build."""
     return EnvironmentProblem(
         f"{engine} runs the run's PyTorch module directly: there is nothing to build.",
         hint="Measure it with repaconv bench --target cpu-torch.",
@@ -280,7 +285,7 @@ def nothing_to_build(engine: str) -> EnvironmentProblem:
 
 
 def cannot(engine: str, ability: Ability) -> EnvironmentProblem:
-    """What a session raises that is asked for what its engine's ``can`` leaves out."""
+    """Return the error for a method that is not in the engine's ``can``."""
     return EnvironmentProblem(
         f"{engine} does not report a {ability}.",
         hint="ONNX Runtime does: choose a target that uses it.",

@@ -1,7 +1,7 @@
-"""Native code that may crash is tried in a process of its own first: a segfault there is a sentence here.
+"""Try native code that may crash in a separate process, so that a segmentation fault becomes an error message.
 
-The process is a fresh interpreter, not a fork: a runtime's threads and locks do not survive one. It serves one trial
-after the other, so that each runtime is imported once, and ends with the process that asked.
+The process is a fresh interpreter, not a fork, since a runtime's threads and locks do not survive a fork. It serves all
+trials, so that each runtime is imported once, and ends with the parent process.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from typing import Any
 
 
 class NativeCrash(Exception):
-    """The process that tried it is gone.
+    """The separate process crashed.
 
     Attributes:
-        told: How it ended, e.g. ``SIGSEGV`` or ``exit code 3``.
-        out_of_memory: Whether the system killed it, as it does where memory runs out.
+        told: How the process ended, e.g. ``SIGSEGV`` or ``exit code 3``.
+        out_of_memory: Whether it was killed by SIGKILL, as the system does when memory runs out.
     """
 
     def __init__(self, code: int) -> None:
-        """``code`` is its return code; a signal is negative, as `subprocess` has it."""
+        """``code`` is the return code of the process; negative for a signal, as in `subprocess`."""
         self.told = _signal(-code) if code < 0 else f"exit code {code}"
         self.out_of_memory = code == -signal.SIGKILL
         super().__init__(self.told)
@@ -44,7 +44,7 @@ def _signal(number: int) -> str:
 
 
 class _Guard:
-    """The process that tries, started when it is first needed, and again after it crashed."""
+    """The separate process. It is started when first needed, and again after a crash."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -62,7 +62,7 @@ class _Guard:
                 code = process.wait()
                 self._stop()
                 raise NativeCrash(code) from None
-            except BaseException:  # Ctrl-C while it works: what it would answer is no longer of use
+            except BaseException:  # e.g. Ctrl-C: a late answer would be read as that of the next trial
                 self._stop()
                 raise
 
@@ -95,29 +95,29 @@ atexit.register(_GUARD._stop)
 
 
 def attempt(function: Callable[..., object], *given: Any) -> None:
-    """Call a function in a process of its own; what it returns or raises there is dropped.
+    """Call a function in the separate process, and ignore what it returns or raises there.
 
     Args:
-        function: Of a module, which the other process imports.
-        given: Its arguments, which can be pickled.
+        function: A module-level function, which the other process imports.
+        given: Its arguments, which must be picklable.
 
     Raises:
-        NativeCrash: If the process did not survive it.
+        NativeCrash: If the process crashed.
     """
     _GUARD.attempt(function, given)
 
 
 def serve(descriptor: int) -> None:
-    """Do what is asked over this connection, until the other end is closed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to both; the one that asked ends this one
+    """Run the trials received over a connection until the parent closes it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches both processes; the parent ends this one
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    with suppress(OSError):  # where memory runs out, this process is the one to go
+    with suppress(OSError):  # if memory runs out, the system should kill this process
         Path("/proc/self/oom_score_adj").write_text("1000")
     line: Connection[Any, Any] = Connection(descriptor)
     with suppress(EOFError, ConnectionError):
         while True:
             sys.path[:], folder, module, name, given = line.recv()
-            with suppress(Exception):  # the one that asked meets the same, and tells it
+            with suppress(Exception):  # the parent gets the same error and reports it
                 os.chdir(folder)
                 getattr(import_module(module), name)(*given)
             line.send(None)

@@ -1,4 +1,4 @@
-"""The NVIDIA card of this machine, as torch sees it: whether there is one, and what is raised where there is none."""
+"""The NVIDIA GPU of this machine as torch detects it, and the errors if there is none or its memory is too small."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from repaconv.core.errors import EnvironmentProblem, require_module
 
 
 class Card(NamedTuple):
-    """A card: its name, its compute capability (``9.0``), and its memory in bytes."""
+    """A GPU: its name, compute capability (e.g. ``9.0``), and memory in bytes."""
 
     name: str
     capability: str
@@ -18,7 +18,7 @@ class Card(NamedTuple):
 
 
 def card() -> Card | None:
-    """The first card; None if torch sees none."""
+    """Return the first GPU, or None if torch detects none."""
     torch = require_module("torch", "torch", "pip install torch")
     if not torch.cuda.is_available():
         return None
@@ -27,10 +27,10 @@ def card() -> Card | None:
 
 
 def require_card(engine: str) -> Card:
-    """The first card.
+    """Return the first GPU.
 
     Raises:
-        EnvironmentProblem: If torch sees none, and why.
+        EnvironmentProblem: If torch detects none, with the reason.
     """
     torch = require_module("torch", "torch", "pip install torch")
     if (found := card()) is None:
@@ -46,14 +46,14 @@ def require_card(engine: str) -> Card:
 
 @contextmanager
 def within_memory(images: int) -> Iterator[None]:
-    """What runs in here on so many images may take more memory than the card has.
+    """Report a lack of GPU memory in this block as an error about the batch size.
 
     Raises:
-        EnvironmentProblem: If it does.
+        EnvironmentProblem: If the GPU memory is too small for a batch of this size.
     """
     try:
         yield
-    except Exception as error:  # torch, ONNX Runtime and TensorRT have no kind of error in common
+    except Exception as error:  # torch, ONNX Runtime and TensorRT have no common error class
         if not out_of_memory(error):
             raise
         raise EnvironmentProblem(
@@ -64,6 +64,6 @@ def within_memory(images: int) -> Iterator[None]:
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether a runtime says that memory does not suffice."""
+    """Return whether an error of a runtime reports a lack of memory."""
     told = f"{type(error).__name__}: {error}".lower()
     return any(words in told for words in ("outofmemory", "out of memory", "failed to allocate memory", "bfc_arena"))

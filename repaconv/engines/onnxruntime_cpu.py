@@ -1,4 +1,4 @@
-"""ONNX Runtime on the CPU. What it builds is its own optimised graph, which then loads without that work."""
+"""Run models with ONNX Runtime on the CPU, and build its optimized graphs, which load faster."""
 
 from __future__ import annotations
 
@@ -37,23 +37,20 @@ if TYPE_CHECKING:
     import onnx
 
 
-# --- Numbers smaller than the normal ones, flushed to zero: a mode of a thread, which ONNX Runtime turns on and leaves
-# on.
-#
-# Whatever else that thread computes would flush from then on: other sessions, which are measured beside that one, and
-# proofs.
+# Denormals flushed to zero. This is a mode of a thread, and ONNX Runtime turns it on without restoring it. Everything
+# that the thread computes later would then be flushed too: other sessions in the same benchmark, and verifications.
 
 SMALLEST, HALF = np.finfo(np.float32).tiny, np.float32(0.5)
 
 
 def flushes() -> bool:
-    """Whether this thread does."""
+    """Return whether this thread flushes denormals to zero."""
     return not SMALLEST * HALF
 
 
 @contextmanager
 def unchanged() -> Iterator[None]:
-    """Afterwards this thread flushes if it did before."""
+    """Restore this thread's flush mode after the block."""
     before = flushes()
     try:
         yield
@@ -64,7 +61,7 @@ def unchanged() -> Iterator[None]:
 
 @contextmanager
 def flushing() -> Iterator[None]:
-    """What runs within flushes."""
+    """Flush denormals to zero within the block."""
     with unchanged():
         _flush(True)
         yield
@@ -76,32 +73,33 @@ def _flush(wanted: bool) -> None:
     torch.set_flush_denormal(wanted)
 
 
-# --- ONNX Runtime on the CPU. What it builds is its own optimised graph, which then loads without that work.
+# Engine and session.
 
 PROVIDER = "CPUExecutionProvider"
-# What computes, as ONNX Runtime calls it after fusing.
+# Substrings of the names of matrix products and convolutions in an optimized graph.
 COMPUTING = ("MatMul", "Gemm", "Conv", "Attention")
 LEVEL = "graph_optimization_level"
-# SkipLayerNormalization, which it makes of a sum that only a norm reads, takes 8 times as long as the two (1.31).
+# ONNX Runtime fuses an Add and the LayerNormalization that reads it to SkipLayerNormalization, which takes 8 times as
+# long as both (1.31).
 OFF = "optimization.disable_specified_optimizers"
 APART = f"{OFF}=SkipLayerNormFusion"
-# Where the batch is known it makes a Gemm of product and sum before int8 is looked for, and computes that in float32.
+# With a known batch size this optimizer fuses MatMul and Add to a Gemm before int8 is matched; it then runs in float32.
 NOT_IN_INT8 = "MatMulAddFusion"
 DENORMALS = "session.set_denormal_as_zero=1"
 TRIES = ((DENORMALS,), (f"{LEVEL}=extended",), (APART,))
-# ONNX Runtime's types are C++'s.
+# ONNX Runtime uses the names of C++ types.
 DTYPES = {"float": "float32", "double": "float64"}
 
 
 class OrtSession:
-    """A loaded model. ``options`` says what was set, everything else is ONNX Runtime's default."""
+    """A model loaded by ONNX Runtime. ``options`` lists the settings in effect."""
 
     def __init__(self, model: Deployable, spec: SessionSpec, providers: Sequence[Any] = (PROVIDER,)) -> None:
-        """See `OnnxRuntime.open`; what the first provider does not take goes to the next."""
+        """See `OnnxRuntime.open`. Nodes that the first provider does not support go to the next one."""
         import onnxruntime
 
-        change_guard.watch()  # it maps external weights
-        lean = spec.lean or isinstance(spec.weights, Mapping)  # it has numbers of its own
+        change_guard.watch()  # external weights are memory-mapped
+        lean = spec.lean or isinstance(spec.weights, Mapping)  # then the session holds its own copy
         self._model, self._spec = (b"", replace(spec, weights=None)) if lean else (model, spec)
         settings = settings_for(spec)
         if isinstance(spec.weights, Path):
@@ -110,7 +108,7 @@ class OrtSession:
             arrays = map(onnxruntime.OrtValue.ortvalue_from_numpy, spec.weights.values())
             settings.add_external_initializers(list(spec.weights), list(arrays))
         source = model if isinstance(model, bytes) else str(model)
-        # on one thread a call runs in its caller's, so one session serves all; a pool of threads is each stream's own
+        # with one thread an inference runs in the calling thread, so that one session serves all streams
         count = spec.streams if spec.threads > 1 else 1
         sessions = [session_of(source, settings, providers) for _ in range(count)]
         self._session, self._free = sessions[0], SimpleQueue[Any]()
@@ -141,19 +139,19 @@ class OrtSession:
             self._free.put(run)
 
     def synchronise(self) -> None:
-        """A processor has nothing left to do when `run` returns."""
+        """Do nothing: on the CPU `run` returns when the outputs are complete."""
 
     def placement(self, feeds: Feeds) -> dict[str, str]:
-        """Execution providers, by the nodes of the optimised graph."""
+        """Return the execution provider of each node of the optimized graph."""
 
         kernels, _ = profiled(self._model, self._spec, feeds, runs=1, warmup_runs=0)
         return {str(event["name"]).removesuffix("_kernel_time"): event["args"]["provider"] for event in kernels}
 
     def profile(self, feeds: Feeds, *, runs: int, warmup_runs: int) -> Profiled:
-        """By ONNX Runtime's own profiler.
+        """Profile with ONNX Runtime's profiler.
 
         Raises:
-            Refused: If ONNX Runtime does not take the model.
+            Refused: If ONNX Runtime rejects the model.
         """
 
         found = profiled(self._model, self._spec, feeds, runs=runs, warmup_runs=warmup_runs)
@@ -161,7 +159,7 @@ class OrtSession:
 
 
 class OnnxRuntime:
-    """The runtime as the registry knows it."""
+    """ONNX Runtime on the CPU."""
 
     name = "onnxruntime"
     suffix = ".onnx"
@@ -175,16 +173,18 @@ class OnnxRuntime:
         return str(require_module("onnxruntime", "ONNX Runtime", "pip install onnxruntime").__version__)
 
     def tries(self, precision: str) -> tuple[tuple[str, ...], ...]:
-        """See `repaconv.engines.session_settings.Tunable`: denormals, weights not laid out for this processor, norms
-        apart."""
+        """Return the settings to try: see `repaconv.engines.session_settings.Tunable`.
+
+        They flush denormals, do not lay out weights for this CPU, and do not fuse normalizations.
+        """
         return TRIES
 
     def open(self, deployable: Deployable, spec: SessionSpec) -> OrtSession:
-        """Load an .onnx file or its bytes.
+        """Load an ONNX file or its bytes.
 
         Raises:
-            EnvironmentProblem: If ONNX Runtime is not installed, or not for that device or precision.
-            Refused: If ONNX Runtime does not take the model, or it wants files from outside its folder.
+            EnvironmentProblem: If ONNX Runtime is not installed, or not for this device or precision.
+            Refused: If ONNX Runtime rejects the model, or if it refers to files outside its folder.
         """
         require_device("ONNX Runtime", spec, self.device)
         self.version()
@@ -201,18 +201,18 @@ class OnnxRuntime:
             raise unloadable(deployable, error) from error
 
     def providers(self, precision: str) -> list[Any]:
-        """What computes, with its options, the first choice first."""
+        """Return the execution providers with their options, in order of preference."""
         return [PROVIDER]
 
     def _session(self, model: Deployable, spec: SessionSpec, providers: list[Any]) -> OrtSession:
         return OrtSession(model, spec, providers)
 
     def build(self, order: Order) -> Built:
-        """Optimise the graph as far as it may be: for this machine, or for any other of its target.
+        """Save the optimized graph, optimized for this machine or for any machine of the target.
 
         Raises:
             EnvironmentProblem: If ONNX Runtime is not installed, or not for its device.
-            Refused: If ONNX Runtime does not take the model.
+            Refused: If ONNX Runtime rejects the model.
         """
         self.version()
         providers = self.providers(order.precision)
@@ -221,7 +221,7 @@ class OnnxRuntime:
         import onnxruntime
 
         levels = onnxruntime.GraphOptimizationLevel
-        level = levels.ORT_ENABLE_ALL if order.here else levels.ORT_ENABLE_EXTENDED  # ALL lays weights out for this CPU
+        level = levels.ORT_ENABLE_ALL if order.here else levels.ORT_ENABLE_EXTENDED  # ALL depends on this CPU
         settings = settings_for(SessionSpec(threads=order.threads, precision=order.precision))
         settings.graph_optimization_level = level
         with scratch_folder() as folder:
@@ -251,7 +251,11 @@ class OnnxRuntime:
 
 
 def session_of(source: bytes | str, settings: Any, providers: Sequence[Any]) -> Any:
-    """Where there is one provider there is nothing to fall back to, which it would try, and print to stdout."""
+    """Load a model with these providers.
+
+    With a single provider the fallback is disabled: there is none, and ONNX Runtime would print the attempt to
+    stdout.
+    """
     import onnxruntime
 
     several = len(providers) > 1
@@ -260,13 +264,13 @@ def session_of(source: bytes | str, settings: Any, providers: Sequence[Any]) -> 
 
 
 def settings_for(spec: SessionSpec) -> Any:
-    """ONNX Runtime's own options."""
+    """Return ONNX Runtime's session options for a `SessionSpec`."""
     import onnxruntime
 
     settings = onnxruntime.SessionOptions()
     settings.intra_op_num_threads = spec.threads
     settings.inter_op_num_threads = 1
-    settings.log_severity_level = 4  # what it refuses it also raises
+    settings.log_severity_level = 4  # errors are also raised
     if spec.as_written:
         settings.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     off = [NOT_IN_INT8] if spec.precision == "int8" else []
@@ -292,7 +296,7 @@ def _port(given: Any) -> Port:
 
 
 def unloadable(model: Deployable, error: Exception) -> Refused:
-    """What is raised where ONNX Runtime does not load a model."""
+    """Return the error for a model that ONNX Runtime cannot load."""
     where = "the model" if isinstance(model, bytes) else str(model)
     return Refused(
         f"ONNX Runtime cannot load {where}: {first_line(error)}.",
@@ -302,7 +306,7 @@ def unloadable(model: Deployable, error: Exception) -> Refused:
 
 
 def _types(model: Any) -> dict[str, int]:
-    """Types of what computes in a graph with ONNX Runtime's own operators, of which ONNX knows no types."""
+    """Count the types of products in an optimized graph, whose custom operators ONNX cannot infer types for."""
     from onnx import TensorProto, helper
 
     names = {TensorProto.FLOAT: "FLOAT", TensorProto.FLOAT16: "HALF", TensorProto.BFLOAT16: "BF16"}
@@ -332,18 +336,18 @@ def _types(model: Any) -> dict[str, int]:
 ENGINE = OnnxRuntime()
 
 
-# --- Where the time of a model goes under ONNX Runtime, by its own profiler.
+# Profiling.
 
 
 def profiled(
     model: Deployable, spec: SessionSpec, feeds: Feeds, *, runs: int, warmup_runs: int
 ) -> tuple[list[dict[str, Any]], dict[str, tuple[tuple[int, ...], ...]]]:
-    """Events of ONNX Runtime's own profiler, and the optimised graph's nodes in order with their weights' shapes.
+    """Return profiler events, and the optimized graph's nodes in order with the shapes of their weights.
 
-    What is profiled is the graph as ONNX Runtime optimised it, as it stands.
+    The profiled graph is the optimized one, loaded without further optimization.
 
     Raises:
-        Refused: If ONNX Runtime does not take the model.
+        Refused: If ONNX Runtime rejects the model.
     """
     with scratch_folder() as folder:
         path = folder / "optimised.onnx"
@@ -366,7 +370,7 @@ def profiled(
 
 
 def _optimised(model: Deployable, spec: SessionSpec, path: Path) -> onnx.ModelProto:
-    """The graph as ONNX Runtime optimises it, written there, with the names of its modules, which fusing takes."""
+    """Save the graph as ONNX Runtime optimizes it, and restore the module names that fusing drops."""
     import onnx
 
     settings = settings_for(spec)
@@ -380,7 +384,7 @@ def _optimised(model: Deployable, spec: SessionSpec, path: Path) -> onnx.ModelPr
 
 
 def peak_gflops(threads: int) -> float:
-    """What one large matrix product in float32 reaches here: [512, 1024] x [1024, 1024], the best of several."""
+    """Measure one large float32 matrix product, [512, 1024] x [1024, 1024]: the best rate of 25 runs."""
     from onnx import TensorProto, helper, numpy_helper
 
     weight = numpy_helper.from_array(np.ones((1024, 1024), dtype=np.float32), "w")

@@ -1,8 +1,7 @@
-"""ONNX Runtime on an NVIDIA card: its CUDA provider, and its TensorRT provider where TensorRT is installed.
+"""Run models with ONNX Runtime on an NVIDIA GPU, by its CUDA provider or its TensorRT provider.
 
-It finds cuBLAS and cuDNN in torch's own packages. A node that its provider has no kernel for goes to the processor
-without a word; `fallen` names those. Not verified here: no card of ours has been at hand while this was written;
-`make gpu-kit` verifies it on one.
+It loads cuBLAS and cuDNN from torch's packages. A node without a GPU kernel runs on the CPU without notice; `fallen`
+returns those. Untested (no hardware available); `make gpu-kit` verifies it on a GPU.
 """
 
 from __future__ import annotations
@@ -27,18 +26,18 @@ from repaconv.engines.onnxruntime_cpu import PROVIDER, OnnxRuntime, OrtSession, 
 from repaconv.graph.onnx_files import said_by
 
 SIZES = 8
-"""Numbers of a shape, at most."""
+"""Maximum number of entries of a tensor that counts as a shape."""
 CUDA, TENSORRT = "CUDAExecutionProvider", "TensorrtExecutionProvider"
 
 
 class OrtCudaSession(OrtSession):
-    """A loaded model whose inputs and outputs are bound on the card where it is clocked."""
+    """A model on a GPU. When timed, its inputs and outputs stay in GPU memory."""
 
     def __init__(self, model: Deployable, spec: SessionSpec, providers: list[Any]) -> None:
         """See `OnnxRuntimeCuda`.
 
         Raises:
-            EnvironmentProblem: If the provider did not load, which ONNX Runtime itself passes over.
+            EnvironmentProblem: If the provider did not load; ONNX Runtime itself ignores that.
         """
         super().__init__(model, spec, providers)
         self._providers, wanted = providers, _name(providers[0])
@@ -56,7 +55,7 @@ class OrtCudaSession(OrtSession):
             return super().run(feeds)
 
     def clocked(self, feeds: Feeds) -> Callable[[], float]:
-        """See `repaconv.engines.contract.OnCard`; by this machine's clock around a call that waits for the card."""
+        """See `repaconv.engines.contract.OnCard`; the CPU clock measures a run that waits for the GPU."""
         import onnxruntime
 
         binding, images = self._session.io_binding(), len(next(iter(feeds.values())))
@@ -75,7 +74,7 @@ class OrtCudaSession(OrtSession):
         return call
 
     def placement(self, feeds: Feeds) -> dict[str, str]:
-        """Execution providers by node, of one run."""
+        """Return the execution provider of each node in one inference."""
         return placed(self._events(feeds))
 
     def fallen(self, feeds: Feeds) -> tuple[str, ...]:
@@ -83,7 +82,7 @@ class OrtCudaSession(OrtSession):
         return fallen_of(self._events(feeds))
 
     def _events(self, feeds: Feeds) -> list[dict[str, Any]]:
-        """What ONNX Runtime's profiler writes of one run."""
+        """Return the profiler events of one inference."""
         with scratch_folder() as folder:
             settings = settings_for(self._spec)
             settings.enable_profiling, settings.profile_file_prefix = True, str(folder / "profile")
@@ -94,7 +93,7 @@ class OrtCudaSession(OrtSession):
         return events
 
     def profile(self, feeds: Feeds, *, runs: int, warmup_runs: int) -> Profiled:
-        """Not read.
+        """Raise: profiling on CUDA is not supported.
 
         Raises:
             EnvironmentProblem: Always.
@@ -103,7 +102,7 @@ class OrtCudaSession(OrtSession):
 
 
 def placed(events: list[dict[str, Any]]) -> dict[str, str]:
-    """Which provider ran each node, of what ONNX Runtime's profiler wrote."""
+    """Return the execution provider of each node from profiler events."""
     return {
         str(event["name"]).removesuffix("_kernel_time"): event["args"]["provider"]
         for event in events
@@ -112,39 +111,39 @@ def placed(events: list[dict[str, Any]]) -> dict[str, str]:
 
 
 def fallen_of(events: list[dict[str, Any]]) -> tuple[str, ...]:
-    """Nodes that the processor ran; not those of sizes, which are its own in any graph whose batch is free."""
+    """Return the nodes that ran on the CPU, except shape arithmetic, which always runs there."""
     others = placed([event for event in events if not _is_size(event)])
     return tuple(name for name, provider in others.items() if provider == PROVIDER)
 
 
 def _is_size(event: dict[str, Any]) -> bool:
-    """Whether a node gives nothing but a few integers."""
+    """Return whether a node outputs only small integer tensors."""
     told = event.get("args", {}).get("output_type_shape") or ()
     outputs = [(kind, shape) for output in told for kind, shape in output.items()]
     return bool(outputs) and all(kind.startswith("int") and prod(shape) <= SIZES for kind, shape in outputs)
 
 
 class OnnxRuntimeCuda(OnnxRuntime):
-    """The runtime as the registry knows it, on a card."""
+    """ONNX Runtime on an NVIDIA GPU."""
 
     opens = ()
     can: frozenset[Ability] = frozenset({"run", "placement"})
 
     def tries(self, precision: str) -> tuple[tuple[str, ...], ...]:
-        """None: those of ONNX Runtime are of processors."""
+        """Return no settings: those of ONNX Runtime are for CPUs."""
         return ()
 
     device = "cuda"
 
     def __init__(self, name: str, first: str) -> None:
-        """``first`` is the provider of choice."""
+        """``first`` is the preferred execution provider."""
         self.name, self.first = name, first
 
     def version(self) -> str:
-        """Of ONNX Runtime, if it has the provider and there is a card.
+        """Return the version of ONNX Runtime.
 
         Raises:
-            EnvironmentProblem: If not.
+            EnvironmentProblem: If it lacks the provider, or there is no GPU.
         """
         version = super().version()
         require_card(f"ONNX Runtime's {self.first}")
@@ -156,21 +155,23 @@ class OnnxRuntimeCuda(OnnxRuntime):
                 hint="Replace onnxruntime: pip install 'repaconv[onnxruntime-gpu]'.",
                 code="runtime.provider",
             )
-        if self.first == TENSORRT:  # which is listed, installed or not
+        if self.first == TENSORRT:  # the provider is listed even without TensorRT
             require_module("tensorrt", "TensorRT", "pip install 'repaconv[tensorrt]'")
         return version
 
     def open(self, deployable: Deployable, spec: SessionSpec) -> OrtSession:
-        """See `repaconv.engines.onnxruntime_cpu.OnnxRuntime`; in the precision that a graph of ours says it is typed
-        in."""
+        """Load a model as `repaconv.engines.onnxruntime_cpu.OnnxRuntime` does.
+
+        For fp32, the precision recorded in the metadata of a repaconv export is used.
+        """
         said = "fp32" if isinstance(deployable, bytes) else said_by(deployable).get("repaconv.precision", "fp32")
         return super().open(deployable, replace(spec, precision=said) if spec.precision == "fp32" else spec)
 
     def providers(self, precision: str) -> list[Any]:
-        """With TensorFloat-32 only where it is asked for.
+        """Return the providers; TF32 is enabled only if requested.
 
         Raises:
-            EnvironmentProblem: If TensorRT would take it all the same.
+            EnvironmentProblem: If TensorRT would use TF32 although it is not requested.
         """
         if self.first == TENSORRT:
             require_float32(precision)
@@ -179,15 +180,15 @@ class OnnxRuntimeCuda(OnnxRuntime):
         return [*([(TENSORRT, lowered(precision))] if self.first == TENSORRT else []), cuda, PROVIDER]
 
     def _session(self, model: Deployable, spec: SessionSpec, providers: list[Any]) -> OrtSession:
-        with redirect_stdout(sys.stderr):  # it prints what it falls back to
+        with redirect_stdout(sys.stderr):  # ONNX Runtime prints fallbacks to stdout
             return OrtCudaSession(model, spec, providers)
 
 
 def require_float32(precision: str) -> None:
-    """Refuse float32 by the TensorRT provider, which has no option against TensorFloat-32 but for a variable.
+    """Refuse fp32 with the TensorRT provider unless TF32 is disabled; only an environment variable does that.
 
     Raises:
-        EnvironmentProblem: If it is not set, before anything runs on the card.
+        EnvironmentProblem: If NVIDIA_TF32_OVERRIDE is not 0.
     """
     if precision == "fp32" and os.environ.get("NVIDIA_TF32_OVERRIDE") != "0":
         raise EnvironmentProblem(
@@ -198,13 +199,13 @@ def require_float32(precision: str) -> None:
 
 
 def lowered(precision: str) -> dict[str, str]:
-    """Options that let TensorRT compute in the type of the graph, as it must be told up to TensorRT 10."""
+    """Return the provider options for computing in the graph's type, which TensorRT up to 10 requires."""
     named = {"fp16": "trt_fp16_enable", "bf16": "trt_bf16_enable"}
     return {named[precision]: "1"} if precision in named else {}
 
 
 def _load_cuda() -> None:
-    """CUDA and cuDNN from torch's own packages, which may lie elsewhere than ONNX Runtime does."""
+    """Load CUDA and cuDNN from torch's packages, which may be installed elsewhere than ONNX Runtime."""
     import onnxruntime
     import torch  # noqa: F401  loads its own
 
@@ -213,7 +214,7 @@ def _load_cuda() -> None:
     nvidia = find_spec("nvidia")
     roots = (nvidia.submodule_search_locations if nvidia else None) or ()
     folders = [Path(root) / part / "lib" for root in roots for part in ("cu13", "cudnn")]
-    with redirect_stdout(sys.stderr):  # it prints what it does not find
+    with redirect_stdout(sys.stderr):  # ONNX Runtime prints missing libraries to stdout
         for folder in filter(Path.is_dir, folders):
             onnxruntime.preload_dlls(directory=str(folder))
         onnxruntime.preload_dlls()

@@ -1,7 +1,7 @@
-"""OpenVINO on the CPU: bfloat16 where the processor multiplies it, and a compiled model that loads without compiling.
+"""Run models with OpenVINO on the CPU, and build compiled models, which load without compiling.
 
-On such processors OpenVINO takes bfloat16 by itself, for float32 graphs too, and again when a compiled model is loaded:
-so the precision is always said.
+On CPUs with BF16 instructions OpenVINO uses BF16 by default, also for float32 graphs and when it loads a compiled
+model. The precision is therefore always set explicitly.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ from repaconv.graph.onnx_files import read_graph, require_inside
 
 DEVICE = "CPU"
 HINTS = {"fp32": "f32", "bf16": "bf16", "int8": "f32"}
-"""What OpenVINO calls them; int8 is in the graph."""
+"""OpenVINO's names of the precisions; int8 is in the graph itself."""
 HINT = "INFERENCE_PRECISION_HINT"
 REST = (f"{HINT}=bf16",)
 TYPES = {"f32": "FLOAT", "bf16": "BF16", "f16": "HALF", "i8": "INT8", "u8": "INT8"}
 DTYPES = {"f16": "float16", "f32": "float32", "f64": "float64", "bf16": "bfloat16", "boolean": "bool"}
 DTYPES |= {f"{kind}{bits}": f"{name}{bits}" for kind, name in (("i", "int"), ("u", "uint")) for bits in (8, 16, 32, 64)}
-# OpenVINO makes one kernel of products in a row that are this small and have two axes (TokenizeMLPSeqSnippets of
+# OpenVINO fuses consecutive two-dimensional products up to this size into one kernel (TokenizeMLPSeqSnippets in
 # transformation_pipeline.cpp; 2026.4).
 SNIPPETS = "SNIPPETS_MODE"
 KERNEL_ROWS, KERNEL_WIDTH = 8, 256
-# What computes, as OpenVINO calls it after fusing; a MatMul without weights is what stays one.
+# OpenVINO's names of products after fusing; a MatMul that remains one has no weights.
 COMPUTING = ("FullyConnected", "MatMul", "Convolution", "ScaledDotProductAttention")
 
 
 class OpenVinoSession:
-    """A compiled model. ``options`` says what was set."""
+    """A compiled model. ``options`` lists the settings in effect."""
 
     def __init__(self, compiled: Any, options: Mapping[str, str]) -> None:
         """See `OpenVino.open`."""
@@ -60,21 +60,21 @@ class OpenVinoSession:
         self.outputs = tuple(map(_port, compiled.outputs))
 
     def run(self, feeds: Feeds) -> dict[str, Array]:
-        """See `repaconv.engines.contract.Session`; copied out of the runtime's buffers, which are each thread's own."""
+        """See `repaconv.engines.contract.Session`; outputs are copied from buffers, which each thread has its own."""
         if not hasattr(self._own, "request"):
             self._own.request = self._compiled.create_infer_request()
         found = self._own.request.infer(dict(feeds))
         return {output.name: np.array(found[place]) for place, output in enumerate(self.outputs)}
 
     def synchronise(self) -> None:
-        """A processor has nothing left to do when `run` returns."""
+        """Do nothing: on the CPU `run` returns when the outputs are complete."""
 
     def placement(self, feeds: Feeds) -> dict[str, str]:
-        """All on the processor, by the nodes of the compiled model."""
+        """Return the CPU for every node of the compiled model."""
         return {node.get_friendly_name(): DEVICE for node in self._compiled.get_runtime_model().get_ordered_ops()}
 
     def profile(self, feeds: Feeds, *, runs: int, warmup_runs: int) -> Profiled:
-        """Not read.
+        """Raise: profiling is not supported.
 
         Raises:
             EnvironmentProblem: Always.
@@ -83,7 +83,7 @@ class OpenVinoSession:
 
 
 class OpenVino:
-    """The runtime as the registry knows it."""
+    """OpenVINO on the CPU."""
 
     name = "openvino"
     suffix = ".blob"
@@ -97,21 +97,21 @@ class OpenVino:
         return str(self._package().__version__).partition("-")[0]
 
     def open(self, deployable: Deployable, spec: SessionSpec) -> OpenVinoSession:
-        """Compile an ONNX model, from its file or its bytes, or load one that was compiled (.blob).
+        """Compile an ONNX model from a file or bytes, or load a compiled model (.blob).
 
         Raises:
-            EnvironmentProblem: If OpenVINO is not installed, or the processor does not multiply in that precision.
-            Refused: If OpenVINO does not take the model.
+            EnvironmentProblem: If OpenVINO is not installed, or the CPU does not support the precision.
+            Refused: If OpenVINO rejects the model.
         """
         require_device("OpenVINO", spec, "cpu")
         return OpenVinoSession(*self._compiled(deployable, spec))
 
     def build(self, order: Order) -> Built:
-        """Compile for this processor.
+        """Compile a model for this CPU.
 
         Raises:
-            EnvironmentProblem: If OpenVINO is not installed, or the processor does not multiply in that precision.
-            Refused: If OpenVINO does not take the model.
+            EnvironmentProblem: If OpenVINO is not installed, or the CPU does not support the precision.
+            Refused: If OpenVINO rejects the model.
         """
         spec = SessionSpec(threads=order.threads, precision=order.precision, settings=order.settings)
         compiled, options = self._compiled(order.model, spec)
@@ -129,15 +129,16 @@ class OpenVino:
         return require_module("openvino", "OpenVINO", "pip install 'repaconv[openvino]'")
 
     def tries(self, precision: str) -> tuple[tuple[str, ...], ...]:
-        """See `repaconv.engines.session_settings.Tunable`: bfloat16 for what an int8 graph leaves in float.
+        """Return the settings to try: BF16 for the unquantized layers of an int8 graph.
 
-        CPU_DENORMALS_OPTIMIZATION is not among them: which of its threads, and whose, then flush is left to chance.
+        See `repaconv.engines.session_settings.Tunable`. CPU_DENORMALS_OPTIMIZATION is not included: it is
+        undefined which threads it affects.
         """
         multiplies = "BF16" in self._package().Core().get_property(DEVICE, "OPTIMIZATION_CAPABILITIES")
         return (REST,) if precision == "int8" and multiplies else ()
 
     def _compiled(self, model: Deployable, spec: SessionSpec) -> tuple[Any, dict[str, str]]:
-        """A model compiled, or loaded if it is a compiled one; and the options that were set."""
+        """Compile or load a model; return it with the options in effect."""
         core = self._package().Core()
         options = self._options(core, spec)
         ready = model if isinstance(model, Path) and model.suffix == self.suffix else None
@@ -152,7 +153,7 @@ class OpenVino:
                 if _crashes(read):
                     options[SNIPPETS] = "DISABLE"
                 compiled = core.compile_model(read, DEVICE, options)
-        except Exception as error:  # OpenVINO raises RuntimeError with the text of several
+        except Exception as error:  # a RuntimeError with the text of several errors
             raise _refused(model, error) from error
         return compiled, as_text(options)
 
@@ -170,13 +171,13 @@ class OpenVino:
             "INFERENCE_NUM_THREADS": spec.threads * spec.streams,
             "NUM_STREAMS": spec.streams,
             "PERFORMANCE_HINT": "THROUGHPUT" if several else "LATENCY",
-            "ENABLE_CPU_PINNING": False,  # whoever measures has pinned already
+            "ENABLE_CPU_PINNING": False,  # the benchmark sets the CPU affinity itself
             **own_settings("OpenVINO", spec.settings, self.tries(precision)),
         }
 
 
 def _sized(read: Any, model: Deployable, sizes: Mapping[str, int]) -> Any:
-    """A model whose free dimensions have these sizes: it runs faster where they are known when it is compiled."""
+    """Set the dynamic dimensions of a model; known shapes make the compiled model faster."""
     if not sizes:
         return read
     import onnx
@@ -192,13 +193,13 @@ def _sized(read: Any, model: Deployable, sizes: Mapping[str, int]) -> Any:
 
 
 def _crashes(model: Any) -> bool:
-    """Whether compiling it may end the process, with a segmentation fault (seen with OpenVINO 2026.4.1).
+    """Return whether compiling a model may end in a segmentation fault (seen with OpenVINO 2026.4.1).
 
-    Measured, not read in its code: graphs with two or more small products in a row crash where a sum, or any other
-    operator of two values, joins what they give with another value, as around the MLP of a transformer that is left
-    with one token. With the kernels for such products turned off they compile and run.
+    The condition was found by experiment. A graph with two or more small products in a row crashes if an Add, or
+    another operator of two values, combines their result with another value, as the residual around the MLP of a
+    transformer with a single token does. Without the kernels for such products the graph compiles and runs.
     """
-    products: dict[str, int] = {}  # at most, on a way of small values to a node
+    products: dict[str, int] = {}  # maximum number of products on a path of small values to a node
 
     for node in model.get_ordered_ops():
         if not _is_small(node):
@@ -228,7 +229,7 @@ def _port(given: Any) -> Port:
 
 
 def _types(model: Any) -> dict[str, int]:
-    """Types of what computes in the compiled model."""
+    """Count the types of products in the compiled model."""
     found: Counter[str] = Counter()
     for operation in model.get_ordered_ops():
         info = operation.get_rt_info()

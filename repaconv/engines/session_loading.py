@@ -1,4 +1,4 @@
-"""A model loaded by its runtime; what was never loaded here before is tried in a process of its own first."""
+"""Load a model with its runtime, after a trial in a separate process if it was never loaded on this machine."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ from repaconv.engines import crash_guard
 from repaconv.engines.contract import Deployable, Engine, Network, Session, SessionSpec
 
 CPU = ("vendor_id", "model name", "flags", "CPU part", "Features")
-"""Lines of /proc/cpuinfo that say for which CPU a runtime compiles."""
+"""Prefixes of the /proc/cpuinfo lines that identify the CPU for which a runtime compiles."""
 
 
 def load_session(engine: Engine, deployable: Deployable | Network, spec: SessionSpec) -> Session:
-    """Open a model, as `Engine.open`; if that kills a process, it is not this one.
+    """Load a model as `Engine.open` does; a crash of the runtime does not end this process.
 
-    A model that loaded once on this CPU, with this version of the runtime and these settings, is not tried again: the
-    user's cache has its hash. A lean session is not tried either: a verification opens dozens, of graphs in memory
-    that differ in their weights or in the type of their numbers.
+    A model that was loaded once on this CPU with the same runtime version and settings is not tried again; its key
+    is in the user's cache. Lean sessions are not tried either: a verification loads dozens of graphs that differ
+    only in their weights or types.
 
     Raises:
-        EnvironmentProblem: If the runtime crashes on it, or is not here, or not that device or precision.
-        Refused: If it does not take the model.
+        EnvironmentProblem: If the runtime crashes, or if it, the device or the precision is not available.
+        Refused: If the runtime rejects the model.
     """
     if isinstance(deployable, Path | bytes) and not spec.lean:
         require_survived(engine, deployable, spec)
-    session: Session = engine.open(deployable, spec)  # type: ignore[arg-type]  # networks are for some engines alone
+    session: Session = engine.open(deployable, spec)  # type: ignore[arg-type]  # only some engines load networks
     return session
 
 
 def require_survived(engine: Engine, deployable: Deployable, spec: SessionSpec) -> None:
-    """Load a model in a process of its own, where it is not known to load here.
+    """Load a model in a separate process, unless it is known to load here.
 
     Raises:
         EnvironmentProblem: If that process crashes.
     """
     if engine.name not in plugins.registered(plugins.ENGINES):
-        return  # there is nothing by which another process would find it
+        return  # the other process could not find the engine
     if isinstance(deployable, Path) and not deployable.is_file():
         return  # the engine refuses it
     version = str(engine.version())
@@ -57,19 +57,19 @@ def require_survived(engine: Engine, deployable: Deployable, spec: SessionSpec) 
     except crash_guard.NativeCrash as crash:
         raise _crashed(f"{engine.name} {version}", deployable, crash) from crash
     _loaded(records).add(key)
-    with suppress(OSError):  # a cache that cannot be written is none
+    with suppress(OSError):  # then it is tried again next time
         records.parent.mkdir(parents=True, exist_ok=True)
         with records.open("a") as file:
             file.write(f"{key}\n")
 
 
 def _open(name: str, deployable: Deployable, spec: SessionSpec) -> None:
-    """In the other process."""
+    """Load a model; runs in the separate process."""
     plugins.load(plugins.ENGINES, name).open(deployable, spec)
 
 
 def _key(name: str, version: str, deployable: Deployable, spec: SessionSpec) -> str:
-    """What decides whether it loads. Weights in a file of their own do not: a runtime reads no structure from them."""
+    """Hash everything that decides whether a model loads. External weights do not: the structure is in the graph."""
     content = sha256_of_bytes(deployable) if isinstance(deployable, bytes) else sha256_of(deployable)
     told = [name, version, _cpu(), content, str(replace(spec, weights=None)), _own_version()]
     told += [f"{variable}={value}" for variable, value in sorted(os.environ.items()) if variable.startswith("ONEDNN_")]
@@ -97,7 +97,7 @@ def _cpu() -> str:
 
 @cache
 def _own_version() -> str:
-    with suppress(Exception):  # from its sources, uninstalled
+    with suppress(Exception):  # not installed
         return version_of("repaconv")
     return ""
 

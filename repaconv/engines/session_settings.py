@@ -1,4 +1,4 @@
-"""What a session may be opened with beside its runtime's defaults: settings worth measuring, several calls at once."""
+"""Runtime settings that the tuner may try, and the check for concurrent inferences."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from repaconv.engines.contract import SessionSpec
 
 @runtime_checkable
 class Tunable(Protocol):
-    """What an engine besides is whose settings may be worth another value than the default."""
+    """Additional method of an engine with settings worth tuning."""
 
     def tries(self, precision: str) -> tuple[tuple[str, ...], ...]:
-        """Of `SessionSpec.settings`, those to measure beside the defaults for a graph of that precision."""
+        """Return the `SessionSpec.settings` to measure against the defaults for a graph of this precision."""
 
 
 def own_settings(engine: str, given: Sequence[str], known: Iterable[Sequence[str]]) -> dict[str, str]:
-    """Settings by name, of those that an engine is tuned by: a file that came along sets nothing else.
+    """Parse NAME=VALUE settings; only those listed for tuning are allowed, since they may come from a file.
 
     Raises:
-        UsageProblem: If one is none of them.
+        UsageProblem: If a setting is not in the list.
     """
     allowed = {word for words in known for word in words}
     for word in given:
@@ -35,10 +35,10 @@ def own_settings(engine: str, given: Sequence[str], known: Iterable[Sequence[str
 
 
 def require_one_stream(engine: str, spec: SessionSpec) -> None:
-    """Refuse several calls at once.
+    """Refuse concurrent inferences.
 
     Raises:
-        EnvironmentProblem: If they are asked for.
+        EnvironmentProblem: If more than one stream is requested.
     """
     if spec.streams > 1:
         raise EnvironmentProblem(

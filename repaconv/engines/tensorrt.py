@@ -1,6 +1,7 @@
-"""TensorRT: engines are built and run by its own API, as TensorRT-RTX's are.
+"""Build and run TensorRT engines.
 
-Where torch does not see the card they are run by Polygraphy's runner, whose times have the transfers in them.
+The builder and the session are shared with TensorRT-RTX. If torch does not detect the GPU, engines run with
+Polygraphy's runner, whose times include data transfers.
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ THERE = "Build and verify on the machine that the engine is for, with its own Te
 
 
 class FromPolygraphy:
-    """A Polygraphy runner, activated for as long as this object lives."""
+    """A Polygraphy runner, active as long as this object exists."""
 
     def __init__(self, runner: Any, outputs: tuple[Port, ...]) -> None:
-        """``runner`` is any ``polygraphy.backend.base.BaseRunner``, not yet activated; it does not tell its outputs."""
+        """``runner`` is an inactive ``polygraphy.backend.base.BaseRunner``, which does not list its outputs."""
         self._runner = runner
         runner.activate()
         taken = runner.get_input_metadata(use_numpy_dtypes=False)
@@ -45,14 +46,14 @@ class FromPolygraphy:
         self.outputs, self.options = outputs, dict[str, str]()
 
     def run(self, feeds: Feeds) -> dict[str, Array]:
-        """See `repaconv.engines.contract.Session`; copied out of the runner's buffers."""
+        """See `repaconv.engines.contract.Session`; outputs are copied from the runner's buffers."""
         return {name: np.array(value) for name, value in self._runner.infer(dict(feeds)).items()}
 
     def synchronise(self) -> None:
-        """Polygraphy waits for the device before it hands outputs on."""
+        """Do nothing: Polygraphy waits for the device before it returns outputs."""
 
     def placement(self, feeds: Feeds) -> dict[str, str]:
-        """Not read.
+        """Raise: placement is not supported.
 
         Raises:
             EnvironmentProblem: Always.
@@ -60,7 +61,7 @@ class FromPolygraphy:
         raise cannot("TensorRT", "placement")
 
     def profile(self, feeds: Feeds, *, runs: int, warmup_runs: int) -> Profiled:
-        """Not read.
+        """Raise: profiling is not supported.
 
         Raises:
             EnvironmentProblem: Always.
@@ -68,12 +69,12 @@ class FromPolygraphy:
         raise cannot("TensorRT", "profile")
 
     def close(self) -> None:
-        """Free what the runner holds."""
+        """Release the runner."""
         self._runner.deactivate()
 
 
 def _shape(dims: Iterable[Any]) -> tuple[int | str | None, ...]:
-    """TensorRT writes -1 where a size is free, Polygraphy None or a name."""
+    """Return a shape with None for dynamic dimensions, which TensorRT writes as -1."""
     return tuple(None if isinstance(size, int) and size < 0 else size for size in dims)
 
 
@@ -87,7 +88,7 @@ def _outputs(trt: Any, engine: Any) -> tuple[Port, ...]:
 
 
 def by_polygraphy(trt: Any, plan: bytes) -> FromPolygraphy:
-    """An engine where torch does not see the card, as on a board whose torch is built without CUDA.
+    """Load an engine with Polygraphy, e.g. on a board whose torch is built without CUDA.
 
     Raises:
         EnvironmentProblem: If Polygraphy is not installed.
@@ -99,7 +100,7 @@ def by_polygraphy(trt: Any, plan: bytes) -> FromPolygraphy:
     try:
         engine = EngineFromBytes(plan)()
         return FromPolygraphy(TrtRunner(engine), _outputs(trt, engine))
-    except Exception as error:  # Polygraphy and TensorRT raise whatever the driver gives them
+    except Exception as error:  # Polygraphy and TensorRT raise errors of many classes
         raise Refused(
             f"TensorRT cannot load the engine: {first_line(error)}.",
             hint="An engine runs only on the TensorRT version and the kind of GPU that it was built for.",
@@ -108,10 +109,10 @@ def by_polygraphy(trt: Any, plan: bytes) -> FromPolygraphy:
 
 
 class TensorRt:
-    """TensorRT engines.
+    """TensorRT on an NVIDIA GPU.
 
-    Not verified here: no machine of ours has had the device. What builds is held by tests on TensorRT-RTX, whose API is
-    the same (`repaconv.engines.tensorrt_builder`, `repaconv.engines.tensorrt_session`).
+    Untested (no hardware available). The builder and session are tested with TensorRT-RTX, whose API is the same
+    (`repaconv.engines.tensorrt_builder`, `repaconv.engines.tensorrt_session`).
     """
 
     name = "tensorrt"
@@ -122,7 +123,7 @@ class TensorRt:
     takes: tuple[str, ...] = ("workspace", "timing_cache", "replay")
 
     def version(self) -> str:
-        """Of the installed package.
+        """Return the version of the installed package.
 
         Raises:
             EnvironmentProblem: If it cannot be imported.
@@ -130,10 +131,10 @@ class TensorRt:
         return str(require_module("tensorrt", "TensorRT", THERE).__version__)
 
     def open(self, deployable: Deployable, spec: SessionSpec) -> TrtSession | FromPolygraphy:
-        """Load an engine for this TensorRT and this device. That runs code in it, so give none of unknown origin.
+        """Load an engine. Loading runs code in the file, so only load engines from a trusted source.
 
         Raises:
-            EnvironmentProblem: If TensorRT or the device is not here.
+            EnvironmentProblem: If TensorRT or the device is not available.
             Refused: If the engine does not load.
         """
         require_device("TensorRT", spec, "cuda")
@@ -144,11 +145,11 @@ class TensorRt:
         return TrtSession(trt, content, logger(trt)) if card() else by_polygraphy(trt, content)
 
     def build(self, order: Order) -> Built:
-        """Build for the GPU of this machine, and read back what was built.
+        """Build an engine for the GPU of this machine, and read the types of its layers.
 
         Raises:
-            EnvironmentProblem: If TensorRT is not here.
-            Refused: If it does not take the graph.
+            EnvironmentProblem: If TensorRT is not installed.
+            Refused: If TensorRT rejects the graph.
         """
         self.version()
         import tensorrt as trt

@@ -1,7 +1,7 @@
-"""Building with TensorRT's own Python API, which TensorRT 8.6 to 11 and TensorRT-RTX share but for what is named here.
+"""Build engines with TensorRT's Python API, shared by TensorRT 8.6 to 11 and TensorRT-RTX.
 
-Versions differ in what they lack, so what is there is asked for, not which version it is: TensorRT 10 brought networks
-typed as their graph is, 11 took the flags for precision away, 8 has only those.
+Differences between versions are detected by feature, not by version number. TensorRT 10 added strongly typed networks,
+11 removed the precision flags, and 8 has only the flags.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from repaconv.core.errors import Refused
 from repaconv.engines.contract import Order
 from repaconv.graph.onnx_files import require_inside
 
-# Layers whose type is what people mean by an engine's precision.
+# Layers whose type counts as the engine's precision.
 COMPUTING = ("CONVOLUTION", "MATRIX_MULTIPLY")
 
 
 class Building:
-    """One build: parsed when made, so that the network can be looked at before the plan is."""
+    """One engine build. The graph is parsed on construction, so that the network can be inspected before building."""
 
     def __init__(self, trt: Any, order: Order, hint: str) -> None:
-        """Parse.
+        """Parse the graph.
 
         Raises:
-            Refused: If the parser does not take the graph; ``hint`` says what to do then.
+            Refused: If the parser rejects the graph; ``hint`` is the advice in the message.
         """
         require_inside(order.model)
         self.trt, self.order = trt, order
@@ -40,10 +40,10 @@ class Building:
         self._configure()
 
     def plan(self) -> bytes:
-        """Build.
+        """Build and serialize the engine.
 
         Raises:
-            Refused: With the builder's last error.
+            Refused: If the build fails, with the builder's last error.
         """
         plan = self.builder.build_serialized_network(self.network, self.config)
         if plan is None:
@@ -73,7 +73,7 @@ class Building:
                 profile.set_shape(name, least, usual, largest)
             config.add_optimization_profile(profile)
         if order.precision == "fp32" and hasattr(trt.BuilderFlag, "TF32"):
-            config.clear_flag(trt.BuilderFlag.TF32)  # on by default, and of ten bits; trtexec has --noTF32
+            config.clear_flag(trt.BuilderFlag.TF32)  # on by default, with a 10-bit mantissa; as trtexec --noTF32
         if not self.typed:
             self._ask_for_precision()
         if hasattr(trt, "IProgressMonitor"):
@@ -81,7 +81,7 @@ class Building:
             config.progress_monitor = self.monitor
 
     def _ask_for_precision(self) -> None:
-        """TensorRT 8: a flag lets the builder choose; the islands are held by name."""
+        """Set the precision flags of TensorRT 8, and pin the FP32 nodes by name."""
         flags = self.trt.BuilderFlag
         for name in {"fp16": ("FP16",), "int8": ("INT8", "FP16"), "bf16": ("BF16",)}.get(self.order.precision, ()):
             self.config.set_flag(getattr(flags, name))
@@ -93,12 +93,12 @@ class Building:
 
     @property
     def tf32(self) -> bool:
-        """Whether float32 may be multiplied in TF32."""
+        """Whether float32 products may use TF32."""
         flag = getattr(self.trt.BuilderFlag, "TF32", None)
         return flag is not None and bool(self.config.get_flag(flag))
 
     def exchange_timings(self) -> None:
-        """Give the builder what earlier builds measured, and have it collect what this one does."""
+        """Load the timing cache of earlier builds, and record the timings of this one in it."""
         cache = self.config.create_timing_cache(self.order.timing_cache or b"")
         if not self.config.set_timing_cache(cache, ignore_mismatch=False):
             raise Refused(
@@ -111,22 +111,22 @@ class Building:
 
     @property
     def timings(self) -> bytes:
-        """What is known of kernels after the build, serialised."""
+        """The serialized timing cache after the build."""
         return bytes(self.config.get_timing_cache().serialize())
 
     @property
     def layers(self) -> list[Any]:
-        """Of the parsed network."""
+        """The layers of the parsed network."""
         return [self.network.get_layer(index) for index in range(self.network.num_layers)]
 
     def types(self) -> dict[str, int]:
-        """Types of what computes in the parsed network; INT8 where all that is multiplied was int8."""
+        """Count products in the parsed network by type; INT8 if all their inputs are dequantized int8."""
         layers = self.layers
         made_by = {layer.get_output(place).name: layer for layer in layers for place in range(layer.num_outputs)}
 
         def dequantized(tensor: Any) -> bool:
             layer = made_by.get(tensor.name)
-            while layer is not None and _kind(layer) == "SHUFFLE":  # the parser's own, to bring ranks together
+            while layer is not None and _kind(layer) == "SHUFFLE":  # inserted by the parser to align ranks
                 layer = made_by.get(layer.get_input(0).name)
             return layer is not None and _kind(layer) == "DEQUANTIZE"
 
@@ -151,7 +151,7 @@ def _error(parser: Any) -> str:
 
 
 def logger(trt: Any) -> Any:
-    """One that keeps what was said, and the last error."""
+    """Return a TensorRT logger that keeps all messages and the last error."""
 
     class Log(trt.ILogger):  # type: ignore[misc]
         def __init__(self) -> None:

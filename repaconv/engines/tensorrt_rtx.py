@@ -1,7 +1,7 @@
-"""TensorRT-RTX: engines for NVIDIA RTX cards, built ahead of time on any x86-64 machine, with no GPU in it.
+"""Build TensorRT-RTX engines for NVIDIA RTX GPUs, on any x86-64 machine without a GPU, and run them.
 
-What it builds is typed as the ONNX graph is. A plan cannot be opened without a card that TensorRT-RTX knows, so what is
-proved of its precision where it is built is proved of the network that was parsed; an opened one tells its layers.
+Engines are typed as the ONNX graph is. An engine can be loaded only on a supported GPU, so without one its precision is
+verified on the parsed network; a loaded engine reports its layers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ INSTALL = "pip install --no-deps tensorrt-rtx-cu13 tensorrt-rtx-cu13-bindings te
 
 
 class TensorRtRtx:
-    """The runtime as the registry knows it."""
+    """TensorRT-RTX on an NVIDIA RTX GPU."""
 
     name = "tensorrt-rtx"
     suffix = ".engine"
@@ -29,7 +29,7 @@ class TensorRtRtx:
     takes: tuple[str, ...] = ("workspace",)
 
     def version(self) -> str:
-        """Of the installed package.
+        """Return the version of the installed package.
 
         Raises:
             EnvironmentProblem: If it cannot be imported.
@@ -37,10 +37,10 @@ class TensorRtRtx:
         return str(require_module("tensorrt_rtx", "TensorRT-RTX", INSTALL).__version__)
 
     def open(self, deployable: Deployable, spec: SessionSpec) -> TrtSession:
-        """Load an engine. That runs code in it, so give none of unknown origin.
+        """Load an engine. Loading runs code in the file, so only load engines from a trusted source.
 
         Raises:
-            EnvironmentProblem: If TensorRT-RTX is not installed, or the card is none that it knows.
+            EnvironmentProblem: If TensorRT-RTX is not installed or does not support the GPU.
             Refused: If the engine does not load.
         """
         require_device("TensorRT-RTX", spec, "cuda")
@@ -53,11 +53,11 @@ class TensorRtRtx:
         return TrtSession(trt, content, logger(trt))
 
     def build(self, order: Order) -> Built:
-        """Compile for cards of those compute capabilities.
+        """Build an engine for GPUs of these compute capabilities.
 
         Raises:
-            EnvironmentProblem: If TensorRT-RTX is not installed or does not know such a card.
-            Refused: If it does not take the graph.
+            EnvironmentProblem: If TensorRT-RTX is not installed or does not support such a GPU.
+            Refused: If TensorRT-RTX rejects the graph.
         """
         self.version()
         import tensorrt_rtx as trt
@@ -79,7 +79,7 @@ class TensorRtRtx:
 
 
 def _card_among(capabilities: tuple[str, ...]) -> bool:
-    """Whether this machine has such a card."""
+    """Return whether this machine has a GPU of one of these compute capabilities."""
     try:
         return require_card("TensorRT-RTX").capability in capabilities
     except EnvironmentProblem:

@@ -1,6 +1,6 @@
-"""Running an engine of TensorRT or TensorRT-RTX by its own Python API, inputs and outputs in torch's memory.
+"""Run an engine of TensorRT or TensorRT-RTX, with inputs and outputs in torch tensors.
 
-Not verified here: no card that it knows has been at hand; `make gpu-kit` verifies it on one.
+Untested (no hardware available); `make gpu-kit` verifies it on a GPU.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ DTYPES = {"FLOAT": "float32", "HALF": "float16", "BF16": "bfloat16", "INT64": "i
 
 
 class TrtSession:
-    """An engine with an execution context and a stream of its own. ``options`` has the types of its layers."""
+    """An engine with its own execution context and CUDA stream. ``options`` has the types of its layers."""
 
     def __init__(self, trt: Any, plan: bytes, log: Any) -> None:
-        """Deserialise; that runs code in the engine.
+        """Deserialize the engine, which runs code in it.
 
         Raises:
-            Refused: If it is of another version or for another card.
+            Refused: If the engine is for another TensorRT version or another GPU.
         """
         runtime = trt.Runtime(log)
         engine = runtime.deserialize_cuda_engine(plan)
@@ -48,7 +48,7 @@ class TrtSession:
         self.options = {"types": json.dumps(layer_types(self._layers()))}
 
     def run(self, feeds: Feeds) -> dict[str, Array]:
-        """See `repaconv.engines.contract.Session`; floating outputs come back in float32."""
+        """See `repaconv.engines.contract.Session`; floating outputs are returned in float32."""
         with within_memory(len(next(iter(feeds.values())))):
             outputs, call = self._bound(feeds)
             call()
@@ -59,11 +59,11 @@ class TrtSession:
         }
 
     def synchronise(self) -> None:
-        """Wait for the card."""
+        """Wait until the GPU is idle."""
         _cuda().synchronize()
 
     def clocked(self, feeds: Feeds) -> Callable[[], float]:
-        """See `repaconv.engines.contract.OnCard`; by CUDA events on the engine's own stream."""
+        """See `repaconv.engines.contract.OnCard`; timed by CUDA events on the engine's stream."""
         begin, end = (_cuda().Event(enable_timing=True) for _ in range(2))
         with within_memory(len(next(iter(feeds.values())))):
             _, call = self._bound(feeds)
@@ -79,16 +79,16 @@ class TrtSession:
         return timed
 
     def fallen(self, feeds: Feeds) -> tuple[str, ...]:
-        """None: an engine is of the card's kernels alone."""
+        """Return no nodes: an engine has GPU kernels only."""
         return ()
 
     def placement(self, feeds: Feeds) -> dict[str, str]:
-        """All on the card, by the engine's layers."""
+        """Return the GPU for every layer of the engine."""
         layers = self._layers()["Layers"]
         return {str(layer.get("Name") if isinstance(layer, Mapping) else layer): "cuda" for layer in layers}
 
     def profile(self, feeds: Feeds, *, runs: int, warmup_runs: int) -> Profiled:
-        """Not read.
+        """Raise: profiling is not supported.
 
         Raises:
             EnvironmentProblem: Always.
@@ -96,7 +96,7 @@ class TrtSession:
         raise cannot(self._trt.__name__, "profile")
 
     def _layers(self) -> Mapping[str, Any]:
-        """What the engine's inspector tells."""
+        """Return the layer information of the engine inspector."""
         inspector = self._engine.create_engine_inspector()
         told = json.loads(inspector.get_engine_information(self._trt.LayerInformationFormat.JSON) or "{}")
         return {"Layers": [], **(told if isinstance(told, dict) else {})}
@@ -106,7 +106,7 @@ class TrtSession:
         return Port(name, _shape(self._engine.get_tensor_shape(name)), DTYPES.get(kind, kind.lower()))
 
     def _bound(self, feeds: Feeds) -> tuple[dict[str, Tensor], Callable[[], None]]:
-        """Room for the outputs, and a call that fills it, of inputs that lie on the card."""
+        """Copy inputs to the GPU and allocate outputs; return the outputs and a function that runs the engine."""
         import torch
 
         held = {name: torch.from_numpy(np.ascontiguousarray(array)).cuda() for name, array in feeds.items()}
@@ -121,7 +121,7 @@ class TrtSession:
         self.synchronise()
 
         def call() -> None:
-            for name, tensor in held.items():  # the context may have served others since
+            for name, tensor in held.items():  # the context may have run other inputs since
                 self._context.set_input_shape(name, tuple(tensor.shape))
             for name, tensor in {**held, **outputs}.items():
                 self._context.set_tensor_address(name, tensor.data_ptr())
@@ -132,12 +132,12 @@ class TrtSession:
 
 
 def _cuda() -> Any:
-    """torch's, which it types in part."""
+    """Return ``torch.cuda`` without types: torch types it only in part."""
     import torch
 
     return torch.cuda
 
 
 def _shape(dims: Iterable[int]) -> tuple[int | str | None, ...]:
-    """TensorRT writes -1 where a size is free."""
+    """Return a shape with None for dynamic dimensions, which TensorRT writes as -1."""
     return tuple(None if size < 0 else int(size) for size in dims)

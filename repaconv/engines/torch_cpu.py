@@ -1,6 +1,6 @@
-"""torch itself, eager or compiled: what people serve with, and what all five papers measured with.
+"""Run torch modules on the CPU, eager or compiled. All five papers measured with torch.
 
-It runs a run's modules, and no graph lies between. Convolutions run channels-last. There is nothing to build.
+It runs the module of a run folder without an ONNX graph. Convolutions run channels-last. There is no build.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ PRECISIONS = ("fp32", "bf16", "fp16")
 
 
 class TorchSession:
-    """A module ready to run on a processor, with weights of its own. ``options`` says what was set."""
+    """A copy of a module on the CPU. ``options`` lists the settings in effect."""
 
     def __init__(self, network: Network, spec: SessionSpec, device: str, *, compiled: bool) -> None:
         """See `Torch.open`."""
@@ -61,10 +61,10 @@ class TorchSession:
         }
 
     def run(self, feeds: Feeds) -> dict[str, Array]:
-        """See `repaconv.engines.contract.Session`; what is lower than float32 comes back in float32."""
+        """See `repaconv.engines.contract.Session`; outputs below float32 are returned in float32."""
         import torch
 
-        if torch.get_num_threads() != self._spec.threads:  # torch has one number of threads for the whole process
+        if torch.get_num_threads() != self._spec.threads:  # a setting of the whole process
             torch.set_num_threads(self._spec.threads)
         with torch.inference_mode():
             found = self._call(*self._tensors(feeds))
@@ -82,14 +82,14 @@ class TorchSession:
         return tensor.to(memory_format=torch.channels_last) if self._spatial and tensor.ndim == 4 else tensor
 
     def synchronise(self) -> None:
-        """Nothing is left to do when `run` returns: the outputs have come back."""
+        """Do nothing: `run` returns when the outputs are complete."""
 
     def placement(self, feeds: Feeds) -> dict[str, str]:
-        """All on the one device, by module."""
+        """Return the device for every module without children."""
         return {name: self._device for name, part in self.module.named_modules() if not list(part.children())}
 
     def profile(self, feeds: Feeds, *, runs: int, warmup_runs: int) -> Profiled:
-        """Not read.
+        """Raise: profiling is not supported.
 
         Raises:
             EnvironmentProblem: Always.
@@ -98,7 +98,7 @@ class TorchSession:
 
 
 class Torch:
-    """The runtime as the registry knows it, in one of its modes, on a processor."""
+    """torch on the CPU, eager or compiled."""
 
     suffix = ""
     opens: tuple[str, ...] = ()
@@ -108,7 +108,7 @@ class Torch:
     device = "cpu"
 
     def __init__(self, name: str, *, compiled: bool) -> None:
-        """``compiled`` by `torch.compile`."""
+        """``compiled`` selects `torch.compile`."""
         self.name, self.compiled = name, compiled
 
     def version(self) -> str:
@@ -116,11 +116,11 @@ class Torch:
         return str(require_module("torch", "torch", "pip install torch").__version__)
 
     def open(self, deployable: Deployable | Network, spec: SessionSpec) -> TorchSession:
-        """Make a network that is in memory ready to run.
+        """Prepare a network in memory for inference.
 
         Raises:
-            EnvironmentProblem: If torch does not compute in that precision, or nothing here compiles for it.
-            Refused: If it is a file.
+            EnvironmentProblem: If torch does not support the precision, or `torch.compile` lacks a C++ compiler.
+            Refused: If a file is given.
         """
         device = require_device("torch", spec, self.device)
         require_one_stream("torch", spec)
@@ -146,7 +146,7 @@ class Torch:
         return self._session(deployable, spec, device)
 
     def build(self, order: Order) -> Built:
-        """Nothing: the module is what runs.
+        """Raise: torch runs modules directly.
 
         Raises:
             EnvironmentProblem: Always.
@@ -158,11 +158,11 @@ class Torch:
 
 
 def _compiled(module: nn.Module) -> Callable[..., Any]:
-    """By `torch.compile`, which works at the first inference."""
+    """Compile with `torch.compile`, which does its work at the first inference."""
     import torch
 
     with only_errors("torch.utils.cpp_extension"), suppress(ImportError):
-        import torch.utils.cpp_extension  # torch.compile does; builds for CUDA warn there of a missing GPU
+        import torch.utils.cpp_extension  # imported here since CUDA builds warn of a missing GPU
     compiled: Callable[..., Any] = torch.compile(module, dynamic=False)
     return compiled
 

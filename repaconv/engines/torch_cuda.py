@@ -1,7 +1,7 @@
-"""torch on an NVIDIA card: eager, compiled, or captured as a CUDA graph, which one image at a time gains most from.
+"""Run torch modules on an NVIDIA GPU: eager, compiled, or captured as a CUDA graph (fastest for batch size 1).
 
-float32 is float32 here: TensorFloat-32, which torch takes for convolutions by itself, is a precision of its own.
-Not verified here: no card of ours has been at hand while this was written; `make gpu-kit` verifies it on one.
+fp32 is true float32: TF32, which torch uses for convolutions by default, is a precision of its own. Untested (no
+hardware available); `make gpu-kit` verifies it on a GPU.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 WARMUP = 3
-"""Calls before a capture: kernels are chosen and loaded in them."""
+"""Inferences before a capture, in which torch selects and loads kernels."""
 
 
 class CudaSession(TorchSession):
-    """A module on a card. ``options`` says what was set."""
+    """A module on a GPU. ``options`` lists the settings in effect."""
 
     def __init__(self, network: Network, spec: SessionSpec, device: str, *, compiled: bool, captured: bool) -> None:
         """See `TorchCuda`."""
@@ -31,11 +31,11 @@ class CudaSession(TorchSession):
         self.options["tf32"] = str(spec.precision == "tf32")
 
     def run(self, feeds: Feeds) -> dict[str, Array]:
-        """See `repaconv.engines.contract.Session`; as it is clocked, captured where that is asked for."""
+        """See `repaconv.engines.contract.Session`; captured as a CUDA graph if requested, as when timed."""
         import torch
 
         with torch.inference_mode(), self._within(feeds):
-            ready = self._ready(self._tensors(feeds))  # a graph owns the memory of what it gives
+            ready = self._ready(self._tensors(feeds))  # keeps a CUDA graph alive, which owns the memory of its outputs
             found = ready()
         outputs = (found,) if isinstance(found, torch.Tensor) else tuple(found)
         return {
@@ -44,16 +44,16 @@ class CudaSession(TorchSession):
         }
 
     def synchronise(self) -> None:
-        """Wait for the card."""
+        """Wait until the GPU is idle."""
         import torch
 
         torch.cuda.synchronize(self._device)
 
     def clocked(self, feeds: Feeds) -> Callable[[], float]:
-        """See `repaconv.engines.contract.OnCard`; by CUDA events."""
+        """See `repaconv.engines.contract.OnCard`; timed by CUDA events."""
         import torch
 
-        cuda: Any = torch.cuda  # typed in part
+        cuda: Any = torch.cuda  # torch types it only in part
         with torch.inference_mode(), self._within(feeds):
             ready = self._ready(self._tensors(feeds))
         begin, end = (cuda.Event(enable_timing=True) for _ in range(2))
@@ -70,20 +70,20 @@ class CudaSession(TorchSession):
         return call
 
     def fallen(self, feeds: Feeds) -> tuple[str, ...]:
-        """None: torch refuses what it has no kernel for."""
+        """Return no nodes: torch raises an error for an operator without a kernel."""
         return ()
 
     def _within(self, feeds: Feeds) -> Any:
         return within_memory(len(next(iter(feeds.values()))))
 
     def _ready(self, tensors: list[Tensor]) -> Callable[[], Any]:
-        """A call of those inputs, with float32 computed as it is asked for; captured where that is asked for."""
+        """Return a function that runs these inputs with the requested TF32 mode, captured if requested."""
         import torch
 
-        cuda: Any = torch.cuda  # typed in part
+        cuda: Any = torch.cuda  # torch types it only in part
 
         def call() -> Any:
-            # torch has one such setting for the whole process
+            # a setting of the whole process
             torch.set_float32_matmul_precision("high" if self._spec.precision == "tf32" else "highest")
             torch.backends.cudnn.allow_tf32 = self._spec.precision == "tf32"
             return self._call(*tensors)
@@ -108,21 +108,21 @@ class CudaSession(TorchSession):
 
 
 class TorchCuda(Torch):
-    """The runtime as the registry knows it, in one of its modes, on a card."""
+    """torch on an NVIDIA GPU: eager, compiled, or as a CUDA graph."""
 
     precisions = (*PRECISIONS, "tf32")
     device = "cuda"
 
     def __init__(self, name: str, *, compiled: bool = False, captured: bool = False) -> None:
-        """``compiled`` by `torch.compile`; ``captured`` as a CUDA graph, eager otherwise."""
+        """``compiled`` selects `torch.compile`, ``captured`` a CUDA graph; eager otherwise."""
         super().__init__(name, compiled=compiled)
         self.captured = captured
 
     def version(self) -> str:
-        """Of torch, if it sees a card.
+        """Return the version of torch.
 
         Raises:
-            EnvironmentProblem: If it sees none.
+            EnvironmentProblem: If torch detects no GPU.
         """
         require_card("torch on CUDA")
         return super().version()

@@ -1,7 +1,7 @@
-"""What trtexec writes, from TensorRT 8 to 11.
+"""Parse the output files of trtexec, from TensorRT 8 to 11.
 
-Times are of the GPU's kernels alone: from 11 on the latency that trtexec prints leaves the transfers out, which 10 and
-older put in, so the two do not compare.
+Times are those of GPU kernels only. The latency that trtexec prints includes data transfers up to TensorRT 10 and
+excludes them from 11 on, so it is not comparable.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from repaconv.core.errors import Refused
 
 _BANNER = re.compile(r"TensorRT\.trtexec \[TensorRT v([\d.]+)\]")
 _SUMMARY = re.compile(r"GPU Compute Time: .*?median = ([\d.]+) ms")
-# How the formats call the types; the order tells "BFloat16" from "Float", "FP16" from "BF16".
+# Type names in the file formats. The order matters: "BFloat16" contains "Float".
 _TYPES = (
     ("BF16", ("bf16", "bfloat16")),
     ("HALF", ("fp16", "half", "float16")),
@@ -30,14 +30,14 @@ _COMPUTING = re.compile(r"conv|gemm|matmul|matrixmultiply|mha", re.IGNORECASE)
 
 
 class LayerTime(NamedTuple):
-    """Milliseconds of one layer, the mean over the runs."""
+    """Mean time of one layer in milliseconds."""
 
     name: str
     mean_ms: float
 
 
 def version_of(text: str) -> str:
-    """``8.2.1`` from the banner ``[TensorRT v8201]``, ``10.3.0`` from ``v100300``; empty if there is none."""
+    """Parse the version from trtexec's banner: ``8.2.1`` from ``[TensorRT v8201]``; empty if there is none."""
     found = _BANNER.search(text)
     if not found:
         return ""
@@ -49,10 +49,10 @@ def version_of(text: str) -> str:
 
 
 def compute_ms(rows: Any) -> NDArray[np.float64]:
-    """Kernel milliseconds of each query, of ``--exportTimes``.
+    """Return the kernel time of each query in milliseconds, from ``--exportTimes``.
 
     Raises:
-        Refused: If that is not what it is.
+        Refused: If the file has another format.
     """
     try:
         found = np.asarray([float(row["computeMs"]) for row in rows], dtype=np.float64)
@@ -64,16 +64,16 @@ def compute_ms(rows: Any) -> NDArray[np.float64]:
 
 
 def median_ms(log: str) -> float | None:
-    """The median that trtexec printed, to hold the exported times against; None if it printed none."""
+    """Return the median kernel time that trtexec printed, to check the exported times; None if there is none."""
     found = _SUMMARY.search(log)
     return float(found[1]) if found else None
 
 
 def layer_times(rows: Any) -> list[LayerTime]:
-    """``--exportProfile``, whose first row counts the runs.
+    """Return the layer times from ``--exportProfile``, whose first row is the number of runs.
 
     Raises:
-        Refused: If that is not what it is.
+        Refused: If the file has another format.
     """
     try:
         return [LayerTime(str(row["name"]), float(row["averageMs"])) for row in rows if "name" in row]
@@ -82,10 +82,10 @@ def layer_times(rows: Any) -> list[LayerTime]:
 
 
 def outputs(rows: Any) -> dict[str, NDArray[np.float64]]:
-    """``--exportOutput``: arrays by name; six digits of each number are written.
+    """Return the outputs from ``--exportOutput``, by name; trtexec writes six digits of each number.
 
     Raises:
-        Refused: If that is not what it is.
+        Refused: If the file has another format.
     """
     try:
         return {
@@ -99,12 +99,13 @@ def outputs(rows: Any) -> dict[str, NDArray[np.float64]]:
 
 
 def layer_types(info: Any) -> dict[str, int]:
-    """Types of what computes, of ``--exportLayerInfo`` or the engine inspector; empty if they are not told.
+    """Count products by type, from ``--exportLayerInfo`` or the engine inspector.
 
-    They are not without ``--profilingVerbosity=detailed``, nor of what was compiled into one node.
+    Empty if the types are missing, as without ``--profilingVerbosity=detailed`` or if all is compiled into one
+    node.
 
     Raises:
-        Refused: If that is not what it is.
+        Refused: If the file has another format.
     """
     found: Counter[str] = Counter()
     for layer in _layers(info):
@@ -114,12 +115,12 @@ def layer_types(info: Any) -> dict[str, int]:
 
 
 def fused_attentions(info: Any) -> int:
-    """How many kernels compute a whole attention; 0 also where no layer is told of."""
+    """Count the kernels that compute a whole attention; 0 also if the layers are not described."""
     return sum(isinstance(layer, Mapping) and "mha" in str(layer.get("Name")) for layer in _layers(info))
 
 
 def layers_told(info: Any) -> tuple[int, int]:
-    """How many layers there are, and of how many more is told than the name."""
+    """Return the number of layers, and how many of them have more information than their name."""
     layers = _layers(info)
     return len(layers), sum(isinstance(layer, Mapping) for layer in layers)
 
@@ -132,13 +133,13 @@ def _layers(info: Any) -> Sequence[Any]:
 
 
 def _computes(layer: Mapping[str, Any]) -> bool:
-    """By what it is; a kernel that was generated (kgen) says so in its name alone."""
+    """Return whether a layer is a product, by its type; for generated kernels (kgen) by its name."""
     kind, name = str(layer.get("LayerType", "")), str(layer.get("Name", ""))
     return bool(_COMPUTING.search(name if kind.lower() == "kgen" else kind)) and not name.startswith("Reformat")
 
 
 def _type_of(layer: Mapping[str, Any]) -> str:
-    """Of its weights where they are told of (TensorRT 8), else of its first input."""
+    """Return the type of a layer's weights if given (TensorRT 8), else of its first input."""
     weights = layer.get("Weights")
     if isinstance(weights, Mapping) and weights.get("Type"):
         return _named(str(weights["Type"]))

@@ -1,7 +1,8 @@
-"""Activations that a graph writes in several nodes (a Gelu by Erf, x sigmoid(x)) as one node, and back again.
+"""Recognize activations that a graph writes as several nodes, replace each by one node, and expand it again.
 
-They act on every number by itself, so what is known of channels passes through them; in one node nothing can come
-between their parts, and runtimes find them again as they were.
+Examples are Gelu written with Erf, and x sigmoid(x). Such a subgraph acts elementwise, so facts about channels hold
+before and after it. As a single node it cannot be torn apart by other rewrites. After `ungroup` the nodes are those of
+the original graph, which runtimes recognize.
 """
 
 from __future__ import annotations
@@ -18,16 +19,16 @@ if TYPE_CHECKING:
 DOMAIN, GROUP = "repaconv", "Activation"
 _INSIDE = UNARY.union(ARITHMETIC, ("Pow",))
 DEPTH = 12
-"""Nodes that one activation may have."""
+"""Maximum number of nodes in one activation."""
 
 
 def is_activation(node: ir.Node) -> bool:
-    """Whether a node acts on every number of its one input by itself."""
+    """Return whether a node applies an elementwise function to its only input."""
     return (node.domain, node.op_type) == (DOMAIN, GROUP) or (node.domain == "" and node.op_type in UNARY)
 
 
 def group(model: ir.Model) -> None:
-    """Make one node of every activation that has several; in place."""
+    """Replace every activation that consists of several nodes by one temporary node, in place."""
     kinds: dict[str, int] = model.graph.meta.setdefault("repaconv.activations", {})
     for node in tuple(model.graph):
         if node.op_type == "Mul" and not node.domain and node.graph is not None:
@@ -35,12 +36,13 @@ def group(model: ir.Model) -> None:
 
 
 def _group(model: ir.Model, last: ir.Node, kinds: dict[str, int]) -> None:
+    """Replace the activation that ends in a Mul, if there is one."""
     import onnx_ir as ir
 
     for root in _roots(last):
         inside = _between(last, root)
         if inside is None or sizes(last.outputs[0]) != sizes(root):
-            continue  # a constant of more axes than x
+            continue  # a constant has more axes than x
         nodes = [node for node in model.graph if node in inside]
         output = last.outputs[0]
         if output.is_graph_output():
@@ -73,7 +75,7 @@ def _group(model: ir.Model, last: ir.Node, kinds: dict[str, int]) -> None:
 
 
 def _roots(last: ir.Node) -> list[ir.Value]:
-    """What both factors might be made of."""
+    """Return the values that may be the input x of an activation whose last node is this Mul."""
     if any(value is None or is_constant(value) for value in last.inputs):
         return []
     found = []
@@ -87,7 +89,7 @@ def _roots(last: ir.Node) -> list[ir.Value]:
 
 
 def _between(last: ir.Node, root: ir.Value) -> set[ir.Node] | None:
-    """All nodes from a value to a node, if they act on every number by itself and nothing else reads them."""
+    """Return all nodes between a value and a node if they are elementwise and have no other readers, else None."""
     inside: set[ir.Node] = set()
     todo = [last]
     while todo:
@@ -114,11 +116,14 @@ def _between(last: ir.Node, root: ir.Value) -> set[ir.Node] | None:
 
 
 Step = tuple[str, tuple[tuple[str, Any], ...], tuple[int | float, ...]]
-"""Operator, attributes, and inputs: the number of an earlier step from 1 on, 0 for x, a float for a constant."""
+"""One node of an activation: operator, attributes and inputs.
+
+An integer input is 0 for x, or the 1-based number of an earlier step. A float input is a constant.
+"""
 
 
 def _recipe(nodes: list[ir.Node], root: ir.Value) -> tuple[Step, ...]:
-    """The same for the same activation."""
+    """Describe an activation as steps; equal activations have equal steps."""
     places: dict[Any, int] = {root: 0}
     steps: list[Step] = []
     for node in nodes:
@@ -130,7 +135,7 @@ def _recipe(nodes: list[ir.Node], root: ir.Value) -> tuple[Step, ...]:
 
 
 def ungroup(model: ir.Model) -> None:
-    """Write all of them out again; in place."""
+    """Expand every temporary activation node into its original nodes, in place."""
     for node in tuple(model.graph):
         if (node.domain, node.op_type) != (DOMAIN, GROUP):
             continue

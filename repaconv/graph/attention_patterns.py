@@ -1,8 +1,8 @@
-"""Softmax attention in a graph: found, whatever operators write it; Q_h, K_h and V_h are columns of tokens [B, N, C].
+"""Find softmax attention in a graph, and read or write its heads and the linear layers next to it.
 
-    out = concat_h softmax(s Q_h K_h^T + mask) V_h
+out = concat_h softmax(s Q_h K_h^T + mask) V_h
 
-`repaconv.graph.attention_patterns` has the linear layers around it.
+Q_h, K_h and V_h are columns of token tensors [B, N, C]. Any chain of views may lie between the tokens and the products.
 """
 
 from __future__ import annotations
@@ -35,20 +35,23 @@ class Heads:
 
     @property
     def tokens(self) -> int:
-        """N, where it is known: of all `attentions` it is."""
+        """Number of tokens N. It is known for every attention that `attentions` returns."""
         assert isinstance(self.rows, int)
         return self.rows
 
     @property
     def whole(self) -> bool:
-        """Whether they are all of their source."""
+        """Whether the heads cover all columns of their source."""
         shape = sizes(self.source)
         return shape is not None and self.count * self.width == shape[2]
 
 
 @dataclass(frozen=True)
 class Attention:
-    """One attention: its operands, what its scores are multiplied by, what is added to them, and its output.
+    """One softmax attention: Q, K and V, the factor of the scores, the mask added to them, and the output.
+
+    ``product`` is the MatMul of queries and keys, ``mixed`` the MatMul of softmax weights and values. Nothing else
+    reads the values between the two.
 
     ``product`` multiplies queries and keys, ``mixed`` weights and values; the softmax's way is read by nothing else.
     """
@@ -64,19 +67,20 @@ class Attention:
 
     @property
     def node(self) -> ir.Node:
-        """That writes the output."""
+        """The node that writes the output."""
         node = self.out.producer()
         assert node is not None
         return node
 
 
 def attentions(model: ir.Model) -> list[Attention]:
-    """All of a graph whose shapes say what is a head and what a token."""
+    """Return all attentions of a graph whose shapes determine heads and tokens."""
     found = [_around(node) for node in nodes_of(model, "Softmax")]
     return [attention for attention in found if attention is not None]
 
 
 def _around(softmax: ir.Node) -> Attention | None:
+    """Return the attention that contains a Softmax node, or None."""
     rank = rank_of(softmax.outputs[0])
     if rank != 4 or attribute(softmax, "axis", -1) not in (-1, 3):
         return None
@@ -96,7 +100,7 @@ def _around(softmax: ir.Node) -> Attention | None:
 
 
 def _alone(product: ir.Node, softmax: ir.Node) -> bool:
-    """Whether all between the product and its softmax is read there alone."""
+    """Return whether each value from the product to the softmax has only one reader."""
     node: ir.Node | None = product
     while node is not None and node is not softmax:
         node = only_reader(node.outputs[0])
@@ -104,7 +108,7 @@ def _alone(product: ir.Node, softmax: ir.Node) -> bool:
 
 
 def _scores(value: ir.Value | None) -> tuple[float, ir.Value | None, ir.Node | None]:
-    """What stands between a product and its softmax: a number behind the product, then a mask."""
+    """Return the scale, the mask and the MatMul whose scaled and masked output is this value."""
     mask = None
     node = made_by(value, "Add")
     if node is not None:
@@ -117,6 +121,7 @@ def _scores(value: ir.Value | None) -> tuple[float, ir.Value | None, ir.Node | N
 
 
 def _scaled_product(value: ir.Value | None) -> tuple[float, ir.Node | None]:
+    """Return the factor and the MatMul that a value is the product of."""
     scale, node = 1.0, made_by(value, "MatMul", "Mul", "Div")
     while node is not None and node.op_type != "MatMul":
         by = scalar(node.inputs[1])
@@ -128,7 +133,11 @@ def _scaled_product(value: ir.Value | None) -> tuple[float, ir.Node | None]:
 
 
 def heads_of(value: ir.Value | None, *, transposed: bool = False) -> Heads | None:
-    """Of the nearest tensor [B, N, C] that has these numbers; where one has them and no others, of that."""
+    """Find the token tensor [B, N, C] that a value [B, H, N, e] is a view of.
+
+    A tensor that has these columns only is preferred; otherwise it is the farthest one up the chain. None if there
+    is none.
+    """
     if value is None:
         return None
     chain = chain_of(value)
@@ -142,6 +151,7 @@ def heads_of(value: ir.Value | None, *, transposed: bool = False) -> Heads | Non
 
 
 def _read(chain: list[ir.Value], *, transposed: bool) -> Heads | None:
+    """Return the first value of a chain as heads of the last, or None."""
     view = seen(chain)
     if view is None or len(view.of) != 3 or len(view.axes) != 4 or set(view.places) - {2}:
         return None
@@ -157,7 +167,10 @@ def _read(chain: list[ir.Value], *, transposed: bool) -> Heads | None:
 
 
 def joined(value: ir.Value) -> ir.Value | None:
-    """[B, H, N, e], moved to [B, N, H e] or [B N, H e]: what is so, if nothing else reads what lies between."""
+    """Return the [B, N, H e] or [B N, H e] form of a value [B, H, N, e].
+
+    None if another node reads a value in between, or if no such form exists.
+    """
     end, shape = value, sizes(value)
     while shape is not None and len(shape) > 3:
         node = only_reader(end, *VIEWS)
@@ -172,21 +185,24 @@ def joined(value: ir.Value) -> ir.Value | None:
 
 
 def take(write: Writer, heads: Heads) -> ir.Value:
-    """Heads as [B, N, H e]: the tensor that is so, or a part of its source."""
+    """Write heads as [B, N, H e]: the source itself, or a Slice of it."""
     if heads.whole:
         return heads.source
     begin, end = heads.offset, heads.offset + heads.count * heads.width
     return write("Slice", heads.source, *(write.constant([bound]) for bound in (begin, end, 2)))
 
 
-# --- Heads of an attention as the linear layers that write and read them.
+# Linear layers that write and read heads:
 #
 # Q_h = x Wq_h + bq_h,   proj(concat_h(S_h V_h)) = sum_h S_h V_h Wo_h + bo
 
 
 @dataclass(frozen=True)
 class Projection:
-    """Heads as x W_h + b_h: ``weight`` [H, d, e], ``bias`` [H, e]; not ``linear`` where they are the tokens x."""
+    """Heads as x W_h + b_h: ``weight`` [H, d, e], ``bias`` [H, e].
+
+    ``linear`` is False for heads that are the tokens themselves (W_h is then a multiple of the identity).
+    """
 
     x: ir.Value
     tokens: int
@@ -196,7 +212,7 @@ class Projection:
 
 
 def at_layer(heads: Heads) -> Heads:
-    """The same heads as columns of what computes them, where they are a part of that."""
+    """Return the same heads as columns of the tensor that their source is a slice of, if it is one."""
     view = seen(chain_of(heads.source))
     columns = view.columns(2) if view is not None and len(view.of) == len(view.axes) == 3 else None
     if view is None or columns is None or view.axes != view.of or set(view.places) - {2} or not one_run(columns):
@@ -206,7 +222,7 @@ def at_layer(heads: Heads) -> Heads:
 
 
 def projected(heads: Heads, node: ir.Node, place: int) -> Projection | None:
-    """The linear layer that writes heads which this node alone reads, as that input."""
+    """Return the linear layer that writes heads, if only this input of this node reads them."""
     heads = at_layer(heads)
     linear = linear_of(heads.source)
     columns = range(heads.offset, heads.offset + heads.count * heads.width)
@@ -218,21 +234,21 @@ def projected(heads: Heads, node: ir.Node, place: int) -> Projection | None:
 
 
 def read_by_one(source: ir.Value, columns: range, node: ir.Node, place: int) -> bool:
-    """Whether this node reads columns of a tensor as that input, and nothing else does: not even its other input."""
+    """Return whether only this input of this node reads these columns of a tensor."""
     found = reads(source)
     others = [columns_of(read.chain) for read in found if (read.node, read.place) != (node, place)]
     return len(others) < len(found) and all(other is not None and not other & set(columns) for other in others)
 
 
 def scores_of(found: Attention) -> tuple[Projection, Projection] | None:
-    """Queries and keys, if linear layers write them and the scores alone read them."""
+    """Return the linear layers that write queries and keys, if only the scores read them."""
     q = projected(found.q, found.product, 0)
     k = projected(found.k, found.product, 1)
     return None if q is None or k is None or found.k.count not in (1, found.q.count) else (q, k)
 
 
 def values_of(found: Attention) -> tuple[Projection, Linear] | None:
-    """Values, likewise, and the linear layer that alone reads what is mixed of them."""
+    """Return the linear layer that writes the values, and the one that alone reads the attention's output."""
     v = projected(found.v, found.mixed, 1)
     proj = layer_at(only_reader(found.out))
     if v is None or proj is None or proj.x is not found.out or found.v.count not in (1, found.q.count):
@@ -241,7 +257,10 @@ def values_of(found: Attention) -> tuple[Projection, Linear] | None:
 
 
 def as_heads(write: Writer, x: ir.Value, heads: tuple[int, int, int], *, transposed: bool = False) -> ir.Value:
-    """Tokens [B, N, H e] as [B, H, N, e], or [B, H, e, N]; heads are (H, N, e)."""
+    """Write tokens [B, N, H e] as [B, H, N, e], or as [B, H, e, N] if ``transposed``.
+
+    ``heads`` is (H, N, e).
+    """
     count, tokens, width = heads
     if count == 1:
         turned = write("Transpose", x, perm=[0, 2, 1]) if transposed else x
@@ -251,7 +270,7 @@ def as_heads(write: Writer, x: ir.Value, heads: tuple[int, int, int], *, transpo
 
 
 def shown_as_heads(write: Writer, tokens: ir.Value, count: int, *, transposed: bool = False) -> ir.Value:
-    """The same with its shape, which may be free, written down."""
+    """Write tokens [B, N, H e] as [B, H, N, e], or transposed, with the output shape set. N may be dynamic."""
     shape = sizes(tokens)
     assert shape is not None
     assert isinstance(shape[2], int)
@@ -263,7 +282,7 @@ def shown_as_heads(write: Writer, tokens: ir.Value, count: int, *, transposed: b
 
 
 def shown_as_tokens(write: Writer, value: ir.Value) -> ir.Value:
-    """[B, H, N, d] as tokens [B, N, H d], likewise."""
+    """Write [B, H, N, d] as tokens [B, N, H d], with the output shape set. N may be dynamic."""
     shape = sizes(value)
     assert shape is not None
     each = ((0,), (1,), (2,), (3,))
@@ -273,7 +292,7 @@ def shown_as_tokens(write: Writer, value: ir.Value) -> ir.Value:
 
 
 def write_heads(write: Writer, heads: Projection, *, transposed: bool = False) -> ir.Value:
-    """The layer, and its output as `as_heads` has it."""
+    """Write the linear layer of a projection, and reshape its output with `as_heads`."""
     count, channels, width = heads.weight.shape
     x = heads.x
     if heads.linear:

@@ -1,4 +1,4 @@
-"""Which axis of an input an axis of the output is: what an operator leaves apart place by place, and what it mixes."""
+"""Find which input axis an output axis corresponds to, and whether an operator mixes entries along it."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 FULL = -1
-"""An input that has no such axis: every place of the output is made of all of it."""
+"""The input has no such axis: every entry of the output depends on all of it."""
 
 
 def axis_before(node: ir.Node, place: int, axis: int) -> int | None:
-    """Where an axis of the outputs is in that input, place by place.
+    """Return the axis of an input that an axis of the outputs corresponds to, entry by entry.
 
     Args:
-        node: Any; what is not known here mixes.
-        place: Of the input.
-        axis: Of the outputs, from 0.
+        node: Any node. An operator without a rule here counts as mixing.
+        place: Index of the input.
+        axis: Axis of the outputs, from 0.
 
     Returns:
-        The axis of the input, `FULL`, or None where places mix.
+        The axis of the input, `FULL`, or None if the operator mixes entries along the axis.
     """
     if node.domain or sizes(node.outputs[0]) is None or sizes(node.inputs[place]) is None:
         return None
@@ -37,7 +37,7 @@ def axis_before(node: ir.Node, place: int, axis: int) -> int | None:
 
 
 def axis_behind(node: ir.Node, place: int, axis: int, output: int = 0) -> int | None:
-    """The reverse: where an axis of that input is in an output; None where it mixes, or is gone."""
+    """Return the output axis that an input axis corresponds to, or None if it is mixed or removed."""
     rank = rank_of(node.outputs[output])
     return next((behind for behind in range(rank) if axis_before(node, place, behind) == axis), None)
 
@@ -120,7 +120,7 @@ def _split(node: ir.Node, place: int, axis: int) -> int | None:
 
 
 def _gather(node: ir.Node, place: int, axis: int) -> int | None:
-    """The axes of its indices stand where the one was along which they count."""
+    """The axes of the indices replace the gathered axis in the output."""
     along, indices = int(attribute(node, "axis", 0)) % rank_of(node.inputs[0]), sizes(node.inputs[1])
     if indices is None or along <= axis < along + len(indices):
         return None
@@ -149,7 +149,7 @@ def _reduce(node: ir.Node, place: int, axis: int) -> int | None:
 
 
 def _attention(node: ir.Node, place: int, axis: int) -> int | None:
-    """Opset 23's: queries [B, H, N, d] or [B, N, H d]; a mask's rows are those of the queries."""
+    """Follow the rows of an opset-23 Attention: queries [B, H, N, d] or [B, N, H d], and rows of the mask."""
     rank, shape = rank_of(node.inputs[0]), sizes(node.inputs[place]) or ()
     if attribute(node, "is_causal", 0) or axis != rank - 2:
         return None

@@ -1,6 +1,7 @@
-"""One way to write what exporters and simplifiers write in many: linear layers are MatMul and Add on tokens.
+"""Bring a graph into one canonical form, in which linear layers are MatMul and Add on tokens [B, N, C].
 
-Gemm(reshaped to [B N, C]) is what onnxsim makes of a linear layer on [B, N, C]; the tokens' axis is hidden in it.
+Exporters and simplifiers write the same function in many ways. For example, onnxsim turns a linear layer on [B, N, C]
+into a Gemm on [B N, C], which hides the token axis.
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ if TYPE_CHECKING:
 
 
 NORMAL = "repaconv.normal"
-"""The nodes as `normalise` left them."""
+"""Metadata key: the nodes after the last `normalise`, to skip a graph that has not changed."""
 LAST = "repaconv.last"
-"""Whether the graph as given turns what products read by a Transpose of the last two axes alone."""
+"""Metadata key: whether the original graph has a Transpose of the last two axes only."""
 
 
 def normalise(model: ir.Model) -> None:
-    """Bring the graph into that form, in place; its function stays the same."""
+    """Bring the graph into canonical form, in place. Its function stays the same."""
     if model.meta.get(NORMAL) == _nodes(model):
-        return  # as it was left
+        return  # unchanged since the last call
     model.meta.setdefault(LAST, any(map(_is_last, nodes_of(model, "Transpose"))))
     settle(model)
     for node in tuple(model.graph):
@@ -47,12 +48,12 @@ def _is_last(node: ir.Node) -> bool:
 
 
 def _nodes(model: ir.Model) -> list[tuple[str | None, ...]]:
-    """What tells whether a graph has changed since."""
+    """Return operators and value names, to detect whether a graph has changed."""
     return [(node.op_type, *(value and value.name for value in (*node.inputs, *node.outputs))) for node in model.graph]
 
 
 def one_view(model: ir.Model) -> None:
-    """Chains of views, each as the shortest; in place."""
+    """Replace every chain of views by the shortest equivalent one, in place."""
     for node in tuple(model.graph):
         _one_view(model, node)
 
@@ -78,7 +79,7 @@ def _without_gemm(model: ir.Model, node: ir.Node) -> None:
 
 
 def _unflattened(model: ir.Model, node: ir.Node) -> None:
-    """What acts on [B N, C] row by row acts on [B, N, C], and is flattened behind that."""
+    """Apply a row-wise operator to [B, N, C] instead of [B N, C], and flatten its output."""
     place = _row_by_row(node)
     if place is None:
         return
@@ -104,7 +105,7 @@ def _unflattened(model: ir.Model, node: ir.Node) -> None:
 
 
 def _row_by_row(node: ir.Node) -> int | None:
-    """Which input's rows the node treats one by one, with constants otherwise."""
+    """Return which input a node processes row by row, its other inputs being constant; None if there is none."""
     if node.domain or len(node.outputs) > 1:
         return None
     numbers = [constant(value) for value in node.inputs]
@@ -123,7 +124,7 @@ def _row_by_row(node: ir.Node) -> int | None:
 
 
 def _one_view(model: ir.Model, node: ir.Node) -> None:
-    """A chain of views that something else reads, as the shortest that does the same."""
+    """Replace a chain of views that another operator reads by the shortest equivalent one."""
     value = node.outputs[0]
     if node.op_type not in VIEWS or node.domain or is_constant(value):
         return
@@ -142,7 +143,7 @@ def _one_view(model: ir.Model, node: ir.Node) -> None:
 
 
 def _chain(value: ir.Value, source: ir.Value) -> int:
-    """How many nodes between go with a value; what something else reads as well stays."""
+    """Count the nodes between a source and a value that would be removed; nodes with other readers stay."""
     length = 0
     while value is not source and (length == 0 or len(list(value.uses())) == 1):
         node = value.producer()
@@ -153,7 +154,7 @@ def _chain(value: ir.Value, source: ir.Value) -> int:
 
 
 def _cost(view: View) -> int:
-    """How many nodes write it."""
+    """Return how many nodes it takes to write a view."""
     order = [factor for axis in view.of for factor in axis]
     wanted = [factor for axis in view.axes for factor in axis]
     if order == wanted:

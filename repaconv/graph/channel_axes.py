@@ -1,4 +1,4 @@
-"""Channels: where a value has them, what a graph writes as one number for each, and nodes that scale and shift them."""
+"""Channel axes of values, per-channel constants, and nodes that scale and shift channels."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ if TYPE_CHECKING:
 Vector = NDArray[np.float64]
 
 LAST, IMAGE = -1, 1
-"""Which axis: of tokens and rows, or of four dimensions and more."""
+"""Position of the channel axis: last (tokens and rows), or second (images, four dimensions and more)."""
 
 
 def channel_axis(value: ir.Value, axis: int, least: int = 4) -> int | None:
-    """Where the channels of a value are, counted from 0; None where it has no such axis.
+    """Return the channel axis of a value, counted from 0, or None if it has none.
 
-    Of three dimensions the second are channels of what is known to be a convolution's: then 3 is the ``least``.
+    ``least`` is the smallest rank that has channels at axis 1. It is 3 for the values of a one-dimensional
+    convolution.
     """
     shape = sizes(value)
     if shape is None or len(shape) < (2 if axis == LAST else least):
@@ -33,7 +34,7 @@ def channel_axis(value: ir.Value, axis: int, least: int = 4) -> int | None:
 
 
 def per_channel(numbers: Array | None, value: ir.Value, axis: int, least: int = 4) -> Vector | None:
-    """A constant that is broadcast to a value as one number a channel; None where it is none. See `channel_axis`."""
+    """Return a constant as one number per channel of a value, or None if it is not one. See `channel_axis`."""
     shape, place = sizes(value), channel_axis(value, axis, least)
     if numbers is None or shape is None or place is None or numbers.ndim > len(shape):
         return None
@@ -45,7 +46,7 @@ def per_channel(numbers: Array | None, value: ir.Value, axis: int, least: int = 
 
 
 def batchnorm(node: ir.Node) -> tuple[Vector, Vector] | None:
-    """Scale and shift of a BatchNormalization that has learnt."""
+    """Return scale and shift of a BatchNormalization with constant statistics, or None."""
     parts = [constant(value) for value in node.inputs[1:]]
     if any(part is None for part in parts) or len(parts) != 4 or attribute(node, "training_mode", 0):
         return None
@@ -55,7 +56,7 @@ def batchnorm(node: ir.Node) -> tuple[Vector, Vector] | None:
 
 
 class Scaled(NamedTuple):
-    """x scale + shift along channels, both [C]; ``shift`` is None where nothing is added."""
+    """x scale + shift along channels, both [C]. ``shift`` is None if nothing is added."""
 
     x: ir.Value
     scale: Vector
@@ -65,12 +66,12 @@ class Scaled(NamedTuple):
 def scale_and_shift(
     node: ir.Node, axis: int, least: int = 4, numbers: Callable[[ir.Value | None], Array | None] = constant
 ) -> Scaled | None:
-    """What a node multiplies the channels of a value with, and adds to them; None if it does anything else.
+    """Return what a node multiplies the channels of a value by and adds to them, or None.
 
     Args:
-        node: A BatchNormalization, whose channels are axis 1 always, or an Add, Sub, Mul or Div with a constant.
-        axis: See `channel_axis`, as ``least``.
-        least: Axes that a value has at least.
+        node: A BatchNormalization, whose channel axis is always 1, or an Add, Sub, Mul or Div with a constant.
+        axis: `LAST` or `IMAGE`.
+        least: See `channel_axis`.
         numbers: Reads the constant.
     """
     if node.domain or node.op_type not in ("BatchNormalization", *ARITHMETIC):

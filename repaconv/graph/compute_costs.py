@@ -1,4 +1,4 @@
-"""What a graph costs: its parameters, and the multiply-accumulates of one image."""
+"""Count what a graph costs: parameters, multiply-accumulates per image, and per node FLOPs, bytes and precision."""
 
 from __future__ import annotations
 
@@ -30,20 +30,21 @@ if TYPE_CHECKING:
 
 
 def parameters(model: ir.Model) -> int:
-    """Numbers that were learnt: floating constants of more than one number, each as often as the file holds it.
+    """Count the trained parameters: the entries of floating constants with more than one entry.
 
-    What a norm without affine must be given (ones, zeros), a BatchNormalization's statistics, masks, and copies of a
-    constant for every image of a fixed batch, or of a table's entries, are none.
+    Each constant counts as often as the file stores it. Not counted are the ones and zeros of a norm without affine
+    parameters, the statistics of a BatchNormalization, masks, copies of a constant for every image of a fixed
+    batch, and repeated entries of a lookup table.
 
     Args:
-        model: As `repaconv.graph.model_rewriting.as_stored` has it: what several nodes share is one constant.
+        model: As `repaconv.graph.model_rewriting.as_stored` returns it: a constant shared by several nodes occurs once.
     """
     fixed = fixed_values(model)
     return sum(_learnt(value, list(_uses(value, fixed))) for value in model.graph.initializers.values())
 
 
 def fixed_values(model: ir.Model) -> set[ir.Value]:
-    """Constants, and what is computed of constants alone, such as the Transpose of a weight."""
+    """Return all constants and all values computed from constants only, such as the Transpose of a weight."""
     found = {value for value in model.graph.initializers.values() if not value.is_graph_input()}
     for node in model.graph:
         if node.inputs and node.op_type not in RANDOM and all(value is None or value in found for value in node.inputs):
@@ -52,7 +53,7 @@ def fixed_values(model: ir.Model) -> set[ir.Value]:
 
 
 def _uses(value: ir.Value, fixed: set[ir.Value]) -> Iterator[tuple[ir.Node, int]]:
-    """The nodes that compute something with a constant, or with what is computed of constants and of it."""
+    """Yield the nodes that compute with a constant, looking through nodes that have constant inputs only."""
     todo, seen = [value], {value}
     while todo:
         for node, place in todo.pop().uses():
@@ -66,7 +67,7 @@ def _uses(value: ir.Value, fixed: set[ir.Value]) -> Iterator[tuple[ir.Node, int]
 def _learnt(value: ir.Value, used: list[tuple[ir.Node, int]]) -> int:
     if value.const_value is None or value.is_graph_input() or not value.const_value.dtype.is_floating_point():
         return 0
-    if all(node.op_type in PRODUCTS for node, _ in used):  # the largest are not looked at
+    if all(node.op_type in PRODUCTS for node, _ in used):  # avoids reading the largest constants
         return value.const_value.size if value.const_value.size > 1 and used else 0
     numbers = constant(value)
     uses = [(node, place) for node, place in used if not _is_neutral(node, place, numbers)]
@@ -92,14 +93,14 @@ def _is_neutral(node: ir.Node, place: int, numbers: Array | None) -> bool:
 
 
 class Matrices(NamedTuple):
-    """Numbers that products multiply by: as the file holds them, and again for each product that reads them."""
+    """Entries of the constants that products multiply by: as stored, and counted once per product that reads them."""
 
     held: int
     read: int
 
 
 def matrices(model: ir.Model) -> Matrices:
-    """What a graph holds of them.
+    """Count the entries of the constants that products multiply by.
 
     Args:
         model: See `parameters`.
@@ -114,14 +115,14 @@ def matrices(model: ir.Model) -> Matrices:
 
 
 def multiplies(node: ir.Node, place: int) -> bool:
-    """Whether a node multiplies by what it reads at a place."""
+    """Return whether a node multiplies by the input at this index."""
     return node.domain == "" and node.op_type in PRODUCTS and place < 2
 
 
 def macs(model: ir.Model) -> int | None:
-    """Multiply-accumulates of one image in products, convolutions and attention; None where some shape is not known.
+    """Count the multiply-accumulates of one image in products, convolutions and attention.
 
-    A free size is 1: of a product of free sizes and numbers the numbers count.
+    A dynamic dimension counts as 1. None if some shape is unknown.
     """
     found = list(_macs(model))
     known = [count for count in found if count is not None]
@@ -129,11 +130,11 @@ def macs(model: ir.Model) -> int | None:
 
 
 def macs_at(proto: onnx.ModelProto, at: Mapping[str, int]) -> int | None:
-    """Multiply-accumulates of a call whose dynamic dimensions have these values.
+    """Count the multiply-accumulates of one inference at given sizes of the dynamic dimensions.
 
     Args:
-        proto: The graph; it stays as it is.
-        at: By name, or ``input[axis]`` where a dimension has none.
+        proto: The graph; it is not modified.
+        at: Size by dimension name, or by ``input[axis]`` for a dimension without a name.
     """
     from repaconv.graph.graph_without_weights import bare
     from repaconv.graph.shape_constants import settle
@@ -151,12 +152,12 @@ def macs_at(proto: onnx.ModelProto, at: Mapping[str, int]) -> int | None:
 
 
 def macs_of(proto: onnx.ModelProto) -> int:
-    """The same of a graph as its file has it, to compare two forms of it: what is not known counts as nothing."""
+    """Count the multiply-accumulates of a graph from its file, ignoring nodes of unknown shape."""
     return macs_in(read(proto))
 
 
 def macs_in(model: ir.Model) -> int:
-    """Multiply-accumulates as far as shapes are known."""
+    """Count the multiply-accumulates of a graph, ignoring nodes of unknown shape."""
     return sum(count or 0 for count in _macs(model))
 
 
@@ -168,7 +169,10 @@ def _macs(model: ir.Model) -> Iterator[int | None]:
 
 
 def flops_in(node: ir.Node) -> int | None:
-    """Two for each multiply-accumulate of a product, at free sizes of 1; None where some shape is not known."""
+    """Return two FLOPs per multiply-accumulate of a node; None if some shape is unknown.
+
+    A dynamic dimension counts as 1.
+    """
     inputs = [sizes(value) for value in (node.inputs[:2] if node.op_type in PRODUCTS else node.inputs)]
     outputs = [sizes(value) for value in node.outputs[:1]]
     if None in inputs or None in outputs:
@@ -184,23 +188,23 @@ def _number(size: Size) -> int:
     return size if isinstance(size, int) else size.number
 
 
-# --- What every node of a graph has to do at each call: operations, bytes to move, and the type it multiplies in.
+# Work per node and inference: FLOPs, memory traffic and precision.
 
 UNCOUNTED = frozenset(("Einsum", "ConvTranspose", "DeformConv", "LSTM", "GRU", "RNN", "If", "Loop", "Scan"))
-"""Operators that multiply in ways which are not counted here."""
+"""Operators that multiply, but whose FLOPs are not counted here."""
 FREE = frozenset(VIEWS) - {"Transpose"} | frozenset((*QUANTISING, "Shape", "Size", "Constant", "ConstantOfShape"))
-"""What names numbers anew, or says of what type they are, and moves none."""
+"""Operators that move no data at run time: they only rename, reshape or retype it."""
 TYPES = {"FLOAT": "fp32", "FLOAT16": "fp16", "BFLOAT16": "bf16", "INT8": "int8", "UINT8": "int8"}
 
 HALVES = ("fp16", "bf16")
-"""What takes half as many bytes as float32; tf32 takes as many."""
+"""Types of two bytes. TF32 takes four, like float32."""
 
 
 class Work(NamedTuple):
-    """One node's: ``flops`` of its product, 0 of all else; ``bytes`` read and written, each once.
+    """The work of one node: FLOPs of its product (0 for other operators), and bytes read and written, each once.
 
-    Both are None where its shapes, or what it computes, are not known. ``precision`` is the type that it multiplies in,
-    or has.
+    Both are None if shapes or the operator are unknown. ``precision`` is the type in which it multiplies, or the
+    type of its output.
     """
 
     name: str
@@ -211,18 +215,18 @@ class Work(NamedTuple):
 
     @property
     def multiplies(self) -> bool:
-        """Whether it is one of those next to which all else is free."""
+        """Whether the node is a matrix product or convolution, which dominate the run time."""
         return self.operator in (*PRODUCTS, *INTEGER_PRODUCTS)
 
 
 def inputs_of(proto: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
-    """What a graph is given at each call; older files list their weights among the inputs."""
+    """Return the inputs of a graph that are not weights; older files list weights among the inputs."""
     weights = {entry.name for entry in proto.graph.initializer}
     return [entry for entry in proto.graph.input if entry.name not in weights]
 
 
 def fix_shape(proto: onnx.ModelProto, shape: Sequence[int]) -> None:
-    """Give the one input of a graph this shape, in place; what was said of later shapes is forgotten."""
+    """Set the shape of a graph's only input, in place, and clear the recorded shapes of all other values."""
     (taken,) = inputs_of(proto)
     for dim, size in zip(taken.type.tensor_type.shape.dim, shape, strict=True):
         dim.dim_value = size
@@ -232,11 +236,11 @@ def fix_shape(proto: onnx.ModelProto, shape: Sequence[int]) -> None:
 
 
 def works(model: ir.Model, lowered: str | None = None) -> Iterator[Work]:
-    """Node by node, in order, without those that cost nothing.
+    """Yield the work of each node in order, except nodes that cost nothing.
 
     Args:
-        model: Its sizes are known as far as they can be.
-        lowered: What the runtime computes float32 in.
+        model: A graph with inferred shapes.
+        lowered: The type in which the runtime computes float32, or None for float32.
     """
     for node in model.graph:
         if not _is_free(node):
@@ -251,7 +255,7 @@ def works(model: ir.Model, lowered: str | None = None) -> Iterator[Work]:
 
 
 def _is_free(node: ir.Node) -> bool:
-    """Whether a runtime does it before the first call, by naming alone, or with sizes instead of numbers."""
+    """Return whether a node costs nothing per inference: a view, a constant computation, or shape arithmetic."""
     if node.domain == "" and node.op_type in FREE:
         return True
     given = [value for value in node.inputs if value is not None]
@@ -259,7 +263,7 @@ def _is_free(node: ir.Node) -> bool:
 
 
 def _is_size(value: ir.Value) -> bool:
-    """Whether it is a small integer tensor, as sizes and places are, that the graph computes itself."""
+    """Return whether a value is a small integer tensor that the graph computes, as shapes and indices are."""
     shape = None if (found := sizes(value)) is None else as_numbers(found)
     whole = value.dtype is not None and value.dtype.name == "INT64"
     return whole and shape is not None and prod(shape) <= SMALL and not value.is_graph_input()
@@ -270,7 +274,7 @@ def _flops(node: ir.Node) -> int | None:
 
 
 def _precision(node: ir.Node) -> str:
-    """Of a product that of its two sides: int8 where both are quantised; of all else that of what it gives."""
+    """Return the type of a node: int8 for a product of two quantized inputs, else the type of its output."""
     if node.op_type in INTEGER_PRODUCTS:
         return "int8"
     sides = [_type(_stored(value)) for value in node.inputs[:2]] if node.op_type in PRODUCTS else []
@@ -280,7 +284,7 @@ def _precision(node: ir.Node) -> str:
 
 
 def _stored(value: ir.Value | None) -> ir.Value | None:
-    """The quantised tensor that a value stands for, behind views; else the value."""
+    """Return the quantized tensor behind a DequantizeLinear and views, or the value itself."""
     seen = value
     while (view := made_by(seen, *VIEWS)) is not None:
         seen = view.inputs[0]
@@ -298,7 +302,7 @@ def _lowered(precision: str, lowered: str | None) -> str:
 
 
 def _bytes(node: ir.Node, lowered: str | None) -> int | None:
-    """All inputs read and all outputs written; of a selection only what is selected is read."""
+    """Count bytes of all inputs and outputs; a selection reads only what it selects."""
     written = [_size(_kept(value), lowered) for value in node.outputs if value.uses() or value.is_graph_output()]
     selects = node.op_type in SELECTIONS
     read = written if selects else [_size(_stored(value), lowered) for value in node.inputs if value is not None]
@@ -307,13 +311,13 @@ def _bytes(node: ir.Node, lowered: str | None) -> int | None:
 
 
 def _kept(value: ir.Value) -> ir.Value:
-    """What of a value is written: its quantised tensor, where nothing else is read of it."""
+    """Return the quantized tensor that is written in place of a value, if only a QuantizeLinear reads the value."""
     quantised = only_reader(value, "QuantizeLinear")
     return quantised.outputs[0] if quantised is not None else value
 
 
 def _size(value: ir.Value | None, lowered: str | None) -> int | None:
-    """Bytes of a value; None where its shape or its type is not known."""
+    """Return the size of a value in bytes, or None if its shape or type is unknown."""
     shape = as_numbers(found) if (found := sizes(value)) is not None else None
     if value is None or shape is None or value.dtype is None:
         return None

@@ -1,6 +1,7 @@
-"""Values that are constant but for free sizes, and index assignment along one axis: how exporters write masks.
+"""Read values that are constant up to dynamic dimensions, and ScatterND assignments along one axis.
 
-``mask[..., :A] = True`` of a batch of free size is an Expand and a ScatterND; it varies along the channels alone.
+Exporters write masks this way: ``mask[..., :A] = True`` with a dynamic batch is an Expand and a ScatterND whose output
+varies along the channels only.
 """
 
 from __future__ import annotations
@@ -17,11 +18,14 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 LARGEST = 1 << 24
-"""Numbers of a constant that is looked through."""
+"""Maximum number of entries of a constant that is searched for repetition."""
 
 
 def uniform(value: ir.Value | None, depth: int = 12) -> Array | None:
-    """A value as an array of its rank that broadcasts to it, of length 1 where nothing varies; None if computed."""
+    """Return a value as an array that broadcasts to it, with length 1 along axes where it is constant.
+
+    None if the value is computed from inputs.
+    """
     numbers = constant(value)
     if numbers is not None:
         return _collapsed(numbers) if numbers.size <= LARGEST else None
@@ -54,7 +58,7 @@ def uniform(value: ir.Value | None, depth: int = 12) -> Array | None:
 
 
 def _cast(numbers: Array, node: ir.Node) -> Array | None:
-    """Numbers as another type has them, floating ones in float64 again."""
+    """Convert numbers to another type; floating results are returned in float64."""
     import onnx_ir as ir
 
     kind = ir.DataType(int(attribute(node, "to", 1)))
@@ -97,7 +101,7 @@ def _scattered(node: ir.Node, depth: int) -> Array | None:
 
 
 def assigned(node: ir.Node) -> tuple[int, Array] | None:
-    """A ScatterND that assigns whole slices: along which axis, and which places of it; None for any other."""
+    """Return axis and indices of a ScatterND that assigns whole slices along one axis, else None."""
     shape, given = sizes(node.inputs[0]), sizes(node.inputs[1])
     if shape is None or given is None or attribute(node, "reduction", "none") not in ("none", b"none"):
         return None
@@ -118,7 +122,7 @@ def assigned(node: ir.Node) -> tuple[int, Array] | None:
 
 
 def _places(indices: Array, shape: Sizes) -> tuple[int, Array] | None:
-    """The axis along which indices [.., r] choose, where they count through all others, and the places."""
+    """Return the axis that indices [.., r] select along, and the selected indices; None if other axes are not full."""
     rank = len(shape)
 
     def along(axis: int, numbers: Array) -> Array:
@@ -136,7 +140,10 @@ def _places(indices: Array, shape: Sizes) -> tuple[int, Array] | None:
 
 
 def _grid(node: ir.Node, rank: int) -> Array | None:
-    """The same where a size is free: a Concat of one index an axis, each counting along its own."""
+    """Return the last-axis indices of a ScatterND whose indices are a Concat of one index tensor per axis.
+
+    This is the form for dynamic dimensions. Each of the other index tensors must count along its own axis.
+    """
     joined = node.inputs[1].producer() if node.inputs[1] is not None else None
     if joined is None or joined.op_type != "Concat" or len(joined.inputs) != rank:
         return None
@@ -152,7 +159,7 @@ def _grid(node: ir.Node, rank: int) -> Array | None:
 
 
 def _counts(value: ir.Value | None, axis: int, length: Size, rank: int) -> bool:
-    """Whether a value is 0, 1, 2 ... along one axis and the same along all others."""
+    """Return whether a value is 0, 1, 2, ... along one axis and constant along all others."""
     numbers = uniform(value)
     if numbers is not None:
         count = np.arange(numbers.size)

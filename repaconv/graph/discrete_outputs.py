@@ -1,4 +1,4 @@
-"""Whether a graph decides something discrete by what it computes: a class, a place, what is kept."""
+"""Detect graphs whose outputs depend on a discrete decision: a class index, a position, a threshold."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ if TYPE_CHECKING:
 _CHOOSING = ("ArgMax", "ArgMin", "TopK", "NonMaxSuppression", "NonZero", "Unique", "Hardmax")
 _STEPS = ("Round", "Floor", "Ceil", "Sign", "QuantizeLinear", "DynamicQuantizeLinear")
 DECIDING = frozenset((*_CHOOSING, *_STEPS, "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Equal"))
-"""Operators whose output jumps where their input moves by a rounding."""
+"""Operators whose output can jump when an input changes by a rounding error."""
 
 _WHOLE = frozenset((2, 3, 4, 5, 6, 7, 9, 12, 13))
-"""ONNX's numbers of integers and truth values."""
+"""ONNX type numbers of integers and booleans."""
 
 
 def decides(model: onnx.ModelProto) -> bool:
-    """Whether such an operator, or a cast to whole numbers, reads real numbers that hang on an input's values.
+    """Return whether a discrete operator, or a cast to integers, reads floating values computed from an input.
 
-    Integers that come in, and are looked up or masked by, are no decision of the graph's; nor are shapes.
+    Integer inputs that are used for lookup or masking do not count, and neither do shapes.
     """
     stored = {weight.name for weight in model.graph.initializer}
     real = {
@@ -32,7 +32,7 @@ def decides(model: onnx.ModelProto) -> bool:
         to = next((entry.i for entry in node.attribute if entry.name == "to"), 0)
         if (node.op_type in DECIDING or (node.op_type == "Cast" and to in _WHOLE)) and real & set(node.input):
             return True
-        inner = any(entry.HasField("g") for entry in node.attribute)  # reads what is around it
+        inner = any(entry.HasField("g") for entry in node.attribute)  # a subgraph reads values of the outer graph
         if node.op_type in ("Shape", "Size"):
             continue
         looked_up = node.op_type in ("Gather", "Cast", "Where") and integers & set(node.input)

@@ -1,4 +1,4 @@
-"""The same graph in another type of number throughout, as far as its operators' schemas let it be."""
+"""Convert a graph to another floating type throughout (float64 for verification), as operator schemas permit."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ if TYPE_CHECKING:
     import onnx
 
 TYPED = ("to", "dtype", "output_datatype")
-"""Attributes that name a type of number."""
+"""Attributes that name an element type."""
 
 _WORDS = {1: "float", 10: "float16", 11: "double", 16: "bfloat16"}
-"""Floating types as operator schemas call them, by ONNX's number."""
+"""Names of floating types in operator schemas, by ONNX type number."""
 _FLOATS = frozenset(f"tensor({word})" for word in _WORDS.values())
 _DEFAULTS = {"ConstantOfShape": "value", "SequenceEmpty": "dtype"}
-"""Operators that give float32 where this attribute is left out, and whose schema does not say so."""
+"""Operators whose output is float32 without this attribute, a default that their schema does not state."""
 
 
 def in_double(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """The same graph with float64 for float32 throughout, to prove a rewrite by the reference implementation."""
+    """Convert a float32 graph to float64, to verify a rewrite with the reference implementation."""
     import onnx
 
     return retyped(proto, {onnx.TensorProto.FLOAT: onnx.TensorProto.DOUBLE})
 
 
 def retyped(proto: onnx.ModelProto, kinds: Mapping[int, int]) -> onnx.ModelProto:
-    """The same graph with other types of number throughout: constants, casts, values, in subgraphs and functions too.
+    """Convert constants, casts and values of a graph to other element types, also in subgraphs and functions.
 
-    What an operator takes in the old types alone (the scales of Resize, the boxes of NonMaxSuppression) stays as it is
-    where it is a constant, and is cast where it is not. An operator that gives numbers in the old types alone (Celu)
-    is left as it is, and the graph is then no valid ONNX: see `unsupported`.
+    An input that an operator accepts in the old types only (the scales of Resize, the boxes of NonMaxSuppression)
+    keeps its type if it is a constant, and is cast otherwise. An operator that outputs the old types only (Celu) is
+    not converted, and the result is then not valid ONNX: see `unsupported`.
 
     Args:
-        proto: Left as it is. Its weights lie inside it.
-        kinds: ONNX's numbers of floating types, and what stands for each.
+        proto: The graph with all weights embedded; it is not modified.
+        kinds: New type number by old one; both are floating types.
     """
     from repaconv.graph.graph_without_weights import outline
 
@@ -58,12 +58,12 @@ def retyped(proto: onnx.ModelProto, kinds: Mapping[int, int]) -> onnx.ModelProto
 
 
 def kept_constants(proto: onnx.ModelProto, kinds: Mapping[int, int]) -> set[str]:
-    """Names of a graph's constants that keep their type: those that are read as nothing else."""
+    """Return the names of constants that keep their type, since all their readers accept only the old types."""
     return _Retyping(kinds, _opsets(proto)).kept(proto.graph)
 
 
 def unsupported(proto: onnx.ModelProto, kinds: Mapping[int, int]) -> str:
-    """An operator of the graph that does not give numbers of these types; empty where there is none."""
+    """Return an operator of the graph that cannot output the new types, or an empty string."""
     how = _Retyping(kinds, _opsets(proto))
     return next((node.op_type for node in _every(proto.graph.node) if how.narrow_outputs(node)), "")
 
@@ -73,7 +73,7 @@ def _opsets(proto: onnx.ModelProto) -> dict[str, int]:
 
 
 def _every(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
-    """Nodes, and those of their subgraphs."""
+    """Yield nodes and the nodes of their subgraphs."""
     for node in nodes:
         yield node
         for entry in node.attribute:
@@ -83,13 +83,13 @@ def _every(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
 
 @dataclass
 class _Retyping:
-    """Retypes graphs of these opsets in place.
+    """Converts the element types of graphs in place.
 
     Attributes:
         kinds: See `retyped`.
-        opsets: By domain.
-        known: Types of values before, as far as they are known, by name.
-        numbers: Tells the values apart that it makes.
+        opsets: Opset version by domain.
+        known: Original type of each value by name, as far as known.
+        numbers: Counter for unique names of new values.
     """
 
     kinds: Mapping[int, int]
@@ -98,7 +98,7 @@ class _Retyping:
     numbers: Iterator[int] = field(default_factory=count)
 
     def graph(self, graph: onnx.GraphProto, around: set[str]) -> None:
-        """A subgraph, its weights included; constants ``around`` it are those that keep their type."""
+        """Convert a subgraph with its weights. ``around`` names outer constants that keep their type."""
         kept = self.kept(graph) | around
         for weight in graph.initializer:
             self.known[weight.name] = weight.data_type
@@ -107,7 +107,7 @@ class _Retyping:
         self.values(graph, kept)
 
     def values(self, graph: onnx.GraphProto, kept: set[str]) -> None:
-        """All of a graph but its weights."""
+        """Convert everything in a graph except its weights."""
         for value in (*graph.input, *graph.output, *graph.value_info):
             self.known[value.name] = value.type.tensor_type.elem_type
             if value.name not in kept:
@@ -115,7 +115,7 @@ class _Retyping:
         self.nodes(graph.node, kept)
 
     def nodes(self, nodes: Any, kept: set[str]) -> None:
-        """Nodes in their order, with casts between them where an operator takes the old types alone."""
+        """Convert nodes in order, and insert casts where an operator accepts only the old types."""
         found: list[onnx.NodeProto] = []
         for node in nodes:
             made = type(node)()
@@ -159,7 +159,7 @@ class _Retyping:
                 node.attribute.append(onnx.helper.make_attribute(name, zero if name == "value" else other))
 
     def _defaults(self, node: onnx.NodeProto) -> Iterator[tuple[str, int]]:
-        """Attributes that name a type of number where they are left out, and which."""
+        """Yield the attributes that name an element type, with their default."""
         if node.domain in ("", "ai.onnx") and node.op_type in _DEFAULTS:
             yield _DEFAULTS[node.op_type], 1
         schema = self._schema(node)
@@ -168,7 +168,7 @@ class _Retyping:
                 yield name, schema.attributes[name].default_value.i
 
     def kept(self, graph: onnx.GraphProto) -> set[str]:
-        """Constants of a graph, by name, that all who read them take in the old types alone."""
+        """Return the names of constants that all readers accept in the old types only."""
         constants = {weight.name for weight in graph.initializer}
         constants |= {name for node in graph.node if node.op_type == "Constant" for name in node.output}
         narrow, wide = set[str](), {value.name for value in graph.output}
@@ -177,7 +177,7 @@ class _Retyping:
         return constants & narrow - wide
 
     def _reads(self, nodes: Iterable[onnx.NodeProto]) -> Iterator[tuple[str, bool]]:
-        """What nodes read, those of their subgraphs included, and whether in the old types alone."""
+        """Yield each name that nodes or their subgraphs read, and whether only the old types are accepted there."""
         for node in nodes:
             narrow = {} if self.narrow_outputs(node) else self.narrow_inputs(node)
             yield from ((name, place in narrow) for place, name in enumerate(node.input))
@@ -188,12 +188,12 @@ class _Retyping:
                 yield from ((value.name, False) for value in graph.output if value.name not in own)
 
     def narrow_inputs(self, node: onnx.NodeProto) -> dict[int, int]:
-        """Places of inputs that an operator takes in the old types alone, and in which of them."""
+        """Return the input indices where an operator accepts only the old types, with that type."""
         schema = self._schema(node)
         return {} if schema is None else dict(self._narrow(schema.inputs, node.input))
 
     def narrow_outputs(self, node: onnx.NodeProto) -> dict[int, int]:
-        """Likewise of what it gives."""
+        """Return the output indices where an operator gives only the old types, with that type."""
         schema = self._schema(node)
         return {} if schema is None else dict(self._narrow(schema.outputs, node.output))
 
@@ -214,23 +214,23 @@ class _Retyping:
 
 @lru_cache(maxsize=1024)
 def _schema(operator: str, opset: int, domain: str) -> Any:
-    """An operator's schema; None where this onnx does not know it."""
+    """Return the schema of an operator, or None if this version of onnx has none."""
     import onnx
 
     try:
         return onnx.defs.get_schema(operator, opset, domain)
-    except Exception:  # onnx's own, of another module in every version
+    except Exception:  # the module of onnx's exception class differs between versions
         return None
 
 
 def _retyped(tensor: onnx.TensorProto, kinds: Mapping[int, int]) -> onnx.TensorProto:
-    """It in its other type; itself where there is none."""
+    """Convert a tensor to its new type, or return it unchanged if it has none."""
     from onnx import helper, numpy_helper
 
     if tensor.data_type not in kinds:
         return tensor
     dtype, array = helper.tensor_dtype_to_np_dtype(kinds[tensor.data_type]), numpy_helper.to_array(tensor)
-    if array.dtype == np.float64 and dtype == np.float32:  # a mask's lowest number stays one, and finite
+    if array.dtype == np.float64 and dtype == np.float32:  # the lowest number of a mask stays finite
         largest = np.finfo(dtype).max
         array = np.where(np.isinf(array), array, array.clip(-largest, largest))
     return numpy_helper.from_array(array.astype(dtype), tensor.name)

@@ -1,4 +1,7 @@
-"""A graph without its weights: ONNX's own tools copy a graph several times, and ask of weights their shapes alone."""
+"""Copy graphs without their large weights, to run ONNX's own tools quickly.
+
+ONNX's tools copy a graph several times, but need only the shapes of weights.
+"""
 
 from __future__ import annotations
 
@@ -12,23 +15,23 @@ if TYPE_CHECKING:
     import onnx
 
 LARGE = 1024
-"""Numbers; what is smaller may be a shape, and stays."""
+"""Maximum number of entries of a weight that stays; small ones may be shapes."""
 
 
 def shapes_inferred(model: onnx.ModelProto) -> None:
-    """Write down every value's shape that ONNX's own rules tell, in place."""
+    """Run ONNX's shape inference and record the shapes of all values, in place."""
     import onnx
 
     found = onnx.shape_inference.infer_shapes(bare(model)).graph
     for mine, theirs in zip(model.graph.output, found.output, strict=True):
         mine.CopyFrom(theirs)
-    del model.graph.value_info[:], model.graph.node[:]  # nodes have graphs of their own, perhaps
+    del model.graph.value_info[:], model.graph.node[:]  # nodes too: their subgraphs have inferred shapes
     model.graph.value_info.extend(found.value_info)
     model.graph.node.extend(found.node)
 
 
 def check(model: onnx.ModelProto, *, full: bool = False) -> None:
-    """ONNX's own checker, all weights included; ``full`` infers all shapes strictly, too.
+    """Run ONNX's checker on a graph and all its weights; ``full`` adds strict shape inference.
 
     Raises:
         onnx.checker.ValidationError, onnx.shape_inference.InferenceError: If it is not valid.
@@ -42,7 +45,7 @@ def check(model: onnx.ModelProto, *, full: bool = False) -> None:
 
 
 def parted(model: onnx.ModelProto) -> tuple[onnx.ModelProto, dict[str, NDArray[Any]]]:
-    """The graph, whose large weights of plain types are outside of it, and these by name."""
+    """Split a graph into one without its large weights of plain types, and these weights by name."""
     from onnx import numpy_helper
 
     plain = {weight.name: weight for weight in model.graph.initializer if _is_large(weight) and _is_plain(weight)}
@@ -51,7 +54,7 @@ def parted(model: onnx.ModelProto) -> tuple[onnx.ModelProto, dict[str, NDArray[A
 
 
 def _is_plain(weight: onnx.TensorProto) -> bool:
-    """Whether it lies in the graph, and NumPy has its type."""
+    """Return whether a weight is embedded in the graph and has a NumPy type."""
     import onnx
 
     kinds = onnx.TensorProto
@@ -59,7 +62,7 @@ def _is_plain(weight: onnx.TensorProto) -> bool:
 
 
 def _outside(weight: onnx.TensorProto) -> onnx.TensorProto:
-    """The same without its numbers, which are nowhere yet."""
+    """Return a weight that is marked as external, without its numbers."""
     import onnx
 
     kinds = onnx.TensorProto
@@ -69,7 +72,7 @@ def _outside(weight: onnx.TensorProto) -> onnx.TensorProto:
 
 
 def outline(model: onnx.ModelProto, weights: Iterable[onnx.TensorProto]) -> onnx.ModelProto:
-    """All of a model but its weights, and these in their place."""
+    """Copy a model, with these weights in place of its own."""
     import onnx
 
     found = onnx.ModelProto()
@@ -92,7 +95,7 @@ def _set(message: onnx.ModelProto | onnx.GraphProto, name: str, value: object) -
 
 
 def bare(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The same graph, in which large weights are inputs: their shapes are there, their numbers are not."""
+    """Copy a graph with its large weights turned into inputs, which have their shapes but no numbers."""
     import onnx
 
     found = outline(model, (weight for weight in model.graph.initializer if not _is_large(weight)))

@@ -1,6 +1,6 @@
-"""What Slice, Gather and Split take, the axes of Squeeze and of reductions, a Transpose's order: read here alone.
+"""Read Slice, Gather and Split selections, axes of Squeeze and reductions, and the order of a Transpose.
 
-Everything is as ONNX has it from opset 13 on; what is computed, or no valid graph says, is not known: None.
+All operators are read as from opset 13 on. A result is None if indices are computed or the graph is invalid.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 EVERYTHING = 2**31 - 1
-"""An end from here on is no place in a tensor: exporters write INT32_MAX and INT64_MAX for "to the end"."""
+"""An end from here on means "to the end": exporters write INT32_MAX and INT64_MAX."""
 
 Places = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class Selection:
-    """Places of one axis of a value, as Slice, Gather and Split take them.
+    """The positions along one axis of a value that a Slice, Gather or Split selects.
 
     Attributes:
-        value: What is taken from.
-        axis: Which axis, from 0.
-        places: Which places of it, in order.
-        keeps: Whether the axis stays (a Gather by a scalar drops it).
+        value: The value selected from.
+        axis: The axis, from 0.
+        places: The selected positions, in order.
+        keeps: Whether the axis remains (a Gather by a scalar removes it).
     """
 
     value: ir.Value
@@ -44,21 +44,21 @@ class Selection:
 
 
 def selection_of(value: ir.Value | None) -> Selection | None:
-    """The selection that a value is, if its places are constant and of one axis, and some."""
+    """Return the selection that a value is, if its positions are constant, nonempty and along one axis."""
     node = made_by(value, *SELECTIONS)
     found = taken(node, value) if node is not None and value is not None else None
     if node is None or node.inputs[0] is None or found is None or len(found) != 1:
         return None
     ((axis, places),) = found.items()
-    if not places.size:  # exporters split off what they do not rotate, which may be nothing
+    if not places.size:  # rotary embedding may split off an empty rest
         return None
     return Selection(node.inputs[0], axis, np.atleast_1d(places), places.ndim == 1)
 
 
 def taken(node: ir.Node, value: ir.Value) -> dict[int, Places] | None:
-    """By axis, the places that an output of Slice, Gather or Split holds: [n], or [] where the axis goes.
+    """Return, by axis, the positions that an output of Slice, Gather or Split holds.
 
-    A free axis is not there: all of it is taken.
+    Positions are an array [n], or a scalar if the axis is removed. A dynamic axis taken in full is not listed.
     """
     shape = sizes(node.inputs[0])
     if shape is None:
@@ -94,7 +94,7 @@ def _slice(node: ir.Node, shape: Sizes) -> dict[int, Places] | None:
 
 
 def slices(parts: Sequence[Sequence[int] | None], rank: int) -> list[tuple[int, slice]]:
-    """By axis, what a Slice's starts, ends, axes and steps say; the last two may be None or not be there."""
+    """Return pairs of axis and slice from a Slice's starts, ends, axes and steps; the last two are optional."""
     starts, ends, axes, steps = (*parts, None, None)[:4]
     assert starts is not None
     assert ends is not None
@@ -104,9 +104,10 @@ def slices(parts: Sequence[Sequence[int] | None], rank: int) -> list[tuple[int, 
 
 
 def stepped(part: slice, length: int) -> range | None:
-    """The places of an axis that a part of a Slice takes; None for "to the end" backwards, which runtimes read freely.
+    """Return the positions that a slice selects along an axis of this length.
 
-    Forwards it is what Python takes. Backwards ONNX moves a start before the axis to its first place, Python does not.
+    Forwards this is Python's rule. Backwards, ONNX moves a start before the axis to its first position, which
+    Python does not. None for a backwards slice "to the end", on which runtimes differ.
     """
     start, stop, step = part.start, part.stop, part.step
     if step < 0 and stop >= EVERYTHING:
@@ -126,7 +127,7 @@ def _split(node: ir.Node, value: ir.Value, shape: Sizes) -> dict[int, Places] | 
 
 
 def split_sizes(node: ir.Node, length: Size) -> list[int] | None:
-    """The lengths of a Split's outputs along its axis, which is so long."""
+    """Return the lengths of a Split's outputs along an axis of this length, or None if they are unknown."""
     count, entry = len(node.outputs), node.inputs[1] if len(node.inputs) > 1 else None
     said: Any = attribute(node, "split", None) if entry is None else constant(entry)
     if said is not None:
@@ -138,16 +139,16 @@ def split_sizes(node: ir.Node, length: Size) -> list[int] | None:
 
 
 def one_run(places: Places) -> bool:
-    """Whether places follow each other one by one."""
+    """Return whether positions are consecutive."""
     return bool((np.diff(places) == 1).all())
 
 
 def axes_of(node: ir.Node, rank: int) -> list[int] | None:
-    """The axes of a Squeeze, Unsqueeze or reduction, from 0; None if they are computed, or a Squeeze leaves them out.
+    """Return the axes of a Squeeze, Unsqueeze or reduction, from 0; None if computed, or absent in a Squeeze.
 
     Args:
-        node: The axes are an attribute or an input of it. A reduction without axes is one over all, if it is one.
-        rank: Of the input; of the output for Unsqueeze.
+        node: A node with axes as attribute or input. A reduction without axes reduces all, unless it is a no-op.
+        rank: Rank of the input; for Unsqueeze, rank of the output.
     """
     entry = node.inputs[1] if len(node.inputs) > 1 else None
     given: Any = attribute(node, "axes", None) if entry is None else constant(entry)
@@ -160,11 +161,11 @@ def axes_of(node: ir.Node, rank: int) -> list[int] | None:
 
 
 def perm_of(node: ir.Node, rank: int) -> list[int]:
-    """The order into which a Transpose brings the axes: reversed unless it says another."""
+    """Return the axis order of a Transpose; reversed by default."""
     return [int(axis) for axis in attribute(node, "perm", None) or range(rank)[::-1]]
 
 
 def swaps_last(node: ir.Node) -> bool:
-    """Whether a Transpose is of the last two axes alone."""
+    """Return whether a Transpose swaps only the last two axes."""
     rank = rank_of(node.outputs[0])
     return rank > 1 and perm_of(node, rank) == [*range(rank - 2), rank - 1, rank - 2]

@@ -1,4 +1,4 @@
-"""What a graph computes of shapes: the entries of small integer tensors, which are sizes."""
+"""Follow shape arithmetic in a graph: the entries of small integer tensors, as numbers or symbolic sizes."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 SMALL = 64
-"""Integer tensors of more numbers than this are no shapes."""
+"""Maximum number of entries of an integer tensor that may be a shape."""
 
 
 class Integers(dict["ir.Value", "list[Size] | Size"]):
-    """Those that are known so far: their entries, or a single size for a scalar."""
+    """The known integer values: a list of entries, or a single size for a scalar."""
 
     def int_of(self, value: ir.Value | None) -> list[Size] | Size | None:
-        """A small integer tensor's entries (a single size for a scalar), if they are known."""
+        """Return the entries of a small integer tensor (one size for a scalar), or None if unknown."""
         if value is None:
             return None
         if value in self:
@@ -117,7 +117,7 @@ def _subtracted(a: Size, b: Size) -> Size:
 
 
 def _divided(a: Size, b: Size) -> Size | None:
-    """Of sizes, which are never negative: rounded towards zero is rounded down."""
+    """Divide sizes. They are never negative, so rounding towards zero equals rounding down."""
     if isinstance(a, int) and isinstance(b, int):
         return int(a / b) if b else None
     return parted(a, b) if isinstance(b, int) and b > 0 else Free((f"({a}/{b})",))
@@ -184,4 +184,4 @@ INTS: dict[str, IntRule] = {
     "ConstantOfShape": _filled,
     "Reshape": _reshaped_ints,
 }
-"""By operator: its output, where it is made of sizes."""
+"""Rules by operator that compute an output from known sizes."""

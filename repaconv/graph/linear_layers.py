@@ -1,4 +1,4 @@
-"""Linear layers: x W + b with constant W [c, d] and b [d], found as MatMul and Add or as Gemm, and written."""
+"""Find linear layers x W + b with constant W [c, d] and b [d], written as MatMul and Add or as Gemm; write them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Linear:
-    """x W + b in float64: ``weight`` [c, d], ``bias`` [d] or None; ``out`` is the value that it is."""
+    """A linear layer x W + b in float64: ``weight`` [c, d], ``bias`` [d] or None, and its output ``out``."""
 
     x: ir.Value
     weight: Array
@@ -25,18 +25,18 @@ class Linear:
 
     @property
     def node(self) -> ir.Node:
-        """That writes the output."""
+        """The node that writes the output."""
         node = self.out.producer()
         assert node is not None
         return node
 
     def shift(self) -> Array:
-        """The bias, zeros where there is none."""
+        """Return the bias, or zeros if there is none."""
         return np.zeros(self.weight.shape[1]) if self.bias is None else self.bias
 
 
 def linear_of(value: ir.Value | None) -> Linear | None:
-    """The linear layer that a value is, if nothing reads its product before the bias."""
+    """Return the linear layer that computes a value, if nothing else reads its product before the bias."""
     node = made_by(value, "Add", "MatMul", "Gemm")
     if node is None or value is None:
         return None
@@ -56,7 +56,7 @@ def linear_of(value: ir.Value | None) -> Linear | None:
 
 
 def _is_row(bias: Array, value: ir.Value) -> bool:
-    """Whether a constant is added to every token alike, and adds no axes."""
+    """Return whether a constant adds one row to every token, and no axes."""
     return 0 < bias.ndim <= max(rank_of(value), 1) and bias.size == bias.shape[-1]
 
 
@@ -74,7 +74,7 @@ def _gemm(node: ir.Node) -> Linear | None:
 
 
 def layer_at(node: ir.Node | None) -> Linear | None:
-    """The linear layer that a MatMul or a Gemm is, with the bias behind it if nothing else reads what lies between."""
+    """Return the linear layer of a MatMul or Gemm, with the following bias if nothing else reads the product."""
     found = linear_of(node.outputs[0]) if node is not None and made_by(node.outputs[0], "MatMul", "Gemm") else None
     after = only_reader(found.out, "Add") if found is not None else None
     whole = linear_of(after.outputs[0]) if after is not None else None
@@ -82,7 +82,7 @@ def layer_at(node: ir.Node | None) -> Linear | None:
 
 
 def layers_behind(value: ir.Value) -> list[Linear] | None:
-    """The linear layers that read a value; None if something else does."""
+    """Return the linear layers that read a value; None if anything else reads it."""
     found = [layer_at(node) for node in value.consumers()]
     if value.is_graph_output() or not found:
         return None
@@ -91,7 +91,7 @@ def layers_behind(value: ir.Value) -> list[Linear] | None:
 
 
 def linears(model: ir.Model) -> list[Linear]:
-    """All of a graph; the product inside one with a bias is not another one."""
+    """Return all linear layers of a graph; a product with a following bias counts once."""
     found = [linear for node in model.graph if node.outputs and (linear := linear_of(node.outputs[0]))]
     products = {
         id(linear.node.inputs[i].producer()) for linear in found if linear.node.op_type == "Add" for i in (0, 1)
@@ -100,6 +100,6 @@ def linears(model: ir.Model) -> list[Linear]:
 
 
 def write_linear(write: Writer, x: ir.Value, weight: Array, bias: Array | None) -> ir.Value:
-    """x W + b as MatMul and Add, which is the same for tokens of any rank."""
+    """Write x W + b as MatMul and Add, which works for tokens of any rank."""
     product = write("MatMul", x, write.constant(weight))
     return product if bias is None or not bias.any() else write("Add", product, write.constant(bias))

@@ -1,4 +1,4 @@
-"""An ONNX graph as onnx-ir has it: constants in float64, nodes put in place of others, what is left over removed."""
+"""Read an ONNX graph into onnx-ir, apply rewrites, clean it up, and write it back."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def read(proto: onnx.ModelProto) -> ir.Model:
-    """The model to rewrite: functions inlined, constants as initializers, shapes inferred where they were not said."""
+    """Read a model for rewriting: functions inlined, constants as initializers, missing shapes inferred."""
     from repaconv.graph.shape_inference import infer, name_sizes
 
     model = as_stored(proto)
@@ -26,7 +26,7 @@ def read(proto: onnx.ModelProto) -> ir.Model:
 
 
 def as_stored(proto: onnx.ModelProto) -> ir.Model:
-    """The model with functions inlined and constants as initializers: one for each that the file holds."""
+    """Read a model with functions inlined and constants as initializers, one for each constant in the file."""
     import onnx_ir as ir
     from onnx_ir.passes.common import InlinePass, LiftConstantsToInitializersPass
 
@@ -38,7 +38,7 @@ def as_stored(proto: onnx.ModelProto) -> ir.Model:
 
 
 def write(model: ir.Model) -> onnx.ModelProto:
-    """The model as a file has it."""
+    """Convert the model to ONNX's protobuf."""
     import onnx_ir as ir
 
     return ir.to_proto(model)
@@ -49,12 +49,12 @@ def rewritten(
     rewrites: Iterable[Rewrite],
     observe: Callable[[ir.Model], Callable[[list[Change]], list[Change]]] | None = None,
 ) -> tuple[onnx.ModelProto, list[Change]]:
-    """The same function with every rewrite applied in this order, each wherever it is valid; and what changed.
+    """Apply rewrites in order, each wherever it is valid, and return the new graph and the changes.
 
     Args:
-        proto: Left as it is. Its weights lie inside it.
-        rewrites: What to apply. The graph's opset is raised to what they write.
-        observe: Makes of the model what completes the changes of each rewrite when they are made.
+        proto: The graph with all weights embedded; it is not modified.
+        rewrites: The rewrites. The graph's opset is raised to the one that they write.
+        observe: Called once with the model; returns a function that completes the changes of each rewrite.
     """
     model = read(proto)
     changes: list[Change] = []
@@ -75,18 +75,21 @@ def rewritten(
     ends = zip(written.graph.output, proto.graph.output, strict=True)
     for now, before in (*zip(written.graph.input, proto.graph.input, strict=True), *ends):
         if before.type.tensor_type.HasField("shape"):
-            now.CopyFrom(before)  # names that only we gave to free sizes go
+            now.CopyFrom(before)  # drops names that we gave to dynamic dimensions
     return written, changes
 
 
 def let_go(model: ir.Model) -> None:
-    """Forget the weights: what is left of a graph names itself, and would keep them until somebody collects."""
+    """Release the weights of a model.
+
+    Reference cycles keep a graph alive until garbage collection, and its weights with it.
+    """
     for value in model.graph.initializers.values():
         value.const_value = None
 
 
 def tidy(model: ir.Model) -> None:
-    """Remove what nothing reads, put nodes in order, infer the shapes of what is new."""
+    """Remove unused nodes, sort the graph, and infer the shapes of new values."""
     from repaconv.graph.shape_inference import infer
 
     clean(model)
@@ -94,7 +97,7 @@ def tidy(model: ir.Model) -> None:
 
 
 def clean(model: ir.Model) -> None:
-    """Remove what nothing reads, put nodes in order; shapes stay as they were said."""
+    """Remove unused nodes and sort the graph; recorded shapes stay."""
     from onnx_ir.passes.common import RemoveUnusedNodesPass, TopologicalSortPass
 
     RemoveUnusedNodesPass()(model)
@@ -102,7 +105,7 @@ def clean(model: ir.Model) -> None:
 
 
 def without_copies(model: ir.Model) -> None:
-    """Constants that are equal are one; those that are inputs as well stay, of which onnx_ir warns one by one."""
+    """Merge equal constants. Those that are graph inputs stay, without onnx-ir's warning for each."""
     from onnx_ir.passes.common import DeduplicateInitializersPass
 
     with only_errors("onnx_ir.passes.common.initializer_deduplication"):

@@ -1,4 +1,4 @@
-"""Nodes and constants of an onnx-ir graph: looked up, and written in place of others."""
+"""Look up nodes and constants of an onnx-ir graph, and write new nodes in place of others."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ if TYPE_CHECKING:
 
 Array = NDArray[Any]
 OPAQUE = "repaconv.opaque"
-"""Marks a constant that rewrites take for computed, so that it stays as it is
-(`repaconv.rewrites.fold.shared_weights`)."""
+"""Metadata key of a constant that rewrites must treat as computed, so that it stays unchanged
+
+(`repaconv.rewrites.fold.shared_weights`).
+"""
 _NUMBER = re.compile(r"_(\d{1,12})$")
 
 
 def constant(value: ir.Value | None) -> Array | None:
-    """A constant's numbers, floating ones in float64; None if it is computed, an input of the graph, or opaque."""
+    """Return a constant's numbers, floats in float64; None if it is computed, a graph input, or opaque."""
     if value is None or value.const_value is None or not is_constant(value):
         return None
     found: Array = value.const_value.numpy()
@@ -28,14 +30,14 @@ def constant(value: ir.Value | None) -> Array | None:
 
 
 def is_constant(value: ir.Value | None) -> bool:
-    """Whether its numbers are in the graph, at no cost, and rewrites may look at them."""
+    """Return whether a value is a constant that rewrites may read."""
     if value is None or value.const_value is None or value.is_graph_input():
         return False
     return OPAQUE not in value.meta
 
 
 def scalar(value: ir.Value | None) -> float | None:
-    """A constant of one number; None if it is not that."""
+    """Return a constant of one entry as a float, or None."""
     if value is None or value.const_value is None or value.const_value.size != 1:
         return None
     found = constant(value)
@@ -43,18 +45,21 @@ def scalar(value: ir.Value | None) -> float | None:
 
 
 def made_by(value: ir.Value | None, *operators: str) -> ir.Node | None:
-    """The node that computes a value, if it is one of these operators of ONNX's own."""
+    """Return the node that computes a value, if it is one of these operators of ONNX's default domain."""
     node = None if value is None else value.producer()
     return node if node is not None and node.domain == "" and node.op_type in operators else None
 
 
 def nodes_of(model: ir.Model, *operators: str) -> list[ir.Node]:
-    """The nodes of these operators of ONNX's own, as they are now."""
+    """Return the nodes of these operators of ONNX's default domain, as a new list."""
     return [node for node in model.graph if node.domain == "" and node.op_type in operators]
 
 
 def only_reader(value: ir.Value, *operators: str) -> ir.Node | None:
-    """The one node that reads a value which is no output of the graph; if any are named, one of these of ONNX's own."""
+    """Return the only reader of a value that is not a graph output, if it is one of these operators.
+
+    Without operators any reader counts.
+    """
     readers = value.consumers()
     if len(readers) != 1 or value.is_graph_output():
         return None
@@ -63,13 +68,13 @@ def only_reader(value: ir.Value, *operators: str) -> ir.Node | None:
 
 
 def attribute(node: ir.Node, name: str, default: Any) -> Any:
-    """An attribute's value."""
+    """Return the value of an attribute, or the default."""
     found = node.attributes.get(name)
     return default if found is None else found.value
 
 
 class Writer:
-    """Writes new nodes before an old one, in its module's name and in its type of number."""
+    """Writes new nodes before an existing node, with its name scope and its element type."""
 
     def __init__(self, model: ir.Model, before: ir.Node) -> None:
         self.graph, self.before = model.graph, before
@@ -78,7 +83,7 @@ class Writer:
         self.dtype = next((kind for kind in typed if kind is not None), None)
 
     def __call__(self, operator: str, *inputs: ir.Value | None, **attributes: Any) -> ir.Value:
-        """One node's first output."""
+        """Write a node and return its first output."""
         import onnx_ir as ir
 
         node = ir.node(operator, inputs, attributes)
@@ -90,7 +95,7 @@ class Writer:
         return node.outputs[0]
 
     def constant(self, numbers: Array | list[int] | float, like: ir.Value | None = None) -> ir.Value:
-        """An initializer: floating numbers in the type of ``like`` or of the old node's output, others in int64."""
+        """Write an initializer: floats in the type of ``like`` or of the existing node's output, integers as int64."""
         import onnx_ir as ir
 
         array = np.asarray(numbers)
@@ -98,7 +103,7 @@ class Writer:
         return self.exactly(array.astype(kind.numpy() if array.dtype.kind == "f" else np.int64))
 
     def exactly(self, array: Array) -> ir.Value:
-        """An initializer of the array's own type."""
+        """Write an initializer in the array's own type."""
         import onnx_ir as ir
 
         name = f"{self.scope}/constant_{_fresh(self.graph)}".lstrip("/")
@@ -112,7 +117,7 @@ class Writer:
         return value
 
     def split(self, whole: ir.Value, sizes: list[int], axis: int = -1) -> list[ir.Value]:
-        """Parts along an axis."""
+        """Write a Split of a value along an axis, and return its parts."""
         import onnx_ir as ir
 
         node = ir.node("Split", [whole, self.constant(sizes)], {"axis": axis}, num_outputs=len(sizes))
@@ -123,7 +128,7 @@ class Writer:
         return list(node.outputs)
 
     def replace(self, old: ir.Value, new: ir.Value) -> None:
-        """Let all that read the old value read the new one; an output of the graph keeps its name."""
+        """Replace all uses of the old value by the new one; a graph output keeps its name."""
         import onnx_ir as ir
 
         if old.is_graph_output():
@@ -135,7 +140,7 @@ class Writer:
 
 
 def _fresh(graph: ir.Graph) -> int:
-    """A number that no name in this graph ends with, be it the exporter's or ours of an earlier time."""
+    """Return a number that no name in this graph ends with, including names from earlier runs."""
     if "repaconv.fresh" not in graph.meta:
         names = [node.name or "" for node in graph] + list(graph.initializers)
         graph.meta["repaconv.fresh"] = max(

@@ -1,4 +1,4 @@
-"""ONNX files as files: what they refer to, how nodes are named, how much they multiply; nothing of them is run."""
+"""Read ONNX files without running them: metadata, external weights, node names, and FLOPs of a node."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def is_graph(path: Path) -> bool:
-    """Whether a file is an ONNX graph, by its name or by how it begins: its IR version, then who made it."""
+    """Return whether a file is an ONNX graph, by its suffix or by its first bytes (IR version, producer name)."""
     if path.suffix == ".onnx":
         return True
     try:
@@ -26,16 +26,16 @@ def is_graph(path: Path) -> bool:
 
 
 def read_graph(path: Path) -> onnx.ModelProto:
-    """The graph, without weights that lie in other files.
+    """Read a graph without external weights.
 
     Raises:
-        Refused: If it is no ONNX file.
+        Refused: If it is not an ONNX file.
     """
     import onnx
 
     try:
         model = onnx.load(path, load_external_data=False)
-    except Exception as error:  # protobuf's, whose class is its own
+    except Exception as error:  # protobuf's exception class depends on its implementation
         raise Refused(
             f"{path} is not an ONNX file: {first_line(error)}.",
             hint="Give a file that an exporter wrote.",
@@ -50,7 +50,7 @@ def read_graph(path: Path) -> onnx.ModelProto:
 
 
 def free_sizes(model: onnx.ModelProto) -> None:
-    """Take away, in place, what some exporters write for a size that is free: a negative number, a question mark."""
+    """Clear what some exporters write for a dynamic dimension, in place: a negative number or a question mark."""
     graph = model.graph
     for value in (*graph.input, *graph.output, *graph.value_info):
         for dim in value.type.tensor_type.shape.dim:
@@ -59,7 +59,7 @@ def free_sizes(model: onnx.ModelProto) -> None:
 
 
 def _in_letters(model: onnx.ModelProto) -> bool:
-    """Whether its names are text: what is none, protobuf hands on as bytes."""
+    """Return whether all names are valid text; protobuf returns invalid text as bytes."""
     graph = model.graph
     values = (*graph.input, *graph.output, *graph.value_info, *graph.initializer)
     names = [text for node in graph.node for text in (node.op_type, node.domain, node.name, *node.input, *node.output)]
@@ -72,23 +72,23 @@ def _in_letters(model: onnx.ModelProto) -> bool:
 
 
 def said_by(path: Path) -> dict[str, str]:
-    """What a graph's metadata say of it.
+    """Return the metadata of a graph.
 
     Raises:
-        Refused: If it is no ONNX file.
+        Refused: If it is not an ONNX file.
     """
     return {entry.key: entry.value for entry in read_graph(path).metadata_props}
 
 
 def opset_of(model: onnx.ModelProto) -> int:
-    """Of ONNX's own operators; 0 if the graph has none of them."""
+    """Return the opset of ONNX's default domain; 0 if the graph does not import it."""
     return next((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), 0)
 
 
 def split_evenly(length: int, count: int) -> list[int] | None:
-    """The lengths of a Split's parts by ``num_outputs``: ceil(length / count), but for a smaller last one.
+    """Return the lengths of a Split's parts by ``num_outputs``: ceil(length / count), with a smaller last one.
 
-    None if that would leave nothing for the last: no runtime takes it.
+    None if the last part would be empty, which no runtime accepts.
     """
     each = -(-length // count)
     last = length - (count - 1) * each
@@ -96,7 +96,7 @@ def split_evenly(length: int, count: int) -> list[int] | None:
 
 
 def external_files(model: onnx.ModelProto) -> list[str]:
-    """Names of the files in which weights lie, as the graph says them; in subgraphs and functions, too."""
+    """Return the names of external weight files, including those of subgraphs and functions."""
     found: set[str] = set()
 
     def look(graph: onnx.GraphProto | onnx.FunctionProto) -> None:
@@ -116,24 +116,24 @@ def external_files(model: onnx.ModelProto) -> list[str]:
 
 
 def strays(model: onnx.ModelProto, folder: Path) -> list[str]:
-    """Which of them lie outside the graph's own folder, or would if they were there; links are followed."""
+    """Return the external files that lie outside the graph's folder; symbolic links are followed."""
     home = folder.resolve()
 
     def inside(name: str) -> bool:
         try:
             (home / name).is_file()
             return (home / name).resolve().is_relative_to(home)
-        except (ValueError, OSError):  # no file can be called that
+        except (ValueError, OSError):  # not a valid file name
             return False
 
     return [name for name in external_files(model) if not inside(name)]
 
 
 def require_inside(path: Path) -> None:
-    """Refuse a graph that would have files read from outside its folder.
+    """Refuse a graph with external weights outside its folder.
 
     Raises:
-        Refused: Naming the first of them, or if it is no ONNX file.
+        Refused: If a file lies outside the folder (the first is named), or if it is not an ONNX file.
     """
     outside = strays(read_graph(path), path.parent)
     if outside:
@@ -145,9 +145,9 @@ def require_inside(path: Path) -> None:
 
 
 def restore_names(model: onnx.ModelProto, exported: onnx.ModelProto) -> None:
-    """Name nodes that a simplifier or a runtime made after the modules whose weights they have, or feed; in place.
+    """Rename nodes that a simplifier or runtime made after the modules whose weights or inputs they compute, in place.
 
-    All are numbered anew, so that no two have one name.
+    All nodes are renumbered, so that names are unique.
     """
     made_in = {name: _scope(node) for node in exported.graph.node for name in node.output}
     used_in = {name: module for node in exported.graph.node if (module := _scope(node)) for name in node.input}
@@ -167,10 +167,10 @@ def _scope(node: onnx.NodeProto) -> str:
 
 
 def flops_of(operator: str, inputs: Sequence[tuple[int, ...]], outputs: Sequence[tuple[int, ...]]) -> int:
-    """Two for each multiply-accumulate of a node's matrix products and convolutions; 0 for all else.
+    """Return two FLOPs per multiply-accumulate of a node's matrix products and convolutions; 0 for other operators.
 
-    Attention multiplies all queries by all keys, and what comes of that by the values, [B, N, H e] or [B, H, N, e]
-    each. Quantised operators have scales and zero points between their matrices, which are no matrices.
+    Attention has two products, of queries and keys and of weights and values; its inputs are [B, N, H e] or [B, H,
+    N, e]. Scales and zero points of quantized operators are not matrices.
     """
     matrices = [shape for shape in inputs if len(shape) >= 2]
     if outputs and len(matrices) > 1 and "Conv" in operator:

@@ -1,7 +1,6 @@
-"""What ONNX's own operators do, each fact once: which act on every number by itself, which only move, sum or norm.
+"""Sets of ONNX operators by property: elementwise, views, selections, products, norms, reductions.
 
-Names alone: `repaconv.graph.axis_tracking` says which axis goes where, `repaconv.graph.index_selections` which places
-are taken.
+`repaconv.graph.axis_tracking` maps axes, and `repaconv.graph.index_selections` reads selected positions.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ UNARY = frozenset(
         *("Softplus", "Softsign", "Sqrt", "Swish", "Tanh"),
     )
 )
-"""A function of every number of the one input by itself, in its type."""
+"""Elementwise functions of one input, with the same type."""
 
 ARITHMETIC = ("Add", "Sub", "Mul", "Div")
 POINTWISE = UNARY | frozenset(
@@ -22,23 +21,23 @@ POINTWISE = UNARY | frozenset(
         *("And", "Or", "Not", "Equal", "Greater", "Less"),
     )
 )
-"""Operators whose every entry depends on the entries at its place alone, inputs broadcast."""
+"""Operators whose output entries depend only on the input entries at the same position, with broadcasting."""
 
 VIEWS = ("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Identity", "Flatten")
-"""All numbers of the first input, in another order or shape."""
+"""Operators that keep all numbers of the first input, in another order or shape."""
 SELECTIONS = ("Slice", "Gather", "Split")
-"""Some numbers of the first input."""
+"""Operators that keep some numbers of the first input."""
 MOVES = (*VIEWS, *SELECTIONS)
 
 PRODUCTS = ("MatMul", "Gemm", "Conv", "Attention")
-"""What multiplies, next to which all else is free."""
+"""Matrix products and convolutions, which dominate the run time."""
 INTEGER_PRODUCTS = ("MatMulInteger", "ConvInteger", "QLinearMatMul", "QLinearConv")
-"""The same of integers."""
+"""Products of integers."""
 
 ROW_NORMS = ("LayerNormalization", "RMSNormalization")
-"""Over the last axes; the first input is the data, the others are scale and shift of the last axes."""
+"""Normalization over the last axes; inputs are data, scale and shift."""
 IMAGE_NORMS = ("InstanceNormalization", "GroupNormalization")
-"""Over the places of an image, by channel or group of channels; scale and shift are one number a channel."""
+"""Normalization over the positions of an image, per channel or group; scale and shift are per channel."""
 
 REDUCTIONS = ("ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin")
 

@@ -1,4 +1,4 @@
-"""Old graphs as newer ones: ONNX's own converter brings them to the opset that rewrites read and write."""
+"""Upgrade old graphs with ONNX's version converter to the opset that rewrites support."""
 
 from __future__ import annotations
 
@@ -10,27 +10,28 @@ if TYPE_CHECKING:
     import onnx
 
 OLDEST = 13
-"""Opset that the rewrites read and write."""
+"""The oldest opset that the rewrites read and write."""
 CONSTANTS_APART = 4
-"""The first version of the file format whose constants need not be inputs as well."""
+"""The first IR version in which constants need not also be graph inputs."""
 FORMAT = 7
-"""The version of the file format that belongs to `OLDEST`."""
+"""The IR version that belongs to `OLDEST`."""
 
 PLACED = 11
-"""The first opset whose Resize says where pixels lie."""
+"""The first opset in which Resize has a coordinate transformation mode."""
 
 WEIGHTED = ("Conv", "ConvTranspose", "Gemm", "MatMul", "BatchNormalization", "PRelu", "LSTM", "GRU")
-"""What nobody gives at a call: the further inputs of these."""
+"""Operators whose inputs after the first are weights, never runtime inputs."""
 
 
 def raised(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """The same function at `OLDEST`, its weights no inputs; the graph itself where that changes nothing.
+    """Upgrade a graph to `OLDEST`, and remove weights from its inputs; return the graph itself if nothing changes.
 
-    An input that has a value is a constant where the file's format has no other way to write one, and where it is the
-    weight of a layer: exporters listed those for years. Any other is what a caller may leave out, and stays one.
+    An input with a default value is taken as a constant if the IR version requires constants to be inputs, or if it
+    is the weight of a layer, since exporters listed these for years. Any other input with a default is optional,
+    and stays.
 
     Raises:
-        RuntimeError: If the converter does not know an operator, with its words.
+        RuntimeError: If the converter does not support an operator, with its message.
     """
     import onnx
     from onnx import version_converter
@@ -55,9 +56,9 @@ def raised(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _place_as_before(graph: onnx.GraphProto) -> None:
-    """Say of every Resize where pixels lay, which the converter leaves to defaults that are others now.
+    """Set the coordinate mode of every Resize, since the defaults changed and the converter does not set it.
 
-    The nearest one was that before, or behind where an image becomes smaller: so ONNX Runtime has it.
+    Before, the nearest pixel was rounded down, or up when an image is made smaller, as in ONNX Runtime.
     """
     from onnx import helper, numpy_helper
 
@@ -76,7 +77,7 @@ def _place_as_before(graph: onnx.GraphProto) -> None:
 
 
 def _constants(proto: onnx.ModelProto) -> set[str]:
-    """The names of inputs that are constants."""
+    """Return the names of inputs that are constants."""
     held = {weight.name for weight in proto.graph.initializer}
     given = {value.name for value in proto.graph.input if value.name in held}
     if proto.ir_version < CONSTANTS_APART:

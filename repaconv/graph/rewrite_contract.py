@@ -1,4 +1,4 @@
-"""What a rewrite is: one exact change of a graph, with its name and when it is valid."""
+"""The interface of a rewrite: one exact change of a graph, with its name and its condition."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 Apply = Callable[["ir.Model"], Iterator[Change]]
-"""Changes the model in place wherever the rewrite is valid, and tells each place; constants are made in float64."""
+"""Changes the model in place wherever the rewrite is valid, and yields each change; constants are made in float64."""
 
 
 @dataclass(frozen=True)
@@ -20,13 +20,13 @@ class Rewrite:
     """One exact change of a graph.
 
     Attributes:
-        name: As it stands in a form.
-        valid: When it is exact, in one sentence; elsewhere it changes nothing.
+        name: Its name in a rewrite preset.
+        valid: The condition under which it is exact, in one sentence; elsewhere it changes nothing.
         apply: See `Apply`.
-        opset: The oldest opset that can say what it writes.
-        keeps: Whether every value that the graph still has by name, or behind a module, is what it was; else nothing on
-            the way can be compared with another form.
-        order: Its place in a form that the tuner puts together: what looks for what another writes comes later.
+        opset: The oldest opset that has the operators it writes.
+        keeps: Whether every named value and every module output that remains has the same numbers as before. If not,
+            intermediate values cannot be compared with another preset.
+        order: Its position in a preset that the tuner composes: a rewrite comes after those whose output it matches.
     """
 
     name: str

@@ -1,6 +1,7 @@
-"""Shapes settled: all that a graph computes of shapes and of constants is a constant, as far as it has but one value.
+"""Replace values that depend only on shapes and constants by constants.
 
-Where all but one size of a Reshape is known, its shape becomes a constant, so that nothing reads the shapes of others.
+If at most one dimension of a Reshape is dynamic, its target becomes a constant, so that it no longer reads other
+shapes.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def settle(model: ir.Model) -> None:
-    """Write down every shape that can be known, and Reshapes' as constants; what nothing reads any more goes.
+    """Record every shape that can be inferred, turn Reshape targets into constants, and remove unused nodes.
 
     The graph's function stays the same.
     """
@@ -37,12 +38,12 @@ def settle(model: ir.Model) -> None:
 
 
 def _is_known(value: ir.Value) -> bool:
-    """Whether nothing more can be learnt of its type and shape."""
+    """Return whether type and shape of a value are fully known."""
     return value.dtype is not None and as_numbers(sizes(value) or (Free(()),)) is not None
 
 
 def _settle_constant(model: ir.Model, node: ir.Node, known: Integers) -> None:
-    """Put a constant in place of what has but one value: made of known sizes, or of constants."""
+    """Replace a node by a constant if it depends only on known sizes or on constants."""
     import onnx_ir as ir
 
     value = node.outputs[0]
@@ -61,7 +62,7 @@ def _settle_constant(model: ir.Model, node: ir.Node, known: Integers) -> None:
 
 
 def _evaluated(node: ir.Node, opset: int) -> np.ndarray | None:
-    """A node of constants alone, unless it makes much of little."""
+    """Evaluate a node with constant inputs; None if that fails or the output is much larger than the inputs."""
     import onnx_ir as ir
 
     values = [value for value in node.inputs if value is not None]
@@ -83,18 +84,18 @@ def _evaluated(node: ir.Node, opset: int) -> np.ndarray | None:
 
 
 def _picked(node: ir.Node, data: np.ndarray, indices: np.ndarray) -> np.ndarray | None:
-    """What a GatherND picks; the reference goes index by index."""
+    """Evaluate a GatherND; the reference implementation loops over single indices."""
     if attribute(node, "batch_dims", 0):
         return None
     try:
         picked: np.ndarray = data[tuple(np.moveaxis(indices, -1, 0))]
-    except IndexError:  # it fails where it runs, too
+    except IndexError:  # it would also fail in a runtime
         return None
     return picked
 
 
 def _referred(node: ir.Node, arrays: dict[str | None, np.ndarray], opset: int) -> np.ndarray | None:
-    """What ONNX's reference implementation makes of constants."""
+    """Evaluate a node with ONNX's reference implementation."""
     import onnx
     import onnx_ir as ir
     from onnx.reference import ReferenceEvaluator
@@ -108,20 +109,20 @@ def _referred(node: ir.Node, arrays: dict[str | None, np.ndarray], opset: int) -
     whole = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", opset)])
     try:
         found: np.ndarray = ReferenceEvaluator(whole).run(None, arrays)[0]
-    except Exception:  # types that numpy does not have, operators that the reference lacks: it stays as it is
+    except Exception:  # a type or operator that the reference lacks
         return None
     return found
 
 
 def _expand(_model: ir.Model, node: ir.Node) -> None:
-    """An Expand to the shape that is there does nothing."""
+    """Remove an Expand to the shape that its input already has."""
     x, out = node.inputs[0], node.outputs[0]
     if x is not None and sizes(x) == sizes(out) is not None and not out.is_graph_output():
         out.replace_all_uses_with(x)
 
 
 def _reshape(model: ir.Model, node: ir.Node) -> None:
-    """The shape of a Reshape, or of a Flatten as one, as a constant without zeros."""
+    """Make the target of a Reshape a constant without zeros; write a Flatten as such a Reshape."""
     said = constant(node.inputs[1]) if node.op_type == "Reshape" else None
     shape = sizes(node.outputs[0])
     target = target_of((), shape) if shape is not None and 0 not in shape else None
@@ -134,11 +135,11 @@ def _reshape(model: ir.Model, node: ir.Node) -> None:
         write.replace(node.outputs[0], new)
         return
     node.replace_input_with(1, write.constant(target))
-    node.attributes.pop("allowzero", None)  # 0 where it is not said, and unknown before opset 14
+    node.attributes.pop("allowzero", None)  # the default is 0, and opsets before 14 lack it
 
 
 def _gather(model: ir.Model, node: ir.Node) -> None:
-    """A Gather of everything in order is a Reshape."""
+    """Write a Gather of all entries in order as a Reshape."""
     indices, shape = constant(node.inputs[1]), sizes(node.inputs[0])
     whole = indices is not None and indices.ndim > 1 and shape == (indices.size,)
     if whole and indices is not None and (indices.reshape(-1) == np.arange(indices.size)).all():

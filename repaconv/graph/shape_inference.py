@@ -1,4 +1,4 @@
-"""Shapes of a whole graph, in one pass from the inputs on: exporters leave much to be found, and simplifiers more."""
+"""Infer the shapes of a whole graph, with symbolic sizes, in one pass."""
 
 from __future__ import annotations
 
@@ -29,10 +29,11 @@ if TYPE_CHECKING:
 
 
 def name_sizes(model: ir.Model) -> None:
-    """Give every free size a name: an input's own, or one that is nobody else's; in place.
+    """Give every dynamic dimension a name, in place: its own name for a graph input, else a unique one.
 
-    What a file calls the sizes of other values is believed as far as it is made of the inputs' names: tools number
-    what they do not know (``unk__0``), each from 0 on, and graphs are put together.
+    A name that the file gives to a dimension of another value is kept only if it is made of the names of inputs.
+    Tools number unknown dimensions from 0 on (``unk__0``), so equal names may mean different sizes in a merged
+    graph.
     """
     import onnx_ir as ir
 
@@ -49,11 +50,11 @@ def name_sizes(model: ir.Model) -> None:
 
 
 WORD = re.compile(r"[^\W\d][\w.]*|\?")
-"""A name in what a size is written as."""
+"""Matches a name in the text of a size."""
 
 
 def _told(value: ir.Value, axis: int) -> Size:
-    """A size as a value's shape has it; one without a name gets one that is nobody else's."""
+    """Return a dimension as recorded; one without a name gets a unique name."""
     dim = value.shape[axis] if value.shape is not None and axis < len(value.shape) else None
     if isinstance(dim, int) and dim >= 0:
         return dim
@@ -61,16 +62,16 @@ def _told(value: ir.Value, axis: int) -> Size:
 
 
 def _own(value: ir.Value, axis: int) -> Free:
-    """A size that is nobody else's."""
+    """Return a dynamic size with a unique name."""
     return Free((f"{value.name}.{axis}",))
 
 
 def infer(model: ir.Model, *, only_new: bool = False) -> None:
-    """Write down every shape that can be known; in place.
+    """Infer and record every shape of a graph, in place.
 
     Args:
-        model: Its free sizes have names.
-        only_new: Values that have a shape keep it.
+        model: A graph whose dynamic dimensions have names (see `name_sizes`).
+        only_new: Keep the shapes of values that have one.
     """
     known = Integers()
     for node in model.graph:
@@ -79,7 +80,7 @@ def infer(model: ir.Model, *, only_new: bool = False) -> None:
 
 
 def follow(known: Integers, node: ir.Node, opset: int, *, anew: bool = True) -> None:
-    """Shapes of a node's outputs, unless they stay, and its value where that is made of shapes."""
+    """Infer the output shapes of a node unless ``anew`` is False, and its value if it is shape arithmetic."""
     rule = INTS.get(node.op_type) if node.domain == "" else None
     if rule and (found := rule(known, node)) is not None:
         known[node.outputs[0]] = found
@@ -103,7 +104,7 @@ def follow(known: Integers, node: ir.Node, opset: int, *, anew: bool = True) -> 
 
 
 def _infer(known: Integers, node: ir.Node, opset: int) -> None:
-    """By ONNX's own rules, of this node alone; what they cannot tell stays as the file said it."""
+    """Run ONNX's shape inference on one node; unknown shapes keep what the file recorded."""
     import onnx_ir as ir
 
     if node.domain or any(
@@ -128,7 +129,7 @@ def _infer(known: Integers, node: ir.Node, opset: int) -> None:
 
 Dims = tuple[int | str, ...]
 Kind = tuple[int, Dims]
-"""ONNX's number of a type, and a shape."""
+"""ONNX type number and shape."""
 
 
 @lru_cache(maxsize=8192)
@@ -140,15 +141,15 @@ def _told_by_onnx(
     data: tuple[tuple[int, ...] | int | None, ...],
     count: int,
 ) -> tuple[Kind | None, ...]:
-    """Type and shape of every output of a node; layers of a network are alike, so that most were asked for before.
+    """Infer type and shape of every output of a node. Layers repeat, so most calls hit the cache.
 
     Args:
-        operator: ONNX's own.
-        opset: Of the graph.
-        attributes: As a file has them.
-        kinds: Of every input; None for one that is left out.
-        data: Of every input that is a small integer tensor and known, its entries, or one number.
-        count: Of outputs.
+        operator: Operator of ONNX's default domain.
+        opset: Opset of the graph.
+        attributes: Serialized attributes.
+        kinds: Type and shape of every input; None for an omitted one.
+        data: Entries of every input that is a known small integer tensor, or one number for a scalar.
+        count: Number of outputs.
     """
     import onnx
 
@@ -165,7 +166,7 @@ def _told_by_onnx(
         schema = onnx.defs.get_schema(operator, opset, "")
         imports = [onnx.helper.make_opsetid("", opset)]
         found = onnx.shape_inference.infer_node_outputs(schema, node, types, known, opset_imports=imports)
-    except Exception:  # an operator that this onnx does not know, or types that do not fit: nothing is learnt
+    except Exception:  # an operator unknown to this onnx, or types that do not match
         return (None,) * count
     return tuple(_kind_of(found.get(name)) for name in node.output)
 
@@ -182,7 +183,7 @@ def _dims(value: ir.Value) -> Dims:
 
 
 def _entries(known: Integers, value: ir.Value | None) -> tuple[int, ...] | int | None:
-    """A small integer tensor, if all of it is known."""
+    """Return the entries of a small integer tensor if all are numbers, else None."""
     import onnx_ir as ir
 
     found = known.int_of(value) if value is not None and value.dtype == ir.DataType.INT64 else None
@@ -215,7 +216,7 @@ def _reshape(known: Integers, node: ir.Node) -> list[Size] | None:
     want, taken = factors(tuple(size for size in wanted if size != -1))
     strange = [name for name in want if name not in have]
     if len(strange) == 1 and len(have) == len(want) == 1 and had == taken and -1 not in wanted:
-        return [Free((have[0],)) if size == Free((strange[0],)) else size for size in wanted]  # what else could it be
+        return [Free((have[0],)) if size == Free((strange[0],)) else size for size in wanted]  # the only match
     for name in want:
         if name in have:
             have.remove(name)
@@ -243,7 +244,7 @@ def _expand(known: Integers, node: ir.Node) -> list[Size] | None:
 
 
 def _met(a: Size, b: Size, other: Free) -> Size:
-    """What two sizes are when broadcast: of two that are free either may be 1, so it is neither."""
+    """Return the broadcast of two sizes. Either of two dynamic sizes may be 1, so their result is a new size."""
     if a == b or b == 1:
         return a
     if a == 1 or isinstance(b, int):
@@ -262,7 +263,7 @@ def _of_shape(known: Integers, node: ir.Node) -> list[Size] | None:
 
 
 def _windowed(_known: Integers, node: ir.Node) -> list[Size] | None:
-    """Of a convolution or a pool over an image of free size, where its windows are said by numbers."""
+    """Infer the output shape of a convolution or pooling over an image with dynamic size and constant windows."""
     before, kernel = sizes(node.inputs[0]), attribute(node, "kernel_shape", None)
     weight = sizes(node.inputs[1]) if node.op_type == "Conv" else None
     kernel = kernel if kernel is not None or weight is None else as_numbers(weight[2:])
@@ -280,7 +281,7 @@ def _windowed(_known: Integers, node: ir.Node) -> list[Size] | None:
 
 
 def _places(size: Size, end: int, stride: int) -> Size:
-    """How many windows fit where the last may start ``end`` behind the last place; what is equal is called so."""
+    """Count the windows: floor((size + end - 1 + stride) / stride). Equal counts get equal names."""
     return parted(shifted(size, end - 1 + stride), stride)
 
 

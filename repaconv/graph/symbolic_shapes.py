@@ -1,7 +1,7 @@
-"""The one language of shapes: a size is a number, or a product of names and a number; a name stands for one size.
+"""Symbolic shapes: a size is a number, or a product of names and a number; one name means one size.
 
-Names of a graph's inputs are believed; on any other value a size has the name that it is computed to have, or one that
-nobody else's has (`repaconv.graph.shape_inference`). So two sizes that are equal here are equal at every call.
+Names of a graph's inputs are trusted. The size of any other value is computed from them, or has a unique name
+(`repaconv.graph.shape_inference`). Sizes that are equal here are therefore equal in every inference.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Free:
-    """A size that is known at a call alone: a product of names, sorted, and a number."""
+    """A size known only at inference: a product of names (sorted) and a number."""
 
     names: tuple[str, ...]
     number: int = 1
 
     def __str__(self) -> str:
-        """As a file has it."""
+        """Return the size as written in a file."""
         return "*".join([*self.names, *([str(self.number)] if self.number != 1 else [])])
 
 
@@ -34,20 +34,20 @@ Sizes = tuple[Size, ...]
 
 
 def product(parts: Iterable[Size]) -> Size:
-    """Of sizes."""
+    """Return the product of sizes."""
     names, number = factors(parts)
     return Free(tuple(sorted(names)), number) if names else number
 
 
 def factors(parts: Iterable[Size]) -> tuple[list[str], int]:
-    """The names in a product of sizes, in their order, and its number."""
+    """Return the names in a product of sizes, in their order, and its number."""
     every = list(parts)
     names = [name for part in every if isinstance(part, Free) for name in part.names]
     return names, math.prod(part.number if isinstance(part, Free) else part for part in every)
 
 
 def shifted(size: Size, by: int) -> Size:
-    """A size and a number more."""
+    """Return a size plus a number."""
     if isinstance(size, int):
         return size + by
     if by == 0 or len(size.names) != 1 or by % size.number:
@@ -57,7 +57,7 @@ def shifted(size: Size, by: int) -> Size:
 
 
 def parted(size: Size, by: int) -> Size:
-    """How often a number of 1 or more goes into a size, whole times: floor(size / by)."""
+    """Return floor(size / by) for an integer ``by`` of 1 or more."""
     if by == 1:
         return size
     if isinstance(size, int):
@@ -72,7 +72,7 @@ _WINDOWS = re.compile(r"\((?:\((?P<of>.+)(?P<then>[+-]\d+)\)//(?P<by>\d+)|(?P<pl
 
 
 def _windows(name: str) -> tuple[str, int, int]:
-    """A name as floor((inner + more) / part): windows of windows are windows, and what is equal is called so.
+    """Read a name as floor((inner + more) / part). Nested floors are combined, so that equal sizes have equal names.
 
     floor((floor((x + a) / p) + b) / q) = floor((x + a + b p) / (p q))
     """
@@ -93,17 +93,17 @@ def _name(inner: str, more: int, part: int) -> Size:
 
 
 def is_free(size: Size) -> bool:
-    """Whether it is known at a call alone."""
+    """Return whether a size is known only at inference."""
     return isinstance(size, Free)
 
 
 def rank_of(value: ir.Value | None) -> int:
-    """How many axes a value has; 0 as well where that is not known."""
+    """Return the rank of a value; 0 also if unknown."""
     return len(sizes(value) or ())
 
 
 def as_numbers(shape: Iterable[Size]) -> list[int] | None:
-    """Sizes that are all known; None if one is free."""
+    """Return the sizes as integers, or None if one is dynamic."""
     found = list(shape)
     known = [size for size in found if isinstance(size, int)]
     return known if len(known) == len(found) else None
@@ -111,7 +111,7 @@ def as_numbers(shape: Iterable[Size]) -> list[int] | None:
 
 @cache
 def size_of(text: str) -> Size:
-    """What a file calls a size; what stands in brackets is one name."""
+    """Parse a size as written in a file; a bracketed expression is one name."""
     parts, depth = [""], 0
     for letter in text:
         depth += (letter == "(") - (letter == ")")
@@ -123,7 +123,7 @@ def size_of(text: str) -> Size:
 
 
 def sizes(value: ir.Value | None) -> Sizes | None:
-    """The shape of a value; None where the rank is unknown, and an unnamed size is nobody else's."""
+    """Return the shape of a value, or None if its rank is unknown. An unnamed dimension gets a unique name."""
     if value is None or value.shape is None:
         return None
     return tuple(
@@ -133,7 +133,7 @@ def sizes(value: ir.Value | None) -> Sizes | None:
 
 
 def set_shape(value: ir.Value, shape: Iterable[Size] | None, like: ir.Value | None = None) -> None:
-    """Write down a value's shape if it is known, and the type of another."""
+    """Record the shape of a value, if given, and copy the element type of another."""
     import onnx_ir as ir
 
     if shape is not None:
@@ -143,9 +143,9 @@ def set_shape(value: ir.Value, shape: Iterable[Size] | None, like: ir.Value | No
 
 
 def target_of(before: Sizes, shape: Sizes) -> list[int] | None:
-    """A Reshape's target: one free size is -1, others are 0 where they are those of the input at the same place.
+    """Return the target of a Reshape from shape ``before`` to ``shape``, or None if it cannot be written.
 
-    None where more than one is left.
+    One dynamic size is written as -1. Further ones are 0 if the input has the same size at the same axis.
     """
     free = [axis for axis, size in enumerate(shape) if is_free(size)]
     copied = [axis for axis in free if shape[axis : axis + 1] == before[axis : axis + 1]] if len(free) > 1 else []
@@ -155,10 +155,10 @@ def target_of(before: Sizes, shape: Sizes) -> list[int] | None:
 
 
 def groups(before: Sizes, after: Sizes) -> list[tuple[list[int], list[int]]] | None:
-    """Which axes of a Reshape's input become which of its output: the smallest groups of equal product.
+    """Match the axes of a Reshape's input to those of its output, in the smallest groups of equal product.
 
     Returns:
-        Pairs of neighbouring axes, in order, or None if that cannot be told.
+        Pairs of adjacent axes, in order, or None if they cannot be determined.
     """
     named = _in_primes(before, after)
     if named is None:
@@ -182,7 +182,7 @@ def groups(before: Sizes, after: Sizes) -> list[tuple[list[int], list[int]]] | N
 
 
 def _in_primes(before: Sizes, after: Sizes) -> tuple[list[int], list[int]] | None:
-    """Names as primes; where one is left on each side and all else is equal, they are one."""
+    """Replace names by primes. If exactly one unmatched name is left on each side, both are the same size."""
     ours, theirs = factors(before)[0], factors(after)[0]
     names = sorted({*ours, *theirs})
     only = [[n for n in side if n not in other] for side, other in ((ours, theirs), (theirs, ours))]

@@ -1,11 +1,10 @@
-"""Views: the one way to say which numbers of another tensor a value holds, as factors of the axes of both.
+"""Views: which numbers of a source tensor a value holds, described by factors of the axes of both.
 
-A source [B, N, 3 H d] seen as [3, B, H, N, d] has the factors B, N, 3, H, d; an axis of the view is a product of some.
-Chains that do the same are the same view, and a selection on a factor is a selection on the source's own axis. A free
-size is a factor of its own: it is never counted through, so what holds of a view holds at every size.
+A source [B, N, 3 H d] seen as [3, B, H, N, d] has the factors B, N, 3, H, d; an axis of the view is a product of some
+of them. Different chains of nodes with the same effect are the same view. A selection on a factor is a selection on the
+source's axis. A dynamic size is a single factor and is never split, so that a view holds at every size.
 
-`repaconv.graph.index_selections` reads one node of a graph, `repaconv.graph.view_chains` finds the view that many in a
-row are.
+`repaconv.graph.index_selections` reads single nodes, `repaconv.graph.view_chains` finds the view of a chain of nodes.
 """
 
 from __future__ import annotations
@@ -28,16 +27,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class View:
-    """A value as a view of another.
+    """A value as a view of another value.
 
     Attributes:
-        source: The value that is seen.
-        of: For every axis of the source, the factors of it, outermost first; factors are numbered.
-        axes: For every axis of the view, the factors that it is the product of.
-        size: Of every factor.
-        places: By axis of the source, of which not everything is held in order: the places of it, in the shape of its
-            factors.
-        scale: What the numbers are multiplied by.
+        source: The source.
+        of: The factors of every axis of the source, outermost first; factors are numbered.
+        axes: The factors of every axis of the view, outermost first.
+        size: The size of every factor.
+        places: The selected positions by axis of the source, in the shape of its factors; absent for an axis that is
+            held completely and in order.
+        scale: The number that all entries are multiplied by.
     """
 
     source: ir.Value
@@ -49,24 +48,24 @@ class View:
 
     @property
     def shape(self) -> Sizes:
-        """Of the view."""
+        """The shape of the view."""
         return tuple(product([self.size[f] for f in axis]) for axis in self.axes)
 
     @property
     def in_order(self) -> bool:
-        """Whether it holds the source's numbers as they lie: nothing, or a Reshape, makes it."""
+        """Whether the view holds the source's numbers in memory order, so that a Reshape at most makes it."""
         ours, theirs = ([f for axis in axes for f in axis] for axes in (self.axes, self.of))
         return ours == theirs and not self.places and self.scale == 1
 
     def columns(self, *axes: int) -> Places | None:
-        """The places of the source's last axis that these axes hold together, in order; None if they hold others."""
+        """Return the positions along the source's last axis that these axes hold, in order; None if they hold more."""
         last = len(self.of) - 1
         if tuple(f for axis in axes for f in self.axes[axis]) != self.of[last]:
             return None
         return self.held(last)
 
     def held(self, axis: int) -> Places | None:
-        """The places of an axis of the source, in the order of its factors; None if it is free."""
+        """Return the held positions along a source axis, in the order of its factors; None if it is dynamic."""
         found = self.places.get(axis)
         if found is None:
             length = product([self.size[f] for f in self.of[axis]])
@@ -74,15 +73,15 @@ class View:
         return found.reshape(-1)
 
     def lengths(self, axis: int) -> list[int] | None:
-        """Of an axis of the source's factors; None if one is free."""
+        """Return the sizes of the factors of a source axis; None if one is dynamic."""
         return as_numbers(self.size[factor] for factor in self.of[axis])
 
     def axis_of(self, factor: int) -> int:
-        """Which axis of the source a factor is part of."""
+        """Return the source axis that contains a factor."""
         return next(axis for axis, factors in enumerate(self.of) if factor in factors)
 
     def alike(self, other: View) -> bool:
-        """Whether another source is seen in the same way."""
+        """Return whether another view has the same axes of its own source."""
         if sizes(self.source) != sizes(other.source) or self.shape != other.shape:
             return False
         ours, theirs = ([f for axis in view.of for f in axis] for view in (self, other))
@@ -92,7 +91,7 @@ class View:
         return self.axes == tuple(tuple(names[f] for f in axis) for axis in other.axes)
 
     def merged(self, axis: int) -> View | None:
-        """The same view with an axis of one factor; None where its factors do not lie together in the source."""
+        """Return the view with one factor for an axis; None if its factors are not adjacent in the source."""
         factors = self.axes[axis]
         if len(factors) < 2:
             return self
@@ -107,11 +106,11 @@ class View:
         return replace(self, of=of, axes=(*self.axes[:axis], (new,), *self.axes[axis + 1 :]), size=size).refitted()
 
     def taking(self, axis: int, places: Places) -> View | None:
-        """The view with these places of an axis alone; a single number, and the axis goes."""
+        """Return the view with a selection of positions along an axis; a scalar position removes the axis."""
         merged = self.merged(axis)
         if merged is None or not places.size:
             return None
-        if not merged.axes[axis]:  # of length 1
+        if not merged.axes[axis]:  # an axis of length 1
             return merged.without(axis) if not places.ndim else merged if places.size == 1 else None
         ((factor,), home) = merged.axes[axis], merged.axis_of(merged.axes[axis][0])
         held, lengths = merged.held(home), merged.lengths(home)
@@ -126,11 +125,11 @@ class View:
         return replace(merged, size=size, places={**merged.places, home: found}).refitted()
 
     def without(self, axis: int) -> View:
-        """The view without an axis of length 1."""
+        """Return the view without an axis of length 1."""
         return replace(self, axes=self.axes[:axis] + self.axes[axis + 1 :])
 
     def refitted(self) -> View:
-        """Places in the shape of their factors; none for what is held whole and in order."""
+        """Return the view with positions in the shape of their factors, and without trivial selections."""
         places = {}
         for axis, held in self.places.items():
             if held.size != (sizes(self.source) or ())[axis] or (held.reshape(-1) != np.arange(held.size)).any():
@@ -138,7 +137,7 @@ class View:
         return replace(self, places=places)
 
     def channels(self, factor: int, chosen: NDArray[np.int64]) -> NDArray[np.int64] | None:
-        """Which entries of the source's axis have one of the chosen places in a factor; None if sizes are free."""
+        """Return the positions along the source axis that have the chosen positions in a factor; None if dynamic."""
         home = self.axis_of(factor)
         lengths = self.lengths(home)
         if lengths is None:
@@ -148,13 +147,13 @@ class View:
         return found
 
     def narrowed(self, source: ir.Value, factor: int, count: int | None) -> View:
-        """The view of another source in which that factor has so many places; None: it and its axis are gone."""
+        """Return the view of another source whose factor has ``count`` entries; None removes factor and axis."""
         of = tuple(tuple(f for f in axis if f != factor or count is not None) for axis in self.of)
         axes = tuple(axis for axis in self.axes if count is not None or axis != (factor,))
         return View(source, of, axes, {**self.size, factor: count if count is not None else 1})
 
     def write(self, write: Writer) -> ir.Value | None:
-        """Nodes that make it: at most Reshape, Transpose, Reshape. None where too many sizes are free."""
+        """Write the view as at most Reshape, Transpose, Reshape; None if too many sizes are dynamic."""
         before, after, perm = self.turned()
         if perm == list(range(len(perm))):
             return reshaped(write, self.source, self.shape)
@@ -167,7 +166,7 @@ class View:
 
     @property
     def writable(self) -> bool:
-        """Whether `write` can make it."""
+        """Whether `write` can write the view."""
         before, after, perm = self.turned()
         if perm == list(range(len(perm))):
             after = sizes(self.source) or ()
@@ -176,12 +175,12 @@ class View:
         return target_of(after, self.shape) is not None
 
     def turned(self) -> tuple[Sizes, Sizes, list[int]]:
-        """Shapes before and behind the one Transpose that makes it, and its perm: the way of the fewest nodes."""
+        """Return the shapes before and after the Transpose that makes the view, and its perm, with the fewest nodes."""
         ways = [way for way in (self._by_source(), self._by_axes()) if way is not None]
         return min([*ways, self._by_runs()], key=self._length)
 
     def _length(self, way: tuple[Sizes, Sizes, list[int]]) -> int:
-        """How many nodes write it so; more than any where too many sizes are free."""
+        """Return how many nodes a configuration takes; large if too many sizes are dynamic."""
         before, after, perm = way
         first, last = before != sizes(self.source), after != self.shape
         no = (first and target_of(sizes(self.source) or (), before) is None) or (
@@ -190,7 +189,7 @@ class View:
         return first + last + (perm != sorted(perm)) + 4 * no
 
     def _by_source(self) -> tuple[Sizes, Sizes, list[int]] | None:
-        """By the axes of the source as they are; None where the view has not all of one together."""
+        """Transpose the source's own axes; None if a view axis holds part of a source axis."""
         shape, perm = sizes(self.source) or (), []
         single = [axis for axis, factors in enumerate(self.of) if not factors]
         for factors in self.axes:
@@ -207,7 +206,7 @@ class View:
         return shape, tuple(shape[axis] for axis in perm), perm
 
     def _by_axes(self) -> tuple[Sizes, Sizes, list[int]] | None:
-        """By the view's own axes; None where the factors of one lie apart in the source."""
+        """Transpose the view's own axes; None if the factors of one are not adjacent in the source."""
         order = [f for axis in self.of for f in axis]
         starts = {axis: order.index(factors[0]) if factors else -1 for axis, factors in enumerate(self.axes)}
         if any(tuple(order[starts[axis] :][: len(f)]) != f for axis, f in enumerate(self.axes) if f):
@@ -216,7 +215,7 @@ class View:
         return tuple(self.shape[axis] for axis in first), self.shape, [first.index(axis) for axis in starts]
 
     def _by_runs(self) -> tuple[Sizes, Sizes, list[int]]:
-        """By what lies together in both; what fits in one axis of the source is moved as one."""
+        """Transpose runs of factors that are adjacent in both source and view."""
         order = [f for axis in self.of for f in axis]
         wanted = [f for axis in self.axes for f in axis]
         runs = _runs(order, wanted, self.of)
@@ -226,7 +225,7 @@ class View:
 
 
 def _runs(order: list[int], wanted: list[int], of: tuple[tuple[int, ...], ...]) -> list[list[int]]:
-    """The wanted order in pieces that lie together in one axis of the source."""
+    """Split the wanted order into runs of factors that are adjacent within one source axis."""
     runs: list[list[int]] = []
     first = {axis[0] for axis in of if axis}
     for factor in wanted:
@@ -238,7 +237,7 @@ def _runs(order: list[int], wanted: list[int], of: tuple[tuple[int, ...], ...]) 
 
 
 def reshaped(write: Writer, value: ir.Value, shape: Sizes) -> ir.Value | None:
-    """The value in another shape; None where the sizes of that cannot be said."""
+    """Write a value in another shape; None if the Reshape target cannot be written."""
     before = sizes(value) or ()
     target = target_of(before, shape)
     if before == shape or target is None:
@@ -248,19 +247,21 @@ def reshaped(write: Writer, value: ir.Value, shape: Sizes) -> ir.Value | None:
     return new
 
 
-# --- Transposes of the last two axes, which products do as they read: written, and taken out of Transposes of more.
+# Transposes of the last two axes, which matrix products can absorb.
 
 
 def swapped(write: Writer, value: ir.Value | None, rank: int) -> ir.Value:
-    """A value with its last two axes swapped."""
+    """Write a value with its last two axes swapped."""
     return write("Transpose", value, perm=[*range(rank - 2), rank - 1, rank - 2])
 
 
 def turned_last(model: ir.Model, node: ir.Node) -> bool:
-    """A Transpose that brings the last axis before the last, and moves others, in two: that comes second.
+    """Split a Transpose that moves the last axis to second-last and also moves other axes.
+
+    The result is two Transposes; the second swaps only the last two axes.
 
     Returns:
-        Whether it was one.
+        Whether the node was such a Transpose.
     """
     value = node.outputs[0]
     rank, shape = rank_of(value), sizes(value)

@@ -1,4 +1,4 @@
-"""Tokens [B, h w, c] and grids [B, c, h, w]: the one found behind or before the other, and written."""
+"""Convert between tokens [B, h w, c] and grids [B, c, h, w]: find one before or after the other, and write either."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ if TYPE_CHECKING:
 
 
 def static_grid(value: ir.Value | None) -> tuple[int, int, int] | None:
-    """(c, h, w) of [B, c, h, w]; None where one of them is free."""
+    """Return (c, h, w) of a value [B, c, h, w]; None if one is dynamic."""
     known = as_numbers((sizes(value) or ())[1:]) if rank_of(value) == 4 else None
     return None if known is None else (known[0], known[1], known[2])
 
 
 def static_tokens(value: ir.Value | None) -> tuple[int, int] | None:
-    """(n, c) of [B, n, c], likewise."""
+    """Return (n, c) of a value [B, n, c]; None if one is dynamic."""
     known = as_numbers((sizes(value) or ())[1:]) if rank_of(value) == 3 else None
     return None if known is None else (known[0], known[1])
 
 
 def tokens_behind(grid: ir.Value) -> list[ir.Value]:
-    """All that is this grid as tokens."""
+    """Return all values that are this grid as tokens."""
     if static_grid(grid) is None:
         return []
     chains = [read.chain for read in reads(grid)]
@@ -35,7 +35,7 @@ def tokens_behind(grid: ir.Value) -> list[ir.Value]:
 
 
 def _as_tokens(view: View | None) -> bool:
-    """Whether [B, c, h, w] is seen as [B, h w, c]."""
+    """Return whether a view is a grid [B, c, h, w] as tokens [B, h w, c]."""
     if view is None or view.places or view.scale != 1 or len(view.of) != 4:
         return False
     batch, channels, height, width = view.of
@@ -43,7 +43,7 @@ def _as_tokens(view: View | None) -> bool:
 
 
 def is_plain(conv: ir.Node) -> bool:
-    """Whether a convolution has one group, no padding, no dilation, and constant weights."""
+    """Return whether a convolution has one group, no padding, no dilation, and constant weights."""
     numbers = [constant(entry) for entry in conv.inputs[1:] if entry is not None]
     return (
         attribute(conv, "auto_pad", "NOTSET") in ("NOTSET", "VALID")

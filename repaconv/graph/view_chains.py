@@ -1,4 +1,4 @@
-"""Chains of moves: what a value was moved or scaled from, which view of that it is, and who computes with it."""
+"""Follow chains of views, selections and scalings up and down a graph, and combine each into one `View`."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 
 class Read(NamedTuple):
-    """A node that computes with a moved value: the chain from that up to its source; None is an output of the graph.
+    """A use of a moved value: the chain from that value up to its source, and the node that reads it.
 
-    ``place`` says which input of the node the value is.
+    ``node`` is None for a graph output. ``place`` is the index of the node's input.
     """
 
     chain: list[ir.Value]
@@ -29,7 +29,7 @@ class Read(NamedTuple):
 
 
 def reads(source: ir.Value) -> list[Read]:
-    """All that is computed from a tensor, behind whatever moves or scales it."""
+    """Return all uses of a tensor, looking through nodes that move or scale it."""
     found: list[Read] = []
     todo = [[source]]
     while todo:
@@ -45,7 +45,7 @@ def reads(source: ir.Value) -> list[Read]:
 
 
 def chain_of(value: ir.Value) -> list[ir.Value]:
-    """The value, what it was moved or scaled from, and so on, up to what computes it."""
+    """Return the value, what it was moved or scaled from, and so on, up to a value that is computed."""
     chain = [value]
     while (node := chain[-1].producer()) is not None and (place := _moved(node)) is not None:
         before = node.inputs[place]
@@ -56,14 +56,14 @@ def chain_of(value: ir.Value) -> list[ir.Value]:
 
 
 def columns_of(chain: list[ir.Value]) -> set[int] | None:
-    """The columns of its source, along the last axis, that a value holds."""
+    """Return the columns of the source (along the last axis) that the first value of a chain holds."""
     view = seen(chain)
     held = view.held(len(view.of) - 1) if view is not None and view.of else None
     return None if held is None else {int(column) for column in held}
 
 
 def _moved(node: ir.Node) -> int | None:
-    """Which input a node only moves, or multiplies with a number; None if it does anything else."""
+    """Return the index of the input that a node only moves or scales by a number; None for other nodes."""
     if node.domain != "":
         return None
     if node.op_type in ("Mul", "Div"):
@@ -75,11 +75,11 @@ def _moved(node: ir.Node) -> int | None:
     return 0 if node.op_type in MOVES else None
 
 
-# --- the view that a chain is ------------------------------------------------------------
+# The view that a chain amounts to.
 
 
 def view_of(value: ir.Value) -> View | None:
-    """The longest chain of `VIEWS` behind a value, itself if there is none; None where a shape is not known."""
+    """Return the view of the longest chain of `VIEWS` that ends in a value; None if a shape is unknown."""
     chain = [value]
     while (node := made_by(chain[-1], *VIEWS)) and node.inputs[0] is not None and sizes(node.inputs[0]) is not None:
         chain.append(node.inputs[0])
@@ -87,10 +87,10 @@ def view_of(value: ir.Value) -> View | None:
 
 
 def seen(chain: list[ir.Value]) -> View | None:
-    """The first value of a chain as a view of its last; None where that cannot be told for every free size.
+    """Return the first value of a chain as a view of the last; None if that is not possible at every dynamic size.
 
     Args:
-        chain: Each made of the next by one of `VIEWS`, by a selection, or by a number that it is multiplied with.
+        chain: Values, each computed from the next by one of `VIEWS`, a selection, or multiplication by a number.
     """
     found = whole(chain[-1])
     for place in range(len(chain) - 2, -1, -1):
@@ -99,7 +99,7 @@ def seen(chain: list[ir.Value]) -> View | None:
 
 
 def whole(source: ir.Value) -> View | None:
-    """A value as a view of itself."""
+    """Return a value as a view of itself."""
     shape = sizes(source)
     if shape is None or 0 in shape:
         return None
@@ -131,7 +131,7 @@ def _selected(view: View, parts: dict[int, Places] | None) -> View | None:
     if parts is None:
         return None
     found: View | None = view
-    for axis, places in sorted(parts.items(), reverse=True):  # an axis that goes moves those behind it alone
+    for axis, places in sorted(parts.items(), reverse=True):  # removing an axis renumbers later axes
         whole_axis = places.shape == (view.shape[axis],) and (places == np.arange(places.size)).all()
         if found is not None and not whole_axis:
             found = found.taking(axis, places)
@@ -156,12 +156,12 @@ def _squeezed(view: View, node: ir.Node) -> View | None:
 
 
 def _regrouped(view: View, shape: Sizes) -> View | None:
-    """The same factors, in order, as axes of these sizes; factors are split where a size asks for it."""
+    """Regroup the factors into axes of these sizes, splitting a factor where necessary."""
     size, of = dict(view.size), [list(axis) for axis in view.of]
     rest = [f for axis in view.axes for f in axis]
 
     def taken(wanted: Size, end: int) -> list[int] | None:
-        """Factors off one end (0: the front) that make up a size."""
+        """Remove the factors that make up a size from one end (0: the front, -1: the back)."""
         found: list[int] = []
         need = wanted
         while need != 1:

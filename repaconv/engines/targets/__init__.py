@@ -1,4 +1,4 @@
-"""Target devices, one TOML file each. `ORIN_NANO` here is orin-nano.toml."""
+"""Target devices, one TOML file each. The attribute `ORIN_NANO` is the target in orin-nano.toml."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from repaconv.engines.targets.schema import packaged
 
 
 def __getattr__(name: str) -> Any:
-    """Read a packaged target when it is first asked for."""
+    """Load a packaged target on first access."""
     if not name.isupper():
         raise AttributeError(f"module 'repaconv.engines.targets' has no attribute {name!r}")
     return packaged(name.lower().replace("_", "-"))

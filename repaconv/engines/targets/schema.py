@@ -1,4 +1,4 @@
-"""A target is a device as data; this is what its file may say."""
+"""The fields of a target file. A target describes a device: its runtime, limits and rewrite presets."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from repaconv.core.toml_positions import Lines, first_problem, parse_toml, read_
 from repaconv.results import PREVIOUS, Limits, Record
 
 OLDEST = 13
-"""The oldest opset that is written (`repaconv.onnx_export.opset_lowering`)."""
+"""The oldest opset that is exported (`repaconv.onnx_export.opset_lowering`)."""
 
 
 class BenchDefaults(Record):
-    """The protocol, where a command does not say otherwise."""
+    """Default benchmark settings of a target."""
 
     threads: int
     batch: int
@@ -29,7 +29,7 @@ class BenchDefaults(Record):
 
 
 class Variant(Record):
-    """What is another on the same device with another system; what is left out is the target's."""
+    """Differences of a target with another system; omitted fields are the target's."""
 
     FORMER: ClassVar[Mapping[str, str]] = {"lacks": "unsupported_ops"}
 
@@ -43,31 +43,32 @@ class Variant(Record):
 
 
 class Target(Record):
-    """A device: its runtime, what its parser takes, how it is measured.
+    """A device: its runtime, the operators that it supports, and how it is measured.
 
     Attributes:
-        name: What files of it are called after: letters, digits, ``_`` and ``-``.
-        runtime: A registered engine's name; ``runtime_version`` is the device's own.
-        compute_capability: Of its GPU.
-        architecture: Of its processor, as ``platform.machine()`` calls it, where that is what computes.
-        board_python: Of the system on the device.
-        opset: What is written, and the newest that the parser reads unless ``newest_opset`` says otherwise.
-        newest_opset: What a form may raise it to. A target or variant that gives ``opset`` alone takes none over from
-            what it extends.
-        forms: The rewrites of the default form, in order: by method, or under ``default`` for all others; under a lower
-            precision's name, those that its graphs keep; under ``safest`` those of a processor that nobody measured.
-        measured: By processor family (`repaconv.benchmark.cpu_isa_level`), on what the default form there rests, and
-        when. A family may have forms of its own, ``default@amx``, or a method: ``pyra@amx``.
-        unsupported_ops: Operators that the parser does not know in that opset.
-        forbids: What else it does not take; see `repaconv.onnx_export.target_operator_rules`.
-        domains: Of operators that it knows beside ONNX's own.
-        precisions: What it computes in. No graph is typed in tf32: the runtime computes float32 ones so.
-        typed_by: Whether bf16 stands in the graph, or is what the runtime makes of a float32 one.
-        quantizers: Beside ONNX Runtime's, those whose int8 graphs are worth a try on this runtime (`tune`).
-        source: Where this is from.
-        beside: Targets that are other runtimes on the same device, which `tune` tries.
-        limits: What it can do at most: what `bench --estimate` goes by. A family of cards has none.
-        variants: The same device with other systems: ``orin-nano@jp5.1``.
+        name: Name of the target and of files made for it: letters, digits, ``_`` and ``-``.
+        runtime: Name of a registered engine; ``runtime_version`` is the version on the device.
+        compute_capability: Compute capability of its GPU.
+        architecture: Architecture of its CPU as in ``platform.machine()``, if the model runs on the CPU.
+        board_python: Python version on the device.
+        opset: The opset that is exported, and the newest that the parser supports unless ``newest_opset`` is given.
+        newest_opset: The newest opset to which a rewrite preset may raise a graph. A target or variant that sets
+            ``opset`` does not inherit it.
+        forms: The rewrites of the default preset, in order: by method, or under ``default`` for all others. Under the
+            name of a lower precision: those of them that its graphs use. Under ``safest``: those for CPUs without
+            measurements.
+        measured: By CPU ISA level (`repaconv.benchmark.cpu_isa_level`): the measurement that the default preset rests
+            on, and its date. An ISA level may have presets of its own: ``default@amx``, or for a method ``pyra@amx``.
+        unsupported_ops: Operators of the opset that the parser does not support.
+        forbids: Other features that it does not support; see `repaconv.onnx_export.target_operator_rules`.
+        domains: Supported operator domains other than ONNX's own.
+        precisions: Supported precisions. For tf32 the graph is float32, and the runtime computes in TF32.
+        typed_by: Whether bf16 is the type of the graph, or a setting of the runtime for a float32 graph.
+        quantizers: Quantizers that `tune` tries in addition to ONNX Runtime's.
+        source: The sources of these values.
+        beside: Targets with other runtimes on the same device, which `tune` tries.
+        limits: Peak throughput and bandwidth for `bench --estimate`. A series of GPUs has none.
+        variants: The same device with other systems, e.g. ``orin-nano@jp5.1``.
     """
 
     FORMER: ClassVar[Mapping[str, str]] = {"lacks": "unsupported_ops", "quantisers": "quantizers"}
@@ -106,14 +107,14 @@ class Target(Record):
         return newest
 
     def __str__(self) -> str:
-        """Its name, as it is typed."""
+        """Return the name."""
         return self.name
 
     def at_opset(self, opset: int | None) -> Target:
-        """The target as if its parser read that opset and no newer one.
+        """Return the target with this opset as its only one.
 
         Raises:
-            UsageProblem: If it does not read it, or nothing here writes it.
+            UsageProblem: If the target does not support the opset, or it cannot be exported.
         """
         if opset is None:
             return self
@@ -127,37 +128,37 @@ class Target(Record):
 
     @property
     def newest(self) -> int:
-        """The newest opset that it reads."""
+        """The newest supported opset."""
         return self.newest_opset or self.opset
 
     def form(self, method: str, family: str = "") -> tuple[str, ...]:
-        """Names of the rewrites of a method's default form here, on a processor of that family."""
+        """Return the rewrite names of a method's default preset on a CPU of this ISA level."""
         if self.guesses(family) and "safest" in self.forms:
             return self.forms["safest"]
         names = (f"{method}@{family}", method, f"default@{family}", "default")
         return next((self.forms[name] for name in names if name in self.forms), ())
 
     def guesses(self, family: str) -> bool:
-        """Whether nobody measured what is fast on such a processor; not of a family that is not known."""
+        """Return whether there are no measurements for this ISA level; False if the level is unknown."""
         return bool(family) and family not in self.measured
 
     def kept(self, rewrites: tuple[str, ...], precision: str) -> tuple[str, ...]:
-        """Of a form, what is kept in that precision."""
+        """Return the rewrites that a precision keeps."""
         return tuple(name for name in rewrites if name in self.forms.get(precision, rewrites))
 
     @field_validator("name")
     @classmethod
     def _is_no_opset(cls, name: str) -> str:
-        """Files of an export for a target are named as those with ``--opset`` would be."""
+        """Refuse names such as opset17: files exported with ``--opset`` have the same suffix."""
         if re.fullmatch(r"opset\d+", name):
             raise ValueError(f"{name!r} would name files as --opset {name[5:]} does; choose another name")
         return name
 
     def variant(self, name: str) -> Target:
-        """The target with that system.
+        """Return the target with another system.
 
         Raises:
-            UsageProblem: If it has none of that name.
+            UsageProblem: If there is no such variant.
         """
         if name not in self.variants:
             known = ", ".join(f"{self.name}@{each}" for each in self.variants) or "none"
@@ -171,15 +172,15 @@ class Target(Record):
 
 
 def packaged(name: str) -> Target:
-    """A target of this package, by the stem of its file."""
+    """Load a target of this package by the name of its file."""
     return parse(files("repaconv.engines.targets").joinpath(f"{name}.toml").read_text(), f"{name}.toml")
 
 
 def from_file(path: Path) -> Target:
-    """A target of the user's own; one that ``extends`` a registered one says only what is other.
+    """Load a user's target file; with ``extends`` it overrides fields of a registered target.
 
     Raises:
-        UsageProblem: If it cannot be read or is not a target, with the line that is wrong.
+        UsageProblem: If the file cannot be read or is not a valid target, with the line.
     """
     table, lines = read_toml(path, "target")
     base = plugins.load(plugins.TARGETS, str(table.pop("extends"))).model_dump() if "extends" in table else {}
@@ -187,22 +188,22 @@ def from_file(path: Path) -> Target:
 
 
 def _over(base: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
-    """What one says over another; the newest opset goes with the opset that it belongs to."""
+    """Merge fields over those of a base target; ``newest_opset`` is inherited only with ``opset``."""
     return {**base, **({"newest_opset": None} if "opset" in own else {}), **own}
 
 
 def parse(text: str, where: str) -> Target:
-    """Read a target's TOML text.
+    """Parse the TOML text of a target.
 
     Raises:
-        UsageProblem: Naming the line and the field that is missing or wrong.
+        UsageProblem: If a field is missing or wrong, with its name and line.
     """
     return _validated(*parse_toml(text, where, "target"), where)
 
 
 def _validated(table: dict[str, Any], lines: Lines, where: str) -> Target:
     try:
-        return Target.model_validate(table, context=PREVIOUS)  # a user's file may have former names
+        return Target.model_validate(table, context=PREVIOUS)  # a user's file may use former field names
     except ValidationError as error:
         raise UsageProblem(
             first_problem(error, where, lines), hint="See repaconv/engines/targets/x86-64.toml.", code="target.invalid"

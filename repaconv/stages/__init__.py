@@ -1,1 +1,1 @@
-"""One folder per command: `options` it takes, `stage` that does the work, `text` that shows its result."""
+"""One folder per command: `options` declares its options, `stage` does the work, `text` prints the result."""

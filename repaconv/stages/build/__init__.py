@@ -1,1 +1,1 @@
-"""`build`: an engine for a target."""
+"""`build`: build an engine for a target."""

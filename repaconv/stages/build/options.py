@@ -12,7 +12,7 @@ from repaconv.stages.shared.option_definitions import OUTPUT, TARGET, Option, Op
 
 @dataclass(frozen=True, kw_only=True)
 class BuildOptions(Options):
-    """What `repaconv.build` may be asked for."""
+    """Options of `repaconv.build`."""
 
     target: Annotated[
         str,

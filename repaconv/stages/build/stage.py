@@ -1,4 +1,4 @@
-"""build: an engine for a target, from the run's ONNX model, with a proof of what precision it computes in."""
+"""`build`: build an engine for a target from the run's ONNX model, and verify the precision it computes in."""
 
 from __future__ import annotations
 
@@ -38,21 +38,21 @@ if TYPE_CHECKING:
     from repaconv.verification.input_batches import Inputs
 
 
-# --- What TensorRT measured of kernels, kept from one build to the next, with a hash that pins it.
+# TensorRT's timing cache, which is kept between builds and pinned by its hash
 
 
 class Timings(NamedTuple):
-    """TensorRT's measurements of kernels for one target and version, and where they are kept."""
+    """TensorRT's timing cache for one target and version, and its file."""
 
     path: Path
     content: bytes | None
 
     @classmethod
     def of(cls, given: Path | None, device: Target, version: str) -> Timings:
-        """Read them, if they are still those that were written; the user's cache of that target when None.
+        """Read the timing cache; if no file is given, that of the target in the user's cache folder.
 
         Raises:
-            Refused: If their hash is another.
+            Refused: If its hash differs from the recorded one.
         """
         path = given or cache_folder("timings") / f"{device.name}-{device.runtime}-{version}.cache"
         if not path.is_file():
@@ -67,21 +67,21 @@ class Timings(NamedTuple):
         return cls(path, path.read_bytes())
 
     def keep(self, content: bytes) -> str:
-        """Write them back with their hash, which the artefact records, too."""
+        """Write the timing cache with its hash, and return the hash."""
         pin = self.path.with_name(f"{self.path.name}.sha256")
-        pin.unlink(missing_ok=True)  # it never stands beside another's timings
+        pin.unlink(missing_ok=True)  # so that it is never next to another cache
         write_bytes(self.path, content)
         digest = sha256_of(self.path)
         write_text(pin, f"{digest}\n")
         return digest
 
 
-# --- build: an engine for a target, from the run's ONNX model, with a proof of what precision it computes in.
+# The build
 
 Sizes = tuple[int, ...]
 LARGEST_BATCH = 64
 ALONE = "on the device alone"
-PROBES, AT_ONCE = 4, 3  # in calls of 3 images and of 1, where the batch is free
+PROBES, AT_ONCE = 4, 3  # images, run in batches of 3 and 1 if the batch is dynamic
 
 
 def build_by(options: BuildOptions, run: str | Path | None = None, *, progress: Progress = silent) -> BuildArtefact:
@@ -105,7 +105,7 @@ def build_by(options: BuildOptions, run: str | Path | None = None, *, progress: 
     plan = _plan(options, run)
     progress(f"build for {plan.device.name}", 0, 0)
     with alone_in(plan.run.folder):
-        if "engines" not in plan.engine.can:  # it builds what it loads; a builder of plans would take minutes twice
+        if "engines" not in plan.engine.can:  # cheap here; an engine builder takes minutes
             require_survived(plan.engine, plan.source, plan.given.session(plan.device, plan.options.precision))
         built = plan.engine.build(_as_ordered(plan, progress))
         wrote = _write(plan, built)
@@ -119,7 +119,7 @@ build = by_name(build_by, BuildOptions)
 
 
 class _Plan(NamedTuple):
-    """What an order comes to for a run: nothing of it is refused any more."""
+    """The options resolved for one run: the model, the runtime, and the files to write."""
 
     options: BuildOptions
     asked: tuple[str, ...]
@@ -140,7 +140,7 @@ class _Plan(NamedTuple):
 
 
 def _plan(options: BuildOptions, run: str | Path | None) -> _Plan:
-    """Everything that may be refused before the runtime is asked."""
+    """Make every check that comes before the runtime is called."""
     device, engine, version = _runtime(options)
     taken, model = run_folder.run_and_model(Path(run) if run else None)
     given = given_form(options, folded := run_folder.fold_of(taken))
@@ -174,7 +174,7 @@ def _plan(options: BuildOptions, run: str | Path | None) -> _Plan:
 
 
 def _runtime(options: BuildOptions) -> tuple[Target, Engine, str]:
-    """What builds for a target, and its version here."""
+    """The target, the runtime that builds for it, and the runtime's version here."""
     device = load_target(options.target)
     engine: Engine = plugins.load(plugins.ENGINES, device.runtime)
     if "networks" in engine.can:
@@ -184,10 +184,10 @@ def _runtime(options: BuildOptions) -> tuple[Target, Engine, str]:
 
 
 def _require_taken(engine: Engine, **options: Any) -> None:
-    """Refuse what this runtime's builder does not take.
+    """Refuse options that this runtime's builder does not use.
 
     Raises:
-        UsageProblem: Naming it.
+        UsageProblem: If there are any.
     """
     idle = [f"--{name.replace('_', '-')}" for name, given in options.items() if given and name not in engine.takes]
     if idle:
@@ -199,7 +199,7 @@ def _require_taken(engine: Engine, **options: Any) -> None:
 
 
 def _as_ordered(plan: _Plan, progress: Progress) -> Order:
-    """What the runtime's builder is asked for."""
+    """The request to the runtime's builder."""
     options, device = plan.options, plan.device
     return Order(
         model=plan.source,
@@ -218,7 +218,7 @@ def _as_ordered(plan: _Plan, progress: Progress) -> Order:
 
 
 def _profile(plan: _Plan) -> dict[str, tuple[Sizes, Sizes, Sizes]]:
-    """See `profile_shapes`."""
+    """The input shapes of TensorRT's optimization profile; see `profile_shapes`."""
     import onnx
 
     graph = onnx.load(plan.source, load_external_data=False)
@@ -228,12 +228,14 @@ def _profile(plan: _Plan) -> dict[str, tuple[Sizes, Sizes, Sizes]]:
 def profile_shapes(
     model: onnx.ModelProto, subject: Subject, batch: Batch, usual: int
 ) -> dict[str, tuple[Sizes, Sizes, Sizes]]:
-    """Least, usual and largest shape of each input with dynamic dimensions: a range of batches, all else as usual.
+    """Minimum, optimal and maximum shape of each input with dynamic dimensions, for TensorRT's optimization profile.
+
+    Only the batch has a range; other dynamic dimensions have their usual size.
 
     Args:
         model: The exported graph.
-        subject: Its network, which knows the usual sizes by name.
-        batch: That it was exported with; a fixed one has no range.
+        subject: The source model, which knows the usual size of each named dimension.
+        batch: Batch size of the export; a fixed one has no range.
         usual: Batch size of the target.
 
     Raises:
@@ -262,7 +264,7 @@ def profile_shapes(
 
 
 def _write(plan: _Plan, built: Built) -> list[Path]:
-    """The engine, and the builder's log if it kept one."""
+    """Write the engine, and the builder's log if there is one."""
     write_payload(plan.file, built.engine)
     if built.log:
         write_payload(plan.log, f"{built.log}\n")
@@ -270,7 +272,7 @@ def _write(plan: _Plan, built: Built) -> list[Path]:
 
 
 def _compared(plan: _Plan, progress: Progress) -> tuple[Link, ...]:
-    """The engine against the ONNX model that it was built from, on random images."""
+    """Compare the engine with the ONNX model that it was built from."""
     from repaconv.verification.comparison import Comparison
     from repaconv.verification.model_runners import FixedBatch
     from repaconv.verification.tolerances import tolerance
@@ -301,7 +303,7 @@ def _compared(plan: _Plan, progress: Progress) -> tuple[Link, ...]:
 
 
 def _compared_on(plan: _Plan, subject: Subject, size: ImageSize | None) -> Inputs:
-    """Images on which a lossy model was evaluated, if they are there and it takes them; else random ones."""
+    """The images on which a lossy model was evaluated, if they exist and fit the engine; otherwise random images."""
     exported = plan.exported
     given = evaluation_images(subject, exported, most=EVALUATED) if exported.images else ""
     if isinstance(given, str) or given.size != size or (exported.preprocessing and given.piece(0, 1).pixels is None):
@@ -337,7 +339,7 @@ def _artefact(plan: _Plan, built: Built, links: tuple[Link, ...], logs: list[Pat
 
 
 def _for_images(plan: _Plan) -> str:
-    """Of what size they must be, where the graph takes any and the engine does not."""
+    """A note on the image size, if the graph accepts any and the engine only one."""
     if plan.exported.image_size != "dynamic" or not plan.device.compute_capability:
         return ""
     height, width = plan.folded.image_size or (0, 0)
@@ -345,7 +347,7 @@ def _for_images(plan: _Plan) -> str:
 
 
 def _typed(plan: _Plan, built: Built) -> tuple[bool, str]:
-    """Whether it computes in what was asked for, and what that was read from."""
+    """Whether the engine computes in the requested precision, and how that was read."""
     precision, asked = plan.options.precision, f".{label(plan.options.precision)}"
     wrong = {name: count for name, count in built.types.items() if not name.endswith(asked)}
     staying = {name: count for name, count in wrong.items() if precision == "int8" and name in built.may_stay}
@@ -356,7 +358,7 @@ def _typed(plan: _Plan, built: Built) -> tuple[bool, str]:
 
 
 def what_works(target: str) -> list[plugins.PluginRow]:
-    """Of a target, what of it can be done on this machine, and what would mend the rest."""
+    """What can be done for a target on this machine, and what is missing for the rest."""
     device = load_target(target)
     engine: Engine = plugins.load(plugins.ENGINES, device.runtime)
     wanted = f"{device.runtime} {device.runtime_version}".strip()

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def show_build(done: BuildArtefact) -> None:
-    """The engine, the types of what computes in it, and how it compares where it runs here."""
+    """Print the engine, the types of its layers, and its comparison with the model if it runs here."""
     if done.links:
         out().print(links(done.links))
     types = ", ".join(f"{count} {name}" for name, count in done.layer_types.items())

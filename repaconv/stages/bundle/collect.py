@@ -1,4 +1,4 @@
-"""collect: what a board made of a bundle, read as data, judged, and joined to the run."""
+"""`collect`: read a board's result of a bundle as data, verify it, and add it to the run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 LARGEST = 256 * 2**20
-"""Bytes of a result unpacked, which holds texts."""
+"""Most bytes of an unpacked result, which contains text only."""
 
 
 def collect(
@@ -59,7 +59,7 @@ def collect(
 
 
 def judged(result: Path, run: str | Path | None, out: str | Path | None) -> tuple[CollectArtefact, Path]:
-    """What a board made of a bundle, not yet written, and where that goes; see `collect`."""
+    """Read and verify a board's result; return the result, which is not written yet, and its file. See `collect`."""
     found = _vouched(_read_result(result))
     told = _as_json(found, "result.json")
     taken = run_folder.find_run(Path(run) if run else None)
@@ -72,7 +72,7 @@ def judged(result: Path, run: str | Path | None, out: str | Path | None) -> tupl
 
 
 def _vouched(found: dict[str, bytes]) -> dict[str, bytes]:
-    """The files, if they are those that the board says it wrote."""
+    """The files, if their hashes are those that the board recorded."""
     told = _as_json(found, "result.json")
     if not isinstance(told, dict) or not isinstance(told.get("files"), dict):
         raise _damaged("result.json says nothing of its files")
@@ -85,7 +85,7 @@ def _vouched(found: dict[str, bytes]) -> dict[str, bytes]:
 
 
 def _require_no_problem(found: dict[str, bytes], told: dict[str, Any]) -> None:
-    """Refuse what did not come to an end on the board, with what its trtexec said last."""
+    """Refuse a result that reports a problem, and show the first error in its trtexec log."""
     if not told.get("problem"):
         return
     step = next((entry["step"] for entry in reversed(told["commands"])), "build")
@@ -105,7 +105,7 @@ def _artefact(
     taken: run_folder.Run,
     sha256: str,
 ) -> CollectArtefact:
-    """What trtexec wrote, read and judged."""
+    """The result, read from the files that trtexec wrote."""
     from repaconv.benchmark.latency_statistics import latency
     from repaconv.engines import trtexec_logs
     from repaconv.verification.tolerances import verdict_of
@@ -154,7 +154,7 @@ def _require_file(path: Path) -> None:
 
 
 def _read_result(path: Path) -> dict[str, bytes]:
-    """The files of a result, in memory; only plain files with plain names are taken."""
+    """Read the files of a result into memory; only regular files with plain names are accepted."""
     _require_file(path)
     found: dict[str, bytes] = {}
     try:
@@ -193,7 +193,7 @@ def _damaged(why: str) -> Refused:
 
 
 def _bundle_of(taken: run_folder.Run, sha256: str) -> tuple[BundleArtefact, Path]:
-    """The run's bundle that this result is of, and its file."""
+    """The bundle of the run that a result belongs to, and its file."""
     for path in sorted((taken.folder / run_folder.BUILD).glob("*.bundle.json")):
         if stage_of(path) != "bundle":
             continue
@@ -208,7 +208,7 @@ def _bundle_of(taken: run_folder.Run, sha256: str) -> tuple[BundleArtefact, Path
 
 
 def _judged(found: dict[str, bytes], made: BundleArtefact, bundle: Path, candidate: str) -> tuple[Link, ...]:
-    """The engine's outputs against the float64 training form's, by the policy of its precision."""
+    """Compare the engine's outputs with those of the float64 training form, by the tolerance of its precision."""
     from repaconv.engines import trtexec_logs
     from repaconv.verification.comparison import Comparison
 
@@ -226,9 +226,9 @@ def _judged(found: dict[str, bytes], made: BundleArtefact, bundle: Path, candida
 
 
 def _like(found: NDArray[np.float64], expected: NDArray[Any], used: int | None) -> NDArray[Any]:
-    """What trtexec wrote, in the shape and kind of what is expected; it writes no size of a single number."""
+    """An output that trtexec wrote, in the shape and dtype of the expected one; trtexec writes no shape of a scalar."""
     if used is None and found.size != expected.size:
-        return found  # its shape is the finding
+        return found  # the comparison reports the shapes
     if found.size != expected.size:
         raise _damaged(f"an output is {list(found.shape)}, the network gives {list(expected.shape)}")
     shaped = found.reshape(expected.shape)
@@ -238,7 +238,7 @@ def _like(found: NDArray[np.float64], expected: NDArray[Any], used: int | None) 
 def _typed(
     made: BundleArtefact, types: dict[str, int], told: tuple[int, int], taken: run_folder.Run
 ) -> tuple[Verdict, str]:
-    """Whether what computes is of the precision asked for; what is not told is not verified, never passed."""
+    """Whether the layers compute in the requested precision; if their types are unknown, it is not verified."""
     from repaconv.engines.contract import label
 
     layers, described = told
@@ -252,7 +252,7 @@ def _typed(
 
 
 def _may_differ(made: BundleArtefact, taken: run_folder.Run) -> int:
-    """How many layers the bundled graph leaves in another precision."""
+    """Number of layers that the bundled graph keeps in another precision."""
     folded = run_folder.fold_of(taken)
     for exported, _, _ in exports_of(taken, folded):
         if exported.payload.sha256 == made.onnx_sha256:

@@ -12,7 +12,7 @@ from repaconv.stages.shared.option_definitions import IMAGES, INPUT, OUTPUT, TAR
 
 @dataclass(frozen=True, kw_only=True)
 class BundleOptions(Options):
-    """What `repaconv.bundle` may be asked for."""
+    """Options of `repaconv.bundle`."""
 
     NO_EFFECT: ClassVar[tuple[NoEffect, ...]] = (
         NoEffect(("count",), lambda options: options.inputs, "an .npz is taken whole"),

@@ -1,4 +1,4 @@
-"""bundle: an ONNX model for a board that has nothing but its own trtexec, with all that proves what comes out there."""
+"""`bundle`: pack an ONNX model, its inputs and its expected outputs for a board that has only trtexec."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ if TYPE_CHECKING:
     from repaconv.verification.input_batches import Inputs
 
 
-# --- What a bundle is: a tarball of one folder, in which ``calls.npz`` holds what goes into the network and comes out.
+# The file format: a tarball of one folder, in which ``calls.npz`` holds the inputs and the expected outputs
 
 CALLS, DESCRIBED = "calls.npz", "bundle.json"
 STORED = {"f": "<f4", "i": "<i8", "u": "<i8", "b": "|b1"}
-"""As what outputs are stored, by their kind."""
+"""Dtype in which outputs are stored, by NumPy kind."""
 
 
 class Call(NamedTuple):
-    """One call: every input as the graph takes it, every output in float64, and how many of its images count."""
+    """One inference: inputs as the graph takes them, float64 outputs, and the number of its images that count."""
 
     inputs: tuple[NDArray[Any], ...]
     outputs: tuple[NDArray[Any], ...]
@@ -55,7 +55,10 @@ class Call(NamedTuple):
 
 
 def as_npz(calls: Sequence[Call]) -> bytes:
-    """``input_<call>_<number>`` and ``output_<call>_<number>``, little-endian; equal calls are equal bytes."""
+    """The calls as .npz: ``input_<call>_<number>`` and ``output_<call>_<number>``, little-endian.
+
+    Equal calls give equal bytes.
+    """
     import numpy as np
 
     arrays: dict[str, NDArray[Any]] = {}
@@ -70,7 +73,7 @@ def as_npz(calls: Sequence[Call]) -> bytes:
 
 
 def expected_in(bundle: Path) -> tuple[dict[str, Any], list[tuple[NDArray[np.generic], ...]]]:
-    """What a bundle says of itself, and its outputs, call by call."""
+    """Read a bundle's description and, for each call, the expected outputs."""
     import numpy as np
 
     with tarfile.open(bundle, "r:gz") as tar:
@@ -83,13 +86,15 @@ def expected_in(bundle: Path) -> tuple[dict[str, Any], list[tuple[NDArray[np.gen
 
 
 def pack(path: Path, folder: str, content: Mapping[str, bytes], graph: Mapping[str, Path]) -> None:
-    """Write the tarball. Equal content is equal bytes: sorted, and without times or owners.
+    """Write the tarball.
+
+    Equal content gives equal bytes: entries are sorted and have no times or owners.
 
     Args:
-        path: Where.
-        folder: The one that all of it is in.
-        content: Small files by name.
-        graph: Large ones.
+        path: The file to write.
+        folder: The folder in the tarball that contains all files.
+        content: Content of the small files, by name.
+        graph: Paths of the model's files, by name in the bundle.
     """
     with (
         path.open("wb") as raw,
@@ -107,7 +112,7 @@ def pack(path: Path, folder: str, content: Mapping[str, bytes], graph: Mapping[s
                 tar.addfile(info, file)
 
 
-# --- bundle: an ONNX model for a board that has nothing but its own trtexec, with all that proves what comes out there.
+# The stage
 
 WARMUP_MS, DURATION_S = 1000, 10
 
@@ -142,7 +147,7 @@ bundle = by_name(bundle_by, BundleOptions)
 
 
 class _Plan(NamedTuple):
-    """What an order comes to for a run: nothing of it is refused any more."""
+    """The options resolved for one run: the model, the inputs, and the files to write."""
 
     options: BundleOptions
     asked: tuple[str, ...]
@@ -163,7 +168,7 @@ class _Plan(NamedTuple):
 
 
 def _plan(options: BundleOptions, taken: run_folder.Run, model: Path | None) -> _Plan:
-    """Everything that may be refused, before anything is written."""
+    """Make every check that comes before the network is run."""
     device = _board(options.target)
     subject = subject_of(taken, options.checkpoint)
     folded = subject.folded
@@ -178,7 +183,7 @@ def _plan(options: BundleOptions, taken: run_folder.Run, model: Path | None) -> 
     out = Path(options.out) if options.out else taken.engine(variant.full, ".tar.gz")
     require_ours(slot, "bundle", out)
     batch = _batch(options, exported, device)
-    checkpoint = subject.source  # one that is gone is told of before its images are
+    checkpoint = subject.source  # a missing checkpoint is reported before missing images
     own = _of_export(options, subject, exported)
     given = own or choose_inputs(
         subject,
@@ -211,10 +216,10 @@ def _plan(options: BundleOptions, taken: run_folder.Run, model: Path | None) -> 
 
 
 def _of_export(options: BundleOptions, subject: Subject, exported: ExportArtefact) -> Inputs | None:
-    """The images on which a lossy model was evaluated, where it takes them; None where there are none, or others.
+    """The images on which a lossy model was evaluated, if it accepts them; None if it has none or others are given.
 
     Raises:
-        UsageProblem: If they are gone or changed: its value ranges do not hold on random ones.
+        UsageProblem: If they are missing or changed: a lossy model's value ranges do not hold for random images.
     """
     if exported.images is None or options.inputs or options.images:
         return None
@@ -241,13 +246,13 @@ def _board(target: str) -> Target:
 
 
 def _only(taken: run_folder.Run, folded: FoldArtefact, device: Target) -> str:
-    """The precision in which the run has a graph for the board: float32, where it has several."""
+    """The precision of the run's only export for the board; FP32 if there are several or none."""
     found = {each.artefact.precision for each in exports_of(taken, folded) if each.artefact.target == device.name}
     return found.pop() if len(found) == 1 else "fp32"
 
 
 def _batch(options: BundleOptions, exported: ExportArtefact, device: Target) -> int:
-    """Images a call; the model's, or the target's where that leaves it free."""
+    """The batch size: the model's, or the target's if the model's is dynamic."""
     usual = device.bench.batch if exported.batch == "dynamic" else int(exported.batch)
     batch = at_least_one("batch", options.batch, usual)
     if exported.batch not in ("dynamic", batch):
@@ -273,10 +278,10 @@ def _tolerance(subject: Subject, precision: str, *, logits: bool) -> Tolerance:
 
 
 def _recorded(plan: _Plan, progress: Progress) -> list[Call]:
-    """The float64 training form on the inputs, call by call; images fill a last call up with themselves.
+    """Run the float64 training form on the inputs, batch by batch; a last, incomplete batch is filled with its images.
 
     Raises:
-        UsageProblem: If an output is no tensor of numbers.
+        UsageProblem: If an output is not a tensor of numbers.
     """
     found = []
     ports = inputs_of(read_graph(plan.source))
@@ -310,7 +315,7 @@ def _numbers(name: str, value: Any) -> NDArray[Any]:
 
 
 def _content(plan: _Plan, calls: list[Call]) -> dict[str, bytes]:
-    """The bundle's small files by name; ``bundle.json`` describes all that is in it."""
+    """The bundle's small files by name; ``bundle.json`` describes the whole bundle."""
     content = {
         CALLS: as_npz(calls),
         "run.py": files("repaconv.engines.targets").joinpath("board_run.py").read_bytes(),

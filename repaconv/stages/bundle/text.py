@@ -12,14 +12,14 @@ if TYPE_CHECKING:
 
 
 def show_bundle_and_collect(done: BundleArtefact | CollectArtefact) -> None:
-    """See `_bundle` and `_result`."""
+    """Print a bundle and what to do with it, or the result of a board."""
     from repaconv.results import BundleArtefact
 
     _bundle(done) if isinstance(done, BundleArtefact) else _result(done)
 
 
 def _bundle(done: BundleArtefact) -> None:
-    """What to do with a bundle."""
+    """Print a bundle, and the commands to run it."""
     out().print(
         f"{plain(done.payload.path)}: {done.payload.bytes:,} bytes for {done.target}, "
         f"TensorRT {done.runtime_version}, {done.precision}, with {plain(done.inputs)}"
@@ -29,7 +29,7 @@ def _bundle(done: BundleArtefact) -> None:
 
 
 def _result(done: CollectArtefact) -> None:
-    """The board's engine: what it computes, in what, and how fast."""
+    """Print a board's result: its outputs, latency, precision and slowest layers."""
     out().print(links(done.links))
     times = done.latency
     out().print(

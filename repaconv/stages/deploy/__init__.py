@@ -1,1 +1,1 @@
-"""`deploy`: every stage in a row for one target."""
+"""`deploy`: run every stage for one target."""

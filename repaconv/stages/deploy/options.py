@@ -12,7 +12,7 @@ from repaconv.stages.shared.option_definitions import IMAGES, INPUT, MEASURE, OU
 
 @dataclass(frozen=True, kw_only=True)
 class DeployOptions(Options):
-    """What `repaconv.deploy` may be asked for."""
+    """Options of `repaconv.deploy`."""
 
     target: Annotated[
         str,

@@ -1,4 +1,4 @@
-"""deploy: a checkpoint to all that a target needs of it: every stage, one verdict, one folder."""
+"""`deploy`: run every stage that a target needs, from the checkpoint to the report, in one run folder."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ deploy = by_name(deploy_by, DeployOptions)
 
 
 def _recipe(options: DeployOptions, device: Target, source: Path, folder: Path) -> Recipe:
-    """What there is to do: what the target's runtime does here, and what only the target can do."""
-    typed = device.typed_by == "runtime" and options.precision == "bf16"  # the runtime's doing, of a float32 graph
+    """A recipe of the stages that run here, and of a bundle if only the target can build its engine."""
+    typed = device.typed_by == "runtime" and options.precision == "bf16"  # the runtime converts an FP32 graph
     precisions = ("fp32",) if options.precision == "fp32" or typed else ("fp32", options.precision)
     here, there = not why_not_here(device), _built_there(device)
     engine: Engine = plugins.load(plugins.ENGINES, device.runtime)
@@ -92,7 +92,7 @@ def _recipe(options: DeployOptions, device: Target, source: Path, folder: Path) 
 
 
 def _built_there(device: Target) -> bool:
-    """Whether its engines are built where it is, by what a bundle brings."""
+    """Whether the engine is built on the target, from a bundle."""
     try:
         version_for(device, plugins.load(plugins.ENGINES, device.runtime))
     except RepaconvError:
@@ -101,7 +101,7 @@ def _built_there(device: Target) -> bool:
 
 
 def _away(device: Target) -> Check:
-    """Why there is no latency."""
+    """A check that says why no latency was measured."""
     why = why_not_here(device) or "its engine is built there"
     hint = f"repaconv bench --target {device.name} --estimate calculates what it would take."
     told = f"{device.name} is not this machine: {why}"

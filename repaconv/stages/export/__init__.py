@@ -1,1 +1,1 @@
-"""`export`: the folded model as ONNX."""
+"""`export`: write the folded model as ONNX."""

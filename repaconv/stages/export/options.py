@@ -23,7 +23,7 @@ from repaconv.stages.shared.option_definitions import (
 
 @dataclass(frozen=True, kw_only=True)
 class ExportOptions(Options):
-    """What `repaconv.export` may be asked for."""
+    """Options of `repaconv.export`."""
 
     NO_EFFECT: ClassVar[tuple[NoEffect, ...]] = (
         NoEffect(("simplifier",), lambda options: not options.simplify, "no simplifier is run"),

@@ -1,4 +1,4 @@
-"""export: the folded model as ONNX, proved against it, in float32 or typed lower."""
+"""`export`: write the folded model as ONNX, in FP32 or a lower precision, and verify every step."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ export = by_name(export_by, ExportOptions)
 
 
 class _Plan(NamedTuple):
-    """What an order comes to for a run: nothing of it is refused any more."""
+    """The options resolved for one run: the target, the rewrites, the images, and the files to write."""
 
     options: ExportOptions
     asked: tuple[str, ...]
@@ -118,7 +118,7 @@ class _Plan(NamedTuple):
 
 
 def _plan(options: ExportOptions, run: str | Path | None, onnx: str | Path | None) -> _Plan:
-    """Everything that may be refused, before anything is written."""
+    """Make every check that comes before the network is exported."""
     _require_known(options)
     taken = run_folder.find_run(Path(run) if run else None)
     subject = subject_of(taken)
@@ -181,7 +181,7 @@ def _plan(options: ExportOptions, run: str | Path | None, onnx: str | Path | Non
 
 
 def _size(options: ExportOptions, subject: Subject) -> ImageSize | None:
-    """Of its images, if it takes that; None where it takes no images."""
+    """The image size, if the network accepts it; None if the network takes no images."""
     size = as_image_size(options.image_size) or subject.folded.image_size
     if size:
         subject.require_size(*size)
@@ -189,7 +189,7 @@ def _size(options: ExportOptions, subject: Subject) -> ImageSize | None:
 
 
 def _require_known(options: ExportOptions) -> None:
-    """Refuse names that there are not."""
+    """Refuse unknown precisions and simplifiers, and a batch size below 1."""
     for what, named, known in (
         ("precision", options.precision, run_folder.PRECISIONS),
         ("simplifier", options.simplifier, ("auto", *TOOLS)),
@@ -200,7 +200,7 @@ def _require_known(options: ExportOptions) -> None:
 
 
 def _patterns(options: ExportOptions) -> tuple[str, ...]:
-    """Of what stays in float32."""
+    """The patterns of ``--keep-fp32``; refuse them for an FP32 export."""
     kept = (options.keep_fp32,) if isinstance(options.keep_fp32, str) else tuple(options.keep_fp32 or ())
     if kept and options.precision == "fp32":
         raise UsageProblem(
@@ -212,10 +212,10 @@ def _patterns(options: ExportOptions) -> tuple[str, ...]:
 
 
 def _images(options: ExportOptions, subject: Subject, size: ImageSize | None, free_size: bool) -> Split | None:
-    """By which a lower precision is calibrated and judged."""
+    """The images that calibrate and evaluate a lower precision; None for FP32."""
     if options.precision == "fp32":
         return None
-    count = 2 * CALIBRATION_IMAGES if options.preset is None or options.preset in NAMED else None  # as tune took them
+    count = 2 * CALIBRATION_IMAGES if options.preset is None or options.preset in NAMED else None  # as in tune
     given = choose_inputs(
         subject,
         inputs=options.inputs,
@@ -233,7 +233,7 @@ def _images(options: ExportOptions, subject: Subject, size: ImageSize | None, fr
 
 
 def _graph(plan: _Plan, scratch: Path, progress: Progress) -> Graph:
-    """The float32 graph in its form."""
+    """Export the FP32 graph with the rewrites of the preset."""
     tools = TOOLS if plan.options.simplifier == "auto" else (plan.options.simplifier,)
     spec = GraphSpec(
         size=plan.size,
@@ -249,7 +249,7 @@ def _graph(plan: _Plan, scratch: Path, progress: Progress) -> Graph:
 
 
 def _typed(plan: _Plan, graph: Graph, progress: Progress) -> Typed:
-    """The graph in its precision."""
+    """Convert the graph to the chosen precision."""
     from repaconv.onnx_export.quantization_layer_groups import kept_by
 
     if plan.given is None:
@@ -277,19 +277,19 @@ def _typed(plan: _Plan, graph: Graph, progress: Progress) -> Typed:
 
 
 def _plain_export(plan: _Plan) -> onnx_package.ModelProto | None:
-    """The run's FP32 export for the same target, else for another, without large weights; None if there is none."""
+    """The run's FP32 export for the same target, otherwise for another, without large weights; None if absent."""
     from repaconv.graph.onnx_files import read_graph
 
     try:
         plain = [each.artefact for each in exports_of(plan.run, plan.folded) if each.artefact.precision == "fp32"]
         plain.sort(key=lambda artefact: artefact.target != plan.device.name)
         return read_graph(run_folder.graph_of(plan.run, plain[0])) if plain else None
-    except Refused:  # of other weights, changed or gone: the names in it are of no use
+    except Refused:  # made of other weights, changed or missing: its names cannot be used
         return None
 
 
 def _finished(plan: _Plan, graph: Graph, typed: Typed, scratch: Path) -> onnx_package.ModelProto:
-    """The graph as it is written: with what it does to pixels, and what it says of itself."""
+    """The graph as it is written: with its metadata, and with preprocessing nodes if requested."""
     from repaconv.onnx_export.preprocessing_nodes import with_preprocessing
     from repaconv.onnx_export.torch_exporter import add_metadata, check
 
@@ -308,7 +308,7 @@ def _finished(plan: _Plan, graph: Graph, typed: Typed, scratch: Path) -> onnx_pa
 
 
 def _metadata(plan: _Plan, exported: Link) -> dict[str, str]:
-    """What the file says of itself wherever it goes."""
+    """The metadata that the ONNX file carries."""
     folded, options = plan.folded, plan.options
     allowed = exported.tolerance.rtol if exported.tolerance else 0
     return {

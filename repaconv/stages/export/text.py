@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def show_export(done: ExportArtefact) -> None:
-    """The graph and its links."""
+    """Print the links of an export, its lossy layers, its preset and its verdict."""
     from repaconv.onnx_export.quantization_layer_groups import matching
 
     out().print(links(done.links))
@@ -50,7 +50,7 @@ def show_export(done: ExportArtefact) -> None:
 
 
 def _of_links(done: ExportArtefact) -> list[str]:
-    """Which links passed and which are not verified, if some are not; simplifying has words of its own."""
+    """Names of the links that passed and of those not verified, if some are not; ``simplified`` is shown elsewhere."""
     names = {
         verdict: dict.fromkeys(
             link.name for link in done.links if link.verdict == verdict and link.name != "simplified"

@@ -1,1 +1,1 @@
-"""`fetch`: a download, pinned by its hash."""
+"""`fetch`: download a model and pin it by its hashes."""

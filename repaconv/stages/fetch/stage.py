@@ -1,4 +1,4 @@
-"""fetch: what lies at an address comes here once, pinned by its hashes. No other stage asks a network for a model."""
+"""`fetch`: download a model once and pin it by its hashes. No other stage downloads models."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from repaconv.stages.shared.common_checks import made_by, with_files
 from repaconv.stages.shared.fetched_files import FETCHED, address_of, record_of
 
 FOLDER = (*WEIGHTS, "config.json", "preprocessor_config.json")
-"""What is taken of a folder; nothing of it is code."""
+"""Files that are downloaded from a folder; none of them is code."""
 
 
 def fetch(address: str | Path, *, progress: Progress = silent) -> Fetched:
@@ -27,7 +27,7 @@ def fetch(address: str | Path, *, progress: Progress = silent) -> Fetched:
         progress: A function that is called with each step's name, the units done and their total.
 
     Raises:
-        UsageProblem: If it is no address.
+        UsageProblem: If it is not an address.
         EnvironmentProblem: If the extra ``hub`` is not installed, or the address does not answer.
         Refused: If there is nothing at the address that can be folded.
     """
@@ -56,7 +56,7 @@ def fetch(address: str | Path, *, progress: Progress = silent) -> Fetched:
 
 
 def _commit(address: str) -> str:
-    """The commit that a branch or a tag stands for now."""
+    """The commit that a branch or a tag currently points to."""
     hub: Any = require_module("huggingface_hub", "huggingface_hub", "pip install 'repaconv[hub]'")
     name, _, revision = address.removeprefix("hf://").partition("@")
     try:
@@ -66,7 +66,7 @@ def _commit(address: str) -> str:
 
 
 def _brought(address: str, place: Path) -> Path:
-    """The file, or what is known of the folder."""
+    """Download a file, or the known files of a folder."""
     fsspec: Any = require_module("fsspec", "fsspec", "pip install 'repaconv[hub]'")
     try:
         system, path = fsspec.core.url_to_fs(address)
@@ -77,7 +77,7 @@ def _brought(address: str, place: Path) -> Path:
         for each in system.ls(path, detail=False):
             if each.rpartition("/")[2] in FOLDER:
                 system.get_file(each, str(place / each.rpartition("/")[2]))
-    except Exception as error:  # of whatever speaks for the address
+    except Exception as error:  # the class of the error depends on the kind of address
         raise _silent(address, error) from error
     if not any((place / name).is_file() for name in WEIGHTS):
         raise Refused(

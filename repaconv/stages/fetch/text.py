@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def show_fetch(done: Fetched) -> None:
-    """Where it lies, and what pins it."""
+    """Print the downloaded files and their hashes."""
     revision = f", revision {done.revision}" if done.revision else ""
     out().print(f"{plain(done.address)}{revision}")
     for each in done.files:

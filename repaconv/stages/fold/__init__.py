@@ -1,1 +1,1 @@
-"""`fold`: a checkpoint, a named architecture, an ONNX model or a live module."""
+"""`fold`: fold a checkpoint, a named architecture, an ONNX model or a live module."""

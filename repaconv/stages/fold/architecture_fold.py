@@ -1,4 +1,4 @@
-"""fold, for a network of no known method: built by name, its weights loaded strictly, exported, folded by its graph."""
+"""Fold a network of a named architecture: build it, load its weights strictly, export it to ONNX, fold the graph."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 
 EXPORTED = ".exported.onnx"
 LARGEST_GRAPH = 2**31 - 2**20
-"""Bytes of a protobuf, without those of the graph itself."""
+"""Most bytes of weights in one ONNX file: protobuf's limit of 2 GiB, less 1 MiB for the graph itself."""
 USUAL_SIZE = (224, 224)
-"""Of images where nothing tells it."""
+"""Image size (height, width) in pixels, used where neither the library nor the settings give one."""
 
 
 def fold_network_by(
@@ -51,21 +51,23 @@ def fold_network_by(
     found: Checkpoint | None = None,
     progress: Progress = silent,
 ) -> NetworkFold:
-    """Fold a network of no known method into a run: ``<stem>.folded.onnx``, its graph as exported, and ``fold.json``.
+    """Fold a network of a named architecture into a run.
+
+    Writes ``<stem>.folded.onnx``, the graph as exported, and ``fold.json``.
 
     Args:
-        path: Its weights, or a Hugging Face folder.
-        options: What is asked for; ``arch`` names what builds it, where that is no folder. A function of the user's own
-            file is run.
-        known: What its tensors are those of, where nobody said it.
-        found: What was read of its weights already.
+        path: The weights, or a Hugging Face folder.
+        options: The options. ``arch`` names what builds the network if ``path`` is not a folder; a function in the
+            user's own Python file is executed.
+        known: The network that was recognized by its tensors, if ``arch`` was not given by the user.
+        found: The weights, if they were read already.
         progress: See `Progress`.
 
     Raises:
-        Refused: If the weights are not those of that architecture, more than a graph in float64 holds, it computes in
-            float32 alone, or torch does not write it as ONNX.
-        EnvironmentProblem: If the architecture's package is not here.
-        GateFailed: If its graph, or the fold of that, computes something else; nothing is written then.
+        Refused: If the weights do not belong to that architecture, do not fit into an ONNX file in float64, the network
+            computes in float32 only, or torch cannot export it.
+        EnvironmentProblem: If the architecture's package is not installed.
+        GateFailed: If the exported or the folded graph computes something else; nothing is written then.
     """
     progress("network", 0, 0)
     plan = _plan(options, Path(path), found)
@@ -95,7 +97,7 @@ def fold_network_by(
 
 
 def _kept(plan: _Plan, exported: onnx.ModelProto, progress: Progress) -> tuple[Evaluated, Kept]:
-    """Its graph in float32, and what stays of its fold, which is made in float64."""
+    """The exported graph in float32, and what is kept of its fold, which is computed in float64."""
 
     def fold(taken_back: tuple[str, ...]) -> tuple[onnx.ModelProto, list[Change]]:
         smaller, changes = folded(plan.found.path, exported, taken_back)
@@ -132,7 +134,7 @@ def _artefact(plan: _Plan, known: Known | None, exporter: str, record: Mapping[s
 
 
 class _Plan(NamedTuple):
-    """What an order comes to for weights: what is refused after it is a graph that computes something else."""
+    """The options resolved for one network. After this, it is refused only if its graph computes something else."""
 
     options: FoldOptions
     arch: Architecture
@@ -148,7 +150,7 @@ class _Plan(NamedTuple):
 
 
 def _plan(options: FoldOptions, path: Path, found: Checkpoint | None) -> _Plan:
-    """Everything that may be refused before the network is exported."""
+    """Read the weights, build the network, and make every check that does not need the export."""
     from repaconv.checkpoints import read_checkpoint
 
     arch, weights = of_folder(path) if path.is_dir() else (Architecture(_absolute(options.arch or ""), {}), path)
@@ -174,7 +176,7 @@ def _plan(options: FoldOptions, path: Path, found: Checkpoint | None) -> _Plan:
 
 
 def _require_holdable(found: Checkpoint) -> None:
-    """Refuse weights that one ONNX file does not hold in float64.
+    """Refuse weights that do not fit into one ONNX file in float64.
 
     Raises:
         Refused: Saying how many there are.
@@ -189,13 +191,13 @@ def _require_holdable(found: Checkpoint) -> None:
 
 
 def _absolute(arch: str) -> str:
-    """The user's own file by its whole path: it is run again from another folder."""
+    """Make the path of the user's own Python file absolute, because it is run again from another folder."""
     file, _, function = arch.partition(":")
     return f"{Path(file).resolve()}:{function}" if file.endswith(".py") else arch
 
 
 def _images(arch: Architecture, network: Built, folder: Path | None, knobs: Knobs) -> Images:
-    """How large they are, how they are made, and where that is from."""
+    """The image size and the preprocessing, with the source of each."""
     from repaconv.sources.library_preprocessing import own_size, pixels_of
 
     said = pixels_of(arch, network.module, folder)
@@ -210,7 +212,13 @@ def _images(arch: Architecture, network: Built, folder: Path | None, knobs: Knob
 def _as_exported(
     module: nn.Module, exported: onnx.ModelProto, name: str, shape: tuple[int, int, int], names: tuple[str, ...]
 ) -> Link:
-    """The module in float64 against its graph, on two images: in float64, or float32 where nothing evaluates that."""
+    """Compare the module in float64 with its exported graph, on two random images.
+
+    The graph is evaluated in float64, or in float32 if the evaluator does not support it.
+
+    Raises:
+        GateFailed: If they differ.
+    """
     from repaconv.sources.architecture_source import NetworkRunner
     from repaconv.sources.onnx_model_variants import Ported
     from repaconv.verification.comparison import Comparison, joined
@@ -229,10 +237,10 @@ def _as_exported(
     link, limits, told = "fold", [tolerance("fold"), rounded], "ONNX as exported, float64"
     try:
         gives = FixedBatch(Ported(Float64(exported), ports), batch).run(feeds)
-    except Exception:  # of the evaluator: an operator, or a number of axes, that it lacks
+    except Exception:  # the evaluator lacks an operator or a number of axes
         link, limits, told = "onnx", [tolerance("onnx")], "ONNX as exported, float32"
         gives = FixedBatch(load_onnx(retyped(exported, {11: 1})), batch).run(feeds)
-    for allowed in limits:  # the usual one is that of `verify`, too
+    for allowed in limits:  # the default one first, which `verify` uses, too
         found = Comparison(told, allowed)
         found.add(gives, right)
         joint = joined(found.links(link, f"{TRAINING}, float64"))
@@ -244,7 +252,10 @@ def _as_exported(
 
 
 def _not_as_exported(link: Link, *, draws: bool) -> GateFailed:
-    """What is raised where the exporter's graph is another function; ``draws`` if the network is another itself."""
+    """The error for an exported graph that computes something else.
+
+    ``draws`` says that the network itself gives other outputs when it is run again.
+    """
     if draws:
         return GateFailed(
             "this network does not compute the same twice: it draws random numbers, and nothing it gives can be "

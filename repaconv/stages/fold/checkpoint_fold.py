@@ -1,4 +1,4 @@
-"""fold, for a checkpoint: into its deploy form, with a certificate."""
+"""Fold a checkpoint of a known method into its deploy form (inference-time architecture), with a certificate."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from repaconv.stages.shared.preset_choice import Written
 
 
-# --- The certificate of a fold: every part of it is judged, and what no row proves is the training form's own.
+# The certificate: every folded part is verified
 
 
 def certified(trained: Reading, size: ImageSize, steps: list[FoldStep], progress: Progress) -> Iterator[FoldedPart]:
-    """The parts of a fold, each when it is proved; its row of the certificate goes into ``steps``.
+    """Yield the parts of a fold, each after it is verified, and append its row of the certificate to ``steps``.
 
     Raises:
-        GateFailed: If a part is not exact, or holds what no row proves.
+        GateFailed: If a part is not exact, or contains a changed tensor that no row of the certificate covers.
     """
     from repaconv.checkpoints import drop_pages
     from repaconv.verification.tolerances import exact_rtols
@@ -55,7 +55,7 @@ def certified(trained: Reading, size: ImageSize, steps: list[FoldStep], progress
 
 
 def _require_proved(part: FoldedPart, trained: Reading) -> None:
-    """A tensor of no module that the part's row of the certificate proves is the training form's own, to the bit.
+    """Require that every tensor outside the module of the part's row is equal to the trained one, bit by bit.
 
     Raises:
         GateFailed: If it is not.
@@ -75,7 +75,7 @@ def _require_proved(part: FoldedPart, trained: Reading) -> None:
 
 
 def blocks(modules: Sequence[str]) -> int:
-    """How many numbered modules the certificate's rows are of: rows within another's module are of that block."""
+    """Number of blocks (numbered modules) that the rows of a certificate belong to; nested blocks count once."""
     outermost = [name for name in modules if not any(name.startswith(f"{other}.") for other in modules)]
     numbered = {match[0] for name in outermost if (match := re.match(r".*\.\d+", name))}
     return sum(not any(other.startswith(f"{name}.") for other in numbered) for name in numbered)
@@ -93,7 +93,7 @@ def _not_exact(step: FoldStep, tolerance: float, inside: str) -> GateFailed:
 
 
 def _parting(form: Reading, size: ImageSize, tolerance: float) -> str:
-    """Which part of a block the training form and this fold do not share; empty if it cannot be said."""
+    """The part of a block where the outputs of the training form and of this fold first differ; empty if unknown."""
     from repaconv.verification.divergence_location import locate_between_seams
     from repaconv.verification.input_batches import random_inputs
     from repaconv.verification.model_runners import TorchRunner
@@ -105,11 +105,11 @@ def _parting(form: Reading, size: ImageSize, tolerance: float) -> str:
         deploy = TorchRunner(backbone.deploy(form.config), folded, double=True)
         images = random_inputs((form.config.in_channels, *size), count=1, seed=0).images
         return locate_between_seams(training, deploy, {"input": images}, allowed=tolerance).module
-    except (RuntimeError, ValueError, KeyError):  # a fold that is wrong may be so in its shapes, too
+    except (RuntimeError, ValueError, KeyError):  # a wrong fold may have wrong shapes, too
         return ""
 
 
-# --- fold, for a checkpoint: into its deploy form, with a certificate.
+# The fold itself
 
 
 def fold_file_by(
@@ -124,14 +124,14 @@ def fold_file_by(
 
     Args:
         checkpoint: The file.
-        options: What is asked for.
-        found: What was read of it already.
-        overrule: Take settings that contradict the checkpoint, which every later artefact then says; as ``force`` when
-            None.
+        options: The options.
+        found: The checkpoint, if it was read already.
+        overrule: Accept settings that contradict the checkpoint; every later result then records them. The value of
+            ``force`` when None.
         progress: See `Progress`.
 
     Raises:
-        Refused: If the checkpoint cannot be folded whole.
+        Refused: If the checkpoint cannot be folded completely.
         GateFailed: If a fold is not exact; nothing is written then.
     """
     found = found or read_hashed(Path(checkpoint), options.weights, options.sha256)
@@ -147,7 +147,7 @@ fold_file = by_name(fold_file_by, FoldOptions)
 
 
 class _Plan(NamedTuple):
-    """What an order comes to for a checkpoint: nothing of it is refused any more but a fold that is not exact."""
+    """The options resolved for one checkpoint. After this, it is refused only if its fold is not exact."""
 
     options: FoldOptions
     found: Checkpoint
@@ -163,7 +163,7 @@ class _Plan(NamedTuple):
 
 
 def _plan(options: FoldOptions, found: Checkpoint, overrule: bool) -> _Plan:
-    """Everything that may be refused, before anything is written."""
+    """Make every check that comes before anything is written."""
     checkpoint = found.path
     from repaconv.stages.shared.preset_choice import chosen_form, shapes_sha256
 
@@ -187,7 +187,7 @@ def _plan(options: FoldOptions, found: Checkpoint, overrule: bool) -> _Plan:
 
 
 def _require_trained(checkpoint: Path, method: Method, detection: Detection, *, allowed: bool) -> None:
-    """Refuse what the official code folded already, unless that was asked for."""
+    """Refuse a checkpoint that already has the deploy form, unless that is allowed."""
     if detection.form == "deploy" and not allowed:
         raise Refused(
             f"{checkpoint} already has the inference-time architecture of {method.name} ({detection.reason}).",
@@ -197,10 +197,10 @@ def _require_trained(checkpoint: Path, method: Method, detection: Detection, *, 
 
 
 def _identified(method: Method, found: Checkpoint, settings: Mapping[str, str], pair: Path) -> dict[str, str]:
-    """What a recorded input and output settle.
+    """Settings that a recorded input and output of the network identify.
 
     Raises:
-        UsageProblem: If the method has nothing to settle this way, or the file holds no output.
+        UsageProblem: If the method identifies no settings, or the file has no recorded output.
     """
     import torch
 
@@ -220,16 +220,16 @@ def _identified(method: Method, found: Checkpoint, settings: Mapping[str, str], 
 
 
 def _with_sources(facts: tuple[Fact, ...], identified: Mapping[str, str], pair: str | Path | None) -> tuple[Fact, ...]:
-    """Facts that the recorded pair settled say so."""
+    """The facts, with the recorded pair as the source of those that it identified."""
     source = f"identified by {Path(pair).name}: the only variant with that output" if pair else ""
     return tuple(f.model_copy(update={"source": source}) if f.name in identified else f for f in facts)
 
 
 def _overruled(facts: tuple[Fact, ...], *, allowed: bool) -> tuple[str, ...]:
-    """The user's settings that say other than the checkpoint, in words.
+    """Messages about the user's settings that contradict the checkpoint.
 
     Raises:
-        Refused: If there are any and that was not asked for.
+        Refused: If there are any and they are not allowed.
     """
     told = contradictions(facts)
     if told and not allowed:
@@ -245,7 +245,7 @@ def _overruled(facts: tuple[Fact, ...], *, allowed: bool) -> tuple[str, ...]:
 
 
 class _Folded(NamedTuple):
-    """What was written, and what is known of it."""
+    """The written tensors, the rows of the certificate, the costs before and after, and the hash of the file."""
 
     tensors: tuple[TensorInfo, ...]
     steps: tuple[FoldStep, ...]
@@ -256,7 +256,7 @@ class _Folded(NamedTuple):
 
 
 def _folded(plan: _Plan, progress: Progress) -> _Folded:
-    """Fold part by part, judge each, write it; nothing stays of what is not exact."""
+    """Fold part by part, verify each part, and write it; an inexact part leaves no file."""
     import torch
 
     from repaconv.backbones.parameter_and_mac_counts import cost_of, norms_of

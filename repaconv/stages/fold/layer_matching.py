@@ -1,4 +1,4 @@
-"""Which layers of a block became which in its fold: each is changed a little, and what is otherwise then is of it."""
+"""Find which layers of a block are folded into which: change a layer slightly, and see which folded tensors change."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from repaconv.method_api.contract import Method, Reading
 
 MOST = 300_000_000
-"""Numbers that are folded again for this: kinds of blocks that would take more have no layers in the certificate."""
+"""Most numbers that are folded again for this; kinds of blocks that would take more show no layers."""
 
 Layers = dict[str, FoldedLayer]
 
@@ -32,15 +32,15 @@ def with_layers(
     size: ImageSize,
     certificate: Sequence[FoldStep],
 ) -> tuple[FoldStep, ...]:
-    """The certificate with its layers before and after, in the first row of each kind of block.
+    """The certificate with the layers before and after the fold, in the first row of each kind of block.
 
     Args:
         found: The checkpoint.
         method: Its method.
-        settings: What it was read with.
-        trained: What the method reads in it.
-        size: Of the images that MACs are of.
-        certificate: Of its fold.
+        settings: The settings that it was read with.
+        trained: The network as the method reads it.
+        size: Image size for which MACs are counted.
+        certificate: The rows of its fold.
     """
     from repaconv.backbones.parameter_and_mac_counts import layers_of
 
@@ -52,7 +52,7 @@ def with_layers(
         chosen = _first_of_kinds(certificate, before, after)
         chosen = _affordable(chosen, before, trained)
         into = _dependencies(found, method, settings, trained, {name: _in(name, before) for name in chosen})
-    except RepaconvError:  # of a checkpoint that means something else when its numbers are others: nothing is drawn
+    except RepaconvError:  # the changed values may make the checkpoint unreadable; then no layers are shown
         return tuple(certificate)
     return tuple(
         step.model_copy(update=_columns(step.module, before, after, into)) if step.module in chosen else step
@@ -65,7 +65,7 @@ def _in(module: str, layers: Layers) -> list[str]:
 
 
 def _columns(module: str, before: Layers, after: Layers, into: Mapping[str, set[str]]) -> dict[str, Any]:
-    """Both columns, names as the module has them."""
+    """The layers of a module before and after its fold, with names relative to the module."""
 
     def inside(name: str) -> str:
         return name.removeprefix(f"{module}.")
@@ -87,7 +87,7 @@ def _columns(module: str, before: Layers, after: Layers, into: Mapping[str, set[
 
 
 def _first_of_kinds(certificate: Sequence[FoldStep], before: Layers, after: Layers) -> list[str]:
-    """Modules of rows: the first of each kind of block, whatever its width, where it is more than one layer."""
+    """The first module of each kind of block, whatever its width, if it has more than one layer."""
     modules = [step.module for step in certificate]
     kinds: dict[tuple[Any, ...], str] = {}
     for step in certificate:
@@ -100,7 +100,7 @@ def _first_of_kinds(certificate: Sequence[FoldStep], before: Layers, after: Laye
 
 
 def _affordable(chosen: Sequence[str], before: Layers, trained: Reading) -> list[str]:
-    """As many of them, in their order, as `MOST` allows."""
+    """As many of the modules, in their order, as `MOST` allows."""
     kept: list[str] = []
     numbers = [(name, tensor.numel()) for name, tensor in trained.tensors.items()]
     for name in chosen:
@@ -119,7 +119,7 @@ def _dependencies(
     trained: Reading,
     layers: Mapping[str, Sequence[str]],
 ) -> dict[str, set[str]]:
-    """For every layer of some modules, the folded tensors that have other numbers when its own are others."""
+    """For every layer of the modules, the folded tensors that change when the layer's own weights change."""
     right = _folded(trained, layers)
     into: dict[str, set[str]] = {}
     for turn in range(max(map(len, layers.values()), default=0)):
@@ -127,7 +127,7 @@ def _dependencies(
         tensors = dict(found.tensors)
         for key in trained.tensors:
             if _layer_of(key, changed.values()):
-                for name in {key, trained.names.get(key, key)} & tensors.keys():  # a reading makes some of several
+                for name in {key, trained.names.get(key, key)} & tensors.keys():  # none if made of several
                     tensors[name] = _moved(tensors[name])
         now = _folded(understood(method, replace(found, tensors=tensors), settings), layers)
         for module, name in changed.items():
@@ -136,12 +136,12 @@ def _dependencies(
 
 
 def _layer_of(key: str, layers: Collection[str]) -> bool:
-    """Whether a tensor is one of these layers, or in one of them."""
+    """Whether a tensor is a parameter of one of these layers, or is named as one."""
     return any(key == name or key.rpartition(".")[0] == name for name in layers)
 
 
 def _moved(tensor: Tensor) -> Tensor:
-    """Other numbers, a little larger, each by its own share."""
+    """The tensor with slightly larger values, each changed by a different amount."""
     import torch
 
     if not tensor.is_floating_point():
@@ -155,7 +155,7 @@ def _same(one: Tensor | None, other: Tensor) -> bool:
 
 
 def _folded(reading: Reading, modules: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The folded tensors of some modules, no further than the last of them."""
+    """The folded tensors of some modules; folding stops after the last of them."""
     waiting, tensors = set(modules), {}
     for part in reading.parts() if waiting else ():
         tensors.update({key: value.double() for key, value in part.tensors.items()})

@@ -1,4 +1,4 @@
-"""fold for a live nn.Module: the whole network where a method knows it, else whatever in it folds."""
+"""Fold a live nn.Module: the whole network if a method recognizes it, otherwise every known part of it."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ if TYPE_CHECKING:
     from repaconv.checkpoints import Checkpoint
 
 WHOLE = 1e-9
-"""Up to this difference in float64 a net's deploy form is the net: the user's own code may round elsewhere."""
+"""Largest float64 difference at which the deploy form replaces a network; the user's own code may round differently."""
 
 
 def fold_live(module: nn.Module, method: str, settings: Mapping[str, str], example: Any = None) -> nn.Module:
-    """A folded copy of the module in eval mode, its certificate in the attribute ``fold_certificate``.
+    """Return a folded copy of the module in eval mode, with its certificate in the attribute ``fold_certificate``.
 
-    Where a method knows the whole network by its state dict, and its deploy form gives the module's own output, that
-    is returned. Otherwise the parts that have a known shape are folded in a copy of the user's own module. Either way
-    the whole is run, before against after, in float64. Where nothing folds, the copy is unchanged, and its certificate
-    has one row, ``nothing to fold``; ``left`` of a certificate's last row says what was not folded, and why.
+    If a method recognizes the whole network by its state dict, and its deploy form gives the module's own output, the
+    deploy form is returned. Otherwise, the known parts are folded in a copy of the user's own module. In both cases the
+    whole network is run before and after in float64. If nothing folds, the copy is unchanged, and its certificate has
+    one row, ``nothing to fold``. ``not_folded`` of the last row says what was not folded, and why.
 
     Args:
-        module: Not changed; on any device, of any float type, which the result has too.
+        module: The module, which is not changed. The result has its device and floating-point dtype.
         method: Its method, or ``auto``.
-        settings: What the module does not tell.
-        example: An input of the module: a tensor, a tuple of its arguments, or a dict of named ones. If None, sizes are
-            tried that the module says or its first layers suggest.
+        settings: Settings that the module does not contain.
+        example: An input of the module: a tensor, a tuple of its arguments, or a dict of named ones. If None, input
+            sizes are tried that the module declares or its first layers suggest.
 
     Raises:
-        Refused: If the module as a whole cannot be run, or a method was asked for that folds nothing in it.
+        Refused: If the module cannot be run as a whole, or ``method`` is given and folds nothing in it.
     """
     from repaconv.torch_fold.module_calls import undisturbed
 
@@ -56,12 +56,12 @@ def fold_live(module: nn.Module, method: str, settings: Mapping[str, str], examp
 def _in_parts(
     module: nn.Module, method: str, settings: Mapping[str, str], example: Any, why: RepaconvError
 ) -> nn.Module:
-    """The module with what folds in it; ``why`` it is not known whole.
+    """Fold the known parts of a module; ``why`` is the reason that the network as a whole was not folded.
 
     Raises:
-        Refused: If nothing in it folds, and something was asked for by name.
-        RepaconvError: ``why``, if nothing in it folds and the whole would, were that mended.
-        UsageProblem: If a setting is of no use for parts.
+        Refused: If nothing in it folds, and a method or an idle ratio was given.
+        RepaconvError: ``why``, if nothing in it folds and ``why`` can be corrected.
+        UsageProblem: If a setting has no effect on parts.
     """
     from repaconv.torch_fold.known_submodule_folds import fold_parts
 
@@ -88,10 +88,10 @@ def _in_parts(
 
 
 def _nothing(step: FoldStep, why: RepaconvError) -> FoldStep:
-    """The row of a module in which nothing folds, with why it is no known network where its keys are those of one.
+    """The row of a module in which nothing folds; it adds ``why`` if the keys are those of a known network.
 
     Raises:
-        RepaconvError: ``why``, if it is a known network that is not as it should be.
+        RepaconvError: ``why``, if it is a known network with an error that can be corrected.
     """
     if not isinstance(why, Refused) or why.code not in ("method.mismatch", "live.other"):
         raise why
@@ -103,6 +103,7 @@ def _nothing(step: FoldStep, why: RepaconvError) -> FoldStep:
 
 
 def _whole(module: nn.Module, method: str, settings: Mapping[str, str], example: Any) -> nn.Module:
+    """Fold the module as the network that a method recognizes by its state dict."""
     import torch
 
     from repaconv.verification.input_batches import random_inputs
@@ -130,11 +131,11 @@ def _whole(module: nn.Module, method: str, settings: Mapping[str, str], example:
 
 
 def _difference(module: nn.Module, deploy: nn.Module, given: Any) -> float:
-    """How far the deploy form is from what the user's own class computes.
+    """Float64 difference between the outputs of the deploy form and of the user's module.
 
     Raises:
-        Refused: If it is too far: the keys are the same, the network is another. Or if the module has hooks, which the
-            deploy form would not have.
+        Refused: If it is too large: the keys are the same, but the network is another. Also if the module has hooks,
+            which the deploy form would not have.
     """
     from repaconv.torch_fold.module_calls import in_float64
     from repaconv.torch_fold.submodules import watched
@@ -167,7 +168,7 @@ def _as_checkpoint(module: nn.Module) -> Checkpoint:
 
 
 def _completed(module: nn.Module, method: Any, checkpoint: Checkpoint, settings: Mapping[str, str]) -> dict[str, str]:
-    """The user's settings, and what the module's attributes say and the method wants to know."""
+    """The user's settings, and the module's attributes that the method accepts as settings."""
     hints = {**_hints(module), **settings}
     while True:
         try:
@@ -181,7 +182,7 @@ def _completed(module: nn.Module, method: Any, checkpoint: Checkpoint, settings:
 
 
 def _hints(module: nn.Module) -> dict[str, str]:
-    """Values that no state dict tells, from the attributes that vision transformers usually have."""
+    """Settings that no state dict contains, from the attributes that vision transformers usually have."""
     hints: dict[str, str] = {}
     for name, part in module.named_modules():
         heads = getattr(part, "num_heads", None)

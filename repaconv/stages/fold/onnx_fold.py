@@ -1,4 +1,4 @@
-"""fold, for an ONNX graph of whatever origin: what can be folded without knowing its method, and both are run."""
+"""Fold an arbitrary ONNX graph without knowing its method, and compare the folded graph with the original."""
 
 from __future__ import annotations
 
@@ -37,26 +37,25 @@ if TYPE_CHECKING:
 
     from repaconv.engines.contract import Feeds
 ANY_SIZE = (224, 224)
-"""Stands for the size of images until the graph was run."""
+"""Image size (height, width) assumed until the graph was run."""
 
 
 def fold_onnx_by(options: FoldOptions, path: str | Path, *, progress: Progress = silent) -> GraphFold:
     """Fold an ONNX graph into a run: ``<stem>.folded.onnx`` and ``fold.json``.
 
-    Where nothing folds, the folded graph is the one as given, and is compared with it like any other; the rest of the
-    chain goes on from it all the same.
+    If nothing folds, the original graph is written and verified like any other, so that later stages can use it.
 
     Args:
-        path: The graph; weights of their own lie in its folder.
-        options: What is asked for: ``out`` is the run's folder, or a file that gets the folded graph, too; ``settings``
-            may say how images are normalised.
+        path: The graph; its external weights are in the same folder.
+        options: The options. ``out`` is the run folder, or an .onnx file to which the folded graph is also written.
+            ``settings`` may describe the preprocessing.
         progress: See `Progress`.
 
     Raises:
-        Refused: If it is no sound ONNX file, wants files from outside its folder, holds more than 2 GiB, does not run,
-            or if no output of it could be compared: nothing is written that was not proved.
+        Refused: If it is no valid ONNX file, needs files outside its folder, has more than 2 GiB, does not run, or has
+            no output that can be compared; nothing is written then.
         GateFailed: If the folded graph computes something else; nothing is written then.
-        UsageProblem: If there is a file of that name from elsewhere.
+        UsageProblem: If repaconv did not write the file that would be replaced.
     """
     plan = _plan(options, Path(path))
     progress("fold", 0, 0)
@@ -82,7 +81,7 @@ def fold_onnx_by(options: FoldOptions, path: str | Path, *, progress: Progress =
 
 
 class _Plan(NamedTuple):
-    """What an order comes to for a graph: nothing of it is refused any more but a fold that is not equal."""
+    """The options resolved for one graph. After this, it is refused only if it cannot be folded and verified."""
 
     options: FoldOptions
     source: Path
@@ -96,7 +95,7 @@ class _Plan(NamedTuple):
 
 
 def _plan(options: FoldOptions, source: Path) -> _Plan:
-    """Everything that may be refused before the graph is folded."""
+    """Make every check that comes before the graph is folded."""
     stamp = stamp_of(source)
     require_pinned(source, options.sha256)
     model, out = loaded(source), Path(options.out) if options.out else None
@@ -126,14 +125,16 @@ def _plan(options: FoldOptions, source: Path) -> _Plan:
 
 
 def _sample(options: FoldOptions, model: onnx.ModelProto) -> Feeds | None:
-    """Inputs that the user says the graph takes."""
+    """Inputs that the user recorded for the graph; None if none are given."""
     from repaconv.verification.input_batches import npz_calls
 
     return npz_calls(Path(options.inputs), inputs_of(model), ()).piece(0, 1).given if options.inputs else None
 
 
 def _written(options: FoldOptions) -> Written:
-    """The form by name; what was tuned is known of shapes, which are those of the folded graph.
+    """The rewrite preset by name.
+
+    A file of `tune` is found by the shapes of the folded graph, which are not known yet..
 
     Raises:
         UsageProblem: If it is a file of `tune`.
@@ -148,10 +149,10 @@ def _written(options: FoldOptions) -> Written:
 
 
 def _said_of(settings: Mapping[str, str], usual: Sized) -> tuple[Images, int | None]:
-    """What the user says of its images and classes: a graph tells nothing of how images are made.
+    """The preprocessing and the number of classes from the user's settings; an ONNX graph contains neither.
 
     Raises:
-        Refused: If another size is asked for than the graph takes.
+        Refused: If the settings give an image size that the graph does not accept.
         UsageProblem: If there is no such setting, or its value does not parse.
     """
     knobs = Knobs(settings)
@@ -161,7 +162,7 @@ def _said_of(settings: Mapping[str, str], usual: Sized) -> tuple[Images, int | N
 
 
 def _declared(model: onnx.ModelProto) -> Sized:
-    """The size of its images as far as the graph says it; else any."""
+    """The image size that the graph declares; `ANY_SIZE` if it declares none."""
     shape = inputs_of(model)[0].shape
     if len(shape) == 4 and isinstance(shape[2], int) and isinstance(shape[3], int):
         return _fixed((shape[2], shape[3]))
@@ -173,7 +174,10 @@ def _fixed(size: ImageSize) -> Sized:
 
 
 def _images(plan: _Plan, taken: Taken) -> tuple[Images | None, int | None]:
-    """The same for what the graph was found to take; None where it takes no images."""
+    """Preprocessing and number of classes, for the image size that the graph was found to accept.
+
+    The preprocessing is None if the graph takes no images.
+    """
     settings = plan.options.settings or {}
     if taken.image_size is None:
         return None, _said_of(settings, Sized(ANY_SIZE, "", assumed=True))[1]
@@ -182,7 +186,11 @@ def _images(plan: _Plan, taken: Taken) -> tuple[Images | None, int | None]:
 
 
 def _proved(plan: _Plan, given: Evaluated, after: Evaluated, progress: Progress) -> tuple[Link, ...]:
-    """The links between the two; nothing is written where one of them fails."""
+    """Compare the folded graph with the original.
+
+    Raises:
+        GateFailed: If they differ; nothing is written then.
+    """
     progress("ONNX Runtime", 0, 0)
     links = proved(plan.source, given, after)
     if any(link.verdict == "failed" for link in links):
@@ -191,9 +199,9 @@ def _proved(plan: _Plan, given: Evaluated, after: Evaluated, progress: Progress)
 
 
 def _as_given(plan: _Plan, given: Evaluated) -> tuple[Link, ...]:
-    """The links where nothing folds: the graph that is written, run anew, and the graph as given.
+    """Compare the written graph, in a new session, with the original, if nothing folds.
 
-    None where that shows nothing: no output can be compared, or the graph does not compute the same twice.
+    Empty if no output can be compared, or the graph does not compute the same result twice.
     """
     try:
         links = proved(plan.source, given, Evaluated(given.model, given.sample))
@@ -205,12 +213,12 @@ def _as_given(plan: _Plan, given: Evaluated) -> tuple[Link, ...]:
 def _artefact(
     plan: _Plan, taken: Taken, given: Evaluated, raised: Raised, kept: Kept, links: tuple[Link, ...]
 ) -> GraphFold:
-    """What was done, with what it costs before and after."""
+    """The result: what was folded, and the costs before and after."""
     beside = [payload_of(plan.copied, plan.run.folder)] if plan.copied else []
     images, classes = _images(plan, taken)
     left = (*raised.left, *kept.back.told, *left_alone(plan.model))
     record = recorded(raised.graph, kept.graph if kept.changes else raised.graph, kept.changes, links, taken, left)
-    record["nodes"] = len(given.model.graph.node), len(kept.graph.model.graph.node)  # a converter's are no savings
+    record["nodes"] = len(given.model.graph.node), len(kept.graph.model.graph.node)  # not the converter's nodes
     record["operators"] = operators_of(kept.graph.model)
     return GraphFold(
         made_by=made_by("onnx", "onnx-ir", "onnxruntime"),

@@ -12,7 +12,7 @@ from repaconv.stages.shared.option_definitions import INPUT, MEASURE, OUTPUT, Op
 
 @dataclass(frozen=True, kw_only=True)
 class FoldOptions(Options):
-    """What `repaconv.fold` may be asked for."""
+    """Options of `repaconv.fold`."""
 
     method: Annotated[
         str,

@@ -1,4 +1,4 @@
-"""What stays of a fold: the rewrite that does most harm is taken back, until none does."""
+"""Revert rewrites that make the folded graph larger or slower than the original, the most harmful one first."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ if TYPE_CHECKING:
     from repaconv.engines.contract import Feeds
 
 Refold = Callable[[tuple[str, ...]], tuple["onnx.ModelProto", Sequence[Change]]]
-"""The fold without the rewrites of these names, as it is run."""
+"""A function that folds the graph without the rewrites of these names."""
 
 
 CURES = frozenset({POOL_PADDING.name})
-"""Rewrites without which a graph comes out wrong: they stay, whatever they cost."""
+"""Rewrites that correct a graph; they are kept, whatever they cost."""
 
 
 class TakenBack(NamedTuple):
-    """Names of rewrites, and what is told of them."""
+    """Names of the reverted rewrites, and a message about each."""
 
     names: tuple[str, ...] = ()
     told: tuple[str, ...] = ()
 
     def with_(self, name: str, why: str) -> TakenBack:
-        """One more."""
+        """A copy with one more reverted rewrite."""
         return TakenBack((*self.names, name), (*self.told, f"{name}: reverted, because {why}"))
 
 
 class Kept(NamedTuple):
-    """What stays of a fold: its graph, what it did, and what of it was taken back."""
+    """What is kept of a fold: its graph, its changes, and what was reverted."""
 
     graph: Evaluated
     changes: Sequence[Change]
@@ -50,20 +50,20 @@ class Kept(NamedTuple):
 
 
 class Judged(NamedTuple):
-    """Of a fold: its rank among others, the least is best, and why it may not stay; empty where it may."""
+    """The evaluation of a fold: its rank (the lowest is best), and why it is not acceptable; empty if it is."""
 
     rank: Any
     why: str
 
 
 def without_harm(fold: Kept, given: Evaluated, refold: Refold, judge: Callable[[Kept], Judged]) -> Kept:
-    """The fold without what may not stay; the graph as given where nothing is left of it.
+    """Revert rewrites one by one until the fold is acceptable; the original graph if no change remains.
 
     Args:
-        fold: All of it, but for what is taken back already.
-        given: The graph as given.
-        refold: Makes it without some of its rewrites.
-        judge: Says whether one may stay.
+        fold: The fold, without what is reverted already.
+        given: The original graph.
+        refold: Folds the graph again without some of the rewrites.
+        judge: Evaluates a fold.
     """
     judged = judge(fold)
     while judged.why and (names := _harmful(fold)):
@@ -73,32 +73,32 @@ def without_harm(fold: Kept, given: Evaluated, refold: Refold, judge: Callable[[
 
 
 def _harmful(fold: Kept) -> list[str]:
-    """Names of what may be taken back."""
+    """Names of the rewrites that may be reverted."""
     return list(dict.fromkeys(change.rewrite for change in fold.changes if change.rewrite not in CURES))
 
 
 def without(fold: Kept, name: str, refold: Refold, why: str) -> Kept:
-    """The fold without one more rewrite; ``why`` it is taken back."""
+    """Fold again without one more rewrite; ``why`` is the reason that is recorded."""
     back = fold.back.with_(name, why)
     model, changes = refold(back.names)
     return Kept(Evaluated(model), changes, back)
 
 
-# --- Whether a fold leaves the graph smaller: rewrites that in sum enlarge it are taken back, the same on every
-# machine.
+# Size: revert rewrites that enlarge the graph; the rule is the same on every machine
 #
-# What counts is what the file holds: a weight that several layers share counts once. A fold never multiplies more. Its
-# matrices are larger only where they save a greater share of the multiplications; numbers and nodes are more only where
-# that saves a greater share of the others. A weight that was shared is several weights only where that multiplies less
-# in the same proportion. And where none of the three is fewer, nothing was gained: the graph stays as it was given,
-# unless it comes out wrong as it is.
+# What counts is what the file holds: a weight that several layers share counts once. A fold is reverted if
+# - it needs more multiplications;
+# - its matrices grow by a larger factor than its multiplications shrink;
+# - its parameters or nodes grow, and the product of multiplications, parameters and nodes grows, too;
+# - none of the three shrinks.
+# A shared weight is split into several only if the multiplications shrink by at least the same factor.
 
 
 class Size(NamedTuple):
-    """Of a graph: multiply-accumulates of one image, numbers in matrices, all numbers, and nodes.
+    """Size of a graph: multiply-accumulates of one image, numbers in matrices, all numbers, and nodes.
 
-    A Transpose of the last two axes that only products read is none: they take their matrix so. ``shares`` are the
-    numbers that the graph would hold besides, had every product its own matrix.
+    A Transpose of the last two axes that only MatMuls read is not counted: they can read their matrix transposed.
+    ``shares`` is how many more numbers the graph would hold if every product had its own matrix.
     """
 
     macs: int
@@ -109,23 +109,23 @@ class Size(NamedTuple):
 
     @property
     def weighed(self) -> int:
-        """What is weighed by its shares, in one number; 1 for what is not known."""
+        """Product of multiplications, numbers and nodes, to compare relative changes; an unknown one counts as 1."""
         return max(self.macs, 1) * max(self.numbers, 1) * max(self.nodes, 1)
 
     @property
     def rank(self) -> tuple[int, ...]:
-        """The least is best of folds that leave shared weights or not."""
+        """Sort key for folds with and without shared weights; the lowest is best."""
         return max(self.macs, 1) * max(self.matrices, 1), self.numbers, self.nodes
 
 
 def no_larger(fold: Kept, given: Evaluated, before: Evaluated, refold: Refold) -> Kept:
-    """The fold without what enlarges the graph; the graph as given where nothing is left of it.
+    """Revert what enlarges the graph; the original graph if no change remains.
 
     Args:
-        fold: All of it.
-        given: The graph as given.
-        before: What is folded: the same, of a newer opset perhaps.
-        refold: Makes it without some of its rewrites.
+        fold: The fold with all rewrites.
+        given: The original graph.
+        before: The graph that is folded: the original, possibly converted to a newer opset.
+        refold: Folds the graph again without some of the rewrites.
     """
 
     def judge(one: Kept) -> Judged:
@@ -138,7 +138,7 @@ def no_larger(fold: Kept, given: Evaluated, before: Evaluated, refold: Refold) -
 
 
 def _as_shared(fold: Kept, before: Evaluated, refold: Refold) -> Kept:
-    """The fold; without what it did to weights that layers share, where that gained nothing."""
+    """Revert the splitting of shared weights if it gained nothing."""
     size = size_of(fold.graph)
     if size.shares >= size_of(before).shares:
         return fold
@@ -151,7 +151,7 @@ def _as_shared(fold: Kept, before: Evaluated, refold: Refold) -> Kept:
 
 
 def larger(before: Size, after: Size) -> str:
-    """Why a fold is not worth it, in words; empty where it is."""
+    """Why a fold is not worth it; empty if it is."""
     if after.macs > before.macs:
         return f"with it the graph multiplies {after.macs:,} times, not {before.macs:,}"
     if after.matrices * after.macs > before.matrices * before.macs:
@@ -167,7 +167,7 @@ def larger(before: Size, after: Size) -> str:
 
 
 def size_of(graph: Evaluated) -> Size:
-    """What is not known of its shapes counts as nothing."""
+    """The size of a graph; operators of unknown shape count as nothing."""
     from repaconv.graph.compute_costs import macs_in, matrices, parameters
 
     model = graph.settled
@@ -177,34 +177,33 @@ def size_of(graph: Evaluated) -> Size:
 
 
 def _in_products(node: ir.Node) -> bool:
-    """Whether a Transpose is of the last two axes, and only products read it."""
+    """Whether a Transpose swaps the last two axes and is read only by MatMuls."""
     out = node.outputs[0]
     return swaps_last(node) and not out.is_graph_output() and {user.op_type for user in out.consumers()} == {"MatMul"}
 
 
-# --- Whether a fold of a graph pays on this machine: it and the graph as given run by turns; what is slower is taken
-# back.
+# Speed: revert rewrites that make the graph slower than the original on this machine, measured in interleaved rounds
 #
-# Folds go by multiplications, memory and nodes, the same everywhere. This only takes back, where the loss is clear, and
-# a second look in the target's form says so, too; so that a noisy machine keeps what pays.
+# A rewrite is reverted only if the loss is clear and a second measurement, with the target's rewrite preset, confirms
+# it. So a noisy machine keeps what is faster.
 
 LOSS = 0.98
-"""Times as fast as the graph as given, below which the whole interval lies where a fold is taken back."""
+"""A fold is reverted if the whole confidence interval of its speedup over the original is below this."""
 LEAST_MS = 2.0
-"""A call that takes less says nothing within seconds."""
+"""Shortest inference that is measured, in ms; a shorter one cannot be measured reliably within seconds."""
 SECONDS, ROUNDS = 2.0, (6, 30)
 TARGET = "x86-64"
-"""Whose form is measured: that of the machine at hand."""
+"""The target whose rewrite preset is measured; it stands for this machine."""
 
 
 def worthwhile(given: Evaluated, before: Evaluated, refold: Refold, *, measured: bool, progress: Progress) -> Kept:
-    """What stays of a fold: what leaves the graph no larger and, if that is measured, no slower.
+    """Fold the graph, and revert what makes it larger or, if ``measured``, slower.
 
     Args:
-        given: The graph as given.
-        before: What is folded: the same, of a newer opset perhaps.
-        refold: Folds it, without some of the rewrites.
-        measured: Whether it is run.
+        given: The original graph.
+        before: The graph that is folded: the original, possibly converted to a newer opset.
+        refold: Folds the graph without some of the rewrites.
+        measured: Whether its speed is measured.
         progress: See `Progress`.
     """
     model, changes = refold(())
@@ -216,12 +215,12 @@ def worthwhile(given: Evaluated, before: Evaluated, refold: Refold, *, measured:
 
 
 def what_pays(fold: Kept, given: Evaluated, refold: Refold) -> Kept:
-    """What of a fold pays here, measured in a few seconds; all of it where that tells nothing.
+    """Revert what makes the graph slower here, measured in a few seconds; keep all of it if that is inconclusive.
 
     Args:
-        fold: What is no larger than the graph.
-        given: The graph as given.
-        refold: Makes it without some of its rewrites.
+        fold: The fold, which is no larger than the original.
+        given: The original graph.
+        refold: Folds the graph again without some of the rewrites.
     """
     from repaconv.benchmark.machine_fingerprint import cpu_model
 
@@ -241,7 +240,7 @@ def what_pays(fold: Kept, given: Evaluated, refold: Refold) -> Kept:
 
 
 def judged(speed: Ratio | None, where: str) -> Judged:
-    """A fold by its speed beside that of the graph as given, on some machine; None where that tells nothing."""
+    """Evaluate a fold by its speedup over the original on a machine; None means inconclusive and is acceptable."""
     if speed is None:
         return Judged(-1.0, "")
     slower = f"with it the graph is {_told(speed)} the one given, measured on {where}"
@@ -257,14 +256,14 @@ def _is_slower(found: Ratio | None) -> bool:
 
 
 class _Call(NamedTuple):
-    """Inputs, and how many rounds of it say something in a few seconds."""
+    """Inputs of one inference, and how many rounds of it fit into a few seconds."""
 
     feeds: Feeds
     rounds: int
 
 
 def _call(given: Evaluated) -> _Call | None:
-    """A usual call of the graph, if it is long enough to be measured."""
+    """Inputs of a usual inference of the graph; None if it does not run or is too short to be measured."""
     from repaconv.verification.probe_inputs import Unrunnable
 
     try:
@@ -274,14 +273,17 @@ def _call(given: Evaluated) -> _Call | None:
         begin = perf_counter()
         given.session.run(feeds)
     except (Unrunnable, RepaconvError):
-        return None  # the proof says why
+        return None  # the verification reports why
     seconds = perf_counter() - begin
     rounds = min(max(int(SECONDS / 2 / seconds), ROUNDS[0]), ROUNDS[1])
     return _Call(feeds, rounds) if seconds * 1e3 >= LEAST_MS else None
 
 
 def _beside(given: Evaluated, folded: Evaluated, call: _Call) -> Ratio | None:
-    """By turns; None where the graph does not run, or the fastest calls do not say the same as the median."""
+    """Speedup of the folded graph over the original, from interleaved rounds.
+
+    None if a graph does not run, or the fastest inferences do not confirm a loss.
+    """
     from repaconv.benchmark.interleaved_protocol import anew, measure_anew
     from repaconv.benchmark.latency_statistics import ratio
     from repaconv.verification.model_runners import load_onnx
@@ -292,7 +294,7 @@ def _beside(given: Evaluated, folded: Evaluated, call: _Call) -> Ratio | None:
     openings = anew({"given": partial(loaded, given), "folded": partial(loaded, folded)})
     try:
         found = measure_anew(openings, rounds=call.rounds, warmup_rounds=1, seed=0)
-    except Exception:  # the runtime's own, of many classes: the proof says so
+    except Exception:  # runtimes raise errors of many classes; the verification reports why
         return None
     samples = found.samples_ms
     speed = ratio("folded", samples["folded"], "given", samples["given"], 0, found.openings)
@@ -301,7 +303,7 @@ def _beside(given: Evaluated, folded: Evaluated, call: _Call) -> Ratio | None:
 
 
 def _in_form(model: onnx.ModelProto) -> onnx.ModelProto:
-    """As the machine at hand runs it fastest."""
+    """The graph after the rewrites that this machine runs fastest."""
     from repaconv.graph.model_rewriting import rewritten
     from repaconv.rewrites.presets import chosen
     from repaconv.stages.shared.common_checks import load_target, usual_form

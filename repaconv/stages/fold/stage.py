@@ -1,4 +1,4 @@
-"""fold: a checkpoint, an ONNX graph, or a live module; each is folded its own way."""
+"""`fold`: fold a checkpoint, an ONNX graph, a named architecture or a live module."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def fold(
 def _fold_checkpoint(
     path: Path, method: str, settings: Mapping[str, str], arguments: Mapping[str, Any]
 ) -> MethodFold | NetworkFold:
-    """Fold weights by their method, or by the published network that they are of."""
+    """Fold a checkpoint by its method, or as the published network that its tensors belong to."""
     if arguments.get("inputs"):
         raise UsageProblem(
             f"--inputs is for ONNX graphs, and {path} is a checkpoint.",
@@ -107,7 +107,7 @@ def _fold_checkpoint(
             code="usage.inputs",
         )
     read = read_hashed(path, arguments.get("weights"), arguments.get("sha256"))
-    own = {name: value for name, value in arguments.items() if name != "measure"}  # a method's fold is its paper's
+    own = {name: value for name, value in arguments.items() if name != "measure"}  # a method's fold is never measured
     try:
         return fold_file(path, method=method, settings=settings, found=read, **own)
     except Refused as unknown:
@@ -118,7 +118,7 @@ def _fold_checkpoint(
 
 
 def _fold_graph(path: Path, method: str, settings: Mapping[str, str], arguments: Mapping[str, Any]) -> GraphFold:
-    """Fold an ONNX file; what is for checkpoints alone is refused."""
+    """Fold an ONNX file; refuse options that are for checkpoints only."""
     from repaconv.stages.fold.onnx_fold import fold_onnx_by
 
     told = {**arguments, "method": method != "auto"}
@@ -141,7 +141,7 @@ def _fold_network(
     known: Known | None = None,
     read: Checkpoint | None = None,
 ) -> NetworkFold:
-    """Fold a network by its architecture, asked for or ``known``; what is for methods alone is refused."""
+    """Fold a network by its architecture, given by the user or ``known``; refuse options that are for methods only."""
     from repaconv.stages.fold.architecture_fold import fold_network_by
 
     told = {**arguments, "method": method != "auto", "preset": str(arguments.get("preset", "default")) != "default"}
@@ -157,10 +157,10 @@ def _fold_network(
 
 
 def _asked(arguments: Mapping[str, Any], *names: str) -> str:
-    """Which of these options were given, as they are typed."""
+    """The options among these that were given, as they are typed on the command line."""
     return ", ".join(f"--{name.replace('_', '-')}" for name in names if arguments.get(name))
 
 
 def _as_text(value: Any) -> str:
-    """A setting from Python as the command line would write it."""
+    """A setting given in Python, as the command line would write it."""
     return ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)

@@ -18,7 +18,7 @@ WITHOUT = (
 
 
 def show_fold(done: MethodFold | GraphFold) -> None:
-    """See `_checkpoint`, `_graph` and `_images`."""
+    """Print the images that a folded network takes, and its certificate or its changes of the graph."""
     from repaconv.results import MethodFold
 
     _images(done)
@@ -26,7 +26,7 @@ def show_fold(done: MethodFold | GraphFold) -> None:
 
 
 def _images(done: MethodFold | GraphFold) -> None:
-    """Of what size its images are, how they are made, which output gives classes, and what says so."""
+    """Print the image size, the preprocessing and the output that gives classes, with the source of each."""
     from repaconv.verification.image_files import told_of
 
     if done.image_size is None:
@@ -51,7 +51,7 @@ def _images(done: MethodFold | GraphFold) -> None:
 
 
 def _checkpoint(done: MethodFold) -> None:
-    """The certificate, summed up, and what the fold saves."""
+    """Print a summary of the certificate, and what the fold saves."""
     rows = table("module", "folded", "float64 difference")
     steps = sorted(done.certificate, key=lambda step: -step.max_rel_error)
     for step in done.certificate if whole() else steps[:ROWS]:
@@ -71,7 +71,7 @@ def _checkpoint(done: MethodFold) -> None:
 
 
 def _first(sentence: str) -> str:
-    """The first of the places that it names, one behind the other; all with -v."""
+    """Shorten a sentence to the first places that it names; all of them with -v."""
     places = sentence.split("; ")
     if whole() or len(places) <= ROWS:
         return sentence
@@ -84,7 +84,7 @@ def _not_folded(done: MethodFold | GraphFold) -> None:
 
 
 def _graph(done: GraphFold) -> None:
-    """What it was taken for, every change of the graph, what it costs before and after, and the links."""
+    """Print the recognized network, every change of the graph, the costs before and after, and the comparisons."""
     from repaconv.results import NetworkFold
 
     if isinstance(done, NetworkFold) and done.known:

@@ -1,1 +1,1 @@
-"""`inspect`: what a checkpoint, an ONNX model or an engine contains."""
+"""`inspect`: describe the contents of a checkpoint, an ONNX model or an engine."""

@@ -10,7 +10,7 @@ from repaconv.stages.shared.option_definitions import Options
 
 @dataclass(frozen=True, kw_only=True)
 class InspectOptions(Options):
-    """What `repaconv.inspect` may be asked for."""
+    """Options of `repaconv.inspect`."""
 
     weights: Weights = None
     settings: Settings = None

@@ -1,4 +1,4 @@
-"""`inspect`: what a checkpoint, an ONNX model or an engine contains, before any work is done."""
+"""`inspect`: describe the contents of a checkpoint, an ONNX model or an engine without running it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from repaconv.method_api.contract import Reading
 
 
-# --- inspect: what a checkpoint is, before any work is done.
+# Checkpoints
 
 
 def inspect(
@@ -48,7 +48,7 @@ def inspect(
 
 
 def _seen(found: Checkpoint, settings: Mapping[str, str]) -> Inspection:
-    """What it holds, and what is understood of it."""
+    """The contents of a checkpoint, and what is known of its network."""
     seen = Inspection(
         origin=found.origin, sets=found.sets, placeholders=found.placeholders, method=None, form=None, reason=""
     )
@@ -69,7 +69,7 @@ def _seen(found: Checkpoint, settings: Mapping[str, str]) -> Inspection:
 
 
 def _understood(found: Checkpoint, method: str, reading: Reading) -> dict[str, Any]:
-    """What is known of a checkpoint that was read whole: its facts, and what both of its forms cost."""
+    """The fields of an inspection that need the network: its facts, and the costs of both forms."""
     from repaconv.backbones.parameter_and_mac_counts import cost_of, costs_by_block
     from repaconv.checkpoints import claimed_accuracy
 
@@ -96,20 +96,20 @@ def _understood(found: Checkpoint, method: str, reading: Reading) -> dict[str, A
     }
 
 
-# --- inspect, for what is no checkpoint: ONNX graphs and engines, read as bytes.
+# ONNX graphs and engines
 
-# How serialised engines begin. TensorRT's own has no more in it that its makers have said; TensorRT-RTX's next bytes
-# are as its 1.7 writes them.
+# The first bytes of serialized engines. NVIDIA documents no more of a TensorRT engine; the next bytes of a TensorRT-RTX
+# engine are read as version 1.7 writes them.
 ENGINES = {b"ftrt": "TensorRT engine", b"vtrt": "TensorRT-RTX engine"}
 BUILT = ("runtime", "target", "precision", "verdict")
 NOT_CHECKPOINTS = (".onnx", ".ort", ".engine", ".plan", ".blob")
 
 
 def inspect_file(file: str | Path, sha256: str | None = None) -> FileInspection:
-    """Describe an ONNX file or an engine by its bytes: nothing of it is loaded or run.
+    """Describe an ONNX file or an engine by its bytes; nothing in it is loaded or run.
 
     Raises:
-        Refused: If there is no such file, an .onnx file is no ONNX model, or its hash is not ``sha256``.
+        Refused: If there is no such file, an .onnx file is not an ONNX model, or its hash is not ``sha256``.
     """
     path = Path(file)
     if not path.is_file():
@@ -141,6 +141,7 @@ def inspect_file(file: str | Path, sha256: str | None = None) -> FileInspection:
 
 
 def _graph(path: Path) -> tuple[tuple[Fact, ...], tuple[str, ...]]:
+    """The facts of an ONNX graph, and the problems with its external weights."""
     from repaconv.graph.onnx_files import external_files, read_graph, strays
     from repaconv.onnx_export.torch_exporter import operators_of
 
@@ -171,7 +172,7 @@ def _graph(path: Path) -> tuple[tuple[Fact, ...], tuple[str, ...]]:
     return tuple(facts), outside + gone
 
 
-# --- inspect --svg: the fold of a checkpoint or of an ONNX graph as a picture, before any of it is written.
+# `inspect --svg`
 
 
 def draw_fold(
@@ -181,10 +182,10 @@ def draw_fold(
     settings: Mapping[str, str] | None = None,
     sha256: str | None = None,
 ) -> str:
-    """The picture, as SVG: each kind of block of a method's checkpoint, or the places of a graph that fold.
+    """Draw a fold as SVG: each kind of block of a method's checkpoint, or the places in a graph that are folded.
 
     Raises:
-        Refused: If it is no checkpoint of a method and no ONNX graph, or nothing in it folds.
+        Refused: If it is neither a checkpoint of a method nor an ONNX graph, or nothing in it folds.
     """
     from repaconv.stages.report.fold_picture import fold_svg, places_of
 
@@ -204,7 +205,7 @@ def draw_fold(
 def _certificate(
     path: Path, weights: str | None, settings: Mapping[str, str], sha256: str | None
 ) -> Sequence[FoldStep]:
-    """The rows of its fold, which is made and not written."""
+    """The certificate of a checkpoint's fold, which is computed and not written."""
     found = read_hashed(path, weights, sha256)
     method, _ = choose_method(found, "auto")
     trained = understood(method, found, settings)
@@ -215,7 +216,7 @@ def _certificate(
 
 
 def _changes(path: Path, sha256: str | None) -> Sequence[Change]:
-    """Of the graph's fold, which is neither proved nor measured here."""
+    """The changes of a graph's fold, which is neither verified nor measured here."""
     from repaconv.sources.verified_opset_upgrade import to_oldest
     from repaconv.verification.evaluated_graph import Evaluated
     from repaconv.verification.onnx_model_loading import folded, loaded

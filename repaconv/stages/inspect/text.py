@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 
 def show_inspect(done: Inspection | FileInspection) -> None:
-    """See `_checkpoint` and `_file`."""
+    """Print the contents of a checkpoint, an ONNX graph or an engine."""
     from repaconv.results import Inspection
 
     _checkpoint(done) if isinstance(done, Inspection) else _file(done)
 
 
 def _checkpoint(seen: Inspection) -> None:
-    """What a checkpoint holds."""
+    """Print the contents of a checkpoint."""
     rows = table("", "", "source")
     origin = seen.origin
     rows.add_row("container", origin.container, f"{origin.bytes:,} bytes")
@@ -64,7 +64,7 @@ def _checkpoint(seen: Inspection) -> None:
 
 
 def _file(seen: FileInspection) -> None:
-    """What a graph or an engine says of itself."""
+    """Print the facts of an ONNX graph or an engine."""
     rows = table("", "", "source")
     rows.add_row("kind", seen.kind, f"{seen.bytes:,} bytes")
     for fact in seen.facts:

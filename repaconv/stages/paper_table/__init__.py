@@ -1,1 +1,1 @@
-"""`table`: the figures of a paper next to ours."""
+"""`table`: compare the parameters and MACs in a paper's tables with ours."""

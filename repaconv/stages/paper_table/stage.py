@@ -1,4 +1,4 @@
-"""table: the paper's models in our forms, their figures beside the paper's own."""
+"""`table`: count parameters and MACs of the models in a paper's tables, and compare them with the printed figures."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def table(method: str, *, progress: Progress = silent) -> PaperTable:
     """Count parameters and MACs of every model in the paper's tables, built on the meta device.
 
     Args:
-        method: Its registered name.
+        method: Registered name of the method.
         progress: A function that is called with each step's name, the units done and their total.
 
     Raises:
@@ -76,12 +76,12 @@ def _row(method: Method, entry: dict[str, Any]) -> TableRow:
 
 
 def counted(cost: Cost, what: str, unit: str) -> int:
-    """What a paper counts: ``all`` products or those of ``layers`` with weights alone, in MACs or FLOPs."""
+    """Count as the paper does: ``all`` products or those of ``layers`` with weights only, in MACs or FLOPs."""
     return (cost.layer_macs if what == "layers" else cost.macs) * (2 if unit == "FLOPs" else 1)
 
 
 def _agrees(printed: str, ours: int) -> bool:
-    """Whether ours rounds to what is printed, e.g. ``4.4M``; a figure that is not printed cannot disagree."""
+    """Whether our count rounds to the printed figure, e.g. ``4.4M``; a figure that is not printed cannot disagree."""
     if not printed:
         return True
     digits, unit = printed[:-1], _UNITS[printed[-1]]

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def show_paper_table(found: PaperTable) -> None:
-    """Our figures beside the paper's, with a mark where they differ by more than it prints."""
+    """Print our figures next to the paper's, and mark those that differ by more than the printed precision."""
     notes = list(dict.fromkeys(row.remark for row in found.rows if row.remark))
     rows = table("table", "model", "form", "parameters", "paper", found.rows[0].unit, "paper", "", figures=range(3, 7))
     for row in found.rows:

@@ -1,1 +1,1 @@
-"""`run`, `gate` and `new-recipe`: recipes and their plan."""
+"""`run`, `gate` and `new-recipe`: recipes and the plans made of them."""

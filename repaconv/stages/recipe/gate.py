@@ -1,4 +1,4 @@
-"""gate: recipes, one after the other, everything that must hold, and one exit code for CI."""
+"""`gate`: run recipes one after the other, check everything that must hold, and return one exit code for CI."""
 
 from __future__ import annotations
 
@@ -48,12 +48,13 @@ gate = by_name(gate_by, GateOptions)
 
 
 def _gated(path: Path, options: GateOptions, progress: Progress, taken: dict[Path, Path]) -> GatedRecipe:
+    """Run one recipe without its report."""
     done = Way(path, options, progress, taken).go(partial(read_placed, path), page=False)
     return GatedRecipe(recipe=done.recipe, run=done.run, exit_code=done.exit_code, checks=done.checks)
 
 
 def _keeps_baseline(path: str | Path) -> bool:
-    """Whether a recipe names a file of baselines; one that cannot be read says so itself, later."""
+    """Whether a recipe names a baseline file; True for one that cannot be read, which is reported later."""
     try:
         section = read_recipe(Path(path))[0].bench
     except UsageProblem:

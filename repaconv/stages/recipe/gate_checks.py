@@ -1,4 +1,4 @@
-"""What a recipe's stages left, as checks: each with its verdict, in one sentence, at the recipe's line."""
+"""Turn the results of a recipe's stages into checks, each with a verdict, one sentence and the recipe's line."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from repaconv.stages.recipe.recipe_file import BenchSection, Recipe, RecipeProbl
 from repaconv.stages.recipe.requirements import in_recipe, key_of
 from repaconv.verification.tolerances import LOSSY, LUCK, by_chance
 
-# --- What the gate says of a link and of a measurement, in one sentence each.
+# One sentence about a link and about a measurement
 
 
 def measured(done: BenchArtefact) -> str:
-    """A measurement in one sentence."""
+    """Describe a measurement in one sentence."""
     told = f"{done.latencies[0].p50_ms:.3f} ms at the median"
     if done.ratio:
         told += f"; {done.compared}"
@@ -39,7 +39,7 @@ def measured(done: BenchArtefact) -> str:
 
 
 def told_of(link: Link) -> str:
-    """A link in one sentence."""
+    """Describe a link in one sentence."""
     on = f" on {link.inputs}" if link.inputs else ""
     words = [f"{link.candidate} against {link.reference}{on}"]
     if link.metrics and link.tolerance:
@@ -54,28 +54,28 @@ def told_of(link: Link) -> str:
     return "; ".join(words)
 
 
-# --- What a recipe's stages left, as checks: each with its verdict, in one sentence, at the recipe's line.
+# The checks
 
 WORST = (1, 4, 3, 2, 5, 0)
-"""The worst first: what failed, was refused, is missing here, was asked wrongly, is not known."""
+"""Exit codes, the worst first: failed, refused, environment, usage, inconclusive, done."""
 ROUNDED = 1e-9
-"""Percent by which a share of images may be below a limit that it is meant to meet: 497 of 500 are 99.4%."""
+"""Percentage points that rounding may cost a share of images: 497 of 500 must meet a limit of 99.4%."""
 _CODES = {"failed": 1, "inconclusive": 5}
 _EXPORT_LINKS = ("exported", "form", "simplified", "onnx", "preprocessing", *LOSSY)
-"""Links that a recipe asks for in its section of exports."""
+"""Links that are configured in the recipe's [export] section."""
 
 
 def worst(codes: Any) -> int:
-    """Of exit codes."""
+    """The worst of several exit codes."""
     return min(codes, key=WORST.index, default=0)
 
 
 class Judge:
-    """The checks of one recipe, as they come.
+    """The checks of one recipe, collected while it runs.
 
     Args:
-        path: The recipe, by which its baselines are named.
-        options: Whether baselines are written.
+        path: The recipe, which is part of its baselines' names.
+        options: The options of `gate`, which say whether baselines are written.
     """
 
     def __init__(self, path: Path, options: GateOptions) -> None:
@@ -85,12 +85,12 @@ class Judge:
         self.codes: list[int] = []
 
     def failed(self, stage: str, name: str, keys: tuple[str, ...], done: Artefact, since: int) -> None:
-        """A verdict that no check since then has told yet."""
+        """Add a failed check for a failed result, unless a check since ``since`` reports it already."""
         if done.verdict == "failed" and all(check.verdict != "failed" for check in self.checks[since:]):
             self.note(stage, name or stage, "failed", f"{stage} says that it failed", keys)
 
     def stopped(self, stage: str, keys: tuple[str, ...], name: str, problem: RepaconvError) -> None:
-        """A stage that could not be finished."""
+        """Add the error that stopped a stage."""
         failed = isinstance(problem, GateFailed)
         self.codes.append(problem.exit_code)
         keys = (key_of(problem, self.lines) if stage == "fold" else ()) or keys
@@ -111,17 +111,17 @@ class Judge:
             )
 
     def fold(self, done: FoldArtefact) -> None:
-        """The certificate, and settings that contradict the checkpoint."""
+        """Add the certificate, and settings that contradict the checkpoint."""
         self.note("fold", "certificate", "passed", done.done, ("checkpoint",))
         for told in done.unverified:
             self.note("fold", "settings", "not verified", told, ("set",))
 
     def convert(self, done: ConvertArtefact) -> None:
-        """What converting lost, on images that neither fitted nor chose."""
+        """Add the accuracy that the conversion lost on the test split."""
         self.note("convert", "judged", done.evaluation.verdict, told_of(done.evaluation), ("convert",))
 
     def export(self, done: ExportArtefact) -> None:
-        """Links of the graph, and what the target does not take of it."""
+        """Add the links of the graph, and what the target does not accept in it."""
         for link in done.links:
             if done.precision == "fp32" or link.name == done.precision or link.verdict == "failed":
                 self.link("export", link)
@@ -130,7 +130,7 @@ class Judge:
             self.note("export", "rules", "failed", message, ("export", "target"))
 
     def verify(self, done: VerifyArtefact, recipe: Recipe) -> None:
-        """All links of the chain, the accuracy by the recipe's limits, and accuracy that somebody claims."""
+        """Add all links, the accuracy with the recipe's limits, and accuracies claimed by others."""
         for link in done.links:
             self.link("verify", link)
         self._accuracy(done, recipe)
@@ -141,11 +141,13 @@ class Judge:
             self.note("verify", "claim", "not verified", told, ("verify",))
 
     def _accuracy(self, done: VerifyArtefact, recipe: Recipe) -> None:
-        """The least accurate version of the network, by ``min_top1`` and by ``[reference] top1`` less ``max_drop``.
+        """Compare the least accurate version of the network with the limits of the recipe.
 
-        All links compare versions with one another, so a checkpoint that was ruined before it was folded passes them.
-        A limit that the user gave is kept or not. The reference is known of other images, mostly: where these are so
-        few that chance explains what lies below it, that is inconclusive.
+        The limits are ``min_top1``, and ``[reference] top1`` less ``max_drop``.
+
+        All links compare versions with one another, so a checkpoint that was damaged before it was folded passes them.
+        A limit given by the user fails or passes. The reference was mostly measured on other images: if there are so
+        few images that chance explains a lower accuracy, the check is inconclusive.
         """
         verify, reference = recipe.verify, recipe.reference.top1 if recipe.reference else None
         given = ("verify", "max_drop") in self.lines
@@ -169,7 +171,7 @@ class Judge:
             self._accuracy_of(worst, len(measured), least, told, keys)
 
     def _accuracy_of(self, worst: Link, versions: int, least: float, told: str, keys: tuple[str, ...]) -> None:
-        """One limit, in percent."""
+        """Add the check of one limit, ``least`` in percent."""
         assert worst.accuracy
         found, images = worst.accuracy.candidate, worst.accuracy.images
         verdict, hint = "passed", ""
@@ -184,19 +186,19 @@ class Judge:
         self.note("verify", "accuracy", verdict, message, keys, hint=hint)
 
     def build(self, done: BuildArtefact) -> None:
-        """What the engine computes in, and that it computes the same."""
+        """Add the precision that the engine computes in, and the comparison of its outputs."""
         self.note("build", "precision", done.verdict, f"{done.runtime}: {done.note}", ("build",))
         for link in done.links:
             self.link("build", link)
 
     def bundle(self, done: BundleArtefact) -> None:
-        """What goes to the board; what becomes of it there is told by collect."""
+        """Add the bundle; `collect` reports what the board made of it."""
         told = f"{done.payload.path}: {done.images} images with what must come of them; to be run on the board"
         self.note("bundle", "bundle", "passed", told, ("bundle",))
 
     def bench(self, done: BenchArtefact, section: BenchSection) -> None:
-        """The latency, by its baseline if there is one, and whether both compute the same."""
-        if done.agreement and not section.against:  # a model that was named may be another altogether
+        """Add the latency, compared with its baseline if there is one, and the comparison of the outputs."""
+        if done.agreement and not section.against:  # `against` may name an unrelated model
             self.link("bench", done.agreement)
         told = measured(done)
         if not section.baseline:
@@ -216,7 +218,7 @@ class Judge:
         self.note("bench", "latency", judged.verdict, f"{told}; {judged.told}", ("bench", key), hint=judged.hint)
 
     def link(self, stage: str, link: Link) -> None:
-        """One link; where it fails, at the tolerance that the recipe gives it."""
+        """Add one link; if it failed, at the line of its tolerance in the recipe."""
         keys: tuple[str, ...] = (stage,) if stage in ("bench", "build") else ("verify",)
         keys = ("export",) if link.name in _EXPORT_LINKS and stage != "build" else keys
         if link.verdict == "failed":
@@ -237,7 +239,7 @@ class Judge:
         module: str = "",
         hint: str = "",
     ) -> None:
-        """One check."""
+        """Add one check."""
         self.codes.append(_CODES.get(verdict, 0))
         place = self._place(place_of(self.lines, keys, str(self.path)))
         self.checks.append(
@@ -245,5 +247,5 @@ class Judge:
         )
 
     def _place(self, at: At) -> dict[str, Any]:
-        """Where it was asked for; the file is told where it is another, which the recipe extends."""
+        """The place in the recipe; the file is given only if it is another one, which the recipe extends."""
         return {"line": at.line, "column": at.column, "file": at.file if at.file != str(self.path) else ""}

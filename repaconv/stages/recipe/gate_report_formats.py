@@ -1,4 +1,4 @@
-"""The gate's result in the formats that CI systems read."""
+"""The result of `gate` in the formats that CI systems read: JUnit XML, GitHub workflow commands, markdown."""
 
 from __future__ import annotations
 
@@ -10,14 +10,17 @@ MARKS = {"passed": "✅", "failed": "❌", "not verified": "⚪", "inconclusive"
 
 
 def sentence(check: Check) -> str:
-    """What was found, where, and what to do about it."""
+    """The check's message, where the outputs first differ, and what to do about it."""
     where = f" The outputs first differ at {check.module}." if check.module else ""
     hint = f" ({check.hint})" if check.hint else ""
     return f"{check.message.removesuffix('.')}.{where}{hint}"
 
 
 def junit(report: GateReport) -> str:
-    """JUnit XML: one suite per recipe, one case per check; *not verified* and *inconclusive* are skipped, with why."""
+    """JUnit XML: one suite per recipe, one case per check.
+
+    *Not verified* and *inconclusive* become skipped cases with their reason.
+    """
     root = ElementTree.Element("testsuites", name="repaconv gate")
     totals = {"tests": 0, "failures": 0, "errors": 0}
     for recipe in report.recipes:
@@ -54,7 +57,7 @@ def _dotted(path: str) -> str:
 
 
 def github(report: GateReport) -> str:
-    """Workflow commands, which GitHub shows next to the recipe's line; checks that passed are one notice per recipe."""
+    """Workflow commands, which GitHub shows at the recipe's line; passed checks are one notice per recipe."""
     lines = []
     for recipe in report.recipes:
         if passed := [check.name for check in recipe.checks if check.verdict == "passed"]:
@@ -77,7 +80,7 @@ def _property(text: str) -> str:
 
 
 def markdown(report: GateReport) -> str:
-    """One table per recipe, for a pull request."""
+    """One markdown table per recipe, for a pull request."""
     parts = [f"## repaconv gate: {'passed' if not report.exit_code else f'exit {report.exit_code}'}"]
     for recipe in report.recipes:
         parts += ["", f"### {_cell(recipe.recipe)}", "", "| | check | verdict | result |", "|---|---|---|---|"]

@@ -1,4 +1,4 @@
-"""new-recipe: a commented recipe from what inspect finds in a checkpoint, a graph, or a folder."""
+"""`new-recipe`: write a commented recipe from what `inspect` finds in a checkpoint, a graph or a folder."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from repaconv.stages.inspect.stage import inspect
 from repaconv.stages.shared.fetched_files import address_of, here
 
 UNTOLD = "default of the official code"
-"""Begins the source of what neither tensors nor file tell."""
+"""Start of the source of a fact that neither the tensors nor the file contain."""
 
 REST = """
 [verify]
@@ -71,7 +71,7 @@ def new_recipe(checkpoint: str | Path, *, out: str | Path | None = None, progres
 
 
 def _head(source: Path, seen: Inspection | None, place: str) -> Iterator[str]:
-    """What it is of."""
+    """The recipe's first lines: its source, hash, and method or architecture."""
     yield f"# {_told(source, seen)}"
     if seen and seen.training and seen.deploy:
         yield f"# {seen.training.parameters:,} parameters as trained, {seen.deploy.parameters:,} folded."
@@ -99,7 +99,7 @@ def _told(source: Path, seen: Inspection | None) -> str:
 
 
 def _settings(seen: Inspection) -> Iterator[str]:
-    """What the file does not tell is there to be looked at; what is lacking says what it wants."""
+    """The settings with their default values, to be checked, and those missing, with an example."""
     open_ones = [fact for fact in seen.facts if fact.source.startswith(UNTOLD)]
     if open_ones or seen.problems:
         yield ""
@@ -113,7 +113,7 @@ def _settings(seen: Inspection) -> Iterator[str]:
 
 
 def _reference(seen: Inspection | None) -> Iterator[str]:
-    """The accuracy that the checkpoint's own record claims, else what one would be."""
+    """The accuracy that the checkpoint itself claims; otherwise a commented example."""
     claim = next((fact for fact in seen.facts if isinstance(fact, Claim)), None) if seen else None
     percent = round(100 * claim.value, 4) if claim else 75.0
     off = "" if claim and percent > 1 else "# "
@@ -124,7 +124,7 @@ def _reference(seen: Inspection | None) -> Iterator[str]:
 
 
 def _example(text: str) -> str:
-    """A number as TOML has it, or a word."""
+    """The text as a TOML number if it is one, otherwise as a TOML string."""
     try:
         float(text)
     except ValueError:
@@ -137,5 +137,5 @@ def _fact(fact: Fact) -> str:
 
 
 def _value(value: object) -> str:
-    """As TOML has it, which for these is as JSON has it."""
+    """A value in TOML, which for these types is the same as JSON."""
     return json.dumps(value, ensure_ascii=False)

@@ -11,7 +11,7 @@ from repaconv.stages.shared.option_definitions import BASELINE, NoEffect, Option
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions(Options):
-    """What `repaconv.run` may be asked for; all else stands in its recipe."""
+    """Options of `repaconv.run`; everything else is in the recipe."""
 
     dry_run: Annotated[bool, Option("List the steps that would run and why, and run none.", option=("--dry-run",))] = (
         False
@@ -21,7 +21,7 @@ class RunOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class GateOptions(Options):
-    """What `repaconv.gate` may be asked for; all else stands in its recipes."""
+    """Options of `repaconv.gate`; everything else is in the recipes."""
 
     NO_EFFECT: ClassVar[tuple[NoEffect, ...]] = (
         NoEffect(("accept_inconclusive",), lambda options: not options.update_baseline, "it is for writing a baseline"),

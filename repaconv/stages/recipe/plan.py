@@ -1,4 +1,4 @@
-"""A recipe as a plan: its steps, what each depends on (by digest), and executing those that are not up to date."""
+"""Turn a recipe into a plan of steps, find by digests which are up to date, and execute the others."""
 
 from __future__ import annotations
 
@@ -49,15 +49,15 @@ from repaconv.stages.shared.common_checks import load_target
 from repaconv.stages.shared.option_definitions import AnyOptions, Options, options_of
 from repaconv.stages.shared.preset_choice import TUNED
 
-# --- What files and folders hold, by digest. What has not been touched since it was hashed is not read again.
+# Digests of files and folders. A file that was not touched since it was hashed is not read again.
 
 GONE = "gone"
 SETTLED_NS = 2_000_000_000
-"""What was written less long ago is read again: within the tick of a clock, a second writing leaves the same stamp."""
+"""Age in ns below which a file is hashed again: a second write in one clock tick leaves the same timestamps."""
 
 
 class Seen(Record):
-    """A digest, and the stamp of what it is of: inodes, sizes and times, the last of which no program sets."""
+    """A digest of a file or folder, and the stamp of inodes, sizes and times at which it was computed."""
 
     stamp: str
     sha256: str
@@ -67,14 +67,14 @@ class Digests:
     """Digests of files and folders.
 
     Args:
-        seen: Those of before, by path.
+        seen: The digests of earlier runs, by path.
     """
 
     def __init__(self, seen: dict[str, Seen]) -> None:
         self.before, self.seen = seen, dict[str, Seen]()
 
     def of(self, path: Path) -> str:
-        """SHA-256 of a file; of a folder that of the names and digests in it; `GONE` where there is neither."""
+        """SHA-256 of a file; for a folder, of the names and digests in it; `GONE` if the path does not exist."""
         files = {name: file.stat() for name, file in _files(path)}
         if not files and not path.is_dir():
             return GONE
@@ -97,7 +97,7 @@ def _content(path: Path) -> str:
 
 
 def _files(path: Path) -> Iterator[tuple[str, Path]]:
-    """The file, or all in the folder by name, links followed; what Python compiled is nobody's input."""
+    """The file, or all files in the folder with their names; links are followed, ``__pycache__`` is left out."""
     if path.is_file():
         yield "", path
     been: set[str] = set()
@@ -110,7 +110,7 @@ def _files(path: Path) -> Iterator[tuple[str, Path]]:
         been.add(real)
 
 
-# --- A recipe where it lies: its orders as the stages take them, and what each of its steps is made of.
+# The options that a recipe gives each stage, and the inputs of each step
 
 PACKAGES = {
     "fold": ("torch", "numpy", "safetensors", "onnx", "onnx-ir", "onnxruntime"),
@@ -120,15 +120,15 @@ PACKAGES = {
     "bundle": ("torch", "numpy", "pillow", "onnx"),
     "report": (),
 }
-"""Whose versions bear on what a stage leaves, besides our own."""
+"""Packages whose versions affect the result of a stage, besides our own."""
 ENGINES = (".onnx", ".ort", ".blob", ".engine", ".plan")
-"""Suffixes of what `build` leaves, with a file beside it that says what it is."""
+"""Suffixes of files that `build` writes, each with a .json file that describes it."""
 LIBRARIES = ("timm", "torchvision", "transformers")
 RUNTIMES = ("onnxruntime", "onnxruntime-gpu", "openvino", "tensorrt", "tensorrt-rtx", "torch", "numpy")
 
 
 class Placed(NamedTuple):
-    """A recipe, where it lies, and the line of each of its keys."""
+    """A recipe, its path, and the line of each of its keys."""
 
     recipe: Recipe
     path: Path
@@ -136,25 +136,25 @@ class Placed(NamedTuple):
 
     @property
     def folder(self) -> Path:
-        """Of the run."""
+        """The run folder."""
         return self.place(self.recipe.out or str(run_folder.OUT / self.path.stem))
 
     @property
     def target(self) -> str:
-        """Of what is exported, as it stands in the recipe."""
+        """The export target, as written in the recipe."""
         return (self.recipe.export or ExportSection()).target
 
     @property
     def tuned(self) -> str | None:
-        """Tune's file, which says how a graph is run; none of the forms that have a name."""
+        """The result file of `tune`, if the recipe's preset is one."""
         return None if self.recipe.preset in NAMED else self.recipe.preset
 
     def place(self, name: str) -> Path:
-        """A path of the recipe's as it is seen from here."""
+        """A path in the recipe, relative to the current folder."""
         return self.path.parent / name
 
     def placed(self, options: AnyOptions) -> AnyOptions:
-        """An order whose paths, and whose target's and form's if they are some, are seen from here."""
+        """The options with their paths, and target and preset files, relative to the current folder."""
         given = {each.name: getattr(options, each.name) for each in options_of(type(options))}
         paths = {each.name for each in options_of(type(options)) if each.is_path and given[each.name] is not None} - {
             "preset"
@@ -163,15 +163,15 @@ class Placed(NamedTuple):
         paths |= {"preset"} if given.get("preset") not in (None, *NAMED) else set()
         return replace(options, **{name: str(self.place(given[name])) for name in paths})
 
-    # --- its orders, as paths stand in it ---------------------------------------------------------------
+    # Options of each stage, with paths as written in the recipe
 
     def converted(self) -> ConvertOptions:
-        """What convert is asked for."""
+        """The options of convert."""
         recipe = self.recipe
         return replace(recipe.convert or ConvertOptions(), settings=recipe.settings or None, weights=recipe.weights)
 
     def exported(self, precision: str) -> ExportOptions:
-        """What export is asked for; ranges of a lower precision are those of what is verified, unless given."""
+        """The options of export; a lower precision is calibrated on the images of [verify] unless others are given."""
         section, verified = self.recipe.export or ExportSection(), self.recipe.verify
         ranges = section if section.inputs or section.images else verified
         form = None if self.recipe.preset == DEFAULT else self.recipe.preset
@@ -180,32 +180,32 @@ class Placed(NamedTuple):
         return ExportOptions.of(section, **changed, inputs=ranges.inputs, images=ranges.images)
 
     def built(self) -> BuildOptions:
-        """What build is asked for."""
+        """The options of build."""
         section = self.recipe.build or BuildSection()
         return BuildOptions.of(section, target=section.target or self.target, preset=self.tuned)
 
     def bundled(self) -> BundleOptions:
-        """What bundle is asked for; its images are those that are verified, unless given."""
+        """The options of bundle; its images are those of [verify] unless others are given."""
         section, verified = self.recipe.bundle or BundleSection(), self.recipe.verify
         given = section if section.inputs or section.images else verified
         images = {"inputs": given.inputs, "images": given.images, "count": section.count or verified.count}
         return BundleOptions.of(section, target=section.target or self.target, preset=self.tuned, **images)
 
     def measured(self) -> BenchOptions:
-        """What bench is asked for: without a baseline, which judges what was measured and is none of it."""
+        """The options of bench without the baseline, which only evaluates the measurement."""
         section = self.recipe.bench or BenchSection()
         return BenchOptions.of(section, baseline=None, target=section.target or self.target, preset=self.tuned)
 
-    # --- what steps are made of -------------------------------------------------------------------------
+    # Inputs of the steps
 
     def sources(self) -> dict[str, Path]:
-        """What is folded, and the user's own code that builds it."""
+        """The checkpoint with its companion files, and the user's own code that builds the network."""
         recipe, own = self.recipe, own_file(self.recipe.arch or "")
         found = _with_companions(recipe.checkpoint, self.place(recipe.checkpoint))
         return {**found, **({each.name: each for each in _code_beside(self.place(own))} if own else {})}
 
     def files(self, options: Options) -> dict[str, Path]:
-        """The files and folders that an order names."""
+        """The files and folders that the options name."""
         names = {each.name for each in options_of(type(options)) if each.is_path} - {"preset", "out", "timing_cache"}
         named = [str(getattr(options, name)) for name in names if getattr(options, name) is not None]
         named += [name for name in (str(getattr(options, "target", "")),) if name.endswith(".toml")]
@@ -218,7 +218,7 @@ class Placed(NamedTuple):
         )
 
     def versions(self, stage: str, digests: Digests) -> dict[str, str]:
-        """Of what bears on the result of a stage, and the machine where it is measured."""
+        """Versions of the packages that affect the result of a stage, and the machine if the stage measures."""
         libraries = LIBRARIES if self.recipe.method == "auto" and not self.recipe.convert else ()
         names = PACKAGES.get(stage, RUNTIMES)
         found = {name: version for name in (*names, *(libraries if names else ())) if (version := version_of(name))}
@@ -226,13 +226,13 @@ class Placed(NamedTuple):
         return found | own_versions(digests) | ({"machine": _machine(self.target)} if measured else {})
 
     def _is_network(self) -> bool:
-        """Whether a fold is measured, and what is slower taken back."""
+        """Whether the fold is measured, so that its result depends on the machine."""
         source = self.place(self.recipe.checkpoint)
         return bool(self.recipe.arch) or source.is_dir() or is_graph(source)
 
 
 def own_versions(digests: Digests) -> dict[str, str]:
-    """Our own code, and that of whoever registered something with us."""
+    """Digests of repaconv's own code, and of packages that registered plug-ins."""
     points = [point for group in plugins.GROUPS for point in plugins.registered(group).values()]
     found = {}
     for room in sorted({point.module.partition(".")[0] for point in points} | {"repaconv"}):
@@ -244,26 +244,26 @@ def own_versions(digests: Digests) -> dict[str, str]:
 
 
 def _machine(target: str) -> str:
-    """What must be the same for a measurement to be the same."""
+    """A key of the machine: equal keys mean that measurements can be compared."""
     try:
         card = plugins.load(plugins.ENGINES, load_target(target).runtime).device != "cpu"
-    except RepaconvError:  # the stage says so itself
+    except RepaconvError:  # the stage reports it
         card = False
     return machine_key(fingerprint((), card=card))
 
 
 def _with_companions(name: str, path: Path) -> dict[str, Path]:
-    """A file with those that are read with it: a graph's weights, what says of an engine or an adapter what it is."""
+    """A file with those that are read with it: external weights, the description of an engine or an adapter."""
     beside = [path.parent / "adapter_config.json", *([path.with_suffix(".json")] if path.suffix in ENGINES else [])]
     found = [each for each in beside if path.is_file() and each.is_file()]
     if path.is_file() and is_graph(path):
-        with suppress(Refused):  # the stage says so itself
+        with suppress(Refused):  # the stage reports it
             found += [path.parent / each for each in external_files(read_graph(path))]
     return {name: path, **{f"{each.name} next to {name}": each for each in found}}
 
 
 def _code_beside(file: Path) -> Iterator[Path]:
-    """A file of Python and what it may import from where it lies: files beside it, packages beside it."""
+    """A Python file, and the files and packages next to it that it may import."""
     yield file
     for each in sorted(file.parent.iterdir()) if file.parent.is_dir() else ():
         if (each.suffix == ".py" and each != file) or (each / "__init__.py").is_file():
@@ -271,7 +271,7 @@ def _code_beside(file: Path) -> Iterator[Path]:
 
 
 def asked(options: Options, section: str) -> dict[str, Any]:
-    """An order as a step is asked for it; what says where a result goes, or what it is held against, is none of it."""
+    """The recorded options, as the inputs of a step; where a result is written and its baselines are not among them."""
     return {
         f"{section}.{each.name}": getattr(options, each.name)
         for each in options_of(type(options))
@@ -280,31 +280,29 @@ def asked(options: Options, section: str) -> dict[str, Any]:
 
 
 def foreign(run: run_folder.Run, mine: Iterable[Path]) -> dict[str, Path]:
-    """Artefacts of a run that no step of a plan left."""
+    """Results in a run that were not written by the steps of a plan."""
     ours = {file.resolve() for file in mine}
     return {path.name: path for path in run.later_stages() if path.resolve() not in ours}
 
 
-# --- Execute a plan: skip steps that are up to date, run the others, remove the files of steps no longer in the plan.
-
-# --- A step of a plan, and what it is made of.
+# Steps
 
 
 def reads_nothing() -> dict[str, Path]:
-    """Of a step that has its orders and the results before it alone."""
+    """The files of a step that reads only the results of earlier steps."""
     return {}
 
 
 class Step(NamedTuple):
-    """One thing to do, by all that bears on its result.
+    """One step of a plan, with all that affects its result.
 
     Attributes:
-        name: Its own within the plan.
-        asked: What it is asked for; anything that JSON takes, and paths.
-        reads: Files and folders that it reads, by the words that tell them, as they are at that moment.
-        versions: Of the programs that bear on its result, and the machine where something is measured.
+        name: Name, unique in the plan.
+        asked: Its options: JSON values and paths.
+        reads: Returns the files and folders that it reads, by their names in messages.
+        versions: Versions of packages that affect its result, and the machine if it measures.
         after: Steps whose results it reads.
-        needs: Steps without which it is left out.
+        needs: Steps without which it is skipped.
     """
 
     name: str
@@ -315,18 +313,18 @@ class Step(NamedTuple):
     needs: tuple[str, ...] = ()
 
     def told(self) -> dict[str, str]:
-        """What it is asked for and by whom, in words; what says nothing is left out."""
+        """Options and versions as text, by name; empty options are left out."""
         asked = {f"{key}": value for key, value in self.asked.items() if value not in (None, (), [], {})}
         return {name: json.dumps(value, sort_keys=True, default=str) for name, value in asked.items()} | {
             f"{name}'s version": value for name, value in self.versions.items()
         }
 
 
-# --- ``plan.json`` of a folder: which steps made what is in it, and of what.
+# ``plan.json`` of a run folder: the steps that ran, with their inputs and outputs
 
 
 class Kept(Record):
-    """A step that ran: of what, what it wrote by hash, whether that is sound, and how long it took."""
+    """A step that ran: its inputs, the hashes of its outputs, whether it passed, and how long it took."""
 
     FORMER: ClassVar[Mapping[str, str]] = {"wrote": "outputs", "made_of": "inputs", "sound": "passed"}
 
@@ -337,7 +335,7 @@ class Kept(Record):
 
     @property
     def key(self) -> str:
-        """The same for the same step of the same things."""
+        """A hash of the inputs."""
         return key_of(self.inputs)
 
 
@@ -350,16 +348,16 @@ class _Page(Record):
 
 
 def key_of(made_of: Mapping[str, str]) -> str:
-    """Of what a step is made."""
+    """A hash of a step's inputs."""
     return sha256_of_bytes(canonical_json(dict(made_of)).encode())[:16]
 
 
 class Journal:
-    """What earlier walks left in a folder; nothing where they were another's, or cannot be read.
+    """The steps that earlier runs of a plan recorded in a folder; empty if another plan wrote them or it is unreadable.
 
     Args:
-        folder: Whose.
-        owner: Whose plan it is.
+        folder: The run folder.
+        owner: The recipe that the plan belongs to.
     """
 
     def __init__(self, folder: Path, owner: str) -> None:
@@ -373,13 +371,13 @@ class Journal:
         self.digests = Digests(dict(page.seen) if mine else {})
 
     def made_of(self, step: Step) -> dict[str, str]:
-        """All that bears on its result, as it is now."""
+        """All inputs of a step, with their current digests."""
         files = {f"{name}": self.digests.of(path) for name, path in step.reads().items()}
         results = {f"the result of {name}": self._result(name) for name in step.after}
         return {**step.told(), **files, **results}
 
     def why(self, step: Step) -> str:
-        """Why it must run; empty if it is up to date."""
+        """Why a step must run; empty if it is up to date."""
         kept = self.steps.get(step.name)
         if kept is None:
             return "it has not run yet"
@@ -393,35 +391,41 @@ class Journal:
         return f"{gone[0]} is missing" if gone else f"{touched[0]} was changed" if touched else ""
 
     def owns(self, name: str) -> bool:
-        """Whether a step is of this plan, and what it wrote is as it was."""
+        """Whether a step belongs to this plan and its outputs are unchanged."""
         kept = self.steps.get(name)
         return kept is not None and all(self.digests.of(self.folder / at) == sha for at, sha in kept.outputs.items())
 
     def files(self, name: str) -> list[Path]:
-        """What a step wrote."""
+        """The files that a step wrote."""
         return [self.folder / each for each in self.steps[name].outputs] if name in self.steps else []
 
     def keep(self, name: str, kept: Kept | None) -> None:
-        """Note a step that ran, or forget one; the page is written at once, so that an interrupted run resumes here."""
+        """Record a step that ran, or forget it if None.
+
+        ``plan.json`` is written at once, so that an interrupted run resumes here.
+        """
         self.steps.pop(name, None)
         if kept is not None:
             self.steps[name] = kept
         write_artefact(self.folder / PLAN, _Page(owner=self.owner, steps=self.steps, seen=self.digests.seen))
 
     def _result(self, name: str) -> str:
-        """What a step left, as it lies there now."""
+        """A hash of the step's outputs as they are now."""
         kept = self.steps.get(name)
         return key_of({at: self.digests.of(self.folder / at) for at in kept.outputs}) if kept else GONE
 
 
-# --- Execute a plan: skip steps that are up to date, run the others, remove the files of steps no longer in the plan.
+# Execution: skip steps that are up to date, run the others, remove the files of steps no longer in the plan
 
 Did = Literal["ran", "up to date", "stopped", "skipped", "would run", "removed", "would be removed"]
 
 
 class Turn(NamedTuple):
-    """A step when it is its turn; ``why`` is empty where it is up to date. ``left_s`` is how long the remaining steps
-    may take, by how long they took before; None where one of them has not run here."""
+    """A step that is about to run or to be skipped.
+
+    ``why`` is empty if it is up to date. ``left_s`` is how long the remaining steps may take, in seconds, by their last
+    run; None if one of them has not run here.
+    """
 
     step: Step
     why: str
@@ -431,14 +435,14 @@ class Turn(NamedTuple):
 
 
 class Made(NamedTuple):
-    """What a step wrote, the first by which it is known, and whether that is sound: else it runs again next time."""
+    """The files that a step wrote, the main one first, and whether its result may be reused by the next run."""
 
     wrote: Sequence[Path]
     sound: bool
 
 
 class Done(NamedTuple):
-    """What became of a step."""
+    """The outcome of a step."""
 
     name: str
     did: Did
@@ -453,14 +457,14 @@ def walk(
     again: bool = False,
     others: Iterable[str] = (),
 ) -> list[Done]:
-    """Take the steps in their order.
+    """Execute the steps in order.
 
     Args:
-        steps: Each after those that it names.
-        journal: Of the folder where they write.
-        do: Does a step, or reads the result of one that is up to date; None where it was stopped.
-        again: Run all of them.
-        others: Steps that are asked for, and not now; what they wrote stays.
+        steps: The steps; each comes after those that it names.
+        journal: The journal of the run folder.
+        do: Runs a step, or reads the result of one that is up to date; returns None if the step was stopped.
+        again: Whether to run all steps.
+        others: Steps of the plan that are not executed now; their files are kept.
     """
     found = [_let_go(journal, name) for name in _idle(steps, journal, others)]
     pace, undone = _Pace(steps, foretold(steps, journal, again=again), journal), set[str]()
@@ -481,7 +485,7 @@ def walk(
 
 
 def foretold(steps: Sequence[Step], journal: Journal, *, again: bool = False) -> dict[str, str]:
-    """Which steps would run and why, as far as that is known before any of them has."""
+    """The steps that would run and why, as far as that is known before any of them has run."""
     found: dict[str, str] = {}
     for step in steps:
         before = [name for name in (*step.needs, *step.after) if name in found]
@@ -491,7 +495,7 @@ def foretold(steps: Sequence[Step], journal: Journal, *, again: bool = False) ->
 
 
 def dry(steps: Sequence[Step], journal: Journal, *, again: bool = False, others: Iterable[str] = ()) -> list[Done]:
-    """What `walk` would do."""
+    """What `walk` would do, without doing it."""
     would = foretold(steps, journal, again=again)
     found = [Done(name, "would be removed", "it is no longer in the plan") for name in _idle(steps, journal, others)]
     return found + [
@@ -500,19 +504,20 @@ def dry(steps: Sequence[Step], journal: Journal, *, again: bool = False, others:
 
 
 def _idle(steps: Sequence[Step], journal: Journal, others: Iterable[str]) -> list[str]:
+    """Recorded steps that are no longer in the plan."""
     planned = {*(step.name for step in steps), *others}
     return [name for name in journal.steps if name not in planned]
 
 
 def _let_go(journal: Journal, name: str) -> Done:
-    """Remove what a step wrote that the plan has no more."""
+    """Remove the files of a step that is no longer in the plan."""
     remove_written({journal.folder / at: sha256 for at, sha256 in journal.steps[name].outputs.items()})
     journal.keep(name, None)
     return Done(name, "removed", "it is no longer in the plan")
 
 
 def _keep(journal: Journal, step: Step, made_of: Mapping[str, str], made: Made, seconds: float) -> None:
-    """Note what was made; what it wrote before under other names goes."""
+    """Record a step that ran, and remove files that it wrote earlier under other names."""
     wrote = {os.path.relpath(path, journal.folder): journal.digests.of(path) for path in made.wrote}
     before = journal.steps[step.name].outputs if step.name in journal.steps else {}
     remove_written({journal.folder / at: sha256 for at, sha256 in before.items() if at not in wrote})
@@ -520,7 +525,7 @@ def _keep(journal: Journal, step: Step, made_of: Mapping[str, str], made: Made, 
 
 
 class _Pace:
-    """How long what is left may take: by the last time, and by how fast it went up to here."""
+    """An estimate of the remaining time, from the last run and the speed so far."""
 
     def __init__(self, steps: Sequence[Step], running: Mapping[str, str], journal: Journal) -> None:
         known = {name: kept.seconds for name, kept in journal.steps.items()}
@@ -528,7 +533,7 @@ class _Pace:
         self.took = self.meant = 0.0
 
     def left(self, step: Step) -> float | None:
-        """Seconds from the beginning of a step on; a step that never ran here may take any time."""
+        """Remaining seconds from the start of a step; None if one of the steps never ran here."""
         names = list(self.expected)
         ahead = names[names.index(step.name) :] if step.name in names else names[len(names) :]
         seconds = [self.expected[name] for name in ahead]
@@ -537,22 +542,22 @@ class _Pace:
         return sum(filter(None, seconds)) * (self.took / self.meant if self.meant else 1.0)
 
     def passed(self, step: Step, seconds: float) -> None:
-        """Note a step that is over."""
+        """Record a finished step."""
         if expected := self.expected.get(step.name):
             self.took, self.meant = self.took + seconds, self.meant + expected
 
 
-# --- A recipe as a plan: a step a stage, in the order in which data flows, each with all that it is made of.
+# The plan of a recipe: one step per stage (export: per precision), in the order of the data flow
 
 
 class Planned(NamedTuple):
-    """A step of a recipe.
+    """A step of a recipe, with its stage and options.
 
     Attributes:
-        step: What it is made of.
-        stage: Which stage does it.
-        options: What that is asked for, as paths stand in the recipe; a fold's is the recipe's own.
-        label: What tells it from others of its stage.
+        step: The step, with its inputs.
+        stage: Name of the stage.
+        options: The stage's options, with paths as written in the recipe; None for a fold, which reads the recipe.
+        label: What distinguishes it from other steps of the stage.
     """
 
     step: Step
@@ -562,12 +567,12 @@ class Planned(NamedTuple):
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """Where it stands in the recipe."""
+        """The recipe's key that it comes from."""
         return ("checkpoint",) if self.stage == "fold" else (self.stage,)
 
 
 def planned(placed: Placed, journal: Journal) -> list[Planned]:
-    """What the recipe asks for."""
+    """The steps of a recipe."""
     recipe = placed.recipe
     found = [_converted(placed) if recipe.convert else _folded(placed)]
     found += [
@@ -592,7 +597,7 @@ def _with_versions(each: Planned, placed: Placed, journal: Journal) -> Planned:
 
 def _folded(placed: Placed) -> Planned:
     told = placed.recipe.model_dump(include={"checkpoint", "method", "arch", "force", "weights", "sha256", "set"})
-    told["where the checkpoint lies"] = str(placed.place(placed.recipe.checkpoint).resolve())  # fold.json says so
+    told["where the checkpoint lies"] = str(placed.place(placed.recipe.checkpoint).resolve())  # recorded in fold.json
     return Planned(Step("fold", told, placed.sources), "fold", None)
 
 
@@ -613,7 +618,7 @@ def _exported(placed: Placed, precision: str, first: Planned) -> Planned:
 
 
 def _verified(placed: Placed, journal: Journal, before: Sequence[Planned]) -> Planned:
-    """It looks at all graphs that the run holds, those of others too."""
+    """The verify step; it reads all graphs of the run, including those of other plans."""
     options, names = placed.recipe.verify, _names(before)
 
     def reads() -> dict[str, Path]:
@@ -624,7 +629,7 @@ def _verified(placed: Placed, journal: Journal, before: Sequence[Planned]) -> Pl
 
 
 def _of_graphs(stage: str, placed: Placed, options: Options, precision: str, before: Sequence[Planned]) -> Planned:
-    """Of the fold, and of the graphs that a model of that precision is or is built from."""
+    """A step that reads the fold, and the exports of its precision or, if they are missing, all exports."""
     first, *exports = [each for each in before if each.stage in ("fold", "convert", "export")]
     taken = [each for each in exports if each.label in (precision, "fp32")] or exports
     step = Step(
@@ -638,7 +643,7 @@ def _of_graphs(stage: str, placed: Placed, options: Options, precision: str, bef
 
 
 def _reported(placed: Placed, options: Options, journal: Journal, before: Sequence[Planned]) -> Planned:
-    """It tells all that the run holds."""
+    """The report step; it reads all results of the run."""
     names = _names(before)
 
     def reads() -> dict[str, Path]:

@@ -1,4 +1,4 @@
-"""A recipe: what to do with one checkpoint and what must hold, as a TOML file that is committed with the code.
+"""A recipe is a TOML file that says what to do with one checkpoint and what must hold.
 
 checkpoint = "weights/deit.pth"
 
@@ -41,7 +41,7 @@ from repaconv.stages.shared.common_options import Target, by_tune
 from repaconv.stages.shared.option_definitions import Asked, NoEffect, Option, Options, former_names, options_of
 from repaconv.stages.verify.options import VerifyOptions
 
-# --- What a recipe may say: its sections and their keys.
+# Sections and keys
 
 Precision = Literal["fp32", "fp16", "bf16", "int8"]
 
@@ -50,7 +50,7 @@ Precision = Literal["fp32", "fp16", "bf16", "int8"]
 class VerifySection(VerifyOptions):
     """What is verified, on which images, and how accurate every version of the network must be.
 
-    The limits are no part of what `verify` is asked for: its result is judged by them each time.
+    The limits are not options of `verify`: they are compared with its result each time.
     """
 
     min_top1: Annotated[
@@ -85,7 +85,7 @@ class ExportSection(ExportOptions):
 class BenchSection(BenchOptions):
     """What is measured, and how much slower than the baseline it may be.
 
-    ``target`` is that of the export where it is left out.
+    ``target`` is the export's if it is left out.
     """
 
     target: Target = ""
@@ -99,7 +99,7 @@ class BenchSection(BenchOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class BuildSection(BuildOptions):
-    """Which engine is built; ``target`` is that of the export where it is left out."""
+    """Which engine is built; ``target`` is the export's if it is left out."""
 
     target: Target = ""
     precision: Annotated[Precision, Option("Precision of the engine and of its ONNX model.")] = "fp32"
@@ -107,14 +107,14 @@ class BuildSection(BuildOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class BundleSection(BundleOptions):
-    """What is packed for a board; ``target`` is that of the export, images are those of verify, where left out."""
+    """What is packed for a board; ``target`` is the export's, the images are those of verify, if they are left out."""
 
     target: Target = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReportSection(Options):
-    """The page on which it all ends."""
+    """The report of the run."""
 
     format: Annotated[Literal["html", "markdown", "json"], Option("Format of the report.")] = "html"
     paper: Annotated[bool, Option("Include the figures of the paper.")] = True
@@ -139,15 +139,15 @@ NOT_HERE: dict[str, tuple[str, ...]] = {
     "export": ("precision", "preset", "allow_unverified"),
     "bench": ("preset", "update_baseline", "accept_inconclusive", "allow_unverified", "out"),
 }
-"""What a section's order may be asked for elsewhere, and no recipe says."""
+"""Options of a section's stage that a recipe may not set."""
 
 
 OPTIONAL = ("reference", "convert", "export", "build", "bundle", "bench", "report")
-"""Sections that a recipe may go without; one that is ``false`` is left out though the recipe below has it."""
+"""Sections that a recipe may leave out; ``false`` removes one that the extended recipe has."""
 
 
 class Reference(Record):
-    """What somebody else says of this network, and what to expect here; of it ``top1`` alone is enforced."""
+    """Published figures of the network, and what to expect here; only ``top1`` is enforced."""
 
     source: str = Field(description="Source of the figures: a paper and its table.")
     model: str = Field(default="", description="Name of the model in the source.")
@@ -164,7 +164,10 @@ class Reference(Record):
 
 
 class Recipe(Record):
-    """One checkpoint's, ONNX graph's or Hugging Face folder's way. Paths are relative to the recipe's folder."""
+    """What to do with one checkpoint, ONNX graph or Hugging Face folder.
+
+    Paths are relative to the recipe's folder.
+    """
 
     checkpoint: str = Field(description="Checkpoint, ONNX model or Hugging Face folder.")
     extends: str | None = Field(default=None, description="Recipe whose keys are used where this one has none.")
@@ -213,7 +216,7 @@ class Recipe(Record):
 
 
 FORMER = {"form": "preset"}
-"""Top-level keys that had another name in the previous release, and are still read for this one."""
+"""Top-level keys that were renamed; the previous release's names are still read."""
 
 
 def own_file(arch: str) -> str:
@@ -223,7 +226,7 @@ def own_file(arch: str) -> str:
 
 
 def schema() -> dict[str, Any]:
-    """JSON Schema of a recipe, for editors that complete TOML: what a section may have, in the words of its options."""
+    """JSON Schema of a recipe, for editors that complete TOML; descriptions are those of the options."""
     found = Recipe.model_json_schema()
     for name in OPTIONAL:  # TOML has no null
         kinds = found["properties"][name]["anyOf"]
@@ -238,7 +241,7 @@ def schema() -> dict[str, Any]:
     return found
 
 
-# --- A recipe: what to do with one checkpoint and what must hold, as a TOML file that is committed with the code.
+# Reading and validation
 
 IDLE: tuple[tuple[str, tuple[str, ...], Callable[[Any], Any], str], ...] = (
     (
@@ -256,14 +259,14 @@ IDLE: tuple[tuple[str, tuple[str, ...], Callable[[Any], Any], str], ...] = (
     ("", ("method", "arch"), lambda recipe: recipe.convert, "convert says what is made of it"),
     ("bench", ("require",), lambda recipe: not recipe.bench.baseline, "there is no baseline"),
 )
-"""Keys that have no effect in some situation, and why: what the options themselves (`NO_EFFECT`) do not say."""
+"""Keys without effect in some situation, and why; the options declare the others themselves (`NO_EFFECT`)."""
 
 UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
-"""What pydantic says of a key that there is not; `_unknown` says it better."""
+"""Types of pydantic's error about an unknown key; `_unknown` reports it with the known keys."""
 
 
 class Wrong(NamedTuple):
-    """One thing that is wrong with a recipe."""
+    """One error in a recipe."""
 
     at: At
     told: str
@@ -272,12 +275,12 @@ class Wrong(NamedTuple):
 
     @property
     def message(self) -> str:
-        """With its place."""
+        """The error with its place."""
         return f"{self.at}: {self.told}"
 
 
 class RecipeProblem(UsageProblem):
-    """All that is wrong with a recipe, in the order of its lines."""
+    """All errors in a recipe, in the order of its lines."""
 
     def __init__(self, wrong: Sequence[Wrong]) -> None:
         self.wrong = tuple(sorted(wrong, key=lambda each: (each.at.file, each.at)))
@@ -286,11 +289,11 @@ class RecipeProblem(UsageProblem):
 
 
 def read_recipe(path: Path) -> tuple[Recipe, Lines]:
-    """A recipe, and the place of each of its keys.
+    """Read a recipe, and the place of each of its keys.
 
     Raises:
         UsageProblem: If it cannot be read.
-        RecipeProblem: Of all that is wrong in it.
+        RecipeProblem: If it has errors; all of them are reported.
     """
     found = examined(path)
     if found.wrong:
@@ -299,9 +302,9 @@ def read_recipe(path: Path) -> tuple[Recipe, Lines]:
 
 
 class Examined(NamedTuple):
-    """A recipe as far as it is sound, the place of each key, and all that is wrong with it by itself.
+    """A recipe without its invalid values, the place of each key, and all errors in it.
 
-    A value that is wrong is left out of ``recipe``, so that what it names elsewhere can be looked at in one go.
+    An invalid value is left out of ``recipe``, so that the files it names can be checked in the same pass.
     """
 
     recipe: Recipe
@@ -310,11 +313,11 @@ class Examined(NamedTuple):
 
 
 def examined(path: Path) -> Examined:
-    """Read a recipe, and find all that is wrong with it.
+    """Read a recipe, and find all errors in it.
 
     Raises:
         UsageProblem: If it cannot be read.
-        RecipeProblem: If it is not TOML, or extends what is not there.
+        RecipeProblem: If it is not TOML, or extends a file that does not exist.
     """
     try:
         plain, lines = _whole(path, ())
@@ -331,7 +334,7 @@ def examined(path: Path) -> Examined:
 
 
 def _sound(plain: dict[str, Any], where: str, lines: Lines) -> tuple[Recipe, list[Problem]]:
-    """The recipe without what is invalid in it, and what that is; unknown keys are told elsewhere."""
+    """The recipe without its invalid values, and their errors; unknown keys are reported by `_unknown`."""
     try:
         return Recipe.model_validate(plain), []
     except ValidationError as error:
@@ -344,7 +347,7 @@ def _sound(plain: dict[str, Any], where: str, lines: Lines) -> tuple[Recipe, lis
 
 
 def _drop(table: dict[str, Any], keys: tuple[str, ...]) -> None:
-    """Take a value out, the whole table of one that is missing in it; the first key goes where a deeper one is not."""
+    """Remove an invalid value; if the key is missing, its table; if a table on the way is missing, the first key."""
     *above, last = keys
     inner: Any = table
     for key in above:
@@ -356,18 +359,18 @@ def _drop(table: dict[str, Any], keys: tuple[str, ...]) -> None:
 
 
 def _off(key: str, value: Any) -> bool:
-    """Whether a section is left out."""
+    """Whether a section is set to ``false``."""
     return key in OPTIONAL and value is False
 
 
-# --- extends --------------------------------------------------------------------------------------------
+# Recipes that extend another
 
 
 def _whole(path: Path, above: tuple[Path, ...]) -> tuple[dict[str, Any], Lines]:
-    """A recipe's table with what it extends below it, whose paths are seen from here.
+    """A recipe's table merged over the one that it extends, whose paths are made relative to this recipe.
 
     Raises:
-        RecipeProblem: If what it extends is not there, or is itself.
+        RecipeProblem: If the extended file does not exist, or extends this recipe.
     """
     plain, lines = _with_current_names(*read_toml(path, "recipe"))
     base = plain.get("extends")
@@ -387,7 +390,7 @@ def _whole(path: Path, above: tuple[Path, ...]) -> tuple[dict[str, Any], Lines]:
 
 
 def _with_current_names(plain: dict[str, Any], lines: Lines) -> tuple[dict[str, Any], Lines]:
-    """A recipe's table and the places of its keys, with the keys of the previous release under their names of today."""
+    """A recipe's table and the places of its keys, with the previous release's keys under their current names."""
     former: dict[tuple[str, ...], tuple[str, ...]] = {(old,): (new,) for old, new in FORMER.items()}
     former |= {
         (section, old): (section, new)
@@ -405,14 +408,14 @@ def _with_current_names(plain: dict[str, Any], lines: Lines) -> tuple[dict[str, 
 
 
 def _over(below: Any, above: Any) -> Any:
-    """Tables are joined key by key; all else is replaced."""
+    """Merge two tables key by key; a value of ``above`` that is not a table replaces the one below."""
     if not isinstance(below, dict) or not isinstance(above, dict):
         return above
     return {**below, **{key: _over(below.get(key), value) for key, value in above.items()}}
 
 
 def _moved(plain: Mapping[str, Any], away: str) -> dict[str, Any]:
-    """The same with its paths as they are seen from a recipe elsewhere."""
+    """The table with its paths relative to another recipe's folder."""
     found = {}
     for key, value in plain.items():
         if isinstance(value, dict) and key in SECTIONS:
@@ -423,8 +426,8 @@ def _moved(plain: Mapping[str, Any], away: str) -> dict[str, Any]:
 
 
 def _path(value: Any, away: str, section: str, key: str) -> Any:
-    """A value, moved if it is a path."""
-    if not isinstance(value, str) or (key == "checkpoint" and "://" in value):  # an address is one from anywhere
+    """A value, relative to the other folder if it is a path."""
+    if not isinstance(value, str) or (key == "checkpoint" and "://" in value):  # an address is no path
         return value
     paths = (
         {"checkpoint", "out"} if not section else {each.name for each in options_of(SECTIONS[section]) if each.is_path}
@@ -434,13 +437,13 @@ def _path(value: Any, away: str, section: str, key: str) -> Any:
     return Path(os.path.normpath(Path(away, value))).as_posix() if path else value
 
 
-# --- what is wrong --------------------------------------------------------------------------------------
+# Errors
 
 
 def _idle(
     recipe: Recipe, plain: Mapping[str, Any], where: str, lines: Lines, faulty: Container[str]
 ) -> Iterator[Wrong]:
-    """Keys that would do nothing; not of a section in which a key is wrong, by which they may do something."""
+    """Keys that have no effect; sections with an invalid key are skipped, since that key may give them one."""
     for section, keys, idle, why in IDLE:
         table: Any = plain.get(section) if section else plain
         known = not any(each in faulty for each in (section or "convert", "reference"))
@@ -463,7 +466,7 @@ def _reference_top1(recipe: Recipe) -> float | None:
 
 
 def _unknown(plain: Mapping[str, Any], where: str, lines: Lines) -> Iterator[tuple[tuple[str, ...], Wrong]]:
-    """Keys that there are not, with those that there are."""
+    """Unknown keys, each with the known ones."""
     known: dict[tuple[str, ...], list[str]] = {(): list(Recipe.model_fields)}
     known |= {(name,): [each.name for each in keys_of(name)] for name in SECTIONS}
     for table, keys in known.items():
@@ -477,18 +480,18 @@ def _unknown(plain: Mapping[str, Any], where: str, lines: Lines) -> Iterator[tup
 
 
 def _elsewhere(key: str, table: tuple[str, ...]) -> str:
-    """In which sections there is such a key, where it is not this one."""
+    """A hint that names the sections that have such a key."""
     sections = [f"[{name}]" for name in SECTIONS if (name,) != table and key in [each.name for each in keys_of(name)]]
     return f"It is a key of {', '.join(sections)}. " if sections else ""
 
 
 def keys_of(section: str) -> list[Asked]:
-    """What a section may have."""
+    """The options that a section may set."""
     return [each for each in options_of(SECTIONS[section]) if each.name not in NOT_HERE[section]]
 
 
 def _remedy(problem: Problem) -> str:
-    """What to write instead: the nearest value where there are a few, else what the key means."""
+    """What to write instead: the nearest value if there are a few, otherwise what the key means."""
     if problem.error["type"] == "missing":
         return f'Write it, e.g. {problem.keys[-1]} = "...".'
     if problem.error["type"] == "literal_error":
@@ -499,7 +502,7 @@ def _remedy(problem: Problem) -> str:
 
 
 def _means(section: str, key: str = "") -> str | None:
-    """What a key is for, in the words of its option or of the schema."""
+    """Description of a key, from its option or the schema."""
     if section in SECTIONS and key:
         return next((each.knob.help for each in keys_of(section) if each.name == key), None)
     fields = Reference.model_fields if section == "reference" and key else Recipe.model_fields
@@ -508,6 +511,6 @@ def _means(section: str, key: str = "") -> str | None:
 
 
 def _mend(at: At) -> str:
-    """What stands there."""
+    """The text of the wrong line."""
     lines = Path(at.file).read_text().splitlines() or [""]
     return f"Mend that line: {lines[min(at.line, len(lines)) - 1].strip()}"

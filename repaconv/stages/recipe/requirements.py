@@ -1,4 +1,4 @@
-"""What a recipe names and must be there before any work: targets, files, the user's own code."""
+"""Check that everything a recipe names exists before any work: targets, files, the user's own code."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ READ = {
 
 
 def missing(recipe: Recipe, path: Path, lines: Lines) -> list[Wrong]:
-    """What is not there, each with its place."""
+    """Everything that the recipe names and that does not exist, each with its place."""
     found = [*_targets(recipe, path), *_files(recipe, path), *_names(recipe)]
     return [Wrong(place_of(lines, each.keys, str(path)), *each[1:]) for each in found]
 
 
 def no_checkpoint(recipe: Recipe, path: Path, lines: Lines) -> list[Wrong]:
-    """That the checkpoint is gone, to be told next to other faults; alone it is a refusal of the input, by fold."""
+    """The error of a missing checkpoint, reported together with other errors; alone, `fold` refuses the input."""
     source = path.parent / recipe.checkpoint
     if not recipe.checkpoint or address_of(recipe.checkpoint) or source.exists():
         return []
@@ -61,7 +61,7 @@ def _targets(recipe: Recipe, path: Path) -> Iterator[_Lacking]:
 
 
 def _files(recipe: Recipe, path: Path) -> Iterator[_Lacking]:
-    """Files of all keys but the checkpoint; see `no_checkpoint`."""
+    """Missing files of all keys but the checkpoint; see `no_checkpoint`."""
     named: list[tuple[tuple[str, ...], Any]] = [(("arch",), own_file(recipe.arch or ""))]
     named += [
         ((section, key), getattr(getattr(recipe, section), key, None)) for section, keys in READ.items() for key in keys
@@ -75,7 +75,7 @@ def _files(recipe: Recipe, path: Path) -> Iterator[_Lacking]:
 
 
 def _names(recipe: Recipe) -> Iterator[_Lacking]:
-    """Names of which there are a few."""
+    """Unknown names of methods, links, simplifiers and quantizers."""
     verify, simplifiers = recipe.verify, ("auto", *TOOLS)
     methods = ("auto", *plugins.registered(plugins.METHODS))
     exported: list[tuple[tuple[str, ...], str, tuple[str, ...]]] = []
@@ -97,7 +97,7 @@ def _names(recipe: Recipe) -> Iterator[_Lacking]:
 
 
 def key_of(problem: RepaconvError, lines: Lines) -> tuple[str, ...]:
-    """The recipe's key that an error of fold is about; empty where its stage's own is meant."""
+    """The recipe's key that an error of `fold` is about; empty if it is about the stage as a whole."""
     if problem.code.startswith("arch."):
         return ("arch",)
     given = [keys for keys in lines if len(keys) == 2 and keys[0] == "set"]
@@ -106,5 +106,5 @@ def key_of(problem: RepaconvError, lines: Lines) -> tuple[str, ...]:
 
 
 def in_recipe(hint: str) -> str:
-    """A hint for the command line in the words of a recipe."""
+    """A hint for the command line, reworded for a recipe."""
     return re.sub(r"--(arch|weights|method|force)\b", r"the recipe's \1", hint).replace("--set", "[set]")

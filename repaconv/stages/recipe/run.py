@@ -1,4 +1,4 @@
-"""run: a recipe's steps in their order. Those that are up to date are skipped; the report is the last."""
+"""`run`: execute the steps of a recipe in order, skip those that are up to date, and write the report."""
 
 from __future__ import annotations
 
@@ -67,27 +67,27 @@ run = by_name(run_by, RunOptions)
 
 
 def read_placed(path: Path) -> Placed:
-    """A recipe, with all that it names there.
+    """Read a recipe, and check that everything it names exists.
 
     Raises:
-        UsageProblem: If it is wrong.
+        UsageProblem: If it has errors, or something is missing.
     """
     recipe, lines, wrong = examined(path)
     if wrong := (*wrong, *missing(recipe, path, lines)):
         raise RecipeProblem((*wrong, *no_checkpoint(recipe, path, lines)))
-    if address_of(recipe.checkpoint):  # what was fetched from there, if that is as it came
+    if address_of(recipe.checkpoint):  # the fetched files, if they are unchanged
         recipe = recipe.model_copy(update={"checkpoint": str(here(recipe.checkpoint).resolve())})
     return Placed(recipe, path, lines)
 
 
 class Way:
-    """One recipe's way through its steps; what fails is noted, and what does not need it goes on.
+    """Runs one recipe: an error becomes a failed check, and steps that do not need the failed one still run.
 
     Args:
-        path: By which it is told.
-        options: What the gate was asked for.
+        path: The path of the recipe, as shown in messages.
+        options: The options of `gate`.
         progress: See `Progress`.
-        taken: The run's folders of other recipes of the same call.
+        taken: Run folders of the other recipes of the same command.
     """
 
     def __init__(self, path: Path, options: GateOptions, progress: Progress, taken: dict[Path, Path]) -> None:
@@ -98,10 +98,9 @@ class Way:
         self.reference: dict[str, str] = {}
 
     def go(self, placed: Callable[[], Placed], *, dry_run: bool = False, page: bool = True) -> RecipeRun:
-        """Take all steps; without its page, the report is not made anew.
+        """Run all steps; ``page`` says whether the report is written, too.
 
-        Raises:
-            Nothing that a recipe can mend: it is a check of the result.
+        An error in the recipe or in a stage is not raised; it becomes a check of the result.
         """
         self._try("recipe", (), "", lambda: self._steps(placed(), dry_run=dry_run, page=page))
         return RecipeRun(
@@ -127,7 +126,7 @@ class Way:
             return
         do = partial(self._do, placed, stages, journal)
         is_file = placed.folder.exists() and not placed.folder.is_dir()
-        with alone_in(None if is_file else placed.folder):  # of a file, fold says what it is
+        with alone_in(None if is_file else placed.folder):  # fold reports the file
             self.done = walk(steps, journal, do, again=self.options.rerun, others=stages)
         page_files = journal.files("report") if page else []
         self.page = str(page_files[0]) if page_files else ""
@@ -150,7 +149,7 @@ class Way:
         return Made([Path(name) for name in done.output_files], _sound(each.stage, done))
 
     def _judge(self, stage: str, done: Any, placed: Placed) -> None:
-        """A page says nothing of its own; a measurement is judged by what its section says of baselines."""
+        """Add the checks of a result; a measurement is compared with the baseline of its section."""
         if stage == "bench":
             self.judge.bench(done, placed.placed(placed.recipe.bench or BenchSection()))
         elif stage == "verify":
@@ -159,7 +158,7 @@ class Way:
             getattr(self.judge, stage)(done)
 
     def _take_folder(self) -> None:
-        """Two recipes that share a folder would judge, and leave, each other's work."""
+        """Refuse a run folder that another recipe uses: they would evaluate and remove each other's results."""
         before = self.taken.setdefault(Path(self.folder).resolve(), self.path)
         if before.resolve() != self.path.resolve():
             raise UsageProblem(
@@ -169,12 +168,12 @@ class Way:
             )
 
     def _try(self, stage: str, keys: tuple[str, ...], label: str, work: Callable[[], Any]) -> Any:
-        """Do it; whatever stops it becomes a check, and the result is None."""
+        """Do the work; an error becomes a check, and the result is None."""
         try:
             return work()
         except RepaconvError as problem:
             self.judge.stopped(stage, keys, label, problem)
-        except Exception as error:  # a fault of one recipe's, or of ours in it, leaves no other recipe unjudged
+        except Exception as error:  # one recipe's defect must not stop the others
             why = str(error).splitlines()[0] if str(error) else "it does not say why"
             hint = "This is a defect of repaconv. The command of that stage shows where it is."
             told = f"{type(error).__name__}: {why.rstrip('.')}."
@@ -183,19 +182,19 @@ class Way:
 
 
 def _headline(turn: Turn) -> str:
-    """Which step it is, and how long all that is left may take where all of it ran here before."""
+    """The step's number, name and reason, and the remaining time if all remaining steps ran here before."""
     left = "" if turn.left_s is None else f"; about {turn.left_s:.0f} s left, going by the last run"
     does = f"runs ({turn.why}){left}" if turn.why else "is up to date"
     return f"{turn.number} of {turn.in_all}: {turn.step.name} {does}"
 
 
 def _told_of(name: str, progress: Progress) -> Progress:
-    """Progress that says of which step."""
+    """Progress that is prefixed with the step's name."""
     return lambda what, done, total: progress(f"{name}: {what}", done, total)
 
 
 def _left(each: Planned, journal: Journal) -> Artefact:
-    """The result of a step that is up to date."""
+    """The stored result of a step that is up to date."""
     files = journal.files(each.step.name)
     if each.stage == "fold":
         run = run_folder.Run(journal.folder)
@@ -207,11 +206,11 @@ def _left(each: Planned, journal: Journal) -> Artefact:
 
 
 def _sound(stage: str, done: Any) -> bool:
-    """Whether it need not run again while nothing changes: what failed, or is not known for its noise, may."""
+    """Whether a result may be reused; a failed or an inconclusive one is computed again."""
     return stage == "report" or (done.verdict != "failed" and not getattr(done, "inconclusive", False))
 
 
-# --- the stages -----------------------------------------------------------------------------------------
+# The stages
 
 
 def _fold(each: Planned, placed: Placed, journal: Journal, progress: Progress) -> Artefact:
@@ -257,7 +256,7 @@ WORK: dict[str, Work] = {
     "bench": lambda each, placed, _, progress: bench_by(placed.placed(each.options), placed.folder, progress=progress),
     "report": lambda each, placed, _, progress: report(placed.folder, **vars(each.options), progress=progress),
 }
-"""What does a step of a stage."""
+"""The function that runs a step, by stage."""
 KINDS: dict[str, type[Artefact]] = {
     "convert": ConvertArtefact,
     "export": ExportArtefact,
@@ -266,4 +265,4 @@ KINDS: dict[str, type[Artefact]] = {
     "bundle": BundleArtefact,
     "bench": BenchArtefact,
 }
-"""The kind of result of each stage; that of a fold is in its file."""
+"""The class of each stage's result; a fold's is recorded in its file."""

@@ -11,11 +11,8 @@ if TYPE_CHECKING:
     from repaconv.results import Check, GateReport, NewRecipe, RecipeRun
 
 
-# --- Every check of every recipe.
-
-
 def show_gate(done: GateReport) -> None:
-    """Every check of every recipe, and the exit code."""
+    """Print every check of every recipe, and the verdict."""
     from repaconv.stages.recipe.gate_report_formats import sentence
 
     for recipe in done.recipes:
@@ -29,11 +26,8 @@ def show_gate(done: GateReport) -> None:
     out().print(f"{coloured(verdict)}: {count}{', with mistakes' if done.exit_code == 2 else ''}")
 
 
-# --- A recipe's steps, and what was found on the way.
-
-
 def counted(checks: Sequence[Check]) -> str:
-    """How many checks passed, and which did not; why one is not verified, which no row above says."""
+    """Summary of the checks: how many passed, which did not, and why some are not verified."""
     told = [f"{sum(each.verdict == 'passed' for each in checks)} of {len(checks)} checks passed"]
     for each in checks:
         why = f" ({each.message.rstrip('.')})" if each.verdict == "not verified" else ""
@@ -42,7 +36,7 @@ def counted(checks: Sequence[Check]) -> str:
 
 
 def show_recipe_run(done: RecipeRun | NewRecipe) -> None:
-    """See `_way`; of a recipe that was written, where it is and what to do with it."""
+    """Print the steps and checks of a recipe's run, or the recipe that was written."""
     from repaconv.results import RecipeRun
 
     if isinstance(done, RecipeRun):
@@ -54,7 +48,7 @@ def show_recipe_run(done: RecipeRun | NewRecipe) -> None:
 
 
 def _way(done: RecipeRun) -> None:
-    """Each step with why it ran, all checks that did not pass, and where the page is; -v shows every check."""
+    """Print each step with its reason, the checks that did not pass (all with -v), and the path of the report."""
     from repaconv.stages.recipe.gate_report_formats import sentence
 
     if done.steps:

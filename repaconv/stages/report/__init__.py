@@ -1,1 +1,1 @@
-"""`report`: the page of a run, or of several."""
+"""`report`: write the report of a run, or a comparison of several runs."""

@@ -1,4 +1,4 @@
-"""What was folded, as SVG: the layers of a block before and after, joined where they became one."""
+"""Draw a fold as SVG: the layers of a block before and after, with lines to the layer that they became."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import NamedTuple
 from repaconv.results import Change, FoldedLayer, FoldStep
 
 MOST = 12
-"""Places that are drawn; the rest is a count."""
+"""Number of places that are drawn; the others are counted."""
 WIDTH, BOX, HEIGHT, GAP, EDGE, LINE = 360, 156, 46, 8, 12, 13
 LETTERS, WORDS = 24, 54
-"""How many letters a box, and a line of text, has room for."""
+"""Most characters in a box, and in a line of text."""
 STYLE = """
 .fold-picture { color-scheme: light dark; font-family: system-ui, sans-serif; font-size: 11px; max-width: 36rem;
   min-width: 0; --paper: #fff; --ink: #1b1f24; --faint: #57606a; --line: #8c959f; --soft: #f6f8fa; --one: #0550ae;
@@ -36,14 +36,14 @@ STYLE = """
 
 
 class Place(NamedTuple):
-    """Where something was folded.
+    """A place where something was folded: a block or a node.
 
     Attributes:
-        title: The block, or the node.
-        description: What was done there.
-        before: Its layers.
-        after: Those of the fold.
-        alike: How many others of its kind there are, of whatever width.
+        title: Name of the block or node.
+        description: What was folded there.
+        before: Its layers before the fold.
+        after: Its layers after the fold.
+        alike: How many other places of this kind there are, whatever their width.
     """
 
     title: str
@@ -54,7 +54,7 @@ class Place(NamedTuple):
 
     @property
     def saved(self) -> tuple[int, int, int]:
-        """Multiply-accumulates, parameters and layers fewer than before."""
+        """Multiply-accumulates, parameters and layers that the fold saves."""
         return (
             _macs(self.before) - _macs(self.after),
             _parameters(self.before) - _parameters(self.after),
@@ -63,7 +63,7 @@ class Place(NamedTuple):
 
 
 def places_of(rows: Iterable[FoldStep | Change]) -> tuple[Place, ...]:
-    """All that can be drawn of a certificate or of a graph's changes, the largest savings first."""
+    """The drawable places of a certificate or of a graph's changes, the largest savings first."""
     every = list(rows)
     kinds = [_kind(row) for row in every]
     places = [
@@ -81,17 +81,17 @@ def _told(row: FoldStep | Change) -> tuple[str, str]:
 
 
 def _kind(row: FoldStep | Change) -> object:
-    """What rows of blocks that fold alike have in common; a change of a graph is of its own kind."""
+    """A key that is equal for blocks folded in the same way; each change of a graph is its own kind."""
     return id(row) if isinstance(row, Change) else (re.sub(r"\d+", "#", row.module), row.folded)
 
 
 def fold_svg(places: Sequence[Place], title: str, more: str = "places") -> str:
-    """The picture: one column, as wide as a phone; empty where nothing is drawn.
+    """Draw the places in one column, as wide as a phone; empty if there are none.
 
     Args:
-        places: Those of `places_of`; the first twelve are drawn.
-        title: What the network is.
-        more: What those that are not drawn are called.
+        places: The places from `places_of`; the first twelve are drawn.
+        title: Name of the network.
+        more: Word for the places that are not drawn.
     """
     if not places:
         return ""
@@ -121,7 +121,7 @@ def fold_svg(places: Sequence[Place], title: str, more: str = "places") -> str:
 
 
 def _card(place: Place, top: int) -> tuple[list[str], int]:
-    """One place, and where the next one begins."""
+    """Draw one place; return its SVG lines and where the next place begins."""
     alike = f" and {place.alike} of its kind" if place.alike else ""
     y = top + LINE
     lines = [f'<text class="title" x="{EDGE}" y="{y}">{escape(_short(place.title, 44 - len(alike)))}{alike}</text>']
@@ -157,7 +157,7 @@ def _card(place: Place, top: int) -> tuple[list[str], int]:
 
 
 def _beside(place: Place, lefts: Sequence[int], top: int) -> dict[str, int]:
-    """Where the layers after are: at the middle of what they are made of, none over another."""
+    """The y position of each layer after the fold: centered on its sources, without overlap."""
     wanted = {}
     for n, each in enumerate(place.after):
         sources = [at for layer, at in zip(place.before, lefts, strict=True) if each.name in layer.into]
@@ -188,7 +188,7 @@ def _words(layer: FoldedLayer) -> str:
 
 
 def _sentence(place: Place) -> str:
-    """For a reader of the screen: which layers became which."""
+    """A description for screen readers: which layers became which."""
     parts = [f"{each.name} went into {' and '.join(each.into)}" for each in place.before if each.into]
     parts += [f"{each.name} is gone" for each in place.before if not each.into]
     alike = f" and {place.alike} of its kind" if place.alike else ""
@@ -199,7 +199,7 @@ def _sentence(place: Place) -> str:
 
 
 def _short(text: str, most: int) -> str:
-    """The end of a name says most."""
+    """Shorten a name to its end, which is its most specific part."""
     return text if len(text) <= most else f"…{text[1 - most :]}"
 
 

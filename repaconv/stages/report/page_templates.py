@@ -1,4 +1,4 @@
-"""The templates, and how figures are written in them: the same words in HTML and in markdown."""
+"""Render the report as HTML, markdown or a model card, with the filters that format its figures."""
 
 from __future__ import annotations
 
@@ -11,36 +11,36 @@ from repaconv.stages.report.tradeoff_plots import pareto_svg
 
 
 def html(report: Report, pictures: Mapping[str, str]) -> str:
-    """One self-contained page: no script, nothing that is fetched.
+    """One self-contained HTML page: no scripts, no downloads.
 
     Args:
-        report: What is shown.
-        pictures: SVG texts of our own making, by name: ``profile``, ``history-<target>``, ``drift-<link>``.
+        report: The report.
+        pictures: SVG pictures made by repaconv, by name: ``profile``, ``history-<target>``, ``drift-<link>``.
     """
     return _render("report.html.j2", report, pictures)
 
 
 def markdown(report: Report, _pictures: Mapping[str, str]) -> str:
-    """The same without pictures, for where HTML is not shown."""
+    """The same report as markdown, without pictures."""
     return _render("report.md.j2", report, {})
 
 
 def card(report: Report, _pictures: Mapping[str, str]) -> str:
-    """A model card: verification, figures, provenance; the publisher states the license."""
+    """A model card with verification, figures and provenance; the publisher adds the license."""
     return _render("card.md.j2", report, {})
 
 
 WRITTEN = {"html": html, "markdown": markdown, "card": card}
-"""By format."""
+"""The function that renders each format."""
 
 
 def runs_html(report: RunsReport) -> str:
-    """Several runs on one page of the same kind, with the picture of what each is worth."""
+    """A page that compares several runs, with a plot of accuracy against latency."""
     return _render("runs.html.j2", report, {"pareto": pareto_svg(report.rows)})
 
 
 def runs_markdown(report: RunsReport) -> str:
-    """The same without the picture."""
+    """The same comparison as markdown, without the plot."""
     return _render("runs.md.j2", report, {})
 
 
@@ -56,43 +56,43 @@ def _render(name: str, report: Artefact, pictures: Mapping[str, str]) -> str:
         lstrip_blocks=True,
     )
     environment.filters |= FILTERS
-    svgs = {key: Markup(svg) for key, svg in pictures.items()}  # of our own making, escaped there
+    svgs = {key: Markup(svg) for key, svg in pictures.items()}  # made by repaconv and escaped where they are made
     text = environment.get_template(name).render(r=report, pictures=svgs)
     return text.rstrip("\n") + "\n"
 
 
 def count(value: float) -> str:
-    """11,900,840."""
+    """Format a count: 11,900,840."""
     return f"{value:,.0f}"
 
 
 def ms(value: float) -> str:
-    """18.443."""
+    """Format milliseconds: 18.443."""
     return f"{value:.3f}"
 
 
 def rate(value: float) -> str:
-    """1,041.2."""
+    """Format a throughput: 1,041.2."""
     return f"{value:,.1f}"
 
 
 def ratio(value: float) -> str:
-    """1.041."""
+    """Format a ratio: 1.041."""
     return f"{value:.3f}"
 
 
 def share(value: float) -> str:
-    """12.3%."""
+    """Format a share: 12.3%."""
     return f"{value:.1%}"
 
 
 def error(value: float) -> str:
-    """3.6e-07."""
+    """Format an error: 3.6e-07."""
     return f"{value:.1e}"
 
 
 def saved(before: float, after: float, digits: int = 1) -> str:
-    """How much less after is than before: 12.3%; where it is more, 12.3% more."""
+    """Format how much smaller ``after`` is than ``before``: 12.3%, or 12.3% more."""
     if not before:
         return ""
     share = f"{abs(1 - after / before):.{digits}%}"
@@ -100,22 +100,22 @@ def saved(before: float, after: float, digits: int = 1) -> str:
 
 
 def less(before: float, after: float) -> str:
-    """The same in front of what it is compared with: 12.3% less than."""
+    """The same in front of the object of comparison: 12.3% less than."""
     return f"{saved(before, after)} than" if after > before else f"{saved(before, after)} less than"
 
 
 def size(value: Any) -> str:
-    """224 x 224, or dynamic."""
+    """Format an image size: 224 x 224, or dynamic."""
     return value if isinstance(value, str) else " x ".join(map(str, value))
 
 
 def allowed(link: Link) -> str:
-    """What a link allows, in words; of a lossy one with what was measured."""
+    """The tolerance of a link in words; for a lossy link, with what was measured."""
     return link.lossy_told or ("" if link.tolerance is None else link.tolerance.description)
 
 
 def plain(value: Any) -> str:
-    """A fact's value as text."""
+    """Format a fact's value as text."""
     return ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
 
 
@@ -126,9 +126,9 @@ COLOURS = ("#2563eb", "#d97706", "#059669", "#db2777", "#7c3aed", "#64748b")
 
 
 def history_svg(entries: Sequence[HistoryEntry]) -> str:
-    """Median milliseconds of every measurement in order; those that cannot be believed are hollow.
+    """Plot the median milliseconds of every measurement in order; untrusted ones are hollow.
 
-    A line joins only what was measured alike: on one machine, with as many threads, on as many images of that size.
+    A line joins only comparable measurements: the same machine, threads, batch size and image size.
     """
     width, left, line_height = 760, 60, 14
     ways = list(dict.fromkeys(map(_way, entries)))
@@ -161,7 +161,7 @@ def history_svg(entries: Sequence[HistoryEntry]) -> str:
 
 
 def _way(entry: HistoryEntry) -> str:
-    """What must be the same for two measurements to be joined."""
+    """The configuration of a measurement; only measurements with equal configurations are joined."""
     pixels = "" if entry.image_size is None else f", {size(entry.image_size)} pixels"
     return f"{entry.threads} threads, batch {entry.batch}{pixels}, {entry.machine}"
 

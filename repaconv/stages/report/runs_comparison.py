@@ -1,4 +1,4 @@
-"""report A B C: several runs beside each other on one page, a row each."""
+"""`report A B C`: compare several runs on one page, one row per run."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def compare_runs(
         progress: A function that is called with each step's name, the units done and their total.
 
     Raises:
-        UsageProblem: If one is no run folder, there is only one, or there is no such format.
+        UsageProblem: If one is not a run folder, there is only one, or there is no such format.
     """
     from repaconv.stages.report import page_templates as page
 
@@ -59,13 +59,13 @@ def compare_runs(
 
 
 def _page_of(run: run_folder.Run, target: Path) -> str:
-    """The run's own page, if it has one, as seen from the one of all."""
+    """The path of the run's own report, if it has one, relative to the comparison page."""
     own = run.folder / PAGES["html"]
     return Path(os.path.relpath(own, target.parent)).as_posix() if own.is_file() else ""
 
 
 def row_of(title: str, found: Report, page: str) -> ReportRow:
-    """A run as a row of the table."""
+    """The table row of a run."""
     exact = [link for link in found.links if link.metrics and link.tolerance and link.tolerance.kind == "exact"]
     single = [link.metrics.max_rel_error for link in exact if link.metrics and link.name not in ("fold", "recorded")]
     row = ReportRow(
@@ -88,7 +88,7 @@ def _accuracy(exact: Sequence[Link]) -> Accuracy | None:
 
 
 def _lower(links: Sequence[Link]) -> dict[str, float]:
-    """By precision, the smallest share of images that keep their first class."""
+    """The smallest share of unchanged top-1 predictions, by precision."""
     shares: dict[str, float] = {}
     for link in links:
         lossy = link.tolerance is not None and link.tolerance.kind == "lossy"

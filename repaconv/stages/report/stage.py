@@ -1,4 +1,4 @@
-"""report: everything that a run holds, as one page."""
+"""`report`: write everything that a run contains as one page."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from repaconv.results import Artefact
 
 PAGES = {"html": "report.html", "markdown": "report.md", "json": "report.json", "card": "README.md"}
-"""The file of each format, in the run."""
+"""File name of each format in the run folder."""
 
 
 def report(
@@ -83,17 +83,17 @@ def report(
 
 
 def require_format(format: str, known: Collection[str] = PAGES) -> None:
-    """Refuse a format that there is not.
+    """Refuse an unknown format.
 
     Raises:
-        UsageProblem: Naming those that there are.
+        UsageProblem: If the format is unknown.
     """
     if format not in known:
         raise UsageProblem(f"there is no format {format!r}.", hint=f"Known: {', '.join(known)}.", code="report.format")
 
 
 def gathered(taken: run_folder.Run, paper: PaperTable | None) -> Report:
-    """All that a run holds of its present fold and graphs, and what nobody looked at."""
+    """Collect the results of a run's current fold and graphs, and what was not verified or measured."""
     folded = run_folder.fold_of(taken)
     held = _held(taken, folded)
     verified, exports, builds = held.verified, held.exports, held.builds
@@ -115,7 +115,7 @@ def gathered(taken: run_folder.Run, paper: PaperTable | None) -> Report:
     _, before, after = folded.saved[0]
     before_after: list[tuple[str, float, float]] = [
         *folded.saved,
-        # a checkpoint may be of half precision: its file says nothing beside one in float32
+        # a checkpoint may be in half precision: its file size cannot be compared with an FP32 file's
         ("bytes of weights in FP32", 4 * before, 4 * after),
     ]
     return Report(
@@ -143,14 +143,14 @@ def gathered(taken: run_folder.Run, paper: PaperTable | None) -> Report:
 
 
 def _worst(folded: FoldArtefact, links: Sequence[Link]) -> float:
-    """The largest difference of the fold in float64: of its parts where there is a certificate, else of the whole."""
+    """The largest float64 difference of the fold: of its parts if there is a certificate, otherwise of the whole."""
     if isinstance(folded, MethodFold):
         return max((step.max_rel_error for step in folded.certificate), default=0.0)
     return max((link.metrics.max_rel_error for link in links if link.name == "fold" and link.metrics), default=0.0)
 
 
 class _Held(NamedTuple):
-    """What a run holds of its present fold and graphs; ``gone`` names what is of others."""
+    """The results in a run that belong to its current fold and graphs; ``gone`` names those that do not."""
 
     verified: VerifyArtefact | None
     exports: list[ExportArtefact]
@@ -164,7 +164,7 @@ class _Held(NamedTuple):
 
 
 def _held(taken: run_folder.Run, folded: FoldArtefact) -> _Held:
-    """Artefacts by the hashes of what they are about."""
+    """Read the run's results, and select by hash those of its current files."""
     exports = [each.artefact for each in exports_of(taken, folded)]
     models = {each.payload.sha256 for each in exports}
     build, bench = taken.folder / run_folder.BUILD, taken.folder / run_folder.BENCH
@@ -215,7 +215,7 @@ def _changed(
 
 
 def _all(folder: Path, stage: str, kind: type) -> list:  # type: ignore[type-arg]
-    """Artefacts of a stage in a folder, by name."""
+    """Results of a stage in a folder, sorted by name."""
     return [read_artefact(path, kind) for path in sorted(folder.glob("*.json")) if stage_of(path) == stage]
 
 
@@ -249,7 +249,7 @@ def _commands(
     converted: ConvertArtefact | None,
     trained: FinetuneArtefact | None,
 ) -> list[str]:
-    """As they would be typed here."""
+    """The commands that reproduce the run, as typed in the current folder."""
     command, source, asked = "fold", Path(folded.origin.path), folded.options
     if converted:  # which also folds
         command, source, asked = "convert", Path(converted.parent.path), converted.options
@@ -268,12 +268,12 @@ def _commands(
 
 
 def _short(path: Path) -> str:
-    """From this folder, where it is below that."""
+    """The path relative to the current folder, if it is below it."""
     return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
 
 
 def _paper(taken: run_folder.Run, progress: Progress) -> PaperTable | None:
-    """None where the method brings none, or is not installed here."""
+    """The paper's table; None if the method has none, or is not installed here."""
     try:
         folded = run_folder.fold_of(taken)
         return table(folded.method, progress=progress) if isinstance(folded, MethodFold) else None

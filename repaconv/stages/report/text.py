@@ -8,7 +8,7 @@ from repaconv.stages.shared.result_tables import counted
 
 
 def show_report(done: Report | RunsReport) -> None:
-    """What is on the page: of one run, or of several a row each."""
+    """Print a summary of the report of one run, or one row per run of a comparison."""
     if isinstance(done, RunsReport):
         header = ("run", "verdict", "accuracy", "parameters", "speedup", "same top-1")
         rows(header, [_row(each) for each in done.rows])

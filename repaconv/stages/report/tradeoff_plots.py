@@ -1,4 +1,4 @@
-"""What networks keep against how many times as fast they are, as SVG."""
+"""Draw the trade-off between accuracy and speed as SVG: of several networks, of runs, of conversion trials."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ COLOURS = ("#2563eb", "#d97706", "#059669", "#db2777", "#7c3aed", "#64748b")
 
 
 class Point(NamedTuple):
-    """A network.
+    """A network in the plot.
 
     Attributes:
         title: Its name.
-        series: What it belongs to, which has a colour.
-        speed: How many times as fast it is.
-        share: What it keeps, 0..1.
+        series: Its series, which determines its color.
+        speed: Speedup over the original.
+        share: Share of the quality that it keeps, 0..1.
         solid: Whether it is filled.
-        taken: Whether it is the one that was taken, which is ringed.
-        sure: Whether its speed was shown; what was not is hollow, and beats nothing.
+        taken: Whether it is the chosen one, which has a ring.
+        sure: Whether its speed is conclusive; otherwise it is hollow and dominates no other.
     """
 
     title: str
@@ -34,23 +34,23 @@ class Point(NamedTuple):
     sure: bool = True
 
     def beaten(self, others: Sequence[Point]) -> bool:
-        """Whether another is at least as good in both, and better in one."""
+        """Whether another point is at least as good in both, and better in one."""
         own = (self.speed, self.share)
         better = (each for each in others if each.sure and each.speed >= self.speed and each.share >= self.share)
         return not self.sure or any((each.speed, each.share) != own for each in better)
 
 
 def pareto(points: Sequence[Point]) -> tuple[Point, ...]:
-    """Those that no other beats, the slowest first."""
+    """The Pareto front, the slowest point first."""
     return tuple(sorted((each for each in points if not each.beaten(points)), key=lambda each: each.speed))
 
 
 def curve_svg(points: Sequence[Point], what: str) -> str:
-    """The picture: those that no other beats are named and joined; empty where there are fewer than two.
+    """Draw the points; those of the Pareto front are named and joined. Empty if there are fewer than two.
 
     Args:
         points: The networks.
-        what: What it is that they keep.
+        what: Name of the quality on the vertical axis.
     """
     if len(points) < 2:
         return ""
@@ -95,7 +95,7 @@ def _drawn(each: Point, x: float, y: float, colour: str, *, named: bool) -> list
 
 
 def axes(across: Sequence[str], up: Sequence[str]) -> list[str]:
-    """A frame, and of either axis what its beginning, its middle and its end are."""
+    """Draw both axes, each with labels at its start, middle and end."""
     lines = [f'<path d="M{LEFT} {CEILING} V{FLOOR} H{RIGHT}" fill="none" stroke="currentColor" opacity=".4"/>']
     for part, below, beside in zip((0.0, 0.5, 1.0), across, up, strict=True):
         x, y = LEFT + (RIGHT - LEFT) * part, FLOOR - (FLOOR - CEILING) * part
@@ -104,13 +104,13 @@ def axes(across: Sequence[str], up: Sequence[str]) -> list[str]:
     return lines
 
 
-# --- Accuracy against time of several runs, as trained and folded, as SVG.
+# Accuracy against latency of several runs, as trained and as folded
 
 PALE = ' opacity=".35"'
 
 
 class _Point(NamedTuple):
-    """A run as folded, and its time as trained."""
+    """A folded run, and its latency as trained."""
 
     title: str
     ms: float
@@ -119,7 +119,7 @@ class _Point(NamedTuple):
     sure: bool
 
     def beaten(self, others: Sequence[_Point]) -> bool:
-        """Whether another is at least as good in both, and better in one; what is not known well beats nothing."""
+        """Whether another run is at least as good in both, and better in one; inconclusive ones dominate no other."""
         return not self.sure or any(
             each.sure
             and each.ms <= self.ms
@@ -130,7 +130,7 @@ class _Point(NamedTuple):
 
 
 def pareto_svg(rows: Sequence[ReportRow]) -> str:
-    """The picture; empty where fewer than two runs were measured alike and know their accuracy."""
+    """Draw accuracy against latency; empty if fewer than two runs have an accuracy and a latency on the same target."""
     where = next((row.target for row in rows if row.accuracy and row.after_ms), "")
     points = [
         _Point(row.title, row.after_ms, row.accuracy.candidate, row.before_ms, row.quality != "inconclusive")
@@ -168,7 +168,7 @@ def pareto_svg(rows: Sequence[ReportRow]) -> str:
     return "\n".join([*lines, "</svg>", ""])
 
 
-# --- The trade-off of a conversion as a picture.
+# Quality against speedup of the trials of a conversion
 
 
 def trade_svg(trade: Trade) -> str:
@@ -183,12 +183,12 @@ def trade_svg(trade: Trade) -> str:
 
 
 def named(row: Raced) -> str:
-    """In a few words."""
+    """A short label of a trial."""
     replaced = [str(len(row.blocks))] if row.blocks else []
     return f"{row.kind} {', '.join([*replaced, *map(str, row.schedule)])}"
 
 
 def kept(row: Raced) -> float:
-    """The share of first classes that stay; of a network without classes, what the error leaves of the outputs."""
+    """Share of unchanged top-1 predictions; without classes, 1 minus the relative error of the outputs."""
     assert row.tried is not None
     return max(0.0, 1 - row.tried.error) if row.tried.agreement is None else row.tried.agreement

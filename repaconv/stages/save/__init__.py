@@ -1,1 +1,1 @@
-"""`save`: a folder that timm or transformers loads."""
+"""`save`: write a folder that timm or transformers loads."""

@@ -12,7 +12,7 @@ from repaconv.stages.shared.option_definitions import OUTPUT, Option, Options
 
 @dataclass(frozen=True, kw_only=True)
 class SaveOptions(Options):
-    """What `repaconv.save` may be asked for."""
+    """Options of `repaconv.save`."""
 
     out: Annotated[
         str | Path | None,

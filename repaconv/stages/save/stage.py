@@ -1,4 +1,4 @@
-"""save: a folded network as a folder that timm or transformers loads, with its model card."""
+"""`save`: write a folded network as a folder that timm or transformers loads, with its model card."""
 
 from __future__ import annotations
 
@@ -30,13 +30,15 @@ if TYPE_CHECKING:
 
 LIBRARIES = ("timm", "transformers")
 FILES = ("model.safetensors", "config.json", "preprocessor_config.json", "README.md")
-"""What such a folder holds; the third only where the run is of a folder that has it."""
+"""Files of such a folder; the third is written only if the run's source folder has it."""
 SLOT = "save.json"
 LABELS = ("label_names", "label_descriptions")
-"""What timm's config.json says of classes."""
+"""Keys of timm's config.json that describe the classes."""
 
 
 class _Plan(NamedTuple):
+    """The options resolved for one run: the network, its architecture, and the folder to write."""
+
     subject: Subject
     arch: Architecture
     run: run_folder.Run
@@ -100,7 +102,7 @@ save = by_name(save_by, SaveOptions)
 
 
 def _plan(options: SaveOptions, run: str | Path | None) -> _Plan:
-    """Everything that may be refused before anything is run."""
+    """Make every check that comes before anything is run."""
     taken = run_folder.find_run(Path(run) if run else None)
     subject = subject_of(taken)
     folded = subject.folded
@@ -122,10 +124,10 @@ def _plan(options: SaveOptions, run: str | Path | None) -> _Plan:
 
 
 def _held(plan: _Plan, given: nn.Module) -> tuple[nn.Module, Link]:
-    """Its architecture with the folded numbers, in float64, and the proof.
+    """The network's own architecture with the folded weights, in float64, and its comparison with the original.
 
     Raises:
-        Refused: If nothing does.
+        Refused: If that architecture cannot hold the folded weights.
     """
     from repaconv.torch_fold.known_submodule_folds import fold_parts
     from repaconv.torch_fold.weights_for_original_architecture import held, unheld
@@ -143,7 +145,7 @@ def _held(plan: _Plan, given: nn.Module) -> tuple[nn.Module, Link]:
 
 
 def _example(plan: _Plan) -> Any:
-    """Two images, as the module takes them."""
+    """Two random images, as the module's arguments."""
     import torch
 
     feeds = next(plan.subject.drawn(2, 0).batches()).given
@@ -151,7 +153,7 @@ def _example(plan: _Plan) -> Any:
 
 
 def _link(plan: _Plan, module: nn.Module, kind: str, called: str) -> Link:
-    """A module in float64 against the training form."""
+    """Compare a module with the training form, in float64."""
     from repaconv.verification.comparison import Comparison, joined
     from repaconv.verification.model_runners import TorchRunner
     from repaconv.verification.tolerances import tolerance
@@ -165,7 +167,7 @@ def _link(plan: _Plan, module: nn.Module, kind: str, called: str) -> Link:
 
 
 def _write(plan: _Plan, module: nn.Module, folder: Path) -> None:
-    """As the library itself writes it, and what says how images are made."""
+    """Write the folder as the library itself writes it, with its preprocessing."""
     import shutil
 
     if plan.arch.library == "transformers":
@@ -184,7 +186,7 @@ def _write(plan: _Plan, module: nn.Module, folder: Path) -> None:
 
 
 def _images(plan: _Plan) -> dict[str, Any]:
-    """How they are normalised, in timm's words, where the run knows it."""
+    """Mean and standard deviation under timm's names, if the run knows them."""
     images = plan.subject.folded.preprocessing
     if images is None:
         return {}
@@ -192,14 +194,14 @@ def _images(plan: _Plan) -> dict[str, Any]:
 
 
 def _as_loaded(plan: _Plan, kind: type[nn.Module], folder: Path) -> Link:
-    """The folder against the training form."""
+    """Load the folder with its library, and compare it with the training form."""
     loader: Any = kind
     try:
         if plan.arch.library == "timm":
             module = package("timm").create_model(f"local-dir:{folder}", pretrained=True)
         else:
             module = loader.from_pretrained(str(folder), local_files_only=True)
-    except Exception as error:  # of whatever version the library is
+    except Exception as error:  # the class of the error depends on the library's version
         raise GateFailed(
             f"{plan.arch.library} cannot load what it wrote: {said_by(error)}; nothing was written.",
             hint=f"Try another version of {plan.arch.library}, or write ONNX: repaconv export.",

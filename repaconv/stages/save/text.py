@@ -12,6 +12,6 @@ if TYPE_CHECKING:
 
 
 def show_save(done: SaveArtefact) -> None:
-    """What holds it, and the proof."""
+    """Print the folder and its comparisons."""
     out().print(f"{plain(done.payload.path)}, config.json and README.md of {plain(done.arch)}")
     out().print(links(done.links))

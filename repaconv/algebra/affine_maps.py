@@ -1,14 +1,17 @@
-"""The algebra: exact affine maps y = W x + b over the channel axis, in float64.
+"""Exact affine maps y = W x + b over the channel axis, in float64.
 
-Every fold of the five papers is a few moves on such maps:
+Every fold of the five papers is a few operations on such maps:
 
-- ``g @ f``: compose, first f, then g;
-- ``f + g``, ``f - g``: what runs in parallel;
-- ``Affine.eye(C)``: the shortcut;
+- ``g @ f``: composition, first f, then g;
+
+- ``f + g``, ``f - g``: parallel branches;
+
+- ``Affine.eye(C)``: a shortcut;
+
 - ``f.split_out(k)``, ``f.split_in(k)``, ``f.rows(i)``, ``f.columns(i)``: channels, split at a nonlinearity.
 
-A map over channels alone (a norm's affine, a LayerScale) keeps its weight as a diagonal of shape [C]
-through every move that allows it. Maps are values: no move changes its operands.
+A per-channel map (a norm's affine, a LayerScale) keeps its weight as a diagonal of shape [C] through all operations
+that allow it. Maps are immutable values.
 """
 
 from __future__ import annotations
@@ -21,51 +24,51 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False)
 class Affine:
-    """y = W x + b.
+    """The map y = W x + b.
 
     Attributes:
-        weight: float64, [out, in], or [C] where W is the diagonal matrix of it.
+        weight: float64, [out, in]; or [C], the diagonal of W.
         bias: float64, [out].
 
     Raises:
-        ValueError: If the shapes do not belong together.
+        ValueError: If the shapes do not match.
     """
 
     weight: Tensor
     bias: Tensor
 
     def __post_init__(self) -> None:
-        """Bring both to float64 and hold the shape rule."""
+        """Convert to float64 and check the shapes."""
         object.__setattr__(self, "weight", self.weight.detach().to(torch.float64))
         object.__setattr__(self, "bias", self.bias.detach().to(torch.float64))
         if self.weight.ndim not in (1, 2) or self.bias.shape != self.weight.shape[:1]:
             raise ValueError(f"no affine map: weight {list(self.weight.shape)}, bias {list(self.bias.shape)}")
 
-    # --- where maps come from -------------------------------------------------------------------
+    # Constructors.
 
     @classmethod
     def linear(cls, weight: Tensor, bias: Tensor | None = None) -> Affine:
-        """nn.Linear: weight [out, in], bias [out]."""
+        """Return the map of an nn.Linear: weight [out, in], bias [out]."""
         return cls(weight, _or_zeros(bias, weight))
 
     @classmethod
     def conv1x1(cls, weight: Tensor, bias: Tensor | None = None) -> Affine:
-        """Pointwise convolution: weight [out, in, 1, 1], bias [out]."""
+        """Return the map of a pointwise convolution: weight [out, in, 1, 1], bias [out]."""
         return cls.linear(_drop_1x1(weight), bias)
 
     @classmethod
     def diagonal(cls, scale: Tensor, shift: Tensor | None = None) -> Affine:
-        """Per-channel map: a norm's affine (gamma, beta), a LayerScale (gamma). Both [C]."""
+        """Return a per-channel map: a norm's affine (gamma, beta) or a LayerScale (gamma), both [C]."""
         return cls(scale, _or_zeros(shift, scale))
 
     @classmethod
     def depthwise1x1(cls, weight: Tensor, bias: Tensor | None = None) -> Affine:
-        """Depthwise 1x1 convolution, as RIFormer's Affine: weight [C, 1, 1, 1], bias [C]."""
+        """Return the map of a depthwise 1x1 convolution, as RIFormer's Affine: weight [C, 1, 1, 1], bias [C]."""
         return cls.diagonal(_drop_1x1(weight).squeeze(1), bias)
 
     @classmethod
     def batchnorm(cls, weight: Tensor, bias: Tensor, mean: Tensor, variance: Tensor, eps: float) -> Affine:
-        """BatchNorm in eval mode over [C] channels: gamma (x - mean) / sqrt(variance + eps) + beta.
+        """Return the map of a BatchNorm in eval mode: gamma (x - mean) / sqrt(variance + eps) + beta, all [C].
 
         Raises:
             ValueError: If variance + eps is not positive somewhere.
@@ -78,14 +81,14 @@ class Affine:
 
     @classmethod
     def eye(cls, width: int) -> Affine:
-        """The identity over ``width`` channels."""
+        """Return the identity over ``width`` channels."""
         return cls(torch.ones(width, dtype=torch.float64), torch.zeros(width, dtype=torch.float64))
 
-    # --- what they are --------------------------------------------------------------------------
+    # Properties.
 
     @property
     def is_diagonal(self) -> bool:
-        """Whether the weight is kept as [C]."""
+        """Whether the weight is stored as [C]."""
         return self.weight.ndim == 1
 
     @property
@@ -99,19 +102,19 @@ class Affine:
         return self.weight.shape[-1]
 
     def _is_identity(self) -> bool:
-        """Whether composing with it changes nothing; it is then not multiplied out."""
+        """Whether it is the identity; composing with it is then skipped."""
         return self.is_diagonal and bool((self.weight == 1).all()) and not bool(self.bias.any())
 
     def dense(self) -> Affine:
-        """The same map with weight [out, in]."""
+        """Return the same map with weight [out, in]."""
         return Affine(torch.diag(self.weight), self.bias) if self.is_diagonal else self
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Apply to x [..., in], giving [..., out] in float64."""
+        """Apply to x [..., in]; return [..., out] in float64."""
         x = x.to(torch.float64)
         return (x * self.weight if self.is_diagonal else x @ self.weight.T) + self.bias
 
-    # --- the moves ------------------------------------------------------------------------------
+    # Operations.
 
     def __matmul__(self, first: Affine) -> Affine:
         """Compose: (self @ first)(x) = self(first(x))."""
@@ -128,7 +131,7 @@ class Affine:
         return Affine(self.weight * first.weight if first.is_diagonal else self.weight @ first.weight, bias)
 
     def __add__(self, other: Affine) -> Affine:
-        """Run in parallel and sum: (f + g)(x) = f(x) + g(x)."""
+        """Add parallel maps: (f + g)(x) = f(x) + g(x)."""
         if (self.out_width, self.in_width) != (other.out_width, other.in_width):
             raise ValueError(
                 f"cannot add: {self.in_width} -> {self.out_width} and {other.in_width} -> {other.out_width}"
@@ -137,11 +140,11 @@ class Affine:
         return Affine(f.weight + g.weight, f.bias + g.bias)
 
     def __neg__(self) -> Affine:
-        """(-f)(x) = -f(x)."""
+        """Negate: (-f)(x) = -f(x)."""
         return Affine(-self.weight, -self.bias)
 
     def __sub__(self, other: Affine) -> Affine:
-        """(f - g)(x) = f(x) - g(x)."""
+        """Subtract parallel maps: (f - g)(x) = f(x) - g(x)."""
         return self + -other
 
     def rows(self, index: slice | Tensor) -> Affine:
@@ -149,7 +152,7 @@ class Affine:
         return Affine(self.dense().weight[index], self.bias[index])
 
     def columns(self, index: slice | Tensor) -> Affine:
-        """Keep these input channels, the others held at zero."""
+        """Keep these input channels; the others are zero."""
         return Affine(self.dense().weight[:, index], self.bias)
 
     def split_out(self, k: int) -> tuple[Affine, Affine]:

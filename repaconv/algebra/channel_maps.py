@@ -1,4 +1,4 @@
-"""Linear maps over channels: a choice of channels with a factor each, or a matrix; composed and added in float64."""
+"""Linear maps over channels, as a selection of channels with factors or as a matrix; composed and added in float64."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Mask = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Pick:
-    """out[i] = scale[i] * in[index[i]], or 0 where index[i] is -1: identities, diagonals, splits, concats, pads.
+    """The map out[i] = scale[i] * in[index[i]], or 0 where index[i] is -1: identity, diagonal, split, concat, pad.
 
     Attributes:
         index: [out], int64.
-        scale: [out], float64; 0 where there is no index.
-        width: Channels of the input.
+        scale: [out], float64; 0 where index is -1.
+        width: Number of input channels.
     """
 
     index: NDArray[np.int64]
@@ -29,39 +29,39 @@ class Pick:
 
     @cached_property
     def rows(self) -> Mask:
-        """Which outputs are not always 0."""
+        """Mask of the outputs that are not always 0, [out]."""
         return self.index >= 0
 
     @cached_property
     def cols(self) -> Mask:
-        """Which inputs are read."""
+        """Mask of the inputs that are read, [in]."""
         read = np.zeros(self.width, bool)
         read[self.index[self.rows]] = True
         return read
 
     @property
     def is_identity(self) -> bool:
-        """Whether it does nothing."""
+        """Whether it is the identity."""
         same = len(self.index) == self.width and bool((self.index == np.arange(self.width)).all())
         return same and bool((self.scale == 1).all())
 
     @property
     def is_free(self) -> bool:
-        """Whether it is a slice, or a difference's second term."""
+        """Whether it costs nothing: an unscaled slice, or a negation that becomes a subtraction."""
         return self.is_range or (self.is_diagonal and bool((self.scale == -1).all()))
 
     @property
     def is_diagonal(self) -> bool:
-        """Whether every channel stays at its place."""
+        """Whether every channel keeps its index."""
         return len(self.index) == self.width and bool((self.index == np.arange(self.width)).all())
 
     @property
     def is_range(self) -> bool:
-        """Whether it is a slice, unscaled."""
+        """Whether it is an unscaled slice of consecutive channels."""
         return bool((self.scale == 1).all()) and bool((np.diff(self.index) == 1).all()) and bool(self.rows.all())
 
     def dense(self) -> Matrix:
-        """[out, in]."""
+        """Return the matrix, [out, in]."""
         matrix = np.zeros((len(self.index), self.width))
         places = np.flatnonzero(self.rows)
         matrix[places, self.index[places]] = self.scale[places]
@@ -70,27 +70,27 @@ class Pick:
 
 @dataclass(frozen=True)
 class Dense:
-    """out = matrix in, [out, in]."""
+    """The map out = matrix in; matrix is [out, in]."""
 
     matrix: Matrix
 
     @property
     def width(self) -> int:
-        """Channels of the input."""
+        """Number of input channels."""
         return int(self.matrix.shape[1])
 
     @cached_property
     def rows(self) -> Mask:
-        """Which outputs are not always 0."""
+        """Mask of the outputs that are not always 0, [out]."""
         return np.asarray(self.matrix.any(1))
 
     @cached_property
     def cols(self) -> Mask:
-        """Which inputs are read."""
+        """Mask of the inputs that are read, [in]."""
         return np.asarray(self.matrix.any(0))
 
     def dense(self) -> Matrix:
-        """[out, in]."""
+        """Return the matrix, [out, in]."""
         return self.matrix
 
 
@@ -98,30 +98,30 @@ Map = Pick | Dense
 
 
 def identity(width: int) -> Pick:
-    """The identity."""
+    """Return the identity over ``width`` channels."""
     return diagonal(np.ones(width))
 
 
 def diagonal(scale: Vector) -> Pick:
-    """A factor a channel."""
+    """Return the map with one factor per channel."""
     index = np.arange(len(scale))
     return Pick(np.where(scale != 0, index, -1), np.asarray(scale, np.float64), len(scale))
 
 
 def selection(places: NDArray[np.int64], width: int) -> Pick:
-    """These channels, in this order."""
+    """Return the map that selects these channels, in this order."""
     return Pick(np.asarray(places, np.int64), np.ones(len(places)), width)
 
 
 def embedding(places: NDArray[np.int64], out: int) -> Pick:
-    """Channel i to the place places[i]; the other places are 0."""
+    """Return the map of channel i to index places[i]; other outputs are 0."""
     index = np.full(out, -1)
     index[places] = np.arange(len(places))
     return Pick(index, (index >= 0).astype(np.float64), len(places))
 
 
 def after(second: Map, first: Map) -> Map:
-    """second(first(x))."""
+    """Return the composition second(first(x))."""
     if isinstance(second, Pick):
         kept = second.rows
         if isinstance(first, Pick):
@@ -136,12 +136,12 @@ def after(second: Map, first: Map) -> Map:
     if len(np.unique(index)) == len(index):
         matrix[:, index] = columns
     else:
-        np.add.at(matrix.T, index, columns.T)  # slow, and rare
+        np.add.at(matrix.T, index, columns.T)  # slow but rare
     return Dense(matrix)
 
 
 def plus(a: Map, b: Map) -> Map:
-    """a(x) + b(x)."""
+    """Return the sum a(x) + b(x)."""
     if isinstance(a, Pick) and isinstance(b, Pick):
         fits = (a.index == b.index) | ~a.rows | ~b.rows
         if fits.all():
@@ -152,31 +152,31 @@ def plus(a: Map, b: Map) -> Map:
 
 
 def applied(a: Map, vector: Vector) -> Vector:
-    """a(vector)."""
+    """Return a(vector)."""
     if isinstance(a, Pick):
         return np.where(a.rows, a.scale * vector[a.index], 0.0)
     return a.matrix @ vector
 
 
 def same(a: Map, b: Map) -> bool:
-    """Whether two maps are one, to the rounding of float64."""
+    """Return whether two maps are equal up to float64 rounding."""
     if isinstance(a, Pick) and isinstance(b, Pick):
         return bool((a.index == b.index).all()) and bool(np.allclose(a.scale, b.scale, rtol=1e-14, atol=0))
     if type(a) is not type(b) or a.dense().shape != b.dense().shape:
         return False
     size = np.abs(a.dense())
     beside = np.minimum(size.max(0, keepdims=True, initial=0.0), size.max(1, keepdims=True, initial=0.0))
-    return bool((np.abs(a.dense() - b.dense()) <= 1e-14 * beside).all())  # of its own row and column
+    return bool((np.abs(a.dense() - b.dense()) <= 1e-14 * beside).all())  # relative to row and column
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What a map would cost, told without computing it.
+    """The cost of a map, known without computing its matrix.
 
     Attributes:
-        rows: Which outputs are not always 0.
-        cols: Which inputs are read.
-        pick: The map itself where it is a choice of channels.
+        rows: Mask of the outputs that are not always 0.
+        cols: Mask of the inputs that are read.
+        pick: The map itself, if it is a `Pick`.
     """
 
     rows: Mask
@@ -185,19 +185,19 @@ class Shape:
 
     @property
     def cost(self) -> int:
-        """Multiply-accumulates a token; a slice is free."""
+        """Multiply-accumulates per token; a slice is free."""
         if self.pick is None:
             return int(self.rows.sum()) * int(self.cols.sum())
         return 0 if self.pick.is_free else int(self.rows.sum())
 
 
 def shape_of(a: Map) -> Shape:
-    """Of a map that is there."""
+    """Return the cost of an existing map."""
     return Shape(a.rows, a.cols, a if isinstance(a, Pick) else None)
 
 
 def shape_after(second: Map, first: Map) -> Shape:
-    """Of second(first(x))."""
+    """Return the cost of second(first(x)), without computing it."""
     if isinstance(second, Pick) and isinstance(first, Pick):
         return shape_of(after(second, first))
     if isinstance(second, Pick):
@@ -211,7 +211,7 @@ def shape_after(second: Map, first: Map) -> Shape:
 
 
 def shape_plus(a: Shape, b: Shape) -> Shape:
-    """Of a sum."""
+    """Return the cost of a sum, without computing it."""
     if a.pick is not None and b.pick is not None:
         return shape_of(plus(a.pick, b.pick))
     return Shape(a.rows | b.rows, a.cols | b.cols)

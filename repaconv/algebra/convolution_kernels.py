@@ -1,6 +1,6 @@
-"""Kernels: what is a convolution of one value, over images that are zero outside; composed and added in float64.
+"""Convolution kernels over zero-padded images, composed and added in float64.
 
-A tap stands at an offset from the place that it is read for, so kernels of any size and padding have one border: zeros.
+Each tap has an offset from the output position. Kernels of any size and padding therefore share one border rule: zeros.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ Weight = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Kernel:
-    """out[i] = bias + sum_t weight[t] x[stride i + t], x being zero outside the image.
+    """The convolution out[i] = bias + sum_t weight[t] x[stride i + t], with x = 0 outside the image.
 
     Attributes:
         weight: float64, [out, in / groups, *taps].
         bias: [out], or None.
-        groups: Of channels, as ONNX has them.
-        strides: By axis.
-        taps: By axis: the offsets.
-        reach: By axis: how far behind the image's last place the last one lies that a tap at offset 0 may read. Which
-            outputs there are hangs on the stride and on this alone.
-        learnt: Numbers of a graph that went into it.
+        groups: Channel groups, as in ONNX.
+        strides: Stride of each axis.
+        taps: Offsets of the taps of each axis.
+        reach: For each axis, how far beyond the image's last position a tap at offset 0 may read. The number of outputs
+            depends only on this and the stride.
+        learnt: Number of stored parameters that it was computed from.
     """
 
     weight: Weight
@@ -55,10 +55,10 @@ class Kernel:
         pads: Sequence[int] | None = None,
         dilations: Sequence[int] | None = None,
     ) -> Kernel:
-        """As frameworks describe one: weight [out, in / groups, ...]; pads before every axis, then behind every axis.
+        """Return a kernel from a framework's description: weight [out, in / groups, ...], pads as in ONNX.
 
         Raises:
-            ValueError: If the outputs are in no such groups.
+            ValueError: If the outputs are not divisible by the groups.
         """
         axes = weight.ndim - 2
         if len(weight) % groups:
@@ -70,24 +70,24 @@ class Kernel:
         return cls(weight, bias, groups, tuple(strides or (1,) * axes), taps, reach, weight.size)
 
     def __add__(self, other: Kernel) -> Kernel:
-        """Run in parallel and summed.
+        """Add parallel kernels.
 
         Raises:
-            ValueError: If the two do not read and give the same places and channels, as at the border.
+            ValueError: If channels, strides or output positions differ.
         """
         if not fits(self, other, fixed=False):
             raise ValueError(f"cannot add kernels of {list(self.weight.shape)} and {list(other.weight.shape)}")
         return summed([self, other])
 
     def then(self, scale: Vector, shift: Vector | None) -> Kernel:
-        """With a scale and a shift a channel behind it."""
+        """Return the kernel followed by a scale and a shift per channel."""
         bias = None if self.bias is None else self.bias * scale
         if shift is not None:
             bias = shift if bias is None else bias + shift
         return replace(self, weight=self.weight * scale.reshape(-1, *[1] * (self.weight.ndim - 1)), bias=bias)
 
     def of_scaled(self, scale: Vector, shift: Vector | None) -> Kernel:
-        """With a scale and a shift a channel before it; where there is a shift, it must not be padded.
+        """Return the kernel preceded by a scale and a shift per channel; with a shift it must not be padded.
 
         W (s x + t) + b = (W s) x + (sum W t + b)
         """
@@ -101,7 +101,7 @@ class Kernel:
         return replace(self, weight=self.weight * factor.reshape(out, inside, *[1] * len(self.taps)), bias=bias)
 
     def around(self, pads: Sequence[int]) -> Kernel:
-        """Of an image with more zeros before and behind every axis, as ONNX has them."""
+        """Return the kernel on an image with additional zero padding, as in ONNX."""
         both = list(zip(pads[: len(self.taps)], pads[len(self.taps) :], strict=True))
         taps = tuple(_shifted(taps, -before) for taps, (before, _) in zip(self.taps, both, strict=True))
         return replace(
@@ -110,28 +110,28 @@ class Kernel:
 
     @property
     def acts_by_place(self) -> bool:
-        """Whether an output reads one place, its own."""
+        """Whether each output reads only the input at its own position."""
         return self.is_pointwise and not any(self.reach) and {*self.strides} <= {1} and not self.is_padded
 
     @property
     def is_padded(self) -> bool:
-        """Whether it reads beyond a border."""
+        """Whether it reads beyond the border of the image."""
         return any(pad > 0 for pad in self.pads)
 
     @property
     def is_pointwise(self) -> bool:
-        """Whether an output reads one place."""
+        """Whether each output reads a single position."""
         return all(len(taps) == 1 for taps in self.taps)
 
     @property
     def is_diagonal(self) -> bool:
-        """Whether it is a scale and a shift a channel."""
+        """Whether it is a scale and a shift per channel."""
         alone = self.weight.shape[1] == 1 and self.groups == len(self.weight) and self.weight.size == self.groups
         return alone and not any(self.reach) and set(self.strides) <= {1} and all(t[0] == 0 for t in self.taps)
 
     @property
     def attributes(self) -> dict[str, int | list[int]]:
-        """Of the Conv that it is."""
+        """The attributes of an equivalent ONNX Conv."""
         return {
             "kernel_shape": list(self.weight.shape[2:]),
             "strides": list(self.strides),
@@ -142,24 +142,24 @@ class Kernel:
 
     @property
     def pads(self) -> list[int]:
-        """Zeros before and behind every axis, as ONNX has them."""
+        """Zeros before every axis, then after every axis, as in ONNX."""
         after = [taps[-1] + end for taps, end in zip(self.taps, self.reach, strict=True)]
         return [*(-taps[0] for taps in self.taps), *after]
 
 
 def eye(width: int, rank: int) -> Kernel:
-    """The identity over ``width`` channels of a value of ``rank`` axes."""
+    """Return the identity over ``width`` channels of a value of this rank."""
     ones = (1,) * (rank - 2)
     return Kernel(np.ones((width, 1, *ones)), None, width, ones, (range(1),) * (rank - 2), (0,) * (rank - 2), 0)
 
 
 def outwards(weight: Weight, factor: Vector, transposed: int = 0) -> Weight:
-    """A factor a channel of the output, in the shape of a weight [out, ...].
+    """Reshape a factor per output channel, so that it broadcasts to a weight [out, ...].
 
     Args:
-        weight: Of a layer.
+        weight: The weight of a layer.
         factor: [out].
-        transposed: Of a transposed convolution, whose weight is [in, out / groups, ...], the groups.
+        transposed: Groups of a transposed convolution, whose weight is [in, out / groups, ...]; 0 for other layers.
     """
     if not transposed:
         return factor.reshape(-1, *[1] * (weight.ndim - 1))
@@ -168,38 +168,38 @@ def outwards(weight: Weight, factor: Vector, transposed: int = 0) -> Weight:
 
 
 def fits(a: Kernel, b: Kernel, *, fixed: bool) -> bool:
-    """Whether both give the same places and channels.
+    """Return whether both kernels have the same channels and output positions.
 
     Args:
-        a: One.
-        b: The other.
-        fixed: Whether all sizes are known, and those of both outputs the same.
+        a: First kernel.
+        b: Second kernel.
+        fixed: Whether all sizes are known and both outputs have the same.
     """
     widths = {(len(one.weight), one.weight.shape[1] * one.groups) for one in (a, b)}
     return len(widths) == 1 and a.strides == b.strides and (fixed or a.reach == b.reach)
 
 
 def size_of(kernels: Sequence[Kernel]) -> int:
-    """How many numbers the weight of their sum has."""
+    """Return the number of weights of the kernels' sum."""
     groups, taps = _joint(kernels)
     out, into = kernels[0].weight.shape[0], kernels[0].weight.shape[1] * kernels[0].groups
     return int(out * (into // groups) * prod(map(len, taps)))
 
 
 def _joint(kernels: Sequence[Kernel]) -> tuple[int, tuple[range, ...]]:
-    """The groups and taps of their sum."""
+    """Return the groups and taps of the kernels' sum."""
     return gcd(*(one.groups for one in kernels)), tuple(map(_spanned, zip(*(one.taps for one in kernels), strict=True)))
 
 
 def _spanned(taps: Sequence[range]) -> range:
-    """The coarsest grid that has all of them."""
+    """Return the coarsest grid that contains all taps."""
     first, last = min(one[0] for one in taps), max(one[-1] for one in taps)
     step = gcd(*(tap - first for one in taps for tap in one))
     return range(first, last + 1, step or 1)
 
 
 def summed(kernels: Sequence[Kernel]) -> Kernel:
-    """Run in parallel and summed, as one; they fit together."""
+    """Add parallel kernels that fit together."""
     groups, taps = _joint(kernels)
     first = kernels[0]
     out, inside = len(first.weight), first.weight.shape[1] * first.groups // groups
@@ -214,7 +214,12 @@ def summed(kernels: Sequence[Kernel]) -> Kernel:
 
 
 def composed(second: Kernel, first: Kernel) -> Kernel | None:
-    """One behind the other, as one.
+    """Return the composition second(first(x)), or None if it is not a convolution.
+
+    sum_u W[u] (sum_t V[t] x[s i + t] + c)[i + u] = sum_ut W[u] V[t] x[s (i + u) + t] + sum_u W[u] c
+
+    It is None if the second pads the output of the first with zeros, where the first itself would give other values
+    there: its bias, or what it reads of the image beyond the border.
 
         sum_u W[u] (sum_t V[t] x[s i + t] + c)[i + u] = sum_ut W[u] V[t] x[s (i + u) + t] + sum_u W[u] c
 
@@ -253,19 +258,19 @@ def composed(second: Kernel, first: Kernel) -> Kernel | None:
 
 
 def composed_size(second: Kernel, first: Kernel) -> int:
-    """How many numbers the weight of both in a row has."""
+    """Return the number of weights of the composition second(first(x))."""
     inside = first.weight.shape[1] * first.groups // gcd(second.groups, first.groups)
     return int(len(second.weight) * inside * prod(len(_spanned(axis)) for axis in _moved(second, first)))
 
 
 def _moved(second: Kernel, first: Kernel) -> list[list[range]]:
-    """By axis: the first's taps from each place that the second reads."""
+    """Return for each axis the first kernel's taps, shifted to each position that the second reads."""
     axes = zip(first.taps, second.taps, first.strides, strict=True)
     return [[_shifted(mine, step * place) for place in read] for mine, read, step in axes]
 
 
 def _coarser(one: Kernel, groups: int) -> Weight:
-    """Its weight with fewer groups, [groups, out / groups, in / groups, *taps]: zeros between its own."""
+    """Return the weight with fewer groups, [groups, out / groups, in / groups, *taps], filled with zeros."""
     apart = one.groups // groups
     fine = one.weight.reshape(groups, apart, -1, *one.weight.shape[1:])
     weight = np.zeros((*fine.shape[:3], apart, *fine.shape[3:]))
@@ -279,7 +284,7 @@ def _shifted(taps: range, by: int) -> range:
 
 
 def _places(taps: Sequence[range], of: Sequence[range]) -> tuple[slice, ...]:
-    """Where taps stand among more of them, by axis."""
+    """Return the positions of taps in a larger set of taps, by axis."""
     return tuple(map(_place, taps, of))
 
 

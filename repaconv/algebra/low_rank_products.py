@@ -1,6 +1,6 @@
-"""The algebra of products of two matrices that their rank makes smaller, in float64.
+"""Products of two matrices that are replaced by smaller ones of the same rank, in float64.
 
-Heads' scores and values are such products, one a head: what they cost follows from their rank.
+The scores and values of attention heads are such products, one per head; their rank determines the cost.
 """
 
 from __future__ import annotations
@@ -12,11 +12,15 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 Product = tuple[Array, Array]
-"""left [m, r], right [r, n]."""
+"""left [m, r] and right [r, n]."""
 
 
 def rank(left: Array, right: Array) -> int:
-    """Of left [m, r] right [r, n]: at least 1, at most r. Singular values that are zero to float64's rounding are 0."""
+    """Return the rank of left [m, r] right [r, n]: at least 1, at most r.
+
+    Singular values below float64's rounding error do not count, nor those below twice ``rounding``, the relative
+    rounding error of the stored numbers.
+    """
     (_, r1), (_, r2) = np.linalg.qr(left), np.linalg.qr(right.T)
     s = np.linalg.svd(r1 @ r2.T, compute_uv=False)
     exact = max(left.shape[0], right.shape[1]) * np.finfo(np.float64).eps
@@ -24,7 +28,7 @@ def rank(left: Array, right: Array) -> int:
 
 
 def thin(left: Array, right: Array) -> Product:
-    """left [m, r] right [r, n] as a product of the same value over its `rank`, where that is below r."""
+    """Return left [m, r] and right [r, n] with the same product and r reduced to its `rank`."""
     kept = rank(left, right)
     if kept >= left.shape[1]:
         return left, right
@@ -35,20 +39,23 @@ def thin(left: Array, right: Array) -> Product:
 
 
 def cheaper_than_matrices(rank: int, width: int, tokens: int) -> bool:
-    """Two products over ``rank`` channels against one d x d matrix: 2 N d r + N^2 r against N d^2 + N^2 d."""
+    """Return whether products over ``rank`` channels are cheaper than a d x d matrix.
+
+    2 N d r + N^2 r < N d^2 + N^2 d
+    """
     return rank * (2 * width + tokens) < width * (width + tokens)
 
 
 def common_rank(heads: Sequence[Product], tokens: int) -> int | None:
-    """The rank over which all heads can stand side by side; None where a whole matrix for each is cheaper."""
+    """Return the common rank of all heads; None if a full matrix per head is cheaper."""
     most = max(rank(left, right) for left, right in heads)
     return most if cheaper_than_matrices(most, heads[0][1].shape[1], tokens) else None
 
 
 def side_by_side(heads: Sequence[Product], tokens: int) -> tuple[list[Array], list[Array] | None]:
-    """The heads over their common rank, filled up with zeros: every left, every right.
+    """Return the left and right factors of all heads, zero-padded to their common rank.
 
-    Or, where that is cheaper for so many tokens, every product whole, and None.
+    If full matrices are cheaper for this number of tokens, return every product as a matrix, and None.
     """
     width = common_rank(heads, tokens)
     if width is None:

@@ -1,1 +1,1 @@
-"""Latency measurement, and what can be concluded from it."""
+"""Measure latency and throughput, and decide what the measurement shows."""

@@ -1,4 +1,4 @@
-"""Several calls at once: what a machine gets through, and how long each call takes meanwhile."""
+"""Run inferences concurrently in several streams, and record the latency of each."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 CALLS = 4
-"""Of a stream in one round: the end, when some streams wait for others, is a small part of it."""
+"""Inferences per stream and round. More of them shorten the share of the end, when some streams are already done."""
 
 
 class Burst:
-    """Calls of several streams at once, each stream a thread; every stream makes as many, one after the other.
+    """Concurrent inferences of several streams. Each stream is a thread that runs the same number, one after the other.
 
     Attributes:
-        calls: Of all streams together.
-        calls_ms: Of every single call so far, in no order.
+        calls: Inferences of all streams together.
+        calls_ms: Latency of every inference so far in milliseconds, in no particular order.
     """
 
     def __init__(
         self, call: Callable[[], Any], streams: int, calls_ms: list[float] | None = None, calls: int = CALLS
     ) -> None:
-        """``call`` may be made from several threads at once; ``calls`` are those of one stream."""
+        """``call`` runs one inference and must be thread-safe; ``calls`` is the number per stream."""
         self.calls = streams * calls
         self.calls_ms = [] if calls_ms is None else calls_ms
         self._call, self._each, self._streams = call, calls, streams
         self._pool = ThreadPoolExecutor(streams)
 
     def __call__(self) -> None:
-        """All of them; what one raises is raised."""
+        """Run all inferences; an exception in one of them is raised."""
         for stream in [self._pool.submit(self._stream) for _ in range(self._streams)]:
             self.calls_ms += stream.result()
 
@@ -42,5 +42,5 @@ class Burst:
         return found
 
     def close(self) -> None:
-        """Let the threads go."""
+        """Stop the threads."""
         self._pool.shutdown()

@@ -1,4 +1,4 @@
-"""The family of a processor: what it multiplies with, which decides what is fast on it."""
+"""The CPU ISA level of this machine: its matrix multiplication instructions, which decide what is fast."""
 
 from __future__ import annotations
 
@@ -21,17 +21,18 @@ FAMILIES: dict[str, dict[str, frozenset[str]]] = {
         "neon": frozenset({"asimd"}),
     },
 }
-"""By architecture, the newest first: the flags, as Linux calls them, that a processor of that family has."""
+"""By architecture, the ISA levels with the CPU flags that each requires (Linux names), newest first."""
 OTHER = "none of these"
 CPUINFO = Path("/proc/cpuinfo")
 MULTIPLY_INT8 = frozenset({"amx", "avx512-bf16", "avx512-vnni", "avx-vnni"})
-"""Of x86-64, those that add int8 products up in 32 bits; the others add two in 16, where large ones are clipped."""
+"""x86-64 levels that accumulate int8 products in 32 bits. Older ones add two in 16 bits, which may saturate."""
 
 
 def family(architecture: str, cpuinfo: Path = CPUINFO) -> str:
-    """Of this machine's processor, if it is of that architecture; empty where it is another, or nothing tells.
+    """Return the ISA level of this machine's CPU.
 
-    Whoever writes for another machine than this one does not know what it will run on.
+    Empty if the CPU has another architecture, so that its level says nothing of the target, or if the flags are
+    unavailable.
     """
     if architecture != platform.machine() or not cpuinfo.is_file():
         return ""
@@ -42,5 +43,5 @@ def family(architecture: str, cpuinfo: Path = CPUINFO) -> str:
 
 
 def clips_int8(architecture: str, cpuinfo: Path = CPUINFO) -> bool:
-    """Whether such a processor may clip sums of int8 products: this machine's, if it is of that architecture."""
+    """Return whether int8 products may saturate on this architecture, or on this CPU if it has the architecture."""
     return architecture == "x86_64" and family(architecture, cpuinfo) not in MULTIPLY_INT8

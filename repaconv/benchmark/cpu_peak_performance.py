@@ -1,4 +1,4 @@
-"""What the processor at hand can do at most, measured with the runtime that is to be estimated."""
+"""Measure the peak performance of this CPU with the runtime whose latency is to be estimated."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ if TYPE_CHECKING:
     from repaconv.engines.contract import Array, Engine
 
 ROWS, WIDTH = 256, 512
-"""Of the product whose rate is the peak, [256, 512] x [512, 512]: so short that others seldom cut it in two."""
+"""Size of the product whose rate is the peak, [256, 512] x [512, 512]. It is short, so it is seldom interrupted."""
 WIDE = 4096
-"""Of the matrix that is read for one row: 64 MiB, more than caches hold."""
+"""Width of the matrix that is read for a single row: 64 MiB, more than caches hold."""
 SHORT, LONG = 16, 80
-"""Nodes in two chains of the smallest products; the difference of their times is what nodes cost."""
+"""Numbers of nodes in two chains of tiny products. The difference of their times is the cost of nodes."""
 CALLS = 50
 
 
 def measured_limits(engine: Engine, precision: str, threads: int, *, typed_here: bool = True) -> Limits:
-    """Peak, bandwidth and the cost of a node, each the best of 50 calls.
+    """Measure peak throughput, memory bandwidth and the cost of a node, each the best of 50 inferences.
 
     Args:
-        engine: A runtime that opens graphs on this processor.
-        precision: Whose peak is wanted, beside float32's, in which parts of any graph may stay.
-        threads: Of one inference.
-        typed_here: Whether the graph is in that precision; else the runtime is to compute float32 in it.
+        engine: A runtime that loads graphs on this CPU.
+        precision: The precision to measure in addition to fp32, which parts of any graph may use.
+        threads: Threads per inference.
+        typed_here: Whether the graph has this precision; else the runtime computes a float32 graph in it.
 
     Raises:
-        EnvironmentProblem: If the runtime does not compute in that precision here.
+        EnvironmentProblem: If the runtime does not support the precision on this CPU.
     """
 
     def best_s(graph: onnx.ModelProto, asked: str = "fp32") -> float:
@@ -62,7 +62,7 @@ def measured_limits(engine: Engine, precision: str, threads: int, *, typed_here:
 
 
 def _best(session: Any, feeds: dict[str, Array]) -> float:
-    """Seconds of the fastest call."""
+    """Return the time of the fastest inference in seconds."""
     best = float("inf")
     for _ in range(CALLS):
         begin = time.perf_counter()
@@ -72,13 +72,13 @@ def _best(session: Any, feeds: dict[str, Array]) -> float:
 
 
 def _product(rows: int, width: int, precision: str = "fp32", *, count: int = 1) -> onnx.ModelProto:
-    """Rows by a square matrix, as often; in int8 both sides and what they give are quantised, as in a graph of ours."""
+    """Build a chain of ``count`` products of rows and a square matrix; for int8 one, with Q/DQ nodes."""
     from onnx import TensorProto, helper, numpy_helper
 
     quantised = precision == "int8"
     kind = {"fp16": TensorProto.FLOAT16, "int8": TensorProto.UINT8}.get(precision, TensorProto.FLOAT)
     dtype = {"fp16": np.float16, "int8": np.int8}.get(precision, np.float32)
-    mean: Array = np.full((width, width), 1 if quantised else 1 / width, dtype=dtype)  # so that nothing overflows
+    mean: Array = np.full((width, width), 1 if quantised else 1 / width, dtype=dtype)  # avoids overflow
     constants = [numpy_helper.from_array(mean, "w")]
     if quantised:
         kept = {"scale": np.float32(1 / 64), "zero": np.uint8(0), "middle": np.int8(0)}

@@ -1,6 +1,6 @@
-"""What an NVIDIA card does while it is measured: clocks, heat, power, what slows it down, and who else is on it.
+"""Monitor an NVIDIA GPU during a measurement: clocks, temperature, power, throttling and other processes.
 
-By NVML (nvidia-ml-py), where that is installed. Not verified here; the tests read moments that were written down.
+It uses NVML (nvidia-ml-py), if installed. Untested on hardware; the tests use recorded values.
 """
 
 from __future__ import annotations
@@ -9,15 +9,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-# Bits of NVML's reasons for a clock, nvml.h: what a load of one's own does is told apart from what is a fault.
+# Bits of NVML's clock event reasons (nvml.h). The power cap is normal under load; the others are faults.
 HOT = {0x20: "heat", 0x40: "heat, by the hardware", 0x8: "the hardware's slowdown", 0x80: "the power supply"}
 CAPPED = 0x4
 CLOCK = 0.1
-"""Share by which the clock may move."""
+"""Relative change of the clock that counts as a disturbance."""
 
 
 class Moment(NamedTuple):
-    """A card at one moment; what it does not tell is None. ``others`` are processes on it besides the first."""
+    """The state of a GPU at one moment; unknown values are None. ``others`` is the number of other processes on it."""
 
     sm_mhz: int | None
     memory_mhz: int | None
@@ -27,14 +27,14 @@ class Moment(NamedTuple):
     others: int
 
     def told(self) -> dict[str, float]:
-        """By name and unit."""
+        """Return the values by name and unit."""
         named = {"MHz": self.sm_mhz, "memory MHz": self.memory_mhz, "C": self.celsius, "W": self.watts}
         return {f"card {unit}": float(value) for unit, value in named.items() if value is not None}
 
 
 def look() -> Moment | None:
-    """The first card that this process sees, now; None where nothing tells."""
-    with suppress(Exception):  # NVML raises its own, and is not everywhere
+    """Return the current state of the GPU that torch uses first; None if NVML is not available."""
+    with suppress(Exception):  # NVML may be missing, and has its own error classes
         import pynvml as nvml
 
         card = _handle(nvml)
@@ -51,7 +51,7 @@ def look() -> Moment | None:
 
 
 def described() -> dict[str, Any]:
-    """The first card, for a result: name, capability, memory, CUDA, driver, limits; empty where there is none."""
+    """Describe the first GPU for a result: name, compute capability, memory, CUDA, driver, limits; empty if none."""
     import torch
 
     if not torch.cuda.is_available():
@@ -75,14 +75,14 @@ def described() -> dict[str, Any]:
 
 
 def spoiling(moments: Sequence[Moment]) -> Iterator[str]:
-    """What makes times another's doing."""
+    """Yield the reasons that invalidate a measurement."""
     for bit, cause in HOT.items():
         if count := sum(bool(moment.reasons & bit) for moment in moments):
             yield f"throttled: the card slowed down for {cause}, at {count} of {len(moments)} moments"
 
 
 def disturbing(moments: Sequence[Moment]) -> Iterator[str]:
-    """What may have."""
+    """Yield the reasons that may have influenced a measurement."""
     if others := max((moment.others for moment in moments), default=0):
         yield f"{others} other process{'es' if others > 1 else ''} on the card"
     clocks = [moment.sm_mhz for moment in moments if moment.sm_mhz]
@@ -92,7 +92,7 @@ def disturbing(moments: Sequence[Moment]) -> Iterator[str]:
 
 
 def _handle(nvml: Any) -> Any:
-    """Of the card that torch calls the first, which CUDA_VISIBLE_DEVICES may make another than NVML's."""
+    """Return NVML's handle of torch's first GPU; CUDA_VISIBLE_DEVICES may make it another than NVML's first."""
     import torch
 
     nvml.nvmlInit()

@@ -1,7 +1,7 @@
-"""The measurement: warm-up until it rests, then rounds in which every subject runs once, in an order drawn anew.
+"""Measure latency with interleaved rounds: after a warm-up, each round runs every subject once in random order.
 
-Where its memory comes to lie makes a model faster or slower by some percent as long as it is open: all are opened anew
-several times, and an interval is of those openings (`repaconv.benchmark.latency_statistics`).
+Memory layout differs between session loads, which shifts a model's latency by a few percent. All subjects are therefore
+loaded several times, and confidence intervals are computed over loads (`repaconv.benchmark.latency_statistics`).
 """
 
 from __future__ import annotations
@@ -22,36 +22,36 @@ from repaconv.benchmark.measurement_quality import FEWEST as FEWEST_ROUNDS
 from repaconv.benchmark.system_monitor import Watched, between, state
 
 Tick = Callable[[int, int], None]
-"""Told after every round: (done, in all)."""
+"""Called after every round with the rounds done and the total."""
 
-# The warm-up rests when the medians of two windows of this many rounds differ by no more than this.
+# The warm-up ends when the medians of two consecutive windows of this many rounds differ by at most this share.
 WINDOW, RESTING = 5, 0.03
 LONGEST_WARMUP = 5
-"""Times the rounds that were asked for."""
+"""Maximum length of the warm-up, as a multiple of the requested rounds."""
 PRIORITY = 99
 LOOKED = 10
-"""Rounds from one look at the card to the next."""
+"""Rounds between two samples of the GPU's state."""
 OPENING_S = 5.0
-"""Seconds of openings that a user waits for."""
+"""Default time budget for session loads in seconds."""
 FEWEST, MOST = 4, 100
-"""Openings of a measurement that is to be believed, and of what a user waits for."""
+"""Minimum number of session loads for a reliable result, and the maximum."""
 OF_ONE = 2
-"""Rounds of an opening, at least."""
+"""Minimum number of rounds per session load."""
 SETTLING = 3
-"""Rounds of warm-up of an opening but the first: it touches its pages, and a runtime plans memory by its first call."""
+"""Warm-up rounds after every later session load: memory is allocated and planned in the first inference."""
 
 
 class Opening(NamedTuple):
-    """Subjects that were opened together: what is called, by name, and which of them return a card's milliseconds."""
+    """Subjects that were loaded together: the calls by name, and the names of calls that return GPU milliseconds."""
 
     calls: Mapping[str, Callable[[], Any]]
     clocked: Collection[str] = ()
 
 
 class Measured(NamedTuple):
-    """Samples in milliseconds by subject, one a round; how many rounds of warm-up it took, and what else went on.
+    """Latency samples in milliseconds by subject, one per round, with the warm-up and the state of the machine.
 
-    The rounds are those of so many ``openings``, one after the other, parted by
+    The rounds belong to ``openings`` consecutive session loads, separated by
     `repaconv.benchmark.latency_statistics.parts`.
     """
 
@@ -63,21 +63,21 @@ class Measured(NamedTuple):
 
     @property
     def rounds(self) -> int:
-        """Measured ones."""
+        """Number of measured rounds."""
         return len(next(iter(self.samples_ms.values())))
 
 
 @contextmanager
 def pinned(threads: int) -> Iterator[Sequence[int]]:
-    """Hold this process, and the threads it starts inside, on as many cores as threads are used.
+    """Restrict this process and the threads started inside to as many cores as threads are used.
 
-    Yields the cores, or () where the system has no affinity to set. Restores what was before.
+    Yields the cores, or () if the system has no CPU affinity. The previous affinity is restored.
     """
     if not hasattr(os, "sched_setaffinity"):
         yield ()
         return
     before = os.sched_getaffinity(0)
-    # The last cores: interrupts and other people's work tend to sit on the first.
+    # The last cores: interrupts and other processes tend to use the first.
     cores = sorted(before)[-threads:]
     os.sched_setaffinity(0, cores)
     try:
@@ -88,7 +88,7 @@ def pinned(threads: int) -> Iterator[Sequence[int]]:
 
 @contextmanager
 def first_in_line(wanted: bool) -> Iterator[str]:
-    """Before all other processes, as ``chrt -f 99`` has it; yields why not, empty if it is so or was not wanted."""
+    """Run at real-time priority, as ``chrt -f 99``; yields the reason if that is not possible, else an empty text."""
     if not wanted or not hasattr(os, "sched_setscheduler"):
         yield "this system has no such scheduling" if wanted else ""
         return
@@ -105,7 +105,7 @@ def first_in_line(wanted: bool) -> Iterator[str]:
 
 
 def anew(load: Mapping[str, Callable[[], Callable[[], Any]]]) -> Iterator[Opening]:
-    """These, each opened by its loader to what is called: in turn from the first and from the last, without end."""
+    """Load all subjects again and again with their loaders, alternating forward and reverse order."""
     order = list(load)
     while True:
         calls = {name: load[name]() for name in order}
@@ -123,7 +123,7 @@ def measure(
     cores: Sequence[int] = (),
     clocked: Collection[str] = (),
 ) -> Measured:
-    """Time of every call of what is open already, and stays so; see `measure_anew`."""
+    """Measure subjects that are already loaded and stay loaded; see `measure_anew`."""
     opened = iter([Opening(subjects, clocked)])
     return measure_anew(opened, rounds=rounds, warmup_rounds=warmup_rounds, seed=seed, cores=cores, most=1)
 
@@ -140,18 +140,18 @@ def measure_anew(
     spend_s: float = OPENING_S,
     tick: Tick | None = None,
 ) -> Measured:
-    """Time of every call, interleaved: by this machine's clock, or by the card's own where a call returns that.
+    """Measure every inference in interleaved rounds, by the CPU clock or by the GPU time that a call returns.
 
     Args:
-        openings: The same subjects, opened anew by each step, which first lets go of those before. As many are taken as
-            `how_many` says; one of what a card clocks, whose memory has pages so large that nothing depends on them.
-        rounds: Measured ones, of all openings together.
-        warmup_rounds: At least so many before; up to `LONGEST_WARMUP` times as many until the times come to rest.
-        seed: Of the order.
-        cores: That are used, to tell others' work on them.
-        most: So many openings.
-        more: Whether there may be more rounds than that, where calls are short: see `more_rounds`.
-        spend_s: Seconds that openings may take in all, or as long as the rounds do.
+        openings: Yields the same subjects, loaded again at each step. `how_many` decides the number of loads. Subjects
+            timed on a GPU are loaded once, since its large memory pages make latency independent of the layout.
+        rounds: Measured rounds, of all session loads together.
+        warmup_rounds: Minimum number of warm-up rounds; up to `LONGEST_WARMUP` times as many until times are stable.
+        seed: Seed of the random order.
+        cores: The cores in use, to detect other load on them.
+        most: Maximum number of session loads.
+        more: Whether to run more rounds if inferences are short: see `more_rounds`.
+        spend_s: Time budget for session loads in seconds; they may also take as long as the rounds.
         tick: See `Tick`.
     """
     random = np.random.default_rng(seed)
@@ -167,7 +167,7 @@ def measure_anew(
     measured = np.zeros((rounds, len(names)))
     for turn, share in enumerate(parts(np.arange(rounds), turns)):
         if turn:
-            del opened  # or it would lie in memory beside the next
+            del opened  # frees its memory before the next load
             opened = next(openings)
             for _ in range(SETTLING):
                 _round(names, opened, random)
@@ -181,10 +181,10 @@ def measure_anew(
 
 
 def how_many(rounds: int, round_s: float, opening_s: float, spend_s: float = OPENING_S) -> int:
-    """Openings: as many as take no longer than the rounds do, or than may be spent.
+    """Return the number of session loads: as many as fit in the time budget or in the time of the rounds.
 
-    The shorter a call, the more depends on where memory lies, and the less an opening takes. Where a result is to be
-    believed there are `FEWEST`, whatever they take.
+    The shorter an inference, the more its latency depends on memory layout, and the less time a load takes. With
+    enough rounds for a reliable result it is at least `FEWEST`.
     """
     affordable = int(max(spend_s, rounds * round_s) / max(opening_s, 1e-6))
     least = FEWEST if rounds >= FEWEST_ROUNDS else 1
@@ -192,13 +192,13 @@ def how_many(rounds: int, round_s: float, opening_s: float, spend_s: float = OPE
 
 
 def more_rounds(round_s: float, opening_s: float, spend_s: float = OPENING_S) -> int:
-    """Those of as many openings as may be spent, their rounds included."""
+    """Return the number of rounds of as many session loads as the time budget allows."""
     one = opening_s + (SETTLING + OF_ONE) * round_s
     return OF_ONE * int(spend_s / max(one, 1e-6))
 
 
 def _first_of(openings: Iterator[Opening]) -> tuple[Opening, float]:
-    """And the seconds that it took."""
+    """Return the first session load, and the seconds that it took."""
     begun = time.perf_counter()
     return next(openings), time.perf_counter() - begun
 
@@ -208,7 +208,7 @@ def _at_card(looked: bool) -> list[Moment]:
 
 
 def _round(names: Sequence[str], opened: Opening, random: np.random.Generator) -> list[float]:
-    """Every subject once, in an order drawn anew: their milliseconds, in the order of the names."""
+    """Run every subject once in random order; return milliseconds in the order of the names."""
     spent = [0.0] * len(names)
     for position in random.permutation(len(names)):
         call = opened.calls[names[position]]
@@ -222,7 +222,7 @@ def _round(names: Sequence[str], opened: Opening, random: np.random.Generator) -
 def _warmed_up(
     one_round: Callable[[], list[float]], rounds: int, tell: Tick, total: int
 ) -> tuple[list[list[float]], bool]:
-    """Rounds until they rest, at least so many; and whether they do."""
+    """Run warm-up rounds until times are stable; return their times and whether they are stable."""
     warmup: list[list[float]] = []
     while len(warmup) < rounds or not _rests(warmup):
         if len(warmup) >= LONGEST_WARMUP * max(rounds, 1):
@@ -233,7 +233,7 @@ def _warmed_up(
 
 
 def _rests(warmup: list[list[float]]) -> bool:
-    """Whether the last two windows agree; a warm-up too short for two is taken as it was asked for."""
+    """Return whether the last two windows agree. A warm-up shorter than two windows counts as stable."""
     if len(warmup) < 2 * WINDOW:
         return True
     earlier, later = (np.median(part, axis=0) for part in (warmup[-2 * WINDOW : -WINDOW], warmup[-WINDOW:]))

@@ -1,15 +1,15 @@
-"""How long a graph would take on a device that is not here, from what the device can do at most.
+"""Estimate the latency of a graph on a device that is not available, from the device's limits.
 
-A node takes as long as the larger of two times: its operations at the peak for their type, and its bytes at the
-bandwidth of the memory (the roofline model: Williams, Waterman, Patterson 2009). Summed over the nodes that gives a
-range of two ends:
+A node takes the larger of two times: its operations at the peak throughput of their type, and its bytes at the memory
+bandwidth (the roofline model: Williams, Waterman, Patterson 2009). The sum over the nodes is a range:
 
-- low: only products (Conv, MatMul, Gemm, Attention) take time, each at the limits themselves; all else is fused into
-  them, nothing is launched, nothing waits.
-- high: every node is alone, reads its inputs and writes its outputs, reaches half of either limit, and costs a launch.
+- low: only products (Conv, MatMul, Gemm, Attention) take time, each at the limit. Everything else is fused into them,
+and there is no launch or synchronization overhead.
 
-Low is what no runtime can be faster than, but where weights or activations stay in a cache. High is no bound: a kernel
-that reaches less than half (small batches, depthwise convolutions, a throttled board) takes longer.
+- high: no node is fused. Each reads its inputs, writes its outputs, reaches half of either limit, and costs a launch.
+
+No runtime is faster than low, unless weights or activations stay in a cache. High is not a bound: a kernel that reaches
+less than half of the limit (small batches, depthwise convolutions, a throttled board) takes longer.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from repaconv.graph.compute_costs import Work
 from repaconv.results import Limits, NodeEstimate
 
 REACHED = 0.5
-"""Of the limits, by a node at the high end."""
+"""Share of the limits that a node reaches at the high end."""
 
 Limit = Literal["arithmetic", "memory", "launch"]
 
 
 def estimated(works: Iterable[Work], limits: Limits) -> tuple[NodeEstimate, ...]:
-    """Each node's time; what is not known of a node counts as nothing.
+    """Estimate the time of each node. Unknown operations and bytes count as 0.
 
     Raises:
-        UsageProblem: If a product multiplies in a type for which no peak is stated.
+        UsageProblem: If the limits lack the peak for the type of a product.
     """
     return tuple(_node(work, limits) for work in works)
 
 
 def unknown(works: Iterable[Work]) -> str:
-    """Which operators the estimate leaves out, in words; empty where there are none."""
+    """Describe which operators the estimate omits; empty if there are none."""
     names = sorted({work.operator for work in works if work.flops is None or work.bytes is None})
     return f"left out, as nothing is known of what they cost: {', '.join(names)}" if names else ""
 
@@ -61,7 +61,7 @@ def _node(work: Work, limits: Limits) -> NodeEstimate:
 
 
 def _peaks(work: Work, limits: Limits) -> tuple[float, float]:
-    """The largest and the usual peak, in TFLOP/s: float32 may be multiplied as tf32, where the device has that."""
+    """Return the largest and the usual peak in TFLOP/s; float32 may be multiplied in TF32 if the device supports it."""
     peaks = {str(name): peak for name, peak in limits.peak_tflops.items()}
     if work.precision not in peaks:
         raise UsageProblem(

@@ -1,7 +1,7 @@
-"""From samples to statements: percentiles, and a ratio with the interval that the data allow.
+"""Compute percentiles and speedups with confidence intervals from latency samples.
 
-Two openings of one and the same model differ by some percent, which no number of rounds evens out. What varies is
-therefore taken from one opening to another (Student 1908); of a single one, from block to block of its rounds.
+Two session loads of the same model differ by a few percent, which more rounds do not average out. The variance is
+therefore computed over session loads (Student 1908). With a single load it is computed over blocks of rounds.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from repaconv.results import Latency, Ratio, Regression
 RESAMPLES = 4000
 CONFIDENCE = 0.95
 MATTERS = 0.005
-"""A difference that is none to anybody."""
+"""A relative difference that is too small to matter."""
 STUDENT = (
     12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
     2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
 )  # fmt: skip
-"""Student's t of `CONFIDENCE`, by degrees of freedom from 1 on; of more than there are here, the last."""
+"""Student's t for `CONFIDENCE`, by degrees of freedom from 1; the last value also for more."""
 
 
 def latency(
     name: str, model: str, sha256: str, samples_ms: NDArray[np.float64], *, engine: str = "", precision: str = ""
 ) -> Latency:
-    """Percentiles of one subject's samples, in milliseconds; ``engine`` is what ran it, and in what precision."""
+    """Compute percentiles of one subject's samples in milliseconds; ``engine`` and ``precision`` are what ran it."""
     p50, p90, p95, p99 = np.percentile(samples_ms, [50, 90, 95, 99])
     return Latency(
         name=name,
@@ -45,7 +45,7 @@ def latency(
 
 
 def parts(values: NDArray[Any], openings: int) -> list[NDArray[Any]]:
-    """Those of each opening: as many of each, one more of the first where that does not come out even."""
+    """Split values by session load, into parts of equal size or with one more in the first ones."""
     return np.array_split(values, openings)
 
 
@@ -57,13 +57,11 @@ def ratio(
     seed: int,
     openings: int = 1,
 ) -> Ratio:
-    """other / subject: the median over the rounds of a session load, the geometric mean over loads, and its interval.
+    """Compute the speedup other / subject with its confidence interval.
 
-    Medians are of logarithms, so that the two models can change places: of two rounds, a median is a mean, and the mean
-    of a ratio and of its reciprocal is above 1. On a busy machine that made a model 3% faster than its own copy.
-
-    The two samples of a round stand beside each other in time, so a slow moment of the machine hits both and leaves
-    their ratio nearly alone. Moments last longer than a round: of a single opening blocks are drawn, not rounds.
+    It is the median over the rounds of a session load, and the geometric mean over loads. The two samples of a
+    round are adjacent in time, so that a slow phase of the machine affects both and hardly changes their ratio.
+    Slow phases last longer than a round, so a single load is resampled in blocks, not in rounds.
     """
     ratios = other_ms / subject_ms
     low, middle, high = _interval(_known(ratios, openings, np.random.default_rng(seed)))
@@ -82,7 +80,7 @@ def ratio(
 
 
 class _Known(NamedTuple):
-    """The logarithm of a ratio, the variance of that, and the degrees of freedom which the variance has."""
+    """The logarithm of a ratio, its variance, and the degrees of freedom of the variance."""
 
     log: float
     variance: float
@@ -90,7 +88,7 @@ class _Known(NamedTuple):
 
 
 def _known(ratios: NDArray[np.float64], openings: int, random: np.random.Generator) -> _Known:
-    """What the rounds of so many openings tell."""
+    """Estimate the logarithm of a ratio from the rounds of these session loads."""
     if openings > 1:
         logs = np.array([np.median(part) for part in parts(np.log(ratios), openings)])
         return _Known(float(logs.mean()), float(logs.var(ddof=1)) / openings, openings - 1)
@@ -99,14 +97,17 @@ def _known(ratios: NDArray[np.float64], openings: int, random: np.random.Generat
 
 
 def _interval(known: _Known) -> tuple[float, float, float]:
-    """Its lower end, the ratio, its upper end."""
+    """Return the lower bound, the ratio and the upper bound."""
     half = STUDENT[min(max(int(known.freedom), 1), len(STUDENT)) - 1] * known.variance**0.5
     low, middle, high = np.exp([known.log - half, known.log, known.log + half])
     return float(low), float(middle), float(high)
 
 
 def _drawn(rounds: int, random: np.random.Generator) -> NDArray[np.int64]:
-    """Indices [RESAMPLES, rounds] of a circular block bootstrap (Politis and Romano 1992), blocks of n^(1/3) rounds."""
+    """Return indices [RESAMPLES, rounds] of a circular block bootstrap with blocks of n^(1/3) rounds.
+
+    Source: Politis and Romano 1992.
+    """
     length = max(1, round(rounds ** (1 / 3)))
     starts = random.integers(0, rounds, (RESAMPLES, -(-rounds // length), 1))
     blocks = (starts + np.arange(length)) % rounds
@@ -115,7 +116,7 @@ def _drawn(rounds: int, random: np.random.Generator) -> NDArray[np.int64]:
 
 
 class Timed(NamedTuple):
-    """Milliseconds of a model and of its yardstick, round by round, and of how many openings."""
+    """Milliseconds of a model and of its reference model by round, and the number of session loads."""
 
     subject_ms: NDArray[np.float64]
     yardstick_ms: NDArray[np.float64]
@@ -123,18 +124,18 @@ class Timed(NamedTuple):
 
 
 def regression(now: Timed, then: Timed, allowed: float, seed: int = 0) -> Regression:
-    """How many times as long a model takes as it did, each time relative to the yardstick that ran beside it.
+    """Compare a model's latency with a baseline, each relative to the reference model measured with it.
 
-    The interval is Welch's (1947), of both measurements' openings.
+    The confidence interval is that of Welch (1947), from the session loads of both measurements.
 
     Args:
         now: The measurement.
         then: The baseline's.
-        allowed: 0.05 lets it take 5% longer.
-        seed: Of the bootstrap.
+        allowed: Allowed relative increase; 0.05 allows 5% longer.
+        seed: Seed of the bootstrap.
 
     Returns:
-        Failed if the whole interval lies beyond what is allowed, passed if none of it does, else inconclusive.
+        Failed if the whole interval is above the allowed increase, passed if it is below, else inconclusive.
     """
     random = np.random.default_rng(seed)
     present, past = (_known(each.subject_ms / each.yardstick_ms, each.openings, random) for each in (now, then))

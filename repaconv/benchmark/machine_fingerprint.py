@@ -1,4 +1,4 @@
-"""The machine that a number comes from."""
+"""Describe the machine on which a result was measured."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ PACKAGES = ("numpy", "onnx", "onnxruntime", "torch")
 
 
 def fingerprint(cores: tuple[int, ...], *, card: bool = False) -> dict[str, Any]:
-    """Processor, its family, cores used, governor, load, system and library versions; the card where that computed.
+    """Describe CPU, ISA level, cores in use, governor, load, system and library versions; with ``card`` the GPU.
 
-    Unknown is None, never a guess.
+    Unknown values are None.
     """
     return {
         "cpu": cpu_model(),
@@ -42,7 +42,7 @@ def fingerprint(cores: tuple[int, ...], *, card: bool = False) -> dict[str, Any]
 
 
 def caches(cpu: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> dict[str, str]:
-    """Sizes by level and kind: ``L1 Data``, ``L2 Unified``."""
+    """Return cache sizes by level and kind, e.g. ``L1 Data``, ``L2 Unified``."""
     found = {}
     for index in sorted(cpu.glob("index*")):
         level, kind, size = (_read(str(index / name)) for name in ("level", "type", "size"))
@@ -52,7 +52,7 @@ def caches(cpu: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> dict[str, 
 
 
 def limits(group: Path = Path("/sys/fs/cgroup")) -> dict[str, str]:
-    """What a container may take, where it is told: processors and memory; empty where nothing is limited."""
+    """Return the CPU and memory limits of a container; empty if there are none."""
     found = {}
     quota = (_read(str(group / "cpu.max")) or "max").split()
     if quota[0].isdigit() and len(quota) > 1:
@@ -64,9 +64,9 @@ def limits(group: Path = Path("/sys/fs/cgroup")) -> dict[str, str]:
 
 
 def jetson(ask: Callable[[list[str]], str] | None = None) -> dict[str, Any]:
-    """Of a Jetson: release, power mode, clocks and one line of tegrastats. Empty elsewhere.
+    """Describe a Jetson: release, power mode, clocks and one line of tegrastats; empty on other machines.
 
-    Not verified here: no board of ours has been on the desk; the tests read what real ones printed.
+    Untested (no hardware available); the tests parse recorded output of boards.
     """
     release = _read("/etc/nv_tegra_release")
     if release is None and ask is None:
@@ -82,13 +82,13 @@ def jetson(ask: Callable[[list[str]], str] | None = None) -> dict[str, Any]:
 
 
 def power_mode(text: str) -> str:
-    """``15W`` of what ``nvpmodel -q`` prints; empty if it says nothing."""
+    """Parse the power mode, e.g. ``15W``, from the output of ``nvpmodel -q``; empty if there is none."""
     found = re.search(r"NV Power Mode:\s*(\S+)", text)
     return found[1] if found else ""
 
 
 def tegrastats(line: str) -> dict[str, Any]:
-    """One line of tegrastats: memory, load and clock of each core, temperatures, GPU load, power."""
+    """Parse a line of tegrastats: memory, load and clock of each core, temperatures, GPU load, power."""
     memory = re.search(r"RAM (\d+)/(\d+)MB", line)
     cores = re.search(r"CPU \[([^\]]*)\]", line)
     gpu = re.search(r"GR3D_FREQ (\d+)%(?:@\[?(\d+))?", line)
@@ -102,7 +102,7 @@ def tegrastats(line: str) -> dict[str, Any]:
 
 
 def _ask(command: list[str]) -> str:
-    """What a tool prints, whatever its exit code; empty where it is not."""
+    """Return the output of a command, whatever its exit code; empty if it is not installed."""
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=10, check=False).stdout.strip()
     except (OSError, subprocess.TimeoutExpired):
@@ -110,10 +110,10 @@ def _ask(command: list[str]) -> str:
 
 
 def machine_key(machine: Mapping[str, Any]) -> str:
-    """What must be the same for two latencies to be compared: card, processor, cores, kind of system.
+    """Return what must be equal for two latencies to be comparable: GPU, CPU, number of cores, kind of system.
 
-    Processors of one name may be of several families, and of several generations of one, where a cloud calls them all
-    alike: twice as fast, and with other forms the fastest.
+    Clouds give CPUs of several ISA levels and generations the same name. They may differ twofold in speed, and in
+    which rewrite preset is fastest. The key therefore includes ISA level and CPU number.
     """
     system = str(machine.get("system")).split(" ")
     card = f"{machine['card'].get('name')}, " if machine.get("card") else ""
@@ -123,15 +123,14 @@ def machine_key(machine: Mapping[str, Any]) -> str:
 
 
 def cpu_model() -> str | None:
-    """What the processor is called."""
+    """Return the name of the CPU."""
     lines = (_read("/proc/cpuinfo") or "").splitlines()
     named = (line.partition(":")[2].strip() for line in lines if line.startswith(("model name", "Model")))
     return next(named, None) or platform.processor() or None
 
 
 def cpu_number(cpuinfo: Path = Path("/proc/cpuinfo")) -> str | None:
-    """Which generation it is, as its maker counts: ``26.2``, family and model on x86; ``0x41.0xd0c``, maker and part on
-    ARM."""
+    """Return the CPU generation: family and model on x86 (``26.2``), implementer and part on ARM (``0x41.0xd0c``)."""
     told = dict(
         re.findall(r"^(cpu family|model|CPU implementer|CPU part)\s*:\s*(\w+)\s*$", _read(str(cpuinfo)) or "", re.M)
     )
@@ -147,7 +146,7 @@ def _memory_gib() -> float | None:
 
 
 def version_of(package: str) -> str | None:
-    """Of what is installed; None where it is not."""
+    """Return the version of an installed package, or None."""
     try:
         return version(package)
     except PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""Whether a measurement can be believed, and if not, why."""
+"""Decide whether a measurement is reliable, and give the reasons if not."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
     from repaconv.benchmark.interleaved_protocol import Measured
 
 FEWEST = 20
-"""Rounds; below, no interval means much."""
+"""Minimum number of rounds for a meaningful confidence interval."""
 RESOLUTION = 0.025
-"""Half the width of a ratio's interval, beyond which a difference of 5% may go unseen."""
+"""Largest half-width of a ratio's interval at which a difference of 5% is still detected."""
 OTHERS, OTHERS_HERE, MUCH = 0.10, 0.02, 0.25
-"""Shares of the time: of the whole machine, of the cores that were used, and what spoils everything."""
+"""Limits for the time share of other processes: on the machine, on the cores in use, and too much for a result."""
 CLOCK = 0.1
 STOLEN, SPEED, DRIFT = 0.01, 0.08, 0.05
 OUTLYING, OUTLIERS = 1.5, 0.05
-"""A sample this many times its median is an outlier; this share of them is too many."""
+"""A sample of this many times its median is an outlier; this share of them is too many."""
 ONE_WAY = 0.8
-"""Correlation of ranks that openings have by chance in 1 of 100 measurements of ten."""
+"""Rank correlation of ten session loads that occurs by chance in 1 of 100 measurements."""
 
 
 def quality(
@@ -39,18 +39,18 @@ def quality(
     stable: bool,
     openings: int = 1,
 ) -> Quality:
-    """The verdict on a measurement, with every reason that speaks against it.
+    """Return the verdict on a measurement, with all reasons for doubt.
 
     Args:
-        samples_ms: By subject, one a round.
-        watched: What went on meanwhile.
-        compared: The ratio, if there is one.
-        stable: Whether the warm-up came to rest.
-        openings: Of which the rounds are, in their order.
+        samples_ms: Milliseconds by subject, one per round.
+        watched: The state of the machine during the measurement.
+        compared: The speedup, if there is one.
+        stable: Whether the warm-up became stable.
+        openings: Number of session loads, to which the rounds belong in order.
 
     Returns:
-        *trusted* if nothing speaks against it; *inconclusive* if a difference of 5% may not have been seen, or what was
-        seen may be another's doing; *noisy* in between.
+        *trusted* if there is no reason for doubt; *inconclusive* if a difference of 5% may be undetected or may be caused
+        by other load; *noisy* in between.
     """
     spoiling = [
         *_too_little(samples_ms, compared),
@@ -79,8 +79,10 @@ def compared(
     other: tuple[str, NDArray[np.float64]],
     seed: int,
 ) -> Ratio:
-    """The ratio of two of those that were measured, each a name and its milliseconds, without a claim where the
-    measurement is inconclusive."""
+    """Return the speedup of two measured subjects, each given as name and milliseconds.
+
+    It makes no claim if the measurement is inconclusive.
+    """
     speed = ratio(*subject, *other, seed, found.openings)
     samples = dict((subject, other))
     judged = quality(samples, found.watched, compared=speed, stable=found.stable, openings=found.openings)
@@ -88,7 +90,7 @@ def compared(
 
 
 def _too_little(samples_ms: Mapping[str, NDArray[np.float64]], compared: Ratio | None) -> Iterator[str]:
-    """What is not known well enough."""
+    """Yield the reasons if there are too few samples."""
     rounds = min(len(values) for values in samples_ms.values())
     if rounds < FEWEST:
         yield f"too few samples: {rounds} rounds, {FEWEST} at least"
@@ -111,7 +113,7 @@ def enough(rounds: int, known: float) -> int:
 
 
 def _machine(watched: Watched, *, spoils: bool) -> Iterator[str]:
-    """What else went on: so much that it spoils everything, or less."""
+    """Yield disturbances by other load: those that invalidate the measurement, or the lesser ones."""
     for share, limit, told in (
         (watched.others, OTHERS, "other load: {:.0%} of the machine's time went to other processes"),
         (watched.others_here, OTHERS_HERE, "other load: {:.0%} of these cores' time went to other processes"),
@@ -124,7 +126,7 @@ def _machine(watched: Watched, *, spoils: bool) -> Iterator[str]:
 
 
 def _clocks(watched: Watched) -> Iterator[str]:
-    """Whether the cores changed their speed."""
+    """Yield the changes of CPU speed."""
     if abs(watched.speed - 1) > SPEED:
         yield f"the core's speed changed: a fixed loop takes {watched.speed:.2f} times as long at the end"
     for name in sorted(set(watched.before) & set(watched.after)):
@@ -134,7 +136,7 @@ def _clocks(watched: Watched) -> Iterator[str]:
 
 
 def _uneven(name: str, values: NDArray[np.float64], openings: int) -> Iterator[str]:
-    """What the samples of one subject show; one opening may be slower than another, and is no drift and no outlier."""
+    """Yield drift and outliers in the samples of one subject. Differences between session loads count as neither."""
     several = parts(values, openings)
     if len(values) >= FEWEST and abs(change := _change(values)) > DRIFT and _goes_one_way(several):
         yield f"{name} drifted: its last third takes {1 + change:.2f} times as long as its first"
@@ -144,13 +146,13 @@ def _uneven(name: str, values: NDArray[np.float64], openings: int) -> Iterator[s
 
 
 def _change(values: NDArray[np.float64]) -> float:
-    """How much longer the last third takes than the first, at the median."""
+    """Return the relative change of the median from the first third to the last."""
     third = len(values) // 3
     return float(np.median(values[-third:]) / np.median(values[:third]) - 1)
 
 
 def _goes_one_way(several: Sequence[NDArray[np.float64]]) -> bool:
-    """Whether openings get slower, or faster, one after the other (Spearman 1904); a single one may."""
+    """Return whether session loads get steadily slower or faster (Spearman 1904); True for a single one."""
     if len(several) == 1:
         return True
     ranks = np.argsort(np.argsort([np.median(part) for part in several]))

@@ -1,4 +1,4 @@
-"""Where the time goes: node times rolled up to the user's modules, with what they compute and how near the limit."""
+"""Aggregate node times by module, with FLOPs and the share of peak performance."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from repaconv.results import ModuleTime, NodeTime, Profile
 
 
 class Event(NamedTuple):
-    """One call of one node: its name (``module/Operator_n``), operator, microseconds, and shapes in and out."""
+    """One execution of a node: name (``module/Operator_n``), operator, microseconds, input and output shapes."""
 
     name: str
     operator: str
@@ -23,14 +23,14 @@ class Event(NamedTuple):
 def profile_of(
     events: Iterable[Event], runs: int, *, end_to_end_ms: float, peak_gflops: float, order: Mapping[str, int]
 ) -> Profile:
-    """Sum up.
+    """Aggregate the profiler events of several runs.
 
     Args:
-        events: Of all runs.
-        runs: How many there were.
-        end_to_end_ms: One inference without a profiler, measured beside it.
-        peak_gflops: What one large matrix product reaches here, on the same threads.
-        order: Place of each node in the graph, by name.
+        events: The events of all runs.
+        runs: Number of runs.
+        end_to_end_ms: Latency of one inference without the profiler.
+        peak_gflops: Rate of one large matrix product on this machine, with the same threads.
+        order: Position of each node in the graph, by name.
     """
     spent: dict[str, float] = {}
     first: dict[str, Event] = {}
@@ -62,11 +62,11 @@ def profile_of(
 
 
 def events_of(kernels: Iterable[Mapping[str, Any]], weights: Mapping[str, tuple[tuple[int, ...], ...]]) -> list[Event]:
-    """Of ONNX Runtime's profile: events named ``<node>_kernel_time``.
+    """Convert ONNX Runtime's profiler events, named ``<node>_kernel_time``.
 
     Args:
         kernels: The events.
-        weights: Shapes of each node's constants: the profile leaves out those that were packed.
+        weights: Shapes of each node's constants; the profile lacks those that were prepacked.
     """
 
     def shapes(given: Any) -> tuple[tuple[int, ...], ...]:
@@ -89,7 +89,7 @@ def events_of(kernels: Iterable[Mapping[str, Any]], weights: Mapping[str, tuple[
 
 
 def _rolled_up(nodes: Sequence[NodeTime], total: float, peak: float) -> Iterable[ModuleTime]:
-    """Nodes of the layers of one module together: ``blocks.0.attn`` has its qkv, scores and proj."""
+    """Sum the nodes of the layers of each module: ``blocks.0.attn`` has its qkv, scores and proj."""
     spent: dict[str, float] = {}
     flops: dict[str, int] = {}
     for node in nodes:
@@ -109,13 +109,13 @@ def _rolled_up(nodes: Sequence[NodeTime], total: float, peak: float) -> Iterable
 
 
 def parent_of(module: str) -> str:
-    """``blocks.0.attn.qkv`` to ``blocks.0.attn``; what lies higher stays."""
+    """Return ``blocks.0.attn`` for ``blocks.0.attn.qkv``; a module at a higher level is returned unchanged."""
     names = module.split(".")
     return ".".join(names[:-1]) if len(names) > 3 else module
 
 
 def bars_svg(profile: Profile) -> str:
-    """One bar a module in the order of the network: its width the time, its shade the share of the peak."""
+    """Draw one bar per module in the order of the network; its width is the time, its shade the share of the peak."""
     row, label, width = 18, 200, 560
     largest = max((module.mean_ms for module in profile.modules), default=1.0) or 1.0
     height = row * len(profile.modules) + 30

@@ -1,4 +1,4 @@
-"""The papers' own protocols as data (protocols.toml), so that a figure of ours can stand beside one of theirs."""
+"""Benchmark protocols of the papers, read from protocols.toml, to compare results with published ones."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ MEMORY_SHARE = 0.5
 
 
 class Protocol(Record):
-    """One way to measure; None leaves it to the target.
+    """A benchmark protocol. A field of None leaves the setting to the target.
 
-    ``scaled_to_memory`` makes the batch the largest power of two that the machine's free memory holds.
-    ``first_in_line`` is what ``chrt -f 99`` does.
+    ``scaled_to_memory`` reduces the batch to the largest power of two that fits in free memory. ``first_in_line``
+    selects real-time priority, as ``chrt -f 99``.
     """
 
     name: str = ""
@@ -31,7 +31,7 @@ class Protocol(Record):
     first_in_line: bool = False
 
     def images(self, usual: int, bytes_an_image: Callable[[], float]) -> int:
-        """Of a batch; how much memory one takes is asked for only where it matters."""
+        """Return the batch size; the memory per image is computed only if needed."""
         if self.batch is None or not self.scaled_to_memory:
             return self.batch or usual
         room, images = MEMORY_SHARE * _free_bytes(), 1
@@ -41,7 +41,7 @@ class Protocol(Record):
         return images
 
     def told(self, batch: int) -> str:
-        """For people."""
+        """Describe the protocol in one line."""
         if not self.name:
             return ""
         scaled = f" (batch {batch} of {self.batch}: what memory holds)" if self.batch not in (None, batch) else ""
@@ -49,10 +49,10 @@ class Protocol(Record):
 
 
 def paper(name: str | None) -> Protocol:
-    """A protocol by name, or one that leaves all to the target.
+    """Return a protocol by name; None gives one that leaves all settings to the target.
 
     Raises:
-        UsageProblem: If there is none of that name.
+        UsageProblem: If there is no such protocol.
     """
     if name is None:
         return Protocol()
@@ -65,7 +65,7 @@ def paper(name: str | None) -> Protocol:
 
 
 def _free_bytes() -> int:
-    """What the system says is available; a gigabyte where it says nothing."""
+    """Return the available memory; 1 GiB if unknown."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
         return 1024 * int(next(line for line in lines if line.startswith("MemAvailable:")).split()[1])

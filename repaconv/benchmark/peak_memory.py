@@ -1,4 +1,4 @@
-"""How much memory something takes that this process does: what is resident at its peak, beyond what was before."""
+"""Measure the peak resident memory of an operation in this process, beyond what was resident before."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from pathlib import Path
 
 
 class Taken:
-    """From its making on; of a process that does nothing else meanwhile.
+    """Measures peak memory from its construction on. The process must do nothing else meanwhile.
 
-    Memory that is free, and still with the process, goes back to the system first, or it would be taken unseen.
+    Free memory that the process still holds is first returned to the system; using it again would not be measured
+    otherwise.
     """
 
     def __init__(self, process: Path = Path("/proc/self")) -> None:
@@ -19,15 +20,15 @@ class Taken:
         with suppress(OSError, AttributeError):
             ctypes.CDLL(None).malloc_trim(0)
         with suppress(OSError):
-            process.joinpath("clear_refs").write_text("5")  # the peak is what there is now
+            process.joinpath("clear_refs").write_text("5")  # resets the peak to the current value
             self._before = self._bytes("VmHWM")
             self._told = True
 
     def peak(self) -> int | None:
-        """Bytes until now; None where the system does not tell."""
+        """Return the additional peak memory in bytes so far; None if the system does not report it."""
         return max(0, self._bytes("VmHWM") - self._before) if self._told else None
 
     def _bytes(self, name: str) -> int:
-        """Of Linux's status file, in which it stands in KiB."""
+        """Read a value in KiB from Linux's status file."""
         lines = (self._process / "status").read_text().splitlines()
         return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:")) * 1024

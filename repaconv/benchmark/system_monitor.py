@@ -1,4 +1,4 @@
-"""What else went on while we measured: other people's work on the cores, clocks, temperatures, a core's own speed."""
+"""Monitor the machine during a measurement: other load, clocks, temperatures, and the speed of a core."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _CPU = Path("/sys/devices/system/cpu")
 
 @dataclass(frozen=True)
 class State:
-    """The machine at one moment; what it does not tell is None or missing."""
+    """The state of the machine at one moment; unknown values are None or missing."""
 
     clock_s: float
     own_s: float
@@ -31,17 +31,17 @@ class State:
 
 @dataclass(frozen=True)
 class Watched:
-    """What changed between two moments.
+    """Changes of the machine's state during a measurement.
 
     Attributes:
-        seconds: Between them.
-        others: Share of the whole machine's time that other processes took.
-        others_here: Share of the time of the cores that were used; None where the system does not tell.
-        stolen: Share that the hypervisor took.
-        speed: How long a fixed loop takes at the end, relative to the beginning: above 1, the core is slower.
-        throttled: How often the processor throttled for heat.
-        before, after: Clocks in kHz, temperatures in degrees Celsius, load; a card's in MHz, degrees Celsius and watts.
-        card: Moments of the card that was measured, if one was.
+        seconds: Duration.
+        others: Share of the machine's CPU time used by other processes.
+        others_here: The same on the cores in use; None if unknown.
+        stolen: Steal time: share of CPU time taken by the hypervisor.
+        speed: Time of a fixed loop at the end relative to the beginning; above 1 the core became slower.
+        throttled: Number of times that the CPU throttled for heat.
+        before, after: Clocks in kHz, temperatures in degrees Celsius, load; for a GPU MHz, degrees Celsius and watts.
+        card: Sampled states of the measured GPU, if any.
     """
 
     seconds: float
@@ -56,7 +56,7 @@ class Watched:
 
 
 def state() -> State:
-    """Look at the machine; takes some milliseconds for the loop."""
+    """Sample the machine's state; the timed loop takes some milliseconds."""
     busy, stolen = _busy()
     return State(
         clock_s=time.perf_counter(),
@@ -74,12 +74,12 @@ def state() -> State:
 
 
 def between(before: State, after: State, cores: Sequence[int], card: Sequence[Moment] = ()) -> Watched:
-    """What changed, the loops of both moments left out; and the moments of a card in between."""
+    """Return the changes between two states, without their timed loops; ``card`` holds GPU states in between."""
     seconds = after.clock_s - before.clock_s
     own = after.own_s - before.own_s
     busy = {n: after.busy_s[n] - before.busy_s[n] for n in after.busy_s if n in before.busy_s}
     here = [busy[n] for n in cores if n in busy]
-    # Jiffies are coarse: a difference of some of them is nothing.
+    # Jiffies are coarse: a difference of a few is not significant.
     slack = 3 * JIFFY_S
 
     def share(total: float, count: int) -> float:
@@ -105,7 +105,7 @@ def _told(moment: State) -> dict[str, float]:
 
 
 def _busy() -> tuple[dict[int, float], float]:
-    """Seconds that each core was busy since the system started, and those that were stolen."""
+    """Return the busy seconds of each core since the system started, and the steal time of all."""
     found, stolen = {}, 0.0
     for line in _read(Path("/proc/stat")).splitlines():
         name, *numbers = line.split()
@@ -127,7 +127,7 @@ def _celsius() -> dict[str, float]:
 
 
 def _loop_ms() -> float:
-    """The best of some runs of a fixed loop: how fast this core is, whatever its clock says."""
+    """Return the best time of a fixed loop, which shows the speed of the core independently of its reported clock."""
     best = float("inf")
     for _ in range(15):
         begin = time.perf_counter_ns()

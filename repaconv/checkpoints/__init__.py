@@ -1,4 +1,4 @@
-"""Safe reading of checkpoint files: nothing in them is run."""
+"""Read checkpoint files safely, without running code in them."""
 
 from repaconv.checkpoints.checkpoint_reader import Checkpoint as Checkpoint
 from repaconv.checkpoints.checkpoint_reader import read_checkpoint as read_checkpoint

@@ -1,8 +1,8 @@
-"""Which published network has tensors of these names and shapes.
+"""Identify a published network by the names and shapes of its tensors.
 
-``index.zip`` beside this file has the names and shapes of every architecture of timm, of torchvision's models and of
-the vision models of transformers at their default sizes; ``benchmarks/index_networks.py`` makes it. A name says where
-an architecture is from: ``timm:mobileone_s1``. Its members are by the number of tensors: little of it is read.
+``index.zip`` in this folder has the names and shapes of every architecture of timm, torchvision and the vision models
+of transformers at their default sizes; ``benchmarks/index_networks.py`` creates it. A name states its package:
+``timm:mobileone_s1``. The members of the zip are grouped by number of tensors, so that only a few are read.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from zipfile import ZipFile
 
 Shape = tuple[int, ...]
 LIKE = 0.9
-"""Share of tensors with the same name and shape from which a network is worth naming."""
+"""Minimum share of tensors with the same name and shape for a network to be reported."""
 NEAREST = 3
 
 
 @dataclass(frozen=True)
 class Match:
-    """A published architecture, and how a file differs from it.
+    """A published architecture, and the differences of a file from it.
 
     Attributes:
-        name: E.g. ``timm:mobileone_s1``.
-        also: Other names of the same: built of the same classes with the same values.
-        head: Tensors of the classifier whose number of classes is another.
-        other: Tensors whose shape is another, by name: theirs there and here.
-        missing: Tensors that the architecture has and the file has not.
-        extra: Those that the file has besides.
+        name: The architecture, e.g. ``timm:mobileone_s1``.
+        also: Other names of the same architecture: the same classes with the same settings.
+        head: Tensors of the classifier with another number of classes.
+        other: Tensors with another shape, by name: the architecture's shape and the file's.
+        missing: Tensors of the architecture that are missing from the file.
+        extra: Tensors of the file that the architecture does not have.
     """
 
     name: str
@@ -43,12 +43,12 @@ class Match:
 
     @property
     def exact(self) -> bool:
-        """Whether the file is of this architecture, but for the number of classes."""
+        """Whether the file has this architecture, except for the number of classes."""
         return not (self.other or self.missing or self.extra)
 
     @property
     def told(self) -> str:
-        """How the file differs, in one line; empty if it does not."""
+        """Description of the differences in one line; empty if there are none."""
         but = [f"another number of classes in {', '.join(self.head)}"] if self.head else []
         but += [f"{name} is {_told(here)}, not {_told(there)}" for name, (there, here) in [*self.other.items()][:2]]
         but += [f"{len(self.other) - 2} more shapes"] if len(self.other) > 2 else []
@@ -58,9 +58,10 @@ class Match:
 
 
 class _Network(NamedTuple):
-    """Several architectures of the same shapes that compute the same.
+    """Architectures with the same tensor shapes that compute the same function.
 
-    ``head`` is the classifier's, by place among the names; ``made`` is equal where classes and plain values are.
+    ``head`` has the indices of the classifier's tensors among the names. ``made`` is equal for equal classes and
+    settings.
     """
 
     architectures: tuple[str, ...]
@@ -71,26 +72,26 @@ class _Network(NamedTuple):
 
 
 def matches(tensors: Mapping[str, Shape]) -> tuple[Match, ...]:
-    """Architectures with tensors of these names and shapes, the nearest first; () if none is near.
+    """Return the architectures that match these tensor names and shapes, nearest first; () if none is near.
 
-    Where one is exact, those that are not are left out; two that are exact compute different things with the same
-    tensors. BatchNorm's counters do not count.
+    If one matches exactly, only exact matches are returned; several exact ones compute different functions with the
+    same tensors. BatchNorm's ``num_batches_tracked`` is ignored.
 
     Args:
-        tensors: Shapes by name, wrappers' prefixes stripped.
+        tensors: Shapes by name, without the prefixes of wrappers.
     """
     found = {name: tuple(shape) for name, shape in tensors.items() if not name.endswith("num_batches_tracked")}
     ranked: dict[str, Match] = {}
     for _, made, match in sorted(_near(found), key=lambda near: (near[0], near[2].name)):
         nearest = ranked.setdefault(made, match)
-        if nearest is not match and nearest.exact:  # the same with another number of classes
+        if nearest is not match and nearest.exact:  # the same architecture with another number of classes
             ranked[made] = replace(nearest, also=(*nearest.also, match.name, *match.also))
     exact = tuple(match for match in ranked.values() if match.exact)
     return exact or tuple(ranked.values())[:NEAREST]
 
 
 def _near(found: Mapping[str, Shape]) -> Iterator[tuple[float, str, Match]]:
-    """Architectures that share most tensors with the file: the share that they do not, what they are made of, they."""
+    """Yield architectures that share most tensors with the file: unshared share, identity of the function, match."""
     for names, networks in _index(int(LIKE * len(found)), int(len(found) / LIKE)):
         most = max(len(names), len(found))
         common = len(names & found.keys())
@@ -118,12 +119,12 @@ def _compared(network: _Network, found: Mapping[str, Shape]) -> Match:
 
 
 def member(tensors: int) -> str:
-    """Where in the index networks of so many tensors are."""
+    """Return the name of the index member for networks with this number of tensors."""
     return f"{tensors.bit_length()}.json"
 
 
 def _index(least: int, most: int) -> Iterator[tuple[frozenset[str], list[_Network]]]:
-    """Networks by the names of their tensors: all that have from ``least`` to ``most``, and more."""
+    """Yield networks by tensor names: at least all with ``least`` to ``most`` tensors."""
     for name in dict.fromkeys(map(member, range(least, most + 1))):
         yield from _read(name)
 
@@ -147,6 +148,3 @@ def _shapes(text: str) -> tuple[Shape, ...]:
 
 def _told(shape: Shape) -> str:
     return f"[{', '.join(map(str, shape))}]"
-
-
-# --- Networks that no method is about: which published one a bare state dict is of, by its tensors' names and shapes.

@@ -1,4 +1,4 @@
-"""A checkpoint as a value: which weights were taken, under which names, and what else the file says."""
+"""Read a checkpoint: its weights and their names, and everything else that is recorded in the file."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from repaconv.core.errors import Refused
 from repaconv.core.files import sha256_of
 from repaconv.results import Origin, WeightSet
 
-# Where trainers keep the weights that their own evaluation uses, first found first taken.
+# Keys under which training code stores the weights that it evaluates, in order of preference.
 USUAL = ("state_dict", "model", "model_state_dict", "module", "net", "network", "weights", "params", ".")
-# Where they keep a moving average beside them.
+# Keys under which it stores a moving average of them.
 AVERAGES = ("ema_state_dict", "state_dict_ema", "model_ema", "ema", "ema_model", "model_ema_state_dict")
-# Wrappers that put themselves into every name: DistributedDataParallel and averaging, torch.compile.
+# Name parts inserted by wrappers: DistributedDataParallel and AveragedModel, torch.compile.
 WRAPPERS = ("module", "_orig_mod")
-# Holders that only prefix all names alike, as Lightning modules and trainers do.
+# Prefixes common to all names, from attributes of Lightning modules and trainers.
 HOLDERS = ("model", "net", "student", "ema_model")
-# Counters of moving averages that stand among the weights.
+# Counters of moving averages, stored among the weights.
 COUNTERS = ("steps", "n_averaged", "num_updates", "decay")
 SCALARS = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.bool)
 DEEPEST = 4
-"""How many mappings weights may lie within."""
+"""Maximum nesting depth of the mapping that holds the weights."""
 RECORDED = 100_000
-"""Values that are kept of what a file says beside its weights."""
+"""Maximum number of other values that are read from a file."""
 
 
 @dataclass(frozen=True)
@@ -41,14 +41,14 @@ class Checkpoint:
 
     Attributes:
         path: The file.
-        origin: Its hash, container, and which weights were taken why.
-        sets: All sets of weights in it.
-        placeholders: Globals of the pickle that were not built.
-        tensors: Weights by name, wrappers' prefixes stripped; any dtype, as stored.
-        names: Those names to the names in the file.
-        record: What else the file says (epoch, args, meta), as plain values: beside these weights, among them, in
-            safetensors' metadata; the nearest to them counts.
-        stamp: Of the file before it was read; see `require_unchanged`.
+        origin: Its hash and container, which weights were selected, and why.
+        sets: All sets of weights in the file.
+        placeholders: Globals of the pickle that were replaced by placeholders.
+        tensors: Weights by name, without the prefixes of wrappers; in the stored dtype.
+        names: Name in the file by name without prefixes.
+        record: Other contents of the file (epoch, args, meta) as plain values, also those stored among the weights and
+            in safetensors' metadata. If a key occurs more than once, the occurrence nearest to the weights is used.
+        stamp: State of the file before it was read; see `require_unchanged`.
     """
 
     path: Path
@@ -61,10 +61,10 @@ class Checkpoint:
     stamp: change_guard.Stamp | None = None
 
     def require_unchanged(self, stamp: change_guard.Stamp | None = None) -> None:
-        """Hold the file to what it was, when it was opened if no other ``stamp`` is given.
+        """Check that the file has not changed since ``stamp``, by default since it was opened.
 
         Raises:
-            Refused: If it was written to since.
+            Refused: If it has changed.
         """
         if before := stamp or self.stamp:
             change_guard.require_unchanged(self.path, before)
@@ -73,16 +73,16 @@ class Checkpoint:
 def read_checkpoint(
     path: str | Path, weights: str | None = None, sha256: str | None = None, *, again: bool = False
 ) -> Checkpoint:
-    """Read a checkpoint without running anything in it.
+    """Read a checkpoint without running code in it.
 
     Args:
         path: .pth, .pt, .bin (torch zip, legacy, tar) or .safetensors.
-        weights: Dotted place of the set to take, e.g. ``model_ema``; by rule when None.
-        sha256: The file's hash, where it is known already.
-        again: The bytes of that hash were held to the file's own checksums before.
+        weights: Dotted key of the set of weights, e.g. ``model_ema``; None selects it by rule.
+        sha256: The file's hash, if known.
+        again: Whether the file's own checksums were verified before for this hash.
 
     Raises:
-        Refused: If the file is unsafe, broken, damaged, holds no weights, or several sets with no rule between them.
+        Refused: If the file is unsafe, truncated or damaged, or has no weights or several sets without a rule.
     """
     path = Path(path)
     stamp = change_guard.stamp_of(path)
@@ -120,9 +120,9 @@ def _describe(place: str, found: Mapping[str, Any]) -> WeightSet:
 
 
 def _weight_sets(value: Any, place: str, depth: int, seen: set[int]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Mappings of names mostly to tensors, with their dotted places; an optimizer's state is not one.
+    """Yield mappings of names mostly to tensors, with their dotted keys, except optimizer states.
 
-    What holds them is ``seen`` once, wherever it stands: a pickle may have it a million times for a few bytes.
+    Each container is visited once: a pickle may refer to it a million times in a few bytes.
     """
     if not isinstance(value, Mapping) or depth == 0 or id(value) in seen:
         return
@@ -138,7 +138,7 @@ def _weight_sets(value: Any, place: str, depth: int, seen: set[int]) -> Iterator
 
 
 def _instead(path: Path, placeholders: Collection[str]) -> str:
-    """How else the network gets here; ultralytics pickles whole modules, and exports them itself."""
+    """Return a hint on how else to get the network; ultralytics pickles whole modules, and can export them itself."""
     if any(name.startswith("ultralytics.") for name in placeholders):
         onnx = path.with_suffix(".onnx")
         return f"Export it with ultralytics: yolo export model={path} format=onnx; then repaconv fold {onnx}"
@@ -175,7 +175,7 @@ def _choose(path: Path, sets: Mapping[str, Any], wanted: str | None, contents: C
 
 
 def _by_rule(path: Path, place: str, others: list[str], value: Any) -> str:
-    """Why this set and none of the others; refused where a rule would only be claimed."""
+    """Return why this set of weights is selected and no other; refuse if the rule's conditions do not hold."""
     if "ema_state_dict" in others:
         if place != "state_dict" or not _by_mmengine(value):
             what = "two sets of weights and nothing of mmengine, by whose rule the first would be the moving average"
@@ -202,7 +202,7 @@ def _ambiguous(path: Path, what: str, places: list[str]) -> Refused:
 
 
 def _only_tensors(path: Path, place: str, found: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Drop plain scalars; refuse weights that only foreign code could build."""
+    """Drop plain scalars; refuse weights that only third-party code could build."""
     for name, value in found.items():
         if isinstance(value, (Placeholder, type)):
             what = getattr(value, "qualified_name", "") or "a class"
@@ -219,7 +219,7 @@ def _is_counter(name: str) -> bool:
 
 
 def _strip_wrappers(names: list[str]) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Short name -> name in the file, and the prefixes that went."""
+    """Return the name in the file by name without prefixes, and the removed prefixes."""
     stripped: list[str] = []
     shorts = []
     for name in names:
@@ -232,13 +232,13 @@ def _strip_wrappers(names: list[str]) -> tuple[dict[str, str], tuple[str, ...]]:
     shorts, holder = _strip_holder(shorts)
     stripped += holder
     result = {".".join(short): name for short, name in zip(shorts, names, strict=True)}
-    if len(result) < len(names):  # two names became one: the wrappers' words are this net's own
+    if len(result) < len(names):  # names collide, so these parts belong to the network
         return {name: name for name in names}, ()
     return result, tuple(dict.fromkeys(stripped))
 
 
 def _strip_holder(names: list[list[str]]) -> tuple[list[list[str]], list[str]]:
-    """A backbone inside a larger module: what stands before its patch embedding goes, wherever it stands."""
+    """Remove the prefix of a backbone inside a larger module, which is found by its patch embedding."""
     stems = [
         name[:-3] for name in names if name[-3:] in (["patch_embed", "proj", "weight"], ["stem", "proj", "weight"])
     ]
@@ -249,7 +249,7 @@ def _strip_holder(names: list[list[str]]) -> tuple[list[list[str]], list[str]]:
 
 
 def _record(value: Any, taken: str, sets: Collection[str], at: str = "") -> dict[str, Any]:
-    """Everything small on the way to the taken weights and among them, the nearest last, as plain values."""
+    """Collect small values on the path to the selected weights and among them; nearer ones override."""
     said: dict[str, Any] = {}
     nearer: dict[str, Any] = {}
     among = taken in (".", at.removesuffix("."))
@@ -266,15 +266,16 @@ def _record(value: Any, taken: str, sets: Collection[str], at: str = "") -> dict
 
 
 def _named(value: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
-    """Entries under a text or a number; a key may be anything else, and of any depth."""
+    """Yield entries with a text or number as key; a hostile file may have keys of any type and depth."""
     return ((str(key), entry) for key, entry in value.items() if isinstance(key, (str, int, float)))
 
 
 def plain(value: Any, depth: int = 6, room: Iterator[int] | None = None) -> Any:
-    """Numbers, strings and containers of them; an argparse.Namespace as a dict, a class as its name; None for the rest.
+    """Convert to numbers, strings and containers of them; other values become None.
 
-    A tensor of one number is that number: some trainers write their best accuracy so. ``room`` is what is left of
-    `RECORDED`: values that hold each other can be more than there are atoms.
+    An argparse.Namespace becomes a dict, a class its name, and a tensor of one number that number, since some
+    training code stores its best accuracy so. ``room`` is the remaining part of `RECORDED`: values that contain
+    each other can expand without limit.
     """
     room = iter(range(RECORDED)) if room is None else room
     if next(room, None) is None:

@@ -1,4 +1,4 @@
-"""The accuracy that a checkpoint claims of itself: what its trainer wrote beside the weights."""
+"""Find the accuracy that the training code recorded in a checkpoint."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from repaconv.results import Claim
 
 # timm's metric, Swin's max_accuracy, DeiT's max_accuracy and test_acc1, mmengine's accuracy/top1 and best_score, ...
 MEASURES = {"acc", "accuracy", "metric", "score"}
-# A training's own accuracy, the five best classes and a loss are other figures.
+# Words of other values: training accuracy, top-5 accuracy, loss.
 OTHERS = {"train", "5", "loss", "epoch", "name"}
-# What was asked for, and what learning rates were, is no result.
+# Sections with settings and learning rates, which are not results.
 ORDERS = re.compile(r"args|cfg|config|param|sched|scaler|arch")
 
 
 def claimed_accuracy(record: Mapping[str, Any]) -> tuple[Claim, ...]:
-    """Every first-class accuracy in a checkpoint's record, as a share of 1, with the key and figure that it is from."""
+    """Return every top-1 accuracy in a checkpoint's record, as a fraction, with its key and value."""
     return tuple(
         Claim(name="accuracy", value=value if value <= 1 else value / 100, source=f"the checkpoint's {key} ({value:g})")
         for key, value in _figures(record)

@@ -1,8 +1,8 @@
-"""The file formats: torch zip, torch legacy (sequential and tar), safetensors. All memory-mapped, none run.
+"""Detect the format of a checkpoint file and read it: torch zip, torch legacy (sequential and tar), safetensors.
 
-Formats: torch/serialization.py (zip since torch 1.6; sequential since 0.1.10; tar before), and the
-safetensors header. A mapped file is read page by page when a tensor is used, so reading costs no second
-copy of the weights.
+Files are memory-mapped, and no code in them is run. Formats: torch/serialization.py (zip since torch 1.6; sequential
+since 0.1.10; tar before), and the safetensors header. Pages are read when a tensor is used, so reading does not copy
+the weights.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from repaconv.core.files import require_nameable
 
 
 def open_container(path: Path) -> Contents:
-    """Read a checkpoint file of any known container.
+    """Read a checkpoint file of any known format.
 
     Raises:
         Refused: With one of the codes ``checkpoint.missing``, ``.directory``, ``.empty``, ``.type``,
@@ -32,12 +32,12 @@ def open_container(path: Path) -> Contents:
         return _by_its_head(path)
     except RepaconvError:
         raise
-    except Exception as error:  # what reads a hostile or broken file can raise anything
+    except Exception as error:  # a hostile or broken file can raise any error
         raise broken(path, said_by(error)) from error
 
 
 def _where_else(path: Path) -> str:
-    """What to do where there is no such file: OWNER/NAME without a file's ending may be a repository on the hub."""
+    """Return a hint for a missing file: OWNER/NAME without a suffix may be a repository on the hub."""
     text = path.as_posix()
     if path.suffix or not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", text) or path.parent.exists():
         return "Check the path to the checkpoint."
@@ -100,7 +100,7 @@ def _what_it_looks_like(head: bytes) -> str:
     return f"it begins with {head[:8]!r}"
 
 
-# --- safetensors -----------------------------------------------------------------------------------
+# safetensors.
 
 
 def _safetensors(path: Path) -> Contents:

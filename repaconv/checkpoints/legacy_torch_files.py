@@ -1,4 +1,7 @@
-"""torch.save's files of before 2020: sequential (since 0.1.10) and tar (before). Memory-mapped, none run."""
+"""Read torch.save's formats from before torch 1.6 (2020): sequential (since 0.1.10) and tar (before).
+
+Files are memory-mapped, and no code in them is run.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +22,11 @@ from repaconv.core.errors import Refused, said_by
 LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
 LEGACY_PROTOCOL = 1001
 
-# --- sequential: magic, protocol, system, object, storage keys, then (elements, bytes) a storage ---
+# Sequential format: magic, protocol, system, object, storage keys, then (elements, bytes) per storage.
 
 
 def starts_with_magic(path: Path) -> bool:
-    """Whether the file is of the sequential kind."""
+    """Return whether the file has the sequential format."""
     with path.open("rb") as file:
         try:
             return bool(unpickle(file).value == LEGACY_MAGIC)
@@ -36,10 +39,10 @@ def _meta(_key: str, dtype: torch.dtype, elements: int) -> Tensor:
 
 
 def open_sequential(path: Path) -> Contents:
-    """Magic, protocol, system, the object, storage keys, then (elements, bytes) a storage.
+    """Read magic, protocol, system, the object, storage keys, then (elements, bytes) per storage.
 
     Raises:
-        Refused: If it is not whole.
+        Refused: If the file is incomplete.
     """
     file_bytes = mapped(path)
     with path.open("rb") as file:
@@ -48,7 +51,7 @@ def open_sequential(path: Path) -> Contents:
             raise broken(path, f"unknown protocol {protocol!r}")
         unpickle(file)
         begin = file.tell()
-        # The bytes stand behind the object that describes them: walk it once to find them, once to use them.
+        # The bytes follow the object that describes them, so it is read twice: to find the bytes, and to use them.
         ids = StorageIds(_meta)
         unpickle(file, ids)
         places = _sequential_places(path, file, ids.described)
@@ -60,7 +63,7 @@ def open_sequential(path: Path) -> Contents:
 def _sequential_places(
     path: Path, file: IO[bytes], described: dict[str, tuple[torch.dtype, int]]
 ) -> dict[str, tuple[int, int]]:
-    """Byte range of every storage's elements."""
+    """Return the byte range of every storage's elements."""
     size = path.stat().st_size
     places = {}
     for key in unpickle(file).value:
@@ -80,14 +83,14 @@ def _sequential_places(
     return places
 
 
-# --- tar: members storages, tensors, pickle (torch < 0.1.10) ---------------------------------------
+# Tar format: members storages, tensors, pickle (torch < 0.1.10).
 
 
 def open_tar(path: Path) -> Contents:
-    """Members ``storages``, ``tensors`` and ``pickle``.
+    """Read the members ``storages``, ``tensors`` and ``pickle``.
 
     Raises:
-        Refused: If it is not whole.
+        Refused: If the file is incomplete.
     """
     file_bytes = mapped(path)
     try:
@@ -98,7 +101,7 @@ def open_tar(path: Path) -> Contents:
             file.seek(members["tensors"])
             objects: dict[int, Tensor] = {**storages, **_tar_tensors(file, storages)}
             file.seek(members["pickle"])
-            # A tuple names a module's class with its source text, anything else a tensor.
+            # A tuple is a module's class with its source text; anything else is the id of a tensor.
             found = unpickle(file, lambda pid: pid[0] if isinstance(pid, tuple) else objects[int(pid)])
     except (LookupError, tarfile.TarError, struct.error, pickle.UnpicklingError, TypeError, ValueError) as error:
         raise broken(path, f"not a whole torch tar archive ({said_by(error)})") from error
@@ -106,7 +109,7 @@ def open_tar(path: Path) -> Contents:
 
 
 def _tar_storages(file: IO[bytes], whole: Tensor) -> dict[int, Tensor]:
-    """Flat tensors by id: a count, then (id, location, type), a length and the bytes each; then views."""
+    """Read flat tensors by id: a count, then per storage (id, location, type), length and bytes; then views."""
     storages: dict[int, Tensor] = {}
     for _ in range(unpickle(file).value):
         key, _location, kind = unpickle(file).value
@@ -125,7 +128,7 @@ def _tar_storages(file: IO[bytes], whole: Tensor) -> dict[int, Tensor]:
 
 
 def _tar_tensors(file: IO[bytes], storages: dict[int, Tensor]) -> dict[int, Tensor]:
-    """Tensors by id: a count, then (id, storage, type), dimensions, shape, strides and offset each."""
+    """Read tensors by id: a count, then per tensor (id, storage, type), rank, shape, strides and offset."""
     tensors = {}
     for _ in range(unpickle(file).value):
         key, storage, _type = unpickle(file).value

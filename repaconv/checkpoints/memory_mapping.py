@@ -1,4 +1,4 @@
-"""A file in memory, page by page: what every container's reader returns, and the mapping that it reads from."""
+"""Memory-map checkpoint files, and the contents that every format's reader returns."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from repaconv.core.errors import Refused
 
 @dataclass
 class Checksums:
-    """What a file says of its own bytes, in a few words; most formats say nothing."""
+    """The checksums of a file and their description; most formats have none."""
 
     told: str = "the format has none"
 
     def require(self, tensors: Mapping[str, Tensor]) -> None:
-        """Hold the bytes of these tensors to it; ``checkpoint.damaged`` where they are others than were saved."""
+        """Verify the bytes of these tensors; refuse with ``checkpoint.damaged`` if they differ."""
 
 
 @dataclass(frozen=True)
 class Contents:
-    """What a file holds: its container, its object as data, globals that became placeholders, and its checksums."""
+    """The contents of a file: format, object as plain data, globals replaced by placeholders, and checksums."""
 
     container: str
     value: Any
@@ -36,7 +36,7 @@ class Contents:
 
 
 def broken(path: Path, detail: str) -> Refused:
-    """That a file is not whole."""
+    """Return the error for a truncated or corrupt file."""
     return Refused(
         f"{path} is truncated or corrupt: {detail}.",
         hint="Download or copy it again, and compare its size or hash with the source.",
@@ -45,11 +45,11 @@ def broken(path: Path, detail: str) -> Refused:
 
 
 _MAPPINGS: WeakValueDictionary[int, mmap.mmap] = WeakValueDictionary()
-"""Live mappings by the address of their storage, which holds them."""
+"""Live mappings by the address of their storage, which keeps them alive."""
 
 
 def mapped(path: Path) -> Tensor:
-    """The file as uint8 [bytes], private: what is written to it never reaches the file."""
+    """Map a file as uint8 [bytes], privately: writing to the tensor does not change the file."""
     with path.open("rb") as file:
         mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     raw = torch.frombuffer(mapping, dtype=torch.uint8)
@@ -58,7 +58,7 @@ def mapped(path: Path) -> Tensor:
 
 
 def drop_pages(tensors: Iterable[Tensor]) -> None:
-    """Give back the memory that reading mapped tensors took; reading them again brings it back from the file."""
+    """Release the memory of mapped tensors; reading them again loads it from the file."""
     for start in {tensor.untyped_storage().data_ptr() for tensor in tensors}:
         mapping = _MAPPINGS.get(start)
         if mapping is not None and hasattr(mmap, "MADV_DONTNEED"):
@@ -66,6 +66,6 @@ def drop_pages(tensors: Iterable[Tensor]) -> None:
 
 
 def typed(raw: Tensor, dtype: torch.dtype) -> Tensor:
-    """View bytes as elements; copies only where the file did not align them."""
+    """View bytes as elements; they are copied only if the file does not align them."""
     aligned = raw if raw.storage_offset() % dtype.itemsize == 0 else raw.clone()
     return aligned.view(dtype)

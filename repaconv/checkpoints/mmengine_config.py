@@ -1,4 +1,4 @@
-"""mmengine's ``meta['cfg']``: the run's configuration as Python text, read as data and never run."""
+"""Parse mmengine's ``meta['cfg']``, the configuration of a training run as Python text, without running it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 
 def read_mmconfig(text: str) -> dict[str, Any]:
-    """Top-level assignments of literals and ``dict(...)`` calls; what is neither reads as None.
+    """Parse top-level assignments of literals and ``dict(...)`` calls; other values become None.
 
-    An unreadable text gives {}: the file's tensors say the rest.
+    An unreadable text gives {}, since the tensors of the file describe the rest.
     """
     try:
         body = ast.parse(text).body
@@ -42,7 +42,7 @@ def _value(node: ast.expr) -> Any:
 
 
 def find_typed(config: Any, kind: str) -> dict[str, Any] | None:
-    """The first dict with ``type == kind``, depth first: ``dict(type='RIFormer', ...)`` wherever it stands."""
+    """Return the first dict with ``type == kind``, depth first, e.g. ``dict(type='RIFormer', ...)``."""
     if isinstance(config, Mapping):
         if config.get("type") == kind:
             return dict(config)

@@ -1,9 +1,9 @@
-"""Pickles read as data: tensors and plain containers are built, every other global stays an inert stand-in.
+"""Read pickles as data: tensors and plain containers are built, other globals become inert placeholders.
 
-A pickle is a program. Here its opcodes may call only what ``find_class`` hands out, and that is never the
-real thing: rebuilding a tensor is our own code over a memory map, and a class or function of any other
-name becomes a `Placeholder` subclass that stores what it is given and does nothing. A name that can only
-be there to run code refuses the file at once, wherever it stands.
+A pickle is a program. Here its opcodes can only call what ``find_class`` returns, which is never the original object:
+tensors are rebuilt by our own code over a memory map, and a class or function of any other name becomes a `Placeholder`
+subclass that stores its arguments and does nothing. A name that is only useful to run code refuses the file
+immediately, wherever it occurs.
 """
 
 from __future__ import annotations
@@ -20,56 +20,56 @@ from torch import Tensor
 
 from repaconv.core.errors import Refused, said_by
 
-# --- What a pickle's opcodes may do: fill and alter what is inert, and nothing else.
+# Opcodes may only fill and modify inert objects.
 #
-# The machine is the standard library's own in Python: its steps can be looked at there, while the one in C takes as
-# much memory as a pickle claims to need, and alters whatever is on its stack.
+# The base is the standard library's Python unpickler, whose steps can be overridden. The C one allocates as much memory
+# as a pickle claims to need, and modifies any object on its stack.
 
 NESTED = 10_000
-"""Tuples in one tuple, counted wherever they stand: hashing one walks them all, and as deep as they lie."""
+"""Maximum number of nested tuples in a tuple. Hashing a tuple visits them all, and recurses into them."""
 
 _Unpickler: Any = pickle._Unpickler
 
 
 class Placeholder:
-    """Inert stand-in for a global outside the allow-list; keeps arguments and state as data."""
+    """Inert replacement for a global outside the allow-list; it keeps arguments and state as data."""
 
     qualified_name = ""
     args: tuple[object, ...] = ()
     state: object = None
 
     def __init__(self, *args: object, **kwargs: object) -> None:
-        """Store what a constructor or function would have been called with."""
+        """Store the arguments of a constructor or function."""
         self.args = args
         self.state = kwargs or None
 
     def __setitem__(self, key: object, value: object) -> None:
-        """Let a dict-like object be filled, into nothing."""
+        """Ignore an item that is set, as on a dict-like object."""
 
     def append(self, value: object) -> None:
-        """Let a list-like object be filled, into nothing."""
+        """Ignore an item that is appended, as to a list-like object."""
 
     def extend(self, values: object) -> None:
-        """Let a list-like object be filled, into nothing."""
+        """Ignore items that are appended, as to a list-like object."""
 
     def add(self, value: object) -> None:
-        """Let a set-like object be filled, into nothing."""
+        """Ignore an item that is added, as to a set-like object."""
 
 
 class Machine(_Unpickler):  # type: ignore[misc]
-    """Reads a pickle; ``find_class`` and ``persistent_load`` say what there is in its world."""
+    """Runs the opcodes of a pickle; subclasses define ``find_class`` and ``persistent_load``."""
 
     def __init__(self, stream: IO[bytes]) -> None:
-        """Nothing is read yet."""
+        """Create it; nothing is read yet."""
         super().__init__(stream, encoding="utf-8")
         self._nested: dict[int, tuple[tuple[object, ...], int]] = {}
 
     def get_extension(self, code: int) -> NoReturn:
-        """Numbers for classes are another process's."""
+        """Refuse extension codes, which refer to the registry of another process."""
         raise pickle.UnpicklingError(f"extension {code} is of another process")
 
     def load_build(self) -> None:
-        """State goes into stand-ins; a dict's (torch keeps the versions of modules there) is left out."""
+        """Set the state of a placeholder; ignore that of an OrderedDict (torch stores module versions there)."""
         state = self.stack.pop()
         altered = self.stack[-1]
         if isinstance(altered, Placeholder):
@@ -78,12 +78,12 @@ class Machine(_Unpickler):  # type: ignore[misc]
             raise pickle.UnpicklingError(f"the pickle tries to alter a {type(altered).__name__}")
 
     def load_setitem(self) -> None:
-        """One entry."""
+        """Set one item."""
         value, key = self.stack.pop(), self.stack.pop()
         self._fill([(key, value)])
 
     def load_setitems(self) -> None:
-        """All entries above the mark."""
+        """Set all items above the mark."""
         items = self.pop_mark()
         self._fill(zip(items[::2], items[1::2], strict=True))
 
@@ -95,16 +95,16 @@ class Machine(_Unpickler):  # type: ignore[misc]
             filled[key] = value
 
     def load_tuple(self) -> None:
-        """Of all above the mark."""
+        """Build a tuple of all objects above the mark."""
         items = tuple(self.pop_mark())
         self.append(self._weighed(items))
 
     def load_some(self, count: int) -> None:
-        """A tuple of the last one, two or three."""
+        """Build a tuple of the last one, two or three objects."""
         self.stack[-count:] = [self._weighed(tuple(self.stack[-count:]))]
 
     def _weighed(self, items: tuple[object, ...]) -> tuple[object, ...]:
-        """The tuple, unless there are too many in it; those that hold others are kept, so that no id comes twice."""
+        """Return the tuple, or refuse it if it nests too many. Counted tuples are kept, so that ids stay unique."""
         inner = [self._nested.get(id(item), (item, 1))[1] for item in items if isinstance(item, tuple)]
         if inner:
             self._nested[id(items)] = items, 1 + sum(inner)
@@ -121,19 +121,19 @@ class Machine(_Unpickler):  # type: ignore[misc]
         pickle.TUPLE1[0]: lambda self: self.load_some(1),
         pickle.TUPLE2[0]: lambda self: self.load_some(2),
         pickle.TUPLE3[0]: lambda self: self.load_some(3),
-        pickle.BYTEARRAY8[0]: _Unpickler.load_binbytes8,  # it would be made as long as it claims to be
+        pickle.BYTEARRAY8[0]: _Unpickler.load_binbytes8,  # bytearray8 would allocate its claimed length
     }
 
 
-# --- Pickles read as data: tensors and plain containers are built, every other global stays an inert stand-in.
+# Globals and tensors.
 
 SPREAD = 1 << 24
-"""Elements that a view may have beyond four times its storage's; a stride of 0 has them without end."""
+"""Maximum elements of a view beyond four times its storage; a stride of 0 can repeat elements without limit."""
 
-# Names whose only use in a checkpoint is to run something. Nothing would run here in any case; such a file
-# is refused because it must not travel further either.
+# Names whose only use in a checkpoint is to run code. They would not run here in any case; such a file is refused so
+# that it is not passed on.
 RUNS_CODE_MODULES = frozenset(
-    # the system and other processes; other code; tasks and the network
+    # system and processes; code loading; concurrency and network
     """os nt posix ntpath posixpath subprocess sys shutil signal popen2 commands pty
     importlib imp runpy pkgutil zipimport code codeop pdb bdb trace profile cProfile timeit pydoc ctypes _ctypes
     site atexit gc venv ensurepip pip setuptools distutils marshal dill cloudpickle joblib
@@ -199,7 +199,7 @@ _DTYPES = {
     "ComplexFloatStorage": torch.complex64,
     "ComplexDoubleStorage": torch.complex128,
     "UntypedStorage": torch.uint8,
-    # the integers of quantised tensors, whose scales stand in a global that stays inert
+    # integers of quantized tensors; their scales are in a global that becomes a placeholder
     "QInt8Storage": torch.int8,
     "QUInt8Storage": torch.uint8,
     "QInt32Storage": torch.int32,
@@ -208,22 +208,22 @@ _DTYPES = {
 }
 
 StorageBytes = Callable[[str, torch.dtype, int], Tensor]
-"""Gives a storage's elements: (key, dtype, number) -> [number]."""
+"""Returns the elements of a storage: (key, dtype, count) -> [count]."""
 
 PersistentLoad = Callable[[Any], object]
-"""Gives the object that a pickle only names."""
+"""Returns the object for a persistent id."""
 
 
 @dataclass(frozen=True)
 class StorageKind:
-    """A storage class of torch, of which only the dtype matters."""
+    """A storage class of torch, reduced to its dtype."""
 
     dtype: torch.dtype
 
 
 @dataclass(frozen=True)
 class Unpickled:
-    """A pickle's object as data, and the globals in it that became placeholders."""
+    """The object of a pickle as data, and the globals that became placeholders."""
 
     value: Any
     placeholders: tuple[str, ...]
@@ -233,17 +233,17 @@ class StorageIds:
     """Resolves the persistent ids ``('storage', type, key, location, elements)`` of torch.save.
 
     Attributes:
-        described: dtype and number of elements of every storage that was asked for, by key.
+        described: dtype and number of elements of every requested storage, by key.
     """
 
     def __init__(self, storage_bytes: StorageBytes) -> None:
-        """Take the elements from ``storage_bytes``, once a storage."""
+        """``storage_bytes`` is called once per storage."""
         self._storage_bytes = storage_bytes
         self._flat: dict[str, Tensor] = {}
         self.described: dict[str, tuple[torch.dtype, int]] = {}
 
     def __call__(self, pid: Any) -> object:
-        """The storage as a flat tensor."""
+        """Return the storage as a flat tensor."""
         if not isinstance(pid, tuple) or len(pid) < 5 or pid[0] != "storage":
             raise pickle.UnpicklingError(f"unknown persistent id {pid!r}")
         _, kind, key, _location, elements = pid[:5]
@@ -259,12 +259,12 @@ class StorageIds:
 
 
 def no_ids(pid: Any) -> object:
-    """For pickles that name nothing outside themselves."""
+    """Refuse persistent ids, in pickles that do not use them."""
     raise pickle.UnpicklingError(f"unexpected persistent id {pid!r}")
 
 
 def unpickle(stream: IO[bytes], persistent_load: PersistentLoad = no_ids) -> Unpickled:
-    """Read one pickle as data, leaving the stream behind its end.
+    """Read one pickle as data, and leave the stream at its end.
 
     Raises:
         Refused: ``checkpoint.unsafe-global`` for a name that can run code; ``checkpoint.corrupt`` for a
@@ -291,7 +291,7 @@ class _DataUnpickler(Machine):
         self.types: dict[str, type[Placeholder]] = {}
 
     def find_class(self, module: str, name: str) -> object:
-        module = "builtins" if module == "__builtin__" else module  # as Python 2 and protocol 2 call it
+        module = "builtins" if module == "__builtin__" else module  # its name in Python 2 and protocol 2
         full = f"{module}.{name}"
         if module.partition(".")[0] in RUNS_CODE_MODULES or full in RUNS_CODE_NAMES:
             raise Refused(
@@ -314,7 +314,7 @@ class _DataUnpickler(Machine):
 
 
 def strided(flat: Tensor, offset: int, shape: Sequence[int], stride: Sequence[int]) -> Tensor:
-    """A view of a flat storage, refused where it would reach beyond it, or have elements without end."""
+    """Return a view of a flat storage; refuse one that reaches beyond it or repeats its elements without limit."""
     shape, stride = tuple(map(int, shape)), tuple(map(int, stride))
     last = offset + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
     empty = 0 in shape
@@ -322,7 +322,7 @@ def strided(flat: Tensor, offset: int, shape: Sequence[int], stride: Sequence[in
         raise pickle.UnpicklingError(f"a tensor of shape {list(shape)} reaches beyond its storage")
     if prod(max(size, 1) for size in shape) > 4 * flat.numel() + SPREAD:
         raise pickle.UnpicklingError(f"a tensor of shape {list(shape)} of a storage of {flat.numel()}")
-    # as_strided counts from the storage's begin, and a mapped storage is the whole file
+    # as_strided counts from the start of the storage, which is the whole mapped file
     return flat.new_empty(shape) if empty else flat.as_strided(shape, stride, flat.storage_offset() + offset)
 
 
@@ -350,7 +350,7 @@ def _size(values: Sequence[int] = ()) -> tuple[int, ...]:
 
 
 def _bytearray(content: object = b"", *_encoding: object) -> bytearray:
-    """Of bytes, or of a text as protocol 2 writes them; a number would be a length."""
+    """Build a bytearray from bytes, or from text as protocol 2 writes it; an integer would be a length to allocate."""
     return bytearray(content.encode("latin-1") if isinstance(content, str) else bytes(memoryview(content)))  # type: ignore[arg-type]
 
 

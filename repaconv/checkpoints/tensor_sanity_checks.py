@@ -1,4 +1,4 @@
-"""What names and shapes prove, and what no healthy checkpoint has."""
+"""Check tensors for values, names, shapes and types that no healthy checkpoint has."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from torch import Tensor
 from repaconv.core.errors import Refused
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-"""What weights are trained in; narrower floats are quantised, and mean nothing without the scales beside them."""
+"""Types of trained weights. Narrower floats are quantized and need the scales stored with them."""
 
 WHOLE = (torch.int64, torch.int32, torch.int16, torch.uint8, torch.int8)
 
 
 def require_sound(tensors: Mapping[str, Tensor], names: Mapping[str, str]) -> None:
-    """Refuse weights that no training leaves behind on purpose.
+    """Refuse weights with unusable types or values.
 
     Raises:
         Refused: ``checkpoint.dtype`` for complex numbers and floats other than `FLOATS`;
@@ -42,7 +42,7 @@ def require_sound(tensors: Mapping[str, Tensor], names: Mapping[str, str]) -> No
 
 
 def require_exact(expected: Mapping[str, Tensor], tensors: Mapping[str, Tensor], names: Mapping[str, str]) -> None:
-    """Hold the weights against the state dict of the module that they are for: all, no more, none misshaped.
+    """Check that the weights are exactly those of a module's state dict: no missing, extra or misshaped ones.
 
     Raises:
         Refused: ``checkpoint.missing-keys``, ``.unexpected-keys``, ``.shape`` or ``.dtype``.

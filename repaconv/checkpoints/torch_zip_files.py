@@ -1,7 +1,7 @@
-"""The zip of torch.save, ``<name>/data.pkl`` and ``<name>/data/<key>``: memory-mapped, and held to its checksums.
+"""Read the zip format of torch.save, ``<name>/data.pkl`` and ``<name>/data/<key>``, and verify its checksums.
 
-torch.load does not look at the CRC-32 that the zip keeps of each record: a flipped bit is another weight, without a
-word. Here every record in which a used tensor lies is looked at.
+torch.load ignores the CRC-32 that the zip stores for each record, so that a flipped bit changes a weight without
+notice. Here every record of a used tensor is verified.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from repaconv.core.thread_pool import workers
 PIECE = 1 << 18
 WORTH_THREADS = 1 << 24
 UNPACKED = 1 << 26
-"""Bytes that compressed records may unpack to beyond four times the file; torch compresses none."""
+"""Bytes that compressed records may unpack to beyond four times the file size; torch does not compress records."""
 
 
 class Record(NamedTuple):
-    """A storage's bytes: where they lie in memory and in the file, and their CRC-32 by the file's index."""
+    """The bytes of a storage: address in memory, position and size in the file, and CRC-32 from the zip index."""
 
     address: int
     start: int
@@ -43,23 +43,23 @@ class Record(NamedTuple):
 
 @dataclass
 class ZipChecksums(Checksums):
-    """The CRC-32 of each stored record that the pickle asked for."""
+    """The CRC-32 of each stored record that the pickle refers to."""
 
     told: str = "CRC-32 of each record"
     path: Path = Path()
     records: list[Record] = field(default_factory=list)
 
     def require(self, tensors: Mapping[str, Tensor]) -> None:
-        """Hold the records in which these tensors lie to their checksums.
+        """Verify the records that hold these tensors.
 
         Raises:
-            Refused: ``checkpoint.damaged``, with the first tensor whose bytes are not those that were saved.
+            Refused: ``checkpoint.damaged``, with the first tensor whose bytes have changed.
         """
         records = sorted(self.records)
         used: dict[Record, str] = {}
         for name, tensor in tensors.items():
             place = bisect_right(records, tensor.data_ptr(), key=lambda record: record.address) - 1
-            # Otherwise it is empty, or from a compressed record, which was held to its CRC when it was read.
+            # Otherwise it is empty, or from a compressed record, whose CRC was verified when it was read.
             if place >= 0 and tensor.data_ptr() < records[place].address + records[place].size:
                 used.setdefault(records[place], name)
         with self.path.open("rb") as file:
@@ -74,7 +74,7 @@ class ZipChecksums(Checksums):
 
 
 def _crcs(file: int, records: Collection[Record]) -> Iterator[int]:
-    """Of each record in turn; by all processors where that is worth their threads."""
+    """Yield the CRC-32 of each record in order; on all CPU cores if there are enough bytes."""
     if sum(record.size for record in records) < WORTH_THREADS:
         yield from map(partial(_crc, file), records)
         return
@@ -90,13 +90,13 @@ def _crc(file: int, record: Record) -> int:
 
 
 class Archive:
-    """The records of one zip file, read from its mapping; what is compressed is unpacked and checked at once."""
+    """The records of one zip file. Stored ones are memory-mapped; compressed ones are unpacked and verified."""
 
     def __init__(self, path: Path, index: zipfile.ZipFile) -> None:
-        """Look at the index.
+        """Read the index.
 
         Raises:
-            Refused: If two records have one name, or it is no archive of torch.save.
+            Refused: If two records have the same name, or if it is not an archive of torch.save.
         """
         self.path, self.index, self.bytes = path, index, mapped(path)
         self.entries = {info.filename: info for info in index.infolist()}
@@ -111,16 +111,16 @@ class Archive:
                 code="checkpoint.type",
             )
         self.root = pickles[0][: -len("data.pkl")]
-        # What torch writes with set_crc32_options(False); no pickle has this checksum by chance.
+        # torch writes a CRC of 0 with set_crc32_options(False); a pickle does not have it by chance.
         self.without = not any(info.CRC for info in index.infolist())
         self.unpacked = 0
         self.checksums = ZipChecksums(path=path)
 
     def small(self, name: str) -> bytes:
-        """A whole record, held to its checksum.
+        """Read a whole record and verify its checksum.
 
         Raises:
-            Refused: If it is not what was saved.
+            Refused: If its bytes have changed.
         """
         info = self.entries[f"{self.root}{name}"]
         if info.compress_type != zipfile.ZIP_STORED:
@@ -132,10 +132,10 @@ class Archive:
         return content
 
     def storage(self, key: str, dtype: torch.dtype, elements: int) -> Tensor:
-        """A storage's elements, [elements].
+        """Return the elements of a storage, [elements].
 
         Raises:
-            Refused: If it is not there as described.
+            Refused: If it is missing or has another size than described.
         """
         wanted = elements * dtype.itemsize
         info = self.entries.get(f"{self.root}data/{key}")
@@ -158,7 +158,7 @@ class Archive:
         return self.index.read(info)
 
     def _start(self, info: zipfile.ZipInfo, size: int) -> int:
-        """Where a stored record's bytes begin: behind its local header, whose lengths may differ from the index."""
+        """Return where a stored record begins: after its local header, whose lengths may differ from the index."""
         header = bytes(self.bytes[info.header_offset : info.header_offset + 30].numpy())
         if len(header) < 30 or header[:4] != b"PK\3\4":
             raise broken(self.path, f"{info.filename} is not where its directory says")
@@ -172,7 +172,7 @@ def open_zip(path: Path) -> Contents:
     """Read the archive.
 
     Raises:
-        Refused: If it is none of torch.save's, or not whole.
+        Refused: If it is not an archive of torch.save, or incomplete.
     """
     try:
         index = zipfile.ZipFile(path)

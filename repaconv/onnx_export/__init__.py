@@ -1,1 +1,1 @@
-"""torch to ONNX, simplifiers, opset lowering, lower precision."""
+"""Export torch modules to ONNX, simplify, lower the opset, and convert to lower precision."""

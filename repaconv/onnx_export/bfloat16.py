@@ -1,7 +1,7 @@
-"""A float32 graph in bfloat16, strongly typed, and the same roundings in float32 for a runtime without its kernels.
+"""Convert a float32 graph to strongly typed bfloat16, and emulate it in float32 for runtimes without such kernels.
 
-bfloat16 has the range of float32, so nothing overflows and no node is kept for its range; what stays in float32 are
-operators that take no bfloat16 in the graph's opset (Conv below 22), which ONNX's own schemas say.
+bfloat16 has the range of float32, so nothing overflows. The only nodes that stay in float32 are operators that do not
+support bfloat16 in the graph's opset (Conv below 22), according to ONNX's schemas.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     import onnx
 
 PLAIN = ("Cast", "CastLike", "Constant", "ConstantOfShape", "Shape")
-"""Their types are said by an attribute, or are none of ours."""
+"""Operators whose output type is set by an attribute, or is not a float."""
 
 
 def to_bf16(model: onnx.ModelProto, keep: Collection[str] = ()) -> onnx.ModelProto:
-    """The graph in bfloat16, its input and output in float32.
+    """Convert a graph to bfloat16 with float32 inputs and outputs.
 
     Args:
-        model: The float32 graph; it is left as it is.
+        model: The float32 graph; it is not modified.
         keep: Names of nodes that stay in float32.
     """
     import onnx
@@ -37,7 +37,7 @@ def to_bf16(model: onnx.ModelProto, keep: Collection[str] = ()) -> onnx.ModelPro
 
 
 class _Typing:
-    """One walk over the nodes in order: who computes in bfloat16 gets its float inputs in it."""
+    """Converts the nodes in order; a node that computes in bfloat16 gets bfloat16 inputs."""
 
     def __init__(self, model: onnx.ModelProto, keep: frozenset[str] = frozenset()) -> None:
         import onnx
@@ -71,7 +71,7 @@ class _Typing:
         self.graph.initializer.extend(kept)
 
     def _takes(self, node: onnx.NodeProto, place: int) -> bool:
-        """Whether the node's input at that place may be bfloat16."""
+        """Return whether an input of a node may be bfloat16."""
         from onnx import defs
 
         if node.name in self.keep:
@@ -81,7 +81,7 @@ class _Typing:
         return "tensor(bfloat16)" in formal.types
 
     def _in(self, name: str, cast: str, low: bool) -> str:
-        """That value in the type that is wanted, cast once, by a node of that name."""
+        """Return a value in the wanted type, inserting one cast per value with this node name."""
         import onnx
 
         if (name in self.low) == low:
@@ -99,7 +99,7 @@ class _Typing:
         return other
 
     def _output(self, name: str) -> None:
-        """The graph's output keeps its name and its float32."""
+        """Keep name and float32 type of a graph output."""
         import onnx
 
         if name not in self.low:
@@ -114,12 +114,12 @@ class _Typing:
 
 
 def rounded_in_float32(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A bfloat16 graph for a runtime that has no such kernels: float32, every value rounded where the graph has it.
+    """Convert a bfloat16 graph to float32 that rounds every value to bfloat16.
 
-    That is what hardware does that adds up in float32 and stores bfloat16.
+    This emulates hardware that accumulates in float32 and stores bfloat16.
 
     Args:
-        model: Of `to_bf16`; it is left as it is.
+        model: A graph from `to_bf16`; it is not modified.
     """
     import onnx
 
@@ -161,7 +161,7 @@ def _cast(source: str, target: str, to: int, name: str) -> onnx.NodeProto:
 
 
 def _values_of(model: onnx.ModelProto, kind: int) -> list[str]:
-    """Names of all values of that element type."""
+    """Return the names of all values of an element type."""
     import onnx
 
     graph = onnx.shape_inference.infer_shapes(model).graph
@@ -170,7 +170,7 @@ def _values_of(model: onnx.ModelProto, kind: int) -> list[str]:
 
 
 def _as_bf16(values: np.ndarray[tuple[int, ...], np.dtype[np.float32]], name: str) -> onnx.TensorProto:
-    """Rounded to nearest, ties to even."""
+    """Round a constant to bfloat16, to nearest with ties to even."""
     from onnx import TensorProto, helper
 
     bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)

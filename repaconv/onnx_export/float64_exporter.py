@@ -1,5 +1,7 @@
-"""Any torch module to ONNX in float64, so that the exporter's own folds round nothing: by torch's new exporter, else by
-the old one."""
+"""Export any torch module to ONNX in float64, so that the exporter's constant folding does not round.
+
+torch's dynamo exporter is tried first, then the TorchScript-based one.
+"""
 
 from __future__ import annotations
 
@@ -23,19 +25,19 @@ OPSET, OLD_OPSET = 20, 17
 def network_to_onnx(
     module: nn.Module, shape: tuple[int, int, int], *, input_name: str, outputs: Sequence[str]
 ) -> tuple[onnx.ModelProto, str]:
-    """Export a module of images [B, C, H, W], with a free batch where that can be, by whatever exporter takes it.
+    """Export a module of images [B, C, H, W] with the first exporter that succeeds, with a dynamic batch if possible.
 
     Args:
-        module: In eval mode, in float64.
-        shape: One image.
-        input_name: What its input will be called.
-        outputs: What its outputs will be called, in their order.
+        module: A module in eval mode and float64.
+        shape: Shape [C, H, W] of one image.
+        input_name: Name of the input.
+        outputs: Names of the outputs, in order.
 
     Returns:
-        The graph in float64, and who wrote it.
+        The graph in float64, and the name of the exporter.
 
     Raises:
-        Refused: If neither does, with what each says.
+        Refused: If all fail, with their messages.
     """
     told = []
     moved = _moved(module, shape)
@@ -53,7 +55,7 @@ def network_to_onnx(
             with _quiet(), attention(), _exact_numbers(), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 return export(module, shape, input_name, outputs, free), name
-        except Exception as error:  # of either exporter, over any network
+        except Exception as error:  # the exporters raise errors of many classes
             told.append(f"{name}: {first_line(_cause(error))}")
     raise Refused(
         f"torch does not write this network as ONNX ({'; '.join(dict.fromkeys(told))}).",
@@ -63,27 +65,27 @@ def network_to_onnx(
 
 
 def _moved(module: nn.Module, shape: tuple[int, int, int]) -> str:
-    """The first weight whose ``data`` the forward assigns, as SPAN's, which folds itself there; empty if none.
+    """Return the first weight whose ``data`` the forward assigns, or an empty text. SPAN reparameterizes itself so.
 
-    Torch's new exporter runs the forward on tensors without memory. Such a one in the place of a real weight ends the
-    process with a segmentation fault (torch 2.13); the old exporter runs it on real ones.
+    torch's dynamo exporter runs the forward on tensors without memory. Assigning such a tensor to a real weight
+    ends the process with a segmentation fault (torch 2.13). The TorchScript-based exporter uses real tensors.
     """
     import torch
 
     before = {name: weight.data_ptr() for name, weight in module.named_parameters()}
-    with suppress(Exception), torch.no_grad():  # what else is wrong with it, the exporters say
+    with suppress(Exception), torch.no_grad():  # the exporters report other errors
         module(_example(shape, free=True))
     return next((name for name, weight in module.named_parameters() if weight.data_ptr() != before.get(name)), "")
 
 
 def _cause(error: BaseException) -> BaseException:
-    """What was raised first; the exporters wrap it in what they were at."""
+    """Return the original error; the exporters wrap it in errors of their own steps."""
     return _cause(error.__cause__) if error.__cause__ else error
 
 
 @contextmanager
 def _written_out() -> Iterator[None]:
-    """Attention as torch's documentation writes it, in products and a softmax: the exporter takes its kernel in 4D."""
+    """Replace scaled_dot_product_attention by products and a softmax, since the exporter accepts 4D inputs only."""
     import torch
     from torch.nn import functional
 
@@ -108,8 +110,11 @@ def _written_out() -> Iterator[None]:
 
 @contextmanager
 def _exact_numbers() -> Iterator[None]:
-    """Bare numbers of a module (``x * 32**-0.5``) as it has them: the exporter writes each in float32, whatever it
-    multiplies, and 2e-8 of one number may be any part of an output."""
+    """Export Python numbers of a module (``x * 32**-0.5``) in float64.
+
+    The exporter writes each as float32 whatever it multiplies, and an error of 2e-8 in one number may be any share
+    of an output.
+    """
     from onnxscript import ir
     from torch.onnx._internal.exporter import _building
 
@@ -118,7 +123,7 @@ def _exact_numbers() -> Iterator[None]:
 
     def determined(param: Any, arg: Any, bound: Any) -> Any:
         found, kind = own(param, arg, bound), param.type_constraint
-        guessed = kind not in bound and len(kind.allowed_types) > 1  # by the number alone
+        guessed = kind not in bound and len(kind.allowed_types) > 1  # the type follows from the number alone
         numbers = arg if isinstance(arg, (list, tuple)) else [arg]
         double = guessed and found == ir.DataType.FLOAT and any(isinstance(number, float) for number in numbers)
         return ir.DataType.DOUBLE if double else found
@@ -162,7 +167,7 @@ def _new(
 
 
 def _is_whole(model: onnx.ModelProto) -> bool:
-    """Whether all is there that nodes take: of two Clips the exporter's optimizer makes one, and loses its bounds."""
+    """Return whether all node inputs exist. The exporter's optimizer merges two Clips into one and loses its bounds."""
     graph = model.graph
     there = {"", *(port.name for port in graph.input), *(weight.name for weight in graph.initializer)}
     there |= {name for node in graph.node for name in node.output}
@@ -188,7 +193,7 @@ def _old(
             dynamic_axes={name: {0: "batch"} for name in (input_name, *outputs)} if free else None,
         )
         model = onnx.shape_inference.infer_shapes(onnx.load(path))
-    for number, node in enumerate(model.graph.node):  # /layer1/layer1.0/conv1/Conv: the module is the last but one
+    for number, node in enumerate(model.graph.node):  # /layer1/layer1.0/conv1/Conv: the module is second to last
         scopes = [part for part in node.name.split("/") if part]
         node.name = f"{scopes[-2] if len(scopes) > 1 else ''}/{node.op_type}_{number}".lstrip("/")
     return model

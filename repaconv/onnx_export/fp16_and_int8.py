@@ -1,7 +1,7 @@
-"""A float32 graph in lower precision, strongly typed: float16 with float32 islands, int8 as QuantizeLinear pairs.
+"""Convert a float32 graph to strongly typed float16 with FP32 nodes, or to int8 with QuantizeLinear pairs.
 
-onnxruntime's own converter and quantizer do the work; which nodes stay in float32 is measured here. bfloat16, which
-the converter does not write, is in `repaconv.onnx_export.bfloat16`.
+onnxruntime's converter and quantizer do the conversion; which nodes stay in float32 is decided from measured values.
+bfloat16, which the converter does not support, is in `repaconv.onnx_export.bfloat16`.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ if TYPE_CHECKING:
     import onnx
 
 LARGEST_FP16 = 65504.0
-# Room for images that were not measured.
+# Headroom for images that were not measured.
 HEADROOM = 8.0
-# Kernels of these square their input, and some add the squares up in float16.
+# Their kernels square the input, and some accumulate the squares in float16.
 SQUARING = ("LayerNormalization", "GroupNormalization", "InstanceNormalization", "RMSNormalization", "LpNormalization")
 QUANTIZED = ("MatMul", "Gemm", "Conv")
-# From 21 on ONNX Runtime (1.31) turns int8 zero points into uint8 ones and leaves their output_dtype behind; graphs for
-# NNCF were not tried beyond it.
+# From opset 21 on ONNX Runtime (1.31) changes int8 zero points to uint8 without their output_dtype. NNCF graphs were
+# not tried with newer opsets.
 INT8_OPSET = 20
 SYMMETRIC = {"ActivationSymmetric": True, "QuantizeBias": False}
 NARROW = 64
-"""Weights no larger than that in int8 are of 7 bits: two products with them and uint8 fit into 16."""
-# Not so for Conv: ONNX Runtime's int8 one gives int8, and computes in float32 where the graph wants float32 of it.
+"""Largest magnitude of 7-bit weights: two products of them and uint8 fit into 16 bits."""
+# Conv keeps its output quantization: ONNX Runtime's int8 Conv outputs int8, and without it computes in float32.
 ROUNDED_ONCE = {"OpTypesToExcludeOutputQuantization": ["MatMul", "Gemm"]}
 
 
 def islands(model: onnx.ModelProto, largest: Mapping[str, float]) -> list[str]:
-    """Names of the nodes that float16 cannot hold.
+    """Return the names of nodes whose values exceed the range of float16.
 
     Args:
         model: The float32 graph.
-        largest: max|value| by name of value, measured in float32.
+        largest: max|value| by value name, measured in float32.
     """
     import onnx
 
@@ -60,7 +60,7 @@ def islands(model: onnx.ModelProto, largest: Mapping[str, float]) -> list[str]:
 
 
 def to_fp16(model: onnx.ModelProto, keep: Sequence[str]) -> onnx.ModelProto:
-    """The graph in float16, its input and output in float32.
+    """Convert a graph to float16 with float32 inputs and outputs.
 
     Args:
         model: The float32 graph; it is left as it is.
@@ -75,15 +75,16 @@ def to_fp16(model: onnx.ModelProto, keep: Sequence[str]) -> onnx.ModelProto:
     with only_errors():
         typed = OnnxModel(convert_float_to_float16(copied, keep_io_types=True, node_block_list=list(keep)))
         _join_islands(typed.model.graph)
-        typed.topological_sort(is_deterministic=True)  # the converter puts its casts at the end
+        typed.topological_sort(is_deterministic=True)  # the converter appends its casts at the end
     sorted_model: onnx.ModelProto = typed.model
     return sorted_model
 
 
 def _join_islands(graph: onnx.GraphProto) -> None:
-    """Let float32 go from one kept node to the next; the converter takes every value down to float16 between them.
+    """Remove casts to float16 and back between adjacent FP32 nodes, which the converter inserts at every value.
 
-    It also casts once for each input, under one name, so that x * x makes two nodes of a kind.
+    The converter also inserts one cast per input under the same name, so that x * x makes two equal nodes; one is
+    removed.
     """
     from onnx import TensorProto
 
@@ -106,19 +107,21 @@ def _join_islands(graph: onnx.GraphProto) -> None:
 
 
 QUANTIZERS = ("onnxruntime", "onnxruntime-symmetric", "nncf", "nncf-symmetric")
-"""Who writes int8. Symmetric: activations in int8 about zero, which OpenVINO multiplies faster; what is never negative,
-or hardly so, as behind GELU, has half the steps."""
+"""INT8 quantizers. -symmetric: int8 activations with zero point 0, which OpenVINO multiplies faster.
+
+Values that are never or rarely negative, as after GELU, then have half the resolution.
+"""
 ABOUT_ZERO = "-symmetric"
 
 
 class Int8(NamedTuple):
-    """How a device takes int8.
+    """INT8 settings of a device.
 
     Attributes:
-        symmetric: Zero points of 0 and biases in float32, as TensorRT wants them; else as ``by`` says, which is uint8
-            where it says nothing: ONNX Runtime multiplies that faster.
-        narrow: Weights in 7 bits: x86-64 without VNNI adds two products up in 16 bits, and clips what does not fit.
-        by: Of `QUANTIZERS`.
+        symmetric: Zero points of 0 and float32 biases, as TensorRT requires. If False, ``by`` decides; its default is
+            uint8 activations, which ONNX Runtime multiplies faster.
+        narrow: 7-bit weights (`reduce_range`): x86-64 without VNNI adds two products in 16 bits, which saturates.
+        by: One of `QUANTIZERS`.
     """
 
     symmetric: bool = False
@@ -127,11 +130,11 @@ class Int8(NamedTuple):
 
     @property
     def about_zero(self) -> bool:
-        """Whether activations are in int8 with zero points of 0."""
+        """Whether activations are int8 with zero points of 0."""
         return self.symmetric or self.by.endswith(ABOUT_ZERO)
 
     def opset(self, newest: int) -> int:
-        """The newest in which it is written, where the float32 graph may be of ``newest``."""
+        """Return the newest opset in which the int8 graph is written, if the float32 graph may have ``newest``."""
         return min(newest, INT8_OPSET) if self.symmetric or self.by != QUANTIZERS[0] else newest
 
 
@@ -141,18 +144,18 @@ USUAL = Int8()
 def to_int8(
     model: onnx.ModelProto, calls: Iterable[Feeds], keep: Sequence[str] = (), how: Int8 = USUAL
 ) -> onnx.ModelProto:
-    """Linear layers and convolutions in int8, per output channel, calibrated on images; all else stays float32.
+    """Quantize linear layers and convolutions to int8 per output channel, calibrated on images; the rest stays float32.
 
-    By ONNX Runtime's quantizer, for processors, the products of two activations (scores, mixed values) and those by
-    several matrices at once stay in float32 too, and what a linear layer gives is not rounded again: ONNX Runtime takes
-    0.8 of the time so, with a smaller error (make bench-precision). For NNCF's see
+    With ONNX Runtime's quantizer for CPUs, products of two activations (attention scores and values) and products
+    by a stack of matrices also stay in float32, and outputs of linear layers are not quantized. ONNX Runtime then
+    takes 0.8 of the time, with a smaller error (make bench-precision). For NNCF see
     `repaconv.onnx_export.nncf_quantization`.
 
     Args:
         model: The float32 graph.
-        calls: Its inputs, in its order or by its names.
+        calls: Calibration inputs, by the graph's input names or in their order.
         keep: Names of nodes that stay in float32.
-        how: As the device takes it.
+        how: INT8 settings of the device.
     """
     from repaconv.onnx_export.nncf_quantization import quantised
 
@@ -176,7 +179,7 @@ def _by_onnxruntime(
 
     with scratch_folder() as folder, only_errors():
         single, path = folder / "fp32.onnx", folder / "int8.onnx"
-        onnx.save(model, single)  # given a model, the quantizer writes into it
+        onnx.save(model, single)  # given a model in memory, the quantizer modifies it
         quantize_static(
             str(single),
             str(path),
@@ -194,7 +197,7 @@ def _by_onnxruntime(
 
 
 def is_wide(model: onnx.ModelProto) -> bool:
-    """Whether weights in int8 take more than 7 bits."""
+    """Return whether int8 weights use more than 7 bits."""
     import onnx
 
     int8 = (w for w in model.graph.initializer if w.data_type == onnx.TensorProto.INT8 and len(w.dims) > 1)
@@ -206,8 +209,9 @@ def _order(names: Sequence[str], call: Feeds) -> Sequence[str]:
 
 
 def _without_a_matrix(model: onnx.ModelProto) -> list[str]:
-    """Names of the products of two activations, and of those by a stack of matrices: ONNX Runtime 1.31 runs none of
-    these whose columns have scales of their own.
+    """Return the products of two activations, and those by a stack of matrices.
+
+    ONNX Runtime 1.31 cannot run the latter with a scale per column.
     """
     axes = {weight.name: len(weight.dims) for weight in model.graph.initializer}
     return [
@@ -219,7 +223,7 @@ def _without_a_matrix(model: onnx.ModelProto) -> list[str]:
 
 
 def in_float(model: onnx.ModelProto, precision: str) -> tuple[str, ...]:
-    """Nodes that compute with weights or scores and were not brought to that precision, by name."""
+    """Return the names of products and convolutions that are not in the given precision."""
     import onnx
 
     types = {w.name: w.data_type for w in model.graph.initializer}

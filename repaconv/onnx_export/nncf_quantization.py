@@ -1,4 +1,4 @@
-"""int8 by NNCF, OpenVINO's own quantizer: SmoothQuant for transformers, fast bias correction, Q/DQ pairs in ONNX."""
+"""Quantize to int8 with NNCF, OpenVINO's quantizer: SmoothQuant for transformers, fast bias correction, Q/DQ pairs."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ INSTALLED_BY = "pip install 'repaconv[quantise]'"
 def quantised(
     model: onnx.ModelProto, calls: Sequence[Feeds], keep: Sequence[str], *, narrow: bool, symmetric: bool = False
 ) -> onnx.ModelProto:
-    """All that OpenVINO computes in int8, products of two activations too where NNCF finds them harmless.
+    """Quantize all that OpenVINO computes in int8, including products of two activations.
 
     Args:
-        model: The float32 graph; it is left as it is.
-        calls: Its inputs, by its names.
+        model: The float32 graph; it is not modified.
+        calls: Calibration inputs, by input name.
         keep: Names of nodes that stay in float32.
-        narrow: Weights in 7 bits.
-        symmetric: All activations about zero; else those that are not are rounded from their least to their largest.
+        narrow: Whether weights have 7 bits.
+        symmetric: Whether all activations are symmetric; else NNCF also uses asymmetric ranges.
 
     Raises:
         EnvironmentProblem: If NNCF is not installed.
-        Refused: If NNCF does not take the graph.
+        Refused: If NNCF rejects the graph.
     """
     import onnx
 
@@ -45,7 +45,7 @@ def quantised(
         overflow_fix=nncf.OverflowFix.ENABLE if narrow else nncf.OverflowFix.DISABLE
     )
     try:
-        with redirect_stdout(StringIO()):  # its progress, which is not the user's
+        with redirect_stdout(StringIO()):  # hides NNCF's progress output
             low: onnx.ModelProto = nncf.quantize(
                 copied,
                 nncf.Dataset([dict(call) for call in calls]),
@@ -55,7 +55,7 @@ def quantised(
                 ignored_scope=nncf.IgnoredScope(names=list(keep), validate=False) if keep else None,
                 advanced_parameters=how,
             )
-    except Exception as error:  # NNCF raises what comes
+    except Exception as error:  # NNCF raises errors of many classes
         raise Refused(
             f"NNCF cannot quantize this graph: {first_line(error)}.",
             hint="Leave --quantizer out to use ONNX Runtime's quantizer.",
@@ -65,16 +65,16 @@ def quantised(
 
 
 def require_nncf() -> None:
-    """Refuse to go on without it, before anything takes time.
+    """Check that NNCF is installed, before any long computation.
 
     Raises:
-        EnvironmentProblem: If it is not installed.
+        EnvironmentProblem: If NNCF is not installed.
     """
     if find_spec("nncf") is None:
         raise EnvironmentProblem("NNCF is not installed.", hint=INSTALLED_BY, code="runtime.missing")
 
 
 def _is_transformer(model: onnx.ModelProto) -> bool:
-    """Whether activations are multiplied by activations."""
+    """Return whether activations are multiplied by activations."""
     weights = {weight.name for weight in model.graph.initializer}
     return any(node.op_type == "MatMul" and weights.isdisjoint(node.input) for node in model.graph.node)

@@ -1,4 +1,4 @@
-"""onnxsim and onnxslim, trusted only as far as ONNX Runtime agrees: before against after, else the graph stays."""
+"""Simplify graphs with onnxsim or onnxslim; a result is used only if its outputs match in ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     import onnx
 
 TOOLS = ("onnxsim", "onnxslim")
-"""In the order in which they are tried; the second where the first is not there or fails."""
+"""Simplifiers in the order tried; the second is used if the first is missing or fails."""
 FORMS_OWN = ["fuse_qkv"]
-"""Of onnxsim's passes those that undo what a form has written: whether layers of one input are one is for it to say."""
+"""onnxsim passes that undo rewrites: whether layers of one input are merged is decided by the rewrite preset."""
 
 
 @dataclass(frozen=True)
 class Simplified:
-    """The graph to go on with, whether it is a simplified one, who simplified, and the proof."""
+    """The resulting graph, whether it is a simplified one, the simplifier, and the comparison."""
 
     model: onnx.ModelProto
     accepted: bool
@@ -38,14 +38,14 @@ def simplify(
     tools: tuple[str, ...] = TOOLS,
     lacks: Collection[str] = (),
 ) -> Simplified:
-    """Simplify and compare. A graph that computes something else is thrown away; its link says failed.
+    """Simplify a graph and compare it with the original; discard it, with a failed link, if its outputs differ.
 
     Args:
         model: The exported graph.
-        compare: Judges a simplified graph by the exported one, on the same inputs.
-        tools: Of `TOOLS`, tried one after the other until one runs through. One that runs through and is wrong ends it:
-            that is something to know.
-        lacks: Operators that the target does not know: where a tool fuses nodes to one, it is written out again.
+        compare: Compares a simplified graph with the exported one on the same inputs.
+        tools: Some of `TOOLS`, tried in order until one completes. If its result is wrong, no other is tried, and the
+            failure is reported.
+        lacks: Operators that the target does not support; if a tool fuses nodes to one of them, it is expanded again.
     """
     problems: list[str] = []
     for tool in tools:
@@ -60,7 +60,7 @@ def simplify(
         except ImportError:
             problems.append(f"{tool} is not installed")
             continue
-        except Exception as error:  # native code over a foreign graph: whatever it raises, the graph stays
+        except Exception as error:  # any error of native code: the graph stays as it is
             problems.append(f"{tool} failed: {first_line(error)}")
             continue
         if link.verdict == "passed":
@@ -71,7 +71,7 @@ def simplify(
 
 
 def _run(tool: str, model: onnx.ModelProto) -> tuple[onnx.ModelProto, str]:
-    """A new graph, and who made it."""
+    """Run a simplifier; return the new graph, and the tool's name and version."""
     if tool == "onnxslim":
         import onnx
         import onnxslim
@@ -91,14 +91,14 @@ def _run(tool: str, model: onnx.ModelProto) -> tuple[onnx.ModelProto, str]:
 
 
 def _without_empty_ends(model: onnx.ModelProto) -> None:
-    """Leave out the names of inputs that are not given, behind all that are: onnxsim writes them where it drops one."""
+    """Remove trailing empty input names, which onnxsim writes when it drops an optional input."""
     for node in model.graph.node:
         while node.input and not node.input[-1]:
             node.input.pop()
 
 
 def not_done(note: str) -> Link:
-    """The link of a graph that was not simplified."""
+    """Return the link of a graph that was not simplified."""
     return Link.concluded(
         "not_run", note=note, name="simplified", reference="ONNX as exported", candidate="ONNX simplified"
     )

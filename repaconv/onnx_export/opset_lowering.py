@@ -1,7 +1,7 @@
-"""A graph in an older opset, or without operators that a parser lacks.
+"""Convert a graph to an older opset, and expand operators that a parser does not support.
 
-ONNX's own version converter has no way down for LayerNormalization and refuses axes that are inputs; it then leaves the
-graph as it was, and torch's exporter hands that on without a word. What our graphs need is a handful of operators.
+ONNX's version converter cannot lower LayerNormalization and rejects axes given as inputs. torch's exporter then returns
+the unconverted graph without notice. Exported graphs need only a few operators.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     import onnx
 
 OLDEST = 13
-"""Below it Squeeze, Unsqueeze and ReduceSum have their axes elsewhere, and Softmax is another function."""
+"""The oldest supported opset. Before it, axes of Squeeze and ReduceSum are attributes, and Softmax differs."""
 
 _REDUCTIONS = tuple(
     f"Reduce{name}" for name in ("Mean", "Max", "Min", "L1", "L2", "Prod", "SumSquare", "LogSum", "LogSumExp")
 )
-# Attributes that a version brought, and the value at which they say what was always so.
+# Attributes added by a newer opset, with that opset and the value that means the former behavior.
 _NEWER = {
     "BatchNormalization": ("training_mode", 14, 0),
     "Cast": ("saturate", 19, 1),
@@ -33,15 +33,15 @@ _NEWER = {
 
 
 def lower(model: onnx.ModelProto, opset: int, lacks: Collection[str] = ()) -> onnx.ModelProto:
-    """The same function in that opset, without those operators.
+    """Convert a graph to an opset and without some operators; its function stays the same.
 
     Args:
-        model: Of opset 18 or that opset; it is left as it is.
-        opset: At least 13, at most the model's.
-        lacks: Operators to write with others: LayerNormalization, Gelu.
+        model: A graph of opset 18 or newer, or of that opset; it is not modified.
+        opset: Target opset, from 13 to the model's.
+        lacks: Operators to expand: LayerNormalization, Gelu.
 
     Raises:
-        Refused: If an operator has no older form here.
+        Refused: If an operator cannot be lowered.
     """
     import onnx
 
@@ -51,7 +51,7 @@ def lower(model: onnx.ModelProto, opset: int, lacks: Collection[str] = ()) -> on
     for node in lowered.graph.node:
         if node.domain in ("", "ai.onnx") and not onnx.defs.has(node.op_type, opset, ""):
             raise _no_older(node, opset)
-    del lowered.graph.value_info[:]  # of values that may be gone
+    del lowered.graph.value_info[:]  # its values may have been removed
     del lowered.opset_import[:]
     lowered.opset_import.append(onnx.helper.make_opsetid("", opset))
     lowered.ir_version = onnx.helper.find_min_ir_version_for(lowered.opset_import)
@@ -59,7 +59,7 @@ def lower(model: onnx.ModelProto, opset: int, lacks: Collection[str] = ()) -> on
 
 
 class _Lowering:
-    """One walk over the nodes, each written anew or kept."""
+    """Lowers the nodes in order; each is replaced or kept."""
 
     def __init__(self, model: onnx.ModelProto, opset: int, lacks: frozenset[str]) -> None:
         from onnx import numpy_helper
@@ -93,7 +93,7 @@ class _Lowering:
         self.graph.node.extend(self.nodes)
 
     def _in_place(self, node: onnx.NodeProto) -> None:
-        """Attributes and inputs as the older version has them."""
+        """Change attributes and inputs of a node to those of the older opset."""
         from onnx import helper
 
         attributes = {entry.name: helper.get_attribute_value(entry) for entry in node.attribute}
@@ -110,10 +110,10 @@ class _Lowering:
             zero = node.input[1] in self.constants and 0 in self.value_of(node.input[1])
             if attributes["allowzero"] and zero:
                 raise _no_older(node, self.opset)
-            self._drop(node, "allowzero")  # 0 says what was always so, and 1 nothing: no batch is 0
+            self._drop(node, "allowzero")  # 0 is the former behavior, and 1 matters only for a zero in the target
 
     def _axes(self, node: onnx.NodeProto) -> None:
-        """Axes as an attribute; none are all, or none with ``noop_with_empty_axes``, which is looked at elsewhere."""
+        """Move the axes of a reduction from an input to an attribute. Empty axes mean all axes."""
         from onnx import helper
 
         if node.input[1] and node.input[1] not in self.constants:
@@ -124,7 +124,7 @@ class _Lowering:
             node.attribute.append(helper.make_attribute("axes", axes))
 
     def _split(self, node: onnx.NodeProto, axis: int) -> None:
-        """Equal parts are what no attribute means; others are written."""
+        """Drop num_outputs. Equal parts are the default of the older opset; other sizes become an input."""
         shape = self.shapes.get(node.input[0], ())
         parts = split_evenly(shape[axis], len(node.output)) if shape and shape[axis] else None
         if parts is None:
@@ -140,7 +140,7 @@ class _Lowering:
         node.attribute.extend(kept)
 
     def _shape(self, node: onnx.NodeProto) -> None:
-        """Some of the dimensions: cut out of all of them."""
+        """Write a Shape of some dimensions as a Slice of the whole shape."""
         from onnx import helper
 
         attributes = {entry.name: helper.get_attribute_value(entry) for entry in node.attribute}
@@ -149,7 +149,7 @@ class _Lowering:
         step.done(step("Slice", step("Shape", node.input[0]), *ends))
 
     def _layer_norm(self, node: onnx.NodeProto) -> None:
-        """(x - mean) / sqrt(var + eps), with the affine where it is one."""
+        """Write (x - mean) / sqrt(var + eps), then scale and shift unless they are trivial."""
         from onnx import helper
 
         attributes = {entry.name: helper.get_attribute_value(entry) for entry in node.attribute}
@@ -169,7 +169,7 @@ class _Lowering:
         step.done(y)
 
     def _gelu(self, node: onnx.NodeProto) -> None:
-        """0.5 x (1 + erf(x / sqrt 2)), or its tanh form."""
+        """Write 0.5 x (1 + erf(x / sqrt 2)), or the tanh approximation."""
         from onnx import helper
 
         attributes = {entry.name: helper.get_attribute_value(entry) for entry in node.attribute}
@@ -187,7 +187,7 @@ class _Lowering:
         return name in self.constants and bool((self.value_of(name) == value).all())
 
     def number(self, value: float) -> str:
-        """A scalar constant, one for each value."""
+        """Return the name of a float32 scalar constant, shared by value."""
         from onnx import numpy_helper
 
         if value not in self.known:
@@ -196,7 +196,7 @@ class _Lowering:
         return self.known[value]
 
     def whole(self, *values: int) -> str:
-        """Whole numbers [n] as a constant."""
+        """Return the name of an int64 constant [n]."""
         from onnx import numpy_helper
 
         name = "_".join(map(str, ("whole", *values)))
@@ -207,7 +207,7 @@ class _Lowering:
 
 
 class _Steps:
-    """The nodes in place of one, under its module's name."""
+    """Writes the nodes that replace one node, under its module's name."""
 
     def __init__(self, lowering: _Lowering, node: onnx.NodeProto) -> None:
         self.lowering, self.node, self.count = lowering, node, 0
@@ -223,19 +223,19 @@ class _Steps:
         return output
 
     def mean(self, x: str) -> str:
-        """Over the last axis, which is an attribute, or from opset 18 on an input."""
+        """Write the mean over the last axis; the axis is an attribute before opset 18, an input from then on."""
         if self.lowering.opset < 18:
             return self("ReduceMean", x, keepdims=1, axes=[-1])
         return self("ReduceMean", x, self.lowering.whole(-1), keepdims=1)
 
     def done(self, last: str) -> None:
-        """The last value has the name of the old one."""
+        """Give the last value the name of the replaced node's output."""
         assert self.lowering.nodes[-1].output[0] == last
         self.lowering.nodes[-1].output[0] = self.node.output[0]
 
 
 def _shapes(model: onnx.ModelProto) -> dict[str, tuple[int, ...]]:
-    """Of all values, as far as they are known; 0 for what is free."""
+    """Return the inferred shapes of all values, with 0 for a dynamic dimension."""
     import onnx
 
     graph = onnx.shape_inference.infer_shapes(model).graph

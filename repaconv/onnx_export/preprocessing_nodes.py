@@ -1,4 +1,4 @@
-"""The checkpoint's normalisation as the first nodes of the graph, so that what is deployed is what was measured."""
+"""Add the checkpoint's input normalization to a graph as its first nodes, or remove it."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ SCOPE = "preprocessing"
 
 
 def with_preprocessing(model: onnx.ModelProto, wanted: Preprocessing) -> onnx.ModelProto:
-    """The graph behind normalisation: input ``image`` [B, H, W, C] in uint8, RGB, in place of its own.
+    """Put normalization in front of a graph: its new input is ``image`` [B, H, W, C] in uint8, RGB.
 
-    Resizing and cropping stay outside: no runtime's Resize gives the numbers of the Pillow that trained the model.
+    Resizing and cropping are not included: no runtime's Resize gives the same numbers as Pillow, which was used in
+    training.
 
     Args:
-        model: A graph with one float input [B, C, H, W]; it is left as it is.
-        wanted: Mean and std on the 0..255 scale, and the order of the channels that the network wants.
+        model: A graph with one float input [B, C, H, W]; it is not modified.
+        wanted: Mean and std on the 0..255 scale, and the channel order of the network.
     """
     import onnx
     from onnx import TensorProto, helper, numpy_helper
@@ -61,7 +62,7 @@ def with_preprocessing(model: onnx.ModelProto, wanted: Preprocessing) -> onnx.Mo
 
 
 def without_preprocessing(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The network behind the preprocessing, which takes [B, C, H, W] in float32 again, under its own name."""
+    """Remove the preprocessing nodes; the input is again [B, C, H, W] in float32, with its own name."""
     import onnx
     from onnx import TensorProto, helper
 

@@ -1,6 +1,6 @@
-"""Layers by the module that they are of: how much each group loses in int8, and which stay in float32.
+"""Group quantized layers by module, to measure the int8 error of each group and to keep some in float32.
 
-Groups are known by names, for a rewrite of the graph changes its nodes, and leaves the modules that they are named by.
+Groups are identified by module names: rewrites change the nodes of a graph, but keep the module names in theirs.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ if TYPE_CHECKING:
     import onnx
 
 GROUPS = 24
-"""At most as many are looked at: neighbours go together in a deeper network."""
+"""Maximum number of groups; a deeper network has several adjacent modules in one group."""
 SHARES = (1 / 16, 1 / 8, 1 / 4, 1 / 2)
-"""Of the groups, how many stay in float32: a few steps, each with all of the one before."""
+"""Shares of the groups that stay in float32; each set contains the previous one."""
 _IN_A_BLOCK = re.compile(r".*[./]\d+[./][^./]+")
 
 
 def module_of(name: str) -> str:
-    """By a node's name, the module of a block that it is of: blocks.0.attn of blocks.0.attn.qkv/MatMul_7."""
+    """Return the module of a block from a node name: blocks.0.attn from blocks.0.attn.qkv/MatMul_7."""
     module = name.rpartition("/")[0] or name
     inside = _IN_A_BLOCK.match(module)
     return inside[0] if inside else module
 
 
 def groups_of(model: onnx.ModelProto) -> list[tuple[str, ...]]:
-    """The modules that multiply by weights, in order, `GROUPS` groups of neighbours at most."""
+    """Return the modules that multiply by weights, in order, in at most `GROUPS` groups of adjacent ones."""
     weights = {weight.name for weight in model.graph.initializer}
     layers = [n for n in model.graph.node if n.op_type in QUANTIZED and not weights.isdisjoint(n.input)]
     modules = list(dict.fromkeys(module_of(node.name) for node in layers))
@@ -41,7 +41,7 @@ def groups_of(model: onnx.ModelProto) -> list[tuple[str, ...]]:
 
 
 def nodes_of(model: onnx.ModelProto, modules: Collection[str]) -> list[str]:
-    """Names of their nodes that int8 would compute."""
+    """Return the names of the nodes of these modules that int8 quantizes."""
     return [n.name for n in model.graph.node if n.op_type in QUANTIZED and module_of(n.name) in modules]
 
 
@@ -51,20 +51,19 @@ def kept_by(
     precision: str,
     plain: Callable[[], onnx.ModelProto | None] | None = None,
 ) -> list[str]:
-    """Names of the nodes that these patterns keep in float32, among those that a precision changes.
+    """Return the names of nodes that ``--keep-fp32`` patterns keep in float32.
 
-    A pattern is the name of a node of the graph as it is rewritten for that precision, or of a module that the node is
-    in, or a glob of such names: ``blocks.0.attn``, ``head``, ``*/Gemm_*``.
+    A pattern is the name of a node in the graph rewritten for this precision, the name of a module that contains
+    the node, or a glob of such names: ``blocks.0.attn``, ``head``, ``*/Gemm_*``.
 
     Args:
         model: The float32 graph.
-        patterns: As they are given.
-        precision: int8 changes products with weights, the others every node.
-        plain: Reads the FP32 export that the user may have the names from, if there is one.
+        patterns: The patterns as given.
+        precision: int8 converts products and convolutions, other precisions every node.
+        plain: Reads the FP32 export, if there is one: the user may have taken node names from it.
 
     Raises:
-        UsageProblem: If a pattern matches nothing, with the names that it may mean; or if they leave nothing in that
-            precision.
+        UsageProblem: If a pattern matches nothing, with similar names, or if no node is left in the precision.
     """
     named = {n.name: _names_of(n.name) for n in model.graph.node if precision != "int8" or n.op_type in QUANTIZED}
     for pattern in patterns:
@@ -91,12 +90,12 @@ def kept_by(
 def _require_not_of_plain(
     pattern: str, plain: onnx.ModelProto | None, model: onnx.ModelProto, known: Sequence[str], precision: str
 ) -> None:
-    """Refuse a name that a node has in the FP32 export only, with the names of the same layer in this graph.
+    """Refuse the name of a node that exists in the FP32 export only, and suggest this graph's names.
 
-    It is not taken for these: a rewrite may have made several layers of it, or one of several.
+    It is not mapped automatically, since a rewrite may have split the layer or merged it with others.
 
     Raises:
-        UsageProblem: With these names.
+        UsageProblem: If the name is such a node.
     """
     nodes = plain.graph.node if plain else ()
     changed = (node for node in nodes if precision != "int8" or node.op_type in QUANTIZED)
@@ -119,26 +118,26 @@ def _require_not_of_plain(
 
 
 def matching(nodes: Iterable[str], patterns: Sequence[str]) -> list[str]:
-    """Names of those nodes that a pattern of ``--keep-fp32`` names, in order."""
+    """Return the names of nodes that match a ``--keep-fp32`` pattern, in order."""
     return [node for node in nodes if any(_matches(_names_of(node), pattern) for pattern in patterns)]
 
 
 def _names_of(node: str) -> list[str]:
-    """Of a node: its own name, and those of all modules that it is in, from the innermost on."""
+    """Return the name of a node and of all modules that contain it, innermost first."""
     ends = [place for place, letter in enumerate(node) if letter in "./"]
     return [node, *(node[:end] for end in reversed(ends) if end)]
 
 
 def _matches(names: Sequence[str], pattern: str) -> bool:
-    """A leading slash, which some exporters write, need not be typed."""
+    """Return whether one of the names matches a pattern; a leading slash in a name may be omitted."""
     return any(fnmatchcase(name, pattern) or fnmatchcase(name.lstrip("/"), pattern) for name in names)
 
 
 def nested(groups: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    """Modules that stay in float32, ever more.
+    """Return growing sets of modules that stay in float32.
 
     Args:
-        groups: The most sensitive first.
+        groups: Groups of modules, the most sensitive first.
     """
     counts = dict.fromkeys(-(-len(groups) * share // 1) for share in SHARES)
     steps = [groups[: int(count)] for count in counts if count < len(groups)]
@@ -146,12 +145,12 @@ def nested(groups: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
 
 
 def only_in_int8(model: onnx.ModelProto, low: onnx.ModelProto, names: Collection[str]) -> onnx.ModelProto:
-    """The float32 graph, but for these nodes, which take what they multiply as the int8 graph rounds it.
+    """Return the float32 graph with the inputs of these nodes rounded as in the int8 graph.
 
     Args:
-        model: In float32; it is left as it is.
-        low: The same in int8, of `repaconv.onnx_export.fp16_and_int8.to_int8`.
-        names: Of nodes.
+        model: The float32 graph; it is not modified.
+        low: The int8 graph from `repaconv.onnx_export.fp16_and_int8.to_int8`.
+        names: Names of the nodes.
     """
     import onnx
 
@@ -162,7 +161,7 @@ def only_in_int8(model: onnx.ModelProto, low: onnx.ModelProto, names: Collection
     nodes: dict[int, onnx.NodeProto] = {}
 
     def bring(name: str) -> None:
-        """What rounds that value, and before it what that takes."""
+        """Add the nodes that quantize a value, in order."""
         node = made_by.get(name)
         if node is not None and node.op_type in ("QuantizeLinear", "DequantizeLinear"):
             bring(node.input[0])
@@ -170,7 +169,7 @@ def only_in_int8(model: onnx.ModelProto, low: onnx.ModelProto, names: Collection
 
     for node in copied.graph.node:
         if node.name in rounded:
-            node.input[:2] = rounded[node.name].input[:2]  # a bias in int32 loses nothing
+            node.input[:2] = rounded[node.name].input[:2]  # the bias has no rounding error in int32
             for name in node.input[:2]:
                 bring(name)
         nodes[id(node)] = node

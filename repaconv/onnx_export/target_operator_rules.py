@@ -1,4 +1,4 @@
-"""What a target's parser does not take, held against a graph."""
+"""Check a graph against the operators and features that a target's parser does not support."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ def violations(
     forbids: Collection[str],
     domains: Collection[str] = (),
 ) -> list[str]:
-    """Sentences, one for each kind of thing that the target does not take; none if it takes the graph.
+    """Return one sentence for each unsupported feature in a graph; empty if the target supports it.
 
     Args:
         model: The graph.
-        opset: The newest that the parser reads.
-        lacks: Operators that it does not know.
-        forbids: Of `FORBIDDEN`.
-        domains: Of the operators that it knows beside ONNX's own.
+        opset: The newest opset that the parser supports.
+        lacks: Operators that it does not support.
+        forbids: Some of `FORBIDDEN`.
+        domains: Supported operator domains other than ONNX's own.
     """
     import onnx
 
@@ -64,7 +64,7 @@ def violations(
 
 
 def _domains(nodes: Iterable[onnx.NodeProto]) -> Iterator[str]:
-    """Of the operators, those within control flow too."""
+    """Yield the domains of operators, including those in subgraphs."""
     for node in nodes:
         yield node.domain
         for entry in node.attribute:

@@ -1,4 +1,4 @@
-"""torch to ONNX: one graph with named input and output, free of anything that differs from run to run."""
+"""Export torch modules to ONNX: one graph with named input and output, identical on every run and machine."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-# --- Operators of torch that its exporter knows no ONNX for, and that ONNX can say exactly.
+# Exact translations of torch operators that its exporter does not support.
 
 
 def translations() -> dict[Callable[..., Any], Callable[..., Any]]:
-    """The exporter's ``custom_translation_table``."""
+    """Return the exporter's ``custom_translation_table``."""
     import torch
 
     return {torch.ops.aten.sort.stable: _sort_stable}
 
 
 def _sort_stable(self: Any, stable: bool | None = None, dim: int = -1, descending: bool = False) -> Any:
-    """A stable sort is a TopK of everything: of equal values it gives the lower index first, either way around.
+    """Translate a stable sort to a TopK of all entries, which keeps equal values in the order of their indices.
 
-    torch's exporter writes the sort that need not be stable so, and has no entry for the stable one. Source: ONNX's
-    specification, TopK: "Given two equivalent values, this operator uses the indices along the axis as a tiebreaker.
-    That is, the element with the lower index will appear first."
+    torch's exporter translates the unstable sort so, and has no entry for the stable one. Source: ONNX's
+    specification, TopK: "Given two equivalent values, this operator uses the indices along the axis as a
+    tiebreaker. That is, the element with the lower index will appear first."
     """
     from onnxscript import opset18 as op
 
@@ -45,13 +45,13 @@ def _sort_stable(self: Any, stable: bool | None = None, dim: int = -1, descendin
     return op.TopK(self, count, axis=dim, largest=descending, sorted=True)
 
 
-# --- torch to ONNX: one graph with named input and output, free of anything that differs from run to run.
+# Export.
 
-# protobuf's limit for one message; larger weights lie in a file of their own, but for those that a rewrite may look at.
+# protobuf's limit for one message. Above it, weights are stored in an external file, except small ones.
 ONE_FILE_BYTES = 2 * 1024**3
 INLINE_BYTES = 2**20
 DATA = "weights.data"
-# The dynamo exporter writes this; asked for an older one, it may hand on a newer graph without an error.
+# The oldest opset of the dynamo exporter; for an older one it may return a newer graph without an error.
 OLDEST_EXPORTED = 18
 
 
@@ -69,18 +69,18 @@ def to_onnx(
     """Export a module that maps [B, C, H, W] to [B, K], with torch's dynamo exporter.
 
     Args:
-        module: In eval mode, float32.
-        shape: One image, [C, H, W]. With ``free_size`` H and W are only an example.
+        module: A module in eval mode and float32.
+        shape: One image, [C, H, W]. With ``free_size``, H and W are only an example.
         output: Name of the output; the input is called ``input``.
-        opset: Of the graph; the exporter writes 18 and newer, `lower` the older ones.
-        lacks: Operators to write with others.
-        batch: None leaves it free, under the name ``batch``; a number fixes it.
-        free_size: Leave ``height`` and ``width`` free.
-        scratch: A folder for the weights of a net above 2 GiB: ``weights.data``, which the graph then refers to.
+        opset: Opset of the graph. The exporter writes 18 and newer, `lower` converts to older ones.
+        lacks: Operators to expand.
+        batch: A fixed batch size, or None for a dynamic dimension named ``batch``.
+        free_size: Whether ``height`` and ``width`` are dynamic.
+        scratch: A folder for the weights of a network above 2 GiB: the graph refers to ``weights.data`` in it.
 
     Raises:
         Refused: If the weights do not fit into one ONNX file (2 GiB) and there is no ``scratch``, or if torch's
-            exporter does not know an operator.
+            exporter does not support an operator.
     """
     large = sum(parameter.numel() * parameter.element_size() for parameter in module.parameters()) >= ONE_FILE_BYTES
     if large and scratch is None:
@@ -90,14 +90,14 @@ def to_onnx(
             code="export.too-large",
         )
     free = ({0: "batch"} if batch is None else {}) | ({2: "height", 3: "width"} if free_size else {})
-    # A free dimension that is 1 in the example would be taken for a constant.
+    # The exporter would take a dynamic dimension of size 1 for a constant.
     program = _traced(module, (2 if batch is None else batch, *shape), output, max(opset, OLDEST_EXPORTED), free)
     model = _without_traces(_beside_its_weights(program.model, scratch) if large and scratch else program.model_proto)
     return lower(model, opset, lacks) if opset_of(model) != opset or lacks else model
 
 
 def _traced(module: nn.Module, shape: tuple[int, ...], output: str, opset: int, free: Mapping[int, str]) -> Any:
-    """The exporter's program: one input of this shape, of which some axes are free, by name."""
+    """Run the exporter with one input of this shape; ``free`` names its dynamic axes."""
     import torch
 
     try:
@@ -126,7 +126,7 @@ def _traced(module: nn.Module, shape: tuple[int, ...], output: str, opset: int, 
 
 
 def _beside_its_weights(model: Any, folder: Path) -> onnx.ModelProto:
-    """Write large weights to a file in the folder, one after the other; the graph refers to it."""
+    """Write large weights to one external file in the folder, and refer to it."""
     import onnx
     import onnx_ir
 
@@ -138,7 +138,7 @@ def _beside_its_weights(model: Any, folder: Path) -> onnx.ModelProto:
 
 
 def refer_to(model: onnx.ModelProto, data: str) -> None:
-    """Let the graph's external weights lie in a file of that name beside it; in place."""
+    """Set the file name of a graph's external weights, in place."""
     for weight in model.graph.initializer:
         for entry in weight.external_data:
             if entry.key == "location":
@@ -146,14 +146,14 @@ def refer_to(model: onnx.ModelProto, data: str) -> None:
 
 
 def add_metadata(model: onnx.ModelProto, entries: Mapping[str, str]) -> None:
-    """Write string pairs into the file's ``metadata_props``, in place, sorted."""
+    """Write string pairs to the file's ``metadata_props``, in place, sorted."""
     import onnx
 
     onnx.helper.set_model_props(model, dict(sorted(entries.items())))
 
 
 def _without_traces(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Name nodes after their modules; drop stack traces, which hold paths and differ by machine."""
+    """Name nodes after their modules, and remove stack traces, which contain paths and differ by machine."""
     for number, node in enumerate(model.graph.node):
         node.name = f"{_module_of(node)}/{node.op_type}_{number}".lstrip("/")
         del node.metadata_props[:]
@@ -166,14 +166,14 @@ def _without_traces(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _module_of(node: onnx.NodeProto) -> str:
-    """The innermost module of the exporter's scopes, e.g. ``network.0.0.norm1``; the last scope is the call."""
+    """Return the innermost module of the exporter's scopes, e.g. ``network.0.0.norm1``; the last scope is the call."""
     scopes = next((entry.value for entry in node.metadata_props if entry.key.endswith("name_scopes")), "[]")
     return str((ast.literal_eval(scopes)[:-1] or [""])[-1])
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """The exporter warns of packages that it would like to have; nothing of that is the user's.
+    """Suppress the exporter's warnings of missing packages, and the graphs that it prints after a failure.
 
     Nor are graphs that it could not finish, which torch prints before another way is tried.
     """
@@ -193,19 +193,19 @@ def _quiet() -> Iterator[None]:
 
 
 def operators_of(model: onnx.ModelProto) -> dict[str, int]:
-    """How many nodes of each operator the graph has."""
+    """Count the nodes of a graph by operator."""
     return dict(sorted(Counter(node.op_type for node in model.graph.node).items()))
 
 
 def check(model: onnx.ModelProto, folder: Path | None = None) -> None:
-    """Hold the graph against the ONNX specification, shapes included.
+    """Check a graph against the ONNX specification, including shapes.
 
     Args:
         model: The graph.
-        folder: Where its external weights lie, if it has such.
+        folder: The folder of its external weights, if it has any.
 
     Raises:
-        Refused: With the checker's first sentence.
+        Refused: If it is not valid, with the first line of the checker's message.
     """
     import onnx
 
@@ -213,7 +213,7 @@ def check(model: onnx.ModelProto, folder: Path | None = None) -> None:
         if folder is None:
             onnx.checker.check_model(model, full_check=True)
             return
-        path = folder / "checked.onnx"  # only as a file may a graph have its weights elsewhere
+        path = folder / "checked.onnx"  # external weights are found only from a file
         path.write_bytes(model.SerializeToString())
         onnx.checker.check_model(str(path), full_check=True)
         path.unlink()

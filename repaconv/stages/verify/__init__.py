@@ -1,1 +1,1 @@
-"""`verify`: every link of the verification chain of a run."""
+"""`verify`: compare every link of a run's verification chain."""

@@ -1,4 +1,4 @@
-"""The link from the network before a conversion to the run: lossy, on images that neither fitted nor chose."""
+"""The lossy link between a run and the network before its conversion, evaluated on the test split of the images."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 _FOLDED = "folded as stored, float32"
 
 Lossy = ConvertArtefact | FinetuneArtefact
-"""What made a network that is not the one that it stands for."""
+"""The result of the step that changed the network's outputs."""
 
 
 class ParentLink:
-    """What the run loses against the network that it was converted from, added up batch by batch."""
+    """What the run loses against the network that it was converted from, accumulated batch by batch."""
 
     def __init__(self, done: Lossy, subject: Subject, why_not: str) -> None:
         """``why_not`` says why it cannot be measured; empty if it can."""
@@ -37,7 +37,7 @@ class ParentLink:
         self.judging = self.left_out = 0
 
     def add(self, batch: Batch) -> None:
-        """Those images of a batch that judge; what they were cast for is told by their content."""
+        """Compare the test images of a batch; the split of an image follows from its content."""
         if self.parent is None:
             return
         import torch
@@ -57,7 +57,7 @@ class ParentLink:
         self.compared.add(found, {output: right}, labels=None if batch.labels is None else batch.labels[judges])
 
     def link(self) -> Link:
-        """Judged by the budget that the conversion was asked for."""
+        """The link, evaluated by the accuracy budget of the conversion."""
         from repaconv.conversion.conversion_evaluation import LINK, ORIGINAL
         from repaconv.verification.accuracy_budget import Budget
         from repaconv.verification.comparison import not_verified
@@ -72,7 +72,10 @@ class ParentLink:
 
 
 def conversion_of(run: run_folder.Run, folded: FoldArtefact) -> ConvertArtefact | None:
-    """What made a run's network, None where nothing did: another may have been folded into its folder since."""
+    """The conversion that made a run's network; None if it is not a conversion.
+
+    Its folder may contain the file of a conversion whose network was replaced by another fold.
+    """
     if stage_of(run.convert_json) != "convert":
         return None
     done = read_artefact(run.convert_json, ConvertArtefact)
@@ -81,7 +84,7 @@ def conversion_of(run: run_folder.Run, folded: FoldArtefact) -> ConvertArtefact 
 
 
 def training_of(run: run_folder.Run, folded: FoldArtefact) -> FinetuneArtefact | None:
-    """The same, of a network that was trained from a conversion."""
+    """The fine-tuning that made a run's network; None if it was not fine-tuned."""
     if stage_of(run.folder / run_folder.FINETUNE_JSON) != "finetune":
         return None
     done = read_artefact(run.folder / run_folder.FINETUNE_JSON, FinetuneArtefact)
@@ -89,7 +92,10 @@ def training_of(run: run_folder.Run, folded: FoldArtefact) -> FinetuneArtefact |
 
 
 def parent_link(subject: Subject, *, drawn: bool) -> ParentLink | None:
-    """Of a run that is a conversion, None of another; ``drawn`` if its images are random ones."""
+    """The link to the network before conversion; None if the run is not a conversion.
+
+    ``drawn`` says that the images are random.
+    """
     done = conversion_of(subject.run, subject.folded) or training_of(subject.run, subject.folded)
     if done is None:
         return None
@@ -102,7 +108,7 @@ def parent_link(subject: Subject, *, drawn: bool) -> ParentLink | None:
 
 
 def _parent(done: Lossy) -> nn.Module:
-    """As it was read to be converted."""
+    """The network before conversion."""
     from repaconv.checkpoints import read_checkpoint
     from repaconv.conversion.finetuning.original_networks import read_original
 

@@ -1,4 +1,4 @@
-"""Where a link fails: each kind of candidate is followed to the module that computes something else."""
+"""Find the layer at which a failed link of an ONNX model or an engine first differs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ENGINE = Location(module="", reason="an engine shows no values on the way; the l
 
 
 def within_graph(subject: Subject, exported: ExportArtefact, path: Path, feeds: Feeds, allowed: Tolerance) -> Location:
-    """The folded network against its graph; a typed graph against the float32 one where that is there."""
+    """Compare the folded network with its graph layer by layer, or a graph of lower precision with the FP32 one."""
     import onnx
 
     from repaconv.verification.divergence_location import locate
@@ -58,6 +58,7 @@ def within_graph(subject: Subject, exported: ExportArtefact, path: Path, feeds: 
 
 
 def _beside_float32(subject: Subject, exported: ExportArtefact, candidate: Any, feeds: Feeds) -> Location:
+    """Compare a graph of lower precision with the run's FP32 graph layer by layer."""
     import onnx
 
     from repaconv.verification.divergence_location import locate
@@ -82,7 +83,10 @@ def _beside_float32(subject: Subject, exported: ExportArtefact, candidate: Any, 
 def within_engine(
     subject: Subject, export: Export, target: str, precision: str, feeds: Feeds, allowed: Tolerance
 ) -> Location:
-    """What a target's runtime makes of a graph beside ONNX Runtime, both with the values on the way as outputs.
+    """Compare a target's runtime with ONNX Runtime layer by layer, with the intermediate values as outputs.
+
+    A runtime that loads engine files builds one for each piece of the graph. A value that is an output is not fused
+    with the node that reads it.
 
     A runtime that opens engines builds one for each such piece. What is an output is not fused with what reads it.
     """
@@ -109,7 +113,7 @@ def within_engine(
 
 
 def _shown(device: Target, precision: str, feeds: Feeds, path: Path, content: bytes) -> Session:
-    """A graph opened by a target's runtime, for these inputs [n, C, H, W]."""
+    """Load a graph with a target's runtime, for these inputs [N, C, H, W]."""
     path.write_bytes(content)
     count, _, *size = next(iter(feeds.values())).shape
     dims = {"batch": count, **dict(zip(("height", "width"), size, strict=False))}
@@ -117,13 +121,13 @@ def _shown(device: Target, precision: str, feeds: Feeds, path: Path, content: by
 
 
 def _bare(model: Any, exported: ExportArtefact) -> Any:
-    """The network's own graph, as it can be run here."""
+    """The graph without preprocessing, in a form that runs here."""
     from repaconv.onnx_export.preprocessing_nodes import without_preprocessing
 
     return runnable(without_preprocessing(model) if exported.preprocessing else model, exported.precision)
 
 
 def _filled(feeds: Feeds, batches: set[Any]) -> Feeds:
-    """One image as often as a graph of a fixed batch wants it."""
+    """Repeat one image to the fixed batch size of the graphs."""
     count = max([1, *(int(batch) for batch in batches - {"dynamic"})])
     return {name: array.repeat(count, 0) for name, array in feeds.items()}

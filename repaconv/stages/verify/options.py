@@ -23,7 +23,7 @@ from repaconv.stages.shared.option_definitions import (
 
 @dataclass(frozen=True, kw_only=True)
 class VerifyOptions(Options):
-    """What `repaconv.verify` may be asked for."""
+    """Options of `repaconv.verify`."""
 
     NO_EFFECT: ClassVar[tuple[NoEffect, ...]] = (
         NoEffect(("count",), lambda options: options.inputs, "an .npz is taken whole"),

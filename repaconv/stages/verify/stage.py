@@ -1,4 +1,4 @@
-"""verify: every link of the chain whose two ends exist, each by its own tolerance, all of them reported."""
+"""`verify`: compare every link of the verification chain, each by its own tolerance, and report all of them."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ verify = by_name(verify_by, VerifyOptions)
 
 
 class _Plan(NamedTuple):
-    """What an order comes to for a run: nothing of it is refused any more but outputs that do not compare."""
+    """The options resolved for one run: the source model, the images, and the links."""
 
     options: VerifyOptions
     run: run_folder.Run
@@ -80,7 +80,7 @@ class _Plan(NamedTuple):
 
 
 def _plan(options: VerifyOptions, taken: run_folder.Run) -> _Plan:
-    """Everything that may be refused before anything is run."""
+    """Make every check that comes before anything is run."""
     from repaconv.verification.tolerances import require_links
 
     path = Path(options.out) if options.out else taken.verify_json
@@ -88,7 +88,7 @@ def _plan(options: VerifyOptions, taken: run_folder.Run) -> _Plan:
     asked = {*(options.rtol or {}), *(options.atol or {})}
     require_links([*(options.rtol or {}), *(options.atol or {}), *options.require])
     subject = subject_of(taken, options.checkpoint)
-    source = subject.source  # a checkpoint that is gone is told of before anything else
+    source = subject.source  # a missing checkpoint is reported first
     exports = exports_of(taken, subject.folded)
     given = choose_inputs(
         subject,
@@ -112,10 +112,10 @@ def _plan(options: VerifyOptions, taken: run_folder.Run) -> _Plan:
 
 
 def _require_used(asked: set[str], chain: Chain) -> None:
-    """Refuse a tolerance of a link that is not there.
+    """Refuse a tolerance for a link that the run does not have.
 
     Raises:
-        UsageProblem: Naming it.
+        UsageProblem: If there is one.
     """
     exact = {step.name for step in chain.steps if step.compared.allowed.kind == "exact"}
     if unused := sorted(asked - exact - {link.name for link in chain.idle}):
@@ -127,7 +127,7 @@ def _require_used(asked: set[str], chain: Chain) -> None:
 
 
 def _measured(plan: _Plan, progress: Progress) -> dict[str, Metrics]:
-    """Run all ends batch by batch; what is measured for scale is so on the first batch alone."""
+    """Run all candidates batch by batch; return the FP32 rounding error of the first batch."""
     scale: dict[str, Metrics] = {}
     subject = plan.subject
     for given, steps in _by_inputs(plan):
@@ -151,7 +151,7 @@ def _measured(plan: _Plan, progress: Progress) -> dict[str, Metrics]:
 
 
 def _by_inputs(plan: _Plan) -> list[tuple[Inputs, list[Step]]]:
-    """The links by what they are run on: that of the command first, which the fold is of."""
+    """The links grouped by their images; those of the command come first and include the fold."""
     found: dict[int, tuple[Inputs, list[Step]]] = {id(plan.given): (plan.given, [])}
     for step in plan.chain.steps:
         found.setdefault(id(step.inputs), (step.inputs, []))[1].append(step)
@@ -159,9 +159,9 @@ def _by_inputs(plan: _Plan) -> list[tuple[Inputs, list[Step]]]:
 
 
 def _add(plan: _Plan, step: Step, batch: Batch, reference: Mapping[str, Any], rounding: Rounding) -> None:
-    """One batch of one link."""
+    """Add one batch to one link."""
     asked = step.name in {*(plan.options.rtol or {}), *(plan.options.atol or {})}
-    # both ends of the fold are in float64, where rounding decides nothing
+    # reference and candidate of the fold are in float64, where rounding changes no top-1 prediction
     decided = step.name == "fold" or step.compared.allowed.kind == "lossy"
     step.compared.add(
         step.run(batch),
@@ -174,7 +174,7 @@ def _add(plan: _Plan, step: Step, batch: Batch, reference: Mapping[str, Any], ro
 
 
 def _for_scale(single: Mapping[str, Any], reference: Mapping[str, Any], *, whole: bool) -> dict[str, Metrics]:
-    """What rounding alone does to every output of numbers."""
+    """The FP32 rounding error of every numeric output, reported for comparison."""
     from repaconv.results import Tolerance
     from repaconv.verification.comparison import Comparison
 
@@ -200,7 +200,7 @@ def _links(plan: _Plan, progress: Progress) -> list[Link]:
 
 
 def _judged(step: Step, plan: _Plan, progress: Progress) -> Iterator[Link]:
-    """A link for every output, followed to where it fails."""
+    """One link for every output; if it fails, with the layer at which it first differs."""
     from repaconv.verification.divergence_location import broken
 
     lossy, links = step.compared.allowed.kind == "lossy", step.compared.links(step.name, REFERENCE, step.note)
@@ -211,7 +211,7 @@ def _judged(step: Step, plan: _Plan, progress: Progress) -> Iterator[Link]:
             progress(f"verify: follow {step.name} layer by layer", 0, 0)
             where = step.locate(step.inputs.piece(worst, worst + 1).feeds(plan.subject.inputs))
             where = where.model_copy(update={"module": plan.subject.users_names(where.module)})
-            if link.verdict == "passed" and not lossy:  # some value on the way has a small scale; that is no fault
+            if link.verdict == "passed" and not lossy:  # an intermediate value of small scale
                 where = where.model_copy(update={"module": "", "reason": "the link passes"})
             link = broken(link, where) if lossy else link.model_copy(update={"location": where})
         link = _on_card(link) if step.fallen and step.name in plan.options.require else link
@@ -219,12 +219,12 @@ def _judged(step: Step, plan: _Plan, progress: Progress) -> Iterator[Link]:
 
 
 def _on_card(link: Link) -> Link:
-    """A required link that the card did not compute alone."""
+    """Fail a required link that the GPU did not compute alone."""
     return link.because("required", "of the GPU, which did not run all of it")
 
 
 def _as_built(link: Link, built: BuildArtefact | None) -> Link:
-    """What its build failed does not pass."""
+    """Fail the link of an engine whose build failed."""
     if built is None or built.verdict != "failed":
         return link
     return link.because("build_failed")
@@ -237,7 +237,7 @@ def _required(link: Link) -> Link:
 
 
 def _drawn(plan: _Plan, links: Sequence[Link]) -> list[Path]:
-    """The drifts of links as drawings, beside the result; under its name where that is not the run's own."""
+    """Draw the drift of the links, next to the result; another name of the result is part of theirs."""
     from repaconv.verification.drift_plot import drift_svg
 
     own = "" if plan.path == plan.run.verify_json else f"{plan.path.stem}."

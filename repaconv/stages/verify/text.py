@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def show_verify(done: VerifyArtefact) -> None:
-    """Every link with its verdict, what labels say, and where a link fails."""
+    """Print every link with its verdict, the accuracies, and where a link fails."""
     out().print(links(done.links, for_scale=done.for_scale))
     _print_accuracies(done.links)
     if any(link.accuracy for link in done.links):
@@ -29,7 +29,7 @@ def show_verify(done: VerifyArtefact) -> None:
 
 
 def _by_verdict(done: VerifyArtefact) -> str:
-    """Which links have which verdict, and on what they were run."""
+    """The links by verdict, and the images on which they were run."""
     ran = [link for link in done.links if link.metrics]
     words = []
     for verdict in ("passed", "failed"):

@@ -1,4 +1,4 @@
-"""The chain of proof of one run: its links, each with what is run for it, what it allows, and how it is followed."""
+"""The verification chain of a run: its links, each with its candidate, its tolerance, and how it is diagnosed."""
 
 from __future__ import annotations
 
@@ -34,25 +34,25 @@ REFERENCE = f"{TRAINING}, float64"
 ONNX_LABEL = "ONNX under ONNX Runtime"
 CLIPPED_NOTE = "its int8 weights are of 8 bits, and this processor, without VNNI, clips their products: export it here"
 NAMED = 8
-"""Nodes on the processor that a link names."""
+"""Most CPU nodes that a link names."""
 NORMALISED = "and these images are normalised already"
 
 
 @dataclass(frozen=True)
 class Step:
-    """One link to be run.
+    """One link to be run: the candidate, its inputs, and the comparison.
 
     Attributes:
-        name: Of the link.
-        inputs: What it is run on.
-        compared: What the candidate is called, what is allowed, and what was measured so far.
-        run: The candidate's outputs of a batch, by name.
-        locate: Where it fails, of one image.
-        note: About the candidate.
-        variant: Of the export that it is of, if it is of one.
-        sha256: Of its file.
-        fallen: Nodes that the processor computes in the card's place, which a required link may not have.
-        unshown: Why it is not verified even where it passes; empty if it is.
+        name: Name of the link.
+        inputs: The images that it is run on.
+        compared: The comparison: the candidate's name, the tolerance, and what was measured so far.
+        run: Returns the candidate's outputs for a batch, by name.
+        locate: Finds where the outputs for one image first differ.
+        note: A note on the candidate.
+        variant: Variant of the export, if it belongs to one.
+        sha256: Hash of its file.
+        fallen: Nodes that the CPU computes in place of the GPU; a required link must not have any.
+        unshown: Why it is not verified even if it passes; empty usually.
     """
 
     name: str
@@ -68,7 +68,10 @@ class Step:
 
 
 class Source(NamedTuple):
-    """Images of a link, why they cannot be had, why a pass on them shows nothing (both empty usually), their file."""
+    """The images of a link, and their file.
+
+    ``gone`` says why they cannot be used, ``unshown`` why a pass on them shows nothing; both are usually empty.
+    """
 
     inputs: Inputs
     gone: str = ""
@@ -77,7 +80,7 @@ class Source(NamedTuple):
 
 
 class Chain(NamedTuple):
-    """What can be run, what cannot and why, and the files that were taken."""
+    """The links that can be run, those that cannot with the reason, and the files that are used."""
 
     steps: tuple[Step, ...]
     idle: tuple[Link, ...] = ()
@@ -85,17 +88,17 @@ class Chain(NamedTuple):
 
     @classmethod
     def of(cls, parts: Iterable[Chain]) -> Chain:
-        """One behind the other."""
+        """Concatenate chains."""
         every = list(parts)
         return cls(*(tuple(one for part in every for one in part[place]) for place in range(3)))  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
 class Rules:
-    """What the links of one run allow: the policy for its network, and the user's own tolerances by link.
+    """The tolerances of a run's links: the policy for its network, and the user's own by link.
 
-    ``drawn`` if nobody gave images: lossy links are then evaluated on those of their export, on ``count`` of them at
-    most where that is said; they are ``read`` once.
+    ``drawn`` says that the images are random; lossy links are then evaluated on the images of their export, at most
+    ``count`` of them. ``read`` caches these images.
     """
 
     subject: Subject
@@ -106,12 +109,12 @@ class Rules:
     read: dict[tuple[Any, Any], Inputs | str] = field(default_factory=dict)
 
     def compared(self, candidate: str, name: str, given: Inputs, precision: str = "fp32") -> Comparison:
-        """Of a link whose candidate computes in that precision, on these images."""
+        """The comparison of a link on these images, whose candidate computes in ``precision``."""
         scores = scores_output(self.subject, given)
         return Comparison(candidate, self.allowed(name, precision, logits=bool(scores)), scores)
 
     def allowed(self, name: str, precision: str = "fp32", *, logits: bool = True) -> Tolerance:
-        """Of such a link, whose output are class scores or not."""
+        """The tolerance of a link; ``logits`` says whether its output is class scores."""
         from repaconv.verification.tolerances import tolerance
 
         own = not (name == "preprocessing" and precision != "fp32")
@@ -135,7 +138,9 @@ def chain_of(
     engine: Path | None,
     built: BuildArtefact | None,
 ) -> Chain:
-    """The chain of a run.
+    """The verification chain of a run.
+
+    The fold comes first: it finds the images whose top-1 prediction depends on rounding, and the other links use that.
 
     The fold comes first: it tells in which images rounding decides, and the other links ask.
     """
@@ -145,7 +150,7 @@ def chain_of(
 
 
 def _source(rules: Rules, given: Inputs, exported: ExportArtefact | None, precision: str) -> Source:
-    """A lossy link is run on the images of its export where nobody gave others."""
+    """The images of a link; a lossy one is run on the images of its export unless others are given."""
     if precision == "fp32" or not rules.drawn:
         return Source(given)
     if exported is None or exported.images is None:
@@ -161,7 +166,7 @@ def _source(rules: Rules, given: Inputs, exported: ExportArtefact | None, precis
 
 
 def _of_forms(subject: Subject, given: Inputs, rules: Rules) -> Chain:
-    """The network's own forms, and its output as somebody recorded it."""
+    """The links of the network's own forms, and of its recorded output."""
     from repaconv.verification.divergence_location import locate
 
     tight, stored = rules.allowed("fold"), rules.allowed("stored")
@@ -193,7 +198,7 @@ def _of_forms(subject: Subject, given: Inputs, rules: Rules) -> Chain:
 
 
 def _of_export(subject: Subject, export: Export, given: Inputs, rules: Rules) -> Chain:
-    """A graph's links, with what it cannot take, and why."""
+    """The links of an ONNX model, or the reason why it cannot be run on these images."""
     exported, _, variant = export
     path = run_folder.graph_of(subject.run, exported)
     name = "onnx" if exported.precision == "fp32" else exported.precision
@@ -218,7 +223,7 @@ def _of_export(subject: Subject, export: Export, given: Inputs, rules: Rules) ->
 def _graph_steps(
     subject: Subject, exported: ExportArtefact, path: Path, name: str, label: str, rules: Rules, given: Inputs
 ) -> list[Step]:
-    """The network's graph, and the same with its preprocessing where it has one."""
+    """The links of an ONNX model, without its preprocessing and, if it has one, with it."""
     import onnx
 
     from repaconv.onnx_export.preprocessing_nodes import SCOPE, without_preprocessing
@@ -237,7 +242,7 @@ def _graph_steps(
 
     steps = [Step(name, given, compared, _running(core, batch), followed, note)]
     if exported.preprocessing:
-        # a lossy link that names a module says that it is broken there
+        # a lossy link that names a module counts as broken there
         scope = SCOPE if name == "onnx" else ""
         where = Location(module=scope, reason=f"the graph after it is compared by the link {name}")
         seen = rules.compared(f"{label}, from pixels", "preprocessing", given, exported.precision)
@@ -246,7 +251,7 @@ def _graph_steps(
 
 
 def _clipped(exported: ExportArtefact, path: Path) -> str:
-    """What is told of int8 that was written for a processor which this one, of that kind, is not."""
+    """A note on an INT8 model whose products saturate on this CPU; empty if they do not."""
     import onnx
 
     from repaconv.onnx_export.fp16_and_int8 import is_wide
@@ -264,10 +269,10 @@ def _of_engine(
     given: Inputs,
     rules: Rules,
 ) -> Chain:
-    """An engine, on as many images at once as it takes, from pixels where it takes those.
+    """The link of an engine, run with its own batch size, and on pixels if it takes them.
 
     Raises:
-        UsageProblem: If it takes other images.
+        UsageProblem: If it takes images of another size or kind.
     """
     try:
         model = open_engine(engine, built, threads=1)
@@ -311,7 +316,7 @@ def _of_engine(
 
 
 def _running(session: Session, batch: int | None) -> Callable[[Batch], Mapping[str, Any]]:
-    """A session on a batch of images, as it takes them."""
+    """A function that runs a session on a batch of images."""
     from repaconv.verification.model_runners import FixedBatch
 
     runner = FixedBatch(session, batch)
@@ -319,7 +324,7 @@ def _running(session: Session, batch: int | None) -> Callable[[Batch], Mapping[s
 
 
 def _fixed(batch: int | str | None) -> int | None:
-    """How many images a graph takes at once; None where that is free."""
+    """The fixed batch size; None if it is dynamic."""
     return batch if isinstance(batch, int) else None
 
 

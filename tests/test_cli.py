@@ -346,7 +346,7 @@ def test_no_color_is_no_bold_either(monkeypatch):
     monkeypatch.setenv("TERM", "xterm")  # no terminal called dumb has colors to leave out
     for no_color, codes in (("", True), ("1", False)):
         monkeypatch.setenv("NO_COLOR", no_color)
-        with (console := terminal.out()).capture() as seen:
+        with (console := terminal.stdout()).capture() as seen:
             console.print("[bold]x[/]")
         assert ("\x1b[" in seen.get()) is codes
 

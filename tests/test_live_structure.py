@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 import repaconv as rc
 from repaconv.core.errors import Refused
-from repaconv.core.files import from_json
+from repaconv.core.files import parse_json
 from repaconv.results import NOTHING_TO_FOLD
 from repaconv.rewrites.fold.unfolded_linear_operators import PADDED, READ_BESIDE
 
@@ -282,7 +282,7 @@ def test_where_nothing_folds_all_doors_say_so_in_the_same_words(repaconv):
         code, out, _ = repaconv("fold", *given, "-o", name)
         assert code == 0
         assert f"passed: {NOTHING_TO_FOLD}; evaluated by" in out
-        assert from_json(Path(name, "fold.json").read_text())["changes"] == []
+        assert parse_json(Path(name, "fold.json").read_text())["changes"] == []
 
 
 def test_a_norm_that_stays_has_the_same_reason_at_all_doors(repaconv):
@@ -334,7 +334,7 @@ class Turn(nn.Module):
     for given in (("net.onnx",), ("net.pth", "--arch", "./net.py:build", "--set", "image_size=16")):
         code, _, err = repaconv("fold", *given)
         assert code == 0, err
-        left = from_json(Path("repaconv-out/net/fold.json").read_text())["not_folded"]
+        left = parse_json(Path("repaconv-out/net/fold.json").read_text())["not_folded"]
         (stay,) = [
             each for each in left if each.startswith("norms remain, since their statistics depend on the input:")
         ]
@@ -357,7 +357,7 @@ def test_norms_that_the_exporter_folded_are_counted(repaconv):
     assert code == 0
     numbers = "268 parameters in the module, 260 in its graph"
     assert f"nothing more to fold: torch's exporter folded 1 of 1 BatchNorms ({numbers})" in " ".join(out.split())
-    assert from_json(Path("repaconv-out/net/fold.json").read_text())["exporting"] == {
+    assert parse_json(Path("repaconv-out/net/fold.json").read_text())["exporting"] == {
         "parameters": [268, 260],
         "batchnorms": [1, 0],
     }

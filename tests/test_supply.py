@@ -50,7 +50,7 @@ def test_types_go_along_with_the_package():
 
 
 def test_doctor_is_short_and_names_the_line_that_installs(repaconv, monkeypatch):
-    monkeypatch.setattr("repaconv.core.plugins._is_here", lambda package: package != "timm")
+    monkeypatch.setattr("repaconv.core.plugins._is_installed", lambda package: package != "timm")
     code, out, _ = repaconv("doctor")
     assert code == 0
     assert len(out.splitlines()) < 40

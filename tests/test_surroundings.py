@@ -22,8 +22,8 @@ from torture import checkpoints, disks, graphs, kills, long_kills, warm
 import repaconv as rc
 from repaconv.core import run_folder
 from repaconv.core.errors import EnvironmentProblem, Refused
-from repaconv.core.files import alone_in, write_text
-from repaconv.core.thread_pool import workers
+from repaconv.core.files import lock_folder, write_text
+from repaconv.core.thread_pool import thread_pool
 from repaconv.engines.contract import SessionSpec
 from repaconv.engines.onnxruntime_cpu import OrtSession
 
@@ -138,13 +138,13 @@ def test_a_runtime_tells_nobody_what_it_opens(tmp_path):
 def test_where_the_address_space_is_limited_no_thread_is_waited_for():
     resource.setrlimit(resource.RLIMIT_AS, (1 << 44, resource.RLIM_INFINITY))
     try:
-        with workers(2) as pool:
+        with thread_pool(2) as pool:
             assert pool.submit(get_ident).result() == get_ident()
             with pytest.raises(ZeroDivisionError):
                 pool.submit(divmod, 1, 0).result()
     finally:
         resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    with workers(2) as pool:
+    with thread_pool(2) as pool:
         assert pool.submit(get_ident).result() != get_ident()
 
 
@@ -170,7 +170,7 @@ def test_what_the_machine_does_not_do_is_a_sentence(capsys, monkeypatch):
 def test_of_two_commands_in_a_folder_the_second_says_so(tmp_path, name):
     stage, prepare = kills.BY_STEPS[name]
     prepare(tmp_path)
-    with alone_in(tmp_path / "run"):
+    with lock_folder(tmp_path / "run"):
         assert kills.told_by(partial(_elsewhere, stage), tmp_path).startswith("run.busy: ")
     assert name != "fold" or not (tmp_path / "run").exists()
     assert not kills.told_by(stage, tmp_path)
@@ -179,7 +179,7 @@ def test_of_two_commands_in_a_folder_the_second_says_so(tmp_path, name):
 def test_of_two_sweeps_in_a_folder_the_second_says_so(tmp_path):
     stage, prepare, _ = long_kills.STAGES["sweep"]
     prepare(tmp_path)
-    with alone_in(tmp_path / "run"):
+    with lock_folder(tmp_path / "run"):
         assert kills.told_by(partial(_elsewhere, stage), tmp_path).startswith("run.busy: ")
     assert not (tmp_path / "run").exists()
 
@@ -254,7 +254,7 @@ def test_a_stage_waits_for_nobody_who_writes_in_its_run_but_says_so(tmp_path, na
     prepare(tmp_path)
     stage(tmp_path)
     before = inside(tmp_path)
-    with alone_in(tmp_path / "run"):
+    with lock_folder(tmp_path / "run"):
         assert kills.told_by(lambda at: _elsewhere(WRITING[name], at / "run"), tmp_path).startswith("run.busy: ")
     assert inside(tmp_path) == before
 
@@ -265,16 +265,16 @@ def _elsewhere(stage, at):
 
 
 def test_a_stage_may_hold_the_folder_that_its_caller_holds(tmp_path):
-    with alone_in(tmp_path), alone_in(tmp_path / "." / ""):
+    with lock_folder(tmp_path), lock_folder(tmp_path / "." / ""):
         pass
-    with alone_in(tmp_path):
+    with lock_folder(tmp_path):
         held = Thread(target=partial(contextvars.Context().run, _taken, tmp_path))
         held.start()
         held.join()
 
 
 def _taken(folder):
-    with pytest.raises(EnvironmentProblem, match="another command is writing"), alone_in(folder):
+    with pytest.raises(EnvironmentProblem, match="another command is writing"), lock_folder(folder):
         raise AssertionError
 
 

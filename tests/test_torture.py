@@ -156,7 +156,7 @@ def test_names_of_a_file_are_letters_on_a_terminal(capsys, kind):
 
 
 def test_what_goes_on_is_letters_on_a_terminal(capsys):
-    terminal.told(records.HOSTILE)
+    terminal.print_message(records.HOSTILE)
     with text_and_json_output.progress(quiet=False) as told:
         told(records.HOSTILE, 0, 0)
     assert capsys.readouterr().err.count("[/x]\\x1b[2J :bug:") == 2

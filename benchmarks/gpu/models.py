@@ -123,7 +123,7 @@ def graphs(folder: Path, target: str, precision: str) -> dict[str, Any]:
     """Every form but the training one as an ONNX graph of any batch, typed in that precision."""
     exported = repaconv.export(folder / "run", target=target, precision=precision)
     taken = run_folder.find_run(folder / "run")
-    written = {OURS: run_folder.graph_of(taken, exported), **by_hand(folder, precision)}
+    written = {OURS: run_folder.onnx_model_of(taken, exported), **by_hand(folder, precision)}
     (folder / f"graphs.{precision}.json").write_text(json.dumps({name: str(path) for name, path in written.items()}))
     return {"verdict": exported.verdict}
 

@@ -15,8 +15,8 @@ from repaconv.checkpoints.legacy_torch_files import open_sequential, open_tar, s
 from repaconv.checkpoints.memory_mapping import Contents, broken
 from repaconv.checkpoints.torch_zip_files import open_zip
 from repaconv.core import change_guard
-from repaconv.core.errors import Refused, RepaconvError, said_by
-from repaconv.core.files import require_nameable
+from repaconv.core.errors import Refused, RepaconvError, describe_exception
+from repaconv.core.files import require_valid_name
 
 
 def open_container(path: Path) -> Contents:
@@ -26,14 +26,14 @@ def open_container(path: Path) -> Contents:
         Refused: With one of the codes ``checkpoint.missing``, ``.directory``, ``.empty``, ``.type``,
             ``.truncated``, ``.corrupt``, ``.unsafe-global``.
     """
-    change_guard.watch()
-    require_nameable(path)
+    change_guard.install_sigbus_handler()
+    require_valid_name(path)
     try:
         return _by_its_head(path)
     except RepaconvError:
         raise
     except Exception as error:  # a hostile or broken file can raise any error
-        raise broken(path, said_by(error)) from error
+        raise broken(path, describe_exception(error)) from error
 
 
 def _where_else(path: Path) -> str:

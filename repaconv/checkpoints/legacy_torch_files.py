@@ -16,7 +16,7 @@ from torch import Tensor
 
 from repaconv.checkpoints.memory_mapping import Contents, broken, mapped, typed
 from repaconv.checkpoints.restricted_unpickler import StorageIds, StorageKind, strided, unpickle
-from repaconv.core.errors import Refused, said_by
+from repaconv.core.errors import Refused, describe_exception
 
 # torch/serialization.py MAGIC_NUMBER and PROTOCOL_VERSION
 LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
@@ -104,7 +104,7 @@ def open_tar(path: Path) -> Contents:
             # A tuple is a module's class with its source text; anything else is the id of a tensor.
             found = unpickle(file, lambda pid: pid[0] if isinstance(pid, tuple) else objects[int(pid)])
     except (LookupError, tarfile.TarError, struct.error, pickle.UnpicklingError, TypeError, ValueError) as error:
-        raise broken(path, f"not a whole torch tar archive ({said_by(error)})") from error
+        raise broken(path, f"not a whole torch tar archive ({describe_exception(error)})") from error
     return Contents("torch legacy tar", found.value, found.placeholders)
 
 

@@ -18,7 +18,7 @@ from typing import IO, Any, NoReturn
 import torch
 from torch import Tensor
 
-from repaconv.core.errors import Refused, said_by
+from repaconv.core.errors import Refused, describe_exception
 
 # Opcodes may only fill and modify inert objects.
 #
@@ -277,7 +277,7 @@ def unpickle(stream: IO[bytes], persistent_load: PersistentLoad = no_ids) -> Unp
         raise
     except Exception as error:  # a hostile or broken pickle can raise anything
         raise Refused(
-            f"the pickle in the file is corrupt ({said_by(error)}).",
+            f"the pickle in the file is corrupt ({describe_exception(error)}).",
             hint="Download or save the checkpoint again.",
             code="checkpoint.corrupt",
         ) from error

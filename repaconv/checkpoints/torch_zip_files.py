@@ -24,7 +24,7 @@ from torch import Tensor
 from repaconv.checkpoints.memory_mapping import Checksums, Contents, broken, mapped, typed
 from repaconv.checkpoints.restricted_unpickler import StorageIds, unpickle
 from repaconv.core.errors import Refused
-from repaconv.core.thread_pool import workers
+from repaconv.core.thread_pool import thread_pool
 
 PIECE = 1 << 18
 WORTH_THREADS = 1 << 24
@@ -78,7 +78,7 @@ def _crcs(file: int, records: Collection[Record]) -> Iterator[int]:
     if sum(record.size for record in records) < WORTH_THREADS:
         yield from map(partial(_crc, file), records)
         return
-    with workers(os.cpu_count()) as pool:
+    with thread_pool(os.cpu_count()) as pool:
         yield from pool.map(partial(_crc, file), records)
 
 

@@ -14,7 +14,7 @@ import typer
 from typer.core import TyperCommand
 
 from repaconv.cli.shell_completion import completion_of
-from repaconv.core.terminal import show_all
+from repaconv.core.terminal import set_verbose
 from repaconv.stages.shared.option_definitions import ORDER, Asked, Options, options_of, refuse_without_effect
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def joined(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(command)
     def called(**typed: Any) -> Any:
-        show_all(typed.pop("verbose", False))
+        set_verbose(typed.pop("verbose", False))
         return command(**{name: _made(types[name], typed) if name in types else typed[name] for name in own})
 
     listed = sorted(options(), key=_panel)
@@ -135,7 +135,7 @@ class Strict(TyperCommand):
         for place, word in enumerate(args[:ends]):
             name, mark, value = word.partition("=")
             if name in former:
-                terminal.told(f"{name} is now called {former[name]}; the old name goes with the next release")
+                terminal.print_message(f"{name} is now called {former[name]}; the old name goes with the next release")
                 args[place] = f"{former[name]}{mark}{value}"
         rest: list[str] = super().parse_args(ctx, args)
         return rest

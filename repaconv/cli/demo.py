@@ -107,5 +107,5 @@ def run_demo(arch: str, out: Path, rounds: int | None, *, quiet: bool) -> int:
         ("measurement", "; ".join((measured.quality.verdict, *measured.quality.reasons)), "bench"),
         ("the whole on one page", page.output_files[0], "report"),
     ]
-    terminal.rows(("what", "verified and measured", "by"), lines)
+    terminal.print_table(("what", "verified and measured", "by"), lines)
     return 1 if "failed" in (folded.verdict, exported.verdict, verified.verdict, measured.verdict) else 0

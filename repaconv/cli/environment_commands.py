@@ -57,7 +57,7 @@ def targets(format: FormatOption = Format.text) -> None:
             )
             for t in every
         ]
-        terminal.rows(("target", "runtime", "opset", "precisions", ""), lines)
+        terminal.print_table(("target", "runtime", "opset", "precisions", ""), lines)
 
 
 @app.command(rich_help_panel=ENVIRONMENT, epilog="Example: repaconv doctor")
@@ -76,7 +76,7 @@ def doctor(
     from repaconv.core import plugins, terminal
 
     if target is None:
-        found = plugins.rows()
+        found = plugins.plugin_rows()
     else:
         from repaconv.stages.build.stage import what_works
 
@@ -85,10 +85,10 @@ def doctor(
     if format is Format.json:
         text_and_json_output.envelope("doctor", code, [row._asdict() for row in found])
     elif target is None:
-        terminal.rows(("", "", ""), summary(found))
+        terminal.print_table(("", "", ""), summary(found))
     else:
         lines = [(row.group, row.name, row.value, row.problem or row.note or "works") for row in found]
-        terminal.rows(("group", "name", "plug-in", ""), lines)
+        terminal.print_table(("group", "name", "plug-in", ""), lines)
     raise typer.Exit(code)
 
 

@@ -82,4 +82,4 @@ def worker(options: WorkerOptions) -> None:
     from repaconv.core import terminal
     from repaconv.distributed.dask_cluster import work
 
-    work(options, started=terminal.told)
+    work(options, started=terminal.print_message)

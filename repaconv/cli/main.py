@@ -28,8 +28,8 @@ from repaconv.cli import environment_commands
 # isort: split
 from repaconv.cli.command_options import app
 from repaconv.cli.shell_completion import name_of, named_alone
-from repaconv.core.change_guard import require_none_cut
-from repaconv.core.errors import EnvironmentProblem, Interrupted, RepaconvError, UsageProblem, said_by
+from repaconv.core.change_guard import require_none_truncated
+from repaconv.core.errors import EnvironmentProblem, Interrupted, RepaconvError, UsageProblem, describe_exception
 
 COMMANDS = (stage_commands, workflow_commands, conversion_commands, fleet_commands, environment_commands)
 """The modules with the commands. Importing them registers the commands, in the order of `--help`."""
@@ -89,7 +89,7 @@ def main(arguments: list[str] | None = None) -> None:
 def _first(problem: RepaconvError) -> RepaconvError:
     """Return the error that caused this one: if an input file was truncated during reading, that is the cause."""
     try:
-        require_none_cut()
+        require_none_truncated()
     except RepaconvError as cut:
         return cut
     return problem
@@ -103,7 +103,7 @@ def _of_the_machine(problem: Exception) -> EnvironmentProblem:
     """
     if isinstance(problem, OSError):
         where = f"{problem.filename}: " if problem.filename else ""
-        told = f"the operating system refused: {where}{problem.strerror or said_by(problem)}."
+        told = f"the operating system refused: {where}{problem.strerror or describe_exception(problem)}."
         return EnvironmentProblem(
             told, hint="Check the path, the permissions and the free space.", code="environment.system"
         )

@@ -56,14 +56,14 @@ def inspect(
     quiet: Quiet = False,
 ) -> None:
     """Describe a checkpoint, an ONNX model or an engine: file type, method, architecture, sizes. Runs no code in it."""
-    from repaconv.core.file_replacement import require_ours, write_page
+    from repaconv.core.file_replacement import require_replaceable, write_page
     from repaconv.core.files import write_artefact
     from repaconv.stages.inspect.stage import NOT_CHECKPOINTS, draw_fold, inspect_file
     from repaconv.stages.inspect.stage import inspect as stage
 
     def run(*, progress: Any) -> Record:
         if out:
-            require_ours(out, "inspect")
+            require_replaceable(out, "inspect")
         other = checkpoint.suffix in NOT_CHECKPOINTS
         seen: Record = inspect_file(checkpoint, options.sha256) if other else stage(checkpoint, **vars(options))
         if svg:
@@ -89,9 +89,11 @@ def fold(
     from repaconv.stages.fold.stage import fold as stage
 
     if (options.arch or "").partition(":")[0].endswith(".py") and not quiet:
-        terminal.told(f"running {options.arch}, as --arch asks")
+        terminal.print_message(f"running {options.arch}, as --arch asks")
     if options.preset != "default" and not quiet:
-        terminal.told(f"--preset moves to export, where the target is known: repaconv export --preset {options.preset}")
+        terminal.print_message(
+            f"--preset moves to export, where the target is known: repaconv export --preset {options.preset}"
+        )
     finish("fold", format, quiet, lambda progress: stage(checkpoint, **vars(options), progress=progress))
 
 

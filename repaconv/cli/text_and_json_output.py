@@ -14,9 +14,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from repaconv.core.errors import RepaconvError, in_letters
+from repaconv.core.errors import RepaconvError, escape_control_characters
 from repaconv.core.notices import LOGGER
-from repaconv.core.terminal import err, out, plain, short
+from repaconv.core.terminal import plain, relative_path, stderr, stdout
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -42,7 +42,7 @@ NEXT = {
 
 def envelope(command: str, exit_code: int, data: Any, errors: Iterable[RepaconvError] = ()) -> None:
     """Print the JSON envelope, the same for success and for every failure."""
-    from repaconv.core.files import finite  # imports pydantic, which is too slow for completion and --help
+    from repaconv.core.files import json_safe  # imports pydantic, which is too slow for completion and --help
 
     statuses = {0: "ok", 1: "failed", 5: "inconclusive"}
     found = [{"code": error.code, "message": error.message, "hint": error.hint} for error in errors]
@@ -54,12 +54,12 @@ def envelope(command: str, exit_code: int, data: Any, errors: Iterable[RepaconvE
         "data": data,
         "errors": found,
     }
-    sys.stdout.write(json.dumps(finite(whole), indent=2, sort_keys=True, allow_nan=False) + "\n")
+    sys.stdout.write(json.dumps(json_safe(whole), indent=2, sort_keys=True, allow_nan=False) + "\n")
 
 
 def error(problem: RepaconvError) -> None:
     """Print an error message and its hint to stderr."""
-    console = err()
+    console = stderr()
     console.print(f"[bold red]error:[/] {plain(problem.message)} [dim]({problem.code})[/]")
     if problem.hint:
         console.print(f"[bold]hint:[/] {plain(problem.hint)}")
@@ -114,17 +114,17 @@ def progress(*, quiet: bool) -> Iterator[Any]:
     Meanwhile, notices are printed to stderr, each once, even if ``quiet``.
     """
     if quiet:
-        with _notices(err()):
+        with _notices(stderr()):
             yield lambda what, done, total: None
         return
     if not sys.stderr.isatty() or os.environ.get("CI"):
-        with _notices(err()):
+        with _notices(stderr()):
             yield _by_line()
         return
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=err(), transient=True) as bars, _notices(bars.console):
+    with Progress(*columns, console=stderr(), transient=True) as bars, _notices(bars.console):
         task = bars.add_task("", total=None)
         yield lambda what, done, total: bars.update(task, description=plain(what), completed=done, total=total or None)
 
@@ -161,7 +161,7 @@ def _by_line() -> Any:
         nonlocal last
         if what != last:
             last = what
-            sys.stderr.write(f"{time.monotonic() - begun:7.1f} s  {in_letters(what)}\n")
+            sys.stderr.write(f"{time.monotonic() - begun:7.1f} s  {escape_control_characters(what)}\n")
             sys.stderr.flush()
 
     return told
@@ -172,8 +172,8 @@ def next_step(command: str, done: Record) -> None:
     command = "form" if getattr(done, "kind", "") == "training-form" else command
     if command not in NEXT:
         return
-    wrote = [short(name) for name in getattr(done, "output_files", ())]
-    took = short(str(getattr(getattr(done, "origin", None), "path", "")))
+    wrote = [relative_path(name) for name in getattr(done, "output_files", ())]
+    took = relative_path(str(getattr(getattr(done, "origin", None), "path", "")))
     if "{took}" in NEXT[command] and not took:
         return
     lacks: dict[str, str] = getattr(done, "missing_settings", {})
@@ -190,7 +190,7 @@ def next_step(command: str, done: Record) -> None:
     if not words:
         return
     words = " ".join([words, *(f"--set {name}=N" for name in lacks), *_arch(done)])
-    err().print(f"[dim] next[/] {plain(words)}")
+    stderr().print(f"[dim] next[/] {plain(words)}")
 
 
 def _words_of_run(command: str, done: Record) -> str:
@@ -202,7 +202,7 @@ def _words_of_run(command: str, done: Record) -> str:
     run = run_folder.run_of([*getattr(done, "output_files", ()), *getattr(done, "input_files", ())])
     if run is None:
         return ""
-    home = None if run_folder.is_newest(run) else Path(short(str(run.folder)))
+    home = None if run_folder.is_newest(run) else Path(relative_path(str(run.folder)))
     exports = exports_of(run, run_folder.fold_of(run)) if command == "verify" else []
     if not exports:
         return NEXT[command].format(run=f" {shlex.quote(str(home))}" if home else "")
@@ -233,13 +233,13 @@ def files(took: Iterable[str], wrote: Iterable[str], *, quiet: bool) -> None:
     """Print the input and output files of a stage to stderr."""
     if quiet:
         return
-    console = err()
+    console = stderr()
     for verb, names in (("took", took), ("wrote", wrote)):
         for name in names:
-            console.print(f"[dim]{verb:>5}[/] {plain(short(name))}")
+            console.print(f"[dim]{verb:>5}[/] {plain(relative_path(name))}")
 
 
 def overridden(unverified: Iterable[str]) -> None:
     """Print the failed checks and contradicting settings that the user overrode."""
     for told in unverified:
-        out().print(f"[bold yellow]overridden:[/] {plain(told)}")
+        stdout().print(f"[bold yellow]overridden:[/] {plain(told)}")

@@ -2,8 +2,8 @@
 
 A file that was written to has a different size or modification time afterwards. If a memory-mapped file is truncated,
 the kernel sends SIGBUS on access to a page that the file no longer has, which would end the process. A signal handler
-maps zeros there instead and records the file; `require_none_cut` reports it. Weights are mapped by this package and by
-libraries that it uses.
+maps zeros there instead and records the file; `require_none_truncated` reports it. Weights are mapped by this package
+and by libraries that it uses.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ SA_SIGINFO, SA_NODEFER = 0x4, 0x40000000  # <bits/sigaction.h>
 BUS_ADRERR = 2  # <bits/siginfo-consts.h>: a page that does not exist, not a hardware error
 CODE, ADDRESS = 8, 16  # offsets of si_code and si_addr in a 64-bit siginfo_t
 MAP_FIXED = 0x10  # <bits/mman-linux.h>
-FAILED = ctypes.c_void_p(-1).value
+MAP_FAILED = ctypes.c_void_p(-1).value
 
 Stamp = tuple[int, int]
 """Size and modification time (ns) of a file; zeros if it does not exist."""
 
-_CUT: list[str] = []
+_TRUNCATED: list[str] = []
 
 
 class _Action(ctypes.Structure):
@@ -63,15 +63,15 @@ def require_unchanged(path: Path, before: Stamp) -> None:
         raise _changed(str(path))
 
 
-def require_none_cut() -> None:
+def require_none_truncated() -> None:
     """Refuse to continue if a memory-mapped file was truncated since the last call.
 
     Raises:
         Refused: ``file.changed``.
     """
-    if _CUT:
-        path = _CUT[0]
-        _CUT.clear()
+    if _TRUNCATED:
+        path = _TRUNCATED[0]
+        _TRUNCATED.clear()
         raise _changed(path)
 
 
@@ -84,33 +84,33 @@ def _changed(path: str) -> Refused:
 
 
 @cache
-def watch() -> None:
+def install_sigbus_handler() -> None:
     """Install the SIGBUS handler, so that a truncated memory-mapped file does not end the process. Once per process;
     Linux only."""
     if sys.platform == "linux" and sys.maxsize > 2**32:
-        action = _Action(handler=ctypes.cast(_STRUCK, ctypes.c_void_p).value, flags=SA_SIGINFO | SA_NODEFER)
-        _c().sigaction(signal.SIGBUS, ctypes.byref(action), ctypes.byref(_before))
+        action = _Action(handler=ctypes.cast(_HANDLER, ctypes.c_void_p).value, flags=SA_SIGINFO | SA_NODEFER)
+        _libc().sigaction(signal.SIGBUS, ctypes.byref(action), ctypes.byref(_before))
 
 
 @cache
-def _c() -> Any:
+def _libc() -> Any:
     found = ctypes.CDLL(None, use_errno=True)
     found.mmap.restype = ctypes.c_void_p
     found.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long)
     return found
 
 
-def _gone(number: int, told: int, _context: int) -> None:
+def _on_sigbus(number: int, told: int, _context: int) -> None:
     """SIGBUS handler: map zero pages in place of the missing ones, so that the interrupted read continues."""
     address = ctypes.c_size_t.from_address(told + ADDRESS).value
     page = address - address % mmap.PAGESIZE
     if ctypes.c_int.from_address(told + CODE).value == BUS_ADRERR:
         end, path = _mapping(page)
-        _CUT.append(path)
+        _TRUNCATED.append(path)
         access, kind = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_FIXED
-        if _c().mmap(page, end - page, access, kind, -1, 0) != FAILED:
+        if _libc().mmap(page, end - page, access, kind, -1, 0) != MAP_FAILED:
             return
-    _c().sigaction(number, ctypes.byref(_before), None)  # another cause: raise the signal again
+    _libc().sigaction(number, ctypes.byref(_before), None)  # another cause: raise the signal again
 
 
 def _mapping(page: int) -> tuple[int, str]:
@@ -123,4 +123,4 @@ def _mapping(page: int) -> tuple[int, str]:
     return page + mmap.PAGESIZE, "a file"
 
 
-_STRUCK = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)(_gone)
+_HANDLER = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)(_on_sigbus)

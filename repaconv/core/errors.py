@@ -8,23 +8,27 @@ from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
 
-LONGEST = 1000
+MAX_MESSAGE_LENGTH = 1000
 """Maximum length of a message in characters. Names read from a file can have any length."""
 TELEMETRY = "openvino_telemetry"
 
 
 def in_one_line(text: str) -> str:
     """Return the text on one line, shortened if it is very long. Names in files may contain newlines and escapes."""
-    short = text if len(text) <= LONGEST else f"{text[: LONGEST // 2]} ... {text[-LONGEST // 4 :]}"
-    return in_letters(short, but="")
+    short = (
+        text
+        if len(text) <= MAX_MESSAGE_LENGTH
+        else f"{text[: MAX_MESSAGE_LENGTH // 2]} ... {text[-MAX_MESSAGE_LENGTH // 4 :]}"
+    )
+    return escape_control_characters(short, but="")
 
 
-def in_letters(text: str, but: str = "\n") -> str:
+def escape_control_characters(text: str, but: str = "\n") -> str:
     """Return the text with control characters escaped, except those in ``but``."""
     return "".join(each if each.isprintable() or each in but else ascii(each)[1:-1] for each in text)
 
 
-def said_by(error: BaseException) -> str:
+def describe_exception(error: BaseException) -> str:
     """Describe an exception of another library as part of a sentence: its class and the first line of its message."""
     first = first_line(error)
     return f"{type(error).__name__}: {first}" if first != type(error).__name__ else first
@@ -143,12 +147,12 @@ def require_module(module: str, called: str, hint: str) -> Any:
             sys.modules[TELEMETRY] = before
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return "Did you mean X? " for the most similar known name, as the start of a hint; empty if none is similar."""
-    near = near_to(name, known)
+    near = nearest_name(name, known)
     return f"Did you mean {near}? " if near else ""
 
 
-def near_to(name: str, known: Iterable[str]) -> str:
+def nearest_name(name: str, known: Iterable[str]) -> str:
     """Return the most similar known name; empty if none is similar."""
     return next(iter(get_close_matches(name, list(known), 1)), "")

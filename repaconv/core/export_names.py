@@ -10,9 +10,9 @@ from typing import Literal
 
 from repaconv.results import ExportArtefact, FoldArtefact, ImageSize, Record
 
-LONGEST = 40
+MAX_PATTERN_LENGTH = 40
 """Maximum number of characters of the layer patterns in a file name."""
-USUAL_TARGET, USUAL_FORM, USUAL_PRECISION = "x86-64", "default", "fp32"
+DEFAULT_TARGET, DEFAULT_PRESET, DEFAULT_PRECISION = "x86-64", "default", "fp32"
 
 
 class Variant(Record):
@@ -23,10 +23,10 @@ class Variant(Record):
     layers that are kept in FP32 in a lower precision.
     """
 
-    target: str = USUAL_TARGET
+    target: str = DEFAULT_TARGET
     form: str | None = None
     opset: int | None = None
-    precision: str = USUAL_PRECISION
+    precision: str = DEFAULT_PRECISION
     fp32_modules: tuple[str, ...] = ()
     batch: int | Literal["dynamic"] = "dynamic"
     image_size: ImageSize | None = None
@@ -42,14 +42,14 @@ class Variant(Record):
             precision=exported.precision,
             fp32_modules=exported.fp32_modules,
             batch="dynamic" if exported.batch == folded.batch else exported.batch,
-            image_size=unusual(exported.image_size, folded),
+            image_size=image_size_of_variant(exported.image_size, folded),
             preprocessing=exported.preprocessing,
         )
 
     @staticmethod
     def form_of(form: str) -> str | None:
         """Return a rewrite preset as a variant stores it: None for the default, a file's stem otherwise."""
-        return None if form == USUAL_FORM else PurePath(form).stem
+        return None if form == DEFAULT_PRESET else PurePath(form).stem
 
     @property
     def full(self) -> str:
@@ -60,13 +60,13 @@ class Variant(Record):
     def name(self) -> str:
         """Its name without the defaults, as in the names of ONNX models: ``int8``, ``jetson-nano.b1``; empty for all
         defaults."""
-        return ".".join(self._unusual()) if self.target == USUAL_TARGET else self.full
+        return ".".join(self._unusual()) if self.target == DEFAULT_TARGET else self.full
 
     def _unusual(self) -> list[str]:
         form = [] if self.form is None else ["form-" + re.sub(r"[^\w@+-]", "_", self.form)]
         opset = [] if self.opset is None else [f"opset{self.opset}"]
-        precision = [] if self.precision == USUAL_PRECISION else [self.precision]
-        kept = [f"keep-{_in_a_name('+'.join(self.fp32_modules))}"] if self.fp32_modules else []
+        precision = [] if self.precision == DEFAULT_PRECISION else [self.precision]
+        kept = [f"keep-{_file_name_part('+'.join(self.fp32_modules))}"] if self.fp32_modules else []
         batch = [] if self.batch == "dynamic" else [f"b{self.batch}"]
         size = [] if self.image_size is None else ["x".join(map(str, self.image_size))]
         return [*form, *opset, *precision, *kept, *batch, *size, *(["pixels"] if self.preprocessing else [])]
@@ -74,7 +74,7 @@ class Variant(Record):
     @property
     def training(self) -> Variant:
         """The variant of the training-time network exported for comparison: neither preset nor precision."""
-        plain = {"form": None, "precision": USUAL_PRECISION, "fp32_modules": (), "preprocessing": False}
+        plain = {"form": None, "precision": DEFAULT_PRECISION, "fp32_modules": (), "preprocessing": False}
         return self.model_copy(update=plain)
 
     @property
@@ -82,25 +82,25 @@ class Variant(Record):
         """The options of `export` that produce it."""
         words = ["--target", self.target]
         words += ["--opset", str(self.opset)] if self.opset else []
-        words += ["--precision", self.precision] if self.precision != USUAL_PRECISION else []
+        words += ["--precision", self.precision] if self.precision != DEFAULT_PRECISION else []
         words += [word for each in self.fp32_modules for word in ("--keep-fp32", quote(each))]
         words += ["--batch", str(self.batch)] if self.batch != "dynamic" else []
         words += ["--image-size", "x".join(map(str, self.image_size))] if self.image_size else []
         return " ".join([*words, *(["--with-preprocessing"] if self.preprocessing else [])])
 
 
-def _in_a_name(text: str) -> str:
+def _file_name_part(text: str) -> str:
     """Return the text as part of a file name: shortened and followed by a hash if long or with other characters."""
-    plain = re.sub(r"[^\w+-]", "_", text)[:LONGEST]
+    plain = re.sub(r"[^\w+-]", "_", text)[:MAX_PATTERN_LENGTH]
     return plain if plain == text else f"{plain}-{sha256(text.encode()).hexdigest()[:6]}"
 
 
-def unusual(size: ImageSize | Literal["dynamic"] | None, folded: FoldArtefact) -> ImageSize | None:
+def image_size_of_variant(size: ImageSize | Literal["dynamic"] | None, folded: FoldArtefact) -> ImageSize | None:
     """Return an image size as a variant stores it: None for the default."""
-    return None if size == "dynamic" or size == usual_size(folded) else size
+    return None if size == "dynamic" or size == default_image_size(folded) else size
 
 
-def usual_size(folded: FoldArtefact) -> ImageSize | Literal["dynamic"] | None:
+def default_image_size(folded: FoldArtefact) -> ImageSize | Literal["dynamic"] | None:
     """Return the image size of an export for which none was requested; None if the network takes no images."""
     return "dynamic" if folded.any_image_size else folded.image_size
 

@@ -34,7 +34,7 @@ SEAL = "\n<!-- repaconv; sha256 of what stands above: {} -->\n"
 NOTE = ".repaconv-note"
 
 
-def named_by(*artefacts: Path) -> dict[Path, set[str]]:
+def files_named_by(*artefacts: Path) -> dict[Path, set[str]]:
     """Return the files that artifacts name, with the hashes that were recorded."""
     found: dict[Path, set[str]] = {}
     for artefact in artefacts:
@@ -63,12 +63,12 @@ def write_payload(path: Path, content: bytes | str | Callable[[Path], None]) -> 
             content(temporary)
         else:
             temporary.write_bytes(content.encode() if isinstance(content, str) else content)
-        write_text(_note(path), _which(temporary))  # renaming changes neither inode, size nor time
+        write_text(_note(path), _file_identity(temporary))  # renaming changes neither inode, size nor time
 
     write_with(path, writer)
 
 
-def moved(source: Path) -> Callable[[Path], None]:
+def move_from(source: Path) -> Callable[[Path], None]:
     """Return a writer for `write_payload` that moves a file on the same disk."""
 
     def put_there(temporary: Path) -> None:
@@ -77,28 +77,28 @@ def moved(source: Path) -> Callable[[Path], None]:
     return put_there
 
 
-def left_over(path: Path) -> bool:
+def is_left_over(path: Path) -> bool:
     """Return whether a killed stage left this path: a partial file, a note, a file with a note, or a working folder."""
-    return path.name.endswith((PART, NOTE)) or path.name.startswith(SCRATCH) or _noted(path)
+    return path.name.endswith((PART, NOTE)) or path.name.startswith(SCRATCH) or _has_note(path)
 
 
 def _note(path: Path) -> Path:
     return path.with_name(f".{path.name}{NOTE}")
 
 
-def _which(path: Path) -> str:
+def _file_identity(path: Path) -> str:
     """Identify a file by device, inode, size and modification time."""
     known = path.stat()
     return f"{known.st_dev} {known.st_ino} {known.st_size} {known.st_mtime_ns}\n"
 
 
-def _noted(path: Path) -> bool:
+def _has_note(path: Path) -> bool:
     with suppress(OSError, UnicodeDecodeError):
-        return not path.is_symlink() and _note(path).read_text() == _which(path)
+        return not path.is_symlink() and _note(path).read_text() == _file_identity(path)
     return False
 
 
-def require_ours(slot: Path, stage: str, *files: Path, known: Sequence[Path] = ()) -> None:
+def require_replaceable(slot: Path, stage: str, *files: Path, known: Sequence[Path] = ()) -> None:
     """Refuse to overwrite files that were not written by repaconv. Called before anything is written.
 
     Args:
@@ -110,14 +110,14 @@ def require_ours(slot: Path, stage: str, *files: Path, known: Sequence[Path] = (
     Raises:
         UsageProblem: If a file was written by something else or changed; the message names it.
     """
-    named = named_by(slot, *known)
+    named = files_named_by(slot, *known)
     taken = [slot] if os.path.lexists(slot) and stage_of(slot) != stage else []
     taken += [file for file in files if os.path.lexists(file) and not _unchanged(file, named)]
     if taken:
         raise _foreign(taken[0])
 
 
-def put(slot: Path, artefact: AnyArtefact) -> AnyArtefact:
+def replace_artifact(slot: Path, artefact: AnyArtefact) -> AnyArtefact:
     """Write an artifact in place of the previous one, and remove the unchanged files that only the previous one named.
 
     Such files outside the folder of ``slot`` remain, because the user chose the place. The new artifact keeps naming
@@ -127,7 +127,7 @@ def put(slot: Path, artefact: AnyArtefact) -> AnyArtefact:
         The artefact as it was written.
     """
     named = [file for file, _ in _named_in(artefact.model_dump(), slot.parent)]
-    before = {file: hashes for file, hashes in named_by(slot).items() if file not in named}
+    before = {file: hashes for file, hashes in files_named_by(slot).items() if file not in named}
     if left := [file for file in before if _unchanged(file, before)]:  # named until they are removed
         write_artefact(slot, _with(artefact, *(payload_of(file, slot.parent) for file in left)))
     artefact = _with(artefact, *_remove(before, slot.parent))
@@ -141,16 +141,16 @@ def _with(artefact: AnyArtefact, *beside: Payload) -> AnyArtefact:
     return artefact.model_copy(update={"other_files": (*artefact.other_files, *beside)}) if beside else artefact
 
 
-def remove(slot: Path, names_on: Path) -> tuple[Payload, ...]:
+def remove_artifact(slot: Path, names_on: Path) -> tuple[Payload, ...]:
     """Remove an artifact, and the unchanged files in its folder that it names.
 
     Returns:
         The unchanged files that it names elsewhere, with paths relative to the folder ``names_on``.
     """
-    stays = _remove(named_by(slot), slot.parent, names_on)
+    stays = _remove(files_named_by(slot), slot.parent, names_on)
     for file in (names_on / each.path for each in stays):
         with suppress(EnvironmentProblem):  # the folder is no longer writable
-            write_text(_note(file), _which(file))
+            write_text(_note(file), _file_identity(file))
     slot.unlink()
     return stays
 
@@ -189,7 +189,7 @@ def _sealed(path: Path) -> bool:
 
 
 def _unchanged(file: Path, named: dict[Path, set[str]]) -> bool:
-    return file.is_file() and (_noted(file) or sha256_of(file) in named.get(file.resolve(), ()))
+    return file.is_file() and (_has_note(file) or sha256_of(file) in named.get(file.resolve(), ()))
 
 
 def _remove(named: dict[Path, set[str]], folder: Path, names_on: Path | None = None) -> tuple[Payload, ...]:

@@ -28,29 +28,29 @@ PART = ".repaconv-part"
 """Suffix of a file while it is being written."""
 SCRATCH = ".repaconv-work-"
 """Prefix of a stage's working folder."""
-_HELD: ContextVar[frozenset[Path]] = ContextVar("held", default=frozenset())
+_LOCKED_FOLDERS: ContextVar[frozenset[Path]] = ContextVar("held", default=frozenset())
 """The folders that this command has locked."""
 
 
 def canonical_json(value: Record | dict[str, Any]) -> str:
     """Return JSON with sorted keys, two spaces of indentation and a final newline: equal values give equal bytes."""
     plain = value.model_dump(mode="json") if isinstance(value, Record) else value
-    return json.dumps(finite(plain), sort_keys=True, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    return json.dumps(json_safe(plain), sort_keys=True, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def finite(plain: Any) -> Any:
+def json_safe(plain: Any) -> Any:
     """Replace NaN and infinities, which JSON does not have, by ``"NaN"``, ``"Infinity"`` and ``"-Infinity"``; they read
     back."""
     if isinstance(plain, dict):
-        return {key: finite(value) for key, value in plain.items()}
+        return {key: json_safe(value) for key, value in plain.items()}
     if isinstance(plain, (list, tuple)):
-        return [finite(value) for value in plain]
+        return [json_safe(value) for value in plain]
     if isinstance(plain, float) and not math.isfinite(plain):
         return "NaN" if math.isnan(plain) else "Infinity" if plain > 0 else "-Infinity"
     return plain
 
 
-def from_json(text: str | bytes) -> Any:
+def parse_json(text: str | bytes) -> Any:
     """Parse a JSON text.
 
     Raises:
@@ -62,7 +62,7 @@ def from_json(text: str | bytes) -> Any:
         raise ValueError("it is nested too deep") from error
 
 
-def require_nameable(path: Path) -> None:
+def require_valid_name(path: Path) -> None:
     """Refuse a path that is not a valid file name, whether or not the file exists.
 
     Raises:
@@ -118,16 +118,16 @@ def write_with(path: Path, writer: Callable[[Path], None]) -> None:
         _remove_left(path)
         handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=PART, dir=path.parent)
         temporary = Path(name)
-        _locked(handle)
+        _try_lock(handle)
         writer(temporary)
         with temporary.open("rb+") as file:
             os.fsync(file.fileno())
         temporary.chmod(0o666 & ~_umask())
-        change_guard.require_none_cut()
+        change_guard.require_none_truncated()
         temporary.replace(path)
         temporary = None
     except OSError as error:
-        raise unwritable(str(path), error, "Give a folder that you may write to with -o") from error
+        raise write_error(str(path), error, "Give a folder that you may write to with -o") from error
     finally:
         if handle is not None:
             os.close(handle)
@@ -139,7 +139,7 @@ def write_with(path: Path, writer: Callable[[Path], None]) -> None:
 
 
 @contextmanager
-def alone_in(folder: Path | None) -> Iterator[None]:
+def lock_folder(folder: Path | None) -> Iterator[None]:
     """Lock a run folder against other commands. The kernel releases the lock when the process ends; no file is left.
 
     Partial files of killed commands are removed. A stage may lock a folder that its caller has locked.
@@ -150,7 +150,7 @@ def alone_in(folder: Path | None) -> Iterator[None]:
     Raises:
         EnvironmentProblem: If another command has locked the folder, or it cannot be created.
     """
-    if folder is None or folder.resolve() in _HELD.get():
+    if folder is None or folder.resolve() in _LOCKED_FOLDERS.get():
         yield
         return
     created = [each for each in (folder, *folder.parents) if not each.exists()]
@@ -158,20 +158,20 @@ def alone_in(folder: Path | None) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         held = os.open(folder, os.O_RDONLY)
     except OSError as error:
-        raise unwritable(f"in {folder}", error, "Give a folder that you may write to with -o") from error
+        raise write_error(f"in {folder}", error, "Give a folder that you may write to with -o") from error
     try:
-        if not _locked(held):
+        if not _try_lock(held):
             raise EnvironmentProblem(
                 f"another command is writing to {folder}.",
                 hint="Wait until it has finished, or give another folder with -o.",
                 code="run.busy",
             )
-        before = _HELD.set(_HELD.get() | {folder.resolve()})
+        before = _LOCKED_FOLDERS.set(_LOCKED_FOLDERS.get() | {folder.resolve()})
         try:
-            _sweep(folder)
+            _remove_left_in(folder)
             yield
         finally:
-            _HELD.reset(before)
+            _LOCKED_FOLDERS.reset(before)
     finally:
         os.close(held)
         with suppress(OSError):  # not empty: something was written
@@ -179,7 +179,7 @@ def alone_in(folder: Path | None) -> Iterator[None]:
                 each.rmdir()
 
 
-def _locked(handle: int) -> bool:
+def _try_lock(handle: int) -> bool:
     """Lock a file or folder until it is closed; return False if another process has locked it."""
     import fcntl
 
@@ -196,11 +196,11 @@ def _remove_left(path: Path) -> None:
     """Remove the temporary files that killed commands left next to this file. A running command locks its own."""
     for left in path.parent.glob(f".{escape(path.name)}.*{PART}"):
         with suppress(OSError), left.open("rb") as file:
-            if _locked(file.fileno()):
+            if _try_lock(file.fileno()):
                 left.unlink()
 
 
-def _sweep(folder: Path) -> None:
+def _remove_left_in(folder: Path) -> None:
     """Remove what killed commands left in a folder that no other command is writing to."""
     for path in [path for pattern in ("*", "*/*") for path in folder.glob(pattern)]:
         with suppress(OSError):  # a read-only folder
@@ -210,7 +210,7 @@ def _sweep(folder: Path) -> None:
                 shutil.rmtree(path)
 
 
-def unwritable(what: str, error: OSError, hint: str) -> EnvironmentProblem:
+def write_error(what: str, error: OSError, hint: str) -> EnvironmentProblem:
     """Return the error for a path that cannot be written."""
     told = f"cannot write {what}: {error.strerror or error}."
     return EnvironmentProblem(told, hint=f"{hint}, and check the free space.", code="write.failed")
@@ -242,7 +242,7 @@ def read_artefact(path: Path, kind: type[AnyRecord]) -> AnyRecord:
         Refused: If it is not JSON, has an unsupported schema version, or is not of this kind.
     """
     try:
-        plain = from_json(path.read_text(encoding="utf-8"))
+        plain = parse_json(path.read_text(encoding="utf-8"))
         version = plain.get("schema_version", SCHEMA_VERSION) if isinstance(plain, dict) else SCHEMA_VERSION
         if version == PREVIOUS["schema_version"]:
             return kind.model_validate({**plain, "schema_version": SCHEMA_VERSION}, context=PREVIOUS)
@@ -266,7 +266,7 @@ def read_artefact(path: Path, kind: type[AnyRecord]) -> AnyRecord:
 def stage_of(path: Path) -> str:
     """Return the stage of an artifact; empty if the file is not an artifact."""
     try:
-        plain: Any = from_json(path.read_text(encoding="utf-8")) if path.is_file() else None
+        plain: Any = parse_json(path.read_text(encoding="utf-8")) if path.is_file() else None
     except (ValueError, OSError):
         return ""
     ours = isinstance(plain, dict) and "schema_version" in plain

@@ -6,7 +6,7 @@ import ctypes
 from contextlib import suppress
 
 
-def give_back() -> None:
+def release_freed_memory() -> None:
     """Return memory that was freed but is kept by glibc to the system; does nothing with other C libraries."""
     with suppress(AttributeError):
         ctypes.pythonapi.malloc_trim(0)

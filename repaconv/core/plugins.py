@@ -8,7 +8,7 @@ from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, v
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
-from repaconv.core.errors import EnvironmentProblem, UsageProblem, nearest
+from repaconv.core.errors import EnvironmentProblem, UsageProblem, did_you_mean
 
 # Optional dependencies
 
@@ -33,7 +33,7 @@ class Extra(NamedTuple):
 
     def missing(self) -> list[str]:
         """Return its packages that are not installed."""
-        return [package for package in self.packages if not _is_here(package)]
+        return [package for package in self.packages if not _is_installed(package)]
 
 
 EXTRAS = (
@@ -55,7 +55,7 @@ EXTRAS = (
 """All extras except ``all`` (those that need no GPU) and ``dev``. pyproject.toml has their versions."""
 
 
-def _is_here(package: str) -> bool:
+def _is_installed(package: str) -> bool:
     """Return whether a package is installed, under this name or as another build of the same module (e.g. for one CUDA
     version)."""
     try:
@@ -140,7 +140,7 @@ def load(group: str, name: str) -> Any:
     if name not in points:
         raise UsageProblem(
             f"unknown {kind} {name!r}.",
-            hint=nearest(name, points)
+            hint=did_you_mean(name, points)
             + f"Known: {', '.join(points) or 'none, because repaconv is not installed in this environment'}.",
             code=f"{kind}.unknown",
         )
@@ -154,7 +154,7 @@ def load(group: str, name: str) -> Any:
         ) from error
 
 
-def rows() -> list[PluginRow]:
+def plugin_rows() -> list[PluginRow]:
     """Load every plug-in of every group and return one row each; a plug-in that cannot be loaded is a row with its
     problem."""
     found = []

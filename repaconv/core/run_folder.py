@@ -11,8 +11,14 @@ from typing import Any, TypeVar
 
 from repaconv.core.errors import GateFailed, Refused, UsageProblem
 from repaconv.core.export_names import dotted
-from repaconv.core.file_replacement import left_over, named_by, put, remove, require_ours
-from repaconv.core.files import from_json, read_artefact, sha256_of, stage_of, write_text
+from repaconv.core.file_replacement import (
+    files_named_by,
+    is_left_over,
+    remove_artifact,
+    replace_artifact,
+    require_replaceable,
+)
+from repaconv.core.files import parse_json, read_artefact, sha256_of, stage_of, write_text
 from repaconv.core.notices import LOGGER
 from repaconv.results import KINDS, Artefact, ExportArtefact, FoldArtefact, Payload, VerifyArtefact
 
@@ -21,7 +27,7 @@ LATEST = OUT / "latest"
 BENCH, BUILD, WEIGHTS, FOLDED, UNCONVERTED = "bench", "build", "model.safetensors", ".folded.onnx", "unconverted.onnx"
 PRECISIONS, PLAN = ("fp32", "fp16", "bf16", "int8"), "plan.json"
 OF_CONVERT = CONVERT_JSON, CONVERTED, SCORES = "convert.json", "converted.safetensors", "scores.svg"
-OF_FINETUNE = FINETUNE_JSON, FINETUNED, UNDER_WAY = "finetune.json", "finetuned.safetensors", "finetune.state"
+OF_FINETUNE = FINETUNE_JSON, FINETUNED, TRAINING_STATE = "finetune.json", "finetuned.safetensors", "finetune.state"
 AnyFold = TypeVar("AnyFold", bound=FoldArtefact)
 _HOW_FOLDED: dict[str, Any] = dict.fromkeys(
     ("made_by", "options", "other_files", "certificate", "changes", "not_folded", "links"), True
@@ -133,7 +139,7 @@ class Run:
         return path
 
 
-def graph_of(run: Run, exported: ExportArtefact) -> Path:
+def onnx_model_of(run: Run, exported: ExportArtefact) -> Path:
     """Return the path of the ONNX model that an artifact describes, after checking its hash and that of its external
     weights.
 
@@ -153,7 +159,7 @@ def fold_of(run: Run) -> FoldArtefact:
     """
     kind = "method"  # files of earlier versions have no kind
     with suppress(OSError, ValueError, AttributeError):  # read_artefact raises the error for these
-        kind = str(from_json(run.fold_json.read_text()).get("kind", kind))
+        kind = str(parse_json(run.fold_json.read_text()).get("kind", kind))
     if kind not in KINDS:
         raise Refused(
             f"{run.fold_json} is the fold of a {kind!r}, which this version of repaconv does not know.",
@@ -163,7 +169,7 @@ def fold_of(run: Run) -> FoldArtefact:
     return read_artefact(run.fold_json, KINDS[kind])
 
 
-def usual_folder(source: Path) -> Path:
+def default_folder(source: Path) -> Path:
     """Return the default run folder of a file: ``repaconv-out/<stem>``.
 
     If that folder contains the run of a file with another suffix (``net.pth`` next to ``net.onnx``), it is
@@ -196,7 +202,7 @@ def prepare_run(
     Args:
         checkpoint: The file to fold.
         sha256: Its hash.
-        out: The folder; see `usual_folder` when None.
+        out: The folder; see `default_folder` when None.
         force: Replace the run of another file.
         payload: File name of the folded network.
         files: Other files that will be written.
@@ -205,7 +211,7 @@ def prepare_run(
         Refused: If the folder contains the run of another checkpoint without ``force``, or is not a run folder.
         UsageProblem: If a file that the fold would replace was not written by repaconv, or was changed since.
     """
-    run = Run(out if out is not None else usual_folder(checkpoint))
+    run = Run(out if out is not None else default_folder(checkpoint))
     latest = run.folder.resolve() == LATEST.resolve()
     if latest or (run.folder.exists() and not run.folder.is_dir()):
         what = "where the name of the newest run is kept" if latest else "a file, not a folder"
@@ -213,7 +219,7 @@ def prepare_run(
     inside = sorted(path.name for path in run.folder.iterdir()) if run.folder.is_dir() else []
     own = (PLAN, *((*OF_CONVERT, UNCONVERTED) if stage_of(run.convert_json) == "convert" else ()))
     own += OF_FINETUNE if stage_of(run.folder / FINETUNE_JSON) == "finetune" else ()
-    foreign = [name for name in inside if name not in own and not left_over(run.folder / name)]
+    foreign = [name for name in inside if name not in own and not is_left_over(run.folder / name)]
     if foreign and stage_of(run.fold_json) != "fold":
         raise Refused(
             f"{run.folder} is not a run folder and contains other files, such as {foreign[0]}.",
@@ -228,11 +234,11 @@ def prepare_run(
                 hint="Give another folder with -o, or replace it with --force.",
                 code="run.other-checkpoint",
             )
-    require_ours(run.fold_json, "fold", run.folder / payload, *files)
+    require_replaceable(run.fold_json, "fold", run.folder / payload, *files)
     return run
 
 
-def put_fold(run: Run, folded: AnyFold) -> AnyFold:
+def write_fold(run: Run, folded: AnyFold) -> AnyFold:
     """Write the result of a fold. Files that were made from another fold before are removed, and a notice names them.
 
     If the folded network is the same as before, the files that were made from it are up to date and remain.
@@ -244,7 +250,7 @@ def put_fold(run: Run, folded: AnyFold) -> AnyFold:
     if not _same_network(run, folded):
         stays = _clear_later_stages(run)
         folded = folded.model_copy(update={"other_files": (*folded.other_files, *stays)})
-    return put(run.fold_json, folded)
+    return replace_artifact(run.fold_json, folded)
 
 
 def _same_network(run: Run, folded: FoldArtefact) -> bool:
@@ -264,8 +270,8 @@ def _clear_later_stages(run: Run) -> tuple[Payload, ...]:
     made: list[Path] = []
     stays: list[Payload] = []
     for artefact in run.later_stages():
-        made += [artefact.resolve(), *named_by(artefact)]
-        stays += remove(artefact, run.folder)
+        made += [artefact.resolve(), *files_named_by(artefact)]
+        stays += remove_artifact(artefact, run.folder)
     for folder in (BENCH, BUILD):
         with suppress(OSError):  # missing, or not empty: it contains files of the user
             (run.folder / folder).rmdir()
@@ -276,7 +282,7 @@ def _clear_later_stages(run: Run) -> tuple[Payload, ...]:
     return tuple({payload.path: payload for payload in stays}.values())
 
 
-def remember(run: Run) -> None:
+def set_newest(run: Run) -> None:
     """Record this run as the newest in ``repaconv-out``."""
     inside = run.folder.parent.resolve() == OUT.resolve()
     write_text(LATEST, f"{run.folder.name if inside else run.folder.resolve()}\n")
@@ -332,7 +338,9 @@ def find_run(given: Path | None) -> Run:
     return run
 
 
-def require_sound(run: Run, folded: FoldArtefact, *later: tuple[Artefact, Path], unverified: bool) -> tuple[str, ...]:
+def require_passed_checks(
+    run: Run, folded: FoldArtefact, *later: tuple[Artefact, Path], unverified: bool
+) -> tuple[str, ...]:
     """Refuse to continue from results whose verdict is failed.
 
     Args:
@@ -356,7 +364,7 @@ def require_sound(run: Run, folded: FoldArtefact, *later: tuple[Artefact, Path],
 
 
 def require_passed(artefact: Artefact, path: Path, *, unverified: bool) -> tuple[str, ...]:
-    """Refuse to continue after one failed verdict, or record that it was overridden; see `require_sound`."""
+    """Refuse to continue after one failed verdict, or record that it was overridden; see `require_passed_checks`."""
     if artefact.verdict != "failed":
         return artefact.unverified
     if not unverified:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from repaconv.core.errors import EnvironmentProblem
-from repaconv.core.files import SCRATCH, unwritable
+from repaconv.core.files import SCRATCH, write_error
 
 ROOM = 1 << 16
 """Bytes written to test whether the disk is full. If that fails, the full disk caused the original error."""
@@ -26,7 +26,7 @@ def scratch_folder(folder: Path | None = None) -> Iterator[Path]:
     try:
         scratch = tempfile.TemporaryDirectory(prefix=SCRATCH if folder else "repaconv-", dir=folder)
     except OSError as error:
-        raise unwritable(where, error, hint) from error
+        raise write_error(where, error, hint) from error
     with scratch as name:
         try:
             yield Path(name)
@@ -41,4 +41,4 @@ def _require_room(folder: Path, where: str, hint: str, error: Exception) -> None
     try:
         (folder / "room").write_bytes(bytes(ROOM))
     except OSError as full:
-        raise unwritable(where, full, hint) from error
+        raise write_error(where, full, hint) from error

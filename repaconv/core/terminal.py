@@ -10,28 +10,28 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from repaconv.core.errors import in_letters
+from repaconv.core.errors import escape_control_characters
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
 
-_WHOLE = ContextVar("whole", default=False)
+_VERBOSE = ContextVar("whole", default=False)
 ROWS = 10
 """Number of rows printed of a long table, unless -v asks for all."""
 PIPED_WIDTH = 200
 """Width of tables in characters where stdout is not a terminal and COLUMNS is not set."""
 
 
-def whole() -> bool:
+def is_verbose() -> bool:
     """Return whether -v was given: tables are printed with every row and column."""
-    return _WHOLE.get()
+    return _VERBOSE.get()
 
 
-def show_all(wanted: bool) -> None:
+def set_verbose(wanted: bool) -> None:
     """Set whether tables are printed in full, for this command (-v)."""
-    _WHOLE.set(wanted)
+    _VERBOSE.set(wanted)
 
 
 @cache
@@ -49,7 +49,7 @@ def _console() -> type[Console]:
 
         def render_str(self, text: str, **how: Any) -> Text:
             """Markup where it is sound, and no control characters."""
-            letters = in_letters(text)
+            letters = escape_control_characters(text)
             try:
                 return super().render_str(letters, **how)
             except MarkupError:
@@ -58,36 +58,38 @@ def _console() -> type[Console]:
     return Output
 
 
-def out() -> Console:
+def stdout() -> Console:
     """Return the console for results (stdout)."""
     piped = not sys.stdout.isatty()
-    told = 0 if whole() else int(os.environ.get("COLUMNS") or 0)
-    width = told or PIPED_WIDTH if piped else None
-    return _console()(highlight=False, emoji=False, soft_wrap=piped, width=width, color_system=_colours())
+    print_message = 0 if is_verbose() else int(os.environ.get("COLUMNS") or 0)
+    width = print_message or PIPED_WIDTH if piped else None
+    return _console()(highlight=False, emoji=False, soft_wrap=piped, width=width, color_system=_color_system())
 
 
-def err() -> Console:
+def stderr() -> Console:
     """Return the console for everything else (stderr)."""
-    return _console()(stderr=True, highlight=False, emoji=False, soft_wrap=True, color_system=_colours())
+    return _console()(stderr=True, highlight=False, emoji=False, soft_wrap=True, color_system=_color_system())
 
 
-def _colours() -> Literal["auto"] | None:
+def _color_system() -> Literal["auto"] | None:
     """Return None if the user disabled colors; bold text is then off as well. https://no-color.org"""
     return None if os.environ.get("NO_COLOR") else "auto"
 
 
-def told(sentence: str) -> None:
+def print_message(sentence: str) -> None:
     """Print one line about the progress of a command to stderr."""
-    err().print(plain(sentence))
+    stderr().print(plain(sentence))
 
 
-def rows(header: tuple[str, ...], lines: Iterable[tuple[str, ...]]) -> None:
+def print_table(header: tuple[str, ...], lines: Iterable[tuple[str, ...]]) -> None:
     """Print a plain table to stdout."""
-    told = list(lines)
-    whole = table(*header, figures=[n for n, column in enumerate(zip(*told, strict=True)) if _are_figures(column)])
-    for line in told:
-        whole.add_row(*map(plain, line))
-    out().print(whole)
+    print_message = list(lines)
+    is_verbose = table(
+        *header, figures=[n for n, column in enumerate(zip(*print_message, strict=True)) if _are_figures(column)]
+    )
+    for line in print_message:
+        is_verbose.add_row(*map(plain, line))
+    stdout().print(is_verbose)
 
 
 def _are_figures(column: Iterable[str]) -> bool:
@@ -107,7 +109,7 @@ def table(*header: str, figures: Collection[int] = ()) -> Table:
     return empty
 
 
-def coloured(verdict: str) -> str:
+def colored(verdict: str) -> str:
     """Return a verdict with color markup."""
     colour = {"passed": "green", "trusted": "green", "failed": "bold red"}.get(verdict, "yellow")
     return f"[{colour}]{verdict}[/]"
@@ -125,7 +127,7 @@ def plain(text: str) -> str:
     return escape(text)
 
 
-def short(name: str) -> str:
+def relative_path(name: str) -> str:
     """Return a path relative to the current folder if it is inside of it."""
     path = Path(name)
     return str(path.relative_to(Path.cwd())) if path.is_absolute() and path.is_relative_to(Path.cwd()) else name

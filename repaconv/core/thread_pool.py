@@ -11,17 +11,17 @@ Given = ParamSpec("Given")
 Result = TypeVar("Result")
 
 
-def workers(threads: int | None = None) -> Executor:
+def thread_pool(threads: int | None = None) -> Executor:
     """Return an executor with that many threads (default: as for ``ThreadPoolExecutor``). If the address space is
     limited, tasks run in the calling thread.
 
     Python waits forever for a thread that cannot allocate memory at its start.
     """
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    return ThreadPoolExecutor(threads) if limit == resource.RLIM_INFINITY else _AtOnce()
+    return ThreadPoolExecutor(threads) if limit == resource.RLIM_INFINITY else _InlineExecutor()
 
 
-class _AtOnce(Executor):
+class _InlineExecutor(Executor):
     """Executor that runs each task immediately in the calling thread."""
 
     def submit(self, task: Callable[Given, Result], /, *args: Given.args, **kwargs: Given.kwargs) -> Future[Result]:

@@ -21,7 +21,7 @@ _TEXT = re.compile(r""""(?:[^"\\]|\\.)*"|'[^']*'""")
 _LONG = re.compile(r"""\"{3}|'{3}""")
 
 
-class At(NamedTuple):
+class Position(NamedTuple):
     """A position in a file, counted from 1. ``file`` is empty if it is clear from the context."""
 
     line: int
@@ -33,18 +33,18 @@ class At(NamedTuple):
         return f"{self.file}:{self.line}:{self.column}"
 
 
-Lines = dict[tuple[str, ...], At]
+Positions = dict[tuple[str, ...], Position]
 
 
-class NoToml(UsageProblem):
+class InvalidToml(UsageProblem):
     """A text is not valid TOML; ``at`` is the position of the error."""
 
-    def __init__(self, told: str, at: At, code: str) -> None:
+    def __init__(self, told: str, at: Position, code: str) -> None:
         super().__init__(f"{at}: this is not TOML: {told}.", hint="Mend that line.", code=code)
         self.at = at
 
 
-def read_toml(path: Path, what: str) -> tuple[dict[str, Any], Lines]:
+def read_toml(path: Path, what: str) -> tuple[dict[str, Any], Positions]:
     """Read a TOML file: its table, and the position of each key.
 
     Raises:
@@ -61,11 +61,11 @@ def read_toml(path: Path, what: str) -> tuple[dict[str, Any], Lines]:
     return parse_toml(text, str(path), what)
 
 
-def parse_toml(text: str, where: str, what: str) -> tuple[dict[str, Any], Lines]:
+def parse_toml(text: str, where: str, what: str) -> tuple[dict[str, Any], Positions]:
     """Parse a TOML text: its table, and the position of each key. ``where`` is the file name in messages.
 
     Raises:
-        NoToml: If it is not TOML.
+        InvalidToml: If it is not TOML.
     """
     if sys.version_info >= (3, 11):
         import tomllib
@@ -77,13 +77,13 @@ def parse_toml(text: str, where: str, what: str) -> tuple[dict[str, Any], Lines]
         told, _, _ = str(error).partition(" (at ")
         found = re.search(r"line (\d+), column (\d+)", str(error))
         last = len(text.splitlines()) or 1
-        at = At(int(found[1]), int(found[2]), where) if found else At(last, 1, where)
-        raise NoToml(told[:1].lower() + told[1:], at, f"{what}.invalid") from error
+        at = Position(int(found[1]), int(found[2]), where) if found else Position(last, 1, where)
+        raise InvalidToml(told[:1].lower() + told[1:], at, f"{what}.invalid") from error
 
 
-def key_lines(text: str, where: str = "") -> Lines:
+def key_lines(text: str, where: str = "") -> Positions:
     """Return the position of each table and of each key, including keys of inline tables on one line."""
-    found: Lines = {}
+    found: Positions = {}
     table: tuple[str, ...] = ()
     inside = False  # whether the line is within a multi-line string
     for number, line in enumerate(text.splitlines(), 1):
@@ -94,12 +94,12 @@ def key_lines(text: str, where: str = "") -> Lines:
         inside = turns
         if header := _HEADER.match(line):
             table = _parts(header[1])
-            found.setdefault(table, At(number, header.start(1) + 1, where))
+            found.setdefault(table, Position(number, header.start(1) + 1, where))
         elif key := _KEY.match(line):
             named = (*table, *_parts(key[1]))
-            found.setdefault(named, At(number, key.start(1) + 1, where))
+            found.setdefault(named, Position(number, key.start(1) + 1, where))
             for name, start in _inline(line, key.end()):
-                found.setdefault((*named, name), At(number, start + 1, where))
+                found.setdefault((*named, name), Position(number, start + 1, where))
     return found
 
 
@@ -112,13 +112,13 @@ def _inline(line: str, start: int) -> Iterator[tuple[str, int]]:
         yield _parts(key[1])[0], key.start(1)
 
 
-def place_of(lines: Lines, keys: tuple[str, ...], where: str = "") -> At:
+def position_of(lines: Positions, keys: tuple[str, ...], where: str = "") -> Position:
     """Return the position of a key, or of the nearest enclosing table, or the start of the file."""
     while keys:
         if keys in lines:
             return lines[keys]
         keys = keys[:-1]
-    return At(1, 1, where)
+    return Position(1, 1, where)
 
 
 _PLAIN = {
@@ -141,32 +141,32 @@ def _in_plain_words(error: Mapping[str, Any]) -> str:
 class Problem(NamedTuple):
     """A validation error of pydantic: its position, its key and a message. ``error`` is pydantic's own description."""
 
-    at: At
+    at: Position
     keys: tuple[str, ...]
     told: str
     error: Mapping[str, Any]
 
 
-def first_problem(error: ValidationError, where: str, lines: Lines | None) -> str:
+def first_problem(error: ValidationError, where: str, lines: Positions | None) -> str:
     """Return the first error as ``file:line:column: key: what is expected.``; without ``lines``, without line and
     column."""
     first = problems(error, where, lines or {})[0]
     return f"{where if lines is None else first.at}: {first.told}"
 
 
-def problems(error: ValidationError, where: str, lines: Lines) -> list[Problem]:
+def problems(error: ValidationError, where: str, lines: Positions) -> list[Problem]:
     """Return all errors, one per value: if a value may have several types, the first type counts."""
     found: dict[tuple[str, ...], Problem] = {}
     for each in error.errors():
         keys = tuple(map(str, each["loc"]))
-        known = keys if each["type"] == "missing" else _known(keys, lines)
+        known = keys if each["type"] == "missing" else _keys_in_file(keys, lines)
         expected = _in_plain_words(each).replace("valid tuple", "valid list").rstrip(".")  # a file has lists
         told = f"{'.'.join(known)}: {expected[:1].lower()}{expected[1:]}."
-        found.setdefault(known, Problem(place_of(lines, keys, where), known, told, dict(each)))
+        found.setdefault(known, Problem(position_of(lines, keys, where), known, told, dict(each)))
     return list(found.values())
 
 
-def _known(keys: tuple[str, ...], lines: Lines) -> tuple[str, ...]:
+def _keys_in_file(keys: tuple[str, ...], lines: Positions) -> tuple[str, ...]:
     """Return the part of the key that is in the file: pydantic appends the name of the type that it tried."""
     return next((keys[:n] for n in range(len(keys), 0, -1) if keys[:n] in lines), keys)
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from repaconv.core.errors import EnvironmentProblem, Refused, first_line, require_module, said_by
+from repaconv.core.errors import EnvironmentProblem, Refused, describe_exception, first_line, require_module
 from repaconv.core.progress import Progress, silent
 from repaconv.distributed.benchmark_jobs import Job, answered, run_job
 from repaconv.distributed.options import ClusterOptions, WorkerOptions
@@ -168,7 +168,7 @@ def _landed(client: Any, job: Job, future: Any) -> Landed:
     worker = str(starts[-1][1].get("called", "")) if starts else ""
     if result is not None:
         return landed_of(job, result, worker, len(starts))
-    return Landed(job, None, said_by(error), worker, len(starts))
+    return Landed(job, None, describe_exception(error), worker, len(starts))
 
 
 def landed_of(job: Job, result: Mapping[str, Any], worker: str, attempts: int) -> Landed:

@@ -12,7 +12,7 @@ from typing import Any
 
 from repaconv.core import run_folder
 from repaconv.core.errors import EnvironmentProblem, UsageProblem
-from repaconv.core.file_replacement import put, require_ours, write_payload
+from repaconv.core.file_replacement import replace_artifact, require_replaceable, write_payload
 from repaconv.core.files import payload_of, sha256_of
 from repaconv.core.progress import Progress, silent
 from repaconv.distributed.benchmark_jobs import Job, Model, resolved
@@ -45,7 +45,7 @@ def bench_on(
     known, export = _sent(taken, options, progress)
     variant = export.variant.full
     place = taken.bench_json(variant)
-    require_ours(place, "bench")
+    require_replaceable(place, "bench")
     paths = [each.path for each in known.subjects]
     models = tuple(Model(name=each.name, sha256=sha256_of(each.path)) for each in known.subjects)
     contents = {model.sha256: path.read_bytes() for model, path in zip(models, paths, strict=True)}
@@ -62,7 +62,7 @@ def bench_on(
         "note": "; ".join(part for part in (done.note, known.note, told) if part),
     }
     done = done.model_copy(update=ours)
-    put(place, done)
+    replace_artifact(place, done)
     return with_files(done, paths, [place])
 
 
@@ -127,7 +127,7 @@ def bench_by_ssh(
     taken, _ = run_folder.run_and_model(Path(run) if run else None)
     slot = taken.collected_json(made.variant)
     result = taken.engine(made.variant, ".result.tar.gz")
-    require_ours(slot, "collect", result)
+    require_replaceable(slot, "collect", result)
     _on_the_board(
         host,
         run_folder.Run(taken.folder / run_folder.BUILD).payload(made.payload),
@@ -137,7 +137,7 @@ def bench_by_ssh(
     )
     progress("collect", 0, 0)
     found, _ = judged(result, taken.folder, slot)
-    put(slot, found.model_copy(update={"other_files": (payload_of(result, slot.parent),)}))
+    replace_artifact(slot, found.model_copy(update={"other_files": (payload_of(result, slot.parent),)}))
     return with_files(found, [*map(Path, found.input_files)], [*map(Path, made.output_files), result, slot])
 
 

@@ -13,10 +13,10 @@ from pydantic import Field, PositiveInt, ValidationError
 from repaconv.benchmark.machine_fingerprint import fingerprint, machine_key
 from repaconv.core import plugins, run_folder
 from repaconv.core.errors import EnvironmentProblem, Refused, RepaconvError, UsageProblem
-from repaconv.core.file_replacement import put, require_ours
+from repaconv.core.file_replacement import replace_artifact, require_replaceable
 from repaconv.core.files import (
-    alone_in,
     canonical_json,
+    lock_folder,
     read_artefact,
     sha256_of,
     sha256_of_bytes,
@@ -24,7 +24,7 @@ from repaconv.core.files import (
     write_artefact,
 )
 from repaconv.core.progress import Progress, silent
-from repaconv.core.toml_positions import Lines, first_problem, read_toml, why_unreadable
+from repaconv.core.toml_positions import Positions, first_problem, read_toml, why_unreadable
 from repaconv.distributed.benchmark_jobs import Job, Model, resolved, run_job
 from repaconv.distributed.dask_cluster import Landed, connected, landed_of, run_jobs
 from repaconv.distributed.options import ClusterOptions
@@ -78,7 +78,7 @@ def read_matrix(path: Path) -> Matrix:
         EnvironmentProblem: If it is .yaml and PyYAML is not installed.
         UsageProblem: If it is not a valid matrix; names the line if it is known.
     """
-    lines: Lines | None = None
+    lines: Positions | None = None
     if path.suffix in (".yaml", ".yml"):
         table = _read_yaml(path)
     else:
@@ -196,7 +196,7 @@ def sweep_by(
     """
     path = Path(matrix)
     folder = Path(out) if out else run_folder.OUT / f"sweep-{path.stem}"
-    with alone_in(folder):
+    with lock_folder(folder):
         return _swept(_Sweep(read_matrix(path), path.parent, folder, cluster), path, progress)
 
 
@@ -222,7 +222,7 @@ def _swept(state: _Sweep, path: Path, progress: Progress) -> SweepArtefact:
         resumed=resumed,
         rows=tuple(state.rows[cell] for _, cell in state.cells),
     )
-    put(state.artefact, artefact)
+    replace_artifact(state.artefact, artefact)
     return with_files(artefact, [path], [state.artefact])
 
 
@@ -243,9 +243,9 @@ class _Sweep:
 
     def require_ours(self) -> None:
         """Refuse to overwrite files that repaconv did not write."""
-        require_ours(self.artefact, "sweep")
+        require_replaceable(self.artefact, "sweep")
         for _, cell in self.cells:
-            require_ours(_place(self.folder, cell), "cell")
+            require_replaceable(_place(self.folder, cell), "cell")
 
     def prepare(self, entry: Entry, cell: Cell) -> None:
         """Add the row of a cell if its result is stored or it cannot be measured; otherwise add its job."""
@@ -350,8 +350,8 @@ def _model(entry: Entry, cell: Cell, target: str, beside: Path, folder: Path) ->
 
 def _graph(run: run_folder.Run, folded: FoldArtefact, target: str, precision: str) -> Path:
     found = export_for(run, folded, target, precision)
-    run_folder.require_sound(run, folded, (found.artefact, found.path), unverified=False)
-    return run_folder.graph_of(run, found.artefact)
+    run_folder.require_passed_checks(run, folded, (found.artefact, found.path), unverified=False)
+    return run_folder.onnx_model_of(run, found.artefact)
 
 
 def _place(folder: Path, cell: Cell) -> Path:

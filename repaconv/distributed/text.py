@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from repaconv.core.terminal import coloured, out, plain, table
+from repaconv.core.terminal import colored, plain, stdout, table
 
 if TYPE_CHECKING:
     from repaconv.results import SweepArtefact
@@ -18,9 +18,9 @@ def show_sweep(done: SweepArtefact) -> None:
         again = f"attempt {row.attempts}" if row.attempts > 1 else ""
         cells = (row.precision, str(row.batch), *times, row.quality, plain(row.worker), plain(row.problem or again))
         rows.add_row(plain(row.model), row.target, *cells)
-    out().print(rows)
+    stdout().print(rows)
     measured = sum(not row.problem for row in done.rows)
     unclear = sum(row.quality == "inconclusive" for row in done.rows)
     verdict = "inconclusive" if unclear and done.verdict == "passed" else done.verdict
     told = f"{measured} of {len(done.rows)} measured, {unclear} of them inconclusive, {done.resumed} from before"
-    out().print(f"{coloured(verdict)}: {told}")
+    stdout().print(f"{colored(verdict)}: {told}")

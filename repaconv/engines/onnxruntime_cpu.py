@@ -98,7 +98,7 @@ class OrtSession:
         """See `OnnxRuntime.open`. Nodes that the first provider does not support go to the next one."""
         import onnxruntime
 
-        change_guard.watch()  # external weights are memory-mapped
+        change_guard.install_sigbus_handler()  # external weights are memory-mapped
         lean = spec.lean or isinstance(spec.weights, Mapping)  # then the session holds its own copy
         self._model, self._spec = (b"", replace(spec, weights=None)) if lean else (model, spec)
         settings = settings_for(spec)

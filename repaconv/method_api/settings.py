@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from repaconv.checkpoints import read_mmconfig
-from repaconv.core.errors import SettingNeeded, UsageProblem, near_to, nearest
+from repaconv.core.errors import SettingNeeded, UsageProblem, did_you_mean, nearest_name
 from repaconv.results import Fact
 
 T = TypeVar("T")
@@ -117,7 +117,7 @@ class Knobs:
             UsageProblem: If the user's value does not parse.
         """
         if name not in self._left and found is None:
-            raise SettingNeeded(f"{why}.", name, example, near_to(name, self._left))
+            raise SettingNeeded(f"{why}.", name, example, nearest_name(name, self._left))
         return self.take(name, parse, parse(example), found, source)
 
     def done(self) -> None:
@@ -129,7 +129,7 @@ class Knobs:
         for name in self._left:
             raise UsageProblem(
                 f"this method has no setting {name!r}.",
-                hint=f"{nearest(name, self._known)}Known settings: {', '.join(self._known)}."
+                hint=f"{did_you_mean(name, self._known)}Known settings: {', '.join(self._known)}."
                 if self._known
                 else "It has no settings here.",
                 code="setting.unknown",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from repaconv.core.errors import Refused, said_by
+from repaconv.core.errors import Refused, describe_exception
 from repaconv.sources.class_score_outputs import LOGITS
 from repaconv.sources.named_architectures import Built
 
@@ -32,7 +32,7 @@ def called(module: nn.Module, shape: tuple[int, int, int]) -> Any:
         return _answer(module, shape, next((p.dtype for p in module.parameters()), torch.float32))
     except Exception as error:  # of any network
         raise Refused(
-            f"this network does not take one image of {'x'.join(map(str, shape))}: {said_by(error)}.",
+            f"this network does not take one image of {'x'.join(map(str, shape))}: {describe_exception(error)}.",
             hint=f"If its images are of another size: --set image_size=224x224. If it takes something else: {ELSE}",
             code="network.call",
         ) from error
@@ -66,7 +66,7 @@ def doubled(module: nn.Module, shape: tuple[int, int, int]) -> nn.Module:
         _answer(module, shape, torch.float64)
     except Exception as error:  # of any network that took an image before
         raise Refused(
-            f"this network computes in float32 only, so it cannot be verified in float64: {said_by(error)}.",
+            f"this network computes in float32 only, so it cannot be verified in float64: {describe_exception(error)}.",
             hint="Export it yourself and fold the ONNX model, which is evaluated in float64: repaconv fold model.onnx.",
             code="network.float64",
         ) from error

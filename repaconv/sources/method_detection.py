@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from repaconv.core import plugins
-from repaconv.core.errors import EnvironmentProblem, Refused, RepaconvError, said_by
+from repaconv.core.errors import EnvironmentProblem, Refused, RepaconvError, describe_exception
 from repaconv.core.files import sha256_of
 from repaconv.results import FoldArtefact, MethodFold
 
@@ -105,7 +105,8 @@ def understood(method: Method, checkpoint: Checkpoint, settings: Mapping[str, st
         raise
     except Exception as error:
         raise Refused(
-            f"{checkpoint.path} has names of {method.name} and tensors that no net of it has ({said_by(error)}).",
+            f"{checkpoint.path} has names of {method.name} and tensors that no net of it has "
+            f"({describe_exception(error)}).",
             hint="The file is of another net, or it was changed after training; `repaconv inspect` says what is in it.",
             code="checkpoint.shape",
         ) from error

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from repaconv.core.errors import EnvironmentProblem, Refused, UsageProblem, nearest, said_by
-from repaconv.core.files import from_json
+from repaconv.core.errors import EnvironmentProblem, Refused, UsageProblem, describe_exception, did_you_mean
+from repaconv.core.files import parse_json
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -74,7 +74,7 @@ def of_registry(library: Any, kind: str, name: str, config: Mapping[str, Any]) -
     if name.partition(".")[0] not in known:
         raise UsageProblem(
             f"{kind} has no architecture {name!r}.",
-            hint=f"{nearest(name, known)}It knows {len(known)}, as {min(known)}.",
+            hint=f"{did_you_mean(name, known)}It knows {len(known)}, as {min(known)}.",
             code="arch.unknown",
         )
     more = dict(config.get("model_args") or {})
@@ -123,7 +123,7 @@ def own(path: Path, function: str) -> Callable[[], nn.Module]:
         made = build() if callable(build) else None
     except Exception as error:  # his own code may raise anything
         raise UsageProblem(
-            f"{path}:{function} fails with {said_by(error)}.",
+            f"{path}:{function} fails with {describe_exception(error)}.",
             hint="It is run as your own Python would run it; try it by itself.",
             code="arch.function",
         ) from error
@@ -178,7 +178,7 @@ def of_folder(folder: Path) -> tuple[Architecture, Path]:
         Refused: If it is none, or its weights are not in one file.
     """
     try:
-        config = from_json((folder / "config.json").read_text(encoding="utf-8"))
+        config = parse_json((folder / "config.json").read_text(encoding="utf-8"))
         if not isinstance(config, dict):
             raise ValueError("it is no table of names")
     except (OSError, ValueError) as error:

@@ -6,7 +6,7 @@ from functools import cached_property
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
-from repaconv.core.memory_release import give_back
+from repaconv.core.memory_release import release_freed_memory
 from repaconv.engines.contract import Feeds, Port, Session
 from repaconv.verification.float64_graphs import Float64
 from repaconv.verification.model_runners import load_onnx
@@ -46,7 +46,7 @@ class Evaluated:
     def close(self) -> None:
         """Let its session go, which is as large as its weights; what it told stays known, and it opens again."""
         if self.__dict__.pop("session", None) is not None:
-            give_back()
+            release_freed_memory()
 
     @property
     def inputs(self) -> tuple[Port, ...]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from repaconv.core.errors import Refused, RepaconvError, UsageProblem, said_by
+from repaconv.core.errors import Refused, RepaconvError, UsageProblem, describe_exception
 from repaconv.results import Preprocessing
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def read_image(path: Path, wanted: Preprocessing, size: tuple[int, int], channel
         raise
     except Exception as error:  # Pillow raises whatever its decoders meet
         raise Refused(
-            f"{path} is not a readable image: {said_by(error)}.",
+            f"{path} is not a readable image: {describe_exception(error)}.",
             hint="Take it out of the folder.",
             code="images.unreadable",
         ) from error

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from repaconv.core.errors import Refused, UsageProblem, said_by
-from repaconv.core.thread_pool import workers
+from repaconv.core.errors import Refused, UsageProblem, describe_exception
+from repaconv.core.thread_pool import thread_pool
 from repaconv.engines.contract import Feeds, Port, shapes_told
 from repaconv.results import Preprocessing
 from repaconv.verification.image_files import NO_SCORES, Labels, image_files, prepared, read_image, told_of
@@ -132,7 +132,7 @@ class Inputs:
         """All images in order; the next batch is read while one is worked on."""
         step = 1 if self.whole else at_once
         ends = [(start, min(start + step, self.shape[0])) for start in range(0, self.shape[0], step)]
-        with workers(1) as pool:
+        with thread_pool(1) as pool:
             following = pool.submit(self.piece, *ends[0])
             for end in ends[1:]:
                 batch, following = following.result(), pool.submit(self.piece, *end)
@@ -232,7 +232,7 @@ def _arrays(path: Path) -> dict[str, NDArray[Any]]:
                 raise ValueError(f"{others[0]!r} is no array")
             return found
     except Exception as error:  # numpy, zipfile and zlib raise whatever they meet; TypeError: a lone .npy
-        what = f"is not a readable .npz: {said_by(error)}" if path.exists() else "is not there"
+        what = f"is not a readable .npz: {describe_exception(error)}" if path.exists() else "is not there"
         raise Refused(
             f"{path} {what}.",
             hint="Save it with numpy.savez(path, input=images [N, C, H, W]).",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from repaconv.core.change_guard import require_unchanged, stamp_of
 from repaconv.core.errors import Refused, first_line
-from repaconv.core.memory_release import give_back
+from repaconv.core.memory_release import release_freed_memory
 from repaconv.graph.onnx_files import external_files, free_sizes, opset_of, read_graph, require_inside
 from repaconv.graph.opset_upgrade import OLDEST
 from repaconv.onnx_export.torch_exporter import ONE_FILE_BYTES
@@ -148,7 +148,7 @@ def folded(
         return model, []
     try:
         smaller, changes = rewritten(model, without(taken_back), changed_layers)
-        give_back()
+        release_freed_memory()
         check(smaller)
         if typed:
             _check_types(smaller, model)

@@ -12,7 +12,7 @@ from pydantic import Field, ValidationError, ValidationInfo, field_validator
 
 from repaconv.core import plugins
 from repaconv.core.errors import UsageProblem
-from repaconv.core.toml_positions import Lines, first_problem, parse_toml, read_toml
+from repaconv.core.toml_positions import Positions, first_problem, parse_toml, read_toml
 from repaconv.results import PREVIOUS, Limits, Record
 
 OLDEST = 13
@@ -201,7 +201,7 @@ def parse(text: str, where: str) -> Target:
     return _validated(*parse_toml(text, where, "target"), where)
 
 
-def _validated(table: dict[str, Any], lines: Lines, where: str) -> Target:
+def _validated(table: dict[str, Any], lines: Positions, where: str) -> Target:
     try:
         return Target.model_validate(table, context=PREVIOUS)  # a user's file may use former field names
     except ValidationError as error:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from repaconv.core import run_folder
 from repaconv.core.errors import Refused
 from repaconv.core.export_names import Variant
-from repaconv.core.file_replacement import put, require_ours
+from repaconv.core.file_replacement import replace_artifact, require_replaceable
 from repaconv.core.files import payload_of, read_artefact, sha256_of, stage_of
 from repaconv.core.progress import Progress
 from repaconv.core.scratch_folders import scratch_folder
@@ -96,8 +96,8 @@ def contenders_of(
     folded = subject.folded
     export = export_for(run, folded, target, precision, batch=batch, image_size=image_size, form=form)
     exported = export.artefact
-    overridden = run_folder.require_sound(run, folded, (exported, export.path), unverified=unverified)
-    subjects = [Contender(DEPLOY, run_folder.graph_of(run, exported))]
+    overridden = run_folder.require_passed_checks(run, folded, (exported, export.path), unverified=unverified)
+    subjects = [Contender(DEPLOY, run_folder.onnx_model_of(run, exported))]
     size = folded.image_size if exported.image_size == "dynamic" else exported.image_size
     other, note = _beside(other, lambda: Contender(TRAINING, training_onnx(subject, export, progress)))
     return Contenders([*subjects, *other], overridden, size, note, subject, export.variant, export)
@@ -106,7 +106,7 @@ def contenders_of(
 def _networks(subject: Subject, other: list[Contender], device: Target, *, unverified: bool) -> Contenders:
     """The run's PyTorch modules, for a runtime that takes modules."""
     run, folded = subject.run, subject.folded
-    overridden = run_folder.require_sound(run, folded, unverified=unverified)
+    overridden = run_folder.require_passed_checks(run, folded, unverified=unverified)
     first = Contender(DEPLOY, run.payload_of_fold(folded), subject.network(DEPLOY))
     other, note = _beside(other, lambda: Contender(TRAINING, subject.source, subject.network(TRAINING)))
     variant = Variant(target=device.name)
@@ -143,7 +143,7 @@ def training_onnx(subject: Subject, export: Export, progress: Progress) -> Path:
     if _is_known(path, folded, like):
         return path
     slot = path.with_suffix(".json")
-    require_ours(slot, "training", path, path.with_name(f"{path.name}.data"))
+    require_replaceable(slot, "training", path, path.with_name(f"{path.name}.data"))
     data = _write_training(subject, exported, path, progress)
     made = TrainingArtefact(
         made_by=made_by("torch", "onnx"),
@@ -155,7 +155,7 @@ def training_onnx(subject: Subject, export: Export, progress: Progress) -> Path:
         payload=payload_of(path, path.parent),
         data=payload_of(data, path.parent) if data else None,
     )
-    put(slot, made)
+    replace_artifact(slot, made)
     return path
 
 

@@ -7,8 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from repaconv.core.errors import Refused, UsageProblem, said_by
-from repaconv.core.file_replacement import put, require_ours
+from repaconv.core.errors import Refused, UsageProblem, describe_exception
+from repaconv.core.file_replacement import replace_artifact, require_replaceable
 from repaconv.core.progress import Progress, silent
 from repaconv.engines.contract import shapes_told
 from repaconv.results import BenchArtefact, CompareArtefact, Link, Tolerance
@@ -75,7 +75,7 @@ def compare_by(
     device = load_target(options.target)
     threads = at_least_one("threads", options.threads, device.bench.threads)
     if options.out:
-        require_ours(Path(options.out), "compare")
+        require_replaceable(Path(options.out), "compare")
     progress("compare: load", 0, 0)
     right, other = (end_of(Path(each), device, threads) for each in (reference, candidate))
     if options.speed and not (right.path and other.path):
@@ -89,7 +89,7 @@ def compare_by(
     measured = _measured(options, right, other, progress) if options.speed else None
     artefact = _artefact(options, right, other, given.name, links, measured)
     if options.out:
-        artefact = put(Path(options.out), artefact)
+        artefact = replace_artifact(Path(options.out), artefact)
     took = [Path(each) for each in (reference, candidate)]
     return with_files(artefact, took, [Path(options.out)] if options.out else [])
 
@@ -237,7 +237,7 @@ def _ran(end: End, feeds: Mapping[str, Any]) -> Mapping[str, Any]:
         return end.runner.run(feeds)
     except Exception as error:  # each runtime raises classes of its own
         raise Refused(
-            f"{end.told.name} does not run on {shapes_told(feeds)}: {said_by(error)}.",
+            f"{end.told.name} does not run on {shapes_told(feeds)}: {describe_exception(error)}.",
             hint="Both models must take the same inputs. Give inputs with --inputs x.npz.",
             code="compare.inputs",
         ) from error

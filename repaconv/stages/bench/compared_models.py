@@ -65,7 +65,7 @@ def _of_run(folder: Path, device: Target, threads: int) -> End:
     exact = [each.artefact for each in exports_of(run, folded) if each.artefact.precision == "fp32"]
     if exact:
         plainest = next((each for each in exact if each.target == device.name), exact[0])
-        return _of_file(run_folder.graph_of(run, plainest), device, threads)
+        return _of_file(run_folder.onnx_model_of(run, plainest), device, threads)
     subject = subject_of(run)
     told = ComparedEnd(
         name=f"{folder}, as folded",

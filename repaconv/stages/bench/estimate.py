@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from repaconv.core import plugins, run_folder
 from repaconv.core.errors import Refused, UsageProblem, first_line
-from repaconv.core.file_replacement import put, require_ours
+from repaconv.core.file_replacement import replace_artifact, require_replaceable
 from repaconv.core.files import read_artefact, sha256_of
 from repaconv.core.progress import Progress, silent
 from repaconv.graph.onnx_files import is_graph, read_graph, require_inside
@@ -108,7 +108,7 @@ def estimate_by(
     progress("estimate", 0, 0)
     artefact = _artefact(plan, options, limits)
     if plan.place:
-        put(plan.place, artefact)
+        replace_artifact(plan.place, artefact)
     return with_files(artefact, [plan.path], [plan.place] if plan.place else [])
 
 
@@ -156,7 +156,7 @@ def _plan(options: EstimateOptions, model: str | Path | None) -> _Plan:
     taken = _of_run(run, device, options) if run else _bare(Path(model or ""), options)
     place = Path(options.out) if options.out else run.bench_json(f"{taken.variant}.estimate") if run else None
     if place:
-        require_ours(place, "estimate")
+        require_replaceable(place, "estimate")
     graph = read_graph(taken.path)
     images, shape = _images(graph, batch, as_image_size(options.image_size) or taken.size, taken.path)
     return _Plan(
@@ -183,10 +183,10 @@ def _of_run(run: run_folder.Run, device: Target, options: EstimateOptions) -> _T
     typed = "fp32" if lowers(device, options.precision) else options.precision
     size = as_image_size(options.image_size)
     exported, path, variant = export_for(run, folded, options.target, typed, batch=options.batch, image_size=size)
-    overridden = run_folder.require_sound(run, folded, (exported, path), unverified=options.allow_unverified)
+    overridden = run_folder.require_passed_checks(run, folded, (exported, path), unverified=options.allow_unverified)
     usual = folded.image_size if exported.image_size == "dynamic" else exported.image_size
     name = variant.model_copy(update={"precision": options.precision}).full
-    return _Taken(run_folder.graph_of(run, exported), options.precision, usual, name, overridden)
+    return _Taken(run_folder.onnx_model_of(run, exported), options.precision, usual, name, overridden)
 
 
 def _bare(path: Path, options: EstimateOptions) -> _Taken:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from repaconv.core import run_folder
 from repaconv.core.errors import UsageProblem
-from repaconv.core.file_replacement import put, require_ours, write_payload
-from repaconv.core.files import alone_in, payload_of, sha256_of
+from repaconv.core.file_replacement import replace_artifact, require_replaceable, write_payload
+from repaconv.core.files import lock_folder, payload_of, sha256_of
 from repaconv.core.progress import Progress, silent
 from repaconv.graph.onnx_files import read_graph
 from repaconv.results import BenchArtefact, Link, MeasuredModel, MethodFold
@@ -57,7 +57,7 @@ def bench_by(
     """
     from repaconv.benchmark.interleaved_protocol import pinned
 
-    with alone_in(None if is_bare(model) else run_folder.find_run(Path(model) if model else None).folder):
+    with lock_folder(None if is_bare(model) else run_folder.find_run(Path(model) if model else None).folder):
         plan = planned(options, model, device, progress)
         with pinned(plan.threads) as cores:
             try:
@@ -105,7 +105,7 @@ def planned(options: BenchOptions, model: str | Path | None, device: Target | No
     variant = lowered.full if lowered else ""
     place = Path(options.out) if options.out else run.bench_json(variant) if run else None
     if place:
-        require_ours(place, "bench", *([_bars(place)] if options.profile else []))
+        require_replaceable(place, "bench", *([_bars(place)] if options.profile else []))
     return Plan(
         options=options,
         device=device,
@@ -270,7 +270,7 @@ def _put(plan: Plan, artefact: BenchArtefact, wrote: list[Path]) -> BenchArtefac
         write_payload(wrote[-1], bars_svg(artefact.profile))
         artefact = artefact.model_copy(update={"other_files": (payload_of(wrote[-1], plan.place.parent),)})
     if plan.place:
-        put(plan.place, artefact)
+        replace_artifact(plan.place, artefact)
         wrote = [*wrote, plan.place]
     return with_files(artefact, [subject.path for subject in plan.subjects], wrote)
 

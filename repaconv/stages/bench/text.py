@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from repaconv.core.terminal import coloured, out, plain, rows, table, whole
+from repaconv.core.terminal import colored, is_verbose, plain, print_table, stdout, table
 from repaconv.stages.shared.result_tables import accuracy_told, links, rounds_of, size
 
 if TYPE_CHECKING:
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
 def show_bench(done: BenchArtefact) -> None:
     """Print latencies, their ratio, and the quality of the measurement."""
-    rows = table("", "p50 ms", "p90 ms", "p95 ms", "p99 ms", "images/s", "engine")
+    print_table = table("", "p50 ms", "p90 ms", "p95 ms", "p99 ms", "images/s", "engine")
     for row in done.latencies:
         times = (f"{value:.3f}" for value in (row.p50_ms, row.p90_ms, row.p95_ms, row.p99_ms))
         rate = f"{1000 * done.batch / row.p50_ms:,.1f}" if done.image_size else ""
-        rows.add_row(plain(row.name), *times, rate, plain(f"{row.engine}, {row.precision}"))
-    out().print(rows)
+        print_table.add_row(plain(row.name), *times, rate, plain(f"{row.engine}, {row.precision}"))
+    stdout().print(print_table)
     if found := done.ratio:
         rounds = f"; single rounds: 10th percentile {found.p10:.3f}, 90th {found.p90:.3f}"
-        out().print(plain(done.compared + rounds * (whole() and found.conclusive)))
+        stdout().print(plain(done.compared + rounds * (is_verbose() and found.conclusive)))
     if done.agreement and done.agreement.metrics:
         link, seen = done.agreement, done.agreement.metrics
         note = "; ".join(filter(None, [link.note, link.limit_told]))
@@ -32,25 +32,25 @@ def show_bench(done: BenchArtefact) -> None:
         allowed = link.lossy_told or (f"{link.tolerance.description} is allowed" if link.tolerance else "")
         limit = f", {plain(allowed)}" if allowed else ""
         on = f" on {plain(link.inputs)}" if link.inputs else ""
-        out().print(f"outputs: relative error {seen.max_rel_error:.1e}{on}{limit}: {coloured(link.verdict)}{words}")
+        stdout().print(f"outputs: relative error {seen.max_rel_error:.1e}{on}{limit}: {colored(link.verdict)}{words}")
     elif done.agreement:
-        out().print(f"outputs were not compared: {plain(done.agreement.note)}")
+        stdout().print(f"outputs were not compared: {plain(done.agreement.note)}")
     if done.image_preprocessing:
-        out().print(f"[dim]images: {plain(done.image_preprocessing)}[/]")
+        stdout().print(f"[dim]images: {plain(done.image_preprocessing)}[/]")
     if kept := done.regression:
-        out().print(f"{plain(kept.description)}: {coloured(kept.verdict)}")
+        stdout().print(f"{plain(kept.description)}: {colored(kept.verdict)}")
     told = "; ".join(done.quality.reasons) or "no disturbance was detected"
-    out().print(f"measurement {coloured(done.quality.verdict)}: {plain(told)}")
+    stdout().print(f"measurement {colored(done.quality.verdict)}: {plain(told)}")
     if done.profile:
         profiling(done.profile)
     if done.protocol:
-        out().print(f"protocol {plain(done.protocol)}")
+        stdout().print(f"protocol {plain(done.protocol)}")
     if done.note:
-        out().print(plain(done.note))
+        stdout().print(plain(done.note))
     cores = ", ".join(map(str, done.machine.get("cores_used") or [])) or "not pinned"
     pixels = f"{size(done.image_size)} px, " if done.image_size else ""
-    rounds = f"{rounds_of(done)} after {done.warmup_rounds} of warm-up" if whole() else f"{done.rounds} rounds"
-    out().print(
+    rounds = f"{rounds_of(done)} after {done.warmup_rounds} of warm-up" if is_verbose() else f"{done.rounds} rounds"
+    stdout().print(
         f"[dim]{plain(str(done.machine.get('cpu')))}, {done.runtime}, {done.threads} thread(s) on core(s) {cores}, "
         f"batch {done.batch}, {pixels}{rounds}, "
         f"load {done.machine.get('load_1min')}[/]"
@@ -59,12 +59,12 @@ def show_bench(done: BenchArtefact) -> None:
 
 def profiling(found: Profile) -> None:
     """Print the slowest modules, and the share of the peak throughput that is reached."""
-    rows = table("module", "ms", "share", "GFLOP/s", "of peak")
+    print_table = table("module", "ms", "share", "GFLOP/s", "of peak")
     for row in sorted(found.modules, key=lambda row: -row.mean_ms)[:12]:
         rates = (f"{row.gflops:.1f}", f"{row.share_of_peak:.0%}") if row.flops else ("", "")
-        rows.add_row(plain(row.module or "-"), f"{row.mean_ms:.3f}", f"{row.share:.1%}", *rates)
-    out().print(rows)
-    out().print(
+        print_table.add_row(plain(row.module or "-"), f"{row.mean_ms:.3f}", f"{row.share:.1%}", *rates)
+    stdout().print(print_table)
+    stdout().print(
         f"nodes take {found.total_ms:.3f} ms of {found.end_to_end_ms:.3f} end to end; the whole runs at "
         f"[bold]{found.share_of_peak:.0%}[/] of {found.peak_gflops:.0f} GFLOP/s, what one large matrix product reaches"
     )
@@ -77,29 +77,29 @@ SHOWN = 12
 
 def show_estimate(done: EstimateArtefact) -> None:
     """Print the latency range, the slowest nodes, the peak figures, and a measured latency if there is one."""
-    rows = table("node", "operator", "in", "low ms", "high ms", "limited by")
+    print_table = table("node", "operator", "in", "low ms", "high ms", "limited by")
     for node in sorted(done.nodes, key=lambda node: -node.high_ms)[:SHOWN]:
         times = (f"{node.low_ms:.3f}", f"{node.high_ms:.3f}")
-        rows.add_row(plain(node.name), plain(node.operator), node.precision, *times, node.limit)
-    out().print(rows)
-    out().print(
+        print_table.add_row(plain(node.name), plain(node.operator), node.precision, *times, node.limit)
+    stdout().print(print_table)
+    stdout().print(
         f"[bold yellow]{done.label}[/]: [bold]{done.low_ms:.3f} to {done.high_ms:.3f} ms[/] on {plain(done.target)}, "
         f"{done.precision}, batch {done.batch}, {size(done.image_size)} px, over {len(done.nodes)} nodes"
     )
-    out().print(
+    stdout().print(
         "low: only matrix products and convolutions take time, at the full speed of the data sheet; high: every node "
         "by itself, at half of that speed, with the time to start it"
     )
     if done.measured_ms:
         low, high = done.low_ms / done.measured_ms, done.high_ms / done.measured_ms
-        out().print(
+        stdout().print(
             f"measured {done.measured_ms:.3f} ms ({plain(done.measurement)}): the estimate is {low:.2f} to {high:.2f} "
             "times that"
         )
     if done.note:
-        out().print(plain(done.note))
+        stdout().print(plain(done.note))
     peaks = ", ".join(f"{name} {peak:g}" for name, peak in done.limits.peak_tflops.items())
-    out().print(
+    stdout().print(
         f"[dim]{plain(done.limits.device)}: {peaks} TFLOP/s, {done.limits.bandwidth_gb_s:g} GB/s, "
         f"{done.limits.launch_us:g} us per node; {plain('; '.join(done.limits.source))}[/]"
     )
@@ -110,21 +110,21 @@ def show_estimate(done: EstimateArtefact) -> None:
 
 def show_throughput(done: ThroughputArtefact) -> None:
     """Print the throughput of every model, then the ratios."""
-    rows = table("", "streams", "images/s", "p50 ms a call", "p95 ms", "engine")
+    print_table = table("", "streams", "images/s", "p50 ms a call", "p95 ms", "engine")
     for row in done.rows:
         streams = f"{row.streams} x {row.threads} thread(s)"
         times = (f"{value:.3f}" for value in (row.p50_ms, row.p95_ms))
         rate = f"{row.images_per_second:,.1f}"
-        rows.add_row(plain(row.name), streams, rate, *times, plain(f"{row.engine}, {row.precision}"))
-    out().print(rows)
+        print_table.add_row(plain(row.name), streams, rate, *times, plain(f"{row.engine}, {row.precision}"))
+    stdout().print(print_table)
     for told in done.compared:
-        out().print(plain(told))
+        stdout().print(plain(told))
     told = "; ".join(done.quality.reasons) or "no disturbance was detected"
-    out().print(f"measurement {coloured(done.quality.verdict)}: {plain(told)}")
+    stdout().print(f"measurement {colored(done.quality.verdict)}: {plain(told)}")
     if done.note:
-        out().print(plain(done.note))
+        stdout().print(plain(done.note))
     pixels = f"{size(done.image_size)} px, " if done.image_size else ""
-    out().print(
+    stdout().print(
         f"[dim]{plain(str(done.machine.get('cpu')))}, batch {done.batch}, {pixels}{rounds_of(done)}, "
         f"load {done.machine.get('load_1min')}[/]"
     )
@@ -143,11 +143,11 @@ def show_compare(done: CompareArtefact) -> None:
         counts = ("" if count is None else f"{count:,}" for count in (end.bytes, end.parameters, end.nodes))
         took = latencies.get(end.sha256)
         lines.append((end.name, end.engine, end.precision, *counts, *((f"{took.p50_ms:.3f}",) if took else ())))
-    rows(header, lines)
-    out().print(links(done.links))
+    print_table(header, lines)
+    stdout().print(links(done.links))
     for link in done.links:
         if link.accuracy:
-            out().print(accuracy_told(link.name, link.accuracy))
+            stdout().print(accuracy_told(link.name, link.accuracy))
     if done.measured and done.measured.ratio:
-        out().print(f"{plain(done.measured.compared)}; measurement {coloured(done.measured.quality.verdict)}")
-    out().print(f"{coloured(done.verdict)} on {plain(done.inputs)}")
+        stdout().print(f"{plain(done.measured.compared)}; measurement {colored(done.measured.quality.verdict)}")
+    stdout().print(f"{colored(done.verdict)} on {plain(done.inputs)}")

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from repaconv.core import run_folder
 from repaconv.core.errors import UsageProblem
-from repaconv.core.file_replacement import put, require_ours
-from repaconv.core.files import alone_in, sha256_of
+from repaconv.core.file_replacement import replace_artifact, require_replaceable
+from repaconv.core.files import lock_folder, sha256_of
 from repaconv.core.progress import Progress, silent
 from repaconv.results import ImageSize, Throughput, ThroughputArtefact
 from repaconv.stages.bench.benchmark_inputs import calls_for
@@ -46,16 +46,16 @@ def throughput_by(
         EnvironmentProblem: If the target is not this machine, or its runtime runs one inference at a time.
         UsageProblem: If there is nothing to measure or the sizes do not fit the model; see `bench`.
     """
-    with alone_in(None if is_bare(model) else run_folder.find_run(Path(model) if model else None).folder):
+    with lock_folder(None if is_bare(model) else run_folder.find_run(Path(model) if model else None).folder):
         plan, ways = _plan(options, model, progress)
         usual = plan.run.bench_json(f"{plan.variant}.throughput") if plan.run else None
         place = Path(options.out) if options.out else usual
         if place:
-            require_ours(place, "throughput")
+            require_replaceable(place, "throughput")
         asked = ("--objective", "throughput", *options.words())
         artefact = _measured(plan, ways, progress).model_copy(update={"options": asked})
         if place:
-            put(place, artefact)
+            replace_artifact(place, artefact)
     return with_files(artefact, [each.path for each in plan.subjects], [place] if place else [])
 
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from repaconv.core import plugins, run_folder
 from repaconv.core.errors import EnvironmentProblem, Refused, UsageProblem
-from repaconv.core.file_replacement import put, require_ours, write_payload
-from repaconv.core.files import alone_in, cache_folder, payload_of, sha256_of, write_bytes, write_text
+from repaconv.core.file_replacement import replace_artifact, require_replaceable, write_payload
+from repaconv.core.files import cache_folder, lock_folder, payload_of, sha256_of, write_bytes, write_text
 from repaconv.core.progress import Progress, silent
 from repaconv.engines.contract import Built, Engine, Order, label, nothing_to_build
 from repaconv.engines.session_loading import load_session, require_survived
@@ -104,14 +104,14 @@ def build_by(options: BuildOptions, run: str | Path | None = None, *, progress: 
     """
     plan = _plan(options, run)
     progress(f"build for {plan.device.name}", 0, 0)
-    with alone_in(plan.run.folder):
+    with lock_folder(plan.run.folder):
         if "engines" not in plan.engine.can:  # cheap here; an engine builder takes minutes
             require_survived(plan.engine, plan.source, plan.given.session(plan.device, plan.options.precision))
         built = plan.engine.build(_as_ordered(plan, progress))
         wrote = _write(plan, built)
         links = _compared(plan, progress) if built.runs_here else ()
         artefact = _artefact(plan, built, links, wrote[1:])
-        put(plan.slot, artefact)
+        replace_artifact(plan.slot, artefact)
     return with_files(artefact, [plan.source], [*wrote, plan.slot])
 
 
@@ -149,17 +149,17 @@ def _plan(options: BuildOptions, run: str | Path | None) -> _Plan:
         device, engine, version = _runtime(options)
     typed = "fp32" if device.typed_by == "runtime" and options.precision == "bf16" else options.precision
     exported, path, variant = export_for(taken, folded, options.target, typed, model=model, form=given.form)
-    overridden = run_folder.require_sound(taken, folded, (exported, path), unverified=options.allow_unverified)
+    overridden = run_folder.require_passed_checks(taken, folded, (exported, path), unverified=options.allow_unverified)
     name = variant.model_copy(update={"precision": options.precision}).full
     file, log, slot = (taken.engine(name, suffix) for suffix in (engine.suffix, ".log", ".json"))
-    require_ours(slot, "build", file, log)
+    require_replaceable(slot, "build", file, log)
     return _Plan(
         options=options,
         asked=(*([str(model)] if model else []), *options.words()),
         run=taken,
         folded=folded,
         exported=exported,
-        source=run_folder.graph_of(taken, exported),
+        source=run_folder.onnx_model_of(taken, exported),
         overridden=overridden,
         device=device,
         engine=engine,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from repaconv.core.terminal import coloured, out, plain
+from repaconv.core.terminal import colored, plain, stdout
 from repaconv.stages.shared.result_tables import links
 
 if TYPE_CHECKING:
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 def show_build(done: BuildArtefact) -> None:
     """Print the engine, the types of its layers, and its comparison with the model if it runs here."""
     if done.links:
-        out().print(links(done.links))
+        stdout().print(links(done.links))
     types = ", ".join(f"{count} {name}" for name, count in done.layer_types.items())
     gpu = f", compute capability {done.compute_capability}" if done.compute_capability else ""
     size = f"{done.payload.bytes:,} bytes, {done.runtime}{gpu}"
-    out().print(f"{coloured(done.verdict)}: {plain(done.payload.path)}, {size}")
-    out().print(f"asked for {done.precision}: {plain(types)}")
-    out().print(f"[yellow]{plain(done.note)}[/]")
+    stdout().print(f"{colored(done.verdict)}: {plain(done.payload.path)}, {size}")
+    stdout().print(f"asked for {done.precision}: {plain(types)}")
+    stdout().print(f"[yellow]{plain(done.note)}[/]")

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from repaconv.core import run_folder
 from repaconv.core.errors import Refused, first_line
-from repaconv.core.file_replacement import put, require_ours
-from repaconv.core.files import alone_in, from_json, read_artefact, sha256_of, sha256_of_bytes, stage_of
+from repaconv.core.file_replacement import replace_artifact, require_replaceable
+from repaconv.core.files import lock_folder, parse_json, read_artefact, sha256_of, sha256_of_bytes, stage_of
 from repaconv.core.progress import Progress, silent
 from repaconv.results import BundleArtefact, CollectArtefact, LayerTime, Link, Verdict
 from repaconv.stages.bundle.stage import expected_in
@@ -52,9 +52,9 @@ def collect(
     progress("collect", 0, 0)
     _require_file(Path(result))
     taken = run_folder.find_run(Path(run) if run else None)
-    with alone_in(taken.folder):
+    with lock_folder(taken.folder):
         artefact, slot = judged(Path(result), taken.folder, out)
-        put(slot, artefact)
+        replace_artifact(slot, artefact)
     return with_files(artefact, [*map(Path, artefact.input_files)], [slot])
 
 
@@ -65,7 +65,7 @@ def judged(result: Path, run: str | Path | None, out: str | Path | None) -> tupl
     taken = run_folder.find_run(Path(run) if run else None)
     made, bundle = _bundle_of(taken, str(told.get("bundle_sha256")))
     target_path = Path(out) if out else taken.collected_json(made.variant)
-    require_ours(target_path, "collect")
+    require_replaceable(target_path, "collect")
     _require_no_problem(found, told)
     artefact = _artefact(found, told, made, bundle, taken, sha256_of(result))
     return with_files(artefact, [result, bundle], []), target_path
@@ -179,7 +179,7 @@ def _as_json(found: dict[str, bytes], name: str) -> Any:
     if name not in found:
         raise _damaged(f"{name} is not in it")
     try:
-        return from_json(found[name])
+        return parse_json(found[name])
     except ValueError as error:
         raise _damaged(f"{name} is not JSON ({error})") from error
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from repaconv.core import run_folder
 from repaconv.core.errors import UsageProblem
-from repaconv.core.file_replacement import put, require_ours, write_payload
-from repaconv.core.files import alone_in, canonical_json, payload_of, sha256_of, sha256_of_bytes
+from repaconv.core.file_replacement import replace_artifact, require_replaceable, write_payload
+from repaconv.core.files import canonical_json, lock_folder, payload_of, sha256_of, sha256_of_bytes
 from repaconv.core.progress import Progress, silent
 from repaconv.graph.onnx_files import read_graph
 from repaconv.results import BundleArtefact, ExportArtefact, FoldArtefact, Tolerance
@@ -133,13 +133,13 @@ def bundle_by(options: BundleOptions, run: str | Path | None = None, *, progress
             file that would be replaced.
     """
     taken, model = run_folder.run_and_model(Path(run) if run else None)
-    with alone_in(taken.folder):
+    with lock_folder(taken.folder):
         plan = _plan(options, taken, model)
         calls = _recorded(plan, progress)
         content = _content(plan, calls)
         write_payload(plan.path, lambda temporary: pack(temporary, plan.inside, content, _graph(plan)))
         artefact = _artefact(plan, calls, sha256_of_bytes(content[DESCRIBED]))
-        put(plan.slot, artefact)
+        replace_artifact(plan.slot, artefact)
     return with_files(artefact, [plan.source, plan.checkpoint], [plan.path, plan.slot])
 
 
@@ -177,11 +177,11 @@ def _plan(options: BundleOptions, taken: run_folder.Run, model: Path | None) -> 
     exported, path, variant = export_for(
         taken, folded, options.target, precision, model=model, batch=options.batch, form=tuned.form
     )
-    overridden = run_folder.require_sound(taken, folded, (exported, path), unverified=options.allow_unverified)
-    source = run_folder.graph_of(taken, exported)
+    overridden = run_folder.require_passed_checks(taken, folded, (exported, path), unverified=options.allow_unverified)
+    source = run_folder.onnx_model_of(taken, exported)
     slot = taken.bundle_json(variant.full)
     out = Path(options.out) if options.out else taken.engine(variant.full, ".tar.gz")
-    require_ours(slot, "bundle", out)
+    require_replaceable(slot, "bundle", out)
     batch = _batch(options, exported, device)
     checkpoint = subject.source  # a missing checkpoint is reported before missing images
     own = _of_export(options, subject, exported)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from repaconv.core.terminal import coloured, out, plain, table
+from repaconv.core.terminal import colored, plain, stdout, table
 from repaconv.stages.shared.result_tables import links
 
 if TYPE_CHECKING:
@@ -20,29 +20,29 @@ def show_bundle_and_collect(done: BundleArtefact | CollectArtefact) -> None:
 
 def _bundle(done: BundleArtefact) -> None:
     """Print a bundle, and the commands to run it."""
-    out().print(
+    stdout().print(
         f"{plain(done.payload.path)}: {done.payload.bytes:,} bytes for {done.target}, "
         f"TensorRT {done.runtime_version}, {done.precision}, with {plain(done.inputs)}"
     )
     folder = f"{done.inside}/run.py"
-    out().print(f"on the board: tar xzf it and python3 {plain(folder)}; then here: repaconv collect result.tar.gz")
+    stdout().print(f"on the board: tar xzf it and python3 {plain(folder)}; then here: repaconv collect result.tar.gz")
 
 
 def _result(done: CollectArtefact) -> None:
     """Print a board's result: its outputs, latency, precision and slowest layers."""
-    out().print(links(done.links))
+    stdout().print(links(done.links))
     times = done.latency
-    out().print(
+    stdout().print(
         f"{plain(done.target)}, {plain(done.runtime)}, batch {done.batch}: GPU p50 {times.p50_ms:.3f} ms, "
         f"p95 {times.p95_ms:.3f}, p99 {times.p99_ms:.3f}, {len(times.samples_ms)} runs"
     )
-    out().print(f"precision {coloured(done.precision_proof)}: {plain(done.note)}")
+    stdout().print(f"precision {colored(done.precision_proof)}: {plain(done.note)}")
     if done.fused_attentions:
-        out().print(f"{done.fused_attentions} kernels compute a whole attention")
+        stdout().print(f"{done.fused_attentions} kernels compute a whole attention")
     slowest = sorted(done.profile, key=lambda row: -row.mean_ms)[:5]
     if slowest and slowest[0].mean_ms:
         rows = table("slowest layers", "mean ms")
         for row in slowest:
             rows.add_row(plain(row.name), f"{row.mean_ms:.4f}")
-        out().print(rows)
-    out().print(f"{coloured(done.verdict)}, measured on the board by its own trtexec")
+        stdout().print(rows)
+    stdout().print(f"{colored(done.verdict)}, measured on the board by its own trtexec")

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from repaconv.core import run_folder
 from repaconv.core.errors import Refused, UsageProblem
-from repaconv.core.file_replacement import put, require_ours, write_payload
-from repaconv.core.files import alone_in, payload_of, read_artefact, stage_of
+from repaconv.core.file_replacement import replace_artifact, require_replaceable, write_payload
+from repaconv.core.files import lock_folder, payload_of, read_artefact, stage_of
 from repaconv.core.progress import Progress, silent
 from repaconv.results import ConvertArtefact, FinetuneArtefact
 from repaconv.stages.convert.image_splits import calibration
@@ -57,7 +57,7 @@ def finetune_by(
     """
     plan = _plan(options, Path(run) if run is not None else None)
     finetuned, settings = plan.run.folder / run_folder.FINETUNED, plan.done.settings
-    with alone_in(plan.run.folder):
+    with lock_folder(plan.run.folder):
         artefact = _finished(plan, _trained(plan, progress))
         folded = FoldOptions(method=plan.done.method, settings=settings, out=str(plan.run.folder), force=True)
         done = fold_file_by(folded, finetuned, overrule=False, progress=progress)
@@ -213,9 +213,13 @@ def _prepared(plan: _Plan) -> FinetuneArtefact | None:
     if stage_of(slot) != "finetune":
         if plan.run.folder.exists():
             run_folder.prepare_run(plan.run.folder / run_folder.FINETUNED, "", plan.run.folder, force=False)
-        require_ours(slot, "finetune", plan.run.folder / run_folder.FINETUNED, plan.run.folder / run_folder.UNDER_WAY)
+        require_replaceable(
+            slot, "finetune", plan.run.folder / run_folder.FINETUNED, plan.run.folder / run_folder.TRAINING_STATE
+        )
         return None
-    require_ours(slot, "finetune", plan.run.folder / run_folder.FINETUNED, plan.run.folder / run_folder.UNDER_WAY)
+    require_replaceable(
+        slot, "finetune", plan.run.folder / run_folder.FINETUNED, plan.run.folder / run_folder.TRAINING_STATE
+    )
     before = read_artefact(slot, FinetuneArtefact)
     if before.complete or plan.options.restart:
         return None
@@ -243,14 +247,14 @@ def _trained(plan: _Plan, progress: Progress) -> Training:
         plan.taught_by, plan.parted.calibration.images, plan.judge(plan.parted.validation), plan.options.teacher is None
     )
     training = Training(plan.course, taught, plan.pace)
-    state = plan.run.folder / run_folder.UNDER_WAY
+    state = plan.run.folder / run_folder.TRAINING_STATE
     if plan.before:
         training.load(training_loop.load(plan.run.payload(plan.before.other_files[0])), list(plan.before.epochs))
 
     def keep() -> None:
         write_payload(state, lambda path: training_loop.save(training.state(), path))
         kept = _artefact(plan, training, other_files=(payload_of(state, plan.run.folder),))
-        put(plan.run.folder / run_folder.FINETUNE_JSON, kept)
+        replace_artifact(plan.run.folder / run_folder.FINETUNE_JSON, kept)
 
     training.train(progress, keep)
     return training
@@ -289,4 +293,4 @@ def _finished(plan: _Plan, training: Training) -> FinetuneArtefact:
     write_checkpoint(finetuned, {**net.state_dict(), **plan.course.besides}, told)
     done = {"evaluation": judged, "start_evaluation": start, "verdict": judged.verdict}
     artefact = _artefact(plan, training, **done, payload=payload_of(finetuned, plan.run.folder))
-    return put(plan.run.folder / run_folder.FINETUNE_JSON, artefact)
+    return replace_artifact(plan.run.folder / run_folder.FINETUNE_JSON, artefact)

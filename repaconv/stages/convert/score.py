@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from repaconv.core import run_folder
-from repaconv.core.file_replacement import put, require_ours, write_payload
+from repaconv.core.file_replacement import replace_artifact, require_replaceable, write_payload
 from repaconv.core.files import payload_of
 from repaconv.core.progress import Progress, silent
 from repaconv.results import ScoreArtefact
@@ -42,7 +42,7 @@ def score_by(options: ScoreOptions, checkpoint: str | Path, *, progress: Progres
     plan = _plan(options, Path(checkpoint))
     scores = _scored(plan, progress)
     artefact = _artefact(plan, scores)
-    put(plan.path, artefact)
+    replace_artifact(plan.path, artefact)
     return with_files(artefact, [Path(checkpoint)], [plan.path, plan.drawing])
 
 
@@ -72,7 +72,7 @@ def _plan(options: ScoreOptions, checkpoint: Path) -> _Plan:
     given = calibration(options, reading)
     path = Path(options.out) if options.out else run_folder.OUT / f"{checkpoint.stem}.score.json"
     drawing = path.with_suffix(".svg")
-    require_ours(path, "score", drawing)
+    require_replaceable(path, "score", drawing)
     return _Plan(options, found.origin, reading, given, places(given.shape[0], options.samples), path, drawing)
 
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from repaconv.core import run_folder
 from repaconv.core.errors import Refused
-from repaconv.core.file_replacement import put, require_ours, write_payload
-from repaconv.core.files import alone_in, payload_of, read_artefact, stage_of
+from repaconv.core.file_replacement import replace_artifact, require_replaceable, write_payload
+from repaconv.core.files import lock_folder, payload_of, read_artefact, stage_of
 from repaconv.core.progress import Progress, silent
 from repaconv.results import ConvertArtefact
 from repaconv.stages.convert.image_splits import TRAINING_FORM, calibration, require_kernel, require_method
@@ -56,7 +56,7 @@ def convert_by(options: ConvertOptions, checkpoint: str | Path, *, progress: Pro
     """
     checkpoint = weights_here(checkpoint)
     plan = _plan(options, checkpoint)
-    with alone_in(plan.run.folder):
+    with lock_folder(plan.run.folder):
         if options.to:
             wrote = [plan.run.convert_json, plan.run.folder / run_folder.CONVERTED]
             return with_files(_formed(plan, progress), [Path(checkpoint)], wrote)
@@ -141,7 +141,7 @@ def _prepared(options: ConvertOptions, checkpoint: Path, sha256: str) -> run_fol
         own = options.method == "dwconv"
         source, known = (run.folder / run_folder.CONVERTED, "") if own else (checkpoint, sha256)
         run_folder.prepare_run(source, known, run.folder, force=options.force)
-    require_ours(
+    require_replaceable(
         run.convert_json,
         "convert",
         *(run.folder / name for name in (*run_folder.OF_CONVERT[1:], run_folder.UNCONVERTED)),
@@ -170,7 +170,7 @@ def _convolved(plan: _Plan, progress: Progress) -> ConvertArtefact:
     taken = Choice(how.kind, (found.reading, "dwconv"), found.tried[-1], how.schedule)
     trade = _traded(plan, taken, how, found.order, progress)
     _write(plan, found)
-    return put(
+    return replace_artifact(
         plan.run.convert_json,
         ConvertArtefact(
             **plan.common,
@@ -233,7 +233,7 @@ def _merged(plan: _Plan, progress: Progress) -> ConvertArtefact:
         raced = race.told(schedule, "schedule", plan.run.folder) if race else {}
     judged = Judge(plan.plain.net, plan.parted.test, logits=config.classes > 0).link(net, budget)
     taken = Choice("merged", (METHOD.read(plan.found, settings), METHOD.name), judge.tried(net, (), budget), schedule)
-    return put(
+    return replace_artifact(
         plan.run.convert_json,
         ConvertArtefact(
             **plan.common,
@@ -273,7 +273,7 @@ def _formed(plan: _Plan, progress: Progress) -> ConvertArtefact:
     judged = Judge(original.net, plan.parted.test, logits=classes > 0).link(formed.net, budget)
     told = {**formed.metadata, "converted_from": plan.found.origin.sha256}
     write_checkpoint(plan.run.folder / run_folder.CONVERTED, formed.tensors, told)
-    artefact = put(
+    artefact = replace_artifact(
         plan.run.convert_json,
         ConvertArtefact(
             **plan.common,
@@ -287,7 +287,7 @@ def _formed(plan: _Plan, progress: Progress) -> ConvertArtefact:
             payload=payload_of(plan.run.folder / run_folder.CONVERTED, plan.run.folder),
         ),
     )
-    run_folder.remember(plan.run)
+    run_folder.set_newest(plan.run)
     return artefact
 
 

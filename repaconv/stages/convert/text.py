@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from repaconv.core.terminal import coloured, out, plain, table
+from repaconv.core.terminal import colored, plain, stdout, table
 from repaconv.stages.shared.result_tables import accuracy_told
 
 if TYPE_CHECKING:
@@ -40,9 +40,9 @@ def show_finetune(done: FinetuneArtefact) -> None:
             "kept" if number == done.best_epoch else "",
         )
         rows.add_row(*cells)
-    out().print(rows)
+    stdout().print(rows)
     parts = done.images
-    out().print(
+    stdout().print(
         f"[dim]{plain(done.inputs)}: images: {parts.calibration} training, {parts.validation} validation, "
         f"{parts.test} test; "
         f"{done.precision}, learning learning rate {done.lr:g}[/]"
@@ -51,15 +51,15 @@ def show_finetune(done: FinetuneArtefact) -> None:
         if link:
             _print_judged(what, link)
     if done.evaluation:
-        out().print(f"{coloured(done.verdict)}: {plain(done.evaluation.note)}")
+        stdout().print(f"{colored(done.verdict)}: {plain(done.evaluation.note)}")
 
 
 def _print_judged(what: str, link: Link) -> None:
     if link.accuracy:
-        out().print(accuracy_told(what, link.accuracy))
+        stdout().print(accuracy_told(what, link.accuracy))
     if link.metrics:
         divergence = "" if link.metrics.kl_divergence is None else f", KL {link.metrics.kl_divergence:.4f}"
-        out().print(f"{what}: largest error {link.metrics.norm_error:.3f} of an image's output{divergence}")
+        stdout().print(f"{what}: largest error {link.metrics.norm_error:.3f} of an image's output{divergence}")
 
 
 # Scores
@@ -67,11 +67,11 @@ def _print_judged(what: str, link: Link) -> None:
 
 def show_score(done: ScoreArtefact) -> None:
     """Print a row per block, then both rankings."""
-    out().print(scores(done.blocks, done.kernel))
-    out().print(f"by Σ, the paper's order: {', '.join(map(str, done.by_sigma))}")
+    stdout().print(scores(done.blocks, done.kernel))
+    stdout().print(f"by Σ, the paper's order: {', '.join(map(str, done.by_sigma))}")
     if done.by_error:
-        out().print(f"by measured error:       {', '.join(map(str, done.by_error))}")
-    out().print(
+        stdout().print(f"by measured error:       {', '.join(map(str, done.by_error))}")
+    stdout().print(
         f"[dim]{plain(done.inputs)}, {done.images} of them; locality is within {done.kernel} x {done.kernel}, "
         f"{done.uniform:.3f} if attention were the same everywhere[/]"
     )
@@ -94,42 +94,44 @@ def scores(blocks: Iterable[BlockScore], kernel: int | None) -> Table:
 def show_convert(done: ConvertArtefact) -> None:
     """Print scores, what was tried, and the evaluation on the test split."""
     if done.scores:
-        out().print(scores(done.scores, done.kernel))
+        stdout().print(scores(done.scores, done.kernel))
         _print_tried(done.tried)
         where = f"blocks {', '.join(map(str, done.blocks))} of {len(done.scores)}"
         if done.heads:
             where = f"heads {', '.join(done.heads)} of {sum(len(block.heads) for block in done.scores)}"
         refitted = f"; W^O of {', '.join(map(str, done.refitted))} fitted anew" if done.refitted else ""
         solved = f"; ridge {done.ridge:g}, condition {done.condition:.1e}" if done.ridge and done.condition else ""
-        out().print(f"{where} -> {done.kind}{f' {done.kernel}x{done.kernel}' if done.kernel else ''}{refitted}{solved}")
+        stdout().print(
+            f"{where} -> {done.kind}{f' {done.kernel}x{done.kernel}' if done.kernel else ''}{refitted}{solved}"
+        )
     if done.description:
-        out().print(f"{done.method}, untrained: {plain(done.description)}")
+        stdout().print(f"{done.method}, untrained: {plain(done.description)}")
     if done.schedule:
-        out().print(f"tokens that merge, block by block: {', '.join(map(str, done.schedule))}")
+        stdout().print(f"tokens that merge, block by block: {', '.join(map(str, done.schedule))}")
     if done.speed_target:
         _print_pace(done.speed_target)
     if done.trade:
         _print_trade(done.trade)
     parts = done.images
-    out().print(
+    stdout().print(
         f"[dim]{plain(done.inputs)}: images: {parts.calibration} calibration, {parts.validation} validation, "
         f"{parts.test} test[/]"
     )
     if done.evaluation.accuracy:
-        out().print(accuracy_told(done.evaluation.name, done.evaluation.accuracy))
+        stdout().print(accuracy_told(done.evaluation.name, done.evaluation.accuracy))
     metrics = done.evaluation.metrics
     if metrics:
         divergence = "" if metrics.kl_divergence is None else f", KL {metrics.kl_divergence:.4f}"
-        out().print(f"largest error {metrics.norm_error:.3f} of an image's output{divergence}")
-    out().print(f"{coloured(done.verdict)}: {plain(done.evaluation.note)}")
+        stdout().print(f"largest error {metrics.norm_error:.3f} of an image's output{divergence}")
+    stdout().print(f"{colored(done.verdict)}: {plain(done.evaluation.note)}")
 
 
 def _print_pace(pace: Pace) -> None:
     rows = table("merged or replaced", "speedup, 95%")
     for each in sorted(pace.speed_trials, key=lambda each: each.speed.median):
         rows.add_row(*_raced(each))
-    out().print(rows)
-    out().print(plain(pace.told))
+    stdout().print(rows)
+    stdout().print(plain(pace.told))
 
 
 def _print_trade(trade: Trade) -> None:
@@ -140,8 +142,8 @@ def _print_trade(trade: Trade) -> None:
         share = "" if kept is None or kept.agreement is None else f"{kept.agreement:.1%}"
         error = "" if kept is None else f"{kept.error:.3f}"
         rows.add_row(named, *_raced(each), error, share)
-    out().print(rows)
-    out().print(f"[dim]on {trade.target}, {plain(trade.machine)}; errors and shares are of the validation split[/]")
+    stdout().print(rows)
+    stdout().print(f"[dim]on {trade.target}, {plain(trade.machine)}; errors and shares are of the validation split[/]")
 
 
 def _raced(each: Raced) -> tuple[str, str]:
@@ -157,4 +159,4 @@ def _print_tried(tried: tuple[Tried, ...]) -> None:
                   enumerate((each.agreement, each.accuracy)))  # fmt: skip
         within = {None: "", True: "within", False: "beyond"}[each.within]
         rows.add_row(", ".join(map(str, each.blocks)), f"{each.error:.3f}", *shares, within)
-    out().print(rows)
+    stdout().print(rows)

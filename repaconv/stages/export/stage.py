@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from repaconv.benchmark.cpu_isa_level import family
 from repaconv.core import run_folder
 from repaconv.core.errors import Refused, UsageProblem
-from repaconv.core.export_names import Variant, unusual
-from repaconv.core.file_replacement import put, require_ours
-from repaconv.core.files import alone_in, payload_of
+from repaconv.core.export_names import Variant, image_size_of_variant
+from repaconv.core.file_replacement import replace_artifact, require_replaceable
+from repaconv.core.files import lock_folder, payload_of
 from repaconv.core.progress import Progress, silent
 from repaconv.core.scratch_folders import scratch_folder
 from repaconv.graph.onnx_files import opset_of
@@ -79,13 +79,13 @@ def export_by(
             images of another size, or repaconv did not write the file that would be replaced.
     """
     plan = _plan(options, run, onnx)
-    with alone_in(plan.run.folder), scratch_folder(plan.run.folder) as scratch:
+    with lock_folder(plan.run.folder), scratch_folder(plan.run.folder) as scratch:
         graph = _graph(plan, scratch, progress)
         typed = _typed(plan, graph, progress)
         model = _finished(plan, graph, typed, scratch)
         data = write_graph(model, plan.path, graph.data)
         artefact = _artefact(plan, graph, typed, model, data)
-        put(plan.slot, artefact)
+        replace_artifact(plan.slot, artefact)
     return with_files(
         artefact, [plan.run.payload_of_fold(plan.folded)], [plan.path, *([data] if data else []), plan.slot]
     )
@@ -124,7 +124,7 @@ def _plan(options: ExportOptions, run: str | Path | None, onnx: str | Path | Non
     subject = subject_of(taken)
     folded = subject.folded
     options = export_given(options, folded)
-    overridden = run_folder.require_sound(taken, folded, unverified=options.allow_unverified)
+    overridden = run_folder.require_passed_checks(taken, folded, unverified=options.allow_unverified)
     target = load_target(options.target)
     device = target.at_opset(options.opset)
     written = written_for(options.preset, subject, device, options.quantizer)
@@ -151,13 +151,13 @@ def _plan(options: ExportOptions, run: str | Path | None, onnx: str | Path | Non
         precision=options.precision,
         fp32_modules=kept,
         batch="dynamic" if options.batch in (None, folded.batch) else options.batch,
-        image_size=unusual("dynamic" if free_size else size, folded),
+        image_size=image_size_of_variant("dynamic" if free_size else size, folded),
         preprocessing=options.with_preprocessing,
     )
     if options.with_preprocessing:
         preprocessing_for(subject)
     slot, path = taken.export_json(variant.name), Path(onnx) if onnx else taken.onnx(variant.name)
-    require_ours(slot, "export", path, path.with_name(f"{path.name}.data"), known=[taken.fold_json])
+    require_replaceable(slot, "export", path, path.with_name(f"{path.name}.data"), known=[taken.fold_json])
     return _Plan(
         options=options,
         asked=(*(["-o", str(onnx)] if onnx else []), *options.words()),
@@ -283,7 +283,7 @@ def _plain_export(plan: _Plan) -> onnx_package.ModelProto | None:
     try:
         plain = [each.artefact for each in exports_of(plan.run, plan.folded) if each.artefact.precision == "fp32"]
         plain.sort(key=lambda artefact: artefact.target != plan.device.name)
-        return read_graph(run_folder.graph_of(plan.run, plain[0])) if plain else None
+        return read_graph(run_folder.onnx_model_of(plan.run, plain[0])) if plain else None
     except Refused:  # made of other weights, changed or missing: its names cannot be used
         return None
 

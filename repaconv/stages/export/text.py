@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from repaconv.core.terminal import coloured, out, plain
+from repaconv.core.terminal import colored, plain, stdout
 from repaconv.stages.shared.result_tables import counted, form, links, locations, size
 
 if TYPE_CHECKING:
@@ -15,14 +15,14 @@ def show_export(done: ExportArtefact) -> None:
     """Print the links of an export, its lossy layers, its preset and its verdict."""
     from repaconv.onnx_export.quantization_layer_groups import matching
 
-    out().print(links(done.links))
+    stdout().print(links(done.links))
     locations(done.links)
     if done.precision != "fp32":
         by = f" by {plain(done.quantizer)}" if done.quantizer not in ("", "onnxruntime") else ""
-        out().print(f"[yellow]lossy[/]: {done.precision}{by}, measured on {plain(done.calibration)}")
+        stdout().print(f"[yellow]lossy[/]: {done.precision}{by}, measured on {plain(done.calibration)}")
         for what, told in (("images", done.image_preprocessing), ("classes", done.scores)):
             if told:
-                out().print(f"[dim]{what}: {plain(told)}[/]")
+                stdout().print(f"[dim]{what}: {plain(told)}[/]")
         asked = matching(done.fp32_nodes, done.fp32_modules)
         for what, names in (
             ("kept in FP32 by --keep-fp32", asked),
@@ -30,15 +30,15 @@ def show_export(done: ExportArtefact) -> None:
             ("not in " + done.precision, [name for name in done.unquantized_layers if name not in asked]),
         ):
             if names:
-                out().print(
+                stdout().print(
                     f"{counted(len(names), 'node')} {what}: {plain(', '.join(names[:8]))}{' ...' if names[8:] else ''}"
                 )
     for sentence in done.violations:
-        out().print(f"[bold red]{plain(done.target)} does not take[/] {plain(sentence)}")
+        stdout().print(f"[bold red]{plain(done.target)} does not take[/] {plain(sentence)}")
     if done.rewrites:
-        out().print(f"preset: {plain(done.preset)} ({form(done.rewrites)}), {counted(len(done.changes), 'change')}")
+        stdout().print(f"preset: {plain(done.preset)} ({form(done.rewrites)}), {counted(len(done.changes), 'change')}")
     if done.unmeasured:
-        out().print(
+        stdout().print(
             f"[yellow]no measurement[/] for CPUs of the level {plain(done.unmeasured)}: this is "
             "the safest preset; repaconv tune finds the fastest"
         )
@@ -46,7 +46,9 @@ def show_export(done: ExportArtefact) -> None:
     shape = f"batch {done.batch}" + (f", image size {size(done.image_size)}" if done.image_size else "")
     pixels = ", takes pixels" if done.preprocessing else ""
     of = "".join(f"{plain(named)}; " for named in _of_links(done))
-    out().print(f"{coloured(done.verdict)}: {of}opset {done.opset}, {done.nodes} nodes, {simplified}, {shape}{pixels}")
+    stdout().print(
+        f"{colored(done.verdict)}: {of}opset {done.opset}, {done.nodes} nodes, {simplified}, {shape}{pixels}"
+    )
 
 
 def _of_links(done: ExportArtefact) -> list[str]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from repaconv.core.errors import EnvironmentProblem, Refused, UsageProblem, require_module, said_by
-from repaconv.core.file_replacement import moved, put, require_ours, write_payload
-from repaconv.core.files import alone_in, payload_of
+from repaconv.core.errors import EnvironmentProblem, Refused, UsageProblem, describe_exception, require_module
+from repaconv.core.file_replacement import move_from, replace_artifact, require_replaceable, write_payload
+from repaconv.core.files import lock_folder, payload_of
 from repaconv.core.progress import Progress, silent
 from repaconv.core.scratch_folders import scratch_folder
 from repaconv.results import Fetched
@@ -38,20 +38,20 @@ def fetch(address: str | Path, *, progress: Progress = silent) -> Fetched:
         )
     progress("fetch", 0, 0)
     record = record_of(asked)
-    require_ours(record, "fetch")
+    require_replaceable(record, "fetch")
     revision = _commit(asked) if asked.startswith("hf://") else ""
     exact = f"{asked.partition('@')[0]}@{revision}" if revision else asked
     place = Path(record.stem) / exact.rstrip("/").rpartition("/")[2]
-    with alone_in(FETCHED), scratch_folder(FETCHED) as work:
+    with lock_folder(FETCHED), scratch_folder(FETCHED) as work:
         brought = _brought(exact, work / place.name)
         came = sorted(brought.iterdir()) if brought.is_dir() else [brought]
         files = [FETCHED / place.parent / each.relative_to(work) for each in came]
-        require_ours(record, "fetch", *files)
+        require_replaceable(record, "fetch", *files)
         for each, file in zip(came, files, strict=True):
-            write_payload(file, moved(each))
+            write_payload(file, move_from(each))
         told = {"address": asked, "revision": revision, "path": str(place), "verdict": "passed", "made_by": made_by()}
         first, *others = (payload_of(each, FETCHED) for each in files)
-        fetched = put(record, Fetched.model_validate({**told, "payload": first, "other_files": others}))
+        fetched = replace_artifact(record, Fetched.model_validate({**told, "payload": first, "other_files": others}))
     return with_files(fetched, [], [*files, record])
 
 
@@ -90,7 +90,7 @@ def _brought(address: str, place: Path) -> Path:
 
 def _silent(address: str, error: Exception) -> EnvironmentProblem:
     return EnvironmentProblem(
-        f"{address} cannot be downloaded: {said_by(error)}.",
+        f"{address} cannot be downloaded: {describe_exception(error)}.",
         hint="Check the address, the network connection and your access rights.",
         code="address.unreachable",
     )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from repaconv.core import run_folder
 from repaconv.core.errors import GateFailed, Refused
 from repaconv.core.file_replacement import write_payload
-from repaconv.core.files import alone_in, payload_of
+from repaconv.core.files import lock_folder, payload_of
 from repaconv.core.progress import Progress, silent
 from repaconv.graph.float64_graph import retyped
 from repaconv.graph.onnx_files import opset_of
@@ -85,14 +85,14 @@ def fold_network_by(
     left = (*kept.back.told, *left_alone(given.model))
     record = recorded(given, kept.graph, kept.changes, links, taken, left)
     target, data = plan.run.folder / plan.payload, plan.run.folder / plan.data
-    with alone_in(plan.run.folder):
+    with lock_folder(plan.run.folder):
         write_payload(target, kept.graph.model.SerializeToString(deterministic=True))
         write_payload(data, exported.SerializeToString(deterministic=True))
         record["scores"] = None if taken.whole else plan.scores
         record |= {"reverted": kept.back.names, "image_size": taken.image_size, "opset": opset_of(exported)}
         record["exporting"] = _exporting(plan, exported, record["parameters"][0])
-        artefact = run_folder.put_fold(plan.run, _artefact(plan, known, by, record))
-        run_folder.remember(plan.run)
+        artefact = run_folder.write_fold(plan.run, _artefact(plan, known, by, record))
+        run_folder.set_newest(plan.run)
     return with_files(artefact, [plan.found.path], [target, data, plan.run.fold_json])
 
 
@@ -162,7 +162,7 @@ def _plan(options: FoldOptions, path: Path, found: Checkpoint | None) -> _Plan:
     knobs.done()
     stem = path.name if path.is_dir() else path.stem
     payload, data = f"{stem}{run_folder.FOLDED}", f"{stem}{EXPORTED}"
-    out = Path(options.out) if options.out else run_folder.usual_folder(path)
+    out = Path(options.out) if options.out else run_folder.default_folder(path)
     run = run_folder.prepare_run(
         weights, found.origin.sha256, out, force=options.force, payload=payload, files=[out / data]
     )

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from repaconv.backbones.image_size_check import require_size
 from repaconv.core import plugins, run_folder
 from repaconv.core.errors import GateFailed, Refused, UsageProblem
-from repaconv.core.files import alone_in, sha256_of
+from repaconv.core.files import lock_folder, sha256_of
 from repaconv.core.progress import Progress, silent
-from repaconv.core.thread_pool import workers
+from repaconv.core.thread_pool import thread_pool
 from repaconv.results import Cost, Fact, FoldStep, ImageSize, MethodFold, Payload, TensorInfo
 from repaconv.sources.method_detection import choose_method, understood
 from repaconv.stages.fold.layer_matching import with_layers
@@ -136,10 +136,10 @@ def fold_file_by(
     """
     found = found or read_hashed(Path(checkpoint), options.weights, options.sha256)
     plan = _plan(options, found, options.force if overrule is None else overrule)
-    with alone_in(plan.run.folder):
+    with lock_folder(plan.run.folder):
         done = _folded(plan, progress)
-        artefact = run_folder.put_fold(plan.run, _artefact(plan, done))
-        run_folder.remember(plan.run)
+        artefact = run_folder.write_fold(plan.run, _artefact(plan, done))
+        run_folder.set_newest(plan.run)
     return with_files(artefact, [Path(checkpoint)], [plan.run.model, plan.run.fold_json])
 
 
@@ -269,7 +269,7 @@ def _folded(plan: _Plan, progress: Progress) -> _Folded:
     known: list[tuple[Cost, Cost, Norms, str]] = []
 
     def described(weights: Path) -> None:
-        with workers(1) as pool:
+        with thread_pool(1) as pool:
             digest = pool.submit(sha256_of, weights)  # hashed while the costs are counted
             costs = cost_of(trained.module, shape), cost_of(lambda: backbone.deploy(trained.config), shape)
             norms = norms_of(lambda: backbone.deploy(trained.config), shape)

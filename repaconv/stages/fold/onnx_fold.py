@@ -12,7 +12,7 @@ from repaconv.core import run_folder
 from repaconv.core.change_guard import require_unchanged, stamp_of
 from repaconv.core.errors import Refused, UsageProblem
 from repaconv.core.file_replacement import write_payload
-from repaconv.core.files import alone_in, payload_of, sha256_of
+from repaconv.core.files import lock_folder, payload_of, sha256_of
 from repaconv.core.progress import Progress, silent
 from repaconv.graph.onnx_files import opset_of
 from repaconv.method_api.preprocessing import Images, Sized, Told, images_by
@@ -68,13 +68,13 @@ def fold_onnx_by(options: FoldOptions, path: str | Path, *, progress: Progress =
     links = (*raised.links, *_proved(plan, given, kept.graph, progress)) if kept.changes else _as_given(plan, given)
     progress("float64", 0, 0)
     taken = taken_by(plan.source, given, kept.graph)
-    with alone_in(plan.run.folder):
+    with lock_folder(plan.run.folder):
         target = plan.run.folder / plan.payload
         write_payload(target, kept.graph.model.SerializeToString(deterministic=True))
         if plan.copied:
             write_payload(plan.copied, partial(copyfile, target))
-        artefact = run_folder.put_fold(plan.run, _artefact(plan, taken, given, raised, kept, links))
-        run_folder.remember(plan.run)
+        artefact = run_folder.write_fold(plan.run, _artefact(plan, taken, given, raised, kept, links))
+        run_folder.set_newest(plan.run)
     took = [plan.source, *([Path(options.inputs)] if options.inputs else [])]
     wrote = [target, plan.run.fold_json, *([plan.copied] if plan.copied else [])]
     return with_files(artefact, took, wrote)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 from repaconv.core.errors import Refused, UsageProblem
-from repaconv.core.files import require_nameable
+from repaconv.core.files import require_valid_name
 from repaconv.core.progress import Progress, silent
 from repaconv.graph.onnx_files import is_graph
 from repaconv.results import GraphFold, Known, MethodFold, NetworkFold
@@ -76,7 +76,7 @@ def fold(
             "example is an input of a live module, and this is a file.", hint="Leave it out.", code="usage.live"
         )
     if isinstance(checkpoint, (str, Path)):
-        require_nameable(Path(checkpoint))
+        require_valid_name(Path(checkpoint))
         checkpoint = here(checkpoint)
     if isinstance(checkpoint, (str, Path)) and is_graph(Path(checkpoint)):
         return _fold_graph(Path(checkpoint), method, settings, known)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from repaconv.core.terminal import ROWS, coloured, out, plain, table, whole
+from repaconv.core.terminal import ROWS, colored, is_verbose, plain, stdout, table
 from repaconv.stages.report.page_templates import saved
 from repaconv.stages.shared.result_tables import costs, counted, links, longest, size
 
@@ -34,16 +34,16 @@ def _images(done: MethodFold | GraphFold) -> None:
     fact = next((fact for fact in done.facts if fact.name == "image_size"), None)
     by = f"from {fact.source}" if fact else "as the network was trained"
     by = f"[yellow]assumed[/]: {plain(fact.source)}; --set image_size=N" if fact and fact.assumed else plain(by)
-    out().print(f"image size: {size(done.image_size)} pixels ({by})")
+    stdout().print(f"image size: {size(done.image_size)} pixels ({by})")
     if done.preprocessing:
-        out().print(f"images: {plain(told_of(done.preprocessing, done.image_size))}")
+        stdout().print(f"images: {plain(told_of(done.preprocessing, done.image_size))}")
     else:
         why = next((f"{fact.source} says {fact.against}" for fact in done.facts if fact.name == "preprocessing"), "")
         why = why or "preprocessing unknown"
-        out().print(f"images: {plain(why)}; for image files give --set mean=... --set std=...")
+        stdout().print(f"images: {plain(why)}; for image files give --set mean=... --set std=...")
     scores = getattr(done, "scores", None)
     if scores and scores.assumed:
-        out().print(
+        stdout().print(
             f"classes: if images have labels, the output {plain(scores.told)} is taken as the scores of "
             f"{scores.classes} classes, because of its shape. --set classes={scores.classes} confirms that, "
             "--set classes=0 says no"
@@ -54,12 +54,12 @@ def _checkpoint(done: MethodFold) -> None:
     """Print a summary of the certificate, and what the fold saves."""
     rows = table("module", "folded", "float64 difference")
     steps = sorted(done.certificate, key=lambda step: -step.max_rel_error)
-    for step in done.certificate if whole() else steps[:ROWS]:
+    for step in done.certificate if is_verbose() else steps[:ROWS]:
         own = f" ({step.allowed:.0e} allowed: {plain(step.reason)})" if step.reason else ""
         rows.add_row(step.module, "; ".join(step.folded), f"{step.max_rel_error:.1e}{own}")
-    out().print(rows)
+    stdout().print(rows)
     longest("folds, which differ by less", len(steps))
-    out().print(costs(done.training, done.deploy))
+    stdout().print(costs(done.training, done.deploy))
     _not_folded(done)
     exact = [step for step in done.certificate if not step.reason]
     worst = max((step.max_rel_error for step in exact), default=0.0)
@@ -67,20 +67,20 @@ def _checkpoint(done: MethodFold) -> None:
     others = len(done.certificate) - len(exact)
     told = f"every fold within {allowed:.0e}, the worst {worst:.1e} (float64)"
     told += f"; {others} within a tolerance of their own, as above" if others else ""
-    out().print(f"{coloured(done.verdict)}: {told}")
+    stdout().print(f"{colored(done.verdict)}: {told}")
 
 
 def _first(sentence: str) -> str:
     """Shorten a sentence to the first places that it names; all of them with -v."""
     places = sentence.split("; ")
-    if whole() or len(places) <= ROWS:
+    if is_verbose() or len(places) <= ROWS:
         return sentence
     return f"{'; '.join(places[:ROWS])}; and {len(places) - ROWS} more, with -v"
 
 
 def _not_folded(done: MethodFold | GraphFold) -> None:
     for sentence in done.not_folded:
-        out().print(f"[yellow]not folded:[/] {plain(_first(sentence))}")
+        stdout().print(f"[yellow]not folded:[/] {plain(_first(sentence))}")
 
 
 def _graph(done: GraphFold) -> None:
@@ -89,12 +89,14 @@ def _graph(done: GraphFold) -> None:
 
     if isinstance(done, NetworkFold) and done.known:
         but = f", but for {done.known.differs}" if done.known.differs else ""
-        out().print(f"taken for {plain(done.arch)}: the names and shapes of all its tensors are the same{plain(but)}")
+        stdout().print(
+            f"taken for {plain(done.arch)}: the names and shapes of all its tensors are the same{plain(but)}"
+        )
     if done.changes:
         changes = table("rewrite", "place", "what was done")
-        for change in done.changes if whole() else done.changes[:ROWS]:
+        for change in done.changes if is_verbose() else done.changes[:ROWS]:
             changes.add_row(change.rewrite, plain(change.place), plain(change.description))
-        out().print(changes)
+        stdout().print(changes)
         longest("changes", len(done.changes))
     counts = table("", "before", "after", "saved")
     rows = [
@@ -104,12 +106,12 @@ def _graph(done: GraphFold) -> None:
     ]
     for name, (before, after) in rows:
         counts.add_row(name, f"{before:,}", f"{after:,}", saved(before, after, 2))
-    out().print(counts)
+    stdout().print(counts)
     if done.changes and isinstance(done, NetworkFold) and done.exporting and done.exporting.description:
-        out().print(plain(f"{done.exporting.description}, before this fold"))
+        stdout().print(plain(f"{done.exporting.description}, before this fold"))
     _not_folded(done)
     if done.links:
-        out().print(links(done.links))
+        stdout().print(links(done.links))
     where = f"evaluated by {done.float64}" if done.float64 else WITHOUT
     told = plain(done.unchanged) or f"{counted(len(done.changes), 'change')}, opset {done.opset}"
-    out().print(f"{coloured(done.verdict)}: {told}; {where}")
+    stdout().print(f"{colored(done.verdict)}: {told}; {where}")

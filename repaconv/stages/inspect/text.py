@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from repaconv.core.terminal import out, plain, table, value
+from repaconv.core.terminal import plain, stdout, table, value
 from repaconv.stages.report.page_templates import saved
 from repaconv.stages.shared.result_tables import costs
 
@@ -54,13 +54,13 @@ def _checkpoint(seen: Inspection) -> None:
     for fact in seen.facts:
         against = f"; but {fact.against}" if fact.against else ""
         rows.add_row(fact.name, value(fact.value), f"{fact.source}{against}")
-    out().print(rows)
+    stdout().print(rows)
     if seen.training and seen.deploy:
         if seen.blocks:
-            out().print(_blocks(seen.blocks))
-        out().print(costs(seen.training, seen.deploy))
+            stdout().print(_blocks(seen.blocks))
+        stdout().print(costs(seen.training, seen.deploy))
     for problem in seen.problems:
-        out().print(f"[bold red]cannot be folded:[/] {plain(problem)}")
+        stdout().print(f"[bold red]cannot be folded:[/] {plain(problem)}")
 
 
 def _file(seen: FileInspection) -> None:
@@ -69,9 +69,9 @@ def _file(seen: FileInspection) -> None:
     rows.add_row("kind", seen.kind, f"{seen.bytes:,} bytes")
     for fact in seen.facts:
         rows.add_row(plain(fact.name), value(fact.value), plain(fact.source))
-    out().print(rows)
+    stdout().print(rows)
     for problem in seen.problems:
-        out().print(f"[bold red]caution:[/] {plain(problem)}")
+        stdout().print(f"[bold red]caution:[/] {plain(problem)}")
 
 
 def _blocks(blocks: Iterable[BlockCost]) -> Table:

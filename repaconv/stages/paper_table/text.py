@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from repaconv.core.terminal import out, plain, table
+from repaconv.core.terminal import plain, stdout, table
 
 if TYPE_CHECKING:
     from repaconv.results import PaperTable
@@ -19,11 +19,11 @@ def show_paper_table(found: PaperTable) -> None:
         mark = "" if row.agrees else f"[yellow]differs[/] ({notes.index(row.remark) + 1})"
         counts = (f"{row.cost.parameters:,}", row.parameters, f"{ours:,}", row.macs)
         rows.add_row(row.table, plain(row.model), row.form, *counts, mark)
-    out().print(rows)
+    stdout().print(rows)
     for number, note in enumerate(notes, 1):
-        out().print(f"({number}) {plain(note)}")
+        stdout().print(f"({number}) {plain(note)}")
     differing = sum(not row.agrees for row in found.rows)
-    out().print(
+    stdout().print(
         f"{len(found.rows)} models of {plain(found.paper)}: {len(found.rows) - differing} agree to the printed "
         f"precision, {differing} differ"
     )

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from repaconv.core.errors import GateFailed, RepaconvError
-from repaconv.core.toml_positions import At, Lines, place_of
+from repaconv.core.toml_positions import Position, Positions, position_of
 from repaconv.results import (
     Artefact,
     BenchArtefact,
@@ -80,7 +80,7 @@ class Judge:
 
     def __init__(self, path: Path, options: GateOptions) -> None:
         self.path, self.options = path, options
-        self.lines: Lines = {}
+        self.lines: Positions = {}
         self.checks: list[Check] = []
         self.codes: list[int] = []
 
@@ -95,7 +95,9 @@ class Judge:
         self.codes.append(problem.exit_code)
         keys = (key_of(problem, self.lines) if stage == "fold" else ()) or keys
         every = problem.wrong if isinstance(problem, RecipeProblem) else ()
-        one = Wrong(place_of(self.lines, keys, str(self.path)), problem.message, in_recipe(problem.hint), problem.code)
+        one = Wrong(
+            position_of(self.lines, keys, str(self.path)), problem.message, in_recipe(problem.hint), problem.code
+        )
         for each in every or (one,):
             self.checks.append(
                 Check(
@@ -241,11 +243,11 @@ class Judge:
     ) -> None:
         """Add one check."""
         self.codes.append(_CODES.get(verdict, 0))
-        place = self._place(place_of(self.lines, keys, str(self.path)))
+        place = self._place(position_of(self.lines, keys, str(self.path)))
         self.checks.append(
             Check(stage=stage, name=name, verdict=verdict, message=message, module=module, hint=hint, **place)
         )
 
-    def _place(self, at: At) -> dict[str, Any]:
+    def _place(self, at: Position) -> dict[str, Any]:
         """The place in the recipe; the file is given only if it is another one, which the recipe extends."""
         return {"line": at.line, "column": at.column, "file": at.file if at.file != str(self.path) else ""}

@@ -28,7 +28,7 @@ from repaconv.core.files import (
     write_artefact,
 )
 from repaconv.core.run_folder import PLAN
-from repaconv.core.toml_positions import Lines
+from repaconv.core.toml_positions import Positions
 from repaconv.graph.onnx_files import external_files, is_graph, read_graph
 from repaconv.results import SCHEMA_VERSION, Record
 from repaconv.rewrites.presets import DEFAULT, FASTEST, NAMED
@@ -132,7 +132,7 @@ class Placed(NamedTuple):
 
     recipe: Recipe
     path: Path
-    lines: Lines
+    lines: Positions
 
     @property
     def folder(self) -> Path:

@@ -29,8 +29,8 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field, ValidationError
 
-from repaconv.core.errors import UsageProblem, nearest
-from repaconv.core.toml_positions import At, Lines, NoToml, Problem, place_of, problems, read_toml
+from repaconv.core.errors import UsageProblem, did_you_mean
+from repaconv.core.toml_positions import InvalidToml, Position, Positions, Problem, position_of, problems, read_toml
 from repaconv.results import Record
 from repaconv.stages.bench.options import BenchOptions
 from repaconv.stages.build.options import BuildOptions
@@ -268,7 +268,7 @@ UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
 class Wrong(NamedTuple):
     """One error in a recipe."""
 
-    at: At
+    at: Position
     told: str
     hint: str
     code: str
@@ -288,7 +288,7 @@ class RecipeProblem(UsageProblem):
         super().__init__(message, hint=self.wrong[0].hint, code=self.wrong[0].code)
 
 
-def read_recipe(path: Path) -> tuple[Recipe, Lines]:
+def read_recipe(path: Path) -> tuple[Recipe, Positions]:
     """Read a recipe, and the place of each of its keys.
 
     Raises:
@@ -308,7 +308,7 @@ class Examined(NamedTuple):
     """
 
     recipe: Recipe
-    lines: Lines
+    lines: Positions
     wrong: tuple[Wrong, ...]
 
 
@@ -321,7 +321,7 @@ def examined(path: Path) -> Examined:
     """
     try:
         plain, lines = _whole(path, ())
-    except NoToml as problem:
+    except InvalidToml as problem:
         told = problem.message.partition(": ")[2]
         raise RecipeProblem([Wrong(problem.at, told, _mend(problem.at), problem.code)]) from problem
     where = str(path)
@@ -333,7 +333,7 @@ def examined(path: Path) -> Examined:
     return Examined(recipe, lines, (*wrong, *_idle(recipe, plain, where, lines, faulty)))
 
 
-def _sound(plain: dict[str, Any], where: str, lines: Lines) -> tuple[Recipe, list[Problem]]:
+def _sound(plain: dict[str, Any], where: str, lines: Positions) -> tuple[Recipe, list[Problem]]:
     """The recipe without its invalid values, and their errors; unknown keys are reported by `_unknown`."""
     try:
         return Recipe.model_validate(plain), []
@@ -366,7 +366,7 @@ def _off(key: str, value: Any) -> bool:
 # Recipes that extend another
 
 
-def _whole(path: Path, above: tuple[Path, ...]) -> tuple[dict[str, Any], Lines]:
+def _whole(path: Path, above: tuple[Path, ...]) -> tuple[dict[str, Any], Positions]:
     """A recipe's table merged over the one that it extends, whose paths are made relative to this recipe.
 
     Raises:
@@ -376,20 +376,20 @@ def _whole(path: Path, above: tuple[Path, ...]) -> tuple[dict[str, Any], Lines]:
     base = plain.get("extends")
     if not isinstance(base, str):
         return plain, lines
-    other, at = path.parent / base, place_of(lines, ("extends",), str(path))
+    other, at = path.parent / base, position_of(lines, ("extends",), str(path))
     if other.resolve() in (path.resolve(), *(each.resolve() for each in above)):
         told = f"extends: {base} extends this recipe itself."
         raise RecipeProblem([Wrong(at, told, "Let one of them stand alone.", "recipe.extends")])
     if not other.is_file():
         beside = sorted(each.name for each in other.parent.glob("*.toml"))
-        hint = f"{nearest(other.name, beside)}Paths are relative to the recipe's folder."
+        hint = f"{did_you_mean(other.name, beside)}Paths are relative to the recipe's folder."
         raise RecipeProblem([Wrong(at, f"extends: there is no {other}.", hint, "recipe.missing")])
     below, places = _whole(other, (*above, path))
     away = os.path.relpath(other.parent, path.parent)
     return _over(_moved(below, away), plain), {**places, **lines}
 
 
-def _with_current_names(plain: dict[str, Any], lines: Lines) -> tuple[dict[str, Any], Lines]:
+def _with_current_names(plain: dict[str, Any], lines: Positions) -> tuple[dict[str, Any], Positions]:
     """A recipe's table and the places of its keys, with the previous release's keys under their current names."""
     former: dict[tuple[str, ...], tuple[str, ...]] = {(old,): (new,) for old, new in FORMER.items()}
     former |= {
@@ -441,7 +441,7 @@ def _path(value: Any, away: str, section: str, key: str) -> Any:
 
 
 def _idle(
-    recipe: Recipe, plain: Mapping[str, Any], where: str, lines: Lines, faulty: Container[str]
+    recipe: Recipe, plain: Mapping[str, Any], where: str, lines: Positions, faulty: Container[str]
 ) -> Iterator[Wrong]:
     """Keys that have no effect; sections with an invalid key are skipped, since that key may give them one."""
     for section, keys, idle, why in IDLE:
@@ -451,21 +451,21 @@ def _idle(
             if key in table:
                 named = (section, key) if section else (key,)
                 told = f"{'.'.join(named)} would do nothing here: {why}."
-                yield Wrong(place_of(lines, named, where), told, "Leave it out.", "recipe.idle")
+                yield Wrong(position_of(lines, named, where), told, "Leave it out.", "recipe.idle")
     for section in SECTIONS:
         table, options = plain.get(section), getattr(recipe, section)
         for rule in options.NO_EFFECT if isinstance(table, dict) and section not in faulty and options else ():
             for key in rule.options:
                 if key in table and rule.where(options):
                     told = f"{section}.{key} would do nothing here: {rule.why}."
-                    yield Wrong(place_of(lines, (section, key), where), told, "Leave it out.", "recipe.idle")
+                    yield Wrong(position_of(lines, (section, key), where), told, "Leave it out.", "recipe.idle")
 
 
 def _reference_top1(recipe: Recipe) -> float | None:
     return recipe.reference.top1 if recipe.reference else None
 
 
-def _unknown(plain: Mapping[str, Any], where: str, lines: Lines) -> Iterator[tuple[tuple[str, ...], Wrong]]:
+def _unknown(plain: Mapping[str, Any], where: str, lines: Positions) -> Iterator[tuple[tuple[str, ...], Wrong]]:
     """Unknown keys, each with the known ones."""
     known: dict[tuple[str, ...], list[str]] = {(): list(Recipe.model_fields)}
     known |= {(name,): [each.name for each in keys_of(name)] for name in SECTIONS}
@@ -474,8 +474,8 @@ def _unknown(plain: Mapping[str, Any], where: str, lines: Lines) -> Iterator[tup
         for key in given if isinstance(given, dict) else ():
             if key not in keys:
                 told = f"{'.'.join((*table, key))}: unknown key."
-                hint = f"{nearest(key, keys)}{_elsewhere(key, table)}Known here: {', '.join(keys)}."
-                wrong = Wrong(place_of(lines, (*table, key), where), told, hint, "recipe.invalid")
+                hint = f"{did_you_mean(key, keys)}{_elsewhere(key, table)}Known here: {', '.join(keys)}."
+                wrong = Wrong(position_of(lines, (*table, key), where), told, hint, "recipe.invalid")
                 yield (*table, key), wrong
 
 
@@ -496,7 +496,7 @@ def _remedy(problem: Problem) -> str:
         return f'Write it, e.g. {problem.keys[-1]} = "...".'
     if problem.error["type"] == "literal_error":
         known = re.findall(r"'([^']*)'", str(problem.error["ctx"]["expected"]))
-        return f"{nearest(str(problem.error['input']), known)}Known: {', '.join(known)}."
+        return f"{did_you_mean(str(problem.error['input']), known)}Known: {', '.join(known)}."
     means = _means(*problem.keys[:2])
     return f"It means: {means}" if means else "See docs/how-to/recipes.md."
 
@@ -510,7 +510,7 @@ def _means(section: str, key: str = "") -> str | None:
     return fields[name].description if name in fields else None
 
 
-def _mend(at: At) -> str:
+def _mend(at: Position) -> str:
     """The text of the wrong line."""
     lines = Path(at.file).read_text().splitlines() or [""]
     return f"Mend that line: {lines[min(at.line, len(lines)) - 1].strip()}"

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from repaconv.core import plugins
-from repaconv.core.errors import RepaconvError, nearest
-from repaconv.core.toml_positions import Lines, place_of
+from repaconv.core.errors import RepaconvError, did_you_mean
+from repaconv.core.toml_positions import Positions, position_of
 from repaconv.onnx_export.fp16_and_int8 import QUANTIZERS
 from repaconv.onnx_export.onnx_simplifiers import TOOLS
 from repaconv.stages.recipe.recipe_file import Recipe, Wrong, own_file
@@ -27,20 +27,20 @@ READ = {
 """Keys of files and folders that are read, by section."""
 
 
-def missing(recipe: Recipe, path: Path, lines: Lines) -> list[Wrong]:
+def missing(recipe: Recipe, path: Path, lines: Positions) -> list[Wrong]:
     """Everything that the recipe names and that does not exist, each with its place."""
     found = [*_targets(recipe, path), *_files(recipe, path), *_names(recipe)]
-    return [Wrong(place_of(lines, each.keys, str(path)), *each[1:]) for each in found]
+    return [Wrong(position_of(lines, each.keys, str(path)), *each[1:]) for each in found]
 
 
-def no_checkpoint(recipe: Recipe, path: Path, lines: Lines) -> list[Wrong]:
+def no_checkpoint(recipe: Recipe, path: Path, lines: Positions) -> list[Wrong]:
     """The error of a missing checkpoint, reported together with other errors; alone, `fold` refuses the input."""
     source = path.parent / recipe.checkpoint
     if not recipe.checkpoint or address_of(recipe.checkpoint) or source.exists():
         return []
     told = f"checkpoint: there is no {source}."
     hint = "Paths are relative to the recipe's folder."
-    return [Wrong(place_of(lines, ("checkpoint",), str(path)), told, hint, "checkpoint.missing")]
+    return [Wrong(position_of(lines, ("checkpoint",), str(path)), told, hint, "checkpoint.missing")]
 
 
 class _Lacking(NamedTuple):
@@ -70,7 +70,7 @@ def _files(recipe: Recipe, path: Path) -> Iterator[_Lacking]:
         if name and not (path.parent / name).exists():
             told = f"{'.'.join(keys)}: there is no {path.parent / name}."
             beside = (path.parent / name).parent
-            near = nearest(Path(name).name, [each.name for each in beside.iterdir()] if beside.is_dir() else [])
+            near = did_you_mean(Path(name).name, [each.name for each in beside.iterdir()] if beside.is_dir() else [])
             yield _Lacking(keys, told, f"{near}Paths are relative to the recipe's folder.", "recipe.missing")
 
 
@@ -93,10 +93,10 @@ def _names(recipe: Recipe) -> Iterator[_Lacking]:
     ):
         if name not in known:
             told = f"{'.'.join(keys)}: there is no {name!r}."
-            yield _Lacking(keys, told, f"{nearest(name, known)}Known: {', '.join(known)}.", "recipe.unknown")
+            yield _Lacking(keys, told, f"{did_you_mean(name, known)}Known: {', '.join(known)}.", "recipe.unknown")
 
 
-def key_of(problem: RepaconvError, lines: Lines) -> tuple[str, ...]:
+def key_of(problem: RepaconvError, lines: Positions) -> tuple[str, ...]:
     """The recipe's key that an error of `fold` is about; empty if it is about the stage as a whole."""
     if problem.code.startswith("arch."):
         return ("arch",)

@@ -11,7 +11,7 @@ from typing import Any
 
 from repaconv.core import run_folder
 from repaconv.core.errors import Refused, RepaconvError, UsageProblem
-from repaconv.core.files import alone_in, read_artefact, stage_of
+from repaconv.core.files import lock_folder, read_artefact, stage_of
 from repaconv.core.progress import Progress, silent
 from repaconv.results import (
     Artefact,
@@ -126,7 +126,7 @@ class Way:
             return
         do = partial(self._do, placed, stages, journal)
         is_file = placed.folder.exists() and not placed.folder.is_dir()
-        with alone_in(None if is_file else placed.folder):  # fold reports the file
+        with lock_folder(None if is_file else placed.folder):  # fold reports the file
             self.done = walk(steps, journal, do, again=self.options.rerun, others=stages)
         page_files = journal.files("report") if page else []
         self.page = str(page_files[0]) if page_files else ""
@@ -198,7 +198,7 @@ def _left(each: Planned, journal: Journal) -> Artefact:
     files = journal.files(each.step.name)
     if each.stage == "fold":
         run = run_folder.Run(journal.folder)
-        run_folder.remember(run)
+        run_folder.set_newest(run)
         return run_folder.fold_of(run)
     if each.stage == "report":
         return Artefact(stage="report", made_by={}, verdict="passed")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from repaconv.core.terminal import coloured, out, plain, rows, short, table, whole
+from repaconv.core.terminal import colored, is_verbose, plain, print_table, relative_path, stdout, table
 
 if TYPE_CHECKING:
     from repaconv.results import Check, GateReport, NewRecipe, RecipeRun
@@ -16,14 +16,14 @@ def show_gate(done: GateReport) -> None:
     from repaconv.stages.recipe.gate_report_formats import sentence
 
     for recipe in done.recipes:
-        rows = table("stage", "check", "verdict", "")
+        print_table = table("stage", "check", "verdict", "")
         for check in recipe.checks:
-            rows.add_row(check.stage, check.name, coloured(check.verdict), plain(sentence(check)))
-        out().print(f"[bold]{plain(recipe.recipe)}[/]")
-        out().print(rows)
+            print_table.add_row(check.stage, check.name, colored(check.verdict), plain(sentence(check)))
+        stdout().print(f"[bold]{plain(recipe.recipe)}[/]")
+        stdout().print(print_table)
     verdict = "passed" if not done.exit_code else "failed" if done.exit_code == 1 else f"exit {done.exit_code}"
     count = f"{len(done.recipes)} recipe{'s' if len(done.recipes) > 1 else ''}"
-    out().print(f"{coloured(verdict)}: {count}{', with mistakes' if done.exit_code == 2 else ''}")
+    stdout().print(f"{colored(verdict)}: {count}{', with mistakes' if done.exit_code == 2 else ''}")
 
 
 def counted(checks: Sequence[Check]) -> str:
@@ -42,9 +42,9 @@ def show_recipe_run(done: RecipeRun | NewRecipe) -> None:
     if isinstance(done, RecipeRun):
         _way(done)
         return
-    out().print(plain(done.recipe))
+    stdout().print(plain(done.recipe))
     for problem in done.problems:
-        out().print(f"[yellow]to be corrected:[/] {plain(problem)}")
+        stdout().print(f"[yellow]to be corrected:[/] {plain(problem)}")
 
 
 def _way(done: RecipeRun) -> None:
@@ -52,17 +52,17 @@ def _way(done: RecipeRun) -> None:
     from repaconv.stages.recipe.gate_report_formats import sentence
 
     if done.steps:
-        rows(("step", "status", "reason"), [(each.name, each.did, each.why) for each in done.steps])
-    shown = [check for check in done.checks if whole() or check.verdict not in ("passed", "not verified")]
+        print_table(("step", "status", "reason"), [(each.name, each.did, each.why) for each in done.steps])
+    shown = [check for check in done.checks if is_verbose() or check.verdict not in ("passed", "not verified")]
     found = table("stage", "check", "verdict", "")
     for check in shown:
-        found.add_row(check.stage, check.name, coloured(check.verdict), plain(sentence(check)))
+        found.add_row(check.stage, check.name, colored(check.verdict), plain(sentence(check)))
     if shown:
-        out().print(found)
+        stdout().print(found)
     for name, value in done.reference.items():
-        out().print(f"[dim]{name}:[/] {plain(value)}")
+        stdout().print(f"[dim]{name}:[/] {plain(value)}")
     if done.checks:
         verdict = "passed" if not done.exit_code else "failed" if done.exit_code == 1 else f"exit {done.exit_code}"
-        out().print(f"{coloured(verdict)}: {plain(counted(done.checks))}")
+        stdout().print(f"{colored(verdict)}: {plain(counted(done.checks))}")
     if done.page:
-        out().print(f"{plain(short(done.page))}")
+        stdout().print(f"{plain(relative_path(done.page))}")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from repaconv.core import run_folder
 from repaconv.core.errors import UsageProblem
-from repaconv.core.file_replacement import put, require_ours, write_page
+from repaconv.core.file_replacement import replace_artifact, require_replaceable, write_page
 from repaconv.core.progress import Progress, silent
 from repaconv.results import Accuracy, BenchArtefact, Link, Report, ReportRow, RunsReport
 from repaconv.stages.report.stage import PAGES, gathered, require_format
@@ -51,8 +51,8 @@ def compare_runs(
     failed = any(row.verdict == "failed" for row in rows)
     found = RunsReport(made_by=made_by(), verdict="failed" if failed else "passed", rows=tuple(rows))
     if format == "json":
-        require_ours(target, found.stage)
-        put(target, found)
+        require_replaceable(target, found.stage)
+        replace_artifact(target, found)
     else:
         write_page(target, page.runs_html(found) if format == "html" else page.runs_markdown(found))
     return with_files(found, [each.fold_json for each in taken], [target])

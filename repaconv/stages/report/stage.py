@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from repaconv.core import run_folder
 from repaconv.core.errors import Refused, RepaconvError, UsageProblem
 from repaconv.core.export_names import dotted
-from repaconv.core.file_replacement import put, require_ours, write_page
-from repaconv.core.files import alone_in, read_artefact, sha256_of, stage_of
+from repaconv.core.file_replacement import replace_artifact, require_replaceable, write_page
+from repaconv.core.files import lock_folder, read_artefact, sha256_of, stage_of
 from repaconv.core.progress import Progress, silent
 from repaconv.results import (
     BenchArtefact,
@@ -71,11 +71,11 @@ def report(
     require_format(format)
     taken = run_folder.find_run(Path(run) if run else None)
     target = Path(out) if out else taken.folder / PAGES[format]
-    with alone_in(taken.folder):
+    with lock_folder(taken.folder):
         found = gathered(taken, _paper(taken, progress) if paper and format != "card" else None)
         if format == "json":
-            require_ours(target, "report")
-            put(target, found)
+            require_replaceable(target, "report")
+            replace_artifact(target, found)
         else:
             pictures = _pictures(taken, found) if format == "html" else {}
             write_page(target, page.WRITTEN[format](found, pictures))
@@ -203,7 +203,7 @@ def _changed(
     """Files that were changed after their verification."""
     engines = run_folder.Run(taken.folder / run_folder.BUILD)
     looks: list[Callable[[], Path]] = [lambda: taken.payload(folded.payload)]
-    looks += [partial(run_folder.graph_of, taken, each) for each in exports]
+    looks += [partial(run_folder.onnx_model_of, taken, each) for each in exports]
     looks += [partial(engines.payload, each.payload) for each in builds]
     found = []
     for look in looks:
@@ -255,7 +255,7 @@ def _commands(
         command, source, asked = "convert", Path(converted.parent.path), converted.options
     if trained:
         command, source, asked = "finetune", Path(trained.start.path).parent, trained.options
-    elsewhere = bool(converted or trained) or taken.folder.resolve() != run_folder.usual_folder(source).resolve()
+    elsewhere = bool(converted or trained) or taken.folder.resolve() != run_folder.default_folder(source).resolve()
     lines = [[command, _short(source), *asked, *(["-o", _short(taken.folder)] if elsewhere else [])]]
     lines += [["export", *each.options] for each in held.exports]
     lines += [["build", *each.options] for each in held.builds]

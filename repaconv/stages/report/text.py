@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from repaconv.core.terminal import coloured, out, plain, rows
+from repaconv.core.terminal import colored, plain, print_table, stdout
 from repaconv.results import Report, ReportRow, RunsReport
 from repaconv.stages.shared.result_tables import counted
 
@@ -11,13 +11,13 @@ def show_report(done: Report | RunsReport) -> None:
     """Print a summary of the report of one run, or one row per run of a comparison."""
     if isinstance(done, RunsReport):
         header = ("run", "verdict", "accuracy", "parameters", "speedup", "same top-1")
-        rows(header, [_row(each) for each in done.rows])
+        print_table(header, [_row(each) for each in done.rows])
         return
     proved = sum(link.verdict == "passed" for link in done.links)
     measured = counted(len(done.benches), "measurement")
-    out().print(f"{coloured(done.verdict)}: {proved} of {len(done.links)} links passed, {measured}")
+    stdout().print(f"{colored(done.verdict)}: {proved} of {len(done.links)} links passed, {measured}")
     for sentence in done.open:
-        out().print(f"[yellow]not verified, or not measured:[/] {plain(sentence)}")
+        stdout().print(f"[yellow]not verified, or not measured:[/] {plain(sentence)}")
 
 
 def _row(row: ReportRow) -> tuple[str, ...]:

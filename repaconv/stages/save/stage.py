@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from repaconv.core import run_folder
-from repaconv.core.errors import GateFailed, Refused, said_by
-from repaconv.core.file_replacement import moved, put, require_ours, write_payload
-from repaconv.core.files import alone_in, payload_of
+from repaconv.core.errors import GateFailed, Refused, describe_exception
+from repaconv.core.file_replacement import move_from, replace_artifact, require_replaceable, write_payload
+from repaconv.core.files import lock_folder, payload_of
 from repaconv.core.progress import Progress, silent
 from repaconv.core.scratch_folders import scratch_folder
 from repaconv.results import Link, NetworkFold, SaveArtefact
@@ -68,7 +68,7 @@ def save_by(options: SaveOptions, run: str | Path | None = None, *, progress: Pr
     given = plan.subject.network(TRAINING).module
     module, exact = _held(plan, given)
     progress("save", 0, 0)
-    with alone_in(plan.run.folder), scratch_folder(plan.run.folder) as work:
+    with lock_folder(plan.run.folder), scratch_folder(plan.run.folder) as work:
         _write(plan, module.float(), work)
         links = (exact, _as_loaded(plan, type(given), work))
         if verdict_of(links) == "failed":
@@ -82,7 +82,7 @@ def save_by(options: SaveOptions, run: str | Path | None = None, *, progress: Pr
         (work / "README.md").write_text(card(report, {}), encoding="utf-8")
         files = [plan.folder / name for name in FILES if (work / name).is_file()]
         for file in files:
-            write_payload(file, moved(work / file.name))
+            write_payload(file, move_from(work / file.name))
         weights, *others = (payload_of(file, plan.folder) for file in files)
         done = SaveArtefact(
             made_by=made_by(plan.arch.library, "torch"),
@@ -94,7 +94,7 @@ def save_by(options: SaveOptions, run: str | Path | None = None, *, progress: Pr
             other_files=tuple(others),
             links=links,
         )
-        done = put(plan.folder / SLOT, done)
+        done = replace_artifact(plan.folder / SLOT, done)
     return with_files(done, [plan.run.fold_json], [*files, plan.folder / SLOT])
 
 
@@ -117,9 +117,9 @@ def _plan(options: SaveOptions, run: str | Path | None) -> _Plan:
             code="save.unheld",
         )
     package(arch.library)
-    overridden = run_folder.require_sound(taken, folded, unverified=options.allow_unverified)
+    overridden = run_folder.require_passed_checks(taken, folded, unverified=options.allow_unverified)
     folder = Path(options.out) if options.out else taken.folder / arch.library
-    require_ours(folder / SLOT, "save", *(folder / name for name in FILES))
+    require_replaceable(folder / SLOT, "save", *(folder / name for name in FILES))
     return _Plan(subject, arch, taken, folder, options.words(), overridden)
 
 
@@ -203,7 +203,7 @@ def _as_loaded(plan: _Plan, kind: type[nn.Module], folder: Path) -> Link:
             module = loader.from_pretrained(str(folder), local_files_only=True)
     except Exception as error:  # the class of the error depends on the library's version
         raise GateFailed(
-            f"{plan.arch.library} cannot load what it wrote: {said_by(error)}; nothing was written.",
+            f"{plan.arch.library} cannot load what it wrote: {describe_exception(error)}; nothing was written.",
             hint=f"Try another version of {plan.arch.library}, or write ONNX: repaconv export.",
             code="save.not-loaded",
         ) from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from repaconv.core.terminal import out, plain
+from repaconv.core.terminal import plain, stdout
 from repaconv.stages.shared.result_tables import links
 
 if TYPE_CHECKING:
@@ -13,5 +13,5 @@ if TYPE_CHECKING:
 
 def show_save(done: SaveArtefact) -> None:
     """Print the folder and its comparisons."""
-    out().print(f"{plain(done.payload.path)}, config.json and README.md of {plain(done.arch)}")
-    out().print(links(done.links))
+    stdout().print(f"{plain(done.payload.path)}, config.json and README.md of {plain(done.arch)}")
+    stdout().print(links(done.links))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from repaconv.benchmark.cpu_isa_level import clips_int8
-from repaconv.core.errors import UsageProblem, nearest
+from repaconv.core.errors import UsageProblem, did_you_mean
 from repaconv.core.progress import Progress
 from repaconv.engines.contract import Feeds, Session
 from repaconv.results import Link
@@ -79,7 +79,7 @@ def int8_for(device: Target, quantizer: str = "") -> Int8:
     if by not in QUANTIZERS:
         raise UsageProblem(
             f"there is no quantizer {by!r}.",
-            hint=f"{nearest(by, QUANTIZERS)}Known: {', '.join(QUANTIZERS)}.",
+            hint=f"{did_you_mean(by, QUANTIZERS)}Known: {', '.join(QUANTIZERS)}.",
             code="quantiser",
         )
     if by != QUANTIZERS[0] and symmetric:

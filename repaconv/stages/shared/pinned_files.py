@@ -10,7 +10,7 @@ from zipfile import is_zipfile
 from repaconv.core.change_guard import stamp_of
 from repaconv.core.errors import Refused, UsageProblem
 from repaconv.core.files import sha256_of
-from repaconv.core.thread_pool import workers
+from repaconv.core.thread_pool import thread_pool
 
 if TYPE_CHECKING:
     from repaconv.checkpoints import Checkpoint
@@ -64,7 +64,7 @@ def read_hashed(checkpoint: Path, weights: str | None, pinned: str | None = None
     sha256 = stamp = None
     if _worth_hashing(checkpoint):
         stamp = stamp_of(checkpoint)
-        with workers(1) as beside:
+        with thread_pool(1) as beside:
             importing = beside.submit(_import_torch, meta=built)
             sha256 = sha256_of(checkpoint)
             importing.result()  # the import must be finished before torch is used

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from repaconv.core.terminal import ROWS, coloured, out, plain, table, whole
+from repaconv.core.terminal import ROWS, colored, is_verbose, plain, stdout, table
 from repaconv.stages.report.page_templates import saved
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ ROUNDING, ROUNDING_TOLD = "FP32 rounding", "for comparison: what FP32 rounding a
 
 def links(links: Iterable[Link], for_scale: dict[str, Any] | None = None) -> Table:
     """Table of links: verdict, error and tolerance; with -v all numbers."""
-    if whole():
+    if is_verbose():
         return _all_of(links, for_scale or {})
     rows = table("verdict", "link", "candidate", "max rel", "allowed")
     for narrow in ("verdict", "link", "max rel", "allowed"):
@@ -36,7 +36,7 @@ def links(links: Iterable[Link], for_scale: dict[str, Any] | None = None) -> Tab
         note = "; ".join(filter(None, notes))
         of = link.reference.partition(OUTPUT)[2] if OUTPUT not in link.candidate else ""
         candidate = plain(link.candidate + (OUTPUT + of if of else "")) + (f"\n[dim]{plain(note)}[/]" if note else "")
-        rows.add_row(coloured(link.verdict), plain(label(link, compared)), candidate, error, told if exact else "lossy")
+        rows.add_row(colored(link.verdict), plain(label(link, compared)), candidate, error, told if exact else "lossy")
     for name, metrics in (for_scale or {}).items():
         rows.add_row(
             "not evaluated", ROUNDING, f"{plain(name)}\n{ROUNDING_TOLD}", _numbers(metrics)[0], "", style="dim"
@@ -50,7 +50,7 @@ def _all_of(links: Iterable[Link], for_scale: dict[str, Any]) -> Table:
         numbers = _numbers(link.metrics)
         allowed = link.tolerance.description if link.tolerance else ""
         note = "; ".join(filter(None, [f"on {link.inputs}" if link.inputs else "", link.note, link.limit_told]))
-        verdict = coloured(link.verdict) + (f" ({plain(note)})" if note else "")
+        verdict = colored(link.verdict) + (f" ({plain(note)})" if note else "")
         rows.add_row(link.name, plain(link.candidate), plain(link.reference), *numbers, allowed, verdict)
     for name, metrics in for_scale.items():
         candidate, _, reference = name.partition(" against ")
@@ -67,8 +67,8 @@ def label(link: Link, links: Iterable[Link]) -> str:
 
 def longest(kind: str, count: int) -> None:
     """Print how many rows are not shown."""
-    if count > ROWS and not whole():
-        out().print(f"[dim]{count - ROWS} more {kind}: -v shows all[/]")
+    if count > ROWS and not is_verbose():
+        stdout().print(f"[dim]{count - ROWS} more {kind}: -v shows all[/]")
 
 
 def _numbers(metrics: Any) -> tuple[str, str, str, str]:
@@ -95,7 +95,7 @@ def locations(links: Iterable[Link]) -> None:
                 if where
                 else f": no single layer found as the cause ({why})"
             )
-            out().print(f"[bold red]{link.name}[/]{told}")
+            stdout().print(f"[bold red]{link.name}[/]{told}")
 
 
 def counted(count: int, noun: str) -> str:
@@ -111,7 +111,7 @@ def accuracy_told(name: str, found: Accuracy) -> str:
     )
     return (
         f"{name}: accuracy {found.reference:.2%} -> {found.candidate:.2%} on {found.images} images; difference "
-        f"{found.difference:+.2%} (95% interval {found.low:+.2%} to {found.high:+.2%}{chance if whole() else ''})"
+        f"{found.difference:+.2%} (95% interval {found.low:+.2%} to {found.high:+.2%}{chance if is_verbose() else ''})"
     )
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from repaconv.core import run_folder
 from repaconv.core.errors import Refused, UsageProblem
-from repaconv.core.export_names import Variant, usual_size
+from repaconv.core.export_names import Variant, default_image_size
 from repaconv.core.files import canonical_json, read_artefact, sha256_of_bytes, stage_of
 from repaconv.results import ExportArtefact, FoldArtefact, ImageSize
 from repaconv.stages.shared.common_checks import load_target
@@ -91,7 +91,7 @@ def export_for(
         Refused: If an export of the run was made from other weights.
         UsageProblem: If there is none for that target, or several and nothing decides.
     """
-    device, size = load_target(target), image_size or usual_size(folded)
+    device, size = load_target(target), image_size or default_image_size(folded)
     every = exports_of(run, folded)
     found = [each for each in every if (each.artefact.target, each.artefact.precision) == (device.name, precision)]
     found = [each for each in found if each.artefact.target_sha256 == target_sha256(device)]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from repaconv.core.errors import GateFailed, Refused
 from repaconv.core.file_replacement import write_payload
-from repaconv.core.thread_pool import workers
+from repaconv.core.thread_pool import thread_pool
 from repaconv.results import TensorInfo
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def _write_parts(
             file.seek(offsets[name])
             file.write(stored.numpy().data)
 
-    with workers(1) as pool:
+    with thread_pool(1) as pool:
         written: Future[None] | None = None
         for part in parts:
             if written:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from repaconv.core import plugins, run_folder
 from repaconv.core.errors import EnvironmentProblem, Refused, UsageProblem
-from repaconv.core.file_replacement import put, require_ours
-from repaconv.core.files import alone_in, cache_folder, canonical_json, sha256_of, sha256_of_bytes, write_artefact
+from repaconv.core.file_replacement import replace_artifact, require_replaceable
+from repaconv.core.files import cache_folder, canonical_json, lock_folder, sha256_of, sha256_of_bytes, write_artefact
 from repaconv.core.progress import Progress, silent
 from repaconv.core.scratch_folders import scratch_folder
 from repaconv.results import Candidate, FoldArtefact, TuneArtefact
@@ -121,7 +121,7 @@ def tune_by(
     if answer is not None:
         update = {"note": "known from an earlier search", "options": plan.options.words()}
         return _put(plan, answer.model_copy(update=update), plan.known)
-    with alone_in(plan.run.folder), scratch_folder(plan.run.folder) as scratch:
+    with lock_folder(plan.run.folder), scratch_folder(plan.run.folder) as scratch:
         found = _searched(plan, scratch, progress)
     write_artefact(plan.known, found)
     return _put(plan, found, plan.run.payload_of_fold(plan.folded))
@@ -177,7 +177,7 @@ def _plan(
     subject = subject_of(run)
     folded = subject.folded
     given = require_judges(options, subject)
-    overridden = run_folder.require_sound(run, folded, unverified=options.allow_unverified)
+    overridden = run_folder.require_passed_checks(run, folded, unverified=options.allow_unverified)
     device = load_target(options.target)
     machine = machine_of(options, device, here=measurer is None)
     names = sorted(plugins.registered(plugins.REWRITES) if options.rewrites is None else options.rewrites)
@@ -195,7 +195,7 @@ def _plan(
         "exhaustive": options.exhaustive,
     }
     path = Path(options.out) if options.out else run.folder / TUNED / f"{device.name}.json"
-    require_ours(path, "tune")
+    require_replaceable(path, "tune")
     measured = place_of(folded, machine, asked)
     lossy = {**asked, **judged_by(options, subject), "loss": Budget.of(options)} if given else asked
     return _Plan(
@@ -246,7 +246,7 @@ def _run_of(source: str | Path | None, settings: Mapping[str, str] | None, progr
         )
     if source is None or Path(source).is_dir():
         return run_folder.find_run(Path(source) if source else None)
-    run = run_folder.Run(run_folder.usual_folder(Path(source)))
+    run = run_folder.Run(run_folder.default_folder(Path(source)))
     if not run.fold_json.is_file():
         fold(source, settings=settings, progress=progress)
         return run
@@ -364,5 +364,5 @@ def _artefact(plan: _Plan, rows: list[Candidate], loss: Loss | None, journal: Jo
 
 def _put(plan: _Plan, found: TuneArtefact, took: Path) -> TuneArtefact:
     found = found.model_copy(update={"unverified": plan.overridden})
-    put(plan.path, found)
+    replace_artifact(plan.path, found)
     return with_files(found, [took], [plan.path])

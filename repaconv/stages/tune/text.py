@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from repaconv.core.terminal import out, plain, short, table, whole
+from repaconv.core.terminal import is_verbose, plain, relative_path, stdout, table
 
 if TYPE_CHECKING:
     from repaconv.results import Candidate, Deployment, Link, TuneArtefact
@@ -25,31 +25,31 @@ def show_tune(done: TuneArtefact) -> None:
         right = [_more_right(row.link)] if labelled else []
         form, told = _how(how, done.baseline), plain(row.description)
         rows.add_row(plain(how.runtime), how.precision, form, found, memory, lost, *right, told)
-    out().print(rows)
+    stdout().print(rows)
     for told in done.skipped:
-        out().print(f"[yellow]skipped[/]: {plain(told)}")
+        stdout().print(f"[yellow]skipped[/]: {plain(told)}")
     best, seconds = done.deployment, f"{done.note}, {done.seconds:.0f} s then" if done.note else f"{done.seconds:.0f} s"
     seconds += "" if done.complete else f"; not all was measured in {done.budget_s:.0f} s, a larger --budget resumes"
     exact = "exact, float32" if best.precision == "fp32" else f"[yellow]lossy[/], {best.precision}"
     gain = f"; {done.ratio.told('it', 'the default')}" if done.ratio else ""
     what = "the fastest" if done.ratio is None or done.ratio.conclusive else "taken"
-    out().print(
+    stdout().print(
         f"{what} for {done.objective} on {plain(done.target)}: [bold]{plain(best.runtime)}[/], {exact}, "
         f"{_how(best, done.baseline)}{gain} ({seconds})"
     )
     if done.disagreement is not None:
         other = "" if best.precision != "fp32" else "the rejected choice has "
         accurate = f", accuracy {found}" if (found := _more_right(done.link)) else ""
-        out().print(f"{other}{done.disagreement:.2%} changed top-1 predictions on the test images{accurate}")
+        stdout().print(f"{other}{done.disagreement:.2%} changed top-1 predictions on the test images{accurate}")
     if done.images:
-        out().print(f"[dim]by {plain(done.images)}[/]")
+        stdout().print(f"[dim]by {plain(done.images)}[/]")
     for what, told in (("images", done.image_preprocessing), ("classes", done.scores)):
         if told:
-            out().print(f"[dim]{what}: {plain(told)}[/]")
+            stdout().print(f"[dim]{what}: {plain(told)}[/]")
     if done.output_files:
-        file = plain(short(done.output_files[0]))
+        file = plain(relative_path(done.output_files[0]))
         target = "" if done.target == "x86-64" else f" --target {plain(done.target)}"
-        out().print(f"take it: repaconv export{target} --preset {file}; the same options of build and bench do")
+        stdout().print(f"take it: repaconv export{target} --preset {file}; the same options of build and bench do")
 
 
 def _more_right(link: Link | None) -> str:
@@ -62,7 +62,7 @@ def _shown(done: TuneArtefact) -> list[Candidate]:
     winner, *others = done.candidates
     others = [row for row in others if row.ratio or row.link or row.description.startswith("left")]
     others.sort(key=lambda row: -(row.ratio.median if row.ratio else 0.0))
-    if whole():
+    if is_verbose():
         return [winner, *others]
     return [winner, *[row for row in others if row.description != "alone"][:SHORT]]
 

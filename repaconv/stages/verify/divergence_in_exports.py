@@ -74,7 +74,7 @@ def _beside_float32(subject: Subject, exported: ExportArtefact, candidate: Any, 
         return Location(module="", reason="not followed: the float32 graph takes another batch or image size")
     if set(single.rewrites) != set(exported.rewrites):
         return Location(module="", reason=OTHER_FORM)
-    reference = _bare(onnx.load(run_folder.graph_of(subject.run, single)), single)
+    reference = _bare(onnx.load(run_folder.onnx_model_of(subject.run, single)), single)
     load = loader_for(exported.architecture, exported.precision)
     before, after = (OnnxTrace(*of, by_module=False) for of in ((reference, load_onnx), (candidate, load)))
     return locate(before, after, _filled(feeds, fixed), allowed=None, decides=subject.decides)
@@ -98,7 +98,7 @@ def within_engine(
     exported = export.artefact
     if exported.data is not None or exported.precision == "bf16":
         return Location(module="", reason="an engine of a graph above 2 GiB, or in bfloat16, is not followed")
-    bare = _bare(onnx.load(run_folder.graph_of(subject.run, exported)), exported)
+    bare = _bare(onnx.load(run_folder.onnx_model_of(subject.run, exported)), exported)
     filled = _filled(feeds, {exported.batch})
     limit = allowed.rtol if allowed.kind == "exact" else None
     with scratch_folder() as folder:

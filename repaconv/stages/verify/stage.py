@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from repaconv.core import run_folder
 from repaconv.core.errors import UsageProblem
 from repaconv.core.export_names import dotted
-from repaconv.core.file_replacement import put, require_ours, write_payload
-from repaconv.core.files import alone_in, payload_of
+from repaconv.core.file_replacement import replace_artifact, require_replaceable, write_payload
+from repaconv.core.files import lock_folder, payload_of
 from repaconv.core.progress import Progress, silent
 from repaconv.results import BuildArtefact, Link, Metrics, VerifyArtefact
 from repaconv.sources.source_model import Subject
@@ -46,13 +46,13 @@ def verify_by(options: VerifyOptions, run: str | Path | None = None, *, progress
     """
     taken = run_folder.find_run(Path(run) if run else None)
     progress(f"verify: open {taken.folder}", 0, 0)
-    with alone_in(taken.folder):
+    with lock_folder(taken.folder):
         plan = _plan(options, taken)
         scale = _measured(plan, progress)
         links = _links(plan, progress)
         curves = _drawn(plan, links)
         artefact = _artefact(plan, links, curves, scale)
-        put(plan.path, artefact)
+        replace_artifact(plan.path, artefact)
     took = [
         plan.source,
         plan.run.payload_of_fold(plan.subject.folded),
@@ -84,7 +84,7 @@ def _plan(options: VerifyOptions, taken: run_folder.Run) -> _Plan:
     from repaconv.verification.tolerances import require_links
 
     path = Path(options.out) if options.out else taken.verify_json
-    require_ours(path, "verify")
+    require_replaceable(path, "verify")
     asked = {*(options.rtol or {}), *(options.atol or {})}
     require_links([*(options.rtol or {}), *(options.atol or {}), *options.require])
     subject = subject_of(taken, options.checkpoint)
@@ -246,7 +246,7 @@ def _drawn(plan: _Plan, links: Sequence[Link]) -> list[Path]:
         for link in links
         if link.location and link.location.drift
     }
-    require_ours(plan.path, "verify", *curves)
+    require_replaceable(plan.path, "verify", *curves)
     for path, link in curves.items():
         write_payload(path, drift_svg(link))
     return list(curves)

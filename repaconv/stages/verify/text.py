@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from repaconv.core.terminal import coloured, out, plain, whole
+from repaconv.core.terminal import colored, is_verbose, plain, stdout
 from repaconv.stages.shared.result_tables import accuracy_told, label, links, locations
 
 if TYPE_CHECKING:
@@ -14,18 +14,18 @@ if TYPE_CHECKING:
 
 def show_verify(done: VerifyArtefact) -> None:
     """Print every link with its verdict, the accuracies, and where a link fails."""
-    out().print(links(done.links, for_scale=done.for_scale))
+    stdout().print(links(done.links, for_scale=done.for_scale))
     _print_accuracies(done.links)
     if any(link.accuracy for link in done.links):
         for claim in done.claims:
-            out().print(f"claimed: accuracy {claim.value:.2%} by {plain(claim.source)}")
+            stdout().print(f"claimed: accuracy {claim.value:.2%} by {plain(claim.source)}")
     locations(done.links)
     if done.preprocessing:
-        out().print(f"[dim]images: {plain(done.preprocessing)}[/]")
+        stdout().print(f"[dim]images: {plain(done.preprocessing)}[/]")
     if done.labels:
-        out().print(f"[dim]classes: {plain(done.labels)}[/]")
-    policy = f"; version {done.policy} of the tolerances" if whole() else ""
-    out().print(f"{coloured(done.verdict)}: {plain(_by_verdict(done))}{policy}")
+        stdout().print(f"[dim]classes: {plain(done.labels)}[/]")
+    policy = f"; version {done.policy} of the tolerances" if is_verbose() else ""
+    stdout().print(f"{colored(done.verdict)}: {plain(_by_verdict(done))}{policy}")
 
 
 def _by_verdict(done: VerifyArtefact) -> str:
@@ -50,4 +50,4 @@ def _listed(names: Iterable[str]) -> str:
 def _print_accuracies(links: Sequence[Link]) -> None:
     for link in links:
         if found := link.accuracy:
-            out().print(accuracy_told(label(link, links), found))
+            stdout().print(accuracy_told(label(link, links), found))

@@ -200,7 +200,7 @@ def _of_forms(subject: Subject, given: Inputs, rules: Rules) -> Chain:
 def _of_export(subject: Subject, export: Export, given: Inputs, rules: Rules) -> Chain:
     """The links of an ONNX model, or the reason why it cannot be run on these images."""
     exported, _, variant = export
-    path = run_folder.graph_of(subject.run, exported)
+    path = run_folder.onnx_model_of(subject.run, exported)
     name = "onnx" if exported.precision == "fp32" else exported.precision
     label = f"{ONNX_LABEL}, {variant.name}" if variant.name else ONNX_LABEL
 

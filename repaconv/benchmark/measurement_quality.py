@@ -49,8 +49,8 @@ def quality(
         openings: Number of session loads, to which the rounds belong in order.
 
     Returns:
-        *trusted* if there is no reason for doubt; *inconclusive* if a difference of 5% may be undetected or may be caused
-        by other load; *noisy* in between.
+        *trusted* if there is no reason for doubt; *inconclusive* if a difference of 5% may be undetected or may be
+        caused by other load; *noisy* in between.
     """
     spoiling = [
         *_too_little(samples_ms, compared),

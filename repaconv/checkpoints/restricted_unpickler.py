@@ -112,7 +112,7 @@ class Machine(_Unpickler):  # type: ignore[misc]
                 raise pickle.UnpicklingError(f"a tuple of more than {NESTED:,} tuples")
         return items
 
-    dispatch = {  # noqa: RUF012 - as the library has it
+    dispatch = {  # noqa: RUF012 - as in the standard library
         **_Unpickler.dispatch,
         pickle.BUILD[0]: load_build,
         pickle.SETITEM[0]: load_setitem,

@@ -27,7 +27,7 @@ def shapes_told(arrays: Feeds) -> str:
 Ability = Literal["run", "networks", "engines", "profile", "placement", "elsewhere", "streams"]
 
 Shapes = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
-"""Least, usual and largest shape of an input."""
+"""Minimum, usual and maximum shape of an input."""
 
 
 def _no_tick(_what: str, _done: int, _total: int) -> None:

@@ -1,1 +1,1 @@
-"""Reading ONNX graphs: shapes, views, operators, attention, costs, and the canonical form."""
+"""Read and rewrite ONNX graphs: shapes, views, operators, attention, costs, and the canonical form."""

@@ -77,7 +77,7 @@ def _learnt(value: ir.Value, used: list[tuple[ir.Node, int]]) -> int:
         return int(numbers[0].size)
     if numbers.ndim > 1 and min(numbers.shape[-2:]) > 1 and all(node.op_type == "Add" for node, _ in uses):
         distinct = len(np.unique(numbers))
-        if 2 * distinct <= numbers.size:  # a table of relative positions, looked up; of two values, a mask
+        if 2 * distinct <= numbers.size:  # relative positions from a table; with two values, a mask
             return distinct if distinct > 2 else 0
     return int(numbers.size)
 

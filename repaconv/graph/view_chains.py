@@ -122,7 +122,7 @@ def _through(view: View, value: ir.Value, before: ir.Value) -> View | None:
     if node.op_type in ("Mul", "Div"):
         by = scalar(node.inputs[1] if node.inputs[0] is before else node.inputs[0])
         assert by is not None
-        axes = ((),) * (len(shape) - len(view.axes)) + view.axes  # a number may have more axes than what it scales
+        axes = ((),) * (len(shape) - len(view.axes)) + view.axes  # a scalar may have more axes than the value it scales
         return replace(view, axes=axes, scale=view.scale / by if node.op_type == "Div" else view.scale * by)
     return _selected(view, taken(node, value))
 

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Build, verify and measure on the board: python3 run.py. Needs Python 3.6 and TensorRT's own trtexec, nothing else.
 
-Takes what lies beside it (bundle.json says what), leaves result.tar.gz there, which `repaconv collect` reads on the
-desk. Exit codes: 0 done, 1 the engine does not compute what it should, 2 the result's file exists and is not ours, 3
-no trtexec or another TensorRT than the bundle is for, 4 the bundle is not as it was made, 5 trtexec failed.
+It uses the files next to it, which bundle.json lists, and writes result.tar.gz there; `repaconv collect` reads that on
+the host. Exit codes: 0 done, 1 the engine's outputs are wrong, 2 another file is where the result would be written, 3
+trtexec is missing or has another TensorRT version than the bundle, 4 a file of the bundle has changed, 5 trtexec
+failed.
 """
 
 import argparse
@@ -28,7 +29,7 @@ ONCE = ["--warmUp=0", "--duration=0", "--iterations=1"]
 
 
 def main():
-    """Run all steps; leave the result whatever happens after the first of them."""
+    """Check the bundle and trtexec, and run all steps."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trtexec", help="where it is, if neither on the PATH nor in " + USUAL)
     parser.add_argument("--any-version", action="store_true", help="go on with another TensorRT, and record it")
@@ -56,11 +57,11 @@ def main():
     try:
         return run(bundle, content, Board(trtexec, said, version, bundle, work), chosen.out)
     finally:
-        shutil.rmtree(work)  # its own, and nothing else
+        shutil.rmtree(work)  # created by this run
 
 
 def run(bundle, content, board, out):
-    """Build, verify and measure, pack what came of it, and say whether it is right."""
+    """Build, verify and measure; write the result also if a step fails, and check the outputs."""
     work, before, problem = board.work, state(), ""
     try:
         board.build()
@@ -68,7 +69,7 @@ def run(bundle, content, board, out):
         board.measure()
     except subprocess.CalledProcessError as error:
         problem = "trtexec failed (exit %d) at: %s" % (error.returncode, board.step)
-    kinds = ("times.json", "profile.json", "layers.json", "output_*.json", "*.log")  # all but the engine
+    kinds = ("times.json", "profile.json", "layers.json", "output_*.json", "*.log")  # everything except the engine
     names = sorted(os.path.basename(path) for kind in kinds for path in glob.glob(os.path.join(work, kind)))
     result = {
         "bundle_sha256": hashlib.sha256(content).hexdigest(),
@@ -88,7 +89,7 @@ def run(bundle, content, board, out):
     if problem:
         return leave(5, problem + "; its words are in the result.")
     wrong = False
-    for number, output in enumerate(bundle["outputs"]):  # of whole numbers only the desk says
+    for number, output in enumerate(bundle["outputs"]):  # integer outputs are compared on the host
         told = (output["name"], board.worst(number) if output["real"] else 0.0, bundle["rtol"])
         print("%s: largest error %.3g of an image's largest number, %.3g allowed for exact engines" % told)
         wrong = wrong or told[1] != told[1] or (bundle["exact"] and told[1] > bundle["rtol"])
@@ -96,7 +97,7 @@ def run(bundle, content, board, out):
 
 
 class Board:
-    """trtexec of one version, and the files of one bundle."""
+    """trtexec of one version, with the files of one bundle."""
 
     def __init__(self, trtexec, said, version, bundle, work):
         self.trtexec, self.said, self.bundle, self.work = trtexec, said, bundle, work
@@ -105,7 +106,7 @@ class Board:
         self.commands, self.step = [], ""
 
     def run(self, step, options):
-        """One call, its words in <step>.log; options that this trtexec does not know are left out, and recorded so."""
+        """Run trtexec once, with its output in <step>.log; unsupported options are omitted and recorded."""
         self.step = step
         known = [option for option in options if option.split("=")[0] in self.said]
         command, left_out = [self.trtexec] + known, [option for option in options if option not in known]
@@ -115,7 +116,7 @@ class Board:
             subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, cwd=self.work, check=True)
 
     def build(self):
-        """The engine, told layer by layer."""
+        """Build the engine, with detailed layer information."""
         bundle = self.bundle
         options = ["--onnx=" + os.path.join(HERE, "model.onnx"), "--saveEngine=engine.plan"]
         options += ["--profilingVerbosity=detailed", "--exportLayerInfo=layers.json", "--timingCacheFile=timing.cache"]
@@ -126,7 +127,7 @@ class Board:
         self.run("build", options + self.precision() + ONCE)
 
     def precision(self):
-        """From TensorRT 10 on a network is typed as its graph is; before, flags let the builder choose."""
+        """Return the precision options: before TensorRT 10 they are flags, from then on the graph is typed."""
         precision = self.bundle["precision"]
         if precision == "fp32":
             return ["--noTF32"]
@@ -139,13 +140,13 @@ class Board:
         return options
 
     def shapes(self, *options):
-        """What trtexec must be told of free sizes, by each of these options."""
+        """Return these options with the shapes of inputs that have dynamic dimensions."""
         free = [port for port in self.bundle["inputs"] if port["dynamic"]]
         told = ",".join("%s:%s" % (quoted(port["name"]), "x".join(map(str, port["shape"]))) for port in free)
         return [option + told for option in options] if told else []
 
     def verify(self):
-        """The recorded calls through the engine."""
+        """Run the recorded inputs through the engine."""
         for call in range(self.bundle["calls"]):
             given = []
             for number, port in enumerate(self.bundle["inputs"]):
@@ -157,12 +158,12 @@ class Board:
             self.run("verify_%d" % call, ["--loadEngine=engine.plan"] + options + self.shapes("--shapes=") + ONCE)
 
     def taken(self, name):
-        """An input's bytes; before TensorRT 10 whole numbers have 32 bits."""
+        """Return the bytes of an input; before TensorRT 10 integers have 32 bits."""
         kind, content = stored(name)
         return content if kind != "<i8" or self.major >= 10 else array.array("i", array.array("q", content)).tobytes()
 
     def measure(self):
-        """Kernels alone: no transfers, spin wait, a CUDA graph; from TensorRT 11 on that is how trtexec measures."""
+        """Time kernels only: no transfers, spin wait, a CUDA graph; from TensorRT 11 on that is the default."""
         bundle = self.bundle
         engine = ["--loadEngine=engine.plan"] + self.shapes("--shapes=")
         options = ["--exportTimes=times.json", "--warmUp=%d" % bundle["warmup_ms"], "--iterations=100"]
@@ -173,9 +174,10 @@ class Board:
         self.run("profile", engine + ["--exportProfile=profile.json", "--dumpProfile"])
 
     def worst(self, number):
-        """Of an output's images, each relative to its largest expected number; NaN where one is not finite.
+        """Return an output's largest error over all images, relative to the image's largest expected value.
 
-        An image that is near zero by chance is measured by a quarter of what is usual, as on the desk.
+        NaN if a value is missing or not finite. An image that is near zero by chance is scaled by a quarter of
+        the usual largest value, as on the host.
         """
         images = []
         for call in range(self.bundle["calls"]):
@@ -195,26 +197,26 @@ class Board:
         return max([error / (min(max(usual, scale), 1e4 * scale) or usual) for error, scale in images] or [0.0])
 
     def engine_facts(self):
-        """Of the plan, which stays on the board."""
+        """Return size and hash of the engine, which stays on the board."""
         path = os.path.join(self.work, "engine.plan")
         return {"bytes": os.path.getsize(path), "sha256": sha256(path)} if os.path.isfile(path) else {}
 
 
 def stored(name):
-    """An array of calls.npz: its type, and its bytes."""
+    """Return type and bytes of an array in calls.npz."""
     with zipfile.ZipFile(os.path.join(HERE, "calls.npz")) as calls, calls.open(name + ".npy") as file:
-        start = file.read(8)  # its magic, and the version of its header
+        start = file.read(8)  # magic string and header version
         length = int.from_bytes(file.read(2 if start[6] == 1 else 4), "little")
         return ast.literal_eval(file.read(length).decode("latin1"))["descr"], file.read()
 
 
 def quoted(name):
-    """A tensor's name as trtexec takes it, which splits at colons and commas."""
+    """Quote a tensor name for trtexec, which splits at colons and commas."""
     return "'%s'" % name if ":" in name or "," in name else name
 
 
 def version_of(text):
-    """8.2.1 of the banner [TensorRT v8201], 10.3.0 of v100300."""
+    """Parse the version in trtexec's banner: 8.2.1 from [TensorRT v8201], 10.3.0 from v100300."""
     if "[TensorRT v" not in text:
         return ""
     digits = text.split("[TensorRT v")[1].split("]")[0]
@@ -225,7 +227,7 @@ def version_of(text):
 
 
 def describe():
-    """The board: what it is, its system, its power mode."""
+    """Describe the board: model, system, power mode."""
     return {
         "model": read("/proc/device-tree/model"),
         "l4t": read("/etc/nv_tegra_release"),
@@ -237,7 +239,7 @@ def describe():
 
 
 def state():
-    """What changes while one measures: load, temperatures, clocks."""
+    """Return what changes during a measurement: load, temperatures, clocks."""
     found = {"load": list(os.getloadavg())}
     for zone in sorted(glob.glob("/sys/class/thermal/*")):
         found["%s %s" % (os.path.basename(zone), read(zone + "/type"))] = read(zone + "/temp")
@@ -247,7 +249,7 @@ def state():
 
 
 def read(path):
-    """A small file's text, empty if there is none."""
+    """Return the text of a small file; empty if it is missing."""
     try:
         with open(path, "rb") as file:
             return file.read(4096).decode("utf-8", "replace").strip().strip("\0")
@@ -256,7 +258,7 @@ def read(path):
 
 
 def ask(command):
-    """What a tool says, empty if it is not here or may not be asked."""
+    """Return the output of a command; empty if it is missing or not permitted."""
     try:
         return (
             subprocess.check_output(command, stderr=subprocess.DEVNULL, timeout=20).decode("utf-8", "replace").strip()
@@ -266,7 +268,7 @@ def ask(command):
 
 
 def sha256(path):
-    """Hex digest of a file."""
+    """Return the hex digest of a file."""
     digest = hashlib.sha256()
     with open(path, "rb") as file:
         [digest.update(piece) for piece in iter(lambda: file.read(1 << 20), b"")]
@@ -274,7 +276,7 @@ def sha256(path):
 
 
 def pack(folder, names, out):
-    """Whole or not at all."""
+    """Write the archive completely or not at all."""
     with tarfile.open(out + ".part", "w:gz") as tar:
         for name in names:
             tar.add(os.path.join(folder, name), arcname=name)
@@ -282,7 +284,7 @@ def pack(folder, names, out):
 
 
 def is_result(path):
-    """Whether a file is what an earlier run wrote."""
+    """Return whether a file is the result of an earlier run."""
     try:
         with tarfile.open(path) as tar:
             return "result.json" in tar.getnames()
@@ -291,7 +293,7 @@ def is_result(path):
 
 
 def leave(code, message):
-    """One sentence, and the exit code."""
+    """Print a message, and return the exit code."""
     sys.stderr.write("error: %s\n" % message)
     return code
 

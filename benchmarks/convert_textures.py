@@ -40,10 +40,10 @@ from repaconv.conversion.plain_vit import read_plain
 from repaconv.core.files import sha256_of
 from repaconv.engines.contract import Session
 from repaconv.results import Link, Tolerance
-from repaconv.stages.bench.benchmark_inputs import Calls
-from repaconv.stages.bench.session_loads import Openings
+from repaconv.stages.bench.benchmark_inputs import BenchmarkInputs
+from repaconv.stages.bench.session_loads import SessionLoads
 from repaconv.stages.shared.common_checks import load_target
-from repaconv.stages.shared.model_opening import Opened, opened
+from repaconv.stages.shared.model_opening import OpenedModel, open_model
 from repaconv.stages.shared.safetensors_weights import write_checkpoint
 from repaconv.verification.comparison import judge
 from repaconv.verification.input_batches import Batch
@@ -145,10 +145,10 @@ class Curve:
             repaconv.finetune(folder, inputs=self.images, epochs=way.epochs, out=trained)
         return trained
 
-    def models(self, way: Way) -> dict[str, Callable[[], Opened]]:
+    def models(self, way: Way) -> dict[str, Callable[[], OpenedModel]]:
         """The exact form of the unconverted network, and this one in every precision; one image, one thread."""
         run, ort, openvino = self.run(way), load_target(ORT), load_target(OPENVINO)
-        one = partial(partial, opened, threads=1, dims={"batch": 1})
+        one = partial(partial, open_model, threads=1, dims={"batch": 1})
         found = {ORIGINAL: one(self.exact, ort)}
         if way.name != UNCONVERTED:  # of which float32 is what everything is held to
             found["float32"] = one(_graph(run), ort)
@@ -162,7 +162,7 @@ class Curve:
         begun = time.monotonic()
         models = self.models(way)
         image = Batch({"input": self.held.images[:1]})
-        openings = Openings(models, lambda _: Calls([image], image.images.shape[1:]))
+        openings = SessionLoads(models, lambda _: BenchmarkInputs([image], image.images.shape[1:]))
         with pinned(1) as cores:
             timed = measure_anew(openings, rounds=self.sizes.rounds, warmup_rounds=10, seed=0, cores=cores)
         others = [name for name in models if name != ORIGINAL]

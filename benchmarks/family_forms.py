@@ -37,7 +37,7 @@ from repaconv.onnx_export.fp16_and_int8 import to_int8
 from repaconv.results import Deployment
 from repaconv.rewrites.presets import chosen
 from repaconv.sources.source_of_run import subject_of
-from repaconv.stages.shared.common_checks import load_target, usual_form
+from repaconv.stages.shared.common_checks import default_rewrites, load_target
 from repaconv.stages.shared.lower_precision import int8_for
 from repaconv.stages.tune.search import Candidates
 
@@ -63,7 +63,7 @@ def forms_of(
         called = subject.folded.called
         written = {
             "safest": device.forms["safest"],
-            "default": usual_form(device, called),  # before the other: where both are one graph, it is this
+            "default": default_rewrites(device, called),  # before the other: where both are one graph, it is this
             "usual": device.form(called),
         }
         start = Deployment(target=device.name, runtime=device.runtime, rewrites=())

@@ -30,7 +30,7 @@ from repaconv.methods.nondeep.published import example_meta
 from repaconv.onnx_export.fp16_and_int8 import QUANTIZED
 from repaconv.results import MethodFold
 from repaconv.sources.verified_onnx_export import runnable
-from repaconv.stages.shared.lower_precision import in_precision
+from repaconv.stages.shared.lower_precision import to_precision
 from repaconv.verification.comparison import Comparison
 from repaconv.verification.input_batches import Inputs, npz_inputs, random_inputs
 from repaconv.verification.model_runners import image_model
@@ -112,7 +112,7 @@ def rows_of(net: Net) -> Iterator[dict[str, Any]]:
     expected = [reference.run(images) for images in net.judging]
     for precision in ("fp16", "bf16", "int8", "int8, symmetric"):
         kind = precision.partition(",")[0]
-        typed, _ = in_precision(net.model, kind, net.calibrating, symmetric=kind != precision)
+        typed, _ = to_precision(net.model, kind, net.calibrating, symmetric=kind != precision)
         ways = {"sound": typed}
         if kind == "int8":
             for break_it in (half_the_bits, scale_off_by_2):

@@ -33,7 +33,7 @@ from repaconv.core.files import canonical_json
 from repaconv.core.progress import silent
 from repaconv.results import Deployment, TuneArtefact
 from repaconv.sources.source_of_run import subject_of
-from repaconv.stages.shared.preset_choice import session_of
+from repaconv.stages.shared.preset_choice import open_deployment
 from repaconv.stages.tune.search import Candidates
 from repaconv.verification.model_runners import Images
 
@@ -68,7 +68,7 @@ def side_by_side(run: Path, winner: Deployment, best: Deployment, rounds: int) -
         images = graphs.subject.drawn(1, 0).piece(0, 1).given["input"].astype(np.float32)
 
         def loaded(way: Deployment) -> Callable[[], Any]:
-            return partial(Images(session_of(way, graphs.deployable(way), graphs.sizes(1))).run, images)
+            return partial(Images(open_deployment(way, graphs.deployable(way), graphs.sizes(1))).run, images)
 
         openings = anew({"w": partial(loaded, winner), "b": partial(loaded, best)})
         timed = measure_anew(openings, rounds=rounds, warmup_rounds=10, seed=0, cores=cores)

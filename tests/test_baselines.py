@@ -13,7 +13,7 @@ import repaconv as rc
 from repaconv.core.files import read_artefact, write_artefact
 from repaconv.methods.riformer import METHOD
 from repaconv.results import Baselines, MeasuredModel
-from repaconv.stages.bench.latency_baselines import by_baseline, history_of, key_of, name_in
+from repaconv.stages.bench.latency_baselines import check_baseline, history_of, key_of, name_in
 
 RUN = Path("repaconv-out/tiny")
 
@@ -46,7 +46,7 @@ def test_a_baseline_is_judged_by_where_it_compares(measured):
     path = Path("b.json")
 
     def judged(done, name="m", **settings):
-        found = by_baseline(path, name, done, 0.05, **settings)
+        found = check_baseline(path, name, done, 0.05, **settings)
         return found.verdict, f"{found.told}; {found.hint}"
 
     verdict, told = judged(measured())
@@ -82,11 +82,11 @@ def test_a_baseline_is_judged_by_where_it_compares(measured):
 
 def test_without_a_yardstick_milliseconds_are_held_against_milliseconds_of_the_same_machine(measured):
     path = Path("b.json")
-    by_baseline(path, "m", measured(beside=""), 0.05, update=True)
-    slower = by_baseline(path, "m", measured(1.2, beside=""), 0.05)
+    check_baseline(path, "m", measured(beside=""), 0.05, update=True)
+    slower = check_baseline(path, "m", measured(1.2, beside=""), 0.05)
     assert slower.verdict == "failed"
     assert "in milliseconds" in slower.told
-    elsewhere = by_baseline(path, "m", measured(machine=THERE, beside=""), 0.05)
+    elsewhere = check_baseline(path, "m", measured(machine=THERE, beside=""), 0.05)
     assert elsewhere.verdict == "not verified"
     assert "no baseline for this machine (that, 8 cores" in elsewhere.told
     assert "b.json has some of this, 2 cores" in elsewhere.told
@@ -94,12 +94,12 @@ def test_without_a_yardstick_milliseconds_are_held_against_milliseconds_of_the_s
 
 def test_a_model_that_was_named_must_be_the_same_file(measured):
     path = Path("b.json")
-    by_baseline(path, "m", measured(beside="other.onnx"), 0.05, update=True)
-    assert by_baseline(path, "m", measured(beside="other.onnx"), 0.05).verdict == "passed"
-    changed = by_baseline(path, "m", measured(beside="other.onnx", sha256="c"), 0.05)
+    check_baseline(path, "m", measured(beside="other.onnx"), 0.05, update=True)
+    assert check_baseline(path, "m", measured(beside="other.onnx"), 0.05).verdict == "passed"
+    changed = check_baseline(path, "m", measured(beside="other.onnx", sha256="c"), 0.05)
     assert changed.verdict == "not verified"
     assert "another other.onnx" in changed.told
-    assert by_baseline(path, "m", measured(), 0.05).verdict == "not verified"
+    assert check_baseline(path, "m", measured(), 0.05).verdict == "not verified"
 
 
 def test_a_baseline_of_another_network_is_not_compared_with(measured):
@@ -109,7 +109,7 @@ def test_a_baseline_of_another_network_is_not_compared_with(measured):
         return done.model_copy(update={"network": MeasuredModel(sha256=sha256, kind="graph", counts=counts)})
 
     def judged(done, **settings):
-        return by_baseline(path, "m", done, 0.05, **settings)
+        return check_baseline(path, "m", done, 0.05, **settings)
 
     assert judged(of(measured(), parameters=10, MACs=100), update=True).verdict == "passed"
     again = judged(of(measured(seed=1), parameters=10, MACs=100))
@@ -170,10 +170,10 @@ def test_a_baseline_is_of_one_question(measured):
     done = measured()
     pixels = done.model_copy(update={"variant": "x86-64.pixels"})
     assert key_of("m", done) != key_of("m", pixels)
-    by_baseline(path, "m", measured(beside="m.onnx", sha256="b"), 0.05, update=True)
+    check_baseline(path, "m", measured(beside="m.onnx", sha256="b"), 0.05, update=True)
     slower = measured(1.2, beside="m.onnx", sha256="b")
     both = [row.model_copy(update={"samples_ms": slower.latencies[0].samples_ms}) for row in slower.latencies]
-    found = by_baseline(path, "m", slower.model_copy(update={"latencies": tuple(both)}), 0.05)
+    found = check_baseline(path, "m", slower.model_copy(update={"latencies": tuple(both)}), 0.05)
     assert (found.verdict, found.regression.reference) == ("failed", "")
 
 

@@ -29,8 +29,8 @@ from repaconv.onnx_export.torch_exporter import to_onnx
 from repaconv.sources.source_of_run import subject_of
 from repaconv.stages.build.stage import Timings, profile_shapes
 from repaconv.stages.shared.common_checks import load_target
-from repaconv.stages.shared.engine_files import built_as
-from repaconv.stages.shared.model_opening import opened
+from repaconv.stages.shared.engine_files import build_of
+from repaconv.stages.shared.model_opening import open_model
 
 NETS = (
     "repavit-tiny",
@@ -145,7 +145,7 @@ def test_a_graph_for_a_runtime_that_opens_engines_is_built_first(tiny, monkeypat
     small(tiny)
     opened_with = []
     monkeypatch.setattr(type(ENGINE), "open", lambda _engine, content, _spec: opened_with.append(content))
-    found = opened(
+    found = open_model(
         Path("repaconv-out/tiny/model.rtx-40.32x32.onnx"), load_target("rtx-40"), threads=1, dims={"batch": 4}
     )
     (content,) = opened_with
@@ -233,8 +233,8 @@ def test_onnxruntimes_optimised_graph_is_an_engine(tiny, repaconv):
     failed = next(link for link in rc.verify(engine=BUILD / "x86-64.fp16.onnx").links if link.name == "engine")
     assert (failed.verdict, failed.reason) == ("failed", "build_failed")
     shutil.copy(BUILD / "x86-64.onnx", BUILD / "x86-64.ort")
-    assert built_as(BUILD / "x86-64.onnx").verdict == "passed"
-    assert built_as(BUILD / "x86-64.ort") is None  # nothing vouches for another file of that stem
+    assert build_of(BUILD / "x86-64.onnx").verdict == "passed"
+    assert build_of(BUILD / "x86-64.ort") is None  # nothing vouches for another file of that stem
     (BUILD / "x86-64.onnx").write_bytes(b"another")
     with pytest.raises(Refused, match="its hash differs"):
         rc.verify(engine=BUILD / "x86-64.onnx")

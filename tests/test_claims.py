@@ -33,7 +33,7 @@ from repaconv.results import (
     Tried,
     TuneArtefact,
 )
-from repaconv.stages.bench.latency_baselines import by_baseline
+from repaconv.stages.bench.latency_baselines import check_baseline
 from repaconv.stages.recipe.gate_checks import measured
 from repaconv.stages.report.tradeoff_plots import PALE, pareto_svg, trade_svg
 
@@ -131,11 +131,11 @@ def test_a_baseline():
     assert "not conclusive (about 1.4x the time" in past.description
     assert not CLAIM.search(past.description)
     trusted, doubted = bench("trusted"), bench()
-    by_baseline(Path("b.json"), "m", trusted, 0.5, update=True)
-    judged = by_baseline(Path("b.json"), "m", doubted, 0.5)
+    check_baseline(Path("b.json"), "m", trusted, 0.5, update=True)
+    judged = check_baseline(Path("b.json"), "m", doubted, 0.5)
     assert (judged.verdict, judged.regression.verdict) == ("inconclusive", "inconclusive")
     assert not CLAIM.search(judged.told)
-    changed = trusted.model_copy(update=by_baseline(Path("b.json"), "m", doubted, 0.5).changes(trusted))
+    changed = trusted.model_copy(update=check_baseline(Path("b.json"), "m", doubted, 0.5).changes(trusted))
     assert (changed.quality.verdict, changed.ratio.verdict) == ("inconclusive", "not conclusive")
 
 

@@ -11,7 +11,7 @@ import pytest
 import repaconv as rc
 from repaconv.core.errors import EnvironmentProblem, Refused, UsageProblem
 from repaconv.stages.fetch import stage
-from repaconv.stages.shared.fetched_files import address_of, here, weights_here
+from repaconv.stages.shared.fetched_files import address_of, local_path, local_weights
 
 
 def test_what_is_an_address():
@@ -45,7 +45,7 @@ def test_nothing_is_brought_unless_it_is_asked_for(repaconv, tiny):
     for typed in (("run", "tiny.toml", "--dry-run"), ("deploy", address, "--dry-run")):
         code, out, err = repaconv(*typed)
         assert (code, "would run" in out) == (0, True), err
-    here(address).write_bytes(moved.read_bytes() + b"x")
+    local_path(address).write_bytes(moved.read_bytes() + b"x")
     with pytest.raises(Refused, match="was changed after it was fetched"):
         rc.fold(address)
 
@@ -55,14 +55,14 @@ def test_what_is_fetched_again_takes_the_place_of_what_was_and_of_nothing_else(t
     memory.pipe({"/there/model.safetensors": b"one", "/there/config.json": b"{}", "/there/modeling.py": b"import os"})
     first = rc.fetch("memory://there")
     assert [Path(each.path).name for each in first.files] == ["config.json", "model.safetensors"]  # and no code
-    assert weights_here("memory://there").read_bytes() == b"one"
-    assert here("memory://there").is_dir()
+    assert local_weights("memory://there").read_bytes() == b"one"
+    assert local_path("memory://there").is_dir()
     memory.rm("/there/config.json")
     memory.pipe("/there/model.safetensors", b"two")
     again = rc.fetch("memory://there")
-    assert [path.name for path in here("memory://there").iterdir()] == ["model.safetensors"]
+    assert [path.name for path in local_path("memory://there").iterdir()] == ["model.safetensors"]
     assert again.files[0].sha256 != first.files[0].sha256
-    weights_here("memory://there").write_bytes(b"mine")
+    local_weights("memory://there").write_bytes(b"mine")
     with pytest.raises(UsageProblem, match="were not written by repaconv"):
         rc.fetch("memory://there")
     memory.rm("/there", recursive=True)
@@ -100,4 +100,4 @@ def test_a_branch_becomes_the_commit_that_it_stands_for(monkeypatch, tiny):
     fetched = rc.fetch("hf://owner/name@main")
     assert asked == [("owner/name", "main")]
     assert fetched.revision == commit
-    assert here("hf://owner/name@main").name == f"name@{commit}"
+    assert local_path("hf://owner/name@main").name == f"name@{commit}"

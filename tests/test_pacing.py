@@ -19,7 +19,7 @@ from repaconv.core.errors import EnvironmentProblem, GateFailed, UsageProblem
 from repaconv.core.files import canonical_json
 from repaconv.core.progress import silent
 from repaconv.results import Pace, Raced, Ratio, Trade, Tried
-from repaconv.stages.convert.speed_target import Track, race_of
+from repaconv.stages.convert.speed_target import SpeedMeasurement, speed_search
 from repaconv.stages.shared.common_checks import load_target
 
 VIT_B = Tokens(12, 1, 196)
@@ -159,7 +159,7 @@ def test_the_report_has_what_was_measured_for_a_speed_and_what_else_could_be_tak
 def test_a_conversion_by_merging_records_the_speed_that_was_asked_for(monkeypatch):
     torch.save({name: t for name, t in plain_weights().items() if "register" not in name}, "vit.pth")
     np.savez("x.npz", input=images())
-    monkeypatch.setattr(Track, "speeds", lambda self, readings: {name: Ratio(**RATIO) for name in readings})
+    monkeypatch.setattr(SpeedMeasurement, "speeds", lambda self, readings: {name: Ratio(**RATIO) for name in readings})
     done = rc.convert(
         "vit.pth", inputs="x.npz", settings={"num_heads": str(HEADS)}, method="pyra", speedup=RATIO["median"]
     )
@@ -200,7 +200,7 @@ def test_a_race_is_run_and_recorded_and_what_is_not_reached_leaves_nothing(tmp_p
     assert not Path("repaconv-out").exists()
     plain = opened("vit.pth")
     made = convert(Streams(plain, torch.from_numpy(images(8))), (1,), How())
-    with race_of(1.5, load_target("x86-64"), plain.reading, Path(), silent) as race:
+    with speed_search(1.5, load_target("x86-64"), plain.reading, Path(), silent) as race:
         found = race.speeds({(1,): (made.reading, "dwconv"), (2,): (plain.reading, "dwconv")})
         told = race.told((1,), "blocks", Path())
     assert found.keys() == {(1,), (2,)}

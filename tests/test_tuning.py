@@ -37,8 +37,18 @@ from repaconv.stages.shared.common_checks import load_target
 from repaconv.stages.shared.input_selection import Split
 from repaconv.stages.tune import loss_evaluation, stage
 from repaconv.stages.tune import search as candidates
-from repaconv.stages.tune.search import COMPOSITIONS, FINALISTS, MIDDLE, SCREENING, Arm, Called, every, search, starts
-from repaconv.stages.tune.search import Machine as Runtimes
+from repaconv.stages.tune.search import (
+    COMPOSITIONS,
+    FINALISTS,
+    MIDDLE,
+    SCREENING,
+    Trial,
+    Workload,
+    initial_trials,
+    search,
+    search_exhaustively,
+)
+from repaconv.stages.tune.search import MachineRuntimes as Runtimes
 from repaconv.stages.tune.text import show_tune
 from repaconv.verification.input_batches import random_inputs
 
@@ -85,9 +95,9 @@ class Machine:
         }
 
 
-def arm(*rewrites, names=NAMES, tries=(), **other) -> Arm:
+def arm(*rewrites, names=NAMES, tries=(), **other) -> Trial:
     start = {"target": "here", "runtime": "one", "rewrites": rewrites, **other}
-    return Arm(Deployment(**start), names, tries)
+    return Trial(Deployment(**start), names, tries)
 
 
 def anything(_way) -> bool:
@@ -99,7 +109,9 @@ def test_the_winner_is_within_three_percent_of_the_best_of_all_in_a_third_of_the
     tuner, patient = Machine(seed), Machine(seed)
     arms = [arm("a", "b")]
     won = search(arms, lambda _way: 100, tuner.measure, anything, 40)[0]
-    best = max((row.deployment.rewrites for row in every(arms, patient.measure, anything, 40)), key=patient.gain)
+    best = max(
+        (row.deployment.rewrites for row in search_exhaustively(arms, patient.measure, anything, 40)), key=patient.gain
+    )
     assert tuner.gain(won.deployment.rewrites) >= 0.97 * patient.gain(best)
     assert tuner.rounds <= patient.rounds / 3
     assert tuner.rounds <= len(NAMES) * SCREENING + COMPOSITIONS * MIDDLE + FINALISTS * 40
@@ -179,7 +191,7 @@ def test_in_place_of_what_loses_too_much_comes_what_leaves_layers_in_float32(eno
     assert searched == ({enough} if enough else set())
     told = {len(row.deployment.fp32_modules): row.description for row in rows if not row.deployment.rewrites}
     assert told[3] == ("not better than another that is like it" if enough else "measured with the default preset")
-    shares = {len(row.deployment.fp32_modules) for row in every(arms, measure, allowed, 40, milder)}
+    shares = {len(row.deployment.fp32_modules) for row in search_exhaustively(arms, measure, allowed, 40, milder)}
     assert shares == {0, 1, 2, 3}
 
 
@@ -235,9 +247,9 @@ def test_a_second_checkpoint_of_the_same_shapes_costs_nothing(monkeypatch):
         raise AssertionError("measured again")
 
     asked = {"settings": SET, "rewrites": THREE, "runtimes": ("onnxruntime",)}
-    monkeypatch.setattr(stage.Here, "__call__", equal_here)
+    monkeypatch.setattr(stage.LocalMeasurement, "__call__", equal_here)
     package.tune(saved("first.pth", 1), **asked)
-    monkeypatch.setattr(stage.Here, "__call__", never)
+    monkeypatch.setattr(stage.LocalMeasurement, "__call__", never)
     again = package.tune(saved("second.pth", 2), **asked)
     assert again.note
     assert again.options == ("--runtimes", "onnxruntime", *HEADS, "--rewrites", ",".join(THREE))
@@ -248,16 +260,16 @@ def test_a_second_checkpoint_of_the_same_shapes_costs_nothing(monkeypatch):
 
 
 def test_of_equal_searches_the_fastest_is_known_and_a_finished_one_before(tiny, monkeypatch):
-    from repaconv.stages.shared.preset_choice import _known
+    from repaconv.stages.shared.preset_choice import _cached_for_shapes
 
     package.fold(tiny)
-    monkeypatch.setattr(stage.Here, "__call__", equal_here)
+    monkeypatch.setattr(stage.LocalMeasurement, "__call__", equal_here)
     done = package.tune(rewrites=["bias-forward"], runtimes=["onnxruntime"])
     of = {"0000": (1.01, True), "8888": (9.0, False), "ffff": (3.0, True)}
     for name, (value, complete) in of.items():
         found = done.model_copy(update={"ratio": ratio_of(value), "complete": complete})
         write_artefact(cache_folder("tuned") / f"{done.shapes_sha256[:16]}-{name}.json", found)
-    assert _known(done.shapes_sha256).ratio.median == 3.0
+    assert _cached_for_shapes(done.shapes_sha256).ratio.median == 3.0
 
 
 def test_tune_takes_no_other_fold_for_the_checkpoints_and_removes_none(tiny):
@@ -315,7 +327,7 @@ def test_an_exhaustive_search_goes_on_for_its_time_whenever_it_is_asked():
 
 def test_graphs_make_way_for_others_and_are_written_again(tmp_path, monkeypatch):
     graphs = candidates.Candidates(None, (), None, tmp_path, lambda *_: None)
-    monkeypatch.setattr(candidates, "ROOM", 0)
+    monkeypatch.setattr(candidates, "GRAPH_BYTES", 0)
     paths = [graphs._file((name,), lambda name=name: onnx.ModelProto(doc_string=name)) for name in "aba"]
     assert [path.is_file() for path in paths] == [True, False, True]
     assert paths[0] == paths[2]
@@ -505,7 +517,7 @@ def test_a_lower_precision_is_judged_as_a_link_on_images_that_did_not_calibrate_
     images = np.random.default_rng(0).standard_normal((8, 3, 32, 32)).astype(np.float32)
     np.savez("x.npz", input=images)
     calibrated, judged = [], []
-    sound, run = candidates.in_precision, loss_evaluation.FixedBatch.run
+    sound, run = candidates.to_precision, loss_evaluation.FixedBatch.run
 
     def nothing(graph, precision, pieces, *more):
         calibrated.extend(np.concatenate([piece["input"] for piece in pieces]))
@@ -522,7 +534,7 @@ def test_a_lower_precision_is_judged_as_a_link_on_images_that_did_not_calibrate_
     class Seen(loss_evaluation.FixedBatch):
         run = seen
 
-    monkeypatch.setattr(candidates, "in_precision", nothing)
+    monkeypatch.setattr(candidates, "to_precision", nothing)
     monkeypatch.setattr(loss_evaluation, "FixedBatch", Seen)
     device = load_target("x86-64").model_copy(update={"precisions": ("fp32", "int8")})
     monkeypatch.setattr(stage, "load_target", lambda _name: device)
@@ -556,13 +568,13 @@ def test_what_is_reported_has_chosen_nothing_and_what_loses_more_there_makes_way
         def held_out(self, _way):
             return loss_evaluation.Loss(0.01, None, self.told)
 
-    assert loss_evaluation.reported(rows, Judged(""), exact) == (rows, loss_evaluation.Loss(0.01, None, ""))
-    held, loss = loss_evaluation.reported(rows, Judged("too much"), exact)
+    assert loss_evaluation.final_rows(rows, Judged(""), exact) == (rows, loss_evaluation.Loss(0.01, None, ""))
+    held, loss = loss_evaluation.final_rows(rows, Judged("too much"), exact)
     assert [row.deployment for row in held] == [other, low, exact]
     assert (held[1].description, loss.disagreement) == ("too much, on images that chose nothing", 0.01)
     slow = [rows[0], rows[1].model_copy(update={"ratio": ratio_of(1.0)}), rows[2]]
-    assert loss_evaluation.reported(slow, Judged("too much"), exact)[0][0].deployment == exact
-    assert loss_evaluation.reported(held, Judged("not asked"), exact) == (held, None)
+    assert loss_evaluation.final_rows(slow, Judged("too much"), exact)[0][0].deployment == exact
+    assert loss_evaluation.final_rows(held, Judged("not asked"), exact) == (held, None)
 
 
 def test_forms_by_name_and_what_is_no_form(repaconv, tiny):
@@ -598,7 +610,7 @@ def test_a_removed_rewrite_is_refused_with_what_to_use(repaconv, monkeypatch):
     assert "the rewrite 'gather-as-matmul' was removed: it was faster in no benchmark" in err
     assert "Use 'rows-by-gathernd' in its place." in err
     assert not Path("repaconv-out").exists()  # before anything is folded
-    monkeypatch.setattr(stage.Here, "__call__", equal_here)
+    monkeypatch.setattr(stage.LocalMeasurement, "__call__", equal_here)
     done = package.tune(ckpt, settings=SET, rewrites=THREE, runtimes=["onnxruntime"])
     package.fold(ckpt, num_heads=3, preset="fastest-known", force=True)
     for path in (Path(done.output_files[0]), *cache_folder("tuned").glob("*.json")):
@@ -733,7 +745,7 @@ def test_what_is_lossy_on_another_runtime_is_exported_built_measured_and_gated(r
 
 
 def test_a_runtime_that_is_not_here_is_left_out_and_one_that_nobody_knows_refused(repaconv, tiny, monkeypatch):
-    monkeypatch.setattr(stage.Here, "__call__", equal_here)
+    monkeypatch.setattr(stage.LocalMeasurement, "__call__", equal_here)
     package.fold(tiny)
 
     def gone(_self):
@@ -753,7 +765,7 @@ def test_int8_of_another_quantizer_is_tried_where_it_is_worth_it_and_exported_as
     def by_nncf(_self, ways, _rounds):
         return {way: ratio_of(2.0 if way.quantizer == "nncf" else 1.0) for way in ways}
 
-    monkeypatch.setattr(stage.Here, "__call__", by_nncf)
+    monkeypatch.setattr(stage.LocalMeasurement, "__call__", by_nncf)
     folded = package.fold(tiny)
     images = np.random.default_rng(0).standard_normal((64, 3, *folded.image_size)).astype(np.float32)
     np.savez("images.npz", input=images)
@@ -776,9 +788,11 @@ def test_int8_of_another_quantizer_is_tried_where_it_is_worth_it_and_exported_as
 def test_throughput_tries_a_stream_for_every_core_and_larger_batches_beside_one_call_on_all_of_them():
     device = load_target("x86-64")
     machine = Runtimes((device, load_target("cpu-torch")), {}, ())
-    found = dict(starts(machine, Called("throughput", 4, 1, True), lossy=False, here=False))
+    found = dict(initial_trials(machine, Workload("throughput", 4, 1, True), lossy=False, here=False))
     assert [(way.streams, way.threads, way.batch) for way in found] == 2 * [(1, 4, 1)]
     ours, torchs = found.values()
     assert ours == [{"streams": 4, "threads": 1}, {"batch": 4}, {"batch": 16}]
     assert torchs == [{"batch": 4}, {"batch": 16}]
-    assert dict(starts(machine, Called("latency", 4, 1, True), lossy=True, here=False))[next(iter(found))] == []
+    assert (
+        dict(initial_trials(machine, Workload("latency", 4, 1, True), lossy=True, here=False))[next(iter(found))] == []
+    )

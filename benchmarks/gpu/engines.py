@@ -59,11 +59,11 @@ def _opened(step: Step, path: Path, folder: Path) -> dict[str, Any]:
     """The link ``engine``, the layers' types as the engine itself tells them, and its times beside the others'."""
     from gpu.models import decides, truth
     from repaconv.benchmark.machine_fingerprint import fingerprint
-    from repaconv.stages.shared.engine_files import built_as, open_engine
+    from repaconv.stages.shared.engine_files import build_of, open_engine
     from repaconv.verification.model_runners import Images
 
     precision = step.given["precision"]
-    ours = Images(open_engine(path, built_as(path), threads=1))
+    ours = Images(open_engine(path, build_of(path), threads=1))
     images, right, undecided = truth(folder)
     link = link_of(OURS, ours, images, right, undecided, 1, precision, decides(folder))
     link = located(link, step, folder, images[:1])

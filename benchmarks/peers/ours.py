@@ -16,10 +16,10 @@ from repaconv.core.progress import silent
 from repaconv.results import Candidate, Deployment, TuneArtefact
 from repaconv.sources.source_of_run import subject_of
 from repaconv.stages.shared.common_checks import load_target
-from repaconv.stages.shared.preset_choice import session_of
-from repaconv.stages.tune.loss_evaluation import Judge, require_judges
+from repaconv.stages.shared.preset_choice import open_deployment
+from repaconv.stages.tune.loss_evaluation import LossEvaluation, require_evaluation_images
 from repaconv.stages.tune.options import TuneOptions
-from repaconv.stages.tune.search import MIDDLE, Arm, Called, Candidates, machine_of, starts
+from repaconv.stages.tune.search import MIDDLE, Candidates, Trial, Workload, available_runtimes, initial_trials
 from repaconv.verification.accuracy_budget import Budget
 from repaconv.verification.model_runners import Images
 
@@ -84,7 +84,7 @@ def losses(ours: Ours, scratch: Path) -> dict[str, float]:
     """
     graphs = _graphs(ours, scratch, ALLOWED)
     arms = _arms(ours, graphs)
-    judge = Judge(graphs, arms[0].start, Budget(ALLOWED), True, silent)
+    judge = LossEvaluation(graphs, arms[0].start, Budget(ALLOWED), True, silent)
     judged = {}
     for each in _lossy(arms):
         with suppress(RepaconvError):
@@ -100,18 +100,18 @@ def plain(ours: Ours, scratch: Path) -> dict[str, Deployment]:
 
 def _graphs(ours: Ours, scratch: Path, allowed: float) -> Candidates:
     subject = subject_of(run_folder.Run(ours.run))
-    given = require_judges(TuneOptions(inputs=ours.images, max_disagreement=allowed), subject)
+    given = require_evaluation_images(TuneOptions(inputs=ours.images, max_disagreement=allowed), subject)
     return Candidates(subject, sorted(plugins.registered(plugins.REWRITES)), given, scratch, silent)
 
 
-def _arms(ours: Ours, graphs: Candidates) -> list[Arm]:
+def _arms(ours: Ours, graphs: Candidates) -> list[Trial]:
     """Every runtime in every precision, the baseline first."""
-    machine = machine_of(TuneOptions(), load_target(TARGET), here=True)
-    called = Called("latency", ours.threads, ours.batch, False)
-    return [graphs.arm(*each) for each in starts(machine, called, lossy=True, here=True)]
+    machine = available_runtimes(TuneOptions(), load_target(TARGET), here=True)
+    called = Workload("latency", ours.threads, ours.batch, False)
+    return [graphs.arm(*each) for each in initial_trials(machine, called, lossy=True, here=True)]
 
 
-def _lossy(arms: list[Arm]) -> Iterator[Deployment]:
+def _lossy(arms: list[Trial]) -> Iterator[Deployment]:
     """Their starts in lower precision, and with bf16 for what an int8 graph leaves in float."""
     for arm in arms:
         if arm.start.precision != "fp32":
@@ -124,7 +124,7 @@ def contenders(ours: Ours, scratch: Path, chosen: dict[str, Deployment]) -> Iter
     graphs = _graphs(ours, scratch, 1.0)
 
     def opened(way: Deployment) -> Run:
-        run: Run = Images(session_of(way, graphs.deployable(way), graphs.sizes(way.batch))).run
+        run: Run = Images(open_deployment(way, graphs.deployable(way), graphs.sizes(way.batch))).run
         return run
 
     for name, way in chosen.items():
@@ -133,6 +133,8 @@ def contenders(ours: Ours, scratch: Path, chosen: dict[str, Deployment]) -> Iter
 
 def fitting(ours: Ours) -> tuple[list[int], list[int]]:
     """Places of the images that calibrate, ours and everybody's, and of those that judge everybody."""
-    given = require_judges(TuneOptions(inputs=ours.images, max_disagreement=1.0), subject_of(run_folder.Run(ours.run)))
+    given = require_evaluation_images(
+        TuneOptions(inputs=ours.images, max_disagreement=1.0), subject_of(run_folder.Run(ours.run))
+    )
     assert given is not None
     return given.fitting, given.judging

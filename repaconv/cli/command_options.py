@@ -15,7 +15,13 @@ from typer.core import TyperCommand
 
 from repaconv.cli.shell_completion import completion_of
 from repaconv.core.terminal import set_verbose
-from repaconv.stages.shared.option_definitions import ORDER, Asked, Options, options_of, refuse_without_effect
+from repaconv.stages.shared.option_definitions import (
+    PANEL_ORDER,
+    OptionField,
+    Options,
+    options_of,
+    refuse_without_effect,
+)
 
 if TYPE_CHECKING:
     from repaconv.results import Record
@@ -70,7 +76,7 @@ def _panel(parameter: Parameter) -> int:
     """Return the position of an option's group in the help. Options without a group come first, as in Typer."""
     described = [parameter.default, *getattr(parameter.annotation, "__metadata__", ())]
     panel = next((found for each in described if (found := getattr(each, "rich_help_panel", None))), None)
-    return ORDER.index(panel) if panel in ORDER else -1
+    return PANEL_ORDER.index(panel) if panel in PANEL_ORDER else -1
 
 
 def _as_written(hint: Any) -> Any:
@@ -100,7 +106,7 @@ def _completed(name: str, hint: Any) -> Any:
     return Annotated[hint.__origin__, parameter]
 
 
-def _option(field: Asked) -> Parameter:
+def _option(field: OptionField) -> Parameter:
     """Return the Typer parameter of an option field."""
     knob = field.knob
     names = knob.option or (() if field.default is True else (field.option,))

@@ -196,7 +196,7 @@ def next_step(command: str, done: Record) -> None:
 def _words_of_run(command: str, done: Record) -> str:
     """Return the command that follows for a run; empty if there is none. The default run is not named in it."""
     from repaconv.core import run_folder
-    from repaconv.stages.shared.remote_targets import measured_by
+    from repaconv.stages.shared.remote_targets import measuring_command
     from repaconv.stages.shared.run_exports import exports_of
 
     run = run_folder.run_of([*getattr(done, "output_files", ()), *getattr(done, "input_files", ())])
@@ -208,7 +208,7 @@ def _words_of_run(command: str, done: Record) -> str:
         return NEXT[command].format(run=f" {shlex.quote(str(home))}" if home else "")
     newest = max(exports, key=lambda each: each.path.stat().st_mtime_ns)
     try:
-        return f"repaconv {measured_by(newest.artefact, home)}"
+        return f"repaconv {measuring_command(newest.artefact, home)}"
     except RepaconvError:  # the file of a user-defined target was removed
         return ""
 

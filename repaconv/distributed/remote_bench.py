@@ -19,7 +19,7 @@ from repaconv.distributed.benchmark_jobs import Job, Model, resolved
 from repaconv.distributed.dask_cluster import connected, require_result, run_jobs
 from repaconv.distributed.options import ClusterOptions
 from repaconv.results import BenchArtefact, CollectArtefact
-from repaconv.stages.bench.benchmark_subjects import Contenders, contenders_of
+from repaconv.stages.bench.benchmark_subjects import BenchmarkSubjects, choose_subjects
 from repaconv.stages.bench.options import BenchOptions
 from repaconv.stages.bundle.collect import judged
 from repaconv.stages.bundle.options import BundleOptions
@@ -66,13 +66,13 @@ def bench_on(
     return with_files(done, paths, [place])
 
 
-def _sent(run: run_folder.Run, options: BenchOptions, progress: Progress) -> tuple[Contenders, Export]:
+def _sent(run: run_folder.Run, options: BenchOptions, progress: Progress) -> tuple[BenchmarkSubjects, Export]:
     """Return the models to send to the worker.
 
     Raises:
         UsageProblem: If there is no ONNX model, or it is too large to send.
     """
-    known = contenders_of(
+    known = choose_subjects(
         run,
         None,
         options.against,

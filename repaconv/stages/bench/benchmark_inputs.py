@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from repaconv.core.errors import UsageProblem
 from repaconv.engines.contract import OnCard
 from repaconv.results import ImageSize, Preprocessing
-from repaconv.stages.bench.benchmark_subjects import Contender, Contenders
-from repaconv.stages.shared.evaluation_images import EVALUATED, evaluation_images
+from repaconv.stages.bench.benchmark_subjects import BenchmarkSubject, BenchmarkSubjects
+from repaconv.stages.shared.evaluation_images import MAX_IMAGES, evaluation_images
 from repaconv.stages.shared.input_selection import scores_output
-from repaconv.stages.shared.model_opening import COMPARED, Opened
+from repaconv.stages.shared.model_opening import MIN_COMPARED_IMAGES, OpenedModel
 from repaconv.verification.input_batches import Batch
 from repaconv.verification.model_runners import channels_first
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from repaconv.engines.contract import Session
     from repaconv.verification.input_batches import Inputs
 
-PROBED = 8
+ADDED_IMAGES = 8
 """Images that the larger batch has in addition when memory is measured."""
-CALLED = 2
+RANDOM_CALLS = 2
 """Random inferences on which the outputs of networks without image inputs are compared."""
 
 
-class Calls(NamedTuple):
+class BenchmarkInputs(NamedTuple):
     """Inputs of all models; the model under test is the first one.
 
     Attributes:
@@ -46,7 +46,9 @@ class Calls(NamedTuple):
     scores: str = ""
 
 
-def calls_for(known: Contenders, models: Mapping[str, Opened], batch: int, size: ImageSize | None, seed: int) -> Calls:
+def choose_benchmark_inputs(
+    known: BenchmarkSubjects, models: Mapping[str, OpenedModel], batch: int, size: ImageSize | None, seed: int
+) -> BenchmarkInputs:
     """Choose the inputs: images of this batch and size if the first model takes images, otherwise random inputs.
 
     Raises:
@@ -55,27 +57,29 @@ def calls_for(known: Contenders, models: Mapping[str, Opened], batch: int, size:
     first = known.subjects[0]
     session, subject = models[first.name].session, known.subject
     if subject is not None and subject.folded.image_size is None:
-        return Calls(list(subject.drawn(CALLED, seed, batch=batch).batches()), None)
+        return BenchmarkInputs(list(subject.drawn(RANDOM_CALLS, seed, batch=batch).batches()), None)
     if subject is None and not takes_images(session):
-        return Calls(_drawn_for(first.path, session, seed), None)
+        return BenchmarkInputs(_random_inputs(first.path, session, seed), None)
     shape = image_shape(channels_first(session.inputs[0]), batch, size, first.path)
-    own = _of_export(known, models, shape, batch)
-    if isinstance(own, Calls):
+    own = _evaluation_inputs(known, models, shape, batch)
+    if isinstance(own, BenchmarkInputs):
         return own
-    count = max(1, COMPARED // batch) * batch
-    given = _images(known, models, shape, count, seed)
-    return Calls(list(given.batches(batch)), shape, given.name, gone=own, scores=_scores(known, given))
+    count = max(1, MIN_COMPARED_IMAGES // batch) * batch
+    given = _random_images(known, models, shape, count, seed)
+    return BenchmarkInputs(list(given.batches(batch)), shape, given.name, gone=own, scores=_scores(known, given))
 
 
-def _scores(known: Contenders, given: Inputs) -> str:
+def _scores(known: BenchmarkSubjects, given: Inputs) -> str:
     return scores_output(known.subject, given) if known.subject else ""
 
 
-def _of_export(known: Contenders, models: Mapping[str, Opened], shape: tuple[int, int, int], batch: int) -> Calls | str:
+def _evaluation_inputs(
+    known: BenchmarkSubjects, models: Mapping[str, OpenedModel], shape: tuple[int, int, int], batch: int
+) -> BenchmarkInputs | str:
     """The images that evaluated a lossy export, in full batches; else the reason as text, empty if it had none."""
     if known.subject is None or known.export is None or known.export.artefact.images is None:
         return ""
-    given = evaluation_images(known.subject, known.export.artefact, most=EVALUATED)
+    given = evaluation_images(known.subject, known.export.artefact, most=MAX_IMAGES)
     if isinstance(given, str):
         return given
     if given.shape[1:] != shape:
@@ -84,11 +88,13 @@ def _of_export(known: Contenders, models: Mapping[str, Opened], shape: tuple[int
         return f"the graph takes pixels, and {given.name} are normalized"
     count = -(-given.shape[0] // batch) * batch
     filled = given.only([place % given.shape[0] for place in range(count)], given.name)
-    return Calls(list(filled.batches(batch)), shape, given.name, given.preprocessing, scores=_scores(known, given))
+    return BenchmarkInputs(
+        list(filled.batches(batch)), shape, given.name, given.preprocessing, scores=_scores(known, given)
+    )
 
 
-def _images(
-    known: Contenders, models: Mapping[str, Opened], shape: tuple[int, int, int], count: int, seed: int
+def _random_images(
+    known: BenchmarkSubjects, models: Mapping[str, OpenedModel], shape: tuple[int, int, int], count: int, seed: int
 ) -> Inputs:
     """Random pixels if the preprocessing is known, or nothing is known of the network; otherwise random images."""
     from repaconv.verification.input_batches import random_pixels
@@ -105,7 +111,7 @@ def takes_images(session: Session) -> bool:
     return len(session.inputs) == 1 and len(session.inputs[0].shape) == 4
 
 
-def _drawn_for(path: Path, session: Session, seed: int) -> list[Batch]:
+def _random_inputs(path: Path, session: Session, seed: int) -> list[Batch]:
     """Random inputs of an arbitrary ONNX model, as its first operators expect them.
 
     Raises:
@@ -128,7 +134,7 @@ def _drawn_for(path: Path, session: Session, seed: int) -> list[Batch]:
         raise UsageProblem(
             f"{path} does not run on random inputs: {error}.", hint="Fold it, and measure the run.", code="bench.shape"
         ) from error
-    calls = [found.call(model, seed + n) for n in range(CALLED)]
+    calls = [found.call(model, seed + n) for n in range(RANDOM_CALLS)]
     return [Batch(call, whole=True) for call in calls]
 
 
@@ -166,7 +172,7 @@ def any_preprocessing(shape: tuple[int, int, int]) -> Preprocessing:
     return Preprocessing(mean=(127.5,) * channels, std=(64.0,) * channels, image_size=shape[1:], source="none")
 
 
-def memory_an_image(subjects: list[Contender], load: Callable[..., Any], size: ImageSize | None) -> float:
+def memory_per_image(subjects: list[BenchmarkSubject], load: Callable[..., Any], size: ImageSize | None) -> float:
     """Bytes of memory that each further image of a batch takes, inputs included.
 
     It is the growth of this process's peak memory between a batch of 1 and a larger batch. Free GPU memory is not
@@ -185,12 +191,12 @@ def memory_an_image(subjects: list[Contender], load: Callable[..., Any], size: I
         if port.shape[0] not in (None, "batch"):
             return float("inf")
         resident = []
-        for images in (1, 1 + PROBED):
+        for images in (1, 1 + ADDED_IMAGES):
             pixels = port.dtype == "uint8"
             shape = (images, height, width, channels) if pixels else (images, channels, height, width)
             session.run({port.name: np.zeros(shape, dtype=port.dtype)})
             resident.append(_peak_bytes())
-        grown.append((resident[1] - resident[0]) / PROBED)
+        grown.append((resident[1] - resident[0]) / ADDED_IMAGES)
     return max(*grown, 1.0)
 
 

@@ -20,7 +20,7 @@ from repaconv.sources.source_model import DEPLOY, TRAINING, GraphSpec, Subject
 from repaconv.sources.source_of_run import subject_of
 from repaconv.sources.verified_onnx_export import write_graph
 from repaconv.stages.shared.common_checks import load_target, made_by
-from repaconv.stages.shared.engine_files import built_as, takes_networks
+from repaconv.stages.shared.engine_files import build_of, takes_networks
 from repaconv.stages.shared.run_exports import Export, export_for
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from repaconv.engines.targets import Target
 
 
-class Contender(NamedTuple):
+class BenchmarkSubject(NamedTuple):
     """One model to measure.
 
     Attributes:
@@ -42,7 +42,7 @@ class Contender(NamedTuple):
     network: Network | None = None
 
 
-class Contenders(NamedTuple):
+class BenchmarkSubjects(NamedTuple):
     """All subjects of a benchmark.
 
     Attributes:
@@ -55,7 +55,7 @@ class Contenders(NamedTuple):
         export: The run's export; None for a bare file.
     """
 
-    subjects: list[Contender]
+    subjects: list[BenchmarkSubject]
     overridden: tuple[str, ...]
     size: ImageSize | None
     note: str
@@ -64,7 +64,7 @@ class Contenders(NamedTuple):
     export: Export | None = None
 
 
-def contenders_of(
+def choose_subjects(
     run: run_folder.Run | None,
     model: str | Path | None,
     against: str | Path | None,
@@ -76,44 +76,50 @@ def contenders_of(
     batch: int | None = None,
     image_size: ImageSize | None = None,
     form: str | None = None,
-) -> Contenders:
+) -> BenchmarkSubjects:
     """Choose the subjects, and collect the failed checks that were overridden for them.
 
     Of a run it is the export for this target (`repaconv.stages.shared.run_exports.export_for`).
     """
     path = None if run else _existing(Path(model or ""))
-    other = [_other(_existing(Path(against)), path)] if against else []
+    other = [_named_reference(_existing(Path(against)), path)] if against else []
     if run is None:
         assert path is not None
         beside = [path, *(subject.path for subject in other)]
-        overridden = tuple(dict.fromkeys(word for file in beside for word in _of_engine(file, unverified=unverified)))
+        overridden = tuple(
+            dict.fromkeys(word for file in beside for word in _overridden_checks(file, unverified=unverified))
+        )
         size = None if image_size else _usual_size(path)
         note = f"on images of {size[0]} x {size[1]}, which the graph says are usual" if size else ""
-        return Contenders([Contender(path.name, path), *other], overridden, size, note, None)
+        return BenchmarkSubjects([BenchmarkSubject(path.name, path), *other], overridden, size, note, None)
     if takes_networks(device := load_target(target)):
-        return _networks(subject_of(run), other, device, unverified=unverified)
+        return _torch_subjects(subject_of(run), other, device, unverified=unverified)
     subject = subject_of(run)
     folded = subject.folded
     export = export_for(run, folded, target, precision, batch=batch, image_size=image_size, form=form)
     exported = export.artefact
     overridden = run_folder.require_passed_checks(run, folded, (exported, export.path), unverified=unverified)
-    subjects = [Contender(DEPLOY, run_folder.onnx_model_of(run, exported))]
+    subjects = [BenchmarkSubject(DEPLOY, run_folder.onnx_model_of(run, exported))]
     size = folded.image_size if exported.image_size == "dynamic" else exported.image_size
-    other, note = _beside(other, lambda: Contender(TRAINING, training_onnx(subject, export, progress)))
-    return Contenders([*subjects, *other], overridden, size, note, subject, export.variant, export)
+    other, note = _references(other, lambda: BenchmarkSubject(TRAINING, training_onnx(subject, export, progress)))
+    return BenchmarkSubjects([*subjects, *other], overridden, size, note, subject, export.variant, export)
 
 
-def _networks(subject: Subject, other: list[Contender], device: Target, *, unverified: bool) -> Contenders:
+def _torch_subjects(
+    subject: Subject, other: list[BenchmarkSubject], device: Target, *, unverified: bool
+) -> BenchmarkSubjects:
     """The run's PyTorch modules, for a runtime that takes modules."""
     run, folded = subject.run, subject.folded
     overridden = run_folder.require_passed_checks(run, folded, unverified=unverified)
-    first = Contender(DEPLOY, run.payload_of_fold(folded), subject.network(DEPLOY))
-    other, note = _beside(other, lambda: Contender(TRAINING, subject.source, subject.network(TRAINING)))
+    first = BenchmarkSubject(DEPLOY, run.payload_of_fold(folded), subject.network(DEPLOY))
+    other, note = _references(other, lambda: BenchmarkSubject(TRAINING, subject.source, subject.network(TRAINING)))
     variant = Variant(target=device.name)
-    return Contenders([first, *other], overridden, folded.image_size, note, subject, variant)
+    return BenchmarkSubjects([first, *other], overridden, folded.image_size, note, subject, variant)
 
 
-def _beside(other: list[Contender], training: Callable[[], Contender]) -> tuple[list[Contender], str]:
+def _references(
+    other: list[BenchmarkSubject], training: Callable[[], BenchmarkSubject]
+) -> tuple[list[BenchmarkSubject], str]:
     """The reference that was asked for, else the training-time network; or a note why there is none."""
     if other:
         return other, ""
@@ -140,7 +146,7 @@ def training_onnx(subject: Subject, export: Export, progress: Progress) -> Path:
     path = run.training_onnx(variant)
     plain = exported.model_dump(mode="json")
     like = {key: plain[key] for key in ("exporter_opset", "unsupported_ops", "batch", "image_size", "made_by")}
-    if _is_known(path, folded, like):
+    if _is_up_to_date(path, folded, like):
         return path
     slot = path.with_suffix(".json")
     require_replaceable(slot, "training", path, path.with_name(f"{path.name}.data"))
@@ -159,7 +165,7 @@ def training_onnx(subject: Subject, export: Export, progress: Progress) -> Path:
     return path
 
 
-def _is_known(path: Path, folded: FoldArtefact, like: dict[str, Any]) -> bool:
+def _is_up_to_date(path: Path, folded: FoldArtefact, like: dict[str, Any]) -> bool:
     """Whether the file exists already, from the same checkpoint and with the same export settings."""
     slot = path.with_suffix(".json")
     if stage_of(slot) != "training" or not path.is_file():
@@ -190,17 +196,17 @@ def _write_training(subject: Subject, exported: ExportArtefact, path: Path, prog
         return write_graph(graph.model, path, graph.data)
 
 
-def _of_engine(path: Path, *, unverified: bool) -> tuple[str, ...]:
+def _overridden_checks(path: Path, *, unverified: bool) -> tuple[str, ...]:
     """Failed checks of an engine's build, if they are overridden."""
-    built = built_as(path)
+    built = build_of(path)
     return run_folder.require_passed(built, path.with_suffix(".json"), unverified=unverified) if built else ()
 
 
-def _other(path: Path, first: Path | None) -> Contender:
+def _named_reference(path: Path, first: Path | None) -> BenchmarkSubject:
     """The reference, under a name that the first model does not have: results are kept by name."""
     taken = {DEPLOY, TRAINING, first.name if first else ""}
     names = (path.name, str(path), f"{path} (reference)")
-    return Contender(next(name for name in names if name not in taken), path)
+    return BenchmarkSubject(next(name for name in names if name not in taken), path)
 
 
 def _existing(path: Path) -> Path:

@@ -13,12 +13,12 @@ from repaconv.core.progress import Progress, silent
 from repaconv.engines.contract import shapes_told
 from repaconv.results import BenchArtefact, CompareArtefact, Link, Tolerance
 from repaconv.sources.class_score_outputs import class_scores
-from repaconv.stages.bench.compared_models import End, end_of
+from repaconv.stages.bench.compared_models import ComparedModel, open_for_comparison
 from repaconv.stages.bench.options import BenchOptions, CompareOptions
 from repaconv.stages.bench.stage import bench_by
 from repaconv.stages.shared.common_checks import at_least_one, load_target, made_by, with_files
-from repaconv.stages.shared.engine_files import built_as
-from repaconv.stages.shared.evaluation_images import EVALUATED, NONE_GIVEN, evaluation_images, unshown
+from repaconv.stages.shared.engine_files import build_of
+from repaconv.stages.shared.evaluation_images import MAX_IMAGES, NO_IMAGES, evaluation_images, without_evidence
 from repaconv.stages.shared.input_selection import choose_inputs, scores_output
 from repaconv.stages.shared.option_definitions import by_name
 from repaconv.stages.shared.run_exports import exports_of
@@ -35,21 +35,21 @@ if TYPE_CHECKING:
     from repaconv.verification.rounding import Rounding
 
 
-class Given(NamedTuple):
+class ComparedInputs(NamedTuple):
     """Inputs of both models.
 
     Attributes:
         name: Description of the inputs.
         pairs: The same inputs as each of the two takes them, with their labels, batch by batch.
         scores: Name of the output with class scores; empty if there is none.
-        unshown: Why a pass on these inputs has no meaning; empty if it has.
+        no_evidence: Why a pass on these inputs has no meaning; empty if it has.
         gone: Why the result on these inputs is "not verified" in any case; empty if it counts.
     """
 
     name: str
     pairs: Iterator[tuple[Feeds, Feeds, NDArray[np.int64] | None]]
     scores: str = ""
-    unshown: str = ""
+    no_evidence: str = ""
     gone: str = ""
 
 
@@ -77,16 +77,16 @@ def compare_by(
     if options.out:
         require_replaceable(Path(options.out), "compare")
     progress("compare: load", 0, 0)
-    right, other = (end_of(Path(each), device, threads) for each in (reference, candidate))
+    right, other = (open_for_comparison(Path(each), device, threads) for each in (reference, candidate))
     if options.speed and not (right.path and other.path):
         raise UsageProblem(
             "--speed compares ONNX models and engines, and one of the two is neither.",
             hint="Export it first: repaconv export",
             code="compare.speed",
         )
-    given = _inputs(options, right, other)
-    links = _links(options, right, other, given, progress)
-    measured = _measured(options, right, other, progress) if options.speed else None
+    given = _choose_inputs(options, right, other)
+    links = _compare_outputs(options, right, other, given, progress)
+    measured = _measure_latency(options, right, other, progress) if options.speed else None
     artefact = _artefact(options, right, other, given.name, links, measured)
     if options.out:
         artefact = replace_artifact(Path(options.out), artefact)
@@ -97,33 +97,33 @@ def compare_by(
 compare = by_name(compare_by, CompareOptions)
 
 
-def _inputs(options: CompareOptions, right: End, other: End) -> Given:
+def _choose_inputs(options: CompareOptions, right: ComparedModel, other: ComparedModel) -> ComparedInputs:
     """Choose the inputs: those that were given, else the evaluation images of a lossy export, else random inputs."""
     from repaconv.verification.input_batches import npz_calls
 
     subject = right.subject or other.subject
     ports = right.runner.inputs, other.runner.inputs
     if subject is None and not options.inputs:
-        return _probed(right, coarser([right.told.precision, other.told.precision]))
+        return _random_inputs(right, coarser([right.told.precision, other.told.precision]))
     if subject is None:
         given = npz_calls(Path(str(options.inputs)), ports[0], (), labels=True)
-        return Given(given.name, _pairs(given, ports))
+        return ComparedInputs(given.name, _pairs(given, ports))
     pixels = any(port.dtype == "uint8" for own in ports for port in own)
-    own = None if options.inputs else _of_export(right, other, pixels)
+    own = None if options.inputs else _evaluation_images(right, other, pixels)
     if own is None or isinstance(own, str):
         count = None if options.inputs else options.count
         given = choose_inputs(subject, inputs=options.inputs, count=count, seed=options.seed, pixels=pixels)
     else:
         given = own
-    unshown, gone = (own, "") if own == NONE_GIVEN else ("", own if isinstance(own, str) else "")
-    return Given(given.name, _pairs(given, ports), scores_output(subject, given), str(unshown), gone)
+    no_evidence, gone = (own, "") if own == NO_IMAGES else ("", own if isinstance(own, str) else "")
+    return ComparedInputs(given.name, _pairs(given, ports), scores_output(subject, given), str(no_evidence), gone)
 
 
 def _pairs(given: Inputs, ports: tuple[Sequence[Port], Sequence[Port]]) -> Iterator[tuple[Feeds, Feeds, Any]]:
     return ((batch.feeds(ports[0]), batch.feeds(ports[1]), batch.labels) for batch in given.batches())
 
 
-def _of_export(right: End, other: End, pixels: bool) -> Inputs | str | None:
+def _evaluation_images(right: ComparedModel, other: ComparedModel, pixels: bool) -> Inputs | str | None:
     """The images that evaluated the export of a lossy model, or the reason as text why there are none; None if both are
     exact.
     """
@@ -132,24 +132,24 @@ def _of_export(right: End, other: End, pixels: bool) -> Inputs | str | None:
         return None
     exported = _export_of(lossy)
     if exported is None or lossy.subject is None:
-        return NONE_GIVEN
-    given = evaluation_images(lossy.subject, exported, most=EVALUATED)
+        return NO_IMAGES
+    given = evaluation_images(lossy.subject, exported, most=MAX_IMAGES)
     if not isinstance(given, str) and pixels and given.piece(0, 1).pixels is None:
         return f"the graph takes pixels, and {given.name} are normalized"
     return given
 
 
-def _export_of(end: End) -> ExportArtefact | None:
+def _export_of(end: ComparedModel) -> ExportArtefact | None:
     """The export of its run that this file is, or that this engine was built from."""
     if end.subject is None or end.path is None:
         return None
-    built = built_as(end.path)
+    built = build_of(end.path)
     sha256 = built.onnx_sha256 if built else end.told.sha256
     exports = (each.artefact for each in exports_of(end.subject.run, end.subject.folded))
     return next((each for each in exports if each.payload.sha256 == sha256), None)
 
 
-def _probed(right: End, low: str) -> Given:
+def _random_inputs(right: ComparedModel, low: str) -> ComparedInputs:
     """Random inputs of an arbitrary ONNX model, found by trying."""
     from repaconv.verification.onnx_model_loading import loaded
     from repaconv.verification.probe_inputs import Unrunnable, probes
@@ -171,10 +171,12 @@ def _probed(right: End, low: str) -> Given:
             hint="Give inputs with --inputs x.npz.",
             code="compare.inputs",
         ) from problem
-    return Given(found.told, ((feeds, feeds, None) for feeds in found.feeds))
+    return ComparedInputs(found.told, ((feeds, feeds, None) for feeds in found.feeds))
 
 
-def _links(options: CompareOptions, right: End, other: End, given: Given, progress: Progress) -> tuple[Link, ...]:
+def _compare_outputs(
+    options: CompareOptions, right: ComparedModel, other: ComparedModel, given: ComparedInputs, progress: Progress
+) -> tuple[Link, ...]:
     """One comparison per output."""
     from repaconv.verification.comparison import Comparison
     from repaconv.verification.tolerances import tolerance
@@ -189,23 +191,23 @@ def _links(options: CompareOptions, right: End, other: End, given: Given, progre
     roundings, compared = _roundings(options, right, other, low), None
     for number, (own, its, labels) in enumerate(given.pairs):
         progress("compare: run", number, 0)
-        expected, got = _ran(right, own), _ran(other, its)
-        whole = subject.folded.whole if subject else not _by_image(expected, own)
+        expected, got = _run_model(right, own), _run_model(other, its)
+        whole = subject.folded.whole if subject else not _row_per_image(expected, own)
         if compared is None:
-            scores = given.scores if subject or whole else _scores(options, expected, labels)
+            scores = given.scores if subject or whole else _class_scores(options, expected, labels)
             exact = Tolerance(kind="exact", rtol=options.rtol, rtol_reason="given by --rtol") if options.rtol else None
             allowed = exact or tolerance(link, logits=bool(scores), **usual)
             compared = Comparison(other.told.name, allowed, scores)
-        rounding = None if roundings is None or _pixels(own) else roundings(own)
+        rounding = None if roundings is None or _has_pixels(own) else roundings(own)
         compared.add(got, expected, labels=None if whole else labels, whole=whole, rounding=rounding)
     assert compared is not None
     links = compared.links("agreement", right.told.name)
     if given.gone:
         return tuple(each.because("unsuitable_inputs", given.gone) for each in links)
-    return tuple(unshown(each, given.unshown) for each in links) if given.unshown else links
+    return tuple(without_evidence(each, given.no_evidence) for each in links) if given.no_evidence else links
 
 
-def _scores(options: CompareOptions, outputs: Mapping[str, Any], labels: NDArray[np.int64] | None) -> str:
+def _class_scores(options: CompareOptions, outputs: Mapping[str, Any], labels: NDArray[np.int64] | None) -> str:
     """Name of a bare model's output with class scores, decided by the outputs' shapes; empty if there is none."""
     from repaconv.verification.input_batches import require_labels
 
@@ -218,7 +220,9 @@ def _scores(options: CompareOptions, outputs: Mapping[str, Any], labels: NDArray
     return found.output
 
 
-def _roundings(options: CompareOptions, right: End, other: End, low: str) -> Callable[[Feeds], Rounding] | None:
+def _roundings(
+    options: CompareOptions, right: ComparedModel, other: ComparedModel, low: str
+) -> Callable[[Feeds], Rounding] | None:
     """The FP32 rounding error of the reference as a function of its inputs; None with --rtol, or if it is unknown."""
     if options.rtol:
         return None
@@ -228,11 +232,11 @@ def _roundings(options: CompareOptions, right: End, other: End, low: str) -> Cal
     return graph_rounding(right.path) if bare and right.path else None
 
 
-def _pixels(feeds: Mapping[str, Any]) -> bool:
+def _has_pixels(feeds: Mapping[str, Any]) -> bool:
     return any(array.dtype.name == "uint8" for array in feeds.values())
 
 
-def _ran(end: End, feeds: Mapping[str, Any]) -> Mapping[str, Any]:
+def _run_model(end: ComparedModel, feeds: Mapping[str, Any]) -> Mapping[str, Any]:
     try:
         return end.runner.run(feeds)
     except Exception as error:  # each runtime raises classes of its own
@@ -243,13 +247,15 @@ def _ran(end: End, feeds: Mapping[str, Any]) -> Mapping[str, Any]:
         ) from error
 
 
-def _by_image(outputs: Mapping[str, Any], feeds: Mapping[str, Any]) -> bool:
+def _row_per_image(outputs: Mapping[str, Any], feeds: Mapping[str, Any]) -> bool:
     """Whether every output has one row per input image."""
     rows = {getattr(each, "shape", ())[:1] for each in (*outputs.values(), *feeds.values())}
     return len(rows) == 1 and rows != {()} and all(getattr(each, "ndim", 0) > 1 for each in outputs.values())
 
 
-def _measured(options: CompareOptions, right: End, other: End, progress: Progress) -> BenchArtefact:
+def _measure_latency(
+    options: CompareOptions, right: ComparedModel, other: ComparedModel, progress: Progress
+) -> BenchArtefact:
     """Latency of the candidate and of the reference, in interleaved rounds."""
     asked = BenchOptions(
         target=options.target, against=right.path, threads=options.threads, rounds=options.rounds, seed=options.seed
@@ -258,7 +264,12 @@ def _measured(options: CompareOptions, right: End, other: End, progress: Progres
 
 
 def _artefact(
-    options: CompareOptions, right: End, other: End, name: str, links: tuple[Link, ...], measured: BenchArtefact | None
+    options: CompareOptions,
+    right: ComparedModel,
+    other: ComparedModel,
+    name: str,
+    links: tuple[Link, ...],
+    measured: BenchArtefact | None,
 ) -> CompareArtefact:
     from repaconv.verification.tolerances import verdict_of
 

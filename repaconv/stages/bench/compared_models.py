@@ -11,7 +11,7 @@ from repaconv.core.files import sha256_of
 from repaconv.graph.onnx_files import external_files, read_graph
 from repaconv.results import ComparedEnd
 from repaconv.sources.source_of_run import subject_of
-from repaconv.stages.shared.model_opening import opened
+from repaconv.stages.shared.model_opening import open_model
 from repaconv.stages.shared.run_exports import exports_of
 from repaconv.verification.model_runners import FixedBatch
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 MODELS = (".onnx", ".ort", ".blob", ".engine", ".plan")
 
 
-class End(NamedTuple):
+class ComparedModel(NamedTuple):
     """The reference or the candidate of a comparison.
 
     Attributes:
@@ -38,7 +38,7 @@ class End(NamedTuple):
     told: ComparedEnd
 
 
-def end_of(given: Path, device: Target, threads: int) -> End:
+def open_for_comparison(given: Path, device: Target, threads: int) -> ComparedModel:
     """Open a model for a comparison.
 
     Args:
@@ -54,18 +54,18 @@ def end_of(given: Path, device: Target, threads: int) -> End:
     if not given.exists():
         raise Refused(f"there is no file or folder {given}.", hint="Check its path.", code="compare.missing")
     if given.is_dir() and run_folder.Run(given).fold_json.is_file():
-        return _of_run(given, device, threads)
-    return _of_file(given, device, threads) if given.suffix in MODELS else _of_checkpoint(given)
+        return _open_run(given, device, threads)
+    return _open_file(given, device, threads) if given.suffix in MODELS else _open_checkpoint(given)
 
 
-def _of_run(folder: Path, device: Target, threads: int) -> End:
+def _open_run(folder: Path, device: Target, threads: int) -> ComparedModel:
     """The run's FP32 graph for the target, else its plainest FP32 graph, else its folded weights in torch."""
     run = run_folder.Run(folder)
     folded = run_folder.fold_of(run)
     exact = [each.artefact for each in exports_of(run, folded) if each.artefact.precision == "fp32"]
     if exact:
         plainest = next((each for each in exact if each.target == device.name), exact[0])
-        return _of_file(run_folder.onnx_model_of(run, plainest), device, threads)
+        return _open_file(run_folder.onnx_model_of(run, plainest), device, threads)
     subject = subject_of(run)
     told = ComparedEnd(
         name=f"{folder}, as folded",
@@ -74,12 +74,12 @@ def _of_run(folder: Path, device: Target, threads: int) -> End:
         sha256=folded.payload.sha256,
         bytes=folded.payload.bytes,
     )
-    return End(None, FixedBatch(_Ported(subject, subject.stored), None), subject, told)
+    return ComparedModel(None, FixedBatch(_TorchRunner(subject, subject.stored), None), subject, told)
 
 
-def _of_file(path: Path, device: Target, threads: int) -> End:
+def _open_file(path: Path, device: Target, threads: int) -> ComparedModel:
     """An ONNX file or an engine."""
-    found = opened(path, device, threads=threads, dims={})
+    found = open_model(path, device, threads=threads, dims={})
     first = found.session.inputs[0].shape[:1] if found.session.inputs else ()
     batch = first[0] if first and isinstance(first[0], int) else None
     home = next((each for each in path.resolve().parents[:2] if run_folder.Run(each).fold_json.is_file()), None)
@@ -98,7 +98,7 @@ def _of_file(path: Path, device: Target, threads: int) -> End:
         parameters=parameters,
         nodes=nodes,
     )
-    return End(path, FixedBatch(found.session, batch), subject, told)
+    return ComparedModel(path, FixedBatch(found.session, batch), subject, told)
 
 
 def parameters_of(path: Path) -> int:
@@ -111,7 +111,7 @@ def parameters_of(path: Path) -> int:
     return sum(math.prod(each.dims) for each in held if each.data_type in (1, 2, 3, 10, 11, 16))
 
 
-def _of_checkpoint(path: Path) -> End:
+def _open_checkpoint(path: Path) -> ComparedModel:
     """The training-time network of a checkpoint, if a run exists that was made from it."""
     sha256 = sha256_of(path) if path.is_file() else ""
     for fold in sorted(run_folder.OUT.glob("*/fold.json")):
@@ -121,7 +121,7 @@ def _of_checkpoint(path: Path) -> End:
             told = ComparedEnd(
                 name=f"{path}, as trained", engine="torch", precision="fp32", sha256=sha256, bytes=path.stat().st_size
             )
-            return End(None, FixedBatch(_Ported(subject, subject.single()), None), subject, told)
+            return ComparedModel(None, FixedBatch(_TorchRunner(subject, subject.single()), None), subject, told)
     raise UsageProblem(
         f"{path} is not a run folder, an ONNX model or an engine, and no run in {run_folder.OUT}/ was made from it.",
         hint=f"Fold it first: repaconv fold {path}",
@@ -129,7 +129,7 @@ def _of_checkpoint(path: Path) -> End:
     )
 
 
-class _Ported:
+class _TorchRunner:
     """A network in torch with the input ports that it takes."""
 
     def __init__(self, subject: Subject, form: object) -> None:

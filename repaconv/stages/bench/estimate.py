@@ -13,10 +13,10 @@ from repaconv.core.progress import Progress, silent
 from repaconv.graph.onnx_files import is_graph, read_graph, require_inside
 from repaconv.results import BenchArtefact, BundleArtefact, CollectArtefact, EstimateArtefact, ImageSize, Limits
 from repaconv.stages.bench.benchmark_inputs import image_shape
-from repaconv.stages.bench.benchmark_subjects import contenders_of
+from repaconv.stages.bench.benchmark_subjects import choose_subjects
 from repaconv.stages.bench.options import EstimateOptions
 from repaconv.stages.shared.common_checks import as_image_size, at_least_one, load_target, made_by, with_files
-from repaconv.stages.shared.engine_files import lowers, require_own_precision, takes_networks
+from repaconv.stages.shared.engine_files import require_own_precision, runtime_lowers, takes_networks
 from repaconv.stages.shared.model_opening import precision_of
 from repaconv.stages.shared.option_definitions import by_name
 from repaconv.stages.shared.remote_targets import why_not_here
@@ -58,7 +58,7 @@ def limits_of(device: Target, precision: str, threads: int, *, lowered: bool) ->
                 [
                     "Describe yours in a file, with the figures of its data sheet (dense), and give --target "
                     "./mine.toml:",
-                    *_own(device),
+                    *_target_file_lines(device),
                 ]
             ),
             code="estimate.limits",
@@ -69,7 +69,7 @@ def limits_of(device: Target, precision: str, threads: int, *, lowered: bool) ->
         return measured_limits(engine, "fp32" if in_memory else precision, threads, typed_here=not lowered)
 
 
-def _own(device: Target) -> list[str]:
+def _target_file_lines(device: Target) -> list[str]:
     """Lines of a target file for the user's own device, whose figures the user fills in."""
     peaks = ", ".join(f"{precision} = ..." for precision in device.precisions)
     return [
@@ -136,7 +136,7 @@ class _Plan(NamedTuple):
     place: Path | None
 
 
-class _Taken(NamedTuple):
+class _Graph(NamedTuple):
     """The graph that would run, and what is known about it."""
 
     path: Path
@@ -153,12 +153,12 @@ def _plan(options: EstimateOptions, model: str | Path | None) -> _Plan:
     threads = at_least_one("threads", options.threads, device.bench.threads)
     batch = at_least_one("batch", options.batch, device.bench.batch)
     run = None if model is not None and Path(model).is_file() else run_folder.find_run(Path(model) if model else None)
-    taken = _of_run(run, device, options) if run else _bare(Path(model or ""), options)
+    taken = _graph_of_run(run, device, options) if run else _bare_graph(Path(model or ""), options)
     place = Path(options.out) if options.out else run.bench_json(f"{taken.variant}.estimate") if run else None
     if place:
         require_replaceable(place, "estimate")
     graph = read_graph(taken.path)
-    images, shape = _images(graph, batch, as_image_size(options.image_size) or taken.size, taken.path)
+    images, shape = _image_shapes(graph, batch, as_image_size(options.image_size) or taken.size, taken.path)
     return _Plan(
         device=device,
         run=run,
@@ -166,7 +166,7 @@ def _plan(options: EstimateOptions, model: str | Path | None) -> _Plan:
         sha256=sha256_of(taken.path),
         graph=graph,
         precision=taken.precision,
-        lowered=options.precision if run and lowers(device, options.precision) else None,
+        lowered=options.precision if run and runtime_lowers(device, options.precision) else None,
         variant=taken.variant,
         overridden=taken.overridden,
         images=images,
@@ -177,19 +177,19 @@ def _plan(options: EstimateOptions, model: str | Path | None) -> _Plan:
     )
 
 
-def _of_run(run: run_folder.Run, device: Target, options: EstimateOptions) -> _Taken:
+def _graph_of_run(run: run_folder.Run, device: Target, options: EstimateOptions) -> _Graph:
     """The run's export for the target."""
     folded = run_folder.fold_of(run)
-    typed = "fp32" if lowers(device, options.precision) else options.precision
+    typed = "fp32" if runtime_lowers(device, options.precision) else options.precision
     size = as_image_size(options.image_size)
     exported, path, variant = export_for(run, folded, options.target, typed, batch=options.batch, image_size=size)
     overridden = run_folder.require_passed_checks(run, folded, (exported, path), unverified=options.allow_unverified)
     usual = folded.image_size if exported.image_size == "dynamic" else exported.image_size
     name = variant.model_copy(update={"precision": options.precision}).full
-    return _Taken(run_folder.onnx_model_of(run, exported), options.precision, usual, name, overridden)
+    return _Graph(run_folder.onnx_model_of(run, exported), options.precision, usual, name, overridden)
 
 
-def _bare(path: Path, options: EstimateOptions) -> _Taken:
+def _bare_graph(path: Path, options: EstimateOptions) -> _Graph:
     """A graph that belongs to no run.
 
     Raises:
@@ -203,11 +203,11 @@ def _bare(path: Path, options: EstimateOptions) -> _Taken:
     require_own_precision(path, options.precision)
     require_inside(path)
     size = as_image_size(options.image_size)
-    known = contenders_of(None, path, None, options.allow_unverified, silent, target=options.target, image_size=size)
-    return _Taken(path, precision_of(path), known.size, overridden=known.overridden, note=known.note)
+    known = choose_subjects(None, path, None, options.allow_unverified, silent, target=options.target, image_size=size)
+    return _Graph(path, precision_of(path), known.size, overridden=known.overridden, note=known.note)
 
 
-def _images(
+def _image_shapes(
     graph: onnx.ModelProto, batch: int, size: ImageSize | None, path: Path
 ) -> tuple[tuple[int, int, int, int], tuple[int, ...]]:
     """[B, C, H, W] of the images, and the same in the layout of the graph's input.
@@ -239,8 +239,8 @@ def _artefact(plan: _Plan, options: EstimateOptions, limits: Limits) -> Estimate
     """Estimate each node by the peak figures, and sum up."""
     from repaconv.benchmark.latency_estimate import estimated, unknown
 
-    every = _works(plan)
-    nodes, beside = estimated(every, limits), _Beside.of(plan)
+    every = _node_work(plan)
+    nodes, beside = estimated(every, limits), _Measured.of(plan)
     return EstimateArtefact(
         made_by=made_by(),
         verdict="not verified",
@@ -265,7 +265,7 @@ def _artefact(plan: _Plan, options: EstimateOptions, limits: Limits) -> Estimate
     )
 
 
-def _works(plan: _Plan) -> list[Work]:
+def _node_work(plan: _Plan) -> list[Work]:
     """The work of each node: operations and bytes.
 
     Raises:
@@ -285,14 +285,14 @@ def _works(plan: _Plan) -> list[Work]:
         ) from error
 
 
-class _Beside(NamedTuple):
+class _Measured(NamedTuple):
     """A measured latency of the same graph, target, batch and image size, and a description of the measurement."""
 
     ms: float | None = None
     told: str = ""
 
     @classmethod
-    def of(cls, plan: _Plan) -> _Beside:
+    def of(cls, plan: _Plan) -> _Measured:
         """Find such a measurement in the run: by `bench`, or from a board."""
         if plan.run is None:
             return cls()

@@ -12,11 +12,11 @@ from repaconv.core.errors import EnvironmentProblem, Refused
 from repaconv.core.progress import Progress
 from repaconv.results import ImageSize, Profile
 from repaconv.sources.source_model import TRAINING
-from repaconv.stages.bench.benchmark_inputs import Calls, calls_for, memory_an_image
-from repaconv.stages.bench.benchmark_subjects import Contender, Contenders, without_training
+from repaconv.stages.bench.benchmark_inputs import BenchmarkInputs, choose_benchmark_inputs, memory_per_image
+from repaconv.stages.bench.benchmark_subjects import BenchmarkSubject, BenchmarkSubjects, without_training
 from repaconv.stages.bench.options import BenchOptions
-from repaconv.stages.bench.session_loads import Openings
-from repaconv.stages.shared.model_opening import Opened, opened
+from repaconv.stages.bench.session_loads import SessionLoads
+from repaconv.stages.shared.model_opening import OpenedModel, open_model
 
 if TYPE_CHECKING:
     import numpy as np
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from repaconv.engines.contract import Feeds
     from repaconv.engines.targets import Target
 
-PROFILED = 20
+PROFILE_RUNS = 20
 """Inferences that a profile measures."""
 
 
@@ -42,7 +42,7 @@ class Plan(NamedTuple):
     device: Target
     protocol: Protocol
     run: run_folder.Run | None
-    known: Contenders
+    known: BenchmarkSubjects
     lowering: str | None
     size: ImageSize | None
     threads: int
@@ -53,15 +53,15 @@ class Plan(NamedTuple):
     settings: tuple[str, ...] = ()
 
     @property
-    def subjects(self) -> list[Contender]:
+    def subjects(self) -> list[BenchmarkSubject]:
         """The model under test, then its reference."""
         return self.known.subjects
 
-    def opened(self, subject: Contender, dims: Mapping[str, int]) -> Opened:
+    def opened(self, subject: BenchmarkSubject, dims: Mapping[str, int]) -> OpenedModel:
         """Open one of them. Precision and runtime settings apply to the model under test alone."""
         first = subject is self.subjects[0]
         try:
-            return opened(
+            return open_model(
                 subject.network or subject.path,
                 self.device,
                 self.lowering if first else None,
@@ -94,11 +94,11 @@ class Plan(NamedTuple):
         if self.known.subject and self.size is None:
             return self.device.bench.batch
         return self.protocol.images(
-            self.device.bench.batch, lambda: memory_an_image(self.subjects, self.opened, self.size)
+            self.device.bench.batch, lambda: memory_per_image(self.subjects, self.opened, self.size)
         )
 
 
-class Found(NamedTuple):
+class InterleavedMeasurement(NamedTuple):
     """What was measured.
 
     Attributes:
@@ -112,8 +112,8 @@ class Found(NamedTuple):
         note: A remark on the measurement; empty if there is none.
     """
 
-    models: dict[str, Opened]
-    calls: Calls
+    models: dict[str, OpenedModel]
+    calls: BenchmarkInputs
     outputs: list[dict[str, Mapping[str, Any]]]
     batch: int
     measured: Measured
@@ -122,7 +122,7 @@ class Found(NamedTuple):
     note: str
 
 
-def side_by_side(plan: Plan, cores: Sequence[int], progress: Progress) -> Found:
+def measure_interleaved(plan: Plan, cores: Sequence[int], progress: Progress) -> InterleavedMeasurement:
     """Measure the models in interleaved rounds on the same inputs; if the GPU's memory is too small, halve the batch.
 
     Raises:
@@ -131,23 +131,23 @@ def side_by_side(plan: Plan, cores: Sequence[int], progress: Progress) -> Found:
     batch, of_paper = plan.batch(), plan.options.batch is None and plan.protocol.batch is not None
     while True:
         try:
-            return _side_by_side(plan, batch, cores, progress)
+            return _measure_batch(plan, batch, cores, progress)
         except EnvironmentProblem as problem:
             if problem.code != "card.memory" or not of_paper or batch == 1:
                 raise
             batch //= 2
 
 
-def _side_by_side(plan: Plan, batch: int, cores: Sequence[int], progress: Progress) -> Found:
+def _measure_batch(plan: Plan, batch: int, cores: Sequence[int], progress: Progress) -> InterleavedMeasurement:
     from repaconv.benchmark.interleaved_protocol import MOST, OPENING_S, first_in_line, measure_anew
     from repaconv.benchmark.machine_fingerprint import fingerprint
 
     subject, dims = plan.subjects[0], plan.dims(batch)
     # more rounds of the same session loads would not narrow the interval, so more rounds also mean more loads
     asked = max(1.0, (plan.options.rounds or 0) / plan.device.bench.rounds)
-    openings = Openings(
+    openings = SessionLoads(
         {each.name: partial(plan.opened, each, dims) for each in plan.subjects},
-        lambda models: calls_for(plan.known, models, batch, plan.size, plan.options.seed),
+        lambda models: choose_benchmark_inputs(plan.known, models, batch, plan.size, plan.options.seed),
     )
     with first_in_line(plan.protocol.first_in_line) as why_not:
         measured = measure_anew(
@@ -163,9 +163,9 @@ def _side_by_side(plan: Plan, batch: int, cores: Sequence[int], progress: Progre
         )
     profile = None
     if plan.options.profile:
-        opened = openings.models[subject.name]
-        profile = _profile(subject, opened, openings.feeds(subject.name), measured.samples_ms)
-    return Found(
+        model = openings.models[subject.name]
+        profile = _profile(subject, model, openings.feeds(subject.name), measured.samples_ms)
+    return InterleavedMeasurement(
         models=openings.models,
         calls=openings.calls,
         outputs=openings.outputs,
@@ -177,7 +177,9 @@ def _side_by_side(plan: Plan, batch: int, cores: Sequence[int], progress: Progre
     )
 
 
-def _profile(subject: Contender, opened: Opened, feeds: Feeds, samples: Mapping[str, NDArray[np.float64]]) -> Profile:
+def _profile(
+    subject: BenchmarkSubject, model: OpenedModel, feeds: Feeds, samples: Mapping[str, NDArray[np.float64]]
+) -> Profile:
     """Time by module of the model under test, next to its measured latency.
 
     Raises:
@@ -187,16 +189,16 @@ def _profile(subject: Contender, opened: Opened, feeds: Feeds, samples: Mapping[
 
     from repaconv.benchmark.module_profile import events_of, profile_of
 
-    if not opened.profiles:
+    if not model.profiles:
         raise EnvironmentProblem(
-            f"{opened.engine.partition(' ')[0]} gives no profile of {subject.path.name}.",
+            f"{model.engine.partition(' ')[0]} gives no profile of {subject.path.name}.",
             hint="Profile the ONNX model of a target that uses ONNX Runtime.",
             code="bench.profile",
         )
-    found = opened.session.profile(feeds, runs=PROFILED, warmup_runs=PROFILED // 4)
+    found = model.session.profile(feeds, runs=PROFILE_RUNS, warmup_runs=PROFILE_RUNS // 4)
     return profile_of(
         events_of(found.kernels, found.weights),
-        PROFILED,
+        PROFILE_RUNS,
         end_to_end_ms=float(np.median(samples[subject.name])),
         peak_gflops=found.peak_gflops,
         order={node: place for place, node in enumerate(found.weights)},

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 Verdict = Literal["passed", "failed", "inconclusive", "not verified"]
 
 
-class Judged(NamedTuple):
+class BaselineCheck(NamedTuple):
     """The evaluation of a measurement by a baseline.
 
     Attributes:
@@ -62,7 +62,7 @@ class Judged(NamedTuple):
         return changed
 
 
-def by_baseline(
+def check_baseline(
     path: Path,
     name: str,
     done: BenchArtefact,
@@ -71,7 +71,7 @@ def by_baseline(
     update: bool = False,
     accept_inconclusive: bool = False,
     require: bool = False,
-) -> Judged:
+) -> BaselineCheck:
     """Compare a measurement with the baseline in a file, or write it there.
 
     A baseline of another network is compared with nothing, which is inconclusive. A baseline of other weights of the
@@ -92,34 +92,38 @@ def by_baseline(
     doubted = done.quality.verdict == "inconclusive"
     if update and doubted and not accept_inconclusive:
         hint = "Measure again, with more rounds or on a quieter machine; --accept-inconclusive writes it all the same."
-        return Judged("inconclusive", "an inconclusive measurement is not written as a baseline", hint)
+        return BaselineCheck("inconclusive", "an inconclusive measurement is not written as a baseline", hint)
     known = read_artefact(path, Baselines) if path.is_file() else Baselines()
-    of = _of_which(known, name, done)
+    of = _other_model(known, name, done)
     if update:
-        keep_baseline(path, name, done)
-        return Judged("passed", "written as the baseline", written=True, of=of.replace(IS_OF, "the one before was of"))
-    if of.startswith(ANOTHER):
+        write_baseline(path, name, done)
+        return BaselineCheck(
+            "passed", "written as the baseline", written=True, of=of.replace(BASELINE_OF, "the one before was of")
+        )
+    if of.startswith(OTHER_NETWORK):
         hint = "Give the checkpoint back, or write a baseline of the new model with --update-baseline, and commit it."
-        return Judged("failed" if require else "inconclusive", of, hint)
-    found = _compared(known, name, done, allowed)
+        return BaselineCheck("failed" if require else "inconclusive", of, hint)
+    found = _compare(known, name, done, allowed)
     if found is None:
         hint = "Run with --update-baseline here, and commit the file."
         none: Verdict = "failed" if require else "inconclusive" if doubted else "not verified"
-        return Judged(none, _why_none(known, path, name, done), hint)
+        return BaselineCheck(none, _why_no_baseline(known, path, name, done), hint)
     hint = "More rounds, or a quieter machine."
     if not found.same_machine:
         hint = "Write a baseline of this machine with --update-baseline."
     if (doubted and found.verdict == "passed") or (not found.same_machine and (doubted or found.verdict == "failed")):
         found = found.model_copy(update={"verdict": "inconclusive"})
-    return Judged(found.verdict, found.description, hint if found.verdict == "inconclusive" else "", found, of=of)
+    return BaselineCheck(
+        found.verdict, found.description, hint if found.verdict == "inconclusive" else "", found, of=of
+    )
 
 
-IS_OF = "the baseline is of"
-ANOTHER = f"{IS_OF} another network"
+BASELINE_OF = "the baseline is of"
+OTHER_NETWORK = f"{BASELINE_OF} another network"
 """Start of the message about a baseline that is not comparable."""
 
 
-def _of_which(known: Baselines, name: str, done: BenchArtefact) -> str:
+def _other_model(known: Baselines, name: str, done: BenchArtefact) -> str:
     """That the baseline belongs to another network, or to other weights of the same network; empty if to this file.
 
     The baseline of this machine decides. Without one, a baseline of the same network on any machine is enough.
@@ -131,13 +135,13 @@ def _of_which(known: Baselines, name: str, done: BenchArtefact) -> str:
         return ""
     networks = [each.network for each in kept.values() if each.network]
     if not networks:
-        return f"{IS_OF} a model that it does not name, as earlier versions wrote it"
+        return f"{BASELINE_OF} a model that it does not name, as earlier versions wrote it"
     same = [each for each in networks if not now.is_other(each)]
     if not same:
-        return f"{ANOTHER}: {networks[0].told}; what was measured is {now.told}"
+        return f"{OTHER_NETWORK}: {networks[0].told}; what was measured is {now.told}"
     if any(each.sha256 == now.sha256 for each in same):
         return ""
-    return f"{IS_OF} another file (sha256 {same[0].sha256[:12]}, now {now.sha256[:12]})"
+    return f"{BASELINE_OF} another file (sha256 {same[0].sha256[:12]}, now {now.sha256[:12]})"
 
 
 def name_in(path: Path, subject: Path) -> str:
@@ -152,10 +156,10 @@ def key_of(name: str, done: BenchArtefact) -> str:
     """The key of a measurement in a baseline file, within one machine."""
     size = f", {'x'.join(map(str, done.image_size))} px" if done.image_size else ""
     what = f"{name}, {done.variant or done.target} ({done.runtime.partition(' ')[0]}), {done.precision}"
-    return f"{what}, {done.threads} threads, batch {done.batch}{size}, beside {_yardstick(done) or 'nothing'}"
+    return f"{what}, {done.threads} threads, batch {done.batch}{size}, beside {_reference_name(done) or 'nothing'}"
 
 
-def _yardstick(done: BenchArtefact) -> str:
+def _reference_name(done: BenchArtefact) -> str:
     """Name of the reference model; empty if there is none, or it is the measured model itself."""
     ran = [(row.sha256, row.engine, row.precision) for row in done.latencies]
     return done.latencies[1].name if len(ran) > 1 and ran[1] != ran[0] else ""
@@ -163,7 +167,7 @@ def _yardstick(done: BenchArtefact) -> str:
 
 def baseline_of(done: BenchArtefact) -> Baseline:
     """A measurement as a baseline entry."""
-    subject, *beside = done.latencies if _yardstick(done) else done.latencies[:1]
+    subject, *beside = done.latencies if _reference_name(done) else done.latencies[:1]
     return Baseline(
         sha256=subject.sha256,
         network=done.network,
@@ -176,7 +180,7 @@ def baseline_of(done: BenchArtefact) -> Baseline:
     )
 
 
-def keep_baseline(path: Path, name: str, done: BenchArtefact) -> None:
+def write_baseline(path: Path, name: str, done: BenchArtefact) -> None:
     """Write a measurement as this machine's new baseline; the entries of other machines stay."""
     known = read_artefact(path, Baselines) if path.is_file() else Baselines()
     machine = machine_key(done.machine)
@@ -184,12 +188,12 @@ def keep_baseline(path: Path, name: str, done: BenchArtefact) -> None:
     write_artefact(path, known.model_copy(update={"machines": {**known.machines, machine: new}}))
 
 
-def _compared(known: Baselines, name: str, done: BenchArtefact, allowed: float) -> Regression | None:
+def _compare(known: Baselines, name: str, done: BenchArtefact, allowed: float) -> Regression | None:
     """Compare with this machine's baseline, else with that of the machine that gives the worst result; None if none."""
     from repaconv.benchmark.latency_statistics import regression
 
-    here, now, yardstick = machine_key(done.machine), baseline_of(done), _yardstick(done)
-    fitting = _fitting(known, name, done)
+    here, now, yardstick = machine_key(done.machine), baseline_of(done), _reference_name(done)
+    fitting = _comparable_baselines(known, name, done)
     machines = [here] if here in fitting else list(fitting) if yardstick else []
     rows = [
         regression(_timed(now), _timed(fitting[machine]), allowed).model_copy(
@@ -200,9 +204,9 @@ def _compared(known: Baselines, name: str, done: BenchArtefact, allowed: float) 
     return max(rows, key=lambda row: row.ratio, default=None)
 
 
-def _fitting(known: Baselines, name: str, done: BenchArtefact) -> dict[str, Baseline]:
+def _comparable_baselines(known: Baselines, name: str, done: BenchArtefact) -> dict[str, Baseline]:
     """Comparable baselines by machine; a reference model that was given by file must be the same file."""
-    key, now, named = key_of(name, done), baseline_of(done), _yardstick(done) not in ("", TRAINING)
+    key, now, named = key_of(name, done), baseline_of(done), _reference_name(done) not in ("", TRAINING)
     found = {machine: entries[key] for machine, entries in known.machines.items() if key in entries}
     other = {m for m, then in found.items() if now.network and then.network and now.network.is_other(then.network)}
     fits = {m: then for m, then in found.items() if not named or then.reference_sha256 == now.reference_sha256}
@@ -220,7 +224,7 @@ def _timed(kept: Baseline) -> Timed:
     return Timed(subject, yardstick, kept.session_loads)
 
 
-def _why_none(known: Baselines, path: Path, name: str, done: BenchArtefact) -> str:
+def _why_no_baseline(known: Baselines, path: Path, name: str, done: BenchArtefact) -> str:
     """Why there is no baseline to compare with: the file, the model or the machine is missing."""
     key, here = key_of(name, done), machine_key(done.machine)
     others = [machine for machine, entries in known.machines.items() if key in entries]
@@ -228,7 +232,11 @@ def _why_none(known: Baselines, path: Path, name: str, done: BenchArtefact) -> s
         return f"there is no file {path} of baselines yet"
     if not others:
         return f"{path} has none for this model on any machine ({key})"
-    other = f"measured next to another {_yardstick(done)}" if _yardstick(done) else "with no reference model next to it"
+    other = (
+        f"measured next to another {_reference_name(done)}"
+        if _reference_name(done)
+        else "with no reference model next to it"
+    )
     which = "no baseline that compares" if here in others else "no baseline for this machine"
     return f"{which} ({here}); {path} has some of {', '.join(others)}, {other}"
 

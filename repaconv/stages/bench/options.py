@@ -11,10 +11,10 @@ from repaconv.stages.shared.common_options import (
     Against,
     AllowUnverified,
     BatchSize,
-    Deployed,
     ImageSize,
-    OfTheRun,
     Rounds,
+    RunPrecision,
+    RunPreset,
     Seed,
     Target,
     Threads,
@@ -62,8 +62,8 @@ class BenchOptions(Options):
     )
 
     target: Target = "x86-64"
-    precision: OfTheRun = "fp32"
-    preset: Deployed = None
+    precision: RunPrecision = "fp32"
+    preset: RunPreset = None
     against: Against = None
     threads: Threads = None
     batch: BatchSize = None
@@ -120,7 +120,7 @@ class EstimateOptions(Options):
     """Options of `repaconv.estimate`, which is `bench --estimate`."""
 
     target: Target = "x86-64"
-    precision: OfTheRun = "fp32"
+    precision: RunPrecision = "fp32"
     threads: Threads = None
     batch: BatchSize = None
     image_size: ImageSize = None
@@ -172,8 +172,8 @@ class ThroughputOptions(Options):
     """Options of `repaconv.throughput`, which is `bench --objective throughput`."""
 
     target: Target = "x86-64"
-    precision: OfTheRun = "fp32"
-    preset: Deployed = None
+    precision: RunPrecision = "fp32"
+    preset: RunPreset = None
     against: Against = None
     streams: Annotated[
         int | None,

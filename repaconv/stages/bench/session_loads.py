@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from repaconv.core.errors import RepaconvError, UsageProblem, first_line
 from repaconv.engines.contract import OnCard, shapes_told
-from repaconv.stages.bench.benchmark_inputs import Calls
-from repaconv.stages.shared.model_opening import Opened
+from repaconv.stages.bench.benchmark_inputs import BenchmarkInputs
+from repaconv.stages.shared.model_opening import OpenedModel
 
 if TYPE_CHECKING:
     from repaconv.benchmark.interleaved_protocol import Opening
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 Call = Callable[[], Any]
 
 
-def once(_name: str, call: Call, _stack: ExitStack) -> Call:
-    """The default for `Openings.around`: a round is one inference."""
+def one_inference(_name: str, call: Call, _stack: ExitStack) -> Call:
+    """The default for `SessionLoads.around`: a round is one inference."""
     return call
 
 
 @dataclass
-class Openings:
+class SessionLoads:
     """An endless iterator of session loads.
 
     Each step closes the models that are open and opens them again, in the reverse order of the step before.
@@ -40,11 +40,11 @@ class Openings:
         outputs: Their outputs by batch, model and output name, from the first load.
     """
 
-    load: Mapping[str, Callable[[], Opened]]
-    draw: Callable[[Mapping[str, Opened]], Calls]
-    around: Callable[[str, Call, ExitStack], Call] = once
-    models: dict[str, Opened] = field(default_factory=dict)
-    calls: Calls = field(default_factory=lambda: Calls([], None))
+    load: Mapping[str, Callable[[], OpenedModel]]
+    draw: Callable[[Mapping[str, OpenedModel]], BenchmarkInputs]
+    around: Callable[[str, Call, ExitStack], Call] = one_inference
+    models: dict[str, OpenedModel] = field(default_factory=dict)
+    calls: BenchmarkInputs = field(default_factory=lambda: BenchmarkInputs([], None))
     outputs: list[dict[str, Mapping[str, Any]]] = field(default_factory=list)
     _stack: ExitStack = field(default_factory=ExitStack)
     _backwards: bool = False

@@ -13,16 +13,21 @@ from repaconv.core.files import lock_folder, payload_of, sha256_of
 from repaconv.core.progress import Progress, silent
 from repaconv.graph.onnx_files import read_graph
 from repaconv.results import BenchArtefact, Link, MeasuredModel, MethodFold
-from repaconv.stages.bench.benchmark_subjects import contenders_of
+from repaconv.stages.bench.benchmark_subjects import choose_subjects
 from repaconv.stages.bench.compared_models import parameters_of
-from repaconv.stages.bench.interleaved_rounds import Found, Plan, TrainingRefused, side_by_side
-from repaconv.stages.bench.latency_baselines import by_baseline, name_in, remember_measurement
+from repaconv.stages.bench.interleaved_rounds import (
+    InterleavedMeasurement,
+    Plan,
+    TrainingRefused,
+    measure_interleaved,
+)
+from repaconv.stages.bench.latency_baselines import check_baseline, name_in, remember_measurement
 from repaconv.stages.bench.options import BenchOptions
 from repaconv.stages.shared.common_checks import as_image_size, at_least_one, load_target, made_by, with_files
-from repaconv.stages.shared.engine_files import lowers, require_own_precision
-from repaconv.stages.shared.model_opening import agreement
+from repaconv.stages.shared.engine_files import require_own_precision, runtime_lowers
+from repaconv.stages.shared.model_opening import compare_outputs
 from repaconv.stages.shared.option_definitions import by_name
-from repaconv.stages.shared.preset_choice import Given, given_form
+from repaconv.stages.shared.preset_choice import ResolvedOptions, resolve_preset
 from repaconv.stages.shared.remote_targets import require_here
 from repaconv.verification.tolerances import bounded
 
@@ -57,15 +62,15 @@ def bench_by(
     """
     from repaconv.benchmark.interleaved_protocol import pinned
 
-    with lock_folder(None if is_bare(model) else run_folder.find_run(Path(model) if model else None).folder):
-        plan = planned(options, model, device, progress)
+    with lock_folder(None if is_single_file(model) else run_folder.find_run(Path(model) if model else None).folder):
+        plan = plan_bench(options, model, device, progress)
         with pinned(plan.threads) as cores:
             try:
-                found = side_by_side(plan, cores, progress)
+                found = measure_interleaved(plan, cores, progress)
             except TrainingRefused as error:
                 plan = plan.without_training(error.message)
-                found = side_by_side(plan, cores, progress)
-        artefact, wrote = _by_baseline(plan, _artefact(plan, found))
+                found = measure_interleaved(plan, cores, progress)
+        artefact, wrote = _apply_baseline(plan, _artefact(plan, found))
         if plan.run:
             remember_measurement(plan.run.history(plan.variant), artefact)
         return _put(plan, artefact, wrote)
@@ -74,12 +79,12 @@ def bench_by(
 bench = by_name(bench_by, BenchOptions)
 
 
-def planned(options: BenchOptions, model: str | Path | None, device: Target | None, progress: Progress) -> Plan:
+def plan_bench(options: BenchOptions, model: str | Path | None, device: Target | None, progress: Progress) -> Plan:
     """Resolve the options, and check everything that may be refused before a model is opened."""
     from repaconv.benchmark.paper_protocols import paper
 
     bounded("max_regression", options.max_regression, LARGEST_REGRESSION)
-    given = given_for(options, model)
+    given = resolve_bench_preset(options, model)
     options = given.options
     device = device or load_target(options.target)
     named = paper(options.protocol)
@@ -87,9 +92,9 @@ def planned(options: BenchOptions, model: str | Path | None, device: Target | No
     rounds = at_least_one("rounds", options.rounds, named.rounds or device.bench.rounds)
     at_least_one("batch", options.batch, 1)
     run = _run_of(options, model, device)
-    lowering = options.precision if lowers(device, options.precision) else None
+    lowering = options.precision if runtime_lowers(device, options.precision) else None
     asked = as_image_size(options.image_size)
-    known = contenders_of(
+    known = choose_subjects(
         run,
         model,
         options.against,
@@ -105,7 +110,7 @@ def planned(options: BenchOptions, model: str | Path | None, device: Target | No
     variant = lowered.full if lowered else ""
     place = Path(options.out) if options.out else run.bench_json(variant) if run else None
     if place:
-        require_replaceable(place, "bench", *([_bars(place)] if options.profile else []))
+        require_replaceable(place, "bench", *([_profile_drawing(place)] if options.profile else []))
     return Plan(
         options=options,
         device=device,
@@ -123,21 +128,21 @@ def planned(options: BenchOptions, model: str | Path | None, device: Target | No
     )
 
 
-def given_for(options: BenchOptions, model: str | Path | None) -> Given[BenchOptions]:
+def resolve_bench_preset(options: BenchOptions, model: str | Path | None) -> ResolvedOptions[BenchOptions]:
     """The options, completed with the target and settings of a tuned preset.
 
     Raises:
         UsageProblem: If a preset is given for a single file, or there is no run.
     """
     if options.preset is None:
-        return Given(options)
-    if is_bare(model):
+        return ResolvedOptions(options)
+    if is_single_file(model):
         raise UsageProblem(
             f"{model} is a file, whose rewrite preset is fixed.",
             hint="--preset selects among the ONNX models of a run folder.",
             code="usage.idle",
         )
-    given = given_form(options, run_folder.fold_of(run_folder.find_run(Path(model) if model else None)))
+    given = resolve_preset(options, run_folder.fold_of(run_folder.find_run(Path(model) if model else None)))
     usual = given.way is None or options.batch or given.way.batch == load_target(given.options.target).bench.batch
     return given if usual or not given.way else replace(given, options=replace(given.options, batch=given.way.batch))
 
@@ -149,20 +154,20 @@ def _run_of(options: BenchOptions, model: str | Path | None, device: Target) -> 
         EnvironmentProblem: If the target is not this machine; for an engine file its runtime reports that.
         UsageProblem: If there is no run, or a precision is given for a single file.
     """
-    run = None if is_bare(model) else run_folder.find_run(Path(model) if model else None)
-    if model is not None and is_bare(model):
+    run = None if is_single_file(model) else run_folder.find_run(Path(model) if model else None)
+    if model is not None and is_single_file(model):
         require_own_precision(model, options.precision)
     if run or Path(model or "").suffix == ".onnx":
         require_here(device, options, model, run)
     return run
 
 
-def is_bare(model: str | Path | None) -> bool:
+def is_single_file(model: str | Path | None) -> bool:
     """Whether the model is a single file instead of a run."""
     return model is not None and Path(model).suffix in MODELS
 
 
-def _artefact(plan: Plan, found: Found) -> BenchArtefact:
+def _artefact(plan: Plan, found: InterleavedMeasurement) -> BenchArtefact:
     from repaconv.benchmark.latency_statistics import latency, ratio
     from repaconv.benchmark.measurement_quality import quality
 
@@ -171,7 +176,7 @@ def _artefact(plan: Plan, found: Found) -> BenchArtefact:
     others = [subject.name for subject in plan.subjects[1:]]
     compared = ratio(first, samples[first], others[0], samples[others[0]], options.seed, openings) if others else None
     watched, stable = found.measured.watched, found.measured.stable
-    agreed = _agreed(plan, found) if others else None
+    agreed = _compare_outputs(plan, found) if others else None
     return BenchArtefact(
         made_by=made_by(),
         verdict="failed" if agreed and agreed.verdict == "failed" and not options.against else "passed",
@@ -228,7 +233,7 @@ def _network(plan: Plan) -> MeasuredModel:
     return MeasuredModel(sha256=sha256_of(path), kind="graph", counts=counts)
 
 
-def _agreed(plan: Plan, found: Found) -> Link | None:
+def _compare_outputs(plan: Plan, found: InterleavedMeasurement) -> Link | None:
     """Compare the outputs of both models; None if only one of two bare graphs takes pixels."""
     from repaconv.verification.comparison import not_verified
 
@@ -240,17 +245,17 @@ def _agreed(plan: Plan, found: Found) -> Link | None:
         return not_verified("agreement", other, first, found.calls.gone)
     against = Path(plan.options.against) if plan.options.against and plan.run is None else None
     graph = against if against and against.suffix == ".onnx" else None
-    agreed = agreement(plan.run, found.models, found.calls.batches, found.outputs, graph, found.calls.scores)
+    agreed = compare_outputs(plan.run, found.models, found.calls.batches, found.outputs, graph, found.calls.scores)
     return agreed.model_copy(update={"inputs": found.calls.name}) if agreed else None
 
 
-def _by_baseline(plan: Plan, artefact: BenchArtefact) -> tuple[BenchArtefact, list[Path]]:
+def _apply_baseline(plan: Plan, artefact: BenchArtefact) -> tuple[BenchArtefact, list[Path]]:
     """Compare with the baseline, or write one, if asked to; returns the artifact and the files written."""
     options = plan.options
     if not options.baseline:
         return artefact, []
     baseline = Path(options.baseline)
-    judged = by_baseline(
+    judged = check_baseline(
         baseline,
         name_in(baseline, plan.run.folder if plan.run else plan.subjects[0].path),
         artefact,
@@ -266,7 +271,7 @@ def _put(plan: Plan, artefact: BenchArtefact, wrote: list[Path]) -> BenchArtefac
     from repaconv.benchmark.module_profile import bars_svg
 
     if plan.place and artefact.profile is not None:
-        wrote = [*wrote, _bars(plan.place)]
+        wrote = [*wrote, _profile_drawing(plan.place)]
         write_payload(wrote[-1], bars_svg(artefact.profile))
         artefact = artefact.model_copy(update={"other_files": (payload_of(wrote[-1], plan.place.parent),)})
     if plan.place:
@@ -275,5 +280,5 @@ def _put(plan: Plan, artefact: BenchArtefact, wrote: list[Path]) -> BenchArtefac
     return with_files(artefact, [subject.path for subject in plan.subjects], wrote)
 
 
-def _bars(place: Path) -> Path:
+def _profile_drawing(place: Path) -> Path:
     return place.with_suffix(".profile.svg")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from repaconv.core.terminal import colored, is_verbose, plain, print_table, stdout, table
-from repaconv.stages.shared.result_tables import accuracy_told, links, rounds_of, size
+from repaconv.stages.shared.result_tables import accuracy_text, links, rounds_text, size_text
 
 if TYPE_CHECKING:
     from repaconv.results import BenchArtefact, CompareArtefact, EstimateArtefact, Profile, ThroughputArtefact
@@ -48,8 +48,8 @@ def show_bench(done: BenchArtefact) -> None:
     if done.note:
         stdout().print(plain(done.note))
     cores = ", ".join(map(str, done.machine.get("cores_used") or [])) or "not pinned"
-    pixels = f"{size(done.image_size)} px, " if done.image_size else ""
-    rounds = f"{rounds_of(done)} after {done.warmup_rounds} of warm-up" if is_verbose() else f"{done.rounds} rounds"
+    pixels = f"{size_text(done.image_size)} px, " if done.image_size else ""
+    rounds = f"{rounds_text(done)} after {done.warmup_rounds} of warm-up" if is_verbose() else f"{done.rounds} rounds"
     stdout().print(
         f"[dim]{plain(str(done.machine.get('cpu')))}, {done.runtime}, {done.threads} thread(s) on core(s) {cores}, "
         f"batch {done.batch}, {pixels}{rounds}, "
@@ -84,7 +84,7 @@ def show_estimate(done: EstimateArtefact) -> None:
     stdout().print(print_table)
     stdout().print(
         f"[bold yellow]{done.label}[/]: [bold]{done.low_ms:.3f} to {done.high_ms:.3f} ms[/] on {plain(done.target)}, "
-        f"{done.precision}, batch {done.batch}, {size(done.image_size)} px, over {len(done.nodes)} nodes"
+        f"{done.precision}, batch {done.batch}, {size_text(done.image_size)} px, over {len(done.nodes)} nodes"
     )
     stdout().print(
         "low: only matrix products and convolutions take time, at the full speed of the data sheet; high: every node "
@@ -123,9 +123,9 @@ def show_throughput(done: ThroughputArtefact) -> None:
     stdout().print(f"measurement {colored(done.quality.verdict)}: {plain(told)}")
     if done.note:
         stdout().print(plain(done.note))
-    pixels = f"{size(done.image_size)} px, " if done.image_size else ""
+    pixels = f"{size_text(done.image_size)} px, " if done.image_size else ""
     stdout().print(
-        f"[dim]{plain(str(done.machine.get('cpu')))}, batch {done.batch}, {pixels}{rounds_of(done)}, "
+        f"[dim]{plain(str(done.machine.get('cpu')))}, batch {done.batch}, {pixels}{rounds_text(done)}, "
         f"load {done.machine.get('load_1min')}[/]"
     )
 
@@ -147,7 +147,7 @@ def show_compare(done: CompareArtefact) -> None:
     stdout().print(links(done.links))
     for link in done.links:
         if link.accuracy:
-            stdout().print(accuracy_told(link.name, link.accuracy))
+            stdout().print(accuracy_text(link.name, link.accuracy))
     if done.measured and done.measured.ratio:
         stdout().print(f"{plain(done.measured.compared)}; measurement {colored(done.measured.quality.verdict)}")
     stdout().print(f"{colored(done.verdict)} on {plain(done.inputs)}")

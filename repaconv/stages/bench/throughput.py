@@ -14,14 +14,14 @@ from repaconv.core.file_replacement import replace_artifact, require_replaceable
 from repaconv.core.files import lock_folder, sha256_of
 from repaconv.core.progress import Progress, silent
 from repaconv.results import ImageSize, Throughput, ThroughputArtefact
-from repaconv.stages.bench.benchmark_inputs import calls_for
-from repaconv.stages.bench.benchmark_subjects import Contender
+from repaconv.stages.bench.benchmark_inputs import choose_benchmark_inputs
+from repaconv.stages.bench.benchmark_subjects import BenchmarkSubject
 from repaconv.stages.bench.interleaved_rounds import Plan
 from repaconv.stages.bench.options import BenchOptions, ThroughputOptions
-from repaconv.stages.bench.session_loads import Call, Openings
-from repaconv.stages.bench.stage import given_for, is_bare, planned
+from repaconv.stages.bench.session_loads import Call, SessionLoads
+from repaconv.stages.bench.stage import is_single_file, plan_bench, resolve_bench_preset
 from repaconv.stages.shared.common_checks import made_by, with_files
-from repaconv.stages.shared.model_opening import Opened, opened
+from repaconv.stages.shared.model_opening import OpenedModel, open_model
 from repaconv.stages.shared.option_definitions import by_name
 
 if TYPE_CHECKING:
@@ -46,14 +46,14 @@ def throughput_by(
         EnvironmentProblem: If the target is not this machine, or its runtime runs one inference at a time.
         UsageProblem: If there is nothing to measure or the sizes do not fit the model; see `bench`.
     """
-    with lock_folder(None if is_bare(model) else run_folder.find_run(Path(model) if model else None).folder):
+    with lock_folder(None if is_single_file(model) else run_folder.find_run(Path(model) if model else None).folder):
         plan, ways = _plan(options, model, progress)
         usual = plan.run.bench_json(f"{plan.variant}.throughput") if plan.run else None
         place = Path(options.out) if options.out else usual
         if place:
             require_replaceable(place, "throughput")
         asked = ("--objective", "throughput", *options.words())
-        artefact = _measured(plan, ways, progress).model_copy(update={"options": asked})
+        artefact = _measure(plan, ways, progress).model_copy(update={"options": asked})
         if place:
             replace_artifact(place, artefact)
     return with_files(artefact, [each.path for each in plan.subjects], [place] if place else [])
@@ -62,14 +62,14 @@ def throughput_by(
 throughput = by_name(throughput_by, ThroughputOptions)
 
 
-class _Ways(NamedTuple):
+class _Concurrency(NamedTuple):
     """Number of streams, and threads per inference."""
 
     streams: int
     threads: int
 
 
-class _Found(NamedTuple):
+class _Measurement(NamedTuple):
     """The measurement; ``image_ms`` are milliseconds per image by model, one value per round."""
 
     batch: int
@@ -80,7 +80,7 @@ class _Found(NamedTuple):
     session: dict[str, str]
 
 
-def _plan(options: ThroughputOptions, model: str | Path | None, progress: Progress) -> tuple[Plan, _Ways]:
+def _plan(options: ThroughputOptions, model: str | Path | None, progress: Progress) -> tuple[Plan, _Concurrency]:
     """Resolve the options; streams and threads are those of a tuned preset, else one stream per core."""
     bench = BenchOptions(
         target=options.target,
@@ -94,7 +94,7 @@ def _plan(options: ThroughputOptions, model: str | Path | None, progress: Progre
         seed=options.seed,
         allow_unverified=options.allow_unverified,
     )
-    way = given_for(bench, model).way
+    way = resolve_bench_preset(bench, model).way
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     threads = options.threads or (way.threads if way else 1)
     streams = options.streams or (way.streams if way and way.streams > 1 else max(1, cores // threads))
@@ -104,17 +104,17 @@ def _plan(options: ThroughputOptions, model: str | Path | None, progress: Progre
             hint="Reduce --streams or --threads.",
             code="throughput.cores",
         )
-    return planned(bench, model, None, progress), _Ways(streams, threads)
+    return plan_bench(bench, model, None, progress), _Concurrency(streams, threads)
 
 
-def _measured(plan: Plan, ways: _Ways, progress: Progress) -> ThroughputArtefact:
+def _measure(plan: Plan, ways: _Concurrency, progress: Progress) -> ThroughputArtefact:
     """Measure in rounds: the model with all streams, the model with one stream, and the reference with all streams."""
     from repaconv.benchmark.concurrent_inferences import CALLS, Burst
     from repaconv.benchmark.interleaved_protocol import measure_anew, pinned
     from repaconv.benchmark.machine_fingerprint import fingerprint
 
     first, *others = plan.subjects
-    one = Contender(f"{first.name}, one stream", first.path, first.network)
+    one = BenchmarkSubject(f"{first.name}, one stream", first.path, first.network)
     listed = [(first, ways.streams), (one, 1), *((other, ways.streams) for other in others)]
     batch, calls_ms = plan.batch(), {each.name: list[float]() for each, _ in listed}
     streams = {each.name: count for each, count in listed}
@@ -124,9 +124,9 @@ def _measured(plan: Plan, ways: _Ways, progress: Progress) -> ThroughputArtefact
         stack.callback(made.close)
         return made
 
-    openings = Openings(
-        {each.name: partial(_opened, plan, each, ways.threads, count, batch) for each, count in listed},
-        lambda models: calls_for(plan.known, models, batch, plan.size, plan.options.seed),
+    openings = SessionLoads(
+        {each.name: partial(_open, plan, each, ways.threads, count, batch) for each, count in listed},
+        lambda models: choose_benchmark_inputs(plan.known, models, batch, plan.size, plan.options.seed),
         burst,
     )
     with pinned(ways.streams * ways.threads) as cores, closing(openings):
@@ -143,7 +143,7 @@ def _measured(plan: Plan, ways: _Ways, progress: Progress) -> ThroughputArtefact
     image_ms = {name: measured.samples_ms[name] / (batch * count * CALLS) for name, count in streams.items()}
     shape = openings.calls.shape
     size, options = (shape[1], shape[2]) if shape else None, openings.models[first.name].session.options
-    found = _Found(batch, size, image_ms, measured, machine, options)
+    found = _Measurement(batch, size, image_ms, measured, machine, options)
     rows = [
         _row(each, openings.models[each.name], image_ms[each.name], calls_ms[each.name], ways._replace(streams=count))
         for each, count in listed
@@ -151,10 +151,10 @@ def _measured(plan: Plan, ways: _Ways, progress: Progress) -> ThroughputArtefact
     return _artefact(plan, found, rows)
 
 
-def _opened(plan: Plan, each: Contender, threads: int, streams: int, batch: int) -> Opened:
+def _open(plan: Plan, each: BenchmarkSubject, threads: int, streams: int, batch: int) -> OpenedModel:
     """Open a model for concurrent inferences; precision and settings apply to the model under test alone."""
     own = each.path == plan.subjects[0].path
-    return opened(
+    return open_model(
         each.network or each.path,
         plan.device,
         plan.lowering if own else None,
@@ -166,7 +166,7 @@ def _opened(plan: Plan, each: Contender, threads: int, streams: int, batch: int)
 
 
 def _row(
-    each: Contender, model: Opened, image_ms: NDArray[np.float64], calls_ms: list[float], ways: _Ways
+    each: BenchmarkSubject, model: OpenedModel, image_ms: NDArray[np.float64], calls_ms: list[float], ways: _Concurrency
 ) -> Throughput:
     import numpy as np
 
@@ -185,7 +185,7 @@ def _row(
     )
 
 
-def _artefact(plan: Plan, found: _Found, rows: list[Throughput]) -> ThroughputArtefact:
+def _artefact(plan: Plan, found: _Measurement, rows: list[Throughput]) -> ThroughputArtefact:
     from repaconv.benchmark.latency_statistics import ratio
     from repaconv.benchmark.measurement_quality import quality
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from repaconv.stages.shared.common_options import AllowUnverified, Deployed, OfTheRun, Workspace
+from repaconv.stages.shared.common_options import AllowUnverified, RunPrecision, RunPreset, Workspace
 from repaconv.stages.shared.option_definitions import OUTPUT, TARGET, Option, Options
 
 
@@ -22,8 +22,8 @@ class BuildOptions(Options):
             panel=TARGET,
         ),
     ]
-    precision: OfTheRun = "fp32"
-    preset: Deployed = None
+    precision: RunPrecision = "fp32"
+    preset: RunPreset = None
     workspace_mib: Workspace = None
     timing_cache: Annotated[
         str | Path | None,

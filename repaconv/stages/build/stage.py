@@ -21,11 +21,11 @@ from repaconv.stages.bench.options import BenchOptions
 from repaconv.stages.build.options import BuildOptions
 from repaconv.stages.shared.common_checks import load_target, made_by, with_files
 from repaconv.stages.shared.engine_files import version_for
-from repaconv.stages.shared.evaluation_images import EVALUATED, evaluation_images
+from repaconv.stages.shared.evaluation_images import MAX_IMAGES, evaluation_images
 from repaconv.stages.shared.input_selection import choose_inputs, scores_output
 from repaconv.stages.shared.option_definitions import by_name
-from repaconv.stages.shared.preset_choice import Given, given_form
-from repaconv.stages.shared.remote_targets import ways, why_not_here
+from repaconv.stages.shared.preset_choice import ResolvedOptions, resolve_preset
+from repaconv.stages.shared.remote_targets import remote_commands, why_not_here
 from repaconv.stages.shared.run_exports import export_for
 from repaconv.verification.model_runners import load_onnx
 from repaconv.verification.random_inputs import dims_of
@@ -136,14 +136,14 @@ class _Plan(NamedTuple):
     file: Path
     log: Path
     slot: Path
-    given: Given[BuildOptions]
+    given: ResolvedOptions[BuildOptions]
 
 
 def _plan(options: BuildOptions, run: str | Path | None) -> _Plan:
     """Make every check that comes before the runtime is called."""
     device, engine, version = _runtime(options)
     taken, model = run_folder.run_and_model(Path(run) if run else None)
-    given = given_form(options, folded := run_folder.fold_of(taken))
+    given = resolve_preset(options, folded := run_folder.fold_of(taken))
     if given.way is not None:
         options = given.options
         device, engine, version = _runtime(options)
@@ -305,7 +305,7 @@ def _compared(plan: _Plan, progress: Progress) -> tuple[Link, ...]:
 def _compared_on(plan: _Plan, subject: Subject, size: ImageSize | None) -> Inputs:
     """The images on which a lossy model was evaluated, if they exist and fit the engine; otherwise random images."""
     exported = plan.exported
-    given = evaluation_images(subject, exported, most=EVALUATED) if exported.images else ""
+    given = evaluation_images(subject, exported, most=MAX_IMAGES) if exported.images else ""
     if isinstance(given, str) or given.size != size or (exported.preprocessing and given.piece(0, 1).pixels is None):
         return choose_inputs(subject, count=PROBES, size=size, pixels=plan.folded.preprocessing is not None)
     return given
@@ -373,6 +373,6 @@ def what_works(target: str) -> list[plugins.PluginRow]:
     verified = ("", ALONE) if why and "elsewhere" in engine.can else (problem, here)
     rows.append(plugins.PluginRow(device.name, "verify", wanted, *verified))
     if why:
-        told = "\n".join([f"{why}; one of these:", *ways(device, BenchOptions(target=target))])
+        told = "\n".join([f"{why}; one of these:", *remote_commands(device, BenchOptions(target=target))])
         return [*rows, plugins.PluginRow(device.name, "bench", wanted, *((told, "") if problem else ("", told)))]
     return [*rows, plugins.PluginRow(device.name, "bench", wanted, problem, here)]

@@ -23,10 +23,10 @@ from repaconv.sources.source_model import Subject
 from repaconv.sources.source_of_run import subject_of
 from repaconv.stages.bundle.options import BundleOptions
 from repaconv.stages.shared.common_checks import at_least_one, load_target, made_by, with_files
-from repaconv.stages.shared.evaluation_images import EVALUATED, evaluation_images
-from repaconv.stages.shared.input_selection import choose_inputs, filled, scores_output
+from repaconv.stages.shared.evaluation_images import MAX_IMAGES, evaluation_images
+from repaconv.stages.shared.input_selection import choose_inputs, fill_batch, scores_output
 from repaconv.stages.shared.option_definitions import by_name
-from repaconv.stages.shared.preset_choice import given_form
+from repaconv.stages.shared.preset_choice import resolve_preset
 from repaconv.stages.shared.run_exports import export_for, exports_of
 from repaconv.verification.model_runners import named
 from repaconv.verification.onnx_model_loading import inputs_of
@@ -172,7 +172,7 @@ def _plan(options: BundleOptions, taken: run_folder.Run, model: Path | None) -> 
     device = _board(options.target)
     subject = subject_of(taken, options.checkpoint)
     folded = subject.folded
-    tuned = given_form(options, folded)
+    tuned = resolve_preset(options, folded)
     precision = tuned.options.precision or _only(taken, folded, device)
     exported, path, variant = export_for(
         taken, folded, options.target, precision, model=model, batch=options.batch, form=tuned.form
@@ -223,7 +223,7 @@ def _of_export(options: BundleOptions, subject: Subject, exported: ExportArtefac
     """
     if exported.images is None or options.inputs or options.images:
         return None
-    found = evaluation_images(subject, exported, most=options.count or EVALUATED)
+    found = evaluation_images(subject, exported, most=options.count or MAX_IMAGES)
     if isinstance(found, str):
         raise UsageProblem(
             f"{exported.payload.path} cannot be compared on the board: {found}.",
@@ -291,8 +291,8 @@ def _recorded(plan: _Plan, progress: Progress) -> list[Call]:
         if not whole:
             piece = replace(
                 piece,
-                given={name: filled(array, plan.batch) for name, array in piece.given.items()},
-                pixels=None if piece.pixels is None else filled(piece.pixels, plan.batch),
+                given={name: fill_batch(array, plan.batch) for name, array in piece.given.items()},
+                pixels=None if piece.pixels is None else fill_batch(piece.pixels, plan.batch),
             )
         feeds = piece.feeds(ports)
         right = plan.subject.reference.run(named([port.name for port in plan.subject.inputs], piece.given))

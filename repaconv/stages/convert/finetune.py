@@ -11,7 +11,7 @@ from repaconv.core.file_replacement import replace_artifact, require_replaceable
 from repaconv.core.files import lock_folder, payload_of, read_artefact, stage_of
 from repaconv.core.progress import Progress, silent
 from repaconv.results import ConvertArtefact, FinetuneArtefact
-from repaconv.stages.convert.image_splits import calibration
+from repaconv.stages.convert.image_splits import read_images
 from repaconv.stages.convert.options import FinetuneOptions
 from repaconv.stages.fold.checkpoint_fold import fold_file_by
 from repaconv.stages.fold.options import FoldOptions
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from repaconv.verification.accuracy_budget import Budget
     from repaconv.verification.input_batches import Inputs
 
-WIDE = 256
+BFLOAT16_WIDTH = 256
 """Smallest width in channels for bfloat16 products: steps are then 1.6 to 2 times as fast (EPYC with AVX-512 BF16, one
 thread). From 96 channels on the gain is 1.5, below there is none; such networks train in minutes anyway."""
 
@@ -58,7 +58,7 @@ def finetune_by(
     plan = _plan(options, Path(run) if run is not None else None)
     finetuned, settings = plan.run.folder / run_folder.FINETUNED, plan.done.settings
     with lock_folder(plan.run.folder):
-        artefact = _finished(plan, _trained(plan, progress))
+        artefact = _write_best(plan, _train(plan, progress))
         folded = FoldOptions(method=plan.done.method, settings=settings, out=str(plan.run.folder), force=True)
         done = fold_file_by(folded, finetuned, overrule=False, progress=progress)
     wrote = [plan.run.folder / run_folder.FINETUNE_JSON, finetuned, *map(Path, done.output_files)]
@@ -109,14 +109,14 @@ def _plan(options: FinetuneOptions, given: Path | None) -> _Plan:
     from repaconv.conversion.finetuning.training_loop import digest
     from repaconv.conversion.image_splits import part, role_in_training
 
-    source = _converted(given)
+    source = _conversion_run(given)
     done = read_artefact(source.convert_json, ConvertArtefact)
     parent, started = _parent(done), source.payload(done.payload) if done.payload else Path(done.parent.path)
     # token merging keeps the weights of the original network
     found = read_checkpoint(started, None, done.payload.sha256) if done.payload else parent
     original = read_original(parent, dict(done.parent_settings))
     course = course_of(done.method, found, done.settings)
-    inputs = calibration(options, original.reading)
+    inputs = read_images(options, original.reading)
     teacher, taught_by = _teacher(options, parent, original)
     parted = part(inputs, options.samples, role_in_training)
     run = run_folder.Run(
@@ -124,12 +124,12 @@ def _plan(options: FinetuneOptions, given: Path | None) -> _Plan:
     )
     plan = _Plan(
         options, done, started, found, course, parent, original, teacher, taught_by, inputs,
-        parted, digest(parted), _pace(options, course), run, None,
+        parted, digest(parted), _hyperparameters(options, course), run, None,
     )  # fmt: skip
-    return plan._replace(before=_prepared(plan))
+    return plan._replace(before=_interrupted_training(plan))
 
 
-def _converted(given: Path | None) -> run_folder.Run:
+def _conversion_run(given: Path | None) -> run_folder.Run:
     """The folder of a conversion; the newest run by default."""
     if given is None and run_folder.LATEST.is_file():
         given = run_folder.OUT / run_folder.LATEST.read_text().strip()
@@ -187,7 +187,7 @@ def _teacher(options: FinetuneOptions, parent: Checkpoint, original: Original) -
     return found, teacher.net
 
 
-def _pace(options: FinetuneOptions, course: Course) -> Pace:
+def _hyperparameters(options: FinetuneOptions, course: Course) -> Pace:
     """Training hyperparameters."""
     from repaconv.conversion.finetuning.training_loop import Pace, has_bfloat16
 
@@ -198,12 +198,12 @@ def _pace(options: FinetuneOptions, course: Course) -> Pace:
     if options.lr is not None and not 0 < options.lr < 1:
         raise UsageProblem(f"--lr {options.lr:g} is not between 0 and 1.", hint="E.g. 5e-4.", code="finetune.rate")
     config = course.reading.config
-    wide = max(getattr(config, "widths", None) or (config.width,)) >= WIDE
+    wide = max(getattr(config, "widths", None) or (config.width,)) >= BFLOAT16_WIDTH
     lower = options.precision == "bf16" or (options.precision == "auto" and wide and has_bfloat16())
     return Pace(options.epochs, options.batch, options.grad_accum_steps, options.lr or course.rate, options.seed, lower)
 
 
-def _prepared(plan: _Plan) -> FinetuneArtefact | None:
+def _interrupted_training(plan: _Plan) -> FinetuneArtefact | None:
     """The interrupted training to resume, if there is one; nothing is written yet.
 
     Raises:
@@ -237,7 +237,7 @@ def _prepared(plan: _Plan) -> FinetuneArtefact | None:
     return before
 
 
-def _trained(plan: _Plan, progress: Progress) -> Training:
+def _train(plan: _Plan, progress: Progress) -> Training:
     """Train all epochs, and save the state after each."""
     from repaconv.conversion.finetuning import training_loop
     from repaconv.conversion.finetuning.training_loop import Taught, Training
@@ -284,7 +284,7 @@ def _artefact(plan: _Plan, training: Training, **more: Any) -> FinetuneArtefact:
     )
 
 
-def _finished(plan: _Plan, training: Training) -> FinetuneArtefact:
+def _write_best(plan: _Plan, training: Training) -> FinetuneArtefact:
     """Write the best epoch as a checkpoint, and evaluate it on the test split."""
     judge, net = plan.judge(plan.parted.test), training.finished()
     judged, start = judge.link(net, plan.budget), judge.link(training.started(), plan.budget)

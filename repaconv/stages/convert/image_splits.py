@@ -18,7 +18,7 @@ METHODS = ("dwconv", "pyra")
 TRAINING_FORM = "training-form"
 
 
-def calibration(options: ScoreOptions | ConvertOptions | FinetuneOptions, reading: Reading) -> Inputs:
+def read_images(options: ScoreOptions | ConvertOptions | FinetuneOptions, reading: Reading) -> Inputs:
     """Read the user's images, preprocessed for the network; a network of any image size takes an .npz as it is.
 
     Raises:

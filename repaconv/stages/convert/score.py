@@ -11,7 +11,7 @@ from repaconv.core.file_replacement import replace_artifact, require_replaceable
 from repaconv.core.files import payload_of
 from repaconv.core.progress import Progress, silent
 from repaconv.results import ScoreArtefact
-from repaconv.stages.convert.image_splits import calibration, require_kernel
+from repaconv.stages.convert.image_splits import read_images, require_kernel
 from repaconv.stages.convert.options import ScoreOptions
 from repaconv.stages.shared.common_checks import made_by, with_files
 from repaconv.stages.shared.option_definitions import by_name
@@ -40,7 +40,7 @@ def score_by(options: ScoreOptions, checkpoint: str | Path, *, progress: Progres
         UsageProblem: If there are no images, or images of another size.
     """
     plan = _plan(options, Path(checkpoint))
-    scores = _scored(plan, progress)
+    scores = _score(plan, progress)
     artefact = _artefact(plan, scores)
     replace_artifact(plan.path, artefact)
     return with_files(artefact, [Path(checkpoint)], [plan.path, plan.drawing])
@@ -69,14 +69,14 @@ def _plan(options: ScoreOptions, checkpoint: Path) -> _Plan:
     require_kernel(options.kernel)
     found = read_checkpoint(checkpoint, options.weights)
     reading = read_plain(found, dict(options.settings or {}))
-    given = calibration(options, reading)
+    given = read_images(options, reading)
     path = Path(options.out) if options.out else run_folder.OUT / f"{checkpoint.stem}.score.json"
     drawing = path.with_suffix(".svg")
     require_replaceable(path, "score", drawing)
     return _Plan(options, found.origin, reading, given, places(given.shape[0], options.samples), path, drawing)
 
 
-def _scored(plan: _Plan, progress: Progress) -> Scores:
+def _score(plan: _Plan, progress: Progress) -> Scores:
     from repaconv.conversion.head_scores import score
     from repaconv.conversion.plain_vit import Plain
 

@@ -20,11 +20,11 @@ from repaconv.results import Pace, Raced, Ratio
 from repaconv.rewrites.presets import chosen
 from repaconv.sources.source_model import DEPLOY, GraphSpec
 from repaconv.sources.verified_onnx_export import Proving, exported_graph, write_graph
-from repaconv.stages.bench.benchmark_inputs import Calls
-from repaconv.stages.bench.session_loads import Openings
-from repaconv.stages.shared.common_checks import load_target, usual_form
+from repaconv.stages.bench.benchmark_inputs import BenchmarkInputs
+from repaconv.stages.bench.session_loads import SessionLoads
+from repaconv.stages.shared.common_checks import default_rewrites, load_target
 from repaconv.stages.shared.engine_files import takes_networks
-from repaconv.stages.shared.model_opening import Opened, opened
+from repaconv.stages.shared.model_opening import OpenedModel, open_model
 from repaconv.stages.shared.remote_targets import why_not_here
 
 if TYPE_CHECKING:
@@ -42,11 +42,11 @@ if TYPE_CHECKING:
 # Speedup of converted networks over the original one
 
 ORIGINAL = "unconverted"
-Entrant = tuple["Reading", str]
+MethodNetwork = tuple["Reading", str]
 """A network, and the method that folds it and sets its rewrite preset."""
 
 
-def require_pace(options: ConvertOptions) -> Target | None:
+def require_speed_target(options: ConvertOptions) -> Target | None:
     """The target on which speed is measured; None if no speed is asked for.
 
     Raises:
@@ -80,7 +80,7 @@ def require_pace(options: ConvertOptions) -> Target | None:
 
 
 @dataclass(frozen=True)
-class Track:
+class SpeedMeasurement:
     """Measures converted networks as ONNX models on a target, in interleaved rounds with the original network.
 
     Attributes:
@@ -91,7 +91,7 @@ class Track:
     """
 
     device: Target
-    original: Entrant
+    original: MethodNetwork
     scratch: Path
     progress: Progress
 
@@ -100,7 +100,7 @@ class Track:
         """ONNX file of the original network, folded exactly."""
         return self._graph(*self.original, ORIGINAL)
 
-    def speeds(self, readings: Mapping[str, Entrant]) -> dict[str, Ratio]:
+    def speeds(self, readings: Mapping[str, MethodNetwork]) -> dict[str, Ratio]:
         """Speedups of converted networks over the original one, by name.
 
         Raises:
@@ -114,8 +114,9 @@ class Track:
         usual, config = self.device.bench, self.original[0].config
         shape = (config.in_channels, *config.image_size)
         feeds = random_inputs(shape, count=usual.batch, seed=0).piece(0, usual.batch)
-        openings = Openings(
-            {name: partial(self._opened, path) for name, path in paths.items()}, lambda _: Calls([feeds], shape)
+        openings = SessionLoads(
+            {name: partial(self._opened, path) for name, path in paths.items()},
+            lambda _: BenchmarkInputs([feeds], shape),
         )
         with pinned(usual.threads) as cores:
             found = measure_anew(
@@ -129,9 +130,9 @@ class Track:
         times = found.samples_ms
         return {name: compared(found, (name, times[name]), (ORIGINAL, times[ORIGINAL]), 0) for name in readings}
 
-    def _opened(self, path: Path) -> Opened:
+    def _opened(self, path: Path) -> OpenedModel:
         usual = self.device.bench
-        return opened(path, self.device, threads=usual.threads, dims={"batch": usual.batch})
+        return open_model(path, self.device, threads=usual.threads, dims={"batch": usual.batch})
 
     def _graph(self, reading: Reading, method: str, name: str) -> Path:
         """Write the ONNX file that `export` would write for this target."""
@@ -141,7 +142,7 @@ class Track:
             opset=device.opset,
             newest=device.newest,
             lacks=device.unsupported_ops,
-            rewrites=chosen(usual_form(device, method), device.newest).rewrites,
+            rewrites=chosen(default_rewrites(device, method), device.newest).rewrites,
         )
         ways = Proving(DEPLOY, spec, reading.tolerances, self.scratch, self.progress)
         deploy: Any = plugins.load(plugins.BACKBONES, reading.backbone).deploy(config)
@@ -161,19 +162,19 @@ class Track:
 
 # The search for a conversion with the wanted speedup
 
-FEW = 8
+FITTING_IMAGES = 8
 """Number of images for fitting a conversion of which only the speed is measured."""
 
 
 @dataclass(frozen=True)
-class Race:
+class SpeedSearch:
     """All measurements for a speedup that was asked for."""
 
-    track: Track
+    track: SpeedMeasurement
     wanted: float
     raced: dict[tuple[int, ...], Ratio] = field(default_factory=dict)
 
-    def speeds(self, entrants: dict[tuple[int, ...], Entrant]) -> dict[tuple[int, ...], float]:
+    def speeds(self, entrants: dict[tuple[int, ...], MethodNetwork]) -> dict[tuple[int, ...], float]:
         """Measure these together; returns the speedup of each by its blocks or schedule."""
         names = {"-".join(map(str, each)): each for each in entrants}
         found = self.track.speeds({name: entrants[each] for name, each in names.items()})
@@ -213,18 +214,20 @@ class Race:
 
 
 @contextmanager
-def race_of(
+def speed_search(
     wanted: float | None, device: Target | None, original: Reading, folder: Path, progress: Progress
-) -> Iterator[Race | None]:
+) -> Iterator[SpeedSearch | None]:
     """Prepare the measurements, if a speedup is asked for; yields None otherwise."""
     if wanted is None or device is None:
         yield None
         return
     with scratch_folder(folder) as scratch:
-        yield Race(Track(device, (original, "dwconv"), scratch, progress), wanted)
+        yield SpeedSearch(SpeedMeasurement(device, (original, "dwconv"), scratch, progress), wanted)
 
 
-def schedule_at(race: Race, plain: Plain, checkpoint: Checkpoint, settings: dict[str, str], judge: Judge) -> Schedule:
+def schedule_for_speedup(
+    race: SpeedSearch, plain: Plain, checkpoint: Checkpoint, settings: dict[str, str], judge: Judge
+) -> Schedule:
     """The merging schedule whose speedup is within 5% of the one asked for.
 
     Raises:
@@ -236,7 +239,7 @@ def schedule_at(race: Race, plain: Plain, checkpoint: Checkpoint, settings: dict
     from repaconv.methods.pyra import METHOD
     from repaconv.verification.accuracy_budget import Budget
 
-    def entrant(schedule: Schedule) -> Entrant:
+    def entrant(schedule: Schedule) -> MethodNetwork:
         return METHOD.read(checkpoint, {**settings, "schedule": words(schedule)}), METHOD.name
 
     def measure(schedules: Sequence[Schedule]) -> dict[Schedule, float]:
@@ -252,7 +255,7 @@ def schedule_at(race: Race, plain: Plain, checkpoint: Checkpoint, settings: dict
     return found.schedule
 
 
-def enough_blocks(race: Race, plain: Plain, how: How, parted: Parted, options: Sequence[int]) -> int:
+def blocks_for_speedup(race: SpeedSearch, plain: Plain, how: How, parted: Parted, options: Sequence[int]) -> int:
     """The smallest number of replaced blocks that reaches the speedup.
 
     Raises:
@@ -262,7 +265,7 @@ def enough_blocks(race: Race, plain: Plain, how: How, parted: Parted, options: S
     from repaconv.conversion.sequential_conversion import convert
     from repaconv.conversion.speed_target_search import fewest
 
-    streams = Streams(plain, parted.calibration.images[:FEW])
+    streams = Streams(plain, parted.calibration.images[:FITTING_IMAGES])
 
     def measure(count: int) -> float:
         blocks = tuple(sorted(options[:count]))

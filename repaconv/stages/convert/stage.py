@@ -12,14 +12,19 @@ from repaconv.core.file_replacement import replace_artifact, require_replaceable
 from repaconv.core.files import lock_folder, payload_of, read_artefact, stage_of
 from repaconv.core.progress import Progress, silent
 from repaconv.results import ConvertArtefact
-from repaconv.stages.convert.image_splits import TRAINING_FORM, calibration, require_kernel, require_method
+from repaconv.stages.convert.image_splits import TRAINING_FORM, read_images, require_kernel, require_method
 from repaconv.stages.convert.options import ConvertOptions
-from repaconv.stages.convert.speed_target import enough_blocks, race_of, require_pace, schedule_at
-from repaconv.stages.convert.tradeoff import Choice, Ground, traded
+from repaconv.stages.convert.speed_target import (
+    blocks_for_speedup,
+    require_speed_target,
+    schedule_for_speedup,
+    speed_search,
+)
+from repaconv.stages.convert.tradeoff import ConversionSource, MeasuredConversion, measure_tradeoff
 from repaconv.stages.fold.checkpoint_fold import fold_file_by
 from repaconv.stages.fold.options import FoldOptions
 from repaconv.stages.shared.common_checks import made_by, with_files
-from repaconv.stages.shared.fetched_files import weights_here
+from repaconv.stages.shared.fetched_files import local_weights
 from repaconv.stages.shared.option_definitions import by_name
 from repaconv.stages.shared.safetensors_weights import write_checkpoint
 
@@ -54,13 +59,13 @@ def convert_by(options: ConvertOptions, checkpoint: str | Path, *, progress: Pro
         UsageProblem: If the options do not fit this network.
         GateFailed: If no conversion meets the budget.
     """
-    checkpoint = weights_here(checkpoint)
+    checkpoint = local_weights(checkpoint)
     plan = _plan(options, checkpoint)
     with lock_folder(plan.run.folder):
         if options.to:
             wrote = [plan.run.convert_json, plan.run.folder / run_folder.CONVERTED]
-            return with_files(_formed(plan, progress), [Path(checkpoint)], wrote)
-        artefact = (_merged if options.method == "pyra" else _convolved)(plan, progress)
+            return with_files(_make_training_network(plan, progress), [Path(checkpoint)], wrote)
+        artefact = (_merge_tokens if options.method == "pyra" else _replace_attention)(plan, progress)
         source = plan.run.folder / run_folder.CONVERTED if artefact.payload else Path(checkpoint)
         folded = FoldOptions(
             method=options.method, settings=artefact.settings, out=str(plan.run.folder), force=options.force
@@ -112,7 +117,7 @@ def _plan(options: ConvertOptions, checkpoint: Path) -> _Plan:
     """Check everything that may be refused before anything is fitted."""
     require_method(options)
     require_kernel(options.kernel)
-    device = require_pace(options)
+    device = require_speed_target(options)
     from repaconv.checkpoints import read_checkpoint
     from repaconv.conversion.finetuning.original_networks import read_original
     from repaconv.conversion.image_splits import part
@@ -121,12 +126,12 @@ def _plan(options: ConvertOptions, checkpoint: Path) -> _Plan:
     found = read_checkpoint(checkpoint, options.weights)
     settings = dict(options.settings or {})
     original = read_original(found, settings) if options.to else Plain.of(read_plain(found, settings))
-    given = calibration(options, original.reading)
-    run = _prepared(options, checkpoint, found.origin.sha256)
+    given = read_images(options, original.reading)
+    run = _output_run(options, checkpoint, found.origin.sha256)
     return _Plan(options, found, original, given, part(given, options.samples), run, device)
 
 
-def _prepared(options: ConvertOptions, checkpoint: Path, sha256: str) -> run_folder.Run:
+def _output_run(options: ConvertOptions, checkpoint: Path, sha256: str) -> run_folder.Run:
     """The run folder, unless it contains files of something else; nothing is written yet."""
     run = run_folder.Run(Path(options.out) if options.out else run_folder.OUT / f"{checkpoint.stem}-{options.method}")
     if stage_of(run.convert_json) == "convert":
@@ -149,7 +154,7 @@ def _prepared(options: ConvertOptions, checkpoint: Path, sha256: str) -> run_fol
     return run
 
 
-def _convolved(plan: _Plan, progress: Progress) -> ConvertArtefact:
+def _replace_attention(plan: _Plan, progress: Progress) -> ConvertArtefact:
     """Replace attention with convolution."""
     from repaconv.conversion import conversion_requests
     from repaconv.conversion.attention_to_convolution import convolved, settings_for
@@ -161,20 +166,20 @@ def _convolved(plan: _Plan, progress: Progress) -> ConvertArtefact:
     conversion_requests.require_enough(plan.parted, config.grid[0] * config.grid[1], config.width)
     choosing = blocks.by_budget and options.speedup is None
     budget = conversion_requests.read_budget(options, plan.parted, classes=config.classes, choosing=choosing)
-    with race_of(options.speedup, plan.device, plan.plain.reading, plan.run.folder, progress) as race:
+    with speed_search(options.speedup, plan.device, plan.plain.reading, plan.run.folder, progress) as race:
         if race:
-            blocks = conversion_requests.Blocks(enough=partial(enough_blocks, race, plain, how, plan.parted))
+            blocks = conversion_requests.Blocks(enough=partial(blocks_for_speedup, race, plain, how, plan.parted))
         found = convolved(plain, how, blocks, options.criterion, plan.parted, budget, progress)
         raced = race.told(found.tried[-1].blocks, "blocks", plan.run.folder) if race else {}
     judged = Judge(plain.net, plan.parted.test, logits=config.classes > 0).link(found.net, budget)
-    taken = Choice(how.kind, (found.reading, "dwconv"), found.tried[-1], how.schedule)
-    trade = _traded(plan, taken, how, found.order, progress)
+    taken = MeasuredConversion(how.kind, (found.reading, "dwconv"), found.tried[-1], how.schedule)
+    trade = _measure_tradeoff(plan, taken, how, found.order, progress)
     _write(plan, found)
     return replace_artifact(
         plan.run.convert_json,
         ConvertArtefact(
             **plan.common,
-            **_judged(judged, budget),
+            **_evaluation_fields(judged, budget),
             settings=settings_for(options.settings or {}),
             kind=how.kind,
             kernel=None if how.kind == "static" else how.kernel,
@@ -211,7 +216,7 @@ def _write(plan: _Plan, found: Found) -> None:
     write_payload(plan.run.folder / run_folder.SCORES, scores_svg(found.scores, title))
 
 
-def _merged(plan: _Plan, progress: Progress) -> ConvertArtefact:
+def _merge_tokens(plan: _Plan, progress: Progress) -> ConvertArtefact:
     """Merge tokens; the weights do not change."""
     from repaconv.conversion import conversion_requests
     from repaconv.conversion.conversion_evaluation import Judge
@@ -223,21 +228,23 @@ def _merged(plan: _Plan, progress: Progress) -> ConvertArtefact:
     budget = conversion_requests.read_budget(options, plan.parted, classes=config.classes, choosing=False)
     given = dict(options.settings or {})
     judge = Judge(plan.plain.net, plan.parted.validation, logits=config.classes > 0)
-    with race_of(options.speedup, plan.device, plan.plain.reading, plan.run.folder, progress) as race:
+    with speed_search(options.speedup, plan.device, plan.plain.reading, plan.run.folder, progress) as race:
         if race:
-            text = words(schedule_at(race, plan.plain, plan.found, given, judge))
+            text = words(schedule_for_speedup(race, plan.plain, plan.found, given, judge))
         else:
             text = schedule_of(options.schedule, options.keep, config)
         settings = {**given, "schedule": text}
         net, schedule = merged(plan.found, settings)
         raced = race.told(schedule, "schedule", plan.run.folder) if race else {}
     judged = Judge(plan.plain.net, plan.parted.test, logits=config.classes > 0).link(net, budget)
-    taken = Choice("merged", (METHOD.read(plan.found, settings), METHOD.name), judge.tried(net, (), budget), schedule)
+    taken = MeasuredConversion(
+        "merged", (METHOD.read(plan.found, settings), METHOD.name), judge.tried(net, (), budget), schedule
+    )
     return replace_artifact(
         plan.run.convert_json,
         ConvertArtefact(
             **plan.common,
-            **_judged(judged, budget),
+            **_evaluation_fields(judged, budget),
             settings=settings,
             kind="merged",
             kernel=None,
@@ -245,23 +252,25 @@ def _merged(plan: _Plan, progress: Progress) -> ConvertArtefact:
             criterion="",
             schedule=schedule,
             payload=None,
-            trade=_traded(plan, taken, How(), (), progress),
+            trade=_measure_tradeoff(plan, taken, How(), (), progress),
             **raced,
         ),
     )
 
 
-def _traded(plan: _Plan, taken: Choice, how: How, options: Sequence[int], progress: Progress) -> Trade | None:
+def _measure_tradeoff(
+    plan: _Plan, taken: MeasuredConversion, how: How, options: Sequence[int], progress: Progress
+) -> Trade | None:
     """The trade-off with the other conversions, if it is asked for."""
     from repaconv.conversion.block_selection import Rig
 
     if not plan.options.curve or plan.device is None:
         return None
-    ground = Ground(plan.found, dict(plan.options.settings or {}), Rig.of(plan.plain, plan.parted))
-    return traded(ground, plan.device, options, how, taken, plan.run.folder, progress)
+    ground = ConversionSource(plan.found, dict(plan.options.settings or {}), Rig.of(plan.plain, plan.parted))
+    return measure_tradeoff(ground, plan.device, options, how, taken, plan.run.folder, progress)
 
 
-def _formed(plan: _Plan, progress: Progress) -> ConvertArtefact:
+def _make_training_network(plan: _Plan, progress: Progress) -> ConvertArtefact:
     """Make the untrained training-time network of a method; it is evaluated but not folded."""
     from repaconv.conversion import conversion_requests
     from repaconv.conversion.conversion_evaluation import Judge
@@ -277,7 +286,10 @@ def _formed(plan: _Plan, progress: Progress) -> ConvertArtefact:
         plan.run.convert_json,
         ConvertArtefact(
             **plan.common,
-            **{**_judged(judged, budget), "verdict": "not verified"},  # an untrained network is not held to the budget
+            **{
+                **_evaluation_fields(judged, budget),
+                "verdict": "not verified",
+            },  # an untrained network is not held to the budget
             settings=dict(formed.settings),
             kind=TRAINING_FORM,
             kernel=options.kernel if options.method == "dwconv" else None,
@@ -291,6 +303,6 @@ def _formed(plan: _Plan, progress: Progress) -> ConvertArtefact:
     return artefact
 
 
-def _judged(judged: Link, budget: Budget) -> dict[str, Any]:
+def _evaluation_fields(judged: Link, budget: Budget) -> dict[str, Any]:
     """Artifact fields of the evaluation on the test split."""
     return {"evaluation": judged, "verdict": judged.verdict, **budget._asdict()}

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from repaconv.core.terminal import colored, plain, stdout, table
-from repaconv.stages.shared.result_tables import accuracy_told
+from repaconv.stages.shared.result_tables import accuracy_text
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -49,14 +49,14 @@ def show_finetune(done: FinetuneArtefact) -> None:
     )
     for what, link in (("before", done.start_evaluation), ("trained", done.evaluation)):
         if link:
-            _print_judged(what, link)
+            _print_evaluation(what, link)
     if done.evaluation:
         stdout().print(f"{colored(done.verdict)}: {plain(done.evaluation.note)}")
 
 
-def _print_judged(what: str, link: Link) -> None:
+def _print_evaluation(what: str, link: Link) -> None:
     if link.accuracy:
-        stdout().print(accuracy_told(what, link.accuracy))
+        stdout().print(accuracy_text(what, link.accuracy))
     if link.metrics:
         divergence = "" if link.metrics.kl_divergence is None else f", KL {link.metrics.kl_divergence:.4f}"
         stdout().print(f"{what}: largest error {link.metrics.norm_error:.3f} of an image's output{divergence}")
@@ -109,7 +109,7 @@ def show_convert(done: ConvertArtefact) -> None:
     if done.schedule:
         stdout().print(f"tokens that merge, block by block: {', '.join(map(str, done.schedule))}")
     if done.speed_target:
-        _print_pace(done.speed_target)
+        _print_speed_target(done.speed_target)
     if done.trade:
         _print_trade(done.trade)
     parts = done.images
@@ -118,7 +118,7 @@ def show_convert(done: ConvertArtefact) -> None:
         f"{parts.test} test[/]"
     )
     if done.evaluation.accuracy:
-        stdout().print(accuracy_told(done.evaluation.name, done.evaluation.accuracy))
+        stdout().print(accuracy_text(done.evaluation.name, done.evaluation.accuracy))
     metrics = done.evaluation.metrics
     if metrics:
         divergence = "" if metrics.kl_divergence is None else f", KL {metrics.kl_divergence:.4f}"
@@ -126,10 +126,10 @@ def show_convert(done: ConvertArtefact) -> None:
     stdout().print(f"{colored(done.verdict)}: {plain(done.evaluation.note)}")
 
 
-def _print_pace(pace: Pace) -> None:
+def _print_speed_target(pace: Pace) -> None:
     rows = table("merged or replaced", "speedup, 95%")
     for each in sorted(pace.speed_trials, key=lambda each: each.speed.median):
-        rows.add_row(*_raced(each))
+        rows.add_row(*_speed_cells(each))
     stdout().print(rows)
     stdout().print(plain(pace.told))
 
@@ -141,12 +141,12 @@ def _print_trade(trade: Trade) -> None:
         named = f"{each.kind}, chosen" if each is trade.taken else each.kind
         share = "" if kept is None or kept.agreement is None else f"{kept.agreement:.1%}"
         error = "" if kept is None else f"{kept.error:.3f}"
-        rows.add_row(named, *_raced(each), error, share)
+        rows.add_row(named, *_speed_cells(each), error, share)
     stdout().print(rows)
     stdout().print(f"[dim]on {trade.target}, {plain(trade.machine)}; errors and shares are of the validation split[/]")
 
 
-def _raced(each: Raced) -> tuple[str, str]:
+def _speed_cells(each: Raced) -> tuple[str, str]:
     """Its blocks or schedule, and its speedup."""
     several = [", ".join(map(str, numbers)) for numbers in (each.blocks, each.schedule) if numbers]
     return "; ".join(several), each.speed.cell

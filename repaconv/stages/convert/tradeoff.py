@@ -12,7 +12,7 @@ from repaconv.core.errors import Refused
 from repaconv.core.progress import Progress
 from repaconv.core.scratch_folders import scratch_folder
 from repaconv.results import Raced, Trade, Tried
-from repaconv.stages.convert.speed_target import Entrant, Track
+from repaconv.stages.convert.speed_target import MethodNetwork, SpeedMeasurement
 
 if TYPE_CHECKING:
     from repaconv.checkpoints import Checkpoint
@@ -25,7 +25,7 @@ SHARES = (0.25, 0.5, 0.75, 1.0)
 """Shares of the blocks that are replaced."""
 
 
-class Choice(NamedTuple):
+class MeasuredConversion(NamedTuple):
     """A conversion to measure.
 
     Attributes:
@@ -36,12 +36,12 @@ class Choice(NamedTuple):
     """
 
     kind: str
-    entrant: Entrant
+    entrant: MethodNetwork
     tried: Tried
     schedule: tuple[int, ...] = ()
 
 
-class Ground(NamedTuple):
+class ConversionSource(NamedTuple):
     """What conversions are made from and evaluated by."""
 
     checkpoint: Checkpoint
@@ -54,8 +54,14 @@ class Ground(NamedTuple):
         return self.rig.streams.plain
 
 
-def traded(
-    ground: Ground, device: Target, order: Sequence[int], how: How, taken: Choice, folder: Path, progress: Progress
+def measure_tradeoff(
+    ground: ConversionSource,
+    device: Target,
+    order: Sequence[int],
+    how: How,
+    taken: MeasuredConversion,
+    folder: Path,
+    progress: Progress,
 ) -> Trade:
     """Measure the chosen conversion and every other kind, each kind in rounds with the original network.
 
@@ -73,10 +79,10 @@ def traded(
     """
     from repaconv.benchmark.machine_fingerprint import cpu_model
 
-    choices = [taken, *_replaced(ground, order, how, progress), *_merged(ground)]
+    choices = [taken, *_block_replacements(ground, order, how, progress), *_token_merges(ground)]
     raced: list[Raced] = []
     with scratch_folder(folder) as scratch:
-        track = Track(device, (ground.plain.reading, "dwconv"), scratch, progress)
+        track = SpeedMeasurement(device, (ground.plain.reading, "dwconv"), scratch, progress)
         for _, alike in groupby(
             choices, key=lambda each: each.kind
         ):  # one kind at a time, so that few sessions are open
@@ -95,7 +101,9 @@ def traded(
     return Trade(target=device.name, taken=raced[0], others=tuple(raced[1:]), machine=str(cpu_model()))
 
 
-def _replaced(ground: Ground, order: Sequence[int], how: How, progress: Progress) -> Iterator[Choice]:
+def _block_replacements(
+    ground: ConversionSource, order: Sequence[int], how: How, progress: Progress
+) -> Iterator[MeasuredConversion]:
     """Conversions of some and of all blocks, by every kind."""
     from repaconv.conversion.block_selection import single_errors
     from repaconv.conversion.kernel_fitting import Kind
@@ -111,10 +119,10 @@ def _replaced(ground: Ground, order: Sequence[int], how: How, progress: Progress
         for count in counts:
             blocks = tuple(sorted(order[:count]))
             made = convert(rig.fitting, blocks, replace(how, kind=kind, fit="squares", schedule=()))
-            yield Choice(kind, (made.reading, "dwconv"), rig.tried(made, blocks, Budget()))
+            yield MeasuredConversion(kind, (made.reading, "dwconv"), rig.tried(made, blocks, Budget()))
 
 
-def _merged(ground: Ground) -> Iterator[Choice]:
+def _token_merges(ground: ConversionSource) -> Iterator[MeasuredConversion]:
     """Merging schedules; none if the network outputs one vector per patch."""
     from repaconv.conversion.speed_target_search import Tokens
     from repaconv.conversion.token_merging import merged, words
@@ -128,4 +136,4 @@ def _merged(ground: Ground) -> Iterator[Choice]:
         except Refused:
             return
         reading = METHOD.read(ground.checkpoint, settings)
-        yield Choice("merged", (reading, METHOD.name), ground.rig.judge.tried(net, (), Budget()), schedule)
+        yield MeasuredConversion("merged", (reading, METHOD.name), ground.rig.judge.tried(net, (), Budget()), schedule)

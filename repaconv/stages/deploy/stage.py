@@ -17,7 +17,7 @@ from repaconv.stages.recipe.requirements import missing
 from repaconv.stages.recipe.run import Way
 from repaconv.stages.shared.common_checks import load_target
 from repaconv.stages.shared.engine_files import version_for
-from repaconv.stages.shared.fetched_files import here
+from repaconv.stages.shared.fetched_files import local_path
 from repaconv.stages.shared.option_definitions import by_name
 from repaconv.stages.shared.remote_targets import why_not_here
 
@@ -41,7 +41,7 @@ def deploy_by(options: DeployOptions, checkpoint: str | Path, *, progress: Progr
         UsageProblem: If there is no such target, or it does not compute in that precision.
         Refused: If there is no such checkpoint.
     """
-    device, source = load_target(options.target), here(checkpoint)
+    device, source = load_target(options.target), local_path(checkpoint)
     if not source.exists():
         raise Refused(f"there is no file or folder {source}.", hint="Check its path.", code="checkpoint.missing")
     known = [each for each in run_folder.PRECISIONS if each in device.precisions]
@@ -69,7 +69,7 @@ def _recipe(options: DeployOptions, device: Target, source: Path, folder: Path) 
     """A recipe of the stages that run here, and of a bundle if only the target can build its engine."""
     typed = device.typed_by == "runtime" and options.precision == "bf16"  # the runtime converts an FP32 graph
     precisions = ("fp32",) if options.precision == "fp32" or typed else ("fp32", options.precision)
-    here, there = not why_not_here(device), _built_there(device)
+    runs_here, there = not why_not_here(device), _built_there(device)
     engine: Engine = plugins.load(plugins.ENGINES, device.runtime)
     built = not there and "networks" not in engine.can
     told = {"target": options.target, "precision": options.precision}
@@ -86,7 +86,7 @@ def _recipe(options: DeployOptions, device: Target, source: Path, folder: Path) 
             "export": {"target": options.target, "precisions": precisions},
             "build": told if built else None,
             "bundle": {**told, "precision": precisions[-1]} if there else None,
-            "bench": {**told, "rounds": options.rounds} if here and not there else None,
+            "bench": {**told, "rounds": options.rounds} if runs_here and not there else None,
         }
     )
 

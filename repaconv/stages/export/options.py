@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar
 
-from repaconv.stages.shared.common_options import AllowUnverified, Images, Target, by_tune
+from repaconv.stages.shared.common_options import AllowUnverified, Images, Target, is_tune_result
 from repaconv.stages.shared.option_definitions import (
     BATCH,
     GRAPH,
@@ -29,17 +29,17 @@ class ExportOptions(Options):
         NoEffect(("simplifier",), lambda options: not options.simplify, "no simplifier is run"),
         NoEffect(
             ("inputs", "images"),
-            lambda options: options.precision == "fp32" and not by_tune(options.preset),
+            lambda options: options.precision == "fp32" and not is_tune_result(options.preset),
             "only lower precision (int8, fp16, bf16) uses images",
         ),
         NoEffect(
             ("quantizer",),
-            lambda options: options.precision != "int8" and not by_tune(options.preset),
+            lambda options: options.precision != "int8" and not is_tune_result(options.preset),
             "nothing is quantized; give precision int8",
         ),
         NoEffect(
             ("keep_fp32",),
-            lambda options: options.precision == "fp32" and not by_tune(options.preset),
+            lambda options: options.precision == "fp32" and not is_tune_result(options.preset),
             "float32 keeps every layer; give a lower precision",
         ),
     )

@@ -26,23 +26,23 @@ from repaconv.stages.export.options import ExportOptions
 from repaconv.stages.shared.common_checks import (
     as_image_size,
     at_least_one,
+    default_rewrites,
     load_target,
     made_by,
-    usual_form,
     with_files,
 )
-from repaconv.stages.shared.evaluation_images import NONE_GIVEN, image_set, unshown
+from repaconv.stages.shared.evaluation_images import NO_IMAGES, image_set, without_evidence
 from repaconv.stages.shared.input_selection import (
     CALIBRATION_IMAGES,
     Split,
     choose_inputs,
-    decided,
     preprocessing_for,
     require_same_size,
+    scores_note,
 )
-from repaconv.stages.shared.lower_precision import Typed, int8_for, require_computed, typed_lower
+from repaconv.stages.shared.lower_precision import LowPrecisionGraph, int8_for, lower_and_compare, require_supported
 from repaconv.stages.shared.option_definitions import by_name
-from repaconv.stages.shared.preset_choice import Written, export_given, written_for
+from repaconv.stages.shared.preset_choice import GraphPreset, preset_for, resolve_export_preset
 from repaconv.stages.shared.run_exports import exports_of, target_sha256
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ class _Plan(NamedTuple):
     free_size: bool
     opset: int
     newest: int
-    form: Written
+    form: GraphPreset
     rewrites: tuple[Rewrite, ...]
     given: Split | None
     variant: Variant
@@ -123,12 +123,12 @@ def _plan(options: ExportOptions, run: str | Path | None, onnx: str | Path | Non
     taken = run_folder.find_run(Path(run) if run else None)
     subject = subject_of(taken)
     folded = subject.folded
-    options = export_given(options, folded)
+    options = resolve_export_preset(options, folded)
     overridden = run_folder.require_passed_checks(taken, folded, unverified=options.allow_unverified)
     target = load_target(options.target)
     device = target.at_opset(options.opset)
-    written = written_for(options.preset, subject, device, options.quantizer)
-    require_computed(device, options.precision, written.quantizer)
+    written = preset_for(options.preset, subject, device, options.quantizer)
+    require_supported(device, options.precision, written.quantizer)
     size = _size(options, subject)
     free_size = folded.any_image_size and options.image_size is None
     newest = device.newest
@@ -141,7 +141,7 @@ def _plan(options: ExportOptions, run: str | Path | None, onnx: str | Path | Non
                 code="export.opset",
             )
     opset = min(device.opset, newest)
-    wanted = usual_form(device, folded.called) if written.rewrites is None else written.rewrites
+    wanted = default_rewrites(device, folded.called) if written.rewrites is None else written.rewrites
     form = chosen(device.kept(wanted, options.precision), newest)
     kept = _patterns(options)
     variant = Variant(
@@ -248,12 +248,12 @@ def _graph(plan: _Plan, scratch: Path, progress: Progress) -> Graph:
     return plan.subject.graph(DEPLOY, spec, scratch=scratch, progress=progress)
 
 
-def _typed(plan: _Plan, graph: Graph, progress: Progress) -> Typed:
+def _typed(plan: _Plan, graph: Graph, progress: Progress) -> LowPrecisionGraph:
     """Convert the graph to the chosen precision."""
     from repaconv.onnx_export.quantization_layer_groups import kept_by
 
     if plan.given is None:
-        return Typed(graph.model)
+        return LowPrecisionGraph(graph.model)
     if graph.data is not None:
         raise Refused(
             "the weights take more than 2 GiB; lower precision of such a net is not written yet.",
@@ -261,7 +261,7 @@ def _typed(plan: _Plan, graph: Graph, progress: Progress) -> Typed:
             code="export.too-large",
         )
     precision, form = plan.options.precision, plan.form
-    typed = typed_lower(
+    typed = lower_and_compare(
         graph.model,
         precision,
         plan.given,
@@ -273,7 +273,7 @@ def _typed(plan: _Plan, graph: Graph, progress: Progress) -> Typed:
     )
     if plan.options.inputs or plan.options.images:
         return typed
-    return typed._replace(links=tuple(unshown(link, NONE_GIVEN) for link in typed.links))
+    return typed._replace(links=tuple(without_evidence(link, NO_IMAGES) for link in typed.links))
 
 
 def _plain_export(plan: _Plan) -> onnx_package.ModelProto | None:
@@ -288,7 +288,7 @@ def _plain_export(plan: _Plan) -> onnx_package.ModelProto | None:
         return None
 
 
-def _finished(plan: _Plan, graph: Graph, typed: Typed, scratch: Path) -> onnx_package.ModelProto:
+def _finished(plan: _Plan, graph: Graph, typed: LowPrecisionGraph, scratch: Path) -> onnx_package.ModelProto:
     """The graph as it is written: with its metadata, and with preprocessing nodes if requested."""
     from repaconv.onnx_export.preprocessing_nodes import with_preprocessing
     from repaconv.onnx_export.torch_exporter import add_metadata, check
@@ -327,7 +327,7 @@ def _metadata(plan: _Plan, exported: Link) -> dict[str, str]:
 
 
 def _artefact(
-    plan: _Plan, graph: Graph, typed: Typed, model: onnx_package.ModelProto, data: Path | None
+    plan: _Plan, graph: Graph, typed: LowPrecisionGraph, model: onnx_package.ModelProto, data: Path | None
 ) -> ExportArtefact:
     from repaconv.onnx_export.fp16_and_int8 import in_float
     from repaconv.onnx_export.target_operator_rules import violations
@@ -352,7 +352,7 @@ def _artefact(
         unquantized_layers=() if precision == "fp32" else in_float(typed.model, precision),
         calibration=plan.given.told if plan.given else "",
         image_preprocessing=plan.given.given.preprocessing if plan.given else "",
-        scores=decided(plan.subject, plan.given.given) if plan.given else "",
+        scores=scores_note(plan.subject, plan.given.given) if plan.given else "",
         images=image_set(plan.given, plan.options.inputs, plan.options.images),
         quantizer=(plan.form.quantizer or QUANTIZERS[0]) if precision == "int8" else "",
         unsupported_ops=plan.device.unsupported_ops,

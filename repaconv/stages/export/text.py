@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from repaconv.core.terminal import colored, plain, stdout
-from repaconv.stages.shared.result_tables import counted, form, links, locations, size
+from repaconv.stages.shared.result_tables import count_text, links, locations, preset_text, size_text
 
 if TYPE_CHECKING:
     from repaconv.results import ExportArtefact
@@ -31,19 +31,22 @@ def show_export(done: ExportArtefact) -> None:
         ):
             if names:
                 stdout().print(
-                    f"{counted(len(names), 'node')} {what}: {plain(', '.join(names[:8]))}{' ...' if names[8:] else ''}"
+                    f"{count_text(len(names), 'node')} {what}: "
+                    f"{plain(', '.join(names[:8]))}{' ...' if names[8:] else ''}"
                 )
     for sentence in done.violations:
         stdout().print(f"[bold red]{plain(done.target)} does not take[/] {plain(sentence)}")
     if done.rewrites:
-        stdout().print(f"preset: {plain(done.preset)} ({form(done.rewrites)}), {counted(len(done.changes), 'change')}")
+        stdout().print(
+            f"preset: {plain(done.preset)} ({preset_text(done.rewrites)}), {count_text(len(done.changes), 'change')}"
+        )
     if done.unmeasured:
         stdout().print(
             f"[yellow]no measurement[/] for CPUs of the level {plain(done.unmeasured)}: this is "
             "the safest preset; repaconv tune finds the fastest"
         )
     simplified = f"simplified by {done.simplifier}" if done.simplified else "not simplified"
-    shape = f"batch {done.batch}" + (f", image size {size(done.image_size)}" if done.image_size else "")
+    shape = f"batch {done.batch}" + (f", image size {size_text(done.image_size)}" if done.image_size else "")
     pixels = ", takes pixels" if done.preprocessing else ""
     of = "".join(f"{plain(named)}; " for named in _of_links(done))
     stdout().print(

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from repaconv.backbones.parameter_and_mac_counts import Norms
     from repaconv.checkpoints import Checkpoint
     from repaconv.method_api.contract import Detection, FoldedPart, Method, Reading
-    from repaconv.stages.shared.preset_choice import Written
+    from repaconv.stages.shared.preset_choice import GraphPreset
 
 
 # The certificate: every folded part is verified
@@ -158,14 +158,14 @@ class _Plan(NamedTuple):
     overruled: tuple[str, ...]
     backbone: Any
     size: ImageSize
-    written: Written
+    written: GraphPreset
     run: run_folder.Run
 
 
 def _plan(options: FoldOptions, found: Checkpoint, overrule: bool) -> _Plan:
     """Make every check that comes before anything is written."""
     checkpoint = found.path
-    from repaconv.stages.shared.preset_choice import chosen_form, shapes_sha256
+    from repaconv.stages.shared.preset_choice import choose_preset, shapes_sha256
 
     method, detection = choose_method(found, options.method)
     _require_trained(checkpoint, method, detection, allowed=options.allow_deployed)
@@ -179,7 +179,7 @@ def _plan(options: FoldOptions, found: Checkpoint, overrule: bool) -> _Plan:
     require_size(backbone, trained.config, *size)
     config = backbone.to_json(trained.config)
     shapes = shapes_sha256({"backbone": trained.backbone, "config": config, "image_size": list(size)})
-    written = chosen_form(options.preset, method.official_rewrites, shapes)
+    written = choose_preset(options.preset, method.official_rewrites, shapes)
     run = run_folder.prepare_run(
         checkpoint, found.origin.sha256, Path(options.out) if options.out else None, force=options.force
     )

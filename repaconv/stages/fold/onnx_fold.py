@@ -27,7 +27,7 @@ from repaconv.stages.fold.options import FoldOptions
 from repaconv.stages.fold.size_and_speed_reverts import Kept, worthwhile
 from repaconv.stages.shared.common_checks import made_by, with_files
 from repaconv.stages.shared.pinned_files import require_pinned
-from repaconv.stages.shared.preset_choice import Written, chosen_form
+from repaconv.stages.shared.preset_choice import GraphPreset, choose_preset
 from repaconv.verification.evaluated_graph import Evaluated
 from repaconv.verification.folded_graph_verification import not_equal, proved
 from repaconv.verification.onnx_model_loading import folded, inputs_of, left_alone, loaded
@@ -88,7 +88,7 @@ class _Plan(NamedTuple):
     sha256: str
     model: onnx.ModelProto
     sample: Feeds | None
-    written: Written
+    written: GraphPreset
     run: run_folder.Run
     payload: str
     copied: Path | None
@@ -131,7 +131,7 @@ def _sample(options: FoldOptions, model: onnx.ModelProto) -> Feeds | None:
     return npz_calls(Path(options.inputs), inputs_of(model), ()).piece(0, 1).given if options.inputs else None
 
 
-def _written(options: FoldOptions) -> Written:
+def _written(options: FoldOptions) -> GraphPreset:
     """The rewrite preset by name.
 
     A file of `tune` is found by the shapes of the folded graph, which are not known yet..
@@ -145,7 +145,7 @@ def _written(options: FoldOptions) -> Written:
             hint="Fold it without --preset, then run: repaconv export --preset NAME.",
             code="usage.onnx",
         )
-    return chosen_form(options.preset, (), "")
+    return choose_preset(options.preset, (), "")
 
 
 def _said_of(settings: Mapping[str, str], usual: Sized) -> tuple[Images, int | None]:

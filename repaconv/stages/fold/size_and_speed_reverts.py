@@ -306,7 +306,7 @@ def _in_form(model: onnx.ModelProto) -> onnx.ModelProto:
     """The graph after the rewrites that this machine runs fastest."""
     from repaconv.graph.model_rewriting import rewritten
     from repaconv.rewrites.presets import chosen
-    from repaconv.stages.shared.common_checks import load_target, usual_form
+    from repaconv.stages.shared.common_checks import default_rewrites, load_target
 
     device = load_target(TARGET)
-    return rewritten(model, chosen(usual_form(device, "graph"), device.newest).rewrites)[0]
+    return rewritten(model, chosen(default_rewrites(device, "graph"), device.newest).rewrites)[0]

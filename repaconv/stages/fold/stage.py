@@ -14,7 +14,7 @@ from repaconv.results import GraphFold, Known, MethodFold, NetworkFold
 from repaconv.sources.architecture_recognition import recognised
 from repaconv.stages.fold.checkpoint_fold import fold_file
 from repaconv.stages.fold.options import FoldOptions
-from repaconv.stages.shared.fetched_files import here
+from repaconv.stages.shared.fetched_files import local_path
 from repaconv.stages.shared.option_definitions import options_of, renamed
 from repaconv.stages.shared.pinned_files import read_hashed
 
@@ -77,7 +77,7 @@ def fold(
         )
     if isinstance(checkpoint, (str, Path)):
         require_valid_name(Path(checkpoint))
-        checkpoint = here(checkpoint)
+        checkpoint = local_path(checkpoint)
     if isinstance(checkpoint, (str, Path)) and is_graph(Path(checkpoint)):
         return _fold_graph(Path(checkpoint), method, settings, known)
     if isinstance(checkpoint, (str, Path)) and (known.get("arch") or Path(checkpoint).is_dir()):

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from repaconv.core.terminal import ROWS, colored, is_verbose, plain, stdout, table
 from repaconv.stages.report.page_templates import saved
-from repaconv.stages.shared.result_tables import costs, counted, links, longest, size
+from repaconv.stages.shared.result_tables import costs, count_text, links, print_hidden_rows, size_text
 
 if TYPE_CHECKING:
     from repaconv.results import GraphFold, MethodFold
@@ -34,7 +34,7 @@ def _images(done: MethodFold | GraphFold) -> None:
     fact = next((fact for fact in done.facts if fact.name == "image_size"), None)
     by = f"from {fact.source}" if fact else "as the network was trained"
     by = f"[yellow]assumed[/]: {plain(fact.source)}; --set image_size=N" if fact and fact.assumed else plain(by)
-    stdout().print(f"image size: {size(done.image_size)} pixels ({by})")
+    stdout().print(f"image size: {size_text(done.image_size)} pixels ({by})")
     if done.preprocessing:
         stdout().print(f"images: {plain(told_of(done.preprocessing, done.image_size))}")
     else:
@@ -58,7 +58,7 @@ def _checkpoint(done: MethodFold) -> None:
         own = f" ({step.allowed:.0e} allowed: {plain(step.reason)})" if step.reason else ""
         rows.add_row(step.module, "; ".join(step.folded), f"{step.max_rel_error:.1e}{own}")
     stdout().print(rows)
-    longest("folds, which differ by less", len(steps))
+    print_hidden_rows("folds, which differ by less", len(steps))
     stdout().print(costs(done.training, done.deploy))
     _not_folded(done)
     exact = [step for step in done.certificate if not step.reason]
@@ -97,7 +97,7 @@ def _graph(done: GraphFold) -> None:
         for change in done.changes if is_verbose() else done.changes[:ROWS]:
             changes.add_row(change.rewrite, plain(change.place), plain(change.description))
         stdout().print(changes)
-        longest("changes", len(done.changes))
+        print_hidden_rows("changes", len(done.changes))
     counts = table("", "before", "after", "saved")
     rows = [
         ("parameters", done.parameters),
@@ -113,5 +113,5 @@ def _graph(done: GraphFold) -> None:
     if done.links:
         stdout().print(links(done.links))
     where = f"evaluated by {done.float64}" if done.float64 else WITHOUT
-    told = plain(done.unchanged) or f"{counted(len(done.changes), 'change')}, opset {done.opset}"
+    told = plain(done.unchanged) or f"{count_text(len(done.changes), 'change')}, opset {done.opset}"
     stdout().print(f"{colored(done.verdict)}: {told}; {where}")

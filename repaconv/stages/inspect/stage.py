@@ -15,8 +15,8 @@ from repaconv.sources.architecture_recognition import known_networks
 from repaconv.sources.method_detection import choose_method, understood
 from repaconv.stages.fold.layer_matching import with_layers
 from repaconv.stages.shared.common_checks import contradictions
-from repaconv.stages.shared.engine_files import built_as
-from repaconv.stages.shared.fetched_files import weights_here
+from repaconv.stages.shared.engine_files import build_of
+from repaconv.stages.shared.fetched_files import local_weights
 from repaconv.stages.shared.pinned_files import read_hashed, require_pinned
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def inspect(
     Raises:
         Refused: If the file is unsafe or damaged, has no weights, or its hash is not ``sha256``.
     """
-    found = read_hashed(Path(weights_here(checkpoint)), weights, sha256, built=False)
+    found = read_hashed(Path(local_weights(checkpoint)), weights, sha256, built=False)
     seen = _seen(found, settings or {})
     found.require_unchanged()
     return seen
@@ -129,7 +129,7 @@ def inspect_file(file: str | Path, sha256: str | None = None) -> FileInspection:
     told = [Fact(name="first bytes", value=head[:4].hex(" "), source="file")]
     if head[:4] == b"vtrt":
         told.append(Fact(name="built by", value=".".join(map(str, head[24:28])), source="header"))
-    built = built_as(path)
+    built = build_of(path)
     if built is not None:
         told += [Fact(name=name, value=getattr(built, name), source=path.with_suffix(".json").name) for name in BUILT]
     problems = () if kind else (f"it does not begin as an engine of {' or '.join(ENGINES.values())} does",)
@@ -189,7 +189,7 @@ def draw_fold(
     """
     from repaconv.stages.report.fold_picture import fold_svg, places_of
 
-    path = Path(weights_here(source))
+    path = Path(local_weights(source))
     graph = path.suffix == ".onnx"
     places = places_of(_changes(path, sha256) if graph else _certificate(path, weights, settings or {}, sha256))
     picture = fold_svg(places, path.name)

@@ -19,7 +19,7 @@ from repaconv.results import (
     Link,
     VerifyArtefact,
 )
-from repaconv.stages.bench.latency_baselines import by_baseline, name_in
+from repaconv.stages.bench.latency_baselines import check_baseline, name_in
 from repaconv.stages.recipe.options import GateOptions
 from repaconv.stages.recipe.recipe_file import BenchSection, Recipe, RecipeProblem, Wrong
 from repaconv.stages.recipe.requirements import in_recipe, key_of
@@ -207,7 +207,7 @@ class Judge:
             verdict = "inconclusive" if done.quality.verdict == "inconclusive" else "passed"
             self.note("bench", "latency", verdict, f"{told}; no baseline was asked for", ("bench",))
             return
-        judged = by_baseline(
+        judged = check_baseline(
             Path(section.baseline),
             name_in(Path(section.baseline), self.path),
             done,

@@ -13,7 +13,7 @@ from repaconv.core.progress import Progress, silent
 from repaconv.graph.onnx_files import is_graph
 from repaconv.results import Claim, Fact, Inspection, NewRecipe
 from repaconv.stages.inspect.stage import inspect
-from repaconv.stages.shared.fetched_files import address_of, here
+from repaconv.stages.shared.fetched_files import address_of, local_path
 
 UNTOLD = "default of the official code"
 """Start of the source of a fact that neither the tensors nor the file contain."""
@@ -52,7 +52,7 @@ def new_recipe(checkpoint: str | Path, *, out: str | Path | None = None, progres
         Refused: If there is no such file, or it has no weights.
         UsageProblem: If the recipe exists already.
     """
-    source, address = here(checkpoint), address_of(checkpoint)
+    source, address = local_path(checkpoint), address_of(checkpoint)
     path = Path(out) if out else Path(f"{source.stem}.toml")
     if os.path.lexists(path):
         raise UsageProblem(

@@ -37,8 +37,8 @@ from repaconv.stages.build.options import BuildOptions
 from repaconv.stages.bundle.options import BundleOptions
 from repaconv.stages.convert.options import ConvertOptions
 from repaconv.stages.export.options import ExportOptions
-from repaconv.stages.shared.common_options import Target, by_tune
-from repaconv.stages.shared.option_definitions import Asked, NoEffect, Option, Options, former_names, options_of
+from repaconv.stages.shared.common_options import Target, is_tune_result
+from repaconv.stages.shared.option_definitions import NoEffect, Option, OptionField, Options, former_names, options_of
 from repaconv.stages.verify.options import VerifyOptions
 
 # Sections and keys
@@ -73,7 +73,7 @@ class ExportSection(ExportOptions):
         NoEffect(("simplifier",), lambda options: not options.simplify, "no simplifier is run"),
         NoEffect(
             ("inputs", "images", "keep_fp32"),
-            lambda options: set(options.precisions) <= {"fp32"} and not by_tune(options.preset),
+            lambda options: set(options.precisions) <= {"fp32"} and not is_tune_result(options.preset),
             "it is for a lower precision, and precisions has none",
         ),
     )
@@ -485,7 +485,7 @@ def _elsewhere(key: str, table: tuple[str, ...]) -> str:
     return f"It is a key of {', '.join(sections)}. " if sections else ""
 
 
-def keys_of(section: str) -> list[Asked]:
+def keys_of(section: str) -> list[OptionField]:
     """The options that a section may set."""
     return [each for each in options_of(SECTIONS[section]) if each.name not in NOT_HERE[section]]
 

@@ -36,7 +36,7 @@ from repaconv.stages.recipe.plan import Done, Journal, Made, Placed, Planned, Tu
 from repaconv.stages.recipe.recipe_file import BenchSection, RecipeProblem, examined, own_file
 from repaconv.stages.recipe.requirements import missing, no_checkpoint
 from repaconv.stages.report.stage import report
-from repaconv.stages.shared.fetched_files import address_of, here
+from repaconv.stages.shared.fetched_files import address_of, local_path
 from repaconv.stages.shared.option_definitions import by_name
 from repaconv.stages.shared.pinned_files import require_pinned
 from repaconv.stages.verify.stage import verify_by
@@ -76,7 +76,7 @@ def read_placed(path: Path) -> Placed:
     if wrong := (*wrong, *missing(recipe, path, lines)):
         raise RecipeProblem((*wrong, *no_checkpoint(recipe, path, lines)))
     if address_of(recipe.checkpoint):  # the fetched files, if they are unchanged
-        recipe = recipe.model_copy(update={"checkpoint": str(here(recipe.checkpoint).resolve())})
+        recipe = recipe.model_copy(update={"checkpoint": str(local_path(recipe.checkpoint).resolve())})
     return Placed(recipe, path, lines)
 
 

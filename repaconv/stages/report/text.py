@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from repaconv.core.terminal import colored, plain, print_table, stdout
 from repaconv.results import Report, ReportRow, RunsReport
-from repaconv.stages.shared.result_tables import counted
+from repaconv.stages.shared.result_tables import count_text
 
 
 def show_report(done: Report | RunsReport) -> None:
@@ -14,7 +14,7 @@ def show_report(done: Report | RunsReport) -> None:
         print_table(header, [_row(each) for each in done.rows])
         return
     proved = sum(link.verdict == "passed" for link in done.links)
-    measured = counted(len(done.benches), "measurement")
+    measured = count_text(len(done.benches), "measurement")
     stdout().print(f"{colored(done.verdict)}: {proved} of {len(done.links)} links passed, {measured}")
     for sentence in done.open:
         stdout().print(f"[yellow]not verified, or not measured:[/] {plain(sentence)}")

@@ -58,7 +58,7 @@ def as_image_size(size: int | str | ImageSize | None) -> ImageSize | None:
     return (size, size) if isinstance(size, int) else size
 
 
-def usual_form(device: Target, method: str) -> tuple[str, ...]:
+def default_rewrites(device: Target, method: str) -> tuple[str, ...]:
     """Names of the rewrites in a method's default preset on a target, for this machine's CPU."""
     from repaconv.benchmark.cpu_isa_level import family
 

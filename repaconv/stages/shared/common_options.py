@@ -69,13 +69,13 @@ Checkpoint = Annotated[
         "Path of the checkpoint, if it has moved since `fold`.", default_text="the path recorded by fold", panel=INPUT
     ),
 ]
-OfTheRun = Annotated[
+RunPrecision = Annotated[
     str, Option("Precision of the run's ONNX model to use: fp32, fp16, bf16 or int8; on a GPU also tf32.", panel=INPUT)
 ]
 BatchSize = Annotated[
     int | None, Option("Batch size: images per inference.", least=1, default_text="from the target", panel=MEASURE)
 ]
-Deployed = Annotated[
+RunPreset = Annotated[
     str | Path | None,
     Option(
         "Rewrite preset of the run's ONNX model to use, or the result file of `tune`, which also sets the runtime "
@@ -148,6 +148,6 @@ Rounds = Annotated[
 ]
 
 
-def by_tune(preset: str | Path | None) -> bool:
+def is_tune_result(preset: str | Path | None) -> bool:
     """Whether a preset is a result file of `tune`, which may also set the precision."""
     return preset is not None and Path(preset).is_file()

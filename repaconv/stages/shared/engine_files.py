@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from repaconv.engines.contract import Engine, Session
     from repaconv.engines.targets import Target
 
-USUAL = "tensorrt"
+DEFAULT_RUNTIME = "tensorrt"
 """Runtime of an engine file with an unknown suffix: TensorRT engines may have any name."""
 
 
@@ -26,7 +26,7 @@ def takes_networks(device: Target) -> bool:
     return "networks" in plugins.load(plugins.ENGINES, device.runtime).can
 
 
-def lowers(device: Target, precision: str) -> bool:
+def runtime_lowers(device: Target, precision: str) -> bool:
     """Whether the runtime itself computes a float32 model in that precision, without a graph typed so."""
     by_runtime = takes_networks(device) or precision == "tf32"
     by_runtime = by_runtime or (precision == "bf16" and device.typed_by == "runtime")
@@ -47,7 +47,7 @@ def require_own_precision(path: str | Path, precision: str) -> None:
         )
 
 
-def built_as(engine: Path) -> BuildArtefact | None:
+def build_of(engine: Path) -> BuildArtefact | None:
     """The result of an engine's build, from the JSON file next to it; None if there is none.
 
     Raises:
@@ -71,18 +71,18 @@ def built_as(engine: Path) -> BuildArtefact | None:
 
 def engine_of(path: Path, built: BuildArtefact | None) -> Engine:
     """The runtime of an engine file: from its build's result, else by the file's suffix."""
-    name = built.runtime.split(" ")[0] if built else _opener(path)
+    name = built.runtime.split(" ")[0] if built else _runtime_by_suffix(path)
     engine: Engine = plugins.load(plugins.ENGINES, name)
     return engine
 
 
-def _opener(path: Path) -> str:
+def _runtime_by_suffix(path: Path) -> str:
     """Name of the runtime whose engine files have this suffix."""
     for name in plugins.registered(plugins.ENGINES):
         with suppress(EnvironmentProblem):  # a broken plug-in is not this file's fault
             if path.suffix in plugins.load(plugins.ENGINES, name).opens:
                 return name
-    return USUAL
+    return DEFAULT_RUNTIME
 
 
 def open_engine(

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from repaconv.verification.input_batches import Inputs
 
 AGAIN = "export again, or give verify --inputs or --images"
-EVALUATED = 64
+MAX_IMAGES = 64
 """Largest number of images on which `bench` and `build` compare outputs."""
-NONE_GIVEN = (
+NO_IMAGES = (
     "no images: random ones show little of a lossy model, and its export had no others; give export or verify --inputs "
     "or --images"
 )
@@ -43,7 +43,7 @@ def evaluation_images(subject: Subject, exported: ExportArtefact, *, most: int |
     """
     known = exported.images
     if known is None:
-        return NONE_GIVEN
+        return NO_IMAGES
     path = Path(known.path)
     if not path.exists():
         return f"the images of its export, {path}, are not there any more; {AGAIN}"
@@ -65,7 +65,7 @@ def evaluation_images(subject: Subject, exported: ExportArtefact, *, most: int |
     return given.only(chosen, given.name if len(chosen) == known.count else f"{given.name}{which}")
 
 
-def unshown(link: Link, why: str) -> Link:
+def without_evidence(link: Link, why: str) -> Link:
     """A link that passed on unsuitable inputs becomes not verified; one that failed stays failed."""
     if link.verdict != "passed":
         return link

@@ -34,7 +34,7 @@ def record_of(address: str) -> Path:
     return FETCHED / f"{re.sub('[^A-Za-z0-9_.@-]+', '--', address)}.json"
 
 
-def here(source: str | Path) -> Path:
+def local_path(source: str | Path) -> Path:
     """The local path: of an address what was fetched from there, otherwise the path itself.
 
     Raises:
@@ -63,8 +63,8 @@ def here(source: str | Path) -> Path:
     return record.parent / fetched.path
 
 
-def weights_here(source: str | Path) -> Path:
+def local_weights(source: str | Path) -> Path:
     """The local path as of `here`; for a folder that was fetched, its weights file."""
-    path = here(source)
+    path = local_path(source)
     fetched = address_of(source) is not None and path.is_dir()
     return next((path / name for name in WEIGHTS if fetched and (path / name).is_file()), path)

@@ -98,7 +98,7 @@ def scores_output(subject: Subject, given: Inputs) -> str:
     return scores.output if scores and (given.labeled or not scores.assumed) else ""
 
 
-def decided(subject: Subject, given: Inputs) -> str:
+def scores_note(subject: Subject, given: Inputs) -> str:
     """What was assumed about labels and class scores in a lossy comparison, in words."""
     scores, told = subject.scores, [given.labels] if given.labels else []
     if scores and not scores_output(subject, given):
@@ -148,7 +148,9 @@ def preprocessing_for(subject: Subject, size: ImageSize | None = None) -> Prepro
 
     wanted, channels = subject.folded.preprocessing, _channels(subject)
     if wanted is None:
-        why = [f"{fact.source} says what is not done here ({fact.against})" for fact in _untaken(subject)]
+        why = [
+            f"{fact.source} says what is not done here ({fact.against})" for fact in _unsupported_preprocessing(subject)
+        ]
         raise UsageProblem(
             f"{(why or [NOTHING])[0]}.",
             hint="Fold with --set mean=... --set std=..., on the scale of 0 to 255, one number for each channel.",
@@ -163,7 +165,7 @@ def preprocessing_for(subject: Subject, size: ImageSize | None = None) -> Prepro
     return at_size(wanted, size or wanted.image_size)
 
 
-def _untaken(subject: Subject) -> list[Fact]:
+def _unsupported_preprocessing(subject: Subject) -> list[Fact]:
     from repaconv.method_api.preprocessing import PREPROCESSING
 
     return [fact for fact in subject.folded.facts if fact.name == PREPROCESSING]
@@ -230,7 +232,7 @@ class Split(NamedTuple):
         """The calibration batches; with a fixed batch size the last one is filled by repeating its own images."""
         batch = None if self.given.whole else self.batch
         calls = [call.given for call in self._calls(self.fitting)]
-        return [{name: filled(array, batch) for name, array in call.items()} for call in calls]
+        return [{name: fill_batch(array, batch) for name, array in call.items()} for call in calls]
 
     def judges(self) -> Iterator[Batch]:
         """The test batches; the last may have fewer images."""
@@ -263,6 +265,6 @@ def require_same_size(given: Inputs, size: ImageSize) -> None:
         )
 
 
-def filled(images: NDArray[Any], batch: int | None) -> NDArray[Any]:
+def fill_batch(images: NDArray[Any], batch: int | None) -> NDArray[Any]:
     """A batch [n, ...] of ``batch`` images, filled by repeating these; None leaves them as they are."""
     return images if batch is None else np.resize(images, (batch, *images.shape[1:]))

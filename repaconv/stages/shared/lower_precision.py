@@ -15,7 +15,7 @@ from repaconv.core.progress import Progress
 from repaconv.engines.contract import Feeds, Session
 from repaconv.results import Link
 from repaconv.sources.verified_onnx_export import BF16_NOTE, runnable
-from repaconv.stages.shared.input_selection import Split, filled, scores_output
+from repaconv.stages.shared.input_selection import Split, fill_batch, scores_output
 from repaconv.verification.divergence_location import PLACES_AT_ONCE
 from repaconv.verification.model_runners import OnnxTrace, load_onnx, named
 
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from repaconv.engines.targets import Target
     from repaconv.onnx_export.fp16_and_int8 import Int8
     from repaconv.sources.source_model import Subject
-    from repaconv.stages.shared.preset_choice import Written
+    from repaconv.stages.shared.preset_choice import GraphPreset
 
 
-def require_computed(device: Target, precision: str, quantizer: str) -> None:
+def require_supported(device: Target, precision: str, quantizer: str) -> None:
     """Refuse precisions that the target does not support, or to which its runtime converts an FP32 graph itself.
 
     Raises:
@@ -104,7 +104,7 @@ def loader_for(architecture: str, precision: str) -> Callable[..., Session]:
     return partial(load_onnx, as_written=True) if elsewhere else load_onnx
 
 
-class Typed(NamedTuple):
+class LowPrecisionGraph(NamedTuple):
     """A graph in a lower precision.
 
     Attributes:
@@ -118,17 +118,17 @@ class Typed(NamedTuple):
     islands: tuple[str, ...] = ()
 
 
-def typed_lower(
+def lower_and_compare(
     model: onnx_package.ModelProto,
     precision: str,
     given: Split,
     subject: Subject,
     *,
     device: Target,
-    form: Written,
+    form: GraphPreset,
     nodes: Collection[str] = (),
     progress: Progress,
-) -> Typed:
+) -> LowPrecisionGraph:
     """Convert a graph, and compare it with the FP32 graph on images that did not calibrate it.
 
     Args:
@@ -148,7 +148,7 @@ def typed_lower(
 
     progress(f"to {precision}", 0, 0)
     calibrating, how = given.calibrating(), int8_for(device, form.quantizer)
-    typed, kept = in_precision(model, precision, calibrating, how, form.keep, nodes)
+    typed, kept = to_precision(model, precision, calibrating, how, form.keep, nodes)
     scores = scores_output(subject, given.given)
     allowed = tolerance(precision, logits=bool(scores), decides=subject.decides)
     runs_here, load = runnable(typed, precision), loader_for(device.architecture, precision)
@@ -164,12 +164,12 @@ def typed_lower(
     right, wrong = (OnnxTrace(*form, by_module=False) for form in ((model, load_onnx), (runs_here, load)))
     # a broken layer is already wrong on a calibration image; on others, values beyond the range would look like one
     first = calibrating[0] if calibrating else next(given.judges()).given
-    first = {name: filled(array, batch) for name, array in first.items()}
+    first = {name: fill_batch(array, batch) for name, array in first.items()}
     where = locate(right, wrong, first, allowed=None, decides=subject.decides)
-    return Typed(typed, tuple(broken(link, where) for link in links), kept)
+    return LowPrecisionGraph(typed, tuple(broken(link, where) for link in links), kept)
 
 
-def in_precision(
+def to_precision(
     model: onnx_package.ModelProto,
     precision: str,
     calls: list[Feeds],

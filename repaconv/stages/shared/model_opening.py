@@ -12,7 +12,7 @@ from repaconv.core import plugins, run_folder
 from repaconv.graph.onnx_files import read_graph, said_by
 from repaconv.results import Link
 from repaconv.sources.source_of_run import subject_of
-from repaconv.stages.shared.engine_files import built_as, engine_of, open_engine
+from repaconv.stages.shared.engine_files import build_of, engine_of, open_engine
 from repaconv.verification.onnx_model_loading import inputs_of
 from repaconv.verification.rounding import graph_rounding, network_rounding
 from repaconv.verification.tolerances import coarser
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from repaconv.sources.source_model import Subject
     from repaconv.verification.input_batches import Batch
 
-COMPARED = 8
+MIN_COMPARED_IMAGES = 8
 """Smallest number of images on which outputs are compared."""
 
 
-class Opened(NamedTuple):
+class OpenedModel(NamedTuple):
     """A model ready to run.
 
     Attributes:
@@ -51,7 +51,7 @@ class Opened(NamedTuple):
         return [(port.dtype, len(port.shape)) for port in self.session.inputs] == [("uint8", 4)]
 
 
-def opened(
+def open_model(
     model: Path | Network,
     device: Target,
     precision: str | None = None,
@@ -60,7 +60,7 @@ def opened(
     dims: Mapping[str, int],
     streams: int = 1,
     settings: tuple[str, ...] = (),
-) -> Opened:
+) -> OpenedModel:
     """Load a model: a graph or a module with the target's runtime, an engine file with its own runtime.
 
     A runtime that opens only engines builds one from the graph first.
@@ -84,8 +84,10 @@ def opened(
     engine = plugins.load(plugins.ENGINES, device.runtime)
     spec = SessionSpec(threads=threads, precision=precision or "fp32", sizes=dims, streams=streams, settings=settings)
     if not isinstance(model, Path):
-        return Opened(load_session(engine, model, spec), f"{engine.name} {engine.version()}", spec.precision, False)
-    built = built_as(model)
+        return OpenedModel(
+            load_session(engine, model, spec), f"{engine.name} {engine.version()}", spec.precision, False
+        )
+    built = build_of(model)
     says = built.precision if built else precision_of(model)
     if settings and precision is None:  # some settings depend on the precision of the graph
         spec = replace(spec, precision=says)
@@ -95,15 +97,15 @@ def opened(
             open_engine(model, built, threads=threads, sizes=dims, streams=streams),
         )
     elif "engines" in engine.can:
-        options = _ordered(model, device, says if precision is None else precision, spec)
+        options = _build_request(model, device, says if precision is None else precision, spec)
         session = load_session(engine, engine.build(options).engine, spec)
     else:
         session = load_session(engine, model, spec)
     profiles = built is None and "profile" in engine.can
-    return Opened(session, f"{engine.name} {engine.version()}", precision or says, profiles)
+    return OpenedModel(session, f"{engine.name} {engine.version()}", precision or says, profiles)
 
 
-def _ordered(graph: Path, device: Target, precision: str, spec: SessionSpec) -> Order:
+def _build_request(graph: Path, device: Target, precision: str, spec: SessionSpec) -> Order:
     """Build options of an engine for these sizes only; a dynamic batch gets the target's batch size by default."""
     from repaconv.engines.contract import Order
 
@@ -122,9 +124,9 @@ def precision_of(path: Path) -> str:
     return said_by(path).get("repaconv.precision", "fp32") if path.suffix == ".onnx" else "fp32"
 
 
-def agreement(
+def compare_outputs(
     run: run_folder.Run | None,
-    models: Mapping[str, Opened],
+    models: Mapping[str, OpenedModel],
     calls: Sequence[Batch],
     outputs: Sequence[Mapping[str, Mapping[str, Any]]],
     graph: Path | None = None,
@@ -150,7 +152,7 @@ def agreement(
     subject, other = models
     if not _comparable(outputs[0][subject], outputs[0][other]):
         return None
-    low = coarser([opened.precision for opened in models.values()])
+    low = coarser([each.precision for each in models.values()])
     link = "agreement" if low == "fp32" else low
     backwards = low == models[other].precision != models[subject].precision
     reference, candidate = (subject, other) if backwards else (other, subject)

@@ -41,7 +41,7 @@ def image_size(text: str, option: str) -> tuple[int, int]:
         ) from None
 
 
-def whole(text: str, option: str) -> int | None:
+def positive_or_dynamic(text: str, option: str) -> int | None:
     """A whole number above zero; None for ``dynamic``."""
     if text == "dynamic":
         return None
@@ -54,7 +54,7 @@ def whole(text: str, option: str) -> int | None:
     return int(text)
 
 
-def number(text: str, option: str, example: str = "1e-6") -> float:
+def positive_number(text: str, option: str, example: str = "1e-6") -> float:
     """A float above zero."""
     try:
         value = float(text)
@@ -69,7 +69,7 @@ def number(text: str, option: str, example: str = "1e-6") -> float:
 
 def share(text: str, option: str) -> float:
     """``5%`` or ``0.05``."""
-    return number(text.removesuffix("%"), option, "5%") / (100 if text.endswith("%") else 1)
+    return positive_number(text.removesuffix("%"), option, "5%") / (100 if text.endswith("%") else 1)
 
 
 def pairs(words: Sequence[str], option: str, separator: str = "=") -> dict[str, str]:
@@ -88,7 +88,7 @@ def pairs(words: Sequence[str], option: str, separator: str = "=") -> dict[str, 
 
 
 def _tolerances(words: Sequence[str], option: str) -> dict[str, float]:
-    return {name: number(value, option) for name, value in pairs(words, option, ":").items()}
+    return {name: positive_number(value, option) for name, value in pairs(words, option, ":").items()}
 
 
 def _joined(value: Mapping[str, Any], mark: str) -> list[str]:
@@ -96,7 +96,7 @@ def _joined(value: Mapping[str, Any], mark: str) -> list[str]:
 
 
 SIZE = Text(image_size, lambda value: str(value) if isinstance(value, int) else "x".join(map(str, value)))
-BATCH = Text(whole, lambda value: "dynamic" if value is None else str(value))
+BATCH = Text(positive_or_dynamic, lambda value: "dynamic" if value is None else str(value))
 SHARE = Text(share, lambda value: f"{100 * value:.10g}%")
 NAMES = Text(lambda text, _: tuple(text.split(",")), ",".join)
 LINKS = Text(lambda words, _: tuple(words), list, several=True)
@@ -197,7 +197,7 @@ class Options:
 
 
 @dataclass(frozen=True)
-class Asked:
+class OptionField:
     """A field of an options class with its definition; ``default`` is `inspect.Parameter.empty` if it is required."""
 
     name: str
@@ -243,16 +243,16 @@ class Asked:
         return ... if self.default is inspect.Parameter.empty else self.default
 
 
-def options_of(options: type[Options]) -> tuple[Asked, ...]:
+def options_of(options: type[Options]) -> tuple[OptionField, ...]:
     """The fields of an options class, in their order."""
     hints = get_type_hints(options, include_extras=True)
-    return tuple(_asked(field, hints[field.name]) for field in fields(options))
+    return tuple(_option_field(field, hints[field.name]) for field in fields(options))
 
 
-def _asked(field: Field[Any], hint: Any) -> Asked:
+def _option_field(field: Field[Any], hint: Any) -> OptionField:
     assert get_origin(hint) is Annotated, field.name
     of, knob, *_ = get_args(hint)
-    return Asked(field.name, of, knob, inspect.Parameter.empty if field.default is MISSING else field.default)
+    return OptionField(field.name, of, knob, inspect.Parameter.empty if field.default is MISSING else field.default)
 
 
 def former_names(options: type[Options]) -> dict[str, str]:
@@ -268,7 +268,7 @@ def renamed(given: Mapping[str, Any], options: type[Options]) -> dict[str, Any]:
     return {former.get(name, name): value for name, value in given.items()}
 
 
-def _several(asked: Asked, value: Any) -> Any:
+def _several(asked: OptionField, value: Any) -> Any:
     """A single name as the sequence that the field takes; any other value as it is."""
     text = asked.knob.text
     if not isinstance(value, str) or text not in (NAMES, LINKS):
@@ -345,7 +345,7 @@ VERIFICATION = "Verification"
 CLUSTER = "Cluster"
 OUTPUT = "Output"
 
-ORDER = (
+PANEL_ORDER = (
     INPUT,
     TARGET,
     IMAGES,

@@ -14,7 +14,7 @@ from repaconv.results import Deployment, FoldArtefact, TuneArtefact
 from repaconv.rewrites.presets import DEFAULT, FASTEST, NAMED, OFFICIAL
 from repaconv.stages.export.options import ExportOptions
 from repaconv.stages.shared.common_checks import load_target, made_by
-from repaconv.stages.shared.engine_files import lowers, takes_networks
+from repaconv.stages.shared.engine_files import runtime_lowers, takes_networks
 from repaconv.stages.shared.option_definitions import AnyOptions
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ TUNED = "tuned"
 """Folder of the results of `tune`, in a run and in the cache."""
 
 
-class Written(NamedTuple):
+class GraphPreset(NamedTuple):
     """How a graph is written.
 
     Attributes:
@@ -50,7 +50,7 @@ def shapes_sha256(shapes: Mapping[str, Any]) -> str:
     return sha256_of_bytes(canonical_json(dict(shapes)).encode())
 
 
-def chosen_form(form: str | Path, official: tuple[str, ...], shapes: str) -> Written:
+def choose_preset(form: str | Path, official: tuple[str, ...], shapes: str) -> GraphPreset:
     """The preset that was asked for.
 
     Args:
@@ -63,26 +63,26 @@ def chosen_form(form: str | Path, official: tuple[str, ...], shapes: str) -> Wri
         Refused: If the file is not a result of `tune`, or belongs to another network.
     """
     if form == DEFAULT:
-        return Written(DEFAULT, None)
+        return GraphPreset(DEFAULT, None)
     if form == OFFICIAL:
-        return Written(OFFICIAL, official)
+        return GraphPreset(OFFICIAL, official)
     if form == FASTEST:
-        return Written(FASTEST, _known(shapes).deployment.rewrites)
-    found = _tuned(Path(form), shapes).deployment
-    return Written(Path(form).name, found.rewrites, found.fp32_modules, found.quantizer)
+        return GraphPreset(FASTEST, _cached_for_shapes(shapes).deployment.rewrites)
+    found = _read_tuned(Path(form), shapes).deployment
+    return GraphPreset(Path(form).name, found.rewrites, found.fp32_modules, found.quantizer)
 
 
-def deployed(form: str | Path | None, folded: FoldArtefact) -> TuneArtefact | None:
+def tuned_result(form: str | Path | None, folded: FoldArtefact) -> TuneArtefact | None:
     """The result of `tune` that a preset stands for; None for other presets.
 
     Raises:
-        UsageProblem: See `chosen_form`.
-        Refused: See `chosen_form`; or if its loss was evaluated with other weights.
+        UsageProblem: See `choose_preset`.
+        Refused: See `choose_preset`; or if its loss was evaluated with other weights.
     """
     if form in (None, DEFAULT, OFFICIAL):
         return None
     shapes = shapes_sha256(folded.shapes)
-    tuned = _known(shapes) if form == FASTEST else _tuned(Path(str(form)), shapes)
+    tuned = _cached_for_shapes(shapes) if form == FASTEST else _read_tuned(Path(str(form)), shapes)
     if tuned.model_sha256 not in ("", folded.payload.sha256):
         raise Refused(
             f"{form} is lossy, and its loss was evaluated with other weights.",
@@ -92,7 +92,7 @@ def deployed(form: str | Path | None, folded: FoldArtefact) -> TuneArtefact | No
     return tuned
 
 
-def _tuned(path: Path, shapes: str) -> TuneArtefact:
+def _read_tuned(path: Path, shapes: str) -> TuneArtefact:
     """Read a result of `tune`, which must belong to a network of these shapes."""
     if not path.is_file():
         known = ", ".join(NAMED)
@@ -111,25 +111,25 @@ def _tuned(path: Path, shapes: str) -> TuneArtefact:
     return tuned
 
 
-def written_for(asked: str | None, subject: Subject, device: Target, quantizer: str | None) -> Written:
+def preset_for(asked: str | None, subject: Subject, device: Target, quantizer: str | None) -> GraphPreset:
     """The preset that is asked for, else the one recorded by the fold; and the INT8 quantizer.
 
     The quantizer is the one that is asked for, else the preset's if the target supports it.
 
     Raises:
-        UsageProblem: See `chosen_form`.
-        Refused: See `chosen_form`.
+        UsageProblem: See `choose_preset`.
+        Refused: See `choose_preset`.
     """
     folded = subject.folded
     if asked is None:
-        found = Written(folded.preset, folded.rewrites, folded.fp32_modules, folded.quantizer)
+        found = GraphPreset(folded.preset, folded.rewrites, folded.fp32_modules, folded.quantizer)
     else:
-        found = chosen_form(asked, subject.official if asked == OFFICIAL else (), shapes_sha256(folded.shapes))
+        found = choose_preset(asked, subject.official if asked == OFFICIAL else (), shapes_sha256(folded.shapes))
     own = found.quantizer if found.quantizer in device.quantizers else ""
     return found._replace(quantizer=quantizer or own)
 
 
-def remembered(path: Path) -> TuneArtefact | None:
+def cached_result(path: Path) -> TuneArtefact | None:
     """A cached result of `tune`; None if it is missing, or its version cannot be read any more."""
     try:
         return read_artefact(path, TuneArtefact)
@@ -137,7 +137,7 @@ def remembered(path: Path) -> TuneArtefact | None:
         return None
 
 
-def _known(shapes: str) -> TuneArtefact:
+def _cached_for_shapes(shapes: str) -> TuneArtefact:
     """The cached result of `tune` for these shapes on this machine, valid for the installed versions.
 
     CPU results with batch 1 and one thread come first, then the search with most measurements, then complete searches,
@@ -146,9 +146,9 @@ def _known(shapes: str) -> TuneArtefact:
     from repaconv.benchmark.machine_fingerprint import fingerprint, machine_key
 
     here = machine_key(fingerprint(()))
-    every = [remembered(path) for path in sorted(cache_folder(TUNED).glob(f"{shapes[:16]}-*.json"))]
+    every = [cached_result(path) for path in sorted(cache_folder(TUNED).glob(f"{shapes[:16]}-*.json"))]
     found = [tuned for tuned in every if tuned and tuned.shapes_sha256 == shapes and not tuned.model_sha256]
-    found = [tuned for tuned in found if machine_key(tuned.machine) == here and _still_holds(tuned)]
+    found = [tuned for tuned in found if machine_key(tuned.machine) == here and _is_up_to_date(tuned)]
     if not found:
         raise UsageProblem(
             "no result of `tune` for this network's shapes was found on this machine.",
@@ -165,7 +165,7 @@ def _known(shapes: str) -> TuneArtefact:
     return min(found, key=rank)
 
 
-def _still_holds(tuned: TuneArtefact) -> bool:
+def _is_up_to_date(tuned: TuneArtefact) -> bool:
     """Whether versions of repaconv and of the runtime are the installed ones, and all its rewrites still exist."""
     name = tuned.deployment.runtime
     try:
@@ -181,7 +181,7 @@ def _still_holds(tuned: TuneArtefact) -> bool:
 
 
 @dataclass(frozen=True)
-class Given(Generic[AnyOptions]):
+class ResolvedOptions(Generic[AnyOptions]):
     """Options after a preset that stands for a result of `tune` was resolved.
 
     Attributes:
@@ -210,29 +210,29 @@ class Given(Generic[AnyOptions]):
         return SessionSpec(threads=self.threads(device), precision=precision, settings=self.settings)
 
 
-def given_form(options: AnyOptions, folded: FoldArtefact) -> Given[AnyOptions]:
+def resolve_preset(options: AnyOptions, folded: FoldArtefact) -> ResolvedOptions[AnyOptions]:
     """Resolve the options ``preset``, ``target`` and ``precision`` for a network.
 
     For the target that was tuned, target and precision become those of the tuned configuration. If another target or
     another lower precision is asked for, they stay, and only the preset is used.
     """
     asked: Any = options
-    tuned = deployed(asked.preset, folded)
+    tuned = tuned_result(asked.preset, folded)
     if tuned is None:
-        return Given(options, None, None if asked.preset is None else str(asked.preset))
+        return ResolvedOptions(options, None, None if asked.preset is None else str(asked.preset))
     form, best = asked.preset if asked.preset in NAMED else Path(asked.preset).name, tuned.deployment
     if asked.target not in (tuned.target, best.target) or asked.precision not in (None, "fp32", best.precision):
-        return Given(options, None, form)
-    return Given(replace(asked, target=best.target, precision=best.precision), best, form)
+        return ResolvedOptions(options, None, form)
+    return ResolvedOptions(replace(asked, target=best.target, precision=best.precision), best, form)
 
 
-def export_given(options: ExportOptions, folded: FoldArtefact) -> ExportOptions:
+def resolve_export_preset(options: ExportOptions, folded: FoldArtefact) -> ExportOptions:
     """The options of an export, with the target and precision of a tuned preset.
 
     Raises:
         UsageProblem: If the configuration runs no graph, or images for its value ranges are missing.
     """
-    given = given_form(options, folded)
+    given = resolve_preset(options, folded)
     if given.way is None:
         return options
     device = load_target(given.options.target)
@@ -242,7 +242,7 @@ def export_given(options: ExportOptions, folded: FoldArtefact) -> ExportOptions:
             hint=f"Measure it: repaconv bench --preset {options.preset}.",
             code="export.nothing",
         )
-    typed = "fp32" if lowers(device, given.way.precision) else given.way.precision
+    typed = "fp32" if runtime_lowers(device, given.way.precision) else given.way.precision
     if typed in ("fp16", "int8") and not (options.inputs or options.images):
         raise UsageProblem(
             f"{options.preset} uses {typed}, and no images for its value ranges were given.",
@@ -252,7 +252,7 @@ def export_given(options: ExportOptions, folded: FoldArtefact) -> ExportOptions:
     return replace(given.options, precision=typed)
 
 
-def session_of(
+def open_deployment(
     deployment: Deployment, deployable: Path | Network, sizes: Mapping[str, int], *, threads: int | None = None
 ) -> Session:
     """Open a configuration with its runtime and settings.

@@ -13,7 +13,7 @@ from repaconv.core.export_names import Variant
 from repaconv.engines.nvidia_gpu import require_card
 from repaconv.stages.bench.options import BenchOptions, EstimateOptions
 from repaconv.stages.shared.common_checks import load_target
-from repaconv.stages.shared.engine_files import lowers, takes_networks
+from repaconv.stages.shared.engine_files import runtime_lowers, takes_networks
 from repaconv.stages.shared.run_exports import exports_of
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def target_of(done: ExportArtefact | BuildArtefact) -> tuple[str, Target]:
     return given, load_target(given)
 
 
-def measured_by(exported: ExportArtefact, run: Path | None) -> str:
+def measuring_command(exported: ExportArtefact, run: Path | None) -> str:
     """Arguments of the `repaconv` command that measures an export, or of the first of several commands.
 
     Args:
@@ -78,7 +78,7 @@ def require_here(device: Target, options: BenchOptions, model: str | Path | None
     if not (why := why_not_here(device)):
         return
     exported = _exported(device, options, run) if run else None
-    lines = ways(device, options, model, exported=exported, home=run.folder if run else Path())
+    lines = remote_commands(device, options, model, exported=exported, home=run.folder if run else Path())
     raise EnvironmentProblem(
         f"{device.name} is not this machine ({why}), so its latency must be measured there or estimated.",
         hint="\n  ".join(["Use one of these:", *lines]),
@@ -86,7 +86,7 @@ def require_here(device: Target, options: BenchOptions, model: str | Path | None
     )
 
 
-def ways(
+def remote_commands(
     device: Target,
     options: BenchOptions,
     model: str | Path | None = None,
@@ -109,7 +109,7 @@ def ways(
     bench = f"repaconv bench{words}"
     networks, of_run = takes_networks(device), exported is not None
     told = "what is estimated" if networks else "first of all"
-    graph = EstimateOptions(target=options.target, precision=_typed(device, options)).words()
+    graph = EstimateOptions(target=options.target, precision=_graph_precision(device, options)).words()
     export = [] if exported is not False else [(f"repaconv export{of} {shlex.join(graph)}", told)]
     if of_run and device.runtime == "tensorrt":
         there = [
@@ -134,9 +134,9 @@ def ways(
 def _exported(device: Target, options: BenchOptions, run: run_folder.Run) -> bool:
     """Whether the run has an export for that target in that precision."""
     every = [each.artefact for each in exports_of(run, run_folder.fold_of(run))]
-    return (device.name, _typed(device, options)) in {(each.target, each.precision) for each in every}
+    return (device.name, _graph_precision(device, options)) in {(each.target, each.precision) for each in every}
 
 
-def _typed(device: Target, options: BenchOptions) -> str:
+def _graph_precision(device: Target, options: BenchOptions) -> str:
     """The precision of the graph file."""
-    return "fp32" if lowers(device, options.precision) else options.precision
+    return "fp32" if runtime_lowers(device, options.precision) else options.precision

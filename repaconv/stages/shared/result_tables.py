@@ -23,7 +23,7 @@ ROUNDING, ROUNDING_TOLD = "FP32 rounding", "for comparison: what FP32 rounding a
 def links(links: Iterable[Link], for_scale: dict[str, Any] | None = None) -> Table:
     """Table of links: verdict, error and tolerance; with -v all numbers."""
     if is_verbose():
-        return _all_of(links, for_scale or {})
+        return _all_numbers(links, for_scale or {})
     rows = table("verdict", "link", "candidate", "max rel", "allowed")
     for narrow in ("verdict", "link", "max rel", "allowed"):
         next(column for column in rows.columns if column.header == narrow).no_wrap = True
@@ -44,7 +44,7 @@ def links(links: Iterable[Link], for_scale: dict[str, Any] | None = None) -> Tab
     return rows
 
 
-def _all_of(links: Iterable[Link], for_scale: dict[str, Any]) -> Table:
+def _all_numbers(links: Iterable[Link], for_scale: dict[str, Any]) -> Table:
     rows = table("link", "candidate", "against", "max rel", "max abs", "cosine", "top-1", "allowed", "verdict")
     for link in links:
         numbers = _numbers(link.metrics)
@@ -65,7 +65,7 @@ def label(link: Link, links: Iterable[Link]) -> str:
     return f"{link.name} ({link.variant})" if several and link.variant not in ("", link.name) else link.name
 
 
-def longest(kind: str, count: int) -> None:
+def print_hidden_rows(kind: str, count: int) -> None:
     """Print how many rows are not shown."""
     if count > ROWS and not is_verbose():
         stdout().print(f"[dim]{count - ROWS} more {kind}: -v shows all[/]")
@@ -98,12 +98,12 @@ def locations(links: Iterable[Link]) -> None:
             stdout().print(f"[bold red]{link.name}[/]{told}")
 
 
-def counted(count: int, noun: str) -> str:
+def count_text(count: int, noun: str) -> str:
     """A count with its noun, singular or plural: 1 change, 2 changes."""
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
-def accuracy_told(name: str, found: Accuracy) -> str:
+def accuracy_text(name: str, found: Accuracy) -> str:
     """The accuracies of reference and candidate on the same images; with -v, also McNemar's test."""
     chance = (
         f"; only the reference is right on {found.only_reference}, only the candidate on {found.only_candidate}, "
@@ -126,17 +126,17 @@ def costs(training: Cost, deploy: Cost) -> Table:
     return rows
 
 
-def form(rewrites: tuple[str, ...]) -> str:
+def preset_text(rewrites: tuple[str, ...]) -> str:
     """A rewrite preset by its rewrites."""
     return plain(" + ".join(rewrites) or "as exported")
 
 
-def size(size: Any) -> str:
+def size_text(found: Any) -> str:
     """An image size as text; text stays as it is."""
-    return size if isinstance(size, str) else "x".join(map(str, size))
+    return found if isinstance(found, str) else "x".join(map(str, found))
 
 
-def rounds_of(done: BenchArtefact | ThroughputArtefact) -> str:
+def rounds_text(done: BenchArtefact | ThroughputArtefact) -> str:
     """The number of rounds and of session loads, in words."""
     return f"{done.rounds} interleaved rounds" + (
         f" in {done.session_loads} session loads" if done.session_loads > 1 else ""

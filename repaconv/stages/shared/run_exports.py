@@ -15,7 +15,7 @@ from repaconv.stages.shared.common_checks import load_target
 if TYPE_CHECKING:
     from repaconv.engines.targets import Target
 
-_BEARS_ON_GRAPHS = {"opset", "newest_opset", "forms", "unsupported_ops", "forbids", "typed_by"}
+_GRAPH_SETTINGS = {"opset", "newest_opset", "forms", "unsupported_ops", "forbids", "typed_by"}
 
 
 class Export(NamedTuple):
@@ -34,7 +34,7 @@ class Export(NamedTuple):
 
 def target_sha256(device: Target) -> str:
     """Hash of the target settings that affect graphs: targets of the same name may differ in them."""
-    plain = device.model_dump(mode="json", include=_BEARS_ON_GRAPHS)
+    plain = device.model_dump(mode="json", include=_GRAPH_SETTINGS)
     plain["lacks"] = plain.pop("unsupported_ops")  # its former name, so that earlier exports keep their hash
     return sha256_of_bytes(canonical_json(plain).encode())
 
@@ -99,12 +99,12 @@ def export_for(
         found = [each for each in found if _file(run, each).resolve() == model.resolve()]
     found = [each for each in found if form in (None, each.artefact.preset)]
     if not found:
-        raise _none(run, every, target, device, precision, model, form)
+        raise _no_export(run, every, target, device, precision, model, form)
     if len(found) == 1:
         return found[0]
     usual = (batch or folded.batch, size, False, form or folded.preset, None, ())
-    exact = [each for each in found if _asked(each) == usual]
-    fitting = [each for each in found if _takes(each, batch, image_size)]
+    exact = [each for each in found if _chosen_properties(each) == usual]
+    fitting = [each for each in found if _accepts(each, batch, image_size)]
     if len(exact) == 1 or len(fitting) == 1:
         return (exact if len(exact) == 1 else fitting)[0]
     raise UsageProblem(
@@ -115,19 +115,21 @@ def export_for(
     )
 
 
-def _asked(export: Export) -> tuple[int | str, ImageSize | str | None, bool, str, int | None, tuple[str, ...]]:
+def _chosen_properties(
+    export: Export,
+) -> tuple[int | str, ImageSize | str | None, bool, str, int | None, tuple[str, ...]]:
     """The properties of an export that options choose."""
     has = export.artefact
     return has.batch, has.image_size, has.preprocessing, has.preset, has.chosen_opset, has.fp32_modules
 
 
-def _takes(export: Export, batch: int | None, size: ImageSize | None) -> bool:
+def _accepts(export: Export, batch: int | None, size: ImageSize | None) -> bool:
     """Whether the export accepts this batch and image size; None accepts any."""
     has = export.artefact
     return has.batch in ("dynamic", batch or has.batch) and has.image_size in (None, "dynamic", size or has.image_size)
 
 
-def float32_beside(run: run_folder.Run, folded: FoldArtefact, low: ExportArtefact) -> Export | None:
+def float32_counterpart(run: run_folder.Run, folded: FoldArtefact, low: ExportArtefact) -> Export | None:
     """The FP32 export for the same target, preferably with the same other properties."""
     found = [
         each
@@ -142,7 +144,7 @@ def _file(run: run_folder.Run, export: Export) -> Path:
     return run.folder / export.artefact.payload.path
 
 
-def _none(
+def _no_export(
     run: run_folder.Run,
     every: list[Export],
     target: str | Target,

@@ -102,7 +102,7 @@ def _write_parts(
             left.remove(name)
             stored = value.detach().to(expected[name].dtype).contiguous()
             if not bool(stored.isfinite().all()):
-                raise _beyond(name)
+                raise _exceeds_float32(name)
             file.seek(offsets[name])
             file.write(stored.numpy().data)
 
@@ -126,7 +126,7 @@ def _not_the_deploy_form(what: str) -> GateFailed:
     )
 
 
-def _beyond(name: str) -> Refused:
+def _exceeds_float32(name: str) -> Refused:
     return Refused(
         f"the folded tensor {name} has values that float32 cannot represent; nothing was written.",
         hint="Folded weights are stored in float32, which ends at 3.4e38. Rescale these weights, or train again.",

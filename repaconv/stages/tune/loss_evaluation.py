@@ -14,7 +14,7 @@ from repaconv.results import Candidate, Deployment, Link
 from repaconv.stages.shared.common_checks import load_target
 from repaconv.stages.shared.input_selection import Split, choose_inputs, taken_as_scores
 from repaconv.stages.shared.lower_precision import loader_for
-from repaconv.stages.shared.preset_choice import session_of
+from repaconv.stages.shared.preset_choice import open_deployment
 from repaconv.stages.tune.options import TuneOptions
 from repaconv.stages.tune.search import Candidates
 from repaconv.verification.accuracy_budget import Budget
@@ -45,7 +45,7 @@ class Loss(NamedTuple):
 
 
 @dataclass
-class Judge:
+class LossEvaluation:
     """Compares lower-precision configurations with the allowed loss.
 
     Attributes:
@@ -71,7 +71,7 @@ class Judge:
 
     def loss(self, deployment: Deployment) -> Loss:
         """The loss on the validation split; configurations that differ only in threads and streams share one result."""
-        alike = _alike(deployment)
+        alike = _without_concurrency(deployment)
         if alike not in self.seen:
             self.progress(f"tune: what {deployment.precision} on {deployment.runtime} loses", 0, 0)
             assert self.graphs.given is not None
@@ -94,13 +94,13 @@ class Judge:
     def _right(self, calls: Sequence[Batch]) -> list[Mapping[str, Any]]:
         """FP32 outputs of the baseline's graph."""
         right = load_onnx(self.graphs.path(self.baseline))
-        return [right.run(_named(right, call)) for call in calls]
+        return [right.run(_feeds(right, call)) for call in calls]
 
     def said(self, row: Candidate, left: Mapping[Deployment, str]) -> Candidate:
         """A row of the search, completed with its loss or with the reason why it was skipped."""
         if row.deployment in left:
             return row.model_copy(update={"description": left[row.deployment]})
-        loss = self.seen.get(_alike(row.deployment))
+        loss = self.seen.get(_without_concurrency(row.deployment))
         changed = loss._asdict() | {"description": loss.told or row.description} if loss else {}
         return row.model_copy(update=changed)
 
@@ -114,7 +114,7 @@ class Judge:
             load = loader_for(load_target(deployment.target).architecture, deployment.precision)
             return load(runnable(typed, deployment.precision).SerializeToString())
         sizes = self.graphs.sizes(deployment.batch)
-        return session_of(deployment, self.graphs.deployable(deployment), sizes, threads=os.cpu_count())
+        return open_deployment(deployment, self.graphs.deployable(deployment), sizes, threads=os.cpu_count())
 
     def _judged(self, deployment: Deployment, calls: Sequence[Batch], expected: Sequence[Mapping[str, Any]]) -> Loss:
         """Compare the outputs with FP32; a configuration that fails the tolerance of its precision is rejected, too."""
@@ -127,7 +127,7 @@ class Judge:
         allowed = tolerance(precision, decides=self.graphs.subject.decides)
         compared = Comparison(f"{deployment.runtime}, {precision}", allowed)
         for call, right_outputs in zip(calls, expected, strict=True):
-            got = runner.run(_named(session, call))
+            got = runner.run(_feeds(session, call))
             place = self.graphs.place_of_scores
             found, right = ({"logits": list(each.values())[place]} for each in (got, right_outputs))
             compared.add(found, right, labels=call.labels)
@@ -146,7 +146,9 @@ class Judge:
         return f"loses {-more:.2%} of accuracy, more than allowed"
 
 
-def reported(rows: list[Candidate], judge: Judge, baseline: Deployment) -> tuple[list[Candidate], Loss | None]:
+def final_rows(
+    rows: list[Candidate], judge: LossEvaluation, baseline: Deployment
+) -> tuple[list[Candidate], Loss | None]:
     """The final rows, and the loss of the winner on the test split; None if the winner is FP32.
 
     A winner that exceeds the budget on the test split is replaced by the fastest FP32 configuration.
@@ -164,18 +166,18 @@ def reported(rows: list[Candidate], judge: Judge, baseline: Deployment) -> tuple
     return [exact[0].model_copy(update={"description": "the best exact one"}), given_up, *others], loss
 
 
-def _alike(deployment: Deployment) -> Deployment:
+def _without_concurrency(deployment: Deployment) -> Deployment:
     """The configuration without threads and streams, which do not change outputs."""
     return deployment.model_copy(update={"threads": 1, "streams": 1})
 
 
-def _named(session: Session, call: Batch) -> dict[str, Any]:
+def _feeds(session: Session, call: Batch) -> dict[str, Any]:
     from repaconv.verification.model_runners import named
 
     return named([port.name for port in session.inputs], call.given)
 
 
-def require_judges(options: TuneOptions, subject: Subject) -> Split | None:
+def require_evaluation_images(options: TuneOptions, subject: Subject) -> Split | None:
     """The images for lower precision; None if no loss is allowed.
 
     Raises:

@@ -19,10 +19,10 @@ from repaconv.results import Candidate, Deployment, Ratio, Sensitivity
 from repaconv.rewrites.presets import chosen
 from repaconv.sources.source_model import DEPLOY, GraphSpec, Subject
 from repaconv.stages.bench.options import LATENCY
-from repaconv.stages.shared.common_checks import load_target, usual_form
-from repaconv.stages.shared.engine_files import lowers, takes_networks
+from repaconv.stages.shared.common_checks import default_rewrites, load_target
+from repaconv.stages.shared.engine_files import runtime_lowers, takes_networks
 from repaconv.stages.shared.input_selection import Split
-from repaconv.stages.shared.lower_precision import in_precision, int8_for, loader_for
+from repaconv.stages.shared.lower_precision import int8_for, loader_for, to_precision
 from repaconv.stages.tune.options import TuneOptions
 from repaconv.verification.model_runners import named
 
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 # remains. Within a trial, each rewrite is measured alone first: the effects of rewrites on the logarithm of the time
 # nearly add up, so their sums predict which combinations are worth measuring. The best combinations, and then other
 # settings on the best of these, go through successive halving (Jamieson and Talwalkar 2016) across all trials; the
-# finalists get as many rounds as a result needs. A graph with more than `HOPELESS` times the MACs of the default one is
-# not measured.
+# finalists get as many rounds as a result needs. A graph with more than `MAX_RELATIVE_MACS` times the MACs of the
+# default one is not measured.
 
 Form = tuple[str, ...]
 """Names of rewrites, in the order of their application."""
@@ -54,11 +54,11 @@ Work = Callable[[Deployment], int]
 Allowed = Callable[[Deployment], bool]
 """Whether a configuration's loss is within the budget; FP32 always is."""
 
-HOPELESS = 1.3
+MAX_RELATIVE_MACS = 1.3
 """Limit of the MACs relative to the default preset: GEMMs take most of the time."""
-HARMLESS = -0.01
+MIN_EFFECT = -0.01
 """A rewrite whose effect alone (log of the speedup) is below this is in no combination."""
-BEHIND = 0.75
+MIN_RELATIVE_SPEED = 0.75
 """Smallest speed of a trial that is searched, relative to the fastest: rewrites and settings gained a third at most."""
 SCREENING, MIDDLE = 6, 12
 """Rounds of a single change, and of a combination or a setting."""
@@ -67,7 +67,7 @@ PROMISING = 8
 """Number of rewrites whose combinations are all considered."""
 
 
-class Arm(NamedTuple):
+class Trial(NamedTuple):
     """A trial: a runtime in a precision, possibly with some layers kept in FP32.
 
     Attributes:
@@ -86,16 +86,21 @@ class Arm(NamedTuple):
         return self.start.model_copy(update={"rewrites": tuple(name for name in self.rewrites if name in wanted)})
 
 
-Milder = Callable[[Arm], Sequence[Arm]]
+Fp32Variants = Callable[[Trial], Sequence[Trial]]
 """The variants of a trial whose loss is too large: they keep more layers in FP32."""
 
 
-def _none(_arm: Arm) -> Sequence[Arm]:
+def _no_variants(_arm: Trial) -> Sequence[Trial]:
     return ()
 
 
 def search(
-    arms: Sequence[Arm], work: Work, measure: Measure, allowed: Allowed, rounds: int, milder: Milder = _none
+    arms: Sequence[Trial],
+    work: Work,
+    measure: Measure,
+    allowed: Allowed,
+    rounds: int,
+    milder: Fp32Variants = _no_variants,
 ) -> list[Candidate]:
     """Search for the fastest allowed configuration; returns every configuration considered, the winner first.
 
@@ -105,25 +110,25 @@ def search(
         measure: Measures configurations; see `Measure`.
         allowed: Whether a loss is within the budget; see `Allowed`.
         rounds: Rounds of the finalists.
-        milder: Variants with more layers in FP32; see `Milder`.
+        milder: Variants with more layers in FP32; see `Fp32Variants`.
     """
     few, half = min(SCREENING, rounds), min(MIDDLE, rounds)
     rows = _Rows(arms[0].start, measure)
     rows.screened(arms, few)
-    alive = _alive(arms, rows, allowed, lambda arm: rows.screened(milder(arm), few))
-    alone = {arm.start: _alone(arm, work, rows) for arm in alive}
+    alive = _trials_to_search(arms, rows, allowed, lambda arm: rows.screened(milder(arm), few))
+    alone = {arm.start: _single_changes(arm, work, rows) for arm in alive}
     rows.measured([each for singles in alone.values() for each in singles.values()], few, "alone")
-    composed = [each for arm in alive for each in _composed(arm, alone[arm.start], rows)]
+    composed = [each for arm in alive for each in _combinations(arm, alone[arm.start], rows)]
     best = rows.measured([*(arm.start for arm in alive), *composed], half, "composed")
-    tried = {arm.start: _tried(arm, best, composed, rows) for arm in alive}
+    tried = {arm.start: _single_settings(arm, best, composed, rows) for arm in alive}
     best |= rows.measured([each for several in tried.values() for each in several], half, "another setting")
-    together = [each for several in tried.values() for each in _together(several, rows)]
+    together = [each for several in tried.values() for each in _combined_settings(several, rows)]
     best |= rows.measured(together, half, "settings together")
     return rows.decided(_finalists(best, allowed), rounds)
 
 
-def every(
-    arms: Sequence[Arm], measure: Measure, allowed: Allowed, rounds: int, milder: Milder = _none
+def search_exhaustively(
+    arms: Sequence[Trial], measure: Measure, allowed: Allowed, rounds: int, milder: Fp32Variants = _no_variants
 ) -> list[Candidate]:
     """Measure every combination of rewrites with each of the trial's other settings; arguments as for `search`."""
     rows = _Rows(arms[0].start, measure)
@@ -152,7 +157,7 @@ class _Rows:
             self.say(each, rounds=rounds, ratio=ratio, description=told)
         return {each: self.gain(each) for each in asked if self.found.get(each) and self.found[each].ratio}
 
-    def screened(self, arms: Sequence[Arm], rounds: int) -> Sequence[Arm]:
+    def screened(self, arms: Sequence[Trial], rounds: int) -> Sequence[Trial]:
         """Measure each trial with its default preset."""
         self.measured([arm.start for arm in arms], rounds, "measured with the default preset")
         return arms
@@ -180,22 +185,22 @@ class _Rows:
         return [self.found.pop(winner), *self.found.values()]
 
 
-def _alive(arms: Sequence[Arm], rows: _Rows, allowed: Allowed, milder: Milder) -> list[Arm]:
+def _trials_to_search(arms: Sequence[Trial], rows: _Rows, allowed: Allowed, milder: Fp32Variants) -> list[Trial]:
     """The trials to search in, the fastest first. The fastest FP32 trial is always among them: it shows what a loss
     buys.
     """
-    found: list[Arm] = []
+    found: list[Trial] = []
     waiting = list(arms)
     while waiting:
         waiting.sort(key=lambda arm: -rows.gain(arm.start))
         arm = waiting.pop(0)
-        gain, first_exact = rows.gain(arm.start), _exact(arm) and not any(map(_exact, found))
-        behind = bool(found) and gain < BEHIND * rows.gain(found[0].start)
+        gain, first_exact = rows.gain(arm.start), _is_fp32(arm) and not any(map(_is_fp32, found))
+        behind = bool(found) and gain < MIN_RELATIVE_SPEED * rows.gain(found[0].start)
         if not gain:
             rows.say(arm.start)
         elif behind and not first_exact:
             rows.say(arm.start, description="much slower with the default preset")
-        elif any(_own(arm.start) == _own(other.start) for other in found):
+        elif any(_runtime_and_precision(arm.start) == _runtime_and_precision(other.start) for other in found):
             rows.say(arm.start, description="not better than another that is like it")
         elif allowed(arm.start):
             found.append(arm)
@@ -204,31 +209,31 @@ def _alive(arms: Sequence[Arm], rows: _Rows, allowed: Allowed, milder: Milder) -
     return found
 
 
-def _own(way: Deployment) -> tuple[str, str, str]:
+def _runtime_and_precision(way: Deployment) -> tuple[str, str, str]:
     """Target, runtime and precision of a configuration."""
     return way.target, way.runtime, way.precision
 
 
-def _exact(arm: Arm) -> bool:
+def _is_fp32(arm: Trial) -> bool:
     return arm.start.precision == "fp32"
 
 
-def _alone(arm: Arm, work: Work, rows: _Rows) -> dict[str, Deployment]:
+def _single_changes(arm: Trial, work: Work, rows: _Rows) -> dict[str, Deployment]:
     """The start configuration with one rewrite switched, by rewrite name; without those that have far more MACs."""
     singles = {name: arm.toggled({name}) for name in arm.rewrites}
     usual = work(arm.start)
     for name, each in list(singles.items()):
-        if work(each) > HOPELESS * usual:
+        if work(each) > MAX_RELATIVE_MACS * usual:
             rows.say(each, description=f"hopeless: {work(each) / usual:.2f} times the MACs")
             del singles[name]
     return singles
 
 
-def _composed(arm: Arm, singles: Mapping[str, Deployment], rows: _Rows) -> list[Deployment]:
+def _combinations(arm: Trial, singles: Mapping[str, Deployment], rows: _Rows) -> list[Deployment]:
     """The combinations with the largest expected speedup, predicted from the effect of each rewrite alone."""
     start = rows.gain(arm.start)
     effects = {name: math.log(gain / start) for name, each in singles.items() if (gain := rows.gain(each))}
-    helpful = sorted((name for name in effects if effects[name] >= HARMLESS), key=lambda name: -effects[name])
+    helpful = sorted((name for name in effects if effects[name] >= MIN_EFFECT), key=lambda name: -effects[name])
     sets = [names for names in _subsets(helpful[:PROMISING]) if names]
     sums = {arm.toggled(names): sum(effects[name] for name in names) for names in sets}
     ranked = sorted(sums, key=lambda each: -sums[each])
@@ -239,16 +244,21 @@ def _composed(arm: Arm, singles: Mapping[str, Deployment], rows: _Rows) -> list[
     return ranked[:COMPOSITIONS]
 
 
-def _tried(
-    arm: Arm, best: Mapping[Deployment, float], composed: Sequence[Deployment], rows: _Rows
+def _single_settings(
+    arm: Trial, best: Mapping[Deployment, float], composed: Sequence[Deployment], rows: _Rows
 ) -> dict[Deployment, tuple[Deployment, Mapping[str, Any]]]:
     """The trial's best graph with each other setting: the new configuration to (the old one, the changed fields)."""
-    forms = [arm.start, *(each for each in composed if _own(each) == _own(arm.start))]
+    forms = [
+        arm.start,
+        *(each for each in composed if _runtime_and_precision(each) == _runtime_and_precision(arm.start)),
+    ]
     form = max(forms, key=lambda each: best.get(each, rows.gain(each)))
     return {form.model_copy(update=dict(each)): (form, each) for each in arm.tries}
 
 
-def _together(tried: Mapping[Deployment, tuple[Deployment, Mapping[str, Any]]], rows: _Rows) -> list[Deployment]:
+def _combined_settings(
+    tried: Mapping[Deployment, tuple[Deployment, Mapping[str, Any]]], rows: _Rows
+) -> list[Deployment]:
     """All settings that helped alone, combined, if there are several. Runtime settings add up; of two values of another
     field the faster one is taken.
     """
@@ -280,7 +290,7 @@ def _subsets(names: Sequence[str]) -> list[set[str]]:
 
 # The candidate configurations of one network, and their graphs
 
-ROOM = 8 * 1024**3
+GRAPH_BYTES = 8 * 1024**3
 """Bytes of graph files that are kept on disk."""
 
 
@@ -330,7 +340,7 @@ class Candidates:
         scores = self.subject.scores
         return self.subject.outputs.index(scores.output) if scores else 0
 
-    def arm(self, start: Deployment, tries: Sequence[Any]) -> Arm:
+    def arm(self, start: Deployment, tries: Sequence[Any]) -> Trial:
         """A trial with its target's default preset. With a named quantizer no other rewrites are tried: it takes half a
         minute.
 
@@ -343,14 +353,14 @@ class Candidates:
         device = load_target(start.target)
         if takes_networks(device):
             self.subject.network(DEPLOY)
-            return Arm(start, (), tuple(tries))
+            return Trial(start, (), tuple(tries))
         graphs, precision = self._graphs(device), start.precision
         newest = int8_for(device, start.quantizer).opset(device.newest) if precision == "int8" else device.newest
         fit = tuple(name for name, rewrite in graphs.rewrites.items() if rewrite.opset <= newest)
         fit = device.kept(fit, precision)
-        usual = usual_form(device, self.subject.folded.called)
+        usual = default_rewrites(device, self.subject.folded.called)
         default = tuple(name for name in fit if name in usual)
-        return Arm(start.model_copy(update={"rewrites": default}), () if start.quantizer else fit, tuple(tries))
+        return Trial(start.model_copy(update={"rewrites": default}), () if start.quantizer else fit, tuple(tries))
 
     def _graphs(self, device: Target) -> Graphs:
         """The network exported for a target, and which rewrites change that graph."""
@@ -420,18 +430,18 @@ class Candidates:
 
         device, precision = load_target(deployment.target), deployment.precision
         plain = self.exact(deployment)
-        if precision == "fp32" or lowers(device, precision):
+        if precision == "fp32" or runtime_lowers(device, precision):
             return plain
         how = int8_for(device, deployment.quantizer)
 
         def typed() -> onnx.ModelProto:
             self.progress(f"to {precision}", 0, 0)
             calls = self.given.calibrating() if self.given else []
-            return in_precision(onnx.load(plain), precision, calls, how, deployment.fp32_modules)[0]
+            return to_precision(onnx.load(plain), precision, calls, how, deployment.fp32_modules)[0]
 
         return self._file((plain, precision, how, deployment.fp32_modules), typed)
 
-    def mixed(self, arm: Arm) -> list[Arm]:
+    def mixed(self, arm: Trial) -> list[Trial]:
         """Replacements of an INT8 trial that keep more and more of the most sensitive layers in FP32."""
         import onnx
 
@@ -476,11 +486,11 @@ class Candidates:
         total = 0
         for path in there:
             total += path.stat().st_size
-            if total > ROOM and path != there[0]:
+            if total > GRAPH_BYTES and path != there[0]:
                 path.unlink()
 
 
-def judging_call(subject: Subject) -> Batch:
+def output_check_batch(subject: Subject) -> Batch:
     """Random inputs for checking FP32 configurations: 3 images, the fixed batch, or one call of other inputs."""
     count = subject.folded.batch if isinstance(subject.folded.batch, int) else 1 if subject.folded.whole else 3
     return subject.drawn(count, 0).piece(0, count)
@@ -536,7 +546,7 @@ BATCHES = (4, 16)
 """Factors of the batch size that throughput tries as well: a batch reads the weights once."""
 
 
-class Machine(NamedTuple):
+class MachineRuntimes(NamedTuple):
     """The runtimes to try.
 
     Attributes:
@@ -550,7 +560,7 @@ class Machine(NamedTuple):
     left_out: tuple[str, ...]
 
 
-class Called(NamedTuple):
+class Workload(NamedTuple):
     """How the network is run.
 
     Attributes:
@@ -566,7 +576,7 @@ class Called(NamedTuple):
     free: bool
 
 
-def machine_of(options: TuneOptions, device: Target, *, here: bool) -> Machine:
+def available_runtimes(options: TuneOptions, device: Target, *, here: bool) -> MachineRuntimes:
     """The runtimes that were asked for and are available; on a cluster the target's own alone.
 
     Raises:
@@ -575,7 +585,7 @@ def machine_of(options: TuneOptions, device: Target, *, here: bool) -> Machine:
     """
     own: Engine = plugins.load(plugins.ENGINES, device.runtime)
     beside = {other.runtime: other for other in map(load_target, device.beside)}
-    asked = _asked(options, beside) - {device.runtime}
+    asked = _requested_runtimes(options, beside) - {device.runtime}
     if unknown := sorted(asked - set(beside)):
         raise UsageProblem(
             f"{device.name} cannot use the runtime {', '.join(unknown)}.",
@@ -589,7 +599,7 @@ def machine_of(options: TuneOptions, device: Target, *, here: bool) -> Machine:
                 hint="Leave --runtimes out.",
                 code="tune.runtimes",
             )
-        return Machine((device,), {own.name: device.runtime_version}, ())
+        return MachineRuntimes((device,), {own.name: device.runtime_version}, ())
     devices, versions, left = [device], {own.name: own.version()}, []
     for name, other in beside.items():
         try:
@@ -598,10 +608,10 @@ def machine_of(options: TuneOptions, device: Target, *, here: bool) -> Machine:
                 devices.append(other)
         except RepaconvError as problem:
             left.append(f"{name}: {problem.message} {problem.hint}")
-    return Machine(tuple(devices), versions, tuple(left))
+    return MachineRuntimes(tuple(devices), versions, tuple(left))
 
 
-def _asked(options: TuneOptions, beside: Mapping[str, Target]) -> set[str]:
+def _requested_runtimes(options: TuneOptions, beside: Mapping[str, Target]) -> set[str]:
     """The runtimes that were asked for. By default, all that run graphs: compiling PyTorch modules takes minutes and
     was never the fastest.
     """
@@ -617,7 +627,9 @@ def threads_of(options: TuneOptions, device: Target) -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def starts(machine: Machine, called: Called, *, lossy: bool, here: bool) -> Iterator[tuple[Deployment, list[Any]]]:
+def initial_trials(
+    machine: MachineRuntimes, called: Workload, *, lossy: bool, here: bool
+) -> Iterator[tuple[Deployment, list[Any]]]:
     """Every runtime in every precision, with the other settings to try; the baseline first."""
     for device in machine.devices:
         engine: Engine = plugins.load(plugins.ENGINES, device.runtime)
@@ -631,13 +643,13 @@ def starts(machine: Machine, called: Called, *, lossy: bool, here: bool) -> Iter
                 batch=called.batch,
             )
             settings = engine.tries(precision) if here and isinstance(engine, Tunable) else ()
-            tries = [{"settings": each} for each in settings] + _ways(called, "streams" in engine.can)
+            tries = [{"settings": each} for each in settings] + _concurrency_settings(called, "streams" in engine.can)
             yield start, tries
             for quantizer in device.quantizers if precision == "int8" else ():
                 yield start.model_copy(update={"quantizer": quantizer}), tries
 
 
-def _ways(called: Called, streams: bool) -> list[dict[str, int]]:
+def _concurrency_settings(called: Workload, streams: bool) -> list[dict[str, int]]:
     """Other ways to use all cores for throughput: one stream per core, larger batches."""
     if called.objective == LATENCY:
         return []

@@ -15,8 +15,8 @@ from repaconv.core.files import canonical_json, sha256_of_bytes, write_text
 from repaconv.core.progress import Progress
 from repaconv.engines.contract import OnCard
 from repaconv.results import Deployment, ImageSize, Ratio
-from repaconv.stages.shared.preset_choice import session_of
-from repaconv.stages.tune.search import Candidates, judging_call
+from repaconv.stages.shared.preset_choice import open_deployment
+from repaconv.stages.tune.search import Candidates, output_check_batch
 from repaconv.verification.model_runners import FixedBatch, call_of, load_onnx
 from repaconv.verification.rounding import network_rounding
 
@@ -34,7 +34,7 @@ Found = Mapping[Deployment, Ratio | str]
 
 
 @dataclass
-class Sound:
+class OutputCheck:
     """Checks that FP32 configurations give the baseline's outputs on one batch; a wrong one is not measured."""
 
     graphs: Candidates
@@ -51,7 +51,7 @@ class Sound:
         if deployment.precision != "fp32":
             return True
         subject = self.graphs.subject
-        call = judging_call(subject)
+        call = output_check_batch(subject)
         if self.expected is None:
             right = load_onnx(self.graphs.path(self.baseline))
             self.expected = right.run(call.feeds(right.inputs))
@@ -63,7 +63,7 @@ class Sound:
         return verdict_of(found.links("form", "default preset")) == "passed"
 
 
-class Ready(NamedTuple):
+class ReadyDeployment(NamedTuple):
     """A configuration that is ready to be measured.
 
     Attributes:
@@ -78,7 +78,7 @@ class Ready(NamedTuple):
 
 
 @dataclass
-class Here:
+class LocalMeasurement:
     """Measures on this machine, on pinned cores.
 
     Attributes:
@@ -93,7 +93,7 @@ class Here:
     """
 
     graphs: Candidates
-    sound: Sound
+    sound: OutputCheck
     baseline: Deployment
     cores: int
     seed: int
@@ -126,25 +126,25 @@ class Here:
         order = list(names)
         while True:
             with ExitStack() as stack:
-                ready: dict[Deployment, Ready] = {}
+                ready: dict[Deployment, ReadyDeployment] = {}
                 for each in order:
                     try:
                         ready[each] = self._open(each, stack, known=each in images)
                     except Exception as error:  # includes what a runtime raises during the first inference
                         if each == self.baseline or each in images:
                             raise
-                        left[each] = f"left: {_told(error)}"
+                        left[each] = f"left: {_reason(error)}"
                 images |= {each: one.images for each, one in ready.items()}
                 clocked = {names[each] for each, one in ready.items() if one.clocked}
                 yield Opening({names[each]: one.call for each, one in ready.items()}, clocked)
                 del ready
             order = [each for each in reversed(order) if each in images]
 
-    def _open(self, deployment: Deployment, stack: ExitStack, *, known: bool) -> Ready:
+    def _open(self, deployment: Deployment, stack: ExitStack, *, known: bool) -> ReadyDeployment:
         """Load a configuration.
 
         Raises:
-            Refused: If its outputs differ from the baseline's, which is not checked if ``known``; or see `session_of`.
+            Refused: If its outputs differ from the baseline's, unless ``known``; or see `open_deployment`.
         """
         from repaconv.benchmark.concurrent_inferences import Burst
         from repaconv.benchmark.peak_memory import Taken
@@ -152,7 +152,7 @@ class Here:
         deployable, sizes = self.graphs.deployable(deployment), self.graphs.sizes(deployment.batch)
         drawn = self.graphs.subject.drawn(deployment.batch, self.seed, batch=deployment.batch)
         taken = None if known else Taken()
-        session = session_of(deployment, deployable, sizes)
+        session = open_deployment(deployment, deployable, sizes)
         feeds = drawn.piece(0, deployment.batch).feeds(session.inputs)
         session.run(feeds)
         if taken:
@@ -161,10 +161,10 @@ class Here:
             raise Refused("its outputs differ from those of the baseline.", hint="Do not use it.", code="tune.wrong")
         call = call_of(session, feeds)
         if not self.together:
-            return Ready(call, deployment.batch, isinstance(session, OnCard))
+            return ReadyDeployment(call, deployment.batch, isinstance(session, OnCard))
         burst = Burst(call, deployment.streams)
         stack.callback(burst.close)
-        return Ready(burst, deployment.batch * burst.calls, False)
+        return ReadyDeployment(burst, deployment.batch * burst.calls, False)
 
     def _remember(self, deployment: Deployment, session: Session, taken: int | None) -> None:
         """Record the memory; for a model in GPU memory, the host's memory has no meaning."""
@@ -173,11 +173,11 @@ class Here:
 
 
 @dataclass
-class Elsewhere:
+class WorkerMeasurement:
     """Measures on machines of the target, by the target's own runtime; memory is not measured."""
 
     graphs: Candidates
-    sound: Sound
+    sound: OutputCheck
     baseline: Deployment
     measurer: Measurer
     image_size: ImageSize | None
@@ -186,7 +186,7 @@ class Elsewhere:
     def __call__(self, deployments: Sequence[Deployment], rounds: int) -> Found:
         """Measure these in rounds with the baseline; the outputs of FP32 graphs are checked here first."""
         paths = {each: self.graphs.path(each) for each in deployments}
-        right = {each: self.sound.of(each, load_onnx(path), None) for each, path in paths.items() if _exact(each)}
+        right = {each: self.sound.of(each, load_onnx(path), None) for each, path in paths.items() if _is_fp32(each)}
         names = {f"{each.precision}-{path.stem[:16]}": each for each, path in paths.items() if right.get(each, True)}
         others = {name: paths[each] for name, each in names.items()}
         reference = self.graphs.path(self.baseline)
@@ -195,11 +195,11 @@ class Elsewhere:
         return {**wrong, **{names[name]: ratio for name, ratio in found.items()}}
 
 
-def _told(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     return error.message if isinstance(error, RepaconvError) else f"it does not run: {first_line(error)}"
 
 
-def _exact(deployment: Deployment) -> bool:
+def _is_fp32(deployment: Deployment) -> bool:
     return deployment.precision == "fp32"
 
 
@@ -208,7 +208,7 @@ def _exact(deployment: Deployment) -> bool:
 HELD_BYTES = 4 * 1024**3
 AT_A_TIME = 16
 """Configurations whose graphs are written before they are measured: an exhaustive search would fill a disk."""
-PREPARED = 3
+SESSION_FACTOR = 3
 """Memory of a session relative to its file: the file, and the packed weights."""
 
 
@@ -236,7 +236,7 @@ class Journal:
     deadline: float
     baseline: Deployment
     rounds: int
-    measuring: Here | Elsewhere
+    measuring: LocalMeasurement | WorkerMeasurement
     graphs: Candidates
     progress: Progress
     rows: dict[str, tuple[int, Ratio]] = field(default_factory=dict)
@@ -331,10 +331,10 @@ class Journal:
         groups: list[list[Deployment]] = []
         held = HELD_BYTES
         for each in deployments:
-            size = PREPARED * each.streams * self.graphs.bytes(each)
+            size = SESSION_FACTOR * each.streams * self.graphs.bytes(each)
             if held + size > HELD_BYTES:
                 groups.append([])
-                held = PREPARED * self.graphs.bytes(self.baseline)
+                held = SESSION_FACTOR * self.graphs.bytes(self.baseline)
             groups[-1].append(each)
             held += size
         return groups

@@ -22,11 +22,24 @@ from repaconv.stages.fold.stage import fold
 from repaconv.stages.shared.common_checks import at_least_one, load_target, made_by, with_files
 from repaconv.stages.shared.input_selection import Split, choose_inputs
 from repaconv.stages.shared.option_definitions import by_name
-from repaconv.stages.shared.preset_choice import TUNED, remembered, shapes_sha256
-from repaconv.stages.tune.loss_evaluation import Judge, Loss, reported, require_judges
+from repaconv.stages.shared.preset_choice import TUNED, cached_result, shapes_sha256
+from repaconv.stages.tune.loss_evaluation import Loss, LossEvaluation, final_rows, require_evaluation_images
 from repaconv.stages.tune.options import TuneOptions
-from repaconv.stages.tune.search import Called, Candidates, Machine, machine_of, starts, threads_of
-from repaconv.stages.tune.speed_measurements import Elsewhere, Here, Journal, Measurer, Sound
+from repaconv.stages.tune.search import (
+    Candidates,
+    MachineRuntimes,
+    Workload,
+    available_runtimes,
+    initial_trials,
+    threads_of,
+)
+from repaconv.stages.tune.speed_measurements import (
+    Journal,
+    LocalMeasurement,
+    Measurer,
+    OutputCheck,
+    WorkerMeasurement,
+)
 from repaconv.verification.accuracy_budget import Budget
 from repaconv.verification.tolerances import POLICY
 
@@ -34,13 +47,13 @@ if TYPE_CHECKING:
     from repaconv.engines.targets import Target
     from repaconv.results import Deployment
     from repaconv.sources.source_model import Subject
-    from repaconv.stages.tune.search import Arm
+    from repaconv.stages.tune.search import Trial
 
 
 # Cached results: a path by everything that they depend on
 
 
-def place_of(folded: FoldArtefact, machine: Machine, asked: Mapping[str, Any]) -> Path:
+def cache_path(folded: FoldArtefact, machine: MachineRuntimes, asked: Mapping[str, Any]) -> Path:
     """Path of the cached result: a hash of shapes, machine, targets, versions and options.
 
     ``asked`` also names the cluster. The time budget is not part of the hash: the result records it, and the stage
@@ -60,14 +73,14 @@ def place_of(folded: FoldArtefact, machine: Machine, asked: Mapping[str, Any]) -
     return cache_folder(TUNED) / f"{shapes[:16]}-{digest[:16]}.json"
 
 
-def brought_by(names: Sequence[str]) -> dict[str, str]:
+def rewrite_packages(names: Sequence[str]) -> dict[str, str]:
     """Rewrites, each with the package that provides it and its version."""
     points = plugins.registered(plugins.REWRITES)
     packages = {name: points[name].dist for name in names if name in points}
     return {name: f"{dist.name} {dist.version}" if (dist := packages.get(name)) else "" for name in names}
 
 
-def judged_by(options: TuneOptions, subject: Subject) -> dict[str, Any]:
+def loss_dependencies(options: TuneOptions, subject: Subject) -> dict[str, Any]:
     """What a result with lower precision depends on in addition: weights and images, by their hashes."""
     from repaconv.benchmark.machine_fingerprint import version_of
     from repaconv.verification.image_files import image_files
@@ -122,7 +135,7 @@ def tune_by(
         update = {"note": "known from an earlier search", "options": plan.options.words()}
         return _put(plan, answer.model_copy(update=update), plan.known)
     with lock_folder(plan.run.folder), scratch_folder(plan.run.folder) as scratch:
-        found = _searched(plan, scratch, progress)
+        found = _search(plan, scratch, progress)
     write_artefact(plan.known, found)
     return _put(plan, found, plan.run.payload_of_fold(plan.folded))
 
@@ -144,8 +157,8 @@ class _Plan(NamedTuple):
     subject: Subject
     overridden: tuple[str, ...]
     device: Target
-    machine: Machine
-    called: Called
+    machine: MachineRuntimes
+    called: Workload
     rounds: int
     names: list[str]
     given: Split | None
@@ -162,7 +175,7 @@ class _Plan(NamedTuple):
 
     def answer(self) -> TuneArtefact | None:
         """The cached result, unless its search was cut short with less time than there is now."""
-        found = None if self.again else remembered(self.known)
+        found = None if self.again else cached_result(self.known)
         slices = self.options.exhaustive  # each run resumes, for another --budget
         enough = found is not None and (found.complete or (not slices and self.options.budget_s <= found.budget_s))
         return found if enough else None
@@ -172,18 +185,18 @@ def _plan(
     options: TuneOptions, source: str | Path | None, measurer: Measurer | None, where: str, progress: Progress
 ) -> _Plan:
     """Check everything that may be refused before the search; a checkpoint is folded first."""
-    _require_known(options)
+    _require_valid(options)
     run = _run_of(source, options.settings, progress)
     subject = subject_of(run)
     folded = subject.folded
-    given = require_judges(options, subject)
+    given = require_evaluation_images(options, subject)
     overridden = run_folder.require_passed_checks(run, folded, unverified=options.allow_unverified)
     device = load_target(options.target)
-    machine = machine_of(options, device, here=measurer is None)
+    machine = available_runtimes(options, device, here=measurer is None)
     names = sorted(plugins.registered(plugins.REWRITES) if options.rewrites is None else options.rewrites)
     free = folded.batch == "dynamic"
     batch = at_least_one("batch", options.batch, device.bench.batch if free else int(folded.batch))
-    called = Called(options.objective, threads_of(options, device), batch, free and options.batch is None)
+    called = Workload(options.objective, threads_of(options, device), batch, free and options.batch is None)
     rounds = at_least_one("rounds", options.rounds, device.bench.rounds)
     asked: dict[str, Any] = {
         "method": folded.called,
@@ -191,13 +204,13 @@ def _plan(
         "rounds": rounds,
         "seed": options.seed,
         "elsewhere": None if measurer is None else where,
-        "rewrites": brought_by(names),
+        "rewrites": rewrite_packages(names),
         "exhaustive": options.exhaustive,
     }
     path = Path(options.out) if options.out else run.folder / TUNED / f"{device.name}.json"
     require_replaceable(path, "tune")
-    measured = place_of(folded, machine, asked)
-    lossy = {**asked, **judged_by(options, subject), "loss": Budget.of(options)} if given else asked
+    measured = cache_path(folded, machine, asked)
+    lossy = {**asked, **loss_dependencies(options, subject), "loss": Budget.of(options)} if given else asked
     return _Plan(
         options=options,
         run=run,
@@ -211,13 +224,13 @@ def _plan(
         given=given,
         measurer=measurer,
         path=path,
-        known=place_of(folded, machine, lossy),
+        known=cache_path(folded, machine, lossy),
         measured=measured.with_suffix(".journal"),
         again=options.rerun or (measurer is not None and not where),
     )
 
 
-def _require_known(options: TuneOptions) -> None:
+def _require_valid(options: TuneOptions) -> None:
     """Refuse unknown rewrites and objectives, and an allowed loss without images to evaluate it."""
     chosen(options.rewrites or (), 0)
     if options.objective not in OBJECTIVES:
@@ -266,16 +279,16 @@ def _run_of(source: str | Path | None, settings: Mapping[str, str] | None, progr
     )
 
 
-def _searched(plan: _Plan, scratch: Path, progress: Progress) -> TuneArtefact:
+def _search(plan: _Plan, scratch: Path, progress: Progress) -> TuneArtefact:
     """Search: the fastest allowed configuration, and all that were considered."""
-    from repaconv.stages.tune.search import every, search
+    from repaconv.stages.tune.search import search, search_exhaustively
 
     graphs = Candidates(plan.subject, plan.names, plan.given, scratch, progress)
     here = plan.measurer is None
     left: list[str] = []
-    arms = _arms(plan, graphs, left, here=here)
+    arms = _trials(plan, graphs, left, here=here)
     baseline = arms[0].start
-    measuring = _measuring(plan, graphs, baseline)
+    measuring = _measurement(plan, graphs, baseline)
     now = time.monotonic()
     journal = Journal(
         plan.measured, now, now + plan.options.budget_s, baseline, plan.rounds, measuring, graphs, progress
@@ -284,29 +297,29 @@ def _searched(plan: _Plan, scratch: Path, progress: Progress) -> TuneArtefact:
     if plan.again:
         journal.forget()
 
-    def milder(arm: Arm) -> list[Arm]:
+    def milder(arm: Trial) -> list[Trial]:
         return graphs.mixed(arm) if journal.time_left() else []
 
     def work(way: Deployment) -> int:
         """MACs; when the time is over they are not counted, since counting takes a while for a large network."""
         return graphs.macs(way) if journal.time_left() else 1
 
-    judge = Judge(graphs, baseline, Budget.of(plan.options), here, progress)
+    judge = LossEvaluation(graphs, baseline, Budget.of(plan.options), here, progress)
     if plan.options.exhaustive:
-        rows = every(arms, journal.measure, judge.allows, plan.rounds, milder)
+        rows = search_exhaustively(arms, journal.measure, judge.allows, plan.rounds, milder)
     else:
         rows = search(arms, work, journal.measure, judge.allows, plan.rounds, milder)
     rows = [row.model_copy(update={"memory_bytes": journal.memory(row.deployment)}) for row in rows]
-    told, loss = reported([judge.said(row, journal.left) for row in rows], judge, baseline)
+    told, loss = final_rows([judge.said(row, journal.left) for row in rows], judge, baseline)
     return _artefact(plan, told, loss, journal, left)
 
 
-def _arms(plan: _Plan, graphs: Candidates, left: list[str], *, here: bool) -> list[Arm]:
+def _trials(plan: _Plan, graphs: Candidates, left: list[str], *, here: bool) -> list[Trial]:
     """A trial for every runtime in every precision; those that cannot take the network are skipped, except the
     baseline.
     """
-    found: list[Arm] = []
-    for start, tries in starts(plan.machine, plan.called, lossy=plan.given is not None, here=here):
+    found: list[Trial] = []
+    for start, tries in initial_trials(plan.machine, plan.called, lossy=plan.given is not None, here=here):
         try:
             found.append(graphs.arm(start, tries))
         except (Refused, UsageProblem, EnvironmentProblem) as problem:
@@ -316,13 +329,13 @@ def _arms(plan: _Plan, graphs: Candidates, left: list[str], *, here: bool) -> li
     return found
 
 
-def _measuring(plan: _Plan, graphs: Candidates, baseline: Deployment) -> Here | Elsewhere:
+def _measurement(plan: _Plan, graphs: Candidates, baseline: Deployment) -> LocalMeasurement | WorkerMeasurement:
     """What measures configurations with the baseline: this machine or a cluster."""
-    sound = Sound(graphs, baseline)
+    sound = OutputCheck(graphs, baseline)
     if plan.measurer is not None:
-        return Elsewhere(graphs, sound, baseline, plan.measurer, plan.folded.image_size)
+        return WorkerMeasurement(graphs, sound, baseline, plan.measurer, plan.folded.image_size)
     together = plan.options.objective == THROUGHPUT
-    return Here(graphs, sound, baseline, plan.called.threads, plan.options.seed, together)
+    return LocalMeasurement(graphs, sound, baseline, plan.called.threads, plan.options.seed, together)
 
 
 def _artefact(plan: _Plan, rows: list[Candidate], loss: Loss | None, journal: Journal, left: list[str]) -> TuneArtefact:

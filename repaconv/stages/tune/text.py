@@ -22,8 +22,8 @@ def show_tune(done: TuneArtefact) -> None:
         found = row.ratio.cell if row.ratio else "1"
         lost = "" if row.disagreement is None else f"{row.disagreement:.2%}"
         how, memory = row.deployment, f"{row.memory_bytes / 2**20:,.0f}" if row.memory_bytes is not None else ""
-        right = [_more_right(row.link)] if labelled else []
-        form, told = _how(how, done.baseline), plain(row.description)
+        right = [_accuracy_change(row.link)] if labelled else []
+        form, told = _differences_from_baseline(how, done.baseline), plain(row.description)
         rows.add_row(plain(how.runtime), how.precision, form, found, memory, lost, *right, told)
     stdout().print(rows)
     for told in done.skipped:
@@ -35,11 +35,11 @@ def show_tune(done: TuneArtefact) -> None:
     what = "the fastest" if done.ratio is None or done.ratio.conclusive else "taken"
     stdout().print(
         f"{what} for {done.objective} on {plain(done.target)}: [bold]{plain(best.runtime)}[/], {exact}, "
-        f"{_how(best, done.baseline)}{gain} ({seconds})"
+        f"{_differences_from_baseline(best, done.baseline)}{gain} ({seconds})"
     )
     if done.disagreement is not None:
         other = "" if best.precision != "fp32" else "the rejected choice has "
-        accurate = f", accuracy {found}" if (found := _more_right(done.link)) else ""
+        accurate = f", accuracy {found}" if (found := _accuracy_change(done.link)) else ""
         stdout().print(f"{other}{done.disagreement:.2%} changed top-1 predictions on the test images{accurate}")
     if done.images:
         stdout().print(f"[dim]by {plain(done.images)}[/]")
@@ -52,7 +52,7 @@ def show_tune(done: TuneArtefact) -> None:
         stdout().print(f"take it: repaconv export{target} --preset {file}; the same options of build and bench do")
 
 
-def _more_right(link: Link | None) -> str:
+def _accuracy_change(link: Link | None) -> str:
     """The change in accuracy against FP32, if the images have labels."""
     return f"{link.accuracy.difference:+.2%}" if link and link.accuracy else ""
 
@@ -67,7 +67,7 @@ def _shown(done: TuneArtefact) -> list[Candidate]:
     return [winner, *[row for row in others if row.description != "alone"][:SHORT]]
 
 
-def _how(way: Deployment, baseline: Deployment) -> str:
+def _differences_from_baseline(way: Deployment, baseline: Deployment) -> str:
     """Differences of a configuration from the baseline: rewrites, quantizer, FP32 layers, settings, streams, batch
     size.
     """

@@ -12,10 +12,10 @@ from repaconv.core.scratch_folders import scratch_folder
 from repaconv.results import ExportArtefact, Location, Tolerance
 from repaconv.sources.verified_onnx_export import runnable
 from repaconv.stages.shared.common_checks import load_target
-from repaconv.stages.shared.engine_files import lowers
+from repaconv.stages.shared.engine_files import runtime_lowers
 from repaconv.stages.shared.lower_precision import loader_for
-from repaconv.stages.shared.model_opening import opened
-from repaconv.stages.shared.run_exports import Export, float32_beside
+from repaconv.stages.shared.model_opening import open_model
+from repaconv.stages.shared.run_exports import Export, float32_counterpart
 from repaconv.verification.model_runners import load_onnx
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def _beside_float32(subject: Subject, exported: ExportArtefact, candidate: Any, 
     from repaconv.verification.divergence_location import locate
     from repaconv.verification.model_runners import OnnxTrace
 
-    beside = float32_beside(subject.run, subject.folded, exported)
+    beside = float32_counterpart(subject.run, subject.folded, exported)
     if beside is None:
         return Location(module="", reason="followed layer by layer only next to the float32 graph: export that, too")
     single = beside.artefact
@@ -117,7 +117,9 @@ def _shown(device: Target, precision: str, feeds: Feeds, path: Path, content: by
     path.write_bytes(content)
     count, _, *size = next(iter(feeds.values())).shape
     dims = {"batch": count, **dict(zip(("height", "width"), size, strict=False))}
-    return opened(path, device, precision if lowers(device, precision) else None, threads=1, dims=dims).session
+    return open_model(
+        path, device, precision if runtime_lowers(device, precision) else None, threads=1, dims=dims
+    ).session
 
 
 def _bare(model: Any, exported: ExportArtefact) -> Any:

@@ -16,9 +16,9 @@ from repaconv.results import BuildArtefact, Link, Metrics, VerifyArtefact
 from repaconv.sources.source_model import Subject
 from repaconv.sources.source_of_run import subject_of
 from repaconv.stages.shared.common_checks import made_by, with_files
-from repaconv.stages.shared.engine_files import built_as
-from repaconv.stages.shared.evaluation_images import unshown
-from repaconv.stages.shared.input_selection import choose_inputs, decided
+from repaconv.stages.shared.engine_files import build_of
+from repaconv.stages.shared.evaluation_images import without_evidence
+from repaconv.stages.shared.input_selection import choose_inputs, scores_note
 from repaconv.stages.shared.option_definitions import by_name
 from repaconv.stages.shared.run_exports import exports_of
 from repaconv.stages.verify.conversion_link import ParentLink, parent_link
@@ -102,7 +102,7 @@ def _plan(options: VerifyOptions, taken: run_folder.Run) -> _Plan:
     if given.size:
         subject.require_size(*given.size)
     engine = Path(options.engine) if options.engine else None
-    built = built_as(engine) if engine else None
+    built = build_of(engine) if engine else None
     drawn = not (options.inputs or options.images)
     rules = Rules(subject, options.rtol, options.atol, drawn=drawn, count=options.count)
     chain = chain_of(subject, exports, given, rules, engine, built)
@@ -162,12 +162,12 @@ def _add(plan: _Plan, step: Step, batch: Batch, reference: Mapping[str, Any], ro
     """Add one batch to one link."""
     asked = step.name in {*(plan.options.rtol or {}), *(plan.options.atol or {})}
     # reference and candidate of the fold are in float64, where rounding changes no top-1 prediction
-    decided = step.name == "fold" or step.compared.allowed.kind == "lossy"
+    settled = step.name == "fold" or step.compared.allowed.kind == "lossy"
     step.compared.add(
         step.run(batch),
         reference,
         labels=batch.labels,
-        undecided=None if decided else plan.subject.exact.undecided,
+        undecided=None if settled else plan.subject.exact.undecided,
         whole=batch.whole,
         rounding=None if asked else rounding,
     )
@@ -215,7 +215,7 @@ def _judged(step: Step, plan: _Plan, progress: Progress) -> Iterator[Link]:
                 where = where.model_copy(update={"module": "", "reason": "the link passes"})
             link = broken(link, where) if lossy else link.model_copy(update={"location": where})
         link = _on_card(link) if step.fallen and step.name in plan.options.require else link
-        yield unshown(link, step.unshown) if step.unshown else link
+        yield without_evidence(link, step.unshown) if step.unshown else link
 
 
 def _on_card(link: Link) -> Link:
@@ -258,7 +258,7 @@ def _artefact(plan: _Plan, links: Sequence[Link], curves: Sequence[Path], scale:
     folded, given = plan.subject.folded, plan.given
     every = [inputs for inputs, _ in _by_inputs(plan)]
     lossy = [step.inputs for step in plan.chain.steps if step.compared.allowed.kind == "lossy"]
-    labels = [given.labels, *(decided(plan.subject, each) for each in lossy)]
+    labels = [given.labels, *(scores_note(plan.subject, each) for each in lossy)]
     return VerifyArtefact(
         made_by=made_by("torch", "onnxruntime"),
         verdict=verdict_of(links),

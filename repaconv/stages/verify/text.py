@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from repaconv.core.terminal import colored, is_verbose, plain, stdout
-from repaconv.stages.shared.result_tables import accuracy_told, label, links, locations
+from repaconv.stages.shared.result_tables import accuracy_text, label, links, locations
 
 if TYPE_CHECKING:
     from repaconv.results import Link, VerifyArtefact
@@ -50,4 +50,4 @@ def _listed(names: Iterable[str]) -> str:
 def _print_accuracies(links: Sequence[Link]) -> None:
     for link in links:
         if found := link.accuracy:
-            stdout().print(accuracy_told(label(link, links), found))
+            stdout().print(accuracy_text(label(link, links), found))

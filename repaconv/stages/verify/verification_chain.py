@@ -17,7 +17,7 @@ from repaconv.results import BuildArtefact, ExportArtefact, Link, Location, Tole
 from repaconv.sources.source_model import TRAINING
 from repaconv.sources.verified_onnx_export import BF16_NOTE, runnable
 from repaconv.stages.shared.engine_files import open_engine
-from repaconv.stages.shared.evaluation_images import NONE_GIVEN, evaluation_images
+from repaconv.stages.shared.evaluation_images import NO_IMAGES, evaluation_images
 from repaconv.stages.shared.input_selection import scores_output
 from repaconv.stages.shared.lower_precision import loader_for
 from repaconv.stages.shared.run_exports import Export
@@ -154,7 +154,7 @@ def _source(rules: Rules, given: Inputs, exported: ExportArtefact | None, precis
     if precision == "fp32" or not rules.drawn:
         return Source(given)
     if exported is None or exported.images is None:
-        return Source(given, unshown=NONE_GIVEN)
+        return Source(given, unshown=NO_IMAGES)
     known = exported.images, exported.image_size
     if known not in rules.read:
         rules.read[known] = evaluation_images(rules.subject, exported, most=rules.count)

@@ -21,12 +21,12 @@ import torch
 from torch import nn
 
 from repaconv.checkpoints import read_checkpoint
-from repaconv.conversion.block_selection import Rig, converted, single_errors
-from repaconv.conversion.conversion_evaluation import Budget, Judge
+from repaconv.conversion.block_selection import SelectionData, best_conversion, single_block_errors
+from repaconv.conversion.conversion_evaluation import Budget, Evaluation
 from repaconv.conversion.head_scores import score
-from repaconv.conversion.image_splits import Part, Parted, part
-from repaconv.conversion.kernel_fitting import How
-from repaconv.conversion.plain_vit import AT_ONCE, Plain, read_plain
+from repaconv.conversion.image_splits import ImageSplits, Split, split_images
+from repaconv.conversion.kernel_fitting import ConversionSettings
+from repaconv.conversion.plain_vit import BATCH_SIZE, PlainViT, read_plain
 from repaconv.core.files import canonical_json
 from repaconv.core.progress import silent
 from repaconv.verification.input_batches import Batch, Inputs
@@ -40,23 +40,23 @@ class Row(NamedTuple):
     """What is converted: how, by which order, how many blocks."""
 
     name: str
-    how: How
+    how: ConversionSettings
     order: str = "error"
     counts: tuple[int, ...] = (HALF, ALL)
 
 
 ROWS = (
-    Row("depthwise 3x3", How(), counts=(1, 2, 3, 6)),
-    Row("depthwise 3x3, the paper's order", How(), order="sigma", counts=(1, 2, 3)),
-    Row("ensembled 3x3", How("ensembled")),
-    Row("static", How("static")),
-    Row("control: 1x1, no neighbors", How(kernel=1)),
-    Row("baseline: Gaussian kernel", How(fit="gaussian")),
-    Row("baseline: mean attention as kernel", How(fit="mean")),
+    Row("depthwise 3x3", ConversionSettings(), counts=(1, 2, 3, 6)),
+    Row("depthwise 3x3, the paper's order", ConversionSettings(), order="sigma", counts=(1, 2, 3)),
+    Row("ensembled 3x3", ConversionSettings("ensembled")),
+    Row("static", ConversionSettings("static")),
+    Row("control: 1x1, no neighbors", ConversionSettings(kernel=1)),
+    Row("baseline: Gaussian kernel", ConversionSettings(fit="gaussian")),
+    Row("baseline: mean attention as kernel", ConversionSettings(fit="mean")),
 )
 
 
-def digits() -> tuple[Part, Part]:
+def digits() -> tuple[Split, Split]:
     """To calibrate on, and held out, as the model was trained: 8 x 8 pixels enlarged to 32 x 32."""
     from sklearn.datasets import load_digits
 
@@ -65,26 +65,26 @@ def digits() -> tuple[Part, Part]:
     large = nn.functional.interpolate(grey, size=(32, 32), mode="bilinear", align_corners=False)
     images = ((large - 0.5) / 0.5).repeat(1, 3, 1, 1)
     order = np.random.RandomState(0).permutation(len(images))
-    return tuple(Part(images[some], found.target[some]) for some in (order[:1297], order[1297:]))  # type: ignore[return-value]
+    return tuple(Split(images[some], found.target[some]) for some in (order[:1297], order[1297:]))  # type: ignore[return-value]
 
 
-def calibration(training: Part) -> Parted:
+def calibration(training: Split) -> ImageSplits:
     """Parted as `repaconv convert` parts images."""
 
     def piece(start: int, stop: int) -> Batch:
         return Batch({"input": training.images[start:stop].numpy()}, labels=training.labels[start:stop])
 
-    return part(Inputs("digits", tuple(training.images.shape), piece), len(training.images))
+    return split_images(Inputs("digits", tuple(training.images.shape), piece), len(training.images))
 
 
 def measured() -> dict[str, Any]:
     """All rows."""
-    plain = Plain.of(read_plain(read_checkpoint(MODEL), {"num_heads": "4"}))
+    plain = PlainViT.of(read_plain(read_checkpoint(MODEL), {"num_heads": "4"}))
     training, held_out = digits()
     parted = calibration(training)
-    rig, held = Rig.of(plain, parted), Judge(plain.net, held_out, logits=True)
-    errors = single_errors(rig, How(), silent)
-    scores = score(plain, torch.split(parted.calibration.images, AT_ONCE), 3).with_errors(errors)
+    rig, held = SelectionData.of(plain, parted), Evaluation(plain.net, held_out, logits=True)
+    errors = single_block_errors(rig, ConversionSettings(), silent)
+    scores = score(plain, torch.split(parted.calibration.images, BATCH_SIZE), 3).with_errors(errors)
     orders = {"error": scores.by_error, "sigma": scores.by_sigma}
     return {
         "base_accuracy": float((held.right.argmax(1).numpy() == held_out.labels).mean()),
@@ -95,10 +95,10 @@ def measured() -> dict[str, Any]:
     }
 
 
-def judged(row: Row, order: tuple[int, ...], rig: Rig, held: Judge) -> Iterator[dict[str, Any]]:
+def judged(row: Row, order: tuple[int, ...], rig: SelectionData, held: Evaluation) -> Iterator[dict[str, Any]]:
     """A row for each number of blocks."""
     for count in row.counts:
-        found = converted(rig, row.how, order[:count], Budget()).made
+        found = best_conversion(rig, row.how, order[:count], Budget()).made
         link = held.link(found.net, Budget())
         error = held.tried(found.net, order[:count], Budget()).error
         figures = {"name": row.name, "order": row.order, "blocks": sorted(order[:count]), "error": error}

@@ -25,7 +25,7 @@ from repaconv.backbones.training_blocks import BlockTraits
 from repaconv.backbones.training_norms import NormTraits
 from repaconv.benchmark.machine_fingerprint import fingerprint
 from repaconv.conversion.head_scores import score
-from repaconv.conversion.plain_vit import Plain, Reading
+from repaconv.conversion.plain_vit import PlainViT, Reading
 from repaconv.core.files import canonical_json
 from repaconv.methods.dwconv.mixer_kinds import Mixer
 from repaconv.methods.dwconv.paper import ConvBlock
@@ -33,14 +33,14 @@ from repaconv.methods.dwconv.paper import ConvBlock
 BATCH = 8
 
 
-def vit_base() -> Plain:
+def vit_base() -> PlainViT:
     """The network, every block attending."""
     norm = NormTraits("layer", 1e-6)
     mixer = Mixer("attention", (False,) * 12, 3 * 768, True)
     blocks = (ConvBlock(mixer, BlockTraits(norm, norm, scale1=False, scale2=False), 3072, swiglu=False),) * 12
     config = deploy_config({"image_size": (224, 224), "patch": 16, "width": 768, "classes": 1000}, blocks)
     weights = example_weights(published_net(config, blocks), 0, {"bias": 0.1, "pos_embed": 0.3, "token": 0.3})
-    return Plain.of(replace(Reading(config=config, blocks=blocks), tensors=weights))
+    return PlainViT.of(replace(Reading(config=config, blocks=blocks), tensors=weights))
 
 
 def images(count: int) -> Iterator[Tensor]:
@@ -49,7 +49,7 @@ def images(count: int) -> Iterator[Tensor]:
         yield torch.randn(BATCH, 3, 224, 224, generator=torch.Generator().manual_seed(batch))
 
 
-def forward(plain: Plain, count: int) -> float:
+def forward(plain: PlainViT, count: int) -> float:
     """Seconds of processor time."""
     start = process_time()
     with torch.inference_mode():
@@ -58,7 +58,7 @@ def forward(plain: Plain, count: int) -> float:
     return process_time() - start
 
 
-def scored(plain: Plain, count: int) -> float:
+def scored(plain: PlainViT, count: int) -> float:
     """Likewise."""
     start = process_time()
     score(plain, images(count), 3)

@@ -11,7 +11,7 @@ import pytest
 from test_schema import STORED
 
 import repaconv as rc
-from repaconv.cli.text_and_json_output import show
+from repaconv.cli.text_and_json_output import print_result
 from repaconv.core.files import canonical_json
 from repaconv.results import (
     PREVIOUS,
@@ -73,7 +73,7 @@ def says(text: str) -> None:
 
 def shown(record, capfd) -> str:
     capfd.readouterr()
-    show(record)
+    print_result(record)
     return capfd.readouterr().out
 
 
@@ -212,8 +212,8 @@ def test_a_sweep_whose_measurements_say_nothing_does_not_say_passed(capsys):
     row |= {"worker": "this machine", "attempts": 1, "problem": ""}
     rows = tuple(SweepRow(**row, quality=quality) for quality in ("inconclusive", "trusted"))
     done = SweepArtefact(made_by={}, verdict="passed", matrix="m.yaml", resumed=0, rows=rows)
-    show(done)
-    show(done.model_copy(update={"rows": rows[1:]}))
+    print_result(done)
+    print_result(done.model_copy(update={"rows": rows[1:]}))
     last = [line for line in capsys.readouterr().out.splitlines() if "measured" in line]
     assert last[-2] == "inconclusive: 2 of 2 measured, 1 of them inconclusive, 0 from before"
     assert last[-1] == "passed: 1 of 1 measured, 0 of them inconclusive, 0 from before"

@@ -18,14 +18,22 @@ from torch import nn
 import repaconv as rc
 from repaconv.checkpoints import read_checkpoint
 from repaconv.conversion import token_merging
-from repaconv.conversion.block_activations import Place
-from repaconv.conversion.conversion_requests import Blocks, read_blocks
-from repaconv.conversion.head_scores import Moments, score, score_streams
+from repaconv.conversion.block_activations import BlockContext
+from repaconv.conversion.conversion_requests import RequestedBlocks, read_blocks
+from repaconv.conversion.head_scores import AttentionMoments, score, score_activations
 from repaconv.conversion.image_splits import role_of
-from repaconv.conversion.kernel_fitting import How, by_offset, fitted, invariance, locality, mean_kernel, window
-from repaconv.conversion.least_squares import Normal
-from repaconv.conversion.original_activations import Streams
-from repaconv.conversion.plain_vit import Plain, attended, projected, read_plain
+from repaconv.conversion.kernel_fitting import (
+    ConversionSettings,
+    by_offset,
+    convert_block,
+    invariance,
+    locality,
+    mean_kernel,
+    window,
+)
+from repaconv.conversion.least_squares import NormalEquations
+from repaconv.conversion.original_activations import OriginalActivations
+from repaconv.conversion.plain_vit import PlainViT, attention_output, queries_keys_values, read_plain
 from repaconv.conversion.sequential_conversion import convert
 from repaconv.conversion.token_merging import schedule_of
 from repaconv.core.errors import GateFailed, Refused, UsageProblem
@@ -72,7 +80,7 @@ def vit(tmp_path):
 def opened(path, **settings):
     from repaconv.checkpoints import read_checkpoint
 
-    return Plain.of(read_plain(read_checkpoint(path), {"num_heads": str(HEADS), **settings}))
+    return PlainViT.of(read_plain(read_checkpoint(path), {"num_heads": str(HEADS), **settings}))
 
 
 def asked(**more):
@@ -84,7 +92,7 @@ def asked(**more):
 
 def test_moments_are_those_of_all_images_at_once():
     attention = torch.rand(13, 2, 7, 7).softmax(-1)
-    seen = Moments()
+    seen = AttentionMoments()
     for few in attention.split(4):
         seen.add(few, 1)
     among = attention[:, :, 1:, 1:].double().numpy()
@@ -113,7 +121,7 @@ def test_a_convolution_is_local_and_the_same_everywhere():
 
 def test_least_squares_find_what_was_planted_and_stay_where_nothing_is_known():
     features, weights = torch.randn(200, 4), torch.randn(5, 3, dtype=torch.float64)
-    normal = Normal()
+    normal = NormalEquations()
     for some in features.split(50):
         normal.add(some, torch.cat([some, torch.ones(len(some), 1)], 1).double() @ weights)
     assert torch.allclose(normal.solve(ridge=1e-9).weights, weights, atol=1e-6)
@@ -134,11 +142,14 @@ def test_attention_that_is_a_convolution_is_found(vit):
     attn = plain.blocks[0].attn
     with torch.no_grad():
         attn.qkv.weight[: 2 * WIDTH] = 0
-        streams = Streams(plain, torch.from_numpy(images(60)))
+        streams = OriginalActivations(plain, torch.from_numpy(images(60)))
         x = streams.at(0).into
-        place = Place(plain, 0, *streams.at(0), x)
-        for how in (How("static"), How(kernel=3)):  # attention is uniform: the mean of all, which the mean term has
-            found = fitted(place, how).module(x)
+        place = BlockContext(plain, 0, *streams.at(0), x)
+        for how in (
+            ConversionSettings("static"),
+            ConversionSettings(kernel=3),
+        ):  # attention is uniform: the mean of all, which the mean term has
+            found = convert_block(place, how).module(x)
             wanted = plain.blocks[0](x)
             patches = slice(plain.config.prefix, None)
             assert (found - wanted)[:, patches].norm() < 0.05 * wanted[:, patches].norm()
@@ -149,25 +160,29 @@ def test_later_fits_mend_what_earlier_blocks_lost(vit):
     plain, given = opened(vit), torch.from_numpy(images(200))
 
     with torch.no_grad():
-        streams = Streams(plain, given)
+        streams = OriginalActivations(plain, given)
         right, x = plain.net(given), plain.net.embed(given)
         apart = x
         for index, block in enumerate(plain.blocks):
-            place = Place(plain, index, *streams.at(index), x)
-            apart = fitted(place, How()).module(apart) if index < 2 else block(apart)
+            place = BlockContext(plain, index, *streams.at(index), x)
+            apart = convert_block(place, ConversionSettings()).module(apart) if index < 2 else block(apart)
             x = block(x)
 
         def error(found):
             return float((found - right).norm() / right.norm())
 
-        mended, by_hand = (convert(streams, (0, 1), how).net(given) for how in (How(), How(fit="mean")))
+        mended, by_hand = (
+            convert(streams, (0, 1), how).net(given) for how in (ConversionSettings(), ConversionSettings(fit="mean"))
+        )
         assert error(mended) < error(plain.net.read_out(apart)) < error(by_hand)
 
 
 def test_the_last_layer_of_an_ffn_mends_what_w_o_could_not(vit):
     """LayerScale goes into it; what stands for the block in the checkpoint is what the module computes."""
     plain, given = opened(vit), torch.from_numpy(images(100))
-    alone, mended = (convert(Streams(plain, given), (0, 1), How(ffn=ffn)) for ffn in (False, True))
+    alone, mended = (
+        convert(OriginalActivations(plain, given), (0, 1), ConversionSettings(ffn=ffn)) for ffn in (False, True)
+    )
     with torch.no_grad():
         x = plain.net.embed(given)
         right, before, after = plain.blocks[0](x), alone.net.blocks[0](x), mended.net.blocks[0](x)
@@ -180,22 +195,22 @@ def test_the_last_layer_of_an_ffn_mends_what_w_o_could_not(vit):
 
 def test_streams_are_those_of_the_network_whether_or_not_they_can_be_held(vit, monkeypatch):
     plain, given = opened(vit), torch.from_numpy(images(20))
-    held, scores = Streams(plain, given), None
+    held, scores = OriginalActivations(plain, given), None
     for most in (2**30, 0):
-        monkeypatch.setattr("repaconv.conversion.original_activations.HELD", most)
-        streams = Streams(plain, given)
+        monkeypatch.setattr("repaconv.conversion.original_activations.CACHE_BYTES", most)
+        streams = OriginalActivations(plain, given)
         x = plain.net.embed(given)
         with torch.inference_mode():
             for index, block in enumerate(plain.blocks):
                 into, mixed = streams.at(index)
                 assert torch.equal(into, held.at(index).into)
                 assert torch.allclose(into, x, atol=1e-5)
-                assert torch.allclose(mixed, attended(block, x, HEADS), atol=1e-5)
+                assert torch.allclose(mixed, attention_output(block, x, HEADS), atol=1e-5)
                 x = block(x)
             assert torch.allclose(streams.outputs(), plain.net(given), atol=1e-5)
             assert torch.equal(streams.first(7).at(1).into, streams.at(1).into[:7])
         assert len(streams._known) == (DEPTH if most else 1)
-        found = score_streams(streams, 3)
+        found = score_activations(streams, 3)
         assert scores is None or scores == found.blocks
         scores = found.blocks
     whole = score(plain, torch.split(given, 16), 3)
@@ -239,7 +254,7 @@ def oracle(weights, block, x):
 @pytest.mark.parametrize("kind", ["depthwise", "static"])
 def test_a_converted_block_is_what_its_weights_say(vit, kind):
     plain = opened(vit)
-    found = convert(Streams(plain, torch.from_numpy(images(40))), (1,), How(kind))
+    found = convert(OriginalActivations(plain, torch.from_numpy(images(40))), (1,), ConversionSettings(kind))
     block, x = found.net.blocks[1].double(), torch.randn(1, 19, WIDTH, dtype=torch.float64)
     given = block.attn(block.norm1(x))[0].detach().numpy()
     assert np.allclose(given, oracle(found.reading.tensors, 1, x[0].numpy()), atol=1e-9)
@@ -343,7 +358,7 @@ def test_the_page_has_the_figures_of_the_result():
 
 
 def test_blocks_are_read_or_refused():
-    assert read_blocks("auto", 6) == Blocks()
+    assert read_blocks("auto", 6) == RequestedBlocks()
     assert read_blocks("3", 6).number == 3
     assert read_blocks("5,0", 6).named == (0, 5)
     assert read_blocks("2,", 6).named == (2,)
@@ -450,7 +465,7 @@ def test_twins_merge_without_loss(tmp_path, tokens, pool):
     x[..., 2:4], x[..., 6:8] = x[..., :2], x[..., 4:6]
     settings = {"num_heads": "3", "pool": pool}
     plain, given = opened("twins.pth", pool=pool).net.double(), torch.from_numpy(x).double()
-    merged, _ = token_merging.merged(read_checkpoint("twins.pth"), {**settings, "schedule": "8,0,0"})
+    merged, _ = token_merging.with_merging(read_checkpoint("twins.pth"), {**settings, "schedule": "8,0,0"})
     merged = merged.double()
     with torch.inference_mode():
         assert merged.blocks[0](plain.embed(given))[0].shape == (6, 3 * tokens + 8, WIDTH)
@@ -512,8 +527,8 @@ def test_heads_are_replaced_one_by_one(vit):
     plain, x = opened("flat.pth"), torch.randn(1, 16, WIDTH)
     head = slice(4, 8)
     with torch.inference_mode():
-        _, _, v = projected(plain.blocks[0], x, HEADS)
-        mixed = attended(plain.blocks[0], x, HEADS)[0].double()
+        _, _, v = queries_keys_values(plain.blocks[0], x, HEADS)
+        mixed = attention_output(plain.blocks[0], x, HEADS)[0].double()
         values = v[0, 1].double()  # of head 1, [16, 4]
         around = nn.functional.unfold(values.T.reshape(1, 4, 4, 4), 3, padding=1).view(4, 9, 16)
         kernels, mean = w["blocks.0.attn.dw.weight"][head].view(4, 1, 9), w["blocks.0.attn.mean"][head]
@@ -596,13 +611,13 @@ def test_blocks_before_the_first_that_merges_are_chosen(vit):
 def test_what_is_solved_is_the_least_squares_solution_and_its_condition_that_in_the_one_norm():
     random = torch.Generator().manual_seed(0)
     rows, targets = (torch.randn(5, 60, n, generator=random) for n in (7, 2))
-    normal = Normal()
+    normal = NormalEquations()
     normal.add(rows, targets)
     solved = normal.solve(ridge=0.0)
     whole = torch.cat([rows, torch.ones(5, 60, 1)], -1).double()
     assert torch.allclose(solved.weights, torch.linalg.lstsq(whole, targets.double()).solution, rtol=1e-10)
     assert solved.condition == pytest.approx(float(torch.linalg.cond(whole.mT @ whole, 1).max()))
-    dead = Normal()
+    dead = NormalEquations()
     dead.add(torch.zeros(60, 7), targets[0])
     assert dead.solve().weights.isfinite().all()
     assert dead.solve().condition == sys.float_info.max

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import repaconv as rc
-from repaconv.cli.text_and_json_output import show
+from repaconv.cli.text_and_json_output import print_result
 from repaconv.core.errors import UsageProblem
 from repaconv.results import Check, RecipeRun
 from repaconv.stages.recipe.recipe_file import RecipeProblem
@@ -68,9 +68,9 @@ def test_what_did_not_pass_is_named_with_why(capfd):
 
     checks = (check("agreement", "passed"), check("latency", "not verified", "orin-nano is not this machine"))
     done = RecipeRun(recipe="r", run="", exit_code=0, checks=checks)
-    show(done)
+    print_result(done)
     out = " ".join(capfd.readouterr().out.split())
     assert "1 of 2 checks passed; bench: latency not verified (orin-nano is not this machine)" in out
-    show(done.model_copy(update={"checks": (*checks, check("stored", "failed")), "exit_code": 1}))
+    print_result(done.model_copy(update={"checks": (*checks, check("stored", "failed")), "exit_code": 1}))
     assert "1 of 3 checks passed; " in (out := " ".join(capfd.readouterr().out.split()))
     assert "; bench: stored failed" in out

@@ -25,12 +25,12 @@ from test_bundle import trtexec_of
 import repaconv as rc
 from repaconv.core import plugins
 from repaconv.core.errors import EnvironmentProblem, Refused, UsageProblem
-from repaconv.distributed.benchmark_jobs import Job, Model, resolved, run_job
+from repaconv.distributed.benchmark_jobs import Job, Model, run_job, target_definition
 from repaconv.distributed.dask_cluster import _no_answer
 from repaconv.distributed.options import ClusterOptions
-from repaconv.distributed.remote_bench import _folder_on, bench_by_ssh, bench_on
+from repaconv.distributed.remote_bench import _folder_on, bench_by_ssh, bench_on_worker
 from repaconv.distributed.sweep import read_matrix, sweep
-from repaconv.distributed.tuning_on_cluster import on_workers
+from repaconv.distributed.tuning_on_cluster import measurer_on_workers
 from repaconv.stages.bench.options import BenchOptions
 from repaconv.stages.tune.options import TuneOptions
 
@@ -161,7 +161,7 @@ def test_a_sweep_with_a_worker_killed_in_the_middle_loses_and_doubles_nothing(re
         # a run of its own, its training form beside it
         rc.fold("repavit.pth", settings=SETTINGS["repavit"])
         rc.export()
-        done = bench_on(at(cluster.address, wait_s=PATIENCE_S), BenchOptions(rounds=30))
+        done = bench_on_worker(at(cluster.address, wait_s=PATIENCE_S), BenchOptions(rounds=30))
         assert [row.name for row in done.latencies] == ["deploy form", "training form"]
         assert done.ratio.subject == "deploy form"
         assert done.agreement.verdict == "passed"
@@ -171,10 +171,10 @@ def test_a_sweep_with_a_worker_killed_in_the_middle_loses_and_doubles_nothing(re
         with pytest.raises(
             EnvironmentProblem, match=r"no worker for arm64 connected within 0 s; .* workers for x86-64"
         ):
-            bench_on(at(cluster.address, wait_s=0), BenchOptions(target="arm64"))
-    monkeypatch.setattr("repaconv.distributed.dask_cluster.ANSWERS_S", 1)
+            bench_on_worker(at(cluster.address, wait_s=0), BenchOptions(target="arm64"))
+    monkeypatch.setattr("repaconv.distributed.dask_cluster.ANSWER_TIMEOUT_S", 1)
     with pytest.raises(EnvironmentProblem, match="no answer from"):
-        bench_on(at("tcp://127.0.0.1:9"), BenchOptions())
+        bench_on_worker(at("tcp://127.0.0.1:9"), BenchOptions())
     assert repaconv("bench", "--scheduler", "tcp://127.0.0.1:9")[0] == 3
 
 
@@ -228,18 +228,18 @@ def test_tls_from_end_to_end(tiny):
         safe = at(
             cluster.address, wait_s=PATIENCE_S, **dict(zip(("tls_ca", "tls_cert", "tls_key"), files, strict=True))
         )
-        done = bench_on(safe, BenchOptions(rounds=3))
+        done = bench_on_worker(safe, BenchOptions(rounds=3))
         assert "on the worker safe" in done.note
-        there = on_workers(safe, TuneOptions())
+        there = measurer_on_workers(safe, TuneOptions())
         tuned = rc.tune(measurer=there, rounds=3, rewrites=["norm-in-place", "mean-as-pool"])
         assert any(row.ratio is not None for row in tuned.candidates)
         with pytest.raises(EnvironmentProblem, match="requires TLS"):
-            bench_on(at(cluster.address), BenchOptions())
+            bench_on_worker(at(cluster.address), BenchOptions())
         plain = cluster.address.replace("tls://", "tcp://")
         with pytest.raises(EnvironmentProblem, match="no answer from"):
-            bench_on(at(plain), BenchOptions())
+            bench_on_worker(at(plain), BenchOptions())
     with pytest.raises(EnvironmentProblem, match="TLS needs three files"):
-        bench_on(at("tls://127.0.0.1:9", tls_ca=files[0]), BenchOptions())
+        bench_on_worker(at("tls://127.0.0.1:9", tls_ca=files[0]), BenchOptions())
 
 
 @pytest.mark.slow
@@ -350,7 +350,7 @@ def test_a_sweep_keeps_answers_to_its_own_questions_that_say_something(tiny, mon
 def test_a_model_that_is_not_what_its_hash_says_is_not_run(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     models = (Model(name="m", sha256="0" * 64),)
-    target = resolved("x86-64")
+    target = target_definition("x86-64")
     job = Job.of(target, models, BenchOptions())
     with pytest.raises(Refused, match="changed in transit"):
         run_job(job.model_dump(mode="json"), {"0" * 64: b"something"})

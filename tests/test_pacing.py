@@ -11,10 +11,17 @@ import torch
 from test_converting import HEADS, images, opened, plain_weights
 
 import repaconv as rc
-from repaconv.conversion.kernel_fitting import How
-from repaconv.conversion.original_activations import Streams
+from repaconv.conversion.kernel_fitting import ConversionSettings
+from repaconv.conversion.original_activations import OriginalActivations
 from repaconv.conversion.sequential_conversion import convert
-from repaconv.conversion.speed_target_search import NEAR, SHAPES, Costs, Tokens, fewest, paced
+from repaconv.conversion.speed_target_search import (
+    SHAPES,
+    SPEEDUP_TOLERANCE,
+    CostModel,
+    TokenCounts,
+    fewest_blocks,
+    schedule_for_speedup,
+)
 from repaconv.core.errors import EnvironmentProblem, GateFailed, UsageProblem
 from repaconv.core.files import canonical_json
 from repaconv.core.progress import silent
@@ -22,13 +29,13 @@ from repaconv.results import Pace, Raced, Ratio, Trade, Tried
 from repaconv.stages.convert.speed_target import SpeedMeasurement, speed_search
 from repaconv.stages.shared.common_checks import load_target
 
-VIT_B = Tokens(12, 1, 196)
+VIT_B = TokenCounts(12, 1, 196)
 
 
 def test_a_total_is_shared_in_every_shape_and_nothing_merges_that_is_not_there():
-    assert Tokens(4, 1, 16).schedule(7, "even") == (3, 2, 2, 0)
-    assert Tokens(4, 1, 16).schedule(6, "falling") == (3, 2, 1, 0)
-    assert Tokens(4, 1, 16).schedule(6, "early") == (3, 3, 0, 0)
+    assert TokenCounts(4, 1, 16).schedule(7, "even") == (3, 2, 2, 0)
+    assert TokenCounts(4, 1, 16).schedule(6, "falling") == (3, 2, 1, 0)
+    assert TokenCounts(4, 1, 16).schedule(6, "early") == (3, 3, 0, 0)
     for shape in SHAPES:
         for schedule in VIT_B.schedules(shape):
             left = VIT_B.patches
@@ -38,7 +45,7 @@ def test_a_total_is_shared_in_every_shape_and_nothing_merges_that_is_not_there()
         totals = [sum(each) for each in VIT_B.schedules(shape)]
         assert totals == sorted(totals)
         assert totals[0] == 1
-    assert Tokens(2, 1, 4).schedules("even") == [(1, 0), (2, 0)]
+    assert TokenCounts(2, 1, 4).schedules("even") == [(1, 0), (2, 0)]
 
 
 TOKENS = (49, 74, 98, 123, 147, 172, 197)
@@ -70,8 +77,8 @@ def test_the_schedule_reaches_the_speed_and_is_corrected_by_measuring(wanted):
         asked.append(list(schedules))
         return speeds(schedules)
 
-    found = paced(VIT_B, wanted, measured, lambda schedule: float(sum(schedule[:6])))
-    assert abs(speeds([found.schedule])[found.schedule] / wanted - 1) <= NEAR
+    found = schedule_for_speedup(VIT_B, wanted, measured, lambda schedule: float(sum(schedule[:6])))
+    assert abs(speeds([found.schedule])[found.schedule] / wanted - 1) <= SPEEDUP_TOLERANCE
     assert set(VIT_B.probes()) <= set(found.speeds)
     assert len(asked) <= 5
     assert all(len(each) == 1 for each in asked[1:])
@@ -79,18 +86,20 @@ def test_the_schedule_reaches_the_speed_and_is_corrected_by_measuring(wanted):
 
 def test_among_shapes_what_costs_least_is_taken():
     for shape in SHAPES:
-        found = paced(VIT_B, 1.4, speeds, lambda each, shape=shape: 0 if each in VIT_B.schedules(shape) else 1)
+        found = schedule_for_speedup(
+            VIT_B, 1.4, speeds, lambda each, shape=shape: 0 if each in VIT_B.schedules(shape) else 1
+        )
         assert found.schedule in VIT_B.schedules(shape)
 
 
 def test_what_no_schedule_reaches_is_none():
-    assert paced(VIT_B, 9.0, speeds, sum) is None
-    assert paced(Tokens(2, 1, 4), 1.3, lambda all_: dict.fromkeys(all_, 0.9), sum) is None
+    assert schedule_for_speedup(VIT_B, 9.0, speeds, sum) is None
+    assert schedule_for_speedup(TokenCounts(2, 1, 4), 1.3, lambda all_: dict.fromkeys(all_, 0.9), sum) is None
 
 
 def test_costs_are_right_where_they_were_measured_and_never_negative():
     known = {each: 1 / speed for each, speed in speeds(VIT_B.probes()).items()}
-    costs = Costs(VIT_B, known)
+    costs = CostModel(VIT_B, known)
     assert all(costs.of(each) == pytest.approx(share) for each, share in known.items())
     assert min(costs.weights) >= 0
     for shape in SHAPES:
@@ -106,7 +115,7 @@ def test_no_more_blocks_are_replaced_than_it_takes(wanted, count):
         asked.append(blocks)
         return 1 / (1 - 0.033 * blocks - 0.02 * (blocks > 6))
 
-    assert fewest(12, wanted, speed) == count
+    assert fewest_blocks(12, wanted, speed) == count
     assert len(asked) <= 6
 
 
@@ -199,7 +208,7 @@ def test_a_race_is_run_and_recorded_and_what_is_not_reached_leaves_nothing(tmp_p
     assert refused.value.code == "convert.speedup"
     assert not Path("repaconv-out").exists()
     plain = opened("vit.pth")
-    made = convert(Streams(plain, torch.from_numpy(images(8))), (1,), How())
+    made = convert(OriginalActivations(plain, torch.from_numpy(images(8))), (1,), ConversionSettings())
     with speed_search(1.5, load_target("x86-64"), plain.reading, Path(), silent) as race:
         found = race.speeds({(1,): (made.reading, "dwconv"), (2,): (plain.reading, "dwconv")})
         told = race.told((1,), "blocks", Path())

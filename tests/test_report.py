@@ -20,7 +20,7 @@ from conftest import save_tiny
 from debian import install
 
 import repaconv as rc
-from repaconv.cli.demo import run_demo, run_five
+from repaconv.cli.demo import run_demo, run_trained_networks
 from repaconv.cli.main import main
 from repaconv.core.errors import UsageProblem
 from repaconv.models import METHODS
@@ -403,7 +403,7 @@ def test_what_nothing_beats_is_bold_in_the_picture():
 
 @pytest.mark.slow
 def test_the_demo_compares_five_trained_networks(browse):
-    assert run_five(Path("demo"), 20, quiet=True) == 0
+    assert run_trained_networks(Path("demo"), 20, quiet=True) == 0
     found, console = browse(Path("demo/index.html"), PHONE)
     assert (console, found["wide"], found["svgs"]) == ([], [], 1)
     assert found["scroll"] <= PHONE

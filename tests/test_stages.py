@@ -16,7 +16,7 @@ from conftest import TINY
 import repaconv as rc
 from repaconv import models
 from repaconv.backbones import blockwise_vit
-from repaconv.cli.text_and_json_output import envelope
+from repaconv.cli.text_and_json_output import print_json
 from repaconv.core.errors import EnvironmentProblem, GateFailed, Refused, UsageProblem
 from repaconv.core.files import read_artefact, write_artefact, write_text
 from repaconv.graph.model_rewriting import rewritten
@@ -259,7 +259,7 @@ def test_what_is_no_number_is_json_all_the_same_and_reads_back(tmp_path, capfd):
     broken = np.array([[1.0, np.nan], [np.inf, 0.0]])
     link = judge("onnx", ("a", np.ones((2, 2))), ("b", broken), logits=True, tolerance=tolerance("onnx"))
     write_artefact(path := tmp_path / "link.json", link)
-    envelope("verify", 1, link.model_dump(mode="json"))
+    print_json("verify", 1, link.model_dump(mode="json"))
 
     def bare(name):
         raise AssertionError(f"{name} is no JSON")

@@ -27,7 +27,7 @@ from repaconv.core import terminal
 from repaconv.core.errors import Refused, RepaconvError
 from repaconv.core.files import sha256_of, sha256_of_bytes
 from repaconv.core.run_folder import Run, fold_of
-from repaconv.distributed.benchmark_jobs import Job, Model, resolved, run_job
+from repaconv.distributed.benchmark_jobs import Job, Model, run_job, target_definition
 from repaconv.engines import crash_guard
 from repaconv.sources.named_architectures import of_folder
 from repaconv.stages.bench.options import BenchOptions
@@ -148,7 +148,7 @@ def test_names_of_a_file_cannot_break_a_sentence(tmp_path):
 @pytest.mark.parametrize("kind", list(records.shown()), ids=lambda kind: kind.__name__)
 def test_names_of_a_file_are_letters_on_a_terminal(capsys, kind):
     """``[/x]`` ended in a traceback, and escapes reached the terminal."""
-    text_and_json_output.show(records.hostile(kind))
+    text_and_json_output.print_result(records.hostile(kind))
     said = capsys.readouterr().out
     assert "\x1b" not in said
     assert "[/x]" in said
@@ -322,7 +322,9 @@ def test_a_job_says_what_is_measured_and_nothing_of_this_machine(tmp_path, monke
     )
     content = graphs.tokens().SerializeToString()
     sha256 = sha256_of_bytes(content)
-    job = Job.of(resolved("x86-64"), (Model(name="m", sha256=sha256),), BenchOptions(batch=1)).model_dump(mode="json")
+    job = Job.of(target_definition("x86-64"), (Model(name="m", sha256=sha256),), BenchOptions(batch=1)).model_dump(
+        mode="json"
+    )
     elsewhere = [{"name": "m", "sha256": "../x"}]
     for wrong in ({**job, "models": []}, {**job, "target": {}}, {**job, "models": elsewhere}, {}):
         with pytest.raises(Refused) as caught:

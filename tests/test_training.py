@@ -16,14 +16,14 @@ from train import textures
 import repaconv as rc
 from repaconv.checkpoints import read_checkpoint
 from repaconv.conversion.finetuning import training_loop
-from repaconv.conversion.finetuning.distillation_targets import moved
+from repaconv.conversion.finetuning.distillation_targets import augment
 from repaconv.conversion.finetuning.dwconv_gates import cool_to
 from repaconv.conversion.finetuning.original_networks import read_original
-from repaconv.conversion.finetuning.trainable_batchnorm import LearningBatchNorm, settle
+from repaconv.conversion.finetuning.trainable_batchnorm import LearningBatchNorm, recompute_statistics
 from repaconv.conversion.finetuning.training_loop import whitened
-from repaconv.conversion.finetuning.training_plan import Course
-from repaconv.conversion.image_splits import part, role_in_training, role_of
-from repaconv.conversion.plain_vit import Plain, attended, read_plain
+from repaconv.conversion.finetuning.training_plan import TrainingPlan
+from repaconv.conversion.image_splits import role_in_training, role_of, split_images
+from repaconv.conversion.plain_vit import PlainViT, attention_output, read_plain
 from repaconv.core.errors import Refused, UsageProblem
 from repaconv.methods.nondeep.reading import understood
 from repaconv.verification.input_batches import Batch, Inputs
@@ -189,19 +189,19 @@ def test_images_that_a_conversion_fitted_or_chose_by_only_train():
     assert {now for before, now in roles if before != "test"} == {"calibration"}
     assert {now for before, now in roles if before == "test"} == {"validation", "test"}
     inputs = Inputs("some", given.shape, lambda start, stop: Batch({"input": given[start:stop]}))
-    parted = part(inputs, 300, role_in_training)
+    parted = split_images(inputs, 300, role_in_training)
     assert [len(each.images) for each in parted] == [
         sum(now == role for _, now in roles) for role in ("calibration", "validation", "test")
     ]
 
 
 def test_rate_and_changes_of_images_are_of_the_step_alone():
-    pace = training_loop.Pace(3, 8, 1, 1e-3, 0, lower=False)
+    pace = training_loop.TrainingSettings(3, 8, 1, 1e-3, 0, lower=False)
     assert pace.rate_at(0.0) == 0
     assert pace.rate_at(training_loop.WARMUP) == pytest.approx(1e-3)
     assert pace.rate_at(1.0) == pytest.approx(0, abs=1e-12)
     some = torch.from_numpy(images(4))
-    first, second = (moved(some, torch.Generator().manual_seed(3)) for _ in range(2))
+    first, second = (augment(some, torch.Generator().manual_seed(3)) for _ in range(2))
     assert torch.equal(first, second)
     assert not torch.equal(first, some)
 
@@ -209,7 +209,7 @@ def test_rate_and_changes_of_images_are_of_the_step_alone():
 def test_statistics_are_those_of_all_images_with_the_weights_of_now():
     net = torch.nn.Sequential(torch.nn.Linear(6, 6), LearningBatchNorm(6, 1e-5)).eval()
     given = torch.randn(48, 7, 6)
-    settle(net, given.split(16))
+    recompute_statistics(net, given.split(16))
     behind = net[0](given).flatten(0, 1)
     assert torch.allclose(net[1].running_mean, behind.mean(0), atol=1e-6)
     assert torch.allclose(net[1].running_var, behind.var(0), rtol=0.05)
@@ -248,7 +248,7 @@ def test_an_ordinary_network_becomes_a_method_s_and_folds(vit, method):
 
 
 def opened(path, **settings):
-    return Plain.of(read_plain(read_checkpoint(path), {"num_heads": str(HEADS), **settings}))
+    return PlainViT.of(read_plain(read_checkpoint(path), {"num_heads": str(HEADS), **settings}))
 
 
 def test_branches_that_are_apart_are_the_blocks_beside_each_other(vit):
@@ -258,7 +258,7 @@ def test_branches_that_are_apart_are_the_blocks_beside_each_other(vit):
     plain, given = opened(vit), torch.from_numpy(images(3))
     with torch.no_grad():
         x = plain.net.embed(given)
-        x = x + sum(b.ls1(b.attn.proj(attended(b, x, HEADS))) for b in plain.blocks)
+        x = x + sum(b.ls1(b.attn.proj(attention_output(b, x, HEADS))) for b in plain.blocks)
         x = x + sum(b.ls2(b.mlp(b.norm2(x))) for b in plain.blocks)
         assert torch.allclose(net(given), plain.net.read_out(x), atol=1e-4)
 
@@ -298,10 +298,10 @@ def test_pooling_becomes_the_nearest_affine(vit):
 
 def test_gates_cool_from_a_choice_by_chance_to_the_largest(vit):
     rc.convert("flat.pth", inputs="x.npz", to="training-form", blocks="2", **VIT)
-    from repaconv.conversion.finetuning.method_training_forms import course_of
+    from repaconv.conversion.finetuning.method_training_forms import training_plan_of
 
     found = read_checkpoint(Path("repaconv-out/flat-dwconv/converted.safetensors"))
-    course: Course = course_of("dwconv", found, {})
+    course: TrainingPlan = training_plan_of("dwconv", found, {})
     net = course.net.train()
     cool_to(net, 0.0)
     soft = net._gates()

@@ -82,7 +82,7 @@ class ViTConfig:
 
 
 BlockFactory = Callable[[ViTConfig, int], nn.Module]
-"""Builds one block: (config, index) -> `Tokens` -> `Tokens`."""
+"""Builds one block: (config, index) -> `TokenCounts` -> `TokenCounts`."""
 
 
 class PatchEmbed(nn.Module):

@@ -39,7 +39,7 @@ ENVIRONMENT = "Environment"
 # A command takes an `Options` object. Typer sees one parameter per field instead.
 
 
-def joined(command: Callable[..., Any]) -> Callable[..., Any]:
+def with_typer_parameters(command: Callable[..., Any]) -> Callable[..., Any]:
     """Return the command with one Typer parameter per field of its `Options` (Typer reads signatures)."""
     hints = {name: _as_written(hint) for name, hint in get_type_hints(command, include_extras=True).items()}
     own = signature(command).parameters
@@ -50,7 +50,7 @@ def joined(command: Callable[..., Any]) -> Callable[..., Any]:
             if name in types:
                 yield from map(_option, options_of(types[name]))
             else:
-                yield parameter.replace(annotation=_completed(name, hints[name]), kind=Parameter.KEYWORD_ONLY)
+                yield parameter.replace(annotation=_with_completion(name, hints[name]), kind=Parameter.KEYWORD_ONLY)
         if "quiet" in own:
             all_of_it = typer.Option(False, "-v", "--verbose", help="Print every row and column of tables.")
             yield Parameter("verbose", Parameter.KEYWORD_ONLY, default=all_of_it, annotation=bool)
@@ -58,7 +58,7 @@ def joined(command: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(command)
     def called(**typed: Any) -> Any:
         set_verbose(typed.pop("verbose", False))
-        return command(**{name: _made(types[name], typed) if name in types else typed[name] for name in own})
+        return command(**{name: _options_from(types[name], typed) if name in types else typed[name] for name in own})
 
     listed = sorted(options(), key=_panel)
     called.__signature__ = signature(command).replace(parameters=listed)  # type: ignore[attr-defined]
@@ -85,7 +85,7 @@ def _as_written(hint: Any) -> Any:
     return inside[0] if inside and not hasattr(hint, "__metadata__") else hint
 
 
-def _made(options: type[Options], typed: Mapping[str, Any]) -> Options:
+def _options_from(options: type[Options], typed: Mapping[str, Any]) -> Options:
     """Create the options object; options that were not given on the command line have their defaults."""
     return options(
         **{each.name: each.read(typed[each.name]) for each in options_of(options) if typed[each.name] is not None}
@@ -96,7 +96,7 @@ def _is_options(hint: Any) -> bool:
     return isinstance(hint, type) and issubclass(hint, Options)
 
 
-def _completed(name: str, hint: Any) -> Any:
+def _with_completion(name: str, hint: Any) -> Any:
     """Add shell completion to the annotation of an argument. Commands share annotations, so it is copied."""
     offered, described = completion_of(name), getattr(hint, "__metadata__", ())
     if offered is None or not described:
@@ -155,7 +155,7 @@ class Strict(TyperCommand):
         refuse_idle(str(ctx.info_name), ctx.params, flags)
         for options in getattr(self.callback, "options_types", ()):
             hint = f"Leave it out, and see `repaconv {ctx.info_name} --help`."
-            refuse_without_effect(_made(options, ctx.params), flags, hint)
+            refuse_without_effect(_options_from(options, ctx.params), flags, hint)
         return super().invoke(ctx)
 
 
@@ -167,7 +167,7 @@ class _Commands(typer.Typer):
         register = super().command(*names, cls=Strict, **settings)
 
         def joining(command: Command) -> Command:
-            register(joined(command))
+            register(with_typer_parameters(command))
             return command
 
         return joining
@@ -220,7 +220,7 @@ InspectArgument = Annotated[
 ]
 
 
-def finish(
+def run_and_exit(
     command: str,
     format: Format,
     quiet: bool,
@@ -229,7 +229,7 @@ def finish(
 ) -> None:
     """Run a stage, print its result (by ``shown``, or by `show`), and exit with the code of its verdict."""
     from repaconv.cli import text_and_json_output
-    from repaconv.cli.text_and_json_output import show
+    from repaconv.cli.text_and_json_output import print_result
 
     with text_and_json_output.progress(quiet=quiet or format is Format.json) as progress:
         done = stage(progress=progress)
@@ -238,11 +238,13 @@ def finish(
     if not code and (unproved or getattr(done, "inconclusive", False)):
         code = 5
     if format is Format.json:
-        text_and_json_output.envelope(command, code, text_and_json_output.plain_data(done))
+        text_and_json_output.print_json(command, code, text_and_json_output.plain_data(done))
     else:
-        text_and_json_output.files(getattr(done, "input_files", ()), getattr(done, "output_files", ()), quiet=quiet)
-        (shown or show)(done)
-        text_and_json_output.overridden(getattr(done, "unverified", ()))
+        text_and_json_output.print_files(
+            getattr(done, "input_files", ()), getattr(done, "output_files", ()), quiet=quiet
+        )
+        (shown or print_result)(done)
+        text_and_json_output.print_overridden(getattr(done, "unverified", ()))
         if not code and not quiet:
-            text_and_json_output.next_step(command, done)
+            text_and_json_output.print_next_step(command, done)
     raise typer.Exit(code)

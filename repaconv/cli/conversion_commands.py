@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from repaconv.cli.command_options import SEARCH, FoldArgument, Format, FormatOption, Quiet, RunArgument, app, finish
+from repaconv.cli.command_options import (
+    SEARCH,
+    FoldArgument,
+    Format,
+    FormatOption,
+    Quiet,
+    RunArgument,
+    app,
+    run_and_exit,
+)
 from repaconv.stages.convert.options import ConvertOptions, FinetuneOptions, ScoreOptions
 
 
@@ -16,7 +25,7 @@ def score(
     """Score how close each attention head of a plain vision transformer is to a convolution, on your images."""
     from repaconv.stages.convert.score import score_by
 
-    finish("score", format, quiet, lambda progress: score_by(options, checkpoint, progress=progress))
+    run_and_exit("score", format, quiet, lambda progress: score_by(options, checkpoint, progress=progress))
 
 
 @app.command(rich_help_panel=SEARCH, epilog="Example: repaconv convert vit.pth --images calibration/ --blocks 6")
@@ -32,7 +41,7 @@ def convert(
     """
     from repaconv.stages.convert.stage import convert_by
 
-    finish("convert", format, quiet, lambda progress: convert_by(options, checkpoint, progress=progress))
+    run_and_exit("convert", format, quiet, lambda progress: convert_by(options, checkpoint, progress=progress))
 
 
 @app.command(
@@ -50,4 +59,4 @@ def finetune(
     """
     from repaconv.stages.convert.finetune import finetune_by
 
-    finish("finetune", format, quiet, lambda progress: finetune_by(options, run, progress=progress))
+    run_and_exit("finetune", format, quiet, lambda progress: finetune_by(options, run, progress=progress))

@@ -13,7 +13,7 @@ from repaconv.stages.report.text import show_report
 SEED = 0
 
 
-def run_five(out: Path, rounds: int | None, *, quiet: bool) -> int:
+def run_trained_networks(out: Path, rounds: int | None, *, quiet: bool) -> int:
     """Run all stages on the trained networks of five methods, and compare them in one report.
 
     Returns:
@@ -24,15 +24,15 @@ def run_five(out: Path, rounds: int | None, *, quiet: bool) -> int:
 
     with text_and_json_output.progress(quiet=quiet) as progress:
         for method in models.METHODS:
-            _walk(models.checkpoint(method), out / method, rounds, _told_of(method, progress))
+            _run_all_stages(models.checkpoint(method), out / method, rounds, _progress_for(method, progress))
         runs = [out / method for method in models.METHODS]
         done = repaconv.compare_runs(runs, out=out / "index.html", progress=progress)
-    text_and_json_output.files((), done.output_files, quiet=quiet)
+    text_and_json_output.print_files((), done.output_files, quiet=quiet)
     show_report(done)
     return 1 if done.verdict == "failed" else 0
 
 
-def _walk(checkpoint: Path, run: Path, rounds: int | None, progress: Progress) -> None:
+def _run_all_stages(checkpoint: Path, run: Path, rounds: int | None, progress: Progress) -> None:
     """Fold, export in FP32 and INT8, verify on labeled images, benchmark and report one checkpoint."""
     import repaconv
     from repaconv import models
@@ -45,7 +45,7 @@ def _walk(checkpoint: Path, run: Path, rounds: int | None, progress: Progress) -
     repaconv.report(run, paper=False, progress=progress)
 
 
-def _told_of(method: str, progress: Progress) -> Progress:
+def _progress_for(method: str, progress: Progress) -> Progress:
     """Prefix the progress messages with the network's name."""
     return lambda what, done, total: progress(f"{method}: {what}", done, total)
 
@@ -76,7 +76,7 @@ def run_demo(arch: str, out: Path, rounds: int | None, *, quiet: bool) -> int:
             hint="This is a defect of repaconv; please report it.",
             code="demo.broken",
         )
-    text_and_json_output.files(
+    text_and_json_output.print_files(
         (),
         (
             *folded.output_files,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from repaconv.cli.command_options import ENVIRONMENT, WORKFLOWS, Format, FormatOption, Quiet, app, finish
+from repaconv.cli.command_options import ENVIRONMENT, WORKFLOWS, Format, FormatOption, Quiet, app, run_and_exit
 
 if TYPE_CHECKING:
     from repaconv.core.plugins import PluginRow
@@ -32,7 +32,7 @@ def fetch(
     """Download a model and record the hashes of its files. No other command downloads anything."""
     from repaconv.stages.fetch.stage import fetch as stage
 
-    finish("fetch", format, quiet, lambda progress: stage(address, progress=progress))
+    run_and_exit("fetch", format, quiet, lambda progress: stage(address, progress=progress))
 
 
 @app.command(rich_help_panel=ENVIRONMENT, epilog="Example: repaconv targets")
@@ -43,7 +43,7 @@ def targets(format: FormatOption = Format.text) -> None:
 
     found = [plugins.load(plugins.TARGETS, name) for name in plugins.registered(plugins.TARGETS)]
     if format is Format.json:
-        text_and_json_output.envelope("targets", 0, [target.model_dump(mode="json") for target in found])
+        text_and_json_output.print_json("targets", 0, [target.model_dump(mode="json") for target in found])
     else:
         each = [target.variant(name) for target in found for name in target.variants]
         every = sorted([*found, *each], key=lambda target: target.name)
@@ -83,7 +83,7 @@ def doctor(
         found = what_works(target)
     code = 3 if any(row.problem for row in found) else 0
     if format is Format.json:
-        text_and_json_output.envelope("doctor", code, [row._asdict() for row in found])
+        text_and_json_output.print_json("doctor", code, [row._asdict() for row in found])
     elif target is None:
         terminal.print_table(("", "", ""), summary(found))
     else:
@@ -132,6 +132,8 @@ def demo(
     quiet: Quiet = False,
 ) -> None:
     """Fold, export, verify and benchmark five trained networks, one per method, and compare them in a report."""
-    from repaconv.cli.demo import run_demo, run_five
+    from repaconv.cli.demo import run_demo, run_trained_networks
 
-    raise typer.Exit(run_demo(arch, out, rounds, quiet=quiet) if arch else run_five(out, rounds, quiet=quiet))
+    raise typer.Exit(
+        run_demo(arch, out, rounds, quiet=quiet) if arch else run_trained_networks(out, rounds, quiet=quiet)
+    )

@@ -8,7 +8,16 @@ from typing import Annotated
 
 import typer
 
-from repaconv.cli.command_options import FLEET, Format, FormatOption, ModelArgument, Quiet, RunArgument, app, finish
+from repaconv.cli.command_options import (
+    FLEET,
+    Format,
+    FormatOption,
+    ModelArgument,
+    Quiet,
+    RunArgument,
+    app,
+    run_and_exit,
+)
 from repaconv.distributed.options import ClusterOptions, WorkerOptions
 from repaconv.stages.bundle.options import BundleOptions
 
@@ -23,7 +32,7 @@ def bundle(
     """Pack the ONNX model, inputs with their float64 outputs, and a script for the board, which needs only trtexec."""
     from repaconv.stages.bundle.stage import bundle_by
 
-    finish("bundle", format, quiet, partial(bundle_by, options, run))
+    run_and_exit("bundle", format, quiet, partial(bundle_by, options, run))
 
 
 @app.command(rich_help_panel=FLEET, epilog="Example: repaconv collect result.tar.gz")
@@ -45,7 +54,7 @@ def collect(
     """Read the result of a bundle that ran on a board, verify it, and add it to the run. Exit code 0 or 1."""
     from repaconv.stages.bundle.collect import collect as stage
 
-    finish("collect", format, quiet, partial(stage, result, run, out=out))
+    run_and_exit("collect", format, quiet, partial(stage, result, run, out=out))
 
 
 @app.command(rich_help_panel=FLEET, epilog="Example: repaconv sweep matrix.yaml --scheduler tcp://desk:8786")
@@ -73,13 +82,13 @@ def sweep(
     """Benchmark all combinations of models, targets, precisions and batch sizes, here or on a cluster; resumable."""
     from repaconv.distributed.sweep import sweep_by
 
-    finish("sweep", format, quiet, partial(sweep_by, cluster, matrix, out=out))
+    run_and_exit("sweep", format, quiet, partial(sweep_by, cluster, matrix, out=out))
 
 
 @app.command(rich_help_panel=FLEET, epilog="Example: repaconv worker --target orin-nano --scheduler tcp://desk:8786")
 def worker(options: WorkerOptions) -> None:
     """Run as a worker of a Dask cluster: measure for this target, one job at a time, until stopped."""
     from repaconv.core import terminal
-    from repaconv.distributed.dask_cluster import work
+    from repaconv.distributed.dask_cluster import serve_as_worker
 
-    work(options, started=terminal.print_message)
+    serve_as_worker(options, started=terminal.print_message)

@@ -15,7 +15,7 @@ Values = Mapping[str, Any]
 """All parameters of a command by their Python names."""
 
 
-class Idle(NamedTuple):
+class IdleOptions(NamedTuple):
     """Options of some commands that have no effect in a case, and the reason."""
 
     commands: tuple[str, ...]
@@ -35,44 +35,48 @@ BASELINE = ("baseline", "max_regression", "update_baseline", "accept_inconclusiv
 PROTOCOL = ("against", "threads", "image_size", "rounds", "protocol", "profile", "seed", "out", "scheduler", *CLUSTER)
 
 IDLE = (
-    Idle(("report",), ("paper",), lambda given: len(given["run"] or ()) > 1, "several runs show none"),
-    Idle(("inspect",), ("weights", "settings"), _no_checkpoint, "the file is no checkpoint"),
-    Idle(
+    IdleOptions(("report",), ("paper",), lambda given: len(given["run"] or ()) > 1, "several runs show none"),
+    IdleOptions(("inspect",), ("weights", "settings"), _no_checkpoint, "the file is no checkpoint"),
+    IdleOptions(
         ("bench",),
         ("against", "rounds", "protocol", "profile", "seed", "host", "scheduler", *CLUSTER, *BASELINE),
         lambda given: given["estimate"],
         "--estimate measures nothing",
     ),
-    Idle(
+    IdleOptions(
         ("bench",),
         (*PROTOCOL, *BASELINE),
         lambda given: given["host"],
         "the board measures what is in the bundle, by its own trtexec",
     ),
-    Idle(
+    IdleOptions(
         ("bench",),
         ("protocol", "profile", "estimate", "host", "scheduler", *CLUSTER, *BASELINE),
         lambda given: given["objective"] == "throughput",
         "throughput is measured here, and is no latency to be held against one",
     ),
-    Idle(("bench",), ("streams",), lambda given: given["objective"] != "throughput", "it is of --objective throughput"),
-    Idle(("bench",), ("out", *BASELINE), lambda given: given["scheduler"], "a worker's figures go to the run alone"),
-    Idle(
+    IdleOptions(
+        ("bench",), ("streams",), lambda given: given["objective"] != "throughput", "it is of --objective throughput"
+    ),
+    IdleOptions(
+        ("bench",), ("out", *BASELINE), lambda given: given["scheduler"], "a worker's figures go to the run alone"
+    ),
+    IdleOptions(
         ("bench", "tune", "sweep"), CLUSTER, lambda given: not given["scheduler"], "it is for a cluster (--scheduler)"
     ),
-    Idle(
+    IdleOptions(
         ("bench",),
         ("precision",),
         lambda given: given["model"] and Path(given["model"]).is_file(),
         "a file has its precision; it chooses among the models of a run",
     ),
-    Idle(
+    IdleOptions(
         ("bench",),
         ("preset",),
         lambda given: given["estimate"] or given["host"] or given["scheduler"],
         "it brings settings of runtimes that run here",
     ),
-    Idle(
+    IdleOptions(
         ("tune",),
         ("settings",),
         lambda given: given["source"] is None or Path(given["source"]).is_dir(),
@@ -86,7 +90,7 @@ def refuse_idle(command: str, given: Values, typed: Mapping[str, str]) -> None:
 
     Args:
         command: Name of the command.
-        given: See `Values`.
+        given: See `ValueProjection`.
         typed: The options given on the command line as they were spelled, by their Python names.
 
     Raises:

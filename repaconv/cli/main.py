@@ -27,7 +27,7 @@ from repaconv.cli import environment_commands
 
 # isort: split
 from repaconv.cli.command_options import app
-from repaconv.cli.shell_completion import name_of, named_alone
+from repaconv.cli.shell_completion import command_in_line, name_of
 from repaconv.core.change_guard import require_none_truncated
 from repaconv.core.errors import EnvironmentProblem, Interrupted, RepaconvError, UsageProblem, describe_exception
 
@@ -62,31 +62,31 @@ def main(arguments: list[str] | None = None) -> None:
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors="backslashreplace")  # file names may be undecodable
     if COMPLETING in os.environ:
-        app.registered_commands = named_alone(app.registered_commands, os.environ)
+        app.registered_commands = command_in_line(app.registered_commands, os.environ)
     given = sys.argv[1:] if arguments is None else arguments
     command = next((word for word in given if not word.startswith("-")), "")
     usage_error: type[Exception] = typer.BadParameter.__bases__[0]  # Typer exports only this one of its kind
     try:
         code = app(args=given, prog_name="repaconv", standalone_mode=False)
         sys.stdout.flush()
-        code = _report(Interrupted(), command, given) if code == Interrupted.exit_code else code
+        code = _print_error(Interrupted(), command, given) if code == Interrupted.exit_code else code
     except RepaconvError as problem:
-        code = _report(_first(problem), command, given)
+        code = _print_error(_root_cause(problem), command, given)
     except usage_error as problem:
-        code = _report(_usage(problem, command), command, given)
+        code = _print_error(_usage_error(problem, command), command, given)
     except (KeyboardInterrupt, typer.Abort):
-        code = _report(Interrupted(), command, given)
+        code = _print_error(Interrupted(), command, given)
     except BrokenPipeError:  # the reader closed the pipe, e.g. `head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
     except (MemoryError, OSError, RuntimeError) as problem:
-        code = _report(_of_the_machine(problem), command, given)
+        code = _print_error(_machine_error(problem), command, given)
     if own_process and "onnxsim" not in sys.modules:  # which prints a warning if its objects are not freed
         gc.freeze()  # the garbage collection at exit takes most of a second after importing torch
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def _first(problem: RepaconvError) -> RepaconvError:
+def _root_cause(problem: RepaconvError) -> RepaconvError:
     """Return the error that caused this one: if an input file was truncated during reading, that is the cause."""
     try:
         require_none_truncated()
@@ -95,7 +95,7 @@ def _first(problem: RepaconvError) -> RepaconvError:
     return problem
 
 
-def _of_the_machine(problem: Exception) -> EnvironmentProblem:
+def _machine_error(problem: Exception) -> EnvironmentProblem:
     """Return an error about the machine: no memory, or a failed system call.
 
     Raises:
@@ -115,7 +115,7 @@ def _of_the_machine(problem: Exception) -> EnvironmentProblem:
     raise problem
 
 
-def _usage(problem: BaseException, command: str) -> UsageProblem:
+def _usage_error(problem: BaseException, command: str) -> UsageProblem:
     message = problem.format_message() if hasattr(problem, "format_message") else str(problem)
     help_command = (
         f"repaconv {command} --help" if command in map(name_of, app.registered_commands) else ("repaconv --help")
@@ -124,12 +124,12 @@ def _usage(problem: BaseException, command: str) -> UsageProblem:
     return UsageProblem(told, hint=f"See `{help_command}`.", code="usage.arguments")
 
 
-def _report(problem: RepaconvError, command: str, given: list[str]) -> int:
+def _print_error(problem: RepaconvError, command: str, given: list[str]) -> int:
     from repaconv.cli import text_and_json_output
 
     as_json = "--format=json" in given or ("--format", "json") in pairwise(given)
     if as_json:
-        text_and_json_output.envelope(command, problem.exit_code, None, [problem])
+        text_and_json_output.print_json(command, problem.exit_code, None, [problem])
     else:
-        text_and_json_output.error(problem)
+        text_and_json_output.print_error(problem)
     return problem.exit_code

@@ -24,7 +24,7 @@ def completion_of(parameter: str) -> Completion | None:
     return offered
 
 
-def named_alone(commands: Sequence[CommandInfo], environment: Mapping[str, str]) -> list[CommandInfo]:
+def command_in_line(commands: Sequence[CommandInfo], environment: Mapping[str, str]) -> list[CommandInfo]:
     """Return only the command that is in the line already, because building all commands takes most of the time.
 
     Args:

@@ -18,7 +18,7 @@ from repaconv.cli.command_options import (
     Quiet,
     RunArgument,
     app,
-    finish,
+    run_and_exit,
 )
 from repaconv.core.errors import UsageProblem
 from repaconv.distributed.options import ClusterOptions
@@ -72,7 +72,7 @@ def inspect(
             write_artefact(out, seen)
         return seen
 
-    finish("inspect", format, quiet, run)
+    run_and_exit("inspect", format, quiet, run)
 
 
 @app.command(
@@ -94,7 +94,7 @@ def fold(
         terminal.print_message(
             f"--preset moves to export, where the target is known: repaconv export --preset {options.preset}"
         )
-    finish("fold", format, quiet, lambda progress: stage(checkpoint, **vars(options), progress=progress))
+    run_and_exit("fold", format, quiet, lambda progress: stage(checkpoint, **vars(options), progress=progress))
 
 
 @app.command(rich_help_panel=STEPS, epilog="Example: repaconv verify --inputs recorded.npz")
@@ -110,7 +110,7 @@ def verify(
     """
     from repaconv.stages.verify.stage import verify_by
 
-    finish("verify", format, quiet, partial(verify_by, options, run))
+    run_and_exit("verify", format, quiet, partial(verify_by, options, run))
 
 
 @app.command(rich_help_panel=STEPS, epilog="Example: repaconv export")
@@ -140,7 +140,7 @@ def export(
             hint=f"To choose the file to write, use -o: repaconv export -o {run}",
             code="usage.export",
         )
-    finish("export", format, quiet, partial(export_by, options, run, onnx=out or ""))
+    run_and_exit("export", format, quiet, partial(export_by, options, run, onnx=out or ""))
 
 
 @app.command(rich_help_panel=STEPS, epilog="Example: repaconv build --target rtx-40")
@@ -153,7 +153,7 @@ def build(
     """Build an engine from the ONNX model, and check in which precision its layers compute."""
     from repaconv.stages.build.stage import build_by
 
-    finish("build", format, quiet, partial(build_by, options, run))
+    run_and_exit("build", format, quiet, partial(build_by, options, run))
 
 
 @app.command(rich_help_panel=STEPS, epilog="Example: repaconv bench --target x86-64")
@@ -213,7 +213,7 @@ def bench(
         known = ", ".join(OBJECTIVES)
         raise UsageProblem(f"unknown objective {objective!r}.", hint=f"Known objectives: {known}.", code="objective")
     by = _estimated(model, options) if estimate else _bench_where(model, options, cluster, host)
-    finish("bench", format, quiet, _throughput(model, options, streams) if objective == THROUGHPUT else by)
+    run_and_exit("bench", format, quiet, _throughput(model, options, streams) if objective == THROUGHPUT else by)
 
 
 def _estimated(model: Path | None, options: BenchOptions) -> Any:
@@ -237,9 +237,9 @@ def _bench_where(model: Path | None, options: BenchOptions, cluster: ClusterOpti
 
         return partial(bench_by_ssh, host, options, model)
     if cluster.scheduler:
-        from repaconv.distributed.remote_bench import bench_on
+        from repaconv.distributed.remote_bench import bench_on_worker
 
-        return partial(bench_on, cluster, options, model)
+        return partial(bench_on_worker, cluster, options, model)
     from repaconv.stages.bench.stage import bench_by
 
     return partial(bench_by, options, model)

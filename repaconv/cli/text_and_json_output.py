@@ -40,12 +40,12 @@ NEXT = {
 """The command that usually follows each stage. ``{run}`` is empty if the next command uses that run by default."""
 
 
-def envelope(command: str, exit_code: int, data: Any, errors: Iterable[RepaconvError] = ()) -> None:
+def print_json(command: str, exit_code: int, data: Any, errors: Iterable[RepaconvError] = ()) -> None:
     """Print the JSON envelope, the same for success and for every failure."""
     from repaconv.core.files import json_safe  # imports pydantic, which is too slow for completion and --help
 
     statuses = {0: "ok", 1: "failed", 5: "inconclusive"}
-    found = [{"code": error.code, "message": error.message, "hint": error.hint} for error in errors]
+    found = [{"code": problem.code, "message": problem.message, "hint": problem.hint} for problem in errors]
     whole = {
         "schema_version": SCHEMA_VERSION,
         "command": command,
@@ -57,7 +57,7 @@ def envelope(command: str, exit_code: int, data: Any, errors: Iterable[RepaconvE
     sys.stdout.write(json.dumps(json_safe(whole), indent=2, sort_keys=True, allow_nan=False) + "\n")
 
 
-def error(problem: RepaconvError) -> None:
+def print_error(problem: RepaconvError) -> None:
     """Print an error message and its hint to stderr."""
     console = stderr()
     console.print(f"[bold red]error:[/] {plain(problem.message)} [dim]({problem.code})[/]")
@@ -92,7 +92,7 @@ TEXTS = {
 `repaconv.results`."""
 
 
-def show(done: Record) -> None:
+def print_result(done: Record) -> None:
     """Print a result to stdout as text."""
     kind = type(done).__module__.rpartition(".")[2]
     getattr(import_module(f"repaconv.{TEXTS[kind]}"), f"show_{kind}")(done)
@@ -167,7 +167,7 @@ def _by_line() -> Any:
     return told
 
 
-def next_step(command: str, done: Record) -> None:
+def print_next_step(command: str, done: Record) -> None:
     """Print the command that usually follows to stderr."""
     command = "form" if getattr(done, "kind", "") == "training-form" else command
     if command not in NEXT:
@@ -180,20 +180,20 @@ def next_step(command: str, done: Record) -> None:
     problems: tuple[str, ...] = getattr(done, "problems", ())
     if command == "inspect" and problems and not lacks:
         return  # the problems tell the user what to do
-    if command == "build" and _not_here(done):
+    if command == "build" and _is_for_other_machine(done):
         return  # the engine is for another machine
     named = {name: getattr(done, name, "") for name in ("recipe", "address")}
     if "{run}" in NEXT[command]:
-        words = _words_of_run(command, done)
+        words = _next_command_for_run(command, done)
     else:
         words = NEXT[command].format(took=took, wrote=wrote[0] if wrote else "", **named)
     if not words:
         return
-    words = " ".join([words, *(f"--set {name}=N" for name in lacks), *_arch(done)])
+    words = " ".join([words, *(f"--set {name}=N" for name in lacks), *_arch_option(done)])
     stderr().print(f"[dim] next[/] {plain(words)}")
 
 
-def _words_of_run(command: str, done: Record) -> str:
+def _next_command_for_run(command: str, done: Record) -> str:
     """Return the command that follows for a run; empty if there is none. The default run is not named in it."""
     from repaconv.core import run_folder
     from repaconv.stages.shared.remote_targets import measuring_command
@@ -213,14 +213,14 @@ def _words_of_run(command: str, done: Record) -> str:
         return ""
 
 
-def _not_here(done: Record) -> bool:
+def _is_for_other_machine(done: Record) -> bool:
     """Return whether a result is for a target that is not this machine."""
     from repaconv.stages.shared.remote_targets import target_of, why_not_here
 
     return bool(why_not_here(target_of(done)[1]))  # type: ignore[arg-type]
 
 
-def _arch(done: Record) -> tuple[str, ...]:
+def _arch_option(done: Record) -> tuple[str, ...]:
     """Return the --arch option to suggest for a checkpoint that no method recognizes and that does not match exactly
     one published network."""
     if getattr(done, "method", "") is not None:
@@ -229,7 +229,7 @@ def _arch(done: Record) -> tuple[str, ...]:
     return () if exact == 1 else ("--arch NAME" if exact else "--arch ./net.py:build",)
 
 
-def files(took: Iterable[str], wrote: Iterable[str], *, quiet: bool) -> None:
+def print_files(took: Iterable[str], wrote: Iterable[str], *, quiet: bool) -> None:
     """Print the input and output files of a stage to stderr."""
     if quiet:
         return
@@ -239,7 +239,7 @@ def files(took: Iterable[str], wrote: Iterable[str], *, quiet: bool) -> None:
             console.print(f"[dim]{verb:>5}[/] {plain(relative_path(name))}")
 
 
-def overridden(unverified: Iterable[str]) -> None:
+def print_overridden(unverified: Iterable[str]) -> None:
     """Print the failed checks and contradicting settings that the user overrode."""
     for told in unverified:
         stdout().print(f"[bold yellow]overridden:[/] {plain(told)}")

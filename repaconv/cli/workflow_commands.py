@@ -21,7 +21,7 @@ from repaconv.cli.command_options import (
     Quiet,
     RunArgument,
     app,
-    finish,
+    run_and_exit,
 )
 from repaconv.core.errors import UsageProblem
 from repaconv.distributed.options import ClusterOptions
@@ -53,7 +53,7 @@ def run(
 
     with text_and_json_output.progress(quiet=quiet or format is Format.json) as progress:
         done = run_by(options, recipe, progress=progress)
-    leave("run", format, done)
+    print_and_exit("run", format, done)
 
 
 @app.command(rich_help_panel=WORKFLOWS, epilog="Example: repaconv new-recipe ckpt.pth")
@@ -74,7 +74,7 @@ def new_recipe(
     """Write a commented recipe for a checkpoint: its method, the settings that its file lacks, and all options."""
     from repaconv.stages.recipe.new_recipe import new_recipe as stage
 
-    finish("new-recipe", format, quiet, partial(stage, checkpoint, out=out))
+    run_and_exit("new-recipe", format, quiet, partial(stage, checkpoint, out=out))
 
 
 @app.command(
@@ -95,7 +95,7 @@ def deploy(
 
     with text_and_json_output.progress(quiet=quiet or format is Format.json) as progress:
         done = deploy_by(options, checkpoint, progress=progress)
-    leave("deploy", format, done)
+    print_and_exit("deploy", format, done)
 
 
 @app.command(rich_help_panel=STEPS, epilog="Example: repaconv compare repaconv-out/ckpt other.onnx --speed")
@@ -111,18 +111,18 @@ def compare(
     """Compare two models on the same inputs: outputs, sizes, and with --speed latencies."""
     from repaconv.stages.bench.compare import compare_by
 
-    finish("compare", format, quiet, partial(compare_by, options, reference, candidate))
+    run_and_exit("compare", format, quiet, partial(compare_by, options, reference, candidate))
 
 
-def leave(command: str, format: Format, done: RecipeRun) -> None:
+def print_and_exit(command: str, format: Format, done: RecipeRun) -> None:
     """Print the result of a recipe, and exit with its code."""
     from repaconv.cli import text_and_json_output
-    from repaconv.cli.text_and_json_output import show
+    from repaconv.cli.text_and_json_output import print_result
 
     if format is Format.json:
-        text_and_json_output.envelope(command, done.exit_code, text_and_json_output.plain_data(done))
+        text_and_json_output.print_json(command, done.exit_code, text_and_json_output.plain_data(done))
     else:
-        show(done)
+        print_result(done)
     raise typer.Exit(done.exit_code)
 
 
@@ -162,7 +162,7 @@ def gate(
 ) -> None:
     """Fold, export, verify and benchmark what recipes name, for CI. The exit code is that of the worst check."""
     from repaconv.cli import text_and_json_output
-    from repaconv.cli.text_and_json_output import show
+    from repaconv.cli.text_and_json_output import print_result
     from repaconv.core.files import write_text
     from repaconv.stages.recipe import gate_report_formats
     from repaconv.stages.recipe.gate import gate_by
@@ -180,9 +180,9 @@ def gate(
     for name, path in written.items():
         write_text(path, gate_report_formats.FORMATS[name](done))
     if format is GateFormat.json:
-        text_and_json_output.envelope("gate", done.exit_code, text_and_json_output.plain_data(done))
+        text_and_json_output.print_json("gate", done.exit_code, text_and_json_output.plain_data(done))
     elif format is GateFormat.text:
-        show(done)
+        print_result(done)
     else:
         sys.stdout.write(gate_report_formats.FORMATS[format.value](done))
     raise typer.Exit(done.exit_code)
@@ -238,7 +238,7 @@ def report(
         sys.stdout.write(Path(done.output_files[0]).read_text())
 
     shown = printed if format is ReportFormat.markdown and out is None else None
-    finish("report", Format.json if format is ReportFormat.json else Format.text, quiet, page, shown)
+    run_and_exit("report", Format.json if format is ReportFormat.json else Format.text, quiet, page, shown)
 
 
 @app.command(rich_help_panel=STEPS, epilog="Example: repaconv save -o my-network")
@@ -251,7 +251,7 @@ def save(
     """Save a folded network as a folder that timm or transformers loads, with a model card."""
     from repaconv.stages.save.stage import save_by
 
-    finish("save", format, quiet, partial(save_by, options, run))
+    run_and_exit("save", format, quiet, partial(save_by, options, run))
 
 
 @app.command(rich_help_panel=ENVIRONMENT, epilog="Example: repaconv table repavit")
@@ -263,7 +263,7 @@ def table(
     """Compare parameters and MACs of a paper's models, as counted here, with the figures in the paper."""
     from repaconv.stages.paper_table.stage import table as stage
 
-    finish("table", format, quiet, lambda progress: stage(method, progress=progress))
+    run_and_exit("table", format, quiet, lambda progress: stage(method, progress=progress))
 
 
 # The search for the fastest configuration
@@ -295,9 +295,9 @@ def tune(
 
         if not cluster.scheduler:
             return tune_by(options, source, progress=progress)
-        from repaconv.distributed.tuning_on_cluster import on_workers
+        from repaconv.distributed.tuning_on_cluster import measurer_on_workers
 
-        there = on_workers(cluster, options, progress=progress)
+        there = measurer_on_workers(cluster, options, progress=progress)
         return tune_by(options, source, measurer=there, where=cluster.scheduler, progress=progress)
 
-    finish("tune", format, quiet, run)
+    run_and_exit("tune", format, quiet, run)

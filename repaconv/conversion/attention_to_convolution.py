@@ -10,14 +10,19 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from repaconv.conversion.block_activations import Place
-from repaconv.conversion.block_selection import Rig, as_many_as_allowed, converted, single_errors
-from repaconv.conversion.conversion_requests import Blocks
-from repaconv.conversion.head_scores import Scores, score_streams
-from repaconv.conversion.image_splits import Parted
-from repaconv.conversion.kernel_fitting import Head, How, convolution, kernels_for
-from repaconv.conversion.original_activations import Streams
-from repaconv.conversion.plain_vit import Plain, Reading, batches
+from repaconv.conversion.block_activations import BlockContext
+from repaconv.conversion.block_selection import (
+    SelectionData,
+    best_conversion,
+    most_blocks_within_budget,
+    single_block_errors,
+)
+from repaconv.conversion.conversion_requests import RequestedBlocks
+from repaconv.conversion.head_scores import Scores, score_activations
+from repaconv.conversion.image_splits import ImageSplits
+from repaconv.conversion.kernel_fitting import ConversionSettings, Head, convolution, fit_kernels
+from repaconv.conversion.original_activations import OriginalActivations
+from repaconv.conversion.plain_vit import PlainViT, Reading, batches
 from repaconv.core.errors import GateFailed
 from repaconv.core.progress import Progress
 from repaconv.methods.dwconv.mixer_kinds import FORMAT
@@ -27,28 +32,28 @@ from repaconv.verification.accuracy_budget import Budget
 # Ranking single heads; the other heads of a block keep their attention
 
 
-def by_error(streams: Streams, how: How, progress: Progress) -> tuple[Head, ...]:
+def heads_by_error(activations: OriginalActivations, how: ConversionSettings, progress: Progress) -> tuple[Head, ...]:
     """Return all heads, the cheapest to replace first: by the error that the best kernel alone adds to the residual
     stream."""
-    plain, errors = streams.plain, dict[Head, float]()
+    plain, errors = activations.plain, dict[Head, float]()
     with torch.inference_mode():
         for index in range(len(plain.blocks)):
             progress("measure heads", index, len(plain.blocks))
-            into, mixed = streams.at(index)
-            place = Place(plain, index, into, mixed, into)
-            found = kernels_for(place, place.values, how, (some for (some,) in batches(mixed)))
-            fit = convolution(place, place.values, found.kernels, found.mean)
-            outputs = place.proj[:-1].view(plain.heads, -1, plain.config.width)  # W^O of each head, [h, dh, d]
+            into, mixed = activations.at(index)
+            context = BlockContext(plain, index, into, mixed, into)
+            found = fit_kernels(context, context.values, how, (some for (some,) in batches(mixed)))
+            fit = convolution(context, context.values, found.kernels, found.mean)
+            outputs = context.proj[:-1].view(plain.heads, -1, plain.config.width)  # W^O of each head, [h, dh, d]
             lost = torch.zeros(plain.heads, dtype=torch.float64)
             for x, right in batches(into, mixed):
-                apart = (right - fit(x) - found.bias).view(*x.shape[:2], plain.heads, -1)
-                lost += torch.einsum("bnhc,hcd->hbnd", apart, outputs).double().square().sum((1, 2, 3))
-            share = lost / place.middle.double().square().sum()
+                difference = (right - fit(x) - found.bias).view(*x.shape[:2], plain.heads, -1)
+                lost += torch.einsum("bnhc,hcd->hbnd", difference, outputs).double().square().sum((1, 2, 3))
+            share = lost / context.middle.double().square().sum()
             errors |= {(index, head): float(error) for head, error in enumerate(share)}
     return tuple(sorted(errors, key=errors.__getitem__))
 
 
-def by_sigma(scores: Scores) -> tuple[Head, ...]:
+def heads_by_sigma(scores: Scores) -> tuple[Head, ...]:
     """Return all heads by the paper's Sigma_h, the smallest first."""
     sigmas = {(block.block, n): head.sigma for block in scores.blocks for n, head in enumerate(block.heads)}
     return tuple(sorted(sigmas, key=sigmas.__getitem__))
@@ -57,7 +62,7 @@ def by_sigma(scores: Scores) -> tuple[Head, ...]:
 # The conversion of a network
 
 
-class Found(NamedTuple):
+class ConvertedNetwork(NamedTuple):
     """A converted network, and how it was chosen.
 
     Attributes:
@@ -83,9 +88,15 @@ class Found(NamedTuple):
     condition: float | None
 
 
-def convolved(
-    plain: Plain, how: How, blocks: Blocks, criterion: str, parted: Parted, budget: Budget, progress: Progress
-) -> Found:
+def convert_attention(
+    plain: PlainViT,
+    how: ConversionSettings,
+    blocks: RequestedBlocks,
+    criterion: str,
+    splits: ImageSplits,
+    budget: Budget,
+    progress: Progress,
+) -> ConvertedNetwork:
     """Choose the blocks, convert them, and measure the loss on the validation split. Blocks after a token merging are
     not chosen.
 
@@ -93,29 +104,31 @@ def convolved(
         GateFailed: If the budget does not allow replacing any block.
     """
     progress("score", 0, 0)
-    rig = Rig.of(plain, parted)
-    scores = score_streams(rig.fitting, how.kernel)
+    selection = SelectionData.of(plain, splits)
+    scores = score_activations(selection.fitting, how.kernel)
     order: tuple[int, ...] = ()
     tried: tuple[Tried, ...] = ()
     chosen = blocks.named
     if blocks.single:
-        how = replace(how, heads=blocks.heads or _heads(rig, how, blocks.number or 0, scores, criterion, progress))
+        how = replace(
+            how, heads=blocks.heads or _first_heads(selection, how, blocks.number or 0, scores, criterion, progress)
+        )
         chosen = tuple(sorted({block for block, _ in how.heads}))
     elif not chosen and criterion == "error":
-        scores = scores.with_errors(single_errors(rig, how, progress))
+        scores = scores.with_errors(single_block_errors(selection, how, progress))
         order = scores.by_error
     elif not chosen:
         order = scores.by_sigma
     order = tuple(block for block in order if how.takes(block))
     chosen = chosen or order[: blocks.enough(order) if blocks.enough else blocks.number or 0]
     if not chosen:
-        chosen, tried = as_many_as_allowed(rig, how, order, budget, progress)
+        chosen, tried = most_blocks_within_budget(selection, how, order, budget, progress)
         _require_some(chosen, tried)
     progress("convert", 0, 0)
-    found = converted(rig, how, chosen, budget)
+    found = best_conversion(selection, how, chosen, budget)
     made, last = found.made, found.tried
     conditions = [number for several in made.conditions.values() for number in several]
-    return Found(
+    return ConvertedNetwork(
         net=made.net,
         reading=made.reading,
         scores=scores,
@@ -128,9 +141,11 @@ def convolved(
     )
 
 
-def _heads(rig: Rig, how: How, number: int, scores: Scores, criterion: str, progress: Progress) -> tuple[Head, ...]:
+def _first_heads(
+    selection: SelectionData, how: ConversionSettings, number: int, scores: Scores, criterion: str, progress: Progress
+) -> tuple[Head, ...]:
     """Return the first heads of the ranking that are before the first token merging."""
-    order = by_sigma(scores) if criterion == "sigma" else by_error(rig.fitting, how, progress)
+    order = heads_by_sigma(scores) if criterion == "sigma" else heads_by_error(selection.fitting, how, progress)
     return tuple(sorted([each for each in order if how.takes(each[0])][:number]))
 
 
@@ -145,13 +160,13 @@ def _require_some(chosen: tuple[int, ...], tried: tuple[Tried, ...]) -> None:
         )
 
 
-_OF_THE_ORIGINAL = ("image_size", "trained_size", "pos_resize", "num_heads", "pool", "norm_eps", "full_conv")
+_SETTINGS_IN_METADATA = ("image_size", "trained_size", "pos_resize", "num_heads", "pool", "norm_eps", "full_conv")
 """Settings that are in the metadata of the converted checkpoint."""
 
 
 def settings_for(given: Mapping[str, str]) -> dict[str, str]:
     """Return the user's settings that a converted checkpoint still needs."""
-    return {name: value for name, value in given.items() if name not in _OF_THE_ORIGINAL}
+    return {name: value for name, value in given.items() if name not in _SETTINGS_IN_METADATA}
 
 
 def metadata(reading: Reading, parent: Origin, record: Mapping[str, Any]) -> dict[str, str]:

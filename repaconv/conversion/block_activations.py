@@ -9,14 +9,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from repaconv.conversion.plain_vit import Plain, attended, batches, behind_attention, mapped, projected
+from repaconv.conversion.plain_vit import (
+    PlainViT,
+    after_attention,
+    attention_output,
+    batches,
+    map_batches,
+    queries_keys_values,
+)
 from repaconv.methods.dwconv.mixer_kinds import Mixer
 from repaconv.methods.dwconv.paper import ConvBlock
 from repaconv.verification.model_runners import weighted
 
 
 @dataclass(frozen=True)
-class Piece:
+class ConvertedBlock:
     """A converted block: its description, its weights by their names within the block, its module, and the condition
     numbers of its fits."""
 
@@ -27,7 +34,7 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Values:
+class ValueProjection:
     """The value projection (V) of attention: weight [c, d] and bias [c], applied to normalized tokens."""
 
     weight: Tensor
@@ -41,14 +48,14 @@ class Values:
 
 
 @dataclass(frozen=True)
-class Place:
+class BlockContext:
     """A block of the network with its inputs: those in the original and in the network converted so far, [N, T, d].
 
     ``teacher`` and ``student`` are these two inputs. ``mixed`` is the output of the original's heads, [N, T, d], before
     W^O.
     """
 
-    plain: Plain
+    plain: PlainViT
     index: int
     teacher: Tensor
     mixed: Tensor
@@ -75,10 +82,10 @@ class Place:
         return {name: value.detach().clone() for name, value in self.block.attn.qkv.state_dict().items()}
 
     @property
-    def values(self) -> Values:
+    def values(self) -> ValueProjection:
         """The value projection of all heads."""
         qkv, width = self.qkv, self.plain.config.width
-        return Values(qkv["weight"][2 * width :], qkv["bias"][2 * width :] if "bias" in qkv else None)
+        return ValueProjection(qkv["weight"][2 * width :], qkv["bias"][2 * width :] if "bias" in qkv else None)
 
     @property
     def proj(self) -> Tensor:
@@ -89,19 +96,19 @@ class Place:
 
     def heads(self, x: Tensor) -> Tensor:
         """Return the output of the original attention before W^O for tokens [B, T, d]."""
-        return attended(self.block, x, self.plain.heads)
+        return attention_output(self.block, x, self.plain.heads)
 
     @cached_property
     def middle(self) -> Tensor:
         """The original's residual stream after the attention, [N, T, d]."""
-        return mapped(lambda x, mixed: behind_attention(self.block, x, mixed), self.teacher, self.mixed)
+        return map_batches(lambda x, mixed: after_attention(self.block, x, mixed), self.teacher, self.mixed)
 
     @cached_property
     def wanted(self) -> Tensor:
         """The output of the mixer that would restore the original's residual stream, [N, T, d]."""
         return self.middle - self.student
 
-    def patches(self, student: Tensor, values: Values) -> Tensor:
+    def patches(self, student: Tensor, values: ValueProjection) -> Tensor:
         """Return the values [B, n, c] of the patches among tokens [B, T, d]."""
         normal = self.block.norm1(student[:, self.prefix :])
         return nn.functional.linear(normal, values.weight, values.bias)
@@ -110,12 +117,14 @@ class Place:
         """Return the original's attention matrices among the patches, averaged over the images, [h, n, n]."""
         total = torch.zeros((), dtype=torch.float64)
         for (teacher,) in batches(self.teacher):
-            q, k, _ = projected(self.block, teacher, self.plain.heads)
+            q, k, _ = queries_keys_values(self.block, teacher, self.plain.heads)
             scores = (q @ k.mT * q.shape[-1] ** -0.5).softmax(-1)
             total = total + scores[:, :, self.prefix :, self.prefix :].double().sum(0)
         return (total / len(self.teacher)).float()
 
-    def piece(self, mixer: Mixer, tensors: dict[str, Tensor], output: Tensor, *conditions: float) -> Piece:
+    def converted_block(
+        self, mixer: Mixer, tensors: dict[str, Tensor], output: Tensor, *conditions: float
+    ) -> ConvertedBlock:
         """Return the converted block. Everything except the mixer is kept; LayerScale is multiplied into W^O.
 
         Args:
@@ -125,19 +134,19 @@ class Place:
             conditions: Condition numbers of the fits.
         """
         stays = {name: tensor for name, tensor in self.block.state_dict().items() if name[:4] not in ("attn", "ls1.")}
-        whole = {**stays, **tensors, **linear("attn.proj", output)}
+        whole = {**stays, **tensors, **linear_tensors("attn.proj", output)}
         if mixer.conv[0] and self.prefix:  # the prefix tokens keep their attention
             mixer = replace(mixer, prefix=self.prefix)
             whole |= {f"attn.prefix.qkv.{name}": value for name, value in self.qkv.items()}
-            whole |= linear("attn.prefix.proj", self.proj)
+            whole |= linear_tensors("attn.prefix.proj", self.proj)
         was = self.plain.reading.blocks[self.index]
         block = replace(
             was, mixer=replace(mixer, qkv_bias=was.mixer.qkv_bias), traits=replace(was.traits, scale1=False)
         )
         module = weighted(block.build(self.plain.config).eval(), whole, torch.float32)
-        return Piece(block, {name: value.detach() for name, value in whole.items()}, module, conditions)
+        return ConvertedBlock(block, {name: value.detach() for name, value in whole.items()}, module, conditions)
 
 
-def linear(name: str, output: Tensor) -> dict[str, Tensor]:
+def linear_tensors(name: str, output: Tensor) -> dict[str, Tensor]:
     """Return the weight and bias of a linear layer from a solution [c + 1, d] whose last row is the bias."""
     return {f"{name}.weight": output[:-1].T.float().contiguous(), f"{name}.bias": output[-1].float()}

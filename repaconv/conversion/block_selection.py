@@ -9,88 +9,90 @@ from typing import NamedTuple
 
 import torch
 
-from repaconv.conversion.block_activations import Place
-from repaconv.conversion.conversion_evaluation import Judge
-from repaconv.conversion.image_splits import Parted
-from repaconv.conversion.kernel_fitting import How, fitted
-from repaconv.conversion.least_squares import MANY, RIDGES
-from repaconv.conversion.original_activations import Streams
-from repaconv.conversion.plain_vit import Plain, mapped
+from repaconv.conversion.block_activations import BlockContext
+from repaconv.conversion.conversion_evaluation import Evaluation
+from repaconv.conversion.image_splits import ImageSplits
+from repaconv.conversion.kernel_fitting import ConversionSettings, convert_block
+from repaconv.conversion.least_squares import MANY_ROWS, RIDGES
+from repaconv.conversion.original_activations import OriginalActivations
+from repaconv.conversion.plain_vit import PlainViT, map_batches
 from repaconv.conversion.sequential_conversion import Converted, convert
 from repaconv.core.progress import Progress
 from repaconv.results import Tried
 from repaconv.verification.accuracy_budget import Budget
 
 
-class Rig(NamedTuple):
+class SelectionData(NamedTuple):
     """What blocks are chosen with: activations of the original on the calibration and validation images, on the
     calibration images alone (``fitting``), and the evaluation on the validation images."""
 
-    streams: Streams
-    fitting: Streams
-    judge: Judge
+    activations: OriginalActivations
+    fitting: OriginalActivations
+    evaluation: Evaluation
 
     @classmethod
-    def of(cls, plain: Plain, parted: Parted) -> Rig:
+    def of(cls, plain: PlainViT, splits: ImageSplits) -> SelectionData:
         """Compute it for a network."""
-        count = len(parted.calibration.images)
-        streams = Streams(plain, torch.cat([parted.calibration.images, parted.validation.images]))
-        judge = Judge(streams.outputs()[count:], parted.validation, logits=plain.config.classes > 0)
-        return cls(streams, streams.first(count), judge)
+        count = len(splits.calibration.images)
+        activations = OriginalActivations(plain, torch.cat([splits.calibration.images, splits.validation.images]))
+        evaluation = Evaluation(activations.outputs()[count:], splits.validation, logits=plain.config.classes > 0)
+        return cls(activations, activations.first(count), evaluation)
 
     def tried(self, made: Converted, blocks: tuple[int, ...], budget: Budget) -> Tried:
         """Measure the loss of a conversion of these blocks on the validation images."""
         first = min(blocks)
-        seen = self.streams.at(first).into[len(self.fitting) :]
+        seen = self.activations.at(first).into[len(self.fitting) :]
         with torch.inference_mode():
-            return self.judge.tried(mapped(lambda x: made.net.rest(x, first), seen), blocks, budget)
+            return self.evaluation.tried(map_batches(lambda x: made.net.rest(x, first), seen), blocks, budget)
 
     @property
     def ridges(self) -> tuple[float, ...]:
         """The ridge parameters to try: both if there are many tokens per unknown, else only the usual one."""
-        config = self.streams.plain.config
-        many = len(self.fitting) * config.grid[0] * config.grid[1] >= MANY * config.width
+        config = self.activations.plain.config
+        many = len(self.fitting) * config.grid[0] * config.grid[1] >= MANY_ROWS * config.width
         return RIDGES if many else RIDGES[:1]
 
 
-def single_errors(rig: Rig, how: How, progress: Progress) -> tuple[float, ...]:
+def single_block_errors(selection: SelectionData, how: ConversionSettings, progress: Progress) -> tuple[float, ...]:
     """Return the error on the validation images of replacing each block alone (one fit, half a forward pass each)."""
     errors: list[float] = []
-    plain = rig.streams.plain
+    plain = selection.activations.plain
     with torch.inference_mode():
         for index in range(len(plain.blocks)):
             progress("measure blocks", index, len(plain.blocks))
-            into, mixed = rig.fitting.at(index)
-            module = fitted(Place(plain, index, into, mixed, into), how).module
-            seen = mapped(module, rig.streams.at(index).into[len(into) :])
-            errors.append(rig.judge.error(mapped(partial(plain.net.rest, start=index + 1), seen)))
+            into, mixed = selection.fitting.at(index)
+            module = convert_block(BlockContext(plain, index, into, mixed, into), how).module
+            seen = map_batches(module, selection.activations.at(index).into[len(into) :])
+            errors.append(selection.evaluation.error(map_batches(partial(plain.net.rest, start=index + 1), seen)))
     return tuple(errors)
 
 
-def as_many_as_allowed(
-    rig: Rig, how: How, order: Sequence[int], budget: Budget, progress: Progress
+def most_blocks_within_budget(
+    selection: SelectionData, how: ConversionSettings, order: Sequence[int], budget: Budget, progress: Progress
 ) -> tuple[tuple[int, ...], tuple[Tried, ...]]:
     """Return the longest prefix of the ranking that the budget allows, and all measured prefixes."""
     tried: list[Tried] = []
     for count in range(1, len(order) + 1):
         progress("convert within the budget", count - 1, len(order))
         chosen = tuple(sorted(order[:count]))
-        tried.append(rig.tried(convert(rig.fitting, chosen, how), chosen, budget))
+        tried.append(selection.tried(convert(selection.fitting, chosen, how), chosen, budget))
         if not tried[-1].within:
             break
     allowed = [each.blocks for each in tried if each.within]
     return allowed[-1] if allowed else (), tuple(tried)
 
 
-class Chosen(NamedTuple):
+class BestConversion(NamedTuple):
     """The best conversion by the validation images, and its loss there before it was also fitted to them."""
 
     made: Converted
-    how: How
+    how: ConversionSettings
     tried: Tried
 
 
-def converted(rig: Rig, how: How, blocks: Sequence[int], budget: Budget) -> Chosen:
+def best_conversion(
+    selection: SelectionData, how: ConversionSettings, blocks: Sequence[int], budget: Budget
+) -> BestConversion:
     """Convert these blocks. The validation images decide the ridge parameter, whether to refit the last FFN layers, and
     whether to refit W^O of the other blocks.
 
@@ -98,24 +100,24 @@ def converted(rig: Rig, how: How, blocks: Sequence[int], budget: Budget) -> Chos
     """
     chosen = tuple(sorted(blocks))
 
-    def cost(how: How, *, refit: bool = False) -> Tried:
-        return rig.tried(convert(rig.fitting, chosen, how, refit=refit), chosen, budget)
+    def cost(how: ConversionSettings, *, refit: bool = False) -> Tried:
+        return selection.tried(convert(selection.fitting, chosen, how, refit=refit), chosen, budget)
 
     if how.fit != "squares":
-        return Chosen(convert(rig.fitting, chosen, how), how, cost(how))
-    ways = {ridge: cost(replace(how, ridge=ridge)) for ridge in rig.ridges}
+        return BestConversion(convert(selection.fitting, chosen, how), how, cost(how))
+    ways = {ridge: cost(replace(how, ridge=ridge)) for ridge in selection.ridges}
     ridge = min(ways, key=lambda each: ways[each].error)
     how, tried, refit = replace(how, ridge=ridge), ways[ridge], False
     with_ffn = cost(replace(how, ffn=True))
     if with_ffn.error < tried.error:
         how, tried = replace(how, ffn=True), with_ffn
-    if _stay_behind(chosen, len(rig.streams.plain.blocks)):
+    if _has_kept_block_after(chosen, len(selection.activations.plain.blocks)):
         again = cost(how, refit=True)
         refit = again.error < tried.error
         tried = again if refit else tried
-    return Chosen(convert(rig.streams, chosen, how, refit=refit), how, tried)
+    return BestConversion(convert(selection.activations, chosen, how, refit=refit), how, tried)
 
 
-def _stay_behind(chosen: Sequence[int], depth: int) -> bool:
+def _has_kept_block_after(chosen: Sequence[int], depth: int) -> bool:
     """Return whether a block is kept after a block that is replaced."""
     return set(range(min(chosen), depth)) != set(chosen)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from repaconv.conversion.image_splits import Part
-from repaconv.conversion.plain_vit import mapped
+from repaconv.conversion.image_splits import Split
+from repaconv.conversion.plain_vit import map_batches
 from repaconv.results import Link, Tolerance, Tried
 from repaconv.verification.accuracy_budget import Budget
 from repaconv.verification.comparison import judge
@@ -15,10 +15,10 @@ LINK = "converted"
 ORIGINAL = "the original, float32"
 
 
-class Judge:
+class Evaluation:
     """Compares networks with the outputs of the original on one split of the images."""
 
-    def __init__(self, original: nn.Module | Tensor, part: Part, *, logits: bool) -> None:
+    def __init__(self, original: nn.Module | Tensor, part: Split, *, logits: bool) -> None:
         """``original`` is the network, or its outputs on these images if they are already computed."""
         self.part, self.logits = part, logits
         self.right = original if isinstance(original, Tensor) else self._outputs(original)
@@ -42,7 +42,7 @@ class Judge:
 
     def _outputs(self, net: nn.Module) -> Tensor:
         with torch.inference_mode():
-            return mapped(net, self.part.images)
+            return map_batches(net, self.part.images)
 
     def _link(self, found: Tensor, budget: Budget) -> Link:
         ends = (ORIGINAL, self.right.numpy()), ("converted, float32", found.numpy())

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from repaconv.backbones.vit import ViTConfig
-from repaconv.conversion.image_splits import Parted
-from repaconv.conversion.kernel_fitting import FitBy, Head, How, Kind
-from repaconv.conversion.plain_vit import Plain
+from repaconv.conversion.image_splits import ImageSplits
+from repaconv.conversion.kernel_fitting import ConversionSettings, FitBy, Head, Kind
+from repaconv.conversion.plain_vit import PlainViT
 from repaconv.conversion.token_merging import read_schedule
 from repaconv.core.errors import Refused, UsageProblem
 from repaconv.methods.pyra.merging_schedules import first_merging
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from repaconv.stages.convert.options import ConvertOptions
 
 KINDS, FITS, CRITERIA = ("depthwise", "ensembled", "static"), ("squares", "gaussian", "mean"), ("error", "sigma")
-USUAL_BUDGET = 0.02
+DEFAULT_BUDGET = 0.02
 """Default maximum share of changed top-1 predictions if blocks are to be chosen."""
 
 
-class Blocks(NamedTuple):
+class RequestedBlocks(NamedTuple):
     """Which blocks to replace: the ``named`` ones, a ``number``, as many of a ranking as ``enough`` returns, or as many
     as the budget allows.
 
@@ -38,10 +38,10 @@ class Blocks(NamedTuple):
     @property
     def by_budget(self) -> bool:
         """Whether the budget determines the number of blocks."""
-        return self == Blocks()
+        return self == RequestedBlocks()
 
 
-def read_which(options: ConvertOptions, plain: Plain) -> Blocks:
+def read_blocks_or_heads(options: ConvertOptions, plain: PlainViT) -> RequestedBlocks:
     """Parse which blocks or single heads to replace.
 
     Raises:
@@ -70,7 +70,7 @@ def read_which(options: ConvertOptions, plain: Plain) -> Blocks:
     return read_heads(options.heads, len(plain.blocks), plain.heads)
 
 
-def read_heads(text: str, depth: int, heads: int) -> Blocks:
+def read_heads(text: str, depth: int, heads: int) -> RequestedBlocks:
     """Parse ``5``, or ``0.2,3.1`` (block 0's head 2, block 3's head 1; ``0.2,`` for one head).
 
     Raises:
@@ -79,7 +79,7 @@ def read_heads(text: str, depth: int, heads: int) -> Blocks:
     if text.isdigit():
         if not 1 <= int(text) <= depth * heads:
             raise _no_heads(f"--heads {text}: the network has {depth * heads} heads")
-        return Blocks(number=int(text), single=True)
+        return RequestedBlocks(number=int(text), single=True)
     pairs = [part.strip().split(".") for part in text.removesuffix(",").split(",")]
     if not all(len(pair) == 2 and all(part.isdigit() for part in pair) for pair in pairs):
         raise _no_heads(f"--heads {text} is neither a number nor BLOCK.HEAD with commas")
@@ -88,21 +88,21 @@ def read_heads(text: str, depth: int, heads: int) -> Blocks:
         raise _no_heads(f"there is no head {wrong[0]}: the network has {depth} blocks of {heads}, from 0")
     if len(set(named)) < len(named):
         raise _no_heads(f"--heads {text} names a head twice")
-    return Blocks(named=tuple(sorted({block for block, _ in named})), heads=named, single=True)
+    return RequestedBlocks(named=tuple(sorted({block for block, _ in named})), heads=named, single=True)
 
 
 def _no_heads(what: str) -> UsageProblem:
     return UsageProblem(f"{what}.", hint="E.g. --heads 4, or --heads 0.1,2.0.", code="convert.heads")
 
 
-def read_blocks(text: str, depth: int) -> Blocks:
+def read_blocks(text: str, depth: int) -> RequestedBlocks:
     """Parse ``auto``, ``3``, or ``0,2,5`` (``2,`` for one block).
 
     Raises:
         UsageProblem: If it is none of these, or names a block that does not exist.
     """
     if text == "auto":
-        return Blocks()
+        return RequestedBlocks()
     parts = text.removesuffix(",").split(",")
     if not all(part.strip().isdigit() for part in parts):
         raise _no_blocks(f"--blocks {text} is neither auto, nor a number, nor numbers with commas", depth)
@@ -110,19 +110,19 @@ def read_blocks(text: str, depth: int) -> Blocks:
     if "," not in text:
         if not 1 <= numbers[0] <= depth:
             raise _no_blocks(f"--blocks {text}: the network has {depth} blocks", depth)
-        return Blocks(number=numbers[0])
+        return RequestedBlocks(number=numbers[0])
     if wrong := [number for number in numbers if number >= depth]:
         raise _no_blocks(f"there is no block {wrong[0]}: the network has {depth}, from 0", depth)
     if len(set(numbers)) < len(numbers):
         raise _no_blocks(f"--blocks {text} names a block twice", depth)
-    return Blocks(named=tuple(sorted(numbers)))
+    return RequestedBlocks(named=tuple(sorted(numbers)))
 
 
 def _no_blocks(what: str, depth: int) -> UsageProblem:
     return UsageProblem(f"{what}.", hint=f"E.g. --blocks {max(1, depth // 2)}, or --blocks 0,1.", code="convert.blocks")
 
 
-def read_how(options: ConvertOptions, config: ViTConfig) -> How:
+def read_how(options: ConvertOptions, config: ViTConfig) -> ConversionSettings:
     """Parse the kind of conversion, its fit, and the token merging after the replaced blocks.
 
     Raises:
@@ -151,10 +151,10 @@ def read_how(options: ConvertOptions, config: ViTConfig) -> How:
             code="convert.schedule",
         )
     schedule = read_schedule(options.schedule, config) if options.schedule is not None else ()
-    return How(cast(Kind, options.kind), options.kernel, cast(FitBy, options.fit), schedule=schedule)
+    return ConversionSettings(cast(Kind, options.kind), options.kernel, cast(FitBy, options.fit), schedule=schedule)
 
 
-def require_before(blocks: Blocks, how: How, heads: int) -> None:
+def require_before(blocks: RequestedBlocks, how: ConversionSettings, heads: int) -> None:
     """Require that the replaced blocks are before the first block that merges tokens.
 
     Raises:
@@ -173,7 +173,7 @@ def require_before(blocks: Blocks, how: How, heads: int) -> None:
         )
 
 
-def read_budget(options: ConvertOptions, parted: Parted, *, classes: int, choosing: bool) -> Budget:
+def read_budget(options: ConvertOptions, splits: ImageSplits, *, classes: int, choosing: bool) -> Budget:
     """Return the allowed loss. The default, if blocks are to be chosen, is a share of changed top-1 predictions.
 
     Raises:
@@ -181,14 +181,14 @@ def read_budget(options: ConvertOptions, parted: Parted, *, classes: int, choosi
     """
     budget = Budget.of(options)
     if choosing and not budget.asked:
-        budget = Budget(USUAL_BUDGET)
+        budget = Budget(DEFAULT_BUDGET)
     if budget.asked and not classes:
         raise UsageProblem(
             "the network outputs features, but the budget is a share of changed top-1 predictions.",
             hint="Give the number of blocks or their indices: --blocks N. The error is measured anyway.",
             code="convert.no-classes",
         )
-    if budget.max_accuracy_drop is not None and not all((part.labels >= 0).any() for part in parted[1:]):
+    if budget.max_accuracy_drop is not None and not all((part.labels >= 0).any() for part in splits[1:]):
         raise UsageProblem(
             "--max-accuracy-drop needs labeled images.",
             hint=(
@@ -200,16 +200,16 @@ def read_budget(options: ConvertOptions, parted: Parted, *, classes: int, choosi
     return budget
 
 
-def require_enough(parted: Parted, patches: int, width: int) -> None:
+def require_enough(splits: ImageSplits, patches: int, width: int) -> None:
     """Require enough images: W^O has width + 1 unknowns per output, and fewer tokens than that fit anything.
 
     Raises:
         Refused: If there are too few.
     """
-    tokens = len(parted.calibration.images) * patches
+    tokens = len(splits.calibration.images) * patches
     if tokens <= width:
         raise Refused(
-            f"{len(parted.calibration.images)} images for fitting have {tokens} tokens, but each output has "
+            f"{len(splits.calibration.images)} images for fitting have {tokens} tokens, but each output has "
             f"{width + 1} unknowns.",
             hint="Give more images; a few hundred are usual.",
             code="convert.too-few",

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from repaconv.conversion.kernel_fitting import invariance, locality, mean_kernel
-from repaconv.conversion.original_activations import Streams
-from repaconv.conversion.plain_vit import Plain, batches, behind_attention, behind_mlp, projected
+from repaconv.conversion.original_activations import OriginalActivations
+from repaconv.conversion.plain_vit import PlainViT, after_attention, after_ffn, batches, queries_keys_values
 from repaconv.results import BlockScore, HeadScore
 
 PATTERN = 11
@@ -25,7 +25,7 @@ QUERIES = 64
 """Number of queries per matrix, evenly spaced, whose entropy is computed (at least; a few more are possible)."""
 
 
-class Moments:
+class AttentionMoments:
     """Running mean and sum of squared deviations of attention matrices (Welford's algorithm): in float32 within a batch
     of
     images, in float64 over all of them; and the entropy of the attention of some queries."""
@@ -41,9 +41,9 @@ class Moments:
         for seen, matrix in enumerate(
             others, 2
         ):  # in place: allocating a batch's worth of memory takes longer than the sums
-            apart = matrix - mean
-            mean.add_(apart, alpha=1 / seen)
-            squares.addcmul_(apart, matrix - mean)
+            difference = matrix - mean
+            mean.add_(difference, alpha=1 / seen)
+            squares.addcmul_(difference, matrix - mean)
         self._join(mean, squares, len(attention))
         rows = attention[:, :, prefix :: max(1, first.shape[-1] // QUERIES)]
         entropy = torch.special.entr(rows).sum(-1).mean(-1).sum(0)
@@ -51,9 +51,9 @@ class Moments:
 
     def _join(self, mean: Tensor, squares: Tensor, count: int) -> None:
         """Combine the sums of two sets of images (Chan, Golub and LeVeque, 1983)."""
-        apart, total = mean.double() - self.mean, self.count + count
-        self.squares = (apart**2).mul_(self.count * count / total).add_(squares).add_(self.squares)
-        self.mean, self.count = apart.mul_(count / total).add_(self.mean), total
+        difference, total = mean.double() - self.mean, self.count + count
+        self.squares = (difference**2).mul_(self.count * count / total).add_(squares).add_(self.squares)
+        self.mean, self.count = difference.mul_(count / total).add_(self.mean), total
 
     def heads(self, grid: tuple[int, int], side: int) -> tuple[HeadScore, ...]:
         """Return the scores of each head."""
@@ -90,7 +90,7 @@ class Scores(NamedTuple):
         return self._replace(blocks=tuple(block.model_copy(update={"error": error}) for block, error in pairs))
 
 
-def score(plain: Plain, images: Iterable[Tensor], side: int) -> Scores:
+def score(plain: PlainViT, images: Iterable[Tensor], side: int) -> Scores:
     """Score all heads of a network.
 
     Args:
@@ -98,35 +98,35 @@ def score(plain: Plain, images: Iterable[Tensor], side: int) -> Scores:
         images: Batches [B, C, H, W].
         side: Side length of the kernel for which locality is computed.
     """
-    moments = [Moments() for _ in plain.blocks]
+    moments = [AttentionMoments() for _ in plain.blocks]
     with torch.inference_mode():
         for batch in images:
             x = plain.net.embed(batch)
             for block, seen in zip(plain.blocks, moments, strict=True):
                 attention, v = _attention(plain, block, x)
                 seen.add(attention, plain.config.prefix)
-                x = behind_mlp(block, behind_attention(block, x, (attention @ v).transpose(1, 2).flatten(2)))
+                x = after_ffn(block, after_attention(block, x, (attention @ v).transpose(1, 2).flatten(2)))
     return _scores(plain, moments, side)
 
 
-def score_streams(streams: Streams, side: int) -> Scores:
+def score_activations(activations: OriginalActivations, side: int) -> Scores:
     """Score all heads, from activations that are already computed."""
-    plain, moments = streams.plain, [Moments() for _ in streams.plain.blocks]
+    plain, moments = activations.plain, [AttentionMoments() for _ in activations.plain.blocks]
     with torch.inference_mode():
         for index, seen in enumerate(moments):
-            for (x,) in batches(streams.at(index).into):
+            for (x,) in batches(activations.at(index).into):
                 attention, _ = _attention(plain, plain.blocks[index], x)
                 seen.add(attention, plain.config.prefix)
     return _scores(plain, moments, side)
 
 
-def _attention(plain: Plain, block: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+def _attention(plain: PlainViT, block: Any, x: Tensor) -> tuple[Tensor, Tensor]:
     """Return attention matrices [B, h, N, N] and values [B, h, N, dh]."""
-    q, k, v = projected(block, x, plain.heads)
+    q, k, v = queries_keys_values(block, x, plain.heads)
     return (q * q.shape[-1] ** -0.5 @ k.mT).softmax(-1), v
 
 
-def _scores(plain: Plain, moments: Sequence[Moments], side: int) -> Scores:
+def _scores(plain: PlainViT, moments: Sequence[AttentionMoments], side: int) -> Scores:
     grid = plain.config.grid
     blocks = tuple(_block(index, seen.heads(grid, side)) for index, seen in enumerate(moments))
     return Scores(blocks, tuple(mean_kernel(seen.mean, grid, PATTERN) for seen in moments))

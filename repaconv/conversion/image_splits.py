@@ -40,34 +40,34 @@ def _digest(image: NDArray[np.float32]) -> bytes:
     return hashlib.sha256(np.ascontiguousarray(image, dtype="<f4").tobytes()).digest()
 
 
-class Part(NamedTuple):
+class Split(NamedTuple):
     """The images [N, C, H, W] of one split and their classes [N], -1 if unknown."""
 
     images: Tensor
     labels: NDArray[np.int64]
 
 
-class Parted(NamedTuple):
+class ImageSplits(NamedTuple):
     """The three splits."""
 
-    calibration: Part
-    validation: Part
-    test: Part
+    calibration: Split
+    validation: Split
+    test: Split
 
     @property
     def share(self) -> Share:
         """The number of images in each split."""
-        return Share(**{name: len(part.images) for name, part in self._asdict().items()})
+        return Share(**{name: len(split.images) for name, split in self._asdict().items()})
 
 
-def part(given: Inputs, samples: int, role_of: Callable[[NDArray[np.float32]], Role] = role_of) -> Parted:
+def split_images(given: Inputs, samples: int, role_of: Callable[[NDArray[np.float32]], Role] = role_of) -> ImageSplits:
     """Read at most ``samples`` images, evenly spaced, and split them by ``role_of``.
 
     Raises:
         Refused: If an image contains NaN or infinity, or a split is empty.
     """
     found: dict[Role, list[tuple[NDArray[np.float32], int]]] = {role: [] for role in ROLES}
-    for place in places(given.shape[0], samples):
+    for place in evenly_spaced(given.shape[0], samples):
         batch = given.piece(place, place + 1)
         image = batch.images[0]
         require_finite(image, place, given)
@@ -79,10 +79,10 @@ def part(given: Inputs, samples: int, role_of: Callable[[NDArray[np.float32]], R
             hint="Give a few hundred images with --images or --inputs.",
             code="convert.too-few",
         )
-    return Parted(*(_stacked(found[role]) for role in dict.fromkeys(ROLES)))
+    return ImageSplits(*(_stacked(found[role]) for role in dict.fromkeys(ROLES)))
 
 
-def places(count: int, samples: int) -> list[int]:
+def evenly_spaced(count: int, samples: int) -> list[int]:
     """Return the indices of that many images, evenly spaced."""
     return list(range(count)) if samples >= count else [place * count // samples for place in range(samples)]
 
@@ -101,6 +101,6 @@ def require_finite(images: NDArray[np.float32], place: int, given: Inputs) -> No
         )
 
 
-def _stacked(rows: list[tuple[NDArray[np.float32], int]]) -> Part:
+def _stacked(rows: list[tuple[NDArray[np.float32], int]]) -> Split:
     images, labels = zip(*rows, strict=True)
-    return Part(torch.from_numpy(np.stack(images)), np.asarray(labels))
+    return Split(torch.from_numpy(np.stack(images)), np.asarray(labels))

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from repaconv.backbones.convolution_mixers import to_grid, to_tokens
-from repaconv.conversion.block_activations import Piece, Place, Values
-from repaconv.conversion.least_squares import RIDGE, Normal, Solved
+from repaconv.conversion.block_activations import BlockContext, ConvertedBlock, ValueProjection
+from repaconv.conversion.least_squares import RIDGE, NormalEquations, Solution
 from repaconv.conversion.plain_vit import batches
 from repaconv.methods.dwconv.mixer_kinds import Mixer
 
@@ -37,10 +37,10 @@ def by_offset(matrix: Tensor, grid: tuple[int, int]) -> tuple[Tensor, Tensor]:
     height, width = grid
     row, column = torch.arange(height * width) // width, torch.arange(height * width) % width
     down, right = row[None] - row[:, None] + height - 1, column[None] - column[:, None] + width - 1
-    place, shape = (down * (2 * width - 1) + right).flatten(), (2 * height - 1, 2 * width - 1)
+    position, shape = (down * (2 * width - 1) + right).flatten(), (2 * height - 1, 2 * width - 1)
     sums = matrix.new_zeros(*matrix.shape[:-2], shape[0] * shape[1])
-    counts = torch.bincount(place, minlength=shape[0] * shape[1]).to(matrix)
-    return sums.index_add(-1, place, matrix.flatten(-2)).view(*sums.shape[:-1], *shape), counts.view(shape)
+    counts = torch.bincount(position, minlength=shape[0] * shape[1]).to(matrix)
+    return sums.index_add(-1, position, matrix.flatten(-2)).view(*sums.shape[:-1], *shape), counts.view(shape)
 
 
 def window(pattern: Tensor, side: int) -> Tensor:
@@ -79,7 +79,7 @@ Head = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class How:
+class ConversionSettings:
     """How a block is converted. The fits ``gaussian`` and ``mean`` use the papers' kernels and keep W^O.
 
     ``ridge`` is relative to the mean square of the features. With ``ffn``, the last layer of the following FFN is also
@@ -100,105 +100,107 @@ class How:
         return not any(self.schedule[: block + 1])
 
 
-def fitted(place: Place, how: How) -> Piece:
-    """Convert a block as requested, fitted to all images of ``place``."""
-    own = [head for block, head in how.heads if block == place.index]
-    if own and len(own) < place.plain.heads:
-        return _scattered(place, how, own)
+def convert_block(context: BlockContext, how: ConversionSettings) -> ConvertedBlock:
+    """Convert a block as requested, fitted to all images of ``context``."""
+    own = [head for block, head in how.heads if block == context.index]
+    if own and len(own) < context.plain.heads:
+        return _some_heads(context, how, own)
     if how.fit != "squares":
-        return _by_hand(place, how)
+        return _paper_kernels(context, how)
     if how.kind == "static":
-        return _static(place, how)
-    return (_ensembled if how.kind == "ensembled" else _depthwise)(place, how)
+        return _static(context, how)
+    return (_ensembled if how.kind == "ensembled" else _depthwise)(context, how)
 
 
-def refitted(place: Place, how: How) -> Piece:
+def refit_output_projection(context: BlockContext, how: ConversionSettings) -> ConvertedBlock:
     """Return the block with its attention kept and W^O refitted to the original's residual stream."""
-    normal = Normal()
-    for student, wanted in batches(place.student, place.wanted):
-        normal.add(place.heads(student).flatten(0, 1), wanted.flatten(0, 1))
-    solved = normal.solve(place.proj, how.ridge)
-    qkv = {f"attn.qkv.{name}": value for name, value in place.qkv.items()}
-    return place.piece(place.mixer, qkv, solved.weights, solved.condition)
+    normal = NormalEquations()
+    for student, wanted in batches(context.student, context.wanted):
+        normal.add(context.heads(student).flatten(0, 1), wanted.flatten(0, 1))
+    solved = normal.solve(context.proj, how.ridge)
+    qkv = {f"attn.qkv.{name}": value for name, value in context.qkv.items()}
+    return context.converted_block(context.mixer, qkv, solved.weights, solved.condition)
 
 
-def _depthwise(place: Place, how: How) -> Piece:
+def _depthwise(context: BlockContext, how: ConversionSettings) -> ConvertedBlock:
     """eq. 11: one kernel per channel, fitted to the output of the attention."""
-    values, width = place.values, place.plain.config.width
-    targets = (mixed[:, place.prefix :] for (mixed,) in batches(place.mixed))
-    kernels, mean, _, condition = kernels_for(place, values, how, targets)
-    output = _output(place, convolution(place, values, kernels, mean), how, place.proj)
-    mixer = Mixer("depthwise", (True,) * place.plain.heads, 0, True, how.kernel, width, mean=True)
+    values, width = context.values, context.plain.config.width
+    targets = (mixed[:, context.prefix :] for (mixed,) in batches(context.mixed))
+    kernels, mean, _, condition = fit_kernels(context, values, how, targets)
+    output = _fit_output_projection(context, convolution(context, values, kernels, mean), how, context.proj)
+    mixer = Mixer("depthwise", (True,) * context.plain.heads, 0, True, how.kernel, width, mean=True)
     tensors = {**values.tensors, "attn.dw.weight": kernels, "attn.mean": mean}
-    return place.piece(mixer, tensors, output.weights, condition, output.condition)
+    return context.converted_block(mixer, tensors, output.weights, condition, output.condition)
 
 
-def _scattered(place: Place, how: How, heads: Collection[int]) -> Piece:
+def _some_heads(context: BlockContext, how: ConversionSettings, heads: Collection[int]) -> ConvertedBlock:
     """Replace some heads as in eq. 11 and keep the others. W^O of all heads is fitted to the residual stream."""
-    values, width = place.values, place.plain.config.width
-    kernels, mean, _, condition = kernels_for(place, values, how, (mixed for (mixed,) in batches(place.mixed)))
-    conv = tuple(head in heads for head in range(place.plain.heads))
+    values, width = context.values, context.plain.config.width
+    kernels, mean, _, condition = fit_kernels(context, values, how, (mixed for (mixed,) in batches(context.mixed)))
+    conv = tuple(head in heads for head in range(context.plain.heads))
     mixer = Mixer("depthwise", conv, 3 * width, True, how.kernel, width, flagged=True, mean=True)
     replaced = torch.zeros(width, dtype=torch.bool)
     replaced[mixer.channels(width, conv=True)] = True
-    convolved = convolution(place, values, kernels, mean)
-    output = _output(place, lambda x: torch.where(replaced, convolved(x), place.heads(x)), how, place.proj)
+    convolved = convolution(context, values, kernels, mean)
+    output = _fit_output_projection(
+        context, lambda x: torch.where(replaced, convolved(x), context.heads(x)), how, context.proj
+    )
     tensors = {
-        **{f"attn.qkv.{name}": value for name, value in place.qkv.items()},
+        **{f"attn.qkv.{name}": value for name, value in context.qkv.items()},
         "attn.dw.weight": kernels * replaced[:, None, None, None],
         "attn.mean": mean * replaced,
         "attn.conv_heads": torch.tensor(conv),
     }
-    return place.piece(mixer, tensors, output.weights, condition, output.condition)
+    return context.converted_block(mixer, tensors, output.weights, condition, output.condition)
 
 
-def _ensembled(place: Place, how: How) -> Piece:
+def _ensembled(context: BlockContext, how: ConversionSettings) -> ConvertedBlock:
     """eq. 13: the columns of W^O are the directions in which a linear map of the tokens best predicts the wanted
     output."""
-    heads, head = place.plain.heads, place.plain.config.width // place.plain.heads
-    linear = Normal()
-    for student, wanted in batches(place.student[:, place.prefix :], place.wanted[:, place.prefix :]):
-        linear.add(place.block.norm1(student).flatten(0, 1), wanted.flatten(0, 1))
+    heads, head = context.plain.heads, context.plain.config.width // context.plain.heads
+    linear = NormalEquations()
+    for student, wanted in batches(context.student[:, context.prefix :], context.wanted[:, context.prefix :]):
+        linear.add(context.block.norm1(student).flatten(0, 1), wanted.flatten(0, 1))
     nearest = linear.solve(ridge=how.ridge)
     map_ = nearest.weights[:-1]
     directions = torch.linalg.eigh(map_.T @ linear.centred() @ map_).eigenvectors[:, -head:]  # [d, dh], orthonormal
-    values = Values((map_ @ directions).T.float(), torch.zeros(head) if place.mixer.qkv_bias else None)
-    targets = (wanted[:, place.prefix :] @ directions.float() for (wanted,) in batches(place.wanted))
-    kernels, mean, _, condition = kernels_for(place, values, how, targets)
-    output = _output(place, convolution(place, values, kernels, mean), how)
+    values = ValueProjection((map_ @ directions).T.float(), torch.zeros(head) if context.mixer.qkv_bias else None)
+    targets = (wanted[:, context.prefix :] @ directions.float() for (wanted,) in batches(context.wanted))
+    kernels, mean, _, condition = fit_kernels(context, values, how, targets)
+    output = _fit_output_projection(context, convolution(context, values, kernels, mean), how)
     mixer = Mixer("ensembled", (True,) * heads, 0, True, how.kernel, head, mean=True)
     # all heads are equal with equal weights, so that the ensemble equals the fitted head
     alike = {name: tensor.repeat(heads, *[1] * (tensor.ndim - 1)) for name, tensor in values.tensors.items()}
     tensors = {**alike, "attn.dw.weight": kernels, "attn.mean": mean, "attn.gamma": torch.zeros(heads)}
     tiled = torch.cat([output.weights[:-1].repeat(heads, 1), output.weights[-1:]])
-    return place.piece(mixer, tensors, tiled, nearest.condition, condition, output.condition)
+    return context.converted_block(mixer, tensors, tiled, nearest.condition, condition, output.condition)
 
 
-def _static(place: Place, how: How) -> Piece:
+def _static(context: BlockContext, how: ConversionSettings) -> ConvertedBlock:
     """Replace each head's attention by its mean attention matrix."""
-    values, matrix, heads = place.values, place.mean_attention(), place.plain.heads
+    values, matrix, heads = context.values, context.mean_attention(), context.plain.heads
 
     def mixed(x: Tensor) -> Tensor:
-        v = place.patches(x, values)
+        v = context.patches(x, values)
         by_head = v.view(*v.shape[:2], heads, -1).transpose(1, 2)
         return (matrix @ by_head).transpose(1, 2).flatten(2)
 
-    output = _output(place, mixed, how, place.proj)
+    output = _fit_output_projection(context, mixed, how, context.proj)
     tensors = {**values.tensors, "attn.static": matrix}
-    return place.piece(Mixer("static", (True,) * heads, 0, True), tensors, output.weights, output.condition)
+    return context.converted_block(Mixer("static", (True,) * heads, 0, True), tensors, output.weights, output.condition)
 
 
-def _by_hand(place: Place, how: How) -> Piece:
+def _paper_kernels(context: BlockContext, how: ConversionSettings) -> ConvertedBlock:
     """The papers' kernels: a Gaussian with sum 1, or the mean attention around the query."""
-    heads, width, side = place.plain.heads, place.plain.config.width, how.kernel
+    heads, width, side = context.plain.heads, context.plain.config.width, how.kernel
     if how.fit == "gaussian":
         axis = torch.exp(-((torch.arange(side) - side // 2) ** 2) / 2.0)
         kernel = (axis[:, None] * axis / axis.sum() ** 2).expand(heads, side, side)
     else:
-        kernel = mean_kernel(place.mean_attention(), place.plain.config.grid, side)
+        kernel = mean_kernel(context.mean_attention(), context.plain.config.grid, side)
     kernels = kernel.repeat_interleave(width // heads, 0).unsqueeze(1).contiguous()
     mixer = Mixer("depthwise", (True,) * heads, 0, True, side, width)
-    return place.piece(mixer, {**place.values.tensors, "attn.dw.weight": kernels}, place.proj)
+    return context.converted_block(mixer, {**context.values.tensors, "attn.dw.weight": kernels}, context.proj)
 
 
 class Kernels(NamedTuple):
@@ -210,11 +212,18 @@ class Kernels(NamedTuple):
     condition: float
 
 
-def kernels_for(place: Place, values: Values, how: How, targets: Iterator[Tensor], *, mean: bool = True) -> Kernels:
+def fit_kernels(
+    context: BlockContext,
+    values: ValueProjection,
+    how: ConversionSettings,
+    targets: Iterator[Tensor],
+    *,
+    mean: bool = True,
+) -> Kernels:
     """Fit kernels that map the values to ``targets`` [B, n, c]. Without ``mean``, the coefficient of the mean is 0."""
-    normal, side = Normal(), how.kernel
-    for (student,), target in zip(batches(place.student), targets, strict=True):
-        v = to_grid(place.patches(student, values), place.plain.config.grid)
+    normal, side = NormalEquations(), how.kernel
+    for (student,), target in zip(batches(context.student), targets, strict=True):
+        v = to_grid(context.patches(student, values), context.plain.config.grid)
         around = nn.functional.unfold(v, side, padding=side // 2)
         around = around.view(*v.shape[:2], side * side, -1)  # [B, c, k k, n]
         means = v.mean((2, 3))[:, :, None, None].expand(-1, -1, 1, around.shape[-1])
@@ -229,20 +238,24 @@ def kernels_for(place: Place, values: Values, how: How, targets: Iterator[Tensor
     return Kernels(kernels, found[:, -2].contiguous(), found[:, -1].contiguous(), solved.condition)
 
 
-def convolution(place: Place, values: Values, kernels: Tensor, mean: Tensor) -> Callable[[Tensor], Tensor]:
+def convolution(
+    context: BlockContext, values: ValueProjection, kernels: Tensor, mean: Tensor
+) -> Callable[[Tensor], Tensor]:
     """Return a function from tokens [B, T, d] to the input of W^O, [B, n, c]."""
 
     def mixed(x: Tensor) -> Tensor:
-        v = to_grid(place.patches(x, values), place.plain.config.grid)
+        v = to_grid(context.patches(x, values), context.plain.config.grid)
         convolved = nn.functional.conv2d(v, kernels, padding=kernels.shape[-1] // 2, groups=len(kernels))
         return to_tokens(convolved + mean[:, None, None] * v.mean((2, 3), keepdim=True))
 
     return mixed
 
 
-def _output(place: Place, mixed: Callable[[Tensor], Tensor], how: How, prior: Tensor | None = None) -> Solved:
+def _fit_output_projection(
+    context: BlockContext, mixed: Callable[[Tensor], Tensor], how: ConversionSettings, prior: Tensor | None = None
+) -> Solution:
     """Fit W^O [c + 1, d] for the patches to the original's residual stream."""
-    normal = Normal()
-    for student, wanted in batches(place.student, place.wanted):
-        normal.add(mixed(student).flatten(0, 1), wanted[:, place.prefix :].flatten(0, 1))
+    normal = NormalEquations()
+    for student, wanted in batches(context.student, context.wanted):
+        normal.add(mixed(student).flatten(0, 1), wanted[:, context.prefix :].flatten(0, 1))
     return normal.solve(prior, how.ridge)

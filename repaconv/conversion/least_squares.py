@@ -12,13 +12,13 @@ RIDGE = 1e-3
 RIDGES = (RIDGE, 1e-5)
 """Relative to the mean square of the features: the usual parameter, and one for many images. The validation images
 decide."""
-MANY = 100
+MANY_ROWS = 100
 """Number of rows per unknown from which the second ridge parameter is tried."""
-LARGEST = sys.float_info.max
+SINGULAR_CONDITION = sys.float_info.max
 """Condition number reported for singular systems."""
 
 
-class Solved(NamedTuple):
+class Solution(NamedTuple):
     """Weights [..., f, o] and the condition number of the solved system in the 1-norm (the largest, if there are
     several)."""
 
@@ -26,7 +26,7 @@ class Solved(NamedTuple):
     condition: float
 
 
-class Normal:
+class NormalEquations:
     """Normal equations with f features and o targets, for one system or a batch [...]. The last feature is the constant
     1."""
 
@@ -44,7 +44,7 @@ class Normal:
         self.gram = gram if self.gram is None else self.gram + gram
         self.cross = cross if self.cross is None else self.cross + cross
 
-    def solve(self, prior: Tensor | None = None, ridge: float = RIDGE) -> Solved:
+    def solve(self, prior: Tensor | None = None, ridge: float = RIDGE) -> Solution:
         """Minimize |F W - T|^2 + lambda |W - prior|^2. The constant's weight is not penalized; lambda is ``ridge``
         times the
         mean square of the features.
@@ -62,9 +62,11 @@ class Normal:
         right = self.cross if prior is None else self.cross + penalty.unsqueeze(-1) * prior.double()
         factor, failed = torch.linalg.cholesky_ex(system)
         if failed.any():  # numerically singular
-            return Solved(torch.linalg.solve(system, right), LARGEST)
+            return Solution(torch.linalg.solve(system, right), SINGULAR_CONDITION)
         columns = [matrix.abs().sum(-2).amax(-1) for matrix in (system, torch.cholesky_inverse(factor))]
-        return Solved(torch.cholesky_solve(right, factor), min(float((columns[0] * columns[1]).max()), LARGEST))
+        return Solution(
+            torch.cholesky_solve(right, factor), min(float((columns[0] * columns[1]).max()), SINGULAR_CONDITION)
+        )
 
     def centred(self) -> Tensor:
         """Return the Gram matrix [..., f - 1, f - 1] of the centered features."""

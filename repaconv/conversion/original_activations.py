@@ -8,13 +8,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from repaconv.conversion.plain_vit import Plain, attended, behind_attention, behind_mlp, mapped
+from repaconv.conversion.plain_vit import PlainViT, after_attention, after_ffn, attention_output, map_batches
 
-HELD = 4 * 2**30
+CACHE_BYTES = 4 * 2**30
 """Limit of the cache in bytes (plus those of one block). Activations of later blocks are recomputed at each use."""
 
 
-class Flow(NamedTuple):
+class BlockActivations(NamedTuple):
     """The input of a block, and the output of its heads before W^O, each [N, T, d]."""
 
     into: Tensor
@@ -26,16 +26,16 @@ class Flow(NamedTuple):
         return self.into.nbytes + self.mixed.nbytes
 
 
-class Streams:
+class OriginalActivations:
     """The activations of a network on images [N, C, H, W], block by block."""
 
-    def __init__(self, plain: Plain, images: Tensor) -> None:
+    def __init__(self, plain: PlainViT, images: Tensor) -> None:
         self.plain, self._images, self._count = plain, images, len(images)
-        self._known: dict[int, Flow] = {}
+        self._known: dict[int, BlockActivations] = {}
 
-    def first(self, count: int) -> Streams:
+    def first(self, count: int) -> OriginalActivations:
         """Return the activations of the first images; the cache is shared."""
-        part = Streams(self.plain, self._images)
+        part = OriginalActivations(self.plain, self._images)
         part._count, part._known = count, self._known
         return part
 
@@ -47,23 +47,23 @@ class Streams:
         """Return the outputs of the network, [N, K]."""
         with torch.inference_mode():
             last = self._behind(len(self.plain.blocks) - 1)[: self._count]
-            return mapped(self.plain.net.read_out, last)
+            return map_batches(self.plain.net.read_out, last)
 
-    def at(self, index: int) -> Flow:
+    def at(self, index: int) -> BlockActivations:
         """Return the activations at a block."""
         with torch.inference_mode():
-            return Flow(*(each[: self._count] for each in self._all(index)))
+            return BlockActivations(*(each[: self._count] for each in self._all(index)))
 
-    def _all(self, index: int) -> Flow:
+    def _all(self, index: int) -> BlockActivations:
         known, block = self._known, self.plain.blocks[index]
         if index not in known:
-            into = self._behind(index - 1) if index else mapped(self.plain.net.embed, self._images)
-            flow = Flow(into, mapped(lambda x: attended(block, x, self.plain.heads), into))
-            if sum(each.bytes for each in known.values()) > HELD:
+            into = self._behind(index - 1) if index else map_batches(self.plain.net.embed, self._images)
+            flow = BlockActivations(into, map_batches(lambda x: attention_output(block, x, self.plain.heads), into))
+            if sum(each.bytes for each in known.values()) > CACHE_BYTES:
                 known.popitem()
             known[index] = flow
         return known[index]
 
     def _behind(self, index: int) -> Tensor:
         block = self.plain.blocks[index]
-        return mapped(lambda x, mixed: behind_mlp(block, behind_attention(block, x, mixed)), *self._all(index))
+        return map_batches(lambda x, mixed: after_ffn(block, after_attention(block, x, mixed)), *self._all(index))

@@ -17,7 +17,7 @@ from repaconv.methods.dwconv.paper import ConvBlock
 from repaconv.methods.dwconv.reading import read_any
 from repaconv.verification.model_runners import weighted
 
-AT_ONCE = 16
+BATCH_SIZE = 16
 """Batch size for the calibration images."""
 
 Reading = BlockwiseReading[ConvBlock]
@@ -42,14 +42,14 @@ def read_plain(checkpoint: Checkpoint, settings: dict[str, str]) -> Reading:
 
 
 @dataclass(frozen=True)
-class Plain:
+class PlainViT:
     """A plain vision transformer in float32 and eval mode, and the reading of its checkpoint."""
 
     reading: Reading
     net: ViT
 
     @classmethod
-    def of(cls, reading: Reading) -> Plain:
+    def of(cls, reading: Reading) -> PlainViT:
         """Build the network."""
         net = weighted(reading.module(), reading.tensors, torch.float32)
         assert isinstance(net, ViT)
@@ -71,25 +71,25 @@ class Plain:
         return self.reading.blocks[0].mixer.heads
 
 
-def projected(block: Any, x: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
+def queries_keys_values(block: Any, x: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return queries, keys and values [B, h, N, dh] of a block with attention, for tokens [B, N, d]."""
     q, k, v = block.attn.qkv(block.norm1(x)).unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4)
     return q, k, v
 
 
-def attended(block: Any, x: Tensor, heads: int) -> Tensor:
+def attention_output(block: Any, x: Tensor, heads: int) -> Tensor:
     """Return the outputs [B, N, d] of the heads of a block, before W^O."""
-    mixed = nn.functional.scaled_dot_product_attention(*projected(block, x, heads))
+    mixed = nn.functional.scaled_dot_product_attention(*queries_keys_values(block, x, heads))
     return mixed.transpose(1, 2).flatten(2)
 
 
-def behind_attention(block: Any, x: Tensor, mixed: Tensor) -> Tensor:
+def after_attention(block: Any, x: Tensor, mixed: Tensor) -> Tensor:
     """Return the residual stream [B, N, d] after the attention, given the outputs of the heads."""
     out: Tensor = x + block.ls1(block.attn.proj(mixed))
     return out
 
 
-def behind_mlp(block: Any, x: Tensor) -> Tensor:
+def after_ffn(block: Any, x: Tensor) -> Tensor:
     """Return the residual stream [B, N, d] after the FFN, which is the end of the block."""
     out: Tensor = x + block.ls2(block.mlp(block.norm2(x)))
     return out
@@ -97,9 +97,9 @@ def behind_mlp(block: Any, x: Tensor) -> Tensor:
 
 def batches(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """Split tensors into batches of the same images."""
-    return zip(*(torch.split(tensor, AT_ONCE) for tensor in tensors), strict=True)
+    return zip(*(torch.split(tensor, BATCH_SIZE) for tensor in tensors), strict=True)
 
 
-def mapped(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
+def map_batches(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
     """Apply a function to all images, batch by batch."""
     return torch.cat([function(*some) for some in batches(*tensors)])

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from repaconv.backbones.blockwise_vit import deploy_config
 from repaconv.backbones.vit import ViT, ViTConfig
-from repaconv.conversion.block_activations import Piece, Place, linear
-from repaconv.conversion.kernel_fitting import How, fitted, refitted
-from repaconv.conversion.least_squares import RIDGE, Normal
-from repaconv.conversion.original_activations import Streams
-from repaconv.conversion.plain_vit import Plain, Reading, batches, behind_mlp, mapped
+from repaconv.conversion.block_activations import BlockContext, ConvertedBlock, linear_tensors
+from repaconv.conversion.kernel_fitting import ConversionSettings, convert_block, refit_output_projection
+from repaconv.conversion.least_squares import RIDGE, NormalEquations
+from repaconv.conversion.original_activations import OriginalActivations
+from repaconv.conversion.plain_vit import PlainViT, Reading, after_ffn, batches, map_batches
 from repaconv.methods.dwconv.paper import merging
 from repaconv.methods.pyra.paper import MERGED_REASONS, MERGED_TOLERANCE
 from repaconv.verification.model_runners import weighted
@@ -29,7 +29,7 @@ ROWS = 12_000
 """Number of tokens to fit to, sampled from all images; at least four per unknown. More improve little."""
 
 
-def with_ffn(config: ViTConfig, piece: Piece, student: Tensor, wanted: Tensor) -> Piece:
+def refit_ffn(config: ViTConfig, piece: ConvertedBlock, student: Tensor, wanted: Tensor) -> ConvertedBlock:
     """Return the block with the last layer of its FFN refitted; LayerScale is multiplied into it.
 
     Args:
@@ -39,7 +39,7 @@ def with_ffn(config: ViTConfig, piece: Piece, student: Tensor, wanted: Tensor) -
         wanted: The original's residual stream after the block, [N, T, d].
     """
     block, name = piece.module, "w3" if piece.block.swiglu else "fc2"
-    last, normal, heard = block.get_submodule(f"mlp.{name}"), Normal(), dict[str, Tensor]()
+    last, normal, heard = block.get_submodule(f"mlp.{name}"), NormalEquations(), dict[str, Tensor]()
     assert isinstance(last, nn.Linear)
     hooks = [
         module.register_forward_pre_hook(lambda _module, given, key=key: heard.update({key: given[0]}))
@@ -57,10 +57,10 @@ def with_ffn(config: ViTConfig, piece: Piece, student: Tensor, wanted: Tensor) -
     scale = getattr(block.ls2, "gamma", torch.ones(last.out_features))
     solved = normal.solve((scale * torch.cat([last.weight.T, last.bias[None]])).detach(), RIDGE)
     tensors = {key: value for key, value in piece.tensors.items() if not key.startswith("ls2.")}
-    tensors |= linear(f"mlp.{name}", solved.weights)
+    tensors |= linear_tensors(f"mlp.{name}", solved.weights)
     told = replace(piece.block, traits=replace(piece.block.traits, scale2=False))
     module = weighted(told.build(config).eval(), tensors, torch.float32)
-    return Piece(told, tensors, module, (*piece.conditions, solved.condition))
+    return ConvertedBlock(told, tensors, module, (*piece.conditions, solved.condition))
 
 
 # The conversion of a whole network
@@ -83,7 +83,9 @@ class Converted:
     refitted: tuple[int, ...]
 
 
-def convert(streams: Streams, chosen: Collection[int], how: How, *, refit: bool = False) -> Converted:
+def convert(
+    activations: OriginalActivations, chosen: Collection[int], how: ConversionSettings, *, refit: bool = False
+) -> Converted:
     """Return the network with the chosen blocks replaced.
 
     Args:
@@ -93,30 +95,34 @@ def convert(streams: Streams, chosen: Collection[int], how: How, *, refit: bool 
         refit: Whether W^O of kept blocks after the first replaced one is refitted.
     """
     with torch.inference_mode():
-        pieces = _pieces(streams, chosen, how, refit)
+        pieces = _convert_blocks(activations, chosen, how, refit)
     kept = tuple(index for index in pieces if index not in chosen)
-    return _assembled(streams.plain, pieces, how.schedule, kept)
+    return _assemble(activations.plain, pieces, how.schedule, kept)
 
 
-def _pieces(streams: Streams, chosen: Collection[int], how: How, refit: bool) -> dict[int, Piece]:
-    pieces: dict[int, Piece] = {}
-    plain, first, last = streams.plain, min(chosen), len(streams.plain.blocks) - 1 if refit else max(chosen)
-    student = streams.at(first).into
+def _convert_blocks(
+    activations: OriginalActivations, chosen: Collection[int], how: ConversionSettings, refit: bool
+) -> dict[int, ConvertedBlock]:
+    pieces: dict[int, ConvertedBlock] = {}
+    plain, first, last = activations.plain, min(chosen), len(activations.plain.blocks) - 1 if refit else max(chosen)
+    student = activations.at(first).into
     for index in range(first, last + 1):
-        block, place = plain.blocks[index], Place(plain, index, *streams.at(index), student)
+        block, context = plain.blocks[index], BlockContext(plain, index, *activations.at(index), student)
         if index in chosen:
-            pieces[index] = fitted(place, how)
+            pieces[index] = convert_block(context, how)
         elif refit:
-            pieces[index] = refitted(place, how)
+            pieces[index] = refit_output_projection(context, how)
         if how.ffn and index in chosen:
-            right = mapped(partial(behind_mlp, block), place.middle)
-            pieces[index] = with_ffn(plain.config, pieces[index], student, right)
+            right = map_batches(partial(after_ffn, block), context.middle)
+            pieces[index] = refit_ffn(plain.config, pieces[index], student, right)
         if index < last:
-            student = mapped(pieces[index].module if index in pieces else block, student)
+            student = map_batches(pieces[index].module if index in pieces else block, student)
     return pieces
 
 
-def _assembled(plain: Plain, pieces: dict[int, Piece], schedule: tuple[int, ...], kept: tuple[int, ...]) -> Converted:
+def _assemble(
+    plain: PlainViT, pieces: dict[int, ConvertedBlock], schedule: tuple[int, ...], kept: tuple[int, ...]
+) -> Converted:
     blocks = list(plain.reading.blocks)
     tensors = {name: tensor.float() for name, tensor in plain.reading.tensors.items()}
     for index, piece in pieces.items():
@@ -131,4 +137,6 @@ def _assembled(plain: Plain, pieces: dict[int, Piece], schedule: tuple[int, ...]
     reasons = {**plain.reading.tolerance_reasons, **(MERGED_REASONS if any(schedule) else {})}
     limits: dict[str, Any] = {"tolerances": tolerances, "tolerance_reasons": reasons}
     reading = replace(plain.reading, config=config, blocks=several, tensors=tensors, names={}, facts=(), **limits)
-    return Converted(Plain.of(reading).net, reading, {index: piece.conditions for index, piece in pieces.items()}, kept)
+    return Converted(
+        PlainViT.of(reading).net, reading, {index: piece.conditions for index, piece in pieces.items()}, kept
+    )

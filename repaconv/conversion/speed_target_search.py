@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from repaconv.backbones.vit import ViTConfig
 
 Schedule = tuple[int, ...]
-NEAR = 0.05
+SPEEDUP_TOLERANCE = 0.05
 """A speed target is met if the measured speedup is within this fraction of it."""
-AIMED = 0.5 * NEAR
+CORRECTION_THRESHOLD = 0.5 * SPEEDUP_TOLERANCE
 """Smaller deviations are not corrected, because measurements are not more precise."""
 CORRECTIONS = 5
 
@@ -38,7 +38,7 @@ PROBES = (("even", 0.5), ("even", 1.0), ("falling", 1.0), ("early", 1.0))
 """The schedules that are measured first, as (shape, fraction of the tokens that can merge at most)."""
 
 
-class Tokens(NamedTuple):
+class TokenCounts(NamedTuple):
     """The quantities of a network that the cost depends on: number of blocks, tokens that never merge, patches."""
 
     depth: int
@@ -46,7 +46,7 @@ class Tokens(NamedTuple):
     patches: int
 
     @classmethod
-    def of(cls, config: ViTConfig) -> Tokens:
+    def of(cls, config: ViTConfig) -> TokenCounts:
         """Return those of a vision transformer."""
         return cls(len(config.blocks), config.prefix, config.grid[0] * config.grid[1])
 
@@ -89,10 +89,10 @@ class Tokens(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Costs:
+class CostModel:
     """The cost model: the measured cost of schedules, as latency relative to no merging."""
 
-    tokens: Tokens
+    tokens: TokenCounts
     measured: Mapping[Schedule, float]
 
     @cached_property
@@ -100,14 +100,14 @@ class Costs:
         """The four coefficients, by relative least squares."""
         known = {self.tokens.none: 1.0, **self.measured}
         rows, times = np.array([self.tokens.works(each) for each in known]), np.array(list(known.values()))
-        return _none_negative(rows / times[:, None], np.ones(len(times)))
+        return _non_negative_least_squares(rows / times[:, None], np.ones(len(times)))
 
     def of(self, schedule: Schedule) -> float:
         """Return the cost of a schedule: as measured, or as modeled, corrected by measurements of similar schedules."""
         if schedule in self.measured:
             return self.measured[schedule]
         fitted = self._fitted(schedule)
-        weights = [_apart(schedule, other) ** -2.0 for other in self.measured]
+        weights = [_schedule_distance(schedule, other) ** -2.0 for other in self.measured]
         ratios = [cost / self._fitted(other) for other, cost in self.measured.items()]
         return fitted * float(np.average(ratios, weights=weights)) if ratios else fitted
 
@@ -116,7 +116,7 @@ class Costs:
         found = (each for each in self.tokens.schedules(shape) if self.of(each) * speedup <= 1)
         return next(found, None)
 
-    def also(self, measured: Mapping[Schedule, float]) -> Costs:
+    def also(self, measured: Mapping[Schedule, float]) -> CostModel:
         """Return the model with further measurements."""
         return replace(self, measured={**self.measured, **measured})
 
@@ -124,12 +124,12 @@ class Costs:
         return float(np.dot(self.tokens.works(schedule), self.weights))
 
 
-def _apart(one: Schedule, other: Schedule) -> float:
+def _schedule_distance(one: Schedule, other: Schedule) -> float:
     """Return the distance of two schedules: the difference in tokens that enter the blocks, summed over blocks."""
     return float(np.abs(np.cumsum(np.subtract(one, other))).sum())
 
 
-def _none_negative(rows: NDArray[np.float64], right: NDArray[np.float64]) -> NDArray[np.float64]:
+def _non_negative_least_squares(rows: NDArray[np.float64], right: NDArray[np.float64]) -> NDArray[np.float64]:
     """Non-negative least squares: the best solution over all subsets of columns."""
     width = rows.shape[1]
     best, least = np.zeros(width), math.inf
@@ -142,7 +142,7 @@ def _none_negative(rows: NDArray[np.float64], right: NDArray[np.float64]) -> NDA
     return best
 
 
-def fewest(most: int, speedup: float, measure: Callable[[int], float]) -> int | None:
+def fewest_blocks(most: int, speedup: float, measure: Callable[[int], float]) -> int | None:
     """Return the smallest number of replaced blocks that reaches the speedup, assuming that each saves about the same;
     None
     if ``most`` is not enough."""
@@ -157,19 +157,19 @@ def fewest(most: int, speedup: float, measure: Callable[[int], float]) -> int | 
     return count
 
 
-class Paced(NamedTuple):
+class FoundSchedule(NamedTuple):
     """The chosen schedule, and the measured speedups by schedule, in the order of measurement."""
 
     schedule: Schedule
     speeds: Mapping[Schedule, float]
 
 
-def paced(
-    tokens: Tokens,
+def schedule_for_speedup(
+    tokens: TokenCounts,
     speedup: float,
     measure: Callable[[Sequence[Schedule]], Mapping[Schedule, float]],
     loss: Callable[[Schedule], float],
-) -> Paced | None:
+) -> FoundSchedule | None:
     """Find the schedule that reaches the speedup, corrected by measuring it; None if none does.
 
     Args:
@@ -179,17 +179,17 @@ def paced(
         loss: Returns the loss of a schedule on the validation images. Shapes with a smaller loss are tried first.
     """
     speeds = dict(measure(tokens.probes()))
-    costs = Costs(tokens, {each: 1 / speed for each, speed in speeds.items()})
+    costs = CostModel(tokens, {each: 1 / speed for each, speed in speeds.items()})
     reaching = {shape: found for shape in SHAPES if (found := costs.reaching(speedup, shape))}
     for shape in sorted(reaching, key=lambda each: loss(reaching[each])):
         schedule: Schedule | None = reaching[shape]
         for _ in range(CORRECTIONS):
-            if schedule is None or (schedule in speeds and abs(speeds[schedule] / speedup - 1) > AIMED):
+            if schedule is None or (schedule in speeds and abs(speeds[schedule] / speedup - 1) > CORRECTION_THRESHOLD):
                 break
             speeds |= measure([schedule]) if schedule not in speeds else {}
-            if abs(speeds[schedule] / speedup - 1) <= AIMED:
-                return Paced(schedule, speeds)
+            if abs(speeds[schedule] / speedup - 1) <= CORRECTION_THRESHOLD:
+                return FoundSchedule(schedule, speeds)
             costs = costs.also({schedule: 1 / speeds[schedule]})
             schedule = costs.reaching(speedup, shape)
     nearest = min(speeds, key=lambda each: abs(speeds[each] / speedup - 1))
-    return Paced(nearest, speeds) if abs(speeds[nearest] / speedup - 1) <= NEAR else None
+    return FoundSchedule(nearest, speeds) if abs(speeds[nearest] / speedup - 1) <= SPEEDUP_TOLERANCE else None

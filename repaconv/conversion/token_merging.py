@@ -43,7 +43,7 @@ def schedule_of(schedule: str | None, keep: float | None, config: ViTConfig) -> 
             code="convert.schedule",
         )
     each, more = divmod(round((1 - keep) * patches), max(depth - 1, 1))
-    return words([*(each + (index < more) for index in range(depth - 1)), 0])
+    return schedule_text([*(each + (index < more) for index in range(depth - 1)), 0])
 
 
 def read_schedule(schedule: str, config: ViTConfig) -> tuple[int, ...]:
@@ -60,18 +60,18 @@ def read_schedule(schedule: str, config: ViTConfig) -> tuple[int, ...]:
             f"--schedule {schedule}: {problem}.",
             hint=(
                 "Give the tokens merged in each block, one number per block: "
-                f"{words([patches // (2 * depth)] * (depth - 1) + [0])}."
+                f"{schedule_text([patches // (2 * depth)] * (depth - 1) + [0])}."
             ),
             code="convert.schedule",
         ) from None
 
 
-def words(schedule: Sequence[int]) -> str:
+def schedule_text(schedule: Sequence[int]) -> str:
     """Return a schedule as the method's setting: numbers separated by commas."""
     return ",".join(map(str, schedule))
 
 
-def merged(checkpoint: Checkpoint, settings: Mapping[str, str]) -> tuple[nn.Module, tuple[int, ...]]:
+def with_merging(checkpoint: Checkpoint, settings: Mapping[str, str]) -> tuple[nn.Module, tuple[int, ...]]:
     """Return the network with merging in float32, and its schedule, as ``settings`` describe.
 
     Raises:

@@ -16,7 +16,7 @@ from repaconv.stages.bench.options import BenchOptions
 from repaconv.stages.bench.stage import bench_by
 from repaconv.stages.shared.common_checks import load_target
 
-MEASURED = ("threads", "batch", "image_size", "rounds", "protocol", "profile", "seed")
+SENT_OPTIONS = ("threads", "batch", "image_size", "rounds", "protocol", "profile", "seed")
 """The benchmark options that are sent with a job."""
 
 
@@ -34,7 +34,7 @@ class Job(Record):
         id: Hash of the other attributes: equal measurements have equal ids.
         target: The complete target definition, so that workers need no file of a user-defined target.
         models: The model to measure, and optionally the one to compare it with.
-        options: How it is measured; only the options in `MEASURED` are set.
+        options: How it is measured; only the options in `SENT_OPTIONS` are set.
     """
 
     id: str
@@ -45,7 +45,7 @@ class Job(Record):
     @classmethod
     def of(cls, target: dict[str, Any], models: tuple[Model, ...], options: BenchOptions) -> Job:
         """Create a job, with its id."""
-        how = BenchOptions(target=str(target["name"]), **{name: getattr(options, name) for name in MEASURED})
+        how = BenchOptions(target=str(target["name"]), **{name: getattr(options, name) for name in SENT_OPTIONS})
         plain = cls(id="", target=target, models=models, options=how)
         digest = sha256_of_bytes(plain.model_dump_json().encode())
         return plain.model_copy(update={"id": digest[:16]})
@@ -64,18 +64,18 @@ def run_job(job: Mapping[str, Any], contents: Mapping[str, bytes]) -> dict[str, 
     Raises:
         Refused: If this version cannot read the job, or a model does not have its hash.
     """
-    wanted, device = _understood(job)
-    paths = [_kept(model, contents) for model in wanted.models]
+    wanted, device = _parsed(job)
+    paths = [_cached_model(model, contents) for model in wanted.models]
     how = {
-        name: getattr(wanted.options, name) for name in MEASURED
+        name: getattr(wanted.options, name) for name in SENT_OPTIONS
     }  # the sender must not choose where files are written
     done = bench_by(
         BenchOptions(target=device.name, against=paths[1] if len(paths) > 1 else None, **how), paths[0], device=device
     )
-    return named(done, wanted.models).model_dump(mode="json")
+    return with_model_names(done, wanted.models).model_dump(mode="json")
 
 
-def _understood(job: Mapping[str, Any]) -> tuple[Job, Target]:
+def _parsed(job: Mapping[str, Any]) -> tuple[Job, Target]:
     try:
         wanted = Job.model_validate(job)
         return wanted, Target.model_validate(wanted.target)
@@ -87,7 +87,7 @@ def _understood(job: Mapping[str, Any]) -> tuple[Job, Target]:
         ) from error
 
 
-def answered(job: Job, result: Mapping[str, Any]) -> BenchArtefact:
+def checked_result(job: Job, result: Mapping[str, Any]) -> BenchArtefact:
     """Return the result that a machine sent for a job, after checking that it belongs to the job.
 
     Raises:
@@ -104,14 +104,14 @@ def answered(job: Job, result: Mapping[str, Any]) -> BenchArtefact:
             code="farm.answer",
         ) from error
     options, device = job.options, Target.model_validate(job.target)
-    named = paper(options.protocol)
+    protocol = paper(options.protocol)
     wanted: dict[str, Any] = {
         "target": device.name,
         "models": [model.sha256 for model in job.models],
-        "threads": options.threads or named.threads or device.bench.threads,
-        "batch": options.batch or (None if named.scaled_to_memory else named.batch or device.bench.batch),
+        "threads": options.threads or protocol.threads or device.bench.threads,
+        "batch": options.batch or (None if protocol.scaled_to_memory else protocol.batch or device.bench.batch),
         "image size": options.image_size,
-        "rounds": options.rounds or named.rounds or device.bench.rounds,
+        "rounds": options.rounds or protocol.rounds or device.bench.rounds,
         "seed": options.seed,
     }
     told = {
@@ -133,7 +133,7 @@ def answered(job: Job, result: Mapping[str, Any]) -> BenchArtefact:
     return found
 
 
-def named(done: BenchArtefact, models: tuple[Model, ...]) -> BenchArtefact:
+def with_model_names(done: BenchArtefact, models: tuple[Model, ...]) -> BenchArtefact:
     """Return the result with the names of the models in place of the names of the cached files."""
     called = {row.name: model.name for row, model in zip(done.latencies, models, strict=True)}
     latencies = tuple(row.model_copy(update={"name": called[row.name]}) for row in done.latencies)
@@ -147,7 +147,7 @@ def named(done: BenchArtefact, models: tuple[Model, ...]) -> BenchArtefact:
     return done.model_copy(update={"latencies": latencies, "ratio": found, "agreement": agreement})
 
 
-def _kept(model: Model, contents: Mapping[str, bytes]) -> Path:
+def _cached_model(model: Model, contents: Mapping[str, bytes]) -> Path:
     path = cache_folder("models") / f"{model.sha256}.onnx"
     if not path.is_file() or sha256_of(path) != model.sha256:
         content = contents.get(model.sha256, b"")
@@ -161,6 +161,6 @@ def _kept(model: Model, contents: Mapping[str, bytes]) -> Path:
     return path
 
 
-def resolved(target: str) -> dict[str, Any]:
+def target_definition(target: str) -> dict[str, Any]:
     """Return the complete definition of a target as a job contains it."""
     return load_target(target).model_dump(mode="json")

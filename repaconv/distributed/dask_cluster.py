@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from repaconv.core.errors import EnvironmentProblem, Refused, describe_exception, first_line, require_module
 from repaconv.core.progress import Progress, silent
-from repaconv.distributed.benchmark_jobs import Job, answered, run_job
+from repaconv.distributed.benchmark_jobs import Job, checked_result, run_job
 from repaconv.distributed.options import ClusterOptions, WorkerOptions
 from repaconv.results import BenchArtefact
 from repaconv.stages.shared.common_checks import load_target
@@ -23,13 +23,13 @@ from repaconv.stages.shared.common_checks import load_target
 ATTEMPTS = 3
 """Number of workers that may die while running a job before the job is given up."""
 POLL_S = 0.5
-ANSWERS_S = 10
+ANSWER_TIMEOUT_S = 10
 """Timeout in seconds for the scheduler to answer."""
-PLAIN_S = 2.0
+CONNECT_TIMEOUT_S = 2.0
 """Timeout in seconds of the plain TCP connection that is tried to find the cause after Dask has failed."""
 
 
-def security(options: ClusterOptions | WorkerOptions) -> Any:
+def tls_security(options: ClusterOptions | WorkerOptions) -> Any:
     """Return Dask's TLS settings; None without certificate files.
 
     A cluster executes what it is sent, so TLS is recommended. All three files are needed.
@@ -60,7 +60,7 @@ def security(options: ClusterOptions | WorkerOptions) -> Any:
     )
 
 
-class Landed(NamedTuple):
+class JobOutcome(NamedTuple):
     """The outcome of a job: its result or its problem, the worker's name, and the number of attempts."""
 
     job: Job
@@ -80,7 +80,7 @@ def require_dask() -> None:
 
 
 @contextmanager
-def connected(cluster: ClusterOptions) -> Iterator[Any]:
+def connect(cluster: ClusterOptions) -> Iterator[Any]:
     """Yield a client that is connected to the scheduler.
 
     Raises:
@@ -90,7 +90,7 @@ def connected(cluster: ClusterOptions) -> Iterator[Any]:
     from distributed import Client
     from distributed.utils import silence_logging_cmgr
 
-    scheduler, secured = str(cluster.scheduler), security(cluster)
+    scheduler, secured = str(cluster.scheduler), tls_security(cluster)
     if scheduler.startswith("tls://") and secured is None:
         raise EnvironmentProblem(
             f"the scheduler {scheduler} requires TLS, and no certificates were given.",
@@ -99,7 +99,7 @@ def connected(cluster: ClusterOptions) -> Iterator[Any]:
         )
     with silence_logging_cmgr("CRITICAL"):  # errors are reported by our own messages
         try:
-            client = Client(scheduler, security=secured, timeout=f"{ANSWERS_S}s", set_as_default=False)
+            client = Client(scheduler, security=secured, timeout=f"{ANSWER_TIMEOUT_S}s", set_as_default=False)
         except (OSError, TimeoutError, ValueError, RuntimeError) as error:
             raise _no_answer(scheduler, error) from error
         try:
@@ -115,8 +115,8 @@ def run_jobs(
     *,
     wait_s: float = 30,
     progress: Progress = silent,
-    landed: Callable[[Landed], None] = lambda _: None,
-) -> list[Landed]:
+    landed: Callable[[JobOutcome], None] = lambda _: None,
+) -> list[JobOutcome]:
     """Run all jobs on workers of their targets, one at a time on each worker.
 
     Args:
@@ -149,10 +149,10 @@ def run_jobs(
         ): job
         for job in jobs
     }
-    found: list[Landed] = []
+    found: list[JobOutcome] = []
     progress("farm", 0, len(jobs))
     for future in as_completed(list(futures), loop=client.loop):
-        result = _landed(client, futures[future], future)
+        result = _outcome(client, futures[future], future)
         found.append(result)
         landed(result)
         progress("farm", len(found), len(jobs))
@@ -160,23 +160,23 @@ def run_jobs(
     return sorted(found, key=lambda each: options[each.job.id])
 
 
-def _landed(client: Any, job: Job, future: Any) -> Landed:
+def _outcome(client: Any, job: Job, future: Any) -> JobOutcome:
     # A result that was not fetched yet is lost if its worker dies. Dask runs the job again, and both calls wait for it.
     error = future.exception()
     result = future.result() if error is None else None
     starts = client.get_events(f"repaconv-{job.id}") or ()
     worker = str(starts[-1][1].get("called", "")) if starts else ""
     if result is not None:
-        return landed_of(job, result, worker, len(starts))
-    return Landed(job, None, describe_exception(error), worker, len(starts))
+        return outcome_of(job, result, worker, len(starts))
+    return JobOutcome(job, None, describe_exception(error), worker, len(starts))
 
 
-def landed_of(job: Job, result: Mapping[str, Any], worker: str, attempts: int) -> Landed:
+def outcome_of(job: Job, result: Mapping[str, Any], worker: str, attempts: int) -> JobOutcome:
     """Return the outcome of a job from a machine's result; a result of another job is a problem."""
     try:
-        return Landed(job, answered(job, result), "", worker, attempts)
+        return JobOutcome(job, checked_result(job, result), "", worker, attempts)
     except Refused as problem:
-        return Landed(job, None, problem.message.rstrip("."), worker, attempts)
+        return JobOutcome(job, None, problem.message.rstrip("."), worker, attempts)
 
 
 def _hold(content: bytes) -> bytes:
@@ -212,7 +212,7 @@ def _require_worker(client: Any, target: str, wait_s: float) -> None:
         time.sleep(POLL_S)
 
 
-def work(options: WorkerOptions, *, started: Callable[[str], None]) -> None:
+def serve_as_worker(options: WorkerOptions, *, started: Callable[[str], None]) -> None:
     """Serve as a worker for one target, one job at a time, until the scheduler or the user stops it.
 
     If the worker process dies, its Dask nanny starts it again.
@@ -225,7 +225,7 @@ def work(options: WorkerOptions, *, started: Callable[[str], None]) -> None:
     import dask
     from distributed import Nanny
 
-    secured = security(options)
+    secured = tls_security(options)
 
     async def serve() -> None:
         settings: dict[str, Any] = {"name": options.name, "nthreads": 1, "resources": {target: 1}, "dashboard": False}
@@ -244,7 +244,7 @@ def _no_answer(scheduler: str, error: BaseException) -> EnvironmentProblem:
     while (inner := error.__cause__ or error.__context__) is not None:  # Dask wraps the original error
         error = inner
     if not str(error):  # Dask's last attempt timed out and hides the cause
-        error = _met(scheduler) or error
+        error = _connection_error(scheduler) or error
     return EnvironmentProblem(
         f"no answer from the scheduler {scheduler}: {first_line(error)}.",
         hint="Start one with `dask scheduler`. If it uses TLS, give --tls-ca, --tls-cert and --tls-key.",
@@ -252,7 +252,7 @@ def _no_answer(scheduler: str, error: BaseException) -> EnvironmentProblem:
     )
 
 
-def _met(scheduler: str) -> OSError | None:
+def _connection_error(scheduler: str) -> OSError | None:
     """Try one plain TCP connection and return its error; None if the address is not TCP."""
     from distributed.comm import get_address_host_port
 
@@ -261,13 +261,13 @@ def _met(scheduler: str) -> OSError | None:
     except (TypeError, ValueError):
         return None
     try:
-        socket.create_connection((host, port), timeout=PLAIN_S).close()
+        socket.create_connection((host, port), timeout=CONNECT_TIMEOUT_S).close()
     except OSError as error:
         return error
     return ConnectionError("something listens there, but no Dask scheduler spoke in time")
 
 
-def require_result(landed: Landed) -> BenchArtefact:
+def require_result(landed: JobOutcome) -> BenchArtefact:
     """Return the result of a job.
 
     Raises:

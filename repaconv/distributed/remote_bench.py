@@ -15,8 +15,8 @@ from repaconv.core.errors import EnvironmentProblem, UsageProblem
 from repaconv.core.file_replacement import replace_artifact, require_replaceable, write_payload
 from repaconv.core.files import payload_of, sha256_of
 from repaconv.core.progress import Progress, silent
-from repaconv.distributed.benchmark_jobs import Job, Model, resolved
-from repaconv.distributed.dask_cluster import connected, require_result, run_jobs
+from repaconv.distributed.benchmark_jobs import Job, Model, target_definition
+from repaconv.distributed.dask_cluster import connect, require_result, run_jobs
 from repaconv.distributed.options import ClusterOptions
 from repaconv.results import BenchArtefact, CollectArtefact
 from repaconv.stages.bench.benchmark_subjects import BenchmarkSubjects, choose_subjects
@@ -28,10 +28,10 @@ from repaconv.stages.shared.common_checks import as_image_size, with_files
 from repaconv.stages.shared.run_exports import Export
 
 # Timeout on the board: if the connection drops, the process there keeps running.
-LONGEST_S = 3600
+BOARD_TIMEOUT_S = 3600
 
 
-def bench_on(
+def bench_on_worker(
     cluster: ClusterOptions, options: BenchOptions, run: str | Path | None = None, *, progress: Progress = silent
 ) -> BenchArtefact:
     """Measure the ONNX model of a run on a cluster worker of the target, interleaved with the training-time network.
@@ -42,7 +42,7 @@ def bench_on(
         UsageProblem: If there is no ONNX model.
     """
     taken = run_folder.find_run(Path(run) if run else None)
-    known, export = _sent(taken, options, progress)
+    known, export = _models_to_send(taken, options, progress)
     variant = export.variant.full
     place = taken.bench_json(variant)
     require_replaceable(place, "bench")
@@ -50,8 +50,8 @@ def bench_on(
     models = tuple(Model(name=each.name, sha256=sha256_of(each.path)) for each in known.subjects)
     contents = {model.sha256: path.read_bytes() for model, path in zip(models, paths, strict=True)}
     how = replace(options, image_size=as_image_size(options.image_size) or known.size)
-    job = Job.of(resolved(options.target), models, how)
-    with connected(cluster) as client:
+    job = Job.of(target_definition(options.target), models, how)
+    with connect(cluster) as client:
         landed = run_jobs(client, [job], contents, wait_s=cluster.wait_s, progress=progress)[0]
     done = require_result(landed)
     told = f"on the worker {landed.worker}" + (f", attempt {landed.attempts}" if landed.attempts > 1 else "")
@@ -66,7 +66,7 @@ def bench_on(
     return with_files(done, paths, [place])
 
 
-def _sent(run: run_folder.Run, options: BenchOptions, progress: Progress) -> tuple[BenchmarkSubjects, Export]:
+def _models_to_send(run: run_folder.Run, options: BenchOptions, progress: Progress) -> tuple[BenchmarkSubjects, Export]:
     """Return the models to send to the worker.
 
     Raises:
@@ -153,7 +153,7 @@ def _on_the_board(host: str, bundled: Path, sha256: str, result: Path, progress:
             _ssh(host, f"tar xzf - --strip-components=1 -C {folder}", stdin=file)
         progress(f"build and measure on {host}", 0, 0)
         alone = "$(command -v flock >/dev/null && echo flock repaconv.lock)"
-        run_it = f"{alone} timeout {LONGEST_S} python3 {folder}/run.py -o {folder}/result.tar.gz"
+        run_it = f"{alone} timeout {BOARD_TIMEOUT_S} python3 {folder}/run.py -o {folder}/result.tar.gz"
         code, words = _ssh(host, run_it, may_fail=True)
         if code in (3, 4):
             raise EnvironmentProblem(
@@ -178,28 +178,28 @@ def _folder_on(host: str, name: str) -> Iterator[str]:
 
 def _ssh(host: str, command: str, *, stdin: Any = subprocess.DEVNULL, may_fail: bool = False) -> tuple[int, str]:
     """Run a command on the board; return its exit code and the last line of stderr."""
-    done = subprocess.run(_words(host, command), stdin=stdin, capture_output=True, text=True, check=False)
+    done = subprocess.run(_ssh_command(host, command), stdin=stdin, capture_output=True, text=True, check=False)
     words = (done.stderr.strip().splitlines() or [""])[-1].removeprefix("error: ").rstrip(".")
     if done.returncode == 255 or (done.returncode and not may_fail):
-        raise _unreached(host, words, done.returncode)
+        raise _ssh_error(host, words, done.returncode)
     return done.returncode, words
 
 
 def _ssh_bytes(host: str, command: str) -> bytes:
-    done = subprocess.run(_words(host, command), stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    done = subprocess.run(_ssh_command(host, command), stdin=subprocess.DEVNULL, capture_output=True, check=False)
     if done.returncode:
-        raise _unreached(host, done.stderr.decode("utf-8", "replace").strip(), done.returncode)
+        raise _ssh_error(host, done.stderr.decode("utf-8", "replace").strip(), done.returncode)
     return done.stdout
 
 
-def _words(host: str, command: str) -> list[str]:
+def _ssh_command(host: str, command: str) -> list[str]:
     """Return the ssh command line. BatchMode disables prompts, which nobody would answer."""
     if host.startswith("-"):
         raise UsageProblem(f"{host!r} is not a host name.", hint="E.g. --host nvidia@orin.", code="farm.host")
     return ["ssh", "-o", "BatchMode=yes", host, "sh", "-c", shlex.quote(command)]
 
 
-def _unreached(host: str, why: str, code: int) -> EnvironmentProblem:
+def _ssh_error(host: str, why: str, code: int) -> EnvironmentProblem:
     return EnvironmentProblem(
         f"ssh to {host} failed (exit code {code}): {why or 'it gave no reason'}.",
         hint=f"`ssh {host} true` must work without a prompt; configure the connection in your ssh config.",

@@ -25,8 +25,8 @@ from repaconv.core.files import (
 )
 from repaconv.core.progress import Progress, silent
 from repaconv.core.toml_positions import Positions, first_problem, read_toml, why_unreadable
-from repaconv.distributed.benchmark_jobs import Job, Model, resolved, run_job
-from repaconv.distributed.dask_cluster import Landed, connected, landed_of, run_jobs
+from repaconv.distributed.benchmark_jobs import Job, Model, run_job, target_definition
+from repaconv.distributed.dask_cluster import JobOutcome, connect, outcome_of, run_jobs
 from repaconv.distributed.options import ClusterOptions
 from repaconv.results import SCHEMA_VERSION, BenchArtefact, FoldArtefact, ImageSize, Record, SweepArtefact, SweepRow
 from repaconv.stages.bench.options import BenchOptions
@@ -95,30 +95,30 @@ def cells_of(matrix: Matrix) -> list[tuple[Entry, Cell]]:
     """Return all cells in order, each with its model."""
     return [
         (entry, Cell(model=name, target=target, precision=precision, batch=batch))
-        for name, entry in _named(matrix.models).items()
+        for name, entry in _unique_names(matrix.models).items()
         for target in matrix.targets
         for precision in matrix.precisions
         for batch in matrix.batches
     ]
 
 
-def loadable(target: str, beside: Path) -> str:
+def target_path(target: str, beside: Path) -> str:
     """Return a target as `load_target` takes it: the path of a target file is relative to the matrix."""
     return str(beside / target) if target.partition("@")[0].endswith(".toml") else target
 
 
-def _named(entries: tuple[Entry, ...]) -> dict[str, Entry]:
+def _unique_names(entries: tuple[Entry, ...]) -> dict[str, Entry]:
     """Give each model a unique name: the checkpoint's stem, with its other settings if stems repeat."""
-    told = {" ".join([entry.checkpoint, *_told(entry)]): entry for entry in entries}
+    told = {" ".join([entry.checkpoint, *_settings_of(entry)]): entry for entry in entries}
     stems = [Path(entry.checkpoint).stem for entry in told.values()]
-    longer = [" ".join([Path(entry.checkpoint).stem, *_told(entry)]) for entry in told.values()]
+    longer = [" ".join([Path(entry.checkpoint).stem, *_settings_of(entry)]) for entry in told.values()]
     return {
         next((row[n] for row in (stems, longer) if row.count(row[n]) == 1), whole): entry
         for n, (whole, entry) in enumerate(told.items())
     }
 
 
-def _told(entry: Entry) -> list[str]:
+def _settings_of(entry: Entry) -> list[str]:
     """Return the settings of a model besides its checkpoint."""
     method = [] if entry.method == "auto" else [entry.method]
     weights = [] if entry.weights is None else [f"weights={entry.weights}"]
@@ -161,7 +161,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
 # Running a sweep
 
 
-class Done(Record):
+class StoredResult(Record):
     """The stored result of a cell, with its job and the versions and kind of machine that it depends on."""
 
     schema_version: int = SCHEMA_VERSION
@@ -197,10 +197,10 @@ def sweep_by(
     path = Path(matrix)
     folder = Path(out) if out else run_folder.OUT / f"sweep-{path.stem}"
     with lock_folder(folder):
-        return _swept(_Sweep(read_matrix(path), path.parent, folder, cluster), path, progress)
+        return _run_sweep(_Sweep(read_matrix(path), path.parent, folder, cluster), path, progress)
 
 
-def _swept(state: _Sweep, path: Path, progress: Progress) -> SweepArtefact:
+def _run_sweep(state: _Sweep, path: Path, progress: Progress) -> SweepArtefact:
     cluster = state.cluster
     state.require_ours()
     for number, (entry, cell) in enumerate(state.cells):
@@ -208,12 +208,12 @@ def _swept(state: _Sweep, path: Path, progress: Progress) -> SweepArtefact:
         state.prepare(entry, cell)
     resumed = len([row for row in state.rows.values() if not row.problem])
     if state.jobs and cluster.scheduler:
-        with connected(cluster) as client:
+        with connect(cluster) as client:
             loaded = {sha256: file.read_bytes() for sha256, file in state.contents.items()}
             ordered = [job for _, job in state.jobs.values()]
             run_jobs(client, ordered, loaded, wait_s=cluster.wait_s, progress=progress, landed=state.landed)
     else:
-        _here(state.jobs, state.contents, state.landed, progress)
+        _run_locally(state.jobs, state.contents, state.landed, progress)
     artefact = SweepArtefact(
         made_by=made_by(),
         verdict="failed" if any(row.problem for row in state.rows.values()) else "passed",
@@ -245,21 +245,21 @@ class _Sweep:
         """Refuse to overwrite files that repaconv did not write."""
         require_replaceable(self.artefact, "sweep")
         for _, cell in self.cells:
-            require_replaceable(_place(self.folder, cell), "cell")
+            require_replaceable(_result_path(self.folder, cell), "cell")
 
     def prepare(self, entry: Entry, cell: Cell) -> None:
         """Add the row of a cell if its result is stored or it cannot be measured; otherwise add its job."""
         try:
-            target = loadable(cell.target, self.beside)
-            self.here[cell.target] = _by(target, self.cluster.scheduler)
+            target = target_path(cell.target, self.beside)
+            self.here[cell.target] = _environment_of(target, self.cluster.scheduler)
             model, size = _model(entry, cell, target, self.beside, self.folder)
         except RepaconvError as problem:
             self.rows[cell] = _row(cell, problem=f"{problem.message} {problem.hint}".strip())
             return
         named = Model(name=f"{cell.model}, {cell.precision}", sha256=sha256_of(model))
         asked = {name: getattr(self.matrix, name) for name in ("threads", "rounds", "seed")}
-        job = Job.of(resolved(target), (named,), BenchOptions(batch=cell.batch, image_size=size, **asked))
-        kept = _kept(self.folder, cell)
+        job = Job.of(target_definition(target), (named,), BenchOptions(batch=cell.batch, image_size=size, **asked))
+        kept = _stored_result(self.folder, cell)
         if (
             kept is not None
             and (kept.job, kept.by) == (job.id, self.here[cell.target])
@@ -270,13 +270,13 @@ class _Sweep:
         self.jobs.setdefault(job.id, ([], job))[0].append(cell)
         self.contents[named.sha256] = model
 
-    def landed(self, found: Landed) -> None:
+    def landed(self, found: JobOutcome) -> None:
         """Store an outcome for each cell of the job."""
         for cell in self.jobs[found.job.id][0]:
             if found.result is None:
                 self.rows[cell] = _row(cell, problem=found.problem)
                 continue
-            done = Done(
+            done = StoredResult(
                 cell=cell,
                 job=found.job.id,
                 by=self.here[cell.target],
@@ -284,11 +284,11 @@ class _Sweep:
                 attempts=found.attempts,
                 result=found.result,
             )
-            write_artefact(_place(self.folder, cell), done)
+            write_artefact(_result_path(self.folder, cell), done)
             self.rows[cell] = _row(cell, done)
 
 
-def _here(
+def _run_locally(
     jobs: Mapping[str, tuple[list[Cell], Job]], contents: Mapping[str, Path], landed: Any, progress: Progress
 ) -> None:
     """Run the jobs one after the other on this machine."""
@@ -296,12 +296,12 @@ def _here(
         progress(f"{cell.model} on {cell.target}, {cell.precision}, batch {cell.batch}", number, len(jobs))
         try:
             needed = {model.sha256: contents[model.sha256].read_bytes() for model in job.models}
-            landed(landed_of(job, run_job(job.model_dump(mode="json"), needed), "this machine", 1))
+            landed(outcome_of(job, run_job(job.model_dump(mode="json"), needed), "this machine", 1))
         except RepaconvError as problem:
-            landed(Landed(job, None, problem.message, "this machine", 1))
+            landed(JobOutcome(job, None, problem.message, "this machine", 1))
 
 
-def _by(target: str, scheduler: str | None) -> dict[str, str]:
+def _environment_of(target: str, scheduler: str | None) -> dict[str, str]:
     """Return what a result depends on besides its job: versions, and this machine. Of a cluster the machine is unknown.
 
     Raises:
@@ -313,7 +313,7 @@ def _by(target: str, scheduler: str | None) -> dict[str, str]:
     return {**made_by(), "machine": machine_key(fingerprint(())), "runtime": f"{engine.name} {engine.version()}"}
 
 
-def _digests(path: Path) -> str:
+def _content_hash(path: Path) -> str:
     """Return the hash of a file, or of all files of a folder; empty if it does not exist."""
     if path.is_dir():
         found = {each.name: sha256_of(each) for each in sorted(path.iterdir()) if each.is_file()}
@@ -330,8 +330,8 @@ def _model(entry: Entry, cell: Cell, target: str, beside: Path, folder: Path) ->
     checkpoint, own = beside / entry.checkpoint, own_file(entry.arch or "")
     key = {
         "entry": entry.model_dump(mode="json", exclude={"checkpoint"}),
-        "checkpoint": _digests(checkpoint),
-        **({"code": _digests(beside / own)} if own else {}),
+        "checkpoint": _content_hash(checkpoint),
+        **({"code": _content_hash(beside / own)} if own else {}),
         "made_by": made_by(),
     }
     digest = sha256_of_bytes(canonical_json(key).encode())
@@ -354,20 +354,20 @@ def _graph(run: run_folder.Run, folded: FoldArtefact, target: str, precision: st
     return run_folder.onnx_model_of(run, found.artefact)
 
 
-def _place(folder: Path, cell: Cell) -> Path:
+def _result_path(folder: Path, cell: Cell) -> Path:
     """Return the path of a cell's stored result. Characters that file names must not contain are replaced."""
     digest = sha256_of_bytes(cell.model_dump_json().encode())[:16]
     name = re.sub(r"[^\w.=@-]", "_", f"{cell.model}-{cell.target}-{cell.precision}-{cell.batch}")
     return folder / "results" / f"{name}-{digest}.json"
 
 
-def _kept(folder: Path, cell: Cell) -> Done | None:
+def _stored_result(folder: Path, cell: Cell) -> StoredResult | None:
     with suppress(Refused):  # missing, or of another version
-        return read_artefact(_place(folder, cell), Done)
+        return read_artefact(_result_path(folder, cell), StoredResult)
     return None
 
 
-def _row(cell: Cell, done: Done | None = None, problem: str = "") -> SweepRow:
+def _row(cell: Cell, done: StoredResult | None = None, problem: str = "") -> SweepRow:
     latency = done.result.latencies[0] if done else None
     return SweepRow(
         model=cell.model,

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from repaconv.core.files import sha256_of
 from repaconv.core.progress import Progress, silent
-from repaconv.distributed.benchmark_jobs import Job, Model, resolved
-from repaconv.distributed.dask_cluster import connected, require_result, run_jobs
+from repaconv.distributed.benchmark_jobs import Job, Model, target_definition
+from repaconv.distributed.dask_cluster import connect, require_result, run_jobs
 from repaconv.distributed.options import ClusterOptions
 from repaconv.results import ImageSize, Ratio
 from repaconv.stages.bench.options import BenchOptions
@@ -16,14 +16,14 @@ from repaconv.stages.tune.options import TuneOptions
 from repaconv.stages.tune.speed_measurements import Measurer
 
 
-def on_workers(cluster: ClusterOptions, options: TuneOptions, *, progress: Progress = silent) -> Measurer:
+def measurer_on_workers(cluster: ClusterOptions, options: TuneOptions, *, progress: Progress = silent) -> Measurer:
     """Return the function that `repaconv.stages.tune.stage.tune_by` measures with, on workers of the cluster.
 
     The measurer raises:
         EnvironmentProblem: If the cluster does not answer or has no worker of the target.
         Refused: If a job fails on the worker.
     """
-    target = resolved(options.target)
+    target = target_definition(options.target)
 
     def measure(
         reference: Path, others: Mapping[str, Path], rounds: int, *, image_size: ImageSize | None
@@ -38,7 +38,7 @@ def on_workers(cluster: ClusterOptions, options: TuneOptions, *, progress: Progr
             for name, path in others.items()
         }
         contents = {digest: path.read_bytes() for path, digest in sha256s.items()}
-        with connected(cluster) as client:
+        with connect(cluster) as client:
             landed = run_jobs(client, jobs.values(), contents, wait_s=cluster.wait_s, progress=progress)
         found = {each.job.id: require_result(each).ratio for each in landed}
         return {name: ratio for name, job in jobs.items() if (ratio := found[job.id]) is not None}

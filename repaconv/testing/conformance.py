@@ -61,14 +61,14 @@ def check_method(
     path, given = folder / "example.pth", dict(settings or {})
     weights = load_method(name).example(arch, 1)
     _write(weights, path, meta)
-    _require_understood(name, path, given)
-    _require_proved(name, path, folder / "run", given)
-    for what, changed in _broken(weights).items():
+    _require_recognized(name, path, given)
+    _require_verified(name, path, folder / "run", given)
+    for what, changed in _altered_checkpoints(weights).items():
         _write(changed, path, meta)
         _require_refused(name, path, folder / "broken", given, what)
 
 
-def _require_understood(name: str, path: Path, settings: Mapping[str, str]) -> None:
+def _require_recognized(name: str, path: Path, settings: Mapping[str, str]) -> None:
     from repaconv.stages.inspect.stage import inspect
 
     seen = inspect(path, settings=settings)
@@ -76,7 +76,7 @@ def _require_understood(name: str, path: Path, settings: Mapping[str, str]) -> N
     assert not seen.problems, f"its own example is not understood: {seen.problems}"
 
 
-def _require_proved(name: str, path: Path, run: Path, settings: Mapping[str, str]) -> None:
+def _require_verified(name: str, path: Path, run: Path, settings: Mapping[str, str]) -> None:
     from repaconv.stages.export.stage import export
     from repaconv.stages.fold.stage import fold
     from repaconv.stages.verify.stage import verify
@@ -91,7 +91,7 @@ def _require_proved(name: str, path: Path, run: Path, settings: Mapping[str, str
     assert (run / "model.safetensors").read_bytes() == before, "the same checkpoint gives other bytes"
 
 
-def _broken(weights: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+def _altered_checkpoints(weights: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
     """Return altered checkpoints that must be refused, by what is wrong with them."""
     import torch
 

@@ -56,9 +56,9 @@ def assert_parity(
         UsageProblem: If a file does not exist, or the inputs do not match those of a graph.
         Refused: If a model does not run on the inputs, or their outputs cannot be compared.
     """
-    feeds, own, right = _feeds(images), _end(candidate), _end(reference)
+    feeds, own, right = _inputs_by_name(images), _runner(candidate), _runner(reference)
     usual = Tolerance(kind="exact", rtol=rtol, atol=atol, noise=2 * rtol)
-    links = _links(_paired(own.run(feeds), right.run(feeds)), usual, lossy)
+    links = _links(_paired_outputs(own.run(feeds), right.run(feeds)), usual, lossy)
     worst = max(links, key=lambda link: (link.verdict == "failed", link.verdict == "passed", _error(link)))
     if worst.verdict == "not verified":
         raise AssertionError(f"not verified: {worst.note}")
@@ -67,7 +67,9 @@ def assert_parity(
         told = f"max rel {worst.metrics.max_rel_error:.1e}, max abs {worst.metrics.max_abs_error:.1e}"
         if len(feeds) > 1 or len(links) > 1:
             raise AssertionError(f"{worst.name}: {told}" if len(links) > 1 else told)
-        raise AssertionError(f"{told}; {_parting(own, right, next(iter(feeds.values())), None if lossy else rtol)}")
+        raise AssertionError(
+            f"{told}; {_first_difference(own, right, next(iter(feeds.values())), None if lossy else rtol)}"
+        )
     return worst.metrics
 
 
@@ -85,7 +87,9 @@ def _links(pairs: Mapping[str, tuple[Array, Array]], usual: Tolerance, lossy: st
     return links
 
 
-def _parting(candidate: _Graph | _Module, reference: _Graph | _Module, x: Array, allowed: float | None) -> str:
+def _first_difference(
+    candidate: _OnnxModel | _Module, reference: _OnnxModel | _Module, x: Array, allowed: float | None
+) -> str:
     """Describe the first module where two models differ on their only input."""
     from repaconv.verification.divergence_location import locate
 
@@ -101,7 +105,7 @@ def _error(link: Link) -> float:
     return error if error == error else float("inf")
 
 
-def _feeds(given: Given | Sequence[Given] | Mapping[str, Given]) -> dict[int | str, Array]:
+def _inputs_by_name(given: Given | Sequence[Given] | Mapping[str, Given]) -> dict[int | str, Array]:
     """Return the inputs by name, or by position if they have no names.
 
     Raises:
@@ -128,7 +132,7 @@ def _array(name: int | str, given: Any) -> Array:
     )
 
 
-def _paired(found: Mapping[str, Array], expected: Mapping[str, Array]) -> dict[str, tuple[Array, Array]]:
+def _paired_outputs(found: Mapping[str, Array], expected: Mapping[str, Array]) -> dict[str, tuple[Array, Array]]:
     """Pair the outputs of both models: by name if both have the same names, otherwise in their order.
 
     Raises:
@@ -154,7 +158,7 @@ def _paired(found: Mapping[str, Array], expected: Mapping[str, Array]) -> dict[s
     return pairs
 
 
-class _Graph:
+class _OnnxModel:
     """An .onnx file as one side of `assert_parity`."""
 
     def __init__(self, path: Path) -> None:
@@ -237,14 +241,14 @@ class _Module:
         return TorchTrace(self.runner)
 
 
-def _end(given: Runs) -> _Graph | _Module:
+def _runner(given: Runs) -> _OnnxModel | _Module:
     """Return the runner of a module or a path.
 
     Raises:
         UsageProblem: If it is neither, or the file does not exist.
     """
     if isinstance(given, (str, Path)):
-        return _Graph(Path(given))
+        return _OnnxModel(Path(given))
     if hasattr(given, "state_dict") and callable(given):
         return _Module(given)
     raise UsageProblem(

@@ -19,7 +19,7 @@ import numpy as np
 from PIL import Image
 
 from repaconv.core.files import sha256_of_bytes
-from repaconv.distributed.benchmark_jobs import Job, Model, answered, resolved, run_job
+from repaconv.distributed.benchmark_jobs import Job, Model, checked_result, run_job, target_definition
 from repaconv.results import BenchArtefact
 from repaconv.stages.bench.options import BenchOptions
 from torture import graphs, others
@@ -199,7 +199,7 @@ def _model() -> bytes:
 def _asked(content: bytes) -> dict[str, Any]:
     order = BenchOptions(batch=1, threads=1, rounds=2)
     models = (Model(name="m", sha256=sha256_of_bytes(content)),)
-    return Job.of(resolved("x86-64"), models, order).model_dump(mode="json")
+    return Job.of(target_definition("x86-64"), models, order).model_dump(mode="json")
 
 
 def _job(rng: random.Random) -> tuple[Any, dict[str, bytes]]:
@@ -236,7 +236,7 @@ def _read_answer(path: Path) -> str:
     rng, plain = random.Random(int(path.read_text())), _answer()
     sha256s = tuple(Model(name=row["name"], sha256=row["sha256"]) for row in plain["latencies"])
     order = BenchOptions(batch=plain["batch"], threads=plain["threads"], rounds=plain["rounds"])
-    found = answered(Job.of(resolved("x86-64"), sha256s, order), others.edited(plain, rng))
+    found = checked_result(Job.of(target_definition("x86-64"), sha256s, order), others.edited(plain, rng))
     assert isinstance(found, BenchArtefact)
     return "sound"
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 
 from repaconv.checkpoints import Checkpoint
-from repaconv.conversion.finetuning.training_plan import Course, metadata_of
+from repaconv.conversion.finetuning.training_plan import TrainingPlan, metadata_of
 from repaconv.methods.dwconv.reading import read_any
 from repaconv.verification.model_runners import weighted
 
@@ -15,12 +15,12 @@ RATE = 6e-5
 """Maximum learning rate. The start is good already: with ten times this rate it is lost faster than it is improved."""
 
 
-def course(checkpoint: Checkpoint, settings: Mapping[str, str]) -> Course:
+def training_plan(checkpoint: Checkpoint, settings: Mapping[str, str]) -> TrainingPlan:
     """Return the training plan of a converted checkpoint. Blocks after a token merging imitate no block."""
     reading = read_any(checkpoint, settings)
     apart = [index for index, block in enumerate(reading.blocks) if not block.merged]
     blocks = tuple((f"blocks.{index}", f"blocks.{index}") for index in apart)
-    return Course(
+    return TrainingPlan(
         net=weighted(reading.module(), reading.tensors, torch.float32),
         rate=RATE,
         imitated=blocks,

@@ -14,21 +14,21 @@ from repaconv.backbones.convolution_mixers import to_grid, to_tokens
 from repaconv.backbones.training_blocks import PlainBlock
 from repaconv.backbones.vit import ViT, ViTConfig
 from repaconv.checkpoints import Checkpoint
-from repaconv.conversion.block_activations import Place
-from repaconv.conversion.finetuning.training_plan import Course, Formed, metadata_of
-from repaconv.conversion.kernel_fitting import How, kernels_for
-from repaconv.conversion.original_activations import Streams
-from repaconv.conversion.plain_vit import Plain, Reading, batches
+from repaconv.conversion.block_activations import BlockContext
+from repaconv.conversion.finetuning.training_plan import TrainingPlan, UntrainedNetwork, metadata_of
+from repaconv.conversion.kernel_fitting import ConversionSettings, fit_kernels
+from repaconv.conversion.original_activations import OriginalActivations
+from repaconv.conversion.plain_vit import PlainViT, Reading, batches
 from repaconv.core.errors import Refused
 from repaconv.methods.dwconv.mixer_kinds import FORMAT
 from repaconv.methods.dwconv.reading import read_any
 from repaconv.verification.model_runners import weighted
 
-RATE, FASTER = 2e-4, 100.0
+RATE, GATE_RATE_FACTOR = 2e-4, 100.0
 """Maximum learning rate, and its factor for the gates, which have few steps to change."""
-SETTLED, COLDEST = 0.5, 1e-3
+HARD_FROM, LAST_TEMPERATURE = 0.5, 1e-3
 """Fraction of the training after which gates are hard, and the temperature that is reached there."""
-BEGINNING = 0.2
+INITIAL_RANGE = 0.2
 """Range of the initial gate weights, in the order of the blocks that the criterion found."""
 
 
@@ -95,9 +95,9 @@ class GatedViT(ViT):
 
 
 @torch.no_grad()
-def formed(
-    plain: Plain, order: Sequence[int], convolving: int, kernel: int, images: Tensor, record: Mapping[str, Any]
-) -> Formed:
+def initialize(
+    plain: PlainViT, order: Sequence[int], convolving: int, kernel: int, images: Tensor, record: Mapping[str, Any]
+) -> UntrainedNetwork:
     """Add a convolution to each block, fitted to its attention by least squares.
 
     Args:
@@ -119,17 +119,17 @@ def formed(
             code="convert.gates",
         )
     tensors = {name: tensor.float().clone() for name, tensor in plain.reading.tensors.items()}
-    streams = Streams(plain, images)
+    activations = OriginalActivations(plain, images)
     for index in range(len(plain.blocks)):
-        into, mixed = streams.at(index)
-        place, targets = Place(plain, index, into, mixed, into), (some for (some,) in batches(mixed))
-        found = kernels_for(place, place.values, How(kernel=kernel), targets, mean=False)
+        into, mixed = activations.at(index)
+        context, targets = BlockContext(plain, index, into, mixed, into), (some for (some,) in batches(mixed))
+        found = fit_kernels(context, context.values, ConversionSettings(kernel=kernel), targets, mean=False)
         tensors |= {f"blocks.{index}.attn.dw.weight": found.kernels, f"blocks.{index}.attn.dw.bias": found.bias}
-    begin = torch.linspace(BEGINNING, -BEGINNING, len(order))
+    begin = torch.linspace(INITIAL_RANGE, -INITIAL_RANGE, len(order))
     tensors["gate.weight"] = torch.zeros(len(order)).index_copy(0, torch.tensor(order), begin)
     net = GatedViT(plain.config, plain.reading, convolving, kernel)
     meta = {"format": FORMAT, "arch": _arch(plain), "gate": {"unit": "block", "p": convolving, "mode": "soft"}}
-    return Formed(
+    return UntrainedNetwork(
         net=weighted(net.eval(), tensors, torch.float32),
         tensors=tensors,
         metadata={
@@ -141,7 +141,7 @@ def formed(
     )
 
 
-def _arch(plain: Plain) -> dict[str, Any]:
+def _arch(plain: PlainViT) -> dict[str, Any]:
     config = plain.config
     return {
         "img_size": list(config.image_size),
@@ -153,12 +153,12 @@ def _arch(plain: Plain) -> dict[str, Any]:
 
 
 def cool_to(net: nn.Module, share: float) -> None:
-    """Set the temperature at that fraction of training: it falls exponentially to `COLDEST`, then gates are hard."""
+    """Set the temperature at that fraction of training: it falls to `LAST_TEMPERATURE`, then gates are hard."""
     assert isinstance(net, GatedViT)
-    net.temperature = None if share >= SETTLED else COLDEST ** (share / SETTLED)
+    net.temperature = None if share >= HARD_FROM else LAST_TEMPERATURE ** (share / HARD_FROM)
 
 
-def course(checkpoint: Checkpoint, settings: Mapping[str, str]) -> Course:
+def training_plan(checkpoint: Checkpoint, settings: Mapping[str, str]) -> TrainingPlan:
     """Return the training plan: gates with falling temperature, hard at the end."""
     reading = read_any(checkpoint, {**settings, "gate_mode": "hard-topk"})
     metadata = metadata_of(checkpoint)
@@ -167,12 +167,12 @@ def course(checkpoint: Checkpoint, settings: Mapping[str, str]) -> Course:
     kernel = reading.blocks[0].mixer.kernel
     net = GatedViT(reading.config, reading, meta["gate"]["p"], kernel)
     tensors = {**reading.tensors, "gate.weight": checkpoint.tensors["gate.weight"]}
-    return Course(
+    return TrainingPlan(
         net=weighted(net, tensors, torch.float32),
         rate=RATE,
         at=cool_to,
         imitated=tuple((f"blocks.{n}", f"blocks.{n}") for n in range(len(reading.blocks))),
-        faster={"gate.weight": FASTER},
+        faster={"gate.weight": GATE_RATE_FACTOR},
         metadata=metadata,
         reading=reading,
     )

@@ -17,21 +17,21 @@ from repaconv.backbones.training_blocks import BlockTraits, scale_affine
 from repaconv.backbones.training_norms import NormTraits
 from repaconv.backbones.vit_block_folding import linear_of, named
 from repaconv.checkpoints import Checkpoint
-from repaconv.conversion.finetuning.training_plan import Course, Formed, metadata_of
-from repaconv.conversion.plain_vit import Plain
+from repaconv.conversion.finetuning.training_plan import TrainingPlan, UntrainedNetwork, metadata_of
+from repaconv.conversion.plain_vit import PlainViT
 from repaconv.core.errors import Refused, UsageProblem
 from repaconv.methods.dwconv.paper import ConvBlock
 from repaconv.methods.nondeep.paper import AttentionBranch, BranchAttention, BranchBlock, BranchMlp, Join
 from repaconv.methods.nondeep.reading import FORMAT, understood
 from repaconv.verification.model_runners import weighted
 
-RATE, JOINED = 1e-3, 0.6
+RATE, JOINED_FROM = 1e-3, 0.6
 """Maximum learning rate, and the fraction of the training after which lambda is 1; the rest trains the foldable
 network."""
-APART = Join("value-sum", "sqrt", 0.0)
+SEPARATE = Join("value-sum", "sqrt", 0.0)
 
 
-def formed(plain: Plain, branches: int, record: Mapping[str, Any]) -> Formed:
+def initialize(plain: PlainViT, branches: int, record: Mapping[str, Any]) -> UntrainedNetwork:
     """Make blocks n l to n l + n - 1 the branches of layer l. Norm affines and LayerScales are multiplied into the
     weights.
 
@@ -58,9 +58,9 @@ def formed(plain: Plain, branches: int, record: Mapping[str, Any]) -> Formed:
         for norm in ("norm1", "norm2"):
             tensors[f"blocks.{layer}.{norm}.weight"] = torch.ones(config.width)
             tensors[f"blocks.{layer}.{norm}.bias"] = torch.zeros(config.width)
-    meta = {"format": FORMAT, "method": "nondeep", "arch": _arch(plain, branches), "join": _said(APART)}
+    meta = {"format": FORMAT, "method": "nondeep", "arch": _arch(plain, branches), "join": _join_metadata(SEPARATE)}
     net = weighted(_joined(plain, branches).module(), tensors, torch.float32)
-    return Formed(
+    return UntrainedNetwork(
         net=net,
         tensors={**tensors, "join_lambda": torch.zeros(())},
         metadata={
@@ -98,19 +98,19 @@ def _branch(weights: Mapping[str, Tensor], block: ConvBlock, width: int) -> dict
     return named(parts)
 
 
-def _joined(plain: Plain, branches: int) -> BlockwiseReading[BranchBlock]:
+def _joined(plain: PlainViT, branches: int) -> BlockwiseReading[BranchBlock]:
     """Return the reading of the network with these branches, joined."""
     first, config = plain.reading.blocks[0], plain.config
     norm = NormTraits("layer", first.traits.norm1.eps)
     traits = BlockTraits(norm, norm, scale1=False, scale2=False)
-    heads, join = plain.heads, replace(APART, factor=1.0)
+    heads, join = plain.heads, replace(SEPARATE, factor=1.0)
     block = BranchBlock(branches, branches, heads, first.hidden, join, traits, qkv_bias=True, act=first.act)
     blocks = (block,) * (len(plain.blocks) // branches)
     unmeasured = tuple(each.spec(config.width, None, None) for each in blocks)
     return BlockwiseReading(config=replace(config, blocks=unmeasured), blocks=blocks)
 
 
-def _arch(plain: Plain, branches: int) -> dict[str, Any]:
+def _arch(plain: PlainViT, branches: int) -> dict[str, Any]:
     config, block = plain.config, plain.reading.blocks[0]
     return {
         "img_size": list(config.image_size),
@@ -122,7 +122,7 @@ def _arch(plain: Plain, branches: int) -> dict[str, Any]:
     }
 
 
-def _said(join: Join) -> dict[str, Any]:
+def _join_metadata(join: Join) -> dict[str, Any]:
     return {
         "lambda": join.factor,
         "attn_value": join.value,
@@ -136,21 +136,21 @@ def join_to(net: nn.Module, share: float) -> None:
     """Set lambda at that fraction of the training: linear up to 1 (eq. 10)."""
     for part in net.modules():
         if isinstance(part, (BranchAttention, BranchMlp)):
-            part.join = replace(part.join, factor=min(1.0, share / JOINED))
+            part.join = replace(part.join, factor=min(1.0, share / JOINED_FROM))
         if isinstance(part, BranchAttention):
             first = part.branches[0]
             assert isinstance(first, AttentionBranch)
             part.divisor = part.join.divisor(len(part.branches), first.proj.out_features // part.heads)
 
 
-def course(checkpoint: Checkpoint, settings: Mapping[str, str]) -> Course:
+def training_plan(checkpoint: Checkpoint, settings: Mapping[str, str]) -> TrainingPlan:
     """Return the training plan: progressive joining. Each layer imitates the last of its blocks."""
     reading = understood(checkpoint, settings)
     branches = reading.blocks[0].attn
     metadata = metadata_of(checkpoint)
     meta = json.loads(metadata["meta"])
     metadata["meta"] = json.dumps({**meta, "join": {**meta["join"], "lambda": 1.0}}, sort_keys=True)
-    return Course(
+    return TrainingPlan(
         net=weighted(reading.module(), reading.tensors, torch.float32),
         rate=RATE,
         at=join_to,

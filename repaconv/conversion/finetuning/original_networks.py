@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from repaconv.backbones.metaformer import OFFICIAL_POOLS, MetaFormer, pooling
 from repaconv.checkpoints import Checkpoint
-from repaconv.conversion.plain_vit import Plain, read_plain
+from repaconv.conversion.plain_vit import PlainViT, read_plain
 from repaconv.core.errors import Refused
 from repaconv.method_api.settings import positive
 from repaconv.methods.riformer.paper import RIFormerBlock
@@ -54,7 +54,7 @@ class PoolFormer:
     net: MetaFormer
 
 
-Original = Plain | PoolFormer
+Original = PlainViT | PoolFormer
 
 
 def read_original(checkpoint: Checkpoint, settings: Mapping[str, str]) -> Original:
@@ -66,7 +66,7 @@ def read_original(checkpoint: Checkpoint, settings: Mapping[str, str]) -> Origin
     """
     names = {name: _official(name) for name in checkpoint.tensors}
     if not any(map(_NORM1.match, names.values())):
-        return Plain.of(read_plain(checkpoint, dict(settings)))
+        return PlainViT.of(read_plain(checkpoint, dict(settings)))
     tensors = {names[name]: tensor for name, tensor in checkpoint.tensors.items()}
     reading = read_riformer(
         replace(

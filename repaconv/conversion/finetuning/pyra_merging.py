@@ -8,18 +8,18 @@ import torch
 
 from repaconv.checkpoints import Checkpoint
 from repaconv.conversion.finetuning.dwconv_dropins import RATE
-from repaconv.conversion.finetuning.training_plan import Course, metadata_of
+from repaconv.conversion.finetuning.training_plan import TrainingPlan, metadata_of
 from repaconv.methods.pyra import METHOD
 from repaconv.methods.pyra.merging_schedules import first_merging
 from repaconv.verification.model_runners import weighted
 
 
-def course(checkpoint: Checkpoint, settings: Mapping[str, str]) -> Course:
+def training_plan(checkpoint: Checkpoint, settings: Mapping[str, str]) -> TrainingPlan:
     """Return the training plan of a network with token merging. Only blocks before the first merging imitate the
     original's."""
     reading = METHOD.read(checkpoint, settings)
     (schedule,) = (fact.value for fact in reading.facts if fact.name == "schedule")
-    return Course(
+    return TrainingPlan(
         net=weighted(reading.module(), reading.tensors, torch.float32),
         rate=RATE,
         imitated=tuple((f"blocks.{index}", f"blocks.{index}") for index in range(first_merging(schedule))),

@@ -13,10 +13,10 @@ from repaconv.backbones.ffn_skeleton import Ffn
 from repaconv.backbones.training_blocks import PlainBlock
 from repaconv.checkpoints import Checkpoint
 from repaconv.conversion.finetuning.nondeep_branches import require_plain_mlp
-from repaconv.conversion.finetuning.trainable_batchnorm import learning
-from repaconv.conversion.finetuning.training_plan import Course, Formed, metadata_of
-from repaconv.conversion.least_squares import Normal
-from repaconv.conversion.plain_vit import Plain, attended, batches, behind_attention, behind_mlp, mapped
+from repaconv.conversion.finetuning.trainable_batchnorm import with_trainable_batchnorm
+from repaconv.conversion.finetuning.training_plan import TrainingPlan, UntrainedNetwork, metadata_of
+from repaconv.conversion.least_squares import NormalEquations
+from repaconv.conversion.plain_vit import PlainViT, after_attention, after_ffn, attention_output, batches, map_batches
 from repaconv.core.errors import UsageProblem
 from repaconv.methods.repavit.active_channels import Claim
 from repaconv.methods.repavit.paper import ChannelIdleMlp
@@ -27,7 +27,7 @@ RATE, EPS = 5e-5, 1e-5
 
 
 @torch.no_grad()
-def formed(plain: Plain, ratio: float, images: Tensor, record: Mapping[str, Any]) -> Formed:
+def initialize(plain: PlainViT, ratio: float, images: Tensor, record: Mapping[str, Any]) -> UntrainedNetwork:
     """Convert the FFNs one by one with least squares, each for the output of the network converted so far.
 
     The first BatchNorm approximates LayerNorm per channel. The activation is removed from the channels that lose least
@@ -51,21 +51,21 @@ def formed(plain: Plain, ratio: float, images: Tensor, record: Mapping[str, Any]
     require_plain_mlp(plain.reading.blocks)
     tensors = {name: tensor.float().clone() for name, tensor in plain.reading.tensors.items()}
     net = weighted(plain.reading.module(), {n: t.clone() for n, t in tensors.items()}, torch.float32)
-    teacher = student = mapped(plain.net.embed, images)
+    teacher = student = map_batches(plain.net.embed, images)
     for index, block in enumerate(plain.blocks):
-        middle = mapped(lambda x, b=block: behind_attention(b, x, attended(b, x, plain.heads)), student)
-        of_teacher = mapped(lambda x, b=block: behind_attention(b, x, attended(b, x, plain.heads)), teacher)
-        teacher = mapped(lambda x, b=block: behind_mlp(b, x), of_teacher)
+        middle = map_batches(lambda x, b=block: after_attention(b, x, attention_output(b, x, plain.heads)), student)
+        of_teacher = map_batches(lambda x, b=block: after_attention(b, x, attention_output(b, x, plain.heads)), teacher)
+        teacher = map_batches(lambda x, b=block: after_ffn(b, x), of_teacher)
         ffn = Ffn(f"blocks.{index}.mlp.", {}, block.mlp.fc1.out_features, block.mlp.fc1.in_features)
         active = Claim(ratio).active(ffn, index, len(plain.blocks), truncated=False)
-        mlp = _idled(block, plain.reading.blocks[index].act, active, middle, teacher)
+        mlp = _converted_ffn(block, plain.reading.blocks[index].act, active, middle, teacher)
         built = net.get_submodule(f"blocks.{index}")
         assert isinstance(built, PlainBlock)
         built.norm2, built.mlp = nn.Identity(), mlp
-        student = mapped(lambda x, b=built: behind_mlp(b, x), middle)
+        student = map_batches(lambda x, b=built: after_ffn(b, x), middle)
         tensors = {n: t for n, t in tensors.items() if not n.startswith((f"blocks.{index}.norm2.", ffn.prefix))}
         tensors |= {f"{ffn.prefix}{n}": t.clone() for n, t in mlp.state_dict().items()}
-    return Formed(
+    return UntrainedNetwork(
         net=net.eval(),
         tensors=tensors,
         metadata={"args": json.dumps(_args(plain, ratio, record), sort_keys=True, default=str)},
@@ -74,22 +74,22 @@ def formed(plain: Plain, ratio: float, images: Tensor, record: Mapping[str, Any]
     )
 
 
-def _idled(block: Any, act: Any, active: int, middle: Tensor, wanted: Tensor) -> Any:
+def _converted_ffn(block: Any, act: Any, active: int, middle: Tensor, wanted: Tensor) -> Any:
     """Return one converted FFN, fitted to map the residual stream before it, [N, T, d], to the wanted one after it."""
     hidden, width = block.mlp.fc1.weight.shape
     mlp: Any = ChannelIdleMlp(width, hidden, active, EPS, act=act).eval()
-    _fit_norm(mlp.norm1, *_pairs(middle, mapped(block.norm2, middle)))
-    before = mapped(lambda x: block.mlp.fc1(mlp.norm1(x)), middle).flatten(0, 1).double()
-    behind = mapped(mlp.act, before)
+    _fit_norm(mlp.norm1, *_pairs(middle, map_batches(block.norm2, middle)))
+    before = map_batches(lambda x: block.mlp.fc1(mlp.norm1(x)), middle).flatten(0, 1).double()
+    behind = map_batches(mlp.act, before)
     scale = getattr(block.ls2, "gamma", torch.ones(width))[:, None]
-    order = _lost(before, behind, scale * block.mlp.fc2.weight).argsort(descending=True)
+    order = _error_without_activation(before, behind, scale * block.mlp.fc2.weight).argsort(descending=True)
     mlp.fc1.weight.copy_(block.mlp.fc1.weight[order])
     mlp.fc1.bias.copy_(block.mlp.fc1.bias[order])
     before, behind = before[:, order], behind[:, order]
     given = torch.cat([behind[:, :active], before[:, active:]], 1)
     _fit_norm(mlp.norm2, given, behind)
     prior = torch.cat([block.mlp.fc2.weight[:, order].T, block.mlp.fc2.bias[None]])
-    normal = Normal()
+    normal = NormalEquations()
     rows = given.float().view(*middle.shape[:2], hidden)
     for x, features, right in batches(middle, rows, wanted):
         normal.add(mlp.norm2(features).flatten(0, 1), ((right - x) / scale[:, 0]).flatten(0, 1))
@@ -114,33 +114,33 @@ def _fit_norm(norm: Any, given: Tensor, wanted: Tensor) -> None:
     norm.bias.copy_(wanted.mean(0))
 
 
-def _lost(before: Tensor, behind: Tensor, fc2: Tensor) -> Tensor:
+def _error_without_activation(before: Tensor, behind: Tensor, fc2: Tensor) -> Tensor:
     """Return the error that each channel [c] would cause after fc2 if its activation were replaced by a line."""
     x, y = before - before.mean(0), behind - behind.mean(0)
     unexplained = (y**2).mean(0) - (x * y).mean(0) ** 2 / (x**2).mean(0).clamp_min(1e-12)
     return unexplained * (fc2.double() ** 2).sum(0)
 
 
-def _args(plain: Plain, ratio: float, record: Mapping[str, Any]) -> dict[str, Any]:
+def _args(plain: PlainViT, ratio: float, record: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments as the official main.py stores them, in addition to those of the checkpoint."""
     own = record["args"] if isinstance(record.get("args"), Mapping) else {}
     said = {"idle_ratio": ratio, "heuristic": "static", "feature_norm": "BatchNorm", "channel_idle": True}
     return {**own, **said, "num_heads": plain.heads, "act": plain.reading.blocks[0].act}
 
 
-def _settings(plain: Plain) -> dict[str, str]:
+def _settings(plain: PlainViT) -> dict[str, str]:
     """Return the settings of a ViT that the official checkpoint layout does not contain."""
     config, eps = plain.config, f"{plain.reading.blocks[0].traits.norm1.eps:g}"
     size = "x".join(map(str, config.image_size))
     return {"norm_eps": f"{config.norm_eps:g}", "attn_eps": eps, "trained_size": size, "pool": config.pool}
 
 
-def course(checkpoint: Checkpoint, settings: Mapping[str, str]) -> Course:
+def training_plan(checkpoint: Checkpoint, settings: Mapping[str, str]) -> TrainingPlan:
     """Return the training plan: BatchNorms update their statistics, blocks imitate the original's."""
     reading = read(checkpoint, settings)
     net = weighted(reading.module(), reading.tensors, torch.float32)
-    return Course(
-        net=learning(net),
+    return TrainingPlan(
+        net=with_trainable_batchnorm(net),
         rate=RATE,
         moving=False,
         imitated=tuple((f"blocks.{n}", f"blocks.{n}") for n in range(len(reading.ffns))),

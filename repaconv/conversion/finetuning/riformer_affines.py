@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from repaconv.checkpoints import Checkpoint
-from repaconv.conversion.finetuning.distillation_targets import overheard
+from repaconv.conversion.finetuning.distillation_targets import recorded_outputs
 from repaconv.conversion.finetuning.original_networks import PoolFormer
-from repaconv.conversion.finetuning.training_plan import Course, Formed, metadata_of
-from repaconv.conversion.plain_vit import mapped
+from repaconv.conversion.finetuning.training_plan import TrainingPlan, UntrainedNetwork, metadata_of
+from repaconv.conversion.plain_vit import map_batches
 from repaconv.methods.riformer.reading import read
 from repaconv.verification.model_runners import weighted
 
@@ -21,7 +21,9 @@ RATE = 2e-3
 
 
 @torch.no_grad()
-def formed(original: PoolFormer, images: Tensor, record: Mapping[str, Any], settings: Mapping[str, str]) -> Formed:
+def initialize(
+    original: PoolFormer, images: Tensor, record: Mapping[str, Any], settings: Mapping[str, str]
+) -> UntrainedNetwork:
     """Fit each affine A(z) - z to pool(z) - z by least squares.
 
     Args:
@@ -38,7 +40,7 @@ def formed(original: PoolFormer, images: Tensor, record: Mapping[str, Any], sett
         tensors[name] = slope.float().view(-1, 1, 1, 1)
         tensors[f"{block}.token_mixer.affine.bias"] = (pooled.mean(0) - slope * z.mean(0)).float()
     told = {name: json.dumps(record[name], sort_keys=True, default=str) for name in ("meta", "args") if name in record}
-    return Formed(
+    return UntrainedNetwork(
         net=weighted(original.reading.module(), tensors, torch.float32),
         tensors=tensors,
         metadata=told,
@@ -51,24 +53,24 @@ def _seen(original: PoolFormer, block: str, images: Tensor) -> tuple[Tensor, Ten
     """Return pool(z) and z of a block over all positions, [positions, C] in float64."""
     mixer = f"{block}.token_mixer"
     norm = f"{block}.norm1"
-    with overheard(original.net, (norm, mixer)) as heard:
+    with recorded_outputs(original.net, (norm, mixer)) as heard:
 
         def both(some: Tensor) -> Tensor:
             original.net(some)
             return torch.stack([heard[mixer] + heard[norm], heard[norm]], 1)
 
-        pooled, z = mapped(both, images).double().unbind(1)
+        pooled, z = map_batches(both, images).double().unbind(1)
     return pooled.movedim(1, -1).flatten(0, 2), z.movedim(1, -1).flatten(0, 2)
 
 
-def course(checkpoint: Checkpoint, settings: Mapping[str, str]) -> Course:
+def training_plan(checkpoint: Checkpoint, settings: Mapping[str, str]) -> TrainingPlan:
     """Return the training plan: blocks and mixers imitate the PoolFormer's (eqs. 6 and 8), and so do relations between
     positions of the blocks' outputs (eq. 7)."""
     reading = read(checkpoint, settings)
     net = weighted(reading.module(), reading.tensors, torch.float32)
     mixers = [name for name, _ in net.named_modules() if name.endswith("token_mixer")]
     blocks = [name.removesuffix(".token_mixer") for name in mixers]
-    return Course(
+    return TrainingPlan(
         net=net,
         rate=RATE,
         imitated=tuple((name, name) for name in (*blocks, *mixers)),

@@ -36,7 +36,7 @@ class LearningBatchNorm(TokenBatchNorm):
         )
 
 
-def learning(net: nn.Module) -> nn.Module:
+def with_trainable_batchnorm(net: nn.Module) -> nn.Module:
     """Replace the network's BatchNorms over tokens by trainable ones."""
     for parent in list(net.modules()):
         for name, child in parent.named_children():
@@ -48,7 +48,7 @@ def learning(net: nn.Module) -> nn.Module:
 
 
 @torch.no_grad()
-def settle(net: nn.Module, batches: Iterable[Tensor]) -> None:
+def recompute_statistics(net: nn.Module, batches: Iterable[Tensor]) -> None:
     """Recompute the statistics of every BatchNorm with the current weights, over all of these images.
 
     Running statistics lag behind the weights during training. For averaged weights there are none at all.

@@ -15,11 +15,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from repaconv.conversion.conversion_evaluation import Judge
-from repaconv.conversion.finetuning.distillation_targets import apart, moved, overheard, relations, relative
-from repaconv.conversion.finetuning.trainable_batchnorm import settle
-from repaconv.conversion.finetuning.training_plan import Course
-from repaconv.conversion.image_splits import Parted
+from repaconv.conversion.conversion_evaluation import Evaluation
+from repaconv.conversion.finetuning.distillation_targets import (
+    augment,
+    output_loss,
+    recorded_outputs,
+    relation_loss,
+    relative_error,
+)
+from repaconv.conversion.finetuning.trainable_batchnorm import recompute_statistics
+from repaconv.conversion.finetuning.training_plan import TrainingPlan
+from repaconv.conversion.image_splits import ImageSplits
 from repaconv.core.errors import Refused
 from repaconv.core.progress import Progress
 from repaconv.results import Epoch
@@ -32,9 +38,9 @@ from repaconv.verification.accuracy_budget import Budget
 # W^O trains nothing else. So W = U A, where A is the inverse square root of the second moments of the layer's inputs at
 # the start: U is trained, W is used.
 
-SEEN = 256
+MOMENT_IMAGES = 256
 """Number of images from which the second moments are computed."""
-LEAST = 1e-4
+MOMENT_FLOOR = 1e-4
 """Added to the moments, relative to their mean, so that directions with less variance do not amplify noise."""
 
 
@@ -66,7 +72,7 @@ def whitened(net: nn.Module, images: Tensor, at_once: int) -> tuple[Whitened, ..
         sums[layer] = sums.get(layer, torch.zeros((), dtype=torch.float64)) + rows.mT @ rows
 
     hooks = [module.register_forward_pre_hook(add) for module in net.modules() if isinstance(module, nn.Linear)]
-    for some in torch.split(images[:SEEN], at_once):
+    for some in torch.split(images[:MOMENT_IMAGES], at_once):
         net(some)
     for hook in hooks:
         hook.remove()
@@ -75,7 +81,7 @@ def whitened(net: nn.Module, images: Tensor, at_once: int) -> tuple[Whitened, ..
 
 def _whitened(layer: nn.Linear, moments: Tensor) -> Whitened:
     values, vectors = torch.linalg.eigh(moments / moments.diagonal().mean())
-    roots = (values.clamp_min(0) + LEAST).sqrt()
+    roots = (values.clamp_min(0) + MOMENT_FLOOR).sqrt()
     inner = layer.weight.detach().double() @ (vectors * roots) @ vectors.mT
     assert isinstance(layer.weight, nn.Parameter)
     return Whitened(layer.weight, nn.Parameter(inner.float()), ((vectors / roots) @ vectors.mT).float())
@@ -84,15 +90,15 @@ def _whitened(layer: nn.Linear, moments: Tensor) -> Whitened:
 # The training loop
 
 WEIGHT_DECAY, CLIP, WARMUP = 0.05, 1.0, 0.1
-AVERAGED = 0.999
+AVERAGE_DECAY = 0.999
 """Decay of the weight average per step; smaller during the first steps."""
-AT_ONCE = 64
+STATISTICS_BATCH = 64
 """Batch size for computing BatchNorm statistics."""
 State = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Pace:
+class TrainingSettings:
     """Length and learning rate of the training.
 
     Attributes:
@@ -119,24 +125,24 @@ class Pace:
 
 
 @dataclass(frozen=True)
-class Taught:
+class TrainingData:
     """The teacher, the training images, and the evaluation against the original on the validation images."""
 
     teacher: nn.Module
     images: Tensor
-    judge: Judge
-    alike: bool  # whether the teacher is the original network, whose modules can be imitated
+    evaluation: Evaluation
+    teacher_is_original: bool  # whether the teacher is the original network, whose modules can be imitated
 
 
 class Training:
     """A running training: the network, its average, and the best weights so far."""
 
-    def __init__(self, course: Course, taught: Taught, pace: Pace) -> None:
-        self.course, self.taught, self.pace = course, taught, pace
-        self.net = deepcopy(course.net).requires_grad_(True)  # its tensors may be shared
-        self.average = deepcopy(course.net).requires_grad_(False)
-        self.whitened = whitened(self.net, taught.images, AT_ONCE) if course.whitened else ()
-        self.optimiser = torch.optim.AdamW(_groups(course, self.net, self.whitened), pace.rate, fused=True)
+    def __init__(self, plan: TrainingPlan, data: TrainingData, settings: TrainingSettings) -> None:
+        self.plan, self.data, self.settings = plan, data, settings
+        self.net = deepcopy(plan.net).requires_grad_(True)  # its tensors may be shared
+        self.average = deepcopy(plan.net).requires_grad_(False)
+        self.whitened = whitened(self.net, data.images, STATISTICS_BATCH) if plan.whitened else ()
+        self.optimiser = torch.optim.AdamW(_groups(plan, self.net, self.whitened), settings.rate, fused=True)
         self.steps = 0
         start = self._settled(self.net)
         self.best, self.epochs = _weights(start), [self._judged(start)]
@@ -174,21 +180,21 @@ class Training:
     def finished(self) -> nn.Module:
         """Return the best network as it will be folded."""
         net = deepcopy(self.average)
-        self.course.at(net, 1.0)
+        self.plan.at(net, 1.0)
         net.load_state_dict(self.best)
         return net.eval()
 
     def started(self) -> nn.Module:
         """Return the network at the start, as it would be folded."""
-        return self._settled(self.course.net)
+        return self._settled(self.plan.net)
 
     def train(self, progress: Progress, after: Callable[[], None]) -> None:
         """Run the remaining epochs; ``after`` is called after each."""
         begun, first = time.monotonic(), self.done
-        while self.done < self.pace.epochs:
+        while self.done < self.settings.epochs:
             passed, spent = self.done - first, time.monotonic() - begun
-            left = f", about {_told(spent / passed * (self.pace.epochs - self.done))} left" if passed else ""
-            what = f"epoch {self.done + 1} of {self.pace.epochs}{left}"
+            left = f", about {_duration(spent / passed * (self.settings.epochs - self.done))} left" if passed else ""
+            what = f"epoch {self.done + 1} of {self.settings.epochs}{left}"
             loss = self._epoch(lambda step, steps, what=what: progress(what, step, steps))  # type: ignore[misc]
             settled = self._settled(self.average)
             self.epochs.append(self._judged(settled).model_copy(update={"loss": loss}))
@@ -199,36 +205,36 @@ class Training:
     def _epoch(self, progress: Callable[[int, int], None]) -> float:
         """Train on every image once and return the mean loss. Order and augmentation depend only on the seed and the
         epoch."""
-        random = torch.Generator().manual_seed(self.pace.seed * 100_003 + self.done)
-        chosen = torch.split(torch.randperm(len(self.taught.images), generator=random), self.pace.batch)
-        total, losses = len(chosen) * self.pace.epochs, 0.0
+        random = torch.Generator().manual_seed(self.settings.seed * 100_003 + self.done)
+        chosen = torch.split(torch.randperm(len(self.data.images), generator=random), self.settings.batch)
+        total, losses = len(chosen) * self.settings.epochs, 0.0
         self.net.train()
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self.pace.seed * 100_003 + self.done)  # for random numbers in the network
+            torch.manual_seed(self.settings.seed * 100_003 + self.done)  # for random numbers in the network
             for count, some in enumerate(chosen):
                 progress(count, len(chosen))
                 share = (self.done * len(chosen) + count) / total
-                self.course.at(self.net, share)
-                given = self.taught.images[some]
-                loss = self._loss(moved(given, random) if self.course.moving else given)
-                (loss / self.pace.accumulate).backward()  # type: ignore[no-untyped-call]
+                self.plan.at(self.net, share)
+                given = self.data.images[some]
+                loss = self._loss(augment(given, random) if self.plan.moving else given)
+                (loss / self.settings.accumulate).backward()  # type: ignore[no-untyped-call]
                 losses += float(loss.detach()) * len(some)
-                if (count + 1) % self.pace.accumulate == 0 or count + 1 == len(chosen):
+                if (count + 1) % self.settings.accumulate == 0 or count + 1 == len(chosen):
                     self._step(share)
-        return losses / len(self.taught.images)
+        return losses / len(self.data.images)
 
     def _loss(self, images: Tensor) -> Tensor:
-        course = self.course
-        pairs = (*course.imitated, *course.related) if self.taught.alike else ()
+        plan = self.plan
+        pairs = (*plan.imitated, *plan.related) if self.data.teacher_is_original else ()
         with (
-            torch.autocast("cpu", torch.bfloat16, enabled=self.pace.lower),
-            overheard(self.net, (name for name, _ in pairs)) as own,
-            overheard(self.taught.teacher, (name for _, name in pairs)) as right,
+            torch.autocast("cpu", torch.bfloat16, enabled=self.settings.lower),
+            recorded_outputs(self.net, (name for name, _ in pairs)) as own,
+            recorded_outputs(self.data.teacher, (name for _, name in pairs)) as right,
         ):
             with torch.no_grad():
-                wanted = self.taught.teacher(images)
-            loss = apart(self.net(images), wanted, logits=self.taught.judge.logits)
-        for measure, of in ((relative, course.imitated), (relations, course.related)):
+                wanted = self.data.teacher(images)
+            loss = output_loss(self.net(images), wanted, logits=self.data.evaluation.logits)
+        for measure, of in ((relative_error, plan.imitated), (relation_loss, plan.related)):
             parts = [measure(own[name], right[other]) for name, other in of if pairs]
             loss = loss + torch.stack(parts).mean() if parts else loss
         return loss
@@ -236,7 +242,7 @@ class Training:
     def _step(self, share: float) -> None:
         """Update the weights from the accumulated gradients, and update the average."""
         for group in self.optimiser.param_groups:
-            group["lr"] = self.pace.rate_at(share) * group["faster"]
+            group["lr"] = self.settings.rate_at(share) * group["faster"]
         nn.utils.clip_grad_norm_(self.net.parameters(), CLIP)
         for each in self.whitened:
             each.heed()
@@ -246,38 +252,38 @@ class Training:
         self.optimiser.zero_grad(set_to_none=True)
         self.net.zero_grad(set_to_none=True)
         self.steps += 1
-        kept = min(AVERAGED, (1 + self.steps) / (10 + self.steps))
+        kept = min(AVERAGE_DECAY, (1 + self.steps) / (10 + self.steps))
         torch._foreach_lerp_(list(self.average.parameters()), [p.detach() for p in self.net.parameters()], 1 - kept)
 
     def _settled(self, net: nn.Module) -> nn.Module:
         """Return a copy as it would be folded, with BatchNorm statistics recomputed for its weights."""
         net = deepcopy(net).requires_grad_(False)
-        self.course.at(net, 1.0)
-        settle(net, torch.split(self.taught.images, AT_ONCE))
+        self.plan.at(net, 1.0)
+        recompute_statistics(net, torch.split(self.data.images, STATISTICS_BATCH))
         return net.eval()
 
     def _judged(self, net: nn.Module) -> Epoch:
         """Evaluate a network on the validation images."""
-        tried = self.taught.judge.tried(net, (), Budget())
+        tried = self.data.evaluation.tried(net, (), Budget())
         cost = tried.error if tried.divergence is None else tried.divergence
         return Epoch(cost=cost, agreement=tried.agreement, accuracy=tried.accuracy)
 
 
-def _groups(course: Course, net: nn.Module, learnt: tuple[Whitened, ...]) -> Iterator[dict[str, Any]]:
+def _groups(plan: TrainingPlan, net: nn.Module, learnt: tuple[Whitened, ...]) -> Iterator[dict[str, Any]]:
     """Yield the parameter groups by learning rate. Matrices have weight decay; norms, biases and whitened layers do
     not."""
     inner = {each.weight: each.inner for each in learnt}
     for name, parameter in net.named_parameters():
         decay = WEIGHT_DECAY if parameter.ndim > 1 and parameter not in inner else 0.0
         learns = inner.get(parameter, parameter)
-        yield {"params": [learns], "weight_decay": decay, "faster": course.faster.get(name, 1.0)}
+        yield {"params": [learns], "weight_decay": decay, "faster": plan.faster.get(name, 1.0)}
 
 
 def _weights(net: nn.Module) -> dict[str, Tensor]:
     return {name: tensor.detach().clone() for name, tensor in net.state_dict().items()}
 
 
-def _told(seconds: float) -> str:
+def _duration(seconds: float) -> str:
     """Return a duration as text."""
     if seconds < 90:
         return f"{seconds:.0f} s"
@@ -315,10 +321,10 @@ def load(path: Path) -> State:
         ) from error
 
 
-def digest(parted: Parted) -> str:
+def images_hash(splits: ImageSplits) -> str:
     """Return the hash of all images in order, and their classes. A training resumes only with the same images."""
     total = hashlib.sha256()
-    for part in parted:
+    for part in splits:
         total.update(part.images.numpy().tobytes())
         total.update(part.labels.tobytes())
     return total.hexdigest()

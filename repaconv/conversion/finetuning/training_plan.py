@@ -21,12 +21,12 @@ def metadata_of(checkpoint: Checkpoint) -> Metadata:
     return {name: json.dumps(value, sort_keys=True, default=str) for name, value in told.items()}
 
 
-def _nothing(_net: nn.Module, _share: float) -> None:
+def _no_change(_net: nn.Module, _share: float) -> None:
     """The default of `Course.at`: no change before a step."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Course:
+class TrainingPlan:
     """How one network in a training-time architecture is trained.
 
     Attributes:
@@ -46,7 +46,7 @@ class Course:
 
     net: nn.Module
     rate: float
-    at: Callable[[nn.Module, float], None] = _nothing
+    at: Callable[[nn.Module, float], None] = _no_change
     imitated: tuple[tuple[str, str], ...] = ()
     related: tuple[tuple[str, str], ...] = ()
     moving: bool = True
@@ -58,7 +58,7 @@ class Course:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Formed:
+class UntrainedNetwork:
     """An ordinary network in the untrained training-time architecture of a method.
 
     Attributes:

@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from torch import nn
 
     from repaconv.checkpoints import Checkpoint
-    from repaconv.conversion.conversion_evaluation import Judge
+    from repaconv.conversion.conversion_evaluation import Evaluation
     from repaconv.conversion.finetuning.original_networks import Original
-    from repaconv.conversion.finetuning.training_loop import Pace, Training
-    from repaconv.conversion.finetuning.training_plan import Course
-    from repaconv.conversion.image_splits import Part, Parted
+    from repaconv.conversion.finetuning.training_loop import Training, TrainingSettings
+    from repaconv.conversion.finetuning.training_plan import TrainingPlan
+    from repaconv.conversion.image_splits import ImageSplits, Split
     from repaconv.verification.accuracy_budget import Budget
     from repaconv.verification.input_batches import Inputs
 
@@ -75,15 +75,15 @@ class _Plan(NamedTuple):
     done: ConvertArtefact
     source: Path
     found: Checkpoint
-    course: Course
+    course: TrainingPlan
     parent: Checkpoint
     original: Original
     teacher: Checkpoint
     taught_by: nn.Module
     given: Inputs
-    parted: Parted
+    splits: ImageSplits
     digest: str
-    pace: Pace
+    pace: TrainingSettings
     run: run_folder.Run
     before: FinetuneArtefact | None
 
@@ -94,20 +94,20 @@ class _Plan(NamedTuple):
 
         return Budget.of(self.done)
 
-    def judge(self, part: Part) -> Judge:
+    def judge(self, part: Split) -> Evaluation:
         """Evaluates against the original network on these images."""
-        from repaconv.conversion.conversion_evaluation import Judge
+        from repaconv.conversion.conversion_evaluation import Evaluation
 
-        return Judge(self.original.net, part, logits=self.original.reading.config.classes > 0)
+        return Evaluation(self.original.net, part, logits=self.original.reading.config.classes > 0)
 
 
 def _plan(options: FinetuneOptions, given: Path | None) -> _Plan:
     """Check everything that may be refused before training."""
     from repaconv.checkpoints import read_checkpoint
-    from repaconv.conversion.finetuning.method_training_forms import course_of
+    from repaconv.conversion.finetuning.method_training_forms import training_plan_of
     from repaconv.conversion.finetuning.original_networks import read_original
-    from repaconv.conversion.finetuning.training_loop import digest
-    from repaconv.conversion.image_splits import part, role_in_training
+    from repaconv.conversion.finetuning.training_loop import images_hash
+    from repaconv.conversion.image_splits import role_in_training, split_images
 
     source = _conversion_run(given)
     done = read_artefact(source.convert_json, ConvertArtefact)
@@ -115,16 +115,16 @@ def _plan(options: FinetuneOptions, given: Path | None) -> _Plan:
     # token merging keeps the weights of the original network
     found = read_checkpoint(started, None, done.payload.sha256) if done.payload else parent
     original = read_original(parent, dict(done.parent_settings))
-    course = course_of(done.method, found, done.settings)
+    course = training_plan_of(done.method, found, done.settings)
     inputs = read_images(options, original.reading)
     teacher, taught_by = _teacher(options, parent, original)
-    parted = part(inputs, options.samples, role_in_training)
+    splits = split_images(inputs, options.samples, role_in_training)
     run = run_folder.Run(
         Path(options.out) if options.out else source.folder.with_name(f"{source.folder.name}-finetuned")
     )
     plan = _Plan(
         options, done, started, found, course, parent, original, teacher, taught_by, inputs,
-        parted, digest(parted), _hyperparameters(options, course), run, None,
+        splits, images_hash(splits), _hyperparameters(options, course), run, None,
     )  # fmt: skip
     return plan._replace(before=_interrupted_training(plan))
 
@@ -187,9 +187,9 @@ def _teacher(options: FinetuneOptions, parent: Checkpoint, original: Original) -
     return found, teacher.net
 
 
-def _hyperparameters(options: FinetuneOptions, course: Course) -> Pace:
+def _hyperparameters(options: FinetuneOptions, course: TrainingPlan) -> TrainingSettings:
     """Training hyperparameters."""
-    from repaconv.conversion.finetuning.training_loop import Pace, has_bfloat16
+    from repaconv.conversion.finetuning.training_loop import TrainingSettings, has_bfloat16
 
     if options.precision not in ("auto", "fp32", "bf16"):
         raise UsageProblem(
@@ -200,7 +200,9 @@ def _hyperparameters(options: FinetuneOptions, course: Course) -> Pace:
     config = course.reading.config
     wide = max(getattr(config, "widths", None) or (config.width,)) >= BFLOAT16_WIDTH
     lower = options.precision == "bf16" or (options.precision == "auto" and wide and has_bfloat16())
-    return Pace(options.epochs, options.batch, options.grad_accum_steps, options.lr or course.rate, options.seed, lower)
+    return TrainingSettings(
+        options.epochs, options.batch, options.grad_accum_steps, options.lr or course.rate, options.seed, lower
+    )
 
 
 def _interrupted_training(plan: _Plan) -> FinetuneArtefact | None:
@@ -240,11 +242,11 @@ def _interrupted_training(plan: _Plan) -> FinetuneArtefact | None:
 def _train(plan: _Plan, progress: Progress) -> Training:
     """Train all epochs, and save the state after each."""
     from repaconv.conversion.finetuning import training_loop
-    from repaconv.conversion.finetuning.training_loop import Taught, Training
+    from repaconv.conversion.finetuning.training_loop import Training, TrainingData
 
     progress("evaluate the start", 0, 0)
-    taught = Taught(
-        plan.taught_by, plan.parted.calibration.images, plan.judge(plan.parted.validation), plan.options.teacher is None
+    taught = TrainingData(
+        plan.taught_by, plan.splits.calibration.images, plan.judge(plan.splits.validation), plan.options.teacher is None
     )
     training = Training(plan.course, taught, plan.pace)
     state = plan.run.folder / run_folder.TRAINING_STATE
@@ -272,7 +274,7 @@ def _artefact(plan: _Plan, training: Training, **more: Any) -> FinetuneArtefact:
         method=plan.done.method,
         teacher=plan.teacher.origin,
         inputs=plan.given.name,
-        images=plan.parted.share,
+        images=plan.splits.share,
         labels=plan.given.labels,
         images_sha256=plan.digest,
         precision="bf16" if plan.pace.lower else "fp32",
@@ -286,7 +288,7 @@ def _artefact(plan: _Plan, training: Training, **more: Any) -> FinetuneArtefact:
 
 def _write_best(plan: _Plan, training: Training) -> FinetuneArtefact:
     """Write the best epoch as a checkpoint, and evaluate it on the test split."""
-    judge, net = plan.judge(plan.parted.test), training.finished()
+    judge, net = plan.judge(plan.splits.test), training.finished()
     judged, start = judge.link(net, plan.budget), judge.link(training.started(), plan.budget)
     finetuned = plan.run.folder / run_folder.FINETUNED
     told = {**plan.course.metadata, "converted_from": plan.parent.origin.sha256}

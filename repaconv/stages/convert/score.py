@@ -63,7 +63,7 @@ class _Plan(NamedTuple):
 
 def _plan(options: ScoreOptions, checkpoint: Path) -> _Plan:
     from repaconv.checkpoints import read_checkpoint
-    from repaconv.conversion.image_splits import places
+    from repaconv.conversion.image_splits import evenly_spaced
     from repaconv.conversion.plain_vit import read_plain
 
     require_kernel(options.kernel)
@@ -73,23 +73,23 @@ def _plan(options: ScoreOptions, checkpoint: Path) -> _Plan:
     path = Path(options.out) if options.out else run_folder.OUT / f"{checkpoint.stem}.score.json"
     drawing = path.with_suffix(".svg")
     require_replaceable(path, "score", drawing)
-    return _Plan(options, found.origin, reading, given, places(given.shape[0], options.samples), path, drawing)
+    return _Plan(options, found.origin, reading, given, evenly_spaced(given.shape[0], options.samples), path, drawing)
 
 
 def _score(plan: _Plan, progress: Progress) -> Scores:
     from repaconv.conversion.head_scores import score
-    from repaconv.conversion.plain_vit import Plain
+    from repaconv.conversion.plain_vit import PlainViT
 
-    plain = Plain.of(plan.reading)
+    plain = PlainViT.of(plan.reading)
     scores = score(plain, _images(plan, progress), plan.options.kernel)
     if not plan.options.errors:
         return scores
-    from repaconv.conversion.block_selection import Rig, single_errors
-    from repaconv.conversion.image_splits import part
-    from repaconv.conversion.kernel_fitting import How
+    from repaconv.conversion.block_selection import SelectionData, single_block_errors
+    from repaconv.conversion.image_splits import split_images
+    from repaconv.conversion.kernel_fitting import ConversionSettings
 
-    rig = Rig.of(plain, part(plan.given, plan.options.samples))
-    return scores.with_errors(single_errors(rig, How(kernel=plan.options.kernel), progress))
+    selection = SelectionData.of(plain, split_images(plan.given, plan.options.samples))
+    return scores.with_errors(single_block_errors(selection, ConversionSettings(kernel=plan.options.kernel), progress))
 
 
 def _images(plan: _Plan, progress: Progress) -> Iterator[Tensor]:

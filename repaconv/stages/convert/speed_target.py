@@ -29,10 +29,10 @@ from repaconv.stages.shared.remote_targets import why_not_here
 
 if TYPE_CHECKING:
     from repaconv.checkpoints import Checkpoint
-    from repaconv.conversion.conversion_evaluation import Judge
-    from repaconv.conversion.image_splits import Parted
-    from repaconv.conversion.kernel_fitting import How
-    from repaconv.conversion.plain_vit import Plain
+    from repaconv.conversion.conversion_evaluation import Evaluation
+    from repaconv.conversion.image_splits import ImageSplits
+    from repaconv.conversion.kernel_fitting import ConversionSettings
+    from repaconv.conversion.plain_vit import PlainViT
     from repaconv.conversion.speed_target_search import Schedule
     from repaconv.engines.targets import Target
     from repaconv.method_api.contract import Reading
@@ -226,7 +226,7 @@ def speed_search(
 
 
 def schedule_for_speedup(
-    race: SpeedSearch, plain: Plain, checkpoint: Checkpoint, settings: dict[str, str], judge: Judge
+    race: SpeedSearch, plain: PlainViT, checkpoint: Checkpoint, settings: dict[str, str], judge: Evaluation
 ) -> Schedule:
     """The merging schedule whose speedup is within 5% of the one asked for.
 
@@ -234,38 +234,40 @@ def schedule_for_speedup(
         Refused: If the network outputs one vector per patch.
         GateFailed: If no schedule reaches the speedup.
     """
-    from repaconv.conversion.speed_target_search import Tokens, paced
-    from repaconv.conversion.token_merging import merged, words
+    from repaconv.conversion.speed_target_search import TokenCounts, schedule_for_speedup
+    from repaconv.conversion.token_merging import schedule_text, with_merging
     from repaconv.methods.pyra import METHOD
     from repaconv.verification.accuracy_budget import Budget
 
     def entrant(schedule: Schedule) -> MethodNetwork:
-        return METHOD.read(checkpoint, {**settings, "schedule": words(schedule)}), METHOD.name
+        return METHOD.read(checkpoint, {**settings, "schedule": schedule_text(schedule)}), METHOD.name
 
     def measure(schedules: Sequence[Schedule]) -> dict[Schedule, float]:
         return race.speeds({each: entrant(each) for each in schedules})
 
     def loss(schedule: Schedule) -> float:
-        net, _ = merged(checkpoint, {**settings, "schedule": words(schedule)})
+        net, _ = with_merging(checkpoint, {**settings, "schedule": schedule_text(schedule)})
         return judge.tried(net, (), Budget()).error
 
-    found = paced(Tokens.of(plain.config), race.wanted, measure, loss)
+    found = schedule_for_speedup(TokenCounts.of(plain.config), race.wanted, measure, loss)
     if found is None:
         raise race.lost("no merging schedule reaches")
     return found.schedule
 
 
-def blocks_for_speedup(race: SpeedSearch, plain: Plain, how: How, parted: Parted, options: Sequence[int]) -> int:
+def blocks_for_speedup(
+    race: SpeedSearch, plain: PlainViT, how: ConversionSettings, splits: ImageSplits, options: Sequence[int]
+) -> int:
     """The smallest number of replaced blocks that reaches the speedup.
 
     Raises:
         GateFailed: If replacing all blocks does not reach it.
     """
-    from repaconv.conversion.original_activations import Streams
+    from repaconv.conversion.original_activations import OriginalActivations
     from repaconv.conversion.sequential_conversion import convert
-    from repaconv.conversion.speed_target_search import fewest
+    from repaconv.conversion.speed_target_search import fewest_blocks
 
-    streams = Streams(plain, parted.calibration.images[:FITTING_IMAGES])
+    streams = OriginalActivations(plain, splits.calibration.images[:FITTING_IMAGES])
 
     def measure(count: int) -> float:
         blocks = tuple(sorted(options[:count]))
@@ -274,7 +276,7 @@ def blocks_for_speedup(race: SpeedSearch, plain: Plain, how: How, parted: Parted
             race.speeds({blocks: (made.reading, "dwconv")})
         return race.raced[blocks].median
 
-    count = fewest(len(options), race.wanted, measure)
+    count = fewest_blocks(len(options), race.wanted, measure)
     if count is None:
         raise race.lost(f"replacing all blocks ({how.kind}) does not reach")
     return count

@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from repaconv.checkpoints import Checkpoint
-    from repaconv.conversion.attention_to_convolution import Found
+    from repaconv.conversion.attention_to_convolution import ConvertedNetwork
     from repaconv.conversion.finetuning.original_networks import Original
-    from repaconv.conversion.image_splits import Parted
-    from repaconv.conversion.kernel_fitting import How
-    from repaconv.conversion.plain_vit import Plain
+    from repaconv.conversion.image_splits import ImageSplits
+    from repaconv.conversion.kernel_fitting import ConversionSettings
+    from repaconv.conversion.plain_vit import PlainViT
     from repaconv.engines.targets import Target
     from repaconv.results import Link, Trade
     from repaconv.verification.accuracy_budget import Budget
@@ -86,16 +86,16 @@ class _Plan(NamedTuple):
     found: Checkpoint
     original: Original
     given: Inputs
-    parted: Parted
+    splits: ImageSplits
     run: run_folder.Run
     device: Target | None
 
     @property
-    def plain(self) -> Plain:
+    def plain(self) -> PlainViT:
         """The original network, which is a plain vision transformer unless `--to training-form` is given."""
-        from repaconv.conversion.plain_vit import Plain
+        from repaconv.conversion.plain_vit import PlainViT
 
-        assert isinstance(self.original, Plain)
+        assert isinstance(self.original, PlainViT)
         return self.original
 
     @property
@@ -108,7 +108,7 @@ class _Plan(NamedTuple):
             "parent_settings": dict(self.options.settings or {}),
             "method": self.options.method,
             "inputs": self.given.name,
-            "images": self.parted.share,
+            "images": self.splits.share,
             "labels": self.given.labels,
         }
 
@@ -120,15 +120,15 @@ def _plan(options: ConvertOptions, checkpoint: Path) -> _Plan:
     device = require_speed_target(options)
     from repaconv.checkpoints import read_checkpoint
     from repaconv.conversion.finetuning.original_networks import read_original
-    from repaconv.conversion.image_splits import part
-    from repaconv.conversion.plain_vit import Plain, read_plain
+    from repaconv.conversion.image_splits import split_images
+    from repaconv.conversion.plain_vit import PlainViT, read_plain
 
     found = read_checkpoint(checkpoint, options.weights)
     settings = dict(options.settings or {})
-    original = read_original(found, settings) if options.to else Plain.of(read_plain(found, settings))
+    original = read_original(found, settings) if options.to else PlainViT.of(read_plain(found, settings))
     given = read_images(options, original.reading)
     run = _output_run(options, checkpoint, found.origin.sha256)
-    return _Plan(options, found, original, given, part(given, options.samples), run, device)
+    return _Plan(options, found, original, given, split_images(given, options.samples), run, device)
 
 
 def _output_run(options: ConvertOptions, checkpoint: Path, sha256: str) -> run_folder.Run:
@@ -157,21 +157,26 @@ def _output_run(options: ConvertOptions, checkpoint: Path, sha256: str) -> run_f
 def _replace_attention(plan: _Plan, progress: Progress) -> ConvertArtefact:
     """Replace attention with convolution."""
     from repaconv.conversion import conversion_requests
-    from repaconv.conversion.attention_to_convolution import convolved, settings_for
-    from repaconv.conversion.conversion_evaluation import Judge
+    from repaconv.conversion.attention_to_convolution import convert_attention, settings_for
+    from repaconv.conversion.conversion_evaluation import Evaluation
 
     options, plain, config = plan.options, plan.plain, plan.plain.config
-    how, blocks = conversion_requests.read_how(options, config), conversion_requests.read_which(options, plain)
+    how, blocks = (
+        conversion_requests.read_how(options, config),
+        conversion_requests.read_blocks_or_heads(options, plain),
+    )
     conversion_requests.require_before(blocks, how, plain.heads)
-    conversion_requests.require_enough(plan.parted, config.grid[0] * config.grid[1], config.width)
+    conversion_requests.require_enough(plan.splits, config.grid[0] * config.grid[1], config.width)
     choosing = blocks.by_budget and options.speedup is None
-    budget = conversion_requests.read_budget(options, plan.parted, classes=config.classes, choosing=choosing)
+    budget = conversion_requests.read_budget(options, plan.splits, classes=config.classes, choosing=choosing)
     with speed_search(options.speedup, plan.device, plan.plain.reading, plan.run.folder, progress) as race:
         if race:
-            blocks = conversion_requests.Blocks(enough=partial(blocks_for_speedup, race, plain, how, plan.parted))
-        found = convolved(plain, how, blocks, options.criterion, plan.parted, budget, progress)
+            blocks = conversion_requests.RequestedBlocks(
+                enough=partial(blocks_for_speedup, race, plain, how, plan.splits)
+            )
+        found = convert_attention(plain, how, blocks, options.criterion, plan.splits, budget, progress)
         raced = race.told(found.tried[-1].blocks, "blocks", plan.run.folder) if race else {}
-    judged = Judge(plain.net, plan.parted.test, logits=config.classes > 0).link(found.net, budget)
+    judged = Evaluation(plain.net, plan.splits.test, logits=config.classes > 0).link(found.net, budget)
     taken = MeasuredConversion(how.kind, (found.reading, "dwconv"), found.tried[-1], how.schedule)
     trade = _measure_tradeoff(plan, taken, how, found.order, progress)
     _write(plan, found)
@@ -205,7 +210,7 @@ def _replace_attention(plan: _Plan, progress: Progress) -> ConvertArtefact:
     )
 
 
-def _write(plan: _Plan, found: Found) -> None:
+def _write(plan: _Plan, found: ConvertedNetwork) -> None:
     """Write the converted checkpoint, and a drawing of the scores."""
     from repaconv.conversion.attention_to_convolution import metadata
     from repaconv.conversion.head_scores import scores_svg
@@ -219,24 +224,24 @@ def _write(plan: _Plan, found: Found) -> None:
 def _merge_tokens(plan: _Plan, progress: Progress) -> ConvertArtefact:
     """Merge tokens; the weights do not change."""
     from repaconv.conversion import conversion_requests
-    from repaconv.conversion.conversion_evaluation import Judge
-    from repaconv.conversion.kernel_fitting import How
-    from repaconv.conversion.token_merging import merged, schedule_of, words
+    from repaconv.conversion.conversion_evaluation import Evaluation
+    from repaconv.conversion.kernel_fitting import ConversionSettings
+    from repaconv.conversion.token_merging import schedule_of, schedule_text, with_merging
     from repaconv.methods.pyra import METHOD
 
     options, config = plan.options, plan.plain.config
-    budget = conversion_requests.read_budget(options, plan.parted, classes=config.classes, choosing=False)
+    budget = conversion_requests.read_budget(options, plan.splits, classes=config.classes, choosing=False)
     given = dict(options.settings or {})
-    judge = Judge(plan.plain.net, plan.parted.validation, logits=config.classes > 0)
+    judge = Evaluation(plan.plain.net, plan.splits.validation, logits=config.classes > 0)
     with speed_search(options.speedup, plan.device, plan.plain.reading, plan.run.folder, progress) as race:
         if race:
-            text = words(schedule_for_speedup(race, plan.plain, plan.found, given, judge))
+            text = schedule_text(schedule_for_speedup(race, plan.plain, plan.found, given, judge))
         else:
             text = schedule_of(options.schedule, options.keep, config)
         settings = {**given, "schedule": text}
-        net, schedule = merged(plan.found, settings)
+        net, schedule = with_merging(plan.found, settings)
         raced = race.told(schedule, "schedule", plan.run.folder) if race else {}
-    judged = Judge(plan.plain.net, plan.parted.test, logits=config.classes > 0).link(net, budget)
+    judged = Evaluation(plan.plain.net, plan.splits.test, logits=config.classes > 0).link(net, budget)
     taken = MeasuredConversion(
         "merged", (METHOD.read(plan.found, settings), METHOD.name), judge.tried(net, (), budget), schedule
     )
@@ -252,34 +257,34 @@ def _merge_tokens(plan: _Plan, progress: Progress) -> ConvertArtefact:
             criterion="",
             schedule=schedule,
             payload=None,
-            trade=_measure_tradeoff(plan, taken, How(), (), progress),
+            trade=_measure_tradeoff(plan, taken, ConversionSettings(), (), progress),
             **raced,
         ),
     )
 
 
 def _measure_tradeoff(
-    plan: _Plan, taken: MeasuredConversion, how: How, options: Sequence[int], progress: Progress
+    plan: _Plan, taken: MeasuredConversion, how: ConversionSettings, options: Sequence[int], progress: Progress
 ) -> Trade | None:
     """The trade-off with the other conversions, if it is asked for."""
-    from repaconv.conversion.block_selection import Rig
+    from repaconv.conversion.block_selection import SelectionData
 
     if not plan.options.curve or plan.device is None:
         return None
-    ground = ConversionSource(plan.found, dict(plan.options.settings or {}), Rig.of(plan.plain, plan.parted))
+    ground = ConversionSource(plan.found, dict(plan.options.settings or {}), SelectionData.of(plan.plain, plan.splits))
     return measure_tradeoff(ground, plan.device, options, how, taken, plan.run.folder, progress)
 
 
 def _make_training_network(plan: _Plan, progress: Progress) -> ConvertArtefact:
     """Make the untrained training-time network of a method; it is evaluated but not folded."""
     from repaconv.conversion import conversion_requests
-    from repaconv.conversion.conversion_evaluation import Judge
-    from repaconv.conversion.finetuning.method_training_forms import form
+    from repaconv.conversion.conversion_evaluation import Evaluation
+    from repaconv.conversion.finetuning.method_training_forms import training_form
 
     options, original, classes = plan.options, plan.original, plan.original.reading.config.classes
-    budget = conversion_requests.read_budget(options, plan.parted, classes=classes, choosing=False)
-    formed = form(options, original, plan.found, plan.parted, progress)
-    judged = Judge(original.net, plan.parted.test, logits=classes > 0).link(formed.net, budget)
+    budget = conversion_requests.read_budget(options, plan.splits, classes=classes, choosing=False)
+    formed = training_form(options, original, plan.found, plan.splits, progress)
+    judged = Evaluation(original.net, plan.splits.test, logits=classes > 0).link(formed.net, budget)
     told = {**formed.metadata, "converted_from": plan.found.origin.sha256}
     write_checkpoint(plan.run.folder / run_folder.CONVERTED, formed.tensors, told)
     artefact = replace_artifact(

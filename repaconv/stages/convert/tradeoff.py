@@ -16,9 +16,9 @@ from repaconv.stages.convert.speed_target import MethodNetwork, SpeedMeasurement
 
 if TYPE_CHECKING:
     from repaconv.checkpoints import Checkpoint
-    from repaconv.conversion.block_selection import Rig
-    from repaconv.conversion.kernel_fitting import How
-    from repaconv.conversion.plain_vit import Plain
+    from repaconv.conversion.block_selection import SelectionData
+    from repaconv.conversion.kernel_fitting import ConversionSettings
+    from repaconv.conversion.plain_vit import PlainViT
     from repaconv.engines.targets import Target
 
 SHARES = (0.25, 0.5, 0.75, 1.0)
@@ -46,19 +46,19 @@ class ConversionSource(NamedTuple):
 
     checkpoint: Checkpoint
     settings: dict[str, str]
-    rig: Rig
+    selection: SelectionData
 
     @property
-    def plain(self) -> Plain:
+    def plain(self) -> PlainViT:
         """The original network."""
-        return self.rig.streams.plain
+        return self.selection.activations.plain
 
 
 def measure_tradeoff(
     ground: ConversionSource,
     device: Target,
     order: Sequence[int],
-    how: How,
+    how: ConversionSettings,
     taken: MeasuredConversion,
     folder: Path,
     progress: Progress,
@@ -102,38 +102,40 @@ def measure_tradeoff(
 
 
 def _block_replacements(
-    ground: ConversionSource, order: Sequence[int], how: How, progress: Progress
+    ground: ConversionSource, order: Sequence[int], how: ConversionSettings, progress: Progress
 ) -> Iterator[MeasuredConversion]:
     """Conversions of some and of all blocks, by every kind."""
-    from repaconv.conversion.block_selection import single_errors
+    from repaconv.conversion.block_selection import single_block_errors
     from repaconv.conversion.kernel_fitting import Kind
     from repaconv.conversion.sequential_conversion import convert
     from repaconv.verification.accuracy_budget import Budget
 
-    rig = ground.rig
+    selection = ground.selection
     if not order:
-        errors = single_errors(rig, how, progress)
+        errors = single_block_errors(selection, how, progress)
         order = sorted(range(len(errors)), key=lambda block: errors[block])
     counts = dict.fromkeys(max(1, round(share * len(order))) for share in SHARES)
     for kind in get_args(Kind):
         for count in counts:
             blocks = tuple(sorted(order[:count]))
-            made = convert(rig.fitting, blocks, replace(how, kind=kind, fit="squares", schedule=()))
-            yield MeasuredConversion(kind, (made.reading, "dwconv"), rig.tried(made, blocks, Budget()))
+            made = convert(selection.fitting, blocks, replace(how, kind=kind, fit="squares", schedule=()))
+            yield MeasuredConversion(kind, (made.reading, "dwconv"), selection.tried(made, blocks, Budget()))
 
 
 def _token_merges(ground: ConversionSource) -> Iterator[MeasuredConversion]:
     """Merging schedules; none if the network outputs one vector per patch."""
-    from repaconv.conversion.speed_target_search import Tokens
-    from repaconv.conversion.token_merging import merged, words
+    from repaconv.conversion.speed_target_search import TokenCounts
+    from repaconv.conversion.token_merging import schedule_text, with_merging
     from repaconv.methods.pyra import METHOD
     from repaconv.verification.accuracy_budget import Budget
 
-    for schedule in Tokens.of(ground.plain.config).probes():
-        settings = {**ground.settings, "schedule": words(schedule)}
+    for schedule in TokenCounts.of(ground.plain.config).probes():
+        settings = {**ground.settings, "schedule": schedule_text(schedule)}
         try:
-            net, _ = merged(ground.checkpoint, settings)
+            net, _ = with_merging(ground.checkpoint, settings)
         except Refused:
             return
         reading = METHOD.read(ground.checkpoint, settings)
-        yield MeasuredConversion("merged", (reading, METHOD.name), ground.rig.judge.tried(net, (), Budget()), schedule)
+        yield MeasuredConversion(
+            "merged", (reading, METHOD.name), ground.selection.evaluation.tried(net, (), Budget()), schedule
+        )

@@ -15,7 +15,7 @@ from repaconv.backbones.vit_checkpoint_reader import resample
 from repaconv.core.errors import GateFailed, Refused
 from repaconv.methods.dwconv import METHOD
 from repaconv.methods.dwconv import paper as dwconv
-from repaconv.methods.dwconv.separable_convolution import factors, separated
+from repaconv.methods.dwconv.separable_convolution import nearest_separable, separable_factors
 
 WIDTH, HEADS, HEAD, GRID = 12, 3, 4, (4, 5)
 IMAGES = np.random.default_rng(4).standard_normal((2, 3, 8, 10), dtype=np.float32)
@@ -217,14 +217,14 @@ def test_tokens_are_an_output_too():
 def test_separation():
     torch.manual_seed(4)
     product = rand(7, 5)[:, :, None, None] * rand(7, 1, 3, 3)
-    assert 1e-9 < separated(product)[1] <= 6e-8  # as float32 rounds
-    exact, error = separated(product.double()[:, :1])
+    assert 1e-9 < nearest_separable(product)[1] <= 6e-8  # as float32 rounds
+    exact, error = nearest_separable(product.double()[:, :1])
     assert error <= 1e-15
     assert torch.allclose(exact, product.double()[:, :1], rtol=1e-12)
-    pointwise, kernels = factors(product.double())
+    pointwise, kernels = separable_factors(product.double())
     assert torch.allclose(pointwise[:, :, None, None] * kernels, product.double(), rtol=1e-5, atol=1e-7)
-    assert separated(product + 0.01 * rand(7, 5, 3, 3))[1] > 1e-3
-    assert separated(torch.zeros(2, 5, 3, 3))[1] == 0
+    assert nearest_separable(product + 0.01 * rand(7, 5, 3, 3))[1] > 1e-3
+    assert nearest_separable(torch.zeros(2, 5, 3, 3))[1] == 0
 
 
 def test_full_convolutions_can_be_kept_or_insisted_on():

@@ -55,7 +55,7 @@ def read_activation(record: Mapping[str, Any], knobs: Knobs, told: Any = None, w
     Raises:
         Refused: If the file names two different activations, or an unknown one.
     """
-    said = {**dict(_said(record, "")), **({where: told} if told else {})}
+    said = {**dict(_named_activations(record, "")), **({where: told} if told else {})}
     kinds = {activation_kind(value) or str(value): place for place, value in said.items()}
     if len(kinds) > 1:
         raise Refused(
@@ -79,10 +79,10 @@ def read_activation(record: Mapping[str, Any], knobs: Knobs, told: Any = None, w
     return cast(ActivationKind, act)
 
 
-def _said(record: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+def _named_activations(record: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
     """Yield the paths in the record that name an activation, with their values."""
     for key, value in record.items():
         if key in _KEYS and value and not isinstance(value, (bool, int, float)):
             yield f"{prefix}{key}", value
         elif key in _PLACES and isinstance(value, Mapping):
-            yield from _said(value, f"{prefix}{key}.")
+            yield from _named_activations(value, f"{prefix}{key}.")

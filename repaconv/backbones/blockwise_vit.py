@@ -91,7 +91,7 @@ class BlockwiseReading(Reading, Generic[Block]):
 
 
 @dataclass(frozen=True)
-class Opened:
+class OpenCheckpoint:
     """A checkpoint that is being read: its valid weights by official names, its other contents and the settings.
 
     Attributes:
@@ -109,7 +109,7 @@ class Opened:
     knobs: Knobs
 
     @classmethod
-    def of(cls, checkpoint: Checkpoint, settings: Mapping[str, str]) -> Opened:
+    def of(cls, checkpoint: Checkpoint, settings: Mapping[str, str]) -> OpenCheckpoint:
         """Start to read a checkpoint: convert its names and check its weights.
 
         Raises:
@@ -175,10 +175,10 @@ def example_weights(published: Published, seed: int, spread: Mapping[str, float]
     random = torch.Generator().manual_seed(seed)
     with torch.device("meta"):
         shapes = published.training().state_dict()
-    return {name: _drawn(name, meta.shape, random, spread) for name, meta in shapes.items()}
+    return {name: _random_tensor(name, meta.shape, random, spread) for name, meta in shapes.items()}
 
 
-def _drawn(name: str, shape: torch.Size, random: torch.Generator, spread: Mapping[str, float]) -> Tensor:
+def _random_tensor(name: str, shape: torch.Size, random: torch.Generator, spread: Mapping[str, float]) -> Tensor:
     noise = torch.randn(shape, generator=random)
     deviation = next((value for end, value in spread.items() if name.endswith(end)), None)
     if deviation is not None:

@@ -70,7 +70,7 @@ def deploy_ffn(hidden: int, active: int, act: ActivationKind) -> MlpSpec | IdleM
     return MlpSpec(hidden, act) if active == hidden else IdleMlpSpec(active, act)
 
 
-def depths_of(ffns: Sequence[Ffn], pattern: str, step: int = 1) -> list[int]:
+def stage_depths(ffns: Sequence[Ffn], pattern: str, step: int = 1) -> list[int]:
     """The number of blocks in every stage, counted by their FFNs.
 
     Args:
@@ -95,7 +95,7 @@ def depths_of(ffns: Sequence[Ffn], pattern: str, step: int = 1) -> list[int]:
     return [len(found[stage]) for stage in sorted(found)]
 
 
-def place_of(index: int, depths: Sequence[int]) -> tuple[int, int]:
+def stage_and_index(index: int, depths: Sequence[int]) -> tuple[int, int]:
     """Convert the index of a block to (stage, index within the stage); ``depths`` are the blocks per stage."""
     for stage, depth in enumerate(depths):
         if index < depth:

@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 from torch import Tensor, nn
 
 from repaconv.algebra.affine_maps import Affine
-from repaconv.backbones.ffn_skeleton import Ffn, MlpFactory, depths_of, place_of
+from repaconv.backbones.ffn_skeleton import Ffn, MlpFactory, stage_and_index, stage_depths
 from repaconv.backbones.norms_and_ffns import ActivationKind, ConvMlp, IdleConvMlp, Norm, NormKind, NormThenScale
 from repaconv.backbones.tensor_names import classes_of, weight_of
 from repaconv.backbones.vit_block_folding import norm_and_head
@@ -249,7 +249,7 @@ class PoolFormerSkeleton:
     def pair(
         self, config: MetaFormerConfig, index: int, mlp: MlpFactory
     ) -> tuple[nn.Module, nn.Module, tuple[int, ...]]:
-        stage, place = place_of(index, self.frame.layers)
+        stage, place = stage_and_index(index, self.frame.layers)
         trained = PoolMixerBlock(config, stage, mlp(index), layer_scale=self.layer_scale)
         return trained, PoolBlock(config, stage, place), (2, config.widths[stage], 7, 5)
 
@@ -278,16 +278,16 @@ def read_poolformer(
         SettingNeeded: If ``pool_size`` is not set and the widths are not those of a published model.
     """
     kernel = weight_of(tensors, "patch_embed.proj.weight", 4)
-    layers = depths_of(ffns, r"network\.(\d+)\.(\d+)\.", step=2)
+    layers = stage_depths(ffns, r"network\.(\d+)\.(\d+)\.", step=2)
     first = [sum(layers[:stage]) for stage in range(len(layers))]
     widths = tuple(ffns[index].width for index in first)
     hidden = tuple(ffns[index].hidden for index in first)
     known = OFFICIAL_POOLS.get(widths[0]) if len(widths) == 4 else None
     if known:
         source = f"width {widths[0]}, as in the published models"
-        pool = knobs.take("pool_size", _odd, known, known, source, free=True)
+        pool = knobs.take("pool_size", _odd_number, known, known, source, free=True)
     else:
-        pool = knobs.need("pool_size", _odd, "7", "no tensor tells the side of PoolFormer's pooling window")
+        pool = knobs.need("pool_size", _odd_number, "7", "no tensor tells the side of PoolFormer's pooling window")
     down = tensors.get("network.1.proj.weight")
     frame = MetaFormerConfig(
         layers=tuple(layers),
@@ -315,7 +315,7 @@ def read_poolformer(
     return PoolFormerSkeleton(frame, any(name.endswith("layer_scale_1") for name in tensors))
 
 
-def _odd(text: str) -> int:
+def _odd_number(text: str) -> int:
     value = positive(text)
     if value % 2 == 0:
         raise ValueError("not odd, so the pooling would change the size")

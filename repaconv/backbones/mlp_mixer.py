@@ -20,7 +20,7 @@ from repaconv.backbones.ffn_skeleton import Ffn, MlpFactory, deploy_ffn
 from repaconv.backbones.norms_and_ffns import ActivationKind, activation
 from repaconv.backbones.tensor_names import classes_of, weight_of
 from repaconv.backbones.token_layers import IdleMlpSpec, MlpSpec
-from repaconv.backbones.vit_block_folding import linear_of, named, norm_and_head
+from repaconv.backbones.vit_block_folding import linear_of, named_tensors, norm_and_head
 from repaconv.core.errors import Refused
 from repaconv.method_api.contract import FoldedPart
 from repaconv.method_api.settings import Knobs, small
@@ -203,7 +203,7 @@ class MixerSkeleton:
     def around(self, block: Mapping[str, Tensor], index: int) -> tuple[dict[str, Tensor], tuple[str, ...], Affine]:
         norm = Affine.diagonal(block["mlp_tokens.norm.weight"], block["mlp_tokens.norm.bias"])
         fc1, fc2 = linear_of(block, "mlp_tokens.fc1") @ norm, linear_of(block, "mlp_tokens.fc2")
-        folded = named({"mlp_tokens.fc1": fc1, "mlp_tokens.fc2": fc2})
+        folded = named_tensors({"mlp_tokens.fc1": fc1, "mlp_tokens.fc2": fc2})
         return folded, ("mlp_tokens.norm's affine -> mlp_tokens.fc1",), Affine.eye(self.frame.width)
 
     def rest(self, config: MixerConfig, tensors: Mapping[str, Tensor]) -> Iterator[FoldedPart]:

@@ -15,14 +15,14 @@ ActivationKind = Literal["GELU", "GELU-tanh", "QuickGELU", "ReLU", "SiLU"]
 _BATCHNORM_EPS = 2.0**-17
 
 
-def _at_once(x: Tensor) -> bool:
+def _use_fused_kernels(x: Tensor) -> bool:
     """Whether to call torch's fused kernels: on a GPU, unless the module is being exported to a graph."""
     return x.is_cuda and not torch.compiler.is_exporting()
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """softmax(q k^T) v of [B, H, N, dh]; the divisor is in q. Keys and values may be [B, 1, N, dh], for all heads."""
-    return fused_attention(q, k, v) if _at_once(q) else (q @ k.transpose(-2, -1)).softmax(-1) @ v
+    return fused_attention(q, k, v) if _use_fused_kernels(q) else (q @ k.transpose(-2, -1)).softmax(-1) @ v
 
 
 def fused_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -66,7 +66,7 @@ class Norm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, C, H, W] -> [B, C, H, W]."""
-        if self.kind == "GN" and self.weight is None and not _at_once(x):
+        if self.kind == "GN" and self.weight is None and not _use_fused_kernels(x):
             # equal to group_norm, which the exporter would translate with an additional product with ones
             return F.instance_norm(x.flatten(1).unsqueeze(1), eps=self.eps).view_as(x)
         if self.kind == "GN":
@@ -95,7 +95,7 @@ class NormThenScale(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, C, H, W] -> [B, C, H, W]."""
-        if self.norm.kind == "GN" and _at_once(x):
+        if self.norm.kind == "GN" and _use_fused_kernels(x):
             return F.group_norm(x, 1, self.weight, self.bias, self.norm.eps)
         return F.batch_norm(
             self.norm(x), self.mean, self.variance, self.weight, self.bias, training=False, eps=_BATCHNORM_EPS

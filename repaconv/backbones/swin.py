@@ -19,12 +19,18 @@ from pydantic import TypeAdapter
 from torch import Tensor, nn
 
 from repaconv.algebra.affine_maps import Affine
-from repaconv.backbones.ffn_skeleton import Ffn, MlpFactory, deploy_ffn, depths_of, place_of
+from repaconv.backbones.ffn_skeleton import Ffn, MlpFactory, deploy_ffn, stage_and_index, stage_depths
 from repaconv.backbones.norms_and_ffns import ActivationKind
 from repaconv.backbones.tensor_names import classes_of, weight_of
 from repaconv.backbones.token_layers import IdleMlpSpec, MlpSpec
 from repaconv.backbones.training_norms import NormTraits
-from repaconv.backbones.vit_block_folding import affine_into_linear, fold_attention, linear_of, named, norm_and_head
+from repaconv.backbones.vit_block_folding import (
+    affine_into_linear,
+    fold_attention,
+    linear_of,
+    named_tensors,
+    norm_and_head,
+)
 from repaconv.core.errors import Refused
 from repaconv.method_api.contract import FoldedPart
 from repaconv.method_api.settings import Knobs, small
@@ -293,7 +299,7 @@ class SwinSkeleton:
         return self.frame.image_size, self.frame.image_size
 
     def _place(self, index: int) -> tuple[int, int]:
-        return place_of(index, [len(hidden) for hidden in self.hidden])
+        return stage_and_index(index, [len(hidden) for hidden in self.hidden])
 
     def config(self, active: Sequence[int], act: ActivationKind = "GELU") -> SwinConfig:
         left = iter(active)
@@ -319,7 +325,7 @@ class SwinSkeleton:
         stage, _ = self._place(index)
         width = self.frame.widths[stage]
         norm = NormTraits("layer", self.frame.eps).affine(block, "norm1", width)
-        folded = named(fold_attention(block, self.frame.heads[stage], norm, Affine.eye(width)))
+        folded = named_tensors(fold_attention(block, self.frame.heads[stage], norm, Affine.eye(width)))
         kept = ("attn.relative_position_bias_table", "attn.relative_position_index", "attn_mask")
         folded |= {name: block[name] for name in kept if name in block}
         return folded, ("norm1's affine -> attn.qkv", "1 / sqrt(dh) -> q"), Affine.eye(width)
@@ -344,7 +350,7 @@ def read_swin(tensors: dict[str, Tensor], ffns: Sequence[Ffn], knobs: Knobs, arg
         SettingNeeded: If no window is shifted and the image size is not given.
     """
     kernel = weight_of(tensors, "patch_embed.proj.weight", 4)
-    depths = depths_of(ffns, r"layers\.(\d+)\.blocks\.(\d+)\.")
+    depths = stage_depths(ffns, r"layers\.(\d+)\.blocks\.(\d+)\.")
     tables = [
         weight_of(tensors, f"layers.{s}.blocks.0.attn.relative_position_bias_table", 2) for s in range(len(depths))
     ]

@@ -12,7 +12,9 @@ from repaconv.core.errors import Refused
 from repaconv.results import Fact
 
 
-def renamed(checkpoint: Checkpoint, name_of: Callable[[str], str | None]) -> tuple[dict[str, Tensor], dict[str, str]]:
+def renamed_tensors(
+    checkpoint: Checkpoint, name_of: Callable[[str], str | None]
+) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Rename a checkpoint's tensors; also return a map from the new names to the names in the file.
 
     Args:
@@ -62,7 +64,7 @@ def official_names(checkpoint: Checkpoint) -> tuple[dict[str, Tensor], dict[str,
 
     unused = [key for key in checkpoint.tensors if key in _UNUSED]  # BatchNorm counters are not worth a fact
     facts = [Fact(name="unused", value=unused, source="keys: training alone reads them")] if unused else []
-    return *renamed(checkpoint, name_of), tuple(facts)
+    return *renamed_tensors(checkpoint, name_of), tuple(facts)
 
 
 def weight_of(tensors: Mapping[str, Tensor], name: str, dims: int) -> Tensor:
@@ -102,10 +104,12 @@ def depth_of(tensors: Mapping[str, Tensor]) -> int:
     Raises:
         Refused: If there are none, or their numbering has gaps.
     """
-    return counted({int(match[1]) for name in tensors if (match := re.match(r"blocks\.(\d+)\.", name))}, "blocks")
+    return count_numbered(
+        {int(match[1]) for name in tensors if (match := re.match(r"blocks\.(\d+)\.", name))}, "blocks"
+    )
 
 
-def counted(numbers: Collection[int], what: str) -> int:
+def count_numbered(numbers: Collection[int], what: str) -> int:
     """Count modules by the numbers in their names; ``what`` is their name in an error.
 
     Raises:

@@ -213,7 +213,7 @@ def _mean(x: Tensor, size: Tensor | None) -> Tensor:
 _CONFIG = TypeAdapter(ViTConfig)
 
 
-def _merge_of(plain: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+def _upgraded_merge(plain: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
     """Convert the token merging of an older ``fold.json``, with ``distilled`` in place of ``prefix``."""
     if plain is None or "distilled" not in plain:
         return plain
@@ -233,7 +233,7 @@ class ViTBackbone:
 
     def from_json(self, plain: dict[str, Any]) -> ViTConfig:
         """Convert the values of `to_json` back to a config; those of older runs have ``distilled`` for ``prefix``."""
-        blocks = [{**block, "merge": _merge_of(block.get("merge"))} for block in plain["blocks"]]
+        blocks = [{**block, "merge": _upgraded_merge(block.get("merge"))} for block in plain["blocks"]]
         return _CONFIG.validate_python({**plain, "blocks": blocks})
 
     def image_size(self, config: ViTConfig, preferred: tuple[int, int]) -> tuple[int, int]:

@@ -42,7 +42,7 @@ def fold_mlp(block: Mapping[str, Tensor], norm: Affine, scale: Affine) -> dict[s
     return {"mlp.fc1": linear_of(block, "mlp.fc1") @ norm, "mlp.fc2": scale @ linear_of(block, "mlp.fc2")}
 
 
-def named(parts: Mapping[str, Affine], *, without_bias: tuple[str, ...] = ()) -> dict[str, Tensor]:
+def named_tensors(parts: Mapping[str, Affine], *, without_bias: tuple[str, ...] = ()) -> dict[str, Tensor]:
     """Convert affine maps to the tensors ``<name>.weight`` and ``<name>.bias``."""
     tensors = {}
     for name, affine in parts.items():
@@ -65,7 +65,7 @@ def affine_into_linear(norm: Affine, linear: Affine, module: str, name: str, tol
     folded = linear @ norm
     n = torch.randn(5, norm.in_width, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     error = max_rel_error(folded(n), linear(norm(n)))
-    return FoldedPart(named({name: folded}), FoldStep(module=module, folded=(told,), max_rel_error=error))
+    return FoldedPart(named_tensors({name: folded}), FoldStep(module=module, folded=(told,), max_rel_error=error))
 
 
 def norm_and_head(tensors: Mapping[str, Tensor], classes: int) -> Iterator[FoldedPart]:

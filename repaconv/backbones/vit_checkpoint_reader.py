@@ -20,7 +20,7 @@ from repaconv.results import Fact, ImageSize, parse_image_size
 
 # Position embeddings for another image size, resampled as in the model's own code.
 
-WAYS = ("offset", "antialias", "plain")
+RESAMPLING_WAYS = ("offset", "antialias", "plain")
 """Ways of resampling position embeddings. ``offset``: bicubic by the factor (g + 0.1) / M, as DINOv2. ``antialias``:
 bicubic to the size, antialiased, as DINOv2 with registers and timm. ``plain``: bicubic to the size."""
 
@@ -32,7 +32,7 @@ def resample(positions: Tensor, prefix: int, trained: tuple[int, int], asked: tu
         positions: Position embeddings of any float type; the result is float64 and becomes part of the folded model.
         prefix: Number of rows before the patches.
         trained, asked: The old and the new grid, (height, width) in patches.
-        way: One of `WAYS`. Their results differ by 8% to 19%, so it must be that of the model's own code.
+        way: One of `JOIN_SETTINGS`. Their results differ by 8% to 19%, so it must be that of the model's own code.
     """
     kept, patches = positions[:, :prefix].double(), positions[:, prefix:].double()
     grid = patches.unflatten(1, trained).permute(0, 3, 1, 2)  # type: ignore[no-untyped-call]
@@ -48,7 +48,7 @@ def resample(positions: Tensor, prefix: int, trained: tuple[int, int], asked: tu
 # Everything except the blocks.
 
 
-def read_frame(
+def read_vit_sizes(
     tensors: dict[str, Tensor], knobs: Knobs, said: Mapping[str, Any], where: str, *, resize: str | None = "antialias"
 ) -> dict[str, Any]:
     """Read the fields of `ViTConfig` except the blocks, from keys and shapes.
@@ -61,7 +61,7 @@ def read_frame(
         knobs: The user's settings; facts are added to them.
         said: The file's metadata of the architecture: ``img_size``, ``global_pool``, ``norm_eps``, if any.
         where: Where in the file it is.
-        resize: The default of ``pos_resize``, one of `WAYS`; None if the network accepts no other image size.
+        resize: The default of ``pos_resize``, one of `JOIN_SETTINGS`; None if the network accepts no other image size.
 
     Raises:
         Refused: If the shapes are not those of a vision transformer, or do not fit the image size.
@@ -126,16 +126,16 @@ def _read_grid(
     resize: str | None,
 ) -> tuple[ImageSize, bool]:
     """Read the image size (height, width), resample the positions for it, and tell whether the prefix has positions."""
-    trained = knobs.asked("trained_size", parse_image_size, _said_size(said), where)
-    size, place = (_said_size(said), where) if trained is None else (trained, "--set trained_size")
-    image_size, prefix_positions = _grid(tensors, patch, prefix, size, place)
+    trained = knobs.asked("trained_size", parse_image_size, _metadata_size(said), where)
+    size, place = (_metadata_size(said), where) if trained is None else (trained, "--set trained_size")
+    image_size, prefix_positions = _trained_size(tensors, patch, prefix, size, place)
     if resize is not None:
         kept = prefix if prefix_positions else 0
-        image_size = _resized(tensors, knobs, image_size, patch, kept, resize)
+        image_size = _resample_for_image_size(tensors, knobs, image_size, patch, kept, resize)
     return image_size, prefix_positions
 
 
-def _said_size(said: Mapping[str, Any]) -> ImageSize | None:
+def _metadata_size(said: Mapping[str, Any]) -> ImageSize | None:
     """The metadata's ``img_size`` as (height, width); None if it is missing or not a size."""
     size = said.get("img_size")
     size = (size, size) if isinstance(size, int) else size
@@ -144,7 +144,7 @@ def _said_size(said: Mapping[str, Any]) -> ImageSize | None:
     return None
 
 
-def _grid(
+def _trained_size(
     tensors: Mapping[str, Tensor], patch: int, prefix: int, size: ImageSize | None, where: str
 ) -> tuple[ImageSize, bool]:
     """The trained image size (height, width), and whether the tokens before the patches have positions."""
@@ -170,7 +170,7 @@ def _grid(
     )
 
 
-def _resized(
+def _resample_for_image_size(
     tensors: dict[str, Tensor], knobs: Knobs, trained: ImageSize, patch: int, kept: int, default_way: str
 ) -> ImageSize:
     """The image size that the user sets, else the trained one; ``pos_embed`` is resampled if they differ.
@@ -188,7 +188,7 @@ def _resized(
             code="vit.image-size",
         )
     usual = "the way of the model's own code"
-    way = knobs.take("pos_resize", one_of(*WAYS), default_way, default_way, usual, free=True)
+    way = knobs.take("pos_resize", one_of(*RESAMPLING_WAYS), default_way, default_way, usual, free=True)
     grids = [(size[0] // patch, size[1] // patch) for size in (trained, asked)]
     knobs.facts.append(
         Fact(name="pos_embed", value=f"{grids[0]} to {grids[1]} patches", source="resampled for --set image_size")

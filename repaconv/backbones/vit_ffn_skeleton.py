@@ -17,8 +17,8 @@ from repaconv.backbones.token_layers import AttentionSpec, NoNorm
 from repaconv.backbones.training_blocks import BlockTraits, PlainAttention, PlainBlock, scale_affine
 from repaconv.backbones.training_norms import NormTraits, read_norms
 from repaconv.backbones.vit import ViT, ViTConfig
-from repaconv.backbones.vit_block_folding import fold_attention, named
-from repaconv.backbones.vit_checkpoint_reader import read_frame, read_heads
+from repaconv.backbones.vit_block_folding import fold_attention, named_tensors
+from repaconv.backbones.vit_checkpoint_reader import read_heads, read_vit_sizes
 from repaconv.backbones.vit_stem_and_head_folding import fold_stem, fold_tail
 from repaconv.method_api.contract import FoldedPart
 from repaconv.method_api.settings import Knobs, small
@@ -79,7 +79,7 @@ class PlainSkeleton:
         norm = inside.affine(block, "attn.norm", width) if inside else traits.norm1.affine(block, "norm1", width)
         folded = fold_attention(block, self.heads, norm, scale_affine(block, "ls1", width))
         told = ("attn.norm's affine -> attn.qkv",) if inside else ()
-        return named(folded), (*told, *traits.told(), "1 / sqrt(dh) -> q"), scale_affine(block, "ls2", width)
+        return named_tensors(folded), (*told, *traits.told(), "1 / sqrt(dh) -> q"), scale_affine(block, "ls2", width)
 
     def rest(self, config: ViTConfig, tensors: Mapping[str, Tensor]) -> Iterator[FoldedPart]:
         yield fold_stem(tensors)
@@ -94,7 +94,7 @@ def read_vit(tensors: dict[str, Tensor], ffns: Sequence[Ffn], knobs: Knobs, args
     Raises:
         Refused: If a tensor is missing or has a wrong shape.
     """
-    sizes = read_frame(tensors, knobs, {}, "")
+    sizes = read_vit_sizes(tensors, knobs, {}, "")
     heads = read_heads(sizes["width"], len(ffns), knobs, args.get("num_heads"), "args")
     blocks = [block_tensors(tensors, f"blocks.{index}.") for index in range(len(ffns))]
     inner = any("attn.norm.weight" in block for block in blocks)

@@ -11,7 +11,7 @@ from repaconv.algebra.affine_maps import Affine
 from repaconv.backbones.tensor_names import in_float64
 from repaconv.backbones.training_norms import NormTraits
 from repaconv.backbones.vit import ViT, ViTConfig
-from repaconv.backbones.vit_block_folding import linear_of, named
+from repaconv.backbones.vit_block_folding import linear_of, named_tensors
 from repaconv.method_api.contract import FoldedPart
 from repaconv.method_api.fold_error import relative_difference
 from repaconv.results import FoldStep
@@ -43,9 +43,9 @@ def fold_tail(config: ViTConfig, tensors: Mapping[str, Tensor]) -> FoldedPart:
         other = linear_of(tail, "head_dist") @ norm
         first = Affine(torch.cat([first.weight, other.weight], 1) / 2, (first.bias + other.bias) / 2)
         told.append("head and head_dist, averaged -> one head over both tokens")
-    folded = named({behind: first})
+    folded = named_tensors({behind: first})
     if config.representation and config.classes:
-        folded |= named({"head": linear_of(tail, "head")})
+        folded |= named_tensors({"head": linear_of(tail, "head")})
     return FoldedPart(
         folded, FoldStep(module=behind, folded=tuple(told), max_rel_error=_tail_error(config, tail, folded))
     )

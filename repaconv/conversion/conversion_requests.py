@@ -11,7 +11,7 @@ from repaconv.conversion.kernel_fitting import ConversionSettings, FitBy, Head, 
 from repaconv.conversion.plain_vit import PlainViT
 from repaconv.conversion.token_merging import read_schedule
 from repaconv.core.errors import Refused, UsageProblem
-from repaconv.methods.pyra.merging_schedules import first_merging
+from repaconv.methods.pyra.merging_schedules import first_merging_block
 from repaconv.verification.accuracy_budget import Budget
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ def require_before(blocks: RequestedBlocks, how: ConversionSettings, heads: int)
     """
     if not any(how.schedule):
         return
-    first = first_merging(how.schedule)
+    first = first_merging_block(how.schedule)
     most = first * heads if blocks.single else first
     if first == 0 or max(blocks.named, default=0) >= first or (blocks.number or 0) > most:
         raise UsageProblem(

@@ -14,7 +14,7 @@ from repaconv.backbones.vit import ViT, ViTConfig
 from repaconv.checkpoints import Checkpoint
 from repaconv.core.errors import Refused
 from repaconv.methods.dwconv.paper import ConvBlock
-from repaconv.methods.dwconv.reading import read_any
+from repaconv.methods.dwconv.reading import read_or_plain_vit
 from repaconv.verification.model_runners import weighted
 
 BATCH_SIZE = 16
@@ -30,7 +30,7 @@ def read_plain(checkpoint: Checkpoint, settings: dict[str, str]) -> Reading:
         Refused: If it is not one, or a block has no attention or merges tokens.
         UsageProblem: If a setting is unknown or malformed.
     """
-    reading = read_any(checkpoint, settings)
+    reading = read_or_plain_vit(checkpoint, settings)
     replaced = [i for i, block in enumerate(reading.blocks) if block.merged or block.mixer.kind != "attention"]
     if replaced:
         raise Refused(

@@ -18,7 +18,7 @@ from repaconv.conversion.kernel_fitting import ConversionSettings, convert_block
 from repaconv.conversion.least_squares import RIDGE, NormalEquations
 from repaconv.conversion.original_activations import OriginalActivations
 from repaconv.conversion.plain_vit import PlainViT, Reading, after_ffn, batches, map_batches
-from repaconv.methods.dwconv.paper import merging
+from repaconv.methods.dwconv.paper import with_token_merging
 from repaconv.methods.pyra.paper import MERGED_REASONS, MERGED_TOLERANCE
 from repaconv.verification.model_runners import weighted
 
@@ -131,7 +131,7 @@ def _assemble(
         tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(prefix)}
         tensors |= {f"{prefix}{name}": tensor.clone() for name, tensor in piece.tensors.items()}
     sizes = {each.name: getattr(plain.config, each.name) for each in fields(plain.config) if each.name != "blocks"}
-    several = merging(tuple(blocks), schedule, sizes) if any(schedule) else tuple(blocks)
+    several = with_token_merging(tuple(blocks), schedule, sizes) if any(schedule) else tuple(blocks)
     config = deploy_config(sizes, several)
     tolerances = {**plain.reading.tolerances, **(MERGED_TOLERANCE if any(schedule) else {})}
     reasons = {**plain.reading.tolerance_reasons, **(MERGED_REASONS if any(schedule) else {})}

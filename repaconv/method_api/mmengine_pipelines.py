@@ -30,13 +30,13 @@ def of_pipeline(config: Mapping[str, Any], interpolations: Collection[str]) -> t
         config: The configuration of the training run.
         interpolations: The names of the supported interpolations.
     """
-    values, odd = _of_data_preprocessor(config)
+    values, odd = _data_preprocessor_values(config)
     steps = _test_steps(config)
     dropped = []
     for step in steps:
-        read = _of_step(step) if isinstance(step, Mapping) else None
+        read = _step_values(step) if isinstance(step, Mapping) else None
         if read is None or read.keys() & values.keys() or (read.keys() & RESIZED and values.keys() & {*RESIZED, *CROP}):
-            dropped.append(_told(step))  # an evaluation normalizes once, resizes once, then crops once
+            dropped.append(_description(step))  # an evaluation normalizes once, resizes once, then crops once
             continue
         for name, ours in (("interpolation", interpolations), ("backend", ("pillow",))):
             if name in read and read[name] not in ours:
@@ -61,17 +61,17 @@ def _test_steps(config: Mapping[str, Any]) -> list[Any]:
     return steps if isinstance(steps, list) else []
 
 
-def _of_data_preprocessor(config: Mapping[str, Any]) -> tuple[Values, list[str]]:
+def _data_preprocessor_values(config: Mapping[str, Any]) -> tuple[Values, list[str]]:
     model = config.get("model")
     data = config.get("data_preprocessor") or (model.get("data_preprocessor") if isinstance(model, Mapping) else None)
     if not isinstance(data, Mapping):
         return {}, []
-    read = _normalised(data, to_rgb=False)
+    read = _normalization(data, to_rgb=False)
     odd = [f"data_preprocessor.{name}" for name in ("mean", "std") if name in data] if read is None else []
     return read or {}, odd
 
 
-def _normalised(said: Mapping[str, Any], *, to_rgb: bool) -> Values | None:
+def _normalization(said: Mapping[str, Any], *, to_rgb: bool) -> Values | None:
     """Read mean, std and the channel order of a normalization; None if mean or std are not lists of numbers.
 
     Args:
@@ -84,7 +84,7 @@ def _normalised(said: Mapping[str, Any], *, to_rgb: bool) -> Values | None:
     return {"mean": tuple(said["mean"]), "std": tuple(said["std"]), "channel_order": order}
 
 
-def _of_step(step: Mapping[str, Any]) -> Values | None:
+def _step_values(step: Mapping[str, Any]) -> Values | None:
     """The fields that one pipeline step sets; None if the step or one of its arguments is not supported.
 
     ``exact`` is a (height, width) to resize to, whatever the aspect ratio. mmcv's sizes are (width, height), and its
@@ -98,7 +98,7 @@ def _of_step(step: Mapping[str, Any]) -> Values | None:
         return None
     way = {"interpolation": step.get("interpolation", "bilinear"), "backend": step.get("backend", "cv2")}
     if kind == "Normalize":
-        return _normalised(step, to_rgb=True)
+        return _normalization(step, to_rgb=True)
     if kind == "ResizeEdge":
         scale, edge = step.get("scale"), step.get("edge", "short")
         return {"resize_edge": scale, **way} if is_whole(scale) and edge == "short" else None
@@ -112,7 +112,7 @@ def _of_step(step: Mapping[str, Any]) -> Values | None:
     return {"image_size": crop[::-1]} if crop else None
 
 
-def _told(step: Any) -> str:
+def _description(step: Any) -> str:
     if not isinstance(step, Mapping):
         return "a step of the pipeline"
     return f"{step.get('type')}({', '.join(f'{name}={value}' for name, value in step.items() if name != 'type')})"

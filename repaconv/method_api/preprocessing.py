@@ -55,14 +55,14 @@ def preprocessing_of(
     args = record.get("args") if isinstance(record.get("args"), Mapping) else {}
     assert isinstance(args, Mapping)
     of_config = Told("meta.cfg", *of_pipeline(config, INTERPOLATIONS))
-    sizes = _sizes(args)
+    sizes = _size_from_args(args)
     image_size = _image_size(sizes, of_config, knobs, fixed)
-    of_args = _of_args(args, image_size)
+    of_args = _from_args(args, image_size)
     told = [Told("args", of_args.values, [*sizes.odd, *of_args.odd]), of_config]
     said = {name: (value, part.where) for part in told for name, value in part.values.items()}
     found: dict[str, Any] = {"mean": MEAN, "std": STD, "resize_edge": usual_edge(image_size)}
     found |= {name: value for name, (value, _) in said.items()}
-    given = _asked(knobs, said)
+    given = _user_values(knobs, said)
     source = f"--set {', '.join(given)}; else {_source(told)}" if given else _source(told)
     whole = {**found, **given, "image_size": image_size, "source": source}
     return Preprocessing(**whole, assumed=_assumed({*said, *given}))
@@ -103,16 +103,18 @@ def images_by(own: Told, knobs: Knobs, usual: Sized) -> Images:
         Refused: If the user asks for another size than a fixed one.
     """
     said = {} if own.odd else own.values
-    asked = _asked_size(knobs, usual.size) if usual.fixed else knobs.asked("image_size", parse_image_size)
+    asked = _user_size(knobs, usual.size) if usual.fixed else knobs.asked("image_size", parse_image_size)
     sized = Sized(asked, "--set image_size") if asked else usual
     facts = [Fact(name="image_size", value=sized.size, source=sized.source, assumed=sized.assumed)]
     if own.odd:
         against = "; ".join(own.odd)
         facts.append(Fact(name=PREPROCESSING, value="not taken", source=own.where, against=against))
-    return Images(sized.size, _preprocessing_by(own, said, _asked(knobs, {}), sized.size), tuple(facts))
+    return Images(sized.size, _library_preprocessing(own, said, _user_values(knobs, {}), sized.size), tuple(facts))
 
 
-def _preprocessing_by(own: Told, said: dict[str, Any], given: dict[str, Any], size: ImageSize) -> Preprocessing | None:
+def _library_preprocessing(
+    own: Told, said: dict[str, Any], given: dict[str, Any], size: ImageSize
+) -> Preprocessing | None:
     found = {"resize_edge": usual_edge(size), **said}
     if (edge := said.get("resize_edge")) is not None:
         found["resize_edge"] = edge * max(size) // max(said["image_size"])
@@ -154,7 +156,7 @@ def _assumed(said: Collection[str]) -> tuple[str, ...]:
     return tuple(name for name in MADE_BY if name not in said)
 
 
-def _asked(knobs: Knobs, said: Mapping[str, tuple[Any, str]]) -> dict[str, Any]:
+def _user_values(knobs: Knobs, said: Mapping[str, tuple[Any, str]]) -> dict[str, Any]:
     """The fields of the preprocessing that the user sets, recorded together with the file's values."""
     asked = {
         "mean": knobs.asked("mean", _numbers, *said.get("mean", ())),
@@ -169,7 +171,7 @@ def _asked(knobs: Knobs, said: Mapping[str, tuple[Any, str]]) -> dict[str, Any]:
 
 def _source(told: list[Told]) -> str:
     """Describe the sources: the fields that each part of the file gives, ImageNet's, and what is not supported."""
-    said = _said(told)
+    said = _field_names(told)
     odd = [f"not taken from {part.where}: {', '.join(part.odd)}" for part in told if part.odd]
     if not said:
         return "; ".join([IMAGENET, *(odd or ["not in the file"])])
@@ -177,13 +179,13 @@ def _source(told: list[Told]) -> str:
     return "; ".join([*said, *([] if whole else [f"else {IMAGENET}"]), *odd])
 
 
-def _said(told: list[Told]) -> list[str]:
+def _field_names(told: list[Told]) -> list[str]:
     """The names of the preprocessing fields that each part of the file gives."""
     taken = [(part.where, [name for name in part.values if name != "image_size"]) for part in told]
     return [f"{where}: {', '.join(names)}" for where, names in taken if names]
 
 
-def _sizes(args: Mapping[str, Any]) -> Told:
+def _size_from_args(args: Mapping[str, Any]) -> Told:
     """Read a trainer's image size from its args; timm's input_size [C, H, W] takes precedence over img_size."""
     found: dict[str, Any] = {}
     odd = []
@@ -200,12 +202,12 @@ def _image_size(sizes: Told, of_config: Told, knobs: Knobs, fixed: ImageSize | N
         said = sizes if sizes.values else of_config
         found: ImageSize | None = said.values.get("image_size")
         return knobs.take("image_size", parse_image_size, (224, 224), found, said.where, free=True)
-    _asked_size(knobs, fixed)
+    _user_size(knobs, fixed)
     knobs.facts.append(Fact(name="image_size", value=fixed, source="the network, which takes no other"))
     return fixed
 
 
-def _asked_size(knobs: Knobs, fixed: ImageSize) -> ImageSize | None:
+def _user_size(knobs: Knobs, fixed: ImageSize) -> ImageSize | None:
     """The image size that the user sets, which must be the only one that the network accepts; None if it is not set."""
     if (asked := knobs.asked("image_size", parse_image_size)) in (None, fixed):
         return asked
@@ -217,7 +219,7 @@ def _asked_size(knobs: Knobs, fixed: ImageSize) -> ImageSize | None:
     )
 
 
-def _of_args(args: Mapping[str, Any], size: ImageSize) -> Told:
+def _from_args(args: Mapping[str, Any], size: ImageSize) -> Told:
     """Read the preprocessing of the evaluation from the args of timm's, DeiT's and PYRA's trainers."""
     found: dict[str, Any] = {}
     odd = []

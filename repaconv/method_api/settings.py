@@ -73,7 +73,7 @@ class Knobs:
                 raise UsageProblem(
                     f"--set {name}={text}: {error}.", hint=f"E.g. --set {name}={default}.", code="setting.value"
                 ) from None
-            other = found is not None and not _same(found, value)
+            other = found is not None and not _equal(found, value)
             against = f"{source} says {found}" if other else ""
             fact = Fact(name=name, value=value, source="--set", against=against, overrules=other and not free)
             self.facts.append(fact)
@@ -136,10 +136,10 @@ class Knobs:
             )
 
 
-def _same(found: Any, given: Any) -> bool:
+def _equal(found: Any, given: Any) -> bool:
     """Whether the file's and the user's value are equal, to six digits since 255 * 0.305 is not exactly 77.775."""
     if isinstance(found, (list, tuple)) and isinstance(given, (list, tuple)):
-        return len(found) == len(given) and all(map(_same, found, given))
+        return len(found) == len(given) and all(map(_equal, found, given))
     numbers = all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in (found, given))
     return math.isclose(found, given, rel_tol=1e-6) if numbers else bool(found == given)
 

@@ -61,7 +61,7 @@ class LoraLinear(nn.Linear):
         return super().forward(input) + self.scale * nn.functional.linear(low, self.lora_b)
 
 
-def put_beside(module: nn.Module, path: str, adapter: Adapter) -> None:
+def attach_adapter(module: nn.Module, path: str, adapter: Adapter) -> None:
     """Replace the linear layer at ``path`` by one with the adapter, in place.
 
     Raises:
@@ -80,7 +80,7 @@ def put_beside(module: nn.Module, path: str, adapter: Adapter) -> None:
     setattr(module.get_submodule(parent), last, adapted)
 
 
-def proved(path: str, adapter: Adapter, weight: Tensor, merged: Tensor) -> FoldedPart:
+def adapter_fold_part(path: str, adapter: Adapter, weight: Tensor, merged: Tensor) -> FoldedPart:
     """Compare the merged weight [out, in] with weight and adapter on random input, for the fold certificate."""
     out, features = weight.shape
     with torch.device("meta"):
@@ -94,7 +94,7 @@ def proved(path: str, adapter: Adapter, weight: Tensor, merged: Tensor) -> Folde
 
 # Settings of adapters that no tensor shows: whether they are merged already, and their scale.
 
-KNOBS = ("lora_alpha", "lora_merged", "lora_rslora")
+SETTINGS = ("lora_alpha", "lora_merged", "lora_rslora")
 """The settings that are read here; all others are the method's."""
 
 _PEFT = re.compile(r"^base_model\.model\.|\.base_layer\.|\.lora_[AB]\.\w+\.weight$")
@@ -113,7 +113,7 @@ def read_merged(checkpoint: Checkpoint, knobs: Knobs, pairs: Mapping[str, Mappin
     """
     if not pairs:
         return False
-    found, source = _said_merged(checkpoint.record)
+    found, source = _merged_in_record(checkpoint.record)
     if found is None and not any(bool(pair["b"].any()) for pair in pairs.values() if "b" in pair):
         found, source = "no", "every B is zero: either way the same"
     if found is None and any(_PEFT.search(name) for name in checkpoint.tensors):
@@ -132,7 +132,7 @@ def read_merged(checkpoint: Checkpoint, knobs: Knobs, pairs: Mapping[str, Mappin
     return knobs.take("lora_merged", one_of("yes", "no"), "no", found, source) == "yes"
 
 
-def _said_merged(record: Mapping[str, Any]) -> tuple[str | None, str]:
+def _merged_in_record(record: Mapping[str, Any]) -> tuple[str | None, str]:
     """What the file says of merging, and where. With ``merge_weights=False`` loralib never merges."""
     for place in ("lora_config", "peft_config", "config", "args", "meta", ""):
         said = record.get(place) if place else record
@@ -156,7 +156,7 @@ def read_scales(checkpoint: Checkpoint, knobs: Knobs, ranks: set[int], *, merged
         knobs.asked("lora_rslora", one_of("yes", "no"))
     if merged or not ranks:
         return dict.fromkeys(ranks, 0.0)
-    config, where = _config(checkpoint)
+    config, where = _lora_config(checkpoint)
     _require_uniform(config, where, ranks)
     said = config.get("lora_alpha")
     found = float(said) if isinstance(said, (int, float)) and not isinstance(said, bool) else None
@@ -192,7 +192,7 @@ def _finite(text: str) -> float:
     return value
 
 
-def _config(checkpoint: Checkpoint) -> tuple[Mapping[str, Any], str]:
+def _lora_config(checkpoint: Checkpoint) -> tuple[Mapping[str, Any], str]:
     record = checkpoint.record
     for name in ("peft_config", "lora_config", "config", "args", "meta"):
         place = record.get(name)
@@ -266,7 +266,7 @@ def without_adapters(checkpoint: Checkpoint) -> Checkpoint:
     return replace(checkpoint, tensors=tensors, names=names, record={**checkpoint.record, "lora_layers": layers})
 
 
-def with_merged(base: Checkpoint, adapters: list[Adapter]) -> Checkpoint:
+def with_merged_weights(base: Checkpoint, adapters: list[Adapter]) -> Checkpoint:
     """The base checkpoint with every adapted weight replaced by W + s B A, in float64."""
     weights = {adapter.weight: adapter.merged(base.tensors[adapter.weight]) for adapter in adapters}
     return replace(base, tensors={**base.tensors, **weights})
@@ -280,7 +280,7 @@ def read_adapters(checkpoint: Checkpoint, knobs: Knobs) -> list[Adapter]:
             that no tensor shows is missing.
     """
     _require_plain(checkpoint)
-    base, pairs = without_adapters(checkpoint), _pairs(checkpoint)
+    base, pairs = without_adapters(checkpoint), _factor_pairs(checkpoint)
     official = {_weight_name(match) for match in adapter_names(checkpoint).values() if match["factor"] in "ab"}
     others = {weight: pair for weight, pair in pairs.items() if weight not in official}
     ranks = {len(pair["a"]) for pair in others.values() if "a" in pair and pair["a"].ndim == 2}
@@ -323,7 +323,7 @@ def _require_plain(checkpoint: Checkpoint) -> None:
         )
 
 
-def _pairs(checkpoint: Checkpoint) -> dict[str, dict[str, Tensor]]:
+def _factor_pairs(checkpoint: Checkpoint) -> dict[str, dict[str, Tensor]]:
     """The factors ``a`` and ``b``, or only one of them, by the name of the adapted weight."""
     pairs: dict[str, dict[str, Tensor]] = {}
     for name, match in adapter_names(checkpoint).items():
@@ -390,13 +390,13 @@ class AdaptedReading(Reading):
         """The network as trained, with unmerged adapters."""
         module = self.inner.module()
         for path, adapter in self.adapters.items():
-            put_beside(module, path, adapter)
+            attach_adapter(module, path, adapter)
         return module.eval()
 
     def parts(self) -> Iterator[FoldedPart]:
         """Yield the adapters' rows of the certificate, then the method's parts, which have the merged weights."""
         for path, adapter in self.adapters.items():
-            yield proved(path, adapter, self.tensors[f"{path}.weight"], self.inner.tensors[f"{path}.weight"])
+            yield adapter_fold_part(path, adapter, self.tensors[f"{path}.weight"], self.inner.tensors[f"{path}.weight"])
         yield from self.inner.parts()
 
 
@@ -419,14 +419,14 @@ def _read(method: Method, checkpoint: Checkpoint, settings: Mapping[str, str]) -
     """
     if not adapter_names(checkpoint):
         return method.read(checkpoint, settings)
-    ours, others = _sorted(settings)
+    ours, others = _split_settings(settings)
     knobs = Knobs(ours)
     base, adapters = without_adapters(checkpoint), read_adapters(checkpoint, knobs)
-    inner = method.read(with_merged(base, adapters), others)
+    inner = method.read(with_merged_weights(base, adapters), others)
     knobs.done()
     if not adapters:
         return replace(inner, facts=(*inner.facts, *knobs.facts))
-    placed = {_path(adapter, base, inner): adapter for adapter in adapters}
+    placed = {_layer_path(adapter, base, inner): adapter for adapter in adapters}
     apart: dict[str, Tensor] = {}
     for path, adapter in placed.items():
         weights = {"weight": base.tensors[adapter.weight], "lora_a": adapter.a, "lora_b": adapter.b}
@@ -443,13 +443,13 @@ def _read(method: Method, checkpoint: Checkpoint, settings: Mapping[str, str]) -
     )
 
 
-def _sorted(settings: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+def _split_settings(settings: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
     """Split the settings into those that are read here and the method's."""
-    ours = {name: value for name, value in settings.items() if name in KNOBS}
-    return ours, {name: value for name, value in settings.items() if name not in KNOBS}
+    ours = {name: value for name, value in settings.items() if name in SETTINGS}
+    return ours, {name: value for name, value in settings.items() if name not in SETTINGS}
 
 
-def _path(adapter: Adapter, base: Checkpoint, inner: Reading) -> str:
+def _layer_path(adapter: Adapter, base: Checkpoint, inner: Reading) -> str:
     """The path of the adapted layer in the method's network.
 
     Raises:
@@ -472,11 +472,11 @@ def _identify(
     """Identify the method's missing settings on the merged weights, and ``lora_merged`` if it is unknown."""
     if not adapter_names(checkpoint):
         return beneath(checkpoint, settings, images, recorded)
-    ours, others = _sorted(settings)
+    ours, others = _split_settings(settings)
     found: list[dict[str, str]] = []
-    for ways in _open_ways(checkpoint, ours):
+    for ways in _settings_to_try(checkpoint, ours):
         knobs = Knobs({**ours, **ways})
-        merged = with_merged(without_adapters(checkpoint), read_adapters(checkpoint, knobs))
+        merged = with_merged_weights(without_adapters(checkpoint), read_adapters(checkpoint, knobs))
         knobs.done()
         try:
             found.append({**ways, **beneath(merged, others, images, recorded)})
@@ -494,7 +494,7 @@ def _identify(
     return found[0]
 
 
-def _open_ways(checkpoint: Checkpoint, given: Mapping[str, str]) -> list[dict[str, str]]:
+def _settings_to_try(checkpoint: Checkpoint, given: Mapping[str, str]) -> list[dict[str, str]]:
     """The settings to try: both values of ``lora_merged`` if it is unknown, else no additional setting."""
     try:
         read_adapters(checkpoint, Knobs(given))

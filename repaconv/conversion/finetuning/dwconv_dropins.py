@@ -8,7 +8,7 @@ import torch
 
 from repaconv.checkpoints import Checkpoint
 from repaconv.conversion.finetuning.training_plan import TrainingPlan, metadata_of
-from repaconv.methods.dwconv.reading import read_any
+from repaconv.methods.dwconv.reading import read_or_plain_vit
 from repaconv.verification.model_runners import weighted
 
 RATE = 6e-5
@@ -17,7 +17,7 @@ RATE = 6e-5
 
 def training_plan(checkpoint: Checkpoint, settings: Mapping[str, str]) -> TrainingPlan:
     """Return the training plan of a converted checkpoint. Blocks after a token merging imitate no block."""
-    reading = read_any(checkpoint, settings)
+    reading = read_or_plain_vit(checkpoint, settings)
     apart = [index for index, block in enumerate(reading.blocks) if not block.merged]
     blocks = tuple((f"blocks.{index}", f"blocks.{index}") for index in apart)
     return TrainingPlan(

@@ -21,7 +21,7 @@ from repaconv.conversion.original_activations import OriginalActivations
 from repaconv.conversion.plain_vit import PlainViT, Reading, batches
 from repaconv.core.errors import Refused
 from repaconv.methods.dwconv.mixer_kinds import FORMAT
-from repaconv.methods.dwconv.reading import read_any
+from repaconv.methods.dwconv.reading import read_or_plain_vit
 from repaconv.verification.model_runners import weighted
 
 RATE, GATE_RATE_FACTOR = 2e-4, 100.0
@@ -160,7 +160,7 @@ def cool_to(net: nn.Module, share: float) -> None:
 
 def training_plan(checkpoint: Checkpoint, settings: Mapping[str, str]) -> TrainingPlan:
     """Return the training plan: gates with falling temperature, hard at the end."""
-    reading = read_any(checkpoint, {**settings, "gate_mode": "hard-topk"})
+    reading = read_or_plain_vit(checkpoint, {**settings, "gate_mode": "hard-topk"})
     metadata = metadata_of(checkpoint)
     meta = json.loads(metadata["meta"])
     metadata["meta"] = json.dumps({**meta, "gate": {**meta["gate"], "mode": "hard-topk"}}, sort_keys=True)

@@ -15,14 +15,14 @@ from repaconv.backbones.blockwise_vit import BlockwiseReading
 from repaconv.backbones.tensor_names import block_tensors, in_float64
 from repaconv.backbones.training_blocks import BlockTraits, scale_affine
 from repaconv.backbones.training_norms import NormTraits
-from repaconv.backbones.vit_block_folding import linear_of, named
+from repaconv.backbones.vit_block_folding import linear_of, named_tensors
 from repaconv.checkpoints import Checkpoint
 from repaconv.conversion.finetuning.training_plan import TrainingPlan, UntrainedNetwork, metadata_of
 from repaconv.conversion.plain_vit import PlainViT
 from repaconv.core.errors import Refused, UsageProblem
 from repaconv.methods.dwconv.paper import ConvBlock
 from repaconv.methods.nondeep.paper import AttentionBranch, BranchAttention, BranchBlock, BranchMlp, Join
-from repaconv.methods.nondeep.reading import FORMAT, understood
+from repaconv.methods.nondeep.reading import FORMAT, read_at_any_lambda
 from repaconv.verification.model_runners import weighted
 
 RATE, JOINED_FROM = 1e-3, 0.6
@@ -95,7 +95,7 @@ def _branch(weights: Mapping[str, Tensor], block: ConvBlock, width: int) -> dict
         "mlp.fc1": linear_of(weights, "mlp.fc1") @ norm2,
         "mlp.fc2": scale_affine(weights, "ls2", width) @ linear_of(weights, "mlp.fc2"),
     }
-    return named(parts)
+    return named_tensors(parts)
 
 
 def _joined(plain: PlainViT, branches: int) -> BlockwiseReading[BranchBlock]:
@@ -145,7 +145,7 @@ def join_to(net: nn.Module, share: float) -> None:
 
 def training_plan(checkpoint: Checkpoint, settings: Mapping[str, str]) -> TrainingPlan:
     """Return the training plan: progressive joining. Each layer imitates the last of its blocks."""
-    reading = understood(checkpoint, settings)
+    reading = read_at_any_lambda(checkpoint, settings)
     branches = reading.blocks[0].attn
     metadata = metadata_of(checkpoint)
     meta = json.loads(metadata["meta"])

@@ -10,7 +10,7 @@ from repaconv.checkpoints import Checkpoint
 from repaconv.conversion.finetuning.dwconv_dropins import RATE
 from repaconv.conversion.finetuning.training_plan import TrainingPlan, metadata_of
 from repaconv.methods.pyra import METHOD
-from repaconv.methods.pyra.merging_schedules import first_merging
+from repaconv.methods.pyra.merging_schedules import first_merging_block
 from repaconv.verification.model_runners import weighted
 
 
@@ -22,7 +22,7 @@ def training_plan(checkpoint: Checkpoint, settings: Mapping[str, str]) -> Traini
     return TrainingPlan(
         net=weighted(reading.module(), reading.tensors, torch.float32),
         rate=RATE,
-        imitated=tuple((f"blocks.{index}", f"blocks.{index}") for index in range(first_merging(schedule))),
+        imitated=tuple((f"blocks.{index}", f"blocks.{index}") for index in range(first_merging_block(schedule))),
         moving=False,
         whitened=True,
         metadata=metadata_of(checkpoint),

@@ -47,13 +47,13 @@ from repaconv.backbones.norms_and_ffns import ActivationKind
 from repaconv.backbones.token_layers import LayerNormSpec, MlpSpec, SwiGlu, SwiGluSpec
 from repaconv.backbones.training_blocks import BlockTraits, PlainBlock, PlainMlp, scale_affine
 from repaconv.backbones.vit import ViTConfig
-from repaconv.backbones.vit_block_folding import fold_attention, folded_block, linear_of, named, score_scale
+from repaconv.backbones.vit_block_folding import fold_attention, folded_block, linear_of, named_tensors, score_scale
 from repaconv.core.errors import Refused
 from repaconv.method_api.contract import FoldedPart
 from repaconv.methods.dwconv.mixer_kinds import Mixer
-from repaconv.methods.dwconv.separable_convolution import factors, separated, separation
+from repaconv.methods.dwconv.separable_convolution import nearest_separable, separable_factors, separation_part
 from repaconv.methods.dwconv.training_mixers import DropIn
-from repaconv.methods.pyra.merging_schedules import first_merging, require_possible
+from repaconv.methods.pyra.merging_schedules import first_merging_block, require_possible_schedule
 from repaconv.methods.pyra.paper import MergedBlock
 
 # Attention of the tokens before the patches, next to a mixer of the patches (converted networks only).
@@ -87,7 +87,7 @@ def fold_prefix(
     proj = scale @ linear_of(block, "attn.prefix.proj")
     proj = Affine(proj.weight, proj.bias + proj.weight @ v.bias)
     tensors = {name.replace("attn.", "attn.patches.", 1): tensor for name, tensor in patches.tensors.items()}
-    tensors |= named({"attn.prefix.q": q, "attn.prefix.proj": proj})
+    tensors |= named_tensors({"attn.prefix.q": q, "attn.prefix.proj": proj})
     tensors["attn.prefix.k"] = k.weight.view(heads, -1, width)
     tensors["attn.prefix.v"] = v.weight.view(heads, -1, width).transpose(1, 2).contiguous()
     told = f"attention of {mixer.prefix} tokens before the patches: keys and values -> their queries"
@@ -121,7 +121,7 @@ def fold_mixer(
     if not any(mixer.conv):
         folded = fold_attention(block, mixer.heads, norm, scale)
         told = ("the gate -> attention; the kernels go",) if mixer.rows else ()
-        return FoldedMixer(named(folded), (*told, "1 / sqrt(dh) -> q"))
+        return FoldedMixer(named_tensors(folded), (*told, "1 / sqrt(dh) -> q"))
     proj = scale @ linear_of(block, "attn.proj")
     if mixer.kind == "full":
         return _fold_full(block, norm, proj, separate=separate)
@@ -134,7 +134,7 @@ def fold_mixer(
 def _fold_patches(block: Mapping[str, Tensor], mixer: Mixer, width: int, norm: Affine, proj: Affine) -> FoldedMixer:
     """Fold a mixer without attention."""
     if mixer.kind == "static":
-        linears = named({"attn.v": linear_of(block, "attn.v") @ norm, "attn.proj": proj})
+        linears = named_tensors({"attn.v": linear_of(block, "attn.v") @ norm, "attn.proj": proj})
         return FoldedMixer({**linears, "attn.static": block["attn.static"]}, ())
     fold = _fold_ensembled if mixer.kind == "ensembled" else _fold_depthwise
     folded = fold(block, mixer, width, norm, proj)
@@ -146,10 +146,10 @@ def _fold_full(block: Mapping[str, Tensor], norm: Affine, proj: Affine, *, separ
     """eqs. 9-10: fold a full convolution into two if its kernel is a product, else fold W^O into it."""
     weight, bias = block["attn.conv.weight"], block.get("attn.conv.bias")
     if separate:
-        pointwise, kernels = factors(weight)
+        pointwise, kernels = separable_factors(weight)
         return FoldedMixer(_convolution(Affine.linear(pointwise) @ norm, kernels, bias, proj), ())
     composed = torch.einsum("oc,cikl->oikl", proj.weight, weight)
-    tensors = {"attn.conv.weight": composed, "attn.conv.bias": _behind(bias, proj).bias}
+    tensors = {"attn.conv.weight": composed, "attn.conv.bias": _bias_into_proj(bias, proj).bias}
     return FoldedMixer(tensors, ("W^O -> the full convolution",), keeps_norm=True)
 
 
@@ -159,7 +159,7 @@ def _fold_ensembled(block: Mapping[str, Tensor], mixer: Mixer, _width: int, norm
     v = linear_of(block, "attn.v") @ norm
     summed = Affine(_ensemble(v.weight, shares), _ensemble(v.bias, shares))
     output = Affine(_ensemble(proj.weight.T.contiguous(), shares).T, proj.bias)
-    tensors = named({"attn.v": summed, "attn.proj": _behind(block.get("attn.dw.bias"), output)})
+    tensors = named_tensors({"attn.v": summed, "attn.proj": _bias_into_proj(block.get("attn.dw.bias"), output)})
     told = (f"{mixer.heads} heads, ensembled -> one",)
     return FoldedMixer({**tensors, "attn.dw.weight": block["attn.dw.weight"]}, told)
 
@@ -188,7 +188,7 @@ def _fold_scattered(block: Mapping[str, Tensor], mixer: Mixer, width: int, norm:
     if bias is not None:
         output = Affine(output.weight, output.bias + output.weight[:, len(attending) :] @ bias)
     joined = Affine(torch.cat([part.weight for part in parts]), torch.cat([part.bias for part in parts]))
-    tensors = {**named({"attn.qkv": joined, "attn.proj": output}), "attn.dw.weight": kernels}
+    tensors = {**named_tensors({"attn.qkv": joined, "attn.proj": output}), "attn.dw.weight": kernels}
     if mixer.mean:
         tensors["attn.mean"] = block["attn.mean"][convolving][:, None, None]
     told = (f"{sum(mixer.conv)} heads -> convolutions, their q and k go", "heads -> [attention | convolution]")
@@ -205,12 +205,12 @@ def _kernels(block: Mapping[str, Tensor], mixer: Mixer, width: int) -> tuple[Ten
 
 def _convolution(v: Affine, kernels: Tensor, bias: Tensor | None, proj: Affine) -> dict[str, Tensor]:
     """The tensors of v, dw and proj as convolutions; dw's bias is folded into proj's, v's stays before the padding."""
-    tensors = named({"attn.v": v, "attn.proj": _behind(bias, proj)})
+    tensors = named_tensors({"attn.v": v, "attn.proj": _bias_into_proj(bias, proj)})
     pointwise = {name: w[:, :, None, None] if w.ndim == 2 else w for name, w in tensors.items()}
     return {**pointwise, "attn.dw.weight": kernels}
 
 
-def _behind(bias: Tensor | None, proj: Affine) -> Affine:
+def _bias_into_proj(bias: Tensor | None, proj: Affine) -> Affine:
     """Fold the convolution's bias into proj's."""
     return proj if bias is None else Affine(proj.weight, proj.bias + proj.weight @ bias)
 
@@ -278,8 +278,8 @@ class ConvBlock:
         if self.mixer.kind == "static":  # its matrices are for one grid size
             small = config
         if self.separate:
-            block["attn.conv.weight"], _ = separated(block["attn.conv.weight"])
-            yield separation(f"{prefix}attn.conv", self.error)
+            block["attn.conv.weight"], _ = nearest_separable(block["attn.conv.weight"])
+            yield separation_part(f"{prefix}attn.conv", self.error)
         norm1, norm2 = traits.norm1.affine(block, "norm1", width), traits.norm2.affine(block, "norm2", width)
         scale1, scale2 = scale_affine(block, "ls1", width), scale_affine(block, "ls2", width)
         mixer = fold_mixer(block, self.mixer, width, norm1, scale1, separate=self.separate)
@@ -294,7 +294,7 @@ class ConvBlock:
             lambda: self.build(small),
             block,
             lambda: DeployBlock(small.blocks[index], width, small.grid),
-            {**mixer.tensors, **named(mlp), **kept},
+            {**mixer.tensors, **named_tensors(mlp), **kept},
             (2, small.sequence, width),
             told=(*mixer.told, *told),
             left=(*left, *traits.left()),
@@ -302,7 +302,7 @@ class ConvBlock:
         )
 
 
-def merging(
+def with_token_merging(
     blocks: tuple[ConvBlock, ...], schedule: tuple[int, ...], sizes: Mapping[str, Any]
 ) -> tuple[ConvBlock, ...]:
     """Make the blocks merge tokens by a schedule. From the first merging block on, tokens have sizes.
@@ -316,8 +316,8 @@ def merging(
         Refused: If a merging block or a later one is not plain attention with an ungated FFN, or more tokens are to
             merge than can.
     """
-    require_possible(schedule, sizes)
-    first, tokens = first_merging(schedule), ViTConfig(**sizes, blocks=()).sequence
+    require_possible_schedule(schedule, sizes)
+    first, tokens = first_merging_block(schedule), ViTConfig(**sizes, blocks=()).sequence
     merged = list(blocks[:first])
     for index, (block, r) in enumerate(zip(blocks[first:], schedule[first:], strict=True), first):
         mixer = block.mixer

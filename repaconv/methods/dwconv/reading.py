@@ -12,19 +12,19 @@ import torch
 from torch import Tensor
 
 from repaconv.backbones.activation_setting import read_activation
-from repaconv.backbones.blockwise_vit import BlockwiseReading, Opened, deploy_config
+from repaconv.backbones.blockwise_vit import BlockwiseReading, OpenCheckpoint, deploy_config
 from repaconv.backbones.norms_and_ffns import ActivationKind
 from repaconv.backbones.tensor_names import block_tensors, depth_of, weight_of
 from repaconv.backbones.training_blocks import BlockTraits
 from repaconv.backbones.training_norms import Norms, read_norms
-from repaconv.backbones.vit_checkpoint_reader import read_frame, read_heads
+from repaconv.backbones.vit_checkpoint_reader import read_heads, read_vit_sizes
 from repaconv.checkpoints import Checkpoint
 from repaconv.core.errors import Refused
 from repaconv.method_api.contract import Detection
 from repaconv.method_api.settings import Knobs, natural, one_of, said_in
 from repaconv.methods.dwconv.mixer_kinds import FORMAT, read_mixer
-from repaconv.methods.dwconv.paper import ConvBlock, merging
-from repaconv.methods.dwconv.separable_convolution import SEPARABLE, is_rounded, separated
+from repaconv.methods.dwconv.paper import ConvBlock, with_token_merging
+from repaconv.methods.dwconv.separable_convolution import MAX_SEPARATION_ERROR, is_rounded_product, nearest_separable
 from repaconv.methods.pyra.merging_schedules import parse_schedule
 from repaconv.methods.pyra.paper import MERGED_REASONS, MERGED_TOLERANCE
 from repaconv.results import Fact
@@ -121,20 +121,20 @@ def read(checkpoint: Checkpoint, settings: Mapping[str, str]) -> BlockwiseReadin
         UsageProblem: If a setting is unknown or malformed.
     """
     _require_layout(checkpoint)
-    return read_any(checkpoint, settings)
+    return read_or_plain_vit(checkpoint, settings)
 
 
-def read_any(checkpoint: Checkpoint, settings: Mapping[str, str]) -> BlockwiseReading[ConvBlock]:
+def read_or_plain_vit(checkpoint: Checkpoint, settings: Mapping[str, str]) -> BlockwiseReading[ConvBlock]:
     """Read a checkpoint of the layout dwconv-v1 or of a plain vision transformer, which `read` refuses.
 
     Raises:
         Refused: If the keys are not those of one complete network, or gates are soft.
         UsageProblem: If a setting is unknown or malformed.
     """
-    net, meta = Opened.of(checkpoint, settings), said_in(checkpoint.record, "meta")
+    net, meta = OpenCheckpoint.of(checkpoint, settings), said_in(checkpoint.record, "meta")
     tensors, knobs, arch = net.tensors, net.knobs, said_in(meta, "arch")
     way = "antialias" if "register_tokens" in tensors else "offset"
-    sizes = read_frame(tensors, knobs, arch, "meta.arch", resize=way)
+    sizes = read_vit_sizes(tensors, knobs, arch, "meta.arch", resize=way)
     width, depth = sizes["width"], depth_of(tensors)
     tokens = len(sizes["tokens"]) + sizes["registers"]
     heads = read_heads(width, depth, knobs, arch.get("num_heads"), "meta.arch")
@@ -148,15 +148,15 @@ def read_any(checkpoint: Checkpoint, settings: Mapping[str, str]) -> BlockwiseRe
     _require_grid(sizes, blocks)
     schedule = _read_schedule(sizes, depth, knobs, arch)
     if any(schedule):
-        blocks = merging(blocks, schedule, sizes)
-    rounded = sum(block.separate and is_rounded(block.error) for block in blocks)
+        blocks = with_token_merging(blocks, schedule, sizes)
+    rounded = sum(block.separate and is_rounded_product(block.error) for block in blocks)
     return net.reading(
         deploy_config(sizes, blocks),
         blocks,
         facts=_block_facts(blocks),
         # for the whole network, end to end; the certificate has a row for each changed kernel
         tolerances={
-            **({"fold": SEPARABLE["refactor"] * math.sqrt(rounded)} if rounded else {}),
+            **({"fold": MAX_SEPARATION_ERROR["refactor"] * math.sqrt(rounded)} if rounded else {}),
             **(MERGED_TOLERANCE if any(schedule) else {}),
         },
         tolerance_reasons={
@@ -205,8 +205,8 @@ def _read_block(
     )
     traits, separate, error = BlockTraits.read(block, norms), False, 0.0
     if mixer.kind == "full":
-        _, error = separated(block["attn.conv.weight"])
-        separate = error <= SEPARABLE[refactor]
+        _, error = nearest_separable(block["attn.conv.weight"])
+        separate = error <= MAX_SEPARATION_ERROR[refactor]
         if refactor == "refactor" and not separate:
             raise Refused(
                 f"{prefix}attn.conv is not the product of a pointwise and a depthwise convolution: its kernel "
@@ -281,7 +281,7 @@ def _block_facts(blocks: tuple[ConvBlock, ...]) -> list[Fact]:
         if block.mixer.kind == "full":
             what = "pointwise and depthwise" if block.separate else "kept as a full convolution"
             source = f"its kernel is {block.error:.1e} from a product of the two"
-            if not block.separate and block.error <= SEPARABLE["refactor"]:
+            if not block.separate and block.error <= MAX_SEPARATION_ERROR["refactor"]:
                 source += ", as one stored in float32 is: --set full_conv=refactor takes it for one"
             facts.append(Fact(name=f"blocks.{index}.attn.conv", value=what, source=source))
     return facts

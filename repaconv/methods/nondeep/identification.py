@@ -14,7 +14,7 @@ from repaconv.checkpoints import Checkpoint
 from repaconv.core.errors import Refused
 from repaconv.method_api.fold_error import loaded, max_rel_error
 from repaconv.method_api.settings import said_in
-from repaconv.methods.nondeep.reading import WAYS, understood
+from repaconv.methods.nondeep.reading import JOIN_SETTINGS, read_at_any_lambda
 
 
 def identify(checkpoint: Checkpoint, settings: Mapping[str, str], images: Tensor, recorded: Tensor) -> dict[str, str]:
@@ -52,7 +52,7 @@ def _variants(checkpoint: Checkpoint, said: Mapping[str, object]) -> Iterator[di
     """Yield every combination of values of the missing settings."""
     width = weight_of(checkpoint.tensors, "patch_embed.proj.weight", 4).shape[0]
     values = {
-        **WAYS,
+        **JOIN_SETTINGS,
         "num_heads": tuple(str(heads) for heads in range(1, width + 1) if width % heads == 0),
         "norm_eps": ("1e-06", "1e-05", "1e-12"),
     }
@@ -63,7 +63,7 @@ def _variants(checkpoint: Checkpoint, said: Mapping[str, object]) -> Iterator[di
 
 def _error(checkpoint: Checkpoint, settings: Mapping[str, str], images: Tensor, recorded: Tensor) -> float:
     """The relative difference between the network's output with these settings and the recorded output."""
-    net = understood(checkpoint, settings)
+    net = read_at_any_lambda(checkpoint, settings)
     with torch.no_grad():
         output = loaded(net.module(), net.tensors)(images.double())
     if output.shape != recorded.shape:

@@ -43,7 +43,7 @@ from repaconv.backbones.norms_and_ffns import ActivationKind, activation
 from repaconv.backbones.token_layers import AttentionSpec, MlpSpec
 from repaconv.backbones.training_blocks import BlockTraits, PlainBlock, PlainMlp, scale_affine
 from repaconv.backbones.vit import ViTConfig
-from repaconv.backbones.vit_block_folding import folded_block, linear_of, named
+from repaconv.backbones.vit_block_folding import folded_block, linear_of, named_tensors
 from repaconv.method_api.contract import FoldedPart
 
 # The network as trained.
@@ -162,13 +162,13 @@ def fold_values(values: list[Affine], outputs: list[Affine], heads: int, tokens:
     lefts, rights = side_by_side(value_products(values, outputs, heads), tokens)
     proj = torch.from_numpy(np.concatenate(lefts, 1))
     v = proj.new_zeros(0, values[0].in_width) if rights is None else torch.from_numpy(np.concatenate(rights))
-    bias = total(outputs).bias
+    bias = summed(outputs).bias
     for value, output in zip(values, outputs, strict=True):
         bias = bias + output.weight @ value.bias  # softmax rows sum to 1
     return v, Affine(proj, bias)
 
 
-def total(parts: Sequence[Affine]) -> Affine:
+def summed(parts: Sequence[Affine]) -> Affine:
     """eq. 1: the sum of parallel linear layers, as one linear layer."""
     return reduce(Affine.__add__, parts)
 
@@ -230,7 +230,7 @@ class BranchBlock:
         queries, keys, values = ([b.rows(slice(i * width, (i + 1) * width)) for b in qkv] for i in range(3))
         outputs = [linear_of(weights, f"attn.branches.{b}.proj") for b in range(self.attn)]
         if self.join.value == "value-sum":
-            values, outputs = [total(values)], [total(outputs)]
+            values, outputs = [summed(values)], [summed(outputs)]
         return queries, keys, values, outputs
 
     def fold(self, config: ViTConfig, index: int, weights: Mapping[str, Tensor]) -> Iterator[FoldedPart]:
@@ -241,8 +241,8 @@ class BranchBlock:
         v, proj = fold_values(values, outputs, self.heads, tokens)
         bias = torch.cat([q.bias, q.bias.new_zeros(len(k) + len(v))])
         norm2 = self.traits.norm2.affine(weights, "norm2", width)
-        fc1 = total([linear_of(weights, f"mlp.branches.{b}.fc1") for b in range(self.mlp)])
-        fc2 = total([linear_of(weights, f"mlp.branches.{b}.fc2") for b in range(self.mlp)])
+        fc1 = summed([linear_of(weights, f"mlp.branches.{b}.fc1") for b in range(self.mlp)])
+        fc2 = summed([linear_of(weights, f"mlp.branches.{b}.fc2") for b in range(self.mlp)])
         folded = {
             "attn.qkv": Affine(torch.cat([q.weight, k, v]), bias),
             "attn.proj": scale_affine(weights, "ls1", width) @ proj,
@@ -254,7 +254,7 @@ class BranchBlock:
             lambda: self.build(config),
             weights,
             lambda: DeployBlock(config.blocks[index], width, config.grid),
-            named(folded),
+            named_tensors(folded),
             (2, min(tokens, 9), width),
             told=(
                 f"{self.attn} branches' scores -> {'concat' if len(k) else 'X W X^T'}, "

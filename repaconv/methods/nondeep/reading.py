@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from repaconv.backbones.activation_setting import read_activation
-from repaconv.backbones.blockwise_vit import BlockwiseReading, Opened
+from repaconv.backbones.blockwise_vit import BlockwiseReading, OpenCheckpoint
 from repaconv.backbones.norms_and_ffns import ActivationKind
 from repaconv.backbones.tensor_names import block_tensors, depth_of, weight_of
 from repaconv.backbones.training_blocks import BlockTraits
 from repaconv.backbones.training_norms import Norms, read_norms
 from repaconv.backbones.vit import ViTConfig
-from repaconv.backbones.vit_checkpoint_reader import read_frame
+from repaconv.backbones.vit_checkpoint_reader import read_vit_sizes
 from repaconv.checkpoints import Checkpoint
 from repaconv.core.errors import Refused
 from repaconv.method_api.contract import Detection
@@ -27,7 +27,7 @@ from repaconv.methods.nondeep.paper import BranchBlock, Join
 from repaconv.results import Fact
 
 FORMAT = "nondeep-branches-v1"
-WAYS = {"attn_value": ("output-sum", "value-sum"), "score_scale": ("sqrt", "sum")}
+JOIN_SETTINGS = {"attn_value": ("output-sum", "value-sum"), "score_scale": ("sqrt", "sum")}
 """The settings of joining branches that no tensor shows, with their values."""
 
 T = TypeVar("T")
@@ -52,7 +52,7 @@ def read(checkpoint: Checkpoint, settings: Mapping[str, str]) -> BlockwiseReadin
             the tensors, or the branches are not joined yet (lambda is not 1).
         UsageProblem: If a setting is unknown or malformed.
     """
-    net = understood(checkpoint, settings)
+    net = read_at_any_lambda(checkpoint, settings)
     factor = net.blocks[0].join.factor
     if factor != 1:
         raise Refused(
@@ -65,7 +65,7 @@ def read(checkpoint: Checkpoint, settings: Mapping[str, str]) -> BlockwiseReadin
     return replace(net, config=replace(net.config, blocks=specs))
 
 
-def understood(checkpoint: Checkpoint, settings: Mapping[str, str]) -> BlockwiseReading[BranchBlock]:
+def read_at_any_lambda(checkpoint: Checkpoint, settings: Mapping[str, str]) -> BlockwiseReading[BranchBlock]:
     """Read a checkpoint at any lambda, without determining the rank of the heads.
 
     Raises:
@@ -80,9 +80,9 @@ def understood(checkpoint: Checkpoint, settings: Mapping[str, str]) -> Blockwise
             hint="Fold the checkpoint as trained. Without --method the method is detected.",
             code="method.deployed" if detection else "method.mismatch",
         )
-    net, arch = Opened.of(checkpoint, settings), said_in(checkpoint.record, "meta", "arch")
+    net, arch = OpenCheckpoint.of(checkpoint, settings), said_in(checkpoint.record, "meta", "arch")
     tensors, knobs = net.tensors, net.knobs
-    sizes = read_frame(tensors, knobs, arch, "meta.arch")
+    sizes = read_vit_sizes(tensors, knobs, arch, "meta.arch")
     heads = _need(knobs, "num_heads", positive, arch, "meta.arch", "12")
     if sizes["width"] % heads:
         raise Refused(
@@ -131,10 +131,10 @@ def _read_join(tensors: Mapping[str, Tensor], said: Mapping[str, Any], knobs: Kn
                 code="nondeep.join",
             )
     value, scale = (
-        _need(knobs, name, one_of(*WAYS[name]), said, "meta.join", example)
+        _need(knobs, name, one_of(*JOIN_SETTINGS[name]), said, "meta.join", example)
         for name, example in (("attn_value", "value-sum"), ("score_scale", "sqrt"))
     )
-    for (name, ways), chosen in zip(WAYS.items(), (value, scale), strict=True):
+    for (name, ways), chosen in zip(JOIN_SETTINGS.items(), (value, scale), strict=True):
         if chosen not in ways:
             raise Refused(
                 f"meta.join.{name} is {chosen!r}; supported are {' and '.join(ways)}.",

@@ -32,7 +32,7 @@ TABLES: dict[tuple[str, Shape], tuple[int, ...]] = {
 }
 
 
-def scheduled(name: str, shape: Shape) -> tuple[int, ...] | None:
+def official_schedule(name: str, shape: Shape) -> tuple[int, ...] | None:
     """The official schedule of that name for a network of that shape; None if there is none."""
     return TABLES.get((name, shape))
 
@@ -79,7 +79,7 @@ def parse_schedule(text: str, depth: int, sizes: Mapping[str, Any]) -> tuple[int
     """
     shape = shape_of(sizes, depth)
     if text in ("low", "high"):
-        table = scheduled(text, shape)
+        table = official_schedule(text, shape)
         if table is None:
             raise ValueError(f"the official code has no {text!r} for width {shape[0]} and depth {depth}")
         return table
@@ -106,11 +106,13 @@ def read_schedule(
             are to merge than can.
     """
     asked = knobs.asked("schedule", lambda text: parse_schedule(text, depth, sizes))
-    schedule, source = _told(_rows(tensors, depth), asked, args, shape_of(sizes, depth), patches_of(sizes))
+    schedule, source = _schedule_and_source(
+        _rows(tensors, depth), asked, args, shape_of(sizes, depth), patches_of(sizes)
+    )
     if schedule is None:
         knobs.facts.append(Fact(name="schedule", value="no merging", source=source))
         return (0,) * depth
-    require_possible(schedule, sizes)
+    require_possible_schedule(schedule, sizes)
     knobs.facts = [fact for fact in knobs.facts if fact.name != "schedule"]
     against = "args.token_merging is off" if source == "--set" and args.get("token_merging") is False else ""
     knobs.facts.append(Fact(name="schedule", value=list(schedule), source=source, against=against))
@@ -124,7 +126,7 @@ def _rows(tensors: Mapping[str, Tensor], depth: int) -> tuple[int, ...] | None:
     return rows if any(rows) else None
 
 
-def _told(
+def _schedule_and_source(
     rows: tuple[int, ...] | None, asked: tuple[int, ...] | None, args: Mapping[str, Any], shape: Shape, patches: int
 ) -> tuple[tuple[int, ...] | None, str]:
     """The schedule, None for no merging, and its source."""
@@ -140,7 +142,7 @@ def _told(
         return asked, "--set"
     if args.get("token_merging") is not True:
         return None, "args.token_merging is off" if "token_merging" in args else "no key and no args speak of merging"
-    table = scheduled(str(args.get("merging_schedule")), shape) if patches == TABLE_PATCHES else None
+    table = official_schedule(str(args.get("merging_schedule")), shape) if patches == TABLE_PATCHES else None
     if table is None:
         raise Refused(
             f"the training merged tokens by the schedule {args.get('merging_schedule')!r}, which is defined only "
@@ -151,12 +153,12 @@ def _told(
     return table, f"the official table {args['merging_schedule']!r} for this width and depth, by args"
 
 
-def first_merging(schedule: Sequence[int]) -> int:
+def first_merging_block(schedule: Sequence[int]) -> int:
     """The index of the first block that merges tokens; the number of blocks if none does."""
     return next((index for index, r in enumerate(schedule) if r), len(schedule))
 
 
-def require_possible(schedule: tuple[int, ...], sizes: Mapping[str, Any]) -> None:
+def require_possible_schedule(schedule: tuple[int, ...], sizes: Mapping[str, Any]) -> None:
     """Refuse an impossible schedule: a block can merge at most half of its patches, and no token before the patches.
 
     Args:

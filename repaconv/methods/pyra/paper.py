@@ -40,7 +40,7 @@ from repaconv.backbones.token_layers import AttentionSpec, MlpSpec
 from repaconv.backbones.token_merging_block import MergeSpec, Sized
 from repaconv.backbones.training_blocks import BlockTraits, PlainBlock, PlainMlp, scale_affine
 from repaconv.backbones.vit import ViTConfig
-from repaconv.backbones.vit_block_folding import fold_attention, fold_mlp, folded_block, named
+from repaconv.backbones.vit_block_folding import fold_attention, fold_mlp, folded_block, named_tensors
 from repaconv.method_api.contract import FoldedPart
 
 MERGED_TOLERANCE = dict.fromkeys(
@@ -211,7 +211,9 @@ class MergedBlock:
         width, spec, traits = config.width, config.blocks[index], self.traits
         norm1, norm2 = (getattr(traits, name).affine(weights, name, width) for name in ("norm1", "norm2"))
         scale1, scale2 = (scale_affine(weights, name, width) for name in ("ls1", "ls2"))
-        folded = named({**fold_attention(weights, self.heads, norm1, scale1), **fold_mlp(weights, norm2, scale2)})
+        folded = named_tensors(
+            {**fold_attention(weights, self.heads, norm1, scale1), **fold_mlp(weights, norm2, scale2)}
+        )
         if spec.reads:
             folded = _split_queries(folded)
         if spec.merge and spec.merge.modulated:

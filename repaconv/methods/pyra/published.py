@@ -12,7 +12,7 @@ from repaconv.backbones.training_blocks import BlockTraits
 from repaconv.backbones.training_norms import NormTraits
 from repaconv.backbones.vit import ViTConfig
 from repaconv.method_api.contract import Published
-from repaconv.methods.pyra.merging_schedules import scheduled
+from repaconv.methods.pyra.merging_schedules import official_schedule
 from repaconv.methods.pyra.paper import MergedBlock
 
 PAPERS = {
@@ -33,7 +33,7 @@ def published(arch: str) -> Published:
     name, _, rate = arch.partition("/")
     width, heads, depth, side, patch = _SIZES[name]
     distilled = name.startswith("deit")
-    schedule = (4, 3, 2) if name == "tiny" else scheduled(rate, (width, depth, distilled)) or (0,) * depth
+    schedule = (4, 3, 2) if name == "tiny" else official_schedule(rate, (width, depth, distilled)) or (0,) * depth
     sizes: dict[str, Any] = {
         "image_size": (side, side),
         "patch": patch,

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from repaconv.backbones.activation_setting import read_activation
-from repaconv.backbones.blockwise_vit import BlockwiseReading, Opened, deploy_config
+from repaconv.backbones.blockwise_vit import BlockwiseReading, OpenCheckpoint, deploy_config
 from repaconv.backbones.tensor_names import block_tensors, depth_of, weight_of
 from repaconv.backbones.training_blocks import BlockTraits
 from repaconv.backbones.training_norms import read_norms
 from repaconv.backbones.vit import ViTConfig
-from repaconv.backbones.vit_checkpoint_reader import read_frame, read_heads
+from repaconv.backbones.vit_checkpoint_reader import read_heads, read_vit_sizes
 from repaconv.checkpoints import Checkpoint
 from repaconv.core.errors import Refused
 from repaconv.method_api.contract import Detection
@@ -55,11 +55,11 @@ def read(checkpoint: Checkpoint, settings: Mapping[str, str]) -> BlockwiseReadin
             code="method.mismatch",
         )
     _require_foldable(checkpoint)
-    net, args = Opened.of(checkpoint, settings), said_in(checkpoint.record, "args")
+    net, args = OpenCheckpoint.of(checkpoint, settings), said_in(checkpoint.record, "args")
     tensors, knobs = net.tensors, net.knobs
     depth, certain = depth_of(tensors), detection.confidence == "certain"
     merges = certain or args.get("token_merging") is True or "schedule" in settings
-    sizes = read_frame(tensors, knobs, {}, "", resize=None if merges else "antialias")
+    sizes = read_vit_sizes(tensors, knobs, {}, "", resize=None if merges else "antialias")
     heads = read_heads(sizes["width"], depth, knobs, args.get("num_heads"), "args")
     eps = knobs.take("pyra_eps", small, 1e-5) if certain else 1e-5
     schedule = read_schedule(tensors, sizes, depth, args, knobs)

@@ -35,7 +35,7 @@ from torch import Tensor, nn
 from repaconv.algebra.affine_maps import Affine
 from repaconv.backbones.norms_and_ffns import ActivationKind, activation
 from repaconv.backbones.token_layers import ImageBatchNorm, TokenBatchNorm
-from repaconv.backbones.vit_block_folding import named
+from repaconv.backbones.vit_block_folding import named_tensors
 
 
 class ChannelIdleMlp(nn.Module):
@@ -95,7 +95,7 @@ def fold_ffn(block: Mapping[str, Tensor], active: int, eps: float, scale: Affine
 def ffn_weights(parts: Mapping[str, Affine], *, conv: bool) -> dict[str, Tensor]:
     """The deploy FFN's tensors by name. With ``idle``, fc2 has no bias and empty tensors are left out."""
     idle = "idle" in parts
-    tensors = named(parts, without_bias=("fc2",) if idle else ())
+    tensors = named_tensors(parts, without_bias=("fc2",) if idle else ())
     shaped = {name: w[:, :, None, None] if conv and w.ndim == 2 else w for name, w in tensors.items()}
     return {name: w for name, w in shaped.items() if w.numel() or not idle}
 

@@ -86,7 +86,7 @@ ARCHS = {
 }
 
 
-def shapes(example: Example) -> dict[str, tuple[int, ...]]:
+def training_shapes(example: Example) -> dict[str, tuple[int, ...]]:
     """The shapes of the training form's state dict, by official key names."""
     tail: dict[str, tuple[int, ...]] = {"norm.weight": (example.widths[-1],), "norm.bias": (example.widths[-1],)}
     if example.classes:
@@ -179,7 +179,7 @@ def _mixer(example: Example) -> dict[str, tuple[int, ...]]:
 def published(arch: str) -> Published:
     """Build the model of that name in `ARCHS`."""
     sizes = ARCHS[arch]
-    weights = dict(meta(sizes))
+    weights = dict(meta_tensors(sizes))
     tensors = {name: tensor for name, tensor in weights.items() if not name.endswith("num_batches_tracked")}
     family, ffns = read_ffns(tensors)
     given = {"num_heads": str(sizes.heads[0])} if sizes.family == "plain" else {}
@@ -207,7 +207,7 @@ def example(arch: str | Example, seed: int) -> dict[str, Tensor]:
     """Make a synthetic checkpoint with seeded, non-trivial float32 weights; norm2's statistics fit the channels."""
     sizes = ARCHS[arch] if isinstance(arch, str) else arch
     random = torch.Generator().manual_seed(seed)
-    weights = {name: _tensor(name, shape, random) for name, shape in shapes(sizes).items()}
+    weights = {name: _tensor(name, shape, random) for name, shape in training_shapes(sizes).items()}
     for name in weights:
         if name.endswith("attn_mask"):
             stage = int(name.split(".")[1])
@@ -215,11 +215,11 @@ def example(arch: str | Example, seed: int) -> dict[str, Tensor]:
         elif name.endswith("relative_position_index"):
             weights[name] = position_index(math.isqrt(weights[name].shape[0]))
         elif name.endswith("norm2.running_mean"):
-            _settle(weights, name.removesuffix("norm2.running_mean"), sizes, random)
+            _set_running_mean(weights, name.removesuffix("norm2.running_mean"), sizes, random)
     return weights
 
 
-def _settle(weights: dict[str, Tensor], prefix: str, sizes: Example, random: torch.Generator) -> None:
+def _set_running_mean(weights: dict[str, Tensor], prefix: str, sizes: Example, random: torch.Generator) -> None:
     """Set norm2's running mean: fc1(norm1.bias) for idle channels, E[gelu(-h)] more for activated ones."""
     fc1, bias = weights[f"{prefix}fc1.weight"].flatten(1), weights[f"{prefix}fc1.bias"]
     mean = fc1 @ weights[f"{prefix}norm1.bias"] + bias
@@ -261,10 +261,10 @@ def _tensor(name: str, shape: tuple[int, ...], random: torch.Generator) -> Tenso
     return (0.5 if name.endswith(("ls", "layer_scale_1")) else 1) + 0.2 * noise
 
 
-def meta(sizes: Example) -> Mapping[str, Tensor]:
+def meta_tensors(sizes: Example) -> Mapping[str, Tensor]:
     """The training form's state dict without values, on the meta device."""
     index = (".num_batches_tracked", ".relative_position_index")
     return {
         name: torch.empty(shape, device="meta", dtype=torch.int64 if name.endswith(index) else torch.float32)
-        for name, shape in shapes(sizes).items()
+        for name, shape in training_shapes(sizes).items()
     }

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from repaconv.backbones.repvgg_mobileone import NAMES, Layout, RepBlock, RepConv, RepConvConfig
-from repaconv.backbones.tensor_names import block_tensors, counted, in_float64, weight_of
+from repaconv.backbones.tensor_names import block_tensors, count_numbered, in_float64, weight_of
 from repaconv.checkpoints import Checkpoint, require_sound
 from repaconv.core.errors import Refused
 from repaconv.method_api.contract import Detection, FoldedPart, Reading
@@ -19,7 +19,7 @@ from repaconv.method_api.preprocessing import preprocessing_of
 from repaconv.method_api.settings import Knobs, positive, small
 from repaconv.methods.repconv.paper import TrainingBlock, fold_block
 from repaconv.methods.repconv.published import ARCHS
-from repaconv.methods.repconv.tensor_names import BlockKey, block_keys, official_names, one_net
+from repaconv.methods.repconv.tensor_names import BlockKey, block_keys, common_key, official_names
 from repaconv.results import Fact, FoldStep
 
 
@@ -41,7 +41,7 @@ def read(checkpoint: Checkpoint, settings: Mapping[str, str]) -> RepConvReading:
         Refused: If the keys are not those of one complete network, or its weights are invalid (`require_sound`).
         UsageProblem: If a setting is unknown or malformed.
     """
-    key = one_net(checkpoint)
+    key = common_key(checkpoint)
     tensors, names = official_names(checkpoint, key)
     require_sound(tensors, names)
     knobs = Knobs(settings)
@@ -164,7 +164,7 @@ def _depths(tensors: Mapping[str, Tensor]) -> list[int]:
             hint="The file contains only a part of the network.",
             code="checkpoint.missing-keys",
         )
-    return [counted(found[stage], f"stage{stage}") for stage in sorted(found)]
+    return [count_numbered(found[stage], f"stage{stage}") for stage in sorted(found)]
 
 
 def _read_block(tensors: Mapping[str, Tensor], name: str, key: BlockKey, before: int) -> RepBlock:
@@ -192,7 +192,7 @@ def _convs(tensors: Mapping[str, Tensor], name: str, layout: Layout) -> int:
     conv = f"{name}.{NAMES[layout].conv}"
     pattern = re.compile(rf"{re.escape(conv)}\.(\d+)\.")
     found = {int(match[1]) for key in tensors if (match := pattern.match(key))}
-    return counted(found, conv) if found else 1
+    return count_numbered(found, conv) if found else 1
 
 
 def _strides(

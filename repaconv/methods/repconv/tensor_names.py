@@ -8,7 +8,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from repaconv.backbones.repvgg_mobileone import NAMES, Layout
-from repaconv.backbones.tensor_names import renamed
+from repaconv.backbones.tensor_names import renamed_tensors
 from repaconv.checkpoints import Checkpoint
 from repaconv.core.errors import Refused
 
@@ -54,7 +54,7 @@ def block_keys(checkpoint: Checkpoint) -> list[BlockKey]:
     return keys
 
 
-def one_net(checkpoint: Checkpoint) -> BlockKey:
+def common_key(checkpoint: Checkpoint) -> BlockKey:
     """The prefix, layout and form that all block keys have in common.
 
     Raises:
@@ -107,4 +107,4 @@ def official_names(checkpoint: Checkpoint, key: BlockKey) -> tuple[dict[str, Ten
             name = re.sub(pattern, replacement, name)
         return None if name.endswith("num_batches_tracked") else name  # not used in eval mode
 
-    return renamed(checkpoint, name_of)
+    return renamed_tensors(checkpoint, name_of)

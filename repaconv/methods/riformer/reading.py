@@ -15,7 +15,7 @@ from repaconv.algebra.affine_maps import Affine
 from repaconv.backbones.activation_setting import read_activation
 from repaconv.backbones.metaformer import IdentityMixerBlock, MetaFormer, MetaFormerConfig
 from repaconv.backbones.norms_and_ffns import Norm
-from repaconv.backbones.tensor_names import block_tensors, counted, renamed, weight_of
+from repaconv.backbones.tensor_names import block_tensors, count_numbered, renamed_tensors, weight_of
 from repaconv.checkpoints import Checkpoint, find_typed, require_sound
 from repaconv.core.errors import Refused
 from repaconv.method_api.contract import Detection, FoldedPart, Reading
@@ -168,7 +168,7 @@ def _official_names(checkpoint: Checkpoint) -> tuple[dict[str, Tensor], dict[str
         name = re.sub(rf"^norm{last}\.", "norm.", name)
         return re.sub(r"^head\.fc\.", "head.", name)
 
-    tensors, names = renamed(checkpoint, name_of)
+    tensors, names = renamed_tensors(checkpoint, name_of)
     facts = [Fact(name="unused", value=sorted(unused), source="keys: norms of out_indices, the head reads the last")]
     return tensors, names, tuple(facts if unused else ())
 
@@ -192,7 +192,7 @@ def _sizes(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
         )
     fc1 = [weight_of(tensors, f"network.{stage}.0.mlp.fc1.weight", 4) for stage in stages]
     return {
-        "layers": tuple(counted(blocks[stage], f"network.{stage}") for stage in stages),
+        "layers": tuple(count_numbered(blocks[stage], f"network.{stage}") for stage in stages),
         "widths": tuple(weight.shape[1] for weight in fc1),
         "hidden": tuple(weight.shape[0] for weight in fc1),
         "classes": weight_of(tensors, "head.weight", 2).shape[0] if any(n.startswith("head.") for n in tensors) else 0,

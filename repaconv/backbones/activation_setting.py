@@ -29,38 +29,38 @@ _KEYS = ("act", "act_layer", "activation", "hidden_act")
 _PLACES = ("args", "arch", "cfg", "config", "hparams", "hyper_parameters", "meta", "model_args", "model_kwargs")
 
 
-def activation_kind(said: Any) -> str | None:
+def activation_kind(value: Any) -> str | None:
     """Parse the name of an activation into one of `ACTIVATIONS`; None if it is not one of them.
 
     Dotted names and ``dict(type="GELU", approximate="tanh")`` are accepted too.
     """
-    if isinstance(said, Mapping):
-        kind, more = activation_kind(said.get("type")), set(said) - {"type", "inplace"}
+    if isinstance(value, Mapping):
+        kind, more = activation_kind(value.get("type")), set(value) - {"type", "inplace"}
         exact = kind == "GELU" and more == {"approximate"}
-        return _APPROXIMATE.get(str(said["approximate"])) if exact else None if more else kind
-    if not isinstance(said, str):
+        return _APPROXIMATE.get(str(value["approximate"])) if exact else None if more else kind
+    if not isinstance(value, str):
         return None
-    return _SPELLINGS.get(re.sub(r"[^a-z]", "", said.rpartition(".")[2].lower()))
+    return _SPELLINGS.get(re.sub(r"[^a-z]", "", value.rpartition(".")[2].lower()))
 
 
-def read_activation(record: Mapping[str, Any], knobs: Knobs, told: Any = None, where: str = "") -> ActivationKind:
+def read_activation(record: Mapping[str, Any], knobs: Knobs, other: Any = None, where: str = "") -> ActivationKind:
     """Read the activation: from the setting ``act``, else from the file, else exact GELU.
 
     Args:
         record: Everything in the checkpoint except its tensors.
         knobs: The user's settings.
-        told: An activation that the caller found elsewhere in the file, if any.
-        where: The part of the file that ``told`` comes from, or could have come from.
+        other: An activation that the caller found elsewhere in the file, if any.
+        where: The part of the file that ``other`` comes from, or could have come from.
 
     Raises:
         Refused: If the file names two different activations, or an unknown one.
     """
-    said = {**dict(_named_activations(record, "")), **({where: told} if told else {})}
-    kinds = {activation_kind(value) or str(value): place for place, value in said.items()}
+    named = {**dict(_named_activations(record, "")), **({where: other} if other else {})}
+    kinds = {activation_kind(value) or str(value): place for place, value in named.items()}
     if len(kinds) > 1:
         raise Refused(
             "the file names two activations: "
-            + ", ".join(f"{place} {said[place]!r}" for place in kinds.values())
+            + ", ".join(f"{place} {named[place]!r}" for place in kinds.values())
             + ".",
             hint="Save the checkpoint with the activation that it was trained with.",
             code="activation.ambiguous",

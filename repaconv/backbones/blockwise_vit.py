@@ -109,7 +109,7 @@ class OpenCheckpoint:
     knobs: Knobs
 
     @classmethod
-    def of(cls, checkpoint: Checkpoint, settings: Mapping[str, str]) -> OpenCheckpoint:
+    def open(cls, checkpoint: Checkpoint, settings: Mapping[str, str]) -> OpenCheckpoint:
         """Start to read a checkpoint: convert its names and check its weights.
 
         Raises:
@@ -127,7 +127,7 @@ class OpenCheckpoint:
         facts: Sequence[Fact] = (),
         tolerances: Mapping[str, float] | None = None,
         tolerance_reasons: Mapping[str, str] | None = None,
-        apart: str = "",
+        excluded: str = "",
     ) -> BlockwiseReading[Block]:
         """Finish: make the reading, after all settings were read.
 
@@ -137,7 +137,7 @@ class OpenCheckpoint:
             facts: Facts about the blocks.
             tolerances: See `Reading`.
             tolerance_reasons: See `Reading`.
-            apart: Name of a tensor that was read but belongs to no module.
+            excluded: Name of a tensor that was read but belongs to no module.
 
         Raises:
             Refused: If tensors are missing, unexpected or of a wrong shape.
@@ -148,7 +148,7 @@ class OpenCheckpoint:
         scaled = any(block.traits.scale1 or block.traits.scale2 for block in blocks)
         reading = BlockwiseReading(
             config=config,
-            tensors={name: tensor for name, tensor in self.tensors.items() if name != apart},
+            tensors={name: tensor for name, tensor in self.tensors.items() if name != excluded},
             names=self.names,
             facts=(*self.knobs.facts, *facts, *self.unused),
             preprocessing=preprocessing,

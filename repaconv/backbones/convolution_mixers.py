@@ -155,8 +155,8 @@ class ScatteredMixer(nn.Module):
         q, k, v, c = self.qkv(x).split(self.sizes, -1)
         q, k, v = (part.view(*part.shape[:2], self.heads, -1).transpose(1, 2) for part in (q, k, v))
         mixed = attention(q, k, v).transpose(1, 2).flatten(2)
-        beside = to_tokens(convolved(to_grid(c, self.grid), self.dw, self.mean))
-        out: Tensor = self.proj(torch.cat([mixed, beside], -1))
+        convolution = to_tokens(convolved(to_grid(c, self.grid), self.dw, self.mean))
+        out: Tensor = self.proj(torch.cat([mixed, convolution], -1))
         return out
 
 

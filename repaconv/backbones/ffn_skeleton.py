@@ -52,16 +52,18 @@ class Skeleton(Protocol):
     def config(self, active: Sequence[int], act: ActivationKind = "GELU") -> Any:
         """Make the config of the deploy form, from A of every FFN and their activation."""
 
-    def training(self, config: Any, mlp: MlpFactory) -> nn.Module:
+    def build_training(self, config: Any, mlp: MlpFactory) -> nn.Module:
         """Build the network as trained, with the FFNs that ``mlp`` builds."""
 
-    def pair(self, config: Any, index: int, mlp: MlpFactory) -> tuple[nn.Module, nn.Module, tuple[int, ...]]:
+    def block_pair(self, config: Any, index: int, mlp: MlpFactory) -> tuple[nn.Module, nn.Module, tuple[int, ...]]:
         """Build one block as trained and as folded, and give the shape of an input to compare them on."""
 
-    def around(self, block: Mapping[str, Tensor], index: int) -> tuple[dict[str, Tensor], tuple[str, ...], Affine]:
+    def fold_other_parts(
+        self, block: Mapping[str, Tensor], index: int
+    ) -> tuple[dict[str, Tensor], tuple[str, ...], Affine]:
         """Fold a block's other parts: their tensors, descriptions of the fold, and the LayerScale around the FFN."""
 
-    def rest(self, config: Any, tensors: Mapping[str, Tensor]) -> Iterator[FoldedPart]:
+    def fold_outside_blocks(self, config: Any, tensors: Mapping[str, Tensor]) -> Iterator[FoldedPart]:
         """Yield the folded parts outside the blocks."""
 
 

@@ -234,11 +234,11 @@ class PoolFormerSkeleton:
     image_size: ImageSize | None = None
 
     def config(self, active: Sequence[int], act: ActivationKind = "GELU") -> MetaFormerConfig:
-        left = iter(active)
-        blocks = tuple(tuple(next(left) for _ in range(n)) for n in self.frame.layers)
+        remaining = iter(active)
+        blocks = tuple(tuple(next(remaining) for _ in range(n)) for n in self.frame.layers)
         return replace(self.frame, active=blocks, act=act)
 
-    def training(self, config: MetaFormerConfig, mlp: MlpFactory) -> nn.Module:
+    def build_training(self, config: MetaFormerConfig, mlp: MlpFactory) -> nn.Module:
         first = [sum(config.layers[:stage]) for stage in range(len(config.layers))]
 
         def block(config: MetaFormerConfig, stage: int, index: int) -> nn.Module:
@@ -246,24 +246,26 @@ class PoolFormerSkeleton:
 
         return MetaFormer(config, block, final_affine=True)
 
-    def pair(
+    def block_pair(
         self, config: MetaFormerConfig, index: int, mlp: MlpFactory
     ) -> tuple[nn.Module, nn.Module, tuple[int, ...]]:
         stage, place = stage_and_index(index, self.frame.layers)
         trained = PoolMixerBlock(config, stage, mlp(index), layer_scale=self.layer_scale)
         return trained, PoolBlock(config, stage, place), (2, config.widths[stage], 7, 5)
 
-    def around(self, block: Mapping[str, Tensor], index: int) -> tuple[dict[str, Tensor], tuple[str, ...], Affine]:
+    def fold_other_parts(
+        self, block: Mapping[str, Tensor], index: int
+    ) -> tuple[dict[str, Tensor], tuple[str, ...], Affine]:
         scale = block["norm1.weight"].double()
         if "layer_scale_1" in block:
             scale = scale * block["layer_scale_1"].double()
-        told = (
+        descriptions = (
             "norm1's weight and layer_scale_1 -> one scale behind the pooling",
             "norm1's bias -> nothing: pool(n) - n",
         )
-        return {"scale": scale[:, None, None]}, told, Affine.eye(len(scale))
+        return {"scale": scale[:, None, None]}, descriptions, Affine.eye(len(scale))
 
-    def rest(self, config: MetaFormerConfig, tensors: Mapping[str, Tensor]) -> Iterator[FoldedPart]:
+    def fold_outside_blocks(self, config: MetaFormerConfig, tensors: Mapping[str, Tensor]) -> Iterator[FoldedPart]:
         yield FoldedPart({name: w.double() for name, w in tensors.items() if ".proj." in name})
         yield from norm_and_head(tensors, config.classes)
 

@@ -193,20 +193,24 @@ class MixerSkeleton:
             self.frame, ffn=tuple(deploy_ffn(h, a, act) for h, a in zip(self.hidden, active, strict=True)), act=act
         )
 
-    def training(self, config: MixerConfig, mlp: MlpFactory) -> nn.Module:
+    def build_training(self, config: MixerConfig, mlp: MlpFactory) -> nn.Module:
         return Mixer(config, lambda config, index: MixerBlock(config, mlp(index), shortcut=True, deployed=False))
 
-    def pair(self, config: MixerConfig, index: int, mlp: MlpFactory) -> tuple[nn.Module, nn.Module, tuple[int, ...]]:
+    def block_pair(
+        self, config: MixerConfig, index: int, mlp: MlpFactory
+    ) -> tuple[nn.Module, nn.Module, tuple[int, ...]]:
         trained = MixerBlock(config, mlp(index), shortcut=True, deployed=False)
         return trained, deploy_block(config, index), (2, config.sequence, config.width)
 
-    def around(self, block: Mapping[str, Tensor], index: int) -> tuple[dict[str, Tensor], tuple[str, ...], Affine]:
+    def fold_other_parts(
+        self, block: Mapping[str, Tensor], index: int
+    ) -> tuple[dict[str, Tensor], tuple[str, ...], Affine]:
         norm = Affine.diagonal(block["mlp_tokens.norm.weight"], block["mlp_tokens.norm.bias"])
         fc1, fc2 = linear_of(block, "mlp_tokens.fc1") @ norm, linear_of(block, "mlp_tokens.fc2")
         folded = named_tensors({"mlp_tokens.fc1": fc1, "mlp_tokens.fc2": fc2})
         return folded, ("mlp_tokens.norm's affine -> mlp_tokens.fc1",), Affine.eye(self.frame.width)
 
-    def rest(self, config: MixerConfig, tensors: Mapping[str, Tensor]) -> Iterator[FoldedPart]:
+    def fold_outside_blocks(self, config: MixerConfig, tensors: Mapping[str, Tensor]) -> Iterator[FoldedPart]:
         yield FoldedPart({n: w.double() for n, w in tensors.items() if n.startswith("stem.")})
         yield from norm_and_head(tensors, config.classes)
 

@@ -302,12 +302,12 @@ class SwinSkeleton:
         return stage_and_index(index, [len(hidden) for hidden in self.hidden])
 
     def config(self, active: Sequence[int], act: ActivationKind = "GELU") -> SwinConfig:
-        left = iter(active)
+        remaining = iter(active)
         return replace(
-            self.frame, ffn=tuple(tuple(deploy_ffn(h, next(left), act) for h in stage) for stage in self.hidden)
+            self.frame, ffn=tuple(tuple(deploy_ffn(h, next(remaining), act) for h in stage) for stage in self.hidden)
         )
 
-    def training(self, config: SwinConfig, mlp: MlpFactory) -> nn.Module:
+    def build_training(self, config: SwinConfig, mlp: MlpFactory) -> nn.Module:
         first = [sum(len(hidden) for hidden in self.hidden[:stage]) for stage in range(len(self.hidden))]
         return Swin(
             config,
@@ -316,12 +316,16 @@ class SwinSkeleton:
             ),
         )
 
-    def pair(self, config: SwinConfig, index: int, mlp: MlpFactory) -> tuple[nn.Module, nn.Module, tuple[int, ...]]:
+    def block_pair(
+        self, config: SwinConfig, index: int, mlp: MlpFactory
+    ) -> tuple[nn.Module, nn.Module, tuple[int, ...]]:
         stage, place = self._place(index)
         trained = SwinBlock(config, stage, place, mlp(index), shortcut=True, deployed=False)
         return trained, deploy_block(config, stage, place), (1, config.side(stage) ** 2, config.widths[stage])
 
-    def around(self, block: Mapping[str, Tensor], index: int) -> tuple[dict[str, Tensor], tuple[str, ...], Affine]:
+    def fold_other_parts(
+        self, block: Mapping[str, Tensor], index: int
+    ) -> tuple[dict[str, Tensor], tuple[str, ...], Affine]:
         stage, _ = self._place(index)
         width = self.frame.widths[stage]
         norm = NormTraits("layer", self.frame.eps).affine(block, "norm1", width)
@@ -330,7 +334,7 @@ class SwinSkeleton:
         folded |= {name: block[name] for name in kept if name in block}
         return folded, ("norm1's affine -> attn.qkv", "1 / sqrt(dh) -> q"), Affine.eye(width)
 
-    def rest(self, config: SwinConfig, tensors: Mapping[str, Tensor]) -> Iterator[FoldedPart]:
+    def fold_outside_blocks(self, config: SwinConfig, tensors: Mapping[str, Tensor]) -> Iterator[FoldedPart]:
         yield FoldedPart({n: w.double() for n, w in tensors.items() if n.startswith("patch_embed.")})
         for stage in range(len(config.widths) - 1):
             place = f"layers.{stage}.downsample"
@@ -357,15 +361,15 @@ def read_swin(tensors: dict[str, Tensor], ffns: Sequence[Ffn], knobs: Knobs, arg
     windows = [(math.isqrt(len(table)) + 1) // 2 for table in tables]
     patch, window = kernel.shape[2], max(windows)
     masked = _masked(tensors, patch, windows)
-    said = args.get("input_size") if isinstance(args.get("input_size"), int) else None
-    found, source = (masked, "attn_mask") if masked else (said, "args")
+    stored = args.get("input_size") if isinstance(args.get("input_size"), int) else None
+    found, source = (masked, "attn_mask") if masked else (stored, "args")
     if found is None:
         size = knobs.need("image_size", parse_image_size, "224", "no window is shifted, so no mask tells the size")
     else:
         size = knobs.take("image_size", parse_image_size, (found, found), (found, found), source, free=True)
-    hidden, left = [], iter(ffns)
+    hidden, remaining = [], iter(ffns)
     for depth in depths:
-        hidden.append(tuple(next(left).hidden for _ in range(depth)))
+        hidden.append(tuple(next(remaining).hidden for _ in range(depth)))
     frame = SwinConfig(
         image_size=size[0],
         patch=patch,
@@ -379,10 +383,10 @@ def read_swin(tensors: dict[str, Tensor], ffns: Sequence[Ffn], knobs: Knobs, arg
     )
     _require_windows(frame, windows, size, masked)
     _require_indices(tensors, tables)
-    told = {"depths": depths, "widths": frame.widths, "heads": frame.heads, "window": window, "patch": patch}
+    known = {"depths": depths, "widths": frame.widths, "heads": frame.heads, "window": window, "patch": patch}
     knobs.facts += [
         Fact(name=name, value=list(v) if isinstance(v, tuple | list) else v, source="shapes")
-        for name, v in told.items()
+        for name, v in known.items()
     ]
     return SwinSkeleton(frame, tuple(hidden))
 
@@ -412,10 +416,10 @@ def _require_indices(tensors: Mapping[str, Tensor], tables: Sequence[Tensor]) ->
 
 def _require_windows(frame: SwinConfig, windows: Sequence[int], size: ImageSize, masked: int | None) -> None:
     stages = range(len(windows))
-    odd = any(frame.side(s) % 2 for s in stages[:-1]) or size[0] % frame.patch
+    odd_grid = any(frame.side(s) % 2 for s in stages[:-1]) or size[0] % frame.patch
     misfit = any(windows[s] != frame.clipped(s) or frame.side(s) % max(frame.clipped(s), 1) for s in stages)
     heads = any(width % heads for width, heads in zip(frame.widths, frame.heads, strict=True))
-    if size[0] != size[1] or (masked and masked != size[0]) or odd or misfit or heads:
+    if size[0] != size[1] or (masked and masked != size[0]) or odd_grid or misfit or heads:
         raise Refused(
             f"images of {size[0]} x {size[1]} pixels do not fit windows of {', '.join(map(str, windows))} tokens"
             + (f"; the masks are for {masked} x {masked}." if masked else "."),

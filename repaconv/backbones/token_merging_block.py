@@ -82,22 +82,22 @@ class Merge(nn.Module):
         r, prefix, (even, odd) = self.spec.r, self.spec.prefix, self._firsts
         scores = self._scores(metric)
         source, kept = self._choice(scores.amax(-1))
-        into = 2 * scores.argmax(-1).gather(1, source) + odd
+        target = 2 * scores.argmax(-1).gather(1, source) + odd
         first, others = torch.arange(prefix, device=x.device), torch.arange(odd, x.shape[1], 2, device=x.device)
         before = [first.expand(len(x), -1)] if prefix else []
-        stay = torch.cat([*before, 2 * kept + even, others.expand(len(x), -1)], 1)  # [B, N - r]
-        both = torch.cat([2 * source + even, into], 1)
-        onto = (stay.unsqueeze(2) == into.unsqueeze(1)).to(x.dtype)  # [B, N - r, r]
+        remaining = torch.cat([*before, 2 * kept + even, others.expand(len(x), -1)], 1)  # [B, N - r]
+        both = torch.cat([2 * source + even, target], 1)
+        assignment = (remaining.unsqueeze(2) == target.unsqueeze(1)).to(x.dtype)  # [B, N - r, r]
         z = pairs = _rows(x, both)  # [B, 2 r, d]
-        there = pairs[:, r:]
+        subtracted = pairs[:, r:]
         if size is None:  # all sizes are 1
-            size = 1 + onto.sum(2, keepdim=True)
+            size = 1 + assignment.sum(2, keepdim=True)
         else:
             sizes = _rows(size, both)  # [B, 2 r, 1]
-            z, there = pairs * sizes, sizes[:, :r] * there
-            size = _rows(size, stay) + onto @ sizes[:, :r]
-        going = z[:, :r] if self.modulation is None else self.modulation(z[:, :r], z[:, r:])
-        return _rows(x, stay) + (onto / size) @ (going - there), size
+            z, subtracted = pairs * sizes, sizes[:, :r] * subtracted
+            size = _rows(size, remaining) + assignment @ sizes[:, :r]
+        added = z[:, :r] if self.modulation is None else self.modulation(z[:, :r], z[:, r:])
+        return _rows(x, remaining) + (assignment / size) @ (added - subtracted), size
 
     def _choice(self, best: Tensor) -> tuple[Tensor, Tensor]:
         """Split the even tokens [B, E]: those that are merged, by descending similarity, and the others, ascending."""

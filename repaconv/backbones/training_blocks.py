@@ -38,7 +38,7 @@ class BlockTraits:
             "ls2.gamma" in block,
         )
 
-    def told(self) -> tuple[str, ...]:
+    def fold_descriptions(self) -> tuple[str, ...]:
         """Descriptions of what is folded, for the certificate."""
         rows = []
         for name, norm, into in (("norm1", self.norm1, "attn"), ("norm2", self.norm2, "mlp")):
@@ -48,7 +48,7 @@ class BlockTraits:
         rows += ["ls1 -> attn.proj"] * self.scale1 + ["ls2 -> mlp's last linear layer"] * self.scale2
         return tuple(rows)
 
-    def left(self) -> tuple[str, ...]:
+    def not_folded(self) -> tuple[str, ...]:
         """Descriptions of what is not folded, with the reason, for the certificate."""
         both = (("norm1", self.norm1), ("norm2", self.norm2))
         layers = [name for name, norm in both if norm.kind in ("layer", "plain")]

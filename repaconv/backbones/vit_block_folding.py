@@ -52,7 +52,7 @@ def named_tensors(parts: Mapping[str, Affine], *, without_bias: tuple[str, ...] 
     return tensors
 
 
-def affine_into_linear(norm: Affine, linear: Affine, module: str, name: str, told: str) -> FoldedPart:
+def affine_into_linear(norm: Affine, linear: Affine, module: str, name: str, description: str) -> FoldedPart:
     """Fold a norm's affine into the next linear layer, and compare both on the same normalized tokens.
 
     Args:
@@ -60,12 +60,14 @@ def affine_into_linear(norm: Affine, linear: Affine, module: str, name: str, tol
         linear: The linear layer.
         module: Name of the module in the certificate.
         name: Name of the linear layer.
-        told: Description of the fold for the certificate.
+        description: Description of the fold for the certificate.
     """
     folded = linear @ norm
     n = torch.randn(5, norm.in_width, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     error = max_rel_error(folded(n), linear(norm(n)))
-    return FoldedPart(named_tensors({name: folded}), FoldStep(module=module, folded=(told,), max_rel_error=error))
+    return FoldedPart(
+        named_tensors({name: folded}), FoldStep(module=module, folded=(description,), max_rel_error=error)
+    )
 
 
 def norm_and_head(tensors: Mapping[str, Tensor], classes: int) -> Iterator[FoldedPart]:
@@ -85,8 +87,8 @@ def folded_block(
     folded: Mapping[str, Tensor],
     shape: tuple[int, ...],
     *,
-    told: tuple[str, ...],
-    left: tuple[str, ...],
+    descriptions: tuple[str, ...],
+    not_folded_parts: tuple[str, ...],
     equation: str = "",
 ) -> FoldedPart:
     """Make the folded part of one block, with the difference between both forms on random tokens.
@@ -98,8 +100,8 @@ def folded_block(
         deploy: Builds the deploy block.
         folded: Its weights, by their names within the block.
         shape: Shape of the random tokens.
-        told: Descriptions of what is folded.
-        left: Descriptions of what is not folded.
+        descriptions: Descriptions of what is folded.
+        not_folded_parts: Descriptions of what is not folded.
         equation: The paper's equations of the fold.
     """
     with torch.device("meta"):
@@ -108,8 +110,8 @@ def folded_block(
         {f"{prefix}{name}": tensor for name, tensor in folded.items()},
         FoldStep(
             module=prefix.rstrip("."),
-            folded=told,
-            not_folded=left,
+            folded=descriptions,
+            not_folded=not_folded_parts,
             equation=equation,
             max_rel_error=relative_difference(*pair, shape),
         ),

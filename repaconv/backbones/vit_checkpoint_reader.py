@@ -32,7 +32,7 @@ def resample(positions: Tensor, prefix: int, trained: tuple[int, int], asked: tu
         positions: Position embeddings of any float type; the result is float64 and becomes part of the folded model.
         prefix: Number of rows before the patches.
         trained, asked: The old and the new grid, (height, width) in patches.
-        way: One of `JOIN_SETTINGS`. Their results differ by 8% to 19%, so it must be that of the model's own code.
+        way: One of `RESAMPLING_WAYS`. Their results differ by 8% to 19%, so it must be that of the model's own code.
     """
     kept, patches = positions[:, :prefix].double(), positions[:, prefix:].double()
     grid = patches.unflatten(1, trained).permute(0, 3, 1, 2)  # type: ignore[no-untyped-call]
@@ -49,7 +49,12 @@ def resample(positions: Tensor, prefix: int, trained: tuple[int, int], asked: tu
 
 
 def read_vit_sizes(
-    tensors: dict[str, Tensor], knobs: Knobs, said: Mapping[str, Any], where: str, *, resize: str | None = "antialias"
+    tensors: dict[str, Tensor],
+    knobs: Knobs,
+    metadata: Mapping[str, Any],
+    where: str,
+    *,
+    resize: str | None = "antialias",
 ) -> dict[str, Any]:
     """Read the fields of `ViTConfig` except the blocks, from keys and shapes.
 
@@ -59,16 +64,16 @@ def read_vit_sizes(
     Args:
         tensors: The tensors by official names.
         knobs: The user's settings; facts are added to them.
-        said: The file's metadata of the architecture: ``img_size``, ``global_pool``, ``norm_eps``, if any.
+        metadata: The file's metadata of the architecture: ``img_size``, ``global_pool``, ``norm_eps``, if any.
         where: Where in the file it is.
-        resize: The default of ``pos_resize``, one of `JOIN_SETTINGS`; None if the network accepts no other image size.
+        resize: The default of ``pos_resize``, one of `RESAMPLING_WAYS`; None if no other image size is accepted.
 
     Raises:
         Refused: If the shapes are not those of a vision transformer, or do not fit the image size.
     """
     kernel = weight_of(tensors, "patch_embed.proj.weight", 4)
     tokens = tuple(name for name in ("cls_token", "dist_token") if name in tensors)
-    image_size, prefix_positions = _read_grid(tensors, knobs, kernel.shape[2], len(tokens), said, where, resize)
+    image_size, prefix_positions = _read_grid(tensors, knobs, kernel.shape[2], len(tokens), metadata, where, resize)
     sizes = {
         "image_size": image_size,
         "patch": kernel.shape[2],
@@ -79,17 +84,17 @@ def read_vit_sizes(
         "registers": tensors["register_tokens"].shape[1] if "register_tokens" in tensors else 0,
         "prefix_positions": prefix_positions,
     }
-    pool, source, told = _pool(tensors, sizes, said, where)
+    pool, source, certain = _pool(tensors, sizes, metadata, where)
     if "pre_logits.fc.weight" in tensors and pool != "distilled":
         sizes["representation"] = weight_of(tensors, "pre_logits.fc.weight", 2).shape[0]
     knobs.facts += [Fact(name=name, value=value, source="keys and shapes") for name, value in sizes.items()]
     final = "fc_norm" if "fc_norm.weight" in tensors else "norm"
     return {
         **sizes,
-        "pool": knobs.take("pool", one_of("token", "distilled", "avg", "none"), pool, pool, source, free=not told),
+        "pool": knobs.take("pool", one_of("token", "distilled", "avg", "none"), pool, pool, source, free=not certain),
         "pool_first": final == "fc_norm",
         "norm": norm_kind(tensors, f"{final}."),
-        "norm_eps": knobs.take("norm_eps", small, LAYER_EPS, said.get("norm_eps"), where),
+        "norm_eps": knobs.take("norm_eps", small, LAYER_EPS, metadata.get("norm_eps"), where),
         "batch_eps": read_batch_eps(tensors, knobs),
         "pre_norm": "norm_pre.weight" in tensors,
         "patch_bias": "patch_embed.proj.bias" in tensors,
@@ -101,14 +106,14 @@ _POOLS = {"cls": "token", "token": "token", "avg": "avg", "none": "none", "": "n
 
 
 def _pool(
-    tensors: Mapping[str, Tensor], sizes: Mapping[str, Any], said: Mapping[str, Any], where: str
+    tensors: Mapping[str, Tensor], sizes: Mapping[str, Any], metadata: Mapping[str, Any], where: str
 ) -> tuple[str, str, bool]:
     """The pooling, its source, and whether the source is certain (not only what is usual for such keys)."""
     tokens = sizes["tokens"]
     if "head_dist.weight" in tensors and len(tokens) == 2:
         return "distilled", "keys: head_dist", True
-    if asked := _POOLS.get(str(said["global_pool"])) if "global_pool" in said else None:
-        return asked, where, True
+    if stated := _POOLS.get(str(metadata["global_pool"])) if "global_pool" in metadata else None:
+        return stated, where, True
     if not sizes["classes"] and not tokens:
         return "none", "keys: neither cls_token nor head", False
     if "fc_norm.weight" in tensors or not tokens:
@@ -121,23 +126,23 @@ def _read_grid(
     knobs: Knobs,
     patch: int,
     prefix: int,
-    said: Mapping[str, Any],
+    metadata: Mapping[str, Any],
     where: str,
     resize: str | None,
 ) -> tuple[ImageSize, bool]:
     """Read the image size (height, width), resample the positions for it, and tell whether the prefix has positions."""
-    trained = knobs.asked("trained_size", parse_image_size, _metadata_size(said), where)
-    size, place = (_metadata_size(said), where) if trained is None else (trained, "--set trained_size")
+    trained = knobs.asked("trained_size", parse_image_size, _metadata_size(metadata), where)
+    size, place = (_metadata_size(metadata), where) if trained is None else (trained, "--set trained_size")
     image_size, prefix_positions = _trained_size(tensors, patch, prefix, size, place)
     if resize is not None:
-        kept = prefix if prefix_positions else 0
-        image_size = _resample_for_image_size(tensors, knobs, image_size, patch, kept, resize)
+        prefix_rows = prefix if prefix_positions else 0
+        image_size = _resample_for_image_size(tensors, knobs, image_size, patch, prefix_rows, resize)
     return image_size, prefix_positions
 
 
-def _metadata_size(said: Mapping[str, Any]) -> ImageSize | None:
+def _metadata_size(metadata: Mapping[str, Any]) -> ImageSize | None:
     """The metadata's ``img_size`` as (height, width); None if it is missing or not a size."""
-    size = said.get("img_size")
+    size = metadata.get("img_size")
     size = (size, size) if isinstance(size, int) else size
     if isinstance(size, (list, tuple)) and len(size) == 2 and all(isinstance(side, int) for side in size):
         return int(size[0]), int(size[1])
@@ -171,7 +176,7 @@ def _trained_size(
 
 
 def _resample_for_image_size(
-    tensors: dict[str, Tensor], knobs: Knobs, trained: ImageSize, patch: int, kept: int, default_way: str
+    tensors: dict[str, Tensor], knobs: Knobs, trained: ImageSize, patch: int, prefix_rows: int, default_way: str
 ) -> ImageSize:
     """The image size that the user sets, else the trained one; ``pos_embed`` is resampled if they differ.
 
@@ -187,13 +192,13 @@ def _resample_for_image_size(
             hint="Give a size whose sides are multiples of the patch size.",
             code="vit.image-size",
         )
-    usual = "the way of the model's own code"
-    way = knobs.take("pos_resize", one_of(*RESAMPLING_WAYS), default_way, default_way, usual, free=True)
+    source = "the way of the model's own code"
+    chosen = knobs.take("pos_resize", one_of(*RESAMPLING_WAYS), default_way, default_way, source, free=True)
     grids = [(size[0] // patch, size[1] // patch) for size in (trained, asked)]
     knobs.facts.append(
         Fact(name="pos_embed", value=f"{grids[0]} to {grids[1]} patches", source="resampled for --set image_size")
     )
-    tensors["pos_embed"] = resample(tensors["pos_embed"], kept, grids[0], grids[1], way)
+    tensors["pos_embed"] = resample(tensors["pos_embed"], prefix_rows, grids[0], grids[1], chosen)
     return asked
 
 
@@ -201,14 +206,14 @@ def _resample_for_image_size(
 OFFICIAL_HEADS = {(192, 12): 3, (384, 12): 6, (768, 12): 12, (1024, 24): 16, (1280, 32): 16}
 
 
-def read_heads(width: int, depth: int, knobs: Knobs, said: Any = None, where: str = "") -> int:
+def read_heads(width: int, depth: int, knobs: Knobs, stored: Any = None, where: str = "") -> int:
     """Read the number of heads, which no tensor shows, from the setting ``num_heads``, the file or published models.
 
     Args:
         width: Channels.
         depth: Number of blocks.
         knobs: The user's settings.
-        said: The number of heads in the file's metadata, if any.
+        stored: The number of heads in the file's metadata, if any.
         where: Where in the file it is.
 
     Raises:
@@ -216,8 +221,8 @@ def read_heads(width: int, depth: int, knobs: Knobs, said: Any = None, where: st
         SettingNeeded: If the number is not given and the sizes are not those of a published ViT.
     """
     default = OFFICIAL_HEADS.get((width, depth))
-    if isinstance(said, int) and not isinstance(said, bool) and said > 0:
-        heads = knobs.take("num_heads", positive, said, said, where)
+    if isinstance(stored, int) and not isinstance(stored, bool) and stored > 0:
+        heads = knobs.take("num_heads", positive, stored, stored, where)
     elif default:
         source = f"width {width} and depth {depth}, as in the published models"
         heads = knobs.take("num_heads", positive, default, default, source, free=True)

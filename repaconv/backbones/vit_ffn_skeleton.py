@@ -67,21 +67,29 @@ class PlainSkeleton:
         attn = PlainAttention(config.width, self.heads, qkv_bias=self.qkv_bias, norm=self.inside[index])
         return PlainBlock(config, attn, mlp(index), self.traits[index])
 
-    def training(self, config: ViTConfig, mlp: MlpFactory) -> nn.Module:
+    def build_training(self, config: ViTConfig, mlp: MlpFactory) -> nn.Module:
         return ViT(config, lambda config, index: self._block(config, index, mlp))
 
-    def pair(self, config: ViTConfig, index: int, mlp: MlpFactory) -> tuple[nn.Module, nn.Module, tuple[int, ...]]:
+    def block_pair(
+        self, config: ViTConfig, index: int, mlp: MlpFactory
+    ) -> tuple[nn.Module, nn.Module, tuple[int, ...]]:
         deploy = DeployBlock(config.blocks[index], config.width, config.grid)
         return self._block(config, index, mlp), deploy, (2, min(config.sequence, 5), config.width)
 
-    def around(self, block: Mapping[str, Tensor], index: int) -> tuple[dict[str, Tensor], tuple[str, ...], Affine]:
+    def fold_other_parts(
+        self, block: Mapping[str, Tensor], index: int
+    ) -> tuple[dict[str, Tensor], tuple[str, ...], Affine]:
         width, traits, inside = self.sizes["width"], self.traits[index], self.inside[index]
         norm = inside.affine(block, "attn.norm", width) if inside else traits.norm1.affine(block, "norm1", width)
         folded = fold_attention(block, self.heads, norm, scale_affine(block, "ls1", width))
-        told = ("attn.norm's affine -> attn.qkv",) if inside else ()
-        return named_tensors(folded), (*told, *traits.told(), "1 / sqrt(dh) -> q"), scale_affine(block, "ls2", width)
+        descriptions = ("attn.norm's affine -> attn.qkv",) if inside else ()
+        return (
+            named_tensors(folded),
+            (*descriptions, *traits.fold_descriptions(), "1 / sqrt(dh) -> q"),
+            scale_affine(block, "ls2", width),
+        )
 
-    def rest(self, config: ViTConfig, tensors: Mapping[str, Tensor]) -> Iterator[FoldedPart]:
+    def fold_outside_blocks(self, config: ViTConfig, tensors: Mapping[str, Tensor]) -> Iterator[FoldedPart]:
         yield fold_stem(tensors)
         yield fold_tail(config, tensors)
 

@@ -34,20 +34,20 @@ def fold_tail(config: ViTConfig, tensors: Mapping[str, Tensor]) -> FoldedPart:
     tail = {n: w for n, w in tensors.items() if n.startswith(TAIL)}
     if not config.classes and not config.representation:
         return FoldedPart(in_float64(tail))
-    behind = "pre_logits.fc" if config.representation else "head"
+    next_layer = "pre_logits.fc" if config.representation else "head"
     eps = config.batch_eps if config.norm == "batch" else config.norm_eps
     norm = NormTraits(config.norm, eps).affine(tail, final, config.width)
-    first = linear_of(tail, behind) @ norm
-    told = [f"{final}'s {'affine' if config.norm == 'layer' else 'BatchNorm, whole,'} -> {behind}"]
+    first = linear_of(tail, next_layer) @ norm
+    descriptions = [f"{final}'s {'affine' if config.norm == 'layer' else 'BatchNorm, whole,'} -> {next_layer}"]
     if config.pool == "distilled":
         other = linear_of(tail, "head_dist") @ norm
         first = Affine(torch.cat([first.weight, other.weight], 1) / 2, (first.bias + other.bias) / 2)
-        told.append("head and head_dist, averaged -> one head over both tokens")
-    folded = named_tensors({behind: first})
+        descriptions.append("head and head_dist, averaged -> one head over both tokens")
+    folded = named_tensors({next_layer: first})
     if config.representation and config.classes:
         folded |= named_tensors({"head": linear_of(tail, "head")})
     return FoldedPart(
-        folded, FoldStep(module=behind, folded=tuple(told), max_rel_error=_tail_error(config, tail, folded))
+        folded, FoldStep(module=next_layer, folded=tuple(descriptions), max_rel_error=_tail_error(config, tail, folded))
     )
 
 

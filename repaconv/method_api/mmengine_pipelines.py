@@ -30,7 +30,7 @@ def of_pipeline(config: Mapping[str, Any], interpolations: Collection[str]) -> t
         config: The configuration of the training run.
         interpolations: The names of the supported interpolations.
     """
-    values, odd = _data_preprocessor_values(config)
+    values, unsupported = _data_preprocessor_values(config)
     steps = _test_steps(config)
     dropped = []
     for step in steps:
@@ -38,9 +38,9 @@ def of_pipeline(config: Mapping[str, Any], interpolations: Collection[str]) -> t
         if read is None or read.keys() & values.keys() or (read.keys() & RESIZED and values.keys() & {*RESIZED, *CROP}):
             dropped.append(_description(step))  # an evaluation normalizes once, resizes once, then crops once
             continue
-        for name, ours in (("interpolation", interpolations), ("backend", ("pillow",))):
-            if name in read and read[name] not in ours:
-                odd.append(f"{name}={read.pop(name)}")
+        for name, supported in (("interpolation", interpolations), ("backend", ("pillow",))):
+            if name in read and read[name] not in supported:
+                unsupported.append(f"{name}={read.pop(name)}")
         values |= {name: value for name, value in read.items() if name != "backend"}
     exact = values.pop("exact", None)
     if exact and "image_size" not in values:
@@ -51,7 +51,7 @@ def of_pipeline(config: Mapping[str, Any], interpolations: Collection[str]) -> t
         dropped.append(f"Resize to {exact[0]} x {exact[1]} before a crop")
     if steps and not dropped:  # no step that resizes
         values.setdefault("resize_edge", None)
-    return values, [*odd, *dropped]
+    return values, [*unsupported, *dropped]
 
 
 def _test_steps(config: Mapping[str, Any]) -> list[Any]:
@@ -67,21 +67,21 @@ def _data_preprocessor_values(config: Mapping[str, Any]) -> tuple[Values, list[s
     if not isinstance(data, Mapping):
         return {}, []
     read = _normalization(data, to_rgb=False)
-    odd = [f"data_preprocessor.{name}" for name in ("mean", "std") if name in data] if read is None else []
-    return read or {}, odd
+    unsupported = [f"data_preprocessor.{name}" for name in ("mean", "std") if name in data] if read is None else []
+    return read or {}, unsupported
 
 
-def _normalization(said: Mapping[str, Any], *, to_rgb: bool) -> Values | None:
+def _normalization(config: Mapping[str, Any], *, to_rgb: bool) -> Values | None:
     """Read mean, std and the channel order of a normalization; None if mean or std are not lists of numbers.
 
     Args:
-        said: The configuration of the step.
+        config: The configuration of the step.
         to_rgb: The default of the step's own ``to_rgb``.
     """
-    if not are_numbers(said.get("mean")) or not are_numbers(said.get("std")):
+    if not are_numbers(config.get("mean")) or not are_numbers(config.get("std")):
         return None
-    order = "RGB" if said.get("to_rgb", to_rgb) else "BGR"
-    return {"mean": tuple(said["mean"]), "std": tuple(said["std"]), "channel_order": order}
+    channel_order = "RGB" if config.get("to_rgb", to_rgb) else "BGR"
+    return {"mean": tuple(config["mean"]), "std": tuple(config["std"]), "channel_order": channel_order}
 
 
 def _step_values(step: Mapping[str, Any]) -> Values | None:
@@ -93,21 +93,21 @@ def _step_values(step: Mapping[str, Any]) -> Values | None:
     kind = str(step.get("type")).rpartition(".")[2]
     if kind in CARRY:
         return {}
-    said = {name for name, value in step.items() if name != "type" and value not in (None, False)}
-    if kind not in KNOWN or said - {*KNOWN[kind]}:
+    arguments = {name for name, value in step.items() if name != "type" and value not in (None, False)}
+    if kind not in KNOWN or arguments - {*KNOWN[kind]}:
         return None
-    way = {"interpolation": step.get("interpolation", "bilinear"), "backend": step.get("backend", "cv2")}
+    resizing = {"interpolation": step.get("interpolation", "bilinear"), "backend": step.get("backend", "cv2")}
     if kind == "Normalize":
         return _normalization(step, to_rgb=True)
     if kind == "ResizeEdge":
         scale, edge = step.get("scale"), step.get("edge", "short")
-        return {"resize_edge": scale, **way} if is_whole(scale) and edge == "short" else None
+        return {"resize_edge": scale, **resizing} if is_whole(scale) and edge == "short" else None
     if kind == "Resize":
         size, scale = step.get("size"), as_size(step.get("scale"))
         if isinstance(size, list) and len(size) == 2 and is_whole(size[0]) and size[1] == -1:  # mmcls: the shorter edge
-            return {"resize_edge": size[0], **way}
+            return {"resize_edge": size[0], **resizing}
         exact = as_size(size) or (scale and scale[::-1])
-        return {"exact": exact, **way} if exact else None
+        return {"exact": exact, **resizing} if exact else None
     crop = as_size(step.get("crop_size"))
     return {"image_size": crop[::-1]} if crop else None
 

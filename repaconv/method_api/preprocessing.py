@@ -102,33 +102,35 @@ def images_by(own: Told, knobs: Knobs, usual: Sized) -> Images:
     Raises:
         Refused: If the user asks for another size than a fixed one.
     """
-    said = {} if own.odd else own.values
+    library_values = {} if own.odd else own.values
     asked = _user_size(knobs, usual.size) if usual.fixed else knobs.asked("image_size", parse_image_size)
     sized = Sized(asked, "--set image_size") if asked else usual
     facts = [Fact(name="image_size", value=sized.size, source=sized.source, assumed=sized.assumed)]
     if own.odd:
         against = "; ".join(own.odd)
         facts.append(Fact(name=PREPROCESSING, value="not taken", source=own.where, against=against))
-    return Images(sized.size, _library_preprocessing(own, said, _user_values(knobs, {}), sized.size), tuple(facts))
+    return Images(
+        sized.size, _library_preprocessing(own, library_values, _user_values(knobs, {}), sized.size), tuple(facts)
+    )
 
 
 def _library_preprocessing(
-    own: Told, said: dict[str, Any], given: dict[str, Any], size: ImageSize
+    own: Told, library_values: dict[str, Any], given: dict[str, Any], size: ImageSize
 ) -> Preprocessing | None:
-    found = {"resize_edge": usual_edge(size), **said}
-    if (edge := said.get("resize_edge")) is not None:
-        found["resize_edge"] = edge * max(size) // max(said["image_size"])
-    whole = {**found, **given, "image_size": size}
-    if not {"mean", "std"} <= whole.keys():
+    found = {"resize_edge": usual_edge(size), **library_values}
+    if (edge := library_values.get("resize_edge")) is not None:
+        found["resize_edge"] = edge * max(size) // max(library_values["image_size"])
+    fields = {**found, **given, "image_size": size}
+    if not {"mean", "std"} <= fields.keys():
         return None
     source = f"--set {', '.join(given)}" if given else own.where
-    if given and said:
+    if given and library_values:
         source += f"; else {own.where}"
     if own.odd:
         source += f"; not taken from {own.where}: {', '.join(own.odd)}"
     # a library's configuration does not state channel order and aspect ratio, as it knows only one value of each
-    convention = {"channel_order", "keep_ratio"} if said else set()
-    return Preprocessing(**whole, source=source, assumed=_assumed({*said, *given, *convention}))
+    convention = {"channel_order", "keep_ratio"} if library_values else set()
+    return Preprocessing(**fields, source=source, assumed=_assumed({*library_values, *given, *convention}))
 
 
 def at_size(wanted: Preprocessing, size: ImageSize) -> Preprocessing:
@@ -151,57 +153,57 @@ def usual_edge(size: ImageSize) -> int | None:
     return _edge(CROP_RATIO, size) if max(size) >= SMALL else None
 
 
-def _assumed(said: Collection[str]) -> tuple[str, ...]:
+def _assumed(known: Collection[str]) -> tuple[str, ...]:
     """The fields of the preprocessing that no source gives."""
-    return tuple(name for name in MADE_BY if name not in said)
+    return tuple(name for name in MADE_BY if name not in known)
 
 
-def _user_values(knobs: Knobs, said: Mapping[str, tuple[Any, str]]) -> dict[str, Any]:
+def _user_values(knobs: Knobs, from_file: Mapping[str, tuple[Any, str]]) -> dict[str, Any]:
     """The fields of the preprocessing that the user sets, recorded together with the file's values."""
     asked = {
-        "mean": knobs.asked("mean", _numbers, *said.get("mean", ())),
-        "std": knobs.asked("std", _numbers, *said.get("std", ())),
+        "mean": knobs.asked("mean", _numbers, *from_file.get("mean", ())),
+        "std": knobs.asked("std", _numbers, *from_file.get("std", ())),
         "resize_edge": knobs.asked("resize_edge", positive),
         "keep_ratio": knobs.asked("keep_ratio", _yes_or_no),
         "interpolation": knobs.asked("interpolation", one_of(*INTERPOLATIONS)),
-        "channel_order": knobs.asked("channel_order", one_of("RGB", "BGR"), *said.get("channel_order", ())),
+        "channel_order": knobs.asked("channel_order", one_of("RGB", "BGR"), *from_file.get("channel_order", ())),
     }
     return {name: value for name, value in asked.items() if value is not None}
 
 
-def _source(told: list[Told]) -> str:
+def _source(sources: list[Told]) -> str:
     """Describe the sources: the fields that each part of the file gives, ImageNet's, and what is not supported."""
-    said = _field_names(told)
-    odd = [f"not taken from {part.where}: {', '.join(part.odd)}" for part in told if part.odd]
-    if not said:
-        return "; ".join([IMAGENET, *(odd or ["not in the file"])])
-    whole = {"mean", "std", "resize_edge"} <= {name for part in told for name in part.values}
-    return "; ".join([*said, *([] if whole else [f"else {IMAGENET}"]), *odd])
+    named = _field_names(sources)
+    unsupported = [f"not taken from {part.where}: {', '.join(part.odd)}" for part in sources if part.odd]
+    if not named:
+        return "; ".join([IMAGENET, *(unsupported or ["not in the file"])])
+    complete = {"mean", "std", "resize_edge"} <= {name for part in sources for name in part.values}
+    return "; ".join([*named, *([] if complete else [f"else {IMAGENET}"]), *unsupported])
 
 
-def _field_names(told: list[Told]) -> list[str]:
+def _field_names(sources: list[Told]) -> list[str]:
     """The names of the preprocessing fields that each part of the file gives."""
-    taken = [(part.where, [name for name in part.values if name != "image_size"]) for part in told]
+    taken = [(part.where, [name for name in part.values if name != "image_size"]) for part in sources]
     return [f"{where}: {', '.join(names)}" for where, names in taken if names]
 
 
 def _size_from_args(args: Mapping[str, Any]) -> Told:
     """Read a trainer's image size from its args; timm's input_size [C, H, W] takes precedence over img_size."""
     found: dict[str, Any] = {}
-    odd = []
+    unsupported = []
     for name in ("input_size", "img_size"):
         if (value := args.get(name)) is not None:
             size = as_size(value)
             if size is None or found.setdefault("image_size", size) != size:
-                odd.append(f"{name}={value}")
-    return Told("args", found, odd)
+                unsupported.append(f"{name}={value}")
+    return Told("args", found, unsupported)
 
 
 def _image_size(sizes: Told, of_config: Told, knobs: Knobs, fixed: ImageSize | None) -> ImageSize:
     if fixed is None:
-        said = sizes if sizes.values else of_config
-        found: ImageSize | None = said.values.get("image_size")
-        return knobs.take("image_size", parse_image_size, (224, 224), found, said.where, free=True)
+        source_found = sizes if sizes.values else of_config
+        found: ImageSize | None = source_found.values.get("image_size")
+        return knobs.take("image_size", parse_image_size, (224, 224), found, source_found.where, free=True)
     _user_size(knobs, fixed)
     knobs.facts.append(Fact(name="image_size", value=fixed, source="the network, which takes no other"))
     return fixed
@@ -222,29 +224,29 @@ def _user_size(knobs: Knobs, fixed: ImageSize) -> ImageSize | None:
 def _from_args(args: Mapping[str, Any], size: ImageSize) -> Told:
     """Read the preprocessing of the evaluation from the args of timm's, DeiT's and PYRA's trainers."""
     found: dict[str, Any] = {}
-    odd = []
+    unsupported = []
     if are_numbers(args.get("mean")) and are_numbers(args.get("std")):  # timm's: on the 0..1 scale
         found |= {name: tuple(255 * value for value in args[name]) for name in ("mean", "std")}
     else:
-        odd += [f"{name}={args[name]}" for name in ("mean", "std") if args.get(name) is not None]
+        unsupported += [f"{name}={args[name]}" for name in ("mean", "std") if args.get(name) is not None]
     if isinstance(args.get("inception"), bool) and isinstance(args.get("direct_resize"), bool):  # PYRA's datasets.py
         found |= {"mean": INCEPTION, "std": INCEPTION} if args["inception"] else {"mean": MEAN, "std": STD}
         found |= {"resize_edge": int((1 if args["direct_resize"] else 256 / 224) * max(size)), "keep_ratio": False}
-    for name, whole in (("crop_pct", 0), ("eval_crop_ratio", DEIT_WHOLE)):
+    for name, uncropped_up_to in (("crop_pct", 0), ("eval_crop_ratio", DEIT_WHOLE)):
         if (ratio := args.get(name)) is not None:
             known = isinstance(ratio, (int, float)) and 0 < ratio <= 1
-            edge = _edge(ratio, size) if known and max(size) > whole else None
+            edge = _edge(ratio, size) if known and max(size) > uncropped_up_to else None
             if not known or found.setdefault("resize_edge", edge) != edge:
-                odd.append(f"{name}={ratio}")
+                unsupported.append(f"{name}={ratio}")
     if (mode := args.get("crop_mode")) == "squash" and size[0] == size[1]:
         found["keep_ratio"] = False
     elif mode not in (None, "center"):
-        odd.append(f"crop_mode={mode}")
+        unsupported.append(f"crop_mode={mode}")
     if (interpolation := args.get("interpolation")) in INTERPOLATIONS:
         found["interpolation"] = interpolation
     elif interpolation is not None:
-        odd.append(f"interpolation={interpolation}")
-    return Told("args", found, odd)
+        unsupported.append(f"interpolation={interpolation}")
+    return Told("args", found, unsupported)
 
 
 def _edge(ratio: float, size: ImageSize) -> int:

@@ -84,10 +84,10 @@ def adapter_fold_part(path: str, adapter: Adapter, weight: Tensor, merged: Tenso
     """Compare the merged weight [out, in] with weight and adapter on random input, for the fold certificate."""
     out, features = weight.shape
     with torch.device("meta"):
-        apart = LoraLinear(features, out, len(adapter.a), adapter.scale, bias=False)
+        unmerged = LoraLinear(features, out, len(adapter.a), adapter.scale, bias=False)
         one = nn.Linear(features, out, bias=False)
     weights = {"weight": weight, "lora_a": adapter.a, "lora_b": adapter.b}
-    error = relative_difference((apart, weights), (one, {"weight": merged}), (5, features))
+    error = relative_difference((unmerged, weights), (one, {"weight": merged}), (5, features))
     what = (f"lora (rank {len(adapter.a)}, scale {adapter.scale:g}) -> weight",)
     return FoldedPart({}, FoldStep(module=path, folded=what, max_rel_error=error))
 
@@ -135,12 +135,12 @@ def read_merged(checkpoint: Checkpoint, knobs: Knobs, pairs: Mapping[str, Mappin
 def _merged_in_record(record: Mapping[str, Any]) -> tuple[str | None, str]:
     """What the file says of merging, and where. With ``merge_weights=False`` loralib never merges."""
     for place in ("lora_config", "peft_config", "config", "args", "meta", ""):
-        said = record.get(place) if place else record
-        if isinstance(said, Mapping):
+        section = record.get(place) if place else record
+        if isinstance(section, Mapping):
             for key in ("lora_merged", "merged"):
-                if isinstance(said.get(key), bool):
-                    return "yes" if said[key] else "no", f"{place}.{key}".lstrip(".")
-            if said.get("merge_weights") is False:
+                if isinstance(section.get(key), bool):
+                    return "yes" if section[key] else "no", f"{place}.{key}".lstrip(".")
+            if section.get("merge_weights") is False:
                 return "no", f"{place}.merge_weights".lstrip(".")
     return None, ""
 
@@ -158,12 +158,14 @@ def read_scales(checkpoint: Checkpoint, knobs: Knobs, ranks: set[int], *, merged
         return dict.fromkeys(ranks, 0.0)
     config, where = _lora_config(checkpoint)
     _require_uniform(config, where, ranks)
-    said = config.get("lora_alpha")
-    found = float(said) if isinstance(said, (int, float)) and not isinstance(said, bool) else None
+    stored_alpha = config.get("lora_alpha")
+    found = (
+        float(stored_alpha) if isinstance(stored_alpha, (int, float)) and not isinstance(stored_alpha, bool) else None
+    )
     why = "no tensor tells the alpha that LoRA's scale alpha / r needs"
     alpha = knobs.need("lora_alpha", _finite, "16", why, found, where)
-    told = ("yes" if config["use_rslora"] else "no") if "use_rslora" in config else None
-    rslora = knobs.take("lora_rslora", one_of("yes", "no"), "no", told, where)
+    stored_rslora = ("yes" if config["use_rslora"] else "no") if "use_rslora" in config else None
+    rslora = knobs.take("lora_rslora", one_of("yes", "no"), "no", stored_rslora, where)
     return {rank: alpha / (math.sqrt(rank) if rslora == "yes" else rank) for rank in ranks}
 
 
@@ -201,12 +203,12 @@ def _lora_config(checkpoint: Checkpoint) -> tuple[Mapping[str, Any], str]:
             return inner, name
     if "lora_alpha" in record:
         return record, "the file"
-    beside = checkpoint.path.parent / "adapter_config.json"
+    config_path = checkpoint.path.parent / "adapter_config.json"
     try:
-        found = json.loads(beside.read_text())
+        found = json.loads(config_path.read_text())
     except (OSError, ValueError):
         return {}, ""
-    return (found, beside.name) if isinstance(found, dict) else ({}, "")
+    return (found, config_path.name) if isinstance(found, dict) else ({}, "")
 
 
 # The adapters in a checkpoint, and the checkpoint without them.
@@ -419,21 +421,21 @@ def _read(method: Method, checkpoint: Checkpoint, settings: Mapping[str, str]) -
     """
     if not adapter_names(checkpoint):
         return method.read(checkpoint, settings)
-    ours, others = _split_settings(settings)
-    knobs = Knobs(ours)
+    lora_settings, method_settings = _split_settings(settings)
+    knobs = Knobs(lora_settings)
     base, adapters = without_adapters(checkpoint), read_adapters(checkpoint, knobs)
-    inner = method.read(with_merged_weights(base, adapters), others)
+    inner = method.read(with_merged_weights(base, adapters), method_settings)
     knobs.done()
     if not adapters:
         return replace(inner, facts=(*inner.facts, *knobs.facts))
     placed = {_layer_path(adapter, base, inner): adapter for adapter in adapters}
-    apart: dict[str, Tensor] = {}
+    unmerged: dict[str, Tensor] = {}
     for path, adapter in placed.items():
         weights = {"weight": base.tensors[adapter.weight], "lora_a": adapter.a, "lora_b": adapter.b}
-        apart |= {f"{path}.{name}": tensor for name, tensor in weights.items()}
+        unmerged |= {f"{path}.{name}": tensor for name, tensor in weights.items()}
     return AdaptedReading(
         **{name: getattr(inner, name) for name in ("backbone", "config", "names", "preprocessing", "deployed")},
-        tensors={**inner.tensors, **apart},
+        tensors={**inner.tensors, **unmerged},
         facts=(*inner.facts, *knobs.facts, adapters_fact(adapters)),
         applied=(*inner.applied, "lora"),
         tolerances=inner.tolerances,
@@ -445,8 +447,8 @@ def _read(method: Method, checkpoint: Checkpoint, settings: Mapping[str, str]) -
 
 def _split_settings(settings: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
     """Split the settings into those that are read here and the method's."""
-    ours = {name: value for name, value in settings.items() if name in SETTINGS}
-    return ours, {name: value for name, value in settings.items() if name not in SETTINGS}
+    lora_settings = {name: value for name, value in settings.items() if name in SETTINGS}
+    return lora_settings, {name: value for name, value in settings.items() if name not in SETTINGS}
 
 
 def _layer_path(adapter: Adapter, base: Checkpoint, inner: Reading) -> str:
@@ -467,19 +469,19 @@ def _layer_path(adapter: Adapter, base: Checkpoint, inner: Reading) -> str:
 
 
 def _identify(
-    beneath: Identify, checkpoint: Checkpoint, settings: Mapping[str, str], images: Tensor, recorded: Tensor
+    identify: Identify, checkpoint: Checkpoint, settings: Mapping[str, str], images: Tensor, recorded: Tensor
 ) -> dict[str, str]:
     """Identify the method's missing settings on the merged weights, and ``lora_merged`` if it is unknown."""
     if not adapter_names(checkpoint):
-        return beneath(checkpoint, settings, images, recorded)
-    ours, others = _split_settings(settings)
+        return identify(checkpoint, settings, images, recorded)
+    lora_settings, method_settings = _split_settings(settings)
     found: list[dict[str, str]] = []
-    for ways in _settings_to_try(checkpoint, ours):
-        knobs = Knobs({**ours, **ways})
+    for assumed in _settings_to_try(checkpoint, lora_settings):
+        knobs = Knobs({**lora_settings, **assumed})
         merged = with_merged_weights(without_adapters(checkpoint), read_adapters(checkpoint, knobs))
         knobs.done()
         try:
-            found.append({**ways, **beneath(merged, others, images, recorded)})
+            found.append({**assumed, **identify(merged, method_settings, images, recorded)})
         except Refused as refused:
             why = refused
     if not found:
@@ -501,5 +503,5 @@ def _settings_to_try(checkpoint: Checkpoint, given: Mapping[str, str]) -> list[d
     except Refused as refused:
         if refused.code != "lora.merged":
             raise
-        return [{"lora_merged": way} for way in ("no", "yes")]
+        return [{"lora_merged": answer} for answer in ("no", "yes")]
     return [{}]

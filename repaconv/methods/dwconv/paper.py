@@ -63,7 +63,7 @@ class FoldedMixer(NamedTuple):
     """A folded token mixer: its deploy tensors, descriptions of what was folded, and whether norm1 keeps its affine."""
 
     tensors: dict[str, Tensor]
-    told: tuple[str, ...]
+    descriptions: tuple[str, ...]
     keeps_norm: bool = False
 
 
@@ -90,8 +90,8 @@ def fold_prefix(
     tensors |= named_tensors({"attn.prefix.q": q, "attn.prefix.proj": proj})
     tensors["attn.prefix.k"] = k.weight.view(heads, -1, width)
     tensors["attn.prefix.v"] = v.weight.view(heads, -1, width).transpose(1, 2).contiguous()
-    told = f"attention of {mixer.prefix} tokens before the patches: keys and values -> their queries"
-    return FoldedMixer(tensors, (*patches.told, told))
+    description = f"attention of {mixer.prefix} tokens before the patches: keys and values -> their queries"
+    return FoldedMixer(tensors, (*patches.descriptions, description))
 
 
 # The token mixer of any kind.
@@ -120,8 +120,8 @@ def fold_mixer(
     """
     if not any(mixer.conv):
         folded = fold_attention(block, mixer.heads, norm, scale)
-        told = ("the gate -> attention; the kernels go",) if mixer.rows else ()
-        return FoldedMixer(named_tensors(folded), (*told, "1 / sqrt(dh) -> q"))
+        descriptions = ("the gate -> attention; the kernels go",) if mixer.rows else ()
+        return FoldedMixer(named_tensors(folded), (*descriptions, "1 / sqrt(dh) -> q"))
     proj = scale @ linear_of(block, "attn.proj")
     if mixer.kind == "full":
         return _fold_full(block, norm, proj, separate=separate)
@@ -139,7 +139,7 @@ def _fold_patches(block: Mapping[str, Tensor], mixer: Mixer, width: int, norm: A
     fold = _fold_ensembled if mixer.kind == "ensembled" else _fold_depthwise
     folded = fold(block, mixer, width, norm, proj)
     mean = {"attn.mean": block["attn.mean"][:, None, None]} if mixer.mean else {}
-    return FoldedMixer({**folded.tensors, **mean}, folded.told)
+    return FoldedMixer({**folded.tensors, **mean}, folded.descriptions)
 
 
 def _fold_full(block: Mapping[str, Tensor], norm: Affine, proj: Affine, *, separate: bool) -> FoldedMixer:
@@ -160,8 +160,8 @@ def _fold_ensembled(block: Mapping[str, Tensor], mixer: Mixer, _width: int, norm
     summed = Affine(_ensemble(v.weight, shares), _ensemble(v.bias, shares))
     output = Affine(_ensemble(proj.weight.T.contiguous(), shares).T, proj.bias)
     tensors = named_tensors({"attn.v": summed, "attn.proj": _bias_into_proj(block.get("attn.dw.bias"), output)})
-    told = (f"{mixer.heads} heads, ensembled -> one",)
-    return FoldedMixer({**tensors, "attn.dw.weight": block["attn.dw.weight"]}, told)
+    descriptions = (f"{mixer.heads} heads, ensembled -> one",)
+    return FoldedMixer({**tensors, "attn.dw.weight": block["attn.dw.weight"]}, descriptions)
 
 
 def _fold_depthwise(block: Mapping[str, Tensor], mixer: Mixer, width: int, norm: Affine, proj: Affine) -> FoldedMixer:
@@ -191,8 +191,8 @@ def _fold_scattered(block: Mapping[str, Tensor], mixer: Mixer, width: int, norm:
     tensors = {**named_tensors({"attn.qkv": joined, "attn.proj": output}), "attn.dw.weight": kernels}
     if mixer.mean:
         tensors["attn.mean"] = block["attn.mean"][convolving][:, None, None]
-    told = (f"{sum(mixer.conv)} heads -> convolutions, their q and k go", "heads -> [attention | convolution]")
-    return FoldedMixer(tensors, (*told, *shared))
+    descriptions = (f"{sum(mixer.conv)} heads -> convolutions, their q and k go", "heads -> [attention | convolution]")
+    return FoldedMixer(tensors, (*descriptions, *shared))
 
 
 def _kernels(block: Mapping[str, Tensor], mixer: Mixer, width: int) -> tuple[Tensor, Tensor | None, tuple[str, ...]]:
@@ -287,8 +287,8 @@ class ConvBlock:
         mlp = {first: linear_of(block, first) @ norm2, last: scale2 @ linear_of(block, last)}
         keeps = mixer.keeps_norm and traits.norm1.kind == "layer"
         kept = {f"norm1.{name}": block[f"norm1.{name}"] for name in ("weight", "bias")} if keeps else {}
-        told = tuple(row for row in traits.told() if not (keeps and row.startswith("norm1")))
-        left = ("norm1's affine: its shift may not pass the padding",) if keeps else ()
+        descriptions = tuple(row for row in traits.fold_descriptions() if not (keeps and row.startswith("norm1")))
+        not_folded_parts = ("norm1's affine: its shift may not pass the padding",) if keeps else ()
         yield folded_block(
             prefix,
             lambda: self.build(small),
@@ -296,8 +296,8 @@ class ConvBlock:
             lambda: DeployBlock(small.blocks[index], width, small.grid),
             {**mixer.tensors, **named_tensors(mlp), **kept},
             (2, small.sequence, width),
-            told=(*mixer.told, *told),
-            left=(*left, *traits.left()),
+            descriptions=(*mixer.descriptions, *descriptions),
+            not_folded_parts=(*not_folded_parts, *traits.not_folded()),
             equation=EQUATIONS[self.mixer.kind],
         )
 

@@ -42,9 +42,9 @@ def read_gates(
             mentions gates that the file lacks.
         SettingNeeded: If there are gates but no p or mode.
     """
-    said, gate = said_in(meta, "gate"), tensors.get("gate.weight")
+    gate_metadata, gate = said_in(meta, "gate"), tensors.get("gate.weight")
     if gate is None:
-        if said:
+        if gate_metadata:
             raise Refused(
                 "the metadata mentions gates, but there is no gate.weight.",
                 hint="The file contains only a part of the network.",
@@ -60,14 +60,16 @@ def read_gates(
         )
     why = "the metadata lacks {}, and the gates do not show it"
     modes, how = one_of("hard-topk", "soft"), why.format("how the gates choose")
-    mode = knobs.need("gate_mode", modes, "hard-topk", how, said.get("mode"), "meta.gate")
+    mode = knobs.need("gate_mode", modes, "hard-topk", how, gate_metadata.get("mode"), "meta.gate")
     if mode != "hard-topk":
         raise Refused(
             f"the gates are {mode}: attention and convolution both contribute, so neither can be removed.",
             hint="Finish the training with hard gates (hard-topk).",
             code="dwconv.soft-gates",
         )
-    p = knobs.need("gate_p", natural, "12", why.format("how many take the convolution"), said.get("p"), "meta.gate")
+    p = knobs.need(
+        "gate_p", natural, "12", why.format("how many take the convolution"), gate_metadata.get("p"), "meta.gate"
+    )
     if not isinstance(p, int) or isinstance(p, bool) or not 0 <= p <= gate.numel():
         raise Refused(
             f"meta.gate.p is {p!r}, but there are {gate.numel()} gates.",
@@ -131,10 +133,10 @@ def read_or_plain_vit(checkpoint: Checkpoint, settings: Mapping[str, str]) -> Bl
         Refused: If the keys are not those of one complete network, or gates are soft.
         UsageProblem: If a setting is unknown or malformed.
     """
-    net, meta = OpenCheckpoint.of(checkpoint, settings), said_in(checkpoint.record, "meta")
+    net, meta = OpenCheckpoint.open(checkpoint, settings), said_in(checkpoint.record, "meta")
     tensors, knobs, arch = net.tensors, net.knobs, said_in(meta, "arch")
-    way = "antialias" if "register_tokens" in tensors else "offset"
-    sizes = read_vit_sizes(tensors, knobs, arch, "meta.arch", resize=way)
+    resampling = "antialias" if "register_tokens" in tensors else "offset"
+    sizes = read_vit_sizes(tensors, knobs, arch, "meta.arch", resize=resampling)
     width, depth = sizes["width"], depth_of(tensors)
     tokens = len(sizes["tokens"]) + sizes["registers"]
     heads = read_heads(width, depth, knobs, arch.get("num_heads"), "meta.arch")
@@ -163,7 +165,7 @@ def read_or_plain_vit(checkpoint: Checkpoint, settings: Mapping[str, str]) -> Bl
             **({"fold": f"{rounded} kernels are products only up to their FP32 rounding"} if rounded else {}),
             **(MERGED_REASONS if any(schedule) else {}),
         },
-        apart="gate.weight",
+        excluded="gate.weight",
     )
 
 
@@ -235,13 +237,13 @@ def _read_act(tensors: Mapping[str, Tensor], record: Mapping[str, Any], knobs: K
 
 def _read_schedule(sizes: Mapping[str, Any], depth: int, knobs: Knobs, arch: Mapping[str, Any]) -> tuple[int, ...]:
     """Read the number of tokens that merge in each block, from --set or a converted network's metadata; else none."""
-    said, parse = arch.get("schedule"), partial(parse_schedule, depth=depth, sizes=sizes)
+    stored, parse = arch.get("schedule"), partial(parse_schedule, depth=depth, sizes=sizes)
 
     try:
-        found = None if said is None else parse(str(said))
+        found = None if stored is None else parse(str(stored))
     except ValueError as problem:
         raise Refused(
-            f"meta.arch.schedule is {said!r}: {problem}.",
+            f"meta.arch.schedule is {stored!r}: {problem}.",
             hint="It is the number of tokens merged in each block, e.g. [0, 0, 16, 0].",
             code="dwconv.schedule",
         ) from None

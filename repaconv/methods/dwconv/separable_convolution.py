@@ -38,8 +38,8 @@ def is_rounded_product(error: float) -> bool:
 
 def separation_part(module: str, error: float) -> FoldedPart:
     """The certificate's row for a full convolution that becomes a pointwise and a depthwise one."""
-    told = ("full convolution -> pointwise and depthwise: every channel's kernel is a product",)
-    step = FoldStep(module=module, folded=told, equation="eqs. 9-10", max_rel_error=error)
+    description = ("full convolution -> pointwise and depthwise: every channel's kernel is a product",)
+    step = FoldStep(module=module, folded=description, equation="eqs. 9-10", max_rel_error=error)
     if is_rounded_product(error):
         why = "full_conv=refactor: a product stored in float32, to its rounding"
         step = step.model_copy(update={"allowed": MAX_SEPARATION_ERROR["refactor"], "reason": why})

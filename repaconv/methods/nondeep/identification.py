@@ -32,8 +32,8 @@ def identify(checkpoint: Checkpoint, settings: Mapping[str, str], images: Tensor
     Raises:
         Refused: If no variant reproduces the output, or several do.
     """
-    said = {**said_in(checkpoint.record, "meta", "arch"), **said_in(checkpoint.record, "meta", "join"), **settings}
-    variants = list(_variants(checkpoint, said))
+    known = {**said_in(checkpoint.record, "meta", "arch"), **said_in(checkpoint.record, "meta", "join"), **settings}
+    variants = list(_variants(checkpoint, known))
     tried = [(_error(checkpoint, {**settings, **variant}, images, recorded), variant) for variant in variants]
     tried.sort(key=lambda row: row[0])
     best, next_best = tried[0], tried[1] if len(tried) > 1 else (math.inf, {})
@@ -48,7 +48,7 @@ def identify(checkpoint: Checkpoint, settings: Mapping[str, str], images: Tensor
     return best[1]
 
 
-def _variants(checkpoint: Checkpoint, said: Mapping[str, object]) -> Iterator[dict[str, str]]:
+def _variants(checkpoint: Checkpoint, known: Mapping[str, object]) -> Iterator[dict[str, str]]:
     """Yield every combination of values of the missing settings."""
     width = weight_of(checkpoint.tensors, "patch_embed.proj.weight", 4).shape[0]
     values = {
@@ -56,7 +56,7 @@ def _variants(checkpoint: Checkpoint, said: Mapping[str, object]) -> Iterator[di
         "num_heads": tuple(str(heads) for heads in range(1, width + 1) if width % heads == 0),
         "norm_eps": ("1e-06", "1e-05", "1e-12"),
     }
-    unknown = {name: choices for name, choices in values.items() if name not in said}
+    unknown = {name: choices for name, choices in values.items() if name not in known}
     for chosen in product(*unknown.values()):
         yield dict(zip(unknown, chosen, strict=True))
 

@@ -213,7 +213,7 @@ class BranchBlock:
         )
         return BlockSpec(mixer, MlpSpec(self.hidden, self.act), self.traits.norm1.spec, self.traits.norm2.spec)
 
-    def measured(self, config: ViTConfig, weights: Mapping[str, Tensor]) -> BlockSpec:
+    def spec_for(self, config: ViTConfig, weights: Mapping[str, Tensor]) -> BlockSpec:
         """The deploy block, with heads as wide as the rank of these weights requires."""
         queries, keys, values, outputs = self._branches(weights, config.width)
         scores = score_products(queries, keys, self.heads, self._divisor(config))
@@ -256,14 +256,14 @@ class BranchBlock:
             lambda: DeployBlock(config.blocks[index], width, config.grid),
             named_tensors(folded),
             (2, min(tokens, 9), width),
-            told=(
+            descriptions=(
                 f"{self.attn} branches' scores -> {'concat' if len(k) else 'X W X^T'}, "
                 f"heads {q.out_width // self.heads} wide",
                 f"{self.attn} branches' values ({self.join.value}) -> heads {proj.in_width // self.heads} wide",
                 f"{self.mlp} branches of the FFN -> their sum",
                 "bk -> nothing (softmax), bv -> proj's bias, 1 / D -> q",
-                *self.traits.told(),
+                *self.traits.fold_descriptions(),
             ),
-            left=self.traits.left(),
+            not_folded_parts=self.traits.not_folded(),
             equation="eqs. 1, 6, 7" if self.join.value == "value-sum" else "eq. 1, Alg. 1",
         )

@@ -61,7 +61,7 @@ def read(checkpoint: Checkpoint, settings: Mapping[str, str]) -> BlockwiseReadin
             hint="Finish the training at lambda = 1; below 1 the fold is not exact.",
             code="nondeep.lambda",
         )
-    specs = tuple(block.measured(net.config, net.weights(index)) for index, block in enumerate(net.blocks))
+    specs = tuple(block.spec_for(net.config, net.weights(index)) for index, block in enumerate(net.blocks))
     return replace(net, config=replace(net.config, blocks=specs))
 
 
@@ -80,7 +80,7 @@ def read_at_any_lambda(checkpoint: Checkpoint, settings: Mapping[str, str]) -> B
             hint="Fold the checkpoint as trained. Without --method the method is detected.",
             code="method.deployed" if detection else "method.mismatch",
         )
-    net, arch = OpenCheckpoint.of(checkpoint, settings), said_in(checkpoint.record, "meta", "arch")
+    net, arch = OpenCheckpoint.open(checkpoint, settings), said_in(checkpoint.record, "meta", "arch")
     tensors, knobs = net.tensors, net.knobs
     sizes = read_vit_sizes(tensors, knobs, arch, "meta.arch")
     heads = _need(knobs, "num_heads", positive, arch, "meta.arch", "12")
@@ -97,7 +97,7 @@ def read_at_any_lambda(checkpoint: Checkpoint, settings: Mapping[str, str]) -> B
     blocks = tuple(_read_block(tensors, index, arch, heads, join, norms, act) for index in range(depth_of(tensors)))
     unmeasured = tuple(block.spec(sizes["width"], None, None) for block in blocks)
     config = ViTConfig(**sizes, blocks=unmeasured)
-    return net.reading(config, blocks, facts=_block_facts(blocks), apart="join_lambda")
+    return net.reading(config, blocks, facts=_block_facts(blocks), excluded="join_lambda")
 
 
 def _error_of_joining(net: BlockwiseReading[BranchBlock]) -> float:
@@ -110,44 +110,46 @@ def _error_of_joining(net: BlockwiseReading[BranchBlock]) -> float:
     return max_rel_error(*outputs)
 
 
-def _need(knobs: Knobs, name: str, parse: Callable[[str], T], said: Mapping[str, Any], where: str, example: str) -> T:
+def _need(
+    knobs: Knobs, name: str, parse: Callable[[str], T], metadata: Mapping[str, Any], where: str, example: str
+) -> T:
     """Read a value from the metadata, which the user must give if the metadata lacks it."""
     why = f"the metadata lacks {name}, and no tensor does"
-    found: T | None = said.get(name)
+    found: T | None = metadata.get(name)
     return knobs.need(name, parse, example, why, found, where)
 
 
-def _read_join(tensors: Mapping[str, Tensor], said: Mapping[str, Any], knobs: Knobs) -> Join:
+def _read_join(tensors: Mapping[str, Tensor], metadata: Mapping[str, Any], knobs: Knobs) -> Join:
     """Read how the branches join: attn_value, score_scale and lambda.
 
     Raises:
         Refused: If buffer and metadata disagree on lambda, or the metadata names an unknown way of joining.
     """
     for name, known in (("ffn", "pre-activation"), ("branch_reduce", "sum")):
-        if said.get(name, known) != known:
+        if metadata.get(name, known) != known:
             raise Refused(
-                f"meta.join.{name} is {said[name]!r}; only {known!r} is supported.",
+                f"meta.join.{name} is {metadata[name]!r}; only {known!r} is supported.",
                 hint="The method's documentation page describes the ways of joining.",
                 code="nondeep.join",
             )
     value, scale = (
-        _need(knobs, name, one_of(*JOIN_SETTINGS[name]), said, "meta.join", example)
+        _need(knobs, name, one_of(*JOIN_SETTINGS[name]), metadata, "meta.join", example)
         for name, example in (("attn_value", "value-sum"), ("score_scale", "sqrt"))
     )
-    for (name, ways), chosen in zip(JOIN_SETTINGS.items(), (value, scale), strict=True):
-        if chosen not in ways:
+    for (name, choices), chosen in zip(JOIN_SETTINGS.items(), (value, scale), strict=True):
+        if chosen not in choices:
             raise Refused(
-                f"meta.join.{name} is {chosen!r}; supported are {' and '.join(ways)}.",
+                f"meta.join.{name} is {chosen!r}; supported are {' and '.join(choices)}.",
                 hint=f"Give the right one with --set {name}=...",
                 code="nondeep.join",
             )
-    return Join(value, scale, _read_lambda(tensors, said, knobs))
+    return Join(value, scale, _read_lambda(tensors, metadata, knobs))
 
 
-def _read_lambda(tensors: Mapping[str, Tensor], said: Mapping[str, Any], knobs: Knobs) -> float:
+def _read_lambda(tensors: Mapping[str, Tensor], metadata: Mapping[str, Any], knobs: Knobs) -> float:
     """Read lambda from the buffer and the metadata, which must agree."""
-    told = said.get("lambda")
-    found, source = (float(told), "meta.join") if isinstance(told, (int, float)) else (None, "")
+    stated = metadata.get("lambda")
+    found, source = (float(stated), "meta.join") if isinstance(stated, (int, float)) else (None, "")
     if (buffer := tensors.get("join_lambda")) is not None and buffer.numel():
         stored = [float(entry) for entry in buffer.flatten()]
         found, source = (stored[0], "join_lambda") if found is None else (found, source)
@@ -179,14 +181,14 @@ def _read_block(
     Raises:
         Refused: If metadata and tensors disagree on the number of branches, or the branches' numbering has gaps.
     """
-    block, said, counts = block_tensors(tensors, f"blocks.{index}."), arch.get("num_branches"), []
+    block, expected, counts = block_tensors(tensors, f"blocks.{index}."), arch.get("num_branches"), []
     for part in ("attn", "mlp"):
         found = {int(m[1]) for name in block if (m := re.match(rf"{part}\.branches\.(\d+)\.", name))}
-        if not found or found != set(range(len(found))) or (said is not None and said != len(found)):
+        if not found or found != set(range(len(found))) or (expected is not None and expected != len(found)):
             listed = ", ".join(map(str, sorted(found))) or "none"
             raise Refused(
                 f"blocks.{index}.{part} has the branches {listed}"
-                + (f" where the metadata says {said}." if said is not None else "."),
+                + (f" where the metadata says {expected}." if expected is not None else "."),
                 hint="A branch is missing or there is one too many; the sum needs all of them.",
                 code="nondeep.branches",
             )

@@ -105,15 +105,15 @@ class PyraBlock(PlainBlock):
         target = partner[..., None].gather(1, source)
         size = torch.ones_like(x[..., :1]) if size is None else size
         z = x * size
-        going, into = _take(z[:, ::2], source), _take(z[:, 1::2], target)
+        merged, receiving = _take(z[:, ::2], source), _take(z[:, 1::2], target)
         if self.modulated:
-            n = self.pyra_norm(going + into)
+            n = self.pyra_norm(merged + receiving)
             by_channel = 2 * torch.sigmoid(self.pyra_a.T @ n)
             by_row = 2 * torch.sigmoid(n @ self.pyra_b.T) - 1
-            going = going + going * by_channel * by_row
-        z = self._ordered(_take(z[:, ::2], kept), _added(z[:, 1::2], target, going))
-        onto = _added(size[:, 1::2], target, _take(size[:, ::2], source))
-        sizes = self._ordered(_take(size[:, ::2], kept), onto)
+            merged = merged + merged * by_channel * by_row
+        z = self._ordered(_take(z[:, ::2], kept), _added(z[:, 1::2], target, merged))
+        odd_sizes = _added(size[:, 1::2], target, _take(size[:, ::2], source))
+        sizes = self._ordered(_take(size[:, ::2], kept), odd_sizes)
         return z / sizes, sizes
 
     def _ordered(self, even: Tensor, odd: Tensor) -> Tensor:
@@ -225,13 +225,13 @@ class MergedBlock:
             lambda: _Alone(self, config, deploy_block(spec, width, config.grid), spec.reads),
             {f"inner.{name}": w for name, w in folded.items()},
             (2, self.tokens, width),
-            told=(*self._told(spec), *traits.told()),
-            left=(*traits.left(), *self._left(spec)),
+            descriptions=(*self._fold_descriptions(spec), *traits.fold_descriptions()),
+            not_folded_parts=(*traits.not_folded(), *self._not_folded(spec)),
             equation="eqs. 3-7",
         )
         yield replace(part, tensors={f"blocks.{index}.{name}": w for name, w in folded.items()})
 
-    def _told(self, spec: BlockSpec) -> Iterator[str]:
+    def _fold_descriptions(self, spec: BlockSpec) -> Iterator[str]:
         yield "1 / sqrt(dh) -> q"
         if spec.reads:
             yield "queries, proj and mlp -> the tokens that are read"
@@ -240,7 +240,7 @@ class MergedBlock:
         if self.r and not (spec.merge and spec.merge.r):
             yield "the merging -> nothing: the tokens that are read are never merged"
 
-    def _left(self, spec: BlockSpec) -> Iterator[str]:
+    def _not_folded(self, spec: BlockSpec) -> Iterator[str]:
         if spec.merge and spec.merge.r:
             choice = f"the choice of {self.r} tokens of {self.tokens}, their order and sizes"
             yield f"{choice}: they depend on the input"

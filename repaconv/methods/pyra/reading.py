@@ -55,7 +55,7 @@ def read(checkpoint: Checkpoint, settings: Mapping[str, str]) -> BlockwiseReadin
             code="method.mismatch",
         )
     _require_foldable(checkpoint)
-    net, args = OpenCheckpoint.of(checkpoint, settings), said_in(checkpoint.record, "args")
+    net, args = OpenCheckpoint.open(checkpoint, settings), said_in(checkpoint.record, "args")
     tensors, knobs = net.tensors, net.knobs
     depth, certain = depth_of(tensors), detection.confidence == "certain"
     merges = certain or args.get("token_merging") is True or "schedule" in settings

@@ -134,16 +134,18 @@ def read_claim(args: Mapping[str, Any], knobs: Knobs, *, rule: Rule) -> Claim | 
         knobs: The user's settings.
         rule: The family's rule.
     """
-    said = args.get("idle_ratio") if not rule.always_width else None
-    found = float(said) if isinstance(said, (int, float)) and not isinstance(said, bool) else None
-    told, source = args.get("heuristic"), "args"
+    stored_ratio = args.get("idle_ratio") if not rule.always_width else None
+    found = (
+        float(stored_ratio) if isinstance(stored_ratio, (int, float)) and not isinstance(stored_ratio, bool) else None
+    )
+    stored_heuristic, source = args.get("heuristic"), "args"
     if args.get("channel_idle") is False:
-        found, told, source = 0.0, "static", "args.channel_idle (all channels are activated)"
+        found, stored_heuristic, source = 0.0, "static", "args.channel_idle (all channels are activated)"
     ratio = knobs.maybe("idle_ratio", _ratio, found, source)
     heuristic = None
     if rule.linear:
-        told = None if told is None else "linear" if told == "linear" else "static"
-        heuristic = knobs.maybe("heuristic", one_of("static", "linear"), told, source)
+        stored_heuristic = None if stored_heuristic is None else "linear" if stored_heuristic == "linear" else "static"
+        heuristic = knobs.maybe("heuristic", one_of("static", "linear"), stored_heuristic, source)
     return None if ratio is None and not rule.always_width else Claim(ratio, heuristic or "static")
 
 

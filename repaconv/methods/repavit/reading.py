@@ -120,29 +120,32 @@ class RePaViTReading(Reading):
 
     def module(self) -> nn.Module:
         """The family's network with `ChannelIdleMlp` in it."""
-        return self.skeleton.training(self.config, self.mlp).eval()
+        return self.skeleton.build_training(self.config, self.mlp).eval()
 
     def parts(self) -> Iterator[FoldedPart]:
         """Yield the blocks, then the family's other modules."""
         for index in range(len(self.ffns)):
             yield self._block(index)
-        yield from self.skeleton.rest(self.config, self.tensors)
+        yield from self.skeleton.fold_outside_blocks(self.config, self.tensors)
 
     def _block(self, index: int) -> FoldedPart:
         ffn, a = self.ffns[index], self.active[index]
         prefix = self.family.block_of(ffn)
         inside = ffn.prefix.removeprefix(prefix)
         block = in_float64(block_tensors(self.tensors, prefix))
-        around, told, scale = self.skeleton.around(block, index)
+        other_parts, descriptions, scale = self.skeleton.fold_other_parts(block, index)
         mlp = ffn_weights(fold_ffn(block_tensors(block, inside), a, self.eps, scale), conv=self.family.conv)
-        folded = {**around, **{f"{inside}{name}": weight for name, weight in mlp.items()}}
+        folded = {**other_parts, **{f"{inside}{name}": weight for name, weight in mlp.items()}}
         with torch.device("meta"):
-            trained, deploy, shape = self.skeleton.pair(self.config, index, self.mlp)
+            trained, deploy, shape = self.skeleton.block_pair(self.config, index, self.mlp)
         return FoldedPart(
             {f"{prefix}{name}": tensor for name, tensor in folded.items()},
             FoldStep(
                 module=prefix.rstrip("."),
-                folded=(f"{ffn.hidden - a} idle channels of {ffn.hidden}, both BatchNorms, the shortcut", *told),
+                folded=(
+                    f"{ffn.hidden - a} idle channels of {ffn.hidden}, both BatchNorms, the shortcut",
+                    *descriptions,
+                ),
                 not_folded=(f"{a} channels behind the activation", "the attention norm's statistics"),
                 equation="eqs. 3-6",
                 max_rel_error=relative_difference((trained, block), (deploy, folded), shape),

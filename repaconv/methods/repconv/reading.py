@@ -91,24 +91,27 @@ class RepConvReading(Reading):
 
 
 def _folded_block(reading: RepConvReading, name: str, block: RepBlock) -> FoldedPart:
-    tensors, told = in_float64(block_tensors(reading.tensors, f"{name}.")), NAMES[reading.config.layout].folded
-    left = ("squeeze-and-excitation",) * (block.squeezed > 0) + ("ReLU",)
+    tensors, folded_name = in_float64(block_tensors(reading.tensors, f"{name}.")), NAMES[reading.config.layout].folded
+    not_folded_parts = ("squeeze-and-excitation",) * (block.squeezed > 0) + ("ReLU",)
     if reading.deployed:
         kept = {f"{name}.{key}": tensor for key, tensor in tensors.items()}
         return FoldedPart(
-            kept, FoldStep(module=name, folded=(), not_folded=(f"{told}, as it is", *left), max_rel_error=0.0)
+            kept,
+            FoldStep(
+                module=name, folded=(), not_folded=(f"{folded_name}, as it is", *not_folded_parts), max_rel_error=0.0
+            ),
         )
     trained = reading.block(name, block)
     kernel = fold_block(tensors, block, reading.eps)
     weights = {"weight": torch.from_numpy(kernel.weight), "bias": torch.from_numpy(kernel.bias)}
-    folded = {f"{told}.{key}": tensor for key, tensor in weights.items()}
+    folded = {f"{folded_name}.{key}": tensor for key, tensor in weights.items()}
     kept = {key: tensor for key, tensor in tensors.items() if key.startswith("se.")}
     return FoldedPart(
         {f"{name}.{key}": tensor for key, tensor in (folded | kept).items()},
         FoldStep(
             module=name,
-            folded=(f"{', '.join(trained.branches)} and their BatchNorms -> {told}",),
-            not_folded=left,
+            folded=(f"{', '.join(trained.branches)} and their BatchNorms -> {folded_name}",),
+            not_folded=not_folded_parts,
             equation="eqs. 3-4",
             max_rel_error=_difference(trained, tensors, loaded(block.conv(block.kernel, bias=True), weights)),
         ),

@@ -212,14 +212,18 @@ def _not_in_tensors(
     tensors: Mapping[str, Tensor], record: Mapping[str, Any], run: Mapping[str, Any], knobs: Knobs
 ) -> dict[str, Any]:
     """Read norm, eps, activation, strides and paddings from --set, the run's configuration or the code's defaults."""
-    said = find_typed(run.get("model"), "RIFormer") or {}
-    where = "meta.cfg" if said else ""
-    norm, act = said.get("norm_cfg", {}), said.get("act_cfg", {})
-    whole = ("in_stride", "in_pad", "down_stride", "down_pad")
-    if not isinstance(norm, dict) or not isinstance(act, dict) or any(type(said.get(k, 0)) is not int for k in whole):
+    model_config = find_typed(run.get("model"), "RIFormer") or {}
+    where = "meta.cfg" if model_config else ""
+    norm, act = model_config.get("norm_cfg", {}), model_config.get("act_cfg", {})
+    integers = ("in_stride", "in_pad", "down_stride", "down_pad")
+    if (
+        not isinstance(norm, dict)
+        or not isinstance(act, dict)
+        or any(type(model_config.get(k, 0)) is not int for k in integers)
+    ):
         raise Refused(
             "the configuration of the RIFormer in the checkpoint is invalid: norm_cfg and act_cfg must be dicts, "
-            f"{', '.join(whole)} whole numbers.",
+            f"{', '.join(integers)} whole numbers.",
             hint="Save the weights without the configuration, and give its settings with --set.",
             code="riformer.config",
         )
@@ -229,9 +233,9 @@ def _not_in_tensors(
             hint="Supported are GroupNorm with one group and LN2d.",
             code="riformer.norm",
         )
-    if (strange := sorted(set(norm) - _NORM_KEYS)) or norm.get("affine", True) is not True:
+    if (unsupported := sorted(set(norm) - _NORM_KEYS)) or norm.get("affine", True) is not True:
         raise Refused(
-            f"the configuration in the checkpoint sets {', '.join(strange) or 'affine'} for its norms, which is "
+            f"the configuration in the checkpoint sets {', '.join(unsupported) or 'affine'} for its norms, which is "
             "not supported.",
             hint=f"Supported are {', '.join(sorted(_NORM_KEYS))}, with an affine.",
             code="riformer.norm",
@@ -242,13 +246,13 @@ def _not_in_tensors(
         "act": read_activation(record, knobs, act, where),
         "stem": (
             weight_of(tensors, "patch_embed.proj.weight", 4).shape[2],
-            knobs.take("stem_stride", positive, 4, said.get("in_stride"), where),
-            knobs.take("stem_padding", natural, 2, said.get("in_pad"), where),
+            knobs.take("stem_stride", positive, 4, model_config.get("in_stride"), where),
+            knobs.take("stem_padding", natural, 2, model_config.get("in_pad"), where),
         ),
         "down": (
             weight_of(tensors, "network.1.proj.weight", 4).shape[2] if "network.1.proj.weight" in tensors else 3,
-            knobs.take("down_stride", positive, 2, said.get("down_stride"), where),
-            knobs.take("down_padding", natural, 1, said.get("down_pad"), where),
+            knobs.take("down_stride", positive, 2, model_config.get("down_stride"), where),
+            knobs.take("down_padding", natural, 1, model_config.get("down_pad"), where),
         ),
     }
 

@@ -54,18 +54,18 @@ def preprocessing_of(
     """
     args = record.get("args") if isinstance(record.get("args"), Mapping) else {}
     assert isinstance(args, Mapping)
-    of_config = Told("meta.cfg", *of_pipeline(config, INTERPOLATIONS))
+    config_source = Told("meta.cfg", *of_pipeline(config, INTERPOLATIONS))
     sizes = _size_from_args(args)
-    image_size = _image_size(sizes, of_config, knobs, fixed)
-    of_args = _from_args(args, image_size)
-    told = [Told("args", of_args.values, [*sizes.odd, *of_args.odd]), of_config]
-    said = {name: (value, part.where) for part in told for name, value in part.values.items()}
+    image_size = _image_size(sizes, config_source, knobs, fixed)
+    args_source = _from_args(args, image_size)
+    sources = [Told("args", args_source.values, [*sizes.odd, *args_source.odd]), config_source]
+    from_file = {name: (value, part.where) for part in sources for name, value in part.values.items()}
     found: dict[str, Any] = {"mean": MEAN, "std": STD, "resize_edge": usual_edge(image_size)}
-    found |= {name: value for name, (value, _) in said.items()}
-    given = _user_values(knobs, said)
-    source = f"--set {', '.join(given)}; else {_source(told)}" if given else _source(told)
-    whole = {**found, **given, "image_size": image_size, "source": source}
-    return Preprocessing(**whole, assumed=_assumed({*said, *given}))
+    found |= {name: value for name, (value, _) in from_file.items()}
+    given = _user_values(knobs, from_file)
+    source = f"--set {', '.join(given)}; else {_source(sources)}" if given else _source(sources)
+    fields = {**found, **given, "image_size": image_size, "source": source}
+    return Preprocessing(**fields, assumed=_assumed({*from_file, *given}))
 
 
 class Sized(NamedTuple):

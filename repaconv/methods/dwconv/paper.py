@@ -26,7 +26,7 @@ Folded, exactly:
   two; otherwise W^O into the full convolution. A product that was stored in FP32 differs from a product by 6e-8. It is
   treated as one only if the user asks for it, and has its own row in the certificate.
 
-Not folded: v's bias cannot move behind the zero-padded convolution, because it would also be added outside the image.
+Not folded: v's bias cannot move after the zero-padded convolution, because it would also be added outside the image.
 For the same reason norm1's shift cannot be folded into a full convolution. SPViT is not a special case, contrary to the
 paper: its code has a BatchNorm and a ReLU between convolution and W^O.
 """

@@ -86,7 +86,7 @@ def read_norms(tensors: Mapping[str, Tensor], knobs: Knobs, *, without: tuple[st
 
     Args:
         tensors: The tensors by official names.
-        knobs: The user's settings; `read_frame` has already read ``norm_eps`` from the file.
+        knobs: The user's settings; `read_vit_sizes` has already read ``norm_eps`` from the file.
         without: Norms that the method's blocks do not have.
 
     Raises:

@@ -235,7 +235,7 @@ class ConvBlock:
         swiglu: Whether the FFN is a SwiGLU.
         separate: Whether a full convolution becomes a pointwise and a depthwise one.
         act: The FFN's activation.
-        error: By how much the separation changes the kernel; see `separated`.
+        error: By how much the separation changes the kernel; see `nearest_separable`.
         merged: The PYRA block that replaces this one, if it or an earlier block merges tokens.
     """
 

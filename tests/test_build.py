@@ -27,7 +27,7 @@ from repaconv.engines.tensorrt_rtx import ENGINE
 from repaconv.onnx_export.fp16_and_int8 import to_fp16
 from repaconv.onnx_export.torch_exporter import to_onnx
 from repaconv.sources.source_of_run import subject_of
-from repaconv.stages.build.stage import Timings, profile_shapes
+from repaconv.stages.build.stage import TimingCache, profile_shapes
 from repaconv.stages.shared.common_checks import load_target
 from repaconv.stages.shared.engine_files import build_of
 from repaconv.stages.shared.model_opening import open_model
@@ -193,16 +193,16 @@ def test_an_engine_of_another_version_than_the_targets_is_not_built(tiny, monkey
 def test_a_timing_cache_is_kept_by_target_and_version_and_pinned_by_its_hash(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     device = load_target("orin-nano")
-    timings = Timings.of(None, device, "10.3.0")
+    timings = TimingCache.of(None, device, "10.3.0")
     assert timings.content is None
     digest = timings.keep(b"measured")
     assert digest == hashlib.sha256(b"measured").hexdigest()
-    again = Timings.of(None, device, "10.3.0")
+    again = TimingCache.of(None, device, "10.3.0")
     assert again.content == b"measured"
-    assert Timings.of(None, device, "10.3.1").content is None
+    assert TimingCache.of(None, device, "10.3.1").content is None
     again.path.write_bytes(b"tampered")
     with pytest.raises(Refused, match="its hash differs"):
-        Timings.of(None, device, "10.3.0")
+        TimingCache.of(None, device, "10.3.0")
 
 
 # --- what runs here ---------------------------------------------------------------------------------------

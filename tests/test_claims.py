@@ -34,7 +34,7 @@ from repaconv.results import (
     TuneArtefact,
 )
 from repaconv.stages.bench.latency_baselines import check_baseline
-from repaconv.stages.recipe.gate_checks import measured
+from repaconv.stages.recipe.gate_checks import measurement_sentence
 from repaconv.stages.report.tradeoff_plots import PALE, pareto_svg, trade_svg
 
 CLAIM = re.compile(r"\b(faster|slower|fastest|differ(?:ent)?|times as (?:fast|long|many)|speedup \d\S*|1\.4[0-9]+)\b")
@@ -100,9 +100,9 @@ def test_a_record_claims_nothing_that_its_quality_does_not_carry():
 
 def test_bench_and_the_gate(capfd):
     says(shown(bench(), capfd))
-    says(measured(bench()))
+    says(measurement_sentence(bench()))
     assert CLAIM.search(shown(bench("trusted"), capfd))  # the words are those that are looked for
-    assert CLAIM.search(measured(bench("trusted")))
+    assert CLAIM.search(measurement_sentence(bench("trusted")))
 
 
 def test_compare(capfd):

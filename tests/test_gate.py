@@ -27,7 +27,7 @@ from repaconv.core.toml_positions import key_lines
 from repaconv.methods.nondeep.published import example_meta
 from repaconv.results import Accuracy, Check, GatedRecipe, GateReport, Link
 from repaconv.stages.recipe import gate_report_formats, run
-from repaconv.stages.recipe.gate_checks import Judge
+from repaconv.stages.recipe.gate_checks import RecipeChecks
 from repaconv.stages.recipe.options import GateOptions
 from repaconv.stages.recipe.recipe_file import Recipe, read_recipe
 
@@ -358,7 +358,7 @@ def accuracy_checks(links: list[Link], text: str) -> list[tuple[str, str]]:
     from repaconv.stages.recipe.recipe_file import Recipe
 
     plain, lines = parse_toml(text, "r.toml", "recipe")
-    judge = Judge(Path("r.toml"), GateOptions())
+    judge = RecipeChecks(Path("r.toml"), GateOptions())
     judge.lines = lines
     done = VerifyArtefact(
         made_by={}, verdict="passed", policy="", inputs="four random images", input_shape=(4, 1, 8, 8),

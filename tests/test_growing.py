@@ -17,7 +17,7 @@ from repaconv.graph.nodes_and_constants import Writer, nodes_of
 from repaconv.graph.rewrite_contract import Rewrite
 from repaconv.results import Change
 from repaconv.rewrites.fold import fold_pipeline
-from repaconv.stages.fold.size_and_speed_reverts import Kept, Size, larger, size_of, worthwhile
+from repaconv.stages.fold.size_and_speed_reverts import Kept, Size, fold_with_reverts, size_of, why_too_large
 from repaconv.stages.report.page_templates import less, saved
 from repaconv.verification.evaluated_graph import Evaluated
 from repaconv.verification.onnx_model_loading import folded
@@ -169,7 +169,7 @@ def test_keys_that_are_turned_at_once_stay_so():
     ],
 )
 def test_what_is_larger(now, worth):
-    assert (larger(Size(100, 10, 10, 10), now) == "") == worth
+    assert (why_too_large(Size(100, 10, 10, 10), now) == "") == worth
 
 
 def _widened(model):
@@ -197,7 +197,7 @@ def _doubled(model):
 
 
 def kept_of(given, refold) -> Kept:
-    return worthwhile(given, given, refold, measured=False, progress=silent)
+    return fold_with_reverts(given, given, refold, measured=False, progress=silent)
 
 
 def test_what_enlarges_the_graph_is_taken_back_and_the_rest_stays(monkeypatch):
@@ -215,9 +215,9 @@ def test_what_enlarges_the_graph_is_taken_back_and_the_rest_stays(monkeypatch):
 
 def test_nodes_are_more_only_where_that_saves_more():
     before = Size(macs=1000, matrices=100, numbers=100, nodes=10)
-    assert larger(before, before._replace(numbers=99, nodes=11)) == "with it the graph has 11 nodes, not 10"
-    assert not larger(before, before._replace(macs=900, numbers=99, nodes=11))
-    assert not larger(before, before._replace(numbers=99, nodes=10))
+    assert why_too_large(before, before._replace(numbers=99, nodes=11)) == "with it the graph has 11 nodes, not 10"
+    assert not why_too_large(before, before._replace(macs=900, numbers=99, nodes=11))
+    assert not why_too_large(before, before._replace(numbers=99, nodes=10))
 
 
 def test_a_transpose_that_a_product_takes_is_no_node():

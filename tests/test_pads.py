@@ -13,7 +13,7 @@ from onnx import TensorProto
 from test_fold_onnx import graph
 
 import repaconv as rc
-from repaconv.stages.fold.size_and_speed_reverts import Judged, Kept, without_harm
+from repaconv.stages.fold.size_and_speed_reverts import FoldEvaluation, Kept, revert_harmful
 from repaconv.verification.evaluated_graph import Evaluated
 from repaconv.verification.float64_graphs import Float64
 from repaconv.verification.onnx_model_loading import folded
@@ -76,8 +76,8 @@ def test_what_cures_is_taken_back_for_no_harm():
     model = padded(20)
     refold = partial(folded, Path("given.onnx"), model)
     smaller, changes = refold(())
-    kept = without_harm(
-        Kept(Evaluated(smaller), changes), Evaluated(model), refold, lambda _: Judged(0, "it is slower")
+    kept = revert_harmful(
+        Kept(Evaluated(smaller), changes), Evaluated(model), refold, lambda _: FoldEvaluation(0, "it is slower")
     )
     assert [change.rewrite for change in kept.changes] == ["pool-padding"]
     assert kept.graph.model is smaller

@@ -16,7 +16,13 @@ from repaconv.core.run_folder import Run
 from repaconv.results import Ratio
 from repaconv.rewrites.fold.fold_pipeline import without
 from repaconv.sources.source_of_run import subject_of
-from repaconv.stages.fold.size_and_speed_reverts import Judged, Kept, judged, what_pays, without_harm
+from repaconv.stages.fold.size_and_speed_reverts import (
+    FoldEvaluation,
+    Kept,
+    evaluate_speed,
+    revert_harmful,
+    revert_slower,
+)
 from repaconv.verification.evaluated_graph import Evaluated
 from repaconv.verification.onnx_model_loading import folded
 
@@ -63,11 +69,11 @@ def operators(model: onnx.ModelProto) -> list[str]:
 def without_losses(model: onnx.ModelProto, speed: Callable[[onnx.ModelProto], float]) -> Kept:
     refold, given = partial(folded, Path("net.onnx"), model), Evaluated(model)
 
-    def judge(one: Kept) -> Judged:
-        return judged(as_fast(speed(one.graph.model)) if one.changes else None, "a machine")
+    def judge(one: Kept) -> FoldEvaluation:
+        return evaluate_speed(as_fast(speed(one.graph.model)) if one.changes else None, "a machine")
 
     smaller, changes = refold(())
-    return without_harm(Kept(Evaluated(smaller), changes), given, refold, judge)
+    return revert_harmful(Kept(Evaluated(smaller), changes), given, refold, judge)
 
 
 def test_what_makes_it_slower_goes_and_the_rest_stays(normed):
@@ -114,4 +120,4 @@ def test_a_graph_of_microseconds_is_not_measured(normed):
     given = Evaluated(normed)
     smaller, changes = folded(Path("net.onnx"), normed)
     whole = Kept(Evaluated(smaller), changes)
-    assert what_pays(whole, given, partial(folded, Path("net.onnx"), normed)) is whole
+    assert revert_slower(whole, given, partial(folded, Path("net.onnx"), normed)) is whole

@@ -27,7 +27,7 @@ from repaconv.stages.recipe import plan
 from repaconv.stages.recipe import plan as walking
 from repaconv.stages.recipe import run as running
 from repaconv.stages.recipe.gate import gate
-from repaconv.stages.recipe.plan import GONE, Digests, Journal, Made, Step, dry, walk
+from repaconv.stages.recipe.plan import GONE, Digests, Journal, Step, StepOutputs, execute_steps, preview
 from repaconv.stages.recipe.run import run
 
 # a -> b, c -> d, and e beside them; each reads a file of its own
@@ -85,10 +85,10 @@ class World:
         """The steps that ran."""
         ran: list[str] = []
 
-        def do(turn) -> Made:
+        def do(turn) -> StepOutputs:
             name = turn.step.name
             if not turn.why:
-                return Made([], True)
+                return StepOutputs([], True)
             if name == stop:
                 raise KeyboardInterrupt
             ran.append(name)
@@ -100,12 +100,12 @@ class World:
             text = sha256_of_bytes(canonical_json({"own": own, "of": left}).encode())
             self.out.mkdir(exist_ok=True)
             (self.out / name).write_text(text)
-            return Made([self.out / name], True)
+            return StepOutputs([self.out / name], True)
 
         steps, journal = self.steps(), Journal(self.out, "r.toml")
-        would = {each.name for each in dry(steps, journal) if each.did == "would run"}
+        would = {each.name for each in preview(steps, journal) if each.did == "would run"}
         with contextlib.suppress(KeyboardInterrupt):
-            walk(steps, journal, do)
+            execute_steps(steps, journal, do)
         assert set(ran) <= would  # what is foretold may turn out to stand, what is not foretold never runs
         return ran
 
@@ -156,14 +156,14 @@ def test_what_is_left_is_foretold_only_by_what_it_took_before(tmp_path, monkeypa
     monkeypatch.setattr(walking.time, "monotonic", lambda: clock[0])
 
     def left(names: str, seconds: float) -> list[float | None]:
-        def do(turn) -> Made:
+        def do(turn) -> StepOutputs:
             clock[0] += seconds
             told[turn.step.name] = turn.left_s, running._headline(turn)
             (tmp_path / turn.step.name).write_text(turn.step.name)
-            return Made([tmp_path / turn.step.name], True)
+            return StepOutputs([tmp_path / turn.step.name], True)
 
         told.clear()
-        walk([Step(name) for name in names], Journal(tmp_path, "r.toml"), do, again=True, others="abc")
+        execute_steps([Step(name) for name in names], Journal(tmp_path, "r.toml"), do, again=True, others="abc")
         return [each[0] for each in told.values()]
 
     assert left("ab", 10) == [None, None]
@@ -259,9 +259,9 @@ def test_a_recipe_is_up_to_date_until_something_of_it_changes(recipe, monkeypatc
     page.unlink()
     assert did(run(recipe)) == current | {"report": "ran"}
     # another version of what only export uses; the same graph comes of it, and so verify is up to date
-    right = running.Placed.versions
+    right = running.LocatedRecipe.versions
     monkeypatch.setattr(
-        running.Placed, "versions", lambda *a: right(*a) | ({"onnxscript": "9"} if a[1] == "export" else {})
+        running.LocatedRecipe, "versions", lambda *a: right(*a) | ({"onnxscript": "9"} if a[1] == "export" else {})
     )
     assert did(run(recipe)) == current | {"export fp32": "ran"}
     journal = json.loads(Path(recipe.parent, "repaconv-out/r/plan.json").read_text())

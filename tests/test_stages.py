@@ -213,14 +213,18 @@ def test_what_float32_cannot_hold_is_not_written(tiny_weights):
 
 
 def test_the_policys_depth_is_that_of_the_blocks():
-    from repaconv.stages.fold.checkpoint_fold import blocks
+    from repaconv.stages.fold.checkpoint_fold import count_blocks
 
     every = [f"blocks.{n}" for n in range(48)]
     inside = [f"{block}.attn.branches.1.qkv" for block in every]
-    assert blocks([*inside, *every, "head"]) == blocks([f"{block}.{part}" for block in every for part in "ab"]) == 48
+    assert (
+        count_blocks([*inside, *every, "head"])
+        == count_blocks([f"{block}.{part}" for block in every for part in "ab"])
+        == 48
+    )
     swin = [f"layers.{stage}.blocks.{n}" for stage in range(4) for n in range(2)]
-    assert blocks([*swin, "layers.0.downsample", "head"]) == 8
-    assert blocks(["one"]) == 0
+    assert count_blocks([*swin, "layers.0.downsample", "head"]) == 8
+    assert count_blocks(["one"]) == 0
 
 
 def test_wrong_stored_weights_fail_the_stored_link_alone(tiny):

@@ -31,7 +31,7 @@ from repaconv.distributed.benchmark_jobs import Job, Model, run_job, target_defi
 from repaconv.engines import crash_guard
 from repaconv.sources.named_architectures import of_folder
 from repaconv.stages.bench.options import BenchOptions
-from repaconv.stages.bundle.collect import judged
+from repaconv.stages.bundle.collect import evaluated_result
 from repaconv.stages.inspect.stage import inspect_file
 from repaconv.verification.input_batches import npz_inputs
 
@@ -295,7 +295,7 @@ def test_what_unpacks_without_end_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("repaconv.stages.bundle.collect.LARGEST", 1 << 20)
     (tmp_path / "r.tar.gz").write_bytes(gzip.compress(bytes(1 << 21)))
     with pytest.raises(Refused, match="unpacks to more than 1 MiB"):
-        judged(tmp_path / "r.tar.gz", None, None)
+        evaluated_result(tmp_path / "r.tar.gz", None, None)
     monkeypatch.setattr("repaconv.verification.input_batches.UNPACKED", 1 << 20)
     np.savez_compressed(tmp_path / "a.npz", input=np.zeros((1, 3, 512, 512), np.float32))
     with pytest.raises(Refused, match="claims to unpack to"):

@@ -78,9 +78,9 @@ def doctor(
     if target is None:
         found = plugins.plugin_rows()
     else:
-        from repaconv.stages.build.stage import what_works
+        from repaconv.stages.build.stage import target_support
 
-        found = what_works(target)
+        found = target_support(target)
     code = 3 if any(row.problem for row in found) else 0
     if format is Format.json:
         text_and_json_output.print_json("doctor", code, [row._asdict() for row in found])

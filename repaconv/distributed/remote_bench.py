@@ -21,7 +21,7 @@ from repaconv.distributed.options import ClusterOptions
 from repaconv.results import BenchArtefact, CollectArtefact
 from repaconv.stages.bench.benchmark_subjects import BenchmarkSubjects, choose_subjects
 from repaconv.stages.bench.options import BenchOptions
-from repaconv.stages.bundle.collect import judged
+from repaconv.stages.bundle.collect import evaluated_result
 from repaconv.stages.bundle.options import BundleOptions
 from repaconv.stages.bundle.stage import bundle_by
 from repaconv.stages.shared.common_checks import as_image_size, with_files
@@ -136,7 +136,7 @@ def bench_by_ssh(
         progress,
     )
     progress("collect", 0, 0)
-    found, _ = judged(result, taken.folder, slot)
+    found, _ = evaluated_result(result, taken.folder, slot)
     replace_artifact(slot, found.model_copy(update={"other_files": (payload_of(result, slot.parent),)}))
     return with_files(found, [*map(Path, found.input_files)], [*map(Path, made.output_files), result, slot])
 

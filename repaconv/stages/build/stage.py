@@ -41,14 +41,14 @@ if TYPE_CHECKING:
 # TensorRT's timing cache, which is kept between builds and pinned by its hash
 
 
-class Timings(NamedTuple):
+class TimingCache(NamedTuple):
     """TensorRT's timing cache for one target and version, and its file."""
 
     path: Path
     content: bytes | None
 
     @classmethod
-    def of(cls, given: Path | None, device: Target, version: str) -> Timings:
+    def of(cls, given: Path | None, device: Target, version: str) -> TimingCache:
         """Read the timing cache; if no file is given, that of the target in the user's cache folder.
 
         Raises:
@@ -80,7 +80,7 @@ class Timings(NamedTuple):
 
 Sizes = tuple[int, ...]
 LARGEST_BATCH = 64
-ALONE = "on the device alone"
+DEVICE_ONLY = "on the device alone"
 PROBES, AT_ONCE = 4, 3  # images, run in batches of 3 and 1 if the batch is dynamic
 
 
@@ -107,9 +107,9 @@ def build_by(options: BuildOptions, run: str | Path | None = None, *, progress: 
     with lock_folder(plan.run.folder):
         if "engines" not in plan.engine.can:  # cheap here; an engine builder takes minutes
             require_survived(plan.engine, plan.source, plan.given.session(plan.device, plan.options.precision))
-        built = plan.engine.build(_as_ordered(plan, progress))
+        built = plan.engine.build(_build_request(plan, progress))
         wrote = _write(plan, built)
-        links = _compared(plan, progress) if built.runs_here else ()
+        links = _engine_links(plan, progress) if built.runs_here else ()
         artefact = _artefact(plan, built, links, wrote[1:])
         replace_artifact(plan.slot, artefact)
     return with_files(artefact, [plan.source], [*wrote, plan.slot])
@@ -131,7 +131,7 @@ class _Plan(NamedTuple):
     device: Target
     engine: Engine
     version: str
-    timings: Timings
+    timings: TimingCache
     name: str
     file: Path
     log: Path
@@ -164,7 +164,7 @@ def _plan(options: BuildOptions, run: str | Path | None) -> _Plan:
         device=device,
         engine=engine,
         version=version,
-        timings=Timings.of(Path(options.timing_cache) if options.timing_cache else None, device, version),
+        timings=TimingCache.of(Path(options.timing_cache) if options.timing_cache else None, device, version),
         name=name,
         file=file,
         log=log,
@@ -179,11 +179,13 @@ def _runtime(options: BuildOptions) -> tuple[Target, Engine, str]:
     engine: Engine = plugins.load(plugins.ENGINES, device.runtime)
     if "networks" in engine.can:
         raise nothing_to_build(engine.name)
-    _require_taken(engine, workspace=options.workspace_mib, timing_cache=options.timing_cache, replay=options.replay)
+    _require_supported(
+        engine, workspace=options.workspace_mib, timing_cache=options.timing_cache, replay=options.replay
+    )
     return device, engine, version_for(device, engine)
 
 
-def _require_taken(engine: Engine, **options: Any) -> None:
+def _require_supported(engine: Engine, **options: Any) -> None:
     """Refuse options that this runtime's builder does not use.
 
     Raises:
@@ -198,7 +200,7 @@ def _require_taken(engine: Engine, **options: Any) -> None:
         )
 
 
-def _as_ordered(plan: _Plan, progress: Progress) -> Order:
+def _build_request(plan: _Plan, progress: Progress) -> Order:
     """The request to the runtime's builder."""
     options, device = plan.options, plan.device
     return Order(
@@ -271,7 +273,7 @@ def _write(plan: _Plan, built: Built) -> list[Path]:
     return [plan.file, *([plan.log] if built.log else [])]
 
 
-def _compared(plan: _Plan, progress: Progress) -> tuple[Link, ...]:
+def _engine_links(plan: _Plan, progress: Progress) -> tuple[Link, ...]:
     """Compare the engine with the ONNX model that it was built from."""
     from repaconv.verification.comparison import Comparison
     from repaconv.verification.model_runners import FixedBatch
@@ -282,7 +284,7 @@ def _compared(plan: _Plan, progress: Progress) -> tuple[Link, ...]:
     subject, whole = subject_of(plan.run), folded.whole
     size = folded.image_size if exported.image_size == "dynamic" else exported.image_size
     batch = None if exported.batch == "dynamic" or whole else int(exported.batch)
-    given = _compared_on(plan, subject, size)
+    given = _comparison_inputs(plan, subject, size)
     scores = scores_output(subject, given)
     allowed = tolerance(
         "engine",
@@ -302,7 +304,7 @@ def _compared(plan: _Plan, progress: Progress) -> tuple[Link, ...]:
     return found.links("engine", f"{name} under ONNX Runtime")
 
 
-def _compared_on(plan: _Plan, subject: Subject, size: ImageSize | None) -> Inputs:
+def _comparison_inputs(plan: _Plan, subject: Subject, size: ImageSize | None) -> Inputs:
     """The images on which a lossy model was evaluated, if they exist and fit the engine; otherwise random images."""
     exported = plan.exported
     given = evaluation_images(subject, exported, most=MAX_IMAGES) if exported.images else ""
@@ -314,7 +316,7 @@ def _compared_on(plan: _Plan, subject: Subject, size: ImageSize | None) -> Input
 def _artefact(plan: _Plan, built: Built, links: tuple[Link, ...], logs: list[Path]) -> BuildArtefact:
     from repaconv.verification.tolerances import verdict_of
 
-    typed_right, note = _typed(plan, built)
+    typed_right, note = _precision_check(plan, built)
     proved = verdict_of(links) if links else "passed"
     return BuildArtefact(
         made_by={**made_by(), plan.device.runtime: plan.version},
@@ -331,14 +333,14 @@ def _artefact(plan: _Plan, built: Built, links: tuple[Link, ...], logs: list[Pat
         builder_options=dict(built.options),
         settings=plan.given.settings,
         timing_cache=plan.timings.keep(built.timing_cache) if built.timing_cache else "",
-        note=note + ("" if built.runs_here else ", untested here") + _for_images(plan),
+        note=note + ("" if built.runs_here else ", untested here") + _image_size_note(plan),
         links=links,
         onnx_sha256=plan.exported.payload.sha256,
         payload=payload_of(plan.file, plan.file.parent),
     )
 
 
-def _for_images(plan: _Plan) -> str:
+def _image_size_note(plan: _Plan) -> str:
     """A note on the image size, if the graph accepts any and the engine only one."""
     if plan.exported.image_size != "dynamic" or not plan.device.compute_capability:
         return ""
@@ -346,7 +348,7 @@ def _for_images(plan: _Plan) -> str:
     return f"; for images of {height} x {width}, the usual: for others, export with --image-size"
 
 
-def _typed(plan: _Plan, built: Built) -> tuple[bool, str]:
+def _precision_check(plan: _Plan, built: Built) -> tuple[bool, str]:
     """Whether the engine computes in the requested precision, and how that was read."""
     precision, asked = plan.options.precision, f".{label(plan.options.precision)}"
     wrong = {name: count for name, count in built.types.items() if not name.endswith(asked)}
@@ -357,7 +359,7 @@ def _typed(plan: _Plan, built: Built) -> tuple[bool, str]:
     return right, built.proved + kept
 
 
-def what_works(target: str) -> list[plugins.PluginRow]:
+def target_support(target: str) -> list[plugins.PluginRow]:
     """What can be done for a target on this machine, and what is missing for the rest."""
     device = load_target(target)
     engine: Engine = plugins.load(plugins.ENGINES, device.runtime)
@@ -370,7 +372,7 @@ def what_works(target: str) -> list[plugins.PluginRow]:
         here, problem = "", f"{error.message} {error.hint}"
     rows.append(plugins.PluginRow(device.name, "build", wanted, problem, here))
     why = why_not_here(device)
-    verified = ("", ALONE) if why and "elsewhere" in engine.can else (problem, here)
+    verified = ("", DEVICE_ONLY) if why and "elsewhere" in engine.can else (problem, here)
     rows.append(plugins.PluginRow(device.name, "verify", wanted, *verified))
     if why:
         told = "\n".join([f"{why}; one of these:", *remote_commands(device, BenchOptions(target=target))])

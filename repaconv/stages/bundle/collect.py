@@ -53,14 +53,14 @@ def collect(
     _require_file(Path(result))
     taken = run_folder.find_run(Path(run) if run else None)
     with lock_folder(taken.folder):
-        artefact, slot = judged(Path(result), taken.folder, out)
+        artefact, slot = evaluated_result(Path(result), taken.folder, out)
         replace_artifact(slot, artefact)
     return with_files(artefact, [*map(Path, artefact.input_files)], [slot])
 
 
-def judged(result: Path, run: str | Path | None, out: str | Path | None) -> tuple[CollectArtefact, Path]:
+def evaluated_result(result: Path, run: str | Path | None, out: str | Path | None) -> tuple[CollectArtefact, Path]:
     """Read and verify a board's result; return the result, which is not written yet, and its file. See `collect`."""
-    found = _vouched(_read_result(result))
+    found = _with_checked_hashes(_read_result(result))
     told = _as_json(found, "result.json")
     taken = run_folder.find_run(Path(run) if run else None)
     made, bundle = _bundle_of(taken, str(told.get("bundle_sha256")))
@@ -71,7 +71,7 @@ def judged(result: Path, run: str | Path | None, out: str | Path | None) -> tupl
     return with_files(artefact, [result, bundle], []), target_path
 
 
-def _vouched(found: dict[str, bytes]) -> dict[str, bytes]:
+def _with_checked_hashes(found: dict[str, bytes]) -> dict[str, bytes]:
     """The files, if their hashes are those that the board recorded."""
     told = _as_json(found, "result.json")
     if not isinstance(told, dict) or not isinstance(told.get("files"), dict):
@@ -111,12 +111,12 @@ def _artefact(
     from repaconv.verification.tolerances import verdict_of
 
     version = trtexec_logs.version_of(_log(found, "build.log")) or str(told.get("version"))
-    links = _judged(found, made, bundle, f"{made.target}, TensorRT {version}")
+    links = _engine_links(found, made, bundle, f"{made.target}, TensorRT {version}")
     samples = trtexec_logs.compute_ms(_as_json(found, "times.json"))
     layers = _as_json(found, "layers.json") if "layers.json" in found else {"Layers": []}
     rows = trtexec_logs.layer_times(_as_json(found, "profile.json")) if "profile.json" in found else []
     types = trtexec_logs.layer_types(layers)
-    typed, note = _typed(made, types, trtexec_logs.layers_told(layers), taken)
+    typed, note = _precision_check(made, types, trtexec_logs.layers_told(layers), taken)
     same = version.split(".")[:2] == made.runtime_version.split(".")[:2]
     return CollectArtefact(
         made_by=made_by(),
@@ -207,7 +207,7 @@ def _bundle_of(taken: run_folder.Run, sha256: str) -> tuple[BundleArtefact, Path
     )
 
 
-def _judged(found: dict[str, bytes], made: BundleArtefact, bundle: Path, candidate: str) -> tuple[Link, ...]:
+def _engine_links(found: dict[str, bytes], made: BundleArtefact, bundle: Path, candidate: str) -> tuple[Link, ...]:
     """Compare the engine's outputs with those of the float64 training form, by the tolerance of its precision."""
     from repaconv.engines import trtexec_logs
     from repaconv.verification.comparison import Comparison
@@ -220,12 +220,12 @@ def _judged(found: dict[str, bytes], made: BundleArtefact, bundle: Path, candida
             raise _damaged(f"output_{at}.json has no {min(lacking)}")
         used = None if described["whole"] else min(made.batch, made.images - at * made.batch)
         right = {name: array[:used] if array.ndim else array for name, array in zip(names, expected, strict=True)}
-        got = {name: _like(tensors[name], array, used) for name, array in zip(names, expected, strict=True)}
+        got = {name: _shaped_like(tensors[name], array, used) for name, array in zip(names, expected, strict=True)}
         compared.add(got, right, whole=described["whole"])
     return compared.links("engine", REFERENCE)
 
 
-def _like(found: NDArray[np.float64], expected: NDArray[Any], used: int | None) -> NDArray[Any]:
+def _shaped_like(found: NDArray[np.float64], expected: NDArray[Any], used: int | None) -> NDArray[Any]:
     """An output that trtexec wrote, in the shape and dtype of the expected one; trtexec writes no shape of a scalar."""
     if used is None and found.size != expected.size:
         return found  # the comparison reports the shapes
@@ -235,7 +235,7 @@ def _like(found: NDArray[np.float64], expected: NDArray[Any], used: int | None) 
     return (shaped if expected.dtype.kind == "f" else shaped.astype(expected.dtype))[:used] if shaped.ndim else shaped
 
 
-def _typed(
+def _precision_check(
     made: BundleArtefact, types: dict[str, int], told: tuple[int, int], taken: run_folder.Run
 ) -> tuple[Verdict, str]:
     """Whether the layers compute in the requested precision; if their types are unknown, it is not verified."""
@@ -247,11 +247,11 @@ def _typed(
         return "not verified", f"{why} ({layers} layers)"
     other = sum(count for name, count in types.items() if not name.endswith(f".{label(made.precision)}"))
     right = sum(types.values()) - other
-    verdict: Verdict = "passed" if right and other <= _may_differ(made, taken) else "failed"
+    verdict: Verdict = "passed" if right and other <= _allowed_other_layers(made, taken) else "failed"
     return verdict, f"{right} of {right + other} layers that compute are {made.precision}, read from the engine"
 
 
-def _may_differ(made: BundleArtefact, taken: run_folder.Run) -> int:
+def _allowed_other_layers(made: BundleArtefact, taken: run_folder.Run) -> int:
     """Number of layers that the bundled graph keeps in another precision."""
     folded = run_folder.fold_of(taken)
     for exported, _, _ in exports_of(taken, folded):

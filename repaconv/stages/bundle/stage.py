@@ -135,9 +135,9 @@ def bundle_by(options: BundleOptions, run: str | Path | None = None, *, progress
     taken, model = run_folder.run_and_model(Path(run) if run else None)
     with lock_folder(taken.folder):
         plan = _plan(options, taken, model)
-        calls = _recorded(plan, progress)
+        calls = _recorded_calls(plan, progress)
         content = _content(plan, calls)
-        write_payload(plan.path, lambda temporary: pack(temporary, plan.inside, content, _graph(plan)))
+        write_payload(plan.path, lambda temporary: pack(temporary, plan.inside, content, _graph_files(plan)))
         artefact = _artefact(plan, calls, sha256_of_bytes(content[DESCRIBED]))
         replace_artifact(plan.slot, artefact)
     return with_files(artefact, [plan.source, plan.checkpoint], [plan.path, plan.slot])
@@ -173,7 +173,7 @@ def _plan(options: BundleOptions, taken: run_folder.Run, model: Path | None) -> 
     subject = subject_of(taken, options.checkpoint)
     folded = subject.folded
     tuned = resolve_preset(options, folded)
-    precision = tuned.options.precision or _only(taken, folded, device)
+    precision = tuned.options.precision or _only_precision(taken, folded, device)
     exported, path, variant = export_for(
         taken, folded, options.target, precision, model=model, batch=options.batch, form=tuned.form
     )
@@ -184,7 +184,7 @@ def _plan(options: BundleOptions, taken: run_folder.Run, model: Path | None) -> 
     require_replaceable(slot, "bundle", out)
     batch = _batch(options, exported, device)
     checkpoint = subject.source  # a missing checkpoint is reported before missing images
-    own = _of_export(options, subject, exported)
+    own = _export_images(options, subject, exported)
     given = own or choose_inputs(
         subject,
         inputs=options.inputs,
@@ -215,7 +215,7 @@ def _plan(options: BundleOptions, taken: run_folder.Run, model: Path | None) -> 
     )
 
 
-def _of_export(options: BundleOptions, subject: Subject, exported: ExportArtefact) -> Inputs | None:
+def _export_images(options: BundleOptions, subject: Subject, exported: ExportArtefact) -> Inputs | None:
     """The images on which a lossy model was evaluated, if it accepts them; None if it has none or others are given.
 
     Raises:
@@ -245,7 +245,7 @@ def _board(target: str) -> Target:
     return device
 
 
-def _only(taken: run_folder.Run, folded: FoldArtefact, device: Target) -> str:
+def _only_precision(taken: run_folder.Run, folded: FoldArtefact, device: Target) -> str:
     """The precision of the run's only export for the board; FP32 if there are several or none."""
     found = {each.artefact.precision for each in exports_of(taken, folded) if each.artefact.target == device.name}
     return found.pop() if len(found) == 1 else "fp32"
@@ -277,7 +277,7 @@ def _tolerance(subject: Subject, precision: str, *, logits: bool) -> Tolerance:
     )
 
 
-def _recorded(plan: _Plan, progress: Progress) -> list[Call]:
+def _recorded_calls(plan: _Plan, progress: Progress) -> list[Call]:
     """Run the float64 training form on the inputs, batch by batch; a last, incomplete batch is filled with its images.
 
     Raises:
@@ -296,13 +296,13 @@ def _recorded(plan: _Plan, progress: Progress) -> list[Call]:
             )
         feeds = piece.feeds(ports)
         right = plan.subject.reference.run(named([port.name for port in plan.subject.inputs], piece.given))
-        outputs = tuple(_numbers(name, right[name]) for name in plan.subject.outputs)
+        outputs = tuple(_as_array(name, right[name]) for name in plan.subject.outputs)
         used = 1 if plan.given.whole else min(plan.batch, plan.given.shape[0] - number * plan.batch)
         found.append(Call(tuple(feeds[port.name] for port in ports), outputs, used))
     return found
 
 
-def _numbers(name: str, value: Any) -> NDArray[Any]:
+def _as_array(name: str, value: Any) -> NDArray[Any]:
     import numpy as np
 
     if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in STORED:
@@ -345,13 +345,13 @@ def _content(plan: _Plan, calls: list[Call]) -> dict[str, bytes]:
         "duration_s": DURATION_S,
         "files": {
             **{name: sha256_of_bytes(value) for name, value in content.items()},
-            **{name: sha256_of(path) for name, path in _graph(plan).items()},
+            **{name: sha256_of(path) for name, path in _graph_files(plan).items()},
         },
     }
     return {**content, DESCRIBED: canonical_json(described).encode()}
 
 
-def _graph(plan: _Plan) -> dict[str, Path]:
+def _graph_files(plan: _Plan) -> dict[str, Path]:
     """The graph's files, by their names in the bundle."""
     data = f"{plan.source.name}.data"
     return {"model.onnx": plan.source, **({data: plan.source.with_name(data)} if plan.exported.data else {})}

@@ -11,10 +11,10 @@ from repaconv.core.progress import Progress, silent
 from repaconv.results import Check, RecipeRun
 from repaconv.stages.deploy.options import DeployOptions
 from repaconv.stages.recipe.options import GateOptions
-from repaconv.stages.recipe.plan import Placed
+from repaconv.stages.recipe.plan import LocatedRecipe
 from repaconv.stages.recipe.recipe_file import Recipe, RecipeProblem
 from repaconv.stages.recipe.requirements import missing
-from repaconv.stages.recipe.run import Way
+from repaconv.stages.recipe.run import RecipeExecution
 from repaconv.stages.shared.common_checks import load_target
 from repaconv.stages.shared.engine_files import version_for
 from repaconv.stages.shared.fetched_files import local_path
@@ -56,9 +56,9 @@ def deploy_by(options: DeployOptions, checkpoint: str | Path, *, progress: Progr
     path = Path(f"{source.stem}.deploy")
     if wrong := missing(recipe, path, {}):
         raise RecipeProblem(wrong)
-    way = Way(path, GateOptions(rerun=options.rerun), progress, {})
-    done = way.go(lambda: Placed(recipe, path, {}), dry_run=options.dry_run)
-    away = [_away(device)] if recipe.bench is None and not options.dry_run else []
+    way = RecipeExecution(path, GateOptions(rerun=options.rerun), progress, {})
+    done = way.go(lambda: LocatedRecipe(recipe, path, {}), dry_run=options.dry_run)
+    away = [_no_latency_check(device)] if recipe.bench is None and not options.dry_run else []
     return done.model_copy(update={"recipe": str(checkpoint), "checks": (*done.checks, *away)})
 
 
@@ -69,7 +69,7 @@ def _recipe(options: DeployOptions, device: Target, source: Path, folder: Path) 
     """A recipe of the stages that run here, and of a bundle if only the target can build its engine."""
     typed = device.typed_by == "runtime" and options.precision == "bf16"  # the runtime converts an FP32 graph
     precisions = ("fp32",) if options.precision == "fp32" or typed else ("fp32", options.precision)
-    runs_here, there = not why_not_here(device), _built_there(device)
+    runs_here, there = not why_not_here(device), _builds_on_target(device)
     engine: Engine = plugins.load(plugins.ENGINES, device.runtime)
     built = not there and "networks" not in engine.can
     told = {"target": options.target, "precision": options.precision}
@@ -91,7 +91,7 @@ def _recipe(options: DeployOptions, device: Target, source: Path, folder: Path) 
     )
 
 
-def _built_there(device: Target) -> bool:
+def _builds_on_target(device: Target) -> bool:
     """Whether the engine is built on the target, from a bundle."""
     try:
         version_for(device, plugins.load(plugins.ENGINES, device.runtime))
@@ -100,7 +100,7 @@ def _built_there(device: Target) -> bool:
     return False
 
 
-def _away(device: Target) -> Check:
+def _no_latency_check(device: Target) -> Check:
     """A check that says why no latency was measured."""
     why = why_not_here(device) or "its engine is built there"
     hint = f"repaconv bench --target {device.name} --estimate calculates what it would take."

@@ -81,7 +81,7 @@ def export_by(
     plan = _plan(options, run, onnx)
     with lock_folder(plan.run.folder), scratch_folder(plan.run.folder) as scratch:
         graph = _graph(plan, scratch, progress)
-        typed = _typed(plan, graph, progress)
+        typed = _in_precision(plan, graph, progress)
         model = _finished(plan, graph, typed, scratch)
         data = write_graph(model, plan.path, graph.data)
         artefact = _artefact(plan, graph, typed, model, data)
@@ -143,7 +143,7 @@ def _plan(options: ExportOptions, run: str | Path | None, onnx: str | Path | Non
     opset = min(device.opset, newest)
     wanted = default_rewrites(device, folded.called) if written.rewrites is None else written.rewrites
     form = chosen(device.kept(wanted, options.precision), newest)
-    kept = _patterns(options)
+    kept = _fp32_patterns(options)
     variant = Variant(
         target=device.name,
         form=Variant.form_of(written.name),
@@ -199,7 +199,7 @@ def _require_known(options: ExportOptions) -> None:
     at_least_one("batch", options.batch, 1)
 
 
-def _patterns(options: ExportOptions) -> tuple[str, ...]:
+def _fp32_patterns(options: ExportOptions) -> tuple[str, ...]:
     """The patterns of ``--keep-fp32``; refuse them for an FP32 export."""
     kept = (options.keep_fp32,) if isinstance(options.keep_fp32, str) else tuple(options.keep_fp32 or ())
     if kept and options.precision == "fp32":
@@ -248,7 +248,7 @@ def _graph(plan: _Plan, scratch: Path, progress: Progress) -> Graph:
     return plan.subject.graph(DEPLOY, spec, scratch=scratch, progress=progress)
 
 
-def _typed(plan: _Plan, graph: Graph, progress: Progress) -> LowPrecisionGraph:
+def _in_precision(plan: _Plan, graph: Graph, progress: Progress) -> LowPrecisionGraph:
     """Convert the graph to the chosen precision."""
     from repaconv.onnx_export.quantization_layer_groups import kept_by
 

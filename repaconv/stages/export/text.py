@@ -48,13 +48,13 @@ def show_export(done: ExportArtefact) -> None:
     simplified = f"simplified by {done.simplifier}" if done.simplified else "not simplified"
     shape = f"batch {done.batch}" + (f", image size {size_text(done.image_size)}" if done.image_size else "")
     pixels = ", takes pixels" if done.preprocessing else ""
-    of = "".join(f"{plain(named)}; " for named in _of_links(done))
+    of = "".join(f"{plain(named)}; " for named in _links_by_verdict(done))
     stdout().print(
         f"{colored(done.verdict)}: {of}opset {done.opset}, {done.nodes} nodes, {simplified}, {shape}{pixels}"
     )
 
 
-def _of_links(done: ExportArtefact) -> list[str]:
+def _links_by_verdict(done: ExportArtefact) -> list[str]:
     """Names of the links that passed and of those not verified, if some are not; ``simplified`` is shown elsewhere."""
     names = {
         verdict: dict.fromkeys(

@@ -43,7 +43,7 @@ def fetch(address: str | Path, *, progress: Progress = silent) -> Fetched:
     exact = f"{asked.partition('@')[0]}@{revision}" if revision else asked
     place = Path(record.stem) / exact.rstrip("/").rpartition("/")[2]
     with lock_folder(FETCHED), scratch_folder(FETCHED) as work:
-        brought = _brought(exact, work / place.name)
+        brought = _download(exact, work / place.name)
         came = sorted(brought.iterdir()) if brought.is_dir() else [brought]
         files = [FETCHED / place.parent / each.relative_to(work) for each in came]
         require_replaceable(record, "fetch", *files)
@@ -62,10 +62,10 @@ def _commit(address: str) -> str:
     try:
         return str(hub.HfApi().model_info(name, revision=revision or None).sha)
     except Exception as error:
-        raise _silent(address, error) from error
+        raise _unreachable(address, error) from error
 
 
-def _brought(address: str, place: Path) -> Path:
+def _download(address: str, place: Path) -> Path:
     """Download a file, or the known files of a folder."""
     fsspec: Any = require_module("fsspec", "fsspec", "pip install 'repaconv[hub]'")
     try:
@@ -78,7 +78,7 @@ def _brought(address: str, place: Path) -> Path:
             if each.rpartition("/")[2] in FOLDER:
                 system.get_file(each, str(place / each.rpartition("/")[2]))
     except Exception as error:  # the class of the error depends on the kind of address
-        raise _silent(address, error) from error
+        raise _unreachable(address, error) from error
     if not any((place / name).is_file() for name in WEIGHTS):
         raise Refused(
             f"{address} contains neither {' nor '.join(WEIGHTS)}.",
@@ -88,7 +88,7 @@ def _brought(address: str, place: Path) -> Path:
     return place
 
 
-def _silent(address: str, error: Exception) -> EnvironmentProblem:
+def _unreachable(address: str, error: Exception) -> EnvironmentProblem:
     return EnvironmentProblem(
         f"{address} cannot be downloaded: {describe_exception(error)}.",
         hint="Check the address, the network connection and your access rights.",

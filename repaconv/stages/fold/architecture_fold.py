@@ -23,7 +23,7 @@ from repaconv.sources.graph_fold_record import recorded, taken_by
 from repaconv.sources.named_architectures import Architecture, Built, built, of_folder
 from repaconv.sources.source_model import TRAINING
 from repaconv.stages.fold.options import FoldOptions
-from repaconv.stages.fold.size_and_speed_reverts import Kept, worthwhile
+from repaconv.stages.fold.size_and_speed_reverts import Kept, fold_with_reverts
 from repaconv.stages.shared.common_checks import made_by, with_files
 from repaconv.stages.shared.pinned_files import require_pinned
 from repaconv.verification.evaluated_graph import Evaluated
@@ -75,9 +75,9 @@ def fold_network_by(
     names, shape = plan.outputs, (plan.built.channels, *plan.images.size)
     module = doubled(plan.built.module, shape)
     exported, by = network_to_onnx(module, shape, input_name=plan.built.input_name, outputs=names)
-    link = _as_exported(module, exported, plan.built.input_name, shape, names)
+    link = _exported_link(module, exported, plan.built.input_name, shape, names)
     progress("fold", 0, 0)
-    given, kept = _kept(plan, exported, progress)
+    given, kept = _kept_fold(plan, exported, progress)
     links = (link, *(proved(plan.found.path, given, kept.graph) if kept.changes else ()))
     if any(each.verdict == "failed" for each in links):
         raise not_equal(plan.found.path, links)
@@ -96,7 +96,7 @@ def fold_network_by(
     return with_files(artefact, [plan.found.path], [target, data, plan.run.fold_json])
 
 
-def _kept(plan: _Plan, exported: onnx.ModelProto, progress: Progress) -> tuple[Evaluated, Kept]:
+def _kept_fold(plan: _Plan, exported: onnx.ModelProto, progress: Progress) -> tuple[Evaluated, Kept]:
     """The exported graph in float32, and what is kept of its fold, which is computed in float64."""
 
     def fold(taken_back: tuple[str, ...]) -> tuple[onnx.ModelProto, list[Change]]:
@@ -104,7 +104,7 @@ def _kept(plan: _Plan, exported: onnx.ModelProto, progress: Progress) -> tuple[E
         return retyped(smaller, {11: 1}), changes
 
     given = Evaluated(retyped(exported, {11: 1}))
-    return given, worthwhile(given, given, fold, measured=plan.options.measure, progress=progress)
+    return given, fold_with_reverts(given, given, fold, measured=plan.options.measure, progress=progress)
 
 
 def _exporting(plan: _Plan, exported: onnx.ModelProto, parameters: int) -> Exporting:
@@ -209,7 +209,7 @@ def _images(arch: Architecture, network: Built, folder: Path | None, knobs: Knob
     return images_by(said, knobs, usual)
 
 
-def _as_exported(
+def _exported_link(
     module: nn.Module, exported: onnx.ModelProto, name: str, shape: tuple[int, int, int], names: tuple[str, ...]
 ) -> Link:
     """Compare the module in float64 with its exported graph, on two random images.
@@ -247,11 +247,11 @@ def _as_exported(
         if joint.verdict != "failed":
             break
     if joint.verdict == "failed":
-        raise _not_as_exported(joint, draws=differs(right, runner.run(feeds)))
+        raise _export_differs(joint, draws=differs(right, runner.run(feeds)))
     return joint
 
 
-def _not_as_exported(link: Link, *, draws: bool) -> GateFailed:
+def _export_differs(link: Link, *, draws: bool) -> GateFailed:
     """The error for an exported graph that computes something else.
 
     ``draws`` says that the network itself gives other outputs when it is run again.

@@ -32,7 +32,9 @@ if TYPE_CHECKING:
 # The certificate: every folded part is verified
 
 
-def certified(trained: Reading, size: ImageSize, steps: list[FoldStep], progress: Progress) -> Iterator[FoldedPart]:
+def verified_parts(
+    trained: Reading, size: ImageSize, steps: list[FoldStep], progress: Progress
+) -> Iterator[FoldedPart]:
     """Yield the parts of a fold, each after it is verified, and append its row of the certificate to ``steps``.
 
     Raises:
@@ -46,15 +48,17 @@ def certified(trained: Reading, size: ImageSize, steps: list[FoldStep], progress
         if part.step:
             allowed = usual if part.step.allowed is None else part.step.allowed
             if not part.step.max_rel_error <= allowed:
-                raise _not_exact(part.step, allowed, _parting(trained, size, trained.tolerances.get("fold", usual)))
+                raise _not_exact(
+                    part.step, allowed, _divergent_module(trained, size, trained.tolerances.get("fold", usual))
+                )
             steps.append(part.step.model_copy(update={"allowed": allowed}))
             progress("fold", len(steps), 0)
-        _require_proved(part, trained)
+        _require_covered(part, trained)
         yield part
         drop_pages(trained.tensors.values())
 
 
-def _require_proved(part: FoldedPart, trained: Reading) -> None:
+def _require_covered(part: FoldedPart, trained: Reading) -> None:
     """Require that every tensor outside the module of the part's row is equal to the trained one, bit by bit.
 
     Raises:
@@ -74,7 +78,7 @@ def _require_proved(part: FoldedPart, trained: Reading) -> None:
             )
 
 
-def blocks(modules: Sequence[str]) -> int:
+def count_blocks(modules: Sequence[str]) -> int:
     """Number of blocks (numbered modules) that the rows of a certificate belong to; nested blocks count once."""
     outermost = [name for name in modules if not any(name.startswith(f"{other}.") for other in modules)]
     numbered = {match[0] for name in outermost if (match := re.match(r".*\.\d+", name))}
@@ -92,7 +96,7 @@ def _not_exact(step: FoldStep, tolerance: float, inside: str) -> GateFailed:
     )
 
 
-def _parting(form: Reading, size: ImageSize, tolerance: float) -> str:
+def _divergent_module(form: Reading, size: ImageSize, tolerance: float) -> str:
     """The part of a block where the outputs of the training form and of this fold first differ; empty if unknown."""
     from repaconv.verification.divergence_location import locate_between_seams
     from repaconv.verification.input_batches import random_inputs
@@ -137,7 +141,7 @@ def fold_file_by(
     found = found or read_hashed(Path(checkpoint), options.weights, options.sha256)
     plan = _plan(options, found, options.force if overrule is None else overrule)
     with lock_folder(plan.run.folder):
-        done = _folded(plan, progress)
+        done = _write_fold(plan, progress)
         artefact = run_folder.write_fold(plan.run, _artefact(plan, done))
         run_folder.set_newest(plan.run)
     return with_files(artefact, [Path(checkpoint)], [plan.run.model, plan.run.fold_json])
@@ -170,10 +174,10 @@ def _plan(options: FoldOptions, found: Checkpoint, overrule: bool) -> _Plan:
     method, detection = choose_method(found, options.method)
     _require_trained(checkpoint, method, detection, allowed=options.allow_deployed)
     given = options.settings or {}
-    identified = _identified(method, found, given, Path(options.identify)) if options.identify else {}
+    identified = _identified_settings(method, found, given, Path(options.identify)) if options.identify else {}
     settings = {**given, **identified}
     trained = understood(method, found, settings)
-    overruled = _overruled(trained.facts, allowed=overrule)
+    overruled = _accepted_contradictions(trained.facts, allowed=overrule)
     backbone = plugins.load(plugins.BACKBONES, trained.backbone)
     size = backbone.image_size(trained.config, trained.preprocessing.image_size)
     require_size(backbone, trained.config, *size)
@@ -196,7 +200,7 @@ def _require_trained(checkpoint: Path, method: Method, detection: Detection, *, 
         )
 
 
-def _identified(method: Method, found: Checkpoint, settings: Mapping[str, str], pair: Path) -> dict[str, str]:
+def _identified_settings(method: Method, found: Checkpoint, settings: Mapping[str, str], pair: Path) -> dict[str, str]:
     """Settings that a recorded input and output of the network identify.
 
     Raises:
@@ -225,7 +229,7 @@ def _with_sources(facts: tuple[Fact, ...], identified: Mapping[str, str], pair: 
     return tuple(f.model_copy(update={"source": source}) if f.name in identified else f for f in facts)
 
 
-def _overruled(facts: tuple[Fact, ...], *, allowed: bool) -> tuple[str, ...]:
+def _accepted_contradictions(facts: tuple[Fact, ...], *, allowed: bool) -> tuple[str, ...]:
     """Messages about the user's settings that contradict the checkpoint.
 
     Raises:
@@ -244,7 +248,7 @@ def _overruled(facts: tuple[Fact, ...], *, allowed: bool) -> tuple[str, ...]:
     return told
 
 
-class _Folded(NamedTuple):
+class _WrittenFold(NamedTuple):
     """The written tensors, the rows of the certificate, the costs before and after, and the hash of the file."""
 
     tensors: tuple[TensorInfo, ...]
@@ -255,7 +259,7 @@ class _Folded(NamedTuple):
     sha256: str
 
 
-def _folded(plan: _Plan, progress: Progress) -> _Folded:
+def _write_fold(plan: _Plan, progress: Progress) -> _WrittenFold:
     """Fold part by part, verify each part, and write it; an inexact part leaves no file."""
     import torch
 
@@ -276,19 +280,19 @@ def _folded(plan: _Plan, progress: Progress) -> _Folded:
             known.append((*costs, norms, digest.result()))
         plan.found.require_unchanged()
 
-    parts = certified(trained, plan.size, steps, progress)
+    parts = verified_parts(trained, plan.size, steps, progress)
     tensors = write_weights(plan.run.model, expected, parts, described)
-    return _Folded(tensors, tuple(steps), *known[0])
+    return _WrittenFold(tensors, tuple(steps), *known[0])
 
 
-def _artefact(plan: _Plan, done: _Folded) -> MethodFold:
+def _artefact(plan: _Plan, done: _WrittenFold) -> MethodFold:
     from repaconv.checkpoints import claimed_accuracy
     from repaconv.rewrites.fold.unfolded_linear_operators import norms_remain
     from repaconv.verification.tolerances import depth_reason, exact_rtols
 
     trained, model = plan.trained, plan.run.model
     forced = ["--force"] if plan.overruled else []
-    depth = blocks([step.module for step in done.steps])
+    depth = count_blocks([step.module for step in done.steps])
     limits = exact_rtols(depth)
     deep = dict.fromkeys(limits, depth_reason(depth)) if depth_reason(depth) else {}
     own = dict.fromkeys(trained.tolerances, f"set by the method {plan.method.name} for this network")

@@ -51,26 +51,26 @@ def with_layers(
         after = layers_of(lambda: backbone.deploy(trained.config), shape)
         chosen = _first_of_kinds(certificate, before, after)
         chosen = _affordable(chosen, before, trained)
-        into = _dependencies(found, method, settings, trained, {name: _in(name, before) for name in chosen})
+        into = _dependencies(found, method, settings, trained, {name: _layers_in(name, before) for name in chosen})
     except RepaconvError:  # the changed values may make the checkpoint unreadable; then no layers are shown
         return tuple(certificate)
     return tuple(
-        step.model_copy(update=_columns(step.module, before, after, into)) if step.module in chosen else step
+        step.model_copy(update=_before_and_after(step.module, before, after, into)) if step.module in chosen else step
         for step in certificate
     )
 
 
-def _in(module: str, layers: Layers) -> list[str]:
+def _layers_in(module: str, layers: Layers) -> list[str]:
     return [name for name in layers if name.startswith(f"{module}.")]
 
 
-def _columns(module: str, before: Layers, after: Layers, into: Mapping[str, set[str]]) -> dict[str, Any]:
+def _before_and_after(module: str, before: Layers, after: Layers, into: Mapping[str, set[str]]) -> dict[str, Any]:
     """The layers of a module before and after its fold, with names relative to the module."""
 
     def inside(name: str) -> str:
         return name.removeprefix(f"{module}.")
 
-    new = _in(module, after)
+    new = _layers_in(module, after)
     old = [
         before[name].model_copy(
             update={
@@ -78,7 +78,7 @@ def _columns(module: str, before: Layers, after: Layers, into: Mapping[str, set[
                 "into": tuple(inside(to) for to in new if any(_layer_of(key, (to,)) for key in into[name])),
             }
         )
-        for name in _in(module, before)
+        for name in _layers_in(module, before)
     ]
     return {
         "before": tuple(old),
@@ -93,7 +93,9 @@ def _first_of_kinds(certificate: Sequence[FoldStep], before: Layers, after: Laye
     for step in certificate:
         if any(step.module.startswith(f"{other}.") for other in modules):
             continue
-        sides = [tuple(name.removeprefix(step.module) for name in _in(step.module, side)) for side in (before, after)]
+        sides = [
+            tuple(name.removeprefix(step.module) for name in _layers_in(step.module, side)) for side in (before, after)
+        ]
         if len(sides[0]) > 1 or len(sides[1]) > 1:
             kinds.setdefault((re.sub(r"\d+", "#", step.module), *sides, step.folded), step.module)
     return list(kinds.values())
@@ -105,7 +107,7 @@ def _affordable(chosen: Sequence[str], before: Layers, trained: Reading) -> list
     numbers = [(name, tensor.numel()) for name, tensor in trained.tensors.items()]
     for name in chosen:
         last = max((at for at, (key, _) in enumerate(numbers) if key.startswith(f"{name}.")), default=len(numbers) - 1)
-        runs = 1 + max(len(_in(each, before)) for each in (*kept, name))
+        runs = 1 + max(len(_layers_in(each, before)) for each in (*kept, name))
         if runs * sum(count for _, count in numbers[: last + 1]) > MOST:
             break
         kept.append(name)
@@ -128,7 +130,7 @@ def _dependencies(
         for key in trained.tensors:
             if _layer_of(key, changed.values()):
                 for name in {key, trained.names.get(key, key)} & tensors.keys():  # none if made of several
-                    tensors[name] = _moved(tensors[name])
+                    tensors[name] = _perturbed(tensors[name])
         now = _folded(understood(method, replace(found, tensors=tensors), settings), layers)
         for module, name in changed.items():
             into[name] = {key for key in now if key.startswith(f"{module}.") and not _same(right.get(key), now[key])}
@@ -140,7 +142,7 @@ def _layer_of(key: str, layers: Collection[str]) -> bool:
     return any(key == name or key.rpartition(".")[0] == name for name in layers)
 
 
-def _moved(tensor: Tensor) -> Tensor:
+def _perturbed(tensor: Tensor) -> Tensor:
     """The tensor with slightly larger values, each changed by a different amount."""
     import torch
 

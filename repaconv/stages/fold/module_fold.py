@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from repaconv.checkpoints import Checkpoint
 
-WHOLE = 1e-9
+MAX_DIFFERENCE = 1e-9
 """Largest float64 difference at which the deploy form replaces a network; the user's own code may round differently."""
 
 
@@ -48,12 +48,12 @@ def fold_live(module: nn.Module, method: str, settings: Mapping[str, str], examp
         )
     with undisturbed():
         try:
-            return _whole(module, method, settings, example)
+            return _fold_whole(module, method, settings, example)
         except RepaconvError as error:
-            return _in_parts(module, method, settings, example, error)
+            return _fold_in_parts(module, method, settings, example, error)
 
 
-def _in_parts(
+def _fold_in_parts(
     module: nn.Module, method: str, settings: Mapping[str, str], example: Any, why: RepaconvError
 ) -> nn.Module:
     """Fold the known parts of a module; ``why`` is the reason that the network as a whole was not folded.
@@ -68,7 +68,7 @@ def _in_parts(
     ratio = settings.get("idle_ratio")
     folded, steps = fold_parts(module, method, example, None if ratio is None else float(ratio))
     if steps[0].folded == (NOTHING_TO_FOLD,):
-        steps = (_nothing(steps[0], why),)
+        steps = (_nothing_folded(steps[0], why),)
         if method != "auto" or ratio is not None:
             raise Refused(
                 f"nothing in this {type(module).__name__} folds as asked for: {why.message} "
@@ -84,10 +84,10 @@ def _in_parts(
             hint=f"Remove {', '.join(unused)}.",
             code="setting.unknown",
         )
-    return _told(folded, steps)
+    return _with_certificate(folded, steps)
 
 
-def _nothing(step: FoldStep, why: RepaconvError) -> FoldStep:
+def _nothing_folded(step: FoldStep, why: RepaconvError) -> FoldStep:
     """The row of a module in which nothing folds; it adds ``why`` if the keys are those of a known network.
 
     Raises:
@@ -102,7 +102,7 @@ def _nothing(step: FoldStep, why: RepaconvError) -> FoldStep:
     )
 
 
-def _whole(module: nn.Module, method: str, settings: Mapping[str, str], example: Any) -> nn.Module:
+def _fold_whole(module: nn.Module, method: str, settings: Mapping[str, str], example: Any) -> nn.Module:
     """Fold the module as the network that a method recognizes by its state dict."""
     import torch
 
@@ -112,7 +112,7 @@ def _whole(module: nn.Module, method: str, settings: Mapping[str, str], example:
     chosen, detection = choose_method(checkpoint, method)
     if detection.form == "deploy":
         raise Refused("it is in deploy form already.", hint="Fold the module as trained.", code="method.deployed")
-    form = chosen.read(checkpoint, _completed(module, chosen, checkpoint, settings))
+    form = chosen.read(checkpoint, _accepted_settings(module, chosen, checkpoint, settings))
     backbone = plugins.load(plugins.BACKBONES, form.backbone)
     tensors: dict[str, Tensor] = {}
     steps: list[FoldStep] = []
@@ -127,7 +127,7 @@ def _whole(module: nn.Module, method: str, settings: Mapping[str, str], example:
     steps.append(FoldStep(module=".", folded=("the whole network -> its deploy form",), max_rel_error=error))
     first = next(module.parameters())
     deploy.requires_grad_(any(weight.requires_grad for weight in module.parameters()))
-    return _told(deploy.to(device=first.device, dtype=first.dtype).eval(), tuple(steps))
+    return _with_certificate(deploy.to(device=first.device, dtype=first.dtype).eval(), tuple(steps))
 
 
 def _difference(module: nn.Module, deploy: nn.Module, given: Any) -> float:
@@ -148,7 +148,7 @@ def _difference(module: nn.Module, deploy: nn.Module, given: Any) -> float:
     except Refused as error:
         raise Refused(error.message, hint=error.hint, code="live.other") from error
     difference = whole.error(deploy.eval())
-    if not difference <= WHOLE:
+    if not difference <= MAX_DIFFERENCE:
         raise Refused(
             f"its keys are those of a known network, but it computes another: the outputs differ by {difference:.1e}.",
             hint="If a value is not the usual one (heads, eps), give it: repaconv.fold(model, num_heads=...).",
@@ -167,7 +167,9 @@ def _as_checkpoint(module: nn.Module) -> Checkpoint:
     return Checkpoint(Path(type(module).__name__), origin, (), (), tensors, {name: name for name in tensors}, {})
 
 
-def _completed(module: nn.Module, method: Any, checkpoint: Checkpoint, settings: Mapping[str, str]) -> dict[str, str]:
+def _accepted_settings(
+    module: nn.Module, method: Any, checkpoint: Checkpoint, settings: Mapping[str, str]
+) -> dict[str, str]:
     """The user's settings, and the module's attributes that the method accepts as settings."""
     hints = {**_hints(module), **settings}
     while True:
@@ -206,6 +208,6 @@ def _hints(module: nn.Module) -> dict[str, str]:
     return hints
 
 
-def _told(module: nn.Module, steps: tuple[FoldStep, ...]) -> nn.Module:
+def _with_certificate(module: nn.Module, steps: tuple[FoldStep, ...]) -> nn.Module:
     module.fold_certificate = steps  # type: ignore[assignment]
     return module

@@ -24,7 +24,7 @@ from repaconv.sources.class_score_outputs import asked_classes, class_scores
 from repaconv.sources.graph_fold_record import Taken, recorded, taken_by
 from repaconv.sources.verified_opset_upgrade import Raised, to_oldest
 from repaconv.stages.fold.options import FoldOptions
-from repaconv.stages.fold.size_and_speed_reverts import Kept, worthwhile
+from repaconv.stages.fold.size_and_speed_reverts import Kept, fold_with_reverts
 from repaconv.stages.shared.common_checks import made_by, with_files
 from repaconv.stages.shared.pinned_files import require_pinned
 from repaconv.stages.shared.preset_choice import GraphPreset, choose_preset
@@ -62,10 +62,14 @@ def fold_onnx_by(options: FoldOptions, path: str | Path, *, progress: Progress =
     given = Evaluated(plan.model, plan.sample)
     raised = to_oldest(given)
     refold = partial(folded, plan.source, raised.graph.model)
-    kept = worthwhile(given, raised.graph, refold, measured=options.measure, progress=progress)
+    kept = fold_with_reverts(given, raised.graph, refold, measured=options.measure, progress=progress)
     raised = raised.proved(plan.source, given) if kept.changes else raised
     kept = Kept(given, ()) if raised.left else kept
-    links = (*raised.links, *_proved(plan, given, kept.graph, progress)) if kept.changes else _as_given(plan, given)
+    links = (
+        (*raised.links, *_verified_links(plan, given, kept.graph, progress))
+        if kept.changes
+        else _unchanged_links(plan, given)
+    )
     progress("float64", 0, 0)
     taken = taken_by(plan.source, given, kept.graph)
     with lock_folder(plan.run.folder):
@@ -102,7 +106,7 @@ def _plan(options: FoldOptions, source: Path) -> _Plan:
     copied = out if out is not None and out.suffix == ".onnx" else None
     sha256, payload = sha256_of(source), f"{source.stem}{run_folder.FOLDED}"
     require_unchanged(source, stamp)
-    _said_of(options.settings or {}, _declared(model))
+    _images_and_classes(options.settings or {}, _declared_size(model))
     run = run_folder.prepare_run(
         source,
         sha256,
@@ -117,7 +121,7 @@ def _plan(options: FoldOptions, source: Path) -> _Plan:
         sha256=sha256,
         model=model,
         sample=_sample(options, model),
-        written=_written(options),
+        written=_preset_of(options),
         run=run,
         payload=payload,
         copied=copied,
@@ -131,7 +135,7 @@ def _sample(options: FoldOptions, model: onnx.ModelProto) -> Feeds | None:
     return npz_calls(Path(options.inputs), inputs_of(model), ()).piece(0, 1).given if options.inputs else None
 
 
-def _written(options: FoldOptions) -> GraphPreset:
+def _preset_of(options: FoldOptions) -> GraphPreset:
     """The rewrite preset by name.
 
     A file of `tune` is found by the shapes of the folded graph, which are not known yet..
@@ -148,7 +152,7 @@ def _written(options: FoldOptions) -> GraphPreset:
     return choose_preset(options.preset, (), "")
 
 
-def _said_of(settings: Mapping[str, str], usual: Sized) -> tuple[Images, int | None]:
+def _images_and_classes(settings: Mapping[str, str], usual: Sized) -> tuple[Images, int | None]:
     """The preprocessing and the number of classes from the user's settings; an ONNX graph contains neither.
 
     Raises:
@@ -161,7 +165,7 @@ def _said_of(settings: Mapping[str, str], usual: Sized) -> tuple[Images, int | N
     return images, classes
 
 
-def _declared(model: onnx.ModelProto) -> Sized:
+def _declared_size(model: onnx.ModelProto) -> Sized:
     """The image size that the graph declares; `ANY_SIZE` if it declares none."""
     shape = inputs_of(model)[0].shape
     if len(shape) == 4 and isinstance(shape[2], int) and isinstance(shape[3], int):
@@ -180,12 +184,12 @@ def _images(plan: _Plan, taken: Taken) -> tuple[Images | None, int | None]:
     """
     settings = plan.options.settings or {}
     if taken.image_size is None:
-        return None, _said_of(settings, Sized(ANY_SIZE, "", assumed=True))[1]
+        return None, _images_and_classes(settings, Sized(ANY_SIZE, "", assumed=True))[1]
     any_size = Sized(taken.image_size, "the graph takes any size", assumed=True)
-    return _said_of(settings, any_size if taken.any_image_size else _fixed(taken.image_size))
+    return _images_and_classes(settings, any_size if taken.any_image_size else _fixed(taken.image_size))
 
 
-def _proved(plan: _Plan, given: Evaluated, after: Evaluated, progress: Progress) -> tuple[Link, ...]:
+def _verified_links(plan: _Plan, given: Evaluated, after: Evaluated, progress: Progress) -> tuple[Link, ...]:
     """Compare the folded graph with the original.
 
     Raises:
@@ -198,7 +202,7 @@ def _proved(plan: _Plan, given: Evaluated, after: Evaluated, progress: Progress)
     return links
 
 
-def _as_given(plan: _Plan, given: Evaluated) -> tuple[Link, ...]:
+def _unchanged_links(plan: _Plan, given: Evaluated) -> tuple[Link, ...]:
     """Compare the written graph, in a new session, with the original, if nothing folds.
 
     Empty if no output can be compared, or the graph does not compute the same result twice.

@@ -26,19 +26,19 @@ Refold = Callable[[tuple[str, ...]], tuple["onnx.ModelProto", Sequence[Change]]]
 """A function that folds the graph without the rewrites of these names."""
 
 
-CURES = frozenset({POOL_PADDING.name})
+CORRECTIONS = frozenset({POOL_PADDING.name})
 """Rewrites that correct a graph; they are kept, whatever they cost."""
 
 
-class TakenBack(NamedTuple):
+class Reverts(NamedTuple):
     """Names of the reverted rewrites, and a message about each."""
 
     names: tuple[str, ...] = ()
     told: tuple[str, ...] = ()
 
-    def with_(self, name: str, why: str) -> TakenBack:
+    def with_(self, name: str, why: str) -> Reverts:
         """A copy with one more reverted rewrite."""
-        return TakenBack((*self.names, name), (*self.told, f"{name}: reverted, because {why}"))
+        return Reverts((*self.names, name), (*self.told, f"{name}: reverted, because {why}"))
 
 
 class Kept(NamedTuple):
@@ -46,17 +46,17 @@ class Kept(NamedTuple):
 
     graph: Evaluated
     changes: Sequence[Change]
-    back: TakenBack = TakenBack()
+    back: Reverts = Reverts()
 
 
-class Judged(NamedTuple):
+class FoldEvaluation(NamedTuple):
     """The evaluation of a fold: its rank (the lowest is best), and why it is not acceptable; empty if it is."""
 
     rank: Any
     why: str
 
 
-def without_harm(fold: Kept, given: Evaluated, refold: Refold, judge: Callable[[Kept], Judged]) -> Kept:
+def revert_harmful(fold: Kept, given: Evaluated, refold: Refold, judge: Callable[[Kept], FoldEvaluation]) -> Kept:
     """Revert rewrites one by one until the fold is acceptable; the original graph if no change remains.
 
     Args:
@@ -65,19 +65,19 @@ def without_harm(fold: Kept, given: Evaluated, refold: Refold, judge: Callable[[
         refold: Folds the graph again without some of the rewrites.
         judge: Evaluates a fold.
     """
-    judged = judge(fold)
-    while judged.why and (names := _harmful(fold)):
-        tries = [without(fold, name, refold, judged.why) for name in names]
-        fold, judged = min(((one, judge(one)) for one in tries), key=lambda found: found[1].rank)
+    evaluation = judge(fold)
+    while evaluation.why and (names := _revertible(fold)):
+        tries = [refold_without(fold, name, refold, evaluation.why) for name in names]
+        fold, evaluation = min(((one, judge(one)) for one in tries), key=lambda found: found[1].rank)
     return fold if fold.changes else fold._replace(graph=given)
 
 
-def _harmful(fold: Kept) -> list[str]:
+def _revertible(fold: Kept) -> list[str]:
     """Names of the rewrites that may be reverted."""
-    return list(dict.fromkeys(change.rewrite for change in fold.changes if change.rewrite not in CURES))
+    return list(dict.fromkeys(change.rewrite for change in fold.changes if change.rewrite not in CORRECTIONS))
 
 
-def without(fold: Kept, name: str, refold: Refold, why: str) -> Kept:
+def refold_without(fold: Kept, name: str, refold: Refold, why: str) -> Kept:
     """Fold again without one more rewrite; ``why`` is the reason that is recorded."""
     back = fold.back.with_(name, why)
     model, changes = refold(back.names)
@@ -118,7 +118,7 @@ class Size(NamedTuple):
         return max(self.macs, 1) * max(self.matrices, 1), self.numbers, self.nodes
 
 
-def no_larger(fold: Kept, given: Evaluated, before: Evaluated, refold: Refold) -> Kept:
+def revert_larger(fold: Kept, given: Evaluated, before: Evaluated, refold: Refold) -> Kept:
     """Revert what enlarges the graph; the original graph if no change remains.
 
     Args:
@@ -128,21 +128,21 @@ def no_larger(fold: Kept, given: Evaluated, before: Evaluated, refold: Refold) -
         refold: Folds the graph again without some of the rewrites.
     """
 
-    def judge(one: Kept) -> Judged:
+    def judge(one: Kept) -> FoldEvaluation:
         size = size_of(one.graph)
-        return Judged(size, larger(size_of(before), size))
+        return FoldEvaluation(size, why_too_large(size_of(before), size))
 
     if not fold.changes:
         return fold
-    return without_harm(_as_shared(fold, before, refold), given, refold, judge)
+    return revert_harmful(_revert_unsharing(fold, before, refold), given, refold, judge)
 
 
-def _as_shared(fold: Kept, before: Evaluated, refold: Refold) -> Kept:
+def _revert_unsharing(fold: Kept, before: Evaluated, refold: Refold) -> Kept:
     """Revert the splitting of shared weights if it gained nothing."""
     size = size_of(fold.graph)
     if size.shares >= size_of(before).shares:
         return fold
-    other = without(fold, UNSHARE, refold, "")
+    other = refold_without(fold, UNSHARE, refold, "")
     kept = size_of(other.graph)
     if kept.rank >= size.rank:
         return fold
@@ -150,7 +150,7 @@ def _as_shared(fold: Kept, before: Evaluated, refold: Refold) -> Kept:
     return other._replace(back=fold.back.with_(UNSHARE, why))
 
 
-def larger(before: Size, after: Size) -> str:
+def why_too_large(before: Size, after: Size) -> str:
     """Why a fold is not worth it; empty if it is."""
     if after.macs > before.macs:
         return f"with it the graph multiplies {after.macs:,} times, not {before.macs:,}"
@@ -171,12 +171,12 @@ def size_of(graph: Evaluated) -> Size:
     from repaconv.graph.compute_costs import macs_in, matrices, parameters
 
     model = graph.settled
-    nodes = len(graph.model.graph.node) - sum(map(_in_products, nodes_of(model, "Transpose")))
+    nodes = len(graph.model.graph.node) - sum(map(_is_read_by_matmuls_only, nodes_of(model, "Transpose")))
     found = matrices(graph.stored)
     return Size(macs_in(model), found.held, parameters(graph.stored), nodes, found.read - found.held)
 
 
-def _in_products(node: ir.Node) -> bool:
+def _is_read_by_matmuls_only(node: ir.Node) -> bool:
     """Whether a Transpose swaps the last two axes and is read only by MatMuls."""
     out = node.outputs[0]
     return swaps_last(node) and not out.is_graph_output() and {user.op_type for user in out.consumers()} == {"MatMul"}
@@ -196,7 +196,9 @@ TARGET = "x86-64"
 """The target whose rewrite preset is measured; it stands for this machine."""
 
 
-def worthwhile(given: Evaluated, before: Evaluated, refold: Refold, *, measured: bool, progress: Progress) -> Kept:
+def fold_with_reverts(
+    given: Evaluated, before: Evaluated, refold: Refold, *, measured: bool, progress: Progress
+) -> Kept:
     """Fold the graph, and revert what makes it larger or, if ``measured``, slower.
 
     Args:
@@ -207,14 +209,14 @@ def worthwhile(given: Evaluated, before: Evaluated, refold: Refold, *, measured:
         progress: See `Progress`.
     """
     model, changes = refold(())
-    fold = no_larger(Kept(Evaluated(model) if changes else given, changes), given, before, refold)
+    fold = revert_larger(Kept(Evaluated(model) if changes else given, changes), given, before, refold)
     if not measured:
         return fold
     progress("measure", 0, 0)
-    return what_pays(fold, given, refold)
+    return revert_slower(fold, given, refold)
 
 
-def what_pays(fold: Kept, given: Evaluated, refold: Refold) -> Kept:
+def revert_slower(fold: Kept, given: Evaluated, refold: Refold) -> Kept:
     """Revert what makes the graph slower here, measured in a few seconds; keep all of it if that is inconclusive.
 
     Args:
@@ -224,30 +226,30 @@ def what_pays(fold: Kept, given: Evaluated, refold: Refold) -> Kept:
     """
     from repaconv.benchmark.machine_fingerprint import cpu_model
 
-    call = _call(given.single) if fold.changes else None
+    call = _usual_inference(given.single) if fold.changes else None
     if call is None:
         return fold
     given.single.close()
-    if not _is_slower(_beside(given, fold.graph, call)):
+    if not _is_slower(_measured_speedup(given, fold.graph, call)):
         return fold
     where = str(cpu_model())
 
-    def judge(one: Kept) -> Judged:
-        form = Evaluated(_in_form(one.graph.model)) if one.changes else None
-        return judged(_beside(given, form, call) if form else None, where)
+    def judge(one: Kept) -> FoldEvaluation:
+        form = Evaluated(_with_target_preset(one.graph.model)) if one.changes else None
+        return evaluate_speed(_measured_speedup(given, form, call) if form else None, where)
 
-    return without_harm(fold, given, refold, judge)
+    return revert_harmful(fold, given, refold, judge)
 
 
-def judged(speed: Ratio | None, where: str) -> Judged:
+def evaluate_speed(speed: Ratio | None, where: str) -> FoldEvaluation:
     """Evaluate a fold by its speedup over the original on a machine; None means inconclusive and is acceptable."""
     if speed is None:
-        return Judged(-1.0, "")
-    slower = f"with it the graph is {_told(speed)} the one given, measured on {where}"
-    return Judged(-speed.median, slower if _is_slower(speed) else "")
+        return FoldEvaluation(-1.0, "")
+    slower = f"with it the graph is {_speed_message(speed)} the one given, measured on {where}"
+    return FoldEvaluation(-speed.median, slower if _is_slower(speed) else "")
 
 
-def _told(found: Ratio) -> str:
+def _speed_message(found: Ratio) -> str:
     return f"{found.median:.2f} ({found.low:.2f} to {found.high:.2f}) of the speed of"
 
 
@@ -255,14 +257,14 @@ def _is_slower(found: Ratio | None) -> bool:
     return found is not None and found.high < LOSS
 
 
-class _Call(NamedTuple):
+class _Inference(NamedTuple):
     """Inputs of one inference, and how many rounds of it fit into a few seconds."""
 
     feeds: Feeds
     rounds: int
 
 
-def _call(given: Evaluated) -> _Call | None:
+def _usual_inference(given: Evaluated) -> _Inference | None:
     """Inputs of a usual inference of the graph; None if it does not run or is too short to be measured."""
     from repaconv.verification.probe_inputs import Unrunnable
 
@@ -276,10 +278,10 @@ def _call(given: Evaluated) -> _Call | None:
         return None  # the verification reports why
     seconds = perf_counter() - begin
     rounds = min(max(int(SECONDS / 2 / seconds), ROUNDS[0]), ROUNDS[1])
-    return _Call(feeds, rounds) if seconds * 1e3 >= LEAST_MS else None
+    return _Inference(feeds, rounds) if seconds * 1e3 >= LEAST_MS else None
 
 
-def _beside(given: Evaluated, folded: Evaluated, call: _Call) -> Ratio | None:
+def _measured_speedup(given: Evaluated, folded: Evaluated, call: _Inference) -> Ratio | None:
     """Speedup of the folded graph over the original, from interleaved rounds.
 
     None if a graph does not run, or the fastest inferences do not confirm a loss.
@@ -302,7 +304,7 @@ def _beside(given: Evaluated, folded: Evaluated, call: _Call) -> Ratio | None:
     return speed if fastest < LOSS or not _is_slower(speed) else None
 
 
-def _in_form(model: onnx.ModelProto) -> onnx.ModelProto:
+def _with_target_preset(model: onnx.ModelProto) -> onnx.ModelProto:
     """The graph after the rewrites that this machine runs fastest."""
     from repaconv.graph.model_rewriting import rewritten
     from repaconv.rewrites.presets import chosen

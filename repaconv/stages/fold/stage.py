@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from repaconv.checkpoints import Checkpoint
 
-_OF_FILES = {*(each.name for each in options_of(FoldOptions)), "overrule", "progress"} - {"method"}
+_FILE_OPTIONS = {*(each.name for each in options_of(FoldOptions)), "overrule", "progress"} - {"method"}
 
 
 @overload
@@ -69,7 +69,7 @@ def fold(
     """
     arguments = renamed(arguments, FoldOptions)
     example = arguments.pop("example", None)
-    known = {name: arguments.pop(name) for name in tuple(arguments) if name in _OF_FILES}
+    known = {name: arguments.pop(name) for name in tuple(arguments) if name in _FILE_OPTIONS}
     settings = {**(known.pop("settings", None) or {}), **{name: _as_text(value) for name, value in arguments.items()}}
     if isinstance(checkpoint, (str, Path)) and example is not None:
         raise UsageProblem(
@@ -122,7 +122,7 @@ def _fold_graph(path: Path, method: str, settings: Mapping[str, str], arguments:
     from repaconv.stages.fold.onnx_fold import fold_onnx_by
 
     told = {**arguments, "method": method != "auto"}
-    if alone := _asked(told, "weights", "identify", "allow_deployed", "method"):
+    if alone := _given_options(told, "weights", "identify", "allow_deployed", "method"):
         raise UsageProblem(
             f"{alone} is for checkpoints, and {path} is an ONNX graph.",
             hint="An ONNX model needs none of them: repaconv fold model.onnx [-o OUT] [--set mean=...].",
@@ -145,7 +145,7 @@ def _fold_network(
     from repaconv.stages.fold.architecture_fold import fold_network_by
 
     told = {**arguments, "method": method != "auto", "preset": str(arguments.get("preset", "default")) != "default"}
-    if alone := _asked(told, "identify", "inputs", "allow_deployed", "method", "preset"):
+    if alone := _given_options(told, "identify", "inputs", "allow_deployed", "method", "preset"):
         raise UsageProblem(
             f"{alone} is for checkpoints of a method, and {path} is folded by its architecture.",
             hint="Remove it; a preset is an option of repaconv export.",
@@ -156,7 +156,7 @@ def _fold_network(
     return fold_network_by(options, path, known=known, found=read, progress=arguments.get("progress", silent))
 
 
-def _asked(arguments: Mapping[str, Any], *names: str) -> str:
+def _given_options(arguments: Mapping[str, Any], *names: str) -> str:
     """The options among these that were given, as they are typed on the command line."""
     return ", ".join(f"--{name.replace('_', '-')}" for name in names if arguments.get(name))
 

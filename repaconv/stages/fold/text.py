@@ -70,7 +70,7 @@ def _checkpoint(done: MethodFold) -> None:
     stdout().print(f"{colored(done.verdict)}: {told}")
 
 
-def _first(sentence: str) -> str:
+def _shortened(sentence: str) -> str:
     """Shorten a sentence to the first places that it names; all of them with -v."""
     places = sentence.split("; ")
     if is_verbose() or len(places) <= ROWS:
@@ -80,7 +80,7 @@ def _first(sentence: str) -> str:
 
 def _not_folded(done: MethodFold | GraphFold) -> None:
     for sentence in done.not_folded:
-        stdout().print(f"[yellow]not folded:[/] {plain(_first(sentence))}")
+        stdout().print(f"[yellow]not folded:[/] {plain(_shortened(sentence))}")
 
 
 def _graph(done: GraphFold) -> None:

@@ -42,12 +42,12 @@ def inspect(
         Refused: If the file is unsafe or damaged, has no weights, or its hash is not ``sha256``.
     """
     found = read_hashed(Path(local_weights(checkpoint)), weights, sha256, built=False)
-    seen = _seen(found, settings or {})
+    seen = _inspected(found, settings or {})
     found.require_unchanged()
     return seen
 
 
-def _seen(found: Checkpoint, settings: Mapping[str, str]) -> Inspection:
+def _inspected(found: Checkpoint, settings: Mapping[str, str]) -> Inspection:
     """The contents of a checkpoint, and what is known of its network."""
     seen = Inspection(
         origin=found.origin, sets=found.sets, placeholders=found.placeholders, method=None, form=None, reason=""
@@ -101,7 +101,7 @@ def _understood(found: Checkpoint, method: str, reading: Reading) -> dict[str, A
 # The first bytes of serialized engines. NVIDIA documents no more of a TensorRT engine; the next bytes of a TensorRT-RTX
 # engine are read as version 1.7 writes them.
 ENGINES = {b"ftrt": "TensorRT engine", b"vtrt": "TensorRT-RTX engine"}
-BUILT = ("runtime", "target", "precision", "verdict")
+BUILD_FIELDS = ("runtime", "target", "precision", "verdict")
 NOT_CHECKPOINTS = (".onnx", ".ort", ".engine", ".plan", ".blob")
 
 
@@ -117,7 +117,7 @@ def inspect_file(file: str | Path, sha256: str | None = None) -> FileInspection:
     size, digest = path.stat().st_size, sha256_of(path)
     require_pinned(path, sha256, digest)
     if path.suffix == ".onnx":
-        facts, problems = _graph(path)
+        facts, problems = _graph_facts(path)
         return FileInspection(
             path=str(path), kind="ONNX graph", sha256=digest, bytes=size, facts=facts, problems=problems
         )
@@ -131,7 +131,9 @@ def inspect_file(file: str | Path, sha256: str | None = None) -> FileInspection:
         told.append(Fact(name="built by", value=".".join(map(str, head[24:28])), source="header"))
     built = build_of(path)
     if built is not None:
-        told += [Fact(name=name, value=getattr(built, name), source=path.with_suffix(".json").name) for name in BUILT]
+        told += [
+            Fact(name=name, value=getattr(built, name), source=path.with_suffix(".json").name) for name in BUILD_FIELDS
+        ]
     problems = () if kind else (f"it does not begin as an engine of {' or '.join(ENGINES.values())} does",)
     warning = "loading an engine runs code in it: give none of unknown origin to verify or bench"
     told.append(Fact(name="caution", value=warning, source="what engines are"))
@@ -140,7 +142,7 @@ def inspect_file(file: str | Path, sha256: str | None = None) -> FileInspection:
     )
 
 
-def _graph(path: Path) -> tuple[tuple[Fact, ...], tuple[str, ...]]:
+def _graph_facts(path: Path) -> tuple[tuple[Fact, ...], tuple[str, ...]]:
     """The facts of an ONNX graph, and the problems with its external weights."""
     from repaconv.graph.onnx_files import external_files, read_graph, strays
     from repaconv.onnx_export.torch_exporter import operators_of

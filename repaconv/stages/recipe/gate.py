@@ -9,10 +9,10 @@ from pathlib import Path
 from repaconv.core.errors import UsageProblem
 from repaconv.core.progress import Progress, silent
 from repaconv.results import GatedRecipe, GateReport
-from repaconv.stages.recipe.gate_checks import worst
+from repaconv.stages.recipe.gate_checks import worst_exit_code
 from repaconv.stages.recipe.options import GateOptions
 from repaconv.stages.recipe.recipe_file import read_recipe
-from repaconv.stages.recipe.run import Way, read_placed
+from repaconv.stages.recipe.run import RecipeExecution, read_placed
 from repaconv.stages.shared.option_definitions import by_name
 
 
@@ -41,7 +41,7 @@ def gate_by(
         )
     taken: dict[Path, Path] = {}
     done = tuple(_gated(Path(path), options, progress, taken) for path in recipes)
-    return GateReport(exit_code=worst(recipe.exit_code for recipe in done), recipes=done)
+    return GateReport(exit_code=worst_exit_code(recipe.exit_code for recipe in done), recipes=done)
 
 
 gate = by_name(gate_by, GateOptions)
@@ -49,7 +49,7 @@ gate = by_name(gate_by, GateOptions)
 
 def _gated(path: Path, options: GateOptions, progress: Progress, taken: dict[Path, Path]) -> GatedRecipe:
     """Run one recipe without its report."""
-    done = Way(path, options, progress, taken).go(partial(read_placed, path), page=False)
+    done = RecipeExecution(path, options, progress, taken).go(partial(read_placed, path), page=False)
     return GatedRecipe(recipe=done.recipe, run=done.run, exit_code=done.exit_code, checks=done.checks)
 
 

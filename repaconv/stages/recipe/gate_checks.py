@@ -21,14 +21,14 @@ from repaconv.results import (
 )
 from repaconv.stages.bench.latency_baselines import check_baseline, name_in
 from repaconv.stages.recipe.options import GateOptions
-from repaconv.stages.recipe.recipe_file import BenchSection, Recipe, RecipeProblem, Wrong
+from repaconv.stages.recipe.recipe_file import BenchSection, Recipe, RecipeError, RecipeProblem
 from repaconv.stages.recipe.requirements import in_recipe, key_of
 from repaconv.verification.tolerances import LOSSY, LUCK, by_chance
 
 # One sentence about a link and about a measurement
 
 
-def measured(done: BenchArtefact) -> str:
+def measurement_sentence(done: BenchArtefact) -> str:
     """Describe a measurement in one sentence."""
     told = f"{done.latencies[0].p50_ms:.3f} ms at the median"
     if done.ratio:
@@ -38,7 +38,7 @@ def measured(done: BenchArtefact) -> str:
     return told
 
 
-def told_of(link: Link) -> str:
+def link_sentence(link: Link) -> str:
     """Describe a link in one sentence."""
     on = f" on {link.inputs}" if link.inputs else ""
     words = [f"{link.candidate} against {link.reference}{on}"]
@@ -58,19 +58,19 @@ def told_of(link: Link) -> str:
 
 WORST = (1, 4, 3, 2, 5, 0)
 """Exit codes, the worst first: failed, refused, environment, usage, inconclusive, done."""
-ROUNDED = 1e-9
+ROUNDING = 1e-9
 """Percentage points that rounding may cost a share of images: 497 of 500 must meet a limit of 99.4%."""
 _CODES = {"failed": 1, "inconclusive": 5}
 _EXPORT_LINKS = ("exported", "form", "simplified", "onnx", "preprocessing", *LOSSY)
 """Links that are configured in the recipe's [export] section."""
 
 
-def worst(codes: Any) -> int:
+def worst_exit_code(codes: Any) -> int:
     """The worst of several exit codes."""
     return min(codes, key=WORST.index, default=0)
 
 
-class Judge:
+class RecipeChecks:
     """The checks of one recipe, collected while it runs.
 
     Args:
@@ -95,7 +95,7 @@ class Judge:
         self.codes.append(problem.exit_code)
         keys = (key_of(problem, self.lines) if stage == "fold" else ()) or keys
         every = problem.wrong if isinstance(problem, RecipeProblem) else ()
-        one = Wrong(
+        one = RecipeError(
             position_of(self.lines, keys, str(self.path)), problem.message, in_recipe(problem.hint), problem.code
         )
         for each in every or (one,):
@@ -120,7 +120,7 @@ class Judge:
 
     def convert(self, done: ConvertArtefact) -> None:
         """Add the accuracy that the conversion lost on the test split."""
-        self.note("convert", "judged", done.evaluation.verdict, told_of(done.evaluation), ("convert",))
+        self.note("convert", "judged", done.evaluation.verdict, link_sentence(done.evaluation), ("convert",))
 
     def export(self, done: ExportArtefact) -> None:
         """Add the links of the graph, and what the target does not accept in it."""
@@ -177,7 +177,7 @@ class Judge:
         assert worst.accuracy
         found, images = worst.accuracy.candidate, worst.accuracy.images
         verdict, hint = "passed", ""
-        if 100 * found < least - ROUNDED:
+        if 100 * found < least - ROUNDING:
             chance = by_chance(round((1 - found) * images), images, 1 - least / 100)
             verdict = "inconclusive" if keys[-1] != "min_top1" and chance >= LUCK else "failed"
             hint = "Verify on more images with labels." if verdict == "inconclusive" else ""
@@ -202,7 +202,7 @@ class Judge:
         """Add the latency, compared with its baseline if there is one, and the comparison of the outputs."""
         if done.agreement and not section.against:  # `against` may name an unrelated model
             self.link("bench", done.agreement)
-        told = measured(done)
+        told = measurement_sentence(done)
         if not section.baseline:
             verdict = "inconclusive" if done.quality.verdict == "inconclusive" else "passed"
             self.note("bench", "latency", verdict, f"{told}; no baseline was asked for", ("bench",))
@@ -228,7 +228,7 @@ class Judge:
                 keys = next((key for key in [("verify", table, link.name)] if key in self.lines), keys)
         module = link.location.module if link.location and link.verdict == "failed" else ""
         hint = link.location.reason if link.location and link.verdict == "failed" else ""
-        self.note(stage, link.name, link.verdict, told_of(link), keys, module=module, hint=hint)
+        self.note(stage, link.name, link.verdict, link_sentence(link), keys, module=module, hint=hint)
 
     def note(
         self,

@@ -88,11 +88,11 @@ def markdown(report: GateReport) -> str:
             f"| {MARKS[check.verdict]} | {check.stage}: {check.name} | {check.verdict} | {_cell(sentence(check))} |"
             for check in recipe.checks
         ]
-        parts += _counted(recipe)
+        parts += _unverified_line(recipe)
     return "\n".join(parts) + "\n"
 
 
-def _counted(recipe: GatedRecipe) -> list[str]:
+def _unverified_line(recipe: GatedRecipe) -> list[str]:
     open_ones = [check.name for check in recipe.checks if check.verdict == "not verified"]
     return ["", f"Not verified: {', '.join(open_ones)}."] if open_ones else []
 

@@ -15,7 +15,7 @@ from repaconv.results import Claim, Fact, Inspection, NewRecipe
 from repaconv.stages.inspect.stage import inspect
 from repaconv.stages.shared.fetched_files import address_of, local_path
 
-UNTOLD = "default of the official code"
+DEFAULT_SOURCE = "default of the official code"
 """Start of the source of a fact that neither the tensors nor the file contain."""
 
 REST = """
@@ -72,7 +72,7 @@ def new_recipe(checkpoint: str | Path, *, out: str | Path | None = None, progres
 
 def _head(source: Path, seen: Inspection | None, place: str) -> Iterator[str]:
     """The recipe's first lines: its source, hash, and method or architecture."""
-    yield f"# {_told(source, seen)}"
+    yield f"# {_description(source, seen)}"
     if seen and seen.training and seen.deploy:
         yield f"# {seen.training.parameters:,} parameters as trained, {seen.deploy.parameters:,} folded."
     yield "# repaconv run does all of this, repaconv gate checks it for CI; paths are relative to this file."
@@ -88,7 +88,7 @@ def _head(source: Path, seen: Inspection | None, place: str) -> Iterator[str]:
         yield f"{'' if len(exact) == 1 else '# '}arch = {_value(exact[0] if exact else 'net.py:build')}"
 
 
-def _told(source: Path, seen: Inspection | None) -> str:
+def _description(source: Path, seen: Inspection | None) -> str:
     if seen is None:
         return f"{source.name}: {'a folder' if source.is_dir() else 'an ONNX graph'}; it is folded as it is."
     if seen.method:
@@ -100,7 +100,7 @@ def _told(source: Path, seen: Inspection | None) -> str:
 
 def _settings(seen: Inspection) -> Iterator[str]:
     """The settings with their default values, to be checked, and those missing, with an example."""
-    open_ones = [fact for fact in seen.facts if fact.source.startswith(UNTOLD)]
+    open_ones = [fact for fact in seen.facts if fact.source.startswith(DEFAULT_SOURCE)]
     if open_ones or seen.problems:
         yield ""
         yield "[set]                          # settings missing from the checkpoint"
@@ -109,7 +109,7 @@ def _settings(seen: Inspection) -> Iterator[str]:
     for name, example in seen.missing_settings.items():
         yield f"# {name} = {_example(example)}".ljust(30) + " # an example"
     for fact in open_ones:
-        yield f"# {fact.name} = {_fact(fact)}".ljust(30) + f" # {UNTOLD}"
+        yield f"# {fact.name} = {_fact(fact)}".ljust(30) + f" # {DEFAULT_SOURCE}"
 
 
 def _reference(seen: Inspection | None) -> Iterator[str]:

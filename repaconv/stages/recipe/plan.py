@@ -127,7 +127,7 @@ LIBRARIES = ("timm", "torchvision", "transformers")
 RUNTIMES = ("onnxruntime", "onnxruntime-gpu", "openvino", "tensorrt", "tensorrt-rtx", "torch", "numpy")
 
 
-class Placed(NamedTuple):
+class LocatedRecipe(NamedTuple):
     """A recipe, its path, and the line of each of its keys."""
 
     recipe: Recipe
@@ -202,7 +202,7 @@ class Placed(NamedTuple):
         """The checkpoint with its companion files, and the user's own code that builds the network."""
         recipe, own = self.recipe, own_file(self.recipe.arch or "")
         found = _with_companions(recipe.checkpoint, self.place(recipe.checkpoint))
-        return {**found, **({each.name: each for each in _code_beside(self.place(own))} if own else {})}
+        return {**found, **({each.name: each for each in _code_next_to(self.place(own))} if own else {})}
 
     def files(self, options: Options) -> dict[str, Path]:
         """The files and folders that the options name."""
@@ -262,7 +262,7 @@ def _with_companions(name: str, path: Path) -> dict[str, Path]:
     return {name: path, **{f"{each.name} next to {name}": each for each in found}}
 
 
-def _code_beside(file: Path) -> Iterator[Path]:
+def _code_next_to(file: Path) -> Iterator[Path]:
     """A Python file, and the files and packages next to it that it may import."""
     yield file
     for each in sorted(file.parent.iterdir()) if file.parent.is_dir() else ():
@@ -270,7 +270,7 @@ def _code_beside(file: Path) -> Iterator[Path]:
             yield each
 
 
-def asked(options: Options, section: str) -> dict[str, Any]:
+def recorded_options(options: Options, section: str) -> dict[str, Any]:
     """The recorded options, as the inputs of a step; where a result is written and its baselines are not among them."""
     return {
         f"{section}.{each.name}": getattr(options, each.name)
@@ -279,7 +279,7 @@ def asked(options: Options, section: str) -> dict[str, Any]:
     }
 
 
-def foreign(run: run_folder.Run, mine: Iterable[Path]) -> dict[str, Path]:
+def results_of_others(run: run_folder.Run, mine: Iterable[Path]) -> dict[str, Path]:
     """Results in a run that were not written by the steps of a plan."""
     ours = {file.resolve() for file in mine}
     return {path.name: path for path in run.later_stages() if path.resolve() not in ours}
@@ -298,7 +298,7 @@ class Step(NamedTuple):
 
     Attributes:
         name: Name, unique in the plan.
-        asked: Its options: JSON values and paths.
+        options: Its options: JSON values and paths.
         reads: Returns the files and folders that it reads, by their names in messages.
         versions: Versions of packages that affect its result, and the machine if it measures.
         after: Steps whose results it reads.
@@ -306,7 +306,7 @@ class Step(NamedTuple):
     """
 
     name: str
-    asked: Mapping[str, Any] = {}
+    options: Mapping[str, Any] = {}
     reads: Callable[[], Mapping[str, Path]] = reads_nothing
     versions: Mapping[str, str] = {}
     after: tuple[str, ...] = ()
@@ -314,8 +314,8 @@ class Step(NamedTuple):
 
     def told(self) -> dict[str, str]:
         """Options and versions as text, by name; empty options are left out."""
-        asked = {f"{key}": value for key, value in self.asked.items() if value not in (None, (), [], {})}
-        return {name: json.dumps(value, sort_keys=True, default=str) for name, value in asked.items()} | {
+        options = {f"{key}": value for key, value in self.options.items() if value not in (None, (), [], {})}
+        return {name: json.dumps(value, sort_keys=True, default=str) for name, value in options.items()} | {
             f"{name}'s version": value for name, value in self.versions.items()
         }
 
@@ -323,7 +323,7 @@ class Step(NamedTuple):
 # ``plan.json`` of a run folder: the steps that ran, with their inputs and outputs
 
 
-class Kept(Record):
+class StepRecord(Record):
     """A step that ran: its inputs, the hashes of its outputs, whether it passed, and how long it took."""
 
     FORMER: ClassVar[Mapping[str, str]] = {"wrote": "outputs", "made_of": "inputs", "sound": "passed"}
@@ -339,11 +339,11 @@ class Kept(Record):
         return key_of(self.inputs)
 
 
-class _Page(Record):
+class _PlanFile(Record):
     schema_version: int = SCHEMA_VERSION
     stage: str = "plan"
     owner: str
-    steps: dict[str, Kept] = Field(default={})
+    steps: dict[str, StepRecord] = Field(default={})
     seen: dict[str, Seen] = Field(default={})
 
 
@@ -363,9 +363,9 @@ class Journal:
     def __init__(self, folder: Path, owner: str) -> None:
         self.folder, self.owner = folder, owner
         try:
-            page = read_artefact(folder / PLAN, _Page)
+            page = read_artefact(folder / PLAN, _PlanFile)
         except Refused:
-            page = _Page(owner=owner)
+            page = _PlanFile(owner=owner)
         mine = page.owner == owner
         self.steps = dict(page.steps) if mine else {}
         self.digests = Digests(dict(page.seen) if mine else {})
@@ -399,7 +399,7 @@ class Journal:
         """The files that a step wrote."""
         return [self.folder / each for each in self.steps[name].outputs] if name in self.steps else []
 
-    def keep(self, name: str, kept: Kept | None) -> None:
+    def keep(self, name: str, kept: StepRecord | None) -> None:
         """Record a step that ran, or forget it if None.
 
         ``plan.json`` is written at once, so that an interrupted run resumes here.
@@ -407,7 +407,7 @@ class Journal:
         self.steps.pop(name, None)
         if kept is not None:
             self.steps[name] = kept
-        write_artefact(self.folder / PLAN, _Page(owner=self.owner, steps=self.steps, seen=self.digests.seen))
+        write_artefact(self.folder / PLAN, _PlanFile(owner=self.owner, steps=self.steps, seen=self.digests.seen))
 
     def _result(self, name: str) -> str:
         """A hash of the step's outputs as they are now."""
@@ -420,7 +420,7 @@ class Journal:
 Did = Literal["ran", "up to date", "stopped", "skipped", "would run", "removed", "would be removed"]
 
 
-class Turn(NamedTuple):
+class StepTurn(NamedTuple):
     """A step that is about to run or to be skipped.
 
     ``why`` is empty if it is up to date. ``left_s`` is how long the remaining steps may take, in seconds, by their last
@@ -434,14 +434,14 @@ class Turn(NamedTuple):
     left_s: float | None
 
 
-class Made(NamedTuple):
+class StepOutputs(NamedTuple):
     """The files that a step wrote, the main one first, and whether its result may be reused by the next run."""
 
     wrote: Sequence[Path]
     sound: bool
 
 
-class Done(NamedTuple):
+class StepOutcome(NamedTuple):
     """The outcome of a step."""
 
     name: str
@@ -449,14 +449,14 @@ class Done(NamedTuple):
     why: str
 
 
-def walk(
+def execute_steps(
     steps: Sequence[Step],
     journal: Journal,
-    do: Callable[[Turn], Made | None],
+    do: Callable[[StepTurn], StepOutputs | None],
     *,
     again: bool = False,
     others: Iterable[str] = (),
-) -> list[Done]:
+) -> list[StepOutcome]:
     """Execute the steps in order.
 
     Args:
@@ -466,25 +466,25 @@ def walk(
         again: Whether to run all steps.
         others: Steps of the plan that are not executed now; their files are kept.
     """
-    found = [_let_go(journal, name) for name in _idle(steps, journal, others)]
-    pace, undone = _Pace(steps, foretold(steps, journal, again=again), journal), set[str]()
+    found = [_remove_step(journal, name) for name in _obsolete_steps(steps, journal, others)]
+    pace, undone = _TimeEstimate(steps, steps_to_run(steps, journal, again=again), journal), set[str]()
     for number, step in enumerate(steps, 1):
         if lacking := [name for name in step.needs if name in undone]:
             undone.add(step.name)
-            found.append(Done(step.name, "skipped", f"it needs {lacking[0]}"))
+            found.append(StepOutcome(step.name, "skipped", f"it needs {lacking[0]}"))
             continue
         why = journal.why(step) or ("rerun requested" if again else "")
         made_of, begun = journal.made_of(step), time.monotonic()
-        made = do(Turn(step, why, number, len(steps), pace.left(step)))
+        made = do(StepTurn(step, why, number, len(steps), pace.left(step)))
         if why and made is not None:
-            _keep(journal, step, made_of, made, time.monotonic() - begun)
+            _record_step(journal, step, made_of, made, time.monotonic() - begun)
         undone |= {step.name} if made is None else set()
         pace.passed(step, time.monotonic() - begun)
-        found.append(Done(step.name, "stopped" if made is None else "ran" if why else "up to date", why))
+        found.append(StepOutcome(step.name, "stopped" if made is None else "ran" if why else "up to date", why))
     return found
 
 
-def foretold(steps: Sequence[Step], journal: Journal, *, again: bool = False) -> dict[str, str]:
+def steps_to_run(steps: Sequence[Step], journal: Journal, *, again: bool = False) -> dict[str, str]:
     """The steps that would run and why, as far as that is known before any of them has run."""
     found: dict[str, str] = {}
     for step in steps:
@@ -494,37 +494,45 @@ def foretold(steps: Sequence[Step], journal: Journal, *, again: bool = False) ->
     return found
 
 
-def dry(steps: Sequence[Step], journal: Journal, *, again: bool = False, others: Iterable[str] = ()) -> list[Done]:
+def preview(
+    steps: Sequence[Step], journal: Journal, *, again: bool = False, others: Iterable[str] = ()
+) -> list[StepOutcome]:
     """What `walk` would do, without doing it."""
-    would = foretold(steps, journal, again=again)
-    found = [Done(name, "would be removed", "it is no longer in the plan") for name in _idle(steps, journal, others)]
+    would = steps_to_run(steps, journal, again=again)
+    found = [
+        StepOutcome(name, "would be removed", "it is no longer in the plan")
+        for name in _obsolete_steps(steps, journal, others)
+    ]
     return found + [
-        Done(each.name, "would run" if each.name in would else "up to date", would.get(each.name, "")) for each in steps
+        StepOutcome(each.name, "would run" if each.name in would else "up to date", would.get(each.name, ""))
+        for each in steps
     ]
 
 
-def _idle(steps: Sequence[Step], journal: Journal, others: Iterable[str]) -> list[str]:
+def _obsolete_steps(steps: Sequence[Step], journal: Journal, others: Iterable[str]) -> list[str]:
     """Recorded steps that are no longer in the plan."""
     planned = {*(step.name for step in steps), *others}
     return [name for name in journal.steps if name not in planned]
 
 
-def _let_go(journal: Journal, name: str) -> Done:
+def _remove_step(journal: Journal, name: str) -> StepOutcome:
     """Remove the files of a step that is no longer in the plan."""
     remove_written({journal.folder / at: sha256 for at, sha256 in journal.steps[name].outputs.items()})
     journal.keep(name, None)
-    return Done(name, "removed", "it is no longer in the plan")
+    return StepOutcome(name, "removed", "it is no longer in the plan")
 
 
-def _keep(journal: Journal, step: Step, made_of: Mapping[str, str], made: Made, seconds: float) -> None:
+def _record_step(journal: Journal, step: Step, made_of: Mapping[str, str], made: StepOutputs, seconds: float) -> None:
     """Record a step that ran, and remove files that it wrote earlier under other names."""
     wrote = {os.path.relpath(path, journal.folder): journal.digests.of(path) for path in made.wrote}
     before = journal.steps[step.name].outputs if step.name in journal.steps else {}
     remove_written({journal.folder / at: sha256 for at, sha256 in before.items() if at not in wrote})
-    journal.keep(step.name, Kept(inputs=dict(made_of), outputs=wrote, passed=made.sound, seconds=round(seconds, 3)))
+    journal.keep(
+        step.name, StepRecord(inputs=dict(made_of), outputs=wrote, passed=made.sound, seconds=round(seconds, 3))
+    )
 
 
-class _Pace:
+class _TimeEstimate:
     """An estimate of the remaining time, from the last run and the speed so far."""
 
     def __init__(self, steps: Sequence[Step], running: Mapping[str, str], journal: Journal) -> None:
@@ -571,70 +579,82 @@ class Planned(NamedTuple):
         return ("checkpoint",) if self.stage == "fold" else (self.stage,)
 
 
-def planned(placed: Placed, journal: Journal) -> list[Planned]:
+def planned(placed: LocatedRecipe, journal: Journal) -> list[Planned]:
     """The steps of a recipe."""
     recipe = placed.recipe
-    found = [_converted(placed) if recipe.convert else _folded(placed)]
+    found = [_convert_step(placed) if recipe.convert else _fold_step(placed)]
     found += [
-        _exported(placed, precision, found[0]) for precision in (recipe.export.precisions if recipe.export else ())
+        _export_step(placed, precision, found[0]) for precision in (recipe.export.precisions if recipe.export else ())
     ]
-    found.append(_verified(placed, journal, found))
+    found.append(_verify_step(placed, journal, found))
     if recipe.build:
-        found.append(_of_graphs("build", placed, placed.built(), recipe.build.precision, found))
+        found.append(_graphs_step("build", placed, placed.built(), recipe.build.precision, found))
     if recipe.bundle:
-        found.append(_of_graphs("bundle", placed, placed.bundled(), recipe.bundle.precision or "fp32", found))
+        found.append(_graphs_step("bundle", placed, placed.bundled(), recipe.bundle.precision or "fp32", found))
     if recipe.bench:
-        found.append(_of_graphs("bench", placed, placed.measured(), recipe.bench.precision, found))
+        found.append(_graphs_step("bench", placed, placed.measured(), recipe.bench.precision, found))
     if recipe.report:
-        found.append(_reported(placed, recipe.report, journal, found))
+        found.append(_report_step(placed, recipe.report, journal, found))
     return [_with_versions(each, placed, journal) for each in found]
 
 
-def _with_versions(each: Planned, placed: Placed, journal: Journal) -> Planned:
+def _with_versions(each: Planned, placed: LocatedRecipe, journal: Journal) -> Planned:
     versions = placed.versions(each.stage, journal.digests)
     return each._replace(step=each.step._replace(versions=versions))
 
 
-def _folded(placed: Placed) -> Planned:
+def _fold_step(placed: LocatedRecipe) -> Planned:
     told = placed.recipe.model_dump(include={"checkpoint", "method", "arch", "force", "weights", "sha256", "set"})
     told["where the checkpoint lies"] = str(placed.place(placed.recipe.checkpoint).resolve())  # recorded in fold.json
     return Planned(Step("fold", told, placed.sources), "fold", None)
 
 
-def _converted(placed: Placed) -> Planned:
+def _convert_step(placed: LocatedRecipe) -> Planned:
     options = placed.converted()
     lies = str(placed.place(placed.recipe.checkpoint).resolve())
     told = {"where the checkpoint lies": lies, "sha256": placed.recipe.sha256}
-    step = Step("convert", {**told, **asked(options, "convert")}, lambda: {**placed.sources(), **placed.files(options)})
+    step = Step(
+        "convert",
+        {**told, **recorded_options(options, "convert")},
+        lambda: {**placed.sources(), **placed.files(options)},
+    )
     return Planned(step, "convert", options)
 
 
-def _exported(placed: Placed, precision: str, first: Planned) -> Planned:
+def _export_step(placed: LocatedRecipe, precision: str, first: Planned) -> Planned:
     options, before = placed.exported(precision), (first.step.name,)
     step = Step(
-        f"export {precision}", asked(options, "export"), lambda: placed.files(options), after=before, needs=before
+        f"export {precision}",
+        recorded_options(options, "export"),
+        lambda: placed.files(options),
+        after=before,
+        needs=before,
     )
     return Planned(step, "export", options, precision)
 
 
-def _verified(placed: Placed, journal: Journal, before: Sequence[Planned]) -> Planned:
+def _verify_step(placed: LocatedRecipe, journal: Journal, before: Sequence[Planned]) -> Planned:
     """The verify step; it reads all graphs of the run, including those of other plans."""
     options, names = placed.recipe.verify, _names(before)
 
     def reads() -> dict[str, Path]:
-        others = foreign(run_folder.Run(placed.folder), _files_of_step(journal, names))
+        others = results_of_others(run_folder.Run(placed.folder), _files_of_step(journal, names))
         return {**placed.files(options), **{name: path for name, path in others.items() if stage_of(path) == "export"}}
 
-    return Planned(Step("verify", asked(options, "verify"), reads, after=names, needs=names[:1]), "verify", options)
+    return Planned(
+        Step("verify", recorded_options(options, "verify"), reads, after=names, needs=names[:1]), "verify", options
+    )
 
 
-def _of_graphs(stage: str, placed: Placed, options: Options, precision: str, before: Sequence[Planned]) -> Planned:
+def _graphs_step(
+    stage: str, placed: LocatedRecipe, options: Options, precision: str, before: Sequence[Planned]
+) -> Planned:
     """A step that reads the fold, and the exports of its precision or, if they are missing, all exports."""
     first, *exports = [each for each in before if each.stage in ("fold", "convert", "export")]
     taken = [each for each in exports if each.label in (precision, "fp32")] or exports
     step = Step(
         stage,
-        asked(options, stage),
+        recorded_options(options, stage),
         lambda: placed.files(options),
         after=_names([first, *taken]),
         needs=_names([first, *exports]),
@@ -642,14 +662,16 @@ def _of_graphs(stage: str, placed: Placed, options: Options, precision: str, bef
     return Planned(step, stage, options)
 
 
-def _reported(placed: Placed, options: Options, journal: Journal, before: Sequence[Planned]) -> Planned:
+def _report_step(placed: LocatedRecipe, options: Options, journal: Journal, before: Sequence[Planned]) -> Planned:
     """The report step; it reads all results of the run."""
     names = _names(before)
 
     def reads() -> dict[str, Path]:
-        return foreign(run_folder.Run(placed.folder), _files_of_step(journal, names))
+        return results_of_others(run_folder.Run(placed.folder), _files_of_step(journal, names))
 
-    return Planned(Step("report", asked(options, "report"), reads, after=names, needs=names[:1]), "report", options)
+    return Planned(
+        Step("report", recorded_options(options, "report"), reads, after=names, needs=names[:1]), "report", options
+    )
 
 
 def _names(stages: Sequence[Planned]) -> tuple[str, ...]:

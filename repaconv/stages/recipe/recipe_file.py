@@ -130,7 +130,7 @@ SECTIONS: dict[str, type[Options]] = {
     "report": ReportSection,
 }
 
-NOT_HERE: dict[str, tuple[str, ...]] = {
+NOT_IN_RECIPES: dict[str, tuple[str, ...]] = {
     "convert": ("settings", "weights", "out", "force"),
     "build": ("preset", "allow_unverified"),
     "bundle": ("checkpoint", "preset", "allow_unverified", "out"),
@@ -234,7 +234,7 @@ def schema() -> dict[str, Any]:
     for name, options in SECTIONS.items():
         keys = found["$defs"][options.__name__]["properties"]
         for each in options_of(options):
-            if each.name in NOT_HERE[name]:
+            if each.name in NOT_IN_RECIPES[name]:
                 del keys[each.name]
             else:
                 keys[each.name]["description"] = each.knob.help
@@ -243,7 +243,7 @@ def schema() -> dict[str, Any]:
 
 # Reading and validation
 
-IDLE: tuple[tuple[str, tuple[str, ...], Callable[[Any], Any], str], ...] = (
+WITHOUT_EFFECT: tuple[tuple[str, tuple[str, ...], Callable[[Any], Any], str], ...] = (
     (
         "verify",
         ("min_top1", "max_drop"),
@@ -265,7 +265,7 @@ UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
 """Types of pydantic's error about an unknown key; `_unknown` reports it with the known keys."""
 
 
-class Wrong(NamedTuple):
+class RecipeError(NamedTuple):
     """One error in a recipe."""
 
     at: Position
@@ -282,7 +282,7 @@ class Wrong(NamedTuple):
 class RecipeProblem(UsageProblem):
     """All errors in a recipe, in the order of its lines."""
 
-    def __init__(self, wrong: Sequence[Wrong]) -> None:
+    def __init__(self, wrong: Sequence[RecipeError]) -> None:
         self.wrong = tuple(sorted(wrong, key=lambda each: (each.at.file, each.at)))
         message = "; ".join(each.message for each in self.wrong)
         super().__init__(message, hint=self.wrong[0].hint, code=self.wrong[0].code)
@@ -295,13 +295,13 @@ def read_recipe(path: Path) -> tuple[Recipe, Positions]:
         UsageProblem: If it cannot be read.
         RecipeProblem: If it has errors; all of them are reported.
     """
-    found = examined(path)
+    found = check_recipe(path)
     if found.wrong:
         raise RecipeProblem(found.wrong)
     return found.recipe, found.lines
 
 
-class Examined(NamedTuple):
+class CheckedRecipe(NamedTuple):
     """A recipe without its invalid values, the place of each key, and all errors in it.
 
     An invalid value is left out of ``recipe``, so that the files it names can be checked in the same pass.
@@ -309,10 +309,10 @@ class Examined(NamedTuple):
 
     recipe: Recipe
     lines: Positions
-    wrong: tuple[Wrong, ...]
+    wrong: tuple[RecipeError, ...]
 
 
-def examined(path: Path) -> Examined:
+def check_recipe(path: Path) -> CheckedRecipe:
     """Read a recipe, and find all errors in it.
 
     Raises:
@@ -320,20 +320,22 @@ def examined(path: Path) -> Examined:
         RecipeProblem: If it is not TOML, or extends a file that does not exist.
     """
     try:
-        plain, lines = _whole(path, ())
+        plain, lines = _with_base(path, ())
     except InvalidToml as problem:
         told = problem.message.partition(": ")[2]
-        raise RecipeProblem([Wrong(problem.at, told, _mend(problem.at), problem.code)]) from problem
+        raise RecipeProblem([RecipeError(problem.at, told, _line_hint(problem.at), problem.code)]) from problem
     where = str(path)
-    recipe, invalid = _sound({key: None if _off(key, value) else value for key, value in plain.items()}, where, lines)
+    recipe, invalid = _valid_part(
+        {key: None if _is_disabled(key, value) else value for key, value in plain.items()}, where, lines
+    )
     unknown = dict(_unknown(plain, where, lines))
     faulty = {keys[0] for keys in (*unknown, *(each.keys for each in invalid)) if keys}
     wrong = [*unknown.values()]
-    wrong += [Wrong(each.at, each.told, _remedy(each), "recipe.invalid") for each in invalid]
-    return Examined(recipe, lines, (*wrong, *_idle(recipe, plain, where, lines, faulty)))
+    wrong += [RecipeError(each.at, each.told, _remedy(each), "recipe.invalid") for each in invalid]
+    return CheckedRecipe(recipe, lines, (*wrong, *_keys_without_effect(recipe, plain, where, lines, faulty)))
 
 
-def _sound(plain: dict[str, Any], where: str, lines: Positions) -> tuple[Recipe, list[Problem]]:
+def _valid_part(plain: dict[str, Any], where: str, lines: Positions) -> tuple[Recipe, list[Problem]]:
     """The recipe without its invalid values, and their errors; unknown keys are reported by `_unknown`."""
     try:
         return Recipe.model_validate(plain), []
@@ -342,7 +344,7 @@ def _sound(plain: dict[str, Any], where: str, lines: Positions) -> tuple[Recipe,
     rest = copy.deepcopy(plain)
     for each in found:
         _drop(rest, each.keys)
-    recipe, more = _sound({"checkpoint": "", **rest}, where, lines)
+    recipe, more = _valid_part({"checkpoint": "", **rest}, where, lines)
     return recipe, [each for each in (*found, *more) if each.error["type"] not in UNKNOWN]
 
 
@@ -358,7 +360,7 @@ def _drop(table: dict[str, Any], keys: tuple[str, ...]) -> None:
         table.pop(keys[0], None)
 
 
-def _off(key: str, value: Any) -> bool:
+def _is_disabled(key: str, value: Any) -> bool:
     """Whether a section is set to ``false``."""
     return key in OPTIONAL and value is False
 
@@ -366,7 +368,7 @@ def _off(key: str, value: Any) -> bool:
 # Recipes that extend another
 
 
-def _whole(path: Path, above: tuple[Path, ...]) -> tuple[dict[str, Any], Positions]:
+def _with_base(path: Path, above: tuple[Path, ...]) -> tuple[dict[str, Any], Positions]:
     """A recipe's table merged over the one that it extends, whose paths are made relative to this recipe.
 
     Raises:
@@ -379,14 +381,14 @@ def _whole(path: Path, above: tuple[Path, ...]) -> tuple[dict[str, Any], Positio
     other, at = path.parent / base, position_of(lines, ("extends",), str(path))
     if other.resolve() in (path.resolve(), *(each.resolve() for each in above)):
         told = f"extends: {base} extends this recipe itself."
-        raise RecipeProblem([Wrong(at, told, "Let one of them stand alone.", "recipe.extends")])
+        raise RecipeProblem([RecipeError(at, told, "Let one of them stand alone.", "recipe.extends")])
     if not other.is_file():
         beside = sorted(each.name for each in other.parent.glob("*.toml"))
         hint = f"{did_you_mean(other.name, beside)}Paths are relative to the recipe's folder."
-        raise RecipeProblem([Wrong(at, f"extends: there is no {other}.", hint, "recipe.missing")])
-    below, places = _whole(other, (*above, path))
+        raise RecipeProblem([RecipeError(at, f"extends: there is no {other}.", hint, "recipe.missing")])
+    below, places = _with_base(other, (*above, path))
     away = os.path.relpath(other.parent, path.parent)
-    return _over(_moved(below, away), plain), {**places, **lines}
+    return _merged(_relocated(below, away), plain), {**places, **lines}
 
 
 def _with_current_names(plain: dict[str, Any], lines: Positions) -> tuple[dict[str, Any], Positions]:
@@ -407,25 +409,25 @@ def _with_current_names(plain: dict[str, Any], lines: Positions) -> tuple[dict[s
     return current(plain), {former.get(keys, keys): at for keys, at in lines.items()}
 
 
-def _over(below: Any, above: Any) -> Any:
+def _merged(below: Any, above: Any) -> Any:
     """Merge two tables key by key; a value of ``above`` that is not a table replaces the one below."""
     if not isinstance(below, dict) or not isinstance(above, dict):
         return above
-    return {**below, **{key: _over(below.get(key), value) for key, value in above.items()}}
+    return {**below, **{key: _merged(below.get(key), value) for key, value in above.items()}}
 
 
-def _moved(plain: Mapping[str, Any], away: str) -> dict[str, Any]:
+def _relocated(plain: Mapping[str, Any], away: str) -> dict[str, Any]:
     """The table with its paths relative to another recipe's folder."""
     found = {}
     for key, value in plain.items():
         if isinstance(value, dict) and key in SECTIONS:
-            found[key] = {name: _path(each, away, key, name) for name, each in value.items()}
+            found[key] = {name: _relocated_value(each, away, key, name) for name, each in value.items()}
         else:
-            found[key] = _path(value, away, "", key)
+            found[key] = _relocated_value(value, away, "", key)
     return found
 
 
-def _path(value: Any, away: str, section: str, key: str) -> Any:
+def _relocated_value(value: Any, away: str, section: str, key: str) -> Any:
     """A value, relative to the other folder if it is a path."""
     if not isinstance(value, str) or (key == "checkpoint" and "://" in value):  # an address is no path
         return value
@@ -440,32 +442,32 @@ def _path(value: Any, away: str, section: str, key: str) -> Any:
 # Errors
 
 
-def _idle(
+def _keys_without_effect(
     recipe: Recipe, plain: Mapping[str, Any], where: str, lines: Positions, faulty: Container[str]
-) -> Iterator[Wrong]:
+) -> Iterator[RecipeError]:
     """Keys that have no effect; sections with an invalid key are skipped, since that key may give them one."""
-    for section, keys, idle, why in IDLE:
+    for section, keys, idle, why in WITHOUT_EFFECT:
         table: Any = plain.get(section) if section else plain
         known = not any(each in faulty for each in (section or "convert", "reference"))
         for key in keys if isinstance(table, dict) and known and idle(recipe) else ():
             if key in table:
                 named = (section, key) if section else (key,)
                 told = f"{'.'.join(named)} would do nothing here: {why}."
-                yield Wrong(position_of(lines, named, where), told, "Leave it out.", "recipe.idle")
+                yield RecipeError(position_of(lines, named, where), told, "Leave it out.", "recipe.idle")
     for section in SECTIONS:
         table, options = plain.get(section), getattr(recipe, section)
         for rule in options.NO_EFFECT if isinstance(table, dict) and section not in faulty and options else ():
             for key in rule.options:
                 if key in table and rule.where(options):
                     told = f"{section}.{key} would do nothing here: {rule.why}."
-                    yield Wrong(position_of(lines, (section, key), where), told, "Leave it out.", "recipe.idle")
+                    yield RecipeError(position_of(lines, (section, key), where), told, "Leave it out.", "recipe.idle")
 
 
 def _reference_top1(recipe: Recipe) -> float | None:
     return recipe.reference.top1 if recipe.reference else None
 
 
-def _unknown(plain: Mapping[str, Any], where: str, lines: Positions) -> Iterator[tuple[tuple[str, ...], Wrong]]:
+def _unknown(plain: Mapping[str, Any], where: str, lines: Positions) -> Iterator[tuple[tuple[str, ...], RecipeError]]:
     """Unknown keys, each with the known ones."""
     known: dict[tuple[str, ...], list[str]] = {(): list(Recipe.model_fields)}
     known |= {(name,): [each.name for each in keys_of(name)] for name in SECTIONS}
@@ -475,7 +477,7 @@ def _unknown(plain: Mapping[str, Any], where: str, lines: Positions) -> Iterator
             if key not in keys:
                 told = f"{'.'.join((*table, key))}: unknown key."
                 hint = f"{did_you_mean(key, keys)}{_elsewhere(key, table)}Known here: {', '.join(keys)}."
-                wrong = Wrong(position_of(lines, (*table, key), where), told, hint, "recipe.invalid")
+                wrong = RecipeError(position_of(lines, (*table, key), where), told, hint, "recipe.invalid")
                 yield (*table, key), wrong
 
 
@@ -487,7 +489,7 @@ def _elsewhere(key: str, table: tuple[str, ...]) -> str:
 
 def keys_of(section: str) -> list[OptionField]:
     """The options that a section may set."""
-    return [each for each in options_of(SECTIONS[section]) if each.name not in NOT_HERE[section]]
+    return [each for each in options_of(SECTIONS[section]) if each.name not in NOT_IN_RECIPES[section]]
 
 
 def _remedy(problem: Problem) -> str:
@@ -497,11 +499,11 @@ def _remedy(problem: Problem) -> str:
     if problem.error["type"] == "literal_error":
         known = re.findall(r"'([^']*)'", str(problem.error["ctx"]["expected"]))
         return f"{did_you_mean(str(problem.error['input']), known)}Known: {', '.join(known)}."
-    means = _means(*problem.keys[:2])
+    means = _description(*problem.keys[:2])
     return f"It means: {means}" if means else "See docs/how-to/recipes.md."
 
 
-def _means(section: str, key: str = "") -> str | None:
+def _description(section: str, key: str = "") -> str | None:
     """Description of a key, from its option or the schema."""
     if section in SECTIONS and key:
         return next((each.knob.help for each in keys_of(section) if each.name == key), None)
@@ -510,7 +512,7 @@ def _means(section: str, key: str = "") -> str | None:
     return fields[name].description if name in fields else None
 
 
-def _mend(at: Position) -> str:
+def _line_hint(at: Position) -> str:
     """The text of the wrong line."""
     lines = Path(at.file).read_text().splitlines() or [""]
     return f"Mend that line: {lines[min(at.line, len(lines)) - 1].strip()}"

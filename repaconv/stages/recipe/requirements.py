@@ -12,12 +12,12 @@ from repaconv.core.errors import RepaconvError, did_you_mean
 from repaconv.core.toml_positions import Positions, position_of
 from repaconv.onnx_export.fp16_and_int8 import QUANTIZERS
 from repaconv.onnx_export.onnx_simplifiers import TOOLS
-from repaconv.stages.recipe.recipe_file import Recipe, Wrong, own_file
+from repaconv.stages.recipe.recipe_file import Recipe, RecipeError, own_file
 from repaconv.stages.shared.common_checks import load_target
 from repaconv.stages.shared.fetched_files import address_of
 from repaconv.verification.tolerances import LINKS
 
-READ = {
+READ_FILES = {
     "convert": ("inputs", "images", "classes"),
     "verify": ("inputs", "images", "classes", "engine"),
     "export": ("inputs", "images"),
@@ -27,54 +27,56 @@ READ = {
 """Keys of files and folders that are read, by section."""
 
 
-def missing(recipe: Recipe, path: Path, lines: Positions) -> list[Wrong]:
+def missing(recipe: Recipe, path: Path, lines: Positions) -> list[RecipeError]:
     """Everything that the recipe names and that does not exist, each with its place."""
     found = [*_targets(recipe, path), *_files(recipe, path), *_names(recipe)]
-    return [Wrong(position_of(lines, each.keys, str(path)), *each[1:]) for each in found]
+    return [RecipeError(position_of(lines, each.keys, str(path)), *each[1:]) for each in found]
 
 
-def no_checkpoint(recipe: Recipe, path: Path, lines: Positions) -> list[Wrong]:
+def no_checkpoint(recipe: Recipe, path: Path, lines: Positions) -> list[RecipeError]:
     """The error of a missing checkpoint, reported together with other errors; alone, `fold` refuses the input."""
     source = path.parent / recipe.checkpoint
     if not recipe.checkpoint or address_of(recipe.checkpoint) or source.exists():
         return []
     told = f"checkpoint: there is no {source}."
     hint = "Paths are relative to the recipe's folder."
-    return [Wrong(position_of(lines, ("checkpoint",), str(path)), told, hint, "checkpoint.missing")]
+    return [RecipeError(position_of(lines, ("checkpoint",), str(path)), told, hint, "checkpoint.missing")]
 
 
-class _Lacking(NamedTuple):
+class _Missing(NamedTuple):
     keys: tuple[str, ...]
     told: str
     hint: str
     code: str
 
 
-def _targets(recipe: Recipe, path: Path) -> Iterator[_Lacking]:
+def _targets(recipe: Recipe, path: Path) -> Iterator[_Missing]:
     for section in ("export", "build", "bundle", "bench"):
         name = getattr(getattr(recipe, section), "target", "")
         try:
             load_target(str(path.parent / name) if name.endswith(".toml") else name) if name else None
         except RepaconvError as problem:
             told = f"{section}.target: {problem.message}"
-            yield _Lacking((section, "target"), told, problem.hint, problem.code)
+            yield _Missing((section, "target"), told, problem.hint, problem.code)
 
 
-def _files(recipe: Recipe, path: Path) -> Iterator[_Lacking]:
+def _files(recipe: Recipe, path: Path) -> Iterator[_Missing]:
     """Missing files of all keys but the checkpoint; see `no_checkpoint`."""
     named: list[tuple[tuple[str, ...], Any]] = [(("arch",), own_file(recipe.arch or ""))]
     named += [
-        ((section, key), getattr(getattr(recipe, section), key, None)) for section, keys in READ.items() for key in keys
+        ((section, key), getattr(getattr(recipe, section), key, None))
+        for section, keys in READ_FILES.items()
+        for key in keys
     ]
     for keys, name in named:
         if name and not (path.parent / name).exists():
             told = f"{'.'.join(keys)}: there is no {path.parent / name}."
             beside = (path.parent / name).parent
             near = did_you_mean(Path(name).name, [each.name for each in beside.iterdir()] if beside.is_dir() else [])
-            yield _Lacking(keys, told, f"{near}Paths are relative to the recipe's folder.", "recipe.missing")
+            yield _Missing(keys, told, f"{near}Paths are relative to the recipe's folder.", "recipe.missing")
 
 
-def _names(recipe: Recipe) -> Iterator[_Lacking]:
+def _names(recipe: Recipe) -> Iterator[_Missing]:
     """Unknown names of methods, links, simplifiers and quantizers."""
     verify, simplifiers = recipe.verify, ("auto", *TOOLS)
     methods = ("auto", *plugins.registered(plugins.METHODS))
@@ -93,7 +95,7 @@ def _names(recipe: Recipe) -> Iterator[_Lacking]:
     ):
         if name not in known:
             told = f"{'.'.join(keys)}: there is no {name!r}."
-            yield _Lacking(keys, told, f"{did_you_mean(name, known)}Known: {', '.join(known)}.", "recipe.unknown")
+            yield _Missing(keys, told, f"{did_you_mean(name, known)}Known: {', '.join(known)}.", "recipe.unknown")
 
 
 def key_of(problem: RepaconvError, lines: Positions) -> tuple[str, ...]:

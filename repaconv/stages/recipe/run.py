@@ -30,10 +30,20 @@ from repaconv.stages.bundle.stage import bundle_by
 from repaconv.stages.convert.stage import convert_by
 from repaconv.stages.export.stage import export_by
 from repaconv.stages.fold.stage import fold
-from repaconv.stages.recipe.gate_checks import Judge, worst
+from repaconv.stages.recipe.gate_checks import RecipeChecks, worst_exit_code
 from repaconv.stages.recipe.options import GateOptions, RunOptions
-from repaconv.stages.recipe.plan import Done, Journal, Made, Placed, Planned, Turn, dry, planned, walk
-from repaconv.stages.recipe.recipe_file import BenchSection, RecipeProblem, examined, own_file
+from repaconv.stages.recipe.plan import (
+    Journal,
+    LocatedRecipe,
+    Planned,
+    StepOutcome,
+    StepOutputs,
+    StepTurn,
+    execute_steps,
+    planned,
+    preview,
+)
+from repaconv.stages.recipe.recipe_file import BenchSection, RecipeProblem, check_recipe, own_file
 from repaconv.stages.recipe.requirements import missing, no_checkpoint
 from repaconv.stages.report.stage import report
 from repaconv.stages.shared.fetched_files import address_of, local_path
@@ -41,7 +51,7 @@ from repaconv.stages.shared.option_definitions import by_name
 from repaconv.stages.shared.pinned_files import require_pinned
 from repaconv.stages.verify.stage import verify_by
 
-Work = Callable[[Planned, Placed, Journal, Progress], Artefact]
+Work = Callable[[Planned, LocatedRecipe, Journal, Progress], Artefact]
 
 
 def run_by(options: RunOptions, recipe: str | Path, *, progress: Progress = silent) -> RecipeRun:
@@ -59,28 +69,28 @@ def run_by(options: RunOptions, recipe: str | Path, *, progress: Progress = sile
     Returns:
         The outcome of each step and all verdicts; an error is listed as a failed check.
     """
-    way = Way(Path(recipe), GateOptions(rerun=options.rerun), progress, {})
+    way = RecipeExecution(Path(recipe), GateOptions(rerun=options.rerun), progress, {})
     return way.go(lambda: read_placed(Path(recipe)), dry_run=options.dry_run)
 
 
 run = by_name(run_by, RunOptions)
 
 
-def read_placed(path: Path) -> Placed:
+def read_placed(path: Path) -> LocatedRecipe:
     """Read a recipe, and check that everything it names exists.
 
     Raises:
         UsageProblem: If it has errors, or something is missing.
     """
-    recipe, lines, wrong = examined(path)
+    recipe, lines, wrong = check_recipe(path)
     if wrong := (*wrong, *missing(recipe, path, lines)):
         raise RecipeProblem((*wrong, *no_checkpoint(recipe, path, lines)))
     if address_of(recipe.checkpoint):  # the fetched files, if they are unchanged
         recipe = recipe.model_copy(update={"checkpoint": str(local_path(recipe.checkpoint).resolve())})
-    return Placed(recipe, path, lines)
+    return LocatedRecipe(recipe, path, lines)
 
 
-class Way:
+class RecipeExecution:
     """Runs one recipe: an error becomes a failed check, and steps that do not need the failed one still run.
 
     Args:
@@ -92,12 +102,12 @@ class Way:
 
     def __init__(self, path: Path, options: GateOptions, progress: Progress, taken: dict[Path, Path]) -> None:
         self.path, self.options, self.progress, self.taken = path, options, progress, taken
-        self.judge = Judge(path, options)
-        self.done: list[Done] = []
+        self.judge = RecipeChecks(path, options)
+        self.done: list[StepOutcome] = []
         self.page = self.folder = ""
         self.reference: dict[str, str] = {}
 
-    def go(self, placed: Callable[[], Placed], *, dry_run: bool = False, page: bool = True) -> RecipeRun:
+    def go(self, placed: Callable[[], LocatedRecipe], *, dry_run: bool = False, page: bool = True) -> RecipeRun:
         """Run all steps; ``page`` says whether the report is written, too.
 
         An error in the recipe or in a stage is not raised; it becomes a check of the result.
@@ -106,14 +116,14 @@ class Way:
         return RecipeRun(
             recipe=str(self.path),
             run=self.folder,
-            exit_code=worst(self.judge.codes),
+            exit_code=worst_exit_code(self.judge.codes),
             steps=tuple(StepDone(name=each.name, did=each.did, why=each.why) for each in self.done),
             checks=tuple(self.judge.checks),
             page=self.page,
             reference=self.reference,
         )
 
-    def _steps(self, placed: Placed, *, dry_run: bool, page: bool) -> None:
+    def _steps(self, placed: LocatedRecipe, *, dry_run: bool, page: bool) -> None:
         self.judge.lines, self.folder = placed.lines, str(placed.folder)
         self._take_folder()
         told = placed.recipe.reference
@@ -122,22 +132,24 @@ class Way:
         stages = {each.step.name: each for each in planned(placed, journal)}
         steps = [each.step for each in stages.values() if page or each.stage != "report"]
         if dry_run:
-            self.done = dry(steps, journal, again=self.options.rerun, others=stages)
+            self.done = preview(steps, journal, again=self.options.rerun, others=stages)
             return
         do = partial(self._do, placed, stages, journal)
         is_file = placed.folder.exists() and not placed.folder.is_dir()
         with lock_folder(None if is_file else placed.folder):  # fold reports the file
-            self.done = walk(steps, journal, do, again=self.options.rerun, others=stages)
+            self.done = execute_steps(steps, journal, do, again=self.options.rerun, others=stages)
         page_files = journal.files("report") if page else []
         self.page = str(page_files[0]) if page_files else ""
 
-    def _do(self, placed: Placed, stages: dict[str, Planned], journal: Journal, turn: Turn) -> Made | None:
+    def _do(
+        self, placed: LocatedRecipe, stages: dict[str, Planned], journal: Journal, turn: StepTurn
+    ) -> StepOutputs | None:
         each, since = stages[turn.step.name], len(self.judge.checks)
         self.progress(_headline(turn), 0, 0)
 
         def work() -> Artefact:
-            told = _told_of(turn.step.name, self.progress)
-            done = WORK[each.stage](each, placed, journal, told) if turn.why else _left(each, journal)
+            told = _with_step_name(turn.step.name, self.progress)
+            done = WORK[each.stage](each, placed, journal, told) if turn.why else _stored_result(each, journal)
             self._judge(each.stage, done, placed)
             return done
 
@@ -146,9 +158,9 @@ class Way:
             return None
         if each.stage != "report":
             self.judge.failed(each.stage, each.label, each.keys, done, since)
-        return Made([Path(name) for name in done.output_files], _sound(each.stage, done))
+        return StepOutputs([Path(name) for name in done.output_files], _is_reusable(each.stage, done))
 
-    def _judge(self, stage: str, done: Any, placed: Placed) -> None:
+    def _judge(self, stage: str, done: Any, placed: LocatedRecipe) -> None:
         """Add the checks of a result; a measurement is compared with the baseline of its section."""
         if stage == "bench":
             self.judge.bench(done, placed.placed(placed.recipe.bench or BenchSection()))
@@ -181,19 +193,19 @@ class Way:
         return None
 
 
-def _headline(turn: Turn) -> str:
+def _headline(turn: StepTurn) -> str:
     """The step's number, name and reason, and the remaining time if all remaining steps ran here before."""
     left = "" if turn.left_s is None else f"; about {turn.left_s:.0f} s left, going by the last run"
     does = f"runs ({turn.why}){left}" if turn.why else "is up to date"
     return f"{turn.number} of {turn.in_all}: {turn.step.name} {does}"
 
 
-def _told_of(name: str, progress: Progress) -> Progress:
+def _with_step_name(name: str, progress: Progress) -> Progress:
     """Progress that is prefixed with the step's name."""
     return lambda what, done, total: progress(f"{name}: {what}", done, total)
 
 
-def _left(each: Planned, journal: Journal) -> Artefact:
+def _stored_result(each: Planned, journal: Journal) -> Artefact:
     """The stored result of a step that is up to date."""
     files = journal.files(each.step.name)
     if each.stage == "fold":
@@ -202,10 +214,10 @@ def _left(each: Planned, journal: Journal) -> Artefact:
         return run_folder.fold_of(run)
     if each.stage == "report":
         return Artefact(stage="report", made_by={}, verdict="passed")
-    return read_artefact(next(file for file in files if stage_of(file) == each.stage), KINDS[each.stage])
+    return read_artefact(next(file for file in files if stage_of(file) == each.stage), RESULT_CLASSES[each.stage])
 
 
-def _sound(stage: str, done: Any) -> bool:
+def _is_reusable(stage: str, done: Any) -> bool:
     """Whether a result may be reused; a failed or an inconclusive one is computed again."""
     return stage == "report" or (done.verdict != "failed" and not getattr(done, "inconclusive", False))
 
@@ -213,7 +225,7 @@ def _sound(stage: str, done: Any) -> bool:
 # The stages
 
 
-def _fold(each: Planned, placed: Placed, journal: Journal, progress: Progress) -> Artefact:
+def _fold(each: Planned, placed: LocatedRecipe, journal: Journal, progress: Progress) -> Artefact:
     recipe, own = placed.recipe, own_file(placed.recipe.arch or "")
     try:
         return fold(
@@ -234,7 +246,7 @@ def _fold(each: Planned, placed: Placed, journal: Journal, progress: Progress) -
         raise
 
 
-def _convert(each: Planned, placed: Placed, journal: Journal, progress: Progress) -> Artefact:
+def _convert(each: Planned, placed: LocatedRecipe, journal: Journal, progress: Progress) -> Artefact:
     require_pinned(placed.place(placed.recipe.checkpoint), placed.recipe.sha256)
     options = replace(placed.placed(each.options), out=str(placed.folder), force=journal.owns("convert"))
     return convert_by(options, placed.place(placed.recipe.checkpoint), progress=progress)
@@ -257,7 +269,7 @@ WORK: dict[str, Work] = {
     "report": lambda each, placed, _, progress: report(placed.folder, **vars(each.options), progress=progress),
 }
 """The function that runs a step, by stage."""
-KINDS: dict[str, type[Artefact]] = {
+RESULT_CLASSES: dict[str, type[Artefact]] = {
     "convert": ConvertArtefact,
     "export": ExportArtefact,
     "verify": VerifyArtefact,

@@ -26,7 +26,7 @@ def show_gate(done: GateReport) -> None:
     stdout().print(f"{colored(verdict)}: {count}{', with mistakes' if done.exit_code == 2 else ''}")
 
 
-def counted(checks: Sequence[Check]) -> str:
+def checks_summary(checks: Sequence[Check]) -> str:
     """Summary of the checks: how many passed, which did not, and why some are not verified."""
     told = [f"{sum(each.verdict == 'passed' for each in checks)} of {len(checks)} checks passed"]
     for each in checks:
@@ -40,14 +40,14 @@ def show_recipe_run(done: RecipeRun | NewRecipe) -> None:
     from repaconv.results import RecipeRun
 
     if isinstance(done, RecipeRun):
-        _way(done)
+        _recipe_run(done)
         return
     stdout().print(plain(done.recipe))
     for problem in done.problems:
         stdout().print(f"[yellow]to be corrected:[/] {plain(problem)}")
 
 
-def _way(done: RecipeRun) -> None:
+def _recipe_run(done: RecipeRun) -> None:
     """Print each step with its reason, the checks that did not pass (all with -v), and the path of the report."""
     from repaconv.stages.recipe.gate_report_formats import sentence
 
@@ -63,6 +63,6 @@ def _way(done: RecipeRun) -> None:
         stdout().print(f"[dim]{name}:[/] {plain(value)}")
     if done.checks:
         verdict = "passed" if not done.exit_code else "failed" if done.exit_code == 1 else f"exit {done.exit_code}"
-        stdout().print(f"{colored(verdict)}: {plain(counted(done.checks))}")
+        stdout().print(f"{colored(verdict)}: {plain(checks_summary(done.checks))}")
     if done.page:
         stdout().print(f"{plain(relative_path(done.page))}")

@@ -67,14 +67,14 @@ def places_of(rows: Iterable[FoldStep | Change]) -> tuple[Place, ...]:
     every = list(rows)
     kinds = [_kind(row) for row in every]
     places = [
-        Place(*_told(row), row.before, row.after, kinds.count(kind) - 1)
+        Place(*_title_and_description(row), row.before, row.after, kinds.count(kind) - 1)
         for row, kind in zip(every, kinds, strict=True)
         if row.before or row.after
     ]
     return tuple(sorted(places, key=lambda place: place.saved, reverse=True))
 
 
-def _told(row: FoldStep | Change) -> tuple[str, str]:
+def _title_and_description(row: FoldStep | Change) -> tuple[str, str]:
     if isinstance(row, Change):
         return row.place or row.rewrite, f"{row.rewrite}: {row.description}"
     return row.module, "; ".join(row.folded) + (f" ({row.equation})" if row.equation else "")
@@ -97,7 +97,7 @@ def fold_svg(places: Sequence[Place], title: str, more: str = "places") -> str:
         return ""
     drawn, y = [], EDGE
     for place in places[:MOST]:
-        lines, y = _card(place, y)
+        lines, y = _draw_place(place, y)
         drawn += lines
     left = max(0, len(places) - MOST)
     if left:
@@ -120,7 +120,7 @@ def fold_svg(places: Sequence[Place], title: str, more: str = "places") -> str:
     )
 
 
-def _card(place: Place, top: int) -> tuple[list[str], int]:
+def _draw_place(place: Place, top: int) -> tuple[list[str], int]:
     """Draw one place; return its SVG lines and where the next place begins."""
     alike = f" and {place.alike} of its kind" if place.alike else ""
     y = top + LINE
@@ -139,7 +139,7 @@ def _card(place: Place, top: int) -> tuple[list[str], int]:
     lines.append(f'<text class="note" x="{right}" y="{y}">after</text>')
     y += 6
     lefts = [y + (HEIGHT + GAP) * n for n in range(len(place.before))]
-    rights = _beside(place, lefts, y)
+    rights = _positions_after(place, lefts, y)
     joined = {name for name in rights if sum(name in each.into for each in place.before) > 1}
     ends = [y, *(each + HEIGHT + GAP for each in (*lefts, *rights.values()))]
     for each, at in zip(place.before, lefts, strict=True):
@@ -156,7 +156,7 @@ def _card(place: Place, top: int) -> tuple[list[str], int]:
     return lines, max(ends) + EDGE
 
 
-def _beside(place: Place, lefts: Sequence[int], top: int) -> dict[str, int]:
+def _positions_after(place: Place, lefts: Sequence[int], top: int) -> dict[str, int]:
     """The y position of each layer after the fold: centered on its sources, without overlap."""
     wanted = {}
     for n, each in enumerate(place.after):

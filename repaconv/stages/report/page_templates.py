@@ -30,7 +30,7 @@ def card(report: Report, _pictures: Mapping[str, str]) -> str:
     return _render("card.md.j2", report, {})
 
 
-WRITTEN = {"html": html, "markdown": markdown, "card": card}
+RENDERERS = {"html": html, "markdown": markdown, "card": card}
 """The function that renders each format."""
 
 
@@ -131,7 +131,7 @@ def history_svg(entries: Sequence[HistoryEntry]) -> str:
     A line joins only comparable measurements: the same machine, threads, batch size and image size.
     """
     width, left, line_height = 760, 60, 14
-    ways = list(dict.fromkeys(map(_way, entries)))
+    ways = list(dict.fromkeys(map(_configuration, entries)))
     height, floor, ceiling = 200 + (line_height * len(ways) if len(ways) > 1 else 0), 172, 14
     top = 1.1 * max(entry.p50_ms for entry in entries)
     across = (width - left - 20) / max(1, len(entries) - 1)
@@ -147,7 +147,7 @@ def history_svg(entries: Sequence[HistoryEntry]) -> str:
             f'<text x="{left - 6}" y="{y + 4:.1f}" text-anchor="end" fill="currentColor">{top * part:.2f}</text>'
         )
     for n, way in enumerate(ways):
-        alike = [(x, y, entry) for (x, y), entry in zip(points, entries, strict=True) if _way(entry) == way]
+        alike = [(x, y, entry) for (x, y), entry in zip(points, entries, strict=True) if _configuration(entry) == way]
         lines += _line(alike, COLOURS[n % len(COLOURS)])
         if len(ways) > 1:
             y, colour = 200 + line_height * n, COLOURS[n % len(COLOURS)]
@@ -160,7 +160,7 @@ def history_svg(entries: Sequence[HistoryEntry]) -> str:
     return "\n".join([*lines, "</svg>", ""])
 
 
-def _way(entry: HistoryEntry) -> str:
+def _configuration(entry: HistoryEntry) -> str:
     """The configuration of a measurement; only measurements with equal configurations are joined."""
     pixels = "" if entry.image_size is None else f", {size(entry.image_size)} pixels"
     return f"{entry.threads} threads, batch {entry.batch}{pixels}, {entry.machine}"
@@ -171,7 +171,7 @@ def _line(alike: Sequence[tuple[float, float, HistoryEntry]], colour: str) -> li
     lines = [f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.5"/>']
     for x, y, entry in alike:
         fill = colour if entry.quality == "trusted" else "none"
-        told = escape(f"{entry.when}: {entry.p50_ms:.3f} ms, {entry.quality}; {_way(entry)}")
+        told = escape(f"{entry.when}: {entry.p50_ms:.3f} ms, {entry.quality}; {_configuration(entry)}")
         lines.append(
             f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{fill}" stroke="{colour}"><title>{told}</title></circle>'
         )

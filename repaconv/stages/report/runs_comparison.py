@@ -11,7 +11,7 @@ from repaconv.core.errors import UsageProblem
 from repaconv.core.file_replacement import replace_artifact, require_replaceable, write_page
 from repaconv.core.progress import Progress, silent
 from repaconv.results import Accuracy, BenchArtefact, Link, Report, ReportRow, RunsReport
-from repaconv.stages.report.stage import PAGES, gathered, require_format
+from repaconv.stages.report.stage import PAGES, gather, require_format
 from repaconv.stages.shared.common_checks import made_by, with_files
 
 
@@ -47,7 +47,7 @@ def compare_runs(
     rows = []
     for done, run in enumerate(taken):
         progress(run.folder.name, done, len(taken))
-        rows.append(row_of(run.folder.resolve().name, gathered(run, None), _page_of(run, target)))
+        rows.append(row_of(run.folder.resolve().name, gather(run, None), _page_of(run, target)))
     failed = any(row.verdict == "failed" for row in rows)
     found = RunsReport(made_by=made_by(), verdict="failed" if failed else "passed", rows=tuple(rows))
     if format == "json":
@@ -78,16 +78,16 @@ def row_of(title: str, found: Report, page: str) -> ReportRow:
         worst_single=max(single, default=None),
         saved=found.folded.saved,
         accuracy=_accuracy(exact),
-        lower=tuple(_lower(found.links).items()),
+        lower=tuple(_agreement_by_precision(found.links).items()),
     )
-    return _measured(row, found.benches[0]) if found.benches else row
+    return _with_latency(row, found.benches[0]) if found.benches else row
 
 
 def _accuracy(exact: Sequence[Link]) -> Accuracy | None:
     return next((link.accuracy for link in reversed(exact) if link.accuracy), None)
 
 
-def _lower(links: Sequence[Link]) -> dict[str, float]:
+def _agreement_by_precision(links: Sequence[Link]) -> dict[str, float]:
     """The smallest share of unchanged top-1 predictions, by precision."""
     shares: dict[str, float] = {}
     for link in links:
@@ -97,7 +97,7 @@ def _lower(links: Sequence[Link]) -> dict[str, float]:
     return shares
 
 
-def _measured(row: ReportRow, bench: BenchArtefact) -> ReportRow:
+def _with_latency(row: ReportRow, bench: BenchArtefact) -> ReportRow:
     after, *others = bench.latencies
     many = "s" if bench.threads > 1 else ""
     return row.model_copy(

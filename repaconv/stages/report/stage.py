@@ -72,13 +72,13 @@ def report(
     taken = run_folder.find_run(Path(run) if run else None)
     target = Path(out) if out else taken.folder / PAGES[format]
     with lock_folder(taken.folder):
-        found = gathered(taken, _paper(taken, progress) if paper and format != "card" else None)
+        found = gather(taken, _paper(taken, progress) if paper and format != "card" else None)
         if format == "json":
             require_replaceable(target, "report")
             replace_artifact(target, found)
         else:
             pictures = _pictures(taken, found) if format == "html" else {}
-            write_page(target, page.WRITTEN[format](found, pictures))
+            write_page(target, page.RENDERERS[format](found, pictures))
     return with_files(found, [taken.fold_json], [target])
 
 
@@ -92,12 +92,12 @@ def require_format(format: str, known: Collection[str] = PAGES) -> None:
         raise UsageProblem(f"there is no format {format!r}.", hint=f"Known: {', '.join(known)}.", code="report.format")
 
 
-def gathered(taken: run_folder.Run, paper: PaperTable | None) -> Report:
+def gather(taken: run_folder.Run, paper: PaperTable | None) -> Report:
     """Collect the results of a run's current fold and graphs, and what was not verified or measured."""
     folded = run_folder.fold_of(taken)
-    held = _held(taken, folded)
+    held = _current_results(taken, folded)
     verified, exports, builds = held.verified, held.exports, held.builds
-    changed = _changed(taken, folded, exports, builds)
+    changed = _changed_files(taken, folded, exports, builds)
     links: list[Link] = [*(verified.links if verified else ())]
     links += [link.model_copy(update={"variant": exported.variant}) for exported in exports for link in exported.links]
     links += [link for build in builds for link in build.links]
@@ -135,21 +135,21 @@ def gathered(taken: run_folder.Run, paper: PaperTable | None) -> Report:
         collected=tuple(held.collected),
         links=tuple({link.model_dump_json(): link for link in links}.values()),
         before_after=tuple(before_after),
-        worst_fold=_worst(folded, links),
-        open=(*changed, *held.gone, *_open(folded, held, links)),
+        worst_fold=_worst_fold_error(folded, links),
+        open=(*changed, *held.gone, *_not_verified(folded, held, links)),
         paper=paper,
         commands=tuple(_commands(taken, folded, held, converted, trained)),
     )
 
 
-def _worst(folded: FoldArtefact, links: Sequence[Link]) -> float:
+def _worst_fold_error(folded: FoldArtefact, links: Sequence[Link]) -> float:
     """The largest float64 difference of the fold: of its parts if there is a certificate, otherwise of the whole."""
     if isinstance(folded, MethodFold):
         return max((step.max_rel_error for step in folded.certificate), default=0.0)
     return max((link.metrics.max_rel_error for link in links if link.name == "fold" and link.metrics), default=0.0)
 
 
-class _Held(NamedTuple):
+class _CurrentResults(NamedTuple):
     """The results in a run that belong to its current fold and graphs; ``gone`` names those that do not."""
 
     verified: VerifyArtefact | None
@@ -163,19 +163,27 @@ class _Held(NamedTuple):
     gone: list[str]
 
 
-def _held(taken: run_folder.Run, folded: FoldArtefact) -> _Held:
+def _current_results(taken: run_folder.Run, folded: FoldArtefact) -> _CurrentResults:
     """Read the run's results, and select by hash those of its current files."""
     exports = [each.artefact for each in exports_of(taken, folded)]
     models = {each.payload.sha256 for each in exports}
     build, bench = taken.folder / run_folder.BUILD, taken.folder / run_folder.BENCH
-    builds, old_builds = _split(_all(build, "build", BuildArtefact), lambda each: each.onnx_sha256 in models)
-    bundles, _ = _split(_all(build, "bundle", BundleArtefact), lambda each: each.onnx_sha256 in models)
+    builds, old_builds = _split(
+        _results_of_stage(build, "build", BuildArtefact), lambda each: each.onnx_sha256 in models
+    )
+    bundles, _ = _split(_results_of_stage(build, "bundle", BundleArtefact), lambda each: each.onnx_sha256 in models)
     sent = {each.bundle_sha256 for each in bundles}
-    collected, other = _split(_all(build, "collect", CollectArtefact), lambda each: each.bundle_sha256 in sent)
+    collected, other = _split(
+        _results_of_stage(build, "collect", CollectArtefact), lambda each: each.bundle_sha256 in sent
+    )
     files = models | {each.payload.sha256 for each in builds}
-    benches, old = _split(_all(bench, "bench", BenchArtefact), lambda each: each.latencies[0].sha256 in files)
-    many, _ = _split(_all(bench, "throughput", ThroughputArtefact), lambda each: each.rows[0].sha256 in files)
-    estimates, _ = _split(_all(bench, "estimate", EstimateArtefact), lambda each: each.sha256 in models)
+    benches, old = _split(
+        _results_of_stage(bench, "bench", BenchArtefact), lambda each: each.latencies[0].sha256 in files
+    )
+    many, _ = _split(
+        _results_of_stage(bench, "throughput", ThroughputArtefact), lambda each: each.rows[0].sha256 in files
+    )
+    estimates, _ = _split(_results_of_stage(bench, "estimate", EstimateArtefact), lambda each: each.sha256 in models)
     gone = [f"the engine {each.variant}" for each in old_builds]
     gone += [f"the latency of {each.variant}" for each in old]
     gone += [f"the board's result {each.variant}" for each in other]
@@ -187,7 +195,7 @@ def _held(taken: run_folder.Run, folded: FoldArtefact) -> _Held:
         gone += [f"the link {link.name} of {link.candidate}" for link in stale]
         verified = verified.model_copy(update={"links": tuple(links)})
     told = [f"{what} is of a file that the run no longer has" for what in gone]
-    return _Held(verified, exports, benches, many, estimates, builds, bundles, collected, told)
+    return _CurrentResults(verified, exports, benches, many, estimates, builds, bundles, collected, told)
 
 
 def _split(given: Iterable[Any], is_present: Callable[[Any], bool]) -> tuple[list[Any], list[Any]]:
@@ -197,7 +205,7 @@ def _split(given: Iterable[Any], is_present: Callable[[Any], bool]) -> tuple[lis
     return found
 
 
-def _changed(
+def _changed_files(
     taken: run_folder.Run, folded: FoldArtefact, exports: list[ExportArtefact], builds: list[BuildArtefact]
 ) -> list[str]:
     """Files that were changed after their verification."""
@@ -214,12 +222,12 @@ def _changed(
     return found
 
 
-def _all(folder: Path, stage: str, kind: type) -> list:  # type: ignore[type-arg]
+def _results_of_stage(folder: Path, stage: str, kind: type) -> list:  # type: ignore[type-arg]
     """Results of a stage in a folder, sorted by name."""
     return [read_artefact(path, kind) for path in sorted(folder.glob("*.json")) if stage_of(path) == stage]
 
 
-def _open(folded: FoldArtefact, held: _Held, links: list[Link]) -> list[str]:
+def _not_verified(folded: FoldArtefact, held: _CurrentResults, links: list[Link]) -> list[str]:
     """What was not verified or measured, so that its absence is not read as a pass."""
     found = [f"{link.name} was not run ({link.note})" for link in links if link.verdict == "not verified"]
     if held.verified is None:
@@ -245,7 +253,7 @@ def _open(folded: FoldArtefact, held: _Held, links: list[Link]) -> list[str]:
 def _commands(
     taken: run_folder.Run,
     folded: FoldArtefact,
-    held: _Held,
+    held: _CurrentResults,
     converted: ConvertArtefact | None,
     trained: FinetuneArtefact | None,
 ) -> list[str]:

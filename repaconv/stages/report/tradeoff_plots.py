@@ -109,7 +109,7 @@ def axes(across: Sequence[str], up: Sequence[str]) -> list[str]:
 PALE = ' opacity=".35"'
 
 
-class _Point(NamedTuple):
+class _RunPoint(NamedTuple):
     """A folded run, and its latency as trained."""
 
     title: str
@@ -118,7 +118,7 @@ class _Point(NamedTuple):
     before_ms: float | None
     sure: bool
 
-    def beaten(self, others: Sequence[_Point]) -> bool:
+    def beaten(self, others: Sequence[_RunPoint]) -> bool:
         """Whether another run is at least as good in both, and better in one; inconclusive ones dominate no other."""
         return not self.sure or any(
             each.sure
@@ -133,7 +133,7 @@ def pareto_svg(rows: Sequence[ReportRow]) -> str:
     """Draw accuracy against latency; empty if fewer than two runs have an accuracy and a latency on the same target."""
     where = next((row.target for row in rows if row.accuracy and row.after_ms), "")
     points = [
-        _Point(row.title, row.after_ms, row.accuracy.candidate, row.before_ms, row.quality != "inconclusive")
+        _RunPoint(row.title, row.after_ms, row.accuracy.candidate, row.before_ms, row.quality != "inconclusive")
         for row in rows
         if row.accuracy and row.after_ms and row.target == where
     ]
@@ -176,19 +176,26 @@ def trade_svg(trade: Trade) -> str:
     rows = (trade.taken, *trade.others)
     unchanged = Point("unconverted", "unconverted", 1.0, 1.0)
     points = [
-        Point(named(row), row.kind, row.speed.median, kept(row), taken=row is trade.taken, sure=row.speed.conclusive)
+        Point(
+            trial_label(row),
+            row.kind,
+            row.speed.median,
+            quality_kept(row),
+            taken=row is trade.taken,
+            sure=row.speed.conclusive,
+        )
         for row in rows
     ]
     return curve_svg([unchanged, *points], "quality")
 
 
-def named(row: Raced) -> str:
+def trial_label(row: Raced) -> str:
     """A short label of a trial."""
     replaced = [str(len(row.blocks))] if row.blocks else []
     return f"{row.kind} {', '.join([*replaced, *map(str, row.schedule)])}"
 
 
-def kept(row: Raced) -> float:
+def quality_kept(row: Raced) -> float:
     """Share of unchanged top-1 predictions; without classes, 1 minus the relative error of the outputs."""
     assert row.tried is not None
     return max(0.0, 1 - row.tried.error) if row.tried.agreement is None else row.tried.agreement

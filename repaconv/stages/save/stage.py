@@ -17,7 +17,7 @@ from repaconv.sources.named_architectures import Architecture, package
 from repaconv.sources.source_model import TRAINING
 from repaconv.sources.source_of_run import subject_of
 from repaconv.stages.report.page_templates import card
-from repaconv.stages.report.stage import gathered
+from repaconv.stages.report.stage import gather
 from repaconv.stages.save.options import SaveOptions
 from repaconv.stages.shared.common_checks import made_by, with_files
 from repaconv.stages.shared.option_definitions import by_name
@@ -66,11 +66,11 @@ def save_by(options: SaveOptions, run: str | Path | None = None, *, progress: Pr
     plan = _plan(options, run)
     progress("fold", 0, 0)
     given = plan.subject.network(TRAINING).module
-    module, exact = _held(plan, given)
+    module, exact = _folded_module(plan, given)
     progress("save", 0, 0)
     with lock_folder(plan.run.folder), scratch_folder(plan.run.folder) as work:
         _write(plan, module.float(), work)
-        links = (exact, _as_loaded(plan, type(given), work))
+        links = (exact, _loaded_link(plan, type(given), work))
         if verdict_of(links) == "failed":
             raise GateFailed(
                 f"the folder, loaded by {plan.arch.library}, gives other outputs than the folded network; nothing "
@@ -78,7 +78,7 @@ def save_by(options: SaveOptions, run: str | Path | None = None, *, progress: Pr
                 hint=f"Try another version of {plan.arch.library}, or write ONNX: repaconv export.",
                 code="save.not-equal",
             )
-        report = gathered(plan.run, None).model_copy(update={"library": plan.arch.library})
+        report = gather(plan.run, None).model_copy(update={"library": plan.arch.library})
         (work / "README.md").write_text(card(report, {}), encoding="utf-8")
         files = [plan.folder / name for name in FILES if (work / name).is_file()]
         for file in files:
@@ -123,7 +123,7 @@ def _plan(options: SaveOptions, run: str | Path | None) -> _Plan:
     return _Plan(subject, arch, taken, folder, options.words(), overridden)
 
 
-def _held(plan: _Plan, given: nn.Module) -> tuple[nn.Module, Link]:
+def _folded_module(plan: _Plan, given: nn.Module) -> tuple[nn.Module, Link]:
     """The network's own architecture with the folded weights, in float64, and its comparison with the original.
 
     Raises:
@@ -193,7 +193,7 @@ def _images(plan: _Plan) -> dict[str, Any]:
     return {name: [round(value / 255, 9) for value in getattr(images, name)] for name in ("mean", "std")}
 
 
-def _as_loaded(plan: _Plan, kind: type[nn.Module], folder: Path) -> Link:
+def _loaded_link(plan: _Plan, kind: type[nn.Module], folder: Path) -> Link:
     """Load the folder with its library, and compare it with the training form."""
     loader: Any = kind
     try:

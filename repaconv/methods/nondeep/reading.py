@@ -155,9 +155,9 @@ def _read_lambda(tensors: Mapping[str, Tensor], metadata: Mapping[str, Any], kno
         found, source = (stored[0], "join_lambda") if found is None else (found, source)
         if any(abs(entry - found) > 1e-6 for entry in stored):
             listed = ", ".join(f"{entry:g}" for entry in dict.fromkeys(stored))
-            beside = "" if source == "join_lambda" else f" and {found:g} in the metadata"
+            elsewhere = "" if source == "join_lambda" else f" and {found:g} in the metadata"
             raise Refused(
-                f"join_lambda is {listed} in the weights{beside}.",
+                f"join_lambda is {listed} in the weights{elsewhere}.",
                 hint=(
                     "A network has one lambda. Finish the training at 1 in every block, and save the checkpoint again."
                 ),

@@ -209,8 +209,8 @@ def test_what_enlarges_the_graph_is_taken_back_and_the_rest_stays(monkeypatch):
     assert operators(refold(())[0]).count("MatMul") == 2
     kept = kept_of(Evaluated(model), refold)
     assert operators(kept.graph.model) == ["MatMul", "Relu"]
-    assert kept.back.names == ("double",)
-    assert kept.back.told == ("double: reverted, because with it the graph multiplies 96 times, not 48",)
+    assert kept.reverts.names == ("double",)
+    assert kept.reverts.messages == ("double: reverted, because with it the graph multiplies 96 times, not 48",)
 
 
 def test_nodes_are_more_only_where_that_saves_more():
@@ -238,7 +238,7 @@ def test_where_nothing_is_saved_the_graph_as_given_is_left(monkeypatch):
     kept = kept_of(given, partial(folded, Path("net.onnx"), model))
     assert kept.graph is given
     assert kept.changes == []
-    assert kept.back.told == ("widen: reverted, because it removes no multiplications, parameters or nodes",)
+    assert kept.reverts.messages == ("widen: reverted, because it removes no multiplications, parameters or nodes",)
 
 
 def shared_head(norms: int, *, transposed: bool = False) -> onnx.ModelProto:
@@ -274,7 +274,9 @@ def test_a_weight_that_levels_share_stays_one_in_front_of_norms_of_their_own(tra
     size = size_of(kept.graph)
     assert of(size) <= of(size_of(Evaluated(model)))
     assert difference(results(model), results(kept.graph.model)) < 1e-12
-    assert any(told.startswith("unshare: reverted, because with it layers that share") for told in kept.back.told)
+    assert any(
+        told.startswith("unshare: reverted, because with it layers that share") for told in kept.reverts.messages
+    )
 
 
 @pytest.mark.parametrize("transposed", [False, True])
@@ -285,7 +287,7 @@ def test_a_weight_that_levels_share_takes_in_a_norm_that_they_share(transposed):
     assert "BatchNormalization" not in operators(kept.graph.model)
     assert "Mul" not in operators(kept.graph.model)
     assert size.numbers < size_of(Evaluated(model)).numbers
-    assert not kept.back.names
+    assert not kept.reverts.names
 
 
 def test_other_layers_fold_next_to_a_weight_that_is_shared():

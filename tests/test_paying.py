@@ -78,8 +78,8 @@ def without_losses(model: onnx.ModelProto, speed: Callable[[onnx.ModelProto], fl
 
 def test_what_makes_it_slower_goes_and_the_rest_stays(normed):
     found = without_losses(normed, lambda model: 1.1 if "BatchNormalization" in operators(model) else 0.9)
-    assert found.back.names == ("convolution",)
-    assert found.back.told == (
+    assert found.reverts.names == ("convolution",)
+    assert found.reverts.messages == (
         "convolution: reverted, because with it the graph is 0.90 (0.90 to 0.90) of the speed of the one given, "
         "measured on a machine",
     )
@@ -90,12 +90,12 @@ def test_what_makes_it_slower_goes_and_the_rest_stays(normed):
 def test_no_clear_loss_takes_nothing_back(normed, times):
     found = without_losses(normed, lambda model: times)
     assert operators(found.graph.model) == ["Conv", "Relu", "MatMul"]
-    assert not found.back.names
+    assert not found.reverts.names
 
 
 def test_where_everything_loses_the_graph_as_given_is_left(normed):
     found = without_losses(normed, lambda model: 0.5)
-    assert set(found.back.names) == {"convolution", "affine"}
+    assert set(found.reverts.names) == {"convolution", "affine"}
     assert found.graph.model is normed
 
 

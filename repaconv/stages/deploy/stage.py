@@ -56,8 +56,8 @@ def deploy_by(options: DeployOptions, checkpoint: str | Path, *, progress: Progr
     path = Path(f"{source.stem}.deploy")
     if wrong := missing(recipe, path, {}):
         raise RecipeProblem(wrong)
-    way = RecipeExecution(path, GateOptions(rerun=options.rerun), progress, {})
-    done = way.go(lambda: LocatedRecipe(recipe, path, {}), dry_run=options.dry_run)
+    execution = RecipeExecution(path, GateOptions(rerun=options.rerun), progress, {})
+    done = execution.execute(lambda: LocatedRecipe(recipe, path, {}), dry_run=options.dry_run)
     away = [_no_latency_check(device)] if recipe.bench is None and not options.dry_run else []
     return done.model_copy(update={"recipe": str(checkpoint), "checks": (*done.checks, *away)})
 

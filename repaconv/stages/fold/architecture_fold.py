@@ -82,14 +82,14 @@ def fold_network_by(
     if any(each.verdict == "failed" for each in links):
         raise not_equal(plan.found.path, links)
     taken = taken_by(plan.found.path, given, kept.graph)
-    left = (*kept.back.told, *left_alone(given.model))
+    left = (*kept.reverts.messages, *left_alone(given.model))
     record = recorded(given, kept.graph, kept.changes, links, taken, left)
     target, data = plan.run.folder / plan.payload, plan.run.folder / plan.data
     with lock_folder(plan.run.folder):
         write_payload(target, kept.graph.model.SerializeToString(deterministic=True))
         write_payload(data, exported.SerializeToString(deterministic=True))
         record["scores"] = None if taken.whole else plan.scores
-        record |= {"reverted": kept.back.names, "image_size": taken.image_size, "opset": opset_of(exported)}
+        record |= {"reverted": kept.reverts.names, "image_size": taken.image_size, "opset": opset_of(exported)}
         record["exporting"] = _exporting(plan, exported, record["parameters"][0])
         artefact = run_folder.write_fold(plan.run, _artefact(plan, known, by, record))
         run_folder.set_newest(plan.run)

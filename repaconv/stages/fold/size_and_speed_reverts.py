@@ -34,11 +34,11 @@ class Reverts(NamedTuple):
     """Names of the reverted rewrites, and a message about each."""
 
     names: tuple[str, ...] = ()
-    told: tuple[str, ...] = ()
+    messages: tuple[str, ...] = ()
 
-    def with_(self, name: str, why: str) -> Reverts:
+    def with_revert(self, name: str, why: str) -> Reverts:
         """A copy with one more reverted rewrite."""
-        return Reverts((*self.names, name), (*self.told, f"{name}: reverted, because {why}"))
+        return Reverts((*self.names, name), (*self.messages, f"{name}: reverted, because {why}"))
 
 
 class Kept(NamedTuple):
@@ -46,7 +46,7 @@ class Kept(NamedTuple):
 
     graph: Evaluated
     changes: Sequence[Change]
-    back: Reverts = Reverts()
+    reverts: Reverts = Reverts()
 
 
 class FoldEvaluation(NamedTuple):
@@ -79,9 +79,9 @@ def _revertible(fold: Kept) -> list[str]:
 
 def refold_without(fold: Kept, name: str, refold: Refold, why: str) -> Kept:
     """Fold again without one more rewrite; ``why`` is the reason that is recorded."""
-    back = fold.back.with_(name, why)
-    model, changes = refold(back.names)
-    return Kept(Evaluated(model), changes, back)
+    reverts = fold.reverts.with_revert(name, why)
+    model, changes = refold(reverts.names)
+    return Kept(Evaluated(model), changes, reverts)
 
 
 # Size: revert rewrites that enlarge the graph; the rule is the same on every machine
@@ -147,7 +147,7 @@ def _revert_unsharing(fold: Kept, before: Evaluated, refold: Refold) -> Kept:
     if kept.rank >= size.rank:
         return fold
     why = f"with it layers that share weights have their own, {size.matrices:,} numbers, not {kept.matrices:,}"
-    return other._replace(back=fold.back.with_(UNSHARE, why))
+    return other._replace(reverts=fold.reverts.with_revert(UNSHARE, why))
 
 
 def why_too_large(before: Size, after: Size) -> str:

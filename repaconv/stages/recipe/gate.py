@@ -49,7 +49,7 @@ gate = by_name(gate_by, GateOptions)
 
 def _gated(path: Path, options: GateOptions, progress: Progress, taken: dict[Path, Path]) -> GatedRecipe:
     """Run one recipe without its report."""
-    done = RecipeExecution(path, options, progress, taken).go(partial(read_placed, path), page=False)
+    done = RecipeExecution(path, options, progress, taken).execute(partial(read_placed, path), page=False)
     return GatedRecipe(recipe=done.recipe, run=done.run, exit_code=done.exit_code, checks=done.checks)
 
 

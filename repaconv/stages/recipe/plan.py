@@ -153,7 +153,7 @@ class LocatedRecipe(NamedTuple):
         """A path in the recipe, relative to the current folder."""
         return self.path.parent / name
 
-    def placed(self, options: AnyOptions) -> AnyOptions:
+    def with_paths(self, options: AnyOptions) -> AnyOptions:
         """The options with their paths, and target and preset files, relative to the current folder."""
         given = {each.name: getattr(options, each.name) for each in options_of(type(options))}
         paths = {each.name for each in options_of(type(options)) if each.is_path and given[each.name] is not None} - {

@@ -69,8 +69,8 @@ def run_by(options: RunOptions, recipe: str | Path, *, progress: Progress = sile
     Returns:
         The outcome of each step and all verdicts; an error is listed as a failed check.
     """
-    way = RecipeExecution(Path(recipe), GateOptions(rerun=options.rerun), progress, {})
-    return way.go(lambda: read_placed(Path(recipe)), dry_run=options.dry_run)
+    execution = RecipeExecution(Path(recipe), GateOptions(rerun=options.rerun), progress, {})
+    return execution.execute(lambda: read_placed(Path(recipe)), dry_run=options.dry_run)
 
 
 run = by_name(run_by, RunOptions)
@@ -107,7 +107,7 @@ class RecipeExecution:
         self.page = self.folder = ""
         self.reference: dict[str, str] = {}
 
-    def go(self, placed: Callable[[], LocatedRecipe], *, dry_run: bool = False, page: bool = True) -> RecipeRun:
+    def execute(self, placed: Callable[[], LocatedRecipe], *, dry_run: bool = False, page: bool = True) -> RecipeRun:
         """Run all steps; ``page`` says whether the report is written, too.
 
         An error in the recipe or in a stage is not raised; it becomes a check of the result.
@@ -163,7 +163,7 @@ class RecipeExecution:
     def _judge(self, stage: str, done: Any, placed: LocatedRecipe) -> None:
         """Add the checks of a result; a measurement is compared with the baseline of its section."""
         if stage == "bench":
-            self.judge.bench(done, placed.placed(placed.recipe.bench or BenchSection()))
+            self.judge.bench(done, placed.with_paths(placed.recipe.bench or BenchSection()))
         elif stage == "verify":
             self.judge.verify(done, placed.recipe)
         elif stage != "report":
@@ -248,7 +248,7 @@ def _fold(each: Planned, placed: LocatedRecipe, journal: Journal, progress: Prog
 
 def _convert(each: Planned, placed: LocatedRecipe, journal: Journal, progress: Progress) -> Artefact:
     require_pinned(placed.place(placed.recipe.checkpoint), placed.recipe.sha256)
-    options = replace(placed.placed(each.options), out=str(placed.folder), force=journal.owns("convert"))
+    options = replace(placed.with_paths(each.options), out=str(placed.folder), force=journal.owns("convert"))
     return convert_by(options, placed.place(placed.recipe.checkpoint), progress=progress)
 
 
@@ -256,16 +256,20 @@ WORK: dict[str, Work] = {
     "fold": _fold,
     "convert": _convert,
     "export": lambda each, placed, _, progress: export_by(
-        placed.placed(each.options), placed.folder, progress=progress
+        placed.with_paths(each.options), placed.folder, progress=progress
     ),
     "verify": lambda each, placed, _, progress: verify_by(
-        placed.placed(each.options), placed.folder, progress=progress
+        placed.with_paths(each.options), placed.folder, progress=progress
     ),
-    "build": lambda each, placed, _, progress: build_by(placed.placed(each.options), placed.folder, progress=progress),
+    "build": lambda each, placed, _, progress: build_by(
+        placed.with_paths(each.options), placed.folder, progress=progress
+    ),
     "bundle": lambda each, placed, _, progress: bundle_by(
-        placed.placed(each.options), placed.folder, progress=progress
+        placed.with_paths(each.options), placed.folder, progress=progress
     ),
-    "bench": lambda each, placed, _, progress: bench_by(placed.placed(each.options), placed.folder, progress=progress),
+    "bench": lambda each, placed, _, progress: bench_by(
+        placed.with_paths(each.options), placed.folder, progress=progress
+    ),
     "report": lambda each, placed, _, progress: report(placed.folder, **vars(each.options), progress=progress),
 }
 """The function that runs a step, by stage."""

@@ -227,7 +227,7 @@ def run_and_exit(
     stage: Callable[..., Record],
     shown: Callable[[Record], None] | None = None,
 ) -> None:
-    """Run a stage, print its result (by ``shown``, or by `show`), and exit with the code of its verdict."""
+    """Run a stage, print its result (by ``shown``, or by `print_result`), and exit with the code of its verdict."""
     from repaconv.cli import text_and_json_output
     from repaconv.cli.text_and_json_output import print_result
 

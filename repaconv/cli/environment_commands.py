@@ -100,12 +100,12 @@ def summary(found: list[PluginRow]) -> Iterator[tuple[str, str, str]]:
     for group in plugins.GROUPS:
         rows = [row for row in found if row.group == group]
         single = group == plugins.ENGINES
-        apart = [row for row in rows if single or row.problem or not row.value.startswith("repaconv.")]
-        ours = [row.name for row in rows if row not in apart]
+        single_rows = [row for row in rows if single or row.problem or not row.value.startswith("repaconv.")]
+        ours = [row.name for row in rows if row not in single_rows]
         kind = group.rpartition(".")[2]
         if ours:
             yield kind, f"{len(ours)} work", ", ".join(ours) if len(ours) < MANY else ""
-        for row in apart:
+        for row in single_rows:
             own = "" if row.value.startswith("repaconv.") else f" ({row.value})"
             yield kind, row.name, f"{row.problem or row.note or 'works'}{own}"
     for row in found:

@@ -103,14 +103,14 @@ def _machine_error(problem: Exception) -> EnvironmentProblem:
     """
     if isinstance(problem, OSError):
         where = f"{problem.filename}: " if problem.filename else ""
-        told = f"the operating system refused: {where}{problem.strerror or describe_exception(problem)}."
+        sentence = f"the operating system refused: {where}{problem.strerror or describe_exception(problem)}."
         return EnvironmentProblem(
-            told, hint="Check the path, the permissions and the free space.", code="environment.system"
+            sentence, hint="Check the path, the permissions and the free space.", code="environment.system"
         )
     if isinstance(problem, MemoryError) or "allocate memory" in str(problem):
-        told = "not enough memory; existing results are unchanged."
+        sentence = "not enough memory; existing results are unchanged."
         return EnvironmentProblem(
-            told, hint="Free memory, or run it on a machine with more.", code="environment.memory"
+            sentence, hint="Free memory, or run it on a machine with more.", code="environment.memory"
         )
     raise problem
 
@@ -120,8 +120,8 @@ def _usage_error(problem: BaseException, command: str) -> UsageProblem:
     help_command = (
         f"repaconv {command} --help" if command in map(name_of, app.registered_commands) else ("repaconv --help")
     )
-    told = message.rstrip(".").removesuffix("?") + ("?" if message.rstrip(".").endswith("?") else ".")
-    return UsageProblem(told, hint=f"See `{help_command}`.", code="usage.arguments")
+    sentence = message.rstrip(".").removesuffix("?") + ("?" if message.rstrip(".").endswith("?") else ".")
+    return UsageProblem(sentence, hint=f"See `{help_command}`.", code="usage.arguments")
 
 
 def _print_error(problem: RepaconvError, command: str, given: list[str]) -> int:

@@ -32,8 +32,8 @@ def command_in_line(commands: Sequence[CommandInfo], environment: Mapping[str, s
         environment: The environment variables that contain the line: bash and other shells use different ones.
     """
     line = environment.get("COMP_WORDS") or environment.get("_TYPER_COMPLETE_ARGS") or ""
-    behind = len(line.split()) > 1 and len(f"{line}|".split()) > 2
-    named = [each for each in commands if behind and name_of(each) == line.split()[1]]
+    complete = len(line.split()) > 1 and len(f"{line}|".split()) > 2
+    named = [each for each in commands if complete and name_of(each) == line.split()[1]]
     return named or list(commands)
 
 

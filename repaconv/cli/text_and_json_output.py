@@ -157,14 +157,14 @@ def _by_line() -> Any:
     """Return a progress callback that prints one line at the start of each step, with the elapsed seconds."""
     begun, last = time.monotonic(), ""
 
-    def told(what: str, _done: int, _total: int) -> None:
+    def print_step(what: str, _done: int, _total: int) -> None:
         nonlocal last
         if what != last:
             last = what
             sys.stderr.write(f"{time.monotonic() - begun:7.1f} s  {escape_control_characters(what)}\n")
             sys.stderr.flush()
 
-    return told
+    return print_step
 
 
 def print_next_step(command: str, done: Record) -> None:
@@ -241,5 +241,5 @@ def print_files(took: Iterable[str], wrote: Iterable[str], *, quiet: bool) -> No
 
 def print_overridden(unverified: Iterable[str]) -> None:
     """Print the failed checks and contradicting settings that the user overrode."""
-    for told in unverified:
-        stdout().print(f"[bold yellow]overridden:[/] {plain(told)}")
+    for description in unverified:
+        stdout().print(f"[bold yellow]overridden:[/] {plain(description)}")

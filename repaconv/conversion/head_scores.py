@@ -162,12 +162,12 @@ def scores_svg(scores: Scores, title: str) -> str:
         cells.append(f'<text x="8" y="{y + 18}">block {block.block}: \u03a3 {block.sigma:.1f}</text>')
         cells.append(f'<text x="8" y="{y + 34}" opacity="0.7">local {block.locality:.2f}{error}</text>')
         for column, (head, pattern) in enumerate(zip(block.heads, patterns.numpy(), strict=True)):
-            told = f"head {column}: \u03a3 {head.sigma:.1f}, locality {head.locality:.3f}, "
-            told += f"invariance {head.invariance:.3f}, entropy {head.entropy:.3f}"
+            tooltip = f"head {column}: \u03a3 {head.sigma:.1f}, locality {head.locality:.3f}, "
+            tooltip += f"invariance {head.invariance:.3f}, entropy {head.entropy:.3f}"
             x = LEFT + column * (CELL + GAP)
             cells.append(
                 f'<image x="{x}" y="{y}" width="{CELL}" height="{CELL}" style="image-rendering:pixelated" '
-                f'href="data:image/png;base64,{_png(pattern)}"><title>{escape(told)}</title></image>'
+                f'href="data:image/png;base64,{_png(pattern)}"><title>{escape(tooltip)}</title></image>'
             )
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide} {high}" font-family="sans-serif" font-size="12" '

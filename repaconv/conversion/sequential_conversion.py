@@ -58,9 +58,9 @@ def refit_ffn(config: ViTConfig, piece: ConvertedBlock, student: Tensor, wanted:
     solved = normal.solve((scale * torch.cat([last.weight.T, last.bias[None]])).detach(), RIDGE)
     tensors = {key: value for key, value in piece.tensors.items() if not key.startswith("ls2.")}
     tensors |= linear_tensors(f"mlp.{name}", solved.weights)
-    told = replace(piece.block, traits=replace(piece.block.traits, scale2=False))
-    module = weighted(told.build(config).eval(), tensors, torch.float32)
-    return ConvertedBlock(told, tensors, module, (*piece.conditions, solved.condition))
+    block_without_scale = replace(piece.block, traits=replace(piece.block.traits, scale2=False))
+    module = weighted(block_without_scale.build(config).eval(), tensors, torch.float32)
+    return ConvertedBlock(block_without_scale, tensors, module, (*piece.conditions, solved.condition))
 
 
 # The conversion of a whole network

@@ -80,9 +80,9 @@ class TokenCounts(NamedTuple):
         """Return the terms of the cost model: tokens, pairs and merging tokens of all blocks relative to no merging;
         and 1."""
         entering = [self.prefix + self.patches - sum(schedule[:block]) for block in range(self.depth)]
-        behind = [n - r for n, r in zip(entering, schedule, strict=True)]
+        leaving = [n - r for n, r in zip(entering, schedule, strict=True)]
         full = self.prefix + self.patches
-        tokens = sum(n + 2 * left for n, left in zip(entering, behind, strict=True)) / (3 * full)  # 1/3 is attention's
+        tokens = sum(n + 2 * left for n, left in zip(entering, leaving, strict=True)) / (3 * full)  # 1/3 is attention's
         pairs = sum(n * n for n in entering) / full**2
         merging = sum(n for n, r in zip(entering, schedule, strict=True) if r) / full
         return [tokens / self.depth, pairs / self.depth, merging / self.depth, 1.0]

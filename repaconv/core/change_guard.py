@@ -100,11 +100,11 @@ def _libc() -> Any:
     return found
 
 
-def _on_sigbus(number: int, told: int, _context: int) -> None:
+def _on_sigbus(number: int, info: int, _context: int) -> None:
     """SIGBUS handler: map zero pages in place of the missing ones, so that the interrupted read continues."""
-    address = ctypes.c_size_t.from_address(told + ADDRESS).value
+    address = ctypes.c_size_t.from_address(info + ADDRESS).value
     page = address - address % mmap.PAGESIZE
-    if ctypes.c_int.from_address(told + CODE).value == BUS_ADRERR:
+    if ctypes.c_int.from_address(info + CODE).value == BUS_ADRERR:
         end, path = _mapping(page)
         _TRUNCATED.append(path)
         access, kind = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_FIXED

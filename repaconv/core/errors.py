@@ -117,8 +117,8 @@ class Interrupted(RepaconvError):
     exit_code = 130
 
     def __init__(self) -> None:
-        told = "interrupted: what was whole before is whole, and nothing half-written is left."
-        super().__init__(told, hint="The same command again does what is left.", code="interrupted")
+        message = "interrupted: what was whole before is whole, and nothing half-written is left."
+        super().__init__(message, hint="The same command again does what is left.", code="interrupted")
 
 
 def require_module(module: str, called: str, hint: str) -> Any:

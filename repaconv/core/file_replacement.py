@@ -129,16 +129,16 @@ def replace_artifact(slot: Path, artefact: AnyArtefact) -> AnyArtefact:
     named = [file for file, _ in _named_in(artefact.model_dump(), slot.parent)]
     before = {file: hashes for file, hashes in files_named_by(slot).items() if file not in named}
     if left := [file for file in before if _unchanged(file, before)]:  # named until they are removed
-        write_artefact(slot, _with(artefact, *(payload_of(file, slot.parent) for file in left)))
-    artefact = _with(artefact, *_remove(before, slot.parent))
+        write_artefact(slot, _with_other_files(artefact, *(payload_of(file, slot.parent) for file in left)))
+    artefact = _with_other_files(artefact, *_remove(before, slot.parent))
     write_artefact(slot, artefact)
     for file in named:
         _note(file).unlink(missing_ok=True)
     return artefact
 
 
-def _with(artefact: AnyArtefact, *beside: Payload) -> AnyArtefact:
-    return artefact.model_copy(update={"other_files": (*artefact.other_files, *beside)}) if beside else artefact
+def _with_other_files(artefact: AnyArtefact, *files: Payload) -> AnyArtefact:
+    return artefact.model_copy(update={"other_files": (*artefact.other_files, *files)}) if files else artefact
 
 
 def remove_artifact(slot: Path, names_on: Path) -> tuple[Payload, ...]:

@@ -212,8 +212,8 @@ def _remove_left_in(folder: Path) -> None:
 
 def write_error(what: str, error: OSError, hint: str) -> EnvironmentProblem:
     """Return the error for a path that cannot be written."""
-    told = f"cannot write {what}: {error.strerror or error}."
-    return EnvironmentProblem(told, hint=f"{hint}, and check the free space.", code="write.failed")
+    message = f"cannot write {what}: {error.strerror or error}."
+    return EnvironmentProblem(message, hint=f"{hint}, and check the free space.", code="write.failed")
 
 
 def write_bytes(path: Path, content: bytes) -> None:

@@ -355,11 +355,11 @@ def require_passed_checks(
     Raises:
         GateFailed: If a verdict is failed and ``unverified`` is false.
     """
-    behind: list[tuple[Artefact, Path]] = [(folded, run.fold_json)]
+    earlier: list[tuple[Artefact, Path]] = [(folded, run.fold_json)]
     if run.verify_json.is_file():
         verified = read_artefact(run.verify_json, VerifyArtefact)
-        behind += [(verified, run.verify_json)] if verified.model_sha256 == folded.payload.sha256 else []
-    noted = [require_passed(artefact, path, unverified=unverified) for artefact, path in (*behind, *later)]
+        earlier += [(verified, run.verify_json)] if verified.model_sha256 == folded.payload.sha256 else []
+    noted = [require_passed(artefact, path, unverified=unverified) for artefact, path in (*earlier, *later)]
     return tuple(dict.fromkeys(word for words in noted for word in words))
 
 

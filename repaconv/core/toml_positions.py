@@ -39,8 +39,8 @@ Positions = dict[tuple[str, ...], Position]
 class InvalidToml(UsageProblem):
     """A text is not valid TOML; ``at`` is the position of the error."""
 
-    def __init__(self, told: str, at: Position, code: str) -> None:
-        super().__init__(f"{at}: this is not TOML: {told}.", hint="Mend that line.", code=code)
+    def __init__(self, message: str, at: Position, code: str) -> None:
+        super().__init__(f"{at}: this is not TOML: {message}.", hint="Mend that line.", code=code)
         self.at = at
 
 
@@ -74,11 +74,11 @@ def parse_toml(text: str, where: str, what: str) -> tuple[dict[str, Any], Positi
     try:
         return tomllib.loads(text), key_lines(text, where)
     except tomllib.TOMLDecodeError as error:
-        told, _, _ = str(error).partition(" (at ")
+        message, _, _ = str(error).partition(" (at ")
         found = re.search(r"line (\d+), column (\d+)", str(error))
         last = len(text.splitlines()) or 1
         at = Position(int(found[1]), int(found[2]), where) if found else Position(last, 1, where)
-        raise InvalidToml(told[:1].lower() + told[1:], at, f"{what}.invalid") from error
+        raise InvalidToml(message[:1].lower() + message[1:], at, f"{what}.invalid") from error
 
 
 def key_lines(text: str, where: str = "") -> Positions:
@@ -143,7 +143,7 @@ class Problem(NamedTuple):
 
     at: Position
     keys: tuple[str, ...]
-    told: str
+    message: str
     error: Mapping[str, Any]
 
 
@@ -151,7 +151,7 @@ def first_problem(error: ValidationError, where: str, lines: Positions | None) -
     """Return the first error as ``file:line:column: key: what is expected.``; without ``lines``, without line and
     column."""
     first = problems(error, where, lines or {})[0]
-    return f"{where if lines is None else first.at}: {first.told}"
+    return f"{where if lines is None else first.at}: {first.message}"
 
 
 def problems(error: ValidationError, where: str, lines: Positions) -> list[Problem]:
@@ -161,8 +161,8 @@ def problems(error: ValidationError, where: str, lines: Positions) -> list[Probl
         keys = tuple(map(str, each["loc"]))
         known = keys if each["type"] == "missing" else _keys_in_file(keys, lines)
         expected = _in_plain_words(each).replace("valid tuple", "valid list").rstrip(".")  # a file has lists
-        told = f"{'.'.join(known)}: {expected[:1].lower()}{expected[1:]}."
-        found.setdefault(known, Problem(position_of(lines, keys, where), known, told, dict(each)))
+        message = f"{'.'.join(known)}: {expected[:1].lower()}{expected[1:]}."
+        found.setdefault(known, Problem(position_of(lines, keys, where), known, message, dict(each)))
     return list(found.values())
 
 

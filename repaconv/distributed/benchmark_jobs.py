@@ -105,7 +105,7 @@ def checked_result(job: Job, result: Mapping[str, Any]) -> BenchArtefact:
         ) from error
     options, device = job.options, Target.model_validate(job.target)
     protocol = paper(options.protocol)
-    wanted: dict[str, Any] = {
+    expected: dict[str, Any] = {
         "target": device.name,
         "models": [model.sha256 for model in job.models],
         "threads": options.threads or protocol.threads or device.bench.threads,
@@ -114,7 +114,7 @@ def checked_result(job: Job, result: Mapping[str, Any]) -> BenchArtefact:
         "rounds": options.rounds or protocol.rounds or device.bench.rounds,
         "seed": options.seed,
     }
-    told = {
+    measured = {
         "target": found.target,
         "models": [row.sha256 for row in found.latencies],
         "threads": found.threads,
@@ -123,10 +123,10 @@ def checked_result(job: Job, result: Mapping[str, Any]) -> BenchArtefact:
         "rounds": found.rounds,
         "seed": found.seed,
     }
-    for what, value in wanted.items():
-        if value is not None and value != told[what]:
+    for what, value in expected.items():
+        if value is not None and value != measured[what]:
             raise Refused(
-                f"the answer belongs to another request: its {what} is {told[what]}, but {value} was requested.",
+                f"the answer belongs to another request: its {what} is {measured[what]}, but {value} was requested.",
                 hint="The answer was discarded. Install the same version of repaconv on all machines.",
                 code="farm.answer",
             )

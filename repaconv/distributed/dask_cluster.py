@@ -120,7 +120,7 @@ def run_jobs(
     """Run all jobs on workers of their targets, one at a time on each worker.
 
     Args:
-        client: The client from `connected`.
+        client: The client from `connect`.
         jobs: The jobs.
         contents: The bytes of the models by hash.
         wait_s: Seconds to wait for a worker of each target.

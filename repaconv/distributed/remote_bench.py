@@ -54,12 +54,12 @@ def bench_on_worker(
     with connect(cluster) as client:
         landed = run_jobs(client, [job], contents, wait_s=cluster.wait_s, progress=progress)[0]
     done = require_result(landed)
-    told = f"on the worker {landed.worker}" + (f", attempt {landed.attempts}" if landed.attempts > 1 else "")
+    where = f"on the worker {landed.worker}" + (f", attempt {landed.attempts}" if landed.attempts > 1 else "")
     ours = {
         "unverified": known.overridden,
         "options": (*cluster.words(), *options.words()),
         "variant": variant,
-        "note": "; ".join(part for part in (done.note, known.note, told) if part),
+        "note": "; ".join(part for part in (done.note, known.note, where) if part),
     }
     done = done.model_copy(update=ours)
     replace_artifact(place, done)

@@ -102,19 +102,19 @@ def cells_of(matrix: Matrix) -> list[tuple[Entry, Cell]]:
     ]
 
 
-def target_path(target: str, beside: Path) -> str:
+def target_path(target: str, matrix_folder: Path) -> str:
     """Return a target as `load_target` takes it: the path of a target file is relative to the matrix."""
-    return str(beside / target) if target.partition("@")[0].endswith(".toml") else target
+    return str(matrix_folder / target) if target.partition("@")[0].endswith(".toml") else target
 
 
 def _unique_names(entries: tuple[Entry, ...]) -> dict[str, Entry]:
     """Give each model a unique name: the checkpoint's stem, with its other settings if stems repeat."""
-    told = {" ".join([entry.checkpoint, *_settings_of(entry)]): entry for entry in entries}
-    stems = [Path(entry.checkpoint).stem for entry in told.values()]
-    longer = [" ".join([Path(entry.checkpoint).stem, *_settings_of(entry)]) for entry in told.values()]
+    described = {" ".join([entry.checkpoint, *_settings_of(entry)]): entry for entry in entries}
+    stems = [Path(entry.checkpoint).stem for entry in described.values()]
+    longer = [" ".join([Path(entry.checkpoint).stem, *_settings_of(entry)]) for entry in described.values()]
     return {
         next((row[n] for row in (stems, longer) if row.count(row[n]) == 1), whole): entry
-        for n, (whole, entry) in enumerate(told.items())
+        for n, (whole, entry) in enumerate(described.items())
     }
 
 
@@ -232,8 +232,8 @@ sweep = by_name(sweep_by, ClusterOptions)
 class _Sweep:
     """The state of a running sweep: the jobs that remain and the results so far."""
 
-    def __init__(self, matrix: Matrix, beside: Path, folder: Path, cluster: ClusterOptions) -> None:
-        self.matrix, self.beside, self.folder, self.cluster = matrix, beside, folder, cluster
+    def __init__(self, matrix: Matrix, matrix_folder: Path, folder: Path, cluster: ClusterOptions) -> None:
+        self.matrix, self.matrix_folder, self.folder, self.cluster = matrix, matrix_folder, folder, cluster
         self.cells = cells_of(matrix)
         self.artefact = folder / "sweep.json"
         self.rows: dict[Cell, SweepRow] = {}
@@ -250,9 +250,9 @@ class _Sweep:
     def prepare(self, entry: Entry, cell: Cell) -> None:
         """Add the row of a cell if its result is stored or it cannot be measured; otherwise add its job."""
         try:
-            target = target_path(cell.target, self.beside)
+            target = target_path(cell.target, self.matrix_folder)
             self.here[cell.target] = _environment_of(target, self.cluster.scheduler)
-            model, size = _model(entry, cell, target, self.beside, self.folder)
+            model, size = _model(entry, cell, target, self.matrix_folder, self.folder)
         except RepaconvError as problem:
             self.rows[cell] = _row(cell, problem=f"{problem.message} {problem.hint}".strip())
             return
@@ -321,24 +321,24 @@ def _content_hash(path: Path) -> str:
     return sha256_of(path) if path.is_file() else ""
 
 
-def _model(entry: Entry, cell: Cell, target: str, beside: Path, folder: Path) -> tuple[Path, ImageSize | None]:
+def _model(entry: Entry, cell: Cell, target: str, matrix_folder: Path, folder: Path) -> tuple[Path, ImageSize | None]:
     """Return the ONNX model of a cell, and its image size; fold and export it first if it is missing.
 
     Raises:
         RepaconvError: If the fold or the export fails.
     """
-    checkpoint, own = beside / entry.checkpoint, own_file(entry.arch or "")
+    checkpoint, own = matrix_folder / entry.checkpoint, own_file(entry.arch or "")
     key = {
         "entry": entry.model_dump(mode="json", exclude={"checkpoint"}),
         "checkpoint": _content_hash(checkpoint),
-        **({"code": _content_hash(beside / own)} if own else {}),
+        **({"code": _content_hash(matrix_folder / own)} if own else {}),
         "made_by": made_by(),
     }
     digest = sha256_of_bytes(canonical_json(key).encode())
     run = run_folder.Run(folder / "models" / f"{checkpoint.stem}-{digest[:16]}")
     if stage_of(run.fold_json) != "fold":
         settings = {name: str(value) for name, value in entry.set.items()}
-        arch = str(beside / own) + str(entry.arch)[len(own) :] if own else entry.arch
+        arch = str(matrix_folder / own) + str(entry.arch)[len(own) :] if own else entry.arch
         fold(checkpoint, method=entry.method, arch=arch, settings=settings, weights=entry.weights, out=run.folder)
     folded = run_folder.fold_of(run)
     try:

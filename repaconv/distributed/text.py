@@ -22,5 +22,5 @@ def show_sweep(done: SweepArtefact) -> None:
     measured = sum(not row.problem for row in done.rows)
     unclear = sum(row.quality == "inconclusive" for row in done.rows)
     verdict = "inconclusive" if unclear and done.verdict == "passed" else done.verdict
-    told = f"{measured} of {len(done.rows)} measured, {unclear} of them inconclusive, {done.resumed} from before"
-    stdout().print(f"{colored(verdict)}: {told}")
+    summary = f"{measured} of {len(done.rows)} measured, {unclear} of them inconclusive, {done.resumed} from before"
+    stdout().print(f"{colored(verdict)}: {summary}")

@@ -64,11 +64,11 @@ def assert_parity(
         raise AssertionError(f"not verified: {worst.note}")
     assert worst.metrics is not None, worst.note
     if worst.verdict == "failed":
-        told = f"max rel {worst.metrics.max_rel_error:.1e}, max abs {worst.metrics.max_abs_error:.1e}"
+        description = f"max rel {worst.metrics.max_rel_error:.1e}, max abs {worst.metrics.max_abs_error:.1e}"
         if len(feeds) > 1 or len(links) > 1:
-            raise AssertionError(f"{worst.name}: {told}" if len(links) > 1 else told)
+            raise AssertionError(f"{worst.name}: {description}" if len(links) > 1 else description)
         raise AssertionError(
-            f"{told}; {_first_difference(own, right, next(iter(feeds.values())), None if lossy else rtol)}"
+            f"{description}; {_first_difference(own, right, next(iter(feeds.values())), None if lossy else rtol)}"
         )
     return worst.metrics
 
@@ -124,9 +124,11 @@ def _array(name: int | str, given: Any) -> Array:
         return random_inputs(tuple(given[1:]), count=given[0], seed=0).images
     if isinstance(given, np.ndarray) and given.size and given.dtype.kind in "fiub":
         return given
-    told = f"an array {list(given.shape)} of {given.dtype}" if isinstance(given, np.ndarray) else repr(given)[:60]
+    description = (
+        f"an array {list(given.shape)} of {given.dtype}" if isinstance(given, np.ndarray) else repr(given)[:60]
+    )
     raise UsageProblem(
-        f"input {name} is {told}.",
+        f"input {name} is {description}.",
         hint="Give a non-empty NumPy array of numbers, or its shape with the batch dimension first.",
         code="parity.inputs",
     )
@@ -260,9 +262,9 @@ def _runner(given: Runs) -> _OnnxModel | _Module:
 
 def _does_not_run(what: str, feeds: Mapping[Any, Array], error: Exception) -> Refused:
     shapes = ", ".join(f"{list(array.shape)} of {array.dtype}" for array in feeds.values())
-    told = str(error).strip().splitlines()
+    lines = str(error).strip().splitlines()
     return Refused(
-        f"{what} does not run on {shapes}: {told[0] if told else type(error).__name__}",
+        f"{what} does not run on {shapes}: {lines[0] if lines else type(error).__name__}",
         hint="Give inputs that it accepts.",
         code="parity.inputs",
     )

@@ -137,7 +137,7 @@ def initialize(
             **({"args": json.dumps(record["args"], default=str)} if "args" in record else {}),
         },
         settings={},
-        told=f"a convolution next to every attention; gates are to choose {convolving} of {len(order)} blocks",
+        description=f"a convolution next to every attention; gates are to choose {convolving} of {len(order)} blocks",
     )
 
 

@@ -68,7 +68,7 @@ def initialize(plain: PlainViT, branches: int, record: Mapping[str, Any]) -> Unt
             **({"args": json.dumps(record["args"], default=str)} if "args" in record else {}),
         },
         settings={},
-        told=f"{depth} blocks -> {depth // branches} layers of {branches} branches, apart (lambda 0)",
+        description=f"{depth} blocks -> {depth // branches} layers of {branches} branches, apart (lambda 0)",
     )
 
 

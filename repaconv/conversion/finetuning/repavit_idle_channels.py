@@ -70,7 +70,7 @@ def initialize(plain: PlainViT, ratio: float, images: Tensor, record: Mapping[st
         tensors=tensors,
         metadata={"args": json.dumps(_args(plain, ratio, record), sort_keys=True, default=str)},
         settings=_settings(plain),
-        told=f"LayerNorms before FFNs -> BatchNorms, {ratio:.0%} of the channels without activation, fc2 fitted",
+        description=f"LayerNorms before FFNs -> BatchNorms, {ratio:.0%} of the channels without activation, fc2 fitted",
     )
 
 
@@ -80,14 +80,14 @@ def _converted_ffn(block: Any, act: Any, active: int, middle: Tensor, wanted: Te
     mlp: Any = ChannelIdleMlp(width, hidden, active, EPS, act=act).eval()
     _fit_norm(mlp.norm1, *_pairs(middle, map_batches(block.norm2, middle)))
     before = map_batches(lambda x: block.mlp.fc1(mlp.norm1(x)), middle).flatten(0, 1).double()
-    behind = map_batches(mlp.act, before)
+    after = map_batches(mlp.act, before)
     scale = getattr(block.ls2, "gamma", torch.ones(width))[:, None]
-    order = _error_without_activation(before, behind, scale * block.mlp.fc2.weight).argsort(descending=True)
+    order = _error_without_activation(before, after, scale * block.mlp.fc2.weight).argsort(descending=True)
     mlp.fc1.weight.copy_(block.mlp.fc1.weight[order])
     mlp.fc1.bias.copy_(block.mlp.fc1.bias[order])
-    before, behind = before[:, order], behind[:, order]
-    given = torch.cat([behind[:, :active], before[:, active:]], 1)
-    _fit_norm(mlp.norm2, given, behind)
+    before, after = before[:, order], after[:, order]
+    given = torch.cat([after[:, :active], before[:, active:]], 1)
+    _fit_norm(mlp.norm2, given, after)
     prior = torch.cat([block.mlp.fc2.weight[:, order].T, block.mlp.fc2.bias[None]])
     normal = NormalEquations()
     rows = given.float().view(*middle.shape[:2], hidden)
@@ -114,9 +114,9 @@ def _fit_norm(norm: Any, given: Tensor, wanted: Tensor) -> None:
     norm.bias.copy_(wanted.mean(0))
 
 
-def _error_without_activation(before: Tensor, behind: Tensor, fc2: Tensor) -> Tensor:
+def _error_without_activation(before: Tensor, after: Tensor, fc2: Tensor) -> Tensor:
     """Return the error that each channel [c] would cause after fc2 if its activation were replaced by a line."""
-    x, y = before - before.mean(0), behind - behind.mean(0)
+    x, y = before - before.mean(0), after - after.mean(0)
     unexplained = (y**2).mean(0) - (x * y).mean(0) ** 2 / (x**2).mean(0).clamp_min(1e-12)
     return unexplained * (fc2.double() ** 2).sum(0)
 

@@ -39,13 +39,15 @@ def initialize(
         slope = ((pooled * z).mean(0) - pooled.mean(0) * z.mean(0)) / z.var(0, correction=0).clamp_min(1e-12)
         tensors[name] = slope.float().view(-1, 1, 1, 1)
         tensors[f"{block}.token_mixer.affine.bias"] = (pooled.mean(0) - slope * z.mean(0)).float()
-    told = {name: json.dumps(record[name], sort_keys=True, default=str) for name in ("meta", "args") if name in record}
+    metadata = {
+        name: json.dumps(record[name], sort_keys=True, default=str) for name in ("meta", "args") if name in record
+    }
     return UntrainedNetwork(
         net=weighted(original.reading.module(), tensors, torch.float32),
         tensors=tensors,
-        metadata=told,
+        metadata=metadata,
         settings={name: value for name, value in settings.items() if name != "pool_size"},
-        told="all weights taken over; the affines fitted to the pooling they stand for",
+        description="all weights taken over; the affines fitted to the pooling they stand for",
     )
 
 

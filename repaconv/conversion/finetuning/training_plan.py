@@ -17,8 +17,8 @@ Metadata = dict[str, str]
 
 def metadata_of(checkpoint: Checkpoint) -> Metadata:
     """Return the metadata of a checkpoint that repaconv wrote."""
-    told = {name: checkpoint.record[name] for name in ("meta", "args") if name in checkpoint.record}
-    return {name: json.dumps(value, sort_keys=True, default=str) for name, value in told.items()}
+    content = {name: checkpoint.record[name] for name in ("meta", "args") if name in checkpoint.record}
+    return {name: json.dumps(value, sort_keys=True, default=str) for name, value in content.items()}
 
 
 def _no_change(_net: nn.Module, _share: float) -> None:
@@ -66,11 +66,11 @@ class UntrainedNetwork:
         tensors: The tensors of a checkpoint of the method.
         metadata: The metadata of that checkpoint.
         settings: The settings that the checkpoint does not contain.
-        told: A description of the weights that were reused and those that were fitted.
+        description: A description of the weights that were reused and those that were fitted.
     """
 
     net: nn.Module
     tensors: Mapping[str, Tensor]
     metadata: Metadata
     settings: Mapping[str, str]
-    told: str
+    description: str

@@ -300,7 +300,7 @@ def _make_training_network(plan: _Plan, progress: Progress) -> ConvertArtefact:
             kernel=options.kernel if options.method == "dwconv" else None,
             fit="",
             criterion="",
-            description=formed.told,
+            description=formed.description,
             payload=payload_of(plan.run.folder / run_folder.CONVERTED, plan.run.folder),
         ),
     )

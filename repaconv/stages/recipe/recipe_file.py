@@ -331,7 +331,7 @@ def check_recipe(path: Path) -> CheckedRecipe:
     unknown = dict(_unknown(plain, where, lines))
     faulty = {keys[0] for keys in (*unknown, *(each.keys for each in invalid)) if keys}
     wrong = [*unknown.values()]
-    wrong += [RecipeError(each.at, each.told, _remedy(each), "recipe.invalid") for each in invalid]
+    wrong += [RecipeError(each.at, each.message, _remedy(each), "recipe.invalid") for each in invalid]
     return CheckedRecipe(recipe, lines, (*wrong, *_keys_without_effect(recipe, plain, where, lines, faulty)))
 
 

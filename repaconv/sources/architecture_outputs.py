@@ -1,4 +1,4 @@
-"""What a network gives for images: run once, and what of it is compared and what it is called."""
+"""Run a torch network on one image to find its outputs: their names, their widths, the number of classes."""
 
 from __future__ import annotations
 
@@ -17,14 +17,18 @@ if TYPE_CHECKING:
     from torch import nn
 
 ELSE = "Fold the module in memory, repaconv.fold(module, example=...), or as ONNX: repaconv fold model.onnx."
-"""What folds without any of these."""
+"""Hint of refusals: other ways to fold a network that does not take images or return tensors."""
 
 
 def called(module: nn.Module, shape: tuple[int, int, int]) -> Any:
-    """What it gives for one image of zeros, [C, H, W].
+    """Run the module on one image of zeros and return its output.
+
+    Args:
+        module: The network.
+        shape: [C, H, W] of the image.
 
     Raises:
-        Refused: If it takes no such image, with what it says.
+        Refused: The module raises an exception, which the message repeats.
     """
     import torch
 
@@ -40,7 +44,7 @@ def called(module: nn.Module, shape: tuple[int, int, int]) -> Any:
 
 @contextmanager
 def norms_run(module: nn.Module) -> Iterator[list[str]]:
-    """Names of the BatchNorms that run inside, one for each call."""
+    """Record the names of the BatchNorms that run within the context, one entry per call."""
     from torch.nn.modules.batchnorm import _BatchNorm
 
     found: list[str] = []
@@ -54,10 +58,14 @@ def norms_run(module: nn.Module) -> Iterator[list[str]]:
 
 
 def doubled(module: nn.Module, shape: tuple[int, int, int]) -> nn.Module:
-    """It in float64, in which everything is proved, of images [C, H, W].
+    """Convert the module to float64, in place, and check that it runs.
+
+    Args:
+        module: The network.
+        shape: [C, H, W] of its images.
 
     Raises:
-        Refused: If it makes numbers of its own in float32, and does not compute otherwise.
+        Refused: The module does not run in float64, e.g. since its code creates float32 tensors.
     """
     import torch
 
@@ -74,7 +82,7 @@ def doubled(module: nn.Module, shape: tuple[int, int, int]) -> nn.Module:
 
 
 def _answer(module: nn.Module, shape: tuple[int, int, int], dtype: torch.dtype) -> Any:
-    """What a module gives for one image of zeros of that type."""
+    """Run the module on one image of zeros of this dtype."""
     import torch
 
     with torch.inference_mode():
@@ -82,11 +90,17 @@ def _answer(module: nn.Module, shape: tuple[int, int, int], dtype: torch.dtype) 
 
 
 def outputs_of(built: Built, found: Any) -> tuple[str, ...]:
-    """Names of what it gives: its own where it has names, ``logits`` where it tells classes apart, ``output`` where it
-    may.
+    """Name the outputs of a network.
+
+    A dict of outputs keeps its own names. A single output is called ``logits`` for a classifier, ``output`` where that
+    is unknown and its shape is [images, numbers], else ``features``. Several are called ``output_0``, ``output_1``, ...
+
+    Args:
+        built: The network.
+        found: What it returned.
 
     Raises:
-        Refused: If something of it is no tensor.
+        Refused: The network returns something that is no tensor.
     """
     from torch import Tensor
     from torch.utils._pytree import tree_leaves
@@ -110,7 +124,7 @@ def outputs_of(built: Built, found: Any) -> tuple[str, ...]:
 
 
 def widths_of(names: Sequence[str], found: Any) -> dict[str, int]:
-    """Numbers per image of what has the shape [images, numbers], by name."""
+    """The number of columns of each floating-point output of shape [images, numbers], by name."""
     from torch import Tensor
     from torch.utils._pytree import tree_leaves
 
@@ -120,7 +134,7 @@ def widths_of(names: Sequence[str], found: Any) -> dict[str, int]:
 
 
 def _named(found: Any) -> dict[str, Any]:
-    """What has a name, several under one name with their numbers; nothing where nothing has."""
+    """The values of a returned dict by name, nested ones with a number appended; empty if it is no dict."""
     from torch.utils._pytree import tree_leaves
 
     several = {str(name): tree_leaves(value) for name, value in found.items()} if isinstance(found, Mapping) else {}
@@ -132,7 +146,10 @@ def _named(found: Any) -> dict[str, Any]:
 
 
 def head_of(built: Built, found: Any) -> int | None:
-    """How many classes it tells apart: logits are those of an architecture for classes, or called so."""
+    """The number of classes; 0 for none, None where unknown.
+
+    An output counts as class scores if it is called ``logits`` or is the only output of a timm or torchvision network.
+    """
     logits = found.get("logits") if isinstance(found, Mapping) else found
     by_name = (built.versions and built.input_name == "input") or isinstance(found, Mapping)
     if not by_name or getattr(logits, "ndim", 0) != 2 or built.classes == 0:
@@ -141,5 +158,5 @@ def head_of(built: Built, found: Any) -> int | None:
 
 
 def differs(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether two calls with the same inputs gave something else."""
+    """Whether two runs on the same inputs gave different outputs."""
     return any(not np.array_equal(one[name], other[name], equal_nan=True) for name in one)

@@ -1,4 +1,4 @@
-"""Which published network a checkpoint is of, where no method knows it."""
+"""Recognize the published architecture of a checkpoint that no method matches."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def known_networks(found: Checkpoint) -> tuple[Known, ...]:
-    """Published networks that it is of, or near to."""
+    """Return the published architectures whose tensors match the checkpoint, exactly or nearly."""
     from repaconv.checkpoints.architecture_index import matches
 
     near = matches({name: tuple(tensor.shape) for name, tensor in found.tensors.items()})
@@ -22,14 +22,14 @@ def known_networks(found: Checkpoint) -> tuple[Known, ...]:
 
 
 def recognised(found: Checkpoint, unknown: Refused) -> Known:
-    """The one network that builds these weights, but for the number of classes.
+    """Return the one architecture that matches these weights (the number of classes may differ).
 
     Args:
-        found: A checkpoint.
-        unknown: Why no method folds it.
+        found: The checkpoint.
+        unknown: The refusal to raise if there is none: why no method folds the checkpoint.
 
     Raises:
-        Refused: That, with what it may be.
+        Refused: No architecture or several match; the hint lists them.
     """
     near = known_networks(found)
     buildable = [one for one in near if one.exact and one.name.partition(":")[0] in KNOWN]
@@ -39,7 +39,7 @@ def recognised(found: Checkpoint, unknown: Refused) -> Known:
 
 
 def _hint(path: Path, near: tuple[Known, ...], buildable: int) -> str:
-    """What to do with a checkpoint that is of several networks, of one without its config.json, or of none."""
+    """Tell the user what to do when several architectures match, when config.json is needed, or when none matches."""
     names = ", ".join(one.name for one in near)
     if buildable > 1:
         return f"Its tensors are those of {names}, which compute different things: say which with --arch."

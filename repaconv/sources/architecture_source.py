@@ -1,4 +1,7 @@
-"""A network of no known method as what a run is of: its module in float64 is the reference, the rest is its graph."""
+"""The source model of a network that is built by architecture name.
+
+The torch module in float64 is the reference. All other forms come from the ONNX graph that was exported from it.
+"""
 
 from __future__ import annotations
 
@@ -28,9 +31,9 @@ if TYPE_CHECKING:
     from repaconv.engines.contract import Array, Feeds
 
 
-# --- A module in float64 with the numbers that ONNX's operators hold as attributes: those are float32 in any graph.
-#
-# So are they in torch's float32 kernels. All other numbers of a module's code are constants of its graph, and exact.
+# Float attributes of ONNX operators are float32 in every graph, and so are these numbers in torch's float32 kernels.
+# The float64 module uses them rounded to float32. All other numbers in a module's code become constants of the graph,
+# which are exact.
 
 ATTRIBUTES = {
     "leaky_relu": ("negative_slope",),
@@ -43,15 +46,15 @@ ATTRIBUTES = {
     "native_layer_norm": ("eps",),
     "native_group_norm": ("eps",),
 }
-"""Arguments of torch's operators that its exporter writes as attributes. A BatchNorm's eps is none: it is folded, in
-float64, into what stands before."""
+"""Arguments of torch operators that the exporter writes as attributes. A BatchNorm's eps is not one of them: it is
+folded, in float64, into the layer before."""
 
 
 class NetworkRunner(TorchRunner):
-    """See `TorchRunner`."""
+    """A `TorchRunner` that rounds the `ATTRIBUTES` of operators to float32."""
 
     def run(self, feeds: Feeds) -> dict[str, Array]:
-        """Inputs to outputs, floating ones in the precision asked for."""
+        """Run the module and return all outputs, floating-point ones in the chosen precision."""
         with _as_attributes():
             return super().run(feeds)
 
@@ -64,7 +67,7 @@ def _as_attributes() -> AbstractContextManager[Any]:
             self, operator: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
         ) -> Any:
             kwargs = kwargs or {}
-            with self:  # what is made of several has their numbers
+            with self:  # a composite operator passes its arguments on to its parts
                 parts = operator.decompose(*args, **kwargs)
             if parts is not NotImplemented:
                 return parts
@@ -80,55 +83,55 @@ def _as_attributes() -> AbstractContextManager[Any]:
     return Single()  # type: ignore[no-untyped-call]
 
 
-# --- A network of no known method as what a run is of: its module in float64 is the reference, the rest is its graph.
-
-
 @dataclass(frozen=True)
 class NetworkSubject(GraphSubject):
-    """See `repaconv.sources.source_model.Subject`; built and loaded again when it is needed, exactly as `fold` did."""
+    """The source model of a network that is built by architecture name; see `repaconv.sources.source_model.Subject`.
+
+    The module is built and its weights are loaded on first use, exactly as `fold` did.
+    """
 
     folded: NetworkFold
 
     @cached_property
     def reference(self) -> NetworkRunner:  # type: ignore[override]
-        """The module in float64."""
+        """The torch module in float64."""
         return self._runner(double=True)
 
     @cached_property
     def exact(self) -> GraphForm:
-        """Its graph folded again, in float64."""
+        """The exported graph, folded again, in float64."""
         has = self.folded
         smaller = folded(self.source, self.exported, has.reverted)[0] if has.changes else self.exported
         return self._form(smaller, double=bool(has.float64))
 
     @cached_property
     def as_exported(self) -> GraphForm | None:
-        """Its graph in float64, where `fold` saw it further off than a fold may be."""
+        """The exported graph in float64; None unless it differed from the module by more than the fold's tolerance."""
         link, usual = self.folded.links[0], self.folded.tolerances["fold"]
         off = link.metrics.max_rel_error if link.metrics and link.name == "fold" else 0.0
         return self._form(self.exported, double=True) if off > usual and self.folded.float64 else None
 
     @cached_property
     def exported(self) -> onnx.ModelProto:
-        """Its graph in float64, as it was exported."""
+        """The graph as the exporter wrote it, in float64."""
         import onnx
 
         return onnx.load(self.run.payload(self.folded.data))
 
     @cached_property
     def given(self) -> onnx.ModelProto:
-        """The same in float32."""
+        """The exported graph in float32."""
         return retyped(self.exported, {11: 1})
 
     def single(self) -> NetworkRunner:  # type: ignore[override]
-        """The module in float32."""
+        """Build the torch module in float32."""
         return self._runner(double=False)
 
     def network(self, form: str) -> Network:
-        """The module as it was given; its deploy form is a graph.
+        """Return the torch module of the training form; the deploy form is an ONNX graph and has none.
 
         Raises:
-            UsageProblem: If that is asked for.
+            UsageProblem: ``form`` is the deploy form.
         """
         if form != TRAINING:
             raise UsageProblem(

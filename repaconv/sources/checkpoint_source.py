@@ -1,4 +1,4 @@
-"""A checkpoint of a method as what a run is of: it is read again when it is needed, exactly as `fold` did."""
+"""The source model of a checkpoint that a method has folded."""
 
 from __future__ import annotations
 
@@ -29,9 +29,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CheckpointSubject:
-    """See `repaconv.sources.source_model.Subject`.
+    """The source model of a checkpoint that a method has folded; see `repaconv.sources.source_model.Subject`.
 
-    Whatever asks for the checkpoint raises `Refused` if it, or the stored weights, are gone or changed.
+    The checkpoint is read on first use, exactly as `fold` did. Members that need the checkpoint or the stored weights
+    raise `Refused` if these are missing or have changed.
     """
 
     run: run_folder.Run
@@ -40,25 +41,25 @@ class CheckpointSubject:
 
     @property
     def scores(self) -> ClassScores | None:
-        """Of its head."""
+        """The logits of the checkpoint's head; None if the network returns features."""
         if self.folded.output != LOGITS:
             return None
         return ClassScores(output=LOGITS, classes=int(self._config.classes), source="the checkpoint's head")
 
     @property
     def official(self) -> tuple[str, ...]:
-        """The method's."""
+        """The official rewrites of the method."""
         rewrites: tuple[str, ...] = plugins.load(plugins.METHODS, self.folded.method).official_rewrites
         return rewrites
 
     @property
     def by_module(self) -> bool:
-        """They are torch modules."""
+        """True: the forms are torch modules."""
         return True
 
     @property
     def source(self) -> Path:
-        """The checkpoint."""
+        """The checkpoint's file."""
         return self._read[1]
 
     @property
@@ -68,12 +69,12 @@ class CheckpointSubject:
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """Logits or features."""
+        """The name of the only output, logits or features."""
         return (self.folded.output,)
 
     @cached_property
     def decides(self) -> bool:
-        """By what the deploy form says of itself."""
+        """Whether a module of the deploy form makes discrete decisions, e.g. which tokens to merge."""
         return decides(self._backbone.deploy(self._config))
 
     @cached_property
@@ -89,7 +90,7 @@ class CheckpointSubject:
 
     @property
     def as_exported(self) -> None:
-        """Its modules are folded, no graph."""
+        """None: torch modules were folded, not an exported graph."""
 
     @cached_property
     def stored(self) -> TorchRunner:
@@ -98,22 +99,22 @@ class CheckpointSubject:
 
     @property
     def reading(self) -> Reading:
-        """The checkpoint understood."""
+        """The checkpoint as the method read it."""
         return self._read[0]
 
     def single(self) -> TorchRunner:
-        """The training form in float32."""
+        """Build the training form in float32."""
         return self._form(self.reading.module(), self.reading.tensors, double=False)
 
     def network(self, form: str) -> Network:
-        """The module with its weights."""
+        """Build the torch module of a form with its weights, in float32."""
         import torch
 
         module = weighted(*self._parted(form), torch.float32)
         return Network(module, self.inputs, tuple(Port(name, ("batch", None), "float32") for name in self.outputs))
 
     def graph(self, form: str, spec: GraphSpec, *, scratch: Path, progress: Progress) -> Graph:
-        """The deploy form or the training form, exported by torch."""
+        """Export the deploy form or the training form with torch, and verify the graph."""
         shape = (self._config.in_channels, *(spec.size or self.folded.image_size))
         described = canonical_json(self.folded.shapes) + self.folded.payload.sha256
         of = described if form == DEPLOY else None
@@ -122,28 +123,28 @@ class CheckpointSubject:
         return exported_graph(ways, *self._parted(form), shape, output=self.folded.output)
 
     def free_sizes(self, batch: int) -> dict[str, int]:
-        """It takes images."""
+        """Return nothing: all inputs are images."""
         return {}
 
     def drawn(self, count: int, seed: int, size: ImageSize | None = None, *, batch: int | None = None) -> Inputs:
-        """Standard normal images."""
+        """Make standard normal images."""
         from repaconv.verification.input_batches import random_inputs
 
         shape = (self._config.in_channels, *(size or self.folded.image_size))
         return random_inputs(shape, count=count, seed=seed)
 
     def require_size(self, height: int, width: int) -> None:
-        """See `repaconv.stages.shared.common_checks.require_size`."""
+        """Refuse an image size that the backbone does not take; see `repaconv.backbones.image_size_check`."""
         require_size(self._backbone, self._config, height, width)
 
     def parting(self, feeds: Feeds, allowed: float) -> Location:
-        """Within a block the two forms compute different things: they are compared at its seams."""
+        """Compare the two forms between blocks only: within a block they compute different things."""
         from repaconv.verification.divergence_location import locate_between_seams
 
         return locate_between_seams(self.reference, self.exact, feeds, allowed=allowed)
 
     def users_names(self, module: str) -> str:
-        """Names of the deploy form to those in the file, which a wrapper or a trainer may have changed."""
+        """Translate module names of the deploy form to those in the file, which may have a wrapper's prefixes."""
         return ", ".join(self._users_name(name) for name in module.split(", ")) if module else ""
 
     def _users_name(self, module: str) -> str:
@@ -157,7 +158,7 @@ class CheckpointSubject:
         return module
 
     def _parted(self, form: str) -> tuple[nn.Module, Mapping[str, Tensor]]:
-        """A form's module, its weights not yet set, and they."""
+        """Return the module of a form, without weights, and its weights."""
         if form == TRAINING:
             return self.reading.module(), self.reading.tensors
         return self._backbone.deploy(self._config), stored_weights(self.run, self.folded)
@@ -171,7 +172,7 @@ class CheckpointSubject:
 
     @cached_property
     def _config(self) -> Any:
-        """Of the deploy form."""
+        """The configuration of the deploy form."""
         return self._backbone.from_json(self.folded.config)
 
     @cached_property
@@ -180,7 +181,7 @@ class CheckpointSubject:
 
 
 def stored_weights(run: run_folder.Run, folded: MethodFold) -> dict[str, Tensor]:
-    """The folded model's weights, if they are still those that were written."""
+    """Load the folded model's weights from the run folder; the run checks their hash."""
     from safetensors.torch import load_file
 
     tensors: dict[str, Tensor] = load_file(run.payload(folded.payload))

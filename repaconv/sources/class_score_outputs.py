@@ -1,4 +1,4 @@
-"""Which output of a network is the scores of its classes: as it is said, else as its shape lets it be."""
+"""Find the output that holds class scores: by --set classes, by the architecture or, assumed, by its shape."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from repaconv.method_api.settings import Knobs, natural
 from repaconv.results import ClassScores
 
 LOGITS = "logits"
-"""What an output of class scores is called."""
+"""The usual name of an output of class scores."""
 
 
 def asked_classes(knobs: Knobs) -> int | None:
-    """How many --set classes says; 0 for none, None where it says nothing."""
+    """The number of classes given with --set classes; 0 for none, None if the option was not given."""
     return knobs.asked("classes", natural)
 
 
 def class_scores(widths: Mapping[str, int], asked: int | None, head: int | None = None) -> ClassScores | None:
-    """The output of class scores; assumed where only the shape of an output says so, None where none can be it.
+    """Return the output that holds class scores, or None. It is ``assumed`` if only its shape indicates it.
 
     Args:
-        widths: Numbers per image of the outputs of shape [images, numbers], by name.
+        widths: The number of columns of the outputs of shape [images, numbers], by name.
         asked: See `asked_classes`.
-        head: How many classes the architecture has by its own account; 0 for none, None where that is not known.
+        head: The architecture's number of classes; 0 for none, None where that is unknown.
 
     Raises:
-        UsageProblem: If no output, or several, have as many numbers as --set classes says.
+        UsageProblem: No output, or several, have as many columns as --set classes says.
     """
     known = head if asked is None else asked
     if known == 0:

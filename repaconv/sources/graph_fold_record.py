@@ -1,4 +1,4 @@
-"""What a fold of a graph is recorded as: its changes, what they cost before and after, and what was left."""
+"""Measure a folded ONNX graph for its record: batch, image size, tolerances, cost before and after, changes."""
 
 from __future__ import annotations
 
@@ -28,27 +28,30 @@ if TYPE_CHECKING:
     from repaconv.verification.probe_inputs import Probes
 
 
-# --- What a graph of any origin takes and how far float32 can be trusted with it, found by running it.
+# Measured properties: input sizes, batch, float32 rounding error
 
 WORSE = 4.0
-"""How many times as far from float64 as float32 is on one call it may be on others, and in another order of sums."""
+"""Safety factor on the measured float32 rounding error: other inputs and summation orders may round more."""
 
 
 DOUBTED = 1e-2
-"""Where float32 is further off than this, it shows nothing of the network on such a call, and others are drawn; where
-it is on those, too, it is float64 that computes something else, and it is not taken."""
+"""Largest credible float32 rounding error (relative). Above it, inputs with other gains are tried; if the error stays
+above it on those too, the float64 evaluation computes something else and is not used."""
 
 
 OTHERS = 4
-"""Calls of the usual sizes whose outputs must be of one length where nothing else tells that they are."""
+"""Number of calls whose output shapes must agree where the graph itself does not fix them."""
 
 
 CHANNELS = (1, 3, 4)
-"""Of pictures; networks also take stacks of many more, but not one pixel high or wide."""
+"""Channel counts of images, used to tell [B, C, H, W] from [B, H, W, C]."""
 
 
 class Taken(NamedTuple):
-    """Fields of `repaconv.results.GraphFold`; ``widths`` are numbers per image of outputs [images, numbers]."""
+    """The measured properties of a graph, as fields of `repaconv.results.GraphFold`.
+
+    ``widths`` is the number of columns of each output of shape [images, numbers], by name.
+    """
 
     image_size: ImageSize | None
     any_image_size: bool
@@ -63,10 +66,15 @@ class Taken(NamedTuple):
 
 
 def taken_by(source: Path, given: Evaluated, folded: Evaluated) -> Taken:
-    """Run a graph on seeded inputs, and in float64 on one call.
+    """Measure a graph's properties by running it on seeded inputs, and in float64 to measure the rounding error.
+
+    Args:
+        source: The graph's file, for messages.
+        given: The original graph.
+        folded: The folded graph.
 
     Raises:
-        Refused: If it does not run.
+        Refused: The graph does not run.
     """
     from repaconv.verification.probe_inputs import Unrunnable
 
@@ -88,7 +96,7 @@ def taken_by(source: Path, given: Evaluated, folded: Evaluated) -> Taken:
         rows = len({shapes_of(given.run(call)) for call in (usual, *others)}) == 1
     size = None if not rows and batch not in ("dynamic", 1) else size
     if isinstance(batch, int) and batch > 1 and not any(_count(out) == batch for out in given.run(usual).values()):
-        batch = 1  # a first axis that no output has is none of images: the channels of one, as [3, H, W]
+        batch = 1  # no output has this first axis, so it is not a batch: e.g. the channels of one image [3, H, W]
     allowed, why = _tolerances(model, rounded, doubled=bool(told))
     return Taken(
         image_size=size,
@@ -105,10 +113,10 @@ def taken_by(source: Path, given: Evaluated, folded: Evaluated) -> Taken:
 
 
 def _against_float64(given: Evaluated, folded: Evaluated, calls: Mapping[float, Feeds]) -> tuple[str, float, float]:
-    """What evaluates the graph in float64, if anything does, how far float32 is from it, and at which gain.
+    """Compare float32 with float64 and return (float64 evaluator or "", relative rounding error, gain of the inputs).
 
-    That is the first, or of the others the one at which float32 says most. Where something is decided, another decision
-    is no measure of rounding: then the policy's tolerances stay.
+    The first gain is used if its error is credible, else the gain with the smallest error. If the graph makes discrete
+    decisions, a changed decision does not measure rounding: the error is then 0, and the usual tolerances apply.
     """
     from repaconv.graph.discrete_outputs import decides
 
@@ -122,17 +130,17 @@ def _against_float64(given: Evaluated, folded: Evaluated, calls: Mapping[float, 
             if decides(given.model):
                 return given.float64.told, 0.0, usual
             errors[gain] = _rounded(right, given.run(call), folded.run(call))
-            if WORSE * errors[gain] > usual_rtols(given.model)["onnx"]:  # what a runtime makes otherwise rounds nothing
+            if WORSE * errors[gain] > usual_rtols(given.model)["onnx"]:  # a fusion of the runtime may be the cause
                 written = _rounded(right, given.as_written(call), folded.as_written(call))
                 errors[gain] = written if errors[gain] > WORSE * written else errors[gain]
-        except Exception:  # of either runtime: an operator that has no float64, or numbers that it does not take
+        except Exception:  # raised by either runtime: an operator without float64, or values that it rejects
             continue
     best = min(errors, key=lambda gain: errors[gain], default=usual)
     return (given.float64.told, errors[best], best) if errors.get(best, inf) <= DOUBTED else ("", 0.0, usual)
 
 
 def _rounded(right: Mapping[str, Any], *others: Mapping[str, Any]) -> float:
-    """The largest difference, relative to the largest number of each output; infinite where there are no numbers."""
+    """The largest difference, relative to the largest value of each output; infinite if no output is finite."""
     from repaconv.results import Tolerance
     from repaconv.verification.comparison import Comparison
 
@@ -144,7 +152,10 @@ def _rounded(right: Mapping[str, Any], *others: Mapping[str, Any]) -> float:
 
 
 def _tolerances(model: onnx.ModelProto, rounded: float, *, doubled: bool) -> tuple[dict[str, float], dict[str, str]]:
-    """The policy's, but where rounding alone does more, and why; without float64 a fold is held as float32 is."""
+    """Return the tolerances by link and the reasons for those that differ from the usual ones.
+
+    They are larger where rounding alone exceeds the usual ones. Without float64, a fold gets the tolerance of float32.
+    """
     usual = usual_rtols(model)
     usual = usual if doubled else {**usual, "fold": usual["onnx"]}
     worse = max(1.0, WORSE * rounded / usual["onnx"])
@@ -164,7 +175,10 @@ def _tolerances(model: onnx.ModelProto, rounded: float, *, doubled: bool) -> tup
 
 
 def _images(model: onnx.ModelProto, found: Probes) -> tuple[ImageSize | None, bool, Batch, dict[str, Any]]:
-    """The size of its images if it takes one input of them, whether that is free, its batch, names of free sizes."""
+    """Return (image size or None, whether the size is dynamic, batch, names of the dynamic dimensions).
+
+    The image size is None unless the graph has one input, of images.
+    """
     ports = inputs_of(model)
     first = ports[0]
     names = [dim if isinstance(dim, str) else f"{first.name}[{axis}]" for axis, dim in enumerate(first.shape)]
@@ -180,7 +194,7 @@ def _images(model: onnx.ModelProto, found: Probes) -> tuple[ImageSize | None, bo
         or not isinstance(first.shape[1], int)
         or not floats
         or len({*fixed}) > 1
-        or (first.shape[1] not in CHANNELS and first.shape[3] in CHANNELS)  # images as other makers lay them
+        or (first.shape[1] not in CHANNELS and first.shape[3] in CHANNELS)  # images in the layout [B, H, W, C]
     ):
         return None, False, batch, told
     height, width = (
@@ -190,7 +204,7 @@ def _images(model: onnx.ModelProto, found: Probes) -> tuple[ImageSize | None, bo
 
 
 def _by_image(model: onnx.ModelProto, batch: Batch, calls: Sequence[tuple[Feeds, Feeds]]) -> bool:
-    """Whether every output has a row for each image: as it says where the batch is fixed, else as it did."""
+    """Whether every output has one row per image: by its declared shape if the batch is fixed, else as measured."""
     if isinstance(batch, int):
         dims = [value.type.tensor_type.shape.dim for value in model.graph.output]
         return all(len(dim) > 1 and dim[0].dim_value == batch for dim in dims)
@@ -199,12 +213,12 @@ def _by_image(model: onnx.ModelProto, batch: Batch, calls: Sequence[tuple[Feeds,
 
 
 def _count(out: Any) -> int | None:
-    """How many rows an output has."""
+    """The number of rows of an output."""
     return len(out) if isinstance(out, np.ndarray) and out.ndim else None
 
 
 def _unknown_lengths(given: Evaluated) -> bool:
-    """Whether some output has a size that no size of an input tells: what hangs on numbers, as in NonZero, is one."""
+    """Whether the shape of some output depends on input values, as with NonZero, and not on input shapes alone."""
     from repaconv.graph.symbolic_shapes import is_free, sizes
 
     graph = given.settled.graph
@@ -217,7 +231,7 @@ def _unknown_lengths(given: Evaluated) -> bool:
 
 
 def _widths(calls: Sequence[tuple[Feeds, Feeds]]) -> dict[str, int]:
-    """Of what is [images, numbers], with as many numbers at every call."""
+    """The number of columns of each floating-point output [images, numbers], if it is the same in every call."""
     found = []
     for _, outputs in calls:
         arrays = {name: out for name, out in outputs.items() if isinstance(out, np.ndarray) and out.dtype.kind == "f"}
@@ -226,7 +240,7 @@ def _widths(calls: Sequence[tuple[Feeds, Feeds]]) -> dict[str, int]:
 
 
 def structure_of(model: onnx.ModelProto) -> str:
-    """A hash of the graph but for what its weights are."""
+    """Hash the graph without the values of its weight tensors (vectors and scalars are included)."""
     import onnx
 
     from repaconv.graph.graph_without_weights import outline
@@ -243,7 +257,7 @@ def structure_of(model: onnx.ModelProto) -> str:
     return sha256_of_bytes(bare.SerializeToString(deterministic=True))
 
 
-# --- What a fold of a graph is recorded as: its changes, what they cost before and after, and what was left.
+# The record
 
 
 def recorded(
@@ -254,7 +268,16 @@ def recorded(
     taken: Taken,
     left: Sequence[str],
 ) -> dict[str, Any]:
-    """Fields of `repaconv.results.GraphFold`, all but where it came from and what was asked for."""
+    """Return the fields of `repaconv.results.GraphFold`, except the origin and the options.
+
+    Args:
+        before: The original graph.
+        after: The folded graph.
+        changes: What the rewrites changed.
+        links: The comparisons of the two graphs.
+        taken: The measured properties.
+        left: Descriptions of what was not folded.
+    """
     from repaconv.graph.compute_costs import macs, macs_at, parameters
     from repaconv.rewrites.fold.unfolded_linear_operators import standing
 

@@ -1,4 +1,7 @@
-"""How a published network's images are made, as its library says; what we cannot do alike is named, never guessed."""
+"""Read the preprocessing of a published network from timm, torchvision or a Hugging Face folder.
+
+What repaconv does not support is reported by name and never guessed.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +21,9 @@ if TYPE_CHECKING:
     from repaconv.sources.named_architectures import Architecture
 
 PROCESSORS = ("preprocessor_config.json", "processor_config.json")
-"""Where a Hugging Face folder says it; the second holds it as ``image_processor``."""
+"""Files of a Hugging Face folder with the preprocessing; the second has it under the key ``image_processor``."""
 PILLOW = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")
-"""By the numbers that Pillow has for them."""
+"""Names of Pillow's resampling filters, in the order of their numbers."""
 KINDS: dict[str, dict[str, Any]] = {
     **{name: {"square": True} for name in ("ViT", "Beit", "Segformer", "DINOv3ViT")},
     "DeiT": {"square": True, "do_center_crop": True},
@@ -31,25 +34,25 @@ KINDS: dict[str, dict[str, Any]] = {
     "PoolFormer": {"do_center_crop": True, "crop_pct": 0.9},
     "ConvNext": {"crop_pct": 224 / 256},
 }
-"""Image processors of transformers, and what they do where their file leaves it out; ``square``: one number is a square
-and not the shorter edge. Of transformers 5.23, models/*/image_processing_*.py."""
+"""Image processors of transformers with the defaults for keys that their file lacks. ``square``: a size of one number
+is the side of a square, not the shorter edge. Source: transformers 5.23, models/*/image_processing_*.py."""
 READ = {"do_resize", "size", "resample", "do_center_crop", "crop_size", "do_rescale", "rescale_factor", "do_normalize"}
 READ |= {"image_mean", "image_std", "do_flip_channel_order", "rescale_offset", "crop_pct", "square", "ratio"}
 IDLE = {"image_processor_type", "feature_extractor_type", "processor_class", "_processor_class", "do_convert_rgb"}
 IDLE |= {"do_reduce_labels", "reduce_labels", "_valid_processor_keys", "default_to_square", "data_format", "backend"}
 IDLE |= {"return_tensors", "input_data_format", "device", "disable_grouping"}
-"""Keys that change no pixel."""
+"""Keys that do not affect the pixels."""
 WARPED_FROM = 384
-"""From this edge on ConvNeXt's images are resized to a square and not cropped."""
+"""From this size on, ConvNeXt's images are resized to a square and not cropped."""
 
 
 def pixels_of(arch: Architecture, module: nn.Module, folder: Path | None) -> Told:
-    """What is said of the images of a network: fields of `Preprocessing`; ``odd`` is what we cannot do alike.
+    """Read a network's preprocessing from its library: fields of `Preprocessing`, and ``odd``, what is unsupported.
 
     Args:
-        arch: What built it.
+        arch: The network's architecture.
         module: The network.
-        folder: Its Hugging Face folder, if it came from one.
+        folder: The Hugging Face folder, if the network came from one.
     """
     if arch.library == "timm":
         cfg = {**(getattr(module, "pretrained_cfg", None) or {}), **(arch.config.get("pretrained_cfg") or {})}
@@ -60,7 +63,7 @@ def pixels_of(arch: Architecture, module: nn.Module, folder: Path | None) -> Tol
 
 
 def of_timm(cfg: Mapping[str, Any]) -> Told:
-    """timm's ``pretrained_cfg``: mean and std are on the scale of 0 to 1 there."""
+    """Read timm's ``pretrained_cfg``, whose mean and std are for pixels from 0 to 1."""
     where = "timm's pretrained_cfg"
     size = as_size(cfg.get("input_size"))
     if size is None or not (are_numbers(cfg.get("mean")) and are_numbers(cfg.get("std"))):
@@ -78,7 +81,10 @@ def of_timm(cfg: Mapping[str, Any]) -> Told:
 
 
 def _of_torchvision(name: str) -> Told:
-    """Of the weights that ``resnet50.IMAGENET1K_V2`` names, else of the first; others that differ are told."""
+    """Read the transforms of the named weights (``resnet50.IMAGENET1K_V2``), or of the architecture's first weights.
+
+    Other weights with different transforms are mentioned in the source.
+    """
     models = importlib.import_module("torchvision.models")
     architecture, _, tag = name.partition(".")
     every = {each.name: each.transforms() for each in models.get_model_weights(architecture)}
@@ -92,7 +98,7 @@ def _of_torchvision(name: str) -> Told:
 
 
 def of_preset(preset: Any) -> Told:
-    """torchvision's ``ImageClassification``; what resizes without a crop is for other networks."""
+    """Read torchvision's ``ImageClassification`` transforms; transforms of other tasks, without a crop, are ``odd``."""
     lacking = [name for name in ("crop_size", "resize_size", "mean", "std") if not hasattr(preset, name)]
     if lacking:
         return Told("torchvision", {}, [f"its transforms have no {lacking[0]}"])
@@ -106,11 +112,11 @@ def of_preset(preset: Any) -> Told:
 
 
 def of_processor(folder: Path, own: ImageSize | None = None) -> Told:
-    """An image processor's file in a Hugging Face folder.
+    """Read the image processor's file of a Hugging Face folder.
 
     Args:
-        folder: Where it lies.
-        own: The size of images that the network is for, by its config.json.
+        folder: The folder.
+        own: The image size according to config.json.
     """
     for name in PROCESSORS:
         try:
@@ -140,7 +146,7 @@ def _of_processor(said: Mapping[str, Any], where: str, own: ImageSize | None) ->
 
 
 def _of_colours(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """(pixel * factor - offset - mean) / std as (pixel - mean) / std."""
+    """Return mean, std and channel order, (pixel * factor - offset - mean) / std written as (pixel - mean) / std."""
     factor = float(given["rescale_factor"]) if given["do_rescale"] else 1.0
     offset = 1.0 if given.get("rescale_offset") else 0.0
     mean, std = given.get("image_mean"), given.get("image_std")
@@ -156,7 +162,7 @@ def _of_colours(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
 
 
 def _of_geometry(given: Mapping[str, Any], *, warps: bool) -> tuple[dict[str, Any], list[str]]:
-    """How large, by what interpolation, and what is cut out."""
+    """Return image size, interpolation and crop, and what of them is unsupported."""
     size, number = given.get("size"), given.get("resample")
     size = {"shortest_edge": size} if is_whole(size) and not given.get("square") else size
     edge, exact = (size.get("shortest_edge"), _sides(size)) if isinstance(size, Mapping) else (None, as_size(size))
@@ -181,7 +187,7 @@ def _of_geometry(given: Mapping[str, Any], *, warps: bool) -> tuple[dict[str, An
 
 
 def _sides(size: Any) -> ImageSize | None:
-    """{"height": 224, "width": 224}."""
+    """The image size of a dict such as {"height": 224, "width": 224}; None if it is none."""
     if not isinstance(size, Mapping):
         return None
     sides = size.get("height"), size.get("width")
@@ -189,16 +195,16 @@ def _sides(size: Any) -> ImageSize | None:
 
 
 TOWERS = ("vision_config", "backbone_config")
-"""Where a config.json keeps what its part for images is made of."""
+"""Keys under which a config.json holds the config of the vision part."""
 
 
 def own_size(config: Mapping[str, Any]) -> ImageSize | None:
-    """Of a transformer's config.json; that of its part for images, where it says it there."""
+    """The image size in a Hugging Face config.json, or in the config of its vision part; None if there is none."""
     return as_size(_own(config, "image_size"))
 
 
 def own_channels(config: Mapping[str, Any]) -> int | None:
-    """Likewise."""
+    """The number of image channels, from the same places; None if there is none."""
     found = _own(config, "num_channels")
     return found if isinstance(found, int) and found > 0 else None
 

@@ -1,4 +1,4 @@
-"""The file that a run came from, and the method that reads it."""
+"""Detect the method of a checkpoint, read the checkpoint with it, and find the source file of a run again."""
 
 from __future__ import annotations
 
@@ -17,10 +17,14 @@ if TYPE_CHECKING:
 
 
 def choose_method(checkpoint: Checkpoint, wanted: str) -> tuple[Method, Detection]:
-    """The method asked for, or the one whose keys are there.
+    """Return the method of a checkpoint, detected by the names of its tensors.
+
+    Args:
+        checkpoint: The checkpoint.
+        wanted: Name of the method, or "auto".
 
     Raises:
-        Refused: If none is, or several are, or the one asked for is not.
+        Refused: No method matches, several do, or the wanted one does not.
     """
     from repaconv.methods.lora import require_base
 
@@ -54,7 +58,7 @@ def choose_method(checkpoint: Checkpoint, wanted: str) -> tuple[Method, Detectio
 
 
 def _another(checkpoint: Checkpoint, wanted: str) -> str:
-    """Whose keys they are, where another method was asked for."""
+    """A sentence that names the detected method, if another one was requested; else empty."""
     try:
         return f"They are of {choose_method(checkpoint, 'auto')[0].name}. " if wanted != "auto" else ""
     except RepaconvError:
@@ -62,10 +66,10 @@ def _another(checkpoint: Checkpoint, wanted: str) -> str:
 
 
 def load_method(name: str) -> Method:
-    """A registered method, which then also takes LoRA on any linear layer.
+    """Load a registered method and add support for LoRA adapters on its linear layers.
 
     Raises:
-        EnvironmentProblem: If it cannot be loaded, or is of another version's contract.
+        EnvironmentProblem: The method cannot be loaded, or was written for another version of the contract.
     """
     from repaconv.method_api.contract import Method
     from repaconv.methods.lora import with_adapters
@@ -81,10 +85,10 @@ def load_method(name: str) -> Method:
 
 
 def read_again(folded: MethodFold, checkpoint: str | Path | None) -> tuple[Reading, Path]:
-    """Read the run's checkpoint again, exactly as `fold` did.
+    """Read the run's checkpoint again, exactly as `fold` did, and return the reading and the path.
 
     Raises:
-        Refused: If it is gone or has changed.
+        Refused: The checkpoint is missing or has changed.
     """
     from repaconv.checkpoints import read_checkpoint
 
@@ -94,10 +98,10 @@ def read_again(folded: MethodFold, checkpoint: str | Path | None) -> tuple[Readi
 
 
 def understood(method: Method, checkpoint: Checkpoint, settings: Mapping[str, str]) -> Reading:
-    """What the method makes of a checkpoint that has its names.
+    """Let the method read a checkpoint whose tensor names match it.
 
     Raises:
-        Refused: If it cannot be folded whole; under those names there may be tensors of any kind.
+        Refused: The method cannot read it, e.g. since tensors have unexpected shapes.
     """
     try:
         return method.read(checkpoint, settings)
@@ -113,14 +117,14 @@ def understood(method: Method, checkpoint: Checkpoint, settings: Mapping[str, st
 
 
 def source_of(folded: FoldArtefact, moved: str | Path | None) -> Path:
-    """The file that a run was folded from, if it is still the one that it was.
+    """Return the path of the file that a run was folded from, after checking its hash.
 
     Args:
-        folded: The fold.
-        moved: Where it is now, if it has moved.
+        folded: The result of the fold stage.
+        moved: New path of the file, if it was moved.
 
     Raises:
-        Refused: If it is gone or has changed.
+        Refused: The file is missing or has changed.
     """
     path, what = Path(moved) if moved else Path(folded.origin.path), folded.origin_kind
     if not path.is_file():

@@ -1,4 +1,4 @@
-"""A network by the name of its architecture: timm's, torchvision's, transformers', or the user's own code."""
+"""Build a network by the name of its architecture (timm, torchvision, transformers, own code) and load its weights."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-# --- What builds a network by name: a package's registry of architectures, or a function of the user's own.
+# Builders: a package's registry of architectures, or a function in the user's own file
 
 KNOWN = ("timm", "torchvision")
 """Packages with a registry of architectures."""
 
 
 def package(name: str) -> Any:
-    """An optional package, imported.
+    """Import an optional package.
 
     Raises:
-        EnvironmentProblem: If it is not here, or does not load.
+        EnvironmentProblem: The package is not installed or does not load.
     """
     with loading(name):
         return importlib.import_module(name)
@@ -38,10 +38,12 @@ def package(name: str) -> Any:
 
 @contextmanager
 def loading(name: str) -> Iterator[None]:
-    """Where something of an optional package is imported; transformers does so when it is asked for a network.
+    """Report import errors of an optional package that occur within the context.
+
+    transformers imports its modules only when a network is looked up.
 
     Raises:
-        EnvironmentProblem: If it is not here, or does not load.
+        EnvironmentProblem: The package is not installed or does not load.
     """
     try:
         yield
@@ -56,15 +58,24 @@ def loading(name: str) -> Iterator[None]:
 
 
 def _first(error: BaseException) -> BaseException:
-    """What was raised before it was wrapped."""
+    """The innermost cause of an exception."""
     return _first(error.__cause__) if error.__cause__ else error
 
 
 def of_registry(library: Any, kind: str, name: str, config: Mapping[str, Any]) -> Callable[[int | None], nn.Module]:
-    """What builds one of timm's or torchvision's for so many classes, its own number where None.
+    """Return a builder of a timm or torchvision network.
+
+    Args:
+        library: The imported package.
+        kind: "timm" or "torchvision".
+        name: Name of the architecture.
+        config: A Hugging Face config with further arguments, or empty.
+
+    Returns:
+        A function from the number of classes (None for the architecture's default) to the network.
 
     Raises:
-        UsageProblem: If it knows none of that name.
+        UsageProblem: The package has no architecture of that name.
     """
     known = (
         set(library.list_models())
@@ -95,14 +106,16 @@ def of_registry(library: Any, kind: str, name: str, config: Mapping[str, Any]) -
 
 
 def own(path: Path, function: str) -> Callable[[], nn.Module]:
-    """The user's own function; running the file, as Python would, is what he asked for.
+    """Load the user's Python file and return its function, which builds the network.
+
+    The file is executed; the user requested that with --arch.
 
     Raises:
-        UsageProblem: If there is no such function, or it fails, or gives no module.
+        UsageProblem: The function does not exist, fails, or does not return a module.
     """
     import torch
 
-    name = f"arch of {path.stem}"  # no module's that is installed
+    name = f"arch of {path.stem}"  # cannot collide with an installed module
     spec = importlib.util.spec_from_file_location(name, path) if path.is_file() and path.suffix == ".py" else None
     if spec is None or spec.loader is None or not function:
         bare = not function and path.suffix != ".py"
@@ -121,7 +134,7 @@ def own(path: Path, function: str) -> Callable[[], nn.Module]:
         spec.loader.exec_module(module)
         build = getattr(module, function, None)
         made = build() if callable(build) else None
-    except Exception as error:  # his own code may raise anything
+    except Exception as error:  # the user's code may raise anything
         raise UsageProblem(
             f"{path}:{function} fails with {describe_exception(error)}.",
             hint="It is run as your own Python would run it; try it by itself.",
@@ -137,32 +150,44 @@ def own(path: Path, function: str) -> Callable[[], nn.Module]:
     return found
 
 
-# --- A network by the name of its architecture: timm's, torchvision's, transformers', or the user's own code.
+# Networks with their weights
 
 ROUNDED = ("eps", "negative_slope", "alpha", "variance_epsilon")
-"""Numbers of modules that are attributes of ONNX's operators."""
+"""Attributes of torch modules that become float32 attributes of ONNX operators."""
 LARGEST_TOLD = 5
-"""Names that a refusal lists."""
+"""Maximum number of tensor names that an error message lists."""
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
-"""What a Hugging Face folder calls its weights."""
+"""File names of the weights in a Hugging Face folder."""
 
 
 class Architecture(NamedTuple):
-    """What builds a network, in words that build it again: ``timm:mobileone_s1``, ``transformers:ViTModel``,
-    ``net.py:build``; ``config`` is a folder's own."""
+    """An architecture by name, from which the network can be built again.
+
+    Attributes:
+        name: ``timm:mobileone_s1``, ``transformers:ViTModel`` or ``net.py:build``.
+        config: The config.json of a Hugging Face folder, or empty.
+    """
 
     name: str
     config: Mapping[str, Any]
 
     @property
     def library(self) -> str:
-        """The package that has it; empty for the user's own code."""
+        """The package of the architecture; empty for the user's own code."""
         kind = self.name.partition(":")[0]
         return kind if kind in (*KNOWN, "transformers") else ""
 
 
 class Built(NamedTuple):
-    """A network with weights: eval mode, float32; its classes if it tells some apart, and what it takes."""
+    """A network with its weights, in eval mode and float32.
+
+    Attributes:
+        module: The network.
+        classes: Number of classes; 0 if the network has none, None if unknown.
+        input_name: Name of its input.
+        channels: Channels of its images.
+        versions: Version of the package that built it, by name.
+    """
 
     module: nn.Module
     classes: int | None
@@ -172,10 +197,10 @@ class Built(NamedTuple):
 
 
 def of_folder(folder: Path) -> tuple[Architecture, Path]:
-    """A Hugging Face folder: its architecture, and its weights.
+    """Return the architecture and the weights file of a Hugging Face folder.
 
     Raises:
-        Refused: If it is none, or its weights are not in one file.
+        Refused: config.json cannot be read or names no architecture, or the weights are not in one file.
     """
     try:
         config = parse_json((folder / "config.json").read_text(encoding="utf-8"))
@@ -206,23 +231,23 @@ def of_folder(folder: Path) -> tuple[Architecture, Path]:
 
 
 def built(arch: Architecture, tensors: Mapping[str, Tensor], full: Mapping[str, str]) -> Built:
-    """The network with these weights, strictly.
+    """Build a network and load its weights strictly.
 
     Args:
-        arch: What builds it.
-        tensors: By name, prefixes stripped.
-        full: Those names to the names in the file, which are tried where the short ones do not fit.
+        arch: The architecture.
+        tensors: The weights by name, prefixes stripped.
+        full: Maps these names to the names in the file, which are tried if the stripped names do not fit.
 
     Raises:
-        EnvironmentProblem: If its package is not here, or does not load.
-        UsageProblem: If there is no such architecture.
-        Refused: If the weights are others, by name.
+        EnvironmentProblem: The package is not installed or does not load.
+        UsageProblem: The architecture does not exist.
+        Refused: The weights are not those of the architecture; the message names tensors.
     """
     from repaconv.sources.library_preprocessing import own_channels
 
     weights = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
     module = _loaded(arch, weights, full).eval().requires_grad_(False)
-    for part in module.modules():  # ONNX's attributes are float32, and so is what float32 kernels are given
+    for part in module.modules():  # attributes of ONNX operators and arguments of float32 kernels are float32
         for name in ROUNDED:
             if isinstance(value := getattr(part, name, None), float):
                 setattr(part, name, float(np.float32(value)))
@@ -234,7 +259,7 @@ def built(arch: Architecture, tensors: Mapping[str, Tensor], full: Mapping[str, 
 
 
 def _channels(module: nn.Module) -> int:
-    """Of the images that a network takes: those of its first convolution."""
+    """The number of image channels: the input channels of the first convolution, or 3."""
     from torch import nn
 
     first = next((part.in_channels for part in module.modules() if isinstance(part, nn.Conv2d)), None)
@@ -242,7 +267,7 @@ def _channels(module: nn.Module) -> int:
 
 
 def _loaded(arch: Architecture, weights: Mapping[str, Tensor], full: Mapping[str, str]) -> nn.Module:
-    """The network, with these weights and no others."""
+    """Build the network and load these weights, of which none may be missing or left over."""
     if arch.library == "transformers":
         return _of_transformers(arch, {full[name]: tensor for name, tensor in weights.items()})
     build = _builder(arch)
@@ -256,7 +281,7 @@ def _loaded(arch: Architecture, weights: Mapping[str, Tensor], full: Mapping[str
 
 
 def _counted(module: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """With BatchNorms' counts of batches where a file has none: old ones have not, and nothing in use reads them."""
+    """Add missing ``num_batches_tracked`` of BatchNorms, which old files lack and inference does not read."""
     import torch
 
     counts = (name for name in module.state_dict() if name.rpartition(".")[2] == "num_batches_tracked")
@@ -264,18 +289,18 @@ def _counted(module: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tens
 
 
 def _plain(build: Callable[[int | None], nn.Module]) -> nn.Module:
-    """As its authors have it, without memory where it can be built so."""
+    """Build the network with its default number of classes, on the meta device if possible, to save memory."""
     import torch
 
     try:
         with torch.device("meta"):
             return build(None)
-    except NotImplementedError:  # its initialisation looks at values, as that of torchvision's RegNets
+    except NotImplementedError:  # the initialization reads values, as in torchvision's RegNets
         return build(None)
 
 
 def _builder(arch: Architecture) -> Callable[[int | None], nn.Module]:
-    """The network for so many classes, its own number where None."""
+    """Return a function from the number of classes (None for the default) to the network."""
     kind, _, name = arch.name.partition(":")
     if not arch.library:
         build = own(Path(kind), name)
@@ -284,7 +309,7 @@ def _builder(arch: Architecture) -> Callable[[int | None], nn.Module]:
 
 
 def _of_transformers(arch: Architecture, weights: dict[str, Tensor]) -> nn.Module:
-    """Its own loading, of tensors that were read already: it knows the names of older versions."""
+    """Build the network with transformers' own ``from_pretrained``, which also maps tensor names of older versions."""
     library, name = package("transformers"), arch.name.partition(":")[2]
     with loading("transformers"):
         kind = getattr(library, name, None)
@@ -306,7 +331,7 @@ def _of_transformers(arch: Architecture, weights: dict[str, Tensor]) -> nn.Modul
 
 
 def _classes(plain: nn.Module, weights: Mapping[str, Tensor]) -> int | None:
-    """How many the checkpoint tells apart, where only its heads are of another size, or gone; None if as usual."""
+    """The number of classes of the checkpoint if only its heads differ in size, 0 if it has no heads, else None."""
     own = plain.state_dict()
     other = {name for name in own.keys() & weights.keys() if own[name].shape != weights[name].shape}
     counts = {weights[name].shape[0] for name in other}
@@ -318,7 +343,7 @@ def _classes(plain: nn.Module, weights: Mapping[str, Tensor]) -> int | None:
 
 
 def _require_same(arch: Architecture, module: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Refuse weights of another network, naming what is missing, what is too many, what is of another shape."""
+    """Refuse weights of another network; the message lists missing and unexpected tensors and different shapes."""
     own = module.state_dict()
     missing, more = sorted(own.keys() - weights.keys()), sorted(weights.keys() - own.keys())
     shapes = [

@@ -1,4 +1,4 @@
-"""An ONNX graph as a form of a network: it runs by name, can be followed, and says where rounding decides."""
+"""An ONNX graph as a form of the source model: run it, read intermediate values, detect decisions on rounding."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ if TYPE_CHECKING:
 
 
 class Ported:
-    """A runner of any kind as a session, as far as `FixedBatch` asks."""
+    """A runner together with its inputs, as `FixedBatch` needs it."""
 
     def __init__(self, runner: Runner, inputs: tuple[Port, ...]) -> None:
         self._runner, self.inputs = runner, inputs
 
     def run(self, feeds: Feeds) -> Mapping[str, Any]:
-        """All outputs."""
+        """Run the graph and return all outputs."""
         return self._runner.run(feeds)
 
 
 @dataclass
 class GraphForm:
-    """See `repaconv.sources.source_model.Form`.
+    """An ONNX graph as a form of the source model; see `repaconv.sources.source_model.Form`.
 
     Attributes:
         model: The graph.
-        inputs: What it takes.
-        batch: Images a call where that is fixed, and its outputs are rows of images.
-        double: Whether it is evaluated in float64; else as it is, under ONNX Runtime.
-        decides: Whether something in it decides what is discrete.
-        whole: Whether a call's outputs are one.
+        inputs: The graph's inputs.
+        batch: The fixed batch size, if there is one and every output has one row per image.
+        double: Whether the graph is evaluated in float64; if not, it runs unchanged under ONNX Runtime.
+        decides: Whether the graph makes discrete decisions.
+        whole: Whether the outputs of a call are compared as a whole, not image by image.
     """
 
     model: onnx.ModelProto
@@ -55,14 +55,17 @@ class GraphForm:
     _last: tuple[Feeds, dict[str, Any]] | None = field(default=None, repr=False)
 
     def run(self, feeds: Feeds) -> dict[str, Any]:
-        """All outputs; floats come in the graph's own type."""
+        """Run the graph and return all outputs; floating-point inputs are cast to the graph's own types."""
         found = self._run(self._runner, feeds)
         self._last = (feeds, found)
         return found
 
     @property
     def undecided(self) -> NDArray[np.bool_] | None:
-        """See `Form`: in which images, or whether in this call, another rounding of weights and inputs decides so."""
+        """The images [n] of the last run, or the call [1], whose outputs change when weights and inputs are perturbed.
+
+        The perturbation is as small as rounding; see `Form`.
+        """
         if not self.decides or self._last is None:
             return None
         feeds, right = self._last
@@ -72,7 +75,7 @@ class GraphForm:
         return apart
 
     def trace(self) -> OnnxTrace:
-        """Its values by name, in float32: what is followed is not rounding."""
+        """Give access to the intermediate values by name, in float32: what is located is larger than rounding."""
         single = retyped(self.model, {11: 1}) if self.double else self.model
         return OnnxTrace(single, load_onnx, by_module=False)
 
@@ -94,12 +97,12 @@ class GraphForm:
 
 
 def _cast(array: NDArray[Any], dtype: str) -> NDArray[Any]:
-    """Floats in the type of an input."""
+    """Cast a floating-point array to the dtype of an input."""
     return array.astype(dtype) if array.dtype.kind == "f" and dtype in FLOATS else array
 
 
 def _apart(found: Mapping[str, Any], right: Mapping[str, Any], *, whole: bool) -> NDArray[np.bool_]:
-    """In which images [n], or whether in this call [1], another rounding gives other numbers, or other shapes."""
+    """Mark the images [n], or the call [1], for which perturbed weights and inputs give other values or shapes."""
     rows = np.zeros(1, bool)
     for name, expected in right.items():
         got = np.asarray(found[name])

@@ -1,4 +1,4 @@
-"""An ONNX graph of any origin as what a run is of: the graph as given is its reference, in float64."""
+"""The source model of an arbitrary ONNX model; the original graph in float64 is the reference."""
 
 from __future__ import annotations
 
@@ -34,23 +34,23 @@ if TYPE_CHECKING:
     from repaconv.verification.input_batches import Inputs
 
 
-# --- A graph of any origin as an export wants it: its opset, its batch, the size of its images.
+# Opset, batch and image size of an export
 
 
 def fitted(model: onnx.ModelProto, folded: GraphFold, spec: GraphSpec) -> tuple[onnx.ModelProto, str]:
-    """The same graph as wanted, and what of that was not possible.
+    """Convert a graph to the opset, batch size and image size of an export; also return a note on what was impossible.
 
-    Free sizes of images are called ``batch``, ``height`` and ``width``, as in all our exports; those of other inputs
-    keep their names.
+    Dynamic dimensions of images are named ``batch``, ``height`` and ``width``, as in every export of repaconv; those of
+    other inputs keep their names.
 
     Args:
-        model: It is left as it is.
-        folded: What was found of it.
-        spec: How it is written.
+        model: The graph, which is not modified.
+        folded: The result of the fold stage.
+        spec: Options of the export.
 
     Raises:
-        UsageProblem: If it takes another batch.
-        Refused: If an operator has no older form.
+        UsageProblem: The graph has another fixed batch size.
+        Refused: An operator cannot be expressed in the older opset.
     """
     if spec.batch is not None and folded.batch not in ("dynamic", spec.batch):
         raise UsageProblem(
@@ -63,14 +63,14 @@ def fitted(model: onnx.ModelProto, folded: GraphFold, spec: GraphSpec) -> tuple[
 
 
 def _in_opset(model: onnx.ModelProto, spec: GraphSpec) -> tuple[onnx.ModelProto, str]:
-    """By onnx's own converter upwards; as it is where that does not know the way."""
+    """Raise the opset with onnx's converter, unless that fails, or lower it to what the target reads."""
     import onnx
 
     has = opset_of(model)
     if has < spec.opset:
         try:
             model = onnx.version_converter.convert_version(model, spec.opset)
-        except Exception as error:  # native code over a foreign graph
+        except Exception as error:  # the converter's native code may raise anything
             return model, f"stays in opset {has}: {str(error).strip().splitlines()[0]}"
     if has > (spec.newest or spec.opset) or {node.op_type for node in model.graph.node} & set(spec.lacks):
         model = lower(model, min(opset_of(model), spec.newest or spec.opset), spec.lacks)
@@ -78,7 +78,7 @@ def _in_opset(model: onnx.ModelProto, spec: GraphSpec) -> tuple[onnx.ModelProto,
 
 
 def _wanted(folded: GraphFold, spec: GraphSpec) -> dict[str, int | str]:
-    """Free sizes by their present name, and what they become."""
+    """Map the names of dynamic dimensions to their new names or fixed sizes."""
     found: dict[str, int | str] = {}
     if folded.sizes.batch:
         found[folded.sizes.batch] = spec.batch or ("batch" if folded.image_size else folded.sizes.batch)
@@ -88,7 +88,7 @@ def _wanted(folded: GraphFold, spec: GraphSpec) -> dict[str, int | str]:
 
 
 def _sized(model: onnx.ModelProto, wanted: Mapping[str, int | str]) -> onnx.ModelProto:
-    """The graph with these free sizes; inner shapes are inferred anew."""
+    """Return a copy of the graph with these dimensions renamed or fixed; shapes of other values are inferred again."""
     import onnx
 
     if not wanted:
@@ -108,23 +108,23 @@ def _sized(model: onnx.ModelProto, wanted: Mapping[str, int | str]) -> onnx.Mode
                 dim.dim_param = new
             elif value.name not in names and dim.dim_param and fixed:
                 own[value.name, axis] = dim.dim_param
-                dim.Clear()  # what it is follows from the inputs
+                dim.Clear()  # inferred from the inputs
     inferred = onnx.shape_inference.infer_shapes(other)
-    for value in inferred.graph.output:  # what still depends on a free size is called as it was
+    for value in inferred.graph.output:  # dimensions that are still dynamic get their old names back
         for axis, dim in enumerate(value.type.tensor_type.shape.dim):
             if (value.name, axis) in own and not dim.HasField("dim_value"):
                 dim.dim_param = own[value.name, axis]
     return inferred
 
 
-# --- An ONNX graph of any origin as what a run is of: the graph as given is its reference, in float64.
+# The source model
 
 
 @dataclass(frozen=True)
 class GraphSubject:
-    """See `repaconv.sources.source_model.Subject`.
+    """The source model of an arbitrary ONNX model; see `repaconv.sources.source_model.Subject`.
 
-    Whatever asks for the graph as given raises `Refused` if it, or the folded graph, is gone or changed.
+    Members that need the original or the folded graph raise `Refused` if it is missing or has changed.
     """
 
     run: run_folder.Run
@@ -133,55 +133,55 @@ class GraphSubject:
 
     @property
     def scores(self) -> ClassScores | None:
-        """By --set, its name or its shape: a graph does not tell what its outputs mean."""
+        """The output of class scores, found by --set classes, by its name or by its shape."""
         return self.folded.scores
 
     @property
     def official(self) -> tuple[str, ...]:
-        """As it was given."""
+        """Empty: the graph is deployed as it is."""
         return ()
 
     @property
     def by_module(self) -> bool:
-        """Values have names in it, modules none."""
+        """False: the values of a graph are named by value."""
         return False
 
     @cached_property
     def source(self) -> Path:
-        """The graph as given."""
+        """The file of the original graph."""
         return source_of(self.folded, self.checkpoint)
 
     @cached_property
     def inputs(self) -> tuple[Port, ...]:
-        """The graph's own."""
+        """The inputs of the graph."""
         return inputs_of(self.deploy)
 
     @cached_property
     def outputs(self) -> tuple[str, ...]:
-        """The graph's own."""
+        """The names of the graph's outputs."""
         return tuple(value.name for value in self.deploy.graph.output)
 
     @cached_property
     def decides(self) -> bool:
-        """By its operators."""
+        """Whether the graph has operators that make discrete decisions."""
         from repaconv.graph.discrete_outputs import decides
 
         return decides(self.deploy)
 
     @cached_property
     def reference(self) -> GraphForm:
-        """The graph as given, in float64 where something evaluates that."""
+        """The original graph, in float64 where all of its operators can be evaluated so."""
         return self._form(self.given, double=bool(self.folded.float64))
 
     @cached_property
     def exact(self) -> GraphForm:
-        """Folded again, with its constants in float64; the reference's like where nothing evaluates that."""
+        """The graph folded again, with constants in float64; in float32 where it cannot be evaluated in float64."""
         from repaconv.graph.float64_graph import unsupported
         from repaconv.verification.float64_graphs import WIDER, widened
 
         double = bool(self.folded.float64)
         known = to_oldest(Evaluated(self.given)).graph.model if self.folded.changes else self.given
-        given = widened(known) if double else known  # ONNX's converter writes float32 into a float64 graph
+        given = widened(known) if double else known  # after the opset upgrade, whose converter inserts float32
         if not self.folded.changes:
             return self._form(given, double=double)
         typed = not (double and unsupported(known, WIDER))
@@ -189,7 +189,7 @@ class GraphSubject:
 
     @property
     def as_exported(self) -> GraphForm | None:
-        """None: the graph as given is the reference."""
+        """None: the original graph is the reference."""
         return None
 
     @cached_property
@@ -199,20 +199,20 @@ class GraphSubject:
 
     @cached_property
     def given(self) -> onnx.ModelProto:
-        """The graph as given, with its weights; in float32 where it is of half precision."""
+        """The original graph with its weights; converted to float32 if it has half precision."""
         return in_single(loaded(self.source))
 
     @cached_property
     def deploy(self) -> onnx.ModelProto:
-        """The folded graph, likewise."""
+        """The folded graph with its weights; converted to float32 if it has half precision."""
         return in_single(loaded(self.run.payload(self.folded.payload)))
 
     def single(self) -> GraphForm:
-        """The graph as given under ONNX Runtime."""
+        """Build the original graph as it runs under ONNX Runtime, in float32."""
         return self._form(self.given)
 
     def network(self, form: str) -> Network:
-        """There is none.
+        """Refuse: an ONNX model has no torch module.
 
         Raises:
             UsageProblem: Always.
@@ -224,7 +224,7 @@ class GraphSubject:
         )
 
     def graph(self, form: str, spec: GraphSpec, *, scratch: Path, progress: Progress) -> Graph:
-        """The graph in the opset, batch and size that are wanted, and in its form."""
+        """Convert the graph to the options of the export, rewrite and simplify it, and verify the result."""
         from repaconv.onnx_export.torch_exporter import check
 
         has = self.folded
@@ -243,20 +243,20 @@ class GraphSubject:
         return finished(Graph(model, (link,), "none", False, None), judge._replace(expected=before))
 
     def free_sizes(self, batch: int) -> dict[str, int]:
-        """The usual ones, and that batch."""
+        """Return the usual values of the dynamic dimensions, with this batch size."""
         sizes = self.folded.sizes
         return {**sizes.usual, **({sizes.batch: batch} if sizes.batch else {})}
 
     def drawn(self, count: int, seed: int, size: ImageSize | None = None, *, batch: int | None = None) -> Inputs:
-        """What its first operators expect: pixels, indices, masks, or standard normal numbers."""
+        """Make random inputs as the graph's first operators expect them: pixels, indices, masks or normal numbers."""
 
         return drawn_inputs(self._drawn_by, self.folded, count, seed, size, batch)
 
     def require_size(self, height: int, width: int) -> None:
-        """Refuse images of another size where that is fixed.
+        """Refuse another image size than the graph's, if that is fixed.
 
         Raises:
-            UsageProblem: Naming the size.
+            UsageProblem: The graph does not take images of this size.
         """
         if self.folded.any_image_size or self.folded.image_size == (height, width):
             return
@@ -265,25 +265,25 @@ class GraphSubject:
         raise UsageProblem(f"this graph {told}.", hint="Leave --image-size out.", code="image-size")
 
     def parting(self, feeds: Feeds, allowed: float) -> Location:
-        """Followed in float32: what a fold does wrong is more than rounding."""
+        """Find the first difference between the original and the folded graph, in float32, by more than rounding."""
         from repaconv.verification.divergence_location import locate
 
         return locate(self._form(self.given).trace(), self.exact.trace(), feeds, allowed=max(allowed, FLOAT32))
 
     def users_names(self, module: str) -> str:
-        """The graph's names are the user's."""
+        """Return the names unchanged: folding keeps the names of the user's graph."""
         return module
 
     @cached_property
     def _drawn_by(self) -> onnx.ModelProto:
-        """The graph whose first operators say what its inputs are; the folded one where the other is gone."""
+        """The graph from which random inputs are derived: the original, or the folded one if that is missing."""
         try:
             return self.given
         except Refused:
             return self.deploy
 
     def _calls(self, spec: GraphSpec) -> list[Feeds]:
-        """Those on which graphs are compared: of one image and of three where the batch is free."""
+        """Make the inputs on which graphs are compared; see `batches_of`."""
 
         has, sizes = self.folded.sizes, [spec.size, spec.size]
         if spec.free_size and spec.size:
@@ -297,7 +297,7 @@ class GraphSubject:
         return GraphForm(model, self.inputs, batch, double, self.decides, has.whole)
 
 
-# --- Seeded inputs of a graph of any origin, as its first operators expect them: images one by one, or whole calls.
+# Seeded random inputs
 
 
 def drawn_inputs(
@@ -308,15 +308,15 @@ def drawn_inputs(
     size: ImageSize | None = None,
     batch: int | None = None,
 ) -> Inputs:
-    """So many images, or so many calls where the graph takes no images or its outputs are none of them.
+    """Make seeded random inputs: ``count`` images, or ``count`` inferences if the graph takes no images.
 
     Args:
         model: The graph.
-        folded: What was found of it.
-        count: Of images or calls.
-        seed: Of the draw.
-        size: (height, width) of images, the usual where None.
-        batch: Of calls, where that is free.
+        folded: The result of the fold stage.
+        count: Number of images or inferences.
+        seed: Seed of the random generator.
+        size: (height, width) of the images, the usual size when None.
+        batch: Batch size of inferences without images, where it is dynamic.
     """
     if folded.image_size is None:
         name = f"{count} drawn calls, seed {seed}"
@@ -335,7 +335,14 @@ def drawn_inputs(
 def batches_of(
     model: onnx.ModelProto, folded: GraphFold, batch: int | None, sizes: Sequence[ImageSize | None]
 ) -> list[Feeds]:
-    """Two calls on which graphs are compared: of one image and of several where the batch is free, one of each size."""
+    """Make two calls on which graphs are compared, the second with more images if the batch is dynamic.
+
+    Args:
+        model: The graph.
+        folded: The result of the fold stage.
+        batch: Fixed batch size of the export, if there is one.
+        sizes: (height, width) of the images of each call.
+    """
     fixed = batch or (folded.batch if isinstance(folded.batch, int) else None)
     if folded.image_size is None:
         free = {folded.sizes.batch: fixed} if fixed and folded.sizes.batch else {}

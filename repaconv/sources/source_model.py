@@ -1,7 +1,8 @@
-"""What a run is of: a network in its forms, whatever it came from. `subject_of` alone knows from where.
+"""The protocols of a run's source model and of its forms (original, folded in float64, folded in float32).
 
-A checkpoint of a method is `repaconv.sources.checkpoint_source`, a foreign graph `repaconv.sources.onnx_source`,
-a network by name `repaconv.sources.architecture_source`; another origin is one more file beside them.
+The origins have one module each: `repaconv.sources.checkpoint_source` for a checkpoint of a method,
+`repaconv.sources.onnx_source` for an arbitrary ONNX model, and `repaconv.sources.architecture_source` for a network
+that is built by the name of its architecture. `repaconv.sources.source_of_run` chooses between them.
 """
 
 from __future__ import annotations
@@ -30,17 +31,18 @@ DEPLOY, TRAINING = "deploy form", "training form"
 
 @dataclass(frozen=True)
 class GraphSpec:
-    """How an ONNX graph is to be written.
+    """The options of an ONNX export.
 
     Attributes:
-        size: (height, width) of its images, or the usual one where that is free; None if it takes no images.
-        opset: Of the exporter.
-        newest: What the target reads; ``opset`` when None.
-        lacks: Operators that the target has not.
-        batch: Images a call; None leaves it free.
-        free_size: Whether images may have any size.
-        rewrites: Of its form.
-        simplifiers: Tried in this order; none leave it as it is.
+        size: (height, width) of the images, or an example where the size is dynamic; None if the network takes no
+            images.
+        opset: Opset in which the exporter writes.
+        newest: Newest opset that the target reads; ``opset`` when None.
+        lacks: Operators that the target does not support.
+        batch: Fixed batch size; None makes it dynamic.
+        free_size: Whether height and width are dynamic.
+        rewrites: Rewrites of the chosen rewrite preset, applied to the exported graph.
+        simplifiers: Simplifiers, tried in this order; an empty tuple skips the simplification.
     """
 
     size: ImageSize | None
@@ -54,112 +56,119 @@ class GraphSpec:
 
 
 class Form(Protocol):
-    """A form of the network: it runs every input by name to every output by name, and can be followed on the way."""
+    """A form of the network, e.g. the original in float64: it can be run, and its intermediate values can be read."""
 
     @property
     def undecided(self) -> NDArray[np.bool_] | None:
-        """In which images [n] of the last run float32 may decide otherwise; None if the net decides nothing."""
+        """The images [n] of the last run for which float32 rounding may change a discrete decision.
+
+        None if the network makes no discrete decisions.
+        """
 
     def run(self, feeds: Feeds) -> dict[str, Any]:
-        """All outputs for these inputs."""
+        """Run the network and return all outputs by name."""
 
     def trace(self) -> Trace:
-        """Its values on the way."""
+        """Give access to the intermediate values."""
 
 
 class Subject(Protocol):
-    """A run's network. Its forms are made when they are first asked for, and kept."""
+    """The source model of a run. Each form of it is built on first use and then kept."""
 
     @property
     def run(self) -> run_folder.Run:
-        """Its folder."""
+        """The run that the model belongs to."""
 
     @property
     def folded(self) -> FoldArtefact:
-        """What `fold` wrote of it."""
+        """The result of the fold stage, as it was written."""
 
     @property
     def scores(self) -> ClassScores | None:
-        """Its output that gives classes; None where none does."""
+        """The output that holds class scores; None if the network has none."""
 
     @property
     def official(self) -> tuple[str, ...]:
-        """Rewrites of the form in which its makers deploy it."""
+        """Names of the rewrites with which the network's authors deploy it."""
 
     @property
     def by_module(self) -> bool:
-        """Whether places on the way through its forms are modules; else they are names of a graph's values."""
+        """Whether intermediate values are named by torch module; if not, by the value's name in the ONNX graph."""
 
     @property
     def source(self) -> Path:
-        """The file that it was read from."""
+        """The file that the model was read from."""
 
     @property
     def inputs(self) -> tuple[Port, ...]:
-        """What every form takes."""
+        """The inputs, which all forms share."""
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """Names of what every form gives."""
+        """Names of the outputs, which all forms share."""
 
     @property
     def decides(self) -> bool:
-        """Whether something in it decides what is discrete, as which tokens merge."""
+        """Whether the network makes discrete decisions, e.g. which tokens to merge."""
 
     @property
     def reference(self) -> Form:
-        """The network as it was given, in float64: what all else is held against."""
+        """The original network in float64: the reference of every comparison."""
 
     @property
     def exact(self) -> Form:
-        """Folded anew, in float64."""
+        """The network, folded again, in float64."""
 
     @property
     def as_exported(self) -> Form | None:
-        """The graph that torch's exporter wrote of the network, in float64, where it rounded numbers to float32."""
+        """The graph that torch's exporter wrote, in float64; only where the exporter rounded numbers to float32."""
 
     @property
     def stored(self) -> Form:
-        """Folded, as the run has it, in float32."""
+        """The folded network in float32, with the weights that the run stores."""
 
     def single(self) -> Form:
-        """The reference in float32: what rounding alone does to it."""
+        """Build the original network in float32, which shows the effect of rounding alone."""
 
     def network(self, form: str) -> Network:
-        """`DEPLOY`, as the run has it, or `TRAINING`, as it was given: a module in float32, for torch as a runtime."""
-
-    def graph(self, form: str, spec: GraphSpec, *, scratch: Path, progress: Progress) -> Graph:
-        """The network as a proved ONNX graph.
+        """Build the torch module in float32, for a target whose runtime is torch.
 
         Args:
-            form: `DEPLOY`, as the run has it, or `TRAINING`, as it was given.
-            spec: How it is written.
+            form: `DEPLOY`, the folded network that the run stores, or `TRAINING`, the original.
+        """
+
+    def graph(self, form: str, spec: GraphSpec, *, scratch: Path, progress: Progress) -> Graph:
+        """Export the network as a verified ONNX graph.
+
+        Args:
+            form: `DEPLOY`, the folded network that the run stores, or `TRAINING`, the original.
+            spec: Options of the export.
             scratch: A folder for large weights.
             progress: See `Progress`.
         """
 
     def free_sizes(self, batch: int) -> dict[str, int]:
-        """Free sizes of a call of its exported graph, by name, where it takes no images."""
+        """Return values for the dynamic dimensions of the exported graph by name; empty if all inputs are images."""
 
     def drawn(self, count: int, seed: int, size: ImageSize | None = None, *, batch: int | None = None) -> Inputs:
-        """Seeded random inputs: images of that size, the usual when None, or as many calls.
+        """Make seeded random inputs: ``count`` images, or ``count`` inferences if the network takes no images.
 
         Args:
-            count: Of images or calls.
-            seed: Of the draw.
-            size: (height, width) of images.
-            batch: Of a call that takes no images, where that is free; the usual when None.
+            count: Number of images or inferences.
+            seed: Seed of the random generator.
+            size: (height, width) of the images; the network's usual size when None.
+            batch: Batch size of an inference without images, where it is dynamic; the usual one when None.
         """
 
     def require_size(self, height: int, width: int) -> None:
-        """Refuse images that it cannot take.
+        """Refuse an image size that the network does not take.
 
         Raises:
-            UsageProblem: Naming the size.
+            UsageProblem: The network does not take images of this size.
         """
 
     def parting(self, feeds: Feeds, allowed: float) -> Location:
-        """Where ``reference`` and ``exact`` part, of which the parts compute different things."""
+        """Find the first layer at which ``reference`` and ``exact`` differ by more than ``allowed``."""
 
     def users_names(self, module: str) -> str:
-        """A module of the folded network, or several with commas, by the names in the user's own file."""
+        """Translate module names of the folded network (comma-separated) to the names in the user's file."""

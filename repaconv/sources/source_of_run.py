@@ -1,4 +1,4 @@
-"""The source model of a run: the one place that knows the kinds of origins."""
+"""Choose the class of a run's source model by the kind of its fold result."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 
 def subject_of(run: run_folder.Run, checkpoint: str | Path | None = None) -> Subject:
-    """What a run is of.
+    """Return the source model of a run.
 
     Args:
         run: The run.
-        checkpoint: Where its checkpoint is now, if it has moved.
+        checkpoint: New path of its checkpoint or graph, if the file was moved.
     """
     from repaconv.sources.architecture_source import NetworkSubject
     from repaconv.sources.checkpoint_source import CheckpointSubject

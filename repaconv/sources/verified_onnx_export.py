@@ -1,4 +1,4 @@
-"""A form of the network as a proved ONNX graph: exported, checked, simplified, compared."""
+"""Export a form of the network to ONNX, apply rewrites and simplifiers, and verify the graph after every step."""
 
 from __future__ import annotations
 
@@ -35,9 +35,15 @@ BF16_NOTE = "run in float32, every value rounded to bfloat16: ONNX Runtime has n
 
 
 class Graph(NamedTuple):
-    """An ONNX model, the links from torch to it, who simplified it, and the file of its weights if they have one.
+    """A verified ONNX model.
 
-    ``changes`` are what the rewrites of its form did.
+    Attributes:
+        model: The model.
+        links: The comparisons of the export, rewriting and simplification.
+        simplifier: Name of the simplifier, or "none".
+        simplified: Whether the simplifier's result was accepted.
+        data: The file of external weights, if there is one.
+        changes: What the rewrites of the preset changed.
     """
 
     model: onnx.ModelProto
@@ -49,22 +55,22 @@ class Graph(NamedTuple):
 
     @property
     def sound(self) -> bool:
-        """Whether the graph computes what the module does; one that was thrown away does not count."""
+        """Whether the exported graph computes what the source does; discarded later steps do not count."""
         return self.links[0].verdict != "failed"
 
 
 class Proving(NamedTuple):
-    """How a graph is made and proved: of which form, how it is written, what its links allow, and where.
+    """The settings of a verified export.
 
     Attributes:
-        form: What it is of.
-        spec: How it is written.
-        tolerances: Of exact links.
+        form: The form that is exported, deploy form or training form.
+        spec: Options of the export.
+        tolerances: Tolerances of exact links, by link.
         scratch: A folder for large weights.
         progress: See `Progress`.
-        decides: Whether something in it decides what is discrete.
-        of: What module and weights are known by, where an equal export may be asked for again; None where not.
-        reasons: Why some of the tolerances are not the usual ones, by link.
+        decides: Whether the network makes discrete decisions.
+        of: A key of the module and its weights, by which an equal export is reused; None turns the reuse off.
+        reasons: Why some tolerances differ from the usual ones, by link.
     """
 
     form: str
@@ -80,7 +86,15 @@ class Proving(NamedTuple):
 def exported_graph(
     ways: Proving, module: nn.Module, tensors: Mapping[str, Tensor], shape: tuple[int, int, int], *, output: str
 ) -> Graph:
-    """Export a module with these weights, write it in its form, and follow it, graph by graph, under ONNX Runtime."""
+    """Export a torch module to ONNX, rewrite and simplify the graph, and verify each step under ONNX Runtime.
+
+    Args:
+        ways: Settings of the export.
+        module: The module.
+        tensors: Its weights.
+        shape: [C, H, W] of its images.
+        output: Name of the output.
+    """
     from repaconv.onnx_export.torch_exporter import DATA, check, to_onnx
     from repaconv.verification.model_runners import TorchRunner
 
@@ -112,9 +126,10 @@ def exported_graph(
 
 
 def _once(make: Callable[[], onnx.ModelProto], key: tuple[object, ...] | None, data: Path) -> onnx.ModelProto:
-    """What is made, or the last one of this process if it is of the same: int8 begins with the graph of float32.
+    """Call ``make``, or return the last export of this process if it has the same key.
 
-    It is proved like any other; torch alone is not asked again. What has weights in a file of ``data`` is not kept.
+    INT8 quantization, e.g., starts from the same FP32 graph as the FP32 export. A reused graph is verified like any
+    other. Graphs with external weights (``data``) are not kept.
     """
     import onnx
 
@@ -128,11 +143,11 @@ def _once(make: Callable[[], onnx.ModelProto], key: tuple[object, ...] | None, d
 
 
 def finished(plain: Graph, judge: Judge) -> Graph:
-    """A proved graph in its form and simplified; a step that computes something else is thrown away.
+    """Apply the rewrites and simplifiers of the export options; discard a step that changes what the graph computes.
 
     Args:
-        plain: The graph.
-        judge: Which expects what that computes.
+        plain: The exported graph, verified.
+        judge: Compares with the outputs of that graph.
     """
     ways = judge.ways
     spec = ways.spec
@@ -149,10 +164,16 @@ Outputs = list[Mapping[str, Any]]
 
 
 class Judge(NamedTuple):
-    """The calls on which graphs are compared, what is right for them, and what is allowed.
+    """Compares the outputs of graphs with expected outputs on a few calls.
 
-    ``whole`` says that a call's outputs are judged as one, ``folder`` has weights that are files, ``roundings`` say
-    call by call by how much rounding alone moves what is expected.
+    Attributes:
+        feeds: Inputs of each call.
+        expected: Expected outputs of each call.
+        undecided: For each call, the images [n] for which rounding may change a discrete decision.
+        ways: Settings of the export, with the tolerances.
+        whole: Whether the outputs of a call are compared as a whole, not image by image.
+        folder: Folder with external weights, if there are some.
+        roundings: For each call, how far rounding alone moves the expected outputs.
     """
 
     feeds: Sequence[Feeds]
@@ -167,7 +188,7 @@ class Judge(NamedTuple):
     def of(
         cls, form: Form, feeds: Sequence[Feeds], ways: Proving, *, whole: bool = False, exact: Form | None = None
     ) -> Judge:
-        """By what a form of the network computes; ``exact`` is the same in float64, run where that is asked for."""
+        """Take the outputs of a form as expected; with ``exact``, its float64 version, also measure the rounding."""
         expected: Outputs = []
         undecided = []
         for each in feeds:
@@ -177,13 +198,13 @@ class Judge(NamedTuple):
         return cls(feeds, expected, undecided, ways, whole, roundings=roundings)
 
     def run(self, model: onnx.ModelProto) -> Outputs:
-        """A graph's outputs, call by call."""
+        """Run a graph on all calls and return its outputs."""
         session = load_onnx(model, self.folder)
         names = [port.name for port in session.inputs]
         return [session.run(named(names, feeds)) for feeds in self.feeds]
 
     def link(self, name: str, ends: tuple[str, str], outputs: Outputs) -> Link:
-        """Judge outputs, which are of ends (reference, candidate)."""
+        """Compare outputs with the expected ones; ``ends`` names (reference, candidate)."""
         from repaconv.verification.comparison import Comparison, joined
         from repaconv.verification.tolerances import tolerance
 
@@ -196,7 +217,7 @@ class Judge(NamedTuple):
         return joined(found.links(name, ends[0]))
 
     def located(self, link: Link, right: Trace, wrong: onnx.ModelProto, *, by_module: bool) -> Link:
-        """A link that failed, with where its ends part."""
+        """Add to a failed link the first layer at which reference and candidate differ."""
         from repaconv.verification.divergence_location import locate
         from repaconv.verification.model_runners import OnnxTrace
 
@@ -209,12 +230,12 @@ class Judge(NamedTuple):
 
 
 def _probes(shape: tuple[int, int, int], batch: int | None, free_size: bool) -> list[Feeds]:
-    """Two batches: of 1 and 3 images where the batch is free; where the size is free, the second of another size."""
+    """Make two batches, of 1 and 3 images if the batch is dynamic, of different sizes if the size is dynamic."""
     from repaconv.verification.input_batches import random_inputs
 
     channels, height, width = shape
     sizes = [(height, width), (height + 1, width + 6) if free_size else (height, width)]
-    counts = [1, 3] if batch is None else [batch, batch]  # not the exporter's 2: a graph may be right at that alone
+    counts = [1, 3] if batch is None else [batch, batch]  # not 2, with which torch exports: it may work by accident
     return [
         random_inputs((channels, *size), count=count, seed=seed).piece(0, count).given
         for seed, (size, count) in enumerate(zip(sizes, counts, strict=True))
@@ -229,7 +250,7 @@ def _load_float32(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
 
 
 def _simplified(graph: Graph, tools: tuple[str, ...], lacks: Collection[str], judge: Judge) -> Graph:
-    """What a simplifier makes of a graph, if it computes the same; else the graph."""
+    """Simplify the graph; keep the original graph if the result computes something else."""
     from repaconv.onnx_export.onnx_simplifiers import simplify
     from repaconv.verification.model_runners import OnnxTrace
 
@@ -245,7 +266,7 @@ def _simplified(graph: Graph, tools: tuple[str, ...], lacks: Collection[str], ju
 
 
 def _in_form(exported: Graph, rewrites: Sequence[Rewrite], judge: Judge) -> Graph:
-    """The graph in its form, with what was changed and the proof, if something was; else as it was."""
+    """Apply the rewrites of the preset and verify the result; keep the exported graph if that fails."""
     from repaconv.graph.model_rewriting import rewritten
     from repaconv.onnx_export.torch_exporter import check
     from repaconv.verification.comparison import not_verified
@@ -257,7 +278,7 @@ def _in_form(exported: Graph, rewrites: Sequence[Rewrite], judge: Judge) -> Grap
             return exported
         check(model)
         link = judge.link("form", (EXPORTED, FORM), judge.run(model))
-    except Exception as error:  # a plug-in over a graph that it does not know: whatever it raises, the graph stays
+    except Exception as error:  # a plug-in may raise anything on an arbitrary graph; the exported graph is kept
         why = first_line(error)
         link = not_verified("form", EXPORTED, FORM, f"a rewrite failed ({why}); {thrown_away}")
         return exported._replace(links=(*exported.links, link))
@@ -267,13 +288,18 @@ def _in_form(exported: Graph, rewrites: Sequence[Rewrite], judge: Judge) -> Grap
 
 
 def write_graph(model: onnx.ModelProto, path: Path, data: Path | None) -> Path | None:
-    """Write the file; equal graphs are equal bytes.
+    """Write the ONNX file; equal graphs give equal bytes.
 
-    Weights of their own go to ``<path>.data``. They move there before the graph comes, and after an older one went: a
-    graph never stands beside the weights of another.
+    External weights are moved to ``<path>.data``. An older graph is deleted first and the new one is written last, so
+    that a graph is never next to the weights of another.
+
+    Args:
+        model: The graph.
+        path: The file to write.
+        data: The file of external weights, if there is one.
 
     Returns:
-        Where the weights went, if they have a file of their own.
+        The path of the external weights, if there are some.
     """
     from repaconv.onnx_export.torch_exporter import refer_to
 
@@ -294,7 +320,7 @@ def _move(source: Path, target: Path) -> None:
 
 
 def runnable(model: onnx.ModelProto, precision: str) -> onnx.ModelProto:
-    """What ONNX Runtime runs in place of the graph: itself, but for bfloat16."""
+    """Return a graph that ONNX Runtime can run: for bfloat16 a float32 graph that rounds every value, else itself."""
     from repaconv.onnx_export.bfloat16 import rounded_in_float32
 
     return rounded_in_float32(model) if precision == "bf16" else model

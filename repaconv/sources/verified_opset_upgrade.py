@@ -1,4 +1,4 @@
-"""An old graph brought to the opset that folds read, by ONNX's own converter, its weights no inputs; that is proved."""
+"""Convert an ONNX graph of an old opset to the oldest opset that folds support, and verify the conversion."""
 
 from __future__ import annotations
 
@@ -19,17 +19,27 @@ RAISED = "ONNX at opset {}"
 
 
 class Raised(NamedTuple):
-    """The graph to fold, the links to it from the graph as given, and what was left alone and why."""
+    """The graph to fold after the opset upgrade.
+
+    Attributes:
+        graph: The upgraded graph, or the original one.
+        links: The comparisons of the original graph with the upgraded one.
+        left: Why the graph was not upgraded, if it should have been.
+    """
 
     graph: Evaluated
     links: tuple[Link, ...] = ()
     left: tuple[str, ...] = ()
 
     def proved(self, source: Path, given: Evaluated) -> Raised:
-        """With the links; the graph as given, left alone, where the converter's computes something else.
+        """Verify the upgraded graph; return the original graph instead if the two compute different things.
+
+        Args:
+            source: The graph's file, for messages.
+            given: The original graph.
 
         Raises:
-            Refused: If the graph as given does not run, or if nothing could be compared.
+            Refused: The original graph does not run, or nothing could be compared.
         """
         if self.graph is given:
             return self
@@ -41,10 +51,10 @@ class Raised(NamedTuple):
 
 
 def to_oldest(given: Evaluated) -> Raised:
-    """The graph at the oldest opset that folds read; itself where it is of that, or cannot be brought to it."""
+    """Convert a graph to the oldest opset that folds support; newer graphs and failed conversions stay as they are."""
     try:
         newer = raised(given.model)
-    except Exception as error:  # the converter's own, of many classes
+    except Exception as error:  # the converter raises many classes
         why = first_line(error)
         return Raised(given, (), (f"{_old(given.model)}, and ONNX's converter fails on it ({why}); export it anew",))
     return Raised(given if newer is given.model else Evaluated(newer))

@@ -1,8 +1,8 @@
-"""The first module at which the two ends of a link part.
+"""Find the first module at which the reference and the candidate of a link differ.
 
-Both ends run on the same image, their values are compared place by place in the order of computation, and the first
-difference that is no rounding is the one to name. Values are held a few places at a time, reduced to one number each,
-so that the curve of the drift is whole and large networks fit.
+Both run on the same inputs. Their intermediate values are compared in the order of computation, and the first
+difference that is larger than rounding is reported. A few values are held at a time and each is reduced to two
+numbers, so that large networks fit in memory.
 """
 
 from __future__ import annotations
@@ -25,17 +25,24 @@ if TYPE_CHECKING:
 Array = NDArray[np.floating]
 
 PLACES_AT_ONCE = 64
-# How far beyond its tolerance a value on the way must be off: some have small scales, as behind a norm.
+# Factor on the tolerance for intermediate values: some have small scales, e.g. those after a norm.
 BEYOND = 3.0
-# A lossy link drifts everywhere. A layer of it is broken where the drift (root mean square) is so many times the most
-# before it, counted from a floor, and large: sound int8 graphs jump by up to 2.6 (tests/test_precision.py).
+# A lossy link differs everywhere. A layer is broken if its relative RMS difference is JUMP times the largest one before
+# it (at least FLOOR), and above LARGE. Correct INT8 graphs jump by up to 2.6 (tests/test_precision.py).
 JUMP, FLOOR, LARGE = 4.0, 0.03, 0.1
 
 
 def drift(
     reference: Trace, candidate: Trace, feeds: Feeds, only: Container[Place] | None = None
 ) -> list[tuple[Place, Drift]]:
-    """The difference at all places that both have, in the reference's order."""
+    """Measure the difference at each place that both traces have, in the order of the reference.
+
+    Args:
+        reference: Trace of the reference.
+        candidate: Trace of the candidate.
+        feeds: Inputs [n, ...] by name.
+        only: The places to compare; all when None.
+    """
     there = set(candidate.places(feeds))
     common = [place for place in reference.places(feeds) if place in there and (only is None or place in only)]
     found: list[tuple[Place, Drift]] = []
@@ -60,16 +67,19 @@ def _difference(place: Place, a: Array, b: Array) -> Drift:
 
 
 def first_apart(curve: Sequence[Drift], allowed: float) -> int | None:
-    """Index of the first place off by more than rounding, in a link that is exact up to ``allowed``."""
+    """Index of the first place that differs by more than rounding, for a link that is exact up to ``allowed``."""
     for limit in (BEYOND * allowed, allowed):
         for place, row in enumerate(curve):
-            if not row.max_rel_error <= limit:  # NaN is off
+            if not row.max_rel_error <= limit:  # also true for NaN
                 return place
     return None
 
 
 def first_jump(curve: Sequence[Drift], *, decides: bool = False) -> int | None:
-    """Index of the place where a lossy link's drift breaks: the first that is not finite, else the largest jump."""
+    """Index of the place where a lossy link breaks: the first value that is not finite, else the largest jump.
+
+    None if no jump is large enough. If the network makes discrete decisions, jumps do not count.
+    """
     errors = [row.rms_rel_error for row in curve]
     for place, error in enumerate(errors):
         if not np.isfinite(error):
@@ -87,14 +97,15 @@ def locate(
     allowed: float | None,
     decides: bool = False,
 ) -> Location:
-    """Name the first module that computes something else.
+    """Find the first module at which the candidate differs from the reference.
 
     Args:
-        reference: The end that is right.
-        candidate: The end that is not.
+        reference: Trace of the reference.
+        candidate: Trace of the candidate.
         feeds: Inputs [n, ...] by name, one image or a few.
-        allowed: The link's tolerance if it is exact, else None.
-        decides: Whether the net decides something discrete: in a lossy link only what is not finite is broken then.
+        allowed: The link's tolerance if it is exact, None if it is lossy.
+        decides: Whether the network makes discrete decisions; a lossy link then breaks only at values that are not
+            finite.
     """
     found = drift(reference, candidate, feeds)
     curve = tuple(row for _, row in found)
@@ -109,7 +120,7 @@ def locate(
     place, row = found[index]
     off = f"off by {row.max_rel_error:.1e}"
     rest = f"places before it that {'agree' if allowed is not None else 'differ less'}: {index}"
-    if place.side == "in":  # the module got something wrong: what lies before it is to blame
+    if place.side == "in":  # the module's input is wrong already, so the cause is before the module
         holder = place.name.rpartition(".")[0]
         since = f" and the {found[index - 1][0]}" if index else ""
         reason = f"{off} between the input of {place.name}{since}; {rest}"
@@ -118,7 +129,7 @@ def locate(
 
 
 def broken(link: Link, where: Location) -> Link:
-    """A lossy link with its drift: a layer that breaks fails it, even if the output happens to survive that."""
+    """Add the location to a lossy link; a broken layer fails the link even if the output is within its limits."""
     if not where.module or link.verdict == "not verified":
         return link.model_copy(update={"location": where})
     broken_at = f"broken at {where.module}"
@@ -130,11 +141,11 @@ LAST_NORMS = ("norm", "fc_norm")
 
 
 def seams(training: nn.Module, deploy: nn.Module) -> list[Place]:
-    """Where only the residual stream flows, by the names that both forms have.
+    """List the places where only the residual stream flows, which training form and deploy form have in common.
 
-    Behind the blocks (the members of lists and sequences), behind the parts around them, and, within a block, before
-    its second norm, or before its FFN where that has the norm inside. Not behind the last norm, whose affine is the
-    head's in the deploy form.
+    These are the outputs of blocks (members of module lists and sequences), the outputs of top-level modules, and,
+    within a block, the input of its second norm, or of its FFN if the FFN contains the norm. The output of the last
+    norm is excluded: its affine is part of the head in the deploy form.
     """
     from torch import nn
 
@@ -157,13 +168,13 @@ def _has(module: nn.Module, name: str) -> bool:
 
 
 def locate_between_seams(training: TorchRunner, deploy: TorchRunner, feeds: Feeds, *, allowed: float) -> Location:
-    """Name what lies between the last seam at which training form and deploy form agree and the first at which not.
+    """Find the modules between the last place at which training and deploy form agree and the first where they differ.
 
-    Within a block the two forms compute different things, so only their `seams` can be compared.
+    Within a block the two forms compute different things, so they are compared at their `seams` only.
 
     Args:
-        training: Float64.
-        deploy: Float64.
+        training: The training form in float64.
+        deploy: The deploy form in float64.
         feeds: Inputs [n, ...] by name.
         allowed: The link's tolerance.
     """
@@ -183,7 +194,7 @@ def locate_between_seams(training: TorchRunner, deploy: TorchRunner, feeds: Feed
 
 
 def _between(before: Place | None, after: Place, order: list[str]) -> list[str]:
-    """The parts computed after one seam and before another, named as high up as possible."""
+    """The modules computed between two places; a parent is named instead of all of its children."""
     start = 0
     if before is not None:
         inside = [i for i, name in enumerate(order) if name == before.name or name.startswith(f"{before.name}.")]
@@ -195,7 +206,7 @@ def _between(before: Place | None, after: Place, order: list[str]) -> list[str]:
 
 
 def _as_whole(name: str, chosen: set[str], order: list[str]) -> str:
-    """The largest holder of this part of which all parts are chosen."""
+    """The topmost parent of a module whose children are all in ``chosen``."""
     while holder := name.rpartition(".")[0]:
         inside = {part for part in order if part.startswith(f"{holder}.")}
         if len(inside) == 1 or not inside <= chosen:

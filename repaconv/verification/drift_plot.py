@@ -1,4 +1,4 @@
-"""The difference between reference and candidate at each module, as a picture."""
+"""Plot the difference between reference and candidate at each module, as SVG."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from repaconv.results import Link
 
 WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 900, 360, 70, 40, 40
 LEAST = -17
-"""The logarithm of a difference that counts as 0."""
+"""log10 of the smallest difference that is drawn; smaller ones count as 0."""
 
 
 def drift_svg(link: Link) -> str:
-    """Relative difference at each module, on a logarithmic axis; an exact 0 lies on its lower edge.
+    """Plot the relative difference at each module on a logarithmic axis; an exact 0 is drawn at its lower end.
 
     Raises:
-        ValueError: If nothing was compared on the way.
+        ValueError: The link has no comparison of intermediate values.
     """
     if not link.location or not link.location.drift:
         raise ValueError(f"no module of the link {link.name} was compared")

@@ -1,4 +1,4 @@
-"""A graph and what it computes: opened once and called once with the same inputs, however many proofs ask."""
+"""An ONNX graph with a cached session and cached outputs, shared by all comparisons that need them."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 DEAR = 10**9
-"""A graph that multiplies more often on one image is proved on batches of one and two: to run it is what takes time."""
+"""Multiply-accumulate operations per image above which a graph is verified on fewer batches, to save time."""
 
 
 class Evaluated:
-    """See `repaconv.verification.model_runners.Runner`; outputs belong to all who ask, and stay as they are.
+    """A graph with cached outputs; a `repaconv.verification.model_runners.Runner`. Callers must not modify the outputs.
 
     Attributes:
         model: The graph, with its weights.
-        sample: Inputs that it takes, where somebody gave some.
+        sample: Sample inputs, if the user gave some.
     """
 
     def __init__(self, model: onnx.ModelProto, sample: Feeds | None = None) -> None:
@@ -36,41 +36,41 @@ class Evaluated:
 
     @cached_property
     def session(self) -> Session:
-        """Under ONNX Runtime.
+        """The ONNX Runtime session.
 
         Raises:
-            Refused: If it does not load the graph.
+            Refused: ONNX Runtime does not load the graph.
         """
         return load_onnx(self.model)
 
     def close(self) -> None:
-        """Let its session go, which is as large as its weights; what it told stays known, and it opens again."""
+        """Release the session, which is as large as the weights; cached outputs are kept, and it reopens on demand."""
         if self.__dict__.pop("session", None) is not None:
             release_freed_memory()
 
     @property
     def inputs(self) -> tuple[Port, ...]:
-        """What it takes."""
+        """The inputs of the graph."""
         return self.session.inputs
 
     def run(self, feeds: Feeds) -> dict[str, Any]:
-        """All outputs; whatever the runtime raises is raised again by the next call."""
+        """Run the graph under ONNX Runtime, or return the cached outputs for equal inputs; errors are not cached."""
         key = key_of(feeds)
         if key not in self._known:
             self._known[key] = dict(self.session.run(feeds))
         return dict(self._known[key])
 
     def as_written(self, feeds: Feeds) -> dict[str, Any]:
-        """All outputs where nothing of the graph is fused."""
+        """Run the graph under ONNX Runtime without fusions."""
         return dict(load_onnx(self.model, as_written=True).run(feeds))
 
     @cached_property
     def float64(self) -> Float64:
-        """It in float64; raises whatever says that nothing evaluates it so."""
+        """The float64 evaluator of the graph; raises any exception if there is none for it."""
         return Float64(self.model)
 
     def truth(self, feeds: Feeds) -> dict[str, Any]:
-        """All outputs in float64."""
+        """Evaluate the graph in float64, or return the cached outputs for equal inputs."""
         key = key_of(feeds)
         if key not in self._true:
             self._true[key] = self.float64.run(feeds)
@@ -78,10 +78,10 @@ class Evaluated:
 
     @cached_property
     def probes(self) -> Probes:
-        """Inputs that it takes.
+        """Inputs with which the graph runs.
 
         Raises:
-            Unrunnable: If it runs with none.
+            Unrunnable: No such inputs were found.
         """
         from repaconv.graph.compute_costs import macs
 
@@ -89,14 +89,14 @@ class Evaluated:
 
     @cached_property
     def stored(self) -> ir.Model:
-        """It as its file holds it, to be counted."""
+        """The graph as stored in its file, for counting parameters."""
         from repaconv.graph.model_rewriting import as_stored
 
         return as_stored(self.model)
 
     @cached_property
     def settled(self) -> ir.Model:
-        """It with every shape that can be known, to be looked at."""
+        """The graph with all inferred shapes, for reading only."""
         from repaconv.graph.model_rewriting import read
         from repaconv.graph.shape_constants import settle
 
@@ -106,13 +106,13 @@ class Evaluated:
 
     @cached_property
     def single(self) -> Evaluated:
-        """It in float32 where it is of half precision, which not every runtime computes in; else itself."""
+        """The graph converted to float32 if it has half precision, which not every runtime supports; else itself."""
         model = in_single(self.model)
         return self if model is self.model else Evaluated(model, self.sample)
 
 
 def key_of(feeds: Feeds) -> bytes:
-    """Equal for equal inputs."""
+    """Hash the inputs, as the key of the cache."""
     found = sha256()
     for name, array in feeds.items():
         found.update(f"{name} {array.dtype} {array.shape} ".encode())

@@ -1,8 +1,8 @@
-"""A graph of any origin evaluated in float64, so that there is a truth to hold float32 against.
+"""Evaluate an arbitrary ONNX graph in float64, as the reference for float32.
 
-ONNX Runtime evaluates a float64 copy where it has all kernels, as written: of what it fuses it keeps scales in float32.
-It has none for convolutions, most pools and erf. Else onnx's reference implementation does, with operators of our own
-where that is slow or wrong (`repaconv.verification.float64_operators`).
+ONNX Runtime evaluates a float64 copy if it has all kernels; fusions are off, since some keep scales in float32. It has
+no float64 kernels for convolutions, most pools and erf. Such graphs are evaluated by onnx's reference implementation,
+with operators of our own where that is slow or wrong (`repaconv.verification.float64_operators`).
 """
 
 from __future__ import annotations
@@ -25,43 +25,46 @@ if TYPE_CHECKING:
 RUNTIME = "a float64 copy under ONNX Runtime"
 REFERENCE = "onnx's reference implementation in float64, convolutions and pools by torch"
 LACKED = ("Conv", "ConvTranspose", "GRU", "LSTM")
-"""For which it has no kernel, so that nobody need ask it with all the weights; or one that says no when it is run."""
+"""Operators without a working float64 kernel in ONNX Runtime; a graph with one is not loaded there at all."""
 FLOATS = (1, 10, 16)
-"""ONNX's numbers of float32, float16 and bfloat16."""
+"""ONNX data types float32, float16 and bfloat16."""
 WIDER = dict.fromkeys(FLOATS, 11)
-"""Each with that of float64."""
+"""Maps each of these data types to float64."""
 
 
 class Float64:
-    """A graph in float64; of its weights it holds one copy at most.
+    """A graph that is evaluated in float64, with at most one copy of its weights.
 
     Attributes:
-        told: What evaluates it.
+        told: A description of the evaluator.
     """
 
     def __init__(self, model: onnx.ModelProto) -> None:
-        """Widen it, and open it where ONNX Runtime lacks no kernel."""
+        """Choose ONNX Runtime if it has all kernels in float64, else onnx's reference implementation."""
         self._run: Callable[[Feeds], Mapping[str, Any]]
         session = None
-        with suppress(Exception):  # the runtime's own, of many classes
+        with suppress(Exception):  # the runtime raises many classes
             if not any(node.op_type in LACKED for node in model.graph.node):
                 session = load_onnx(widened(model), as_written=True)
         self._run, self.told = (_evaluated(model), REFERENCE) if session is None else (session.run, RUNTIME)
 
     def run(self, feeds: Feeds) -> dict[str, Any]:
-        """Inputs to outputs, floating ones in float64."""
+        """Run the graph and return all outputs, floating-point ones in float64."""
         return dict(self._run({name: wide(array) for name, array in feeds.items()}))
 
 
 def widened(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The same graph in float64 throughout, its inputs and outputs included."""
+    """Convert all floating-point values of a graph to float64, its inputs and outputs included."""
     from repaconv.graph.float64_graph import retyped
 
     return retyped(model, WIDER)
 
 
 def _evaluated(model: onnx.ModelProto) -> Callable[[Feeds], Mapping[str, Any]]:
-    """It in float64 by onnx's reference implementation; of weights and values only what a node reads is there."""
+    """Return a function that evaluates the graph with onnx's reference implementation in float64.
+
+    Weights are converted when a node reads them, and values are freed after their last use.
+    """
     from onnx import numpy_helper
     from onnx.reference import ReferenceEvaluator
 
@@ -77,11 +80,11 @@ def _evaluated(model: onnx.ModelProto) -> Callable[[Feeds], Mapping[str, Any]]:
         array = numpy_helper.to_array(weights[name])
         return array if name in kept or weights[name].data_type not in FLOATS else array.astype(np.float64)
 
-    @np.errstate(all="ignore")  # what is not finite is told by those who compare
+    @np.errstate(all="ignore")  # the comparison reports values that are not finite
     def run(feeds: Feeds) -> dict[str, Any]:
         held: dict[str, Any] = {"": None, **evaluator.rt_inits_, **feeds}
         for node, done in steps:
-            if node.need_context():  # control flow, which reads what it does not name
+            if node.need_context():  # control flow, whose inner graphs read values that are not among its inputs
                 held.update((name, weight(name)) for name in weights if name not in held)
             given = [held[name] if name in held else weight(name) for name in node.input]
             found = node.run(*given, **({"context": held} if node.need_context() else {}))
@@ -94,7 +97,7 @@ def _evaluated(model: onnx.ModelProto) -> Callable[[Feeds], Mapping[str, Any]]:
 
 
 def _read_last(nodes: Sequence[Any], wanted: Sequence[str]) -> list[list[str]]:
-    """What no node reads behind each; nothing where control flow may read anything."""
+    """For each node, the values that no later node reads; empty if there is control flow, which may read any value."""
     if any(node.need_context() for node in nodes):
         return [[] for _ in nodes]
     seen, found = {"", *wanted}, list[list[str]]()
@@ -107,5 +110,5 @@ def _read_last(nodes: Sequence[Any], wanted: Sequence[str]) -> list[list[str]]:
 
 
 def wide(array: Array) -> Array:
-    """Floating-point numbers in float64."""
+    """Convert a floating-point array to float64; return any other array itself."""
     return array.astype(np.float64) if array.dtype.kind == "f" else array

@@ -1,7 +1,8 @@
-"""Operators of ONNX evaluated in float64 by torch, each where it says what ONNX does; else by onnx's own.
+"""ONNX operators evaluated in float64 by torch or NumPy, for onnx's reference implementation.
 
-That one's convolutions, pools and samplers take minutes, its erf and its cubic Resize round to float32, its
-BatchNormalization is wrong in older opsets, its Pad does not crop, its MaxPool does not pad below.
+Each falls back to onnx's own operator for attributes for which torch computes something else. They replace onnx's own
+since its convolutions, pools and samplers take minutes, its erf and its cubic Resize round to float32, its
+BatchNormalization is wrong in older opsets, its Pad does not crop, and its MaxPool does not pad at the end.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-# --- ONNX's Resize and Upsample in float64, an axis after the other; onnx's own go from number to number, a cubic one
-# in float32.
+# Resize and Upsample in float64, one axis after the other. onnx's own loop over single numbers, and round to float32
+# if they are cubic.
 
 Places: TypeAlias = NDArray[np.float64]
 
@@ -23,8 +24,8 @@ PLACES: dict[str, Callable[[Places, float, float], Places]] = {
     "pytorch_half_pixel": lambda at, old, new: (at + 0.5) * old / new - 0.5,
     "align_corners": lambda at, old, new: at * (old - 1) / (new - 1),
 }
-"""Where a pixel of the new axis lies on the old one; of how many, a scale may say in parts of a pixel.
-Multiplied first: whole places stay whole."""
+"""Coordinate on the old axis of pixel ``at`` of the new axis, for axes of ``old`` and ``new`` pixels; ``new`` may be
+fractional, from a scale. Multiplication comes before division, so that integer coordinates stay exact."""
 NEAREST: dict[str, Callable[[Places], Places]] = {
     "floor": np.floor,
     "ceil": np.ceil,
@@ -32,17 +33,18 @@ NEAREST: dict[str, Callable[[Places], Places]] = {
     "round_prefer_ceil": lambda at: np.floor(at + 0.5),
 }
 OLD, CORNERS = "asymmetric", "align_corners"
-"""Where pixels lie before opset 11, which has no attribute for it; and where a part of a pixel has no meaning."""
+"""The coordinate mode of opsets before 11, which have no attribute for it; and the mode for which a fractional size is
+undefined."""
 
 
 def resized(x: NDArray[Any], scales: Any, sizes: Any, how: Mapping[str, Any]) -> NDArray[Any] | None:
-    """Pixels repeated, or interpolated between two or four; None where the result is not of these.
+    """Resize an array with nearest, linear or cubic interpolation; None for attributes that are not supported here.
 
     Args:
-        x: Of any shape.
-        scales: Of every axis, or none.
-        sizes: Of every axis, where there are no scales.
-        how: The operator's attributes.
+        x: The array, of any shape.
+        scales: Scale of every axis, or None.
+        sizes: New size of every axis, if there are no scales.
+        how: Attributes of the operator.
     """
     plain = not any(how.get(name) for name in ("antialias", "axes", "exclude_outside"))
     mode, by = how.get("mode") or "nearest", how.get("coordinate_transformation_mode") or "half_pixel"
@@ -68,7 +70,7 @@ def resized(x: NDArray[Any], scales: Any, sizes: Any, how: Mapping[str, Any]) ->
 
 
 def _taken(x: NDArray[Any], axis: int, places: Places, whole: Callable[[Places], Places] | None) -> NDArray[Any]:
-    """Its pixels at these places of an axis: the whole ones that are nearest, or what lies between two."""
+    """Sample an axis at these coordinates, which ``whole`` rounds; with linear interpolation if it is None."""
     last = x.shape[axis] - 1
     if whole:
         return np.asarray(x.take(whole(places).clip(0, last).astype(int), axis))
@@ -79,9 +81,9 @@ def _taken(x: NDArray[Any], axis: int, places: Places, whole: Callable[[Places],
 
 
 def _cubic(x: NDArray[Any], axis: int, places: Places, curve: float) -> NDArray[Any]:
-    """What lies between the four pixels around each place of an axis; beyond its ends they are the last one.
+    """Sample an axis at these coordinates with cubic interpolation; edge pixels are repeated beyond the ends.
 
-    Source: Keys 1981, "Cubic convolution interpolation"; ``curve`` is his a.
+    Source: Keys 1981, "Cubic convolution interpolation"; ``curve`` is its parameter a.
     """
     last, below = x.shape[axis] - 1, np.floor(places)
     found = np.zeros((*x.shape[:axis], len(places), *x.shape[axis + 1 :]))
@@ -95,9 +97,10 @@ def _cubic(x: NDArray[Any], axis: int, places: Places, curve: float) -> NDArray[
 
 
 def before_places(x: NDArray[Any], scales: Any, mode: str | None) -> NDArray[Any] | None:
-    """Upsample, or Resize of opset 10: the nearest pixel is that before, of an axis that becomes shorter that behind.
+    """Evaluate Upsample, or Resize of opset 10; None for modes that are not supported here.
 
-    Source: ONNX Runtime's kernel; the operator's text does not say.
+    The nearest pixel is rounded down, and up along an axis that becomes shorter. Source: ONNX Runtime's kernel, since
+    the operator's specification does not define it.
     """
     for axis, scale in enumerate(scales):
         one = [scale if each == axis else 1.0 for each in range(x.ndim)]
@@ -109,11 +112,11 @@ def before_places(x: NDArray[Any], scales: Any, mode: str | None) -> NDArray[Any
     return x
 
 
-# --- Operators of ONNX evaluated in float64 by torch, each where it says what ONNX does; else by onnx's own.
+# The operators
 
 
 def by_torch() -> list[Any]:
-    """Classes that onnx's `ReferenceEvaluator` takes as `new_ops`."""
+    """Return the operator classes, to be passed to onnx's `ReferenceEvaluator` as `new_ops`."""
     return [*_convolutions(), *_sizes(), _pad(), *_gathers(), _grid_sample(), *_pointwise(), *_pools(), _suppression()]
 
 
@@ -176,7 +179,7 @@ def _pad() -> Any:
     from onnx.reference.op_run import OpRun
 
     class Pad(OpRun):  # type: ignore[misc]
-        """Onnx's own knows nothing below zero, which crops."""
+        """Pad with negative pads, which crop and which onnx's own does not support."""
 
         def _run(self, x: Any, pads: Any = None, value: Any = None, axes: Any = None, mode: Any = None) -> Any:
             places = range(x.ndim) if axes is None else [int(axis) % x.ndim for axis in axes]
@@ -194,7 +197,7 @@ def _gathers() -> list[Any]:
     from onnx.reference.op_run import OpRun
 
     class GatherND(OpRun):  # type: ignore[misc]
-        """Onnx's own takes one number after the other."""
+        """GatherND, vectorized; onnx's own loops over single elements."""
 
         def _run(self, x: Any, indices: Any, batch_dims: int = 0) -> Any:
             ones = (1,) * (indices.ndim - 1 - batch_dims)
@@ -203,7 +206,7 @@ def _gathers() -> list[Any]:
             return (x[places],)
 
     class GatherElements(OpRun):  # type: ignore[misc]
-        """Onnx's own takes no axis of more than 64."""
+        """GatherElements for axes of any length; onnx's own supports at most 64."""
 
         def _run(self, x: Any, indices: Any, axis: int = 0) -> Any:
             within = tuple(slice(size) for size in indices.shape)
@@ -227,11 +230,11 @@ def _grid_sample() -> Any:
     }
 
     class GridSample(op_grid_sample.GridSample):  # type: ignore[misc]
-        """Onnx's own goes from number to number, some of the way in float32."""
+        """GridSample by torch; onnx's own loops over single elements, partly in float32."""
 
         def _run(self, x: Any, grid: Any, **how: Any) -> Any:
             mode, border = modes.get(how.get("mode") or "linear"), how.get("padding_mode") or "zeros"
-            clipped = mode == "bicubic" and border == "border"  # ONNX clips where it samples, torch what it reads there
+            clipped = mode == "bicubic" and border == "border"  # ONNX clips the sampled coordinate, torch each pixel's
             if mode is None or clipped or x.ndim not in (4, 5):
                 return super()._run(x, grid, **how)
             corners = bool(how.get("align_corners"))
@@ -254,7 +257,7 @@ def _pointwise() -> list[Any]:
             return (functional.gelu(_tensor(x), approximate=approximate or "none").numpy(),)
 
     class HardSigmoid(OpRun):  # type: ignore[misc]
-        """Attributes are float32; the one nearest to 1/6 stands for 1/6, by which torch and HardSwish are defined."""
+        """HardSigmoid; an alpha of float32(1/6) is taken as exactly 1/6, as torch and HardSwish define it."""
 
         def _run(self, x: Any, alpha: Any = None, beta: Any = None) -> Any:
             alpha, beta = 0.2 if alpha is None else alpha, 0.5 if beta is None else beta
@@ -266,7 +269,7 @@ def _pointwise() -> list[Any]:
             return (functional.hardswish(_tensor(x)).numpy(),)
 
     class BatchNormalization(OpRun):  # type: ignore[misc]
-        """Onnx's own takes a batch's statistics in opsets 9 to 13, whatever the graph says."""
+        """BatchNormalization with the stored statistics; onnx's own uses those of the batch in opsets 9 to 13."""
 
         def _run(self, x: Any, *given: Any, epsilon: Any = None, training_mode: Any = None, **_how: Any) -> Any:
             if training_mode:
@@ -318,7 +321,7 @@ def _suppression() -> Any:
     from onnx.reference.op_run import OpRun
 
     class NonMaxSuppression(OpRun):  # type: ignore[misc]
-        """Onnx's own compares one pair of boxes after the other, and takes no scalars."""
+        """NonMaxSuppression, vectorized; onnx's own loops over pairs of boxes and does not support scalar inputs."""
 
         def _run(
             self, boxes: Any, scores: Any, most: Any = None, overlap: Any = None, least: Any = None, **how: Any
@@ -339,14 +342,14 @@ def _suppression() -> Any:
 
 
 def _corners(boxes: NDArray[Any], by_center: Any) -> NDArray[Any]:
-    """Boxes [n, 4] by their least corners and their greatest."""
+    """Convert boxes [n, 4] to (smallest corner, largest corner)."""
     if by_center:
         return np.concatenate([boxes[:, :2] - boxes[:, 2:] / 2, boxes[:, :2] + boxes[:, 2:] / 2], 1)
     return np.concatenate([np.minimum(boxes[:, :2], boxes[:, 2:]), np.maximum(boxes[:, :2], boxes[:, 2:])], 1)
 
 
 def _overlaps(one: NDArray[Any], others: NDArray[Any]) -> NDArray[Any]:
-    """Intersection over union of a box [4] with others [n, 4]; 0 with what has no area."""
+    """Intersection over union of a box [4] with others [n, 4]; 0 for boxes without area."""
     sides = np.minimum(one[2:], others[:, 2:]) - np.maximum(one[:2], others[:, :2])
     common = np.where((sides > 0).all(1), sides.prod(1), 0)
     areas, own = (others[:, 2:] - others[:, :2]).prod(1), (one[2:] - one[:2]).prod()
@@ -362,7 +365,14 @@ def _upsampled(x: NDArray[Any], scales: Any, how: Mapping[str, Any]) -> tuple[ND
 
 
 class _Way:
-    """How a window goes over ``rank`` axes; ``odd`` where its padding is not written down and ``sizes`` unknown."""
+    """Strides, dilations and padding of a convolution or pool over ``rank`` axes.
+
+    Attributes:
+        odd: Whether the padding is unknown: automatic, and ``sizes`` were not given.
+        pads: ONNX pads: those at the begin of all axes, then those at the end.
+        begins: Pads at the begin of each axis.
+        even: Whether the pads at begin and end are equal.
+    """
 
     def __init__(
         self, rank: int, how: Mapping[str, Any], sizes: Sequence[int] = (), kernel: Sequence[int] = ()
@@ -381,15 +391,15 @@ class _Way:
         self.even = self.begins == self.pads[rank:]
 
     def within(self, shape: Sequence[int]) -> bool:
-        """Whether a window of that shape is padded as torch does by itself: alike at both ends, by half at most."""
+        """Whether torch's pools support this padding: equal at both ends and at most half of the kernel."""
         return self.even and all(2 * pad <= size for pad, size in zip(self.begins, shape, strict=True))
 
     def of(self, name: str) -> list[int]:
-        """Strides or dilations."""
+        """Return the strides or dilations, 1 by default."""
         return list(self.how.get(name) or [1] * self.rank)
 
     def around(self) -> list[int]:
-        """ONNX's begins and ends as torch has them: the last axis first."""
+        """Return the pads in the order of ``torch.nn.functional.pad``: last axis first, (begin, end) per axis."""
         return [self.pads[axis + side * self.rank] for axis in reversed(range(self.rank)) for side in (0, 1)]
 
 

@@ -1,4 +1,4 @@
-"""Image files to what the network takes, by the checkpoint's preprocessing, and their classes."""
+"""Read image files, apply the network's preprocessing, and read class labels from folder names."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
     from PIL import Image
 
 FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "PPM", "TIFF")
-"""What a file may be, whatever it is called: to some formats Pillow runs another program."""
+"""Formats that Pillow may decode, whatever the file's suffix: for some others Pillow runs external programs."""
 NO_SCORES = "the network has no classes: no output is their scores, of shape [images, classes]"
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
 
 
 def image_files(folder: Path, limit: int | None = None) -> list[Path]:
-    """The images of a folder and of the folders in it, in order of their names; ``limit`` of them, evenly spread.
+    """List the images of a folder and its subfolders, sorted by path; at most ``limit`` of them, evenly spread.
 
     Raises:
-        Refused: If there are none.
+        Refused: There are none.
     """
     found = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
     if not found:
@@ -40,18 +40,24 @@ def image_files(folder: Path, limit: int | None = None) -> list[Path]:
 
 
 def read_image(path: Path, wanted: Preprocessing, size: tuple[int, int], channels: int) -> NDArray[np.uint8]:
-    """Decode, resize the shorter edge, cut the middle out: [H, W, C] in uint8, RGB or grey.
+    """Decode an image, resize it and crop its center: [H, W, C] in uint8, RGB or gray.
 
-    The arithmetic is torchvision's Resize and CenterCrop on Pillow images, which the papers' evaluations use.
+    The arithmetic is that of torchvision's Resize and CenterCrop on Pillow images, which papers evaluate with.
+
+    Args:
+        path: The file.
+        wanted: The preprocessing.
+        size: (height, width) of the crop.
+        channels: 3, or 1 for gray.
 
     Raises:
-        Refused: If it is not a readable image, has more than 8 bits a channel, or is resized to less than the crop.
+        Refused: The image cannot be read, has more than 8 bits per channel, or is smaller than the crop after resizing.
     """
     from PIL import Image
 
     try:
         with Image.open(path, formats=FORMATS) as image:
-            if image.mode[0] in "IF":  # Pillow would clip them, not scale them
+            if image.mode[0] in "IF":  # Pillow would clip the values instead of scaling them
                 raise Refused(
                     f"{path} has more than 8 bits a channel (mode {image.mode}), and the file tells no scale for them.",
                     hint="Save the images with 8 bits, as the network was trained on them.",
@@ -87,7 +93,7 @@ def _cropped(image: Image.Image, wanted: Preprocessing, size: tuple[int, int]) -
 
 
 def _resized(given: tuple[int, int], wanted: Preprocessing, size: tuple[int, int]) -> tuple[int, int]:
-    """(width, height) before the crop, of an image of such a (width, height)."""
+    """The (width, height) after resizing and before the crop, for an image of (width, height) ``given``."""
     edge = wanted.resize_edge or max(size)
     if not wanted.keep_ratio:
         return (edge, edge) if wanted.resize_edge else (size[1], size[0])
@@ -96,7 +102,7 @@ def _resized(given: tuple[int, int], wanted: Preprocessing, size: tuple[int, int
 
 
 def told_of(wanted: Preprocessing, size: tuple[int, int]) -> str:
-    """The preprocessing in words, with its source."""
+    """Describe the preprocessing and where it comes from."""
     edge = wanted.resize_edge or (max(size) if wanted.keep_ratio else f"{size[0]} x {size[1]}")
     assumed = ", ".join(wanted.assumed)
     return (
@@ -112,7 +118,7 @@ def _short(values: tuple[float, ...]) -> str:
 
 
 def prepared(pixels: NDArray[np.uint8], wanted: Preprocessing) -> NDArray[np.float32]:
-    """(pixels - mean) / std in the network's order of channels, [n, H, W, C] in uint8 -> [n, C, H, W] in float32."""
+    """Normalize pixels [n, H, W, C] in uint8 to (pixels - mean) / std, [n, C, H, W] in float32, RGB or BGR."""
     if wanted.channel_order == "BGR" and pixels.shape[3] == 3:
         pixels = pixels[:, :, :, ::-1]
     mean, std = (np.asarray(values, dtype=np.float32) for values in (wanted.mean, wanted.std))
@@ -122,22 +128,33 @@ def prepared(pixels: NDArray[np.uint8], wanted: Preprocessing) -> NDArray[np.flo
 
 @dataclass(frozen=True)
 class Labels:
-    """The class of each image, -1 where it is unknown, and where that is from."""
+    """The class labels of images.
+
+    Attributes:
+        of_images: Class of each image [n], -1 where it is unknown; None if there are no labels.
+        source: Where the labels come from, or why there are none.
+    """
 
     of_images: NDArray[np.int64] | None
     source: str
 
     @classmethod
     def of(cls, folder: Path, files: list[Path], classes: int, class_names: Path | None) -> Labels:
-        """By the name of the folder that an image lies in, of all folders that hold images.
+        """Read labels from the names of the subfolders that hold the images.
 
-        A list of names gives the order; else the names are class numbers, or there is one for each class and they are
-        taken in alphabetical order, as ImageFolder does.
+        The class numbers come from the list of class names, if one is given; else from folder names that are numbers;
+        else from the alphabetical order of the folders, as in ImageFolder, if there is one folder per class.
+
+        Args:
+            folder: The folder of the class folders.
+            files: The images to label.
+            classes: Number of classes of the network; 0 if it has none.
+            class_names: A file with one class name per line, in the order of the classes.
 
         Raises:
-            Refused: If images lie deeper, where the folders may be splits as well as classes.
-            UsageProblem: If the list of names cannot be read or has another length, or is wanted, as the folders are
-                numbers whose order as text, which is ImageFolder's, may be another.
+            Refused: Images are two folders deep, so that the outer folders may be splits, not classes.
+            UsageProblem: The list of class names cannot be read or has the wrong length, or it is needed since the
+                folder names are numbers that ImageFolder would sort differently.
         """
         places = [path.relative_to(folder).parts for path in image_files(folder)]
         names = sorted({parts[0] for parts in places if len(parts) > 1})
@@ -167,10 +184,10 @@ class Labels:
 
 
 def _are_numbers(names: list[str], classes: int) -> bool:
-    """Whether the folders are numbers; such as have one order, as numbers and as text, for all the classes.
+    """Whether all folder names are numbers.
 
     Raises:
-        UsageProblem: If they have two.
+        UsageProblem: They are, but their numerical order may differ from their order as text.
     """
     if not all(name.isdecimal() for name in names):
         return False

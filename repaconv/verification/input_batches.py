@@ -1,6 +1,6 @@
-"""What the links are run on, batch by batch: random images, a recorded input with its official output, a folder.
+"""The inputs of comparisons, in batches: random images, an .npz file with recorded outputs, or a folder of images.
 
-Polygraphy's DataLoader feeds shapes, not images: it has no preprocessing, no labels and no recorded outputs.
+Polygraphy's DataLoader generates arrays from shapes only: it has no preprocessing, labels or recorded outputs.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ from repaconv.results import Preprocessing
 from repaconv.verification.image_files import NO_SCORES, Labels, image_files, prepared, read_image, told_of
 from repaconv.verification.model_runners import named
 
-# Names under which an official output stands in an .npz, the most exact first.
+# Names of a recorded official output in an .npz, the most precise first.
 RECORDED = ("output_train_fp64", "output_fp64", "output_train", "output", "logits", "features")
 IMAGES_AT_ONCE = 8
 IMAGES = "input"
-"""Under which images are given: a network of one input takes them whatever it calls that."""
+"""Name under which images are passed; a network with one input takes them under any name."""
 FLOATS = ("float16", "float32", "float64")
 TEXT = ("object", "string")
-"""Text, as NumPy calls it and ONNX Runtime."""
+"""Dtypes of text in NumPy and in ONNX Runtime."""
 RANDOM_IMAGES = 4
 UNPACKED = 1 << 30
-"""Bytes that an .npz may unpack to beyond four times the file: images of one colour are few bytes."""
+"""Bytes that an .npz may unpack to beyond four times its file size: single-color images compress to a few bytes."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """What a network is called with once, and what is known of it.
+    """The inputs of one inference, with recorded outputs and labels if there are some.
 
     Attributes:
-        given: Every input by its name, as the network takes it: of images the normalised ones [n, C, H, W].
-        recorded: Official outputs, by name.
-        labels: The images' classes [n], -1 where unknown.
-        pixels: The same images before normalisation, [n, H, W, C] in uint8.
-        whole: Whether its outputs are judged as one, not as one for each image.
+        given: Inputs by name, as the network takes them; images are normalized [n, C, H, W].
+        recorded: Official outputs by name.
+        labels: Classes of the images [n], -1 where unknown.
+        pixels: The images before normalization, [n, H, W, C] in uint8.
+        whole: Whether the outputs are compared as a whole, not image by image.
     """
 
     given: Feeds
@@ -53,17 +53,17 @@ class Batch:
 
     @property
     def images(self) -> NDArray[Any]:
-        """The only input, or the first."""
+        """The first input."""
         return next(iter(self.given.values()))
 
     @property
     def count(self) -> int:
-        """Of images; a call that is judged whole is one."""
+        """The number of images; 1 if the outputs are compared as a whole."""
         return 1 if self.whole else len(self.images)
 
     @classmethod
     def joined(cls, parts: Sequence[Batch]) -> Batch:
-        """Several as one; of one it itself, which may be no batch."""
+        """Concatenate batches; a single one is returned as it is."""
         if len(parts) == 1:
             return parts[0]
 
@@ -79,10 +79,10 @@ class Batch:
         return cls(given, recorded or None, labels, pixels, first.whole)
 
     def feeds(self, inputs: Sequence[Port]) -> Feeds:
-        """As a model of these inputs takes them: pixels where those are bytes, floats in the model's own type.
+        """Return the inputs for a model: pixels for uint8 inputs, floating-point arrays in the model's own dtypes.
 
         Raises:
-            UsageProblem: If it takes pixels, and these are images that were normalized before they came here.
+            UsageProblem: The model takes pixels, but only normalized images are known.
         """
         found = named([port.name for port in inputs], self.given)
         for port in inputs:
@@ -101,17 +101,17 @@ class Batch:
 
 @dataclass(frozen=True)
 class Inputs:
-    """Images, or calls of any inputs, under a name, in batches; nothing is held between two of them.
+    """A named set of images, or of calls with arbitrary inputs, that is read batch by batch.
 
     Attributes:
-        name: For people.
+        name: A description for the user.
         shape: [N, C, H, W] of images; [N] of calls.
-        piece: The batch of images [start, stop); of calls, the one at start.
+        piece: Returns the batch of the images [start, stop), or the call at start.
         recorded: Name of the official output, if there is one.
-        labels: Where the classes come from, or why there are none.
-        labeled: Whether there are some.
-        preprocessing: What was done to image files, and where that is from.
-        whole: Whether a batch is judged as one, and of one.
+        labels: Where the labels come from, or why there are none.
+        labeled: Whether there are labels.
+        preprocessing: A description of the preprocessing of image files and its source.
+        whole: Whether outputs are compared as a whole; batches then have one item.
     """
 
     name: str
@@ -125,11 +125,11 @@ class Inputs:
 
     @property
     def size(self) -> tuple[int, int] | None:
-        """(height, width) of images."""
+        """(height, width) of the images; None if there are none."""
         return (self.shape[2], self.shape[3]) if len(self.shape) == 4 else None
 
     def batches(self, at_once: int = IMAGES_AT_ONCE) -> Iterator[Batch]:
-        """All images in order; the next batch is read while one is worked on."""
+        """Yield all batches in order; the next one is read in the background."""
         step = 1 if self.whole else at_once
         ends = [(start, min(start + step, self.shape[0])) for start in range(0, self.shape[0], step)]
         with thread_pool(1) as pool:
@@ -140,7 +140,7 @@ class Inputs:
             yield following.result()
 
     def only(self, places: Sequence[int], name: str) -> Inputs:
-        """Those at some places, in that order, under a name of their own."""
+        """Return a subset: the items at these indices, in this order, under a new name."""
 
         def piece(start: int, stop: int) -> Batch:
             return Batch.joined([self.piece(place, place + 1) for place in places[start:stop]])
@@ -149,12 +149,12 @@ class Inputs:
 
     @property
     def images(self) -> NDArray[Any]:
-        """All of them at once [N, C, H, W]."""
+        """All images as one array [N, C, H, W]."""
         return self.piece(0, self.shape[0]).images
 
 
 def random_inputs(shape: tuple[int, int, int], *, count: int, seed: int) -> Inputs:
-    """``count`` standard normal images [C, H, W]: what normalised pixels look like, to first order."""
+    """Make ``count`` standard normal images [C, H, W], which approximate normalized pixels."""
 
     def piece(start: int, stop: int) -> Batch:
         each = [np.random.default_rng([seed, n]).standard_normal(shape, dtype=np.float32) for n in range(start, stop)]
@@ -164,7 +164,7 @@ def random_inputs(shape: tuple[int, int, int], *, count: int, seed: int) -> Inpu
 
 
 def random_pixels(shape: tuple[int, int, int], wanted: Preprocessing, *, count: int, seed: int) -> Inputs:
-    """``count`` images [C, H, W] of uniform random pixels, normalised."""
+    """Make ``count`` images [C, H, W] of uniform random pixels, normalized."""
     channels, height, width = shape
 
     def piece(start: int, stop: int) -> Batch:
@@ -179,16 +179,16 @@ def random_pixels(shape: tuple[int, int, int], wanted: Preprocessing, *, count: 
 
 
 def npz_inputs(path: Path, channels: int | None = None, classes: int | None = None) -> Inputs:
-    """``input`` (or the only array of four dimensions) of an .npz, an official output and ``labels`` if they are there.
+    """Read images from an .npz: ``input`` or its only 4D array, and an official output and ``labels`` if present.
 
     Args:
-        path: The file; what of it is not used stands in the result's name.
-        channels: Of the network, where it is known.
-        classes: Of the network, where it is known; 0 without a head.
+        path: The file; the name of the result lists arrays that are not used.
+        channels: Channels of the network's images, if known.
+        classes: Number of classes of the network, if known; 0 if it has none.
 
     Raises:
-        Refused: If the file is no .npz of numbers, holds no normalised images with so many channels, an output that is
-            not one for each of them, or labels that are not of these classes (-1 is unknown).
+        Refused: The file is not an .npz of numbers, has no normalized images with these channels, a recorded output
+            without one row per image, or labels outside the classes (-1 means unknown).
     """
     arrays = _arrays(path)
     name = _images_in(path, arrays, channels)
@@ -231,7 +231,7 @@ def _arrays(path: Path) -> dict[str, NDArray[Any]]:
             if others := [name for name, value in found.items() if not isinstance(value, np.ndarray)]:
                 raise ValueError(f"{others[0]!r} is no array")
             return found
-    except Exception as error:  # numpy, zipfile and zlib raise whatever they meet; TypeError: a lone .npy
+    except Exception as error:  # numpy, zipfile and zlib raise many classes; a single .npy gives a TypeError
         what = f"is not a readable .npz: {describe_exception(error)}" if path.exists() else "is not there"
         raise Refused(
             f"{path} {what}.",
@@ -241,7 +241,7 @@ def _arrays(path: Path) -> dict[str, NDArray[Any]]:
 
 
 def _images_in(path: Path, arrays: dict[str, NDArray[Any]], channels: int | None) -> str:
-    """The name of the array that holds images for the network."""
+    """Return the name of the array with the images, after checking its shape and values."""
     images = [name for name, array in arrays.items() if array.ndim == 4]
     name = "input" if "input" in arrays else (images[0] if len(images) == 1 else "")
     wrong = not name or arrays[name].ndim != 4 or not len(arrays[name])
@@ -272,7 +272,17 @@ def _require(fits: bool, what: str, hint: str) -> None:
 
 
 def require_labels(path: Path, labels: NDArray[Any], images: int, classes: int | None) -> None:
-    """Refuse labels that are not one for each image, or not of so many classes where that is known."""
+    """Refuse labels that are not one integer per image, or exceed the number of classes.
+
+    Args:
+        path: The file, for messages.
+        labels: The labels.
+        images: Number of images.
+        classes: Number of classes of the network; 0 if it has none, None if unknown.
+
+    Raises:
+        Refused: The labels do not fit.
+    """
     hint = "Give 'labels' of shape [N], the numbers of the classes, or leave them out."
     whole = labels.shape == (images,) and labels.dtype.kind in "iu"
     _require(whole, f"{path}: labels {list(labels.shape)} are not one whole number for each of {images} images.", hint)
@@ -291,19 +301,19 @@ def image_inputs(
     class_names: Path | None = None,
     limit: int | None = None,
 ) -> Inputs:
-    """The images of a folder, as the network was given them: resized, cropped, normalised.
+    """Read the images of a folder with the network's preprocessing: resized, cropped, normalized.
 
     Args:
-        folder: Images, or folders of them named by class.
-        wanted: The checkpoint's preprocessing.
+        folder: A folder of images, or of subfolders of images named by class.
+        wanted: The network's preprocessing.
         size: (height, width) of the crop.
-        channels: 3, or 1 for grey.
-        classes: Of the network; 0 without a head, None where that is not known.
-        class_names: A file with one name a line, in the order of the classes.
-        limit: Take so many, evenly spread.
+        channels: 3, or 1 for gray.
+        classes: Number of classes of the network; 0 if it has none, None if unknown.
+        class_names: A file with one class name per line, in the order of the classes.
+        limit: Maximum number of images, evenly spread over the folder.
 
     Raises:
-        Refused: If there are none, or one cannot be read.
+        Refused: There are no images, or one cannot be read.
     """
     files = image_files(folder, limit)
     labels = Labels.of(folder, files, classes or 0, class_names)
@@ -318,16 +328,16 @@ def image_inputs(
 
 
 def npz_calls(path: Path, inputs: Sequence[Port], outputs: Sequence[str], *, labels: bool = False) -> Inputs:
-    """One call of any inputs: arrays of an .npz by the inputs' names, and official outputs by the outputs'.
+    """Read one call with arbitrary inputs from an .npz: arrays named as the inputs, and official outputs if present.
 
     Args:
         path: The file.
-        inputs: Of the network.
-        outputs: Names of its outputs.
-        labels: Take ``labels``, one for each row of the first input, where they are there and no input is called so.
+        inputs: Inputs of the network.
+        outputs: Names of the network's outputs.
+        labels: Whether to read ``labels``, one per row of the first input, unless an input has that name.
 
     Raises:
-        Refused: If the file is no .npz, or lacks an input.
+        Refused: The file is not an .npz, lacks an input, or an input has the wrong kind of values.
     """
     arrays = _arrays(path)
     lacking = [port.name for port in inputs if port.name not in arrays]

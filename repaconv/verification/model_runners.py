@@ -1,4 +1,4 @@
-"""What can be run, by name: a torch module, an engine's session, and either as what takes images alone."""
+"""Run torch modules and ONNX graphs on named inputs, and read their intermediate values."""
 
 from __future__ import annotations
 
@@ -26,38 +26,39 @@ if TYPE_CHECKING:
     from repaconv.engines.torch_cpu import TorchSession
 
 
-# Similarities of tokens are cosines; float32 shifts them by up to some 1e-6 after a dozen blocks.
+# Margin below which a discrete decision counts as undecided. Token similarities are cosines, which float32 rounding
+# changes by up to a few 1e-6 after a dozen blocks.
 UNDECIDED = 1e-5
 
 
 class Runner(Protocol):
-    """What can be run: every input by its name to every output by its name. A `Session` is one."""
+    """Anything that maps inputs by name to outputs by name, e.g. a `Session`."""
 
     def run(self, feeds: Feeds) -> Mapping[str, Any]:
-        """All outputs for these inputs."""
+        """Run the model and return all outputs."""
 
 
 class Ported(Protocol):
-    """A runner that says what it takes, as a `Session` does."""
+    """A runner that also declares its inputs, as a `Session` does."""
 
     inputs: tuple[Port, ...]
 
     def run(self, feeds: Feeds) -> Mapping[str, Any]:
-        """All outputs for these inputs."""
+        """Run the model and return all outputs."""
 
 
 def weighted(module: nn.Module, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> nn.Module:
-    """The module with these weights, strictly, in that type; it may have been built on any device, meta included."""
+    """Load weights into a module strictly and convert it to ``dtype``; the module may be on the meta device."""
     weights = {name: value.to(dtype) if value.is_floating_point() else value for name, value in tensors.items()}
     module.load_state_dict(weights, strict=True, assign=True)
     return module.to(dtype)
 
 
 class TorchRunner:
-    """A torch module in eval mode, in float64, in float32 or as it is.
+    """Runs a torch module in eval mode, in float64, in float32 or in its own dtype.
 
-    A module in it that decides something discrete, as which tokens merge, may have a method ``decision_margin``: of
-    its inputs, the smallest lead [n] by which it decided.
+    A submodule that makes discrete decisions, e.g. which tokens to merge, may have a method ``decision_margin``. It
+    takes the submodule's inputs and returns the smallest margin [n] by which it decided.
     """
 
     def __init__(
@@ -72,12 +73,12 @@ class TorchRunner:
         """Load the weights strictly.
 
         Args:
-            module: Built on any device, meta included; its own weights are replaced.
-            tensors: Its whole state dict.
-            double: In float64, else in float32; None leaves the module as it is, and ``dtype`` is that of its first
-                floating tensor.
-            inputs: Names of its arguments, in their order.
-            outputs: Names of what it returns, in their order.
+            module: The module, on any device, meta included; its weights are replaced.
+            tensors: Its complete state dict.
+            double: True for float64, False for float32. None leaves the module as it is; ``dtype`` is then that of
+                its first floating-point tensor.
+            inputs: Names of the module's arguments, in order.
+            outputs: Names of the module's outputs, in order.
         """
         import torch
 
@@ -94,7 +95,7 @@ class TorchRunner:
                 part.register_forward_pre_hook(self._watch)
 
     def run(self, feeds: Feeds) -> dict[str, Array]:
-        """Inputs to outputs, floating ones in the precision asked for."""
+        """Run the module and return all outputs, floating-point ones in the chosen precision."""
         import torch
         from torch.utils._pytree import tree_leaves
 
@@ -108,14 +109,17 @@ class TorchRunner:
 
     @property
     def undecided(self) -> NDArray[np.bool_] | None:
-        """In which images [n] of the last run float32 may decide otherwise; None if the net decides nothing."""
+        """The images [n] of the last run for which float32 rounding may change a discrete decision.
+
+        None if the module makes no discrete decisions.
+        """
         if not self._decided:
             return None
         margins = np.min([margin.double().numpy() for margin in self._decided], axis=0)
         return np.asarray(margins < UNDECIDED)
 
     def trace(self) -> Trace:
-        """The inputs and outputs of its parts."""
+        """Give access to the inputs and outputs of the submodules."""
 
         return TorchTrace(self)
 
@@ -124,7 +128,7 @@ class TorchRunner:
 
 
 def array_of(tensor: Tensor) -> Array:
-    """A tensor's values, as they are; bfloat16, which NumPy has not, in float32."""
+    """Convert a tensor to a NumPy array of the same dtype; bfloat16, which NumPy lacks, becomes float32."""
     import torch
 
     array: Array = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
@@ -132,30 +136,34 @@ def array_of(tensor: Tensor) -> Array:
 
 
 def decides(module: nn.Module) -> bool:
-    """Whether something in the net decides what is discrete, as which tokens merge; see `TorchRunner`."""
+    """Whether a submodule makes discrete decisions, e.g. which tokens to merge; see `TorchRunner`."""
     return any(hasattr(part, "decision_margin") for part in module.modules())
 
 
 def named(names: Sequence[str], feeds: Feeds) -> dict[str, Array]:
-    """The same inputs under an end's own names, in its order: by name, or in theirs where the names are others.
+    """Return the inputs under a model's own names, matched by name, or by position if the names differ.
+
+    Args:
+        names: Names of the model's inputs, in order.
+        feeds: The inputs.
 
     Raises:
-        ValueError: If they are not as many.
+        ValueError: The number of inputs differs.
     """
     own = [feeds[name] for name in names] if set(names) == set(feeds) else feeds.values()
     return dict(zip(names, own, strict=True))
 
 
 class FixedBatch:
-    """A session whose graph takes so many images at once, no more, no fewer: the last batch is filled up with zeros."""
+    """Runs any number of images through a graph with a fixed batch size; the last batch is padded with zeros."""
 
     def __init__(self, session: Ported, batch: int | None) -> None:
-        """``batch`` None lets all through."""
+        """Wrap a session; with ``batch`` None, inputs are passed on unchanged."""
         self._session, self._batch = session, batch
         self.inputs = session.inputs
 
     def run(self, feeds: Feeds) -> dict[str, Array]:
-        """Inputs [n, ...] to outputs [n, ...]; under other names, they are taken in their order."""
+        """Run inputs [n, ...] and return outputs [n, ...]; see `named` for inputs under other names."""
         feeds = named([port.name for port in self.inputs], feeds) if self.inputs else feeds
         if self._batch is None:
             return dict(self._session.run(feeds))
@@ -173,10 +181,10 @@ class FixedBatch:
 
 
 def _rows(parts: Sequence[Array], name: str) -> Array:
-    """Rows of images from several calls.
+    """Concatenate the rows of an output over several calls.
 
     Raises:
-        Refused: If they are of several lengths, as where something counts what an image shows.
+        Refused: The rows differ in shape between calls, e.g. with the number of detections.
     """
     lengths = sorted({part.shape[1:] for part in parts})
     if len(lengths) > 1:
@@ -189,30 +197,33 @@ def _rows(parts: Sequence[Array], name: str) -> Array:
 
 
 def channels_first(port: Port) -> tuple[int | str | None, ...]:
-    """An input's shape, of images as [B, C, H, W]: pixels are [B, H, W, C] in bytes."""
+    """Return an input's shape as [B, C, H, W]; inputs of uint8 pixels are [B, H, W, C]."""
     shape = port.shape
     return (shape[0], shape[3], *shape[1:3]) if port.dtype == "uint8" and len(shape) == 4 else shape
 
 
 def call_of(session: Session, feeds: Feeds) -> Callable[[], Any]:
-    """One inference of a round; on a card, of inputs that lie there already, and it returns its milliseconds."""
+    """Return a function that runs one inference.
+
+    On a GPU, the inputs are copied there beforehand, and the function returns the milliseconds of the GPU's clock.
+    """
     return session.clocked(feeds) if isinstance(session, OnCard) else partial(session.run, feeds)
 
 
 class Images:
-    """A session of an image model: its one input, and the first of its outputs.
+    """A session of an image model, from its only input to its first output.
 
     Attributes:
-        options: What was set.
+        options: Options of the session.
         takes_pixels: Whether the input is pixels, [B, H, W, C] in uint8.
-        input_shape: As [B, C, H, W]; a name, or None, stands for what is free.
+        input_shape: [B, C, H, W]; a dynamic dimension is a name or None.
     """
 
     def __init__(self, session: Session, batch: int | None = None) -> None:
-        """Look at what it takes; ``batch`` is how many images its graph takes at once, where that is fixed.
+        """Wrap a session; ``batch`` is the graph's batch size if it is fixed.
 
         Raises:
-            Refused: If it has more inputs than one.
+            Refused: The model has several inputs.
         """
         if len(session.inputs) != 1:
             raise Refused(
@@ -228,22 +239,22 @@ class Images:
 
     @property
     def on_card(self) -> bool:
-        """Whether it computes on a card, whose clock then tells the time."""
+        """Whether the session runs on a GPU, whose own clock then measures the latency."""
         return isinstance(self.session, OnCard)
 
     def call(self, images: NDArray[Any]) -> Callable[[], Any]:
-        """One inference of a round; on a card, of images that lie there already, and it returns its milliseconds."""
+        """Return a function that runs one inference; see `call_of`."""
         return call_of(self.session, {self._given: images})
 
     def run(self, images: NDArray[Any]) -> Array:
-        """Images [n, C, H, W], or pixels where it takes those, to the first output [n, ...]."""
+        """Run images [n, C, H, W], or pixels if the model takes those, and return the first output [n, ...]."""
         return self._whole.run({self._given: images})[self._wanted]
 
 
 def run_module(
     module: nn.Module, tensors: Mapping[str, Tensor], images: NDArray[np.float32], *, double: bool, at_once: int = 8
 ) -> Array:
-    """All images through a module in eval mode, in pieces that fit in memory."""
+    """Run all images through a module in eval mode, ``at_once`` at a time, and return the output [n, ...]."""
     runner = TorchRunner(module.eval(), tensors, double=double)
     pieces = (images[start : start + at_once] for start in range(0, len(images), at_once))
     return np.concatenate([runner.run({"input": piece})["output"] for piece in pieces])
@@ -252,10 +263,16 @@ def run_module(
 def load_onnx(
     model: Path | bytes | onnx.ModelProto, folder: Path | None = None, *, timed: bool = False, as_written: bool = False
 ) -> Session:
-    """An ONNX Runtime session on all cores that this process may use; ``folder`` has a graph's external weights.
+    """Open an ONNX Runtime session on all cores that this process may use.
 
-    One of what lies in memory, which nobody times, is lean: a proof has several of them. Weights of a model are handed
-    over as arrays; serialised and parsed they would be there three times. One ``as_written`` fuses nothing.
+    Weights of a model in memory are passed as arrays: serializing and parsing them would hold three copies.
+
+    Args:
+        model: A path, a serialized model or a model.
+        folder: Folder of the model's external weights, if there are some.
+        timed: Whether the session will be benchmarked. If not, and the model is in memory, the session releases memory
+            after every inference, since a comparison holds several sessions.
+        as_written: Whether to turn off fusions.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     engine: Engine = plugins.load(plugins.ENGINES, "onnxruntime")
@@ -269,45 +286,51 @@ def load_onnx(
 
 
 def image_model(model: Path | bytes, folder: Path | None = None, *, batch: int | None = None) -> Images:
-    """The same as what takes images; ``batch`` is how many its graph takes at once, where that is fixed."""
+    """Open an ONNX Runtime session of an image model; ``batch`` is the graph's batch size if it is fixed."""
     return Images(load_onnx(model, folder), batch)
 
 
-# --- What stands between input and output: the values of a torch module or of an ONNX graph, at places with names.
+# Intermediate values of a torch module or an ONNX graph
 #
-# A place is ``in`` or ``out`` of a module, or of the module that a node was exported from, or the name of a value.
+# A place is the input or output of a torch module, which for a graph is the module from which nodes were exported, or
+# a value's name.
 
 
 class Place(NamedTuple):
-    """Where a value stands: before (``in``) or behind (``out``) a module, or at a name of an ONNX graph."""
+    """The place of an intermediate value.
+
+    Attributes:
+        side: "in" or "out" for the input or output of a module, "at" for a named value of an ONNX graph.
+        name: Name of the module or value.
+    """
 
     side: str
     name: str
 
     def __str__(self) -> str:
-        """For people."""
+        """Describe the place in a message."""
         return self.name if self.side == "at" else f"{self.side}put of {self.name or 'the network'}"
 
 
 class Trace(Protocol):
-    """Values on the way."""
+    """Access to the intermediate values of a model."""
 
     def places(self, feeds: Feeds) -> list[Place]:
-        """All places, in the order in which their values are computed."""
+        """List all places in the order in which their values are computed."""
 
     def values(self, places: Iterable[Place], feeds: Feeds) -> dict[Place, Array]:
-        """Inputs [n, ...] by name -> the values at these places."""
+        """Run the model on inputs [n, ...] by name and return the values at these places."""
 
     def module_of(self, place: Place) -> str:
-        """The module to name for a place."""
+        """Return the name of the module to report for a place."""
 
 
 class TorchTrace:
-    """The inputs and outputs of a torch module's parts.
+    """The inputs and outputs of the submodules of a torch module.
 
     Args:
-        runner: With its weights.
-        names: Of the parts to look at; those without parts of their own when None.
+        runner: The module with its weights.
+        names: Names of the submodules to trace; those without children when None.
     """
 
     def __init__(self, runner: TorchRunner | TorchSession, names: Iterable[str] | None = None) -> None:
@@ -317,7 +340,7 @@ class TorchTrace:
         self._parts = {name: parts[name] for name in wanted}
 
     def places(self, feeds: Feeds) -> list[Place]:
-        """See `Trace`; a part that is called twice counts at its last call."""
+        """List the places; see `Trace`. A submodule that is called twice is listed at its last call."""
         seen: dict[Place, None] = {}
 
         def note(place: Place, _value: Any) -> None:
@@ -329,7 +352,7 @@ class TorchTrace:
         return list(seen)
 
     def values(self, places: Iterable[Place], feeds: Feeds) -> dict[Place, Array]:
-        """See `Trace`."""
+        """Return the values; see `Trace`."""
         wanted, found = set(places), {}
 
         def keep(place: Place, value: Any) -> None:
@@ -341,7 +364,7 @@ class TorchTrace:
         return found
 
     def module_of(self, place: Place) -> str:
-        """See `Trace`."""
+        """Return the submodule's name; see `Trace`."""
         return place.name
 
     @staticmethod
@@ -365,20 +388,20 @@ class TorchTrace:
 
 
 def _tell(tell: Callable[[Place, Any], None], place: Place, value: Any) -> None:
-    while isinstance(value, tuple) and value:  # tokens and their sizes: the tokens
+    while isinstance(value, tuple) and value:  # the first one, e.g. the tokens of (tokens, sizes)
         value = value[0]
     if hasattr(value, "is_floating_point") and value.is_floating_point():
         tell(place, value)
 
 
 class OnnxTrace:
-    """The values of an ONNX graph.
+    """The intermediate values of an ONNX graph.
 
     Args:
         model: The graph with its weights.
-        load: Serialised model to a session.
-        by_module: Places are the inputs and outputs of the torch modules that the nodes were exported from, which
-            `repaconv.onnx_export.torch_exporter` writes into their names; else the names of the values.
+        load: Opens a session for a serialized model.
+        by_module: True if places are the inputs and outputs of the torch modules from which the nodes were exported
+            (`repaconv.onnx_export.torch_exporter` writes them into the node names), False if they are value names.
     """
 
     def __init__(self, model: onnx.ModelProto, load: Callable[[bytes], Session], *, by_module: bool) -> None:
@@ -386,11 +409,11 @@ class OnnxTrace:
         self._at = _by_module(model) if by_module else _by_name(model)
 
     def places(self, feeds: Feeds) -> list[Place]:
-        """See `Trace`."""
+        """List the places; see `Trace`."""
         return list(self._at)
 
     def values(self, places: Iterable[Place], feeds: Feeds) -> dict[Place, Array]:
-        """See `Trace`; the graph is run with these values as outputs, unless the runtime refuses one."""
+        """Return the values; see `Trace`. The graph is run with these values as further outputs."""
         import onnx
 
         wanted = {place: self._at[place] for place in places if place in self._at}
@@ -409,7 +432,7 @@ class OnnxTrace:
         }
 
     def module_of(self, place: Place) -> str:
-        """See `Trace`: the torch module that the value was computed in."""
+        """Return the torch module that computes the value; see `Trace`."""
         if place.side != "at":
             return place.name
         return next((_module(node) for node in self._model.graph.node if place.name in node.output), place.name)
@@ -424,13 +447,13 @@ CANCEL = ("ReduceMean", "ReduceSum")
 
 
 def _by_name(model: onnx.ModelProto) -> dict[Place, str]:
-    """All but sums, which may be next to nothing where what they are of is sound: what reads them tells."""
+    """All named values, except sums and means, which may cancel to nearly zero, so that relative errors say nothing."""
     nodes = [node for node in model.graph.node if node.op_type not in CANCEL]
     return {Place("at", name): name for node in nodes for name in node.output if name}
 
 
 def _by_module(model: onnx.ModelProto) -> dict[Place, str]:
-    """First input and last output of each module that no other is within."""
+    """The first input and the last output of each module without child modules."""
     constants = {weight.name for weight in model.graph.initializer}
     constants |= {name for node in model.graph.node if node.op_type == "Constant" for name in node.output}
     modules = {node.name.rpartition("/")[0] for node in model.graph.node}

@@ -1,4 +1,4 @@
-"""An ONNX graph of whatever origin: loaded, folded as far as that needs no knowledge of its method, and drawn for."""
+"""Load an arbitrary ONNX model, check that it can be run, and apply the fold rewrites to it."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
     from repaconv.engines.contract import Port
 
 TURNS = 1_000_000
-"""Of a loop, beyond which a graph is not run."""
+"""Maximum number of iterations of a loop in a graph that is run."""
 CONTROL = ("If", "Loop", "Scan")
 QUANTISED = ("QuantizeLinear", "DequantizeLinear", "QLinearMatMul", "QLinearConv", "MatMulInteger", "ConvInteger")
 
 
 def loaded(path: Path) -> onnx.ModelProto:
-    """The graph with its weights.
+    """Load an ONNX file with its weights.
 
     Raises:
-        Refused: If it is no sound ONNX file, wants files from outside its folder, or holds more than 2 GiB.
+        Refused: The file is not valid ONNX, cannot be run, refers to files outside its folder, or exceeds 2 GiB.
     """
     import onnx
 
@@ -56,7 +56,7 @@ def loaded(path: Path) -> onnx.ModelProto:
     try:
         model = onnx.load(path)
         free_sizes(model)
-        shapes_inferred(model)  # outputs need not have said theirs
+        shapes_inferred(model)  # outputs may lack declared shapes
         check(model)
     except Exception as error:
         raise Refused(
@@ -71,10 +71,10 @@ def loaded(path: Path) -> onnx.ModelProto:
 
 
 def _require_runnable(path: Path, model: onnx.ModelProto) -> None:
-    """Refuse what is valid and cannot be run to be compared.
+    """Refuse a valid graph that cannot be run for a comparison.
 
     Raises:
-        Refused: If it takes or gives nothing, or takes what is of no known type, or has a loop without an end.
+        Refused: The graph has no inputs or no outputs, an input of unknown type, or a loop with too many iterations.
     """
     if not inputs_of(model) or not model.graph.output:
         raise Refused(
@@ -92,7 +92,7 @@ def _require_runnable(path: Path, model: onnx.ModelProto) -> None:
 
 
 def _require_an_end(path: Path, model: onnx.ModelProto) -> None:
-    """Refuse loops that count to what nobody waits for; one that ends by a condition is run."""
+    """Refuse loops with a constant number of iterations above `TURNS`."""
     from onnx import numpy_helper
 
     counts = {weight.name: weight for weight in model.graph.initializer}
@@ -107,14 +107,14 @@ def _require_an_end(path: Path, model: onnx.ModelProto) -> None:
 
 
 def stored(model: onnx.ModelProto) -> dict[str, onnx.TensorProto]:
-    """A graph's constants by name, as they lie in it."""
+    """Return a graph's initializers and constants by name, as protobuf tensors."""
     found = {weight.name: weight for weight in model.graph.initializer}
     constants = (node for node in model.graph.node if node.op_type == "Constant" and node.attribute)
     return found | {node.output[0]: node.attribute[0].t for node in constants}
 
 
 def in_single(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The graph in float32 where it is of half precision, which not every runtime computes in; else itself."""
+    """Convert a graph with half-precision values (float16, bfloat16) to float32; return any other graph itself."""
     from repaconv.graph.float64_graph import TYPED, retyped
 
     halves = {10, 16}
@@ -128,16 +128,18 @@ def in_single(model: onnx.ModelProto) -> onnx.ModelProto:
 def folded(
     source: Path, model: onnx.ModelProto, taken_back: Collection[str] = (), *, typed: bool = True
 ) -> tuple[onnx.ModelProto, list[Change]]:
-    """The rewritten graph, valid ONNX with the same inputs and outputs, and what was changed.
+    """Apply the fold rewrites to a graph; return the folded graph and the changes.
+
+    The folded graph is valid ONNX with the same inputs and outputs.
 
     Args:
-        source: Its file.
+        source: The graph's file, for messages.
         model: The graph.
-        taken_back: Names of rewrites that are left out.
-        typed: Whether all operators take what they are given; of a float64 copy, ONNX's schemas may say otherwise.
+        taken_back: Names of rewrites to leave out.
+        typed: Whether to check all types; not possible for a float64 copy with operators that ONNX has no float64 for.
 
     Raises:
-        Refused: If something goes wrong in it.
+        Refused: The graph is not valid ONNX, or a rewrite fails.
     """
     from repaconv.graph.graph_without_weights import check
     from repaconv.graph.model_rewriting import rewritten
@@ -152,7 +154,7 @@ def folded(
         check(smaller)
         if typed:
             _check_types(smaller, model)
-    except Exception as error:  # a graph of any origin: whatever goes wrong in it, nothing is written
+    except Exception as error:  # an arbitrary graph may raise anything; nothing is written then
         if why := _unsound(model):
             raise Refused(
                 f"{source} is not valid ONNX: {why}; ONNX Runtime does not load it either.",
@@ -168,10 +170,10 @@ def folded(
 
 
 def _check_types(smaller: onnx.ModelProto, model: onnx.ModelProto) -> None:
-    """ONNX's strict check of all types and shapes, unless the graph as given does not pass it.
+    """Run ONNX's strict check of all types and shapes; a failure is ignored if the original graph fails it too.
 
     Raises:
-        onnx.shape_inference.InferenceError: If what was made of it is at fault.
+        onnx.shape_inference.InferenceError: The folded graph fails the check, the original does not.
     """
     from repaconv.graph.graph_without_weights import check
 
@@ -183,18 +185,18 @@ def _check_types(smaller: onnx.ModelProto, model: onnx.ModelProto) -> None:
 
 
 def checker_says(model: onnx.ModelProto) -> str:
-    """What is wrong with a graph by ONNX's strict check; empty if nothing is."""
+    """Return the error of ONNX's strict check; empty if the graph passes."""
     from repaconv.graph.graph_without_weights import check
 
     try:
         check(model, full=True)
-    except Exception as error:  # onnx's own, of several classes
+    except Exception as error:  # the checker raises several classes
         return first_line(error)
     return ""
 
 
 def _unsound(model: onnx.ModelProto) -> str:
-    """What is wrong with a graph that neither ONNX's checker takes nor ONNX Runtime; empty if one of them does."""
+    """The checker's error for a graph that both ONNX's checker and ONNX Runtime reject; else empty."""
     from repaconv.verification.model_runners import load_onnx
 
     if why := checker_says(model):
@@ -206,12 +208,12 @@ def _unsound(model: onnx.ModelProto) -> str:
 
 
 def looked_into(model: onnx.ModelProto) -> bool:
-    """Whether its operators are those that folds know."""
+    """Whether the graph can be folded: its opset is recent enough, and it is not quantized."""
     return opset_of(model) >= OLDEST and not any(node.op_type in QUANTISED for node in model.graph.node)
 
 
 def left_alone(model: onnx.ModelProto) -> Iterator[str]:
-    """What is not looked into, and why."""
+    """Describe what is not folded and why: control flow, quantized graphs, custom operators."""
     kinds = {node.op_type for node in model.graph.node}
     if found := sorted(kinds & set(CONTROL)):
         yield f"{', '.join(found)}: which branch runs is not known before it does"
@@ -223,7 +225,7 @@ def left_alone(model: onnx.ModelProto) -> Iterator[str]:
 
 
 def inputs_of(model: onnx.ModelProto) -> tuple[Port, ...]:
-    """What the graph takes, weights that are also inputs left out; a size that is free has its name, or None."""
+    """Return the graph's inputs without weights; a dynamic dimension is given by its name, or None without a name."""
     stored = {weight.name for weight in model.graph.initializer}
     return tuple(_port(value) for value in model.graph.input if value.name not in stored)
 

@@ -1,7 +1,7 @@
-"""Inputs on which a graph of any origin is proved: free sizes of several values, and draws that excite it.
+"""Find inputs on which an arbitrary ONNX graph is verified: several sizes of dynamic dimensions, several value ranges.
 
-A free size of 1 hides what a softmax, a mean or a transpose over it does, and equal sizes hide which is which: names
-get values of their own, above 1 and prime where the graph takes them.
+A dynamic dimension of size 1 hides errors in a softmax, mean or transpose over it, and equal sizes hide mixed-up
+dimensions. Each dimension therefore gets a size of its own, a prime above 1 where the graph runs with that.
 """
 
 from __future__ import annotations
@@ -24,50 +24,50 @@ if TYPE_CHECKING:
     import onnx
 
 
-# --- The search for probes: values of free sizes with which a graph runs, and gains on what is drawn for them.
+# The search for sizes and gains with which the graph runs
 
 Array = NDArray[Any]
 Sizes = dict[str, int]
 
 BATCHES = (2, 3, 1)
 FEW = (2, 1)
-"""Of a graph that is dear to run."""
+"""Batch sizes for a graph that takes long to run."""
 PRIMES = {"batch": BATCHES, "length": (7, 13, 5), "side": (61, 97, 67)}
 USUAL = {
     "batch": (*BATCHES, *BATCHES, 4, 8, 16),
     "length": (16, 32, 64, 128, 77, 197, 256, 512),
     "side": (64, 96, 128, 224, 256, 384, 512, 640, 32, 28, 16, 8),
 }
-"""Tried after the primes and what the graph's metadata say."""
+"""Sizes that are tried after the primes and the sizes in the graph's metadata."""
 
 IN_USE = (224, 256, 320, 384, 512, 640, 128, 96, 64, 48, 32, 28, 16, 8)
-"""Sides that a network of images of any size is likely to be used at."""
+"""Likely image sizes of a network with dynamic height and width."""
 
 WANTED = 3
-"""Assignments of the free sizes."""
+"""Number of size assignments to find."""
 SMALLER = (1.0, 0.1, 0.01, 0.001)
-"""The first of these gains on normal inputs at which nothing overflows is the usual one."""
+"""Gains on normal inputs; the first one without overflow is the usual gain."""
 
 GAINS = (4.0, 32.0, 0.1)
-"""On that, of further probes: what saturates or is dead at 1 need not be so there."""
+"""Factors on the usual gain for further probes: what is saturated or dead at 1 may be active there."""
 
 
 FURTHER = (1.0, 4.0, 32.0, 256.0, 0.1, 2048.0) * 6
-"""Of draws that are tried where a class or a truth value was the same on all before, to find some that move it."""
+"""Gains of further inputs, tried if an output of integers or booleans was constant on all probes, to make it change."""
 
 
 @dataclass(frozen=True)
 class Input:
-    """An input of a graph, and how it is drawn."""
+    """An input of a graph and the distribution of its random values."""
 
     name: str
-    dims: tuple[int | str, ...]  # a name where free
+    dims: tuple[int | str, ...]  # a name if dynamic
     dtype: np.dtype[Any]
     draw: Draw
 
 
 def drawn_for(inputs: list[Input], sizes: Sizes, seed: int | list[int], gain: float, below: int) -> dict[str, Array]:
-    """A call of these sizes; one that is not said is 1."""
+    """Sample all inputs of one call; dynamic dimensions that are not in ``sizes`` are 1."""
     generator = np.random.default_rng(seed)
     shapes = {one.name: tuple(sizes.get(d, 1) if isinstance(d, str) else d for d in one.dims) for one in inputs}
     return {
@@ -78,7 +78,18 @@ def drawn_for(inputs: list[Input], sizes: Sizes, seed: int | list[int], gain: fl
 
 @dataclass
 class Search:
-    """Assignments of the free sizes with which the graph runs."""
+    """The search for sizes of the dynamic dimensions, and gains, with which a graph runs.
+
+    Attributes:
+        inputs: The graph's inputs.
+        run: Runs the graph.
+        kinds: The kind of each dynamic dimension: "batch", "length" or "side".
+        usual: The sizes to try for each kind.
+        below: Upper bound of integers without known meaning; one of `NUMBERS`.
+        wanted: Number of size assignments to find.
+        problem: The last error of the runtime.
+        lengths: The first shape of each output that was seen, by the output's name and the input shapes.
+    """
 
     inputs: list[Input]
     run: Callable[[dict[str, Array]], dict[str, Any]]
@@ -90,7 +101,7 @@ class Search:
     lengths: dict[Any, tuple[int, ...]] = field(default_factory=dict)
 
     def assignments(self) -> list[Sizes]:
-        """Some that differ in as many sizes as the graph lets; none if it never runs."""
+        """Return assignments of sizes with which the graph runs, as different as possible; empty if it never runs."""
         if not self.kinds:
             return [{}] if self._runs({}, 0) else []
         for alike in ((), ("batch",), ("batch", "length", "side")):
@@ -104,7 +115,7 @@ class Search:
         return []
 
     def _tries(self, alike: tuple[str, ...]) -> Iterator[Sizes]:
-        """Values for all names, those of the kinds in ``alike`` with one for all of the kind."""
+        """Yield assignments to try; all dimensions of a kind in ``alike`` get the same size."""
         for start in range(max(len(values) for values in self.usual.values())):
             place = dict.fromkeys(PRIMES, start)
             sizes = {}
@@ -114,7 +125,7 @@ class Search:
             yield sizes
 
     def _varied(self, found: list[Sizes]) -> Iterator[Sizes]:
-        """Further ones in which a name has another value that had but one so far."""
+        """Yield further assignments, which vary each dimension that had only one size so far."""
         seed = len(found)
         for name, kind in self.kinds.items():
             only = {sizes[name] for sizes in found}
@@ -125,20 +136,20 @@ class Search:
                 yield one
 
     def _runs(self, sizes: Sizes, seed: int) -> bool:
-        """Whether it does on what is also the probe of these sizes, where nothing overflows."""
+        """Whether the graph runs with these sizes, on the inputs that become their probe (at gain 1)."""
         try:
             self.run(self.drawn(sizes, seed, 1.0))
-        except Exception as error:  # the runtime's own, of many classes
+        except Exception as error:  # the runtime raises many classes
             self.problem = first_line(error)
             return False
         return True
 
     def drawn(self, sizes: Sizes, seed: int, gain: float) -> dict[str, Array]:
-        """A call of these sizes."""
+        """Sample the inputs of one call with these sizes."""
         return drawn_for(self.inputs, sizes, seed, gain, self.below)
 
     def usual_sizes(self, found: list[Sizes]) -> Sizes:
-        """Free sizes as networks have them in use: one of a batch, a side that the graph's maker wrote down."""
+        """Return sizes as in ordinary use: batch 1, and for the others those in the graph's metadata or common ones."""
         own = {kind: values[len(PRIMES[kind]) :] for kind, values in self.usual.items()}
         own = {**own, "batch": (1,), "side": tuple(dict.fromkeys((*own["side"][: -len(USUAL["side"])], *IN_USE)))}
         for place in range(max(map(len, own.values()))):
@@ -148,18 +159,28 @@ class Search:
         return found[0]
 
     def gain(self, sizes: Sizes) -> float:
-        """The first at which all outputs are finite."""
+        """Return the first gain at which all outputs are finite."""
         return next((gain for gain in SMALLER if self._finite(self.drawn(sizes, 0, gain))), 1.0)
 
     def more(
         self, plain: tuple[dict[str, Array], ...], found: list[Sizes], usual: float, still: set[str]
     ) -> tuple[dict[str, Array], ...]:
-        """Beside every assignment the one that costs least with other gains, and what moves outputs that are still."""
+        """Return further probes: with other gains, and inputs that change outputs that were constant.
+
+        Args:
+            plain: The probes of all size assignments.
+            found: The size assignments.
+            usual: The usual gain.
+            still: Names of outputs that may stay constant.
+        """
         gained = tuple(self._gained(found, usual))
         return (*gained, *self._stirring(found[0], (*plain, *gained), still))
 
     def _gained(self, found: list[Sizes], usual: float) -> Iterator[dict[str, Array]]:
-        """Where it stays finite; or once again, where nothing is drawn normally."""
+        """Yield probes with other gains, if the outputs stay finite, for the assignment with the fewest input values.
+
+        Without floating-point inputs, where a gain has no effect, it is one more probe.
+        """
         least = min(found, key=lambda sizes: sum(array.size for array in self.drawn(sizes, 0, usual).values()))
         gains = GAINS if any(one.dtype.kind == "f" for one in self.inputs) else (1.0,)
         for seed, gain in enumerate(gains, len(found)):
@@ -170,7 +191,7 @@ class Search:
     def _stirring(
         self, sizes: Sizes, feeds: tuple[dict[str, Array], ...], still: set[str]
     ) -> Iterator[dict[str, Array]]:
-        """Further draws, as long as some of these outputs have not moved: those on which one does."""
+        """Yield further inputs on which an output changes that was constant so far, until all have changed."""
         first: dict[str, dict[tuple[int, ...], Array]] = {name: {} for name in still}
         for feed in feeds if still else ():
             still = still - self._moving(feed, still, first)
@@ -183,7 +204,7 @@ class Search:
     def _moving(
         self, feed: dict[str, Array], still: set[str], first: dict[str, dict[tuple[int, ...], Array]]
     ) -> set[str]:
-        """Which of these outputs are others than on the first draw of their shape, or from row to row."""
+        """The outputs whose shape or values differ from the first call of that shape, or from row to row."""
         outputs = self.run(feed)
         found = {name: np.asarray(outputs[name]) for name in still}
         before = {name: first[name].setdefault(out.shape, out) for name, out in found.items()}
@@ -195,13 +216,13 @@ class Search:
     def _finite(self, feeds: dict[str, Array]) -> bool:
         try:
             outputs = self.run(feeds)
-        except Exception:  # not every graph takes every number
+        except Exception:  # some graphs reject some values
             return False
         floats = (out for out in outputs.values() if isinstance(out, np.ndarray) and out.dtype.kind == "f")
         return all(bool(np.isfinite(out).all()) for out in floats)
 
     def told(self, found: list[Sizes]) -> str:
-        """What was varied, and what not."""
+        """Describe which dynamic dimensions were varied and which were not."""
         values = {name: sorted({sizes[name] for sizes in found}) for name in self.kinds}
         varied = [f"{name} {', '.join(map(str, some))}" for name, some in values.items() if len(some) > 1]
         fixed = [f"{name} {some[0]}" for name, some in values.items() if len(some) == 1]
@@ -210,17 +231,17 @@ class Search:
         return "; ".join(["ONNX Runtime, seeded inputs", *parts])
 
 
-# --- Inputs on which a graph of any origin is proved: free sizes of several values, and draws that excite it.
+# The probes
 
 
 class Unrunnable(Exception):
-    """No inputs were found with which the graph runs; says why.
+    """No inputs were found with which the graph runs.
 
     Attributes:
         inputs: Names of the graph's inputs.
-        suspects: Those that most likely are not what the graph takes, as people read them.
-        on: On what it was run.
-        drawable: Whether it is a matter of their numbers, and a sample of them would do.
+        suspects: Descriptions of the inputs that most likely have wrong values.
+        on: The kind of inputs that was tried, random or sample.
+        drawable: Whether sample inputs from the user would help.
     """
 
     def __init__(
@@ -238,17 +259,17 @@ class Unrunnable(Exception):
 
 @dataclass(frozen=True)
 class Probes:
-    """Inputs by name, some times; and what they were, for people.
+    """The inputs on which a graph is verified, and how to make more of them.
 
     Attributes:
-        plain: Inputs by name, of every assignment of the free sizes.
-        more: Draws what shows more: they are run on the way, which is dear.
-        told: What they were.
-        usual: Free sizes of a call that is no probe.
-        other: Those of the first probe.
-        gain: On what is drawn normally, at which nothing overflows.
-        below: Of `NUMBERS`.
-        held: Inputs that always have these values, as nested lists.
+        plain: Inputs by name, one call per assignment of sizes.
+        more: Makes further probes; it runs the graph, which takes time.
+        told: A description of the probes.
+        usual: Sizes of the dynamic dimensions in ordinary use.
+        other: Sizes of the dynamic dimensions in the first probe.
+        gain: Factor on normally distributed inputs at which no output overflows.
+        below: Upper bound of integers without known meaning; one of `NUMBERS`.
+        held: Inputs with fixed values, as nested lists.
     """
 
     plain: tuple[dict[str, Array], ...]
@@ -262,11 +283,17 @@ class Probes:
 
     @cached_property
     def feeds(self) -> tuple[dict[str, Array], ...]:
-        """All of them."""
+        """All probes; the further ones are made on first use."""
         return (*self.plain, *self.more())
 
     def call(self, model: onnx.ModelProto, seed: int, gain: float = 1.0) -> dict[str, Array]:
-        """Inputs of the usual sizes of the same graph, that are no probe; ``gain`` is on that at which it is finite."""
+        """Sample inputs of the usual sizes.
+
+        Args:
+            model: The graph.
+            seed: Seed of the random generator.
+            gain: Factor on the usual gain.
+        """
         return drawn(model, self.usual, seed, gain=self.gain * gain, below=self.below, held=self.held)
 
 
@@ -277,17 +304,17 @@ def probes(
     dear: bool = False,
     sample: Mapping[str, Array] | None = None,
 ) -> Probes:
-    """Inputs that the graph takes.
+    """Find inputs with which the graph runs.
 
     Args:
-        model: The graph, whose first operators say what they expect.
-        run: It, loaded; its exceptions say that it refuses.
-        dear: Whether it takes so long that batches are few.
-        sample: Inputs that it takes, which are then the first probe; the others are of the same sizes, and what is no
-            real number in them, or one of a few, is what it is there.
+        model: The graph.
+        run: Runs the graph; raises an exception for inputs that it rejects.
+        dear: Whether the graph takes so long that fewer and smaller batches are used.
+        sample: Sample inputs, which become the first probe. The others have the same sizes; integers, text and small
+            floating-point inputs (up to `FEW_NUMBERS` values) keep the values of the sample.
 
     Raises:
-        Unrunnable: If it runs with none of them, or takes what is no tensor of numbers or text.
+        Unrunnable: The graph runs with none of the inputs, or an input is not a tensor of numbers or text.
     """
     if sample is not None:
         return _by_sample(model, run, sample)
@@ -308,13 +335,13 @@ def probes(
 
 SAMPLE = "the sample inputs"
 FEW_NUMBERS = 16
-"""So many real numbers of a sample are a parameter, as thresholds and scales are, and no data."""
+"""A floating-point sample input of at most this many values is taken as a parameter, e.g. a threshold, not as data."""
 
 
 def _by_sample(
     model: onnx.ModelProto, run: Callable[[dict[str, Array]], dict[str, Any]], sample: Mapping[str, Array]
 ) -> Probes:
-    """The sample, and others of its sizes."""
+    """Probes from a sample: the sample itself and random inputs of its sizes."""
     held = {
         name: array.tolist() for name, array in sample.items() if array.dtype.kind != "f" or array.size <= FEW_NUMBERS
     }
@@ -333,7 +360,7 @@ def _by_sample(
     try:
         run(first)
         run(search.drawn(sizes, 1, 1.0))
-    except Exception as error:  # the runtime's own, of many classes
+    except Exception as error:  # the runtime raises many classes
         raise Unrunnable(first_line(error), [*first], _suspects(model, inputs, str(error)), on=SAMPLE) from error
     gain, still = search.gain(sizes), _integral(model) - unmoved(model)
     plain = (first, *(search.drawn(sizes, seed, gain) for seed in (1, 2)))
@@ -343,7 +370,7 @@ def _by_sample(
 
 
 def _suspects(model: onnx.ModelProto, inputs: list[Input], problem: str) -> list[str]:
-    """Inputs by which a runtime fails, most likely: those of the operator that failed, and not what is data."""
+    """Describe the inputs that most likely caused the error: inputs of the failed operator, preferably parameters."""
     failed = re.search(r"while running (\w+) node|for input: (\S+)", problem)
     read = {name for node in model.graph.node if failed and node.op_type == failed[1] for name in node.input}
     read |= {failed[2]} if failed and failed[2] else set()
@@ -361,12 +388,12 @@ def drawn(
     below: int,
     held: Mapping[str, Any] = MappingProxyType({}),
 ) -> dict[str, Array]:
-    """A call's inputs, as `probes` found them to run.
+    """Sample the inputs of one call.
 
     Args:
         model: The graph.
-        sizes: Its free sizes by name; one that is not said is 1.
-        seed: Of the draw.
+        sizes: Sizes of the dynamic dimensions by name; missing ones are 1.
+        seed: Seed of the random generator.
         gain: See `Probes`.
         below: See `Probes`.
         held: See `Probes`.
@@ -393,7 +420,7 @@ def _inputs(model: onnx.ModelProto, held: Mapping[str, Any] = MappingProxyType({
 
 
 def _integral(model: onnx.ModelProto) -> set[str]:
-    """Outputs that are classes, places, truth values: what is no real number may well stay where inputs move."""
+    """Outputs of integers or booleans, e.g. classes or indices, which may stay constant when the inputs change."""
     import onnx
 
     kinds = {value.name: value.type.tensor_type.elem_type for value in model.graph.output}
@@ -401,9 +428,10 @@ def _integral(model: onnx.ModelProto) -> set[str]:
 
 
 def _free(inputs: list[Input]) -> list[dict[str, str]]:
-    """Every free size, and of what kind it is: the first axis is a batch, those of images have sides.
+    """The kind of each dynamic dimension: the first axis is a batch, others of 4D inputs are sides, else lengths.
 
-    Then, where there are such, with states as recurrent layers have them: [layers, batch, width].
+    If there are inputs like the states of recurrent layers, [layers, batch, width], a second version follows in which
+    their middle axis is a batch.
     """
     states = [one.dims for one in inputs if [type(dim) for dim in one.dims] == [int, str, int]]
     kinds: dict[str, str] = {}
@@ -415,17 +443,17 @@ def _free(inputs: list[Input]) -> list[dict[str, str]]:
 
 
 def _of_metadata(model: onnx.ModelProto, kind: str) -> tuple[int, ...]:
-    """Sizes that the graph's maker wrote down."""
+    """Sizes of this kind in the graph's metadata."""
     words = {"batch": "batch", "length": "length|seq|tokens", "side": "size|shape|imgsz|width|height|resolution"}[kind]
     entries = [entry.value for entry in model.metadata_props if re.search(words, entry.key, re.IGNORECASE)]
     return tuple(dict.fromkeys(n for text in entries for n in map(int, re.findall(r"\d{1,4}", text)) if 1 < n <= 2048))
 
 
 def unmoved(model: onnx.ModelProto) -> set[str]:
-    """Outputs that hang on no input's values: on none, or on shapes alone."""
+    """Return the outputs that do not depend on any input's values, at most on shapes."""
     moved = {value.name for value in model.graph.input} - {weight.name for weight in model.graph.initializer}
     for node in model.graph.node:
-        inner = any(entry.HasField("g") for entry in node.attribute)  # reads what is around it
+        inner = any(entry.HasField("g") for entry in node.attribute)  # an inner graph may read any outer value
         if node.op_type not in ("Shape", "Size") and (inner or moved & set(node.input)):
             moved |= set(node.output)
     return {value.name for value in model.graph.output} - moved

@@ -1,8 +1,8 @@
-"""What a graph expects of its inputs, read from the first operators that they meet, and inputs drawn to that.
+"""Random inputs for an ONNX graph, of the kind that its first operators expect.
 
-An embedding is given indices over its whole table, a mask zeros and ones, pixels 0 to 255, and what the graph
-normalises is drawn so that it is standard normal behind that: a value far from what the graph was made for saturates
-it, and then nothing shows.
+The input of an embedding gets indices over the whole table, a mask zeros and ones, an image pixels from 0 to 255. An
+input that the graph normalizes gets values that are standard normal after the normalization. Values far from what the
+graph was made for would saturate it, and a comparison would then show nothing.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ if TYPE_CHECKING:
     import onnx
 
 
-# --- Inputs that say how an operator works and not on what: axes, shapes, sizes, scales. A value that it takes is read
-# off the shapes that the graph declares, since few random ones are valid.
+# Inputs that are parameters of an operator: axes, shapes, sizes, scales. Few random values are valid, so that a valid
+# one is derived from the shapes that the graph declares.
 
 Dims = Sequence[int | str]
 Value = Sequence[int] | Sequence[float] | float | None
 TO_THE_END = 2**31 - 1
-"""As the end of a Slice."""
+"""End of a Slice that reaches the end of the axis."""
 MOST = 4096
-"""Windows that are tried for a Col2Im."""
+"""Maximum number of kernel shapes that are tried for a Col2Im."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where an input is read as a parameter.
+    """A graph input that a node reads as a parameter.
 
     Attributes:
-        node: By which node.
-        place: As which of its inputs.
-        shapes: Of all values, as far as the graph declares them, by name.
-        constants: The graph's constants by name.
-        sizes: Dynamic dimensions by name.
-        length: How many numbers the parameter has, 1 for a scalar; None where that is dynamic.
+        node: The node.
+        place: Index of the parameter among the node's inputs.
+        shapes: Declared shapes of the graph's values, by name.
+        constants: Constant inputs of the node, by name.
+        sizes: Sizes of the dynamic dimensions, by name.
+        length: Number of elements of the parameter, 1 for a scalar; None if it is dynamic.
     """
 
     node: onnx.NodeProto
@@ -56,45 +56,51 @@ class Place:
     length: int | None
 
     def dims(self, name: str) -> list[int] | None:
-        """A value's shape at these sizes; None where something of it is not known."""
+        """Return a value's shape at these sizes; None if it is not completely known."""
         found = [self.sizes.get(dim) if isinstance(dim, str) else dim for dim in self.shapes.get(name, ["?"])]
         return None if None in found else [dim for dim in found if dim is not None]
 
     @property
     def before(self) -> list[int] | None:
-        """Shape of the node's first input."""
+        """The shape of the node's first input."""
         return self.dims(self.node.input[0])
 
     @property
     def after(self) -> list[int] | None:
-        """Shape of its first output."""
+        """The shape of the node's first output."""
         return self.dims(self.node.output[0])
 
     def attribute(self, name: str, default: Any) -> Any:
-        """One of its attributes."""
+        """Return an attribute of the node, or the default."""
         import onnx
 
         found = (entry for entry in self.node.attribute if entry.name == name)
         return next((onnx.helper.get_attribute_value(entry) for entry in found), default)
 
     def constant(self, place: int) -> list[int] | None:
-        """Another of its inputs, where that is constant."""
+        """Return the integers of another input of the node if it is constant, else None."""
         name = self.node.input[place] if place < len(self.node.input) else ""
         return [int(number) for number in self.constants[name].reshape(-1)] if name in self.constants else None
 
     def axes(self, place: int) -> list[int]:
-        """The axes that another input says, as far as the graph knows them; else the first."""
+        """Return the axes in another input if it is constant, else all axes."""
         every = list(range(len(self.before or ())))
         told = self.constant(place)
         return [every[axis] for axis in told] if told is not None else every
 
 
 def parameter(at: Place, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array | None:
-    """A value that the operator takes; None where the graph does not tell one."""
+    """Return a valid value of a parameter; None if the graph's shapes do not determine one.
+
+    Args:
+        at: Where the parameter is read.
+        shape: Its shape.
+        dtype: Its dtype.
+    """
     try:
         found = RULES[at.node.op_type, at.place](at)
         return None if found is None else np.asarray(found, dtype).reshape(shape)
-    except (IndexError, ValueError, ZeroDivisionError):  # shapes that do not fit: then it is drawn like any other
+    except (IndexError, ValueError, ZeroDivisionError):  # the shapes do not fit: it gets random values
         return None
 
 
@@ -141,7 +147,7 @@ def _expanded(at: Place) -> Value:
 
 
 def _resized(at: Place) -> tuple[list[int], list[int]] | None:
-    """Sizes before and after along the axes that are resized; twice as large where nothing tells."""
+    """The old and new sizes of the resized axes; height and width are doubled if the graph declares no new sizes."""
     before, after, axes = at.before, at.after, at.attribute("axes", None)
     if before is None:
         return None
@@ -156,7 +162,7 @@ def _scales(at: Place) -> Value:
 
 
 def _resize(at: Place) -> Value:
-    """What Resize takes last: scales up to opset 10, where they are the second of two."""
+    """The scales of Resize, its input 2, or input 1 up to opset 10, where there are only two inputs."""
     return _scales(at) if at.place == 2 or len(at.node.input) == 2 else None
 
 
@@ -181,7 +187,7 @@ def _sequence_parts(at: Place) -> Value:
 
 
 def _grid(at: Place) -> Value:
-    """Batch, channels, sides: of a grid of [batch, sides, coordinates]."""
+    """The size [batch, 1, height, width] of AffineGrid, whose output is [batch, height, width, coordinates]."""
     before, after = at.before, at.after
     return None if before is None or after is None else [before[0], 1, *after[1:-1]]
 
@@ -191,7 +197,7 @@ def _image(at: Place) -> Value:
 
 
 def _window(at: Place) -> Value:
-    """Of Col2Im: the window whose columns [batch, channels times window, places] are as many as are given."""
+    """The kernel shape of Col2Im that fits its input [batch, channels x kernel size, number of windows]."""
     before, after = at.before, at.after
     if before is None or after is None:
         return None
@@ -237,33 +243,40 @@ RULES: dict[tuple[str, int], Callable[[Place], Value]] = {
     ("Dropout", 1): lambda _: 0.25,
     ("Dropout", 2): lambda _: 0.0,
 }
-"""By operator and input."""
+"""The rule for each parameter, by operator and index of the input."""
 
 
-# --- What a graph expects of its inputs, read from the first operators that they meet, and inputs drawn to that.
+# Random values
 
 Array = NDArray[Any]
 
 WORDS = ("a", "B c", "42", "")
-"""Strings of no known use."""
+"""Strings for an input whose vocabulary the graph does not show."""
 
 NUMBERS = (10, 2, 1)
-"""Integers of no known use are drawn below the first of these with which the graph runs; of 1, they are all 1."""
+"""Exclusive upper bounds of random integers for inputs whose meaning the graph does not show; the first bound with
+which the graph runs is used. With 1 they are all 1, not 0."""
 
 _VIEWS = ("Reshape", "Squeeze", "Unsqueeze", "Flatten", "Expand", "Concat", "Slice", "Split", "Pad", "Resize", "Tile")
 _LOGIC = ("Not", "And", "Or", "Xor", "Where", "Equal", "Greater", "Less", "GreaterOrEqual", "LessOrEqual")
 _INDICES = ("Gather", "GatherElements", "OneHot")
 _HUGE = 1e3
-"""What is multiplied with as much is a mask that is added to scores."""
+"""An input that is multiplied by at least this factor is taken as a mask that is added to attention scores."""
 DEPTH = 16
 
 
 @dataclass(frozen=True)
 class Draw:
-    """How an input is drawn: ``index`` below so many, ``mask``, ``range`` uniform, else normal about ``mean``.
+    """The distribution of the random values of an input.
 
-    Numbers are for the input itself, in shapes that broadcast to it. ``value`` gives what it must be, of dynamic
-    dimensions, shape and type, or None where that is not known. Strings are some of ``words``.
+    Attributes:
+        index: Exclusive upper bound of indices, if the input is one of indices.
+        value: Returns the required value from dynamic dimensions, shape and dtype, or None if there is none.
+        words: Strings to choose from, if the input is text.
+        mask: Whether the values are 0 and 1.
+        range: (lowest, highest) value of a uniform distribution, each broadcastable to the input.
+        mean: Mean of the normal distribution that is used otherwise, broadcastable to the input.
+        deviation: Its standard deviation, broadcastable to the input.
     """
 
     index: int | None = None
@@ -284,15 +297,15 @@ class Draw:
         below: int,
         sizes: Mapping[str, int] = MappingProxyType({}),
     ) -> Array:
-        """One input.
+        """Sample the values of the input.
 
         Args:
-            shape: Its shape.
-            dtype: Its type.
-            generator: Its source.
-            gain: A factor on the deviation of what is drawn normally.
-            below: Of `NUMBERS`.
-            sizes: The graph's dynamic dimensions by name.
+            shape: Shape of the input.
+            dtype: Dtype of the input.
+            generator: The random generator.
+            gain: Factor on the deviation of normal distributions.
+            below: Upper bound of integers without known meaning; one of `NUMBERS`.
+            sizes: Sizes of the graph's dynamic dimensions, by name.
         """
         if self.value is not None and (found := self.value(sizes, shape, dtype)) is not None:
             return found
@@ -308,7 +321,7 @@ class Draw:
         if self.mask or dtype.kind == "b":
             bits: Array = generator.integers(0, 2, shape)
             if shape and shape[-1] > 1:
-                bits[..., 0], bits[..., -1] = 1, 0  # along every row something is seen, and not all
+                bits[..., 0], bits[..., -1] = 1, 0  # no row is all 1 or all 0
             return bits.astype(dtype)
         if dtype.name == "uint8":
             return np.asarray(np.rint(255 * _uniform(shape, generator))).astype(dtype)
@@ -316,14 +329,17 @@ class Draw:
 
 
 def _indices(count: int, shape: tuple[int, ...], generator: np.random.Generator) -> Array:
-    """Both ends of a table, then as much of it as there is room for."""
+    """Random indices into a table: the last and the first one, then as many others as fit."""
     order = [count - 1, 0, *generator.permutation(np.arange(1, max(count - 1, 1)))]
     found = np.resize(order[: max(count, 1)], shape)
     return np.asarray(generator.permutation(found.reshape(-1)).reshape(shape))
 
 
 def _normal(shape: tuple[int, ...], generator: np.random.Generator) -> Array:
-    """Of images and tokens, each and each of its channels has a level of its own: the means of noise are all alike."""
+    """Normal values, with a random mean of its own for each image, channel and token.
+
+    Plain noise averages to nearly the same mean everywhere, and a network that averages would not vary.
+    """
     found = generator.standard_normal(shape)
     if len(shape) < 3:
         return np.asarray(found)
@@ -334,20 +350,26 @@ def _normal(shape: tuple[int, ...], generator: np.random.Generator) -> Array:
 
 
 def _uniform(shape: tuple[int, ...], generator: np.random.Generator) -> Array:
-    """Likewise, from 0 to 1."""
+    """The same squashed to values from 0 to 1."""
     return np.asarray(0.5 + 0.5 * np.tanh(_normal(shape, generator)))
 
 
 @dataclass(frozen=True)
 class _Seen:
-    """A value as scale * input + shift, while that is known; its axes as those of the input."""
+    """A value expressed as scale * input + shift.
+
+    Attributes:
+        scale: Broadcastable to the input.
+        shift: Broadcastable to the input.
+        axes: For each axis of the value, the axis of the input that it is; None if unknown.
+    """
 
     scale: Array
     shift: Array
     axes: tuple[int, ...] | None
 
     def turned(self, numbers: Array) -> Array | None:
-        """A constant that meets this value, as it lies along the input's axes; None where that is not known."""
+        """Transpose a constant that is combined with this value to the input's axes; None if these are unknown."""
         if numbers.size == 1:
             return numbers.reshape(())
         if self.axes is None or numbers.ndim > len(self.axes):
@@ -357,7 +379,12 @@ class _Seen:
 
 
 def draws(model: onnx.ModelProto, held: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Draw]:
-    """How every input of a graph is drawn; those ``held`` always have these values."""
+    """Return the distribution of each input of a graph.
+
+    Args:
+        model: The graph.
+        held: Inputs with fixed values, by name.
+    """
     reader = _Reader(model)
     stored = {weight.name for weight in model.graph.initializer}
     return {
@@ -368,12 +395,12 @@ def draws(model: onnx.ModelProto, held: Mapping[str, Any] = MappingProxyType({})
 
 
 def _held(numbers: Any, _sizes: Mapping[str, int], shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """A value as it was given; over again for a larger batch."""
+    """A fixed value, repeated for a larger batch."""
     return np.resize(np.asarray(numbers, dtype), shape)
 
 
 def dims_of(value: onnx.ValueInfoProto) -> tuple[int | str, ...]:
-    """The sizes of a value that is a tensor; of one without a name, its value's and its axis."""
+    """Return a tensor's dimensions; a dynamic one is given by its name, or as ``value[axis]`` without a name."""
     dims = enumerate(value.type.tensor_type.shape.dim)
     return tuple(
         dim.dim_value if dim.HasField("dim_value") else dim.dim_param or f"{value.name}[{axis}]" for axis, dim in dims
@@ -399,7 +426,7 @@ class _Reader:
         self.dims |= {value.name: dims_of(value) for value in declared}
 
     def draw(self, value: onnx.ValueInfoProto) -> Draw:
-        """The most particular wish of all that read it; of indices the smallest table."""
+        """Return the most specific distribution that a reader of the input expects; for indices the smallest bound."""
         for node, place in self.uses.get(value.name, []):
             if (node.op_type, place) in RULES and node.domain in ("", "ai.onnx"):
                 return Draw(value=partial(self._parameter, node, place, value.name))
@@ -423,7 +450,7 @@ class _Reader:
         return parameter(Place(node, place, self.dims, constants, sizes, length), shape, dtype)
 
     def _words(self, name: str) -> Iterator[str]:
-        """The strings that those know that read it."""
+        """The strings in attributes of the nodes that read the value."""
         for node, _ in self.uses.get(name, []):
             for entry in node.attribute:
                 yield from (text.decode() for text in entry.strings)
@@ -431,7 +458,7 @@ class _Reader:
                     yield from (text.decode() for text in tensor.string_data)
 
     def _wishes(self, name: str, seen: _Seen, depth: int) -> Iterator[tuple[int, Draw]]:
-        """What they read it for, with a rank: 0 is the most particular."""
+        """Yield (rank, distribution) for each use of the value, up to ``depth`` nodes away; rank 0 is most specific."""
         for node, place in self.uses.get(name, []) if depth else []:
             found = self._of(node, place, seen)
             if found is None:
@@ -445,7 +472,10 @@ class _Reader:
                     yield from self._wishes(output, found, depth - 1)
 
     def _of(self, node: Any, place: int, seen: _Seen) -> tuple[int, Draw] | _Seen | None:
-        """What one node wants of its input, or how its output hangs on that."""
+        """Return what a node expects of its input, as (rank, distribution), or its output as a function of the input.
+
+        None if neither is known.
+        """
         kind = node.op_type
         if kind in _INDICES and place == (0 if kind == "OneHot" else 1):
             return self._index(node, seen)
@@ -523,7 +553,7 @@ class _Reader:
         return self._plain(seen)
 
     def _plain(self, seen: _Seen) -> tuple[int, Draw] | None:
-        """Behind all scales and shifts: standard normal if it was shifted, 0 to 1 if it was scaled down."""
+        """The distribution for which the value, after scale and shift, is standard normal, or 0 to 1 if only scaled."""
         if seen.shift.any():
             return self._normal(seen, np.zeros(()), np.ones(()), 4)
         if not seen.scale.ndim and 0 < seen.scale < 0.5:
@@ -537,7 +567,7 @@ class _Reader:
         return rank, Draw(mean=(a - seen.shift) / seen.scale, deviation=b / np.abs(seen.scale))
 
     def _between(self, seen: _Seen, low: float, high: float) -> Draw:
-        """Uniform over what these are in the input, and a little beyond a clip."""
+        """The uniform input distribution for which the value lies between ``low`` and ``high``."""
         scale = np.where(seen.scale == 0, 1, seen.scale)
         ends = (low - seen.shift) / scale, (high - seen.shift) / scale
         return Draw(range=(np.minimum(*ends), np.maximum(*ends)))

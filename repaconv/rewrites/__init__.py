@@ -1,2 +1,2 @@
-"""Exact rewrites of ONNX graphs: `fold` makes a graph smaller, `speed` makes it faster, `presets` names sets of
-them."""
+"""Exact rewrites of ONNX graphs: `fold` makes a graph smaller, `speed` makes it faster, `presets` loads rewrite
+presets."""

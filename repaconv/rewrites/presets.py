@@ -1,4 +1,4 @@
-"""Which rewrites a form is: by name, in their order, as far as a graph's opset can say them."""
+"""Load the rewrites of a rewrite preset by name, and drop those that need a newer opset than the graph may have."""
 
 from __future__ import annotations
 
@@ -10,22 +10,28 @@ from repaconv.graph.rewrite_contract import Rewrite
 
 DEFAULT, OFFICIAL, FASTEST = "default", "official", "fastest-known"
 NAMED = (DEFAULT, OFFICIAL, FASTEST)
-"""The target's own form, the paper's, and the tuner's for these shapes on this machine; all others are its files."""
+"""The target's own preset, the paper's preset, and the preset that the tuner found fastest for these shapes on this
+machine. All other presets are files of the target."""
 
 
 class Chosen(NamedTuple):
-    """The rewrites to apply, in order, and those that the opset cannot say."""
+    """The loaded rewrites of a preset.
+
+    Attributes:
+        rewrites: The rewrites to apply, in order.
+        left_out: Names of the rewrites that need a newer opset.
+    """
 
     rewrites: tuple[Rewrite, ...]
     left_out: tuple[str, ...]
 
 
 def chosen(names: Iterable[str], newest_opset: int) -> Chosen:
-    """The rewrites of those names.
+    """Load rewrites by name, and separate those that need an opset above ``newest_opset``.
 
     Raises:
-        UsageProblem: If there is none of a name, or it was removed.
-        EnvironmentProblem: If one cannot be loaded.
+        UsageProblem: If no rewrite has one of the names, or it was removed.
+        EnvironmentProblem: If a rewrite cannot be loaded.
     """
     rewrites = [plugins.load(plugins.REWRITES, name) for name in names]
     kept = tuple(rewrite for rewrite in rewrites if rewrite.opset <= newest_opset)

@@ -1,1 +1,1 @@
-"""Folding a live `nn.Module` by tracing it."""
+"""Fold an `nn.Module` in memory by tracing it; the result is an `nn.Module` with fewer layers."""

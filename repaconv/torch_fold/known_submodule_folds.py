@@ -1,10 +1,10 @@
-"""Folding inside a live module of the user's own: whatever in it has the shape of a known fold, and proves to be one.
+"""Fold the submodules of a user's own module that match a known method, and verify each fold in float64.
 
-These are folds that a trace does not show to be linear (channel-idle FFNs, PEFT's adapters, RIFormer's mixer, which
-goes into its norm); the rest is `repaconv.torch_fold.structural_fold`.
-What a module's class computes cannot be seen from its submodules' names. So every edit here is a guess that is run in
-float64: first the part, on what it is called with in the whole and on random numbers of several sizes, then the whole
-module, since its forward may read what was edited. Only what changes nothing is kept.
+The rules here are for folds that a trace does not show to be linear: channel-idle FFNs (RePaViT), LoRA adapters of
+PEFT, and RIFormer's token mixer, which goes into its norm. `repaconv.torch_fold.structural_fold` has all other folds.
+The names of its submodules do not tell what a class computes. So every edit is a guess that is tested in float64: first
+on the submodule, with the inputs that it gets in the whole module and with random inputs of several scales, then on
+the whole module, since its forward may read what was edited. Only an edit that changes no output is kept.
 """
 
 from __future__ import annotations
@@ -32,12 +32,18 @@ from repaconv.torch_fold.submodules import New, child_at, joined, like, put, rep
 from repaconv.torch_fold.weight_changes import applied
 from repaconv.torch_fold.whole_module_check import Whole
 
-# --- What in a live module has the shape of a known fold: guesses from submodules' names and kinds, not yet proved.
+# --- Rules: which submodules look like a known fold, by the names and types of their children.
 
 
 @dataclass(frozen=True)
 class Guess:
-    """One edit that might be exact: of which method, what it does, and what makes its new modules."""
+    """An edit of a submodule that may be exact.
+
+    Attributes:
+        method: The method that it belongs to.
+        told: A description of the edit.
+        edit: A function that makes the new submodules.
+    """
 
     method: str
     told: str
@@ -48,7 +54,7 @@ Rule = Callable[[nn.Module], Iterator[Guess]]
 
 
 def idle_ffn(part: nn.Module, idle_ratio: float | None = None) -> Iterator[Guess]:
-    """RePaViT: norm1, fc1, norm2, fc2 with both norms BatchNorm; with its shortcut inside or outside."""
+    """Guess the fold of a RePaViT FFN: norm1, fc1, norm2, fc2 with BatchNorms; its shortcut is inside or outside."""
     names = ("norm1", "fc1", "norm2", "fc2")
     children = [getattr(part, name, None) for name in names]
     norms = (nn.BatchNorm1d, nn.BatchNorm2d)
@@ -78,7 +84,7 @@ def idle_ffn(part: nn.Module, idle_ratio: float | None = None) -> Iterator[Guess
 
 
 def affine_mixer(part: nn.Module) -> Iterator[Guess]:
-    """RIFormer: norm1, then token_mixer.affine minus the identity; the norm takes both."""
+    """Guess the fold of a RIFormer token mixer: norm1 absorbs ``token_mixer.affine`` minus the identity."""
     affine = getattr(getattr(part, "token_mixer", None), "affine", None)
     norm: Any = getattr(part, "norm1", None)
     if not isinstance(affine, nn.Conv2d) or getattr(norm, "weight", None) is None:
@@ -94,7 +100,7 @@ def affine_mixer(part: nn.Module) -> Iterator[Guess]:
 
 
 def adapter(part: nn.Module) -> Iterator[Guess]:
-    """LoRA as PEFT's layers hold it (base_layer, lora_A, lora_B, scaling)."""
+    """Guess the merge of a LoRA adapter in a PEFT layer (base_layer, lora_A, lora_B, scaling)."""
     base = getattr(part, "base_layer", None)
     a, b, scaling = (getattr(part, name, None) for name in ("lora_A", "lora_B", "scaling"))
     if not isinstance(base, nn.Linear) or not isinstance(a, nn.ModuleDict) or not isinstance(b, nn.ModuleDict):
@@ -121,7 +127,7 @@ def _loaded(module: nn.Module, tensors: dict[str, Tensor]) -> nn.Module:
 
 
 def _with(layer: nn.Module, affine: Affine) -> nn.Module:
-    """A copy of a layer or norm with another weight and bias, in the shape that the layer has."""
+    """A copy of a layer or norm with a new weight and bias, in the shape that the layer has."""
     new = copy.deepcopy(layer)
     assert isinstance(new.weight, Tensor)
     new.weight = nn.Parameter(affine.weight.detach().reshape(new.weight.shape))
@@ -129,23 +135,29 @@ def _with(layer: nn.Module, affine: Affine) -> nn.Module:
     return new
 
 
-# --- Folding inside a live module of the user's own: whatever in it has the shape of a known fold, and proves to be
-# one.
+# --- Testing the guesses, and folding the module.
 
 EXACT = 1e-12
 ROUNDINGS = 16
-"""So many times what a part makes of its inputs' last bits, a fold may be off on random numbers: it rounds elsewhere.
-Where they are large, a softmax makes much of them."""
+"""A fold may differ by this multiple of the submodule's own rounding error on random inputs, since it rounds
+differently. With large inputs, a softmax amplifies rounding."""
 CHAOTIC = 1e-6
-"""A part that makes more of them than this proves nothing there."""
-# Scales and offsets of the random numbers on which a guess is tried besides: what a clamp hides
-# shows where it is reached.
+"""A submodule with a larger rounding error than this cannot be tested on those random inputs."""
+# Scales and offsets of the random inputs on which a guess is tested as well: an effect that a clamp hides shows only
+# for inputs that reach it.
 SPREAD = ((1.0, 0.0), (1e-2, 0.0), (30.0, 0.0), (1e3, 0.0), (1.0, 10.0), (1.0, -10.0))
 
 
 @dataclass(frozen=True)
 class Edit:
-    """A guess that was proved at a part, and what it made, in float64."""
+    """A guess that was verified on its submodule.
+
+    Attributes:
+        name: The name of the submodule.
+        told: A description of the edit.
+        new: The new submodules, in float64.
+        error: The largest relative error on the submodule.
+    """
 
     name: str
     told: str
@@ -156,16 +168,19 @@ class Edit:
 def fold_parts(
     module: nn.Module, method: str, example: Any = None, idle_ratio: float | None = None
 ) -> tuple[nn.Module, tuple[FoldStep, ...]]:
-    """A folded copy in eval mode, a row of the certificate for every part, and one for the whole module.
+    """Fold the submodules of a module that match a known method, and its linear structure.
 
-    What is shared, hooked or read from outside is not folded; ``left`` of the last row says so. Where nothing folds,
-    the copy is unchanged, and the row of the whole is the only one.
+    Submodules that are shared, hooked or read from outside are not folded; ``not_folded`` of the last step lists them.
+    If nothing folds, the copy is unchanged, and there is one step for the whole module.
 
     Args:
-        module: Not changed.
-        method: One method's edits alone, or ``auto``.
-        example: An input of the whole; see `Whole.of`.
-        idle_ratio: Of channel-idle FFNs, where neither an attribute nor their statistics tell.
+        module: The module; it is not changed.
+        method: The method whose folds to apply, or ``auto`` for all.
+        example: An input of the module; see `Whole.of`.
+        idle_ratio: The share of idle channels in FFNs, for modules whose attributes and statistics do not tell it.
+
+    Returns:
+        A folded copy in eval mode, and the fold steps: one per folded submodule, and one for the whole module.
 
     Raises:
         Refused: If the module cannot be run.
@@ -199,7 +214,7 @@ def fold_parts(
 
 
 class _Folding:
-    """The guesses of some rules, tried on a module."""
+    """Applies the guesses of some rules to a module."""
 
     def __init__(self, module: nn.Module, method: str, rules: tuple[Rule, ...]) -> None:
         self._method, self._rules, self._shared = method, rules, shared(module)
@@ -212,11 +227,11 @@ class _Folding:
     def edited(
         self, root: nn.Module, whole: Whole, names: list[str], *, each: bool = False
     ) -> tuple[nn.Module, list[Edit]]:
-        """All edits that are exact, made in the module; with ``each`` the whole is run behind every one of them."""
+        """Apply all edits that are exact, in place; with ``each``, the whole module is tested after every edit."""
         edits: list[Edit] = []
         self.left = []
         for name in names:
-            if (part := child_at(root, name)) is None:  # went with a part that was folded before
+            if (part := child_at(root, name)) is None:  # removed with a submodule that was folded before
                 continue
             if (calls := whole.inside.get(name)) is None:
                 self.left.append(f"{name} is not called when the whole is run")
@@ -240,7 +255,7 @@ class _Folding:
         return root, edits
 
     def _untouchable(self, name: str, old: New) -> str:
-        """Why these children may not be replaced; empty if they may."""
+        """Why these children may not be replaced; empty if they may be."""
         for at, child in old.items():
             place = joined(name, at)
             if any(other == place or other.startswith(f"{place}.") or not place for other in self._shared):
@@ -251,19 +266,19 @@ class _Folding:
 
 
 def _proved(part: nn.Module, name: str, guess: Guess, calls: tuple[Call, ...]) -> Edit | None:
-    """The edit, if the part computes the same with it: on what it is called with, and on random numbers of any size."""
+    """The edit, if the submodule computes the same with it, on its inputs in the whole module and on random inputs."""
     try:
         new = guess.edit()
         after = replaced(copy.deepcopy(part), "", new)
         errors = [difference(outputs(after, call), outputs(part, call)) for call in calls]
         errors += [_error(part, after, shaken(calls[0], 0, *spread)) for spread in SPREAD]
-    except Exception:  # not the shape that it looked like; the user's code may raise anything
+    except Exception:  # the submodule is another one than it looked like; the user's code may raise anything
         return None
     return Edit(name, guess.told, new, max(errors)) if max(errors) <= EXACT else None
 
 
 def _error(part: nn.Module, after: nn.Module, call: Call) -> float:
-    """How far two parts are from each other on a call; 0 where the first does not take it, or rounding explains it."""
+    """The difference of two submodules on a call; 0 if the first cannot run it, or if rounding explains it."""
     try:
         right = outputs(part, call)
     except Exception:
@@ -287,12 +302,12 @@ def _require_the_same_twice(module: nn.Module, whole: Whole) -> None:
 
 
 def _allowed(edits: list[Edit]) -> float:
-    """For the whole: rounding errors add up like a random walk."""
+    """The largest error for the whole module. Rounding errors of many edits add up like a random walk."""
     return EXACT * math.sqrt(max(1.0, len(edits) / 12))
 
 
 def _copied(module: nn.Module, edits: list[Edit]) -> nn.Module:
-    """The user's module with the edits, in eval mode; what is new is of the dtype and on the device of the old."""
+    """A copy of the user's module with the edits, in eval mode; new submodules have the old ones' dtype and device."""
     folded = copy.deepcopy(module).eval()
     for edit in edits:
         for at, new in edit.new.items():

@@ -1,6 +1,6 @@
-"""One call of a live module in float64: what it answers, and how far two answers are apart.
+"""Run a module in float64 and compare its outputs with those of another module.
 
-Nothing of it reaches the user: copies are run, in eval mode, and the generators of random numbers are put back.
+The user's module is not affected: copies are run in eval mode, and the states of random generators are restored.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from repaconv.method_api.fold_error import max_rel_error, tensors_in
 
 
 class Call(NamedTuple):
-    """What a module is called with."""
+    """The arguments of a module call."""
 
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
 
 
 Outputs = dict[str, Tensor]
-"""Every tensor of an output, by its place in it."""
+"""Every tensor in an output, by its path in it."""
 
 
 def in_float64(module: nn.Module) -> nn.Module:
-    """A copy on the CPU in eval mode, all its floating tensors in float64, those that are plain attributes too.
+    """A copy on the CPU in eval mode, with all floating-point tensors in float64, also those in plain attributes.
 
     Raises:
-        Refused: If it cannot be copied.
+        Refused: If the module cannot be copied.
     """
     try:
         own = copy.deepcopy(module).double().cpu().eval()
@@ -50,7 +50,7 @@ def in_float64(module: nn.Module) -> nn.Module:
 
 
 def outputs(module: nn.Module, call: Call, prepare: Callable[[nn.Module], None] = lambda own: None) -> Outputs:
-    """What a copy of the module answers; ``prepare`` may attach to that copy."""
+    """Run a copy of the module and return its output tensors; ``prepare`` may attach hooks to that copy."""
     own, (args, kwargs) = copy.deepcopy(module), copy.deepcopy(call)
     prepare(own)
     with _sealed():
@@ -58,14 +58,14 @@ def outputs(module: nn.Module, call: Call, prepare: Callable[[nn.Module], None] 
 
 
 def difference(found: Outputs, expected: Outputs) -> float:
-    """The largest of `max_rel_error` over all outputs; infinite where they differ in kind, or whole numbers do."""
+    """The largest `max_rel_error` over all outputs; infinite if the outputs differ in structure or integer values."""
     if set(found) != set(expected):
         return float("inf")
     return max((_apart(found[place], expected[place]) for place in expected), default=float("inf"))
 
 
 def shaken(call: Call, seed: int = 0, scale: float = 1.0, offset: float = 0.0) -> Call:
-    """The same call with normal numbers of that scale and mean in place of its floating ones."""
+    """The same call with normally distributed random numbers of that scale and mean as floating-point inputs."""
     generator = torch.Generator().manual_seed(seed)
 
     def drawn(tensor: Tensor) -> Tensor:
@@ -77,7 +77,7 @@ def shaken(call: Call, seed: int = 0, scale: float = 1.0, offset: float = 0.0) -
 
 
 def rounding(module: nn.Module, call: Call, answer: Outputs) -> float:
-    """What a module makes of the last bits of its floating inputs: how far its outputs move when those do."""
+    """The module's rounding error: how far its outputs move if the last bits of its floating-point inputs change."""
     generator = torch.Generator().manual_seed(0)
 
     def nudged(tensor: Tensor) -> Tensor:
@@ -89,7 +89,7 @@ def rounding(module: nn.Module, call: Call, answer: Outputs) -> float:
 
 
 def usable(found: Outputs) -> bool:
-    """Whether outputs can prove anything: some are floating numbers, and those are finite."""
+    """Whether outputs can be compared: some are floating-point, and all of those are finite."""
     real = [tensor for tensor in found.values() if _real(tensor) and tensor.numel()]
     return bool(real) and all(bool(torch.isfinite(tensor).all()) for tensor in real)
 
@@ -107,7 +107,7 @@ def _apart(found: Tensor, expected: Tensor) -> float:
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Random numbers drawn inside are not missed outside."""
+    """A context that restores the states of the random generators at its end."""
     python, numpy = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=[]):
         try:
@@ -119,7 +119,7 @@ def undisturbed() -> Iterator[None]:
 
 @contextmanager
 def _sealed() -> Iterator[None]:
-    """No gradients, float64 for what is made inside, and the same random numbers every time."""
+    """A context without gradients, with float64 as default dtype, and with the same random numbers every time."""
     usual = torch.get_default_dtype()
     with torch.no_grad(), undisturbed():
         torch.default_generator.manual_seed(0)
@@ -133,7 +133,7 @@ def _sealed() -> Iterator[None]:
 
 
 def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """The same containers with every tensor changed."""
+    """The same nested containers with a function applied to every tensor."""
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, (tuple, list)):
@@ -144,7 +144,7 @@ def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
 
 
 def double(tensor: Tensor) -> Tensor:
-    """The same values on the CPU, in float64 where they are floating."""
+    """The tensor detached on the CPU, in float64 if it is floating-point."""
     return tensor.detach().cpu().double() if _real(tensor) else tensor.detach().cpu()
 
 
@@ -153,6 +153,6 @@ def _real(tensor: Tensor) -> bool:
 
 
 def first_line(error: Exception) -> str:
-    """What it says first, or its kind where it says nothing."""
+    """The first line of an exception's message, or its type if the message is empty."""
     told = str(error).strip().splitlines()
     return told[0].rstrip(".") if told else type(error).__name__

@@ -1,7 +1,7 @@
-"""One run of a live module, step by step: which function made what of which values, inside which of its parts.
+"""Trace one run of a module: every torch function call, its input and output values, and the submodule it ran in.
 
-What a class computes is seen where it calls torch, so functional code, shared values and weights read from outside show
-like everything else. Compiled code does not: whatever is concluded from a trace is run afterwards.
+The trace intercepts calls of torch functions. So it shows functional code, shared values and weights that are read from
+outside a submodule. It does not show compiled code: every conclusion from a trace is verified by running the module.
 """
 
 from __future__ import annotations
@@ -18,27 +18,28 @@ from torch.utils._pytree import tree_leaves, tree_map
 from repaconv.torch_fold.module_calls import Call, outputs
 
 LOOKS = ("item", "tolist", "numpy", "bool", "int", "float", "index", "equal", "allclose", "is_nonzero")
-"""Functions that read a tensor's numbers and give none; others that give none read its shape."""
+"""Functions that read a tensor's numbers and return no tensor. Others without a tensor result only read its shape."""
 DRAWN = ("rand", "randn", "randint", "randperm", "normal", "bernoulli", "uniform", "multinomial")
 SAME = ("contiguous", "to", "type_as", "float", "double", "detach", "dropout", "dropout1d", "dropout2d", "dropout3d")
-"""Functions that leave the numbers as they are, if they leave their type; dropout does in eval mode."""
+"""Functions that return the same numbers unless they change the dtype; dropout does so in eval mode."""
 
 
 SHAPED = ("view_as", "reshape_as", "expand_as", "type_as")
-"""Functions that read the shape or type of all but the first of their tensors, and `LIKE` of all."""
+"""Functions that read the numbers of their first tensor only; of the others they read shape or dtype. Those in `LIKE`
+read no numbers at all."""
 LIKE = ("zeros_like", "ones_like", "empty_like", "full_like", "new_zeros", "new_ones", "new_empty", "new_full")
 
 
 @dataclass(eq=False)
 class Value:
-    """A tensor between two changes of it.
+    """A tensor in the trace; an in-place operation makes a new value.
 
     Attributes:
-        tensor: Its numbers, as long as nothing wrote into it.
-        step: What made it; None for what was there before.
-        constant: Whether no input of the run is in it.
-        name: Of the parameter or buffer that it is; empty if none.
-        reads: The steps that take it.
+        tensor: The tensor; its numbers are valid until a later step writes into it.
+        step: The step that computed it; None if it existed before the run.
+        constant: Whether it depends on no input of the run.
+        name: The name of the parameter or buffer; empty for other tensors.
+        reads: The steps that read it.
         result: Whether it is an output of the run.
     """
 
@@ -51,24 +52,28 @@ class Value:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the tensor."""
+        """The shape of the tensor."""
         return tuple(self.tensor.shape)
 
     @property
     def only_read(self) -> Step | None:
-        """The step that reads it, if it is one alone."""
+        """The only step that reads it; None if there are several or it is an output."""
         return self.reads[0] if len(self.reads) == 1 and not self.result else None
 
 
 @dataclass(eq=False)
 class Step:
-    """A call of a torch function; ``args`` have values for tensors.
+    """One call of a torch function in the trace.
 
     Attributes:
-        name: Of the function, without what says that it works in place or from the right.
-        swapped: Whether it is an operator from the right, as in 1 - x.
-        module: The innermost part that it ran in.
-        output: None for several, or none.
+        name: The function's name, without the marks of in-place and reflected operators.
+        swapped: Whether it is a reflected operator, such as the subtraction in 1 - x.
+        function: The torch function.
+        args: Its positional arguments, with a `Value` for every tensor.
+        kwargs: Its named arguments, likewise.
+        module: The name of the innermost submodule that called it.
+        place: Its index in the trace.
+        output: The value that it returned; None if it returned several or none.
     """
 
     name: str
@@ -82,12 +87,12 @@ class Step:
 
     @property
     def inputs(self) -> list[Value]:
-        """All values that it takes."""
+        """All values among the arguments."""
         return [leaf for leaf in tree_leaves((self.args, dict(self.kwargs))) if isinstance(leaf, Value)]
 
     @property
     def same(self) -> Value | None:
-        """What it hands on as it is, if it is such a function."""
+        """The input that it returns unchanged; None if it changes it."""
         if self.name not in SAME or self.output is None or not self.args or not isinstance(self.args[0], Value):
             return None
         if self.name.startswith("dropout") and self.given(2, "training", True):
@@ -95,14 +100,22 @@ class Step:
         return self.args[0] if self.args[0].tensor.dtype == self.output.tensor.dtype else None
 
     def given(self, place: int, name: str, default: Any = None) -> Any:
-        """An argument."""
+        """An argument by its position or name."""
         return self.args[place] if len(self.args) > place else self.kwargs.get(name, default)
 
 
 @dataclass(eq=False)
 class Called:
-    """A call of a part: the steps from ``first`` up to ``last`` ran in it, and what it took and gave, if each is one
-    value."""
+    """One call of a submodule.
+
+    Attributes:
+        name: The name of the submodule.
+        parent: The call that it was made in.
+        first: The index of its first step.
+        last: The index after its last step.
+        input: Its input, if that is a single tensor.
+        output: Its output, if that is a single tensor.
+    """
 
     name: str
     parent: Called | None
@@ -112,26 +125,31 @@ class Called:
     output: Value | None = None
 
     def has(self, step: Step) -> bool:
-        """Whether a step ran in it."""
+        """Whether a step ran in this call."""
         return self.first <= step.place < self.last
 
 
 class Trace(TorchFunctionMode):
-    """The steps of a run, and the calls of parts in the order in which they ended."""
+    """The steps of one run, and the calls of submodules in the order in which they ended."""
 
     def __init__(self) -> None:
         super().__init__()
         self.steps: list[Step] = []
         self.calls: list[Called] = []
         self._open: list[Called] = []
-        self._held: dict[tuple[Any, ...], Value] = {}  # parameters and buffers by where their numbers lie
-        self._names: dict[int, list[str]] = {}  # of a part that stands in several places, all
+        self._held: dict[tuple[Any, ...], Value] = {}  # parameters and buffers by memory address
+        self._names: dict[int, list[str]] = {}  # all names of each submodule
         self._values: dict[int, Value] = {}
-        self._kept: list[Any] = []  # so that no id comes twice
+        self._kept: list[Any] = []  # keeps tensors alive, so that no id is used twice
 
     @classmethod
     def of(cls, module: nn.Module, call: Call) -> Trace:
-        """Of a module of `in_float64`, which takes that call."""
+        """Trace one call of a module.
+
+        Args:
+            module: A module returned by `in_float64`.
+            call: Arguments that the module accepts.
+        """
         trace = cls()
         with trace:
             outputs(module, call, trace._attach)
@@ -139,18 +157,18 @@ class Trace(TorchFunctionMode):
         return trace
 
     def called(self, name: str) -> list[Called]:
-        """All calls of a part."""
+        """All calls of a submodule."""
         return [call for call in self.calls if call.name == name]
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Torch's own: every function comes by here."""
+        """Called by torch for every torch function; records the call."""
         kwargs = kwargs or {}
         made = func(*args, **kwargs)
         if self._open:
             self._note(func, args, kwargs, made)
         return made
 
-    # --- noting --------------------------------------------------------------------------------------
+    # Recording
 
     def _attach(self, own: nn.Module) -> None:
         for name, tensor in (*own.named_parameters(), *own.named_buffers()):
@@ -173,7 +191,7 @@ class Trace(TorchFunctionMode):
         self._open.append(call)
 
     def _name(self, part: nn.Module, parent: Called | None) -> str:
-        """Of the places where a part stands, the one inside what calls it; its first if it stands in none there."""
+        """The name of a submodule, inside its caller if it has several names."""
         names = self._names[id(part)]
         inside = (name for name in names if parent is not None and inner_name(name, parent.name))
         return next(inside, names[0])
@@ -192,7 +210,7 @@ class Trace(TorchFunctionMode):
         return self._value(leaves[0]) if len(leaves) == 1 and isinstance(leaves[0], Tensor) else None
 
     def _value(self, tensor: Tensor) -> Value:
-        if id(tensor) not in self._values:  # an autograd.Function is given its weights as other objects
+        if id(tensor) not in self._values:  # an autograd.Function gets other objects for the same weights
             held = self._held.get(_memory(tensor)) if tensor.layout == strided and tensor.numel() else None
             self._values[id(tensor)] = held or Value(tensor)
             self._kept.append(tensor)
@@ -232,7 +250,7 @@ def _memory(tensor: Tensor) -> tuple[Any, ...]:
 
 
 def inner_name(name: str, part: str) -> str:
-    """The name of something inside a part, as that part has it; empty if it is not inside."""
+    """A dotted name relative to a submodule; empty if it is not inside that submodule."""
     if not part:
         return name
     return name.removeprefix(f"{part}.") if name.startswith(f"{part}.") else ""
@@ -243,7 +261,7 @@ def _held(value: Any, of: Callable[[Tensor], Value]) -> Any:
 
 
 def parameters_of(value: Value) -> set[str]:
-    """Names of the parameters and buffers that are in a constant."""
+    """Names of the parameters and buffers that a constant is computed from."""
     if value.step is None:
         return {value.name} if value.name else set()
     found: set[str] = set()

@@ -1,11 +1,12 @@
-"""Folding a live module by its structure: what a trace shows to be linear in a row or in parallel becomes one layer.
+"""Fold a module by its traced structure: linear layers in series or in parallel become one layer.
 
-- Layers in parallel: a part that is a chain, in which a sum of layers of one value stands, becomes that chain with one.
-- A scale and a shift a channel, as a BatchNorm's or a LayerScale's, go into the layer before, or into all behind.
-- The affine of a norm goes into all layers behind it.
+- A submodule that is a chain with a sum of parallel layers becomes the same chain with one layer instead of the sum.
+- A per-channel scale and shift, such as a BatchNorm or LayerScale, goes into the layer before it or into all layers
+  after it.
+- The affine of a norm goes into all layers after it.
 
-Everything else stays as it is: the user's classes, and the names of what they hold. A trace is of one run, so all is
-proved by running the whole.
+Nothing else changes: neither the user's classes nor the names of their submodules. A trace shows one run only, so every
+fold is verified by running the whole module.
 """
 
 from __future__ import annotations
@@ -43,13 +44,19 @@ from repaconv.torch_fold.traced_linear_maps import (
 from repaconv.torch_fold.weight_changes import Change, Places, Unfolded, Weights, applied, within
 from repaconv.torch_fold.whole_module_check import Whole
 
-# --- What a part computes as a chain: layers that it is, its children that it calls, functions of one value.
+# --- Submodules as chains of layers, calls of children, and functions of one value.
 #
 # RepVGG's block:   conv3(x) + conv1(x) + bn(x), then relu    ->    one convolution, relu
 
 
 class Layer(NamedTuple):
-    """A link of a chain: a kernel of the value before it."""
+    """A link of a chain that is a convolution kernel of the value before it.
+
+    Attributes:
+        kernel: The kernel.
+        axis: The axis of channels: `IMAGE` or `LAST`.
+        several: Whether it merges several layers or a sum.
+    """
 
     kernel: Kernel
     axis: int
@@ -57,18 +64,18 @@ class Layer(NamedTuple):
 
 
 Link = Layer | str | nn.Module
-"""A layer, the name of a child, or a function of one value."""
+"""A link of a chain: a layer, the name of a child, or a function of one value."""
 
 
 class Applied(nn.Module):
-    """A function of one tensor, with its other arguments."""
+    """A module that applies a function to one tensor, with fixed other arguments."""
 
     def __init__(self, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         super().__init__()
         self.function, self.args, self.kwargs = function, tuple(args), dict(kwargs)
 
     def forward(self, x: Tensor) -> Any:
-        """As the part called it."""
+        """Call the function with the arguments of the traced call."""
         return self.function(x, *self.args, **self.kwargs)
 
     def extra_repr(self) -> str:
@@ -77,9 +84,9 @@ class Applied(nn.Module):
 
 
 def chain_of(trace: Trace, call: Called) -> list[Link] | None:
-    """What a call is, from its input to its output; None where it is no chain."""
+    """The chain of links that a submodule call computes from its input to its output; None if it is no chain."""
     decides = any(step.name in LOOKS for step in trace.steps[call.first : call.last])
-    if call.input is None or call.output is None or decides:  # on other numbers it may be another chain
+    if call.input is None or call.output is None or decides:  # a forward that reads numbers may branch on them
         return None
     value, links = call.output, list[Link]()
     children = _children(trace, call)
@@ -93,13 +100,13 @@ def chain_of(trace: Trace, call: Called) -> list[Link] | None:
 
 
 def _children(trace: Trace, call: Called) -> dict[Value, Called]:
-    """Calls of its children by what they give."""
+    """The calls of its children, by their output."""
     own = [one for one in trace.calls if one.parent is call and one.input is not None and one.output is not None]
     return {one.output: one for one in own if one.output is not None and one.output is not one.input}
 
 
 def _link(call: Called, value: Value, children: Mapping[Value, Called]) -> tuple[Link | None, Value] | None:
-    """The last link up to a value, and the value before it."""
+    """The last link before a value, and the value before that link; None if there is no such link."""
     forms = list(zip((IMAGE, LAST), forms_of(call, value), strict=True))
     layers = [(Layer(k, axis, f.several), s) for axis, f in forms if f is not None for s, k in f.terms.items()]
     layers = [(layer, source) for layer, source in layers if source is not value]
@@ -121,12 +128,12 @@ def _link(call: Called, value: Value, children: Mapping[Value, Called]) -> tuple
 
 
 def forms_of(call: Called, value: Value) -> tuple[Form | None, Form | None]:
-    """A value as one kernel of one other, along either axis of channels (`IMAGE`, `LAST`)."""
+    """A value as one kernel of one other value, for either axis of channels (`IMAGE`, `LAST`)."""
     return _form(call, value, IMAGE), _form(call, value, LAST)
 
 
 def alike(a: Sequence[Link], b: Sequence[Link]) -> bool:
-    """Whether two calls of a part are the same chain."""
+    """Whether two calls of a submodule have the same chain."""
     return len(a) == len(b) and all(map(_alike, a, b))
 
 
@@ -146,7 +153,7 @@ def _same_kernel(a: Kernel, b: Kernel) -> bool:
 
 
 def _form(call: Called, value: Value, axis: int) -> Form | None:
-    """A value as one kernel of one other, no larger than what went into it."""
+    """A value as one kernel of one other value, if the kernel is not larger than the layers that it replaces."""
     for grow, share in ((True, True), (False, True), (False, False)):
         form = Forms(call, axis, grow=grow, share=share).of(value, top=True)
         kernel = next(iter(form.terms.values()), None)
@@ -156,7 +163,7 @@ def _form(call: Called, value: Value, axis: int) -> Form | None:
 
 
 def _applied(step: Step) -> tuple[Link, Value] | None:
-    """A function of one value alone, which keeps its shape."""
+    """A function of one value that keeps its shape."""
     inputs = step.inputs
     if len(inputs) != 1 or not step.args or step.args[0] is not inputs[0] or step.output is None:
         return None
@@ -164,12 +171,12 @@ def _applied(step: Step) -> tuple[Link, Value] | None:
         return None
     try:
         pickle.dumps(step.function)
-    except Exception:  # made on the spot
+    except Exception:  # a local function cannot be pickled, so the folded module could not be saved
         return None
     return Applied(step.function, step.args[1:], step.kwargs), inputs[0]
 
 
-# --- Where a scale and a shift a channel can go in a trace: into the layer that makes a value, or all that read it.
+# --- Where a per-channel scale and shift can go: into the layer that computes a value, or into all that read it.
 
 MOVES = (
     *(
@@ -186,16 +193,16 @@ MOVES = (
     ),
     *("squeeze", "unsqueeze", "roll", "getitem", "expand", "clone", *SAME),
 )
-"""Functions that only move numbers, or choose some."""
+"""Functions that only move or select numbers."""
 TRANSPOSED = ("conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
 LAYERS = (*CONVOLUTIONS, *TRANSPOSED, "linear")
-"""Functions of layers that may hold a scale and a shift."""
+"""Functions of layers that can absorb a scale and a shift."""
 NORMS = {"layer_norm": (2, 3), "rms_norm": (2, None), "group_norm": (2, 3), "instance_norm": (3, 4)}
-"""Where their weight and bias stand among their arguments."""
+"""The positions of weight and bias among the arguments of norm functions."""
 
 
 class Scale(NamedTuple):
-    """A factor and perhaps a term a channel along an axis."""
+    """A factor, and possibly a shift, per channel along an axis."""
 
     axis: int
     factor: Vector
@@ -203,7 +210,14 @@ class Scale(NamedTuple):
 
 
 class Held(NamedTuple):
-    """A layer's parameters where they may be changed, and the axis of its output's channels."""
+    """The parameters of a layer that may be changed.
+
+    Attributes:
+        name: The name of the layer.
+        weight: Its weight, in float64.
+        bias: Its bias; None if it has none.
+        axis: The axis of channels of its output.
+    """
 
     name: str
     weight: np.ndarray
@@ -212,7 +226,11 @@ class Held(NamedTuple):
 
 
 def into_producer(places: Places, value: Value, scale: Scale) -> tuple[str, Weights] | None:
-    """The layer that makes a value for the scale alone, and its parameters with that."""
+    """Fold a scale into the layer that computes the scaled value.
+
+    Returns:
+        The layer's name and its new parameters; None if there is no such layer, or something else reads its output.
+    """
     path: list[Step] = []
     while (step := value.step) is not None and step.name in MOVES and value.only_read and step.output is value:
         path.append(step)
@@ -231,7 +249,7 @@ def into_producer(places: Places, value: Value, scale: Scale) -> tuple[str, Weig
 
 
 def layer_of(places: Places, step: Step) -> Held | None:
-    """A layer or a norm with parameters of its own."""
+    """The parameters of the layer or norm in a step, if only this step reads them and they may be changed."""
     at = NORMS.get(step.name, (1, 2))
     weight, bias = step.given(at[0], "weight"), step.given(at[1], "bias") if at[1] is not None else None
     if not isinstance(weight, Value) or step.name not in (*LAYERS, *NORMS):
@@ -250,7 +268,7 @@ def _usual(name: str) -> set[str | None]:
 
 
 def _reaches(path: list[Step], axis: int, wanted: int) -> bool:
-    """Whether channels along an axis of what a path starts from, last step first, are along that of its end."""
+    """Whether an axis of channels becomes the wanted axis along a path of moving steps, listed last step first."""
     found: int | None = axis
     for step in reversed(path):
         found = moved(step, found) if found is not None else None
@@ -261,7 +279,7 @@ def _reaches(path: list[Step], axis: int, wanted: int) -> bool:
 
 
 def moved(step: Step, axis: int) -> int | None:
-    """Where the channels along an axis of a value are behind a step that only moves numbers, if along one still."""
+    """The axis of a moving step's output along which the channels of its input's axis are; None if they are mixed."""
     x = step.inputs[0]
     width = x.shape[axis]
     index = torch.arange(width, dtype=torch.float64)
@@ -282,7 +300,11 @@ def moved(step: Step, axis: int) -> int | None:
 
 
 def into_readers(places: Places, value: Value, scale: Scale) -> tuple[str, Weights] | None:
-    """The layers that read a value, and their parameters with the scale before them; None if one cannot take it."""
+    """Fold a scale into all layers that read the scaled value.
+
+    Returns:
+        The layers' names and their new parameters; None if a reader cannot absorb it.
+    """
     found = list(_readers(value, scale.axis))
     new: Weights = {}
     names = []
@@ -296,7 +318,7 @@ def into_readers(places: Places, value: Value, scale: Scale) -> tuple[str, Weigh
 
 
 def _readers(value: Value, axis: int) -> Iterator[Step | None]:
-    """The layers along whose input channels a value's lie, through what moves them; None for any other reader."""
+    """The layers that read a value, through moving steps, with the same channels; None for any other reader."""
     if value.result or not value.reads:
         yield None
     for step in value.reads:
@@ -311,7 +333,7 @@ def _readers(value: Value, axis: int) -> Iterator[Step | None]:
 
 
 def _taken(places: Places, step: Step, scale: Scale) -> tuple[str, Weights] | None:
-    """A layer's parameters with a scale before it."""
+    """A layer's name and its parameters with a scale before it; None if it cannot absorb the scale."""
     held, kernel = layer_of(places, step), linear(step) or convolution(step)
     if held is None or kernel is None or (kernel.is_padded and scale.shift is not None and scale.shift.any()):
         return None
@@ -323,14 +345,21 @@ def _taken(places: Places, step: Step, scale: Scale) -> tuple[str, Weights] | No
     return held.name, new
 
 
-# --- Folding a live module by its structure: what a trace shows to be linear in a row or in parallel becomes one layer.
+# --- The fold: rules, their verification on the whole module, and reasons for what is not folded.
 
 ROUNDINGS, MOST = 16, 1e-9
-"""So many times what the whole makes of its inputs' last bits, folds may move its outputs, and never more than this."""
+"""Folds may change the outputs by this multiple of the module's own rounding error, and never by more than `MOST`."""
 
 
 class Structured(NamedTuple):
-    """A module with its folds, what they were, how far the whole is off, and what was not folded, and why."""
+    """The result of a structural fold.
+
+    Attributes:
+        module: The folded module.
+        changes: The folds.
+        error: The largest relative error of the whole module.
+        left: What was not folded, and why.
+    """
 
     module: nn.Module
     changes: tuple[Change, ...]
@@ -339,13 +368,13 @@ class Structured(NamedTuple):
 
 
 def fold_structure(module: nn.Module, whole: Whole, exact: float, apart: set[str]) -> Structured:
-    """All folds of a module.
+    """Apply all structural folds to a copy of a module.
 
     Args:
-        module: Of `in_float64`, not changed.
-        whole: What it computes.
-        exact: Up to this difference of the whole a fold is one.
-        apart: What is not to be touched: a copy does not share all that the user's own module does.
+        module: A module returned by `in_float64`; it is not changed.
+        whole: The recorded outputs of the module.
+        exact: The largest relative error of the whole module.
+        apart: Names of modules and tensors that are shared in the user's module; a copy may no longer share them.
     """
     trial = _Trial(module, whole, exact)
     made: list[Change] = []
@@ -368,14 +397,14 @@ def fold_structure(module: nn.Module, whole: Whole, exact: float, apart: set[str
 
 
 def _why_wrong(error: float) -> str:
-    """Why a fold that looked right was given up."""
+    """Why a fold was rejected that changes the outputs."""
     if error == float("inf"):
         return "the code of the module needs what would be gone, and does not run without it"
     return f"the outputs of the whole would differ by {error:.1e}"
 
 
 def _told(places: list[Unfolded]) -> Iterator[str]:
-    """One sentence for every reason, with all places of it."""
+    """One sentence for every reason, with the names of all submodules that it concerns."""
     found: dict[tuple[str, str], list[str]] = {}
     for each in places:
         found.setdefault((each.what, each.why), []).append(each.at or "the module itself")
@@ -384,19 +413,19 @@ def _told(places: list[Unfolded]) -> Iterator[str]:
 
 
 def _kind(module: nn.Module, change: Change) -> str:
-    """Parts of one class are right or wrong alike."""
+    """The class of the submodule, for sorting: folds of one class usually all succeed or all fail."""
     return type(module.get_submodule(change.at)).__name__
 
 
 class _Trial:
-    """A module with the folds so far, and how far the whole is off."""
+    """A module with the folds so far, and the error of the whole module."""
 
     def __init__(self, module: nn.Module, whole: Whole, exact: float) -> None:
         self.module, self.error, self._whole, self._exact = module, 0.0, whole, exact
         self.wrong: list[tuple[Change, float]] = []
 
     def take(self, changes: list[Change]) -> list[Change]:
-        """Those of some folds with which the whole computes the same, made."""
+        """Apply the folds that keep the outputs of the whole module, found by bisection; returns these folds."""
         after = copy.deepcopy(self.module)
         for change in changes:
             after = applied(after, change)
@@ -412,15 +441,15 @@ class _Trial:
 
     @cached_property
     def _rounded(self) -> float:
-        """What rounding may explain."""
+        """The largest difference that rounding may explain."""
         own = rounding(self.module, self._whole.calls[0], self._whole.expected[0])
         return min(ROUNDINGS * own, MOST)
 
 
 def _found(places: Places, refused: set[tuple[str, str]]) -> Iterator[Change | Unfolded]:
-    """Folds that touch no part twice, and places that have the shape of one but may not be folded."""
+    """Folds that touch no submodule twice, and places that look like a fold but cannot be folded."""
     touched: set[str] = set()
-    for rules in ((_parallel,), (_scale, _own_scale, _norm)):  # what is one layer in the end needs no other fold
+    for rules in ((_parallel,), (_scale, _own_scale, _norm)):  # a part that becomes one layer needs no other fold
         for found in (change for call in places.trace.calls for rule in rules for change in rule(places, call)):
             if isinstance(found, Unfolded):
                 yield found
@@ -438,7 +467,7 @@ def _found(places: Places, refused: set[tuple[str, str]]) -> Iterator[Change | U
 
 
 def _parallel(places: Places, call: Called) -> Iterator[Change | Unfolded]:
-    """A part that is a chain with layers in parallel, the same one in every call of it."""
+    """Fold a submodule that is a chain with parallel layers, if every call of it is the same chain."""
     links = chain_of(places.trace, call) or []
     if not any(isinstance(link, Layer) and link.several for link in links):
         yield from _sums(places, call)
@@ -461,7 +490,7 @@ def _parallel(places: Places, call: Called) -> Iterator[Change | Unfolded]:
 
 
 def _sums(places: Places, call: Called) -> Iterator[Unfolded]:
-    """Sums of layers in a part that does other things as well, so that no chain can take its place."""
+    """Report sums of layers in a submodule that is no chain."""
     sums = (
         step.output
         for step in places.trace.steps[call.first : call.last]
@@ -473,7 +502,7 @@ def _sums(places: Places, call: Called) -> Iterator[Unfolded]:
 
 
 def _scale(places: Places, call: Called) -> Iterator[Change | Unfolded]:
-    """A part that begins with a scale and a shift of what it takes, and goes on with children of its own."""
+    """Fold a submodule that starts with a scale and shift of its input, followed by its own children."""
     first, *rest = chain_of(places.trace, call) or [""]
     others = tuple(link for link in rest if not isinstance(link, Layer))
     if not isinstance(first, Layer) or first.several or len(others) < len(rest):
@@ -481,7 +510,7 @@ def _scale(places: Places, call: Called) -> Iterator[Change | Unfolded]:
     if places.bound(call.name, kept=[joined(call.name, link) for link in others if isinstance(link, str)]):
         return
     if first.kernel.learnt == 0 and holds_nothing(places.root.get_submodule(call.name)):
-        return  # no scale, but what hands on its input, as dropout does
+        return  # no scale, but a module that returns its input, such as dropout
     assert call.input is not None
     assert call.output is not None
     scale = Scale(first.axis, first.kernel.weight.reshape(-1), first.kernel.bias)
@@ -491,7 +520,7 @@ def _scale(places: Places, call: Called) -> Iterator[Change | Unfolded]:
 
 
 def _own_scale(places: Places, call: Called) -> Iterator[Change]:
-    """A scale that a part holds itself, among other things: afterwards it has none, if it knows how to do without."""
+    """Fold a scale parameter that a submodule holds next to other things, if its forward works without it."""
     for step in places.trace.steps[call.first : call.last]:
         if step.module != call.name or step.name not in ("mul", "multiply") or len(step.args) != 2 or not step.output:
             continue
@@ -505,9 +534,10 @@ def _own_scale(places: Places, call: Called) -> Iterator[Change]:
 
 
 def _without(at: str, name: str, into: tuple[str, Weights], axes: int) -> Change:
-    """A scale that went elsewhere: first without its parameter, as a forward may ask for; else with 1 in its place.
+    """The fold of a scale parameter, in three variants that are tried in turn.
 
-    A forward that multiplies by it in any case gets the number 1, or one that reads it as a tensor, a tensor of one 1.
+    First the parameter becomes None, which a forward may test for. Then it becomes the number 1, for a forward that
+    always multiplies by it. Then it becomes a tensor with one 1, for a forward that uses it as a tensor.
     """
     told = f"{name} -> {into[0]}"
     last = Change(at, f"{told}, a tensor of one 1 in its place", {**into[1], name: np.ones((1,) * axes)})
@@ -516,7 +546,8 @@ def _without(at: str, name: str, into: tuple[str, Weights], axes: int) -> Change
 
 
 def _parameter(places: Places, step: Step, x: object, other: object) -> str | None:
-    """The parameter that a value is multiplied with, if the part that does it holds it and nothing else reads it."""
+    """The name of the parameter that a value is multiplied by, if the calling submodule holds it and nothing else reads
+    it."""
     if not isinstance(x, Value) or not isinstance(other, Value) or x.constant or not other.constant:
         return None
     names = parameters_of(other)
@@ -528,7 +559,7 @@ def _parameter(places: Places, step: Step, x: object, other: object) -> str | No
 
 
 def _norm(places: Places, call: Called) -> Iterator[Change]:
-    """The affine of a norm, into all layers behind it."""
+    """Fold the affine of a norm into all layers after it."""
     for step in places.trace.steps[call.first : call.last]:
         if step.module != call.name or step.name not in NORMS or step.output is None:
             continue
@@ -540,7 +571,7 @@ def _norm(places: Places, call: Called) -> Iterator[Change]:
 
 
 def _scales_left(places: Places) -> Iterator[Unfolded]:
-    """Scales per channel and affines of norms that are left next to layers, and why."""
+    """Report per-channel scales and affines of norms that remain next to layers, and why."""
     for step in places.trace.steps:
         if step.name in ("mul", "multiply") and len(step.args) == 2 and step.output is not None:
             for x, other in (step.args, step.args[::-1]):
@@ -570,8 +601,11 @@ def _scale_left(places: Places, step: Step, x: Value, other: object) -> Iterator
 
 
 def _norms_left(places: Places) -> Iterator[Unfolded]:
-    """BatchNorms that are left, and why, in the words of `repaconv.rewrites.fold.unfolded_linear_operators` where the
-    reason is the same."""
+    """Report BatchNorms that remain, and why.
+
+    Reasons that the fold of an ONNX graph has as well are worded as in
+    `repaconv.rewrites.fold.unfolded_linear_operators`.
+    """
     for step in places.trace.steps:
         if step.name == "batch_norm" and numbers(step.given(1, "running_mean")) is not None:
             yield Unfolded(step.module, "a BatchNorm", _why_norm(places, step))
@@ -582,7 +616,7 @@ def _norms_left(places: Places) -> Iterator[Unfolded]:
 
 
 def _why_norm(places: Places, step: Step) -> str:
-    """What keeps a BatchNorm from the layer before it, or from those behind it."""
+    """Why a BatchNorm could not be folded into the layer before it or the layers after it."""
     own = places.bound(step.module)
     if own:
         return own
@@ -599,6 +633,6 @@ def _why_norm(places: Places, step: Step) -> str:
 
 
 def _is_padded(step: Step) -> bool:
-    """Whether it is a convolution that sees a border of zeros."""
+    """Whether a step is a convolution with padding."""
     pads = step.given(4, "padding", 0)
     return step.name in CONVOLUTIONS and (pads != "valid" if isinstance(pads, str) else bool(np.any(pads)))

@@ -1,4 +1,4 @@
-"""Parts of a live module by their dotted names: found, put in place of others, and what forbids that."""
+"""Find and replace submodules by their dotted names, and detect sharing and hooks that forbid it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torch.nn.utils.parametrize import is_parametrized
 from torch.utils._pytree import tree_leaves
 
 New = Mapping[str, nn.Module]
-"""What stands in place of a part's children afterwards, by name; of the part itself where the name is empty."""
+"""New children of a submodule by name; an empty name replaces the submodule itself."""
 
 
 def child_at(module: nn.Module, name: str) -> nn.Module | None:
-    """The part of that dotted name, if there is one."""
+    """The submodule with that dotted name; None if there is none."""
     try:
         return module.get_submodule(name)
     except AttributeError:
@@ -22,11 +22,11 @@ def child_at(module: nn.Module, name: str) -> nn.Module | None:
 
 
 def shared(module: nn.Module) -> set[str]:
-    """Names of modules, parameters and buffers that are reached by another name, too, or lie in the same memory.
+    """Names of modules, parameters and buffers that have another name as well, or overlap others in memory.
 
-    A module that holds no numbers (`holds_nothing`), such as one activation of a whole network, counts as shared
-    nowhere: what it computes depends on its input alone, and no fold changes it. Tensors of a file that was mapped lie
-    next to each other in one storage, and share nothing.
+    A module without tensors (`holds_nothing`), such as one activation used in a whole network, does not count as
+    shared: its result depends on its input only, and no fold changes it. Tensors of a memory-mapped file lie next to
+    each other in one storage without overlapping, so they do not count as shared either.
     """
     places: dict[int, list[str]] = defaultdict(list)
     for name, part in module.named_modules(remove_duplicate=False):
@@ -42,13 +42,13 @@ def shared(module: nn.Module) -> set[str]:
 
 
 def _bytes(tensor: Tensor) -> tuple[int, int]:
-    """The addresses from its first to behind its last number."""
+    """The memory addresses of a tensor's first number and of the end of its last number."""
     reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return tensor.data_ptr(), tensor.data_ptr() + (reach + 1) * tensor.element_size()
 
 
 def holds_nothing(part: nn.Module) -> bool:
-    """Whether a module has no parameter, buffer or plain tensor, in itself or in what it holds."""
+    """Whether a module and its submodules have no parameter, buffer or other tensor."""
     inner = list(part.modules())
     if any(tensor is not None for one in inner for held in (one._parameters, one._buffers) for tensor in held.values()):
         return False
@@ -56,30 +56,30 @@ def holds_nothing(part: nn.Module) -> bool:
 
 
 def _attributes(part: nn.Module) -> list[object]:
-    """What was set on a module besides what torch keeps there."""
+    """The attributes of a module other than those that torch registers."""
     return [value for name, value in vars(part).items() if name not in ("_parameters", "_buffers", "_modules")]
 
 
 def watched(part: nn.Module) -> bool:
-    """Whether something was attached to one module, which another in its place would not have."""
+    """Whether a module has hooks, a parametrization or its own forward, which a replacement would not have."""
     kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     return any(getattr(part, kind, None) for kind in kinds) or "forward" in vars(part) or is_parametrized(part)
 
 
 def joined(name: str, at: str) -> str:
-    """The dotted name of a child; either may be empty."""
+    """Join two dotted names; either may be empty."""
     return ".".join(filter(None, (name, at)))
 
 
 def replaced(root: nn.Module, name: str, new: New) -> nn.Module:
-    """The module with other children of that part, changed in place; another where it is the part itself."""
+    """Replace children of a submodule in place; returns the root, or its replacement."""
     for at, part in new.items():
         root = put(root, joined(name, at), part)
     return root
 
 
 def put(root: nn.Module, name: str, part: nn.Module) -> nn.Module:
-    """The module with that part in that place, changed in place; the part where the name is empty."""
+    """Replace a submodule in place; returns the root, or the new module if the name is empty."""
     if not name:
         return part
     parent, _, last = name.rpartition(".")
@@ -88,7 +88,7 @@ def put(root: nn.Module, name: str, part: nn.Module) -> nn.Module:
 
 
 def like(new: nn.Module, module: nn.Module, place: str) -> nn.Module:
-    """A new part of the dtype and on the device of what stands in its place, or around it where that has no weights."""
+    """Move a new submodule to the dtype and device of the one it replaces, or of the nearest parent with weights."""
     while True:
         old = child_at(module, place)
         weights = [weight for weight in old.parameters() if weight.is_floating_point()] if old is not None else []

@@ -1,8 +1,8 @@
-"""What is linear in a trace: values as kernels of others, in float64.
+"""Express traced values as convolution kernels of earlier values, in float64.
 
-A convolution, a linear layer, a BatchNorm, scales and shifts a channel and sums are kernels of
-`repaconv.algebra.convolution_kernels`; those of channels that come last, as a linear layer's on tokens, have no places
-beside them.
+Convolutions, linear layers, BatchNorms, per-channel scales and shifts, and sums become kernels of
+`repaconv.algebra.convolution_kernels`. If channels come last, as in a linear layer on tokens, a kernel has no spatial
+axes.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from repaconv.algebra.channel_maps import Vector
 from repaconv.algebra.convolution_kernels import Kernel, composed, composed_size, eye, fits, summed
 from repaconv.torch_fold.module_trace import Called, Step, Value
 
-# --- Images with a border in a trace: `pad`, and whatever is written into what it gave, as Diverse Branch Block does.
+# --- Images with an explicitly written border: `pad` and assignments into its result, as in Diverse Branch Block.
 
 
 def border_of(step: Step) -> tuple[Value, list[int], Vector] | None:
-    """What a step gives as an image in a border of one number a channel.
+    """Read a step's output as an image with a border of one number per channel.
 
     Returns:
-        The image [B, C, ...], the places before and behind every axis as ONNX has them, the numbers [C]; None where it
-        is no such thing.
+        The image [B, C, ...], the padding before and after every axis in the order of ONNX, and the numbers [C] of the
+        border; None for any other output.
     """
     written: list[Step] = []
     while step.name == "setitem":
@@ -57,13 +57,13 @@ def border_of(step: Step) -> tuple[Value, list[int], Vector] | None:
 
 
 def _plain(index: Any) -> bool:
-    """Whether it names places by numbers alone."""
+    """Whether an index consists of constant positions and slices only."""
     several = index if isinstance(index, tuple) else (index,)
     return all(one is None or one is ... or isinstance(one, (int, slice)) for one in several)
 
 
 def _pads(step: Step) -> list[int] | None:
-    """Of a `pad` with one number, of axes behind the channels."""
+    """The spatial padding of a `pad` with a constant; None for other modes or axes."""
     given = step.given(1, "pad")
     x = step.given(0, "input")
     if step.given(2, "mode", "constant") != "constant" or not all(type(n) is int and n >= 0 for n in given):
@@ -75,22 +75,27 @@ def _pads(step: Step) -> list[int] | None:
     return [*whole[::2][::-1], *whole[1::2][::-1]]
 
 
-# --- What is linear in a trace: values as kernels of others, in float64.
+# --- Values as kernels of other values.
 
 IMAGE, LAST = 1, -1
-"""The axis of channels."""
+"""The axis of channels: of images [B, C, ...], and of tokens [..., C]."""
 CONVOLUTIONS = {"conv1d": 1, "conv2d": 2, "conv3d": 3}
 
 
 class Form(NamedTuple):
-    """A value as a sum of kernels of others; ``several`` if more than one layer is in it that has weights, or a sum."""
+    """A value as a sum of kernels of other values.
+
+    Attributes:
+        terms: The kernels by source value.
+        several: Whether it merges more than one layer with weights, or a sum.
+    """
 
     terms: dict[Value, Kernel]
     several: bool = False
 
 
 def numbers(value: Any) -> np.ndarray | None:
-    """A constant's, in float64; an empty one for None."""
+    """The numbers of a constant, in float64; an empty array for None, and None for anything else."""
     if value is None:
         return np.zeros(0)
     if isinstance(value, (int, float)) and not isinstance(value, bool):
@@ -101,7 +106,7 @@ def numbers(value: Any) -> np.ndarray | None:
 
 
 def per_channel(constant: Any, value: Value, axis: int) -> Vector | None:
-    """A constant that is broadcast to a value as one number a channel; None where it is not that."""
+    """A constant that is broadcast to a value as a vector of one number per channel; None if it varies otherwise."""
     found, rank = numbers(constant), len(value.shape)
     if found is None or constant is None or rank < 2 or found.ndim > rank:
         return None
@@ -112,13 +117,13 @@ def per_channel(constant: Any, value: Value, axis: int) -> Vector | None:
 
 
 class Forms:
-    """Values as kernels of those that a call of a part starts from.
+    """Computes values inside one call of a submodule as kernels of the values that the call starts from.
 
     Args:
-        inside: The call; what was made before it is a source.
-        axis: Of channels: `IMAGE` or `LAST`.
-        grow: Whether a kernel may become larger than those that it is composed of, as where a sum has room for it.
-        share: Whether what several read is not a source: it is computed once, and may stay so.
+        inside: The call. Values computed before it are sources.
+        axis: The axis of channels: `IMAGE` or `LAST`.
+        grow: Whether a kernel may become larger than the kernels it is composed of; a later sum can make up for it.
+        share: Whether a value with several readers may be composed into each of them instead of being a source.
     """
 
     def __init__(self, inside: Called, axis: int, *, grow: bool, share: bool) -> None:
@@ -126,7 +131,7 @@ class Forms:
         self._found: dict[Value, Form] = {}
 
     def of(self, value: Value, *, top: bool = False) -> Form:
-        """The form of a value; of one that is asked for itself as what it is made of."""
+        """The form of a value; with ``top``, what the value is computed from even if several steps read it."""
         if len(value.reads) > 1 and not self.share and not top:
             return self.itself(value)
         if value not in self._found:
@@ -137,12 +142,12 @@ class Forms:
         return self._found[value]
 
     def itself(self, value: Value) -> Form:
-        """A value as its own source."""
+        """The identity form of a value, with itself as the source."""
         rank = len(value.shape) if self.axis == IMAGE else 2
         return Form({value: eye(value.shape[self.axis], rank)}) if len(value.shape) > 1 else Form({})
 
     def behind(self, kernel: Kernel, x: Value) -> Form:
-        """A kernel of a value."""
+        """The form of a kernel applied to a value."""
         inner = self.of(x)
         terms: dict[Value, Kernel] = {}
         for source, one in inner.terms.items():
@@ -154,7 +159,7 @@ class Forms:
         return Form(terms, inner.several or layers)
 
     def _fits(self, second: Kernel, first: Kernel) -> bool:
-        """Whether both in a row are small enough as one."""
+        """Whether two kernels in series may be composed, by the size of the result."""
         if self.grow:
             return second.is_pointwise or first.is_pointwise
         return composed_size(second, first) <= second.weight.size + first.weight.size
@@ -169,7 +174,7 @@ def _same(forms: Forms, step: Step) -> Form | None:
 
 
 def convolution(step: Step) -> Kernel | None:
-    """The kernel of a convolution with constant weights; None where its padding is not zeros."""
+    """The kernel of a traced convolution with constant weights; None for any other step or string padding."""
     weight, bias, axes = numbers(step.given(1, "weight")), numbers(step.given(2, "bias")), CONVOLUTIONS.get(step.name)
     pads = step.given(4, "padding", 0)
     if weight is None or bias is None or axes is None or weight.ndim != axes + 2 or isinstance(pads, str):
@@ -185,7 +190,7 @@ def _each(number: Any, axes: int) -> tuple[int, ...]:
 
 
 def linear(step: Step) -> Kernel | None:
-    """The kernel of a linear layer with constant weights."""
+    """The kernel of a traced linear layer with constant weights; None for any other step."""
     weight, bias = numbers(step.given(1, "weight")), numbers(step.given(2, "bias"))
     if step.name != "linear" or weight is None or bias is None or weight.ndim != 2:
         return None
@@ -219,7 +224,7 @@ _BATCHNORM = ("running_mean", "running_var", "weight", "bias")
 
 
 def _scaled(forms: Forms, x: Value, scale: Vector, shift: Vector | None) -> Form | None:
-    """A scale and a shift a channel of a value's form."""
+    """The form of a value with a per-channel scale and shift."""
     inner = forms.of(x)
     terms: dict[Value, Kernel] = {}
     for source, one in inner.terms.items():
@@ -295,7 +300,7 @@ def _pooled(forms: Forms, step: Step) -> Form | None:
 
 
 def _bordered(forms: Forms, step: Step) -> Form | None:
-    """An image with a border: the same layers on a padded one, where zeros give them what stands in the border."""
+    """The form of an image with a written border that equals what zero padding of the input would give."""
     found = border_of(step) if forms.axis == IMAGE else None
     if found is None:
         return None
@@ -326,7 +331,7 @@ _RULES: dict[str, Callable[[Forms, Step], Form | None]] = {
 
 
 def as_module(kernel: Kernel) -> torch.nn.Module | None:
-    """The layer that a kernel is, in float64; None where torch has none that pads so, or it would be larger."""
+    """A torch layer in float64 for a kernel; None if torch has no layer with such padding, or it would be larger."""
     axes, width, out = len(kernel.taps), kernel.weight.shape[1] * kernel.groups, len(kernel.weight)
     before, after = kernel.pads[:axes], kernel.pads[axes:]
     made: Any

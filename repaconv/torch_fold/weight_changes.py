@@ -1,4 +1,4 @@
-"""A fold of a live module by its structure, as a value: which parameters are others, and which parts become chains."""
+"""Describe a structural fold as data (changed parameters, and submodules that become chains), apply and check it."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from repaconv.torch_fold.module_trace import Step, Trace, Value
 from repaconv.torch_fold.submodules import joined, like, put, watched
 
 Weights = dict[str, "np.ndarray | float | None"]
-"""Parameters by their whole names, in float64; None for one that is no more, a number where a plain one replaces it."""
+"""New parameters by their full names, in float64: an array, None to remove the parameter, or a number to replace it."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """One fold.
+    """One structural fold of a module.
 
     Attributes:
-        at: The part that it is told of.
-        told: What went where.
+        at: The name of the submodule that it is reported for.
+        told: A description of what was folded into what.
         weights: New parameters.
-        rebuilt: Parts that become a chain of children of theirs, by name, and of new layers.
-        instead: What is tried where the whole computes something else with this one.
+        rebuilt: Submodules that become a chain of their own children, by name, and of new layers.
+        instead: The fold to try if this one changes the outputs.
     """
 
     at: str
@@ -38,18 +38,24 @@ class Change:
 
     @property
     def key(self) -> tuple[str, str]:
-        """What tells it from others of the same module."""
+        """Identifies the fold among those of one module."""
         return self.at, self.told
 
     @property
     def touches(self) -> set[str]:
-        """The parts that it changes."""
+        """Names of the submodules that it changes."""
         return {name.rpartition(".")[0] for name in self.weights} | set(self.rebuilt)
 
 
 @dataclass(frozen=True)
 class Unfolded:
-    """A place that a fold has the shape of, and why it was not folded."""
+    """A place that looks like a fold but was not folded.
+
+    Attributes:
+        at: The name of the submodule.
+        what: What was not folded there.
+        why: The reason.
+    """
 
     at: str
     what: str
@@ -57,13 +63,13 @@ class Unfolded:
 
 
 def applied(root: nn.Module, change: Change) -> nn.Module:
-    """The module with a fold, changed in place; new numbers are of the type and on the device of the old."""
+    """Apply a fold to a module in place; new parameters get the dtype and device of the old ones."""
     for name, array in change.weights.items():
         owner, _, last = name.rpartition(".")
         part = root.get_submodule(owner)
         old = getattr(part, last)
         if isinstance(array, float):
-            delattr(part, last)  # torch lets no number take the place of a parameter
+            delattr(part, last)  # torch does not let a number replace a registered parameter
             setattr(part, last, array)
             continue
         typed = old if old is not None else next(part.parameters())
@@ -80,17 +86,17 @@ def applied(root: nn.Module, change: Change) -> nn.Module:
 
 
 def within(name: str, other: str) -> bool:
-    """Whether a dotted name is that of a part, or of something in it."""
+    """Whether a dotted name is that of a submodule, or of something inside it."""
     return name == other or not other or name.startswith(f"{other}.")
 
 
 class Places:
-    """What may be changed in a module: what runs once, and nothing else shares, reads or watches.
+    """Tells which submodules and parameters of a module may be changed: not shared, hooked, or used several times.
 
     Args:
         root: The module.
-        trace: Of it.
-        shared: Names of modules and tensors that are reached by another name as well.
+        trace: A trace of the module.
+        shared: Names of modules and tensors that have another name as well.
     """
 
     def __init__(self, root: nn.Module, trace: Trace, shared: set[str]) -> None:
@@ -102,12 +108,12 @@ class Places:
         self._sizes = {name: tensor.numel() for name, tensor in every if tensor.is_floating_point()}
 
     def bound(self, name: str, *, kept: Collection[str] = (), repeats: bool = False) -> str:
-        """Why a part may not be replaced by another; empty if it may.
+        """Why a submodule may not be replaced; empty if it may be.
 
         Args:
-            name: Of the part.
-            kept: Names of what is in the part and will be in the other: it may be shared, and watched.
-            repeats: Whether the part may be called several times.
+            name: The name of the submodule.
+            kept: Names of its submodules that stay in the replacement; these may be shared or hooked.
+            repeats: Whether the submodule may be called several times.
         """
 
         def goes(other: str) -> bool:
@@ -126,7 +132,7 @@ class Places:
         return ""
 
     def owner(self, step: Step, *values: Value | None) -> str | None:
-        """The part that holds these parameters, if this step alone reads them, in it, and it may be changed."""
+        """The submodule that holds these parameters, if only this step of it reads them and they may be changed."""
         names = {value.name for value in values if value is not None}
         owners = {name.rpartition(".")[0] for name in names}
         if owners != {step.module} or not names <= self._held or any(self.users[name] != 1 for name in names):
@@ -135,7 +141,7 @@ class Places:
         return None if hidden or watched(self.root.get_submodule(step.module)) else step.module
 
     def grows(self, change: Change) -> bool:
-        """Whether a fold leaves more numbers than there were, statistics included."""
+        """Whether a fold increases the number of parameters and statistics."""
         gone = sum(size for name, size in self._sizes.items() if any(within(name, part) for part in change.rebuilt))
         kept = [part for links in change.rebuilt.values() for part in links if isinstance(part, nn.Module)]
         inner = [joined(at, part) for at, links in change.rebuilt.items() for part in links if isinstance(part, str)]

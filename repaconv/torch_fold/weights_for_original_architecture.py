@@ -1,4 +1,7 @@
-"""A folded network in an architecture that others know: where each of its numbers goes, and neutral ones elsewhere."""
+"""Write the weights of a folded network as a state dict of the original architecture.
+
+Layers that the fold removed get neutral weights.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +15,14 @@ Tensors = dict[str, Tensor]
 
 
 def held(folded: nn.Module, standard: nn.Module) -> Tensors:
-    """The standard architecture's whole state dict, in the folded network's numbers and their type.
+    """A complete state dict of the standard architecture with the weights of the folded network.
 
-    A layer goes where its name is; one that folding named otherwise to the first place left of its shapes. A norm or a
-    scale that went into its neighbours computes nothing: a BatchNorm has mean 0 and variance 1 - eps, and takes the
-    bias of a layer before it that has no place for one. Whether all of it computes the same, who asks has to run.
+    A layer goes to the place of its name; a layer that the fold renamed goes to the first free place with its shapes.
+    Norms and scales that the fold removed get neutral weights: a BatchNorm gets mean 0 and variance 1 - eps, and takes
+    the bias of a layer before it that has no bias there. The caller has to verify that the outputs are equal.
 
     Raises:
-        Refused: If a layer has no place, or a place no layer, by name.
+        Refused: If a layer has no place, or a place has no layer; the message names it.
     """
     given, places = _layers(folded), _layers(standard)
     found: Tensors = {}
@@ -48,7 +51,7 @@ def held(folded: nn.Module, standard: nn.Module) -> Tensors:
 
 
 def _layers(module: nn.Module) -> dict[str, Tensors]:
-    """The parts that have tensors of their own, in their order."""
+    """The submodules that have tensors of their own, in order."""
     own = {
         name: {key: value.detach() for key, value in part.state_dict().items() if "." not in key}
         for name, part in module.named_modules()
@@ -57,7 +60,7 @@ def _layers(module: nn.Module) -> dict[str, Tensors]:
 
 
 def _source(name: str, wanted: Tensors, given: dict[str, Tensors], places: dict[str, Tensors]) -> str | None:
-    """Which layer goes there."""
+    """The name of the folded layer that goes to a place; None if there is none."""
     if name in given and _fits(given[name], wanted):
         return name
     others = (each for each, tensors in given.items() if not (each in places and _fits(tensors, places[each])))
@@ -65,14 +68,14 @@ def _source(name: str, wanted: Tensors, given: dict[str, Tensors], places: dict[
 
 
 def _fits(given: Tensors, wanted: Tensors) -> bool:
-    """Whether these are tensors of that place, but for a bias that one of both has not."""
+    """Whether tensors have the names and shapes of a place, apart from a bias that only one of them has."""
     shapes = ({key: value.shape for key, value in each.items() if key != "bias"} for each in (given, wanted))
     first, second = shapes
     return bool(first) and first == second
 
 
 def _neutral(part: nn.Module, wanted: Tensors, bias: Tensor | None) -> Tensors | None:
-    """Numbers with which a norm or a scale does nothing, but for a bias that waits; None for what is no such part."""
+    """Weights with which a norm or scale has no effect, apart from a pending bias; None for any other layer."""
     if any(value.ndim and value.numel() > max(value.shape) for value in wanted.values()):  # more than one a channel
         return None
     numbers = {key: torch.ones_like(value) for key, value in wanted.items()}
@@ -88,7 +91,7 @@ def _neutral(part: nn.Module, wanted: Tensors, bias: Tensor | None) -> Tensors |
 
 
 def _number(numbers: Tensors, key: str, like: Tensor) -> Tensor:
-    """A tensor of a place: of its layer, or no bias."""
+    """A tensor of the layer, or zeros for a missing bias."""
     return numbers[key] if key in numbers else torch.zeros_like(like)
 
 
@@ -97,7 +100,7 @@ def _joined(name: str, key: str) -> str:
 
 
 def unheld(why: str) -> Refused:
-    """No standard architecture holds it."""
+    """The error that no standard architecture holds the folded network."""
     return Refused(
         f"no standard architecture holds what it folds to: {why}.",
         hint="repaconv export writes it as ONNX, and repaconv.fold(module) gives it as a module.",

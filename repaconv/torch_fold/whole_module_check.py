@@ -1,7 +1,7 @@
-"""A live module run whole, in float64: on what inputs, and whether another one computes the same there.
+"""Run a whole module in float64 and test whether a changed module gives the same outputs.
 
-What a parent's forward does with its children cannot be seen from outside: it may read a child's weight, call one child
-twice or one that stands elsewhere. So whatever is changed in a module, the module as a whole is run before and after.
+A parent's forward can do anything with its children: read a child's weight, or call a child twice or from elsewhere. So
+for every change in a module, the whole module is run before and after.
 """
 
 from __future__ import annotations
@@ -28,18 +28,22 @@ from repaconv.torch_fold.module_calls import (
     usable,
 )
 
-# --- What a live module takes: the user's example, or sizes that it says or its first layers suggest.
+# --- Inputs for the module: the user's example, or shapes from its attributes or first layers.
 
-# Sides of images that vision models are made for; the first ones are cheap.
+# Common image sizes of vision models; the first ones are cheap.
 SIDES = (64, 224, 32, 96, 128, 160, 192, 256, 288, 384, 448, 512, 28, 16)
 SIZE_NAMES = ("img_size", "image_size", "input_size")
 CONFIG_NAMES = ("config", "default_cfg", "pretrained_cfg")
-# So many first layers are asked for what the module takes.
+# How many of the first layers are used to guess the input shape.
 FIRST = 4
 
 
 def own_calls(module: nn.Module, example: Any) -> tuple[Call, ...]:
-    """The user's example, and random numbers of its shape where those run too: an example may be all zeros."""
+    """The user's example, and random inputs of its shape if the module runs on them: an example may be all zeros.
+
+    Raises:
+        Refused: If the module does not run on the example, or its outputs are not finite.
+    """
     if isinstance(example, Mapping):
         given = Call((), dict(example))
     else:
@@ -63,7 +67,11 @@ def own_calls(module: nn.Module, example: Any) -> tuple[Call, ...]:
 
 
 def found_calls(module: nn.Module) -> tuple[Call, ...]:
-    """Two batches of random inputs of the first shape that the module takes."""
+    """Two batches of random inputs in the first shape that the module accepts.
+
+    Raises:
+        Refused: If the module accepts none of the shapes that were tried.
+    """
     problem = "it has no layer that tells what it takes"
     for shape in dict.fromkeys(_shapes(module)):
         empty = [Call((torch.empty(count, *shape, dtype=torch.float64),), {}) for count in (2, 3)]
@@ -82,7 +90,7 @@ def found_calls(module: nn.Module) -> tuple[Call, ...]:
 
 
 def _runs(module: nn.Module, call: Call) -> tuple[Call, ...]:
-    """The call, if the module takes it."""
+    """The call in a tuple, or an empty tuple if the module cannot run it."""
     try:
         return (call,) if usable(outputs(module, call)) else ()
     except Exception:
@@ -90,7 +98,7 @@ def _runs(module: nn.Module, call: Call) -> tuple[Call, ...]:
 
 
 def _shapes(module: nn.Module) -> Iterator[tuple[int, ...]]:
-    """Shapes of one input, without the batch, that the module's first layers suggest; the likeliest first."""
+    """Input shapes without the batch that the module's first layers suggest, most likely first."""
     sides = dict.fromkeys([*_said_sizes(module), *((side, side) for side in SIDES), (7, 5)])
     firsts = dict.fromkeys(found for part in module.modules() if (found := _width(part)))
     for images, width in list(firsts)[:FIRST]:
@@ -101,7 +109,7 @@ def _shapes(module: nn.Module) -> Iterator[tuple[int, ...]]:
 
 
 def _width(part: nn.Module) -> tuple[bool, int] | None:
-    """Whether a layer takes images, and of how many channels."""
+    """Whether a layer reads images, and its number of input channels; None for a layer that tells neither."""
     match part:
         case nn.Conv2d() | nn.ConvTranspose2d():
             return True, part.in_channels
@@ -121,7 +129,7 @@ def _width(part: nn.Module) -> tuple[bool, int] | None:
 
 
 def _said_sizes(module: nn.Module) -> Iterator[tuple[int, int]]:
-    """(height, width) wherever the module or one of its parts says what images it is for."""
+    """(height, width) from the size attributes and configs of the module and its submodules."""
     for part in module.modules():
         for holder in (part, *(getattr(part, name, None) for name in CONFIG_NAMES)):
             for name in SIZE_NAMES:
@@ -131,17 +139,17 @@ def _said_sizes(module: nn.Module) -> Iterator[tuple[int, int]]:
                     yield int(sides[0]), int(sides[1])
 
 
-# --- A live module run whole, in float64: on what inputs, and whether another one computes the same there.
+# --- Recorded outputs of the whole module, and the comparison with a changed module.
 
 
 @dataclass(frozen=True)
 class Whole:
-    """A module, the calls that it takes, and what it answers.
+    """The recorded inputs and outputs of a whole module.
 
     Attributes:
-        calls: One or two.
-        expected: Its outputs of each.
-        inside: What the parts that were asked for are called with on the way, where they are, once for every call.
+        calls: One or two sets of inputs.
+        expected: The module's outputs for each.
+        inside: The inputs of the requested submodules, one per call of the whole module in which they are called.
     """
 
     calls: tuple[Call, ...]
@@ -150,16 +158,16 @@ class Whole:
 
     @classmethod
     def of(cls, module: nn.Module, example: Any, names: Iterable[str]) -> Whole:
-        """Run a module.
+        """Run a module and record its outputs and the inputs of some submodules.
 
         Args:
-            module: Of `in_float64`.
+            module: A module returned by `in_float64`.
             example: The user's input: a tensor, a tuple of arguments, or a dict of named ones. If None, sizes are tried
-                that the module says or its first layers suggest.
-            names: The parts whose calls are wanted.
+                that the module's attributes or first layers suggest.
+            names: The submodules whose inputs to record.
 
         Raises:
-            Refused: If it does not run on the example, or on nothing that was tried.
+            Refused: If it does not run on the example, or on any input that was tried.
         """
         calls = own_calls(module, example) if example is not None else found_calls(module)
         names, inside = list(names), defaultdict(list)
@@ -172,16 +180,16 @@ class Whole:
         return cls(calls, tuple(expected), {name: tuple(own) for name, own in inside.items()})
 
     def error(self, other: nn.Module) -> float:
-        """The largest relative difference of another module's outputs, over all calls; infinite if it does not run."""
+        """The largest relative difference of another module's outputs over all calls; infinite if it cannot run."""
         try:
             answers = [outputs(other, call) for call in self.calls]
-        except Exception:  # the user's code may raise anything, as where it reads what is gone
+        except Exception:  # the user's code may raise anything, for example if it reads what was removed
             return float("inf")
         return max(map(difference, answers, self.expected))
 
 
 def _recorder(names: Iterable[str], inside: dict[str, Call]) -> Callable[[nn.Module], None]:
-    """Keeps the first call of each part."""
+    """A function that hooks submodules to record the inputs of their first call."""
 
     def prepare(own: nn.Module) -> None:
         for name in names:

@@ -1,1 +1,1 @@
-"""Rewrites that make an ONNX graph smaller; `fold_pipeline` has their order."""
+"""Rewrites that make an ONNX graph smaller; `fold_pipeline` lists them in the order in which they run."""

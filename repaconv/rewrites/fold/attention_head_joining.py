@@ -1,7 +1,8 @@
-"""heads: joined attentions in the form that costs least.
+"""join: merge parallel attention products into one. heads: write the merged attention in its cheapest form.
 
-Over its heads' rank r, or against the tokens themselves, X W X^T, where r (2 d + N) >= d (d + N). The softmax kills
-what is constant along keys, so their bias goes; its rows sum to one, so the values' bias goes behind the projection.
+The scores of a merged attention are computed over the rank r of its heads, or directly on the tokens as X W X^T if
+r (2 d + N) >= d (d + N), for N tokens of width d. The softmax ignores what is constant along keys, so the keys' bias is
+dropped. The rows of the softmax sum to 1, so the values' bias moves to after the projection.
 """
 
 from __future__ import annotations
@@ -33,20 +34,20 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 
-# --- join: several products of heads that are added, or that share their softmax, are one product.
+# --- join: several products of heads that are added, or that share a softmax, become one product.
 #
-# With queries Q_b, keys K_b and factors c_b of n branches, head by head along the width,
+# With queries Q_b, keys K_b and factors c_b of n branches, concatenated head by head,
 #
 #     sum_b c_b Q_b K_b^T = [c_1 Q_1 .. c_n Q_n] [K_1 .. K_n]^T,    S V_b = (S [V_1 .. V_n])_b
 #
-# Which form the one product then takes is `repaconv.rewrites.fold.attention_head_joining`.
+# `choose_cheapest` below then chooses the form of the one product.
 
 JOINED = "repaconv.joined"
-"""Marks a softmax whose product was put together here, so that its form is chosen here too."""
+"""Marks a softmax whose product was joined here, so that `choose_cheapest` treats it."""
 
 
 def join(model: ir.Model) -> Iterator[Change]:
-    """See `repaconv.graph.rewrite_contract.Apply`."""
+    """Join the scores and the values of parallel attention branches around each Softmax; in place."""
     normalise(model)
     for node in tuple(model.graph):
         if node.op_type == "Softmax" and not node.domain:
@@ -55,11 +56,11 @@ def join(model: ir.Model) -> Iterator[Change]:
     clean(model)
 
 
-# --- scores -------------------------------------------------------------------------------------------
+# Scores
 
 
 def _terms(value: ir.Value | None, factor: float) -> list[tuple[float, ir.Node]] | None:
-    """The products that a value is a sum of, with a factor each."""
+    """The MatMul nodes of which a value is a sum, each with its factor; None if it is no such sum."""
     node = made_by(value, "MatMul", "Add", "Sub", "Mul", "Div")
     if node is None or node.inputs[0] is None or node.inputs[1] is None:
         return None
@@ -103,14 +104,14 @@ def _join_scores(model: ir.Model, softmax: ir.Node) -> Iterator[Change]:
 
 
 def _alike(parts: list[Heads | None]) -> list[Heads] | None:
-    """All of them, if they are heads of the same number over the same tokens' places."""
+    """All heads, if each exists and all have the same count, batch and number of tokens; otherwise None."""
     found = [one for one in parts if one is not None]
     same = len(found) == len(parts) and len({(one.count, (sizes(one.source) or ())[:2]) for one in found}) == 1
     return found if same else None
 
 
 def _interleaved(write: Writer, parts: list[ir.Value], count: int) -> ir.Value:
-    """Tokens [B, N, H d_b] beside each other head by head, [B, N, H sum d_b]."""
+    """Concatenate tokens [B, N, H d_b] head by head: [B, N, H sum d_b]."""
     shapes = [sizes(value) for value in parts]
     widths = as_numbers(shape[2] for shape in shapes if shape is not None)
     joined = write("Concat", *parts, axis=2)
@@ -131,7 +132,7 @@ def _interleaved(write: Writer, parts: list[ir.Value], count: int) -> ir.Value:
     return new
 
 
-# --- values -------------------------------------------------------------------------------------------
+# Values
 
 
 def _join_values(model: ir.Model, softmax: ir.Node) -> Iterator[Change]:
@@ -170,7 +171,7 @@ def _join_values(model: ir.Model, softmax: ir.Node) -> Iterator[Change]:
 
 
 def _made_of(value: ir.Value, nodes: list[ir.Node], order: dict[ir.Node, int]) -> bool:
-    """Whether a value is computed from what some nodes write."""
+    """Whether a value depends on one of some nodes."""
     first, seen, todo = min(order[node] for node in nodes), set(), [value]
     while todo:
         node = todo.pop().producer()
@@ -184,13 +185,13 @@ def _made_of(value: ir.Value, nodes: list[ir.Node], order: dict[ir.Node, int]) -
 
 
 def _all_of(value: ir.Value | None, *, transposed: bool = False) -> Heads | None:
-    """The heads that a value shows, if they are all of their tokens, head by head."""
+    """The heads that a value holds, if they cover all channels of their tokens without a factor; otherwise None."""
     found = heads_of(value, transposed=transposed)
     return found if found is not None and found.whole and found.factor == 1 else None
 
 
 def _tokens_of(value: ir.Value) -> ir.Value | None:
-    """The tokens [B, N, H d] that heads [B, H, N, d] are shown as, if nothing else reads those."""
+    """The tokens [B, N, H d] that heads [B, H, N, d] are reshaped to, if nothing else reads the heads."""
     end = joined(value)
     return end if end is not None and rank_of(end) == 3 and not end.is_graph_output() else None
 
@@ -198,21 +199,21 @@ def _tokens_of(value: ir.Value) -> ir.Value | None:
 JOIN = Rewrite("join", "for heads of one number over the same tokens, added up or behind one softmax", join)
 
 
-# --- heads: joined attentions in the form that costs least.
+# --- heads: write joined attentions in their cheapest form.
 
 
 class _Layers(NamedTuple):
-    """Of an attention: the linear layers of one x that write queries, keys and values, and the product behind."""
+    """The linear layers of an attention: queries, keys and values of the same x, and the projection."""
 
     q: Linear
     k: Linear
     v: Linear
     proj: ir.Node
-    weight: Array  # of the product, [H e, c]
+    weight: Array  # of the projection, [H e, c]
 
 
 def choose_cheapest(model: ir.Model) -> Iterator[Change]:
-    """See `repaconv.graph.rewrite_contract.Apply`."""
+    """Write every joined attention in its cheapest form; in place."""
     normalise(model)
     for found in attentions(model):
         softmax = made_by(found.mixed.inputs[0], "Softmax")
@@ -240,7 +241,7 @@ def _layers(found: Attention) -> _Layers | None:
 
 
 def _written(model: ir.Model, softmax: ir.Node, found: Attention, layers: _Layers) -> Change:
-    """The same in that form; in place."""
+    """Write an attention in its cheapest form; in place."""
     (q, k, v, proj, weight), count, tokens = layers, found.q.count, found.q.tokens
     query, key = _scores(q.weight.T, q.bias, k.weight.T, count, tokens)
     value, projection = _values(v.weight.T, weight.T, count, tokens)
@@ -278,7 +279,7 @@ def _written(model: ir.Model, softmax: ir.Node, found: Attention, layers: _Layer
 
 
 def _slices(write: Writer, value: ir.Value, widths: list[int]) -> list[ir.Value]:
-    """A value's channels in pieces."""
+    """Split the channels of a value into slices of these widths."""
     shape, start, found = sizes(value), 0, []
     assert shape is not None
     for width in widths:
@@ -292,7 +293,7 @@ def _slices(write: Writer, value: ir.Value, widths: list[int]) -> list[ir.Value]
 
 
 def _scores(queries: Array, bias: Array | None, keys: Array, heads: int, tokens: int) -> tuple[Array, Array | None]:
-    """Rows of q with the bias as last column, and of k; None where the tokens are the keys."""
+    """Weights of the queries with their bias as last column, and of the keys; None if the tokens serve as keys."""
     shift = np.zeros(len(queries)) if bias is None else bias
     with_bias = np.concatenate([queries, shift[:, None]], 1)
     pairs = [(q.T, k) for q, k in zip(np.split(with_bias, heads), np.split(keys, heads), strict=True)]
@@ -301,7 +302,7 @@ def _scores(queries: Array, bias: Array | None, keys: Array, heads: int, tokens:
 
 
 def _values(values: Array, proj: Array, heads: int, tokens: int) -> tuple[Array | None, Array]:
-    """Rows of v, or None where the tokens are the values; and the projection."""
+    """Weights of the values, or None if the tokens serve as values, and the weights of the projection."""
     pairs = list(zip(np.split(proj, heads, 1), np.split(values, heads), strict=True))
     lefts, rights = side_by_side(pairs, tokens)
     return None if rights is None else np.concatenate(rights), np.concatenate(lefts, 1)

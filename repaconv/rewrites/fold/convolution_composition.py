@@ -1,8 +1,9 @@
-"""convolution: a scale and a shift a channel behind a convolution of any kernel go into it, and so do those beside it.
+"""convolution: fold scales, shifts, other convolutions and parallel branches into convolutions of any kernel size.
 
     s (w * x + b) + t = (s w) * x + (s b + t)
 
-What is summed is in `parallel`, what stands in a row in `sequences`, what is assigned to a border in `borders`.
+`joined` merges parallel branches, `composed_in_row` merges convolutions in series, and `bordered` turns an explicitly
+written border into padding.
 """
 
 from __future__ import annotations
@@ -39,17 +40,17 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 
-# --- Borders that are assigned: what a 1x1 convolution would give there is its own padding.
+# --- Explicitly written borders that equal what a 1x1 convolution would compute there become its padding.
 #
 #     (W x + b, with b written around it) = W (x, with zeros around it) + b
 #
-# Diverse Branch Block (Ding et al. 2021, fig. 3) stands so: a border of zeros behind BatchNorm's shift would be no
-# border of zeros before it, so its training form writes into the border what BatchNorm makes of zeros. With the padding
-# in the convolution there is none behind it, and the two are a row that composes.
+# Diverse Branch Block (Ding et al. 2021, fig. 3) needs this. Zero padding after the shift of a BatchNorm differs from
+# zero padding before it, so its training-time architecture writes what BatchNorm makes of zeros into the border. With
+# the padding moved into the 1x1 convolution, the next convolution has no padding, and the two can be composed.
 
 
 def bordered(model: ir.Model, rewrite: str) -> Iterator[Change]:
-    """Put such borders into the convolutions before them, in place."""
+    """Replace borders that equal a convolution's bias by padding of that convolution; in place."""
     for pad in tuple(model.graph):
         conv = made_by(pad.inputs[0], "Conv") if pad.op_type == "Pad" and not pad.domain else None
         kernel = kernel_of(conv) if conv is not None else None
@@ -74,14 +75,14 @@ def _only(value: ir.Value) -> bool:
 
 
 def _rounding(value: ir.Value) -> float:
-    """Of a bias that was computed twice, relative."""
+    """The relative tolerance for two computations of one bias, by dtype."""
     import onnx_ir as ir
 
     return {ir.DataType.DOUBLE: 1e-12, ir.DataType.FLOAT: 1e-6}.get(value.dtype or ir.DataType.UNDEFINED, 0.0)
 
 
 def _pads(pad: ir.Node) -> list[int] | None:
-    """Of places, before and behind every axis; None where others are padded, or places are cut off."""
+    """The spatial padding of a Pad, before and after every axis; None if it pads other axes or crops."""
     given = constant(pad.inputs[1])
     if given is None or given.size % 2 or given.size < 6 or any(value is not None for value in pad.inputs[3:]):
         return None
@@ -95,7 +96,11 @@ def _pads(pad: ir.Node) -> list[int] | None:
 
 
 def _around(pad: ir.Node) -> tuple[ir.Value, Array] | None:
-    """What stands behind all that is assigned to what a Pad gives, and the border's number a channel."""
+    """The value after all assignments to the result of a Pad, and the constant of each channel in its border.
+
+    Returns:
+        None if the border is not constant per channel, or an assignment writes anything else.
+    """
     value, pads = pad.outputs[0], _pads(pad)
     fill = constant(pad.inputs[2]) if len(pad.inputs) > 2 and pad.inputs[2] is not None else np.zeros(1)
     size = [one for one in (sizes(value) or ())[1:] if isinstance(one, int)]
@@ -126,16 +131,17 @@ def _around(pad: ir.Node) -> tuple[ir.Value, Array] | None:
     return (value, border[:, 0]) if done else None
 
 
-# --- Convolutions in a row: two become one where that multiplies no more; a scale before one goes into it.
+# --- Convolutions in series are composed if this needs no more multiplications; so are scales before a convolution.
 #
 #     V * (W * x) = (V W) * x,    W * (s x + t) = (W s) * x + sum W t
 #
-# Both hold where the second reads no padding, or where what it would read there is zero: behind a 1x1 without a bias,
-# behind a scale without a shift. What acts on each place by itself, before what does so too, is left to `linear`.
+# Both hold if the second convolution has no padding, or if the padding would be zero there: after a 1x1 convolution
+# without a bias, or a scale without a shift. Two operators that act on each pixel separately are left to the `affine`
+# rewrite.
 
 
 def composed_in_row(model: ir.Model, rewrite: str) -> Iterator[Change]:
-    """Compose them, in place."""
+    """Compose convolutions, averages and scales in series; in place."""
     for node in tuple(model.graph):
         if node.graph is model.graph and not node.domain:
             if node.op_type == "Conv":
@@ -145,14 +151,14 @@ def composed_in_row(model: ir.Model, rewrite: str) -> Iterator[Change]:
 
 
 def before(value: ir.Value | None) -> tuple[Kernel, ir.Value] | None:
-    """The kernel that a value is of another, if nothing else reads it."""
+    """The kernel and input of the operator that computes a value, if nothing else reads the value."""
     found = _layer_before(value)
     kernel = (kernel_of(found[0]) or scale_of(found[0])) if found is not None else None
     return None if kernel is None or found is None else (kernel, found[1])
 
 
 def _layer_before(value: ir.Value | None) -> tuple[ir.Node, ir.Value] | None:
-    """What gives a value that nothing else reads, and what it reads, if it may be a kernel."""
+    """The node that computes a value and its input, if it may be a kernel and nothing else reads the value."""
     node = made_by(value, "Conv", "AveragePool", "BatchNormalization")
     if node is None or value is None or node.inputs[0] is None or len(value.uses()) != 1 or value.is_graph_output():
         return None
@@ -160,7 +166,7 @@ def _layer_before(value: ir.Value | None) -> tuple[ir.Node, ir.Value] | None:
 
 
 def line_of(value: ir.Value) -> Iterator[ir.Value]:
-    """All that `reduced` may make a value a kernel of; no numbers are looked at."""
+    """The values that `reduced` may express a value by, nearest first; weights are not read."""
     yield value
     while (found := _layer_before(value)) is not None:
         _, value = found
@@ -168,7 +174,7 @@ def line_of(value: ir.Value) -> Iterator[ir.Value]:
 
 
 def reduced(kernel: Kernel, x: ir.Value) -> tuple[Kernel, ir.Value]:
-    """A kernel of a value as one of what that comes from, through all that can be composed with it, if cheaply."""
+    """Compose a kernel with the operators before its input, as long as one of the two is pointwise."""
     while (found := before(x)) is not None:
         inner, source = found
         one = composed(kernel, inner) if kernel.is_pointwise or inner.is_pointwise else None
@@ -179,7 +185,7 @@ def reduced(kernel: Kernel, x: ir.Value) -> tuple[Kernel, ir.Value]:
 
 
 def _into_convolution_before(model: ir.Model, node: ir.Node, rewrite: str) -> Iterator[Change]:
-    """A convolution behind another that nothing else reads."""
+    """Compose a convolution with the convolution before it, if nothing else reads that."""
     x, kernel = node.inputs[0], kernel_of(node)
     first = made_by(x, "Conv")
     found = before(x) if first is not None else None
@@ -198,21 +204,21 @@ def _into_convolution_before(model: ir.Model, node: ir.Node, rewrite: str) -> It
 
 
 def _by_place(kernel: Kernel) -> bool:
-    """Whether it is an edge of a `linear` graph."""
+    """Whether the kernel is an edge of a linear graph, which the `affine` rewrite folds."""
     return kernel.acts_by_place and (kernel.groups == 1 or kernel.is_diagonal)
 
 
 def _share(second: Kernel, between: ir.Value, out: ir.Value) -> float:
-    """How many places the first computes for one of the second, at least."""
+    """How many pixels the first convolution computes for one pixel of the second, at least."""
     places = [sizes(value) or () for value in (between, out)]
     known = [[size for size in shape[2:] if isinstance(size, int)] for shape in places]
     if all(len(numbers) == len(shape) - 2 for numbers, shape in zip(known, places, strict=True)):
         return prod(known[0]) / max(prod(known[1]), 1)
-    return float(all(end <= 0 for end in second.reach))  # padded beyond that, the second computes more than the first
+    return float(all(end <= 0 for end in second.reach))  # with more padding, the second computes more than the first
 
 
 def _before(model: ir.Model, node: ir.Node, rewrite: str) -> Iterator[Change]:
-    """A scale and a shift a channel of which convolutions alone read."""
+    """Fold a per-channel scale and shift into all convolutions that read it, if nothing else does."""
     found, scale, out = scale_and_shift(node, IMAGE), scale_of(node), node.outputs[0]
     readers = [user for user, place in out.uses() if user.op_type == "Conv" and not user.domain and place == 0]
     if found is None or scale is None or not readers or len(readers) < len(out.uses()) or out.is_graph_output():
@@ -230,7 +236,7 @@ def _before(model: ir.Model, node: ir.Node, rewrite: str) -> Iterator[Change]:
 
 
 def _write(model: ir.Model, node: ir.Node, kernel: Kernel, x: ir.Value) -> None:
-    """A convolution in place of another; what it read goes if nothing else reads that."""
+    """Replace a convolution by another one that reads x."""
     write = Writer(model, node)
     parts = [write.constant(part) for part in (kernel.weight, kernel.bias) if part is not None]
     new = write("Conv", x, *parts, **kernel.attributes)
@@ -239,29 +245,37 @@ def _write(model: ir.Model, node: ir.Node, kernel: Kernel, x: ir.Value) -> None:
     model.graph.remove(node, safe=True)
 
 
-# --- Convolutions beside each other: kernels of one value that are summed are one, where that multiplies no more.
+# --- Parallel kernels of one value that are added become one kernel if this needs no more multiplications.
 #
 #     W * x + V * x + P(x) + x = (W + V + P + I) * x
 #
-# of any sizes, at the border too: the smaller kernels stand among zeros where they stood, and outside the image are
-# zeros. An average that does not count its padding is no convolution there, and is left.
+# The kernels may have different sizes, also at the border: smaller kernels are padded with zeros, and the image is zero
+# outside. An average that does not count its padding is no convolution at the border, and is not merged.
 
 
 class Term(NamedTuple):
-    """A term of a sum: +- the kernel of a source, or of itself where it is none."""
+    """A term of a sum: a kernel of a source, with a sign.
+
+    Attributes:
+        value: The value that is added or subtracted.
+        sign: 1 or -1.
+        source: The input of the kernel; the value itself if it is computed by no kernel.
+        kernel: The kernel; the identity for the value itself.
+        operator: The ONNX operator of the kernel; empty for the value itself.
+    """
 
     value: ir.Value
     sign: float
     source: ir.Value
     kernel: Kernel
-    operator: str  # that it was; none of a value itself
+    operator: str
 
 
 Terms = tuple[Term, ...]
 
 
 def joined(model: ir.Model, rewrite: str) -> Iterator[Change]:
-    """Join them, in place."""
+    """Merge parallel kernels in every sum; in place."""
     for node in reversed(tuple(model.graph)):
         if node.graph is model.graph and _is_sum(node) and not _is_inner(node.outputs[0]):
             yield from _join(model, node, rewrite)
@@ -296,7 +310,7 @@ def _terms(value: ir.Value, sign: float) -> Iterator[Term]:
 
 
 def _term(value: ir.Value, sign: float) -> Term:
-    """What a value is, seen through a BatchNormalization behind a kernel that nothing else reads."""
+    """The term for a value: its kernel if it is computed by one and nothing else reads it, otherwise the identity."""
     node, shape = made_by(value, "Conv", "AveragePool", "BatchNormalization"), sizes(value)
     if node is not None and node.inputs[0] is not None and _only_here(value):
         kernel = kernel_of(node) or scale_of(node)
@@ -331,7 +345,7 @@ def _join(model: ir.Model, top: ir.Node, rewrite: str) -> Iterator[Change]:
 
 
 def _met(terms: Terms) -> Terms:
-    """Terms as kernels of what others are kernels of, where they come from that through more than one."""
+    """Rewrite terms as kernels of an earlier value that other terms are kernels of, through several operators."""
     places, lines = range(len(terms)), [set(line_of(term.source)) for term in terms]
     deep = list(terms)
     for place in places:
@@ -354,7 +368,7 @@ def _added(write: Writer, total: ir.Value | None, value: ir.Value, sign: float) 
 
 
 def _written(write: Writer, terms: Terms, out: ir.Value) -> ir.Value:
-    """Their sum as a Conv."""
+    """Write the sum of the terms as one Conv."""
     kernel = summed([term.kernel.then(np.full(len(term.kernel.weight), term.sign), None) for term in terms])
     parts = [write.constant(part) for part in (kernel.weight, kernel.bias) if part is not None]
     new = write("Conv", terms[0].source, *parts, **kernel.attributes)
@@ -363,7 +377,7 @@ def _written(write: Writer, terms: Terms, out: ir.Value) -> ir.Value:
 
 
 def _chosen(terms: Terms, source: ir.Value, out: ir.Value) -> list[Terms]:
-    """Which of the terms of a source are one convolution: two by two, first those that save most."""
+    """The sets of terms of one source that are merged: greedily, in pairs, the pair that saves most first."""
     sets: list[Terms] = [(term,) for term in terms if term.source is source]
     fixed = all(isinstance(size, int) for value in (source, out) for size in (sizes(value) or ("",))[2:])
     while len(sets) > 1:
@@ -375,7 +389,7 @@ def _chosen(terms: Terms, source: ir.Value, out: ir.Value) -> list[Terms]:
 
 
 def _gain(a: Terms, b: Terms, *, fixed: bool) -> int:
-    """How many multiplications a place are saved where both are one; less than none where that cannot be."""
+    """Multiplications per pixel saved by merging two sets of terms; negative if they cannot be merged."""
     kernels = [term.kernel for term in a + b]
     if all(term.operator != "Conv" for term in a + b) or not all(fits(kernels[0], one, fixed=fixed) for one in kernels):
         return -1
@@ -383,12 +397,11 @@ def _gain(a: Terms, b: Terms, *, fixed: bool) -> int:
     return before - size_of(kernels)
 
 
-# --- convolution: a scale and a shift a channel behind a convolution of any kernel go into it, and so do those beside
-# it.
+# --- The rewrite: scales and shifts after a convolution, and the three rewrites above, until nothing changes.
 
 
 def apply(model: ir.Model) -> Iterator[Change]:
-    """See `repaconv.graph.rewrite_contract.Apply`."""
+    """Fold scales, shifts, borders, series and parallel branches into convolutions until nothing changes; in place."""
     normalise(model)
     again = True
     while again:

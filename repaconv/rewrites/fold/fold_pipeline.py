@@ -1,4 +1,4 @@
-"""The rewrites that fold a graph of any origin, in their order."""
+"""The rewrites that fold an arbitrary ONNX graph, in the order in which they run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def _then(first: Rewrite, second: Rewrite) -> Rewrite:
-    """The first, and where it found something the second."""
+    """A rewrite that applies the first, and the second only if the first changed something."""
 
     def apply(model: ir.Model) -> Iterator[Change]:
         made = list(first.apply(model))
@@ -36,7 +36,11 @@ def _then(first: Rewrite, second: Rewrite) -> Rewrite:
 
 
 def without(names: Collection[str]) -> tuple[Rewrite, ...]:
-    """All but some of the rewrites; those that look for what another makes go with it, and `UNSHARE` is for none."""
+    """The fold rewrites without those named.
+
+    Without ``affine``, ``join`` and ``heads`` are left out as well. `UNSHARE` names no rewrite: leaving it out adds
+    `KEEP_SHARED`, so that shared weights are not folded.
+    """
     left_out = {*names, *((JOIN.name, CHOOSE.name) if AFFINE.name in names else ())}
     kept = tuple(fold for fold in FOLDS if fold.name not in left_out)
     return (KEEP_SHARED, *kept) if UNSHARE in left_out else kept

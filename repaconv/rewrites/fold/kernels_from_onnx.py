@@ -1,4 +1,4 @@
-"""Nodes of an ONNX graph as kernels of `repaconv.algebra.convolution_kernels`."""
+"""Read ONNX nodes (Conv, AveragePool, per-channel scales) as kernels of `repaconv.algebra.convolution_kernels`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,12 @@ if TYPE_CHECKING:
 
 
 def kernel_of(node: ir.Node) -> Kernel | None:
-    """The kernel that a Conv or an AveragePool is of its first input; None where it is none at the border, too."""
+    """A Conv or AveragePool as a convolution kernel of its first input.
+
+    Returns:
+        The kernel. None if the weights are not constant, or if the node is no convolution at the image border, such as
+        an average that does not count its padding.
+    """
     shape, out = sizes(node.inputs[0]), sizes(node.outputs[0])
     padded = any(attribute(node, "pads", (0,)))
     auto = attribute(node, "auto_pad", "NOTSET")
@@ -49,7 +54,7 @@ def _placed(node: ir.Node, weight: Array, bias: Array | None, groups: int) -> Ke
 
 
 def scale_of(node: ir.Node) -> Kernel | None:
-    """The kernel that a scale and a shift a channel is of an image."""
+    """A per-channel scale and shift of an image as a 1x1 depthwise kernel; None if the node is none."""
     found = scale_and_shift(node, IMAGE)
     shape = sizes(found.x) if found is not None else None
     if found is None or shape is None or any(value.uses() for value in node.outputs[1:]):

@@ -1,4 +1,7 @@
-"""Which layers of a graph went and came with each change: nodes with weights, by what reads them before and after."""
+"""Find the layers (nodes with weights) that each rewrite removed from a graph and added to it, for the fold report.
+
+Layers are matched by their readers: what a surviving node read before the rewrite and what it reads now.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,13 @@ if TYPE_CHECKING:
 
 
 class _Seen(NamedTuple):
-    """A graph at some time: what each node that is used reads, those with weights, and what the graph gives."""
+    """A snapshot of a graph.
+
+    Attributes:
+        reads: The input values of every node that contributes to an output.
+        layers: Those of the nodes that have weights.
+        outputs: The graph's outputs.
+    """
 
     reads: Mapping[ir.Node, tuple[ir.Value, ...]]
     layers: Mapping[ir.Node, FoldedLayer]
@@ -24,10 +33,11 @@ class _Seen(NamedTuple):
 
 
 def changed_layers(model: ir.Model) -> Callable[[list[Change]], list[Change]]:
-    """What completes the changes of a rewrite by the layers that went, and those that came in their place.
+    """A function that adds the removed and added layers to the `Change` records of a rewrite.
 
     Args:
-        model: Before the first change, and in place after each rewrite, before what is not used is removed.
+        model: The graph before the first rewrite. The returned function is called after each rewrite that changed it in
+            place, before unused nodes are removed.
     """
     held = _seen(model)
 
@@ -38,7 +48,7 @@ def changed_layers(model: ir.Model) -> Callable[[list[Change]], list[Change]]:
         found = [_layers(group, held, now) for group in groups]
         names = [{node.name for node in (*group.nodes, *group.old)} for group in groups]
         held = now
-        taken: dict[int, int] = {}  # the group of each change: that which its place is in, else the next
+        taken: dict[int, int] = {}  # change -> group: the one with the change's node, else the next free one
         for number, change in enumerate(changes):
             own = (n for n, known in enumerate(names) if change.place in known and n not in taken.values())
             if (first := next(own, None)) is not None:
@@ -56,7 +66,13 @@ def changed_layers(model: ir.Model) -> Callable[[list[Change]], list[Change]]:
 
 
 class _Group(NamedTuple):
-    """Layers that went and came for the same readers: for each reader's value both, and all old nodes on the way."""
+    """Layers that were removed and added in one connected place of the graph.
+
+    Attributes:
+        pairs: For each changed input of a reader: the removed and the added layers.
+        nodes: All these layers.
+        old: All removed nodes, with or without weights.
+    """
 
     pairs: list[tuple[set[ir.Node], set[ir.Node]]]
     nodes: set[ir.Node]
@@ -64,7 +80,7 @@ class _Group(NamedTuple):
 
 
 def _groups(before: _Seen, now: _Seen) -> list[_Group]:
-    """One for every connected place, in the order of the graph."""
+    """The groups of changed layers, one per connected place, in graph order."""
     groups: list[_Group] = []
     for old, new in _changed_inputs(before, now):
         gone = set(_above(old, before.reads, now.reads))
@@ -81,7 +97,7 @@ def _groups(before: _Seen, now: _Seen) -> list[_Group]:
 
 
 def _changed_inputs(before: _Seen, now: _Seen) -> Iterator[tuple[ir.Value, ir.Value]]:
-    """What a node, or the graph's end, read before and reads now, where it is something else."""
+    """Pairs of the value read before and the value read now, for every input of a node or graph output that changed."""
     readers = [(before.reads[node], now.reads[node]) for node in now.reads if node in before.reads]
     for old, new in (*readers, (before.outputs, now.outputs)):
         if len(old) == len(new):
@@ -91,7 +107,7 @@ def _changed_inputs(before: _Seen, now: _Seen) -> Iterator[tuple[ir.Value, ir.Va
 def _above(
     value: ir.Value, reads: Mapping[ir.Node, tuple[ir.Value, ...]], others: Collection[ir.Node]
 ) -> Iterator[ir.Node]:
-    """Nodes that a value is computed by, up to those that the other graph has, too."""
+    """The nodes before a value, back to nodes that the other snapshot has as well."""
     todo, seen = [value], set()
     while todo:
         node = todo.pop().producer()
@@ -102,7 +118,7 @@ def _above(
 
 
 def _layers(group: _Group, before: _Seen, now: _Seen) -> dict[str, tuple[FoldedLayer, ...]]:
-    """Both columns, in the order of the graph."""
+    """The removed (``before``) and added (``after``) layers of a group, in graph order."""
     old, new = ([node for node in side.layers if node in group.nodes] for side in (before, now))
     into = {node: {to for gone, come in group.pairs if node in gone for to in come} for node in old}
 
@@ -131,7 +147,7 @@ def _seen(model: ir.Model) -> _Seen:
 
 
 def _read_inside(node: ir.Node) -> list[ir.Value]:
-    """What the graphs inside a node read."""
+    """The values that subgraphs of a node read."""
     graphs = [graph for each in node.attributes.values() for graph in _graphs(each)]
     inner = [other for graph in graphs for other in graph.all_nodes()]
     return [value for other in inner for value in other.inputs if value is not None] + [
@@ -148,7 +164,7 @@ def _graphs(attribute: ir.Attr) -> list[ir.Graph]:
 
 
 def _layer(node: ir.Node, fixed: Collection[ir.Value]) -> FoldedLayer | None:
-    """A node that computes with weights, which may be computed of constants themselves."""
+    """The node as a layer, if it computes with weights; these may be computed from constants."""
     weights = [value for value in node.inputs if value is not None and value in fixed]
     parameters = sum(number for value in weights if (number := _numbers(value)) > 1)
     if not parameters or node.outputs[0] in fixed:
@@ -158,7 +174,8 @@ def _layer(node: ir.Node, fixed: Collection[ir.Value]) -> FoldedLayer | None:
 
 
 def _macs(node: ir.Node) -> int | None:
-    """Of one image; None where a size besides the batch is free, of which before and after do not know the same."""
+    """Multiply-accumulates for one image; None if a dimension other than the batch is dynamic, since the numbers before
+    and after would not be comparable."""
     if node.op_type not in PRODUCTS or node.domain:
         return 0
     shape, flops = sizes(node.outputs[0]), flops_in(node)
@@ -167,7 +184,7 @@ def _macs(node: ir.Node) -> int | None:
 
 
 def _numbers(value: ir.Value) -> int:
-    """How many real ones a constant has."""
+    """How many floating-point numbers a constant has."""
     if value.dtype is None or not value.dtype.is_floating_point():
         return 0
     shape = sizes(value)

@@ -1,16 +1,17 @@
-"""The linear graph: values as vertices, linear maps over channels as edges, and what can be left out of it.
+"""The linear graph of a network: values as vertices, linear maps over channels as edges, and its simplification.
 
 Along one axis (the last of tokens, or axis 1 of an image) a value is
 
     v = sum_p M_pv p + c_v
 
 over other values p. BatchNorm, LayerScale, a norm's affine, splits, concats, masks, shortcuts, linear layers and 1x1
-convolutions are edges. A vertex v that nothing but edges reads can be left out: for every pair of edges p -> v -> s
+convolutions are edges. A vertex v that only edges read can be removed: for every pair of edges p -> v -> s
 
     M_ps += M_vs M_pv,    c_s += M_vs c_v
 
-which composes affine maps in a row, adds those in parallel and takes shortcuts in. It is done where the whole costs no
-more multiply-accumulates than before. Channels that no edge reads are dropped, also in front of an activation.
+This composes affine maps in series, adds affine maps in parallel and absorbs shortcuts. A vertex is removed only if the
+graph then needs no more multiply-accumulates than before. Channels that no edge reads are dropped, also in front of an
+activation. docs/design/linear-graph.md explains the method.
 """
 
 from __future__ import annotations
@@ -41,26 +42,26 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 
-# --- Vertices of a linear graph: values with the edges that make them, and what leaving one out saves.
+# --- Vertices, and the multiply-accumulates that removing one saves.
 
 
 @dataclass(eq=False)
 class Vertex:
-    """A value with its channels.
+    """A value of the graph with its channels, and the affine maps that compute it.
 
     Attributes:
-        width: Channels.
-        value: In the graph; None for one that is new.
-        sink: Whether something that is no edge reads it.
-        inputs: The edges that make it; none for one that something else computes.
-        shift: The constant; None where there never was one.
-        outputs: Who reads it by an edge, in order: what is made of them is the same every time.
-        through: For an activation: the node and the vertex it acts on, channel by channel.
-        activations: Those that act on this vertex.
-        shared: Whether a matrix that makes it is read by others, too.
-        of_norm: Whether it is a norm's own scale and shift, which cost nothing where they are.
-        changed: Whether the graph's own nodes no longer say what the edges say.
-        took: Operators of what was left out for it.
+        width: Number of channels.
+        value: The value in the ONNX graph; None for a vertex that a fold made.
+        sink: Whether something other than an edge reads it, such as a nonlinear node or a graph output.
+        inputs: The edges that compute it, by source; empty if something nonlinear computes it.
+        shift: The constant c_v; None if there is none.
+        outputs: The vertices that read it by an edge; a dict, so that the order is the same in every run.
+        through: For the result of an activation: the node, and the vertex that the node acts on channel by channel.
+        activations: The results of the activations that act on this vertex.
+        shared: Whether other products use the same weight matrix.
+        of_norm: Whether it is the scale or shift of a norm, which costs nothing as long as it stays in the norm.
+        changed: Whether the edges no longer match the ONNX nodes, so that the vertex has to be written again.
+        took: Operators of the vertices that were removed into this one, for the report.
     """
 
     width: int
@@ -78,13 +79,19 @@ class Vertex:
 
     @property
     def stays(self) -> bool:
-        """Whether it cannot be left out."""
+        """Whether the vertex is fixed, so that it cannot be removed."""
         return self.sink or not self.inputs or bool(self.activations)
 
 
 def is_plain(vertex: Vertex, outer: Map, trivial: bool) -> bool:
-    """Whether leaving it out only says in one sum what the graph says in two nodes."""
-    moves = (outer, *vertex.inputs.values())  # channels that only change their places: the same in other words
+    """Whether removing a vertex only renames or reorders channels, so that its reader need not be written again.
+
+    Args:
+        vertex: The vertex to remove.
+        outer: The edge by which a reader reads it.
+        trivial: Whether ``outer`` is the identity.
+    """
+    moves = (outer, *vertex.inputs.values())  # if all only reorder channels, nothing is gained
     if trivial or all(isinstance(edge, Pick) and bool((edge.scale[edge.rows] == 1).all()) for edge in moves):
         return True
     inner = next(iter(vertex.inputs.values()))
@@ -94,46 +101,49 @@ def is_plain(vertex: Vertex, outer: Map, trivial: bool) -> bool:
 
 
 def gain_of(vertex: Vertex) -> int | None:
-    """What leaving it out saves, in multiply-accumulates a token; None where it stays."""
+    """Multiply-accumulates per token that removing the vertex saves; None if it cannot be removed."""
     if vertex.stays or not vertex.outputs:
         return None
     if vertex.of_norm and any(user.shared for user in vertex.outputs):
-        return None  # every reader would need a matrix of its own
+        return None  # every reader would need its own copy of the shared matrix
     if vertex.of_norm and _is_alone(vertex) and any(_is_bare(user, vertex) for user in vertex.outputs):
-        return None  # it would need a shift of its own, which costs nothing where it is
+        return None  # the reader would need a separate shift, which costs nothing inside the norm
     before = _cost(vertex, {source: shape_of(edge) for source, edge in vertex.inputs.items()}, vertex.shift is not None)
     if len(vertex.outputs) > 1 and any(edge.pick is None for edge in map(shape_of, vertex.inputs.values())):
-        before -= 1  # one product that several read is better than several, if they cost the same
+        before -= 1  # at equal cost, one product that several vertices read is better than several products
     saved, arranged = before, len(vertex.outputs) > 1 and arrangement(vertex) is not None
     for user in vertex.outputs:
         now = {source: shape_of(edge) for source, edge in user.inputs.items()}
-        if arranged:  # the product could have its channels as they are wanted
+        if arranged:  # the product's channels could be reordered and scaled so that this reader only slices
             now[vertex] = shape_of(_sliced(user.inputs[vertex]))
         then = {source: edge for source, edge in now.items() if source is not vertex}
         for source, inner in vertex.inputs.items():
             new = shape_after(user.inputs[vertex], inner)
             then[source] = shape_plus(then[source], new) if source in then else new
         if not any(edge.rows.any() for edge in then.values()):
-            return None  # all would cancel, and a value of nothing is none
+            return None  # all edges would cancel, and a vertex without edges cannot be written
         shifted = user.shift is not None
         saved += _cost(user, now, shifted) - _cost(user, then, shifted or vertex.shift is not None)
     return saved
 
 
 def _is_alone(vertex: Vertex) -> bool:
-    """Whether it shifts what nothing else reads, so that nothing becomes equal without that."""
+    """Whether the vertex has a shift and is the only reader of its sources, so that removing it makes no two vertices
+    equal."""
     return vertex.shift is not None and all(len(source.outputs) == 1 for source in vertex.inputs)
 
 
 def _is_bare(user: Vertex, source: Vertex) -> bool:
-    """Whether it is a product to which nothing is added."""
+    """Whether the reader is a matrix product without a bias."""
     return user.shift is None and isinstance(user.inputs[source], Dense)
 
 
 def arrangement(vertex: Vertex) -> Pick | None:
-    """The order and factors of a product's channels with which all its readers would only slice it.
+    """The order and factors that let every reader of a product take a plain slice of it.
 
-    None where readers differ, where it is no product, or where they only slice it now.
+    Returns:
+        The selection with factors to apply to the product's channels. None if the vertex is no product, if its readers
+        need different factors, or if they only slice it already.
     """
     edges = [user.inputs[vertex] for user in vertex.outputs]
     picks = [edge for edge in edges if isinstance(edge, Pick)]
@@ -155,20 +165,20 @@ def arrangement(vertex: Vertex) -> Pick | None:
 
 
 def _is_slice(edge: Pick) -> bool:
-    """Whether it takes channels that lie together, as they are or negated."""
+    """Whether an edge takes consecutive channels with a factor of 1 or -1."""
     index, scale = edge.index[edge.rows], edge.scale[edge.rows]
     return bool((np.diff(index) == 1).all()) and bool((np.abs(scale) == 1).all())
 
 
 def _sliced(edge: Map) -> Map:
-    """The same as a slice of what was arranged for it."""
+    """The edge as a slice of the rearranged product."""
     assert isinstance(edge, Pick)
     index = np.where(edge.rows, np.cumsum(edge.rows) - 1, -1)
     return Pick(index, edge.rows.astype(np.float64), edge.width)
 
 
 def product_of(vertex: Vertex) -> int:
-    """What its own edges cost, in multiply-accumulates a token."""
+    """Multiply-accumulates per token of the vertex's own edges."""
     return _cost(vertex, {source: shape_of(edge) for source, edge in vertex.inputs.items()}, False)
 
 
@@ -179,19 +189,19 @@ def _cost(vertex: Vertex, edges: dict[Vertex, Shape], shifted: bool) -> int:
 
 
 def are_apart(rows: list[Mask]) -> bool:
-    """Whether every channel is of one edge alone."""
+    """Whether the row masks are disjoint and together cover every channel."""
     return bool((np.sum(rows, 0) == 1).all())
 
 
 def is_row(vertex: Vertex) -> bool:
-    """Whether it is some values beside each other, as they are."""
+    """Whether the vertex is a concatenation of several values, without factors or a shift."""
     edges = list(vertex.inputs.values())
     plain = all(isinstance(edge, Pick) and bool((edge.scale[edge.rows] == 1).all()) for edge in edges)
     return len(edges) > 1 and plain and vertex.shift is None and are_apart([edge.rows for edge in edges])
 
 
 def are_equal(a: Vertex, b: Vertex) -> bool:
-    """Whether two vertices of the same inputs are one sum, to the rounding of float64."""
+    """Whether two vertices with the same inputs compute the same sum, up to float64 rounding."""
     shifts = (a.shift, b.shift)
     if any(s is None for s in shifts) and any(s is not None and s.any() for s in shifts):
         return False
@@ -201,7 +211,7 @@ def are_equal(a: Vertex, b: Vertex) -> bool:
 
 
 def kind_of(node: ir.Node) -> Any:
-    """What tells two activations apart."""
+    """A key that is equal for activation nodes with the same operator and attributes."""
     return (
         node.domain,
         node.op_type,
@@ -210,24 +220,32 @@ def kind_of(node: ir.Node) -> Any:
 
 
 def operator_of(vertex: Vertex) -> str:
-    """What computes it, in a word."""
+    """The ONNX operator that computes the vertex; ``channels`` for a vertex that a fold made."""
     node = vertex.value.producer() if vertex.value is not None else None
     return node.op_type if node is not None else "channels"
 
 
-# --- What was composed into all its readers stands again for itself where that came to nothing.
+# --- Restore shared products whose inlining saved nothing.
 #
-# Leaving it out may be the first step to something: whoever reads a part of it takes in what comes next. Where in the
-# end all its readers are what they were made then, several products stand in place of one, of which several read, or
-# which reads several values in a row, and save next to nothing.
+# Removing a vertex can be the first step of a larger fold, in which its readers absorb further operators. If in the end
+# all readers are still exactly what the removal made of them, there are several products instead of one shared product
+# (or instead of one concatenation), and they save next to nothing. Such a removal is reverted.
 
 LEAST = 8
-"""A product is worth several if they save this part of its multiplications."""
+"""Inlining a shared product is kept if it saves at least 1/8 of the product's multiply-accumulates."""
 
 
 @dataclass(frozen=True)
 class Reader:
-    """One reader of a vertex that was left out: its edge, shift and state before, and its edges and shift since."""
+    """One reader of a removed vertex, before and after the removal.
+
+    Attributes:
+        edge: The edge from the removed vertex, before.
+        shift: The reader's shift, before.
+        changed: The reader's `Vertex.changed`, before.
+        now: The reader's edges from the sources of the removed vertex, after; None for an edge that cancelled.
+        shift_now: The reader's shift, after.
+    """
 
     edge: Map
     shift: Vector | None
@@ -238,14 +256,19 @@ class Reader:
 
 @dataclass(frozen=True)
 class Removal:
-    """A vertex that was left out."""
+    """A removed vertex, and what its readers were before and after."""
 
     vertex: Vertex
     readers: dict[Vertex, Reader]
 
 
 def before(vertex: Vertex, gain: int) -> dict[Vertex, tuple[Map, Vector | None, bool]] | None:
-    """What is kept of a vertex's readers before it is left out; None where it will not come back."""
+    """The state of a vertex's readers before it is removed; None if the removal need not be reverted later.
+
+    Args:
+        vertex: The vertex that will be removed.
+        gain: Its `gain_of`.
+    """
     if any(user.inputs.keys() & vertex.inputs.keys() for user in vertex.outputs):
         return None
     dense = all(isinstance(edge, Dense) for edge in vertex.inputs.values())
@@ -256,7 +279,12 @@ def before(vertex: Vertex, gain: int) -> dict[Vertex, tuple[Map, Vector | None, 
 
 
 def removal(vertex: Vertex, kept: dict[Vertex, tuple[Map, Vector | None, bool]]) -> Removal:
-    """The same, once it was left out."""
+    """The record of a removal that was made.
+
+    Args:
+        vertex: The removed vertex.
+        kept: What `before` returned for it.
+    """
     return Removal(
         vertex,
         {u: Reader(*was, {s: u.inputs.get(s) for s in vertex.inputs}, u.shift) for u, was in kept.items()},
@@ -264,7 +292,7 @@ def removal(vertex: Vertex, kept: dict[Vertex, tuple[Map, Vector | None, bool]])
 
 
 def give_back(graph: LinearGraph, removals: list[Removal]) -> None:
-    """Those whose readers are what they were made then, in place; the last first."""
+    """Revert the removals whose readers have not changed since, last removal first; in place."""
     for one in reversed(removals):
         vertex = one.vertex
         whole = all(source in graph.vertices for source in vertex.inputs)
@@ -286,15 +314,18 @@ def _is(user: Vertex, was: Reader) -> bool:
     )
 
 
-# --- One product that several read: its channels are put into the order, and take in the factors, that its readers
-# want.
+# --- Reorder and scale the channels of a product so that its readers only slice it.
 #
-# Queries, keys and values are one layer, head by head perhaps, and the queries alone are scaled. Three layers would be
-# as many multiplications, but three calls.
+# Queries, keys and values are often one linear layer, sometimes interleaved head by head, and only the queries are
+# scaled. Three layers would need as many multiplications, but three calls.
 
 
 def arrange(graph: LinearGraph) -> bool:
-    """Do so wherever a reader would have to choose or to multiply, in place; whether there was one."""
+    """Rearrange every product whose readers reorder or scale its channels; in place.
+
+    Returns:
+        Whether a product was rearranged.
+    """
     found = [(vertex, order) for vertex in tuple(graph.vertices) if (order := arrangement(vertex)) is not None]
     for vertex, order in found:
         _arrange(graph, vertex, order)
@@ -318,25 +349,25 @@ def _arrange(graph: LinearGraph, vertex: Vertex, order: Pick) -> None:
     graph.forget(vertex)
 
 
-# --- The linear graph: values as vertices, linear maps over channels as edges, and what can be left out of it.
+# --- The linear graph and its folding.
 
 
 class LinearGraph:
-    """All vertices along one axis; built by `repaconv.rewrites.fold.linear_graph_from_onnx`."""
+    """All vertices along one axis; `repaconv.rewrites.fold.linear_graph_from_onnx` builds it from an ONNX graph."""
 
     def __init__(self) -> None:
         self.vertices: dict[Vertex, None] = {}  # in the order of the graph
         self._removals: list[Removal] = []
 
     def add(self, vertex: Vertex) -> Vertex:
-        """Take a vertex in, and its edges."""
+        """Add a vertex, and register it as a reader of its sources."""
         self.vertices[vertex] = None
         for source in vertex.inputs:
             source.outputs[vertex] = None
         return vertex
 
     def fold(self) -> None:
-        """Leave out all that pays, until nothing does."""
+        """Remove vertices, merge equal sums, drop unread channels and rearrange products, until nothing changes."""
         while True:
             self._leave_out()
             again = [self._merge_equals(), self._drop_channels(), arrange(self)]
@@ -346,19 +377,22 @@ class LinearGraph:
         arrange(self)
 
     def let_go(self) -> None:
-        """Forget all maps: vertices name each other, so they would stay, in float64, until somebody collects."""
+        """Clear all maps.
+
+        Vertices refer to each other, so their float64 matrices would stay in memory until garbage collection.
+        """
         for vertex in self.vertices:
             for named in (vertex.inputs, vertex.outputs, vertex.activations):
                 named.clear()
         self.vertices.clear()
         self._removals.clear()
 
-    # --- leaving out ---------------------------------------------------------------------------------
+    # --- removal of vertices
 
     def _leave_out(self) -> None:
         gains = {vertex: gain for vertex in self.vertices if (gain := gain_of(vertex)) is not None}
         while gains:
-            vertex = max(gains, key=lambda v: gains[v])  # the first of equals
+            vertex = max(gains, key=lambda v: gains[v])  # the first of equal gains
             gain = gains.pop(vertex)
             if gain < 0:
                 return
@@ -394,7 +428,7 @@ class LinearGraph:
                     user.inputs.pop(source, None)
                     source.outputs.pop(user, None)
                     kept, nothing = False, (source, new)
-            if not user.inputs:  # all cancelled: one edge of zeros says over what
+            if not user.inputs:  # all edges cancelled: an edge of zeros keeps a source for the shape
                 user.inputs[nothing[0]] = nothing[1]
                 nothing[0].outputs[user] = None
             if vertex.shift is not None:
@@ -403,7 +437,7 @@ class LinearGraph:
                 had = user.shift is not None and bool(user.shift.any())
                 user.shift = moved if user.shift is None else user.shift + moved
                 if had and not user.shift.any():
-                    user.shift = None  # they cancel
+                    user.shift = None  # the shifts cancel
             if not kept:
                 user.changed = True
             user.took, user.shared = [*user.took, *vertex.took, told], user.shared or vertex.shared
@@ -411,10 +445,10 @@ class LinearGraph:
             source.outputs.pop(vertex, None)
         del self.vertices[vertex]
 
-    # --- equals and dead channels ----------------------------------------------------------------------
+    # --- equal vertices and unread channels
 
     def _merge_equals(self) -> bool:
-        """Vertices that are the same sum become one."""
+        """Merge vertices that compute the same sum; whether there were any."""
         found: dict[Any, list[Vertex]] = {}
         merged = False
         for vertex in tuple(self.vertices):
@@ -449,7 +483,7 @@ class LinearGraph:
         self._merge_activations(kept)
 
     def _merge_activations(self, vertex: Vertex) -> None:
-        """The same activation of the same vertex is one."""
+        """Merge equal activations of the same vertex."""
         kinds: dict[Any, Vertex] = {}
         for activation in tuple(vertex.activations):
             assert activation.through is not None
@@ -469,7 +503,7 @@ class LinearGraph:
             del self.vertices[activation]
 
     def _drop_channels(self) -> bool:
-        """Channels that nobody reads; an activation's go, too, and those in front of it."""
+        """Drop channels that no edge reads, also through an activation; whether there were any."""
         dropped = False
         for vertex in tuple(self.vertices):
             if vertex.sink or vertex.activations or not vertex.outputs:
@@ -484,13 +518,13 @@ class LinearGraph:
         return dropped
 
     def forget(self, vertex: Vertex) -> None:
-        """Take out what nothing reads any more."""
+        """Remove a vertex that nothing reads."""
         for source in vertex.inputs:
             source.outputs.pop(vertex, None)
         del self.vertices[vertex]
 
     def _narrow(self, vertex: Vertex, places: Any) -> None:
-        """A vertex of these channels alone in place of it."""
+        """Replace a vertex by one with these channels only."""
         chosen = selection(places, vertex.width)
         new = Vertex(len(places), None, changed=True, took=[*vertex.took, f"{vertex.width - len(places)} channels"])
         new.through = vertex.through

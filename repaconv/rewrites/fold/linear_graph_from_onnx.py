@@ -1,4 +1,4 @@
-"""What is linear over channels in an ONNX graph: its nodes as edges of a `LinearGraph`, along one axis."""
+"""Build a `LinearGraph` from an ONNX graph: nodes that are linear over channels become edges along one axis."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 Edges = tuple[list[tuple["ir.Value", Map]], "Vector | None"]
-"""Of one value: from which it is summed, by which maps, and the constant."""
+"""The affine map that computes a value: the sources with the map of each, and the constant."""
 
 
 def linear_graph(model: ir.Model, axis: int) -> LinearGraph:
-    """The graph's linear part.
+    """Read the linear part of an ONNX graph.
 
     Args:
         model: In the form that `repaconv.graph.canonical_form` makes.
-        axis: Of the channels: `LAST`, or `IMAGE` for axis 1 of four dimensions and more.
+        axis: The axis of channels: `LAST`, or `IMAGE` for axis 1 of values with four or more dimensions.
     """
     graph = LinearGraph()
     found: dict[ir.Value, Vertex] = {}
@@ -52,7 +52,7 @@ def linear_graph(model: ir.Model, axis: int) -> LinearGraph:
             if edges is not None and all(_width(source, axis) is not None for source, _ in edges[0]):
                 inputs = _summed([(vertex(s), edge) for s, edge in edges[0]])
                 if not inputs:
-                    continue  # what cancels whole stays as it is
+                    continue  # a sum that cancels completely stays an ONNX node
                 one = Vertex(width, value, inputs=inputs, shift=edges[1])
                 one.shared, one.of_norm = _is_shared(node), len(inputs) == 1 and of_norm(value)
                 found[value] = graph.add(one)
@@ -69,7 +69,7 @@ def linear_graph(model: ir.Model, axis: int) -> LinearGraph:
 
 
 def _is_shared(node: ir.Node) -> bool:
-    """Whether others multiply by its matrix as well."""
+    """Whether other products use the node's weight matrix as well."""
     weight = node.inputs[1] if node.op_type in PRODUCTS else None
     return weight is not None and is_constant(weight) and len(list(weight.uses())) > 1
 
@@ -173,7 +173,7 @@ def _select(node: ir.Node, value: ir.Value, axis: int) -> Edges | None:
 
 
 def _where(node: ir.Node, value: ir.Value, axis: int) -> Edges | None:
-    """A constant mask over channels chooses between two values, or a value and constants."""
+    """The edges of a Where with a constant mask over channels, between two values, or between a value and constants."""
     mask = per_channel(uniform(node.inputs[0]), value, axis)
     if mask is None:
         return None
@@ -194,7 +194,7 @@ def _where(node: ir.Node, value: ir.Value, axis: int) -> Edges | None:
 
 
 def _pad(node: ir.Node, value: ir.Value, axis: int) -> Edges | None:
-    """Zeros beside the channels."""
+    """The edge of a Pad that adds channels of zeros."""
     source, pads = node.inputs[0], constant(node.inputs[1]) if len(node.inputs) > 1 else None
     shape, place = sizes(value), channel_axis(value, axis)
     filler = constant(node.inputs[2]) if len(node.inputs) > 2 and node.inputs[2] is not None else np.zeros(1)
@@ -212,7 +212,7 @@ def _pad(node: ir.Node, value: ir.Value, axis: int) -> Edges | None:
 
 
 def _scatter(node: ir.Node, value: ir.Value, axis: int) -> Edges | None:
-    """Channels of one value put over those of another."""
+    """The edges of a ScatterND that overwrites channels of one value with those of another."""
     found, width = assigned(node), _width(value, axis)
     data, updates = node.inputs[0], node.inputs[2]
     if found is None or width is None or found[0] != channel_axis(value, axis) or data is None or updates is None:
@@ -245,4 +245,4 @@ _RULES: dict[str, Callable[[ir.Node, ir.Value, int], Edges | None]] = {
 }
 
 LINEAR = tuple(_RULES)
-"""Operators that may be an edge; whatever is linear in front of or behind them may go into it."""
+"""Operators that can be an edge of the linear graph. Linear operators before or after them may be merged into them."""

@@ -1,4 +1,7 @@
-"""A changed linear graph as ONNX nodes: MatMul and Add on tokens, 1x1 Conv and BatchNormalization on images."""
+"""Write the changed vertices of a linear graph as ONNX nodes.
+
+Maps of tokens become MatMul and Add, maps of images become 1x1 Conv and BatchNormalization.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +22,18 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 EPSILON = 1e-5
-"""Of a BatchNormalization that is only scale and shift: its variance is 1 - epsilon."""
+"""The epsilon of a BatchNormalization that is written for a scale and a shift; its variance is 1 - epsilon."""
 
 
 def emit(model: ir.Model, graph: LinearGraph, axis: int, rewrite: str) -> Iterator[Change]:
-    """Write the changed vertices; in place."""
+    """Write the changed vertices of a linear graph into the model; in place.
+
+    Args:
+        model: The model that the graph was read from.
+        graph: The folded graph.
+        axis: The axis of channels: `LAST` or `IMAGE`.
+        rewrite: The name of the rewrite for the reported changes.
+    """
     written = {vertex: vertex.value for vertex in graph.vertices if vertex.value is not None and not vertex.changed}
     pending = [vertex for vertex in graph.vertices if vertex.changed or vertex.value is None]
     while pending:
@@ -67,7 +77,7 @@ def _emit(
 
 
 def _place(vertex: Vertex) -> ir.Node:
-    """A node at which the vertex's inputs are there."""
+    """The node before which the vertex is written: at that point, all its inputs have been computed."""
     if vertex.value is not None:
         node = vertex.value.producer()
         assert node is not None
@@ -88,7 +98,7 @@ def _shape(vertex: Vertex, written: dict[Vertex, ir.Value], axis: int) -> Sizes:
 
 
 class _Emitter:
-    """Writes one sum."""
+    """Writes the sum of maps for one vertex as ONNX nodes."""
 
     def __init__(self, write: Writer, axis: int, shape: Sizes) -> None:
         self.write, self.axis, self.shape = write, axis, shape
@@ -97,11 +107,11 @@ class _Emitter:
 
     @property
     def told(self) -> str:
-        """What was written, in words."""
+        """A description of the written nodes."""
         return ", ".join(self.words) or "nothing"
 
     def total(self, terms: list[tuple[ir.Value, Map]], shift: Vector | None) -> ir.Value:
-        """The sum of maps of values, and a constant."""
+        """Write a sum of mapped values and a constant; the resulting value."""
         live = [(value, edge) for value, edge in terms if edge.rows.any()]
         if not live:
             return self._only(terms[0][0], shift)
@@ -142,7 +152,7 @@ class _Emitter:
         return found
 
     def _only(self, value: ir.Value, shift: Vector | None) -> ir.Value:
-        """A constant in the shape of a value whose maps all cancelled."""
+        """Write a vertex whose maps all cancelled: its constant, broadcast to the shape of a value."""
         nothing = self.write("Mul", self._chosen(value, np.zeros(1, np.int64)), self.write.constant(0.0))
         width = self.shape[self.place]
         assert isinstance(width, int)
@@ -150,7 +160,7 @@ class _Emitter:
 
     @staticmethod
     def _alike(picks: list[tuple[ir.Value, Pick]]) -> list[list[tuple[ir.Value, int, Pick]]]:
-        """Values that the same factors are put on, but for the sign, together; and the factors of the first."""
+        """Group values that are multiplied by the same factors up to sign: value, sign relative to the first, edge."""
         groups: list[list[tuple[ir.Value, int, Pick]]] = []
         for value, edge in picks:
             for group in groups:
@@ -189,7 +199,7 @@ class _Emitter:
         return self._node("Conv", value, weight, *([] if shift is None else [self.write.constant(shift)]))
 
     def _chosen(self, value: ir.Value, places: np.ndarray) -> ir.Value:
-        """Some channels of a value."""
+        """Write a selection of channels as a Slice or Gather."""
         shape = sizes(value)
         assert shape is not None
         if len(places) == shape[self.place] and bool((places == np.arange(len(places))).all()):
@@ -203,7 +213,7 @@ class _Emitter:
         return new
 
     def _beside(self, terms: list[tuple[ir.Value, Map]], shift: Vector | None) -> ir.Value | None:
-        """Products and choices of channels that each has for itself, as one Concat; None where they overlap."""
+        """Write products and selections of channels as one Concat; None if two of them add to the same channel."""
         dense = [edge for _, edge in terms if isinstance(edge, Dense)]
         plain = all((edge.scale[edge.rows] == 1).all() for _, edge in terms if isinstance(edge, Pick))
         if len(terms) < 2 or not dense or not plain or not are_apart([edge.rows for _, edge in terms]):
@@ -226,7 +236,7 @@ class _Emitter:
         return joined if bool((np.diff(starts) == 1).all()) else self._chosen_order(joined, np.argsort(starts))
 
     def _joined(self, picks: list[tuple[ir.Value, Pick]]) -> ir.Value | None:
-        """Channels of several values beside each other, in whatever order, as one Concat; None where they overlap."""
+        """Write selections from several values as one Concat, reordered and scaled if needed; None if they overlap."""
         if not picks or np.sum([edge.rows for _, edge in picks], 0).max() > 1 or len(picks) == 1:
             return None
         if not np.logical_or.reduce([edge.rows for _, edge in picks]).all():
@@ -248,7 +258,7 @@ class _Emitter:
         return self._node("Gather", value, self.write.constant(places.astype(np.int64)), axis=self.place)
 
     def _picked(self, value: ir.Value, edge: Pick, shift: Vector | None) -> tuple[ir.Value, Vector | None]:
-        """A choice of channels with a factor each; and the constant, where that did not go in."""
+        """Write a selection of channels with factors; also returns the shift if it was not included."""
         if edge.is_identity:
             return value, shift
         if edge.rows.all():
@@ -266,7 +276,7 @@ class _Emitter:
         return self._node("Mul", chosen, self.write.constant(scale[0]) if uniform else self._vector(scale)), shift
 
     def _spread(self, value: ir.Value, edge: Pick) -> ir.Value:
-        """Channels at their places, zeros at the others."""
+        """Write selected channels at their positions, with zeros in the other positions."""
         rows = np.flatnonzero(edge.rows)
         part = self._chosen(value, edge.index[rows])
         pads = [0] * (2 * len(self.shape))
@@ -279,7 +289,7 @@ class _Emitter:
         return self._chosen_order(padded, places)
 
     def _batchnorm(self, value: ir.Value, scale: Vector, shift: Vector) -> ir.Value:
-        """Scale and shift in one node: mean 0, variance 1 - epsilon."""
+        """Write a scale and a shift as one BatchNormalization with mean 0 and variance 1 - epsilon."""
         width = len(scale)
         epsilon = float(np.float32(EPSILON))
         parts = (scale, shift, np.zeros(width), np.full(width, 1 - epsilon))

@@ -1,7 +1,7 @@
-"""affine: what is linear over channels is composed, added up and taken in, wherever that is cheaper.
+"""affine: compose, add up and absorb linear operators over channels wherever this costs no more multiplications.
 
-See `repaconv.rewrites.fold.linear_graph` for the equations. It is exact for BatchNormalization that has learnt, linear
-layers and 1x1 convolutions, per-channel scales and shifts, norms' affines, splits and concats of channels, constant
+`repaconv.rewrites.fold.linear_graph` has the equations. The rewrite covers BatchNormalization in inference mode, linear
+layers and 1x1 convolutions, per-channel scales and shifts, affines of norms, splits and concats of channels, constant
 masks, and sums.
 """
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def apply(model: ir.Model) -> Iterator[Change]:
-    """See `repaconv.graph.rewrite_contract.Apply`."""
+    """Fold the linear graph along the last axis and along axis 1, until nothing changes; in place."""
     from onnx_ir.passes.common import CommonSubexpressionEliminationPass
 
     normalise(model)
@@ -61,7 +61,7 @@ def _round(model: ir.Model) -> Iterator[Change]:
 
 
 ROUNDS = 6
-"""Each finds what the one before has made equal; two or three are usual."""
+"""Most rounds. Each round folds what the round before has made equal; two or three are usual."""
 
 AFFINE = Rewrite(
     "affine", "along one axis of channels, for maps with constants that nothing else reads in between", apply

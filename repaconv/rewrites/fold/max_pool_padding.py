@@ -1,7 +1,7 @@
-"""pool-padding: zeros around what a maximum is taken of, written so that they are taken for zeros.
+"""pool-padding: write a zero Pad before a MaxPool so that ONNX Runtime does not merge it into the pool.
 
-A Pad before a MaxPool is the pool's own padding to ONNX Runtime (1.31), and that is minus infinity: where all numbers
-of a window are negative, another maximum comes out. A Pad that names its axes it leaves alone.
+ONNX Runtime 1.31 turns a Pad before a MaxPool into the pool's own padding, which is minus infinity instead of zero. If
+all numbers of a window are negative, the maximum changes. ONNX Runtime does not merge a Pad that names its axes.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 NAMED = 18
-"""The first opset whose Pad names axes."""
+"""The first opset in which Pad can name its axes."""
 NEVER_NEGATIVE = ("Relu", "Sigmoid", "HardSigmoid", "Softmax", "Softplus", "Abs", "Exp")
-"""Operators behind which a zero is no more than any number of a window."""
+"""Operators whose outputs are never negative, so that padded zeros change no maximum."""
 
 
 def apply(model: ir.Model) -> Iterator[Change]:
-    """See `repaconv.graph.rewrite_contract.Apply`."""
+    """Name the axes of every zero Pad that a MaxPool reads, unless its input is never negative; in place."""
     if model.graph.opset_imports.get("", 0) < NAMED:
         return
     for node in nodes_of(model, "Pad"):

@@ -1,6 +1,6 @@
-"""Norms and their affines: LN(x) g + b is an affine-free norm, a scale and a shift, and back.
+"""Split the affine from a norm, LN(x) g + b = norm without affine, scale, shift; and merge it back.
 
-Apart, the scale and shift go into whatever linear layer reads them; what is left over goes back into its norm.
+While they are split, linear layers that read the norm can absorb scale and shift. What remains is merged back.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def split(model: ir.Model) -> None:
-    """Take scale and shift out of every norm that has some; in place."""
+    """Split the scale and shift from every norm that has them; in place."""
     for node in tuple(model.graph):
         if node.domain or node.op_type not in (*ROW_NORMS, *IMAGE_NORMS) or any(v.uses() for v in node.outputs[1:]):
             continue
@@ -55,14 +55,14 @@ def _split(model: ir.Model, node: ir.Node, scale: Array, shift: Array | None) ->
 
 
 def of_norm(value: ir.Value | None) -> bool:
-    """Whether it is a norm with scale and shift."""
+    """Whether a value is the result of a norm, possibly followed by a constant scale and shift."""
     while (node := made_by(value, "Mul", "Add")) is not None:
         value = next((v for v in node.inputs if not is_constant(v)), None)
     return made_by(value, *ROW_NORMS) is not None
 
 
 def merge(model: ir.Model) -> None:
-    """Put a scale and a shift behind a norm back into it; in place."""
+    """Merge a scale and a shift that directly follow a norm back into it; in place."""
     for node in tuple(model.graph):
         if node.op_type in ROW_NORMS and not node.domain and node.graph is model.graph:
             _merge(model, node)
@@ -92,7 +92,7 @@ def _merge(model: ir.Model, node: ir.Node) -> None:
 
 
 def _only(value: ir.Value, operator: str) -> tuple[ir.Node, Array] | None:
-    """The one node that reads a value, and the constant it adds or multiplies."""
+    """The only reader of a value and its constant, if it is this operator with a constant."""
     users = list(value.uses())
     if len(users) != 1 or value.is_graph_output():
         return None

@@ -1,9 +1,10 @@
-"""finish: what folds take apart in order to see it is put together again, as runtimes take it.
+"""finish: put together what the folds have split up to analyze it, in the form that runtimes expect.
 
-Slices that together are the whole of a value are one Split, behind what is done alike to each (`splits`). A linear
-layer on rows is a Gemm. Where the graph as given has such, keys are transposed last, by a Transpose of the last two
-axes alone, which runtimes leave to the product. Matrices that are equal are one: a weight that several layers share
-comes out as often.
+- Slices that together cover a value become one Split, placed after operators that act alike on every slice.
+- A linear layer on a matrix becomes a Gemm.
+- If the original graph did so, keys are transposed by a final Transpose of the last two axes, which runtimes fuse into
+  the product.
+- Equal matrices become one initializer, so that a weight shared by several layers stays shared.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ if TYPE_CHECKING:
 
 
 FEW = 16
-"""Of a constant's numbers."""
+"""How many numbers of a constant are compared before the whole constant is."""
 
 
 def apply(model: ir.Model) -> Iterator[Change]:
-    """See `repaconv.graph.rewrite_contract.Apply`; what it changes is not worth telling."""
+    """Put split operators together; in place. No changes are reported, since none is of interest to the user."""
     _split(model)
     for node in nodes_of(model, "MatMul"):
         for value in node.inputs if model.meta.get(LAST, True) else ():
@@ -46,7 +47,7 @@ def apply(model: ir.Model) -> Iterator[Change]:
 
 
 def _split(model: ir.Model) -> None:
-    """Slices of the whole of a value."""
+    """Replace slices that together cover a value by one Split."""
     found: dict[tuple[ir.Value, int], dict[ir.Node, int]] = {}
     for node in nodes_of(model, "Slice"):
         chosen = selection_of(node.outputs[0])
@@ -67,7 +68,7 @@ def _split(model: ir.Model) -> None:
 
 
 def _transposed_last(model: ir.Model, value: ir.Value | None) -> None:
-    """A Transpose that brings the last axis before the last, in two: that comes second."""
+    """Split the Transpose of a product's factor into two, so that the second one only swaps the last two axes."""
     node = made_by(value, "Transpose")
     if node is None or value is None or only_reader(value, "MatMul") is None or value.dtype is None:
         return
@@ -88,7 +89,10 @@ def _gemm(model: ir.Model, node: ir.Node) -> None:
 
 
 def share(model: ir.Model) -> None:
-    """Equal matrices are one; a few numbers tell most apart, so that large ones are seldom read whole."""
+    """Merge equal matrices into one initializer; in place.
+
+    A few numbers tell most matrices apart, so that large ones are rarely compared in full.
+    """
     found: dict[object, list[ir.Value]] = {}
     for value in tuple(model.graph.initializers.values()):
         if value.const_value is None or value.is_graph_input() or value.is_graph_output():

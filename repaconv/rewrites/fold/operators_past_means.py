@@ -1,7 +1,8 @@
-"""Operators that change places with means: a mean, or a choice of tokens, of x g + b is that of x, times g, plus b.
+"""Move operators past means: a mean, or a selection of tokens, of x g + b equals that of x, times g, plus b.
 
-What is behind acts on fewer numbers, and may go into the layer that reads them. So does a linear layer behind the mean
-of its tokens, or a 1x1 convolution behind that of its places: mean(x) W = mean(x W).
+After the move, the scale and shift act on fewer numbers, and the layer that reads the mean may absorb them. A linear
+layer before the mean of its tokens, or a 1x1 convolution before the mean of its pixels, moves as well: mean(x W) =
+mean(x) W.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ AVERAGES = ("ReduceMean", "GlobalAveragePool", "AveragePool")
 
 
 def behind_means(model: ir.Model) -> list[str]:
-    """Scales and shifts act on the mean, or on the tokens that are read, and layers on the mean; in place.
+    """Move scales and shifts to after means and selections of tokens, and linear layers to after means; in place.
 
     Returns:
-        The names of those layers: the scales are told where they go.
+        The names of the moved layers. The scales are reported by the rewrite that absorbs them.
     """
     moved: list[str] = []
     again = True
@@ -78,7 +79,7 @@ def _lower(model: ir.Model, node: ir.Node) -> bool:
 
 
 def _linear(model: ir.Model, node: ir.Node) -> str | None:
-    """A layer that a mean alone reads acts on the mean; its name."""
+    """Move a linear layer that only a mean reads to after the mean; the layer's name, or None if nothing moved."""
     if node.op_type not in AVERAGES:
         return None
     x = node.inputs[0] if node.inputs else None
@@ -103,14 +104,14 @@ def _linear(model: ir.Model, node: ir.Node) -> str | None:
 
 
 def _averages_tokens(node: ir.Node, inner: ir.Node) -> bool:
-    """Whether a node averages over axes that a product with a constant leaves alone."""
+    """Whether a node averages over axes other than the channels of a MatMul with constant weights."""
     weight, rank = constant(inner.inputs[1]), rank_of(node.inputs[0])
     axes = axes_of(node, rank) if node.op_type == "ReduceMean" else None
     return weight is not None and weight.ndim == 2 and bool(axes) and rank - 1 not in (axes or ())
 
 
 def _averages_places(node: ir.Node, inner: ir.Node) -> bool:
-    """Whether a node averages places of a 1x1 convolution, and gives fewer."""
+    """Whether a node averages pixels of a 1x1 convolution and returns fewer pixels."""
     kernel = kernel_of(inner)
     if kernel is None or not kernel.is_pointwise or kernel.is_padded or any(kernel.reach) or max(kernel.strides) > 1:
         return False
@@ -124,7 +125,7 @@ def _averages_places(node: ir.Node, inner: ir.Node) -> bool:
 
 
 def _terms(inner: ir.Node) -> tuple[ir.Value, list[tuple[str, Array, int]]] | None:
-    """What a node does with constants: operator, numbers, place of the variable."""
+    """The variable input of a node with constants, and its steps: operator, constant, position of the variable."""
     if inner.op_type == "BatchNormalization":
         found, x = batchnorm(inner), inner.inputs[0]
         rank = rank_of(x)
@@ -143,7 +144,7 @@ def _terms(inner: ir.Node) -> tuple[ir.Value, list[tuple[str, Array, int]]] | No
 
 
 def _through(node: ir.Node, numbers: Array) -> Array | None:
-    """The constant behind a node that averages, chooses or drops axes along which it does not vary."""
+    """The constant to apply after a node that averages, selects or drops axes; None if it varies along those axes."""
     rank = numbers.ndim
     if node.op_type == "GlobalAveragePool":
         return numbers if all(size == 1 for size in numbers.shape[2:]) else None
@@ -159,7 +160,7 @@ def _through(node: ir.Node, numbers: Array) -> Array | None:
         if found is None or numbers.shape[found.axis] != 1:
             return None
         return numbers if found.keeps else numbers.squeeze(found.axis)
-    if node.op_type == "Transpose" and rank == 4 and of_norm(node.inputs[0]):  # no layer before it could take those
+    if node.op_type == "Transpose" and rank == 4 and of_norm(node.inputs[0]):  # no layer before a norm absorbs them
         turned: Array = numbers.transpose(perm_of(node, rank))
         return turned
     if node.op_type in VIEWS and node.op_type != "Transpose":
@@ -168,13 +169,13 @@ def _through(node: ir.Node, numbers: Array) -> Array | None:
 
 
 def _counts_padding(node: ir.Node) -> bool:
-    """Whether an AveragePool may divide by more than what lies in the image: then a constant is less at the border."""
+    """Whether an AveragePool counts padding, so that a constant would be smaller at the border."""
     inside = attribute(node, "auto_pad", "NOTSET") in ("NOTSET", "VALID") and not any(attribute(node, "pads", (0,)))
     return bool(attribute(node, "count_include_pad", 0)) and (not inside or bool(attribute(node, "ceil_mode", 0)))
 
 
 def _dropped(node: ir.Node, numbers: Array) -> Array | None:
-    """Behind a view that only takes axes of length 1 away."""
+    """The constant after a view that only drops axes of length 1; None for another view."""
     before, after = sizes(node.inputs[0]), sizes(node.outputs[0])
     if before is None or after is None or [s for s in before if s != 1] != list(after) or len(after) >= len(before):
         return None

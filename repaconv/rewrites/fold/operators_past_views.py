@@ -1,6 +1,7 @@
-"""Operators that change places with views: a view only moves numbers, so what acts behind it may act before it.
+"""Move operators from after views (Reshape, Transpose, ...) to before them, where linear layers can absorb them.
 
-A selection on one of its factors, a constant that varies along one axis of its source, the sum of two that are alike.
+A view only moves numbers, so an operator that acts on its result can act on its source instead. This is done for
+selections along one axis of the source, constants that vary along one such axis, and sums of two equal views.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
 
 def before_views(model: ir.Model) -> None:
-    """Selections and constants act on what a view shows, not on the view; in place."""
+    """Move selections, constants, BatchNormalizations and sums to before the views that they act on; in place."""
     for node in tuple(model.graph):
         if node.graph is not model.graph or node.domain:
             continue
@@ -52,7 +53,7 @@ def before_views(model: ir.Model) -> None:
 
 
 def back_to_norms(model: ir.Model) -> None:
-    """A scale and a shift behind a view of a norm, which nothing took in, stand behind the norm again; in place."""
+    """Move scales and shifts that nothing absorbed from after a view of a norm to directly after the norm; in place."""
     for node in nodes_of(model, "Mul", "Add"):
         view = next((seen for value in node.inputs if (seen := view_of(value)) and seen.source is not value), None)
         one = view is not None and len(list(view.source.uses())) == 1 and made_by(view.source, *ROW_NORMS, "Mul")
@@ -83,7 +84,7 @@ def _select(model: ir.Model, node: ir.Node, value: ir.Value) -> None:
         ends = ([int(chosen[0])], [int(chosen[-1]) + 1], [axis])
         new = write("Slice", merged.source, *(write.constant(end) for end in ends))
     elif node.op_type != "Gather" and not _behind_weights(merged.source):
-        return  # one run would become scattered places, which nothing takes in
+        return  # a slice would become a gather of scattered channels, which no linear layer absorbs
     else:
         new = write("Gather", merged.source, write.constant(chosen), axis=axis)
     set_shape(new, (*shape[:axis], len(chosen), *shape[axis + 1 :]), merged.source)
@@ -93,7 +94,7 @@ def _select(model: ir.Model, node: ir.Node, value: ir.Value) -> None:
 
 
 def _behind_weights(value: ir.Value) -> bool:
-    """Whether there is a linear layer behind which there is nothing but what a selection passes."""
+    """Whether a linear layer comes before a value, with only operators in between that a selection can move past."""
     seen: set[ir.Node] = set()
     todo = [value]
     while todo:
@@ -108,7 +109,11 @@ def _behind_weights(value: ir.Value) -> bool:
 
 
 def _spread(given: Array, view: View) -> tuple[Array, int] | None:
-    """A constant that is broadcast to a view, as one along an axis of its source; -1 for a single number."""
+    """A constant that is broadcast to a view, as a vector along one axis of the view's source.
+
+    Returns:
+        The vector and the axis; a scalar and -1 for a single number; None if it varies along several source axes.
+    """
     rank = len(view.axes)
     if given.size == 1:
         return given.reshape(()), -1
@@ -128,7 +133,7 @@ def _spread(given: Array, view: View) -> tuple[Array, int] | None:
     order = sorted(range(len(factors)), key=lambda i: view.of[home].index(factors[i]))
     grid = grid.transpose(order)
     if set(factors) != set(view.of[home]) and made_by(view.source, *LINEAR) is None:
-        return None  # it would grow to the size of what is normalised there, and nothing could take it in
+        return None  # it would grow to the size of what is normalized there, and nothing could absorb it
     inside = [length if f in factors else 1 for f, length in zip(view.of[home], every, strict=True)]
     full = np.broadcast_to(grid.reshape(inside), every)
     return full.reshape(math.prod(every)), home
@@ -158,7 +163,8 @@ def _constant(model: ir.Model, node: ir.Node, sources: tuple[str, ...] = LINEAR)
 
 
 def _assign(model: ir.Model, node: ir.Node) -> None:
-    """Assignment along the first axis of two values turned alike is one along their own axis: a choice of both's."""
+    """Replace a ScatterND along the first axis of two equally transposed values by a Concat and a Gather of their
+    sources."""
     found, data, updates = assigned(node), node.inputs[0], node.inputs[2]
     views = [view_of(value) if value is not None else None for value in (data, updates)]
     masks = uniform(node.outputs[0]) is not None
@@ -186,7 +192,7 @@ def _assign(model: ir.Model, node: ir.Node) -> None:
 
 
 def _sum(model: ir.Model, node: ir.Node) -> None:
-    """A sum of two values that are seen the same way is their sum, seen that way."""
+    """Replace a sum of two equal views by the same view of the sum of their sources."""
     a, b = node.inputs
     if node.op_type not in ("Add", "Sub") or a is None or b is None or is_constant(a) or is_constant(b):
         return
@@ -203,7 +209,7 @@ def _sum(model: ir.Model, node: ir.Node) -> None:
 
 
 def _batchnorm(model: ir.Model, node: ir.Node) -> None:
-    """A BatchNormalization of transposed tokens is a scale and a shift of the tokens."""
+    """Replace a BatchNormalization of transposed tokens by a scale and a shift of the tokens."""
     found, x = batchnorm(node), node.inputs[0]
     view = view_of(x) if x is not None else None
     shape = sizes(x)
@@ -226,13 +232,14 @@ def _batchnorm(model: ir.Model, node: ir.Node) -> None:
         write.replace(node.outputs[0], seen)
 
 
-# --- What is done alike to every piece of a value is done once, before it is taken apart; `moves` is the way back.
+# --- The other direction: views that are the same for all pieces of a Split are applied once, before the Split.
 #
-# Pieces of tokens that are each shown as an image are pieces of one image. Heads stay as products take them.
+# For example, pieces of tokens that are each viewed as an image become pieces of one image. Heads that a product takes
+# stay as they are.
 
 
 def after_views(model: ir.Model) -> None:
-    """Let views of all pieces of a Split, alike but for the pieces' sizes, be one before it; in place."""
+    """Apply views that are the same for all pieces of a Split once, before the Split; in place."""
     while any(_after_view(model, node) for node in nodes_of(model, "Split")):
         pass
 
@@ -257,13 +264,13 @@ def _after_view(model: ir.Model, node: ir.Node) -> bool:
 
 
 def _is_multiplied(view: ir.Node) -> bool:
-    """Whether a product takes what it shows, by other views perhaps."""
+    """Whether a MatMul reads the view, possibly through other views."""
     users = [user for user, _ in view.outputs[0].uses()]
     return any(user.op_type == "MatMul" or (user.op_type in VIEWS and _is_multiplied(user)) for user in users)
 
 
 def _turned(write: Writer, node: ir.Node, views: list[ir.Node], axis: int) -> tuple[ir.Value, int] | None:
-    """The whole, if all are turned the same way, and the axis of the pieces then."""
+    """The transposed input of the Split and the axis to split it along; None if the transposes of the pieces differ."""
     x, shape = node.inputs[0], sizes(node.inputs[0]) or ()
     perms = [perm_of(view, len(shape)) for view in views if view.op_type == "Transpose"]
     if x is None or len(perms) < len(views) or any(perm != perms[0] for perm in perms):
@@ -276,7 +283,7 @@ def _turned(write: Writer, node: ir.Node, views: list[ir.Node], axis: int) -> tu
 def _regrouped(
     write: Writer, node: ir.Node, ends: list[Sizes | None], axis: int, operators: set[str]
 ) -> tuple[ir.Value, int] | None:
-    """The whole, if as much lies before the pieces' axis as did, and all else is the same for all pieces."""
+    """The reshaped input of the Split, and the axis to split it along; None if the reshapes differ in other axes."""
     x, shape = node.inputs[0], sizes(node.inputs[0]) or ()
     known = [end for end in ends if end is not None and len(end) == len(ends[0] or ())]
     if x is None or operators != {"Reshape"} or len(known) < len(ends):

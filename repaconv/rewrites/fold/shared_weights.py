@@ -1,8 +1,9 @@
-"""unshare: weights that several products share, and the fold that leaves them shared.
+"""unshare: keep weights that several products share, instead of folding a separate copy for each.
 
-A convolution that reads several feature maps, with a BatchNormalization for each, has one weight; folded, it has one
-for each map, and multiplies as often as before. `KEEP_SHARED` marks such weights, so that no rewrite looks at them.
-Where the surroundings of all products that share a weight are alike, so is what a fold makes of them, and it stays one.
+A convolution that is applied to several feature maps, each followed by its own BatchNormalization, has one weight.
+Folded, it has one weight per feature map, and the number of multiplications stays the same. `KEEP_SHARED` marks such
+weights, so that no rewrite folds them. If all products that share a weight have the same neighboring operators and
+constants, the fold gives them the same new weight, which stays shared; such weights are not marked.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 UNSHARE = "unshare"
-"""What is reverted where a fold leaves these weights as they are."""
+"""The name under which the fold of shared weights is reverted."""
 
 
 def apply(model: ir.Model) -> Iterator[Change]:
-    """See `repaconv.graph.rewrite_contract.Apply`; nothing is changed but marked."""
+    """Mark shared weights whose products have different neighbors, so that no rewrite reads them; the graph stays."""
     settle(model)
     without_copies(model)
     share(model)
@@ -38,7 +39,7 @@ def apply(model: ir.Model) -> Iterator[Change]:
 
 
 def _surroundings(product: ir.Node) -> tuple[Any, ...]:
-    """What is directly before and after a product, with its constants."""
+    """The operators directly before and after a product, with their attributes and constants."""
     data = next((value for value in product.inputs[:1] if value is not None), None)
     return _kind(data.producer() if data is not None else None), _kind(only_reader(product.outputs[0]))
 

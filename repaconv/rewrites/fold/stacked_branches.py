@@ -1,7 +1,8 @@
-"""unstack: branches that were put on each other along an axis of their own, to be computed at once, are taken apart.
+"""unstack: split branches that were stacked along a new axis, so that each branch has its own operators.
 
-torch.stack of n branches [n, ...], operators that treat every branch alike, and a sum over the branches or a choice of
-one of them, are the same operators on every branch for itself. Apart, equal ones can be found and sums composed.
+Some networks stack n branches with torch.stack as [n, ...], apply operators that treat every branch alike, and then sum
+over the branches or select one. The same operators can be applied to each branch separately. Then equal branches can be
+found, and sums of branches composed.
 """
 
 from __future__ import annotations
@@ -27,12 +28,17 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 MOST = 16
-"""Branches; what is stacked higher is rather an axis of the data."""
+"""The largest number of branches; a longer axis is assumed to be data."""
 
 
 @dataclass(frozen=True)
 class Stacked:
-    """A value of branches along an axis, and the stacks that it comes from."""
+    """A value that stacks branches.
+
+    Attributes:
+        axis: The axis of branches.
+        roots: The Concat nodes that stacked them.
+    """
 
     axis: int
     roots: frozenset[ir.Node]
@@ -41,13 +47,13 @@ class Stacked:
 _SUMS = ("ReduceSum", "ReduceMean")
 _OTHERS = ("MatMul", "Softmax", "LayerNormalization", "Concat")
 _REPEATED = POINTWISE.union(VIEWS, SELECTIONS, _SUMS, _OTHERS) - {"Flatten"}
-"""Operators that are written for one branch as for all, with an axis less."""
+"""Operators that can be written for a single branch by removing the axis of branches."""
 ENDS = -2
-"""There is no axis of branches any more behind this node."""
+"""Returned instead of an axis: the node sums over the branches or selects one, so its result is not stacked."""
 
 
 def apply(model: ir.Model) -> Iterator[Change]:
-    """See `repaconv.graph.rewrite_contract.Apply`."""
+    """Split all stacks of branches whose operators treat every branch alike; in place."""
     normalise(model)
     activation_patterns.group(model)
     roots = {node for node in model.graph if _is_stack(node)}
@@ -72,7 +78,7 @@ def _is_stack(node: ir.Node) -> bool:
 
 
 def _followed(model: ir.Model, roots: set[ir.Node]) -> tuple[dict[ir.Value, Stacked], set[ir.Node]]:
-    """Which values are stacks of branches, and the roots that end in something that is not understood."""
+    """The values that stack branches, and the stacking nodes that have to stay because an operator is not supported."""
     stacked: dict[ir.Value, Stacked] = {}
     bad: set[ir.Node] = set()
     for node in model.graph:
@@ -97,7 +103,10 @@ def _followed(model: ir.Model, roots: set[ir.Node]) -> tuple[dict[ir.Value, Stac
 
 
 def _behind(node: ir.Node, stacked: dict[ir.Value, Stacked]) -> int | None:
-    """The branches' axis behind a node, `ENDS`, or None where branches mix or it cannot be written without the axis."""
+    """The axis of branches in a node's output; `ENDS` if there is none any more, None if the node is not supported.
+
+    A node is not supported if it mixes branches, or if it cannot be written without the axis.
+    """
     own = {place: stacked[value].axis for place, value in enumerate(node.inputs) if value in stacked}
     first, axis = next(iter(own.items()))
     if activation_patterns.is_activation(node):
@@ -106,7 +115,7 @@ def _behind(node: ir.Node, stacked: dict[ir.Value, Stacked]) -> int | None:
         return None
     target = constant(node.inputs[1]) if node.op_type == "Reshape" else np.ones(1)
     if target is None or 0 in target:
-        return None  # a 0 says the same as another axis, which will be at another place
+        return None  # a 0 copies the length of an axis by its position, which changes
     if node.op_type in SELECTIONS and (found := _chosen(node, axis)) != axis:
         return found
     gone = axes_of(node, rank_of(node.inputs[first])) if node.op_type in _SUMS else None
@@ -120,7 +129,10 @@ def _behind(node: ir.Node, stacked: dict[ir.Value, Stacked]) -> int | None:
 
 
 def _chosen(node: ir.Node, axis: int) -> int | None:
-    """`ENDS` where every output is one branch, the axis where they are of another, else None."""
+    """The axis of branches after a selection: `ENDS` if every output is one branch, None if an output is several.
+
+    The axis stays as it is if the selection is along another axis.
+    """
     found = [one for value in node.outputs if (one := selection_of(value)) is not None]
     if len(found) < len(node.outputs):
         return None
@@ -129,7 +141,7 @@ def _chosen(node: ir.Node, axis: int) -> int | None:
     return ENDS if all(len(one.places) == 1 for one in found) else None
 
 
-# --- taking apart -----------------------------------------------------------------------------------
+# Writing the branches separately
 
 
 def _take_apart(model: ir.Model, stacked: dict[ir.Value, Stacked], roots: set[ir.Node]) -> Iterator[Change]:
@@ -152,7 +164,7 @@ def _take_apart(model: ir.Model, stacked: dict[ir.Value, Stacked], roots: set[ir
 
 
 def _without(write: Writer, value: ir.Value, axis: int) -> ir.Value:
-    """A value without an axis of length 1."""
+    """Squeeze an axis of length 1."""
     shape = sizes(value)
     assert shape is not None
     new = write("Squeeze", value, write.constant([axis]))
@@ -171,7 +183,7 @@ def _with(write: Writer, value: ir.Value, axis: int) -> ir.Value:
 def _repeat(
     model: ir.Model, node: ir.Node, stacked: dict[ir.Value, Stacked], pieces: dict[ir.Value, list[ir.Value]]
 ) -> None:
-    """The node once for every branch."""
+    """Write the node once for every branch."""
     import onnx_ir as ir
 
     write = Writer(model, node)
@@ -196,7 +208,7 @@ def _repeat(
 
 
 def _unstacked_input(write: Writer, node: ir.Node, value: ir.Value | None, axis: int) -> ir.Value | None:
-    """What all branches share, without the axis of length 1 that stood for them."""
+    """An input that all branches share, without the axis of length 1 that is broadcast over the branches."""
     shape, out = sizes(value), sizes(node.outputs[0])
     aligned = node.op_type == "MatMul" or node.op_type in POINTWISE
     if value is None or shape is None or out is None or not aligned:
@@ -228,7 +240,7 @@ def _attributes(node: ir.Node, stacked: dict[ir.Value, Stacked], axis: int) -> d
 def _inputs(
     write: Writer, node: ir.Node, inputs: list[ir.Value | None], stacked: dict[ir.Value, Stacked]
 ) -> list[ir.Value | None]:
-    """Axes and shapes that are inputs, for a value with one axis less."""
+    """The inputs of the node for one branch: axes and shapes among them are adapted to one axis less."""
     first = next(value for value in node.inputs if value in stacked)
     inner, rank = stacked[first].axis, rank_of(first)
     if node.op_type == "Reshape":
@@ -251,7 +263,7 @@ def _inputs(
 def _finish(
     model: ir.Model, node: ir.Node, stacked: dict[ir.Value, Stacked], pieces: dict[ir.Value, list[ir.Value]]
 ) -> None:
-    """A sum over the branches, or one of them."""
+    """Write a sum over the branches, or a selection of one, for separate branches."""
     source = node.inputs[0]
     assert source is not None
     write, axis, branches = Writer(model, node), stacked[source].axis, pieces[source]

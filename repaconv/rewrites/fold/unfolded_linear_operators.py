@@ -1,7 +1,8 @@
-"""What a fold leaves: linear operators that still stand behind or beside another, and why.
+"""Report linear operators that a fold could not merge with another, and why.
 
-Two linear maps in a row are one, and so are those of one value that are added up or put beside each other. Where a
-graph still has both, something kept them apart; told here by reason, so that a fold that did little says so.
+Two linear maps in series are one linear map, and so are linear maps of one value that are added or concatenated. If the
+folded graph still has both, something prevents the merge. This module reports the reasons, so that a fold that did
+little can be explained.
 """
 
 from __future__ import annotations
@@ -24,44 +25,51 @@ PADDED = "a padded convolution's border is zero, and what is added before it is 
 READ_BESIDE = "what is between them is read by {} as well"
 _POOLS = ("GlobalAveragePool", "AveragePool", "ReduceMean", "ReduceSum", "Pad")
 _THROUGH = (*MOVES, *_POOLS)
-"""Linear in themselves and without weights: what stands behind them stands behind what is in front of them."""
+"""Linear operators without weights. Operators before and after them are treated as neighbors."""
 
 
 class LinearNode(NamedTuple):
-    """A node that is linear in one of its inputs, with constants."""
+    """A node that is linear in one input and otherwise has constants.
+
+    Attributes:
+        node: The ONNX node.
+        data: The input in which it is linear.
+        weight: The weight of a product or convolution; None for a scale or shift.
+        shifts: Whether it adds a constant.
+    """
 
     node: ir.Node
     data: ir.Value
-    weight: np.ndarray | None  # of a product; None of a scale or a shift
-    shifts: bool  # whether it adds something
+    weight: np.ndarray | None
+    shifts: bool
 
     @property
     def name(self) -> str:
-        """As a graph's viewer shows it."""
+        """The node's name as a graph viewer shows it."""
         return self.node.name or f"{self.node.op_type} of {self.node.outputs[0].name}"
 
     @property
     def kernel(self) -> bool:
-        """Whether it looks beyond a place of its own."""
+        """Whether it is a convolution with a kernel larger than 1x1."""
         return self.weight is not None and self.weight.ndim > 2 and set(self.weight.shape[2:]) != {1}
 
     @property
     def padded(self) -> bool:
-        """Whether it sees a border of zeros."""
+        """Whether it is a convolution with zero padding."""
         auto = attribute(self.node, "auto_pad", "NOTSET")
         return self.weight is not None and (any(attribute(self.node, "pads", (0,))) or auto not in ("NOTSET", "VALID"))
 
     @property
     def apart(self) -> bool:
-        """Whether it treats groups of channels for themselves."""
+        """Whether it is a grouped convolution."""
         return int(attribute(self.node, "group", 1)) > 1
 
 
 def standing(model: ir.Model) -> Iterator[str]:
-    """One sentence for every reason, with the names of all that it keeps apart.
+    """Yield one sentence per reason, with the names of all operators that it concerns.
 
     Args:
-        model: With shapes settled; activations of several nodes become one in it.
+        model: A model with inferred shapes; activations of several nodes are grouped in it, in place.
     """
     activation_patterns.group(model)
     found: dict[str, list[str]] = {}
@@ -84,7 +92,7 @@ def standing(model: ir.Model) -> Iterator[str]:
 
 
 def _norms(model: ir.Model) -> Iterator[str]:
-    """Normalizations that remain, and which of them keep a scale or a shift."""
+    """Report the norms that remain, and which of them keep a scale or a shift."""
     names, affine = [], []
     for node in model.graph:
         if node.op_type in (*ROW_NORMS, *IMAGE_NORMS):
@@ -99,7 +107,7 @@ def _norms(model: ir.Model) -> Iterator[str]:
 
 
 def norms_remain(names: Sequence[str], affine: Sequence[str]) -> Iterator[str]:
-    """One sentence for the norms that remain in a folded network, and one for those that keep a scale or a shift."""
+    """Yield a sentence for the norms that remain in a folded network, and one for those with a scale or a shift."""
     if names:
         yield f"norms remain, since their statistics depend on the input: {'; '.join(names)}"
     if affine:
@@ -110,7 +118,11 @@ def norms_remain(names: Sequence[str], affine: Sequence[str]) -> Iterator[str]:
 
 
 def linear(node: ir.Node) -> LinearNode | None:
-    """A product, a convolution, a BatchNormalization, or a scale or shift a channel, all with constants."""
+    """The node as a linear operator with constants: product, convolution, BatchNormalization, channel scale or shift.
+
+    Returns:
+        None for any other node.
+    """
     if node.domain or not node.inputs or node.inputs[0] is None:
         return None
     numbers = [constant(value) for value in node.inputs]
@@ -126,13 +138,13 @@ def linear(node: ir.Node) -> LinearNode | None:
 
 
 def _is_bias(one: LinearNode) -> bool:
-    """A shift behind a product that nothing else reads is its bias."""
+    """Whether the operator is the bias of a product: an Add that alone reads a MatMul."""
     before = one.data.producer()
     return one.node.op_type == "Add" and before is not None and before.op_type == "MatMul" and len(one.data.uses()) == 1
 
 
 def _layer(value: ir.Value | None) -> LinearNode | None:
-    """The linear operator that makes a value; of a product with its bias, the product."""
+    """The linear operator that computes a value; for a product with a bias, the product."""
     node = value.producer() if value is not None else None
     one = linear(node) if node is not None else None
     if one is None or not _is_bias(one):
@@ -143,7 +155,7 @@ def _layer(value: ir.Value | None) -> LinearNode | None:
 
 
 def _before(value: ir.Value) -> Iterator[tuple[LinearNode, list[ir.Value]]]:
-    """The linear operators in front of a value, with what lies between: views, choices, means, sums."""
+    """The linear operators before a value, with the values in between, through views, selections, means and sums."""
     todo, seen = [(value, [value])], {value}
     while todo:
         here, path = todo.pop()
@@ -159,7 +171,7 @@ def _before(value: ir.Value) -> Iterator[tuple[LinearNode, list[ir.Value]]]:
 
 
 def _is_inner(node: ir.Node) -> bool:
-    """Whether it is a term of a larger sum."""
+    """Whether the node is a term of a larger sum."""
     users = [user for user, _ in node.outputs[0].uses()]
     return len(users) == 1 and users[0].op_type in ("Add", "Sub") and linear(users[0]) is None
 
@@ -176,7 +188,10 @@ def _terms(node: ir.Node, top: ir.Node) -> Iterator[ir.Value]:
 
 
 def _beside(node: ir.Node) -> Iterator[tuple[list[LinearNode], ir.Value]]:
-    """LinearNode operators of one value that are summed or joined here; one alone stands beside that value itself."""
+    """Groups of linear operators of the same value that the node adds or concatenates, with that value.
+
+    A single operator counts if its own input is also a term of the sum.
+    """
     terms = list(_terms(node, node))
     layers = [_layer(value) or _average(value) for value in terms]
     groups: dict[ir.Value, list[LinearNode]] = {}

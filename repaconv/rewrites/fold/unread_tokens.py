@@ -1,12 +1,13 @@
-"""read-tokens: behind the last attention only the tokens that are read are computed.
+"""read-tokens: after the last attention, compute only the tokens that the network's head reads.
 
-A classifier reads the class token alone. With x' the rows of x [B, N, d] that are read, and f that acts on every
-token by itself (norms, linear layers, activations, sums, softmax rows, queries), f(x)' = f(x'); keys and values still
-see all tokens:
+A classifier reads only the class token. Let x' be the rows of x [B, N, d] that are read. If f acts on every token
+separately (norms, linear layers, activations, sums, softmax rows, queries), then f(x)' = f(x'). Keys and values still
+need all tokens:
 
     (softmax(Q K^T) V)' = softmax(Q' K^T) V
 
-What is read is followed from the outputs back to where all tokens are needed; there they are picked.
+The tokens that are read are traced from the outputs back to the operator that needs all tokens. The selection of tokens
+is moved there.
 """
 
 from __future__ import annotations
@@ -34,12 +35,20 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 
-# --- One linear layer for queries, keys and values, taken apart where its parts are read for different tokens.
+# --- Splitting a linear layer for queries, keys and values, if its parts are read for different tokens.
 
 
 @dataclass(frozen=True)
 class _Piece:
-    """A selection of a linear layer's channels: which, and how it is seen."""
+    """A selection of a linear layer's output channels.
+
+    Attributes:
+        value: The selected value.
+        view: The view of the layer's output that the selection acts on.
+        factor: The factor of the view along which it selects.
+        channels: The selected output channels of the layer.
+        count: The length of the selected axis; None if the axis is dropped.
+    """
 
     value: ir.Value
     view: View
@@ -49,16 +58,19 @@ class _Piece:
 
     @property
     def whole(self) -> View:
-        """What a layer of these channels alone is seen as."""
+        """The view of a layer with only these channels."""
         return self.view.narrowed(self.view.source, self.factor, self.count)
 
 
 def separate(model: ir.Model, read: set[ir.Value]) -> bool:
-    """Take apart one linear layer of which some channels are read for few tokens, in place; whether there was one.
+    """Split one linear layer of which some channels are read for few tokens; in place.
 
     Args:
         model: In the form that `repaconv.graph.canonical_form` makes.
-        read: The selections that are read for few tokens, of values that are read for all.
+        read: Selections that are read for few tokens, from values that are read for all tokens.
+
+    Returns:
+        Whether a layer was split.
     """
     for node in model.graph:
         for value in node.outputs:
@@ -87,7 +99,7 @@ def _piece(value: ir.Value) -> _Piece | None:
 
 
 def _all_pieces(source: ir.Value) -> list[_Piece] | None:
-    """Every selection of its channels, if nothing else reads the value."""
+    """All selections of a value's channels; None if anything else reads the value."""
     found, seen = [], [source]
     while seen:
         value = seen.pop()
@@ -107,7 +119,7 @@ def _all_pieces(source: ir.Value) -> list[_Piece] | None:
 
 
 def _write_piece(model: ir.Model, piece: _Piece) -> None:
-    """A linear layer of the piece's channels alone."""
+    """Write a linear layer with the piece's channels only."""
     found, node, shape = linear_of(piece.view.source), piece.value.producer(), sizes(piece.view.source)
     assert found is not None
     assert node is not None
@@ -123,32 +135,32 @@ def _write_piece(model: ir.Model, piece: _Piece) -> None:
     write.replace(piece.value, seen)
 
 
-# --- read-tokens: behind the last attention only the tokens that are read are computed.
+# --- Tracing back which tokens are read, and computing only these.
 
 LARGEST_SHARE = 0.5
-"""Of the tokens. Where more are read, the copies cost what the rest saves."""
+"""The largest share of tokens to select. With more, the selection costs what the smaller operators save."""
 
 
 @dataclass(frozen=True)
 class Reads:
-    """Places of one axis that are read; all of the value where there is no such thing."""
+    """The positions of one axis of a value that are read."""
 
     axis: int
     places: tuple[int, ...]
 
 
 Demand = Reads | None
-"""None: all of it."""
+"""The positions of a value that are read; None if all of it is."""
 
 
 def apply(model: ir.Model) -> Iterator[Change]:
-    """See `repaconv.graph.rewrite_contract.Apply`; a graph in which there is nothing to do stays as it is written."""
+    """Compute only the tokens that are read; in place. A graph in which nothing can be saved is not changed at all."""
     if NORMAL in model.meta or _narrows(model):
         yield from _narrowed(model)
 
 
 def _narrows(model: ir.Model) -> bool:
-    """Whether there is something to do, found on a copy that is brought into the normal form."""
+    """Whether the rewrite applies; this is tested on a normalized copy of the model."""
     copied = model.clone()
     found = any(_narrowed(copied))
     let_go(copied)
@@ -180,7 +192,7 @@ def _narrowed(model: ir.Model) -> Iterator[Change]:
 
 
 def _demands(model: ir.Model) -> dict[ir.Value, Demand]:
-    """What is read of every value, from the outputs back."""
+    """The positions that are read of every value, from the outputs back."""
     wanted: dict[ir.Value, list[Demand]] = {value: [None] for value in model.graph.outputs}
     found: dict[ir.Value, Demand] = {}
     for node in reversed(list(model.graph)):
@@ -192,7 +204,7 @@ def _demands(model: ir.Model) -> dict[ir.Value, Demand]:
             value is not None and _input_axis(node, place, demand.axis) is None
             for place, value in enumerate(node.inputs)
         ):
-            found |= dict.fromkeys(node.outputs)  # what is read is picked behind this node
+            found |= dict.fromkeys(node.outputs)  # the tokens are selected after this node
             demand = None
         for place, value in enumerate(node.inputs):
             if value is None or is_constant(value):
@@ -206,7 +218,7 @@ def _demands(model: ir.Model) -> dict[ir.Value, Demand]:
 
 
 def _united(value: ir.Value, reads: list[Demand]) -> Demand:
-    """What several readers want together."""
+    """The union of what several readers read; None if it is everything, too much, or of several axes."""
     shape = sizes(value)
     axes = {demand.axis for demand in reads if demand is not None}
     if any(demand is None for demand in reads) or len(axes) != 1 or shape is None:
@@ -218,7 +230,7 @@ def _united(value: ir.Value, reads: list[Demand]) -> Demand:
 
 
 def _selects(node: ir.Node) -> Reads | None:
-    """What a Slice or Gather reads, if that is few of the rows of [.., N, d]."""
+    """The positions that a Slice or Gather selects, if its axis is neither the batch nor the channels."""
     found = selection_of(node.outputs[0]) if node.op_type in ("Slice", "Gather") else None
     if found is None or found.axis == 0 or found.axis == rank_of(found.value) - 1:
         return None
@@ -226,13 +238,13 @@ def _selects(node: ir.Node) -> Reads | None:
 
 
 def _of_all(value: ir.Value, demands: dict[ir.Value, Demand]) -> bool:
-    """Whether a selection is read for few tokens, and what it is of for all."""
+    """Whether a selection is read for few tokens, and its source for all tokens."""
     selected = selection_of(value) if demands[value] is not None else None
     return selected is not None and demands.get(selected.value) is None
 
 
 def _of_input(node: ir.Node, place: int, found: dict[ir.Value, Demand]) -> Demand:
-    """What a node reads of an input, given what is read of its outputs."""
+    """The positions that a node reads of an input, given those that are read of its outputs."""
     if node.op_type == "Split" and node.domain == "":
         reads = [found[value] for value in node.outputs if value.uses()]
         same = reads[0] if reads and all(demand == reads[0] for demand in reads) else None
@@ -248,22 +260,22 @@ def _of_input(node: ir.Node, place: int, found: dict[ir.Value, Demand]) -> Deman
 
 
 def _input_axis(node: ir.Node, place: int, axis: int) -> int | None:
-    """See `axis_before`; None as well where the node cannot be written with fewer places."""
+    """The result of `axis_before`; None as well if the node cannot be written with fewer positions."""
     target = constant(node.inputs[1]) if node.op_type == "Reshape" else np.ones(1)
     if node.op_type in ("Expand", "Flatten") or target is None or 0 in target:
-        return None  # a 0 says the same as an axis of the input
+        return None  # a 0 copies the length of an axis of the input
     return axis_before(node, place, axis)
 
 
-# --- writing ----------------------------------------------------------------------------------------
+# Writing the narrowed operators
 
 
 def _narrow(model: ir.Model, demands: dict[ir.Value, Demand], nodes: list[ir.Node]) -> None:
-    """Let these nodes compute what is read alone; in place."""
+    """Let these nodes compute only what is read of them; in place."""
     picked: dict[tuple[ir.Value, Reads], ir.Value] = {}
 
     def needed(value: ir.Value, reads: Reads, node: ir.Node) -> ir.Value:
-        """The places of a value, picked once."""
+        """The selected positions of a value; each selection is written once."""
         held = demands.get(value)
         if held == reads:
             return value
@@ -299,7 +311,7 @@ def _narrow(model: ir.Model, demands: dict[ir.Value, Demand], nodes: list[ir.Nod
 
 
 def _picked(model: ir.Model, node: ir.Node, value: ir.Value, reads: Reads, held: Demand) -> ir.Value:
-    """Slice or Gather before the node; a constant is picked here."""
+    """Write a Slice or Gather before a node; a constant is selected at once."""
     write = Writer(model, node)
     numbers = constant(value)
     if numbers is not None:
@@ -321,7 +333,7 @@ def _written(write: Writer, value: ir.Value, axis: int, places: list[int]) -> ir
 
 
 def _renumber(model: ir.Model, node: ir.Node, selected: Reads, held: Reads) -> None:
-    """The same selection from a value that has fewer places now."""
+    """Renumber a selection for a source that has fewer positions now."""
     places = [held.places.index(place) for place in selected.places]
     write = Writer(model, node)
     if node.op_type == "Gather":

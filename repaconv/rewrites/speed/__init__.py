@@ -1,1 +1,1 @@
-"""Rewrites that compute the same numbers faster on a target."""
+"""Exact rewrites that make a graph faster on some targets; a rewrite preset names those to use."""

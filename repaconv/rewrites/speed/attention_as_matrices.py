@@ -1,9 +1,9 @@
-"""The scores of an attention with one matrix per head in place of queries and keys, as in the paper of nondeep.
+"""scores-as-matrix: compute attention scores with one matrix per head instead of queries and keys (method nondeep).
 
     Q_h K_h^T = (X Wq_h + bq_h)(Y Wk_h + bk_h)^T = (X W_h + u_h) Y^T + a term that is constant along keys
-        with W_h = Wq_h Wk_h^T and u_h = bq_h Wk_h^T; the softmax is the same without that term
+        with W_h = Wq_h Wk_h^T and u_h = bq_h Wk_h^T; the softmax does not depend on the constant term
 
-X are the tokens of the queries, Y those of the keys.
+X are the tokens of the queries, Y the tokens of the keys.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def _write_scores(model: ir.Model, found: Attention, q: Projection, k: Projection) -> None:
-    """The product of queries and keys anew; values that shared their layer get one of their own."""
+    """Rewrite the product of queries and keys. Values that shared their layer with them get a layer of their own."""
     write = Writer(model, found.product)
     product = write("MatMul", write_heads(write, q), write_heads(write, k, transposed=True))
     shared = any(at_layer(found.v).source is at_layer(heads).source for heads in (found.q, found.k))

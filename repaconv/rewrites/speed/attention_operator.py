@@ -1,4 +1,4 @@
-"""Softmax attention written as one operator of opset 23, which takes heads side by side: nothing is transposed.
+"""attention-op: write softmax attention as one Attention operator (opset 23), which needs no transposes of heads.
 
 out = concat_h softmax(s Q_h K_h^T + mask) V_h        Q, K, V: [B, N, H e] as three-dimensional tensors
 """
@@ -45,7 +45,7 @@ def _as_one_operator(model: ir.Model) -> Iterator[Change]:
 
 
 def _for_every_query(write: Writer, mask: ir.Value, queries: int, keys: int) -> ir.Value:
-    """A mask [.., 1, N] or [.., M, N] as [.., M, N]; ONNX Runtime does not repeat it over the queries itself."""
+    """A mask [.., 1, N] or [.., M, N] expanded to [.., M, N]; ONNX Runtime does not broadcast it over the queries."""
     shape = sizes(mask) or ()
     if len(shape) > 1 and shape[-2:] == (queries, keys):
         return mask

@@ -1,10 +1,10 @@
-"""Biases moved to where they cost nothing: into the bias of a layer behind, or away.
+"""Move biases into the bias of a later layer, or remove them where they have no effect.
 
     (r + (x W + b)) V + c = (r + x W) V + (b V + c)                                       bias-forward
     softmax((q_i + bq) . (k_j + bk)) over j = softmax((q_i + bq) . k_j)                   no-key-bias
     sum_h S_h (V_h + bv_h) Wo_h + bo = sum_h S_h V_h Wo_h + (bo + sum_h bv_h Wo_h)        value-bias-forward
 
-The second holds since what is the same for all keys leaves a softmax as it is, the third since its rows sum to 1.
+The second holds because a softmax ignores what is the same for all keys, the third because its rows sum to 1.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def _biases_forward(model: ir.Model) -> Iterator[Change]:
-    """(r + (x W + b)) V + c = (r + x W) V + (b V + c)."""
+    """Move the bias of a layer into the layers that read the sum: (r + (x W + b)) V + c = (r + x W) V + (b V + c)."""
     for linear in linears(model):
         value, shape = linear.out, sizes(linear.out)
         if linear.bias is None or not linear.bias.any():
@@ -77,7 +77,7 @@ def _columns(heads: Heads) -> range:
 
 
 def _without_bias(model: ir.Model, heads: Heads) -> bool:
-    """Zeros for the bias of these columns of a layer, if there is one."""
+    """Set the bias of the heads' columns of a layer to zero; whether it was not zero before."""
     layer = linear_of(heads.source)
     if layer is None or layer.bias is None or not layer.bias[_columns(heads)].any():
         return False

@@ -1,11 +1,11 @@
-"""Channels filled up with zeros to whole blocks, for runtimes that keep them in blocks, and whole blocks alone.
+"""Pad channels with zeros to whole blocks, for runtimes that store and compute channels in blocks.
 
-With W of the convolutions that make c channels, V of those that read them, and all f between acting on every channel
-by itself and finite at zero,
+W are the weights of the convolutions that compute c channels, V those of the convolutions that read them. Every
+operator f in between acts on each channel separately and is finite at zero:
 
     V f(W x + b) = [V 0] f([W; 0] x + [b; 0])
 
-Of groups that are narrower than a block, as many as fill one are one group, its weights zero between them.
+Grouped convolutions with groups narrower than a block: several groups become one block, with zero weights between them.
 """
 
 from __future__ import annotations
@@ -30,20 +30,21 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 BLOCK, WIDE, READ = 8, 16, 4
-"""Channels of a block with AVX2 and with AVX-512, and by how many convolutions read them there without filling up.
+"""Channels per block with AVX2 (8) and with AVX-512 (16), and the multiple of input channels (4) for which convolutions
+run in blocks there without padding.
 
-Of images of one place, where channels cost nothing, they are filled up to the wide blocks, which all divide.
+Channels of 1x1 images cost nothing, so they are padded to 16, which every block size divides.
 """
 MORE, MORE_EACH = 1.34, 1.8
-"""Times as many channels, at most; where some convolutions take each by itself.
+"""The largest ratio of channels after to channels before padding; the second if there are depthwise convolutions.
 
-Measured on six layers of 9 to 90 channels: up to that blocks are 1.04 to 3.2 times as fast, above it they need not be
-(`benchmarks/odd_channels.py`).
+Measured on six layers of 9 to 90 channels: up to these ratios blocks give a speedup of 1.04x to 3.2x, above they may be
+slower (`benchmarks/odd_channels.py`).
 """
 BY_ITSELF = frozenset(
     ("Relu", "LeakyRelu", "Sigmoid", "HardSigmoid", "HardSwish", "Tanh", "Gelu", "Mish", "Swish", "Softplus", "Clip")
 )
-"""Functions of every number, finite where that is."""
+"""Elementwise functions that are finite for finite inputs."""
 TOGETHER = ("Add", "Sub", "Mul", "Sum")
 POOLS = ("MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool")
 OUTPUT, INPUT = 0, 1
@@ -51,7 +52,16 @@ OUTPUT, INPUT = 0, 1
 
 
 class Channels(NamedTuple):
-    """Values [B, c, h, w] that have the same channels: how many, on how many places at most, and their convolutions."""
+    """Values [B, c, h, w] that have the same channels and are padded together.
+
+    Attributes:
+        values: The values.
+        width: The number of channels.
+        places: The largest number of pixels h w.
+        makers: The convolutions that compute them from other channels.
+        keepers: The depthwise convolutions among them.
+        readers: The convolutions that read them into other channels.
+    """
 
     values: list[ir.Value]
     width: int
@@ -83,7 +93,7 @@ def _whole_blocks(model: ir.Model, name: str, block: int) -> Iterator[Change]:
 
 
 def _whole(channels: Channels, block: int) -> int:
-    """As many channels as are whole blocks, where they lie in none as they are, and where that pays."""
+    """The number of channels after padding; unchanged if they are computed in blocks already or padding costs more."""
     if channels.places == 1:
         return -(-channels.width // WIDE) * WIDE
     width = -(-channels.width // block) * block
@@ -109,7 +119,7 @@ def _in_groups(conv: ir.Node, count: int) -> None:
 
 
 def _channels(model: ir.Model) -> Iterator[Channels]:
-    """Those that only convolutions make and read, and that nothing between mixes or shows."""
+    """Sets of channels that only convolutions compute and read, with only channelwise operators in between."""
     heads: dict[ir.Value, ir.Value] = {}
 
     def head(value: ir.Value) -> ir.Value:
@@ -151,7 +161,7 @@ def _found(values: list[ir.Value]) -> Channels | None:
 
 
 def _groups_of(node: ir.Node) -> int:
-    """Of a convolution of images with constant weights; 0 of all else."""
+    """The groups of a 2-D convolution with constant weights; 0 for any other node."""
     if node.op_type != "Conv" or node.domain or any(v is not None and not is_constant(v) for v in node.inputs[1:]):
         return 0
     return int(attribute(node, "group", 1)) if len(sizes(node.inputs[1]) or ()) == 4 else 0
@@ -162,7 +172,7 @@ def _reads_all(node: ir.Node) -> bool:
 
 
 def _takes_each(node: ir.Node) -> bool:
-    """Whether every channel of its output is of that channel of its inputs, and finite where that is zero."""
+    """Whether every output channel depends only on the same channel of the inputs, and is finite if that is zero."""
     if groups := _groups_of(node):
         return (sizes(node.inputs[1]) or ())[:2] == (groups, 1)
     if node.domain or len(node.outputs) > 1:

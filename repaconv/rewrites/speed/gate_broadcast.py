@@ -1,8 +1,9 @@
-"""A gate of every channel made as large as the image that it multiplies, so that both lie alike.
+"""gate-as-image: expand a per-channel gate to the size of the image that it multiplies.
 
     x g = x repeat(g),    x [B, c, h, w], g [B, c, 1, 1]
 
-Runtimes that keep channels in blocks multiply two images so, and put both in order to broadcast one.
+Runtimes with blocked channel layouts multiply two images of equal size in that layout, but reorder both to broadcast
+one.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 FAR = 8
-"""Nodes behind a convolution, at most, that are looked through."""
+"""How many nodes back from a value to search for its convolution."""
 
 
 def _gate_as_image(model: ir.Model) -> Iterator[Change]:
@@ -46,7 +47,7 @@ def _gate_as_image(model: ir.Model) -> Iterator[Change]:
 
 
 def _in_blocks(value: ir.Value | None, far: int = FAR) -> bool:
-    """Whether it comes from convolutions that are computed in blocks, as all do that lie between."""
+    """Whether a value comes from convolutions that are computed in blocks, through operators that keep the layout."""
     node = value.producer() if value is not None else None
     if node is None or node.domain or not far:
         return False

@@ -1,4 +1,4 @@
-"""The mean over an image as a pool, which runtimes that keep channels in blocks compute without putting them in order.
+"""mean-as-pool: write the mean over an image as GlobalAveragePool, which needs no reorder of blocked channel layouts.
 
 mean over (h, w) of [B, c, h, w] = GlobalAveragePool
 """
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 IMAGES = 4
-"""Axes of [B, c, h, w]."""
+"""The number of axes of images [B, c, h, w]."""
 
 
 def _mean_as_pool(model: ir.Model) -> Iterator[Change]:

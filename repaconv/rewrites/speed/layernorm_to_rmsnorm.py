@@ -1,8 +1,9 @@
-"""A LayerNorm without its mean: RMSNorm of a residual stream that has no mean over channels in the first place.
+"""rms-norm: replace LayerNorm by RMSNorm on residual streams whose mean over channels is made zero.
 
-    LN(x) = RMS(x - mean_c(x)),    mean_c(x) = 0 where all that is added into x is centred over channels
+    LN(x) = RMS(x - mean_c(x)),    mean_c(x) = 0 if everything added to x has zero mean over channels
 
-A linear layer is centred by taking the mean over outputs from its weight and bias, a convolution and a constant alike.
+A linear layer is centered by subtracting the mean over outputs from its weight and bias. Convolutions and constants are
+centered in the same way.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ if TYPE_CHECKING:
 
 @dataclass
 class Stream:
-    """Values of one residual stream, each with its channels' axis, and who writes and normalises it.
+    """The values of one residual stream, and the nodes that write and normalize it.
 
     Attributes:
-        axes: Axis of the channels, counted from 0, by value.
-        writers: Layers to centre.
-        constants: Inputs of nodes that are constants to centre: (node, which input, axis).
-        norms: LayerNorms that read it.
+        axes: The axis of channels of each value, counted from 0.
+        writers: Layers to center.
+        constants: Constant inputs of nodes to center: (node, input position, axis).
+        norms: LayerNorms that read the stream.
     """
 
     axes: dict[ir.Value, int] = field(default_factory=dict)
@@ -40,7 +41,7 @@ class Stream:
 
 
 def stream_of(norm: ir.Node) -> Stream | None:
-    """All that a norm's input is a sum of, and all that is a sum with it; None if some of that cannot be centred."""
+    """The residual stream that a norm reads, with every value added to it; None if part of it cannot be centered."""
     first, stream = norm.inputs[0], Stream()
     rank = rank_of(first)
     if first is None or not rank:
@@ -61,7 +62,7 @@ def stream_of(norm: ir.Node) -> Stream | None:
 
 
 def _written(value: ir.Value, axis: int, stream: Stream) -> list[tuple[ir.Value, int]] | None:
-    """The values of the stream that this one is made of; None if it cannot be centred."""
+    """The values of the stream that a value is computed from; None if it cannot be centered."""
     node, shape = value.producer(), sizes(value)
     width = shape[axis] if shape is not None else None
     if node is None or node.domain != "" or shape is None or not isinstance(width, int) or width < 2:
@@ -85,7 +86,7 @@ def _written(value: ir.Value, axis: int, stream: Stream) -> list[tuple[ir.Value,
 
 
 def _read(value: ir.Value, axis: int, stream: Stream) -> list[tuple[ir.Value, int]] | None:
-    """The values of the stream that are made of this one; None if something reads its mean."""
+    """The values of the stream that are computed from a value; None if something reads its mean."""
     if value.is_graph_output():
         return None
     found = []
@@ -105,7 +106,7 @@ def _read(value: ir.Value, axis: int, stream: Stream) -> list[tuple[ir.Value, in
 
 
 def _parts(node: ir.Node) -> list[int]:
-    """Which inputs an output is put together from, without any other change."""
+    """The positions of inputs that a node only adds, concatenates or moves."""
     if node.domain != "":
         return []
     if node.op_type in ("Add", "Concat"):
@@ -114,13 +115,13 @@ def _parts(node: ir.Node) -> list[int]:
 
 
 def _over(norm: ir.Node, value: ir.Value, axis: int) -> bool:
-    """Whether a LayerNorm is over the channels and no more."""
+    """Whether a LayerNorm normalizes over exactly the channels."""
     rank = rank_of(value)
     return axis == rank - 1 and attribute(norm, "axis", -1) % rank == axis and len(norm.outputs) == 1
 
 
 def _centred_norm(norm: ir.Node, axis: int, rank: int) -> bool:
-    """Whether its output has no mean: one scale for all channels, no shift."""
+    """Whether the output of a LayerNorm has zero mean: one scale for all channels, and no shift."""
     scale = constant(norm.inputs[1])
     shifted = len(norm.inputs) > 2 and norm.inputs[2] is not None
     over = attribute(norm, "axis", -1) % rank == axis == rank - 1
@@ -146,7 +147,7 @@ def _is_layer(node: ir.Node, axis: int, rank: int) -> bool:
 
 
 def _centre(write: Writer, node: ir.Node, index: int, axis: int) -> None:
-    """Take the mean over an axis from a constant input of a node."""
+    """Subtract the mean over an axis from a constant input of a node."""
     numbers = constant(node.inputs[index])
     assert numbers is not None
     node.replace_input_with(index, write.constant(numbers - numbers.mean(axis, keepdims=True), like=node.inputs[index]))

@@ -1,4 +1,4 @@
-"""Linear layers on tokens, written otherwise: one product for several, several for one, sums inside the product."""
+"""Split a linear layer by its outputs, merge two added layers into one, or write a one-output layer as a sum."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _a_layer_for_each_part(model: ir.Model) -> Iterator[Change]:
 
 
 def _sum_in_the_product(model: ir.Model) -> Iterator[Change]:
-    """W_a a + W_x x + b = [W_a W_x] [a; x] + b."""
+    """Merge two linear layers whose outputs are added: W_a a + W_x x + b = [W_a W_x] [a; x] + b."""
     for node in nodes_of(model, "Add"):
         left, right = (linear_of(value) for value in node.inputs)
         if left is None or right is None or left.x is right.x:

@@ -1,4 +1,4 @@
-"""A norm over all of a sample, written as its formula, so that an image need not become a row.
+"""norm-in-place: write a norm over a whole sample as its formula, so that an image need not be reshaped to a row.
 
 n = (x - m) / sqrt(mean((x - m)^2) + eps),  m = mean(x) over a sample
 """
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def _norm_in_place(model: ir.Model) -> Iterator[Change]:
-    """All of a sample is one group, whichever way its numbers are put in a row; an image stays as it lies."""
+    """Replace norms over a whole sample by their formula, which does not need the sample as a row."""
     for norm in nodes_of(model, "InstanceNormalization", "GroupNormalization"):
         ends = _around(norm)
         scale, shift = constant(norm.inputs[1]), constant(norm.inputs[2])
@@ -44,9 +44,10 @@ def _norm_in_place(model: ir.Model) -> Iterator[Change]:
 
 
 def _around(norm: ir.Node) -> tuple[ir.Value, ir.Value] | None:
-    """What a norm over all of a sample normalises, and as what of the same shape it is read; None if it is another.
+    """The input of a norm over a whole sample, and its output in the same shape; None if the norm is another one.
 
-    An InstanceNormalization of one channel has that as a row, a GroupNormalization of one group as it lies.
+    An InstanceNormalization of one channel reads the sample as a row. A GroupNormalization of one group reads it
+    unchanged.
     """
     out, given = norm.outputs[0], sizes(norm.inputs[0])
     if given is None or len(given) < 3:

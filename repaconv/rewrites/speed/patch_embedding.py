@@ -1,4 +1,4 @@
-"""Patches and the first tokens: the strided convolution as one product, what is constant about the tokens added once.
+"""Write a patch embedding as one matrix product, and add constant positions to constant tokens and biases in advance.
 
 conv_{p, stride p}(x)[n] = patch_n(x) W + b                                            patch-gemm
 [cls; x W + b] + [pos_0; pos] = [cls + pos_0; x W + (pos + b)]                          constant-tokens
@@ -86,7 +86,7 @@ def _constants_once(model: ir.Model) -> Iterator[Change]:
 
 
 def _added_to_parts(write: Writer, tokens: ir.Value, positions: Array) -> ir.Value | None:
-    """Positions added to constant tokens beforehand, to the others where these come from."""
+    """Add positions to constant tokens in advance, and to the other tokens before they are concatenated."""
     joined = made_by(tokens, "Concat")
     if joined is None or only_reader(tokens) is None or attribute(joined, "axis", 0) not in (1, -2):
         return None
@@ -107,7 +107,7 @@ def _added_to_parts(write: Writer, tokens: ir.Value, positions: Array) -> ir.Val
 
 
 def _repeated(value: ir.Value | None) -> ir.Node | None:
-    """The Expand that repeats constant tokens [1, n, d] over the batch."""
+    """The Expand that repeats constant tokens [1, n, d] over the batch; None if there is none."""
     node, shape = made_by(value, "Expand"), static_tokens(value)
     numbers = constant(node.inputs[0]) if node is not None else None
     return node if numbers is not None and shape is not None and numbers.shape == (1, *shape) else None

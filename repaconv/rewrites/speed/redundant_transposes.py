@@ -1,4 +1,4 @@
-"""The second factor of a product, transposed by the product itself.
+"""turn-in-product: split the Transpose of a product's second factor so that the runtime fuses half of it.
 
 q transpose(k, 0 2 3 1) = q transpose(transpose(k, 0 2 1 3), 0 1 3 2)
 """
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def _turned_twice(model: ir.Model) -> Iterator[Change]:
-    """Rows of channels stay rows when heads come apart; a product reads them turned at no cost."""
+    """Split transposes so that the first one moves whole rows; the product reads the second one at no cost."""
     for node in nodes_of(model, "Transpose"):
         out = node.outputs[0]
         products = all(user.op_type == "MatMul" and place == 1 and not user.domain for user, place in out.uses())

@@ -1,4 +1,4 @@
-"""A convolution whose output is split by channels, written as one for each part, which nothing need take apart.
+"""conv-each: replace a convolution whose output is split by channels by one convolution per part.
 
 split(f(W x + b)) = f(W_1 x + b_1), f(W_2 x + b_2), ...
 """

@@ -1,8 +1,7 @@
-"""Rows of tokens picked by a computed index: GatherND in place of GatherElements. And the best of each row of scores,
-looked for down columns.
+"""Select tokens with GatherND instead of GatherElements, and search for the best score along columns instead of rows.
 
 x[b, i_br, :] = sum_n [n = i_br] x[b, n, :]
-argmax_m (A B)_nm = argmax_m (B^T A^T)_mn      many columns at once, where a row is one number after the other
+argmax_m (A B)_nm = argmax_m (B^T A^T)_mn      vectorized over columns, while a row is searched number by number
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Rows(NamedTuple):
-    """x [B, n, c] and the index [B, r, 1] of the rows that a node picks."""
+    """A node that selects rows, its tokens x [B, n, c], and the index [B, r, 1] of the rows."""
 
     x: ir.Value
     index: ir.Value
@@ -30,7 +29,7 @@ class Rows(NamedTuple):
 
 
 def picked_rows(model: ir.Model) -> list[Rows]:
-    """All GatherElements of whole rows: the index is one number a row, repeated over channels."""
+    """All GatherElements nodes that select whole rows: one index per row, repeated over channels."""
     found = [_rows(node) for node in nodes_of(model, "GatherElements")]
     return [rows for rows in found if rows is not None]
 
@@ -85,7 +84,7 @@ def _best_of_rows(node: ir.Node) -> bool:
 
 
 def _turned(write: Writer, factor: ir.Value | None, rank: int) -> ir.Value | None:
-    """A factor with its last two axes swapped; what it was turned from, where it was."""
+    """A factor with its last two axes swapped; if it is such a transpose already, its input."""
     turn = made_by(factor, "Transpose")
     if turn is not None and swaps_last(turn):
         return turn.inputs[0]

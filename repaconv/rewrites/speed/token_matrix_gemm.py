@@ -1,11 +1,11 @@
-"""Tokens as rows of one matrix: a layer and what is added to it as one Gemm, which adds within the product.
+"""Treat tokens as rows of one matrix, so that a layer and what is added to it become one Gemm.
 
     x W + b = Gemm(rows(x), W, b)                                    linear-as-gemm
     (x W + b) + (r + c) = Gemm(rows(x), W, rows(r + (b + c)))        accumulate
 
-    f(tokens(x)) = tokens(f(x)) for what works on each row alone     rows-throughout
+    f(tokens(x)) = tokens(f(x)) for an f that acts on each row separately     rows-throughout
 
-Tokens [B, N, c] are rows [B N, c] without a copy, but each Reshape is a node that a runtime has to start.
+Reshaping tokens [B, N, c] to rows [B N, c] needs no copy, but each Reshape is a node that a runtime has to launch.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def _layers_as_gemm(model: ir.Model) -> Iterator[Change]:
 
 
 def _shape_of(linear: Linear) -> tuple[int, int] | None:
-    """(N, d) of a layer from tokens [B, N, c] to [B, N, d]."""
+    """(N, d) of a layer from tokens [B, N, c] to tokens [B, N, d]; None for another layer."""
     return static_tokens(linear.out) if rank_of(linear.x) == 3 else None
 
 
@@ -79,7 +79,11 @@ def _sums_in_the_product(model: ir.Model) -> Iterator[Change]:
 
 
 def _with_bias(model: ir.Model, start: ir.Value | None, linear: Linear) -> ir.Value | None:
-    """What a layer is added to, with its bias if that can take it: a layer that nothing else reads."""
+    """The value that a layer is added to, with the layer's bias moved into it.
+
+    Returns:
+        None if the bias cannot be moved: the value would have to be another linear layer that nothing else reads.
+    """
     if start is None or sizes(start) != sizes(linear.out) or start is linear.out:
         return None
     if linear.bias is None or not linear.bias.any():
@@ -127,7 +131,7 @@ def _last_axis(node: ir.Node) -> dict[str, int]:
 def _as_rows(
     write: Writer, node: ir.Node, rows: dict[ir.Value, ir.Value], channels: int
 ) -> list[ir.Value | None] | None:
-    """The inputs of a node that works on each row alone, as rows; None if it is not one."""
+    """The inputs of a node that acts on each row separately, as rows; None for another node."""
     if len(node.outputs) != 1:
         return None
     if node.op_type in UNARY or (node.op_type in ROW_NORMS and attribute(node, "axis", -1) in (-1, 2)):

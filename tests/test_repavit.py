@@ -382,3 +382,12 @@ def test_a_method_forced_on_another_net_is_refused(tiny):
         with pytest.raises(Refused) as caught:
             rc.fold(tiny, method=method)
         assert caught.value.code == "method.mismatch"
+
+
+def test_a_deploy_form_at_idle_ratio_1_is_recognized_with_its_tensors_in_any_order():
+    from repaconv.methods.repavit.reading import _whole_matrices
+
+    tensors = {"blocks.0.mlp.fc1.weight": torch.zeros(4, 4), "blocks.0.mlp.fc1.bias": torch.zeros(4)}
+    assert _whole_matrices(tensors)
+    assert _whole_matrices(dict(sorted(tensors.items())))
+    assert not _whole_matrices({**tensors, "blocks.0.mlp.fc1.weight": torch.zeros(8, 4)})

@@ -196,7 +196,8 @@ def _whole_matrices(tensors: Mapping[str, Tensor]) -> bool:
     """Whether every FFN is a single square fc1: RePaViT's deploy form at idle ratio 1."""
     keys = [key for key in tensors if ffn_of(key)]
     alone = all(key.endswith((".mlp.fc1.weight", ".mlp.fc1.bias")) for key in keys)
-    return bool(keys) and alone and all(tensors[k].ndim == 2 and len(set(tensors[k].shape)) == 1 for k in keys[::2])
+    weights = [tensors[key] for key in keys if key.endswith(".weight")]  # a file may have the biases first
+    return bool(weights) and alone and all(w.ndim == 2 and len(set(w.shape)) == 1 for w in weights)
 
 
 def read_ffns(tensors: Mapping[str, Tensor]) -> tuple[Family, tuple[Ffn, ...]]:

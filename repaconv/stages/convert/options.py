@@ -77,8 +77,11 @@ class ConvertOptions(Options):
         NoEffect(("kind", "fit"), lambda options: options.to, "gates choose between attention and convolutions"),
         NoEffect(("branches",), lambda options: options.method != "nondeep", "only method nondeep has some"),
         NoEffect(("idle_ratio",), lambda options: options.method != "repavit", "it is of method repavit"),
+        NoEffect(("keep",), lambda options: options.method != "pyra", "it is of token merging (method pyra)"),
         NoEffect(
-            ("schedule", "keep"), lambda options: options.method != "pyra", "it is of token merging (method pyra)"
+            ("schedule",),
+            lambda options: options.method not in ("pyra", "dwconv"),
+            "it is of token merging (method pyra, or dwconv after the replaced blocks)",
         ),
         NoEffect(("speedup", "curve"), lambda options: options.to, "nothing is measured before it is trained"),
         NoEffect(

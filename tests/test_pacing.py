@@ -209,9 +209,9 @@ def test_a_race_is_run_and_recorded_and_what_is_not_reached_leaves_nothing(tmp_p
     assert not Path("repaconv-out").exists()
     plain = opened("vit.pth")
     made = convert(OriginalActivations(plain, torch.from_numpy(images(8))), (1,), ConversionSettings())
-    with speed_search(1.5, load_target("x86-64"), plain.reading, Path(), silent) as race:
-        found = race.speeds({(1,): (made.reading, "dwconv"), (2,): (plain.reading, "dwconv")})
-        told = race.told((1,), "blocks", Path())
+    with speed_search(1.5, load_target("x86-64"), plain.reading, Path(), silent) as search:
+        found = search.speeds({(1,): (made.reading, "dwconv"), (2,): (plain.reading, "dwconv")})
+        told = search.artefact_fields((1,), "blocks", Path())
     assert found.keys() == {(1,), (2,)}
     assert told["speed_target"].reached.median == found[1,] > 0
     assert [each.blocks for each in told["speed_target"].speed_trials] == [(1,), (2,)]

@@ -550,7 +550,7 @@ def test_a_lower_precision_is_judged_as_a_link_on_images_that_did_not_calibrate_
 
 def test_what_is_reported_has_chosen_nothing_and_what_loses_more_there_makes_way():
     places = Split.of(random_inputs((1, 2, 2), count=100, seed=0)).halved()
-    parts = [set(places.fitting), set(places.choosing), set(places.judging)]
+    parts = [set(places.calibration), set(places.validation), set(places.test)]
     assert [len(part) for part in parts] == [32, 34, 34]
     assert set.union(*parts) == set(range(100))
     exact, other, low = (Deployment(target="here", runtime=name, rewrites=()) for name in ("one", "two", "two"))
@@ -565,7 +565,7 @@ def test_what_is_reported_has_chosen_nothing_and_what_loses_more_there_makes_way
         def __init__(self, told):
             self.told = told
 
-        def held_out(self, _way):
+        def final_loss(self, _way):
             return loss_evaluation.Loss(0.01, None, self.told)
 
     assert loss_evaluation.final_rows(rows, Judged(""), exact) == (rows, loss_evaluation.Loss(0.01, None, ""))

@@ -137,4 +137,4 @@ def fitting(ours: Ours) -> tuple[list[int], list[int]]:
         TuneOptions(inputs=ours.images, max_disagreement=1.0), subject_of(run_folder.Run(ours.run))
     )
     assert given is not None
-    return given.fitting, given.judging
+    return given.calibration, given.test

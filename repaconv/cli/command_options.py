@@ -64,10 +64,10 @@ def with_typer_parameters(command: Callable[..., Any]) -> Callable[..., Any]:
     called.__signature__ = signature(command).replace(parameters=listed)  # type: ignore[attr-defined]
     called.options_types = tuple(types.values())  # type: ignore[attr-defined]
     called.former_options = {  # type: ignore[attr-defined]
-        f"--{each.knob.former.replace('_', '-')}": each.option
+        f"--{each.definition.former.replace('_', '-')}": each.option
         for options in types.values()
         for each in options_of(options)
-        if each.knob.former
+        if each.definition.former
     } | getattr(command, "former_options", {})
     return called
 
@@ -108,18 +108,18 @@ def _with_completion(name: str, hint: Any) -> Any:
 
 def _option(field: OptionField) -> Parameter:
     """Return the Typer parameter of an option field."""
-    knob = field.knob
-    names = knob.option or (() if field.default is True else (field.option,))
+    definition = field.definition
+    names = definition.option or (() if field.default is True else (field.option,))
     offered = completion_of(field.name)
     option = typer.Option(
         field.typed_default,
         *names,
-        help=knob.help,
-        metavar=knob.metavar,
-        min=knob.least,
+        help=definition.help,
+        metavar=definition.metavar,
+        min=definition.least,
         autocompletion=offered,
-        show_default=knob.default_text or True,
-        rich_help_panel=knob.panel,
+        show_default=definition.default_text or True,
+        rich_help_panel=definition.panel,
     )
     return Parameter(field.name, Parameter.KEYWORD_ONLY, default=option, annotation=field.typed_as)
 

@@ -21,7 +21,7 @@ Call = Callable[[], Any]
 
 
 def one_inference(_name: str, call: Call, _stack: ExitStack) -> Call:
-    """The default for `SessionLoads.around`: a round is one inference."""
+    """The default for `SessionLoads.wrap`: a round is one inference."""
     return call
 
 
@@ -33,16 +33,16 @@ class SessionLoads:
 
     Attributes:
         load: A function per model that opens it; the first is the model under test.
-        draw: Makes the inputs from the open models; see `repaconv.stages.bench.benchmark_inputs`.
-        around: Wraps a model's inference into what one round does; it registers what must be closed on the stack.
+        make_inputs: Makes the inputs from the open models; see `repaconv.stages.bench.benchmark_inputs`.
+        wrap: Wraps a model's inference into what one round does; it registers what must be closed on the stack.
         models: The open models.
         calls: Their inputs.
         outputs: Their outputs by batch, model and output name, from the first load.
     """
 
     load: Mapping[str, Callable[[], OpenedModel]]
-    draw: Callable[[Mapping[str, OpenedModel]], BenchmarkInputs]
-    around: Callable[[str, Call, ExitStack], Call] = one_inference
+    make_inputs: Callable[[Mapping[str, OpenedModel]], BenchmarkInputs]
+    wrap: Callable[[str, Call, ExitStack], Call] = one_inference
     models: dict[str, OpenedModel] = field(default_factory=dict)
     calls: BenchmarkInputs = field(default_factory=lambda: BenchmarkInputs([], None))
     outputs: list[dict[str, Mapping[str, Any]]] = field(default_factory=list)
@@ -64,12 +64,12 @@ class SessionLoads:
             self.models[name] = self.load[name]()
         self._backwards = not self._backwards
         if not self.calls.batches:
-            self.calls = self.draw(self.models)
+            self.calls = self.make_inputs(self.models)
             self.outputs = [{name: self._run(name, call) for name in self.load} for call in self.calls.batches]
         return Opening({name: self._ready(name) for name in self.load}, self.clocked)
 
     def close(self) -> None:
-        """Close what `around` opened; the models stay open."""
+        """Close what `wrap` opened; the models stay open."""
         self._stack.close()
 
     @property
@@ -87,7 +87,7 @@ class SessionLoads:
     def _ready(self, name: str) -> Call:
         from repaconv.verification.model_runners import call_of
 
-        return self.around(name, call_of(self.models[name].session, self.feeds(name)), self._stack)
+        return self.wrap(name, call_of(self.models[name].session, self.feeds(name)), self._stack)
 
 
 def _first_run(session: Session, feeds: Feeds) -> Mapping[str, Any]:

@@ -104,7 +104,7 @@ def plan_bench(options: BenchOptions, model: str | Path | None, device: Target |
         precision="fp32" if lowering else options.precision,
         batch=options.batch,
         image_size=asked,
-        form=given.form,
+        form=given.preset,
     )
     lowered = known.variant.model_copy(update={"precision": options.precision}) if known.variant else None
     variant = lowered.full if lowered else ""
@@ -143,8 +143,9 @@ def resolve_bench_preset(options: BenchOptions, model: str | Path | None) -> Res
             code="usage.idle",
         )
     given = resolve_preset(options, run_folder.fold_of(run_folder.find_run(Path(model) if model else None)))
-    usual = given.way is None or options.batch or given.way.batch == load_target(given.options.target).bench.batch
-    return given if usual or not given.way else replace(given, options=replace(given.options, batch=given.way.batch))
+    tuned = given.deployment
+    usual = tuned is None or options.batch or tuned.batch == load_target(given.options.target).bench.batch
+    return given if usual or not tuned else replace(given, options=replace(given.options, batch=tuned.batch))
 
 
 def _run_of(options: BenchOptions, model: str | Path | None, device: Target) -> run_folder.Run | None:

@@ -94,10 +94,10 @@ def _plan(options: ThroughputOptions, model: str | Path | None, progress: Progre
         seed=options.seed,
         allow_unverified=options.allow_unverified,
     )
-    way = resolve_bench_preset(bench, model).way
+    tuned = resolve_bench_preset(bench, model).deployment
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    threads = options.threads or (way.threads if way else 1)
-    streams = options.streams or (way.streams if way and way.streams > 1 else max(1, cores // threads))
+    threads = options.threads or (tuned.threads if tuned else 1)
+    streams = options.streams or (tuned.streams if tuned and tuned.streams > 1 else max(1, cores // threads))
     if streams * threads > cores:
         raise UsageProblem(
             f"{streams} streams of {threads} threads are more than the {cores} cores of this machine.",

@@ -144,11 +144,11 @@ def _plan(options: BuildOptions, run: str | Path | None) -> _Plan:
     device, engine, version = _runtime(options)
     taken, model = run_folder.run_and_model(Path(run) if run else None)
     given = resolve_preset(options, folded := run_folder.fold_of(taken))
-    if given.way is not None:
+    if given.deployment is not None:
         options = given.options
         device, engine, version = _runtime(options)
     typed = "fp32" if device.typed_by == "runtime" and options.precision == "bf16" else options.precision
-    exported, path, variant = export_for(taken, folded, options.target, typed, model=model, form=given.form)
+    exported, path, variant = export_for(taken, folded, options.target, typed, model=model, form=given.preset)
     overridden = run_folder.require_passed_checks(taken, folded, (exported, path), unverified=options.allow_unverified)
     name = variant.model_copy(update={"precision": options.precision}).full
     file, log, slot = (taken.engine(name, suffix) for suffix in (engine.suffix, ".log", ".json"))

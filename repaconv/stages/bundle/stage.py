@@ -175,7 +175,7 @@ def _plan(options: BundleOptions, taken: run_folder.Run, model: Path | None) -> 
     tuned = resolve_preset(options, folded)
     precision = tuned.options.precision or _only_precision(taken, folded, device)
     exported, path, variant = export_for(
-        taken, folded, options.target, precision, model=model, batch=options.batch, form=tuned.form
+        taken, folded, options.target, precision, model=model, batch=options.batch, form=tuned.preset
     )
     overridden = run_folder.require_passed_checks(taken, folded, (exported, path), unverified=options.allow_unverified)
     source = run_folder.onnx_model_of(taken, exported)

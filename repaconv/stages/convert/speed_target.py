@@ -170,18 +170,18 @@ FITTING_IMAGES = 8
 class SpeedSearch:
     """All measurements for a speedup that was asked for."""
 
-    track: SpeedMeasurement
+    measurement: SpeedMeasurement
     wanted: float
-    raced: dict[tuple[int, ...], Ratio] = field(default_factory=dict)
+    measured: dict[tuple[int, ...], Ratio] = field(default_factory=dict)
 
-    def speeds(self, entrants: dict[tuple[int, ...], MethodNetwork]) -> dict[tuple[int, ...], float]:
+    def speeds(self, networks: dict[tuple[int, ...], MethodNetwork]) -> dict[tuple[int, ...], float]:
         """Measure these together; returns the speedup of each by its blocks or schedule."""
-        names = {"-".join(map(str, each)): each for each in entrants}
-        found = self.track.speeds({name: entrants[each] for name, each in names.items()})
-        self.raced.update({names[name]: ratio for name, ratio in found.items()})
-        return {each: self.raced[each].median for each in entrants}
+        names = {"-".join(map(str, each)): each for each in networks}
+        found = self.measurement.speeds({name: networks[each] for name, each in names.items()})
+        self.measured.update({names[name]: ratio for name, ratio in found.items()})
+        return {each: self.measured[each].median for each in networks}
 
-    def told(self, taken: tuple[int, ...], of: str, folder: Path) -> dict[str, Any]:
+    def artefact_fields(self, taken: tuple[int, ...], of: str, folder: Path) -> dict[str, Any]:
         """Fields of `repaconv.results.ConvertArtefact`; also writes the original network's graph, to be measured again.
 
         Args:
@@ -191,22 +191,24 @@ class SpeedSearch:
         """
         from repaconv.benchmark.machine_fingerprint import cpu_model
 
-        pace = Pace(
-            target=self.track.device.name,
+        speed_target = Pace(
+            target=self.measurement.device.name,
             wanted=self.wanted,
-            reached=self.raced[taken],
-            speed_trials=tuple(Raced.model_validate({of: each, "speed": ratio}) for each, ratio in self.raced.items()),
+            reached=self.measured[taken],
+            speed_trials=tuple(
+                Raced.model_validate({of: each, "speed": ratio}) for each, ratio in self.measured.items()
+            ),
             machine=str(cpu_model()),
         )
-        write_payload(folder / UNCONVERTED, self.track.graph.read_bytes())
-        return {"speed_target": pace, "other_files": (payload_of(folder / UNCONVERTED, folder),)}
+        write_payload(folder / UNCONVERTED, self.measurement.graph.read_bytes())
+        return {"speed_target": speed_target, "other_files": (payload_of(folder / UNCONVERTED, folder),)}
 
-    def lost(self, what: str) -> GateFailed:
+    def unreachable(self, what: str) -> GateFailed:
         """The error when no conversion reaches the speedup, or none is close enough to it."""
-        speeds = sorted(ratio.median for ratio in self.raced.values())
+        speeds = sorted(ratio.median for ratio in self.measured.values())
         nearest = min(speeds, key=lambda speed: abs(speed / self.wanted - 1))
         return GateFailed(
-            f"{what} a speedup of {self.wanted:g}x on {self.track.device.name}: of {len(speeds)} measured "
+            f"{what} a speedup of {self.wanted:g}x on {self.measurement.device.name}: of {len(speeds)} measured "
             f"configurations the fastest reaches {speeds[-1]:.2f}x, the nearest {nearest:.2f}x.",
             hint="Ask for a smaller speedup, or try the other method: --method dwconv or --method pyra.",
             code="convert.speedup",
@@ -225,8 +227,8 @@ def speed_search(
         yield SpeedSearch(SpeedMeasurement(device, (original, "dwconv"), scratch, progress), wanted)
 
 
-def schedule_for_speedup(
-    race: SpeedSearch, plain: PlainViT, checkpoint: Checkpoint, settings: dict[str, str], judge: Evaluation
+def search_schedule(
+    search: SpeedSearch, plain: PlainViT, checkpoint: Checkpoint, settings: dict[str, str], evaluation: Evaluation
 ) -> Schedule:
     """The merging schedule whose speedup is within 5% of the one asked for.
 
@@ -239,24 +241,24 @@ def schedule_for_speedup(
     from repaconv.methods.pyra import METHOD
     from repaconv.verification.accuracy_budget import Budget
 
-    def entrant(schedule: Schedule) -> MethodNetwork:
+    def network(schedule: Schedule) -> MethodNetwork:
         return METHOD.read(checkpoint, {**settings, "schedule": schedule_text(schedule)}), METHOD.name
 
     def measure(schedules: Sequence[Schedule]) -> dict[Schedule, float]:
-        return race.speeds({each: entrant(each) for each in schedules})
+        return search.speeds({each: network(each) for each in schedules})
 
     def loss(schedule: Schedule) -> float:
         net, _ = with_merging(checkpoint, {**settings, "schedule": schedule_text(schedule)})
-        return judge.tried(net, (), Budget()).error
+        return evaluation.tried(net, (), Budget()).error
 
-    found = schedule_for_speedup(TokenCounts.of(plain.config), race.wanted, measure, loss)
+    found = schedule_for_speedup(TokenCounts.of(plain.config), search.wanted, measure, loss)
     if found is None:
-        raise race.lost("no merging schedule reaches")
+        raise search.unreachable("no merging schedule reaches")
     return found.schedule
 
 
-def blocks_for_speedup(
-    race: SpeedSearch, plain: PlainViT, how: ConversionSettings, splits: ImageSplits, options: Sequence[int]
+def search_block_count(
+    search: SpeedSearch, plain: PlainViT, how: ConversionSettings, splits: ImageSplits, options: Sequence[int]
 ) -> int:
     """The smallest number of replaced blocks that reaches the speedup.
 
@@ -271,12 +273,12 @@ def blocks_for_speedup(
 
     def measure(count: int) -> float:
         blocks = tuple(sorted(options[:count]))
-        if blocks not in race.raced:
+        if blocks not in search.measured:
             made = convert(streams, blocks, how)
-            race.speeds({blocks: (made.reading, "dwconv")})
-        return race.raced[blocks].median
+            search.speeds({blocks: (made.reading, "dwconv")})
+        return search.measured[blocks].median
 
-    count = fewest_blocks(len(options), race.wanted, measure)
+    count = fewest_blocks(len(options), search.wanted, measure)
     if count is None:
-        raise race.lost(f"replacing all blocks ({how.kind}) does not reach")
+        raise search.unreachable(f"replacing all blocks ({how.kind}) does not reach")
     return count

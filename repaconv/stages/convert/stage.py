@@ -15,9 +15,9 @@ from repaconv.results import ConvertArtefact
 from repaconv.stages.convert.image_splits import TRAINING_FORM, read_images, require_kernel, require_method
 from repaconv.stages.convert.options import ConvertOptions
 from repaconv.stages.convert.speed_target import (
-    blocks_for_speedup,
     require_speed_target,
-    schedule_for_speedup,
+    search_block_count,
+    search_schedule,
     speed_search,
 )
 from repaconv.stages.convert.tradeoff import ConversionSource, MeasuredConversion, measure_tradeoff
@@ -169,14 +169,14 @@ def _replace_attention(plan: _Plan, progress: Progress) -> ConvertArtefact:
     conversion_requests.require_enough(plan.splits, config.grid[0] * config.grid[1], config.width)
     choosing = blocks.by_budget and options.speedup is None
     budget = conversion_requests.read_budget(options, plan.splits, classes=config.classes, choosing=choosing)
-    with speed_search(options.speedup, plan.device, plan.plain.reading, plan.run.folder, progress) as race:
-        if race:
+    with speed_search(options.speedup, plan.device, plan.plain.reading, plan.run.folder, progress) as search:
+        if search:
             blocks = conversion_requests.RequestedBlocks(
-                enough=partial(blocks_for_speedup, race, plain, how, plan.splits)
+                enough=partial(search_block_count, search, plain, how, plan.splits)
             )
         found = convert_attention(plain, how, blocks, options.criterion, plan.splits, budget, progress)
-        raced = race.told(found.tried[-1].blocks, "blocks", plan.run.folder) if race else {}
-    judged = Evaluation(plain.net, plan.splits.test, logits=config.classes > 0).link(found.net, budget)
+        speed_fields = search.artefact_fields(found.tried[-1].blocks, "blocks", plan.run.folder) if search else {}
+    evaluation = Evaluation(plain.net, plan.splits.test, logits=config.classes > 0).link(found.net, budget)
     taken = MeasuredConversion(how.kind, (found.reading, "dwconv"), found.tried[-1], how.schedule)
     trade = _measure_tradeoff(plan, taken, how, found.order, progress)
     _write(plan, found)
@@ -184,7 +184,7 @@ def _replace_attention(plan: _Plan, progress: Progress) -> ConvertArtefact:
         plan.run.convert_json,
         ConvertArtefact(
             **plan.common,
-            **_evaluation_fields(judged, budget),
+            **_evaluation_fields(evaluation, budget),
             settings=settings_for(options.settings or {}),
             kind=how.kind,
             kernel=None if how.kind == "static" else how.kernel,
@@ -200,11 +200,11 @@ def _replace_attention(plan: _Plan, progress: Progress) -> ConvertArtefact:
             ridge=found.ridge,
             schedule=how.schedule,
             payload=payload_of(plan.run.folder / run_folder.CONVERTED, plan.run.folder),
-            speed_target=raced.get("speed_target"),
+            speed_target=speed_fields.get("speed_target"),
             trade=trade,
             other_files=(
                 payload_of(plan.run.folder / run_folder.SCORES, plan.run.folder),
-                *raced.get("other_files", ()),
+                *speed_fields.get("other_files", ()),
             ),
         ),
     )
@@ -232,24 +232,24 @@ def _merge_tokens(plan: _Plan, progress: Progress) -> ConvertArtefact:
     options, config = plan.options, plan.plain.config
     budget = conversion_requests.read_budget(options, plan.splits, classes=config.classes, choosing=False)
     given = dict(options.settings or {})
-    judge = Evaluation(plan.plain.net, plan.splits.validation, logits=config.classes > 0)
-    with speed_search(options.speedup, plan.device, plan.plain.reading, plan.run.folder, progress) as race:
-        if race:
-            text = schedule_text(schedule_for_speedup(race, plan.plain, plan.found, given, judge))
+    evaluator = Evaluation(plan.plain.net, plan.splits.validation, logits=config.classes > 0)
+    with speed_search(options.speedup, plan.device, plan.plain.reading, plan.run.folder, progress) as search:
+        if search:
+            text = schedule_text(search_schedule(search, plan.plain, plan.found, given, evaluator))
         else:
             text = schedule_of(options.schedule, options.keep, config)
         settings = {**given, "schedule": text}
         net, schedule = with_merging(plan.found, settings)
-        raced = race.told(schedule, "schedule", plan.run.folder) if race else {}
-    judged = Evaluation(plan.plain.net, plan.splits.test, logits=config.classes > 0).link(net, budget)
+        speed_fields = search.artefact_fields(schedule, "schedule", plan.run.folder) if search else {}
+    evaluation = Evaluation(plan.plain.net, plan.splits.test, logits=config.classes > 0).link(net, budget)
     taken = MeasuredConversion(
-        "merged", (METHOD.read(plan.found, settings), METHOD.name), judge.tried(net, (), budget), schedule
+        "merged", (METHOD.read(plan.found, settings), METHOD.name), evaluator.tried(net, (), budget), schedule
     )
     return replace_artifact(
         plan.run.convert_json,
         ConvertArtefact(
             **plan.common,
-            **_evaluation_fields(judged, budget),
+            **_evaluation_fields(evaluation, budget),
             settings=settings,
             kind="merged",
             kernel=None,
@@ -258,7 +258,7 @@ def _merge_tokens(plan: _Plan, progress: Progress) -> ConvertArtefact:
             schedule=schedule,
             payload=None,
             trade=_measure_tradeoff(plan, taken, ConversionSettings(), (), progress),
-            **raced,
+            **speed_fields,
         ),
     )
 
@@ -284,7 +284,7 @@ def _make_training_network(plan: _Plan, progress: Progress) -> ConvertArtefact:
     options, original, classes = plan.options, plan.original, plan.original.reading.config.classes
     budget = conversion_requests.read_budget(options, plan.splits, classes=classes, choosing=False)
     formed = training_form(options, original, plan.found, plan.splits, progress)
-    judged = Evaluation(original.net, plan.splits.test, logits=classes > 0).link(formed.net, budget)
+    evaluation = Evaluation(original.net, plan.splits.test, logits=classes > 0).link(formed.net, budget)
     told = {**formed.metadata, "converted_from": plan.found.origin.sha256}
     write_checkpoint(plan.run.folder / run_folder.CONVERTED, formed.tensors, told)
     artefact = replace_artifact(
@@ -292,7 +292,7 @@ def _make_training_network(plan: _Plan, progress: Progress) -> ConvertArtefact:
         ConvertArtefact(
             **plan.common,
             **{
-                **_evaluation_fields(judged, budget),
+                **_evaluation_fields(evaluation, budget),
                 "verdict": "not verified",
             },  # an untrained network is not held to the budget
             settings=dict(formed.settings),
@@ -308,6 +308,6 @@ def _make_training_network(plan: _Plan, progress: Progress) -> ConvertArtefact:
     return artefact
 
 
-def _evaluation_fields(judged: Link, budget: Budget) -> dict[str, Any]:
+def _evaluation_fields(evaluation: Link, budget: Budget) -> dict[str, Any]:
     """Artifact fields of the evaluation on the test split."""
-    return {"evaluation": judged, "verdict": judged.verdict, **budget._asdict()}
+    return {"evaluation": evaluation, "verdict": evaluation.verdict, **budget._asdict()}

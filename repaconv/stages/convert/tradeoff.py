@@ -30,13 +30,13 @@ class MeasuredConversion(NamedTuple):
 
     Attributes:
         kind: Its kind.
-        entrant: The converted network.
+        network: The converted network.
         tried: Its error on the validation split.
         schedule: Tokens merged per block, if it merges.
     """
 
     kind: str
-    entrant: MethodNetwork
+    network: MethodNetwork
     tried: Tried
     schedule: tuple[int, ...] = ()
 
@@ -80,15 +80,15 @@ def measure_tradeoff(
     from repaconv.benchmark.machine_fingerprint import cpu_model
 
     choices = [taken, *_block_replacements(ground, order, how, progress), *_token_merges(ground)]
-    raced: list[Raced] = []
+    measured: list[Raced] = []
     with scratch_folder(folder) as scratch:
-        track = SpeedMeasurement(device, (ground.plain.reading, "dwconv"), scratch, progress)
+        measurement = SpeedMeasurement(device, (ground.plain.reading, "dwconv"), scratch, progress)
         for _, alike in groupby(
             choices, key=lambda each: each.kind
         ):  # one kind at a time, so that few sessions are open
-            named = {f"{len(raced) + n}": each for n, each in enumerate(alike)}
-            speeds = track.speeds({name: each.entrant for name, each in named.items()})
-            raced += [
+            named = {f"{len(measured) + n}": each for n, each in enumerate(alike)}
+            speeds = measurement.speeds({name: each.network for name, each in named.items()})
+            measured += [
                 Raced(
                     kind=each.kind,
                     blocks=each.tried.blocks,
@@ -98,7 +98,7 @@ def measure_tradeoff(
                 )
                 for name, each in named.items()
             ]
-    return Trade(target=device.name, taken=raced[0], others=tuple(raced[1:]), machine=str(cpu_model()))
+    return Trade(target=device.name, taken=measured[0], others=tuple(measured[1:]), machine=str(cpu_model()))
 
 
 def _block_replacements(

@@ -309,7 +309,7 @@ def _artefact(plan: _Plan, done: _WrittenFold) -> MethodFold:
         config=plan.backbone.to_json(trained.config),
         preset=plan.written.name,
         rewrites=plan.written.rewrites,
-        fp32_modules=plan.written.keep,
+        fp32_modules=plan.written.fp32_modules,
         quantizer=plan.written.quantizer,
         facts=_with_sources(trained.facts, plan.identified, plan.options.identify),
         claims=claimed_accuracy(plan.found.record),

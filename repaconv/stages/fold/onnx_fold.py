@@ -232,7 +232,7 @@ def _artefact(
         settings=dict(plan.options.settings or {}),
         preset=plan.written.name,
         rewrites=plan.written.rewrites,
-        fp32_modules=plan.written.keep,
+        fp32_modules=plan.written.fp32_modules,
         quantizer=plan.written.quantizer,
         preprocessing=images.preprocessing if images else None,
         image_size=images.size if images else None,

@@ -275,7 +275,7 @@ def recorded_options(options: Options, section: str) -> dict[str, Any]:
     return {
         f"{section}.{each.name}": getattr(options, each.name)
         for each in options_of(type(options))
-        if each.knob.recorded
+        if each.definition.recorded
     }
 
 

@@ -237,7 +237,7 @@ def schema() -> dict[str, Any]:
             if each.name in NOT_IN_RECIPES[name]:
                 del keys[each.name]
             else:
-                keys[each.name]["description"] = each.knob.help
+                keys[each.name]["description"] = each.definition.help
     return found
 
 
@@ -506,7 +506,7 @@ def _remedy(problem: Problem) -> str:
 def _description(section: str, key: str = "") -> str | None:
     """Description of a key, from its option or the schema."""
     if section in SECTIONS and key:
-        return next((each.knob.help for each in keys_of(section) if each.name == key), None)
+        return next((each.definition.help for each in keys_of(section) if each.name == key), None)
     fields = Reference.model_fields if section == "reference" and key else Recipe.model_fields
     name = key if section == "reference" and key else section
     return fields[name].description if name in fields else None

@@ -30,7 +30,7 @@ def image_set(split: Split | None, inputs: str | Path | None, images: str | Path
     if split is None or not given:
         return None
     path, count = Path(given).resolve(), split.given.shape[0]
-    return ImageSet(path=str(path), sha256=_sha256(path, count), count=count, calibration=tuple(split.fitting))
+    return ImageSet(path=str(path), sha256=_sha256(path, count), count=count, calibration=tuple(split.calibration))
 
 
 def evaluation_images(subject: Subject, exported: ExportArtefact, *, most: int | None = None) -> Inputs | str:

@@ -176,17 +176,17 @@ class Split(NamedTuple):
 
     Attributes:
         given: All images.
-        fitting: Indices of the calibration images, evenly spread.
-        judging: Indices of the test images.
+        calibration: Indices of the calibration images, evenly spread.
+        test: Indices of the test images.
         batch: Batch size, if it is fixed; else None.
-        choosing: Indices of the validation images; empty unless `halved`.
+        validation: Indices of the validation images; empty unless `halved`.
     """
 
     given: Inputs
-    fitting: list[int]
-    judging: list[int]
+    calibration: list[int]
+    test: list[int]
     batch: int | None
-    choosing: tuple[int, ...] = ()
+    validation: tuple[int, ...] = ()
 
     @property
     def whole(self) -> bool:
@@ -208,39 +208,39 @@ class Split(NamedTuple):
                 hint="Give at least two images with --inputs or --images, better some hundreds.",
                 code="inputs.too-few",
             )
-        fitting = [place * count // wanted for place in range(wanted)]
-        return cls(given, fitting, sorted(set(range(count)) - set(fitting)), batch)
+        calibration = [place * count // wanted for place in range(wanted)]
+        return cls(given, calibration, sorted(set(range(count)) - set(calibration)), batch)
 
     def halved(self) -> Split:
         """Turn every second test image into a validation image, so that the result is reported on unseen images."""
-        return self._replace(choosing=tuple(self.judging[::2]), judging=self.judging[1::2])
+        return self._replace(validation=tuple(self.test[::2]), test=self.test[1::2])
 
     @property
     def told(self) -> str:
         """The number of images in each part, in words."""
-        calibrate = [f"{len(self.fitting)} for calibration"] if self.fitting else []
-        choose = [f"{len(self.choosing)} for validation"] if self.choosing else []
-        others = f"{'the other ' if calibrate else ''}{len(self.judging)} for evaluation"
+        calibrate = [f"{len(self.calibration)} for calibration"] if self.calibration else []
+        choose = [f"{len(self.validation)} for validation"] if self.validation else []
+        others = f"{'the other ' if calibrate else ''}{len(self.test)} for evaluation"
         return f"{self.given.name}: {', '.join([*calibrate, *choose, others])}"
 
-    def labelled(self, places: Sequence[int]) -> int:
+    def labeled_count(self, places: Sequence[int]) -> int:
         """How many of these images have a label."""
         found = (self.given.piece(place, place + 1).labels for place in places)
         return sum(int((labels >= 0).sum()) for labels in found if labels is not None)
 
-    def calibrating(self) -> list[Feeds]:
+    def calibration_batches(self) -> list[Feeds]:
         """The calibration batches; with a fixed batch size the last one is filled by repeating its own images."""
         batch = None if self.given.whole else self.batch
-        calls = [call.given for call in self._calls(self.fitting)]
+        calls = [call.given for call in self._calls(self.calibration)]
         return [{name: fill_batch(array, batch) for name, array in call.items()} for call in calls]
 
-    def judges(self) -> Iterator[Batch]:
+    def test_batches(self) -> Iterator[Batch]:
         """The test batches; the last may have fewer images."""
-        return self._calls(self.judging)
+        return self._calls(self.test)
 
-    def chooses(self) -> Iterator[Batch]:
+    def validation_batches(self) -> Iterator[Batch]:
         """The validation batches; the last may have fewer images."""
-        return self._calls(self.choosing)
+        return self._calls(self.validation)
 
     def _calls(self, places: Sequence[int]) -> Iterator[Batch]:
         from repaconv.verification.input_batches import Batch

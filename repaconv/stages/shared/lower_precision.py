@@ -147,8 +147,8 @@ def lower_and_compare(
     from repaconv.verification.tolerances import tolerance
 
     progress(f"to {precision}", 0, 0)
-    calibrating, how = given.calibrating(), int8_for(device, form.quantizer)
-    typed, kept = to_precision(model, precision, calibrating, how, form.keep, nodes)
+    calibration, how = given.calibration_batches(), int8_for(device, form.quantizer)
+    typed, kept = to_precision(model, precision, calibration, how, form.fp32_modules, nodes)
     scores = scores_output(subject, given.given)
     allowed = tolerance(precision, logits=bool(scores), decides=subject.decides)
     runs_here, load = runnable(typed, precision), loader_for(device.architecture, precision)
@@ -157,13 +157,13 @@ def lower_and_compare(
     after = FixedBatch(load(runs_here.SerializeToString()), batch)
     progress(f"{precision} against float32", 0, 0)
     found = Comparison(f"ONNX, {precision}", allowed, scores)
-    for images in given.judges():
+    for images in given.test_batches():
         outputs = after.run(images.given), before.run(images.given)
         found.add(*outputs, labels=images.labels, whole=given.whole)
     links = found.links(precision, "ONNX, float32", BF16_NOTE if precision == "bf16" else "")
     right, wrong = (OnnxTrace(*form, by_module=False) for form in ((model, load_onnx), (runs_here, load)))
     # a broken layer is already wrong on a calibration image; on others, values beyond the range would look like one
-    first = calibrating[0] if calibrating else next(given.judges()).given
+    first = calibration[0] if calibration else next(given.test_batches()).given
     first = {name: fill_batch(array, batch) for name, array in first.items()}
     where = locate(right, wrong, first, allowed=None, decides=subject.decides)
     return LowPrecisionGraph(typed, tuple(broken(link, where) for link in links), kept)

@@ -191,7 +191,7 @@ class Options:
         words: list[str] = []
         for each in options_of(type(self)):
             value = getattr(self, each.name)
-            if each.knob.recorded and value != each.default and value not in (None, (), [], {}):
+            if each.definition.recorded and value != each.default and value not in (None, (), [], {}):
                 words += each.words(value)
         return tuple(words)
 
@@ -202,13 +202,13 @@ class OptionField:
 
     name: str
     type: Any
-    knob: Option
+    definition: Option
     default: Any
 
     @property
     def option(self) -> str:
         """Its name on the command line, the longest if there are several."""
-        return max(self.knob.option, key=len, default=f"--{self.name.replace('_', '-')}")
+        return max(self.definition.option, key=len, default=f"--{self.name.replace('_', '-')}")
 
     @property
     def is_path(self) -> bool:
@@ -219,18 +219,18 @@ class OptionField:
         """A value as command-line arguments."""
         if isinstance(value, bool):
             return [self.option if value else f"--no-{self.option[2:]}"]
-        told = self.knob.text.told(value) if self.knob.text else str(value)
+        told = self.definition.text.told(value) if self.definition.text else str(value)
         return [word for each in ([told] if isinstance(told, str) else told) for word in (self.option, each)]
 
     def read(self, typed: Any) -> Any:
         """The value of what was typed; None if nothing was typed."""
-        return typed if typed is None or self.knob.text is None else self.knob.text.read(typed, self.option)
+        return typed if typed is None or self.definition.text is None else self.definition.text.read(typed, self.option)
 
     @property
     def typed_as(self) -> Any:
         """The type on the command line: text if it is read from text, a path if it may be one, else the field's."""
-        if self.knob.text is not None:
-            return list[str] | None if self.knob.text.several else str if self.knob.usual else str | None
+        if self.definition.text is not None:
+            return list[str] | None if self.definition.text.several else str if self.definition.usual else str | None
         members = get_args(self.type) or (self.type,)
         plain = Path if self.is_path else next(member for member in members if member is not type(None))
         return plain | None if type(None) in members else plain
@@ -238,8 +238,8 @@ class OptionField:
     @property
     def typed_default(self) -> Any:
         """The default on the command line."""
-        if self.knob.usual is not None or self.knob.text is not None:
-            return self.knob.usual
+        if self.definition.usual is not None or self.definition.text is not None:
+            return self.definition.usual
         return ... if self.default is inspect.Parameter.empty else self.default
 
 
@@ -251,13 +251,15 @@ def options_of(options: type[Options]) -> tuple[OptionField, ...]:
 
 def _option_field(field: Field[Any], hint: Any) -> OptionField:
     assert get_origin(hint) is Annotated, field.name
-    of, knob, *_ = get_args(hint)
-    return OptionField(field.name, of, knob, inspect.Parameter.empty if field.default is MISSING else field.default)
+    of, definition, *_ = get_args(hint)
+    return OptionField(
+        field.name, of, definition, inspect.Parameter.empty if field.default is MISSING else field.default
+    )
 
 
 def former_names(options: type[Options]) -> dict[str, str]:
     """Former field names of the previous release, mapped to the present ones."""
-    return {each.knob.former: each.name for each in options_of(options) if each.knob.former}
+    return {each.definition.former: each.name for each in options_of(options) if each.definition.former}
 
 
 def renamed(given: Mapping[str, Any], options: type[Options]) -> dict[str, Any]:
@@ -270,7 +272,7 @@ def renamed(given: Mapping[str, Any], options: type[Options]) -> dict[str, Any]:
 
 def _several(asked: OptionField, value: Any) -> Any:
     """A single name as the sequence that the field takes; any other value as it is."""
-    text = asked.knob.text
+    text = asked.definition.text
     if not isinstance(value, str) or text not in (NAMES, LINKS):
         return value
     return text.read([value] if text.several else value, asked.option)
@@ -323,7 +325,7 @@ def by_name(stage: Callable[..., Result], options: type[Options]) -> Callable[..
 
     called.__name__ = called.__qualname__ = stage.__name__.removesuffix("_by")
     called.__signature__ = signature  # type: ignore[attr-defined]
-    lines = "\n".join(f"    {each.name}: {each.knob.help}" for each in options_of(options))
+    lines = "\n".join(f"    {each.name}: {each.definition.help}" for each in options_of(options))
     called.__doc__ = inspect.cleandoc(stage.__doc__ or "").replace("    options: The options.", lines)
     return called
 

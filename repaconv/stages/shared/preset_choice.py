@@ -35,13 +35,13 @@ class GraphPreset(NamedTuple):
     Attributes:
         name: Name of the rewrite preset.
         rewrites: Its rewrites; None for the default of the export's target.
-        keep: Modules that INT8 keeps in FP32.
+        fp32_modules: Modules that INT8 keeps in FP32.
         quantizer: The INT8 quantizer; empty for the default.
     """
 
     name: str
     rewrites: tuple[str, ...] | None
-    keep: tuple[str, ...] = ()
+    fp32_modules: tuple[str, ...] = ()
     quantizer: str = ""
 
 
@@ -186,22 +186,22 @@ class ResolvedOptions(Generic[AnyOptions]):
 
     Attributes:
         options: The options, with the target and precision of the tuned configuration.
-        way: The tuned configuration; None if there is none.
-        form: The preset of the exports to use; None leaves the choice open.
+        deployment: The tuned configuration; None if there is none.
+        preset: The preset of the exports to use; None leaves the choice open.
     """
 
     options: AnyOptions
-    way: Deployment | None = None
-    form: str | None = None
+    deployment: Deployment | None = None
+    preset: str | None = None
 
     @property
     def settings(self) -> tuple[str, ...]:
         """Settings of the runtime."""
-        return self.way.settings if self.way else ()
+        return self.deployment.settings if self.deployment else ()
 
     def threads(self, device: Target) -> int:
         """Threads per inference; the target's by default."""
-        return self.way.threads if self.way else device.bench.threads
+        return self.deployment.threads if self.deployment else device.bench.threads
 
     def session(self, device: Target, precision: str) -> SessionSpec:
         """How a session of the engine is opened."""
@@ -220,10 +220,10 @@ def resolve_preset(options: AnyOptions, folded: FoldArtefact) -> ResolvedOptions
     tuned = tuned_result(asked.preset, folded)
     if tuned is None:
         return ResolvedOptions(options, None, None if asked.preset is None else str(asked.preset))
-    form, best = asked.preset if asked.preset in NAMED else Path(asked.preset).name, tuned.deployment
+    preset, best = asked.preset if asked.preset in NAMED else Path(asked.preset).name, tuned.deployment
     if asked.target not in (tuned.target, best.target) or asked.precision not in (None, "fp32", best.precision):
-        return ResolvedOptions(options, None, form)
-    return ResolvedOptions(replace(asked, target=best.target, precision=best.precision), best, form)
+        return ResolvedOptions(options, None, preset)
+    return ResolvedOptions(replace(asked, target=best.target, precision=best.precision), best, preset)
 
 
 def resolve_export_preset(options: ExportOptions, folded: FoldArtefact) -> ExportOptions:
@@ -233,16 +233,16 @@ def resolve_export_preset(options: ExportOptions, folded: FoldArtefact) -> Expor
         UsageProblem: If the configuration runs no graph, or images for its value ranges are missing.
     """
     given = resolve_preset(options, folded)
-    if given.way is None:
+    if given.deployment is None:
         return options
     device = load_target(given.options.target)
     if takes_networks(device):
         raise UsageProblem(
-            f"{given.way.runtime} runs the run's PyTorch module directly, so there is nothing to export.",
+            f"{given.deployment.runtime} runs the run's PyTorch module directly, so there is nothing to export.",
             hint=f"Measure it: repaconv bench --preset {options.preset}.",
             code="export.nothing",
         )
-    typed = "fp32" if runtime_lowers(device, given.way.precision) else given.way.precision
+    typed = "fp32" if runtime_lowers(device, given.deployment.precision) else given.deployment.precision
     if typed in ("fp16", "int8") and not (options.inputs or options.images):
         raise UsageProblem(
             f"{options.preset} uses {typed}, and no images for its value ranges were given.",

@@ -54,7 +54,7 @@ class LossEvaluation:
         allowed: The largest loss against FP32.
         here: Whether the target's own runtime runs here; otherwise ONNX Runtime evaluates the graphs.
         progress: See `Progress`.
-        seen: Results so far.
+        losses: Results so far.
     """
 
     graphs: Candidates
@@ -62,7 +62,7 @@ class LossEvaluation:
     allowed: Budget
     here: bool
     progress: Progress
-    seen: dict[Deployment, Loss] = field(default_factory=dict)
+    losses: dict[Deployment, Loss] = field(default_factory=dict)
     _expected: list[Mapping[str, Any]] = field(default_factory=list)
 
     def allows(self, deployment: Deployment) -> bool:
@@ -71,40 +71,40 @@ class LossEvaluation:
 
     def loss(self, deployment: Deployment) -> Loss:
         """The loss on the validation split; configurations that differ only in threads and streams share one result."""
-        alike = _without_concurrency(deployment)
-        if alike not in self.seen:
+        key = _without_concurrency(deployment)
+        if key not in self.losses:
             self.progress(f"tune: what {deployment.precision} on {deployment.runtime} loses", 0, 0)
             assert self.graphs.given is not None
-            choosing = list(self.graphs.given.chooses())
-            self._expected = self._expected or self._right(choosing)
+            batches = list(self.graphs.given.validation_batches())
+            self._expected = self._expected or self._fp32_outputs(batches)
             try:
-                self.seen[alike] = self._judged(deployment, choosing, self._expected)
+                self.losses[key] = self._evaluate(deployment, batches, self._expected)
             except RepaconvError as problem:
-                self.seen[alike] = Loss(None, None, f"left: {problem.message}")
+                self.losses[key] = Loss(None, None, f"left: {problem.message}")
             except Exception as error:  # each runtime raises classes of its own
-                self.seen[alike] = Loss(None, None, f"left: it does not run: {first_line(error)}")
-        return self.seen[alike]
+                self.losses[key] = Loss(None, None, f"left: it does not run: {first_line(error)}")
+        return self.losses[key]
 
-    def held_out(self, deployment: Deployment) -> Loss:
+    def final_loss(self, deployment: Deployment) -> Loss:
         """The loss on the test split, for the configuration that was chosen."""
         assert self.graphs.given is not None
-        judges = list(self.graphs.given.judges())
-        return self._judged(deployment, judges, self._right(judges))
+        batches = list(self.graphs.given.test_batches())
+        return self._evaluate(deployment, batches, self._fp32_outputs(batches))
 
-    def _right(self, calls: Sequence[Batch]) -> list[Mapping[str, Any]]:
+    def _fp32_outputs(self, calls: Sequence[Batch]) -> list[Mapping[str, Any]]:
         """FP32 outputs of the baseline's graph."""
         right = load_onnx(self.graphs.path(self.baseline))
         return [right.run(_feeds(right, call)) for call in calls]
 
-    def said(self, row: Candidate, left: Mapping[Deployment, str]) -> Candidate:
+    def completed_row(self, row: Candidate, left: Mapping[Deployment, str]) -> Candidate:
         """A row of the search, completed with its loss or with the reason why it was skipped."""
         if row.deployment in left:
             return row.model_copy(update={"description": left[row.deployment]})
-        loss = self.seen.get(_without_concurrency(row.deployment))
+        loss = self.losses.get(_without_concurrency(row.deployment))
         changed = loss._asdict() | {"description": loss.told or row.description} if loss else {}
         return row.model_copy(update=changed)
 
-    def _opened(self, deployment: Deployment) -> Session:
+    def _open(self, deployment: Deployment) -> Session:
         import onnx
 
         from repaconv.sources.verified_onnx_export import runnable
@@ -116,12 +116,12 @@ class LossEvaluation:
         sizes = self.graphs.sizes(deployment.batch)
         return open_deployment(deployment, self.graphs.deployable(deployment), sizes, threads=os.cpu_count())
 
-    def _judged(self, deployment: Deployment, calls: Sequence[Batch], expected: Sequence[Mapping[str, Any]]) -> Loss:
+    def _evaluate(self, deployment: Deployment, calls: Sequence[Batch], expected: Sequence[Mapping[str, Any]]) -> Loss:
         """Compare the outputs with FP32; a configuration that fails the tolerance of its precision is rejected, too."""
         from repaconv.verification.comparison import Comparison
         from repaconv.verification.tolerances import tolerance
 
-        session, precision = self._opened(deployment), deployment.precision
+        session, precision = self._open(deployment), deployment.precision
         whole = self.graphs.given is not None and self.graphs.given.whole
         runner = FixedBatch(session, None if whole else deployment.batch)
         allowed = tolerance(precision, decides=self.graphs.subject.decides)
@@ -147,7 +147,7 @@ class LossEvaluation:
 
 
 def final_rows(
-    rows: list[Candidate], judge: LossEvaluation, baseline: Deployment
+    rows: list[Candidate], evaluation: LossEvaluation, baseline: Deployment
 ) -> tuple[list[Candidate], Loss | None]:
     """The final rows, and the loss of the winner on the test split; None if the winner is FP32.
 
@@ -155,7 +155,7 @@ def final_rows(
     """
     if rows[0].deployment.precision == "fp32":
         return rows, None
-    loss = judge.held_out(rows[0].deployment)
+    loss = evaluation.final_loss(rows[0].deployment)
     if not loss.told:
         return rows, loss
     exact = [row for row in rows[1:] if row.deployment.precision == "fp32" and row.description == "finalist"]
@@ -209,19 +209,19 @@ def require_evaluation_images(options: TuneOptions, subject: Subject) -> Split |
 
 def _require_enough(given: Split, name: str, allowed: float) -> None:
     """Refuse a test split too small to resolve the allowed loss; ``name`` is the option that allows it."""
-    wanted, judging = ceil(1 / max(allowed, SMALLEST)), len(given.judging)
+    wanted, count = ceil(1 / max(allowed, SMALLEST)), len(given.test)
     if name == "max_accuracy_drop":
-        judging = min(given.labelled(places) for places in (given.judging, given.choosing))
-    if not judging:
+        count = min(given.labeled_count(places) for places in (given.test, given.validation))
+    if not count:
         raise UsageProblem(
             f"{given.given.name} have no labels, and accuracy is of labeled images.",
             hint="Give a folder with one subfolder per class, or 'labels' in the .npz. --max-disagreement needs none.",
             code="tune.no-labels",
         )
-    if judging < wanted:
+    if count < wanted:
         what = "change their top-1 prediction" if name == "max_disagreement" else "fewer are right"
         raise UsageProblem(
             f"{given.told}: they cannot tell whether no more than {allowed:.2%} {what}.",
-            hint=f"Give {2 * wanted + len(given.fitting)} images or more, or allow more.",
+            hint=f"Give {2 * wanted + len(given.calibration)} images or more, or allow more.",
             code="tune.too-few",
         )

@@ -95,7 +95,7 @@ def _no_variants(_arm: Trial) -> Sequence[Trial]:
 
 
 def search(
-    arms: Sequence[Trial],
+    trials: Sequence[Trial],
     work: Work,
     measure: Measure,
     allowed: Allowed,
@@ -105,7 +105,7 @@ def search(
     """Search for the fastest allowed configuration; returns every configuration considered, the winner first.
 
     Args:
-        arms: The trials; the start of the first one is the baseline of all measurements.
+        trials: The trials; the start of the first one is the baseline of all measurements.
         work: MACs of a configuration; see `Work`.
         measure: Measures configurations; see `Measure`.
         allowed: Whether a loss is within the budget; see `Allowed`.
@@ -113,30 +113,30 @@ def search(
         milder: Variants with more layers in FP32; see `Fp32Variants`.
     """
     few, half = min(SCREENING, rounds), min(MIDDLE, rounds)
-    rows = _Rows(arms[0].start, measure)
-    rows.screened(arms, few)
-    alive = _trials_to_search(arms, rows, allowed, lambda arm: rows.screened(milder(arm), few))
-    alone = {arm.start: _single_changes(arm, work, rows) for arm in alive}
+    rows = _Rows(trials[0].start, measure)
+    rows.screened(trials, few)
+    alive = _trials_to_search(trials, rows, allowed, lambda trial: rows.screened(milder(trial), few))
+    alone = {trial.start: _single_changes(trial, work, rows) for trial in alive}
     rows.measured([each for singles in alone.values() for each in singles.values()], few, "alone")
-    composed = [each for arm in alive for each in _combinations(arm, alone[arm.start], rows)]
-    best = rows.measured([*(arm.start for arm in alive), *composed], half, "composed")
-    tried = {arm.start: _single_settings(arm, best, composed, rows) for arm in alive}
+    composed = [each for trial in alive for each in _combinations(trial, alone[trial.start], rows)]
+    best = rows.measured([*(trial.start for trial in alive), *composed], half, "composed")
+    tried = {trial.start: _single_settings(trial, best, composed, rows) for trial in alive}
     best |= rows.measured([each for several in tried.values() for each in several], half, "another setting")
     together = [each for several in tried.values() for each in _combined_settings(several, rows)]
     best |= rows.measured(together, half, "settings together")
-    return rows.decided(_finalists(best, allowed), rounds)
+    return rows.finished(_finalists(best, allowed), rounds)
 
 
 def search_exhaustively(
-    arms: Sequence[Trial], measure: Measure, allowed: Allowed, rounds: int, milder: Fp32Variants = _no_variants
+    trials: Sequence[Trial], measure: Measure, allowed: Allowed, rounds: int, milder: Fp32Variants = _no_variants
 ) -> list[Candidate]:
     """Measure every combination of rewrites with each of the trial's other settings; arguments as for `search`."""
-    rows = _Rows(arms[0].start, measure)
-    arms = [other for arm in arms for other in (arm, *milder(arm))]
-    forms = [(arm, arm.toggled(names)) for arm in arms for names in _subsets(arm.rewrites)]
-    wanted = [form.model_copy(update=dict(each)) for arm, form in forms for each in ({}, *arm.tries)]
+    rows = _Rows(trials[0].start, measure)
+    trials = [other for trial in trials for other in (trial, *milder(trial))]
+    forms = [(trial, trial.toggled(names)) for trial in trials for names in _subsets(trial.rewrites)]
+    wanted = [form.model_copy(update=dict(each)) for trial, form in forms for each in ({}, *trial.tries)]
     found = rows.measured(wanted, min(MIDDLE, rounds), "measured")
-    return rows.decided(_finalists(found, allowed), rounds)
+    return rows.finished(_finalists(found, allowed), rounds)
 
 
 @dataclass
@@ -154,58 +154,58 @@ class _Rows:
         """Measure and record; returns the speedup over the baseline of those whose speedup is known."""
         asked = [each for each in dict.fromkeys(wanted) if each != self.baseline]
         for each, ratio in self.measure(asked, rounds).items():
-            self.say(each, rounds=rounds, ratio=ratio, description=told)
-        return {each: self.gain(each) for each in asked if self.found.get(each) and self.found[each].ratio}
+            self.record(each, rounds=rounds, ratio=ratio, description=told)
+        return {each: self.speedup(each) for each in asked if self.found.get(each) and self.found[each].ratio}
 
-    def screened(self, arms: Sequence[Trial], rounds: int) -> Sequence[Trial]:
+    def screened(self, trials: Sequence[Trial], rounds: int) -> Sequence[Trial]:
         """Measure each trial with its default preset."""
-        self.measured([arm.start for arm in arms], rounds, "measured with the default preset")
-        return arms
+        self.measured([trial.start for trial in trials], rounds, "measured with the default preset")
+        return trials
 
-    def say(self, deployment: Deployment, **more: Any) -> None:
+    def record(self, deployment: Deployment, **more: Any) -> None:
         """Change fields of a configuration's row; the row is created if there is none."""
         known = self.found.get(deployment, Candidate(deployment=deployment, description="left: the budget was spent"))
         self.found[deployment] = known.model_copy(update=more)
 
-    def gain(self, deployment: Deployment) -> float:
+    def speedup(self, deployment: Deployment) -> float:
         """Speedup over the baseline; 0 if unknown."""
         ratio = self.found[deployment].ratio if deployment in self.found else None
         return 1.0 if deployment == self.baseline else ratio.median if ratio else 0.0
 
-    def decided(self, finalists: Sequence[Deployment], rounds: int) -> list[Candidate]:
+    def finished(self, finalists: Sequence[Deployment], rounds: int) -> list[Candidate]:
         """Measure the finalists; returns all rows, first the fastest that is faster than the baseline, else the
         baseline.
         """
         self.measured(finalists, rounds, "finalist")
         shown = [each for each in finalists if (ratio := self.found[each].ratio) and ratio.low > 1]
-        winner = max(shown, key=self.gain, default=self.baseline)
+        winner = max(shown, key=self.speedup, default=self.baseline)
         best = self.found[winner].ratio
         taken = "the fastest" if best is None or best.conclusive else "taken; its measurement is not conclusive"
-        self.say(winner, description=taken if shown else "the baseline; nothing is shown to be better")
+        self.record(winner, description=taken if shown else "the baseline; nothing is shown to be better")
         return [self.found.pop(winner), *self.found.values()]
 
 
-def _trials_to_search(arms: Sequence[Trial], rows: _Rows, allowed: Allowed, milder: Fp32Variants) -> list[Trial]:
+def _trials_to_search(trials: Sequence[Trial], rows: _Rows, allowed: Allowed, milder: Fp32Variants) -> list[Trial]:
     """The trials to search in, the fastest first. The fastest FP32 trial is always among them: it shows what a loss
     buys.
     """
     found: list[Trial] = []
-    waiting = list(arms)
+    waiting = list(trials)
     while waiting:
-        waiting.sort(key=lambda arm: -rows.gain(arm.start))
-        arm = waiting.pop(0)
-        gain, first_exact = rows.gain(arm.start), _is_fp32(arm) and not any(map(_is_fp32, found))
-        behind = bool(found) and gain < MIN_RELATIVE_SPEED * rows.gain(found[0].start)
+        waiting.sort(key=lambda trial: -rows.speedup(trial.start))
+        trial = waiting.pop(0)
+        gain, first_exact = rows.speedup(trial.start), _is_fp32(trial) and not any(map(_is_fp32, found))
+        behind = bool(found) and gain < MIN_RELATIVE_SPEED * rows.speedup(found[0].start)
         if not gain:
-            rows.say(arm.start)
+            rows.record(trial.start)
         elif behind and not first_exact:
-            rows.say(arm.start, description="much slower with the default preset")
-        elif any(_runtime_and_precision(arm.start) == _runtime_and_precision(other.start) for other in found):
-            rows.say(arm.start, description="not better than another that is like it")
-        elif allowed(arm.start):
-            found.append(arm)
+            rows.record(trial.start, description="much slower with the default preset")
+        elif any(_runtime_and_precision(trial.start) == _runtime_and_precision(other.start) for other in found):
+            rows.record(trial.start, description="not better than another that is like it")
+        elif allowed(trial.start):
+            found.append(trial)
         else:
-            waiting += milder(arm)
+            waiting += milder(trial)
     return found
 
 
@@ -214,46 +214,46 @@ def _runtime_and_precision(way: Deployment) -> tuple[str, str, str]:
     return way.target, way.runtime, way.precision
 
 
-def _is_fp32(arm: Trial) -> bool:
-    return arm.start.precision == "fp32"
+def _is_fp32(trial: Trial) -> bool:
+    return trial.start.precision == "fp32"
 
 
-def _single_changes(arm: Trial, work: Work, rows: _Rows) -> dict[str, Deployment]:
+def _single_changes(trial: Trial, work: Work, rows: _Rows) -> dict[str, Deployment]:
     """The start configuration with one rewrite switched, by rewrite name; without those that have far more MACs."""
-    singles = {name: arm.toggled({name}) for name in arm.rewrites}
-    usual = work(arm.start)
+    singles = {name: trial.toggled({name}) for name in trial.rewrites}
+    usual = work(trial.start)
     for name, each in list(singles.items()):
         if work(each) > MAX_RELATIVE_MACS * usual:
-            rows.say(each, description=f"hopeless: {work(each) / usual:.2f} times the MACs")
+            rows.record(each, description=f"hopeless: {work(each) / usual:.2f} times the MACs")
             del singles[name]
     return singles
 
 
-def _combinations(arm: Trial, singles: Mapping[str, Deployment], rows: _Rows) -> list[Deployment]:
+def _combinations(trial: Trial, singles: Mapping[str, Deployment], rows: _Rows) -> list[Deployment]:
     """The combinations with the largest expected speedup, predicted from the effect of each rewrite alone."""
-    start = rows.gain(arm.start)
-    effects = {name: math.log(gain / start) for name, each in singles.items() if (gain := rows.gain(each))}
+    start = rows.speedup(trial.start)
+    effects = {name: math.log(gain / start) for name, each in singles.items() if (gain := rows.speedup(each))}
     helpful = sorted((name for name in effects if effects[name] >= MIN_EFFECT), key=lambda name: -effects[name])
     sets = [names for names in _subsets(helpful[:PROMISING]) if names]
-    sums = {arm.toggled(names): sum(effects[name] for name in names) for names in sets}
+    sums = {trial.toggled(names): sum(effects[name] for name in names) for names in sets}
     ranked = sorted(sums, key=lambda each: -sums[each])
     for place, each in enumerate(ranked):
         told = {} if place < COMPOSITIONS or each in rows.found else {"description": "not among the best expected"}
         if each != rows.baseline:
-            rows.say(each, expected=start * math.exp(sums[each]), **told)
+            rows.record(each, expected=start * math.exp(sums[each]), **told)
     return ranked[:COMPOSITIONS]
 
 
 def _single_settings(
-    arm: Trial, best: Mapping[Deployment, float], composed: Sequence[Deployment], rows: _Rows
+    trial: Trial, best: Mapping[Deployment, float], composed: Sequence[Deployment], rows: _Rows
 ) -> dict[Deployment, tuple[Deployment, Mapping[str, Any]]]:
     """The trial's best graph with each other setting: the new configuration to (the old one, the changed fields)."""
     forms = [
-        arm.start,
-        *(each for each in composed if _runtime_and_precision(each) == _runtime_and_precision(arm.start)),
+        trial.start,
+        *(each for each in composed if _runtime_and_precision(each) == _runtime_and_precision(trial.start)),
     ]
-    form = max(forms, key=lambda each: best.get(each, rows.gain(each)))
-    return {form.model_copy(update=dict(each)): (form, each) for each in arm.tries}
+    form = max(forms, key=lambda each: best.get(each, rows.speedup(each)))
+    return {form.model_copy(update=dict(each)): (form, each) for each in trial.tries}
 
 
 def _combined_settings(
@@ -262,7 +262,9 @@ def _combined_settings(
     """All settings that helped alone, combined, if there are several. Runtime settings add up; of two values of another
     field the faster one is taken.
     """
-    helped = sorted((each for each, (form, _) in tried.items() if rows.gain(each) > rows.gain(form)), key=rows.gain)
+    helped = sorted(
+        (each for each, (form, _) in tried.items() if rows.speedup(each) > rows.speedup(form)), key=rows.speedup
+    )
     if len(helped) < 2:
         return []
     form = tried[helped[0]][0]
@@ -436,26 +438,26 @@ class Candidates:
 
         def typed() -> onnx.ModelProto:
             self.progress(f"to {precision}", 0, 0)
-            calls = self.given.calibrating() if self.given else []
+            calls = self.given.calibration_batches() if self.given else []
             return to_precision(onnx.load(plain), precision, calls, how, deployment.fp32_modules)[0]
 
         return self._file((plain, precision, how, deployment.fp32_modules), typed)
 
-    def mixed(self, arm: Trial) -> list[Trial]:
+    def mixed(self, trial: Trial) -> list[Trial]:
         """Replacements of an INT8 trial that keep more and more of the most sensitive layers in FP32."""
         import onnx
 
         from repaconv.onnx_export.quantization_layer_groups import nested
 
-        start = arm.start
+        start = trial.start
         if start.precision != "int8" or start.fp32_modules or self.given is None:
             return []
         if start.target not in self.sensitive:
-            plain, calls = onnx.load(self.exact(start)), self.given.calibrating()
+            plain, calls = onnx.load(self.exact(start)), self.given.calibration_batches()
             found = sensitivities(plain, calls, load_target(start.target), self.place_of_scores, progress=self.progress)
             self.sensitive[start.target] = tuple(found)
         steps = nested([each.layers for each in self.sensitive[start.target]])
-        return [arm._replace(start=start.model_copy(update={"fp32_modules": keep})) for keep in steps]
+        return [trial._replace(start=start.model_copy(update={"fp32_modules": keep})) for keep in steps]
 
     def deployable(self, deployment: Deployment) -> Path | Network:
         """What its runtime opens: a graph file or a PyTorch module."""

@@ -41,7 +41,7 @@ class OutputCheck:
     baseline: Deployment
     expected: Any = None
 
-    def of(self, deployment: Deployment, session: Session, batch: int | None) -> bool:
+    def passes(self, deployment: Deployment, session: Session, batch: int | None) -> bool:
         """Whether the configuration's outputs are right; ``batch`` is the session's fixed batch size. Lower precision
         passes here.
         """
@@ -83,7 +83,7 @@ class LocalMeasurement:
 
     Attributes:
         graphs: The configurations' graphs.
-        sound: Checks outputs.
+        check: Checks outputs.
         baseline: The configuration that runs in every round.
         cores: Number of cores.
         seed: Seed of images, measuring order and bootstrap.
@@ -93,7 +93,7 @@ class LocalMeasurement:
     """
 
     graphs: Candidates
-    sound: OutputCheck
+    check: OutputCheck
     baseline: Deployment
     cores: int
     seed: int
@@ -157,7 +157,7 @@ class LocalMeasurement:
         session.run(feeds)
         if taken:
             self._remember(deployment, session, taken.peak())
-        if not known and not self.sound.of(deployment, session, deployment.batch):
+        if not known and not self.check.passes(deployment, session, deployment.batch):
             raise Refused("its outputs differ from those of the baseline.", hint="Do not use it.", code="tune.wrong")
         call = call_of(session, feeds)
         if not self.together:
@@ -177,7 +177,7 @@ class WorkerMeasurement:
     """Measures on machines of the target, by the target's own runtime; memory is not measured."""
 
     graphs: Candidates
-    sound: OutputCheck
+    check: OutputCheck
     baseline: Deployment
     measurer: Measurer
     image_size: ImageSize | None
@@ -186,7 +186,7 @@ class WorkerMeasurement:
     def __call__(self, deployments: Sequence[Deployment], rounds: int) -> Found:
         """Measure these in rounds with the baseline; the outputs of FP32 graphs are checked here first."""
         paths = {each: self.graphs.path(each) for each in deployments}
-        right = {each: self.sound.of(each, load_onnx(path), None) for each, path in paths.items() if _is_fp32(each)}
+        right = {each: self.check.passes(each, load_onnx(path), None) for each, path in paths.items() if _is_fp32(each)}
         names = {f"{each.precision}-{path.stem[:16]}": each for each, path in paths.items() if right.get(each, True)}
         others = {name: paths[each] for name, each in names.items()}
         reference = self.graphs.path(self.baseline)

@@ -304,13 +304,13 @@ def _search(plan: _Plan, scratch: Path, progress: Progress) -> TuneArtefact:
         """MACs; when the time is over they are not counted, since counting takes a while for a large network."""
         return graphs.macs(way) if journal.time_left() else 1
 
-    judge = LossEvaluation(graphs, baseline, Budget.of(plan.options), here, progress)
+    evaluation = LossEvaluation(graphs, baseline, Budget.of(plan.options), here, progress)
     if plan.options.exhaustive:
-        rows = search_exhaustively(arms, journal.measure, judge.allows, plan.rounds, milder)
+        rows = search_exhaustively(arms, journal.measure, evaluation.allows, plan.rounds, milder)
     else:
-        rows = search(arms, work, journal.measure, judge.allows, plan.rounds, milder)
+        rows = search(arms, work, journal.measure, evaluation.allows, plan.rounds, milder)
     rows = [row.model_copy(update={"memory_bytes": journal.memory(row.deployment)}) for row in rows]
-    told, loss = final_rows([judge.said(row, journal.left) for row in rows], judge, baseline)
+    told, loss = final_rows([evaluation.completed_row(row, journal.left) for row in rows], evaluation, baseline)
     return _artefact(plan, told, loss, journal, left)
 
 

@@ -233,6 +233,8 @@ def test_a_damaged_result_is_refused_and_nothing_is_written(bundled, tmp_path):
     refused("output_0.json is gone", {"output_0.json": None})
     refused("result.json is not in it", {"result.json": None})
     refused("not JSON", {"result.json": content["result.json"][:40]})
+    for broken in ({"commands": None}, {"commands": [{"command": []}]}, {"engine": "x"}):
+        refused("does not say what the board ran", {"result.json": json.dumps({**told, **broken}).encode()})
     refused("nothing vouches for more.log", {"more.log": b"x"})
     refused("'../escaped.log'", {"../escaped.log": b"x"})
     refused("'/etc/escaped'", {"/etc/escaped": b"x"})

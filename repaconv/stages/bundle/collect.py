@@ -76,12 +76,21 @@ def _with_checked_hashes(found: dict[str, bytes]) -> dict[str, bytes]:
     told = _as_json(found, "result.json")
     if not isinstance(told, dict) or not isinstance(told.get("files"), dict):
         raise _damaged("result.json says nothing of its files")
+    if not _lists_commands(told.get("commands")) or not isinstance(told.get("engine", {}), dict):
+        raise _damaged("result.json does not say what the board ran")
     for name, digest in told["files"].items():
         if name not in found or sha256_of_bytes(found[name]) != digest:
             raise _damaged(f"{name} is gone or not what the board wrote")
     if extra := set(found) - set(told["files"]) - {"result.json"}:
         raise _damaged(f"nothing vouches for {min(extra)}")
     return found
+
+
+def _lists_commands(value: Any) -> bool:
+    return isinstance(value, list) and all(
+        isinstance(each, dict) and isinstance(each.get("step"), str) and isinstance(each.get("command"), list)
+        for each in value
+    )
 
 
 def _require_no_problem(found: dict[str, bytes], told: dict[str, Any]) -> None:

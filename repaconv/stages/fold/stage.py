@@ -35,6 +35,7 @@ def fold(
     checkpoint: str | Path,
     *,
     method: str = "auto",
+    arch: str | None = None,
     settings: Mapping[str, str] | None = None,
     weights: str | None = None,
     sha256: str | None = None,
@@ -44,7 +45,8 @@ def fold(
     allow_deployed: bool = False,
     identify: str | Path | None = None,
     inputs: str | Path | None = None,
-    form: str | Path = "default",
+    preset: str | Path = "default",
+    measure: bool = True,
     progress: Progress = silent,
     **hyper: Any,
 ) -> MethodFold: ...

@@ -114,7 +114,8 @@ def test_exit_codes_and_streams(repaconv, tiny):
     assert code == 0
     assert Path("sub/m.onnx").is_file()
     assert "sub/m.onnx" in err
-    assert repaconv("bench", "--rounds", 2, "--quiet")[2] == ""
+    assert repaconv("bench", "--rounds", 2, "--quiet")[2].splitlines() == ["newest run: repaconv-out/tiny"]
+    assert repaconv("bench", "repaconv-out/tiny", "--rounds", 2, "--quiet")[2] == ""
     assert repaconv("export", "repaconv-out/tiny")[0] == 0
     assert repaconv("export", "--onnx", "repaconv-out/tiny", "--batch", "0")[0] == 2
 

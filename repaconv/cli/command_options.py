@@ -192,7 +192,9 @@ class Format(str, Enum):
 
 
 FormatOption = Annotated[Format, typer.Option("--format", help="Format of the results on stdout.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print results only: no progress, no list of files.")]
+Quiet = Annotated[
+    bool, typer.Option("--quiet", "-q", help="Print results and notices only: no progress, no list of files.")
+]
 RunArgument = Annotated[
     Path | None,
     typer.Argument(

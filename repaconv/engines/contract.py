@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 Array = NDArray[Any]
 Feeds = Mapping[str, Array]
+"""Every input by its name."""
 
 
 def shapes_told(arrays: Feeds) -> str:
@@ -23,7 +24,6 @@ def shapes_told(arrays: Feeds) -> str:
     return ", ".join(f"{name} {list(array.shape)}" for name, array in arrays.items())
 
 
-"""Every input by its name."""
 Ability = Literal["run", "networks", "engines", "profile", "placement", "elsewhere", "streams"]
 
 Shapes = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]

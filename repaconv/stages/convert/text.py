@@ -45,7 +45,7 @@ def show_finetune(done: FinetuneArtefact) -> None:
     stdout().print(
         f"[dim]{plain(done.inputs)}: images: {parts.calibration} training, {parts.validation} validation, "
         f"{parts.test} test; "
-        f"{done.precision}, learning learning rate {done.lr:g}[/]"
+        f"{done.precision}, learning rate {done.lr:g}[/]"
     )
     for what, link in (("before", done.start_evaluation), ("trained", done.evaluation)):
         if link:

@@ -94,7 +94,7 @@ def own_folder(tmp_path, monkeypatch):
     """Every test runs in a folder of its own, so that repaconv-out/ is its own too, and its own cache."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / ".cache"))
-    monkeypatch.setattr("repaconv.sources.verified_onnx_export._LAST", {})
+    monkeypatch.setattr("repaconv.sources.verified_onnx_export._LAST_EXPORT", {})
     monkeypatch.delenv("COLUMNS", raising=False)  # a terminal's, as wide as that of whoever starts the tests
 
 

@@ -23,7 +23,7 @@ def test_a_planted_fault_fails_the_gate_where_it_is(fault, tmp_path, monkeypatch
     found = first_failure(report)
     assert (found.name, found.verdict) == (fault.link, "failed"), found
     assert fault.module in found.module.split(", "), found
-    monkeypatch.setattr("repaconv.sources.verified_onnx_export._LAST", {})  # of code that was another
+    monkeypatch.setattr("repaconv.sources.verified_onnx_export._LAST_EXPORT", {})  # of code that was another
     sound = rc.gate([recipe], rerun=True)  # a fault in memory is in no file that a step is made of
     assert sound.exit_code == 0, [check for check in sound.recipes[0].checks if check.verdict != "passed"]
 

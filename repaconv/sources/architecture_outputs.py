@@ -33,7 +33,7 @@ def called(module: nn.Module, shape: tuple[int, int, int]) -> Any:
     import torch
 
     try:
-        return _answer(module, shape, next((p.dtype for p in module.parameters()), torch.float32))
+        return _run_on_zeros(module, shape, next((p.dtype for p in module.parameters()), torch.float32))
     except Exception as error:  # of any network
         raise Refused(
             f"this network does not take one image of {'x'.join(map(str, shape))}: {describe_exception(error)}.",
@@ -71,7 +71,7 @@ def doubled(module: nn.Module, shape: tuple[int, int, int]) -> nn.Module:
 
     module = module.double()
     try:
-        _answer(module, shape, torch.float64)
+        _run_on_zeros(module, shape, torch.float64)
     except Exception as error:  # of any network that took an image before
         raise Refused(
             f"this network computes in float32 only, so it cannot be verified in float64: {describe_exception(error)}.",
@@ -81,7 +81,7 @@ def doubled(module: nn.Module, shape: tuple[int, int, int]) -> nn.Module:
     return module
 
 
-def _answer(module: nn.Module, shape: tuple[int, int, int], dtype: torch.dtype) -> Any:
+def _run_on_zeros(module: nn.Module, shape: tuple[int, int, int], dtype: torch.dtype) -> Any:
     """Run the module on one image of zeros of this dtype."""
     import torch
 
@@ -105,7 +105,7 @@ def outputs_of(built: Built, found: Any) -> tuple[str, ...]:
     from torch import Tensor
     from torch.utils._pytree import tree_leaves
 
-    named = _named(found)
+    named = _outputs_by_name(found)
     if named and all(isinstance(value, Tensor) for value in named.values()):
         return tuple(named)
     every = tree_leaves(found)
@@ -133,7 +133,7 @@ def widths_of(names: Sequence[str], found: Any) -> dict[str, int]:
     return {name: int(leaf.shape[1]) for name, leaf in pairs if leaf.ndim == 2 and leaf.is_floating_point()}
 
 
-def _named(found: Any) -> dict[str, Any]:
+def _outputs_by_name(found: Any) -> dict[str, Any]:
     """The values of a returned dict by name, nested ones with a number appended; empty if it is no dict."""
     from torch.utils._pytree import tree_leaves
 

@@ -55,11 +55,11 @@ class NetworkRunner(TorchRunner):
 
     def run(self, feeds: Feeds) -> dict[str, Array]:
         """Run the module and return all outputs, floating-point ones in the chosen precision."""
-        with _as_attributes():
+        with _float32_attributes():
             return super().run(feeds)
 
 
-def _as_attributes() -> AbstractContextManager[Any]:
+def _float32_attributes() -> AbstractContextManager[Any]:
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class Single(TorchDispatchMode):  # type: ignore[no-untyped-call]

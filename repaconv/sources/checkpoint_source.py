@@ -60,7 +60,7 @@ class CheckpointSubject:
     @property
     def source(self) -> Path:
         """The checkpoint's file."""
-        return self._read[1]
+        return self._reading_and_path[1]
 
     @property
     def inputs(self) -> tuple[Port, ...]:
@@ -100,7 +100,7 @@ class CheckpointSubject:
     @property
     def reading(self) -> Reading:
         """The checkpoint as the method read it."""
-        return self._read[0]
+        return self._reading_and_path[0]
 
     def single(self) -> TorchRunner:
         """Build the training form in float32."""
@@ -110,7 +110,7 @@ class CheckpointSubject:
         """Build the torch module of a form with its weights, in float32."""
         import torch
 
-        module = weighted(*self._parted(form), torch.float32)
+        module = weighted(*self._module_and_weights(form), torch.float32)
         return Network(module, self.inputs, tuple(Port(name, ("batch", None), "float32") for name in self.outputs))
 
     def graph(self, form: str, spec: GraphSpec, *, scratch: Path, progress: Progress) -> Graph:
@@ -120,7 +120,7 @@ class CheckpointSubject:
         of = described if form == DEPLOY else None
         has = self.folded
         ways = Proving(form, spec, has.tolerances, scratch, progress, of=of, reasons=has.tolerance_reasons)
-        return exported_graph(ways, *self._parted(form), shape, output=self.folded.output)
+        return exported_graph(ways, *self._module_and_weights(form), shape, output=self.folded.output)
 
     def free_sizes(self, batch: int) -> dict[str, int]:
         """Return nothing: all inputs are images."""
@@ -157,7 +157,7 @@ class CheckpointSubject:
             rest = rest.rpartition(".")[0]
         return module
 
-    def _parted(self, form: str) -> tuple[nn.Module, Mapping[str, Tensor]]:
+    def _module_and_weights(self, form: str) -> tuple[nn.Module, Mapping[str, Tensor]]:
         """Return the module of a form, without weights, and its weights."""
         if form == TRAINING:
             return self.reading.module(), self.reading.tensors
@@ -167,7 +167,7 @@ class CheckpointSubject:
         return TorchRunner(module, tensors, double=double, outputs=self.outputs)
 
     @cached_property
-    def _read(self) -> tuple[Reading, Path]:
+    def _reading_and_path(self) -> tuple[Reading, Path]:
         return read_again(self.folded, self.checkpoint)
 
     @cached_property

@@ -87,15 +87,15 @@ def taken_by(source: Path, given: Evaluated, folded: Evaluated) -> Taken:
     call = found.call(model, 0)
     usual = next((probe for probe in found.plain if shapes_of(probe) == shapes_of(call)), call)
     calls = {found.gain: usual} | {found.gain * more: found.call(model, 0, more) for more in GAINS}
-    told, rounded, gain = _against_float64(given, folded, calls)
-    size, any_size, batch, names = _images(model, found)
+    told, rounded, gain = _float64_rounding_error(given, folded, calls)
+    size, any_size, batch, names = _image_properties(model, found)
     ran = [(call, given.run(call)) for call in (usual, found.plain[0])]
-    rows = _by_image(model, batch, ran)
-    if rows and _unknown_lengths(given):
+    rows = _has_rows_per_image(model, batch, ran)
+    if rows and _has_value_dependent_shapes(given):
         others = (found.call(model, seed) for seed in range(1, OTHERS))
         rows = len({shapes_of(given.run(call)) for call in (usual, *others)}) == 1
     size = None if not rows and batch not in ("dynamic", 1) else size
-    if isinstance(batch, int) and batch > 1 and not any(_count(out) == batch for out in given.run(usual).values()):
+    if isinstance(batch, int) and batch > 1 and not any(_row_count(out) == batch for out in given.run(usual).values()):
         batch = 1  # no output has this first axis, so it is not a batch: e.g. the channels of one image [3, H, W]
     allowed, why = _tolerances(model, rounded, doubled=bool(told))
     return Taken(
@@ -108,11 +108,13 @@ def taken_by(source: Path, given: Evaluated, folded: Evaluated) -> Taken:
         tolerance_reasons=why,
         float64=told,
         structure=structure_of(folded.model),
-        widths=_widths(ran) if rows and size is not None else {},
+        widths=_output_widths(ran) if rows and size is not None else {},
     )
 
 
-def _against_float64(given: Evaluated, folded: Evaluated, calls: Mapping[float, Feeds]) -> tuple[str, float, float]:
+def _float64_rounding_error(
+    given: Evaluated, folded: Evaluated, calls: Mapping[float, Feeds]
+) -> tuple[str, float, float]:
     """Compare float32 with float64 and return (float64 evaluator or "", relative rounding error, gain of the inputs).
 
     The first gain is used if its error is credible, else the gain with the smallest error. If the graph makes discrete
@@ -129,9 +131,9 @@ def _against_float64(given: Evaluated, folded: Evaluated, calls: Mapping[float, 
             right = given.truth(call)
             if decides(given.model):
                 return given.float64.told, 0.0, usual
-            errors[gain] = _rounded(right, given.run(call), folded.run(call))
+            errors[gain] = _rounding_error(right, given.run(call), folded.run(call))
             if WORSE * errors[gain] > usual_rtols(given.model)["onnx"]:  # a fusion of the runtime may be the cause
-                written = _rounded(right, given.as_written(call), folded.as_written(call))
+                written = _rounding_error(right, given.as_written(call), folded.as_written(call))
                 errors[gain] = written if errors[gain] > WORSE * written else errors[gain]
         except Exception:  # raised by either runtime: an operator without float64, or values that it rejects
             continue
@@ -139,7 +141,7 @@ def _against_float64(given: Evaluated, folded: Evaluated, calls: Mapping[float, 
     return (given.float64.told, errors[best], best) if errors.get(best, inf) <= DOUBTED else ("", 0.0, usual)
 
 
-def _rounded(right: Mapping[str, Any], *others: Mapping[str, Any]) -> float:
+def _rounding_error(right: Mapping[str, Any], *others: Mapping[str, Any]) -> float:
     """The largest difference, relative to the largest value of each output; infinite if no output is finite."""
     from repaconv.results import Tolerance
     from repaconv.verification.comparison import Comparison
@@ -174,7 +176,7 @@ def _tolerances(model: onnx.ModelProto, rounded: float, *, doubled: bool) -> tup
     }
 
 
-def _images(model: onnx.ModelProto, found: Probes) -> tuple[ImageSize | None, bool, Batch, dict[str, Any]]:
+def _image_properties(model: onnx.ModelProto, found: Probes) -> tuple[ImageSize | None, bool, Batch, dict[str, Any]]:
     """Return (image size or None, whether the size is dynamic, batch, names of the dynamic dimensions).
 
     The image size is None unless the graph has one input, of images.
@@ -203,7 +205,7 @@ def _images(model: onnx.ModelProto, found: Probes) -> tuple[ImageSize | None, bo
     return (height, width), not fixed[0], batch, {**told, "sides": () if fixed[0] else tuple(names[2:])}
 
 
-def _by_image(model: onnx.ModelProto, batch: Batch, calls: Sequence[tuple[Feeds, Feeds]]) -> bool:
+def _has_rows_per_image(model: onnx.ModelProto, batch: Batch, calls: Sequence[tuple[Feeds, Feeds]]) -> bool:
     """Whether every output has one row per image: by its declared shape if the batch is fixed, else as measured."""
     if isinstance(batch, int):
         dims = [value.type.tensor_type.shape.dim for value in model.graph.output]
@@ -212,12 +214,12 @@ def _by_image(model: onnx.ModelProto, batch: Batch, calls: Sequence[tuple[Feeds,
     return all(isinstance(out, np.ndarray) and out.ndim > 1 and len(out) == n for n, outs in rows for out in outs)
 
 
-def _count(out: Any) -> int | None:
+def _row_count(out: Any) -> int | None:
     """The number of rows of an output."""
     return len(out) if isinstance(out, np.ndarray) and out.ndim else None
 
 
-def _unknown_lengths(given: Evaluated) -> bool:
+def _has_value_dependent_shapes(given: Evaluated) -> bool:
     """Whether the shape of some output depends on input values, as with NonZero, and not on input shapes alone."""
     from repaconv.graph.symbolic_shapes import is_free, sizes
 
@@ -230,7 +232,7 @@ def _unknown_lengths(given: Evaluated) -> bool:
     )
 
 
-def _widths(calls: Sequence[tuple[Feeds, Feeds]]) -> dict[str, int]:
+def _output_widths(calls: Sequence[tuple[Feeds, Feeds]]) -> dict[str, int]:
     """The number of columns of each floating-point output [images, numbers], if it is the same in every call."""
     found = []
     for _, outputs in calls:

@@ -58,7 +58,7 @@ def pixels_of(arch: Architecture, module: nn.Module, folder: Path | None) -> Tol
         cfg = {**(getattr(module, "pretrained_cfg", None) or {}), **(arch.config.get("pretrained_cfg") or {})}
         return of_timm(cfg)
     if arch.library == "torchvision":
-        return _of_torchvision(arch.name.partition(":")[2])
+        return _from_torchvision(arch.name.partition(":")[2])
     return of_processor(folder, own_size(arch.config)) if folder else Told("", {}, [])
 
 
@@ -80,7 +80,7 @@ def of_timm(cfg: Mapping[str, Any]) -> Told:
     return Told(where, values, odd)
 
 
-def _of_torchvision(name: str) -> Told:
+def _from_torchvision(name: str) -> Told:
     """Read the transforms of the named weights (``resnet50.IMAGENET1K_V2``), or of the architecture's first weights.
 
     Other weights with different transforms are mentioned in the source.
@@ -124,11 +124,11 @@ def of_processor(folder: Path, own: ImageSize | None = None) -> Told:
         except (OSError, ValueError):
             continue
         if isinstance(said, dict) and isinstance(held := said.get("image_processor", said), dict):
-            return _of_processor(held, name, own)
+            return _from_processor_config(held, name, own)
     return Told("", {}, [])
 
 
-def _of_processor(said: Mapping[str, Any], where: str, own: ImageSize | None) -> Told:
+def _from_processor_config(said: Mapping[str, Any], where: str, own: ImageSize | None) -> Told:
     called = str(said.get("image_processor_type") or said.get("feature_extractor_type"))
     kind = (
         called.removesuffix("Pil").removesuffix("Fast").removesuffix("ImageProcessor").removesuffix("FeatureExtractor")
@@ -138,14 +138,14 @@ def _of_processor(said: Mapping[str, Any], where: str, own: ImageSize | None) ->
     given = {"do_resize": True, "do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": True, **KINDS[kind]}
     given |= {name: value for name, value in said.items() if value is not None}
     odd = [f"{name}={value}" for name, value in given.items() if name not in READ | IDLE and value]
-    values, more = _of_colours(given)
-    geometry, lacking = _of_geometry(given, warps=kind == "ConvNext")
+    values, more = _color_values(given)
+    geometry, lacking = _resize_and_crop(given, warps=kind == "ConvNext")
     if own and geometry and geometry["image_size"] != own:
         lacking.append("{} x {} pixels, where config.json says {} x {}".format(*geometry["image_size"], *own))
     return Told(where, {**values, **geometry}, [*odd, *more, *lacking])
 
 
-def _of_colours(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+def _color_values(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Return mean, std and channel order, (pixel * factor - offset - mean) / std written as (pixel - mean) / std."""
     factor = float(given["rescale_factor"]) if given["do_rescale"] else 1.0
     offset = 1.0 if given.get("rescale_offset") else 0.0
@@ -161,16 +161,22 @@ def _of_colours(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     return {**scaled, "channel_order": order}, []
 
 
-def _of_geometry(given: Mapping[str, Any], *, warps: bool) -> tuple[dict[str, Any], list[str]]:
+def _resize_and_crop(given: Mapping[str, Any], *, warps: bool) -> tuple[dict[str, Any], list[str]]:
     """Return image size, interpolation and crop, and what of them is unsupported."""
     size, number = given.get("size"), given.get("resample")
     size = {"shortest_edge": size} if is_whole(size) and not given.get("square") else size
-    edge, exact = (size.get("shortest_edge"), _sides(size)) if isinstance(size, Mapping) else (None, as_size(size))
+    edge, exact = (
+        (size.get("shortest_edge"), _height_and_width(size)) if isinstance(size, Mapping) else (None, as_size(size))
+    )
     if not given["do_resize"] or not isinstance(number, int) or not 0 <= number < len(PILLOW):
         return {}, [f"resample={number}" if given["do_resize"] else "do_resize=False"]
     if (is_whole(edge) and set(size) != {"shortest_edge"}) or not (is_whole(edge) or exact):  # type: ignore[arg-type]
         return {}, [f"size={size}"]
-    crop = (_sides(given.get("crop_size")) or as_size(given.get("crop_size"))) if given.get("do_center_crop") else exact
+    crop = (
+        (_height_and_width(given.get("crop_size")) or as_size(given.get("crop_size")))
+        if given.get("do_center_crop")
+        else exact
+    )
     values: dict[str, Any] = {"interpolation": PILLOW[number], "keep_ratio": exact is None, "image_size": crop}
     if exact is not None:
         fits = crop == exact or exact[0] == exact[1]
@@ -186,7 +192,7 @@ def _of_geometry(given: Mapping[str, Any], *, warps: bool) -> tuple[dict[str, An
     return values, [f"a crop of {cut[0]} x {cut[1]} from {edge}"] if values["resize_edge"] < max(cut) else []
 
 
-def _sides(size: Any) -> ImageSize | None:
+def _height_and_width(size: Any) -> ImageSize | None:
     """The image size of a dict such as {"height": 224, "width": 224}; None if it is none."""
     if not isinstance(size, Mapping):
         return None
@@ -200,16 +206,16 @@ TOWERS = ("vision_config", "backbone_config")
 
 def own_size(config: Mapping[str, Any]) -> ImageSize | None:
     """The image size in a Hugging Face config.json, or in the config of its vision part; None if there is none."""
-    return as_size(_own(config, "image_size"))
+    return as_size(_config_value(config, "image_size"))
 
 
 def own_channels(config: Mapping[str, Any]) -> int | None:
     """The number of image channels, from the same places; None if there is none."""
-    found = _own(config, "num_channels")
+    found = _config_value(config, "num_channels")
     return found if isinstance(found, int) and found > 0 else None
 
 
-def _own(config: Mapping[str, Any], name: str) -> Any:
+def _config_value(config: Mapping[str, Any], name: str) -> Any:
     towers = (config.get(tower) for tower in TOWERS)
     told = (part[name] for part in (config, *towers) if isinstance(part, Mapping) and part.get(name))
     return next(told, None)

@@ -51,13 +51,13 @@ def choose_method(checkpoint: Checkpoint, wanted: str) -> tuple[Method, Detectio
     require_base(checkpoint)
     raise Refused(
         f"{checkpoint.path} has no keys of {wanted if wanted != 'auto' else 'any method that is known here'}.",
-        hint=_another(checkpoint, wanted)
+        hint=_detected_method_hint(checkpoint, wanted)
         + f"Known methods: {', '.join(plugins.registered(plugins.METHODS))}. See `repaconv inspect`.",
         code="method.mismatch",
     )
 
 
-def _another(checkpoint: Checkpoint, wanted: str) -> str:
+def _detected_method_hint(checkpoint: Checkpoint, wanted: str) -> str:
     """A sentence that names the detected method, if another one was requested; else empty."""
     try:
         return f"They are of {choose_method(checkpoint, 'auto')[0].name}. " if wanted != "auto" else ""

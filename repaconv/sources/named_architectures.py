@@ -49,7 +49,7 @@ def loading(name: str) -> Iterator[None]:
         yield
     except (ImportError, RuntimeError) as error:
         missing = isinstance(error, ModuleNotFoundError) and error.name == name
-        said = str(_first(error)).splitlines() or [type(error).__name__]
+        said = str(_root_cause(error)).splitlines() or [type(error).__name__]
         why = "is not installed" if missing else f"does not load: {said[0].rstrip('.')}"
         builds = "torchvision's compiled operators are for one build of torch: install both from one index."
         raise EnvironmentProblem(
@@ -57,9 +57,9 @@ def loading(name: str) -> Iterator[None]:
         ) from error
 
 
-def _first(error: BaseException) -> BaseException:
+def _root_cause(error: BaseException) -> BaseException:
     """The innermost cause of an exception."""
-    return _first(error.__cause__) if error.__cause__ else error
+    return _root_cause(error.__cause__) if error.__cause__ else error
 
 
 def of_registry(library: Any, kind: str, name: str, config: Mapping[str, Any]) -> Callable[[int | None], nn.Module]:
@@ -246,19 +246,19 @@ def built(arch: Architecture, tensors: Mapping[str, Tensor], full: Mapping[str, 
     from repaconv.sources.library_preprocessing import own_channels
 
     weights = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
-    module = _loaded(arch, weights, full).eval().requires_grad_(False)
+    module = _build_and_load(arch, weights, full).eval().requires_grad_(False)
     for part in module.modules():  # attributes of ONNX operators and arguments of float32 kernels are float32
         for name in ROUNDED:
             if isinstance(value := getattr(part, name, None), float):
                 setattr(part, name, float(np.float32(value)))
-    channels = own_channels(arch.config) or _channels(module)
+    channels = own_channels(arch.config) or _image_channels(module)
     versions = {arch.library: version(arch.library)} if arch.library else {}
     name = "pixel_values" if arch.library == "transformers" else "input"
     classes = 0 if getattr(module, "num_classes", None) == 0 else None
     return Built(module, classes, name, channels, versions)
 
 
-def _channels(module: nn.Module) -> int:
+def _image_channels(module: nn.Module) -> int:
     """The number of image channels: the input channels of the first convolution, or 3."""
     from torch import nn
 
@@ -266,21 +266,21 @@ def _channels(module: nn.Module) -> int:
     return first or next((p.shape[1] for p in module.parameters() if p.ndim == 4), 3)
 
 
-def _loaded(arch: Architecture, weights: Mapping[str, Tensor], full: Mapping[str, str]) -> nn.Module:
+def _build_and_load(arch: Architecture, weights: Mapping[str, Tensor], full: Mapping[str, str]) -> nn.Module:
     """Build the network and load these weights, of which none may be missing or left over."""
     if arch.library == "transformers":
-        return _of_transformers(arch, {full[name]: tensor for name, tensor in weights.items()})
+        return _from_transformers(arch, {full[name]: tensor for name, tensor in weights.items()})
     build = _builder(arch)
-    module = build(_classes(_plain(build), weights) if arch.library else None)
-    named = _counted(module, {full[name]: tensor for name, tensor in weights.items()})
-    weights = _counted(module, weights)
+    module = build(_checkpoint_classes(_default_network(build), weights) if arch.library else None)
+    named = _with_batch_counts(module, {full[name]: tensor for name, tensor in weights.items()})
+    weights = _with_batch_counts(module, weights)
     weights = named if set(named) == set(module.state_dict()) else weights
     _require_same(arch, module, weights)
     module.load_state_dict(weights, strict=True, assign=True)
     return module
 
 
-def _counted(module: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _with_batch_counts(module: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Add missing ``num_batches_tracked`` of BatchNorms, which old files lack and inference does not read."""
     import torch
 
@@ -288,7 +288,7 @@ def _counted(module: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tens
     return {**{name: torch.zeros((), dtype=torch.int64) for name in counts}, **weights}
 
 
-def _plain(build: Callable[[int | None], nn.Module]) -> nn.Module:
+def _default_network(build: Callable[[int | None], nn.Module]) -> nn.Module:
     """Build the network with its default number of classes, on the meta device if possible, to save memory."""
     import torch
 
@@ -304,11 +304,11 @@ def _builder(arch: Architecture) -> Callable[[int | None], nn.Module]:
     kind, _, name = arch.name.partition(":")
     if not arch.library:
         build = own(Path(kind), name)
-        return lambda _classes: build()
+        return lambda _checkpoint_classes: build()
     return of_registry(package(kind), kind, name, arch.config)
 
 
-def _of_transformers(arch: Architecture, weights: dict[str, Tensor]) -> nn.Module:
+def _from_transformers(arch: Architecture, weights: dict[str, Tensor]) -> nn.Module:
     """Build the network with transformers' own ``from_pretrained``, which also maps tensor names of older versions."""
     library, name = package("transformers"), arch.name.partition(":")[2]
     with loading("transformers"):
@@ -323,14 +323,14 @@ def _of_transformers(arch: Architecture, weights: dict[str, Tensor]) -> nn.Modul
     settings = kind.config_class.from_dict(dict(arch.config))
     module, found = kind.from_pretrained(None, config=settings, state_dict=weights, output_loading_info=True)
     kinds = (("missing", "missing_keys"), ("not in it", "unexpected_keys"), ("of another shape", "mismatched_keys"))
-    told = [f"{what}: {_listed(sorted(map(str, found[key])))}" for what, key in kinds if found.get(key)]
-    if told:
-        raise _others(arch, told)
+    mismatches = [f"{what}: {_name_list(sorted(map(str, found[key])))}" for what, key in kinds if found.get(key)]
+    if mismatches:
+        raise _weights_mismatch(arch, mismatches)
     loaded: nn.Module = module.float()
     return loaded
 
 
-def _classes(plain: nn.Module, weights: Mapping[str, Tensor]) -> int | None:
+def _checkpoint_classes(plain: nn.Module, weights: Mapping[str, Tensor]) -> int | None:
     """The number of classes of the checkpoint if only its heads differ in size, 0 if it has no heads, else None."""
     own = plain.state_dict()
     other = {name for name in own.keys() & weights.keys() if own[name].shape != weights[name].shape}
@@ -352,19 +352,19 @@ def _require_same(arch: Architecture, module: nn.Module, weights: Mapping[str, T
         if name in weights and own[name].shape != weights[name].shape
     ]
     kinds = (("missing", missing), ("not in it", more), ("of another shape", shapes))
-    told = [f"{what}: {_listed(names)}" for what, names in kinds if names]
-    if told:
-        raise _others(arch, told)
+    mismatches = [f"{what}: {_name_list(names)}" for what, names in kinds if names]
+    if mismatches:
+        raise _weights_mismatch(arch, mismatches)
 
 
-def _others(arch: Architecture, told: list[str]) -> Refused:
+def _weights_mismatch(arch: Architecture, mismatches: list[str]) -> Refused:
     return Refused(
-        f"these are not the weights of {arch.name}: {'; '.join(told)}.",
+        f"these are not the weights of {arch.name}: {'; '.join(mismatches)}.",
         hint="Name the architecture that was trained, with --arch; --weights takes another set of the file.",
         code="arch.weights",
     )
 
 
-def _listed(names: list[str]) -> str:
+def _name_list(names: list[str]) -> str:
     rest = f" and {len(names) - LARGEST_TOLD} more" if len(names) > LARGEST_TOLD else ""
     return ", ".join(names[:LARGEST_TOLD]) + rest

@@ -69,10 +69,12 @@ class GraphForm:
         if not self.decides or self._last is None:
             return None
         feeds, right = self._last
-        apart = np.zeros(1, bool)
-        for seed, run in enumerate(self._others):
-            apart = apart | _apart(self._run(run, jittered_feeds(feeds, JITTER, seed)), right, whole=self.whole)
-        return apart
+        changed = np.zeros(1, bool)
+        for seed, run in enumerate(self._perturbed_runners):
+            changed = changed | _changed_images(
+                self._run(run, jittered_feeds(feeds, JITTER, seed)), right, whole=self.whole
+            )
+        return changed
 
     def trace(self) -> OnnxTrace:
         """Give access to the intermediate values by name, in float32: what is located is larger than rounding."""
@@ -89,7 +91,7 @@ class GraphForm:
         return self._open(self.model)
 
     @cached_property
-    def _others(self) -> list[Runner]:
+    def _perturbed_runners(self) -> list[Runner]:
         return [self._open(moved_weights(self.model, JITTER, seed)) for seed in range(JITTERS)]
 
     def _open(self, model: onnx.ModelProto) -> Runner:
@@ -101,7 +103,7 @@ def _cast(array: NDArray[Any], dtype: str) -> NDArray[Any]:
     return array.astype(dtype) if array.dtype.kind == "f" and dtype in FLOATS else array
 
 
-def _apart(found: Mapping[str, Any], right: Mapping[str, Any], *, whole: bool) -> NDArray[np.bool_]:
+def _changed_images(found: Mapping[str, Any], right: Mapping[str, Any], *, whole: bool) -> NDArray[np.bool_]:
     """Mark the images [n], or the call [1], for which perturbed weights and inputs give other values or shapes."""
     rows = np.zeros(1, bool)
     for name, expected in right.items():

@@ -58,11 +58,11 @@ def fitted(model: onnx.ModelProto, folded: GraphFold, spec: GraphSpec) -> tuple[
             hint="Remove --batch: the model file has a fixed batch size.",
             code="export.batch",
         )
-    raised, note = _in_opset(model, spec)
-    return _sized(raised, _wanted(folded, spec)), note
+    raised, note = _with_opset(model, spec)
+    return _with_dimensions(raised, _new_dimensions(folded, spec)), note
 
 
-def _in_opset(model: onnx.ModelProto, spec: GraphSpec) -> tuple[onnx.ModelProto, str]:
+def _with_opset(model: onnx.ModelProto, spec: GraphSpec) -> tuple[onnx.ModelProto, str]:
     """Raise the opset with onnx's converter, unless that fails, or lower it to what the target reads."""
     import onnx
 
@@ -77,7 +77,7 @@ def _in_opset(model: onnx.ModelProto, spec: GraphSpec) -> tuple[onnx.ModelProto,
     return model, ""
 
 
-def _wanted(folded: GraphFold, spec: GraphSpec) -> dict[str, int | str]:
+def _new_dimensions(folded: GraphFold, spec: GraphSpec) -> dict[str, int | str]:
     """Map the names of dynamic dimensions to their new names or fixed sizes."""
     found: dict[str, int | str] = {}
     if folded.sizes.batch:
@@ -87,7 +87,7 @@ def _wanted(folded: GraphFold, spec: GraphSpec) -> dict[str, int | str]:
     return found
 
 
-def _sized(model: onnx.ModelProto, wanted: Mapping[str, int | str]) -> onnx.ModelProto:
+def _with_dimensions(model: onnx.ModelProto, wanted: Mapping[str, int | str]) -> onnx.ModelProto:
     """Return a copy of the graph with these dimensions renamed or fixed; shapes of other values are inferred again."""
     import onnx
 
@@ -234,7 +234,7 @@ class GraphSubject:
         model, note = fitted(base.model, self.folded, spec)
         check(model)
         exact = self._form(base.model, double=True) if self.folded.float64 else None
-        judge = Judge.of(base, self._calls(spec), ways, whole=self.folded.whole, exact=exact)
+        judge = Judge.of(base, self._comparison_inputs(spec), ways, whole=self.folded.whole, exact=exact)
         before = judge.run(model)
         called = f"{form} as {'stored' if form == DEPLOY else 'given'}"
         link = judge.link("exported", (called, EXPORTED), before)
@@ -250,7 +250,7 @@ class GraphSubject:
     def drawn(self, count: int, seed: int, size: ImageSize | None = None, *, batch: int | None = None) -> Inputs:
         """Make random inputs as the graph's first operators expect them: pixels, indices, masks or normal numbers."""
 
-        return drawn_inputs(self._drawn_by, self.folded, count, seed, size, batch)
+        return drawn_inputs(self._sampling_graph, self.folded, count, seed, size, batch)
 
     def require_size(self, height: int, width: int) -> None:
         """Refuse another image size than the graph's, if that is fixed.
@@ -275,21 +275,21 @@ class GraphSubject:
         return module
 
     @cached_property
-    def _drawn_by(self) -> onnx.ModelProto:
+    def _sampling_graph(self) -> onnx.ModelProto:
         """The graph from which random inputs are derived: the original, or the folded one if that is missing."""
         try:
             return self.given
         except Refused:
             return self.deploy
 
-    def _calls(self, spec: GraphSpec) -> list[Feeds]:
+    def _comparison_inputs(self, spec: GraphSpec) -> list[Feeds]:
         """Make the inputs on which graphs are compared; see `batches_of`."""
 
         has, sizes = self.folded.sizes, [spec.size, spec.size]
         if spec.free_size and spec.size:
             height, width = (has.other.get(side, size) for side, size in zip(has.sides, spec.size, strict=True))
             sizes[1] = height, width
-        return batches_of(self._drawn_by, self.folded, spec.batch, sizes)
+        return batches_of(self._sampling_graph, self.folded, spec.batch, sizes)
 
     def _form(self, model: onnx.ModelProto, *, double: bool = False) -> GraphForm:
         has = self.folded
@@ -321,12 +321,14 @@ def drawn_inputs(
     if folded.image_size is None:
         name = f"{count} drawn calls, seed {seed}"
         free = {folded.sizes.batch: batch} if batch and folded.sizes.batch else {}
-        return Inputs(name, (count,), lambda at, _: Batch(_call(model, folded, seed, at, free), whole=True), whole=True)
-    first = _images(model, folded, seed, 0, size)
+        return Inputs(
+            name, (count,), lambda at, _: Batch(_call_feeds(model, folded, seed, at, free), whole=True), whole=True
+        )
+    first = _image_at(model, folded, seed, 0, size)
 
     def piece(start: int, stop: int) -> Batch:
-        every = [_images(model, folded, seed, number, size) for number in range(start, stop)]
-        return Batch({_name(model): np.concatenate(every)}, whole=folded.whole)
+        every = [_image_at(model, folded, seed, number, size) for number in range(start, stop)]
+        return Batch({_input_name(model): np.concatenate(every)}, whole=folded.whole)
 
     shape = (count, *first.shape[1:])
     return Inputs(f"{count} drawn images, seed {seed}", shape, piece, whole=folded.whole)
@@ -346,29 +348,34 @@ def batches_of(
     fixed = batch or (folded.batch if isinstance(folded.batch, int) else None)
     if folded.image_size is None:
         free = {folded.sizes.batch: fixed} if fixed and folded.sizes.batch else {}
-        return [_call(model, folded, 0, 0, free), _call(model, folded, 0, 1, {**folded.sizes.other, **free})]
+        return [
+            _call_feeds(model, folded, 0, 0, free),
+            _call_feeds(model, folded, 0, 1, {**folded.sizes.other, **free}),
+        ]
     counts = [fixed or 1, fixed or (1 if folded.whole else folded.sizes.other.get(folded.sizes.batch, 1))]
     return [
-        {_name(model): np.concatenate([_images(model, folded, seed, n, size) for n in range(count)])}
+        {_input_name(model): np.concatenate([_image_at(model, folded, seed, n, size) for n in range(count)])}
         for seed, (count, size) in enumerate(zip(counts, sizes, strict=True))
     ]
 
 
-def _name(model: onnx.ModelProto) -> str:
+def _input_name(model: onnx.ModelProto) -> str:
     from repaconv.verification.onnx_model_loading import inputs_of
 
     return inputs_of(model)[0].name
 
 
-def _call(model: onnx.ModelProto, folded: GraphFold, seed: int, at: int, free: dict[str, int] | None = None) -> Feeds:
+def _call_feeds(
+    model: onnx.ModelProto, folded: GraphFold, seed: int, at: int, free: dict[str, int] | None = None
+) -> Feeds:
     from repaconv.verification.probe_inputs import drawn
 
     sizes = {**folded.sizes.usual, **(free or {})}
     return drawn(model, sizes, [seed, at], gain=folded.sizes.gain, below=folded.sizes.below, held=folded.sizes.held)
 
 
-def _images(model: onnx.ModelProto, folded: GraphFold, seed: int, at: int, size: ImageSize | None) -> np.ndarray:
+def _image_at(model: onnx.ModelProto, folded: GraphFold, seed: int, at: int, size: ImageSize | None) -> np.ndarray:
     """One image [1, C, H, W]."""
     free = dict(zip(folded.sizes.sides, size or folded.image_size or (), strict=False))
-    array: np.ndarray = next(iter(_call(model, folded, seed, at, free).values()))[:1]
+    array: np.ndarray = next(iter(_call_feeds(model, folded, seed, at, free).values()))[:1]
     return array

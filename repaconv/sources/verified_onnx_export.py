@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 EXPORTED, FORM, SIMPLIFIED = "ONNX as exported", "ONNX, rewritten", "ONNX simplified"
 KEPT_BYTES = 512 << 20
-_LAST: dict[tuple[object, ...], bytes] = {}
+_LAST_EXPORT: dict[tuple[object, ...], bytes] = {}
 BF16_NOTE = "run in float32, every value rounded to bfloat16: ONNX Runtime has no such kernels here"
 
 
@@ -101,7 +101,7 @@ def exported_graph(
     spec, scratch = ways.spec, ways.scratch
     ways.progress(f"{ways.form}: torch", 0, 0)
     runner = TorchRunner(module, tensors, double=False, outputs=(output,))
-    judge = Judge.of(runner, _probes(shape, spec.batch, spec.free_size), ways)
+    judge = Judge.of(runner, _comparison_inputs(shape, spec.batch, spec.free_size), ways)
     _load_float32(module, tensors)
     ways.progress(f"{ways.form}: to ONNX", 0, 0)
     written: dict[str, Any] = {
@@ -112,7 +112,7 @@ def exported_graph(
     }
     make = partial(to_onnx, module, shape, output=output, scratch=scratch, **written)
     key = None if ways.of is None else (ways.of, shape, output, *written.values())
-    exported = _once(make, key, scratch / DATA)
+    exported = _cached_export(make, key, scratch / DATA)
     data = scratch / DATA if (scratch / DATA).is_file() else None
     judge = judge._replace(folder=scratch if data else None)
     check(exported, judge.folder)
@@ -125,7 +125,7 @@ def exported_graph(
     return finished(Graph(exported, (link,), "none", False, None), judge._replace(expected=before))
 
 
-def _once(make: Callable[[], onnx.ModelProto], key: tuple[object, ...] | None, data: Path) -> onnx.ModelProto:
+def _cached_export(make: Callable[[], onnx.ModelProto], key: tuple[object, ...] | None, data: Path) -> onnx.ModelProto:
     """Call ``make``, or return the last export of this process if it has the same key.
 
     INT8 quantization, e.g., starts from the same FP32 graph as the FP32 export. A reused graph is verified like any
@@ -133,12 +133,12 @@ def _once(make: Callable[[], onnx.ModelProto], key: tuple[object, ...] | None, d
     """
     import onnx
 
-    if key is not None and key in _LAST:
-        return onnx.load_from_string(_LAST[key])
+    if key is not None and key in _LAST_EXPORT:
+        return onnx.load_from_string(_LAST_EXPORT[key])
     made = make()
-    _LAST.clear()
+    _LAST_EXPORT.clear()
     if key is not None and not data.is_file() and made.ByteSize() < KEPT_BYTES:
-        _LAST[key] = made.SerializeToString()
+        _LAST_EXPORT[key] = made.SerializeToString()
     return made
 
 
@@ -153,11 +153,11 @@ def finished(plain: Graph, judge: Judge) -> Graph:
     spec = ways.spec
     if spec.rewrites:
         ways.progress(f"{ways.form}: its form", 0, 0)
-        plain = _in_form(plain, spec.rewrites, judge)
+        plain = _with_rewrites(plain, spec.rewrites, judge)
     if not spec.simplifiers:
         return plain._replace(links=(*plain.links, not_done("not asked for")))
     ways.progress(f"{ways.form}: simplify", 0, 0)
-    return _simplified(plain, spec.simplifiers, spec.lacks, judge)
+    return _with_simplification(plain, spec.simplifiers, spec.lacks, judge)
 
 
 Outputs = list[Mapping[str, Any]]
@@ -229,7 +229,7 @@ class Judge(NamedTuple):
         return link.model_copy(update={"location": where})
 
 
-def _probes(shape: tuple[int, int, int], batch: int | None, free_size: bool) -> list[Feeds]:
+def _comparison_inputs(shape: tuple[int, int, int], batch: int | None, free_size: bool) -> list[Feeds]:
     """Make two batches, of 1 and 3 images if the batch is dynamic, of different sizes if the size is dynamic."""
     from repaconv.verification.input_batches import random_inputs
 
@@ -249,7 +249,7 @@ def _load_float32(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     module.load_state_dict(weights, assign=True)
 
 
-def _simplified(graph: Graph, tools: tuple[str, ...], lacks: Collection[str], judge: Judge) -> Graph:
+def _with_simplification(graph: Graph, tools: tuple[str, ...], lacks: Collection[str], judge: Judge) -> Graph:
     """Simplify the graph; keep the original graph if the result computes something else."""
     from repaconv.onnx_export.onnx_simplifiers import simplify
     from repaconv.verification.model_runners import OnnxTrace
@@ -265,7 +265,7 @@ def _simplified(graph: Graph, tools: tuple[str, ...], lacks: Collection[str], ju
     return Graph(result.model, links, result.simplifier, result.accepted, None, graph.changes)
 
 
-def _in_form(exported: Graph, rewrites: Sequence[Rewrite], judge: Judge) -> Graph:
+def _with_rewrites(exported: Graph, rewrites: Sequence[Rewrite], judge: Judge) -> Graph:
     """Apply the rewrites of the preset and verify the result; keep the exported graph if that fails."""
     from repaconv.graph.model_rewriting import rewritten
     from repaconv.onnx_export.torch_exporter import check
@@ -303,16 +303,16 @@ def write_graph(model: onnx.ModelProto, path: Path, data: Path | None) -> Path |
     """
     from repaconv.onnx_export.torch_exporter import refer_to
 
-    beside = path.with_name(f"{path.name}.data")
-    if data is not None or beside.exists():
+    weights_path = path.with_name(f"{path.name}.data")
+    if data is not None or weights_path.exists():
         path.unlink(missing_ok=True)
-        beside.unlink(missing_ok=True)
+        weights_path.unlink(missing_ok=True)
     if data is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        refer_to(model, beside.name)
-        write_payload(beside, partial(_move, data))
+        refer_to(model, weights_path.name)
+        write_payload(weights_path, partial(_move, data))
     write_payload(path, model.SerializeToString(deterministic=True))
-    return beside if data is not None else None
+    return weights_path if data is not None else None
 
 
 def _move(source: Path, target: Path) -> None:

@@ -45,7 +45,7 @@ class Raised(NamedTuple):
             return self
         links = proved(source, given, self.graph, ends=(GIVEN, RAISED.format(opset_of(self.graph.model))))
         if any(link.verdict == "failed" for link in links):
-            why = f"{_old(given.model)}, and what ONNX's converter makes of it computes something else"
+            why = f"{_opset_message(given.model)}, and what ONNX's converter makes of it computes something else"
             return Raised(given, (), (why,))
         return self._replace(links=links)
 
@@ -56,9 +56,11 @@ def to_oldest(given: Evaluated) -> Raised:
         newer = raised(given.model)
     except Exception as error:  # the converter raises many classes
         why = first_line(error)
-        return Raised(given, (), (f"{_old(given.model)}, and ONNX's converter fails on it ({why}); export it anew",))
+        return Raised(
+            given, (), (f"{_opset_message(given.model)}, and ONNX's converter fails on it ({why}); export it anew",)
+        )
     return Raised(given if newer is given.model else Evaluated(newer))
 
 
-def _old(given: onnx.ModelProto) -> str:
+def _opset_message(given: onnx.ModelProto) -> str:
     return f"the graph is of opset {opset_of(given)}, where Softmax and Squeeze meant something else"

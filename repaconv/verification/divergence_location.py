@@ -159,11 +159,11 @@ def seams(training: nn.Module, deploy: nn.Module) -> list[Place]:
         if not holder or isinstance(training.get_submodule(holder), holders):
             found.append(Place("out", name))
             halves = [f"{name}.{half}" for half in ("norm2", "mlp")]
-            found += [Place("in", half) for half in halves if half in there and _has(training, half)][:1]
+            found += [Place("in", half) for half in halves if half in there and _has_module(training, half)][:1]
     return found
 
 
-def _has(module: nn.Module, name: str) -> bool:
+def _has_module(module: nn.Module, name: str) -> bool:
     return any(name == known for known, _ in module.named_modules())
 
 
@@ -187,13 +187,13 @@ def locate_between_seams(training: TorchRunner, deploy: TorchRunner, feeds: Feed
         return Location(module="", reason="the two forms agree wherever they can be compared", drift=curve)
     before, after = (found[index - 1][0] if index else None), found[index][0]
     order = [place.name for place in TorchTrace(training).places(feeds) if place.side == "out"]
-    suspects = _between(before, after, order)
+    suspects = _modules_between(before, after, order)
     since = f"the {before} agrees" if before else "the input is the same"
     reason = f"off by {curve[index].max_rel_error:.1e} at the {after}, while {since}"
     return Location(module=", ".join(suspects), reason=reason, drift=curve)
 
 
-def _between(before: Place | None, after: Place, order: list[str]) -> list[str]:
+def _modules_between(before: Place | None, after: Place, order: list[str]) -> list[str]:
     """The modules computed between two places; a parent is named instead of all of its children."""
     start = 0
     if before is not None:
@@ -202,10 +202,10 @@ def _between(before: Place | None, after: Place, order: list[str]) -> list[str]:
     inside = [i for i, name in enumerate(order) if name == after.name or name.startswith(f"{after.name}.")]
     stop = (inside[0] if after.side == "in" else inside[-1] + 1) if inside else len(order)
     names = order[start:stop]
-    return list(dict.fromkeys(_as_whole(name, set(names), order) for name in names)) or [after.name]
+    return list(dict.fromkeys(_topmost_module(name, set(names), order) for name in names)) or [after.name]
 
 
-def _as_whole(name: str, chosen: set[str], order: list[str]) -> str:
+def _topmost_module(name: str, chosen: set[str], order: list[str]) -> str:
     """The topmost parent of a module whose children are all in ``chosen``."""
     while holder := name.rpartition(".")[0]:
         inside = {part for part in order if part.startswith(f"{holder}.")}

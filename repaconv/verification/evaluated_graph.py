@@ -31,8 +31,8 @@ class Evaluated:
 
     def __init__(self, model: onnx.ModelProto, sample: Feeds | None = None) -> None:
         self.model, self.sample = model, sample
-        self._known: dict[bytes, dict[str, Any]] = {}
-        self._true: dict[bytes, dict[str, Any]] = {}
+        self._outputs: dict[bytes, dict[str, Any]] = {}
+        self._float64_outputs: dict[bytes, dict[str, Any]] = {}
 
     @cached_property
     def session(self) -> Session:
@@ -56,9 +56,9 @@ class Evaluated:
     def run(self, feeds: Feeds) -> dict[str, Any]:
         """Run the graph under ONNX Runtime, or return the cached outputs for equal inputs; errors are not cached."""
         key = key_of(feeds)
-        if key not in self._known:
-            self._known[key] = dict(self.session.run(feeds))
-        return dict(self._known[key])
+        if key not in self._outputs:
+            self._outputs[key] = dict(self.session.run(feeds))
+        return dict(self._outputs[key])
 
     def as_written(self, feeds: Feeds) -> dict[str, Any]:
         """Run the graph under ONNX Runtime without fusions."""
@@ -72,9 +72,9 @@ class Evaluated:
     def truth(self, feeds: Feeds) -> dict[str, Any]:
         """Evaluate the graph in float64, or return the cached outputs for equal inputs."""
         key = key_of(feeds)
-        if key not in self._true:
-            self._true[key] = self.float64.run(feeds)
-        return dict(self._true[key])
+        if key not in self._float64_outputs:
+            self._float64_outputs[key] = self.float64.run(feeds)
+        return dict(self._float64_outputs[key])
 
     @cached_property
     def probes(self) -> Probes:

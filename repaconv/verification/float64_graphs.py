@@ -46,7 +46,7 @@ class Float64:
         with suppress(Exception):  # the runtime raises many classes
             if not any(node.op_type in LACKED for node in model.graph.node):
                 session = load_onnx(widened(model), as_written=True)
-        self._run, self.told = (_evaluated(model), REFERENCE) if session is None else (session.run, RUNTIME)
+        self._run, self.told = (_reference_evaluation(model), REFERENCE) if session is None else (session.run, RUNTIME)
 
     def run(self, feeds: Feeds) -> dict[str, Any]:
         """Run the graph and return all outputs, floating-point ones in float64."""
@@ -60,7 +60,7 @@ def widened(model: onnx.ModelProto) -> onnx.ModelProto:
     return retyped(model, WIDER)
 
 
-def _evaluated(model: onnx.ModelProto) -> Callable[[Feeds], Mapping[str, Any]]:
+def _reference_evaluation(model: onnx.ModelProto) -> Callable[[Feeds], Mapping[str, Any]]:
     """Return a function that evaluates the graph with onnx's reference implementation in float64.
 
     Weights are converted when a node reads them, and values are freed after their last use.
@@ -74,7 +74,7 @@ def _evaluated(model: onnx.ModelProto) -> Callable[[Feeds], Mapping[str, Any]]:
     weights, kept = {weight.name: weight for weight in model.graph.initializer}, kept_constants(model, WIDER)
     evaluator = ReferenceEvaluator(widened(outline(model, ())), new_ops=by_torch())
     names = [output.name for output in model.graph.output]
-    steps = list(zip(evaluator.rt_nodes_, _read_last(evaluator.rt_nodes_, names), strict=True))
+    steps = list(zip(evaluator.rt_nodes_, _values_to_free(evaluator.rt_nodes_, names), strict=True))
 
     def weight(name: str) -> Any:
         array = numpy_helper.to_array(weights[name])
@@ -96,7 +96,7 @@ def _evaluated(model: onnx.ModelProto) -> Callable[[Feeds], Mapping[str, Any]]:
     return run
 
 
-def _read_last(nodes: Sequence[Any], wanted: Sequence[str]) -> list[list[str]]:
+def _values_to_free(nodes: Sequence[Any], wanted: Sequence[str]) -> list[list[str]]:
     """For each node, the values that no later node reads; empty if there is control flow, which may read any value."""
     if any(node.need_context() for node in nodes):
         return [[] for _ in nodes]

@@ -65,11 +65,13 @@ def resized(x: NDArray[Any], scales: Any, sizes: Any, how: Mapping[str, Any]) ->
     for axis in changed:
         places = PLACES[by](np.arange(wanted[axis], dtype=np.float64), x.shape[axis], ends[axis])
         whole = NEAREST[nearest] if mode == "nearest" else None
-        x = _cubic(x, axis, places, curve) if mode == "cubic" else _taken(x, axis, places, whole)
+        x = _cubic(x, axis, places, curve) if mode == "cubic" else _nearest_or_linear(x, axis, places, whole)
     return x
 
 
-def _taken(x: NDArray[Any], axis: int, places: Places, whole: Callable[[Places], Places] | None) -> NDArray[Any]:
+def _nearest_or_linear(
+    x: NDArray[Any], axis: int, places: Places, whole: Callable[[Places], Places] | None
+) -> NDArray[Any]:
     """Sample an axis at these coordinates, which ``whole`` rounds; with linear interpolation if it is None."""
     last = x.shape[axis] - 1
     if whole:
@@ -117,47 +119,56 @@ def before_places(x: NDArray[Any], scales: Any, mode: str | None) -> NDArray[Any
 
 def by_torch() -> list[Any]:
     """Return the operator classes, to be passed to onnx's `ReferenceEvaluator` as `new_ops`."""
-    return [*_convolutions(), *_sizes(), _pad(), *_gathers(), _grid_sample(), *_pointwise(), *_pools(), _suppression()]
+    return [
+        *_convolution_operators(),
+        *_resize_operators(),
+        _pad_operator(),
+        *_gather_operators(),
+        _grid_sample_operator(),
+        *_pointwise_operators(),
+        *_pool_operators(),
+        _suppression_operator(),
+    ]
 
 
-def _convolutions() -> list[Any]:
+def _convolution_operators() -> list[Any]:
     from onnx.reference.ops import op_col2im, op_conv, op_conv_transpose
     from torch.nn import functional
 
     class Conv(op_conv.Conv):  # type: ignore[misc]
         def _run(self, *given: Any, **how: Any) -> Any:
-            way = _Way(given[0].ndim - 2, how, given[0].shape[2:], given[1].shape[2:])
-            if way.odd or way.rank > 3:
+            window = _Window(given[0].ndim - 2, how, given[0].shape[2:], given[1].shape[2:])
+            if window.no_pads or window.rank > 3:
                 return super()._run(*given, **how)
-            x, weight, bias = _weighted(*given)
-            conv = (functional.conv1d, functional.conv2d, functional.conv3d)[way.rank - 1]
-            x, groups = functional.pad(x, way.around()), how.get("group") or 1
-            done = conv(x, weight, bias, way.of("strides"), 0, way.of("dilations"), groups)
+            x, weight, bias = _conv_tensors(*given)
+            conv = (functional.conv1d, functional.conv2d, functional.conv3d)[window.rank - 1]
+            x, groups = functional.pad(x, window.torch_pads()), how.get("group") or 1
+            done = conv(x, weight, bias, window.of("strides"), 0, window.of("dilations"), groups)
             return (done.numpy(),)
 
     class ConvTranspose(op_conv_transpose.ConvTranspose):  # type: ignore[misc]
         def _run(self, *given: Any, **how: Any) -> Any:
-            way = _Way(given[0].ndim - 2, how)
-            if way.odd or way.rank != 2 or not way.even or how.get("output_shape") is not None:
+            window = _Window(given[0].ndim - 2, how)
+            if window.no_pads or window.rank != 2 or not window.even or how.get("output_shape") is not None:
                 return super()._run(*given, **how)
-            x, weight, bias = _weighted(*given)
+            x, weight, bias = _conv_tensors(*given)
             further, groups = list(how.get("output_padding") or [0, 0])[:2], how.get("group") or 1
-            shape = way.of("strides"), way.begins, further, groups, way.of("dilations")
+            shape = window.of("strides"), window.begins, further, groups, window.of("dilations")
             return (functional.conv_transpose2d(x, weight, bias, *shape).numpy(),)
 
     class Col2Im(op_col2im.Col2Im):  # type: ignore[misc]
         def _run(self, x: Any, size: Any, block: Any, **how: Any) -> Any:
-            way = _Way(len(block), how)
-            if way.rank != 2 or not way.even:
+            window = _Window(len(block), how)
+            if window.rank != 2 or not window.even:
                 return super()._run(x, size, block, **how)
-            shape = [way.of("dilations"), way.begins, way.of("strides")]
+            shape = [window.of("dilations"), window.begins, window.of("strides")]
             done = functional.fold(_tensor(x), *(tuple(map(int, each)) for each in (size, block, *shape)))
             return (done.numpy(),)
 
     return [Conv, ConvTranspose, Col2Im]
 
 
-def _sizes() -> list[Any]:
+def _resize_operators() -> list[Any]:
     from onnx.reference.op_run import OpRun
     from onnx.reference.ops import op_resize
 
@@ -175,7 +186,7 @@ def _sizes() -> list[Any]:
     return [Resize, Upsample]
 
 
-def _pad() -> Any:
+def _pad_operator() -> Any:
     from onnx.reference.op_run import OpRun
 
     class Pad(OpRun):  # type: ignore[misc]
@@ -183,17 +194,17 @@ def _pad() -> Any:
 
         def _run(self, x: Any, pads: Any = None, value: Any = None, axes: Any = None, mode: Any = None) -> Any:
             places = range(x.ndim) if axes is None else [int(axis) % x.ndim for axis in axes]
-            around = np.zeros((x.ndim, 2), np.int64)
-            around[list(places)] = np.reshape(pads, (2, -1)).T
-            ends = np.array(x.shape) + np.minimum(around[:, 1], 0)
-            x = x[tuple(slice(max(0, -begin), end) for begin, end in zip(around[:, 0], ends, strict=True))]
+            torch_pads = np.zeros((x.ndim, 2), np.int64)
+            torch_pads[list(places)] = np.reshape(pads, (2, -1)).T
+            ends = np.array(x.shape) + np.minimum(torch_pads[:, 1], 0)
+            x = x[tuple(slice(max(0, -begin), end) for begin, end in zip(torch_pads[:, 0], ends, strict=True))]
             fill = {"constant_values": 0 if value is None else value} if mode == "constant" else {}
-            return (np.pad(x, np.maximum(around, 0), mode, **fill).astype(x.dtype),)
+            return (np.pad(x, np.maximum(torch_pads, 0), mode, **fill).astype(x.dtype),)
 
     return Pad
 
 
-def _gathers() -> list[Any]:
+def _gather_operators() -> list[Any]:
     from onnx.reference.op_run import OpRun
 
     class GatherND(OpRun):  # type: ignore[misc]
@@ -209,15 +220,15 @@ def _gathers() -> list[Any]:
         """GatherElements for axes of any length; onnx's own supports at most 64."""
 
         def _run(self, x: Any, indices: Any, axis: int = 0) -> Any:
-            within = tuple(slice(size) for size in indices.shape)
-            others = (*within[: axis % x.ndim], slice(None), *within[axis % x.ndim + 1 :])
+            fits_torch = tuple(slice(size) for size in indices.shape)
+            others = (*fits_torch[: axis % x.ndim], slice(None), *fits_torch[axis % x.ndim + 1 :])
             places = np.where(indices < 0, indices + x.shape[axis], indices)
             return (np.take_along_axis(x[others], places, axis),)
 
     return [GatherND, GatherElements]
 
 
-def _grid_sample() -> Any:
+def _grid_sample_operator() -> Any:
     from onnx.reference.ops import op_grid_sample
     from torch.nn import functional
 
@@ -243,7 +254,7 @@ def _grid_sample() -> Any:
     return GridSample
 
 
-def _pointwise() -> list[Any]:
+def _pointwise_operators() -> list[Any]:
     import torch
     from onnx.reference.op_run import OpRun
     from torch.nn import functional
@@ -281,7 +292,7 @@ def _pointwise() -> list[Any]:
     return [Erf, Gelu, HardSigmoid, HardSwish, BatchNormalization]
 
 
-def _pools() -> list[Any]:
+def _pool_operators() -> list[Any]:
     import torch
     from onnx.reference.ops import op_average_pool, op_max_pool
     from torch.nn import functional
@@ -292,32 +303,34 @@ def _pools() -> list[Any]:
     class MaxPool(op_max_pool.MaxPool):  # type: ignore[misc]
         def _run(self, x: Any, **how: Any) -> Any:
             shape = how["kernel_shape"]
-            way, ceil = _Way(x.ndim - 2, how, x.shape[2:], shape), bool(how.get("ceil_mode"))
-            even = way.within(shape)
-            if way.odd or way.rank > 3 or len(self.onnx_node.output) > 1 or (ceil and not even):
+            window, ceil = _Window(x.ndim - 2, how, x.shape[2:], shape), bool(how.get("ceil_mode"))
+            even = window.fits_torch(shape)
+            if window.no_pads or window.rank > 3 or len(self.onnx_node.output) > 1 or (ceil and not even):
                 return super()._run(x, **how)
-            given = _tensor(x) if even else functional.pad(_tensor(x), way.around(), value=-torch.inf)
-            begins = way.begins if even else 0
-            done = most[way.rank - 1](given, shape, way.of("strides"), begins, way.of("dilations"), ceil)
+            given = _tensor(x) if even else functional.pad(_tensor(x), window.torch_pads(), value=-torch.inf)
+            begins = window.begins if even else 0
+            done = most[window.rank - 1](given, shape, window.of("strides"), begins, window.of("dilations"), ceil)
             return (done.numpy(),)
 
     class AveragePool(op_average_pool.AveragePool_19):  # type: ignore[misc]
         def _run(self, x: Any, **how: Any) -> Any:
             shape = how["kernel_shape"]
-            way, ceil = _Way(x.ndim - 2, how, x.shape[2:], shape), bool(how.get("ceil_mode"))
-            counted, even = bool(how.get("count_include_pad")) and any(way.pads), way.within(shape)
-            if way.odd or way.rank > 3 or max(way.of("dilations")) > 1 or (ceil and (counted or not even)):
+            window, ceil = _Window(x.ndim - 2, how, x.shape[2:], shape), bool(how.get("ceil_mode"))
+            counted, even = bool(how.get("count_include_pad")) and any(window.pads), window.fits_torch(shape)
+            if window.no_pads or window.rank > 3 or max(window.of("dilations")) > 1 or (ceil and (counted or not even)):
                 return super()._run(x, **how)
-            pool, given, steps = mean[way.rank - 1], _tensor(x), way.of("strides")
+            pool, given, steps = mean[window.rank - 1], _tensor(x), window.of("strides")
             if even:
-                return (pool(given, shape, steps, way.begins, ceil, counted).numpy(),)
-            done, share = (pool(functional.pad(each, way.around()), shape, steps) for each in (given, given * 0 + 1))
+                return (pool(given, shape, steps, window.begins, ceil, counted).numpy(),)
+            done, share = (
+                pool(functional.pad(each, window.torch_pads()), shape, steps) for each in (given, given * 0 + 1)
+            )
             return ((done if counted else done / share).numpy(),)
 
     return [MaxPool, AveragePool]
 
 
-def _suppression() -> Any:
+def _suppression_operator() -> Any:
     from onnx.reference.op_run import OpRun
 
     class NonMaxSuppression(OpRun):  # type: ignore[misc]
@@ -364,11 +377,11 @@ def _upsampled(x: NDArray[Any], scales: Any, how: Mapping[str, Any]) -> tuple[ND
     return (done,)
 
 
-class _Way:
+class _Window:
     """Strides, dilations and padding of a convolution or pool over ``rank`` axes.
 
     Attributes:
-        odd: Whether the padding is unknown: automatic, and ``sizes`` were not given.
+        no_pads: Whether the padding is unknown: automatic, and ``sizes`` were not given.
         pads: ONNX pads: those at the begin of all axes, then those at the end.
         begins: Pads at the begin of each axis.
         even: Whether the pads at begin and end are equal.
@@ -379,7 +392,7 @@ class _Way:
     ) -> None:
         self.rank, self.how = rank, how
         auto = how.get("auto_pad") or "NOTSET"
-        self.odd = auto != "NOTSET" and not sizes
+        self.no_pads = auto != "NOTSET" and not sizes
         self.pads = [0] * (2 * rank) if how.get("pads") is None else [int(pad) for pad in how["pads"]]
         if auto.startswith("SAME"):
             axes = zip(sizes, kernel, self.of("strides"), self.of("dilations"), strict=False)
@@ -390,7 +403,7 @@ class _Way:
         self.begins = self.pads[:rank]
         self.even = self.begins == self.pads[rank:]
 
-    def within(self, shape: Sequence[int]) -> bool:
+    def fits_torch(self, shape: Sequence[int]) -> bool:
         """Whether torch's pools support this padding: equal at both ends and at most half of the kernel."""
         return self.even and all(2 * pad <= size for pad, size in zip(self.begins, shape, strict=True))
 
@@ -398,12 +411,12 @@ class _Way:
         """Return the strides or dilations, 1 by default."""
         return list(self.how.get(name) or [1] * self.rank)
 
-    def around(self) -> list[int]:
+    def torch_pads(self) -> list[int]:
         """Return the pads in the order of ``torch.nn.functional.pad``: last axis first, (begin, end) per axis."""
         return [self.pads[axis + side * self.rank] for axis in reversed(range(self.rank)) for side in (0, 1)]
 
 
-def _weighted(x: NDArray[Any], weight: NDArray[Any], bias: NDArray[Any] | None = None) -> tuple[Any, Any, Any]:
+def _conv_tensors(x: NDArray[Any], weight: NDArray[Any], bias: NDArray[Any] | None = None) -> tuple[Any, Any, Any]:
     return _tensor(x), _tensor(weight), None if bias is None else _tensor(bias)
 
 

@@ -79,7 +79,7 @@ def _cropped(image: Image.Image, wanted: Preprocessing, size: tuple[int, int]) -
     from PIL.Image import Resampling
 
     height, width = size
-    across, down = _resized(image.size, wanted, size)
+    across, down = _size_before_crop(image.size, wanted, size)
     if across < width or down < height:
         raise Refused(
             f"an image of {image.height} x {image.width} is resized to {down} x {across}, less than the crop "
@@ -92,7 +92,7 @@ def _cropped(image: Image.Image, wanted: Preprocessing, size: tuple[int, int]) -
     return resized.crop((left, top, left + width, top + height))
 
 
-def _resized(given: tuple[int, int], wanted: Preprocessing, size: tuple[int, int]) -> tuple[int, int]:
+def _size_before_crop(given: tuple[int, int], wanted: Preprocessing, size: tuple[int, int]) -> tuple[int, int]:
     """The (width, height) after resizing and before the crop, for an image of (width, height) ``given``."""
     edge = wanted.resize_edge or max(size)
     if not wanted.keep_ratio:
@@ -108,12 +108,12 @@ def told_of(wanted: Preprocessing, size: tuple[int, int]) -> str:
     return (
         f"{'shorter edge' if wanted.keep_ratio else 'both edges'} to {edge} ({wanted.interpolation}), "
         f"middle {size[0]} x {size[1]}, "
-        f"{wanted.channel_order}, mean {_short(wanted.mean)}, std {_short(wanted.std)}; from {wanted.source}"
+        f"{wanted.channel_order}, mean {_joined(wanted.mean)}, std {_joined(wanted.std)}; from {wanted.source}"
         f"{f'; assumed, since the file does not have it: {assumed}' if assumed else ''}"
     )
 
 
-def _short(values: tuple[float, ...]) -> str:
+def _joined(values: tuple[float, ...]) -> str:
     return ", ".join(f"{value:g}" for value in values)
 
 
@@ -169,7 +169,7 @@ class Labels:
                 code="images.nested",
             )
         if class_names is not None:
-            index = _listed(class_names, classes)
+            index = _class_numbers(class_names, classes)
             source = f"folder names, in the order of {class_names.name}"
         elif _are_numbers(names, classes) and all(int(name) < classes for name in names):
             index, source = {name: int(name) for name in names}, "folder names, which are class numbers"
@@ -202,7 +202,7 @@ def _are_numbers(names: list[str], classes: int) -> bool:
     return True
 
 
-def _listed(path: Path, classes: int) -> dict[str, int]:
+def _class_numbers(path: Path, classes: int) -> dict[str, int]:
     try:
         names = path.read_text().split("\n")
     except (OSError, UnicodeDecodeError) as error:

@@ -190,8 +190,8 @@ def npz_inputs(path: Path, channels: int | None = None, classes: int | None = No
         Refused: The file is not an .npz of numbers, has no normalized images with these channels, a recorded output
             without one row per image, or labels outside the classes (-1 means unknown).
     """
-    arrays = _arrays(path)
-    name = _images_in(path, arrays, channels)
+    arrays = _read_npz(path)
+    name = _image_array_name(path, arrays, channels)
     given = arrays[name]
     outputs = [key for key in RECORDED if key in arrays]
     for key in outputs:
@@ -221,7 +221,7 @@ def npz_inputs(path: Path, channels: int | None = None, classes: int | None = No
     )
 
 
-def _arrays(path: Path) -> dict[str, NDArray[Any]]:
+def _read_npz(path: Path) -> dict[str, NDArray[Any]]:
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             claimed = sum(entry.file_size for entry in archive.zip.infolist())
@@ -240,7 +240,7 @@ def _arrays(path: Path) -> dict[str, NDArray[Any]]:
         ) from error
 
 
-def _images_in(path: Path, arrays: dict[str, NDArray[Any]], channels: int | None) -> str:
+def _image_array_name(path: Path, arrays: dict[str, NDArray[Any]], channels: int | None) -> str:
     """Return the name of the array with the images, after checking its shape and values."""
     images = [name for name, array in arrays.items() if array.ndim == 4]
     name = "input" if "input" in arrays else (images[0] if len(images) == 1 else "")
@@ -339,7 +339,7 @@ def npz_calls(path: Path, inputs: Sequence[Port], outputs: Sequence[str], *, lab
     Raises:
         Refused: The file is not an .npz, lacks an input, or an input has the wrong kind of values.
     """
-    arrays = _arrays(path)
+    arrays = _read_npz(path)
     lacking = [port.name for port in inputs if port.name not in arrays]
     if lacking:
         raise Refused(

@@ -89,17 +89,17 @@ class TorchRunner:
             self.dtype = torch.float64 if double else torch.float32
             self.module = weighted(module, tensors, self.dtype)
         self.inputs, self.outputs = tuple(inputs), tuple(outputs)
-        self._decided: list[Tensor] = []
+        self._margins: list[Tensor] = []
         for part in module.modules():
             if hasattr(part, "decision_margin"):
-                part.register_forward_pre_hook(self._watch)
+                part.register_forward_pre_hook(self._record_margin)
 
     def run(self, feeds: Feeds) -> dict[str, Array]:
         """Run the module and return all outputs, floating-point ones in the chosen precision."""
         import torch
         from torch.utils._pytree import tree_leaves
 
-        self._decided.clear()
+        self._margins.clear()
         given = [torch.from_numpy(np.ascontiguousarray(array)) for array in named(self.inputs, feeds).values()]
         cast = [tensor.to(self.dtype) if tensor.is_floating_point() else tensor for tensor in given]
         with torch.inference_mode():
@@ -113,9 +113,9 @@ class TorchRunner:
 
         None if the module makes no discrete decisions.
         """
-        if not self._decided:
+        if not self._margins:
             return None
-        margins = np.min([margin.double().numpy() for margin in self._decided], axis=0)
+        margins = np.min([margin.double().numpy() for margin in self._margins], axis=0)
         return np.asarray(margins < UNDECIDED)
 
     def trace(self) -> Trace:
@@ -123,8 +123,8 @@ class TorchRunner:
 
         return TorchTrace(self)
 
-    def _watch(self, part: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        self._decided.append(part.decision_margin(*inputs))  # type: ignore[operator]
+    def _record_margin(self, part: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        self._margins.append(part.decision_margin(*inputs))  # type: ignore[operator]
 
 
 def array_of(tensor: Tensor) -> Array:
@@ -172,7 +172,7 @@ class FixedBatch:
             self._session.run({name: self._piece(array, start) for name, array in feeds.items()})
             for start in range(0, count, self._batch)
         ]
-        return {name: _rows([call[name] for call in calls], name)[:count] for name in calls[0]}
+        return {name: _concatenated_rows([call[name] for call in calls], name)[:count] for name in calls[0]}
 
     def _piece(self, array: Array, start: int) -> Array:
         piece = array[start : start + self._batch] if self._batch else array
@@ -180,7 +180,7 @@ class FixedBatch:
         return np.concatenate([piece, np.zeros_like(piece[:1]).repeat(missing, 0)]) if missing else piece
 
 
-def _rows(parts: Sequence[Array], name: str) -> Array:
+def _concatenated_rows(parts: Sequence[Array], name: str) -> Array:
     """Concatenate the rows of an output over several calls.
 
     Raises:
@@ -232,8 +232,8 @@ class Images:
                 code="engine.inputs",
             )
         self.session, self.options = session, session.options
-        self._whole = FixedBatch(session, batch)
-        self._given, self._wanted = session.inputs[0].name, session.outputs[0].name
+        self._fixed_batch = FixedBatch(session, batch)
+        self._input_name, self._output_name = session.inputs[0].name, session.outputs[0].name
         self.takes_pixels = session.inputs[0].dtype == "uint8"
         self.input_shape = channels_first(session.inputs[0])
 
@@ -244,11 +244,11 @@ class Images:
 
     def call(self, images: NDArray[Any]) -> Callable[[], Any]:
         """Return a function that runs one inference; see `call_of`."""
-        return call_of(self.session, {self._given: images})
+        return call_of(self.session, {self._input_name: images})
 
     def run(self, images: NDArray[Any]) -> Array:
         """Run images [n, C, H, W], or pixels if the model takes those, and return the first output [n, ...]."""
-        return self._whole.run({self._given: images})[self._wanted]
+        return self._fixed_batch.run({self._input_name: images})[self._output_name]
 
 
 def run_module(
@@ -347,7 +347,7 @@ class TorchTrace:
             seen.pop(place, None)
             seen[place] = None
 
-        with self._watched(self._parts, note):
+        with self._hooked(self._parts, note):
             self._runner.run(feeds)
         return list(seen)
 
@@ -359,7 +359,7 @@ class TorchTrace:
             if place in wanted:
                 found[place] = value.detach().double().cpu().numpy()
 
-        with self._watched({place.name: self._parts[place.name] for place in wanted}, keep):
+        with self._hooked({place.name: self._parts[place.name] for place in wanted}, keep):
             self._runner.run(feeds)
         return found
 
@@ -369,15 +369,15 @@ class TorchTrace:
 
     @staticmethod
     @contextmanager
-    def _watched(parts: Mapping[str, nn.Module], tell: Callable[[Place, Any], None]) -> Iterator[None]:
+    def _hooked(parts: Mapping[str, nn.Module], tell: Callable[[Place, Any], None]) -> Iterator[None]:
         handles = []
         for name, part in parts.items():
 
             def before(_part: Any, inputs: Any, name: str = name) -> None:
-                _tell(tell, Place("in", name), inputs)
+                _report_tensor(tell, Place("in", name), inputs)
 
             def after(_part: Any, _inputs: Any, output: Any, name: str = name) -> None:
-                _tell(tell, Place("out", name), output)
+                _report_tensor(tell, Place("out", name), output)
 
             handles += [part.register_forward_pre_hook(before), part.register_forward_hook(after)]
         try:
@@ -387,7 +387,7 @@ class TorchTrace:
                 handle.remove()
 
 
-def _tell(tell: Callable[[Place, Any], None], place: Place, value: Any) -> None:
+def _report_tensor(tell: Callable[[Place, Any], None], place: Place, value: Any) -> None:
     while isinstance(value, tuple) and value:  # the first one, e.g. the tokens of (tokens, sizes)
         value = value[0]
     if hasattr(value, "is_floating_point") and value.is_floating_point():
@@ -406,17 +406,17 @@ class OnnxTrace:
 
     def __init__(self, model: onnx.ModelProto, load: Callable[[bytes], Session], *, by_module: bool) -> None:
         self._model, self._load = model, load
-        self._at = _by_module(model) if by_module else _by_name(model)
+        self._value_names = _places_by_module(model) if by_module else _places_by_name(model)
 
     def places(self, feeds: Feeds) -> list[Place]:
         """List the places; see `Trace`."""
-        return list(self._at)
+        return list(self._value_names)
 
     def values(self, places: Iterable[Place], feeds: Feeds) -> dict[Place, Array]:
         """Return the values; see `Trace`. The graph is run with these values as further outputs."""
         import onnx
 
-        wanted = {place: self._at[place] for place in places if place in self._at}
+        wanted = {place: self._value_names[place] for place in places if place in self._value_names}
         model = onnx.ModelProto()
         model.CopyFrom(self._model)
         shown = {output.name for output in model.graph.output}
@@ -435,10 +435,10 @@ class OnnxTrace:
         """Return the torch module that computes the value; see `Trace`."""
         if place.side != "at":
             return place.name
-        return next((_module(node) for node in self._model.graph.node if place.name in node.output), place.name)
+        return next((_module_of_node(node) for node in self._model.graph.node if place.name in node.output), place.name)
 
 
-def _module(node: onnx.NodeProto) -> str:
+def _module_of_node(node: onnx.NodeProto) -> str:
     module, _, own = str(node.name).rpartition("/")
     return module or own or str(node.op_type)
 
@@ -446,13 +446,13 @@ def _module(node: onnx.NodeProto) -> str:
 CANCEL = ("ReduceMean", "ReduceSum")
 
 
-def _by_name(model: onnx.ModelProto) -> dict[Place, str]:
+def _places_by_name(model: onnx.ModelProto) -> dict[Place, str]:
     """All named values, except sums and means, which may cancel to nearly zero, so that relative errors say nothing."""
     nodes = [node for node in model.graph.node if node.op_type not in CANCEL]
     return {Place("at", name): name for node in nodes for name in node.output if name}
 
 
-def _by_module(model: onnx.ModelProto) -> dict[Place, str]:
+def _places_by_module(model: onnx.ModelProto) -> dict[Place, str]:
     """The first input and the last output of each module without child modules."""
     constants = {weight.name for weight in model.graph.initializer}
     constants |= {name for node in model.graph.node if node.op_type == "Constant" for name in node.output}

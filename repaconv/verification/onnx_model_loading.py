@@ -82,16 +82,16 @@ def _require_runnable(path: Path, model: onnx.ModelProto) -> None:
             hint="Export it again, with its inputs and outputs.",
             code="onnx.invalid",
         )
-    if strange := [value.name for value in model.graph.input if not _of_a_known_type(value)]:
+    if strange := [value.name for value in model.graph.input if not _has_known_type(value)]:
         raise Refused(
             f"{path} takes {strange[0]}, which is of a type that ONNX does not know.",
             hint="Export it again; `repaconv inspect` shows what it holds.",
             code="onnx.invalid",
         )
-    _require_an_end(path, model)
+    _require_finite_loops(path, model)
 
 
-def _require_an_end(path: Path, model: onnx.ModelProto) -> None:
+def _require_finite_loops(path: Path, model: onnx.ModelProto) -> None:
     """Refuse loops with a constant number of iterations above `TURNS`."""
     from onnx import numpy_helper
 
@@ -155,7 +155,7 @@ def folded(
         if typed:
             _check_types(smaller, model)
     except Exception as error:  # an arbitrary graph may raise anything; nothing is written then
-        if why := _unsound(model):
+        if why := _checker_error_if_unloadable(model):
             raise Refused(
                 f"{source} is not valid ONNX: {why}; ONNX Runtime does not load it either.",
                 hint="Export it again; `repaconv inspect` shows what it holds.",
@@ -195,7 +195,7 @@ def checker_says(model: onnx.ModelProto) -> str:
     return ""
 
 
-def _unsound(model: onnx.ModelProto) -> str:
+def _checker_error_if_unloadable(model: onnx.ModelProto) -> str:
     """The checker's error for a graph that both ONNX's checker and ONNX Runtime reject; else empty."""
     from repaconv.verification.model_runners import load_onnx
 
@@ -230,7 +230,7 @@ def inputs_of(model: onnx.ModelProto) -> tuple[Port, ...]:
     return tuple(_port(value) for value in model.graph.input if value.name not in stored)
 
 
-def _of_a_known_type(value: onnx.ValueInfoProto) -> bool:
+def _has_known_type(value: onnx.ValueInfoProto) -> bool:
     import onnx
 
     return value.type.tensor_type.elem_type in onnx.TensorProto.DataType.values()
@@ -242,7 +242,7 @@ def _port(value: onnx.ValueInfoProto) -> Port:
     from repaconv.engines.contract import Port
 
     kind = value.type.tensor_type
-    known = kind.elem_type and _of_a_known_type(value)
+    known = kind.elem_type and _has_known_type(value)
     dtype = str(onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type)) if known else ""
     dims = ((dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None) for dim in kind.shape.dim)
     return Port(value.name, tuple(dims), dtype)

@@ -105,16 +105,16 @@ class Search:
         if not self.kinds:
             return [{}] if self._runs({}, 0) else []
         for alike in ((), ("batch",), ("batch", "length", "side")):
-            tried = {tuple(sizes.items()): sizes for sizes in self._tries(alike)}
+            tried = {tuple(sizes.items()): sizes for sizes in self._candidates(alike)}
             found: list[Sizes] = []
             for sizes in tried.values():
                 if len(found) < self.wanted and self._runs(sizes, len(found)):
                     found.append(sizes)
             if found:
-                return found + list(self._varied(found))
+                return found + list(self._variations(found))
         return []
 
-    def _tries(self, alike: tuple[str, ...]) -> Iterator[Sizes]:
+    def _candidates(self, alike: tuple[str, ...]) -> Iterator[Sizes]:
         """Yield assignments to try; all dimensions of a kind in ``alike`` get the same size."""
         for start in range(max(len(values) for values in self.usual.values())):
             place = dict.fromkeys(PRIMES, start)
@@ -124,7 +124,7 @@ class Search:
                 place[kind] += kind not in alike
             yield sizes
 
-    def _varied(self, found: list[Sizes]) -> Iterator[Sizes]:
+    def _variations(self, found: list[Sizes]) -> Iterator[Sizes]:
         """Yield further assignments, which vary each dimension that had only one size so far."""
         seed = len(found)
         for name, kind in self.kinds.items():
@@ -173,10 +173,10 @@ class Search:
             usual: The usual gain.
             still: Names of outputs that may stay constant.
         """
-        gained = tuple(self._gained(found, usual))
-        return (*gained, *self._stirring(found[0], (*plain, *gained), still))
+        gained = tuple(self._probes_with_other_gains(found, usual))
+        return (*gained, *self._inputs_that_change_outputs(found[0], (*plain, *gained), still))
 
-    def _gained(self, found: list[Sizes], usual: float) -> Iterator[dict[str, Array]]:
+    def _probes_with_other_gains(self, found: list[Sizes], usual: float) -> Iterator[dict[str, Array]]:
         """Yield probes with other gains, if the outputs stay finite, for the assignment with the fewest input values.
 
         Without floating-point inputs, where a gain has no effect, it is one more probe.
@@ -188,20 +188,20 @@ class Search:
             if self._finite(feeds):
                 yield feeds
 
-    def _stirring(
+    def _inputs_that_change_outputs(
         self, sizes: Sizes, feeds: tuple[dict[str, Array], ...], still: set[str]
     ) -> Iterator[dict[str, Array]]:
         """Yield further inputs on which an output changes that was constant so far, until all have changed."""
         first: dict[str, dict[tuple[int, ...], Array]] = {name: {} for name in still}
         for feed in feeds if still else ():
-            still = still - self._moving(feed, still, first)
+            still = still - self._changed_outputs(feed, still, first)
         for seed, gain in enumerate(FURTHER, len(feeds)):
             feed = self.drawn(sizes, seed, gain) if still else {}
-            if feed and self._finite(feed) and (moving := self._moving(feed, still, first)):
+            if feed and self._finite(feed) and (moving := self._changed_outputs(feed, still, first)):
                 still = still - moving
                 yield feed
 
-    def _moving(
+    def _changed_outputs(
         self, feed: dict[str, Array], still: set[str], first: dict[str, dict[tuple[int, ...], Array]]
     ) -> set[str]:
         """The outputs whose shape or values differ from the first call of that shape, or from row to row."""
@@ -317,16 +317,16 @@ def probes(
         Unrunnable: The graph runs with none of the inputs, or an input is not a tensor of numbers or text.
     """
     if sample is not None:
-        return _by_sample(model, run, sample)
+        return _probes_from_sample(model, run, sample)
     inputs = _inputs(model)
     primes = {**PRIMES, "batch": FEW} if dear else PRIMES
-    usual = {kind: (*primes[kind], *_of_metadata(model, kind), *USUAL[kind]) for kind in PRIMES}
+    usual = {kind: (*primes[kind], *_metadata_sizes(model, kind), *USUAL[kind]) for kind in PRIMES}
     numbers = NUMBERS if any(one.dtype.kind in "iu" for one in inputs) else NUMBERS[:1]
-    for below, kinds in product(numbers, _free(inputs)):
+    for below, kinds in product(numbers, _dimension_kinds(inputs)):
         search = Search(inputs, run, kinds, usual, below, len(FEW) if dear else WANTED)
         if found := search.assignments():
             gain = search.gain(found[0])
-            still, usually = _integral(model) - unmoved(model), search.usual_sizes(found)
+            still, usually = _integer_outputs(model) - unmoved(model), search.usual_sizes(found)
             plain = tuple(search.drawn(sizes, seed, gain) for seed, sizes in enumerate(found))
             more = partial(search.more, plain, found, gain, still)
             return Probes(plain, more, search.told(found), usually, found[0], gain, below)
@@ -338,7 +338,7 @@ FEW_NUMBERS = 16
 """A floating-point sample input of at most this many values is taken as a parameter, e.g. a threshold, not as data."""
 
 
-def _by_sample(
+def _probes_from_sample(
     model: onnx.ModelProto, run: Callable[[dict[str, Array]], dict[str, Any]], sample: Mapping[str, Array]
 ) -> Probes:
     """Probes from a sample: the sample itself and random inputs of its sizes."""
@@ -362,7 +362,7 @@ def _by_sample(
         run(search.drawn(sizes, 1, 1.0))
     except Exception as error:  # the runtime raises many classes
         raise Unrunnable(first_line(error), [*first], _suspects(model, inputs, str(error)), on=SAMPLE) from error
-    gain, still = search.gain(sizes), _integral(model) - unmoved(model)
+    gain, still = search.gain(sizes), _integer_outputs(model) - unmoved(model)
     plain = (first, *(search.drawn(sizes, seed, gain) for seed in (1, 2)))
     more = partial(search.more, plain, [sizes], gain, still)
     told = "ONNX Runtime, the sample that was given, and random inputs of its sizes"
@@ -404,10 +404,10 @@ def drawn(
 def _inputs(model: onnx.ModelProto, held: Mapping[str, Any] = MappingProxyType({})) -> list[Input]:
     import onnx
 
-    wishes = draws(model, held)
+    distributions = draws(model, held)
     found = []
     for value in model.graph.input:
-        if value.name not in wishes:
+        if value.name not in distributions:
             continue
         kind = value.type.tensor_type
         dtype = onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type) if kind.elem_type else None
@@ -415,11 +415,11 @@ def _inputs(model: onnx.ModelProto, held: Mapping[str, Any] = MappingProxyType({
             what = str(value.type.WhichOneof("value") or "value").removesuffix("_type") if dtype is None else dtype.name
             why = f"its input {value.name} is of type {what}, and no tensor of numbers or text"
             raise Unrunnable(why, drawable=False)
-        found.append(Input(value.name, dims_of(value), dtype, wishes[value.name]))
+        found.append(Input(value.name, dims_of(value), dtype, distributions[value.name]))
     return found
 
 
-def _integral(model: onnx.ModelProto) -> set[str]:
+def _integer_outputs(model: onnx.ModelProto) -> set[str]:
     """Outputs of integers or booleans, e.g. classes or indices, which may stay constant when the inputs change."""
     import onnx
 
@@ -427,7 +427,7 @@ def _integral(model: onnx.ModelProto) -> set[str]:
     return {name for name, kind in kinds.items() if kind and onnx.helper.tensor_dtype_to_np_dtype(kind).kind in "iub"}
 
 
-def _free(inputs: list[Input]) -> list[dict[str, str]]:
+def _dimension_kinds(inputs: list[Input]) -> list[dict[str, str]]:
     """The kind of each dynamic dimension: the first axis is a batch, others of 4D inputs are sides, else lengths.
 
     If there are inputs like the states of recurrent layers, [layers, batch, width], a second version follows in which
@@ -442,7 +442,7 @@ def _free(inputs: list[Input]) -> list[dict[str, str]]:
     return [kinds, {**kinds, **{str(dims[1]): "batch" for dims in states}}] if states else [kinds]
 
 
-def _of_metadata(model: onnx.ModelProto, kind: str) -> tuple[int, ...]:
+def _metadata_sizes(model: onnx.ModelProto, kind: str) -> tuple[int, ...]:
     """Sizes of this kind in the graph's metadata."""
     words = {"batch": "batch", "length": "length|seq|tokens", "side": "size|shape|imgsz|width|height|resolution"}[kind]
     entries = [entry.value for entry in model.metadata_props if re.search(words, entry.key, re.IGNORECASE)]

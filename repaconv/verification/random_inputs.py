@@ -146,7 +146,7 @@ def _expanded(at: Place) -> Value:
     return at.after or at.before
 
 
-def _resized(at: Place) -> tuple[list[int], list[int]] | None:
+def _resized_sizes(at: Place) -> tuple[list[int], list[int]] | None:
     """The old and new sizes of the resized axes; height and width are doubled if the graph declares no new sizes."""
     before, after, axes = at.before, at.after, at.attribute("axes", None)
     if before is None:
@@ -157,21 +157,21 @@ def _resized(at: Place) -> tuple[list[int], list[int]] | None:
 
 
 def _scales(at: Place) -> Value:
-    found = _resized(at)
+    found = _resized_sizes(at)
     return None if found is None else [more / size for size, more in zip(*found, strict=True)]
 
 
-def _resize(at: Place) -> Value:
+def _resize_scales(at: Place) -> Value:
     """The scales of Resize, its input 2, or input 1 up to opset 10, where there are only two inputs."""
     return _scales(at) if at.place == 2 or len(at.node.input) == 2 else None
 
 
 def _sizes(at: Place) -> Value:
-    found = _resized(at)
+    found = _resized_sizes(at)
     return None if found is None else found[1]
 
 
-def _parts(at: Place) -> Value:
+def _split_sizes(at: Place) -> Value:
     axis = at.attribute("axis", 0)
     parts = [at.dims(name) for name in at.node.output]
     if all(part is not None for part in parts):
@@ -179,24 +179,24 @@ def _parts(at: Place) -> Value:
     return None if at.before is None else split_evenly(at.before[axis], len(parts))
 
 
-def _sequence_parts(at: Place) -> Value:
+def _sequence_split_sizes(at: Place) -> Value:
     name = at.node.input[1]
     if not at.shapes.get(name) or at.before is None or not at.length:
         return 1
     return split_evenly(at.before[at.attribute("axis", 0)], at.length)
 
 
-def _grid(at: Place) -> Value:
+def _affine_grid_size(at: Place) -> Value:
     """The size [batch, 1, height, width] of AffineGrid, whose output is [batch, height, width, coordinates]."""
     before, after = at.before, at.after
     return None if before is None or after is None else [before[0], 1, *after[1:-1]]
 
 
-def _image(at: Place) -> Value:
+def _col2im_image_shape(at: Place) -> Value:
     return None if at.after is None else at.after[2:]
 
 
-def _window(at: Place) -> Value:
+def _col2im_kernel_shape(at: Place) -> Value:
     """The kernel shape of Col2Im that fits its input [batch, channels x kernel size, number of windows]."""
     before, after = at.before, at.after
     if before is None or after is None:
@@ -230,15 +230,15 @@ RULES: dict[tuple[str, int], Callable[[Place], Value]] = {
     ("Pad", 3): _first_axes,
     ("Reshape", 1): _shape,
     ("Expand", 1): _expanded,
-    ("Resize", 1): _resize,
-    ("Resize", 2): _resize,
+    ("Resize", 1): _resize_scales,
+    ("Resize", 2): _resize_scales,
     ("Resize", 3): _sizes,
     ("Upsample", 1): _scales,
-    ("Split", 1): _parts,
-    ("SplitToSequence", 1): _sequence_parts,
-    ("AffineGrid", 1): _grid,
-    ("Col2Im", 1): _image,
-    ("Col2Im", 2): _window,
+    ("Split", 1): _split_sizes,
+    ("SplitToSequence", 1): _sequence_split_sizes,
+    ("AffineGrid", 1): _affine_grid_size,
+    ("Col2Im", 1): _col2im_image_shape,
+    ("Col2Im", 2): _col2im_kernel_shape,
     ("NonMaxSuppression", 3): lambda _: 0.5,
     ("Dropout", 1): lambda _: 0.25,
     ("Dropout", 2): lambda _: 0.0,
@@ -355,7 +355,7 @@ def _uniform(shape: tuple[int, ...], generator: np.random.Generator) -> Array:
 
 
 @dataclass(frozen=True)
-class _Seen:
+class _AffineValue:
     """A value expressed as scale * input + shift.
 
     Attributes:
@@ -368,7 +368,7 @@ class _Seen:
     shift: Array
     axes: tuple[int, ...] | None
 
-    def turned(self, numbers: Array) -> Array | None:
+    def transposed(self, numbers: Array) -> Array | None:
         """Transpose a constant that is combined with this value to the input's axes; None if these are unknown."""
         if numbers.size == 1:
             return numbers.reshape(())
@@ -385,16 +385,16 @@ def draws(model: onnx.ModelProto, held: Mapping[str, Any] = MappingProxyType({})
         model: The graph.
         held: Inputs with fixed values, by name.
     """
-    reader = _Reader(model)
+    reader = _InputReader(model)
     stored = {weight.name for weight in model.graph.initializer}
     return {
-        value.name: Draw(value=partial(_held, held[value.name])) if value.name in held else reader.draw(value)
+        value.name: Draw(value=partial(_fixed_value, held[value.name])) if value.name in held else reader.draw(value)
         for value in model.graph.input
         if value.name not in stored
     }
 
 
-def _held(numbers: Any, _sizes: Mapping[str, int], shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+def _fixed_value(numbers: Any, _sizes: Mapping[str, int], shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     """A fixed value, repeated for a larger batch."""
     return np.resize(np.asarray(numbers, dtype), shape)
 
@@ -407,7 +407,7 @@ def dims_of(value: onnx.ValueInfoProto) -> tuple[int | str, ...]:
     )
 
 
-class _Reader:
+class _InputReader:
     def __init__(self, model: onnx.ModelProto) -> None:
         from onnx import numpy_helper
 
@@ -430,17 +430,17 @@ class _Reader:
         for node, place in self.uses.get(value.name, []):
             if (node.op_type, place) in RULES and node.domain in ("", "ai.onnx"):
                 return Draw(value=partial(self._parameter, node, place, value.name))
-        if words := tuple(dict.fromkeys(self._words(value.name))):
+        if words := tuple(dict.fromkeys(self._known_strings(value.name))):
             return Draw(words=words)
         rank = len(value.type.tensor_type.shape.dim)
-        start = _Seen(np.ones(()), np.zeros(()), tuple(range(rank)))
-        wishes = list(self._wishes(value.name, start, DEPTH))
-        tables = [wish.index for _, wish in wishes if wish.index is not None]
+        start = _AffineValue(np.ones(()), np.zeros(()), tuple(range(rank)))
+        expectations = list(self._expectations(value.name, start, DEPTH))
+        tables = [expectation.index for _, expectation in expectations if expectation.index is not None]
         if tables:
             return Draw(index=min(tables))
         if "mask" in value.name.lower() and value.type.tensor_type.elem_type != 1:
             return Draw(mask=True)
-        return min(wishes, key=lambda wish: wish[0])[1] if wishes else Draw()
+        return min(expectations, key=lambda expectation: expectation[0])[1] if expectations else Draw()
 
     def _parameter(
         self, node: Any, place: int, name: str, sizes: Mapping[str, int], shape: tuple[int, ...], dtype: np.dtype[Any]
@@ -449,7 +449,7 @@ class _Reader:
         constants = {name: numbers for name in node.input if (numbers := self._constant(name)) is not None}
         return parameter(Place(node, place, self.dims, constants, sizes, length), shape, dtype)
 
-    def _words(self, name: str) -> Iterator[str]:
+    def _known_strings(self, name: str) -> Iterator[str]:
         """The strings in attributes of the nodes that read the value."""
         for node, _ in self.uses.get(name, []):
             for entry in node.attribute:
@@ -457,21 +457,21 @@ class _Reader:
                 for tensor in [entry.t] if entry.HasField("t") and entry.t.string_data else []:
                     yield from (text.decode() for text in tensor.string_data)
 
-    def _wishes(self, name: str, seen: _Seen, depth: int) -> Iterator[tuple[int, Draw]]:
+    def _expectations(self, name: str, seen: _AffineValue, depth: int) -> Iterator[tuple[int, Draw]]:
         """Yield (rank, distribution) for each use of the value, up to ``depth`` nodes away; rank 0 is most specific."""
         for node, place in self.uses.get(name, []) if depth else []:
-            found = self._of(node, place, seen)
+            found = self._node_expectation(node, place, seen)
             if found is None:
                 continue
             if isinstance(found, tuple):
                 yield found
             else:
                 for output in node.output:
-                    if output not in self.uses and (wish := self._plain(found)):
-                        yield wish
-                    yield from self._wishes(output, found, depth - 1)
+                    if output not in self.uses and (expectation := self._default_distribution(found)):
+                        yield expectation
+                    yield from self._expectations(output, found, depth - 1)
 
-    def _of(self, node: Any, place: int, seen: _Seen) -> tuple[int, Draw] | _Seen | None:
+    def _node_expectation(self, node: Any, place: int, seen: _AffineValue) -> tuple[int, Draw] | _AffineValue | None:
         """Return what a node expects of its input, as (rank, distribution), or its output as a function of the input.
 
         None if neither is known.
@@ -485,13 +485,13 @@ class _Reader:
             to = next(entry.i for entry in node.attribute if entry.name == "to")
             return (1, Draw(mask=True)) if to == 9 else seen
         if kind in ("Identity", "Dropout") or (kind in _VIEWS and place == 0):
-            return seen if kind in ("Identity", "Dropout") else _Seen(seen.scale, seen.shift, None)
+            return seen if kind in ("Identity", "Dropout") else _AffineValue(seen.scale, seen.shift, None)
         if kind == "Transpose":
             perm = next((list(entry.ints) for entry in node.attribute if entry.name == "perm"), None)
             if seen.axes is None:
                 return seen
             order = perm or list(range(len(seen.axes)))[::-1]
-            return _Seen(seen.scale, seen.shift, tuple(seen.axes[i] for i in order))
+            return _AffineValue(seen.scale, seen.shift, tuple(seen.axes[i] for i in order))
         if kind in ("Add", "Sub", "Mul", "Div"):
             return self._scaled(node, place, seen)
         return self._range(node, place, seen)
@@ -500,7 +500,7 @@ class _Reader:
         stored = self.stored.get(name)
         return None if stored is None or stored.external_data else np.asarray(self.to_array(stored))
 
-    def _index(self, node: Any, seen: _Seen) -> tuple[int, Draw] | None:
+    def _index(self, node: Any, seen: _AffineValue) -> tuple[int, Draw] | None:
         if node.op_type == "OneHot":
             depth = self._constant(node.input[1])
             count = None if depth is None else int(depth.reshape(-1)[0])
@@ -513,13 +513,13 @@ class _Reader:
             return None
         return 0, Draw(index=max(1, int((count - 1 - seen.shift) // seen.scale) + 1))
 
-    def _scaled(self, node: Any, place: int, seen: _Seen) -> tuple[int, Draw] | _Seen | None:
+    def _scaled(self, node: Any, place: int, seen: _AffineValue) -> tuple[int, Draw] | _AffineValue | None:
         numbers = self._constant(node.input[1 - place])
         if numbers is None:
-            return self._plain(seen)
-        other = seen.turned(numbers.astype(np.float64))
+            return self._default_distribution(seen)
+        other = seen.transposed(numbers.astype(np.float64))
         if other is None:
-            return _Seen(seen.scale, seen.shift, None)
+            return _AffineValue(seen.scale, seen.shift, None)
         if node.op_type == "Mul" and np.abs(other).min() >= _HUGE:
             return 1, Draw(mask=True)
         if node.op_type == "Div" and place:
@@ -527,46 +527,46 @@ class _Reader:
         if node.op_type == "Div":
             other = 1 / np.where(other == 0, 1, other)
         if node.op_type in ("Mul", "Div"):
-            return _Seen(seen.scale * other, seen.shift * other, seen.axes)
+            return _AffineValue(seen.scale * other, seen.shift * other, seen.axes)
         if node.op_type == "Sub":
-            return _Seen(-seen.scale, other - seen.shift, seen.axes) if place else _Seen(
+            return _AffineValue(-seen.scale, other - seen.shift, seen.axes) if place else _AffineValue(
                 seen.scale, seen.shift - other, seen.axes
             )  # fmt: skip
-        return _Seen(seen.scale, seen.shift + other, seen.axes)
+        return _AffineValue(seen.scale, seen.shift + other, seen.axes)
 
-    def _range(self, node: Any, place: int, seen: _Seen) -> tuple[int, Draw] | None:
+    def _range(self, node: Any, place: int, seen: _AffineValue) -> tuple[int, Draw] | None:
         if node.op_type == "Clip" and place == 0:
             ends = [self._constant(name) if name else None for name in node.input[1:3]]
             if len(ends) == 2 and ends[0] is not None and ends[1] is not None:
-                return 3, self._between(seen, float(ends[0]), float(ends[1]))
+                return 3, self._uniform_between(seen, float(ends[0]), float(ends[1]))
         if node.op_type in ("Log", "Sqrt", "Pow", "Reciprocal") and place == 0:
-            return 2, self._between(seen, 0.05, 4.0)
+            return 2, self._uniform_between(seen, 0.05, 4.0)
         if node.op_type == "Acosh":
-            return 2, self._between(seen, 1.05, 4.0)
+            return 2, self._uniform_between(seen, 1.05, 4.0)
         if node.op_type in ("Acos", "Asin", "Atanh"):
-            return 2, self._between(seen, -0.95, 0.95)
+            return 2, self._uniform_between(seen, -0.95, 0.95)
         if node.op_type == "BatchNormalization" and place == 0:
             mean, variance = (self._constant(name) for name in node.input[3:5])
             if mean is not None and variance is not None and seen.axes is not None:
                 column = (-1, *[1] * (len(seen.axes) - 2))
                 return self._normal(seen, mean.reshape(column), np.sqrt(variance).reshape(column), 3)
-        return self._plain(seen)
+        return self._default_distribution(seen)
 
-    def _plain(self, seen: _Seen) -> tuple[int, Draw] | None:
+    def _default_distribution(self, seen: _AffineValue) -> tuple[int, Draw] | None:
         """The distribution for which the value, after scale and shift, is standard normal, or 0 to 1 if only scaled."""
         if seen.shift.any():
             return self._normal(seen, np.zeros(()), np.ones(()), 4)
         if not seen.scale.ndim and 0 < seen.scale < 0.5:
-            return 5, self._between(seen, 0.0, 1.0)
+            return 5, self._uniform_between(seen, 0.0, 1.0)
         return 6, Draw()
 
-    def _normal(self, seen: _Seen, mean: Array, deviation: Array, rank: int) -> tuple[int, Draw] | None:
-        a, b = seen.turned(mean), seen.turned(deviation)
+    def _normal(self, seen: _AffineValue, mean: Array, deviation: Array, rank: int) -> tuple[int, Draw] | None:
+        a, b = seen.transposed(mean), seen.transposed(deviation)
         if a is None or b is None or not np.all(seen.scale):
             return None
         return rank, Draw(mean=(a - seen.shift) / seen.scale, deviation=b / np.abs(seen.scale))
 
-    def _between(self, seen: _Seen, low: float, high: float) -> Draw:
+    def _uniform_between(self, seen: _AffineValue, low: float, high: float) -> Draw:
         """The uniform input distribution for which the value lies between ``low`` and ``high``."""
         scale = np.where(seen.scale == 0, 1, seen.scale)
         ends = (low - seen.shift) / scale, (high - seen.shift) / scale

@@ -42,24 +42,25 @@ if TYPE_CHECKING:
 
 Array = NDArray[Any]
 
-# --- Figures. Every one has its derivation, or the experiment that it was taken from (benchmarks/rounding_factors.py).
+# --- Figures, each with its derivation or its experiment (benchmarks/verification_rates.py).
 
 MEASURED_TIMES = 8
-"""How many times the measured rounding error of the original (1, 2) is allowed. The original's error is one draw of a
-random sum, and the candidate's is another, of a graph with about as many operations. For two independent normal draws
-the ratio exceeds 8 with probability 2/pi * atan(1/8) = 8%; but the largest of n numbers of an image or neighborhood is
-compared, and for n = 16 that is less than 1e-5. Largest ratio on sound folds: see the experiment."""
+"""How many times the measured rounding error of the original (1, 2) is allowed. Its error is one draw of a sum of many
+small errors, and the candidate's is another one, of about as many operations. Of two independent normal draws one is
+more than 8 times the other with probability 2/pi * atan(1/8) = 8%; of the largest of 4 numbers each with 0.09%, of 8
+with 6e-6. Images and neighborhoods have more; where all are small by chance, 3 is asked, too. Measured on sound folds:
+the experiment, "error / own error"."""
 JITTERED_TIMES = 4
-"""How many times the movement under jitter (3) is allowed: the largest of `JITTERS` draws that are moved by 16 units of
-rounding each, so that a sound graph stays well within one of them."""
+"""How many times the movement under jitter (3) is allowed. The largest of `JITTERS` normal draws is below a quarter of
+their standard deviation with probability 0.8%, for one number; neighborhoods have many. Jitter is larger than rounding
+itself, so that a sound fold stays within one of it: the experiment, "difference / jitter"."""
 JITTERS = 3
-"""How often weights and inputs are moved: with three draws of random signs, one in four numbers has all three on one
-side of the original, so the largest of their distances is a fair estimate of the spread."""
+"""How often weights and inputs are moved, by random signs."""
 JITTER_SHARE = 0.1
 """By how much weights and inputs are moved, relative to themselves, as a part of the tolerance of the link:"""
 JITTER = JITTER_SHARE * FLOAT32
-"""By how much float32 weights and inputs are moved, relative: 1e-6, or 17 times the largest error of one rounding
-(2**-24). Operations on the way round, too, and are not moved; a sum of 300 numbers has a typical error of so many."""
+"""That is 1e-6 in float32, or 17 times the largest error of one rounding (2**-24). Operations on the way round as well
+and are not moved; a sum of 300 products has a typical error of 17 roundings (a random walk)."""
 TO_FLOAT64 = 2.0**-29
 """How much finer float64 rounds than float32."""
 LAST_PLACE = 2.0**-52
@@ -72,13 +73,13 @@ SATURATED = float(np.finfo(np.float32).eps)
 """What float32 keeps of numbers up to 1: a sigmoid or softmax that saturates has steps of so much near 1, and so has
 1 - p, however small that is. Relative to neighbors, an error below it is no error. In float64 it is that of float64."""
 ALGEBRA = 1e-9
-"""What the fold computed in float64 may be off, relative to neighboring numbers. Sound folds of networks that are well
-conditioned are off by 1e-16 to 1e-12 there; an ill-conditioned one may be by more (`ALGEBRA_PART`). Wrong ones are off
-by more than 1e-4, or by one unit of float32 (6e-8) where a constant was rounded."""
+"""What the fold computed in float64 may be off, relative to neighboring numbers. Sound folds were off by at most 7e-13
+where the network is well conditioned and 7e-11 where large numbers cancel; others by more (`ALGEBRA_PART`). A constant
+that is rounded to float32 by mistake is off by 6e-8."""
 ALGEBRA_PART = 64
-"""Where the original's float32 error is larger, the fold in float64 may be off by this part of it. float64 has 2**29
-times the precision of float32, so that a sound fold is off by far less; a constant that is kept in float32 inside the
-graph (the scale of a Resize, a sine that was computed in advance) makes it a few percent of that at most."""
+"""Where the original's float32 error is larger, the fold in float64 may be off by this part of it. float64 rounds 2**29
+times finer: sound folds were off by at most 3e-5 of that error, so 64 leaves a factor of 500 for graphs that keep
+constants in float32 (the scale of a Resize)."""
 MOVED_SHARE = 1e-3
 """Of an output that is the same number for all inputs in float32: what the fold in float64 may be off, relative to how
 far the inputs move the output there. A wrong factor or a forgotten term changes it by much more."""

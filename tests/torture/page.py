@@ -64,7 +64,8 @@ verification chain does, as it runs for every user.
 FATES = ("caught", "stopped", "as good", "the same", "survived")
 ROOMS = {
     "the algebra and the papers": ("affine.py", "convolution.py", "algebra", "methods"),
-    "graphs": ("folds", "graphs", "forms", "rewrites", "graph"),
+    "what rewrites a graph": ("folds", "forms", "rewrites"),
+    "what reads a graph (shapes, indexing, attention) and writes it": ("graphs", "graph", "onnx_export"),
 }
 WHY = {
     "Join.divisor": "no tensor contains the divisor of the scores: it belongs to the network, not to its fold, and "

@@ -34,7 +34,11 @@ from torture import graphs, warm
 from torture.nets import net
 
 HOUSE = Path(repaconv.__file__).parent
-ROOMS = ("algebra/*.py", "methods/*/paper.py", "rewrites/*/*.py", "graph/*.py")
+ROOMS = ("algebra/*.py", "methods/*/paper.py", "rewrites/*/*.py", "graph/*.py", "onnx_export/*.py")
+STRATA = (("algebra", "methods"), ("rewrites",), ("graph", "onnx_export"))
+"""The papers' algebra, what rewrites a graph, and what sees one (shapes, indexing, attention) or writes it."""
+NETWORKS = 4
+"""On so many networks that run its line a mistake is tried."""
 RESULT = HOUSE.parent / "benchmarks" / "results" / "planted.json"
 SECONDS = 90
 CHECKPOINTS = ("repavit-mixer", "riformer", "dwconv", "nondeep", "repvgg", "pyra")
@@ -261,19 +265,19 @@ def _verified(at: Path) -> str:
 
 
 def _left(mutants: list[Mutant], rows: list[dict[str, Any]], count: int) -> list[Mutant]:
-    """Half of them of the algebra and the papers, half of what folds graphs, less those that were judged."""
+    """As many of each of the `STRATA`, less those that were judged."""
     random.Random(20).shuffle(mutants)
     known = {Mutant(*(row[name] for name in Mutant._fields)) for row in rows}
     found: list[Mutant] = []
-    for of_papers in (True, False):
-        have = sum(_of_papers(mutant) == of_papers for mutant in known)
-        stratum = [mutant for mutant in mutants if _of_papers(mutant) == of_papers and mutant not in known]
-        found += stratum[: max(count // 2 - have, 0)]
+    for rooms in STRATA:
+        have = sum(_room(mutant) in rooms for mutant in known)
+        stratum = [mutant for mutant in mutants if _room(mutant) in rooms and mutant not in known]
+        found += stratum[: max(count // len(STRATA) - have, 0)]
     return found
 
 
-def _of_papers(mutant: Mutant) -> bool:
-    return mutant.file.split("/")[0] in ("affine.py", "convolution.py", "algebra", "methods")
+def _room(mutant: Mutant) -> str:
+    return mutant.file.split("/")[0]
 
 
 def main(at: Path, count: int) -> None:
@@ -299,7 +303,7 @@ def main(at: Path, count: int) -> None:
     rows = [json.loads(line) for line in done.read_text().splitlines()] if done.is_file() else []
     for mutant in _left(sorted(mutant for mutant, runs in by.items() if runs), rows, count):
         scratch = Path(tempfile.mkdtemp())
-        ended, told = judged(mutant, by[mutant][:3], sound, scratch)
+        ended, told = judged(mutant, by[mutant][:NETWORKS], sound, scratch)
         shutil.rmtree(scratch)
         rows.append({**mutant._asdict(), "ended": ended, "told": told})
         with done.open("a") as file:

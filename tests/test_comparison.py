@@ -1,0 +1,73 @@
+"""The rules by which every comparison has its verdict, and the two scales."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from repaconv.results import Tolerance
+from repaconv.verification.comparison import Comparison, PerImage, PerNeighborhood, joined
+from repaconv.verification.rounding import JITTERED, JITTERED_TIMES, MEASURED, MEASURED_TIMES, VAGUE, Rounding
+from repaconv.verification.tolerances import MOVES, tolerance
+
+EXACT = Tolerance(kind="exact", rtol=1e-5)
+RIGHT = np.random.default_rng(0).standard_normal((8, 6))
+
+
+def compared(found, right=RIGHT, *, moved=None, kind=MEASURED, scale=PerImage, **how):
+    """The link of one output; ``moved`` is how far rounding moves its numbers."""
+    one = Comparison("candidate", EXACT, scale=scale)
+    rounding = None if moved is None else Rounding(kind, lambda: [{"y": moved}])
+    one.add({"y": found}, {"y": right}, rounding=rounding, **how)
+    (link,) = one.links("onnx", "reference")
+    return link
+
+
+@pytest.mark.parametrize(("scale", "kind"), [(PerImage, MEASURED), (PerNeighborhood, JITTERED)])
+def test_rounding_explains_so_many_times_what_it_does_and_no_more(scale, kind):
+    moved = np.full(RIGHT.shape, 1e-4)
+    times = MEASURED_TIMES if kind is MEASURED else JITTERED_TIMES
+    explained = compared(RIGHT + 0.9 * times * moved, moved=moved, kind=kind, scale=scale)
+    assert (explained.verdict, explained.reason) == ("passed", "explained_by_rounding")
+    assert (explained.figures.factor, explained.figures.source) == (times, kind.source)
+    assert explained.tolerance.rtol == explained.metrics.max_rel_error > 1e-5
+    assert compared(RIGHT + 1.1 * times * moved, moved=moved, kind=kind, scale=scale).reason == "exceeds_tolerance"
+    assert compared(RIGHT + 0.9 * times * moved, scale=scale).reason == "exceeds_tolerance"
+
+
+@pytest.mark.parametrize(("scale", "kind"), [(PerImage, MEASURED), (PerNeighborhood, JITTERED)])
+def test_where_rounding_moves_most_by_more_than_one_percent_nothing_is_verified(scale, kind):
+    size = np.abs(RIGHT).max()
+    vague = np.full(RIGHT.shape, 2 * VAGUE * size / kind.times)
+    link = compared(RIGHT + vague, moved=vague, kind=kind, scale=scale)
+    assert (link.verdict, link.reason) == ("not verified", "rounding_too_large")
+    assert compared(RIGHT + 9 * vague, moved=vague, kind=kind, scale=scale).verdict == "failed"
+
+
+@pytest.mark.parametrize("scale", [PerImage, PerNeighborhood])
+def test_an_output_that_moves_by_less_than_ten_tolerances_hides_a_fault_of_a_tenth(scale):
+    still = 1 + np.arange(4.0)[:, None] * np.ones((4, 6)) * 1e-5
+    assert compared(still, still, scale=scale).reason == "constant_output"
+    assert compared(1 + MOVES * (still - 1), 1 + MOVES * (still - 1), scale=scale).verdict == "passed"
+
+
+def test_a_difference_fails_before_anything_is_called_not_verified():
+    unsure = np.array([True, True, True, False])
+    found = 1.1 * RIGHT[:4]
+    assert compared(np.where(unsure[:, None], found, RIGHT[:4]), RIGHT[:4], undecided=unsure).verdict == "not verified"
+    link = compared(found, RIGHT[:4], undecided=unsure)
+    assert (link.verdict, link.reason) == ("failed", "exceeds_tolerance")
+
+
+def test_a_small_channel_is_held_to_its_own_size_by_neighborhood_alone():
+    size = np.array([1e4, 1, 1, 1, 1, 1e-2])
+    off = RIGHT * size * (1 + np.array([0, 0, 0, 0, 0, 1e-3]))
+    assert compared(off, RIGHT * size).verdict == "passed"
+    assert compared(off, RIGHT * size, scale=PerNeighborhood).verdict == "failed"
+
+
+def test_a_lossy_link_counts_no_exact_differences():
+    one = Comparison("candidate", tolerance("fp16"), "y")
+    one.add({"y": RIGHT * (1 + 1e-4)}, {"y": RIGHT})
+    link = joined(one.links("fp16", "reference"))
+    assert (link.verdict, link.reason, link.figures.different) == ("passed", "within_tolerance", None)

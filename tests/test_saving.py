@@ -14,7 +14,7 @@ from torch import nn
 import repaconv as rc
 from repaconv.core.errors import Refused
 from repaconv.torch_fold.known_submodule_folds import fold_parts
-from repaconv.torch_fold.weights_for_original_architecture import held
+from repaconv.torch_fold.weights_for_original_architecture import standard_state_dict
 
 
 class Net(nn.Module):
@@ -46,7 +46,7 @@ def test_a_folded_network_stands_in_its_own_architecture():
     right = net(images)
     folded, _ = fold_parts(net, "auto", images)
     standard = Net().double().eval()
-    standard.load_state_dict(held(folded, standard))
+    standard.load_state_dict(standard_state_dict(folded, standard))
     assert (standard(images) - right).abs().max() <= 1e-12 * right.abs().max()
     assert not torch.equal(standard.conv1.weight, net.conv1.weight)
     assert torch.equal(standard.bn1.weight, torch.ones(8, dtype=torch.float64))
@@ -57,15 +57,15 @@ def test_what_has_no_place_is_named():
     net, images = stirred(Net()).double(), torch.randn(2, 3, 12, 12, dtype=torch.float64)
     folded, _ = fold_parts(net, "auto", images)
     with pytest.raises(Refused, match=r"the bias of conv2 has no place"):
-        held(folded, Net(cut=True).double())
+        standard_state_dict(folded, Net(cut=True).double())
     with pytest.raises(Refused, match=r"0 has no place in it"):
-        held(nn.Sequential(nn.Linear(2, 3)), nn.Sequential(nn.ReLU()))
+        standard_state_dict(nn.Sequential(nn.Linear(2, 3)), nn.Sequential(nn.ReLU()))
     with pytest.raises(Refused, match=r"nothing in it is the layer 2"):  # of a branch that went into the first
-        held(
+        standard_state_dict(
             nn.Sequential(nn.Conv2d(3, 4, 3)), nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(3, 4, 1))
         )
     with pytest.raises(Refused, match=r"nothing in it is the layer 0"):
-        held(nn.Sequential(nn.ReLU()), nn.Sequential(nn.Linear(2, 3)))
+        standard_state_dict(nn.Sequential(nn.ReLU()), nn.Sequential(nn.Linear(2, 3)))
 
 
 def test_a_graph_is_no_architecture(repaconv):

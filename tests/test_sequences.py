@@ -13,7 +13,7 @@ from repaconv.graph.canonical_form import normalise
 from repaconv.graph.model_rewriting import read, rewritten
 from repaconv.rewrites.fold.convolution_composition import CONVOLUTION
 from repaconv.rewrites.fold.fold_pipeline import FOLDS
-from repaconv.rewrites.fold.unfolded_linear_operators import standing
+from repaconv.rewrites.fold.unfolded_linear_operators import unfolded_operators
 
 R = np.random.default_rng(5)
 
@@ -38,7 +38,7 @@ def folded(graph, *outputs):
     assert difference(results(model), results(after)) < 1e-12
     seen = read(after)
     normalise(seen)
-    return sorted(node.op_type for node in after.graph.node), " ".join(standing(seen))
+    return sorted(node.op_type for node in after.graph.node), " ".join(unfolded_operators(seen))
 
 
 def test_a_pointwise_behind_and_before_a_kernel():

@@ -281,7 +281,7 @@ def recorded(
         left: Descriptions of what was not folded.
     """
     from repaconv.graph.compute_costs import macs, macs_at, parameters
-    from repaconv.rewrites.fold.unfolded_linear_operators import standing
+    from repaconv.rewrites.fold.unfolded_linear_operators import unfolded_operators
 
     given, smaller = before.settled, after.settled
     usual = taken.sizes.usual
@@ -302,6 +302,6 @@ def recorded(
         "nodes": (len(before.model.graph.node), len(after.model.graph.node)),
         "operators": operators_of(after.model),
         "changes": tuple(changes),
-        "not_folded": (*left, *(standing(smaller) if looked_into(after.model) else ())),
+        "not_folded": (*left, *(unfolded_operators(smaller) if looked_into(after.model) else ())),
         "links": tuple(links),
     }

@@ -26,9 +26,17 @@ from repaconv.core.errors import Refused
 from repaconv.methods.repavit.active_channels import ResidualTest
 from repaconv.methods.repavit.paper import ffn_weights, fold_ffn
 from repaconv.results import NOTHING_TO_FOLD, FoldStep
-from repaconv.torch_fold.module_calls import Call, difference, in_float64, outputs, rounding, shaken, usable
+from repaconv.torch_fold.module_calls import (
+    Call,
+    difference,
+    in_float64,
+    outputs,
+    rounding,
+    usable,
+    with_random_inputs,
+)
 from repaconv.torch_fold.structural_fold import fold_structure
-from repaconv.torch_fold.submodules import New, child_at, joined, like, put, replaced, shared, watched
+from repaconv.torch_fold.submodules import New, child_at, is_hooked, joined, like, put, replaced, shared
 from repaconv.torch_fold.weight_changes import applied
 from repaconv.torch_fold.whole_module_check import Whole
 
@@ -237,7 +245,7 @@ class _Folding:
                 self.left.append(f"{name} is not called when the whole is run")
                 continue
             for guess in self.guesses(part):
-                if (edit := _proved(part, name, guess, calls)) is None:
+                if (edit := _verified(part, name, guess, calls)) is None:
                     continue
                 before = {at: part.get_submodule(at) for at in edit.new}
                 why = self._untouchable(name, before)
@@ -260,24 +268,24 @@ class _Folding:
             place = joined(name, at)
             if any(other == place or other.startswith(f"{place}.") or not place for other in self._shared):
                 return f"{place or 'it'} or what it holds is shared"
-            if any(watched(part) for part in child.modules()):
+            if any(is_hooked(part) for part in child.modules()):
                 return f"{place or 'it'} has a hook, a parametrization or a forward of its own"
         return ""
 
 
-def _proved(part: nn.Module, name: str, guess: Guess, calls: tuple[Call, ...]) -> Edit | None:
+def _verified(part: nn.Module, name: str, guess: Guess, calls: tuple[Call, ...]) -> Edit | None:
     """The edit, if the submodule computes the same with it, on its inputs in the whole module and on random inputs."""
     try:
         new = guess.edit()
         after = replaced(copy.deepcopy(part), "", new)
         errors = [difference(outputs(after, call), outputs(part, call)) for call in calls]
-        errors += [_error(part, after, shaken(calls[0], 0, *spread)) for spread in SPREAD]
+        errors += [_error_on_call(part, after, with_random_inputs(calls[0], 0, *spread)) for spread in SPREAD]
     except Exception:  # the submodule is another one than it looked like; the user's code may raise anything
         return None
     return Edit(name, guess.told, new, max(errors)) if max(errors) <= EXACT else None
 
 
-def _error(part: nn.Module, after: nn.Module, call: Call) -> float:
+def _error_on_call(part: nn.Module, after: nn.Module, call: Call) -> float:
     """The difference of two submodules on a call; 0 if the first cannot run it, or if rounding explains it."""
     try:
         right = outputs(part, call)

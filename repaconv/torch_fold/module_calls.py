@@ -53,7 +53,7 @@ def outputs(module: nn.Module, call: Call, prepare: Callable[[nn.Module], None] 
     """Run a copy of the module and return its output tensors; ``prepare`` may attach hooks to that copy."""
     own, (args, kwargs) = copy.deepcopy(module), copy.deepcopy(call)
     prepare(own)
-    with _sealed():
+    with _reproducible():
         return dict(tensors_in(own(*args, **kwargs)))
 
 
@@ -61,10 +61,10 @@ def difference(found: Outputs, expected: Outputs) -> float:
     """The largest `max_rel_error` over all outputs; infinite if the outputs differ in structure or integer values."""
     if set(found) != set(expected):
         return float("inf")
-    return max((_apart(found[place], expected[place]) for place in expected), default=float("inf"))
+    return max((_tensor_difference(found[place], expected[place]) for place in expected), default=float("inf"))
 
 
-def shaken(call: Call, seed: int = 0, scale: float = 1.0, offset: float = 0.0) -> Call:
+def with_random_inputs(call: Call, seed: int = 0, scale: float = 1.0, offset: float = 0.0) -> Call:
     """The same call with normally distributed random numbers of that scale and mean as floating-point inputs."""
     generator = torch.Generator().manual_seed(seed)
 
@@ -94,7 +94,7 @@ def usable(found: Outputs) -> bool:
     return bool(real) and all(bool(torch.isfinite(tensor).all()) for tensor in real)
 
 
-def _apart(found: Tensor, expected: Tensor) -> float:
+def _tensor_difference(found: Tensor, expected: Tensor) -> float:
     if found.shape != expected.shape or found.dtype != expected.dtype:
         return float("inf")
     if found.is_complex():
@@ -118,7 +118,7 @@ def undisturbed() -> Iterator[None]:
 
 
 @contextmanager
-def _sealed() -> Iterator[None]:
+def _reproducible() -> Iterator[None]:
     """A context without gradients, with float64 as default dtype, and with the same random numbers every time."""
     usual = torch.get_default_dtype()
     with torch.no_grad(), undisturbed():

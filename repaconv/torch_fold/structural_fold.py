@@ -209,7 +209,7 @@ class Scale(NamedTuple):
     shift: Vector | None
 
 
-class Held(NamedTuple):
+class LayerParameters(NamedTuple):
     """The parameters of a layer that may be changed.
 
     Attributes:
@@ -248,22 +248,22 @@ def into_producer(places: Places, value: Value, scale: Scale) -> tuple[str, Weig
     return held.name, new
 
 
-def layer_of(places: Places, step: Step) -> Held | None:
+def layer_of(places: Places, step: Step) -> LayerParameters | None:
     """The parameters of the layer or norm in a step, if only this step reads them and they may be changed."""
     at = NORMS.get(step.name, (1, 2))
     weight, bias = step.given(at[0], "weight"), step.given(at[1], "bias") if at[1] is not None else None
     if not isinstance(weight, Value) or step.name not in (*LAYERS, *NORMS):
         return None
     name, arrays = places.owner(step, weight, bias), (numbers(weight), numbers(bias))
-    if name is None or arrays[0] is None or arrays[1] is None or {weight.name, bias and bias.name} - _usual(name):
+    if name is None or arrays[0] is None or arrays[1] is None or {weight.name, bias and bias.name} - _own_names(name):
         return None
     if step.name in ("layer_norm", "rms_norm") and arrays[0].ndim != 1:
         return None
     axis = LAST if step.name in ("linear", "layer_norm", "rms_norm") else IMAGE
-    return Held(name, arrays[0], arrays[1] if arrays[1].size else None, axis)
+    return LayerParameters(name, arrays[0], arrays[1] if arrays[1].size else None, axis)
 
 
-def _usual(name: str) -> set[str | None]:
+def _own_names(name: str) -> set[str | None]:
     return {f"{name}.weight", f"{name}.bias", None}
 
 
@@ -309,7 +309,7 @@ def into_readers(places: Places, value: Value, scale: Scale) -> tuple[str, Weigh
     new: Weights = {}
     names = []
     for step in found:
-        taken = _taken(places, step, scale) if step is not None else None
+        taken = _layer_with_scale(places, step, scale) if step is not None else None
         if taken is None or taken[0] in names:
             return None
         names.append(taken[0])
@@ -332,7 +332,7 @@ def _readers(value: Value, axis: int) -> Iterator[Step | None]:
             yield None
 
 
-def _taken(places: Places, step: Step, scale: Scale) -> tuple[str, Weights] | None:
+def _layer_with_scale(places: Places, step: Step, scale: Scale) -> tuple[str, Weights] | None:
     """A layer's name and its parameters with a scale before it; None if it cannot absorb the scale."""
     held, kernel = layer_of(places, step), linear(step) or convolution(step)
     if held is None or kernel is None or (kernel.is_padded and scale.shift is not None and scale.shift.any()):
@@ -382,8 +382,8 @@ def fold_structure(module: nn.Module, whole: Whole, exact: float, apart: set[str
     while True:
         trace = Trace.of(trial.module, whole.calls[0])
         places = Places(trial.module, trace, shared(trial.module) | apart)
-        every = list(_found(places, set(wrong)))
-        found = sorted((c for c in every if isinstance(c, Change)), key=lambda c: _kind(trial.module, c))
+        every = list(_possible_folds(places, set(wrong)))
+        found = sorted((c for c in every if isinstance(c, Change)), key=lambda c: _class_name(trial.module, c))
         if not found:
             break
         trial.wrong.clear()
@@ -391,9 +391,9 @@ def fold_structure(module: nn.Module, whole: Whole, exact: float, apart: set[str
         wrong |= {change.key: (change, error) for change, error in trial.wrong}
     left = [Unfolded(c.at, c.told, _why_wrong(error)) for c, error in wrong.values() if c.instead is None]
     left += [place for place in every if isinstance(place, Unfolded)]
-    left += [place for place in _scales_left(places) if place.at not in {each.at for each in left}]
-    left += [place for place in _norms_left(places) if place.at not in {each.at for each in left}]
-    return Structured(trial.module, tuple(made), trial.error, tuple(_told(left)))
+    left += [place for place in _unfolded_scales(places) if place.at not in {each.at for each in left}]
+    left += [place for place in _unfolded_norms(places) if place.at not in {each.at for each in left}]
+    return Structured(trial.module, tuple(made), trial.error, tuple(_sentences(left)))
 
 
 def _why_wrong(error: float) -> str:
@@ -403,7 +403,7 @@ def _why_wrong(error: float) -> str:
     return f"the outputs of the whole would differ by {error:.1e}"
 
 
-def _told(places: list[Unfolded]) -> Iterator[str]:
+def _sentences(places: list[Unfolded]) -> Iterator[str]:
     """One sentence for every reason, with the names of all submodules that it concerns."""
     found: dict[tuple[str, str], list[str]] = {}
     for each in places:
@@ -412,7 +412,7 @@ def _told(places: list[Unfolded]) -> Iterator[str]:
         yield f"{', '.join(dict.fromkeys(names))}: {what} not folded, {why}"
 
 
-def _kind(module: nn.Module, change: Change) -> str:
+def _class_name(module: nn.Module, change: Change) -> str:
     """The class of the submodule, for sorting: folds of one class usually all succeed or all fail."""
     return type(module.get_submodule(change.at)).__name__
 
@@ -446,10 +446,10 @@ class _Trial:
         return min(ROUNDINGS * own, MOST)
 
 
-def _found(places: Places, refused: set[tuple[str, str]]) -> Iterator[Change | Unfolded]:
+def _possible_folds(places: Places, refused: set[tuple[str, str]]) -> Iterator[Change | Unfolded]:
     """Folds that touch no submodule twice, and places that look like a fold but cannot be folded."""
     touched: set[str] = set()
-    for rules in ((_parallel,), (_scale, _own_scale, _norm)):  # a part that becomes one layer needs no other fold
+    for rules in ((_parallel,), (_scale, _scale_parameter, _norm)):  # a part that becomes one layer needs no other fold
         for found in (change for call in places.trace.calls for rule in rules for change in rule(places, call)):
             if isinstance(found, Unfolded):
                 yield found
@@ -519,21 +519,21 @@ def _scale(places: Places, call: Called) -> Iterator[Change | Unfolded]:
         yield Change(call.name, f"{call.name} -> {into[0]}", into[1], {call.name: others})
 
 
-def _own_scale(places: Places, call: Called) -> Iterator[Change]:
+def _scale_parameter(places: Places, call: Called) -> Iterator[Change]:
     """Fold a scale parameter that a submodule holds next to other things, if its forward works without it."""
     for step in places.trace.steps[call.first : call.last]:
         if step.module != call.name or step.name not in ("mul", "multiply") or len(step.args) != 2 or not step.output:
             continue
         for x, other in (step.args, step.args[::-1]):
-            name = _parameter(places, step, x, other)
+            name = _parameter_name(places, step, x, other)
             for axis in (IMAGE, LAST) if name else ():
                 factor = per_channel(other, x, axis)
                 into = into_producer(places, x, Scale(axis, factor, None)) if factor is not None else None
                 if into is not None and name is not None:
-                    yield _without(call.name, name, into, other.tensor.ndim)
+                    yield _without_parameter(call.name, name, into, other.tensor.ndim)
 
 
-def _without(at: str, name: str, into: tuple[str, Weights], axes: int) -> Change:
+def _without_parameter(at: str, name: str, into: tuple[str, Weights], axes: int) -> Change:
     """The fold of a scale parameter, in three variants that are tried in turn.
 
     First the parameter becomes None, which a forward may test for. Then it becomes the number 1, for a forward that
@@ -545,7 +545,7 @@ def _without(at: str, name: str, into: tuple[str, Weights], axes: int) -> Change
     return Change(at, told, {**into[1], name: None}, instead=number)
 
 
-def _parameter(places: Places, step: Step, x: object, other: object) -> str | None:
+def _parameter_name(places: Places, step: Step, x: object, other: object) -> str | None:
     """The name of the parameter that a value is multiplied by, if the calling submodule holds it and nothing else reads
     it."""
     if not isinstance(x, Value) or not isinstance(other, Value) or x.constant or not other.constant:
@@ -570,19 +570,19 @@ def _norm(places: Places, call: Called) -> Iterator[Change]:
             yield Change(call.name, f"the affine of {call.name} -> {into[0]}", {**into[1], **gone})
 
 
-def _scales_left(places: Places) -> Iterator[Unfolded]:
+def _unfolded_scales(places: Places) -> Iterator[Unfolded]:
     """Report per-channel scales and affines of norms that remain next to layers, and why."""
     for step in places.trace.steps:
         if step.name in ("mul", "multiply") and len(step.args) == 2 and step.output is not None:
             for x, other in (step.args, step.args[::-1]):
                 if isinstance(x, Value) and not x.constant and x.shape == step.output.shape:
-                    yield from _scale_left(places, step, x, other)
+                    yield from _unfolded_scale(places, step, x, other)
         elif step.name in NORMS and layer_of(places, step) is not None and step.module:
             why = "not all that read it are layers that could take it, or one would need a bias at its padding"
             yield Unfolded(step.module, "the affine of a norm", why)
 
 
-def _scale_left(places: Places, step: Step, x: Value, other: object) -> Iterator[Unfolded]:
+def _unfolded_scale(places: Places, step: Step, x: Value, other: object) -> Iterator[Unfolded]:
     factors = [(axis, per_channel(other, x, axis)) for axis in (IMAGE, LAST)]
     factors = [(axis, factor) for axis, factor in factors if factor is not None and not (factor == 1).all()]
     if not factors:
@@ -591,7 +591,7 @@ def _scale_left(places: Places, step: Step, x: Value, other: object) -> Iterator
         if not isinstance(other, Value) or not parameters_of(other):
             why = "its forward holds the number itself; a fold of its ONNX graph takes it"
             yield Unfolded(step.module, "a constant factor behind a layer", why)
-        elif _parameter(places, step, x, other) is None:
+        elif _parameter_name(places, step, x, other) is None:
             why = "the parameter is one number, is used elsewhere as well, or is not that part's own"
             yield Unfolded(step.module, "a scale behind a layer", why)
     elif isinstance(other, Value) and len(names := sorted(parameters_of(other))) == 1 and other.tensor.numel() > 1:
@@ -600,7 +600,7 @@ def _scale_left(places: Places, step: Step, x: Value, other: object) -> Iterator
         yield Unfolded(names[0], "a learned scale", why)
 
 
-def _norms_left(places: Places) -> Iterator[Unfolded]:
+def _unfolded_norms(places: Places) -> Iterator[Unfolded]:
     """Report BatchNorms that remain, and why.
 
     Reasons that the fold of an ONNX graph has as well are worded as in

@@ -60,7 +60,7 @@ def _attributes(part: nn.Module) -> list[object]:
     return [value for name, value in vars(part).items() if name not in ("_parameters", "_buffers", "_modules")]
 
 
-def watched(part: nn.Module) -> bool:
+def is_hooked(part: nn.Module) -> bool:
     """Whether a module has hooks, a parametrization or its own forward, which a replacement would not have."""
     kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     return any(getattr(part, kind, None) for kind in kinds) or "forward" in vars(part) or is_parametrized(part)

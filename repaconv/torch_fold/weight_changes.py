@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from repaconv.torch_fold.module_trace import Step, Trace, Value
-from repaconv.torch_fold.submodules import joined, like, put, watched
+from repaconv.torch_fold.submodules import is_hooked, joined, like, put
 
 Weights = dict[str, "np.ndarray | float | None"]
 """New parameters by their full names, in float64: an array, None to remove the parameter, or a number to replace it."""
@@ -126,7 +126,7 @@ class Places:
         if calls != 1 and not (repeats and calls):
             return f"it is called {calls} times in one run"
         inner = ((joined(name, at), part) for at, part in self.root.get_submodule(name).named_modules())
-        hooked = next((at for at, part in inner if goes(at) and watched(part)), None)
+        hooked = next((at for at, part in inner if goes(at) and is_hooked(part)), None)
         if hooked is not None:
             return f"{hooked or 'it'} has a hook, a parametrization or a forward of its own"
         return ""
@@ -138,7 +138,7 @@ class Places:
         if owners != {step.module} or not names <= self._held or any(self.users[name] != 1 for name in names):
             return None
         hidden = any(within(other, step.module) for other in self._shared)
-        return None if hidden or watched(self.root.get_submodule(step.module)) else step.module
+        return None if hidden or is_hooked(self.root.get_submodule(step.module)) else step.module
 
     def grows(self, change: Change) -> bool:
         """Whether a fold increases the number of parameters and statistics."""

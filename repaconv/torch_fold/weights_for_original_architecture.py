@@ -14,7 +14,7 @@ from repaconv.core.errors import Refused
 Tensors = dict[str, Tensor]
 
 
-def held(folded: nn.Module, standard: nn.Module) -> Tensors:
+def standard_state_dict(folded: nn.Module, standard: nn.Module) -> Tensors:
     """A complete state dict of the standard architecture with the weights of the folded network.
 
     A layer goes to the place of its name; a layer that the fold renamed goes to the first free place with its shapes.
@@ -34,7 +34,7 @@ def held(folded: nn.Module, standard: nn.Module) -> Tensors:
         if source is None:
             numbers = _neutral(part, wanted, bias)
             if numbers is None:
-                raise unheld(f"nothing in it is the layer {name}")
+                raise no_place_error(f"nothing in it is the layer {name}")
             waiting, bias = ("", None) if isinstance(part, _BatchNorm) else (waiting, bias)
         else:
             numbers = given.pop(source)
@@ -44,9 +44,9 @@ def held(folded: nn.Module, standard: nn.Module) -> Tensors:
                 waiting, bias = source, numbers["bias"]
         found |= {_joined(name, key): _number(numbers, key, like) for key, like in wanted.items()}
     if bias is not None:
-        raise unheld(f"the bias of {waiting} has no place in it")
+        raise no_place_error(f"the bias of {waiting} has no place in it")
     if given:
-        raise unheld(f"{next(iter(given))} has no place in it")
+        raise no_place_error(f"{next(iter(given))} has no place in it")
     return found
 
 
@@ -99,7 +99,7 @@ def _joined(name: str, key: str) -> str:
     return f"{name}.{key}" if name else key
 
 
-def unheld(why: str) -> Refused:
+def no_place_error(why: str) -> Refused:
     """The error that no standard architecture holds the folded network."""
     return Refused(
         f"no standard architecture holds what it folds to: {why}.",

@@ -24,8 +24,8 @@ from repaconv.torch_fold.module_calls import (
     first_line,
     mapped,
     outputs,
-    shaken,
     usable,
+    with_random_inputs,
 )
 
 # --- Inputs for the module: the user's example, or shapes from its attributes or first layers.
@@ -63,7 +63,7 @@ def own_calls(module: nn.Module, example: Any) -> tuple[Call, ...]:
             hint="Give another example.",
             code="live.example",
         )
-    return (given, *_runs(module, shaken(given)))
+    return (given, *_if_it_runs(module, with_random_inputs(given)))
 
 
 def found_calls(module: nn.Module) -> tuple[Call, ...]:
@@ -75,10 +75,10 @@ def found_calls(module: nn.Module) -> tuple[Call, ...]:
     problem = "it has no layer that tells what it takes"
     for shape in dict.fromkeys(_shapes(module)):
         empty = [Call((torch.empty(count, *shape, dtype=torch.float64),), {}) for count in (2, 3)]
-        first, second = (shaken(call, seed) for seed, call in enumerate(empty))
+        first, second = (with_random_inputs(call, seed) for seed, call in enumerate(empty))
         try:
             if usable(outputs(module, first)):
-                return (first, *_runs(module, second))
+                return (first, *_if_it_runs(module, second))
             problem = "its outputs are no finite numbers"
         except Exception as error:
             problem = first_line(error)
@@ -89,7 +89,7 @@ def found_calls(module: nn.Module) -> tuple[Call, ...]:
     )
 
 
-def _runs(module: nn.Module, call: Call) -> tuple[Call, ...]:
+def _if_it_runs(module: nn.Module, call: Call) -> tuple[Call, ...]:
     """The call in a tuple, or an empty tuple if the module cannot run it."""
     try:
         return (call,) if usable(outputs(module, call)) else ()
@@ -99,7 +99,7 @@ def _runs(module: nn.Module, call: Call) -> tuple[Call, ...]:
 
 def _shapes(module: nn.Module) -> Iterator[tuple[int, ...]]:
     """Input shapes without the batch that the module's first layers suggest, most likely first."""
-    sides = dict.fromkeys([*_said_sizes(module), *((side, side) for side in SIDES), (7, 5)])
+    sides = dict.fromkeys([*_image_sizes(module), *((side, side) for side in SIDES), (7, 5)])
     firsts = dict.fromkeys(found for part in module.modules() if (found := _width(part)))
     for images, width in list(firsts)[:FIRST]:
         if images:
@@ -128,7 +128,7 @@ def _width(part: nn.Module) -> tuple[bool, int] | None:
     return None
 
 
-def _said_sizes(module: nn.Module) -> Iterator[tuple[int, int]]:
+def _image_sizes(module: nn.Module) -> Iterator[tuple[int, int]]:
     """(height, width) from the size attributes and configs of the module and its submodules."""
     for part in module.modules():
         for holder in (part, *(getattr(part, name, None) for name in CONFIG_NAMES)):

@@ -81,9 +81,9 @@ def _join_scores(model: ir.Model, softmax: ir.Node) -> Iterator[Change]:
     terms = _terms(softmax.inputs[0], 1.0)
     if terms is None or len(terms) < 2:
         return
-    queries = [_all_of(node.inputs[0]) for _, node in terms]
-    keys = [_all_of(node.inputs[1], transposed=True) for _, node in terms]
-    found = _alike(queries), _alike(keys)
+    queries = [_whole_heads(node.inputs[0]) for _, node in terms]
+    keys = [_whole_heads(node.inputs[1], transposed=True) for _, node in terms]
+    found = _matching_heads(queries), _matching_heads(keys)
     if found[0] is None or found[1] is None or found[0][0].count != found[1][0].count:
         return
     count = found[0][0].count
@@ -103,7 +103,7 @@ def _join_scores(model: ir.Model, softmax: ir.Node) -> Iterator[Change]:
     yield Change(rewrite=JOIN.name, place=softmax.name or "", description=told)
 
 
-def _alike(parts: list[Heads | None]) -> list[Heads] | None:
+def _matching_heads(parts: list[Heads | None]) -> list[Heads] | None:
     """All heads, if each exists and all have the same count, batch and number of tokens; otherwise None."""
     found = [one for one in parts if one is not None]
     same = len(found) == len(parts) and len({(one.count, (sizes(one.source) or ())[:2]) for one in found}) == 1
@@ -140,12 +140,12 @@ def _join_values(model: ir.Model, softmax: ir.Node) -> Iterator[Change]:
     products: list[ir.Node] = [node for node, place in readers if place == 0 and node.op_type == "MatMul"]
     if len(products) < 2 or len(products) != len(readers):
         return
-    values = _alike([_all_of(node.inputs[1]) for node in products])
+    values = _matching_heads([_whole_heads(node.inputs[1]) for node in products])
     ends = [_tokens_of(node.outputs[0]) for node in products]
     if values is None or any(end is None for end in ends):
         return
     order = {node: place for place, node in enumerate(model.graph)}
-    if any(_made_of(one.source, products, order) for one in values):
+    if any(_depends_on(one.source, products, order) for one in values):
         return
     count = values[0].count
     last = max(products, key=lambda node: order[node])
@@ -170,7 +170,7 @@ def _join_values(model: ir.Model, softmax: ir.Node) -> Iterator[Change]:
     )
 
 
-def _made_of(value: ir.Value, nodes: list[ir.Node], order: dict[ir.Node, int]) -> bool:
+def _depends_on(value: ir.Value, nodes: list[ir.Node], order: dict[ir.Node, int]) -> bool:
     """Whether a value depends on one of some nodes."""
     first, seen, todo = min(order[node] for node in nodes), set(), [value]
     while todo:
@@ -184,7 +184,7 @@ def _made_of(value: ir.Value, nodes: list[ir.Node], order: dict[ir.Node, int]) -
     return False
 
 
-def _all_of(value: ir.Value | None, *, transposed: bool = False) -> Heads | None:
+def _whole_heads(value: ir.Value | None, *, transposed: bool = False) -> Heads | None:
     """The heads that a value holds, if they cover all channels of their tokens without a factor; otherwise None."""
     found = heads_of(value, transposed=transposed)
     return found if found is not None and found.whole and found.factor == 1 else None
@@ -219,7 +219,7 @@ def choose_cheapest(model: ir.Model) -> Iterator[Change]:
         softmax = made_by(found.mixed.inputs[0], "Softmax")
         layers = _layers(found) if softmax is not None and softmax.meta.get(JOINED) else None
         if softmax is not None and layers is not None:
-            yield _written(model, softmax, found, layers)
+            yield _write_cheapest(model, softmax, found, layers)
     clean(model)
 
 
@@ -240,7 +240,7 @@ def _layers(found: Attention) -> _Layers | None:
     return _Layers(q, k, v, proj, weight)
 
 
-def _written(model: ir.Model, softmax: ir.Node, found: Attention, layers: _Layers) -> Change:
+def _write_cheapest(model: ir.Model, softmax: ir.Node, found: Attention, layers: _Layers) -> Change:
     """Write an attention in its cheapest form; in place."""
     (q, k, v, proj, weight), count, tokens = layers, found.q.count, found.q.tokens
     query, key = _scores(q.weight.T, q.bias, k.weight.T, count, tokens)

@@ -54,9 +54,9 @@ def bordered(model: ir.Model, rewrite: str) -> Iterator[Change]:
     for pad in tuple(model.graph):
         conv = made_by(pad.inputs[0], "Conv") if pad.op_type == "Pad" and not pad.domain else None
         kernel = kernel_of(conv) if conv is not None else None
-        if conv is None or kernel is None or not kernel.acts_by_place or not _only(conv.outputs[0]):
+        if conv is None or kernel is None or not kernel.acts_by_place or not _is_read_once(conv.outputs[0]):
             continue
-        pads, found = _pads(pad), _around(pad)
+        pads, found = _spatial_padding(pad), _border_after_pad(pad)
         if pads is None or found is None:
             continue
         last, border = found
@@ -70,7 +70,7 @@ def bordered(model: ir.Model, rewrite: str) -> Iterator[Change]:
         yield Change(rewrite=rewrite, place=conv.name or "", description="a border of its bias -> its padding")
 
 
-def _only(value: ir.Value) -> bool:
+def _is_read_once(value: ir.Value) -> bool:
     return len(value.uses()) == 1 and not value.is_graph_output()
 
 
@@ -81,7 +81,7 @@ def _rounding(value: ir.Value) -> float:
     return {ir.DataType.DOUBLE: 1e-12, ir.DataType.FLOAT: 1e-6}.get(value.dtype or ir.DataType.UNDEFINED, 0.0)
 
 
-def _pads(pad: ir.Node) -> list[int] | None:
+def _spatial_padding(pad: ir.Node) -> list[int] | None:
     """The spatial padding of a Pad, before and after every axis; None if it pads other axes or crops."""
     given = constant(pad.inputs[1])
     if given is None or given.size % 2 or given.size < 6 or any(value is not None for value in pad.inputs[3:]):
@@ -95,13 +95,13 @@ def _pads(pad: ir.Node) -> list[int] | None:
     )
 
 
-def _around(pad: ir.Node) -> tuple[ir.Value, Array] | None:
+def _border_after_pad(pad: ir.Node) -> tuple[ir.Value, Array] | None:
     """The value after all assignments to the result of a Pad, and the constant of each channel in its border.
 
     Returns:
         None if the border is not constant per channel, or an assignment writes anything else.
     """
-    value, pads = pad.outputs[0], _pads(pad)
+    value, pads = pad.outputs[0], _spatial_padding(pad)
     fill = constant(pad.inputs[2]) if len(pad.inputs) > 2 and pad.inputs[2] is not None else np.zeros(1)
     size = [one for one in (sizes(value) or ())[1:] if isinstance(one, int)]
     if pads is None or fill is None or len(pads) != 2 * (len(size) - 1):
@@ -110,7 +110,7 @@ def _around(pad: ir.Node) -> tuple[ir.Value, Array] | None:
     inner: Any = (..., *(slice(pads[axis], size[axis + 1] - pads[axis + axes]) for axis in range(axes)))
     image[inner] = np.nan
     perm = list(range(image.ndim))
-    while _only(value) and (node := next(iter(value.uses())).node).inputs[0] is value and not node.domain:
+    while _is_read_once(value) and (node := next(iter(value.uses())).node).inputs[0] is value and not node.domain:
         if node.op_type == "Transpose":
             perm = [perm[axis] for axis in perm_of(node, image.ndim)]
         elif node.op_type == "ScatterND":
@@ -147,7 +147,7 @@ def composed_in_row(model: ir.Model, rewrite: str) -> Iterator[Change]:
             if node.op_type == "Conv":
                 yield from _into_convolution_before(model, node, rewrite)
             elif node.op_type in ("Mul", "Div", "Add", "Sub", "BatchNormalization"):
-                yield from _before(model, node, rewrite)
+                yield from _into_readers(model, node, rewrite)
 
 
 def before(value: ir.Value | None) -> tuple[Kernel, ir.Value] | None:
@@ -192,23 +192,23 @@ def _into_convolution_before(model: ir.Model, node: ir.Node, rewrite: str) -> It
     if x is None or kernel is None or first is None or found is None:
         return
     inner, source = found
-    if _by_place(kernel) and _by_place(inner):
+    if _is_linear_graph_edge(kernel) and _is_linear_graph_edge(inner):
         return
-    if composed_size(kernel, inner) > kernel.weight.size + inner.weight.size * _share(kernel, x, node.outputs[0]):
+    if composed_size(kernel, inner) > kernel.weight.size + inner.weight.size * _pixel_ratio(kernel, x, node.outputs[0]):
         return
     one = composed(kernel, inner)
     if one is not None:
-        _write(model, node, one, source)
+        _replace_by_conv(model, node, one, source)
         told = f"{first.name} -> Conv {list(one.weight.shape)}"
         yield Change(rewrite=rewrite, place=node.name or "", description=told)
 
 
-def _by_place(kernel: Kernel) -> bool:
+def _is_linear_graph_edge(kernel: Kernel) -> bool:
     """Whether the kernel is an edge of a linear graph, which the `affine` rewrite folds."""
     return kernel.acts_by_place and (kernel.groups == 1 or kernel.is_diagonal)
 
 
-def _share(second: Kernel, between: ir.Value, out: ir.Value) -> float:
+def _pixel_ratio(second: Kernel, between: ir.Value, out: ir.Value) -> float:
     """How many pixels the first convolution computes for one pixel of the second, at least."""
     places = [sizes(value) or () for value in (between, out)]
     known = [[size for size in shape[2:] if isinstance(size, int)] for shape in places]
@@ -217,25 +217,25 @@ def _share(second: Kernel, between: ir.Value, out: ir.Value) -> float:
     return float(all(end <= 0 for end in second.reach))  # with more padding, the second computes more than the first
 
 
-def _before(model: ir.Model, node: ir.Node, rewrite: str) -> Iterator[Change]:
+def _into_readers(model: ir.Model, node: ir.Node, rewrite: str) -> Iterator[Change]:
     """Fold a per-channel scale and shift into all convolutions that read it, if nothing else does."""
     found, scale, out = scale_and_shift(node, IMAGE), scale_of(node), node.outputs[0]
     readers = [user for user, place in out.uses() if user.op_type == "Conv" and not user.domain and place == 0]
     if found is None or scale is None or not readers or len(readers) < len(out.uses()) or out.is_graph_output():
         return
     kernels = [kernel_of(reader) for reader in readers]
-    if all(kernel is not None and _by_place(kernel) for kernel in kernels):
+    if all(kernel is not None and _is_linear_graph_edge(kernel) for kernel in kernels):
         return
     made = [composed(kernel, scale) if kernel is not None else None for kernel in kernels]
     whole = [one for one in made if one is not None]
     if len(whole) < len(readers) or any(reader.graph is not model.graph for reader in readers):
         return
     for reader, one in zip(readers, whole, strict=True):
-        _write(model, reader, one, found.x)
+        _replace_by_conv(model, reader, one, found.x)
         yield Change(rewrite=rewrite, place=node.name or "", description=f"{node.op_type} -> {reader.name} behind it")
 
 
-def _write(model: ir.Model, node: ir.Node, kernel: Kernel, x: ir.Value) -> None:
+def _replace_by_conv(model: ir.Model, node: ir.Node, kernel: Kernel, x: ir.Value) -> None:
     """Replace a convolution by another one that reads x."""
     write = Writer(model, node)
     parts = [write.constant(part) for part in (kernel.weight, kernel.bias) if part is not None]
@@ -323,9 +323,11 @@ def _term(value: ir.Value, sign: float) -> Term:
 
 
 def _join(model: ir.Model, top: ir.Node, rewrite: str) -> Iterator[Change]:
-    terms = _met(tuple(_terms(top.outputs[0], 1.0)))
+    terms = _with_common_sources(tuple(_terms(top.outputs[0], 1.0)))
     found = [
-        some for source in {term.source: None for term in terms} for some in _chosen(terms, source, top.outputs[0])
+        some
+        for source in {term.source: None for term in terms}
+        for some in _sets_to_merge(terms, source, top.outputs[0])
     ]
     if not found:
         return
@@ -344,7 +346,7 @@ def _join(model: ir.Model, top: ir.Node, rewrite: str) -> Iterator[Change]:
     write.replace(top.outputs[0], total)
 
 
-def _met(terms: Terms) -> Terms:
+def _with_common_sources(terms: Terms) -> Terms:
     """Rewrite terms as kernels of an earlier value that other terms are kernels of, through several operators."""
     places, lines = range(len(terms)), [set(line_of(term.source)) for term in terms]
     deep = list(terms)
@@ -376,7 +378,7 @@ def _written(write: Writer, terms: Terms, out: ir.Value) -> ir.Value:
     return new
 
 
-def _chosen(terms: Terms, source: ir.Value, out: ir.Value) -> list[Terms]:
+def _sets_to_merge(terms: Terms, source: ir.Value, out: ir.Value) -> list[Terms]:
     """The sets of terms of one source that are merged: greedily, in pairs, the pair that saves most first."""
     sets: list[Terms] = [(term,) for term in terms if term.source is source]
     fixed = all(isinstance(size, int) for value in (source, out) for size in (sizes(value) or ("",))[2:])

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 
-class _Seen(NamedTuple):
+class _Snapshot(NamedTuple):
     """A snapshot of a graph.
 
     Attributes:
@@ -39,11 +39,11 @@ def changed_layers(model: ir.Model) -> Callable[[list[Change]], list[Change]]:
         model: The graph before the first rewrite. The returned function is called after each rewrite that changed it in
             place, before unused nodes are removed.
     """
-    held = _seen(model)
+    held = _snapshot(model)
 
     def completed(changes: list[Change]) -> list[Change]:
         nonlocal held
-        now = _seen(model)
+        now = _snapshot(model)
         groups = _groups(held, now)
         found = [_layers(group, held, now) for group in groups]
         names = [{node.name for node in (*group.nodes, *group.old)} for group in groups]
@@ -79,12 +79,12 @@ class _Group(NamedTuple):
     old: set[ir.Node]
 
 
-def _groups(before: _Seen, now: _Seen) -> list[_Group]:
+def _groups(before: _Snapshot, now: _Snapshot) -> list[_Group]:
     """The groups of changed layers, one per connected place, in graph order."""
     groups: list[_Group] = []
     for old, new in _changed_inputs(before, now):
-        gone = set(_above(old, before.reads, now.reads))
-        come = set(_above(new, now.reads, before.reads))
+        gone = set(_nodes_before(old, before.reads, now.reads))
+        come = set(_nodes_before(new, now.reads, before.reads))
         pair = {node for node in gone if node in before.layers}, {node for node in come if node in now.layers}
         if not (pair[0] or pair[1]):
             continue
@@ -96,7 +96,7 @@ def _groups(before: _Seen, now: _Seen) -> list[_Group]:
     return groups
 
 
-def _changed_inputs(before: _Seen, now: _Seen) -> Iterator[tuple[ir.Value, ir.Value]]:
+def _changed_inputs(before: _Snapshot, now: _Snapshot) -> Iterator[tuple[ir.Value, ir.Value]]:
     """Pairs of the value read before and the value read now, for every input of a node or graph output that changed."""
     readers = [(before.reads[node], now.reads[node]) for node in now.reads if node in before.reads]
     for old, new in (*readers, (before.outputs, now.outputs)):
@@ -104,7 +104,7 @@ def _changed_inputs(before: _Seen, now: _Seen) -> Iterator[tuple[ir.Value, ir.Va
             yield from ((a, b) for a, b in zip(old, new, strict=True) if a is not b)
 
 
-def _above(
+def _nodes_before(
     value: ir.Value, reads: Mapping[ir.Node, tuple[ir.Value, ...]], others: Collection[ir.Node]
 ) -> Iterator[ir.Node]:
     """The nodes before a value, back to nodes that the other snapshot has as well."""
@@ -117,7 +117,7 @@ def _above(
             todo += reads[node]
 
 
-def _layers(group: _Group, before: _Seen, now: _Seen) -> dict[str, tuple[FoldedLayer, ...]]:
+def _layers(group: _Group, before: _Snapshot, now: _Snapshot) -> dict[str, tuple[FoldedLayer, ...]]:
     """The removed (``before``) and added (``after``) layers of a group, in graph order."""
     old, new = ([node for node in side.layers if node in group.nodes] for side in (before, now))
     into = {node: {to for gone, come in group.pairs if node in gone for to in come} for node in old}
@@ -129,7 +129,7 @@ def _layers(group: _Group, before: _Seen, now: _Seen) -> dict[str, tuple[FoldedL
     return {"before": tuple(map(told, old)), "after": tuple(now.layers[node] for node in new)}
 
 
-def _seen(model: ir.Model) -> _Seen:
+def _snapshot(model: ir.Model) -> _Snapshot:
     todo = [value.producer() for value in model.graph.outputs]
     used: set[ir.Node] = set()
     while todo:
@@ -139,7 +139,7 @@ def _seen(model: ir.Model) -> _Seen:
             todo += [value.producer() for value in (*node.inputs, *_read_inside(node)) if value is not None]
     fixed = fixed_values(model)
     nodes = [node for node in model.graph if node in used]
-    return _Seen(
+    return _Snapshot(
         {node: tuple(value for value in node.inputs if value is not None) for node in nodes},
         {node: layer for node in nodes if (layer := _layer(node, fixed)) is not None},
         tuple(model.graph.outputs),
@@ -166,7 +166,7 @@ def _graphs(attribute: ir.Attr) -> list[ir.Graph]:
 def _layer(node: ir.Node, fixed: Collection[ir.Value]) -> FoldedLayer | None:
     """The node as a layer, if it computes with weights; these may be computed from constants."""
     weights = [value for value in node.inputs if value is not None and value in fixed]
-    parameters = sum(number for value in weights if (number := _numbers(value)) > 1)
+    parameters = sum(number for value in weights if (number := _parameter_count(value)) > 1)
     if not parameters or node.outputs[0] in fixed:
         return None
     name = node.name or node.outputs[0].name or node.op_type
@@ -183,7 +183,7 @@ def _macs(node: ir.Node) -> int | None:
     return None if free or flops is None else flops // 2
 
 
-def _numbers(value: ir.Value) -> int:
+def _parameter_count(value: ir.Value) -> int:
     """How many floating-point numbers a constant has."""
     if value.dtype is None or not value.dtype.is_floating_point():
         return 0

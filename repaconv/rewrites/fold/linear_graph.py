@@ -115,7 +115,7 @@ def gain_of(vertex: Vertex) -> int | None:
     for user in vertex.outputs:
         now = {source: shape_of(edge) for source, edge in user.inputs.items()}
         if arranged:  # the product's channels could be reordered and scaled so that this reader only slices
-            now[vertex] = shape_of(_sliced(user.inputs[vertex]))
+            now[vertex] = shape_of(_as_slice(user.inputs[vertex]))
         then = {source: edge for source, edge in now.items() if source is not vertex}
         for source, inner in vertex.inputs.items():
             new = shape_after(user.inputs[vertex], inner)
@@ -170,7 +170,7 @@ def _is_slice(edge: Pick) -> bool:
     return bool((np.diff(index) == 1).all()) and bool((np.abs(scale) == 1).all())
 
 
-def _sliced(edge: Map) -> Map:
+def _as_slice(edge: Map) -> Map:
     """The edge as a slice of the rearranged product."""
     assert isinstance(edge, Pick)
     index = np.where(edge.rows, np.cumsum(edge.rows) - 1, -1)
@@ -188,7 +188,7 @@ def _cost(vertex: Vertex, edges: dict[Vertex, Shape], shifted: bool) -> int:
     return sum(edge.cost for edge in live) + vertex.width * (max(len(live) - 1, 0) + int(shifted and not free))
 
 
-def are_apart(rows: list[Mask]) -> bool:
+def cover_each_channel_once(rows: list[Mask]) -> bool:
     """Whether the row masks are disjoint and together cover every channel."""
     return bool((np.sum(rows, 0) == 1).all())
 
@@ -197,7 +197,7 @@ def is_row(vertex: Vertex) -> bool:
     """Whether the vertex is a concatenation of several values, without factors or a shift."""
     edges = list(vertex.inputs.values())
     plain = all(isinstance(edge, Pick) and bool((edge.scale[edge.rows] == 1).all()) for edge in edges)
-    return len(edges) > 1 and plain and vertex.shift is None and are_apart([edge.rows for edge in edges])
+    return len(edges) > 1 and plain and vertex.shift is None and cover_each_channel_once([edge.rows for edge in edges])
 
 
 def are_equal(a: Vertex, b: Vertex) -> bool:
@@ -291,12 +291,14 @@ def removal(vertex: Vertex, kept: dict[Vertex, tuple[Map, Vector | None, bool]])
     )
 
 
-def give_back(graph: LinearGraph, removals: list[Removal]) -> None:
+def revert_useless_removals(graph: LinearGraph, removals: list[Removal]) -> None:
     """Revert the removals whose readers have not changed since, last removal first; in place."""
     for one in reversed(removals):
         vertex = one.vertex
         whole = all(source in graph.vertices for source in vertex.inputs)
-        if not whole or not all(user in graph.vertices and _is(user, was) for user, was in one.readers.items()):
+        if not whole or not all(
+            user in graph.vertices and _is_unchanged(user, was) for user, was in one.readers.items()
+        ):
             continue
         vertex.outputs.clear()
         graph.add(vertex)
@@ -308,7 +310,7 @@ def give_back(graph: LinearGraph, removals: list[Removal]) -> None:
             vertex.outputs[user] = None
 
 
-def _is(user: Vertex, was: Reader) -> bool:
+def _is_unchanged(user: Vertex, was: Reader) -> bool:
     return user.shift is was.shift_now and all(
         edge is not None and user.inputs.get(source) is edge for source, edge in was.now.items()
     )
@@ -373,7 +375,7 @@ class LinearGraph:
             again = [self._merge_equals(), self._drop_channels(), arrange(self)]
             if not any(again):
                 break
-        give_back(self, self._removals)
+        revert_useless_removals(self, self._removals)
         arrange(self)
 
     def let_go(self) -> None:

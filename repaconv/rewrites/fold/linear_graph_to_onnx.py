@@ -16,7 +16,7 @@ from repaconv.graph.channel_axes import IMAGE, LAST
 from repaconv.graph.nodes_and_constants import Writer
 from repaconv.graph.symbolic_shapes import Sizes, set_shape, sizes
 from repaconv.results import Change
-from repaconv.rewrites.fold.linear_graph import LinearGraph, Vertex, are_apart
+from repaconv.rewrites.fold.linear_graph import LinearGraph, Vertex, cover_each_channel_once
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -216,7 +216,7 @@ class _Emitter:
         """Write products and selections of channels as one Concat; None if two of them add to the same channel."""
         dense = [edge for _, edge in terms if isinstance(edge, Dense)]
         plain = all((edge.scale[edge.rows] == 1).all() for _, edge in terms if isinstance(edge, Pick))
-        if len(terms) < 2 or not dense or not plain or not are_apart([edge.rows for _, edge in terms]):
+        if len(terms) < 2 or not dense or not plain or not cover_each_channel_once([edge.rows for _, edge in terms]):
             return None
         parts, order, whole = [], [], self.shape
         for value, edge in terms:

@@ -46,10 +46,10 @@ def apply(model: ir.Model) -> Iterator[Change]:
 
 
 def _round(model: ir.Model) -> Iterator[Change]:
-    operators_past_views.before_views(model)
+    operators_past_views.move_before_views(model)
     one_view(model)
     clean(model)
-    for layer in operators_past_means.behind_means(model):
+    for layer in operators_past_means.move_past_means(model):
         yield Change(rewrite=AFFINE.name, place=layer, description=f"{layer} acts on a mean, not on all that it is of")
     for axis in (LAST, IMAGE):
         graph = linear_graph(model, axis)

@@ -41,7 +41,7 @@ def apply(model: ir.Model) -> Iterator[Change]:
             _transposed_last(model, value)
         _gemm(model, node)
     clean(model)
-    operators_past_views.after_views(model)
+    operators_past_views.move_views_before_splits(model)
     share(model)
     yield from ()
 

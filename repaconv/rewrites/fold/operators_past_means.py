@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 AVERAGES = ("ReduceMean", "GlobalAveragePool", "AveragePool")
 
 
-def behind_means(model: ir.Model) -> list[str]:
+def move_past_means(model: ir.Model) -> list[str]:
     """Move scales and shifts to after means and selections of tokens, and linear layers to after means; in place.
 
     Returns:
@@ -37,13 +37,13 @@ def behind_means(model: ir.Model) -> list[str]:
         for node in tuple(model.graph):
             if node.graph is not model.graph or node.domain:
                 continue
-            layer = _linear(model, node)
+            layer = _move_linear_layer(model, node)
             moved += [layer] if layer is not None else []
-            again = again or layer is not None or _lower(model, node)
+            again = again or layer is not None or _move_scale_and_shift(model, node)
     return moved
 
 
-def _lower(model: ir.Model, node: ir.Node) -> bool:
+def _move_scale_and_shift(model: ir.Model, node: ir.Node) -> bool:
     if node.op_type not in (*AVERAGES, "Slice", "Gather", *VIEWS):
         return False
     x = node.inputs[0] if node.inputs else None
@@ -51,7 +51,7 @@ def _lower(model: ir.Model, node: ir.Node) -> bool:
     shared = node.op_type != "AveragePool" and len(list(x.uses())) != 1 if x is not None else True
     if x is None or inner is None or shared or x.is_graph_output():
         return False
-    terms = _terms(inner)
+    terms = _source_and_steps(inner)
     if terms is None:
         return False
     source, steps = terms
@@ -59,7 +59,7 @@ def _lower(model: ir.Model, node: ir.Node) -> bool:
     if sizes(source) != sizes(x) or any(n.ndim > rank for _, n, _ in steps):
         return False
     whole = [n.reshape((1,) * (rank - n.ndim) + n.shape) for _, n, _ in steps]
-    moved = [_through(node, n) for n in whole]
+    moved = [_constant_after(node, n) for n in whole]
     if any(m is None for m in moved):
         return False
     write = Writer(model, node)
@@ -78,7 +78,7 @@ def _lower(model: ir.Model, node: ir.Node) -> bool:
     return True
 
 
-def _linear(model: ir.Model, node: ir.Node) -> str | None:
+def _move_linear_layer(model: ir.Model, node: ir.Node) -> str | None:
     """Move a linear layer that only a mean reads to after the mean; the layer's name, or None if nothing moved."""
     if node.op_type not in AVERAGES:
         return None
@@ -124,7 +124,7 @@ def _averages_places(node: ir.Node, inner: ir.Node) -> bool:
     return node.op_type == "AveragePool" and fewer and not (kernel.bias is not None and _counts_padding(node))
 
 
-def _terms(inner: ir.Node) -> tuple[ir.Value, list[tuple[str, Array, int]]] | None:
+def _source_and_steps(inner: ir.Node) -> tuple[ir.Value, list[tuple[str, Array, int]]] | None:
     """The variable input of a node with constants, and its steps: operator, constant, position of the variable."""
     if inner.op_type == "BatchNormalization":
         found, x = batchnorm(inner), inner.inputs[0]
@@ -143,7 +143,7 @@ def _terms(inner: ir.Node) -> tuple[ir.Value, list[tuple[str, Array, int]]] | No
     return x, [(inner.op_type, given, place)]
 
 
-def _through(node: ir.Node, numbers: Array) -> Array | None:
+def _constant_after(node: ir.Node, numbers: Array) -> Array | None:
     """The constant to apply after a node that averages, selects or drops axes; None if it varies along those axes."""
     rank = numbers.ndim
     if node.op_type == "GlobalAveragePool":
@@ -164,7 +164,7 @@ def _through(node: ir.Node, numbers: Array) -> Array | None:
         turned: Array = numbers.transpose(perm_of(node, rank))
         return turned
     if node.op_type in VIEWS and node.op_type != "Transpose":
-        return _dropped(node, numbers)
+        return _constant_after_squeeze(node, numbers)
     return None
 
 
@@ -174,7 +174,7 @@ def _counts_padding(node: ir.Node) -> bool:
     return bool(attribute(node, "count_include_pad", 0)) and (not inside or bool(attribute(node, "ceil_mode", 0)))
 
 
-def _dropped(node: ir.Node, numbers: Array) -> Array | None:
+def _constant_after_squeeze(node: ir.Node, numbers: Array) -> Array | None:
     """The constant after a view that only drops axes of length 1; None for another view."""
     before, after = sizes(node.inputs[0]), sizes(node.outputs[0])
     if before is None or after is None or [s for s in before if s != 1] != list(after) or len(after) >= len(before):

@@ -35,21 +35,21 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 
-def before_views(model: ir.Model) -> None:
+def move_before_views(model: ir.Model) -> None:
     """Move selections, constants, BatchNormalizations and sums to before the views that they act on; in place."""
     for node in tuple(model.graph):
         if node.graph is not model.graph or node.domain:
             continue
         if node.op_type in SELECTIONS:
             for value in node.outputs:
-                _select(model, node, value)
+                _move_selection(model, node, value)
         elif node.op_type in ARITHMETIC:
-            _constant(model, node)
-            _sum(model, node)
+            _move_constant(model, node)
+            _move_sum(model, node)
         elif node.op_type == "BatchNormalization":
-            _batchnorm(model, node)
+            _move_batchnorm(model, node)
         elif node.op_type == "ScatterND":
-            _assign(model, node)
+            _move_assignment(model, node)
 
 
 def back_to_norms(model: ir.Model) -> None:
@@ -58,10 +58,10 @@ def back_to_norms(model: ir.Model) -> None:
         view = next((seen for value in node.inputs if (seen := view_of(value)) and seen.source is not value), None)
         one = view is not None and len(list(view.source.uses())) == 1 and made_by(view.source, *ROW_NORMS, "Mul")
         if one and view is not None and of_norm(view.source):
-            _constant(model, node, (*ROW_NORMS, "Mul"))
+            _move_constant(model, node, (*ROW_NORMS, "Mul"))
 
 
-def _select(model: ir.Model, node: ir.Node, value: ir.Value) -> None:
+def _move_selection(model: ir.Model, node: ir.Node, value: ir.Value) -> None:
     selected = selection_of(value)
     view = view_of(selected.value) if selected is not None else None
     if (
@@ -83,7 +83,7 @@ def _select(model: ir.Model, node: ir.Node, value: ir.Value) -> None:
     if one_run(chosen):
         ends = ([int(chosen[0])], [int(chosen[-1]) + 1], [axis])
         new = write("Slice", merged.source, *(write.constant(end) for end in ends))
-    elif node.op_type != "Gather" and not _behind_weights(merged.source):
+    elif node.op_type != "Gather" and not _follows_linear_layer(merged.source):
         return  # a slice would become a gather of scattered channels, which no linear layer absorbs
     else:
         new = write("Gather", merged.source, write.constant(chosen), axis=axis)
@@ -93,7 +93,7 @@ def _select(model: ir.Model, node: ir.Node, value: ir.Value) -> None:
         write.replace(value, seen)
 
 
-def _behind_weights(value: ir.Value) -> bool:
+def _follows_linear_layer(value: ir.Value) -> bool:
     """Whether a linear layer comes before a value, with only operators in between that a selection can move past."""
     seen: set[ir.Node] = set()
     todo = [value]
@@ -108,7 +108,7 @@ def _behind_weights(value: ir.Value) -> bool:
     return False
 
 
-def _spread(given: Array, view: View) -> tuple[Array, int] | None:
+def _along_source_axis(given: Array, view: View) -> tuple[Array, int] | None:
     """A constant that is broadcast to a view, as a vector along one axis of the view's source.
 
     Returns:
@@ -139,7 +139,7 @@ def _spread(given: Array, view: View) -> tuple[Array, int] | None:
     return full.reshape(math.prod(every)), home
 
 
-def _constant(model: ir.Model, node: ir.Node, sources: tuple[str, ...] = LINEAR) -> None:
+def _move_constant(model: ir.Model, node: ir.Node, sources: tuple[str, ...] = LINEAR) -> None:
     numbers = [constant(value) for value in node.inputs]
     if sum(n is None for n in numbers) != 1:
         return
@@ -148,7 +148,7 @@ def _constant(model: ir.Model, node: ir.Node, sources: tuple[str, ...] = LINEAR)
     view = view_of(x) if x is not None else None
     if x is None or given is None or view is None or view.source is x or sizes(x) != sizes(node.outputs[0]):
         return
-    spread = _spread(given, view)
+    spread = _along_source_axis(given, view)
     shape = sizes(view.source)
     if spread is None or shape is None or made_by(view.source, *sources) is None:
         return
@@ -162,7 +162,7 @@ def _constant(model: ir.Model, node: ir.Node, sources: tuple[str, ...] = LINEAR)
         write.replace(node.outputs[0], seen)
 
 
-def _assign(model: ir.Model, node: ir.Node) -> None:
+def _move_assignment(model: ir.Model, node: ir.Node) -> None:
     """Replace a ScatterND along the first axis of two equally transposed values by a Concat and a Gather of their
     sources."""
     found, data, updates = assigned(node), node.inputs[0], node.inputs[2]
@@ -191,7 +191,7 @@ def _assign(model: ir.Model, node: ir.Node) -> None:
         write.replace(node.outputs[0], seen)
 
 
-def _sum(model: ir.Model, node: ir.Node) -> None:
+def _move_sum(model: ir.Model, node: ir.Node) -> None:
     """Replace a sum of two equal views by the same view of the sum of their sources."""
     a, b = node.inputs
     if node.op_type not in ("Add", "Sub") or a is None or b is None or is_constant(a) or is_constant(b):
@@ -208,7 +208,7 @@ def _sum(model: ir.Model, node: ir.Node) -> None:
         write.replace(node.outputs[0], seen)
 
 
-def _batchnorm(model: ir.Model, node: ir.Node) -> None:
+def _move_batchnorm(model: ir.Model, node: ir.Node) -> None:
     """Replace a BatchNormalization of transposed tokens by a scale and a shift of the tokens."""
     found, x = batchnorm(node), node.inputs[0]
     view = view_of(x) if x is not None else None
@@ -216,7 +216,7 @@ def _batchnorm(model: ir.Model, node: ir.Node) -> None:
     if found is None or x is None or view is None or shape is None or any(v.uses() for v in node.outputs[1:]):
         return
     column = (-1, *[1] * (len(shape) - 2))
-    spread = [_spread(part.reshape(column), view) for part in found]
+    spread = [_along_source_axis(part.reshape(column), view) for part in found]
     inner = sizes(view.source)
     if view.source is x or inner is None or any(part is None or part[1] < 0 for part in spread):
         return
@@ -238,19 +238,21 @@ def _batchnorm(model: ir.Model, node: ir.Node) -> None:
 # stay as they are.
 
 
-def after_views(model: ir.Model) -> None:
+def move_views_before_splits(model: ir.Model) -> None:
     """Apply views that are the same for all pieces of a Split once, before the Split; in place."""
-    while any(_after_view(model, node) for node in nodes_of(model, "Split")):
+    while any(_move_before_split(model, node) for node in nodes_of(model, "Split")):
         pass
 
 
-def _after_view(model: ir.Model, node: ir.Node) -> bool:
+def _move_before_split(model: ir.Model, node: ir.Node) -> bool:
     views = [view for value in node.outputs if (view := only_reader(value, "Transpose", "Reshape")) is not None]
     shape, ends = sizes(node.inputs[0]), [sizes(view.outputs[0]) for view in views]
-    if len(views) < len(node.outputs) or shape is None or any(map(_is_multiplied, views)):
+    if len(views) < len(node.outputs) or shape is None or any(map(_is_read_by_product, views)):
         return False
     axis, write = int(attribute(node, "axis", 0)) % len(shape), Writer(model, node)
-    seen = _turned(write, node, views, axis) or _regrouped(write, node, ends, axis, {view.op_type for view in views})
+    seen = _transposed_before_split(write, node, views, axis) or _reshaped_before_split(
+        write, node, ends, axis, {view.op_type for view in views}
+    )
     if seen is None:
         return False
     whole, axis = seen
@@ -263,13 +265,15 @@ def _after_view(model: ir.Model, node: ir.Node) -> bool:
     return True
 
 
-def _is_multiplied(view: ir.Node) -> bool:
+def _is_read_by_product(view: ir.Node) -> bool:
     """Whether a MatMul reads the view, possibly through other views."""
     users = [user for user, _ in view.outputs[0].uses()]
-    return any(user.op_type == "MatMul" or (user.op_type in VIEWS and _is_multiplied(user)) for user in users)
+    return any(user.op_type == "MatMul" or (user.op_type in VIEWS and _is_read_by_product(user)) for user in users)
 
 
-def _turned(write: Writer, node: ir.Node, views: list[ir.Node], axis: int) -> tuple[ir.Value, int] | None:
+def _transposed_before_split(
+    write: Writer, node: ir.Node, views: list[ir.Node], axis: int
+) -> tuple[ir.Value, int] | None:
     """The transposed input of the Split and the axis to split it along; None if the transposes of the pieces differ."""
     x, shape = node.inputs[0], sizes(node.inputs[0]) or ()
     perms = [perm_of(view, len(shape)) for view in views if view.op_type == "Transpose"]
@@ -280,7 +284,7 @@ def _turned(write: Writer, node: ir.Node, views: list[ir.Node], axis: int) -> tu
     return new, perms[0].index(axis)
 
 
-def _regrouped(
+def _reshaped_before_split(
     write: Writer, node: ir.Node, ends: list[Sizes | None], axis: int, operators: set[str]
 ) -> tuple[ir.Value, int] | None:
     """The reshaped input of the Split, and the axis to split it along; None if the reshapes differ in other axes."""

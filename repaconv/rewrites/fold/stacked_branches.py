@@ -58,12 +58,12 @@ def apply(model: ir.Model) -> Iterator[Change]:
     activation_patterns.group(model)
     roots = {node for node in model.graph if _is_stack(node)}
     while roots:
-        stacked, bad = _followed(model, roots)
+        stacked, bad = _stacked_values(model, roots)
         if not bad:
             break
         roots -= bad
     if roots:
-        yield from _take_apart(model, stacked, roots)
+        yield from _split_stacks(model, stacked, roots)
     clean(model)
     activation_patterns.ungroup(model)
 
@@ -77,7 +77,7 @@ def _is_stack(node: ir.Node) -> bool:
     return floats and all(s is not None and len(s) > 1 and s[axis] == 1 and s == shapes[0] for s in shapes)
 
 
-def _followed(model: ir.Model, roots: set[ir.Node]) -> tuple[dict[ir.Value, Stacked], set[ir.Node]]:
+def _stacked_values(model: ir.Model, roots: set[ir.Node]) -> tuple[dict[ir.Value, Stacked], set[ir.Node]]:
     """The values that stack branches, and the stacking nodes that have to stay because an operator is not supported."""
     stacked: dict[ir.Value, Stacked] = {}
     bad: set[ir.Node] = set()
@@ -91,7 +91,7 @@ def _followed(model: ir.Model, roots: set[ir.Node]) -> tuple[dict[ir.Value, Stac
             if not met:
                 continue
             origins = frozenset().union(*(one.roots for one in met))
-            axis_or_none = _behind(node, stacked)
+            axis_or_none = _axis_after(node, stacked)
             if axis_or_none is None or any(sizes(value) is None for value in node.outputs):
                 bad |= origins
             elif axis_or_none >= 0:
@@ -102,7 +102,7 @@ def _followed(model: ir.Model, roots: set[ir.Node]) -> tuple[dict[ir.Value, Stac
     return stacked, bad
 
 
-def _behind(node: ir.Node, stacked: dict[ir.Value, Stacked]) -> int | None:
+def _axis_after(node: ir.Node, stacked: dict[ir.Value, Stacked]) -> int | None:
     """The axis of branches in a node's output; `ENDS` if there is none any more, None if the node is not supported.
 
     A node is not supported if it mixes branches, or if it cannot be written without the axis.
@@ -116,7 +116,7 @@ def _behind(node: ir.Node, stacked: dict[ir.Value, Stacked]) -> int | None:
     target = constant(node.inputs[1]) if node.op_type == "Reshape" else np.ones(1)
     if target is None or 0 in target:
         return None  # a 0 copies the length of an axis by its position, which changes
-    if node.op_type in SELECTIONS and (found := _chosen(node, axis)) != axis:
+    if node.op_type in SELECTIONS and (found := _axis_after_selection(node, axis)) != axis:
         return found
     gone = axes_of(node, rank_of(node.inputs[first])) if node.op_type in _SUMS else None
     if gone == [axis]:
@@ -128,7 +128,7 @@ def _behind(node: ir.Node, stacked: dict[ir.Value, Stacked]) -> int | None:
     return behind if all(axis_before(node, place, behind) == own.get(place, FULL) for place in given) else None
 
 
-def _chosen(node: ir.Node, axis: int) -> int | None:
+def _axis_after_selection(node: ir.Node, axis: int) -> int | None:
     """The axis of branches after a selection: `ENDS` if every output is one branch, None if an output is several.
 
     The axis stays as it is if the selection is along another axis.
@@ -144,13 +144,13 @@ def _chosen(node: ir.Node, axis: int) -> int | None:
 # Writing the branches separately
 
 
-def _take_apart(model: ir.Model, stacked: dict[ir.Value, Stacked], roots: set[ir.Node]) -> Iterator[Change]:
+def _split_stacks(model: ir.Model, stacked: dict[ir.Value, Stacked], roots: set[ir.Node]) -> Iterator[Change]:
     pieces: dict[ir.Value, list[ir.Value]] = {}
     for node in tuple(model.graph):
         if node in roots:
             write = Writer(model, node)
             axis = stacked[node.outputs[0]].axis
-            pieces[node.outputs[0]] = [_without(write, value, axis) for value in node.inputs if value is not None]
+            pieces[node.outputs[0]] = [_squeezed(write, value, axis) for value in node.inputs if value is not None]
             yield Change(
                 rewrite=UNSTACK.name,
                 place=node.name or "",
@@ -160,10 +160,10 @@ def _take_apart(model: ir.Model, stacked: dict[ir.Value, Stacked], roots: set[ir
         if not any(value in pieces for value in node.inputs):
             continue
         ends = node.outputs[0] not in stacked
-        (_finish if ends else _repeat)(model, node, stacked, pieces)
+        (_write_sum_or_selection if ends else _repeat)(model, node, stacked, pieces)
 
 
-def _without(write: Writer, value: ir.Value, axis: int) -> ir.Value:
+def _squeezed(write: Writer, value: ir.Value, axis: int) -> ir.Value:
     """Squeeze an axis of length 1."""
     shape = sizes(value)
     assert shape is not None
@@ -172,7 +172,7 @@ def _without(write: Writer, value: ir.Value, axis: int) -> ir.Value:
     return new
 
 
-def _with(write: Writer, value: ir.Value, axis: int) -> ir.Value:
+def _unsqueezed(write: Writer, value: ir.Value, axis: int) -> ir.Value:
     shape = sizes(value)
     assert shape is not None
     new = write("Unsqueeze", value, write.constant([axis]))
@@ -193,8 +193,8 @@ def _repeat(
     fixed = {value: _unstacked_input(write, node, value, axis) for value in node.inputs if value not in pieces}
     for branch in range(count):
         inputs = [pieces[value][branch] if value in pieces else fixed[value] for value in node.inputs]
-        attributes = _attributes(node, stacked, axis)
-        inputs = _inputs(write, node, inputs, stacked)
+        attributes = _branch_attributes(node, stacked, axis)
+        inputs = _branch_inputs(write, node, inputs, stacked)
         new = ir.node(node.op_type, inputs, attributes, domain=node.domain, num_outputs=len(node.outputs))
         new.name = f"{node.name}.{branch}"
         for old, output, found in zip(node.outputs, new.outputs, made, strict=True):
@@ -217,27 +217,27 @@ def _unstacked_input(write: Writer, node: ir.Node, value: ir.Value | None, axis:
     if mine < 0:
         return value
     numbers = constant(value)
-    return write.constant(numbers.squeeze(mine), like=value) if numbers is not None else _without(write, value, mine)
+    return write.constant(numbers.squeeze(mine), like=value) if numbers is not None else _squeezed(write, value, mine)
 
 
-def _less(index: int, axis: int) -> int:
+def _axis_without(index: int, axis: int) -> int:
     return index - int(index > axis)
 
 
-def _attributes(node: ir.Node, stacked: dict[ir.Value, Stacked], axis: int) -> dict[str, Any]:
+def _branch_attributes(node: ir.Node, stacked: dict[ir.Value, Stacked], axis: int) -> dict[str, Any]:
     found = {name: entry.value for name, entry in node.attributes.items()}
     first = next(value for value in node.inputs if value in stacked)
     inner, rank = stacked[first].axis, rank_of(first)
     if node.op_type == "Transpose":
-        found["perm"] = [_less(i, inner) for i in perm_of(node, rank) if i != inner]
+        found["perm"] = [_axis_without(i, inner) for i in perm_of(node, rank) if i != inner]
     elif "axis" in found:
-        found["axis"] = _less(int(found["axis"]) % rank, inner)
+        found["axis"] = _axis_without(int(found["axis"]) % rank, inner)
     if "axes" in found:
-        found["axes"] = [_less(int(i) % rank, inner) for i in found["axes"]]
+        found["axes"] = [_axis_without(int(i) % rank, inner) for i in found["axes"]]
     return found
 
 
-def _inputs(
+def _branch_inputs(
     write: Writer, node: ir.Node, inputs: list[ir.Value | None], stacked: dict[ir.Value, Stacked]
 ) -> list[ir.Value | None]:
     """The inputs of the node for one branch: axes and shapes among them are adapted to one axis less."""
@@ -249,18 +249,18 @@ def _inputs(
         assert target is not None
         return [inputs[0], write.constant(np.delete(target, axis))]
     if node.op_type in ("Squeeze", *_SUMS) and len(inputs) > 1:
-        return [inputs[0], write.constant([_less(i, inner) for i in axes_of(node, rank) or []])]
+        return [inputs[0], write.constant([_axis_without(i, inner) for i in axes_of(node, rank) or []])]
     if node.op_type == "Unsqueeze":
         axis, wide = stacked[node.outputs[0]].axis, rank_of(node.outputs[0])
-        return [inputs[0], write.constant([_less(i, axis) for i in axes_of(node, wide) or []])]
+        return [inputs[0], write.constant([_axis_without(i, axis) for i in axes_of(node, wide) or []])]
     if node.op_type == "Slice":
         found = selection_of(node.outputs[0])
         assert found is not None
-        return [*inputs[:3], write.constant([_less(found.axis, inner)]), *inputs[4:]]
+        return [*inputs[:3], write.constant([_axis_without(found.axis, inner)]), *inputs[4:]]
     return inputs
 
 
-def _finish(
+def _write_sum_or_selection(
     model: ir.Model, node: ir.Node, stacked: dict[ir.Value, Stacked], pieces: dict[ir.Value, list[ir.Value]]
 ) -> None:
     """Write a sum over the branches, or a selection of one, for separate branches."""
@@ -277,13 +277,13 @@ def _finish(
             mean = write("Mul", total, write.constant(1 / len(branches)))
             set_shape(mean, sizes(total), total)
             total = mean
-        write.replace(node.outputs[0], _with(write, total, axis) if attribute(node, "keepdims", 1) else total)
+        write.replace(node.outputs[0], _unsqueezed(write, total, axis) if attribute(node, "keepdims", 1) else total)
         return
     for value in node.outputs:
         found = selection_of(value)
         assert found is not None
         one = branches[int(found.places[0])]
-        write.replace(value, _with(write, one, axis) if found.keeps else one)
+        write.replace(value, _unsqueezed(write, one, axis) if found.keeps else one)
 
 
 UNSTACK = Rewrite("unstack", "where every operator on the stack treats every branch alike", apply)

@@ -65,7 +65,7 @@ class LinearNode(NamedTuple):
         return int(attribute(self.node, "group", 1)) > 1
 
 
-def standing(model: ir.Model) -> Iterator[str]:
+def unfolded_operators(model: ir.Model) -> Iterator[str]:
     """Yield one sentence per reason, with the names of all operators that it concerns.
 
     Args:
@@ -76,14 +76,14 @@ def standing(model: ir.Model) -> Iterator[str]:
     for node in model.graph:
         one = linear(node)
         if one is not None and not _is_bias(one):
-            for before, path in _before(one.data):
+            for before, path in _linear_operators_before(one.data):
                 if not before.shifts and before.weight is None and one.shifts and one.weight is None:
                     continue  # a scale and its shift, as a norm's
                 told = f"{one.name} after {before.name}"
-                found.setdefault(f"after another, since {_why_behind(before, one, path)}", []).append(told)
+                found.setdefault(f"after another, since {_why_not_composed(before, one, path)}", []).append(told)
         elif node.op_type in ("Add", "Sub", "Concat") and not node.domain and not _is_inner(node):
-            for group, source in _beside(node):
-                why = _why_beside(group, source, node)
+            for group, source in _parallel_groups(node):
+                why = _why_not_merged(group, source, node)
                 told = " next to ".join([one.name for one in group] + ["its own input"] * (len(group) == 1))
                 found.setdefault(f"next to another, since {why}", []).append(told)
     for why, names in found.items():
@@ -154,7 +154,7 @@ def _layer(value: ir.Value | None) -> LinearNode | None:
     return inner._replace(shifts=True) if inner is not None else one
 
 
-def _before(value: ir.Value) -> Iterator[tuple[LinearNode, list[ir.Value]]]:
+def _linear_operators_before(value: ir.Value) -> Iterator[tuple[LinearNode, list[ir.Value]]]:
     """The linear operators before a value, with the values in between, through views, selections, means and sums."""
     todo, seen = [(value, [value])], {value}
     while todo:
@@ -187,7 +187,7 @@ def _terms(node: ir.Node, top: ir.Node) -> Iterator[ir.Value]:
             yield value
 
 
-def _beside(node: ir.Node) -> Iterator[tuple[list[LinearNode], ir.Value]]:
+def _parallel_groups(node: ir.Node) -> Iterator[tuple[list[LinearNode], ir.Value]]:
     """Groups of linear operators of the same value that the node adds or concatenates, with that value.
 
     A single operator counts if its own input is also a term of the sum.
@@ -208,7 +208,7 @@ def _average(value: ir.Value) -> LinearNode | None:
     return LinearNode(node, node.inputs[0], None, False) if node is not None and node.inputs[0] is not None else None
 
 
-def _why_behind(before: LinearNode, one: LinearNode, path: list[ir.Value]) -> str:
+def _why_not_composed(before: LinearNode, one: LinearNode, path: list[ir.Value]) -> str:
     if any(value.is_graph_output() for value in path):
         return "what is between them is an output of the graph"
     others = sorted(
@@ -225,11 +225,11 @@ def _why_behind(before: LinearNode, one: LinearNode, path: list[ir.Value]) -> st
     if before.weight is not None and one.weight is not None:
         if before.kernel or one.kernel or before.apart or one.apart:
             return "several read the first" if len(path[-1].uses()) > 1 else "one for both would cost more"
-        return "one for both would cost more" if _dearer(before, one) else "several read the first"
+        return "one for both would cost more" if _costs_more(before, one) else "several read the first"
     return "no rule of the fold reaches them"
 
 
-def _dearer(before: LinearNode, one: LinearNode) -> bool:
+def _costs_more(before: LinearNode, one: LinearNode) -> bool:
     shapes = [sizes(value) for value in (before.data, one.data, one.node.outputs[0])]
     axis = 1 if one.node.op_type == "Conv" else -1
     widths = [shape[axis] if shape else 0 for shape in shapes]
@@ -237,7 +237,7 @@ def _dearer(before: LinearNode, one: LinearNode) -> bool:
     return a * c > a * b + b * c
 
 
-def _why_beside(group: list[LinearNode], source: ir.Value, node: ir.Node) -> str:
+def _why_not_merged(group: list[LinearNode], source: ir.Value, node: ir.Node) -> str:
     if any(one.node.outputs[0].is_graph_output() or len(one.node.outputs[0].uses()) > 1 for one in group):
         return "one of them is read by others as well"
     if any(one.node.op_type == "AveragePool" for one in group):

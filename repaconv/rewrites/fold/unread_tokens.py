@@ -155,11 +155,11 @@ Demand = Reads | None
 
 def apply(model: ir.Model) -> Iterator[Change]:
     """Compute only the tokens that are read; in place. A graph in which nothing can be saved is not changed at all."""
-    if NORMAL in model.meta or _narrows(model):
+    if NORMAL in model.meta or _can_narrow(model):
         yield from _narrowed(model)
 
 
-def _narrows(model: ir.Model) -> bool:
+def _can_narrow(model: ir.Model) -> bool:
     """Whether the rewrite applies; this is tested on a normalized copy of the model."""
     copied = model.clone()
     found = any(_narrowed(copied))
@@ -171,7 +171,7 @@ def _narrowed(model: ir.Model) -> Iterator[Change]:
     normalise(model)
     demands = _demands(model)
     for _ in range(len(model.graph)):
-        if not separate(model, {value for value in demands if _of_all(value, demands)}):
+        if not separate(model, {value for value in demands if _reads_few_of_all(value, demands)}):
             break
         demands = _demands(model)
     for node in model.graph:
@@ -198,7 +198,7 @@ def _demands(model: ir.Model) -> dict[ir.Value, Demand]:
     for node in reversed(list(model.graph)):
         for value in node.outputs:
             outside = any(user.graph is not model.graph for user, _ in value.uses())
-            found[value] = None if outside else _united(value, wanted.get(value, []))
+            found[value] = None if outside else _union(value, wanted.get(value, []))
         selected, demand = _selects(node), found[node.outputs[0]]
         if demand is not None and any(
             value is not None and _input_axis(node, place, demand.axis) is None
@@ -210,14 +210,14 @@ def _demands(model: ir.Model) -> dict[ir.Value, Demand]:
             if value is None or is_constant(value):
                 continue
             first = selected is not None and place == 0
-            reads = (selected if demand is None else None) if first else _of_input(node, place, found)
+            reads = (selected if demand is None else None) if first else _read_of_input(node, place, found)
             wanted.setdefault(value, []).append(reads)
     for value in model.graph.inputs:
         found[value] = None
     return found
 
 
-def _united(value: ir.Value, reads: list[Demand]) -> Demand:
+def _union(value: ir.Value, reads: list[Demand]) -> Demand:
     """The union of what several readers read; None if it is everything, too much, or of several axes."""
     shape = sizes(value)
     axes = {demand.axis for demand in reads if demand is not None}
@@ -237,13 +237,13 @@ def _selects(node: ir.Node) -> Reads | None:
     return Reads(found.axis, tuple(int(place) for place in found.places))
 
 
-def _of_all(value: ir.Value, demands: dict[ir.Value, Demand]) -> bool:
+def _reads_few_of_all(value: ir.Value, demands: dict[ir.Value, Demand]) -> bool:
     """Whether a selection is read for few tokens, and its source for all tokens."""
     selected = selection_of(value) if demands[value] is not None else None
     return selected is not None and demands.get(selected.value) is None
 
 
-def _of_input(node: ir.Node, place: int, found: dict[ir.Value, Demand]) -> Demand:
+def _read_of_input(node: ir.Node, place: int, found: dict[ir.Value, Demand]) -> Demand:
     """The positions that a node reads of an input, given those that are read of its outputs."""
     if node.op_type == "Split" and node.domain == "":
         reads = [found[value] for value in node.outputs if value.uses()]
@@ -280,7 +280,7 @@ def _narrow(model: ir.Model, demands: dict[ir.Value, Demand], nodes: list[ir.Nod
         if held == reads:
             return value
         if (value, reads) not in picked:
-            picked[value, reads] = _picked(model, node, value, reads, held)
+            picked[value, reads] = _select_positions(model, node, value, reads, held)
         return picked[value, reads]
 
     for node in nodes:
@@ -310,7 +310,7 @@ def _narrow(model: ir.Model, demands: dict[ir.Value, Demand], nodes: list[ir.Nod
                 value.shape = ir.Shape(shape)
 
 
-def _picked(model: ir.Model, node: ir.Node, value: ir.Value, reads: Reads, held: Demand) -> ir.Value:
+def _select_positions(model: ir.Model, node: ir.Node, value: ir.Value, reads: Reads, held: Demand) -> ir.Value:
     """Write a Slice or Gather before a node; a constant is selected at once."""
     write = Writer(model, node)
     numbers = constant(value)
@@ -318,10 +318,10 @@ def _picked(model: ir.Model, node: ir.Node, value: ir.Value, reads: Reads, held:
         return write.constant(np.take(numbers, reads.places, reads.axis), like=value)
     assert held is None or held.axis == reads.axis
     places = [held.places.index(place) for place in reads.places] if held is not None else list(reads.places)
-    return _written(write, value, reads.axis, places)
+    return _write_selection(write, value, reads.axis, places)
 
 
-def _written(write: Writer, value: ir.Value, axis: int, places: list[int]) -> ir.Value:
+def _write_selection(write: Writer, value: ir.Value, axis: int, places: list[int]) -> ir.Value:
     first, last = places[0], places[-1]
     if places == list(range(first, last + 1)):
         one = (write.constant([number]) for number in (first, last + 1, axis))
@@ -342,7 +342,11 @@ def _renumber(model: ir.Model, node: ir.Node, selected: Reads, held: Reads) -> N
         node.replace_input_with(1, write.constant(np.asarray(places, np.int64).reshape(indices.shape)))
         return
     assert node.inputs[0] is not None
-    new = node.inputs[0] if len(places) == len(held.places) else _written(write, node.inputs[0], selected.axis, places)
+    new = (
+        node.inputs[0]
+        if len(places) == len(held.places)
+        else _write_selection(write, node.inputs[0], selected.axis, places)
+    )
     write.replace(node.outputs[0], new)
 
 

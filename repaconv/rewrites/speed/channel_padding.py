@@ -73,7 +73,7 @@ class Channels(NamedTuple):
 
 def _whole_blocks(model: ir.Model, name: str, block: int) -> Iterator[Change]:
     for channels in _channels(model):
-        width = _whole(channels, block)
+        width = _padded_width(channels, block)
         if width == channels.width:
             continue
         more = width - channels.width
@@ -92,16 +92,16 @@ def _whole_blocks(model: ir.Model, name: str, block: int) -> Iterator[Change]:
         yield Change(rewrite=name, place=channels.makers[0].name or "", description=told)
 
 
-def _whole(channels: Channels, block: int) -> int:
+def _padded_width(channels: Channels, block: int) -> int:
     """The number of channels after padding; unchanged if they are computed in blocks already or padding costs more."""
     if channels.places == 1:
         return -(-channels.width // WIDE) * WIDE
     width = -(-channels.width // block) * block
     lies = channels.width % READ == 0 or (not channels.keepers and channels.width < block)
-    return channels.width if lies or width > _most(channels) else width
+    return channels.width if lies or width > _largest_width(channels) else width
 
 
-def _most(channels: Channels) -> float:
+def _largest_width(channels: Channels) -> float:
     return channels.width * (MORE_EACH if channels.keepers else MORE)
 
 
@@ -130,9 +130,9 @@ def _channels(model: ir.Model) -> Iterator[Channels]:
     shown = {*model.graph.inputs, *model.graph.outputs}
     for node in model.graph:
         given = [value for value in node.inputs if value is not None and not is_constant(value)]
-        if _reads_all(node):
+        if _is_dense_convolution(node):
             continue
-        if _takes_each(node) and len({(static_grid(value) or ())[:1] for value in (*given, node.outputs[0])}) == 1:
+        if _is_channelwise(node) and len({(static_grid(value) or ())[:1] for value in (*given, node.outputs[0])}) == 1:
             for value in given:
                 heads[head(value)] = head(node.outputs[0])
         else:
@@ -144,16 +144,16 @@ def _channels(model: ir.Model) -> Iterator[Channels]:
             if any(user.graph is not model.graph for user in value.consumers()):
                 shown.add(value)
     closed = {head(value) for value in shown}
-    yield from (found for first, values in alike.items() if first not in closed and (found := _found(values)))
+    yield from (found for first, values in alike.items() if first not in closed and (found := _channels_of(values)))
 
 
-def _found(values: list[ir.Value]) -> Channels | None:
+def _channels_of(values: list[ir.Value]) -> Channels | None:
     grids = [static_grid(value) for value in values]
     known = [grid for grid in grids if grid is not None]
     convolutions = [node for value in values if (node := value.producer()) is not None and node.op_type == "Conv"]
-    makers = [node for node in convolutions if _reads_all(node)]
+    makers = [node for node in convolutions if _is_dense_convolution(node)]
     users = dict.fromkeys(user for value in values for user in value.consumers())
-    readers = [user for user in users if _reads_all(user)]
+    readers = [user for user in users if _is_dense_convolution(user)]
     if not makers or not readers or len(known) < len(grids):
         return None
     keepers = [node for node in convolutions if node not in makers]
@@ -167,11 +167,11 @@ def _groups_of(node: ir.Node) -> int:
     return int(attribute(node, "group", 1)) if len(sizes(node.inputs[1]) or ()) == 4 else 0
 
 
-def _reads_all(node: ir.Node) -> bool:
+def _is_dense_convolution(node: ir.Node) -> bool:
     return _groups_of(node) == 1 and static_grid(node.outputs[0]) is not None
 
 
-def _takes_each(node: ir.Node) -> bool:
+def _is_channelwise(node: ir.Node) -> bool:
     """Whether every output channel depends only on the same channel of the inputs, and is finite if that is zero."""
     if groups := _groups_of(node):
         return (sizes(node.inputs[1]) or ())[:2] == (groups, 1)

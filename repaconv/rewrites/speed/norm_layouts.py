@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def _norm_in_place(model: ir.Model) -> Iterator[Change]:
     """Replace norms over a whole sample by their formula, which does not need the sample as a row."""
     for norm in nodes_of(model, "InstanceNormalization", "GroupNormalization"):
-        ends = _around(norm)
+        ends = _input_and_output(norm)
         scale, shift = constant(norm.inputs[1]), constant(norm.inputs[2])
         if ends is None or scale is None or shift is None:
             continue
@@ -43,7 +43,7 @@ def _norm_in_place(model: ir.Model) -> Iterator[Change]:
         yield Change(rewrite="norm-in-place", place=norm.name or "", description=told)
 
 
-def _around(norm: ir.Node) -> tuple[ir.Value, ir.Value] | None:
+def _input_and_output(norm: ir.Node) -> tuple[ir.Value, ir.Value] | None:
     """The input of a norm over a whole sample, and its output in the same shape; None if the norm is another one.
 
     An InstanceNormalization of one channel reads the sample as a row. A GroupNormalization of one group reads it

@@ -54,7 +54,7 @@ def _patches_as_product(model: ir.Model) -> Iterator[Change]:
         product = write_linear(write, x, weight.reshape(len(weight), -1).T, bias)
         for value in tokens:
             write.replace(value, product)
-        yield _told("patch-gemm", conv, f"patches of {side[0]} x {side[1]} as rows of one product")
+        yield _change("patch-gemm", conv, f"patches of {side[0]} x {side[1]} as rows of one product")
 
 
 def _patches(write: Writer, image: ir.Value | None, pixels: tuple[int, int, int], side: tuple[int, ...]) -> ir.Value:
@@ -82,7 +82,7 @@ def _constants_once(model: ir.Model) -> Iterator[Change]:
         if found is None:
             continue
         write.replace(node.outputs[0], found)
-        yield _told("constant-tokens", node, f"{len(positions)} positions added to what is constant")
+        yield _change("constant-tokens", node, f"{len(positions)} positions added to what is constant")
 
 
 def _added_to_parts(write: Writer, tokens: ir.Value, positions: Array) -> ir.Value | None:
@@ -131,7 +131,7 @@ def _added_with_bias(write: Writer, tokens: ir.Value, rows: Array) -> ir.Value |
     return write("Add", tokens, write.constant((rows + bias)[None]))
 
 
-def _told(name: str, node: ir.Node, told: str) -> Change:
+def _change(name: str, node: ir.Node, told: str) -> Change:
     return Change(rewrite=name, place=node.name or "", description=told)
 
 

@@ -28,11 +28,11 @@ def _a_convolution_for_each_part(model: ir.Model) -> Iterator[Change]:
     if splits:
         group(model)
         for split in splits:
-            yield from _each(model, split)
+            yield from _split_convolution(model, split)
         ungroup(model)
 
 
-def _each(model: ir.Model, split: ir.Node) -> Iterator[Change]:
+def _split_convolution(model: ir.Model, split: ir.Node) -> Iterator[Change]:
     value = split.inputs[0]
     between: list[ir.Node] = []
     while value is not None and only_reader(value) and (node := value.producer()) is not None and is_activation(node):
@@ -51,13 +51,13 @@ def _each(model: ir.Model, split: ir.Node) -> Iterator[Change]:
         given = () if shift is None else (write.constant(shift),)
         part = _as_shaped(write("Conv", conv.inputs[0], write.constant(rows), *given, **how), old)
         for node in between:
-            part = _as_shaped(_again(write, node, part), old)
+            part = _as_shaped(_copied_node(write, node, part), old)
         write.replace(old, part)
     told = f"{weight.shape[0]} channels as {' + '.join(map(str, parts))}"
     yield Change(rewrite="conv-each", place=conv.name or "", description=told)
 
 
-def _again(write: Writer, node: ir.Node, value: ir.Value) -> ir.Value:
+def _copied_node(write: Writer, node: ir.Node, value: ir.Value) -> ir.Value:
     made = write(node.op_type, value, **{name: entry.value for name, entry in node.attributes.items()})
     producer = made.producer()
     assert producer is not None

@@ -48,7 +48,7 @@ def _by_gather_nd(model: ir.Model) -> Iterator[Change]:
     for x, index, node in picked_rows(model):
         write = Writer(model, node)
         write.replace(node.outputs[0], write("GatherND", x, index, batch_dims=1))
-        yield _told("rows-by-gathernd", node, "an index a row")
+        yield _change("rows-by-gathernd", node, "an index a row")
 
 
 BEST = ("ArgMax", "ArgMin", "ReduceMax", "ReduceMin")
@@ -62,7 +62,7 @@ def _best_down_columns(model: ir.Model) -> Iterator[Change]:
         if rank < 3 or not alike or not readers or scores.is_graph_output() or not all(map(_best_of_rows, readers)):
             continue
         before = Writer(model, product)
-        a, b = (_turned(before, factor, rank) for factor in product.inputs)
+        a, b = (_with_last_axes_swapped(before, factor, rank) for factor in product.inputs)
         turned = before("MatMul", b, a)
         for node in readers:
             write, axis = Writer(model, node), rank - 2
@@ -72,7 +72,7 @@ def _best_down_columns(model: ir.Model) -> Iterator[Change]:
             else:
                 found = write(node.op_type, turned, write.constant([axis]), keepdims=0)
             write.replace(node.outputs[0], found)
-        yield _told("best-down-columns", product, f"{', '.join(node.op_type for node in readers)} of scores turned")
+        yield _change("best-down-columns", product, f"{', '.join(node.op_type for node in readers)} of scores turned")
 
 
 def _best_of_rows(node: ir.Node) -> bool:
@@ -83,7 +83,7 @@ def _best_of_rows(node: ir.Node) -> bool:
     return axes == [rank - 1]
 
 
-def _turned(write: Writer, factor: ir.Value | None, rank: int) -> ir.Value | None:
+def _with_last_axes_swapped(write: Writer, factor: ir.Value | None, rank: int) -> ir.Value | None:
     """A factor with its last two axes swapped; if it is such a transpose already, its input."""
     turn = made_by(factor, "Transpose")
     if turn is not None and swaps_last(turn):
@@ -91,7 +91,7 @@ def _turned(write: Writer, factor: ir.Value | None, rank: int) -> ir.Value | Non
     return swapped(write, factor, rank)
 
 
-def _told(name: str, node: ir.Node, told: str) -> Change:
+def _change(name: str, node: ir.Node, told: str) -> Change:
     return Change(rewrite=name, place=node.name or "", description=told)
 
 

@@ -138,10 +138,10 @@ def _difference(module: nn.Module, deploy: nn.Module, given: Any) -> float:
             which the deploy form would not have.
     """
     from repaconv.torch_fold.module_calls import in_float64
-    from repaconv.torch_fold.submodules import watched
+    from repaconv.torch_fold.submodules import is_hooked
     from repaconv.torch_fold.whole_module_check import Whole
 
-    if any(watched(part) for part in module.modules()):
+    if any(is_hooked(part) for part in module.modules()):
         raise Refused("it has hooks, or a forward of its own, which its deploy form would not have.", code="live.other")
     try:
         whole = Whole.of(in_float64(module), given, ())

@@ -130,17 +130,17 @@ def _folded_module(plan: _Plan, given: nn.Module) -> tuple[nn.Module, Link]:
         Refused: If that architecture cannot hold the folded weights.
     """
     from repaconv.torch_fold.known_submodule_folds import fold_parts
-    from repaconv.torch_fold.weights_for_original_architecture import held, unheld
+    from repaconv.torch_fold.weights_for_original_architecture import no_place_error, standard_state_dict
 
     before = copy.deepcopy(given).double()
     folded, steps = fold_parts(before, "auto", _example(plan))
     if len(steps) == 1 and plan.subject.folded.applied:
-        raise unheld("nothing of what its graph folds can be folded in the module")
+        raise no_place_error("nothing of what its graph folds can be folded in the module")
     module = copy.deepcopy(before)
-    module.load_state_dict(held(folded, module), strict=True)
+    module.load_state_dict(standard_state_dict(folded, module), strict=True)
     link = _link(plan, module, "fold", f"{plan.arch.name}, its numbers in float64")
     if link.verdict == "failed":
-        raise unheld(f"{plan.arch.name} computes something else with it")
+        raise no_place_error(f"{plan.arch.name} computes something else with it")
     return module, link
 
 

@@ -49,12 +49,12 @@ class Guess:
 
     Attributes:
         method: The method that it belongs to.
-        told: A description of the edit.
+        description: A description of the edit.
         edit: A function that makes the new submodules.
     """
 
     method: str
-    told: str
+    description: str
     edit: Callable[[], New]
 
 
@@ -79,7 +79,7 @@ def idle_ffn(part: nn.Module, idle_ratio: float | None = None) -> Iterator[Guess
     asked = () if idle_ratio is None else (math.ceil(hidden * (1 - idle_ratio)), int(hidden * (1 - idle_ratio)))
     for active in dict.fromkeys(a for a in (*asked, said, test.active) if isinstance(a, int) and 0 <= a < hidden):
         for shortcut in (True, False):
-            told = f"{hidden - active} idle channels of {hidden}, both BatchNorms" + ", the shortcut" * shortcut
+            description = f"{hidden - active} idle channels of {hidden}, both BatchNorms" + ", the shortcut" * shortcut
 
             def edit(active: int = active, shortcut: bool = shortcut) -> New:
                 parts = fold_ffn(weights, active, eps, Affine.eye(width))
@@ -88,7 +88,7 @@ def idle_ffn(part: nn.Module, idle_ratio: float | None = None) -> Iterator[Guess
                 kind = IdleConvMlp(width, active, "GELU") if conv else IdleMlp(width, IdleMlpSpec(active))
                 return {"": _loaded(kind, ffn_weights(parts, conv=conv))}
 
-            yield Guess("repavit", told, edit)
+            yield Guess("repavit", description, edit)
 
 
 def affine_mixer(part: nn.Module) -> Iterator[Guess]:
@@ -162,13 +162,13 @@ class Edit:
 
     Attributes:
         name: The name of the submodule.
-        told: A description of the edit.
+        description: A description of the edit.
         new: The new submodules, in float64.
         error: The largest relative error on the submodule.
     """
 
     name: str
-    told: str
+    description: str
     new: New
     error: float
 
@@ -207,18 +207,18 @@ def fold_parts(
         else None
     )
     changes = structured.changes if structured else ()
-    left = (*folding.left, *(structured.left if structured else ()))
+    not_folded = (*folding.not_folded, *(structured.not_folded if structured else ()))
     if not edits and not changes:
-        step = FoldStep(module=".", folded=(NOTHING_TO_FOLD,), not_folded=left, max_rel_error=0.0)
+        step = FoldStep(module=".", folded=(NOTHING_TO_FOLD,), not_folded=not_folded, max_rel_error=0.0)
         return copy.deepcopy(module).eval(), (step,)
     error = structured.error if structured else whole.error(after)
     folded = _copied(module, edits)
     for change in changes:
         folded = applied(folded, change)
-    steps = [FoldStep(module=each.name or ".", folded=(each.told,), max_rel_error=each.error) for each in edits]
-    steps += [FoldStep(module=each.at or ".", folded=(each.told,), max_rel_error=error) for each in changes]
-    told = (f"the whole module before and after, on {len(whole.calls)} inputs",)
-    return folded, (*steps, FoldStep(module=".", folded=told, not_folded=left, max_rel_error=error))
+    steps = [FoldStep(module=each.name or ".", folded=(each.description,), max_rel_error=each.error) for each in edits]
+    steps += [FoldStep(module=each.at or ".", folded=(each.description,), max_rel_error=error) for each in changes]
+    description = (f"the whole module before and after, on {len(whole.calls)} inputs",)
+    return folded, (*steps, FoldStep(module=".", folded=description, not_folded=not_folded, max_rel_error=error))
 
 
 class _Folding:
@@ -226,7 +226,7 @@ class _Folding:
 
     def __init__(self, module: nn.Module, method: str, rules: tuple[Rule, ...]) -> None:
         self._method, self._rules, self._shared = method, rules, shared(module)
-        self.left: list[str] = []
+        self.not_folded: list[str] = []
 
     def guesses(self, part: nn.Module) -> Iterator[Guess]:
         for rule in self._rules:
@@ -237,12 +237,12 @@ class _Folding:
     ) -> tuple[nn.Module, list[Edit]]:
         """Apply all edits that are exact, in place; with ``each``, the whole module is tested after every edit."""
         edits: list[Edit] = []
-        self.left = []
+        self.not_folded = []
         for name in names:
             if (part := child_at(root, name)) is None:  # removed with a submodule that was folded before
                 continue
             if (calls := whole.inside.get(name)) is None:
-                self.left.append(f"{name} is not called when the whole is run")
+                self.not_folded.append(f"{name} is not called when the whole is run")
                 continue
             for guess in self.guesses(part):
                 if (edit := _verified(part, name, guess, calls)) is None:
@@ -255,7 +255,7 @@ class _Folding:
                         root = replaced(root, name, before)
                         why = f"something outside reads it, the whole is off by {error:.1e}"
                 if why:
-                    self.left.append(f"{name or 'it'}, {guess.told}: {why}")
+                    self.not_folded.append(f"{name or 'it'}, {guess.description}: {why}")
                     continue
                 edits.append(edit)
                 if "" in edit.new:
@@ -282,7 +282,7 @@ def _verified(part: nn.Module, name: str, guess: Guess, calls: tuple[Call, ...])
         errors += [_error_on_call(part, after, with_random_inputs(calls[0], 0, *spread)) for spread in SPREAD]
     except Exception:  # the submodule is another one than it looked like; the user's code may raise anything
         return None
-    return Edit(name, guess.told, new, max(errors)) if max(errors) <= EXACT else None
+    return Edit(name, guess.description, new, max(errors)) if max(errors) <= EXACT else None
 
 
 def _error_on_call(part: nn.Module, after: nn.Module, call: Call) -> float:

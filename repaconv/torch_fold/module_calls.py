@@ -154,5 +154,5 @@ def _real(tensor: Tensor) -> bool:
 
 def first_line(error: Exception) -> str:
     """The first line of an exception's message, or its type if the message is empty."""
-    told = str(error).strip().splitlines()
-    return told[0].rstrip(".") if told else type(error).__name__
+    lines = str(error).strip().splitlines()
+    return lines[0].rstrip(".") if lines else type(error).__name__

@@ -358,30 +358,30 @@ class Structured(NamedTuple):
         module: The folded module.
         changes: The folds.
         error: The largest relative error of the whole module.
-        left: What was not folded, and why.
+        not_folded: What was not folded, and why.
     """
 
     module: nn.Module
     changes: tuple[Change, ...]
     error: float
-    left: tuple[str, ...]
+    not_folded: tuple[str, ...]
 
 
-def fold_structure(module: nn.Module, whole: Whole, exact: float, apart: set[str]) -> Structured:
+def fold_structure(module: nn.Module, whole: Whole, exact: float, shared_names: set[str]) -> Structured:
     """Apply all structural folds to a copy of a module.
 
     Args:
         module: A module returned by `in_float64`; it is not changed.
         whole: The recorded outputs of the module.
         exact: The largest relative error of the whole module.
-        apart: Names of modules and tensors that are shared in the user's module; a copy may no longer share them.
+        shared_names: What is shared in the user's module: names of modules and tensors. A copy may share less.
     """
     trial = _Trial(module, whole, exact)
     made: list[Change] = []
     wrong: dict[tuple[str, str], tuple[Change, float]] = {}
     while True:
         trace = Trace.of(trial.module, whole.calls[0])
-        places = Places(trial.module, trace, shared(trial.module) | apart)
+        places = Places(trial.module, trace, shared(trial.module) | shared_names)
         every = list(_possible_folds(places, set(wrong)))
         found = sorted((c for c in every if isinstance(c, Change)), key=lambda c: _class_name(trial.module, c))
         if not found:
@@ -389,11 +389,11 @@ def fold_structure(module: nn.Module, whole: Whole, exact: float, apart: set[str
         trial.wrong.clear()
         made += trial.take(found)
         wrong |= {change.key: (change, error) for change, error in trial.wrong}
-    left = [Unfolded(c.at, c.told, _why_wrong(error)) for c, error in wrong.values() if c.instead is None]
-    left += [place for place in every if isinstance(place, Unfolded)]
-    left += [place for place in _unfolded_scales(places) if place.at not in {each.at for each in left}]
-    left += [place for place in _unfolded_norms(places) if place.at not in {each.at for each in left}]
-    return Structured(trial.module, tuple(made), trial.error, tuple(_sentences(left)))
+    not_folded = [Unfolded(c.at, c.description, _why_wrong(error)) for c, error in wrong.values() if c.instead is None]
+    not_folded += [place for place in every if isinstance(place, Unfolded)]
+    not_folded += [place for place in _unfolded_scales(places) if place.at not in {each.at for each in not_folded}]
+    not_folded += [place for place in _unfolded_norms(places) if place.at not in {each.at for each in not_folded}]
+    return Structured(trial.module, tuple(made), trial.error, tuple(_sentences(not_folded)))
 
 
 def _why_wrong(error: float) -> str:
@@ -460,7 +460,7 @@ def _possible_folds(places: Places, refused: set[tuple[str, str]]) -> Iterator[C
             if change is None or any(within(a, b) or within(b, a) for a in change.touches for b in touched):
                 continue
             if places.grows(change):
-                yield Unfolded(change.at, change.told, "it would leave more numbers than there were")
+                yield Unfolded(change.at, change.description, "it would leave more numbers than there were")
                 continue
             touched |= change.touches
             yield change
@@ -539,10 +539,10 @@ def _without_parameter(at: str, name: str, into: tuple[str, Weights], axes: int)
     First the parameter becomes None, which a forward may test for. Then it becomes the number 1, for a forward that
     always multiplies by it. Then it becomes a tensor with one 1, for a forward that uses it as a tensor.
     """
-    told = f"{name} -> {into[0]}"
-    last = Change(at, f"{told}, a tensor of one 1 in its place", {**into[1], name: np.ones((1,) * axes)})
-    number = Change(at, f"{told}, 1 in its place", {**into[1], name: 1.0}, instead=last)
-    return Change(at, told, {**into[1], name: None}, instead=number)
+    description = f"{name} -> {into[0]}"
+    last = Change(at, f"{description}, a tensor of one 1 in its place", {**into[1], name: np.ones((1,) * axes)})
+    number = Change(at, f"{description}, 1 in its place", {**into[1], name: 1.0}, instead=last)
+    return Change(at, description, {**into[1], name: None}, instead=number)
 
 
 def _parameter_name(places: Places, step: Step, x: object, other: object) -> str | None:

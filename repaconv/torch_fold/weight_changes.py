@@ -24,14 +24,14 @@ class Change:
 
     Attributes:
         at: The name of the submodule that it is reported for.
-        told: A description of what was folded into what.
+        description: A description of what was folded into what.
         weights: New parameters.
         rebuilt: Submodules that become a chain of their own children, by name, and of new layers.
         instead: The fold to try if this one changes the outputs.
     """
 
     at: str
-    told: str
+    description: str
     weights: Weights = field(default_factory=dict)
     rebuilt: Mapping[str, tuple[str | nn.Module, ...]] = field(default_factory=dict)
     instead: Change | None = None
@@ -39,7 +39,7 @@ class Change:
     @property
     def key(self) -> tuple[str, str]:
         """Identifies the fold among those of one module."""
-        return self.at, self.told
+        return self.at, self.description
 
     @property
     def touches(self) -> set[str]:

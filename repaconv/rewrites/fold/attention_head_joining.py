@@ -99,8 +99,8 @@ def _join_scores(model: ir.Model, softmax: ir.Node) -> Iterator[Change]:
     set_shape(scores, sizes(softmax.inputs[0]), q)
     softmax.replace_input_with(0, scores)
     softmax.meta[JOINED] = True
-    told = f"{len(terms)} sums of scores -> one product, heads {sum(one.width for one in found[0])} wide"
-    yield Change(rewrite=JOIN.name, place=softmax.name or "", description=told)
+    description = f"{len(terms)} sums of scores -> one product, heads {sum(one.width for one in found[0])} wide"
+    yield Change(rewrite=JOIN.name, place=softmax.name or "", description=description)
 
 
 def _matching_heads(parts: list[Heads | None]) -> list[Heads] | None:
@@ -273,9 +273,9 @@ def _write_cheapest(model: ir.Model, softmax: ir.Node, found: Attention, layers:
         done = after("Add", done, after.constant(v.bias @ weight))
         set_shape(done, sizes(end), x)
     after.replace(end, done)
-    told = f"scores {'X W X^T' if key is None else f'over heads {len(key) // count} wide'}"
-    told = f"{told}; keys' bias gone, values' behind the projection"
-    return Change(rewrite=CHOOSE.name, place=softmax.name or "", description=told)
+    description = f"scores {'X W X^T' if key is None else f'over heads {len(key) // count} wide'}"
+    description = f"{description}; keys' bias gone, values' behind the projection"
+    return Change(rewrite=CHOOSE.name, place=softmax.name or "", description=description)
 
 
 def _slices(write: Writer, value: ir.Value, widths: list[int]) -> list[ir.Value]:

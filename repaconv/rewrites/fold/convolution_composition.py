@@ -199,8 +199,8 @@ def _into_convolution_before(model: ir.Model, node: ir.Node, rewrite: str) -> It
     one = composed(kernel, inner)
     if one is not None:
         _replace_by_conv(model, node, one, source)
-        told = f"{first.name} -> Conv {list(one.weight.shape)}"
-        yield Change(rewrite=rewrite, place=node.name or "", description=told)
+        description = f"{first.name} -> Conv {list(one.weight.shape)}"
+        yield Change(rewrite=rewrite, place=node.name or "", description=description)
 
 
 def _is_linear_graph_edge(kernel: Kernel) -> bool:
@@ -335,9 +335,9 @@ def _join(model: ir.Model, top: ir.Node, rewrite: str) -> Iterator[Change]:
     for some in found:
         total = _added(write, total, _written(write, some, top.outputs[0]), 1.0)
         place = next(term.value.producer() for term in some if term.operator == "Conv")
-        told = " + ".join(term.operator or "x" for term in some)
+        description = " + ".join(term.operator or "x" for term in some)
         yield Change(
-            rewrite=rewrite, place=(place.name if place is not None else "") or "", description=f"{told} -> Conv"
+            rewrite=rewrite, place=(place.name if place is not None else "") or "", description=f"{description} -> Conv"
         )
     for term in terms:
         if all(term not in some for some in found):

@@ -122,11 +122,11 @@ def _layers(group: _Group, before: _Snapshot, now: _Snapshot) -> dict[str, tuple
     old, new = ([node for node in side.layers if node in group.nodes] for side in (before, now))
     into = {node: {to for gone, come in group.pairs if node in gone for to in come} for node in old}
 
-    def told(node: ir.Node) -> FoldedLayer:
+    def folded_layer(node: ir.Node) -> FoldedLayer:
         names = tuple(now.layers[to].name for to in new if to in into[node])
         return before.layers[node].model_copy(update={"into": names})
 
-    return {"before": tuple(map(told, old)), "after": tuple(now.layers[node] for node in new)}
+    return {"before": tuple(map(folded_layer, old)), "after": tuple(now.layers[node] for node in new)}
 
 
 def _snapshot(model: ir.Model) -> _Snapshot:

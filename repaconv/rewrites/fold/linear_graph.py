@@ -61,7 +61,7 @@ class Vertex:
         shared: Whether other products use the same weight matrix.
         of_norm: Whether it is the scale or shift of a norm, which costs nothing as long as it stays in the norm.
         changed: Whether the edges no longer match the ONNX nodes, so that the vertex has to be written again.
-        took: Operators of the vertices that were removed into this one, for the report.
+        absorbed: Operators of the vertices that were removed into this one, for the report.
     """
 
     width: int
@@ -75,10 +75,10 @@ class Vertex:
     shared: bool = False
     of_norm: bool = False
     changed: bool = False
-    took: list[str] = field(default_factory=list)
+    absorbed: list[str] = field(default_factory=list)
 
     @property
-    def stays(self) -> bool:
+    def is_fixed(self) -> bool:
         """Whether the vertex is fixed, so that it cannot be removed."""
         return self.sink or not self.inputs or bool(self.activations)
 
@@ -102,7 +102,7 @@ def is_plain(vertex: Vertex, outer: Map, trivial: bool) -> bool:
 
 def gain_of(vertex: Vertex) -> int | None:
     """Multiply-accumulates per token that removing the vertex saves; None if it cannot be removed."""
-    if vertex.stays or not vertex.outputs:
+    if vertex.is_fixed or not vertex.outputs:
         return None
     if vertex.of_norm and any(user.shared for user in vertex.outputs):
         return None  # every reader would need its own copy of the shared matrix
@@ -148,7 +148,7 @@ def arrangement(vertex: Vertex) -> Pick | None:
     edges = [user.inputs[vertex] for user in vertex.outputs]
     picks = [edge for edge in edges if isinstance(edge, Pick)]
     dense = all(isinstance(edge, Dense) for edge in vertex.inputs.values())
-    if vertex.stays or not dense or not picks or len(picks) < len(edges) or all(map(_is_slice, picks)):
+    if vertex.is_fixed or not dense or not picks or len(picks) < len(edges) or all(map(_is_slice, picks)):
         return None
     factor, read = np.ones(vertex.width), np.zeros(vertex.width, bool)
     for edge in picks:
@@ -335,7 +335,7 @@ def arrange(graph: LinearGraph) -> bool:
 
 
 def _arrange(graph: LinearGraph, vertex: Vertex, order: Pick) -> None:
-    new = Vertex(len(order.index), None, changed=True, took=[*vertex.took, "order"])
+    new = Vertex(len(order.index), None, changed=True, absorbed=[*vertex.absorbed, "order"])
     new.inputs = {source: after(order, edge) for source, edge in vertex.inputs.items()}
     new.shift = None if vertex.shift is None else applied(order, vertex.shift)
     graph.add(new)
@@ -371,14 +371,14 @@ class LinearGraph:
     def fold(self) -> None:
         """Remove vertices, merge equal sums, drop unread channels and rearrange products, until nothing changes."""
         while True:
-            self._leave_out()
+            self._remove_vertices()
             again = [self._merge_equals(), self._drop_channels(), arrange(self)]
             if not any(again):
                 break
         revert_useless_removals(self, self._removals)
         arrange(self)
 
-    def let_go(self) -> None:
+    def clear(self) -> None:
         """Clear all maps.
 
         Vertices refer to each other, so their float64 matrices would stay in memory until garbage collection.
@@ -391,7 +391,7 @@ class LinearGraph:
 
     # --- removal of vertices
 
-    def _leave_out(self) -> None:
+    def _remove_vertices(self) -> None:
         gains = {vertex: gain for vertex in self.vertices if (gain := gain_of(vertex)) is not None}
         while gains:
             vertex = max(gains, key=lambda v: gains[v])  # the first of equal gains
@@ -413,7 +413,7 @@ class LinearGraph:
                     gains[one] = now
 
     def _remove(self, vertex: Vertex) -> None:
-        told = operator_of(vertex)
+        operator = operator_of(vertex)
         for user in tuple(vertex.outputs):
             outer = user.inputs.pop(vertex)
             trivial = isinstance(outer, Pick) and outer.is_identity
@@ -442,7 +442,7 @@ class LinearGraph:
                     user.shift = None  # the shifts cancel
             if not kept:
                 user.changed = True
-            user.took, user.shared = [*user.took, *vertex.took, told], user.shared or vertex.shared
+            user.absorbed, user.shared = [*user.absorbed, *vertex.absorbed, operator], user.shared or vertex.shared
         for source in vertex.inputs:
             source.outputs.pop(vertex, None)
         del self.vertices[vertex]
@@ -478,7 +478,7 @@ class LinearGraph:
             assert activation.through is not None
             activation.through = (activation.through[0], kept)
         kept.activations += gone.activations
-        kept.sink, kept.took = kept.sink or gone.sink, [*kept.took, *gone.took, "equal"]
+        kept.sink, kept.absorbed = kept.sink or gone.sink, [*kept.absorbed, *gone.absorbed, "equal"]
         for source in gone.inputs:
             source.outputs.pop(gone, None)
         del self.vertices[gone]
@@ -528,11 +528,13 @@ class LinearGraph:
     def _narrow(self, vertex: Vertex, places: Any) -> None:
         """Replace a vertex by one with these channels only."""
         chosen = selection(places, vertex.width)
-        new = Vertex(len(places), None, changed=True, took=[*vertex.took, f"{vertex.width - len(places)} channels"])
+        new = Vertex(
+            len(places), None, changed=True, absorbed=[*vertex.absorbed, f"{vertex.width - len(places)} channels"]
+        )
         new.through = vertex.through
         if vertex.through is not None:
             node, behind = vertex.through
-            front = self.add(Vertex(len(places), None, inputs={behind: chosen}, changed=True, took=["channels"]))
+            front = self.add(Vertex(len(places), None, inputs={behind: chosen}, changed=True, absorbed=["channels"]))
             behind.activations.remove(vertex)
             front.activations.append(new)
             new.through = (node, front)

@@ -72,8 +72,12 @@ def _emit(
     written[vertex] = value
     if vertex.value is not None:
         write.replace(vertex.value, value)
-        told = ", ".join(f"{n} {name}" if n > 1 else name for name, n in sorted(Counter(vertex.took).items()))
-        yield Change(rewrite=rewrite, place=place.name or "", description=f"{told or 'edges'} -> {emitter.told}")
+        description = ", ".join(
+            f"{n} {name}" if n > 1 else name for name, n in sorted(Counter(vertex.absorbed).items())
+        )
+        yield Change(
+            rewrite=rewrite, place=place.name or "", description=f"{description or 'edges'} -> {emitter.description}"
+        )
 
 
 def _place(vertex: Vertex) -> ir.Node:
@@ -106,7 +110,7 @@ class _Emitter:
         self.words: list[str] = []
 
     @property
-    def told(self) -> str:
+    def description(self) -> str:
         """A description of the written nodes."""
         return ", ".join(self.words) or "nothing"
 

@@ -31,10 +31,10 @@ def apply(model: ir.Model) -> Iterator[Change]:
     normalise(model)
     activation_patterns.group(model)
     norm_affines.split(model)
-    told: dict[str, Change] = {}
+    changes: dict[str, Change] = {}
     for _ in range(ROUNDS):
         made = list(_round(model))
-        told |= {change.place: change for change in made}
+        changes |= {change.place: change for change in made}
         without_copies(model)
         if not CommonSubexpressionEliminationPass()(model).modified and not made:
             break
@@ -42,7 +42,7 @@ def apply(model: ir.Model) -> Iterator[Change]:
     clean(model)
     norm_affines.merge(model)
     activation_patterns.ungroup(model)
-    yield from told.values()
+    yield from changes.values()
 
 
 def _round(model: ir.Model) -> Iterator[Change]:
@@ -55,7 +55,7 @@ def _round(model: ir.Model) -> Iterator[Change]:
         graph = linear_graph(model, axis)
         graph.fold()
         yield from emit(model, graph, axis, AFFINE.name)
-        graph.let_go()
+        graph.clear()
         one_view(model)
         clean(model)
 

@@ -49,18 +49,18 @@ class LinearNode(NamedTuple):
         return self.node.name or f"{self.node.op_type} of {self.node.outputs[0].name}"
 
     @property
-    def kernel(self) -> bool:
+    def has_spatial_kernel(self) -> bool:
         """Whether it is a convolution with a kernel larger than 1x1."""
         return self.weight is not None and self.weight.ndim > 2 and set(self.weight.shape[2:]) != {1}
 
     @property
-    def padded(self) -> bool:
+    def is_padded(self) -> bool:
         """Whether it is a convolution with zero padding."""
         auto = attribute(self.node, "auto_pad", "NOTSET")
         return self.weight is not None and (any(attribute(self.node, "pads", (0,))) or auto not in ("NOTSET", "VALID"))
 
     @property
-    def apart(self) -> bool:
+    def is_grouped(self) -> bool:
         """Whether it is a grouped convolution."""
         return int(attribute(self.node, "group", 1)) > 1
 
@@ -79,13 +79,13 @@ def unfolded_operators(model: ir.Model) -> Iterator[str]:
             for before, path in _linear_operators_before(one.data):
                 if not before.shifts and before.weight is None and one.shifts and one.weight is None:
                     continue  # a scale and its shift, as a norm's
-                told = f"{one.name} after {before.name}"
-                found.setdefault(f"after another, since {_why_not_composed(before, one, path)}", []).append(told)
+                description = f"{one.name} after {before.name}"
+                found.setdefault(f"after another, since {_why_not_composed(before, one, path)}", []).append(description)
         elif node.op_type in ("Add", "Sub", "Concat") and not node.domain and not _is_inner(node):
             for group, source in _parallel_groups(node):
                 why = _why_not_merged(group, source, node)
-                told = " next to ".join([one.name for one in group] + ["its own input"] * (len(group) == 1))
-                found.setdefault(f"next to another, since {why}", []).append(told)
+                description = " next to ".join([one.name for one in group] + ["its own input"] * (len(group) == 1))
+                found.setdefault(f"next to another, since {why}", []).append(description)
     for why, names in found.items():
         yield f"linear operators remain {why}: {'; '.join(dict.fromkeys(names))}"
     yield from _norms(model)
@@ -216,14 +216,14 @@ def _why_not_composed(before: LinearNode, one: LinearNode, path: list[ir.Value])
     )
     between = [value.producer() for value in path]
     kinds = sorted({node.op_type for node in between if node is not None and linear(node) is None})
-    if one.padded and before.shifts:
+    if one.is_padded and before.shifts:
         return PADDED
     if others:
         return READ_BESIDE.format(", ".join(others))
     if kinds:
         return f"between them is {', '.join(kinds)}"
     if before.weight is not None and one.weight is not None:
-        if before.kernel or one.kernel or before.apart or one.apart:
+        if before.has_spatial_kernel or one.has_spatial_kernel or before.is_grouped or one.is_grouped:
             return "several read the first" if len(path[-1].uses()) > 1 else "one for both would cost more"
         return "one for both would cost more" if _costs_more(before, one) else "several read the first"
     return "no rule of the fold reaches them"
@@ -242,7 +242,7 @@ def _why_not_merged(group: list[LinearNode], source: ir.Value, node: ir.Node) ->
         return "one of them is read by others as well"
     if any(one.node.op_type == "AveragePool" for one in group):
         return "an average that does not count its padding is no convolution at the border"
-    if node.op_type == "Concat" and any(one.kernel or one.apart for one in group):
+    if node.op_type == "Concat" and any(one.has_spatial_kernel or one.is_grouped for one in group):
         return "convolutions larger than 1x1, or of groups of channels, are not joined"
     if node.op_type == "Concat":
         return "joined they would cost as much"

@@ -54,8 +54,8 @@ def _scores_as_matrix(model: ir.Model) -> Iterator[Change]:
             k.x, k.tokens, np.eye(k.weight.shape[1])[None], np.zeros((1, k.weight.shape[1])), linear=False
         )
         _write_scores(model, found, wide, keys)
-        told = f"{found.q.count} heads of {found.q.width} as X W X^T"
-        yield Change(rewrite="scores-as-matrix", place=found.node.name or "", description=told)
+        description = f"{found.q.count} heads of {found.q.width} as X W X^T"
+        yield Change(rewrite="scores-as-matrix", place=found.node.name or "", description=description)
 
 
 SCORES_AS_MATRIX = Rewrite(

@@ -53,8 +53,8 @@ def _no_key_biases(model: ir.Model) -> Iterator[Change]:
     for found in attentions(model):
         keys = at_layer(found.k)
         if read_by_one(keys.source, _columns(keys), found.product, 1) and _without_bias(model, keys):
-            told = f"{keys.count} heads of {keys.width}"
-            yield Change(rewrite="no-key-bias", place=found.node.name or "", description=told)
+            description = f"{keys.count} heads of {keys.width}"
+            yield Change(rewrite="no-key-bias", place=found.node.name or "", description=description)
 
 
 def _value_biases_forward(model: ir.Model) -> Iterator[Change]:
@@ -68,8 +68,8 @@ def _value_biases_forward(model: ir.Model) -> Iterator[Change]:
         write = Writer(model, proj.node)
         write.replace(proj.out, write_linear(write, proj.x, proj.weight, proj.bias + moved))
         _without_bias(model, at_layer(found.v))
-        told = f"{found.v.count} heads of {found.v.width}"
-        yield Change(rewrite="value-bias-forward", place=found.node.name or "", description=told)
+        description = f"{found.v.count} heads of {found.v.width}"
+        yield Change(rewrite="value-bias-forward", place=found.node.name or "", description=description)
 
 
 def _columns(heads: Heads) -> range:

@@ -88,8 +88,8 @@ def _whole_blocks(model: ir.Model, name: str, block: int) -> Iterator[Change]:
             shape = sizes(value) or ()
             set_shape(value, (*shape[:IMAGE], width, *shape[IMAGE + 1 :]))
         convolutions = len({*channels.makers, *channels.keepers, *channels.readers})
-        told = f"{channels.width} channels as {width} in {convolutions} convolutions"
-        yield Change(rewrite=name, place=channels.makers[0].name or "", description=told)
+        description = f"{channels.width} channels as {width} in {convolutions} convolutions"
+        yield Change(rewrite=name, place=channels.makers[0].name or "", description=description)
 
 
 def _padded_width(channels: Channels, block: int) -> int:
@@ -203,8 +203,8 @@ def _whole_groups(model: ir.Model, name: str, block: int) -> Iterator[Change]:
         wide = blocks.reshape(weight.shape[0], block, *weight.shape[2:])
         conv.replace_input_with(1, Writer(model, conv).constant(wide))
         _in_groups(conv, groups // joined)
-        told = f"{groups} groups of {width} channels as {groups // joined} of {block}"
-        yield Change(rewrite=name, place=conv.name or "", description=told)
+        description = f"{groups} groups of {width} channels as {groups // joined} of {block}"
+        yield Change(rewrite=name, place=conv.name or "", description=description)
 
 
 VALID = (

@@ -42,8 +42,8 @@ def _gate_as_image(model: ir.Model) -> Iterator[Change]:
             wide = write("Resize", gate, None, scales, **nearest)
             wide.shape = image.shape if image is not None else None
             write.replace(product.outputs[0], write("Mul", image, wide))
-            told = f"{large[0]} channels of {large[1]} x {large[2]} places"
-            yield Change(rewrite="gate-as-image", place=product.name or "", description=told)
+            description = f"{large[0]} channels of {large[1]} x {large[2]} places"
+            yield Change(rewrite="gate-as-image", place=product.name or "", description=description)
 
 
 def _in_blocks(value: ir.Value | None, far: int = FAR) -> bool:

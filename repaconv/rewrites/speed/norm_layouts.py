@@ -39,8 +39,8 @@ def _norm_in_place(model: ir.Model) -> Iterator[Change]:
             new = write("Add", new, write.constant(shift.reshape(column)))
         new.shape = x.shape
         write.replace(out, new)
-        told = f"a norm over all of {'x'.join(map(str, (sizes(x) or ())[1:]))}, not in a row"
-        yield Change(rewrite="norm-in-place", place=norm.name or "", description=told)
+        description = f"a norm over all of {'x'.join(map(str, (sizes(x) or ())[1:]))}, not in a row"
+        yield Change(rewrite="norm-in-place", place=norm.name or "", description=description)
 
 
 def _input_and_output(norm: ir.Node) -> tuple[ir.Value, ir.Value] | None:

@@ -131,8 +131,8 @@ def _added_with_bias(write: Writer, tokens: ir.Value, rows: Array) -> ir.Value |
     return write("Add", tokens, write.constant((rows + bias)[None]))
 
 
-def _change(name: str, node: ir.Node, told: str) -> Change:
-    return Change(rewrite=name, place=node.name or "", description=told)
+def _change(name: str, node: ir.Node, description: str) -> Change:
+    return Change(rewrite=name, place=node.name or "", description=description)
 
 
 PATCH_GEMM = Rewrite(

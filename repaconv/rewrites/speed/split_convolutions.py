@@ -53,8 +53,8 @@ def _split_convolution(model: ir.Model, split: ir.Node) -> Iterator[Change]:
         for node in between:
             part = _as_shaped(_copied_node(write, node, part), old)
         write.replace(old, part)
-    told = f"{weight.shape[0]} channels as {' + '.join(map(str, parts))}"
-    yield Change(rewrite="conv-each", place=conv.name or "", description=told)
+    description = f"{weight.shape[0]} channels as {' + '.join(map(str, parts))}"
+    yield Change(rewrite="conv-each", place=conv.name or "", description=description)
 
 
 def _copied_node(write: Writer, node: ir.Node, value: ir.Value) -> ir.Value:

@@ -91,8 +91,8 @@ def _with_last_axes_swapped(write: Writer, factor: ir.Value | None, rank: int) -
     return swapped(write, factor, rank)
 
 
-def _change(name: str, node: ir.Node, told: str) -> Change:
-    return Change(rewrite=name, place=node.name or "", description=told)
+def _change(name: str, node: ir.Node, description: str) -> Change:
+    return Change(rewrite=name, place=node.name or "", description=description)
 
 
 ROWS_BY_GATHERND = Rewrite(

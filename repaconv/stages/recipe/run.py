@@ -11,6 +11,7 @@ from typing import Any
 
 from repaconv.core import run_folder
 from repaconv.core.errors import Refused, RepaconvError, UsageProblem
+from repaconv.core.file_replacement import remove_artifact
 from repaconv.core.files import lock_folder, read_artefact, stage_of
 from repaconv.core.progress import Progress, silent
 from repaconv.results import (
@@ -227,6 +228,11 @@ def _is_reusable(stage: str, done: Any) -> bool:
 
 def _fold(each: Planned, placed: LocatedRecipe, journal: Journal, progress: Progress) -> Artefact:
     recipe, own = placed.recipe, own_file(placed.recipe.arch or "")
+    run = run_folder.Run(placed.folder)
+    verified = journal.owns("fold") and run.verify_json.is_file()
+    if verified and read_artefact(run.verify_json, VerifyArtefact).verdict == "failed":
+        # A later step of this recipe verifies again; until then, a verification that failed would stop the export.
+        remove_artifact(run.verify_json, run.folder)
     try:
         return fold(
             placed.place(recipe.checkpoint),

@@ -29,8 +29,8 @@ import textures
 from vit_textures import EPOCHS, HEADS
 
 import repaconv
-from repaconv.benchmark.cpu_isa_level import family
-from repaconv.benchmark.interleaved_protocol import measure_anew, pinned
+from repaconv.benchmark.cpu_isa_level import isa_level
+from repaconv.benchmark.interleaved_protocol import measure_session_loads, pinned_to_cores
 from repaconv.benchmark.latency_statistics import ratio
 from repaconv.benchmark.machine_fingerprint import fingerprint
 from repaconv.benchmark.measurement_quality import quality
@@ -153,7 +153,7 @@ class Curve:
         if way.name != UNCONVERTED:  # of which float32 is what everything is held to
             found["float32"] = one(_graph(run), ort)
         found["int8"] = one(_graph(run, precision="int8", inputs=self.ranges), ort)
-        if family(openvino.architecture) in BF16:
+        if isa_level(openvino.architecture) in BF16:
             found["bfloat16"] = one(_graph(run, target=OPENVINO), openvino, "bf16")
         return found
 
@@ -163,8 +163,8 @@ class Curve:
         models = self.models(way)
         image = Batch({"input": self.held.images[:1]})
         openings = SessionLoads(models, lambda _: BenchmarkInputs([image], image.images.shape[1:]))
-        with pinned(1) as cores:
-            timed = measure_anew(openings, rounds=self.sizes.rounds, warmup_rounds=10, seed=0, cores=cores)
+        with pinned_to_cores(1) as cores:
+            timed = measure_session_loads(openings, rounds=self.sizes.rounds, warmup_rounds=10, seed=0, cores=cores)
         others = [name for name in models if name != ORIGINAL]
         samples, times = timed.samples_ms, timed.openings
         speeds = {name: ratio(name, samples[name], ORIGINAL, samples[ORIGINAL], 0, times) for name in others}

@@ -34,14 +34,14 @@ from handmade import pipeline
 from numpy.typing import NDArray
 
 import repaconv
-from repaconv.benchmark.interleaved_protocol import measure, pinned
+from repaconv.benchmark.interleaved_protocol import measure, pinned_to_cores
 from repaconv.benchmark.latency_statistics import ratio
 from repaconv.benchmark.machine_fingerprint import fingerprint
 from repaconv.benchmark.measurement_quality import FEWEST, quality
 from repaconv.core.files import canonical_json
 from repaconv.engines.contract import SessionSpec
 from repaconv.engines.onnxruntime_cpu import ENGINE, peak_gflops
-from repaconv.graph.compute_costs import macs_of
+from repaconv.graph.compute_costs import known_macs_of_file
 from repaconv.verification.input_batches import random_inputs
 from repaconv.verification.model_runners import Images
 
@@ -80,7 +80,7 @@ def compared(
 ) -> dict[str, Any]:
     """One row: the pair measured, interleaved."""
     paths = {name: Path(f"{name}.{batch}.onnx") for name in (HAND, OURS)}
-    with pinned(threads) as cores:
+    with pinned_to_cores(threads) as cores:
         sessions = {
             HAND: pipeline.runner(paths[HAND], threads),
             OURS: Images(ENGINE.open(paths[OURS], SessionSpec(threads=threads))).run,
@@ -112,7 +112,7 @@ def compared(
 def _shares(samples_ms: Mapping[str, NDArray[np.float64]], paths: dict[str, Path], peak: float) -> dict[str, Any]:
     """Median latencies, and how near they are to what the machine can multiply."""
     p50 = {name: float(np.median(samples)) for name, samples in samples_ms.items()}
-    computed = {name: 2 * macs_of(onnx.load(path)) for name, path in paths.items()}
+    computed = {name: 2 * known_macs_of_file(onnx.load(path)) for name, path in paths.items()}
     return {
         "p50_ms": {name: round(value, 3) for name, value in p50.items()},
         "macs": {name: count // 2 for name, count in computed.items()},
@@ -159,7 +159,7 @@ def main() -> None:
         return
     models = [model for model in MODELS if given.only is None or model.method in given.only]
     skipped = [b for b in given.batch if b > given.vit_large_batch and any(model.large for model in models)]
-    with pinned(given.threads[0]) as cores:
+    with pinned_to_cores(given.threads[0]) as cores:
         result: dict[str, Any] = {
             "machine": fingerprint(tuple(cores)),
             "onnxsim": onnxsim.__version__,

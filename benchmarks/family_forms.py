@@ -26,7 +26,7 @@ from handmade import pipeline
 from peers.nets import NETS
 from peers.row import Place, prepared
 
-from repaconv.benchmark.interleaved_protocol import anew, measure_anew, pinned
+from repaconv.benchmark.interleaved_protocol import load_again, measure_session_loads, pinned_to_cores
 from repaconv.benchmark.latency_statistics import ratio
 from repaconv.benchmark.machine_fingerprint import fingerprint, machine_key
 from repaconv.core import plugins, run_folder
@@ -86,12 +86,14 @@ def forms_of(
 def measured(name: str, seconds: float, *, int8: bool) -> dict[str, Any]:
     """The row of a network."""
     net = next(each for each in NETS if each.name == name)
-    with tempfile.TemporaryDirectory() as folder, pinned(1) as cores:
+    with tempfile.TemporaryDirectory() as folder, pinned_to_cores(1) as cores:
         ready = prepared(net, Place(1, 1, 40, 0, seconds), Path(folder))
         images = np.ascontiguousarray(ready.images[:1])
         ways = dict(forms_of(ready.ours.run, Path(folder), images, int8=int8))
         ways[HAND] = lambda: partial(pipeline.runner(ready.hand.graph, 1), images)
-        found = measure_anew(anew(ways), rounds=40, warmup_rounds=10, seed=0, cores=cores, spend_s=seconds)
+        found = measure_session_loads(
+            load_again(ways), rounds=40, warmup_rounds=10, seed=0, cores=cores, spend_s=seconds
+        )
         times = found.samples_ms
         beside = {way: ratio(way, times[way], HAND, times[HAND], 0, found.openings) for way in ways}
         return {

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import repaconv
-from repaconv.benchmark.cpu_isa_level import family
+from repaconv.benchmark.cpu_isa_level import isa_level
 from repaconv.benchmark.machine_fingerprint import cpu_model
 from repaconv.core.files import sha256_of
 
@@ -50,7 +50,7 @@ def main() -> None:
         name, _, size = word.partition("@")
         height, _, width = size.partition("x")
         sizes = (int(height), int(width or height)) if size else None
-        row = {**row_of(Path(name), sizes), "cpu": cpu_model(), "family": family("x86_64")}
+        row = {**row_of(Path(name), sizes), "cpu": cpu_model(), "family": isa_level("x86_64")}
         sys.stdout.write(json.dumps(row) + "\n")
         with RESULTS.open("a") as file:
             file.write(json.dumps(row) + "\n")

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 import repaconv
-from repaconv.benchmark.cpu_isa_level import family
+from repaconv.benchmark.cpu_isa_level import isa_level
 from repaconv.benchmark.machine_fingerprint import fingerprint
 from repaconv.core.files import canonical_json
 from repaconv.graph.model_rewriting import rewritten
@@ -82,7 +82,7 @@ def main() -> None:
     options.add_argument("-o", "--out", type=Path)
     given = options.parse_args()
     torch.manual_seed(0)
-    here = family("x86_64")
+    here = isa_level("x86_64")
     blocks, groups = FORMS.get(here, (WHOLE_BLOCKS_16, WHOLE_GROUPS_16))
     rows = []
     for kind, form, widths in ((dense, blocks, WIDTHS), (depthwise, blocks, WIDTHS), (grouped, groups, GROUPED)):

@@ -23,7 +23,7 @@ from torch import nn
 
 from repaconv.backbones.metaformer import IdentityMixerBlock, MetaFormer
 from repaconv.backbones.norms_and_ffns import Norm
-from repaconv.benchmark.interleaved_protocol import measure, pinned
+from repaconv.benchmark.interleaved_protocol import measure, pinned_to_cores
 from repaconv.benchmark.latency_statistics import ratio
 from repaconv.benchmark.machine_fingerprint import fingerprint
 from repaconv.checkpoints import read_checkpoint
@@ -88,7 +88,7 @@ def main() -> None:
     import onnxsim
 
     images = random_inputs((3, 224, 224), count=1, seed=0).images
-    with pinned(1) as cores:
+    with pinned_to_cores(1) as cores:
         sessions = {}
         for name, module in forms(given.arch).items():
             graph = to_onnx(module, (3, 224, 224), output="logits", opset=20, batch=1, free_size=False)

@@ -24,7 +24,7 @@ from peers import ours
 from peers.nets import NETS
 
 import repaconv
-from repaconv.benchmark.interleaved_protocol import anew, measure_anew, pinned
+from repaconv.benchmark.interleaved_protocol import load_again, measure_session_loads, pinned_to_cores
 from repaconv.benchmark.latency_statistics import ratio
 from repaconv.benchmark.machine_fingerprint import fingerprint
 from repaconv.benchmark.measurement_quality import quality
@@ -63,15 +63,15 @@ def tuned(run: Path, asked: dict[str, Any], budget_s: float) -> TuneArtefact:
 
 def side_by_side(run: Path, winner: Deployment, best: Deployment, rounds: int) -> dict[str, Any]:
     """How many times as fast the winner is as the best, and whether that can be believed."""
-    with tempfile.TemporaryDirectory(dir=run.parent) as name, pinned(1) as cores:
+    with tempfile.TemporaryDirectory(dir=run.parent) as name, pinned_to_cores(1) as cores:
         graphs = Candidates(subject_of(run_folder.Run(run)), REWRITES, None, Path(name), silent)
         images = graphs.subject.drawn(1, 0).piece(0, 1).given["input"].astype(np.float32)
 
         def loaded(way: Deployment) -> Callable[[], Any]:
             return partial(Images(open_deployment(way, graphs.deployable(way), graphs.sizes(1))).run, images)
 
-        openings = anew({"w": partial(loaded, winner), "b": partial(loaded, best)})
-        timed = measure_anew(openings, rounds=rounds, warmup_rounds=10, seed=0, cores=cores)
+        openings = load_again({"w": partial(loaded, winner), "b": partial(loaded, best)})
+        timed = measure_session_loads(openings, rounds=rounds, warmup_rounds=10, seed=0, cores=cores)
     both = ("winner", timed.samples_ms["w"], "best", timed.samples_ms["b"])
     found = ratio(*both, 0, timed.openings)
     believed = quality(timed.samples_ms, timed.watched, compared=found, stable=timed.stable, openings=timed.openings)

@@ -246,10 +246,10 @@ def _beside(best: Path, simple: Path, rounds: int) -> dict[str, Any]:
 
 def _processor() -> dict[str, str]:
     """What the rows of a measurement are of."""
-    from repaconv.benchmark.cpu_isa_level import family
+    from repaconv.benchmark.cpu_isa_level import isa_level
     from repaconv.benchmark.machine_fingerprint import cpu_model
 
-    return {"cpu": cpu_model(), "family": family("x86_64")}
+    return {"cpu": cpu_model(), "family": isa_level("x86_64")}
 
 
 def paired(name: str, into: Path) -> dict[str, Any]:

@@ -214,7 +214,7 @@ def overflowing_norm():
 
     with ExitStack() as both:
         both.enter_context(norms_by_hand())
-        both.enter_context(patch.object(fp16_and_int8, "islands", lambda model, largest: []))
+        both.enter_context(patch.object(fp16_and_int8, "nodes_beyond_fp16", lambda model, largest: []))
         yield
 
 

@@ -8,11 +8,11 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from repaconv.graph.axis_tracking import FULL, axis_before, axis_behind
+from repaconv.graph.axis_tracking import FULL, axis_after, axis_before
 from repaconv.graph.channel_axes import IMAGE, LAST, scale_and_shift
 from repaconv.graph.model_rewriting import read
 from repaconv.graph.operator_facts import ARITHMETIC, POINTWISE, UNARY
-from repaconv.graph.symbolic_shapes import Free, groups, parted, product, shifted, size_of
+from repaconv.graph.symbolic_shapes import SymbolicSize, floor_divided, parse_size, product, reshape_groups, size_plus
 
 OPSET = 20
 X = (2, 3, 4, 6)
@@ -65,7 +65,7 @@ def test_a_place_of_an_input_reaches_its_place_of_the_output_alone(node):
         if mine is None or mine == FULL:
             continue
         found += 1
-        assert axis_behind(seen, 0, mine) == axis
+        assert axis_after(seen, 0, mine) == axis
         for place in range(before[0].shape[axis]):
             other = x.copy()
             other[(slice(None),) * mine + (place,)] += 0.25
@@ -81,29 +81,31 @@ def test_what_is_unary_is_pointwise():
 
 
 def test_sizes_are_products_of_names_and_a_number():
-    batch, n = size_of("batch"), size_of("n")
-    assert size_of("n*4*batch") == product([batch, 4, n]) == Free(("batch", "n"), 4)
-    assert str(size_of("(n*2+1)*batch*3")) == "(n*2+1)*batch*3"
-    assert size_of("2*6") == 12
-    assert groups((batch, n, 6), (product([batch, n]), 2, 3)) == [([0, 1], [0]), ([2], [1, 2])]
-    assert groups((batch, n, 6), (product([batch, batch]), 6)) is None
+    batch, n = parse_size("batch"), parse_size("n")
+    assert parse_size("n*4*batch") == product([batch, 4, n]) == SymbolicSize(("batch", "n"), 4)
+    assert str(parse_size("(n*2+1)*batch*3")) == "(n*2+1)*batch*3"
+    assert parse_size("2*6") == 12
+    assert reshape_groups((batch, n, 6), (product([batch, n]), 2, 3)) == [([0, 1], [0]), ([2], [1, 2])]
+    assert reshape_groups((batch, n, 6), (product([batch, batch]), 6)) is None
 
 
 def test_windows_of_windows_are_windows_however_they_are_counted():
-    width = size_of("width")
-    quarter = parted(shifted(width, 1), 4)
-    assert shifted(parted(shifted(width, -3), 4), 1) == quarter  # (w - 3) // 4 + 1
-    assert shifted(parted(quarter, 2), -1) == parted(shifted(width, -7), 8)
-    assert shifted(product([64, parted(shifted(width, -3), 4)]), 64) == product([64, quarter])
-    assert shifted(shifted(product([width, size_of("height")]), 5), -5) == product([width, size_of("height")])
-    assert (parted(9, 4), shifted(9, 4), parted(width, 1), shifted(width, 0)) == (2, 13, width, width)
-    assert parted(shifted(width, 1), 4) != parted(width, 4)
+    width = parse_size("width")
+    quarter = floor_divided(size_plus(width, 1), 4)
+    assert size_plus(floor_divided(size_plus(width, -3), 4), 1) == quarter  # (w - 3) // 4 + 1
+    assert size_plus(floor_divided(quarter, 2), -1) == floor_divided(size_plus(width, -7), 8)
+    assert size_plus(product([64, floor_divided(size_plus(width, -3), 4)]), 64) == product([64, quarter])
+    assert size_plus(size_plus(product([width, parse_size("height")]), 5), -5) == product([width, parse_size("height")])
+    assert (floor_divided(9, 4), size_plus(9, 4), floor_divided(width, 1), size_plus(width, 0)) == (2, 13, width, width)
+    assert floor_divided(size_plus(width, 1), 4) != floor_divided(width, 4)
     random = np.random.default_rng(0)
     for _ in range(300):
-        width, exact = size_of("width"), (sizes := random.integers(60, 300, 9))
+        width, exact = parse_size("width"), (sizes := random.integers(60, 300, 9))
         for step in random.integers(-5, 5, random.integers(1, 6)):
             width, exact = (
-                (parted(width, -step), exact // -step) if step < 0 else (shifted(width, step - 2), exact + step - 2)
+                (floor_divided(width, -step), exact // -step)
+                if step < 0
+                else (size_plus(width, step - 2), exact + step - 2)
             )
         assert [eval(str(width), {"width": size}) for size in sizes] == list(exact)
 

@@ -22,7 +22,7 @@ import repaconv as rc
 from repaconv.core import run_folder
 from repaconv.core.errors import EnvironmentProblem, Refused, UsageProblem
 from repaconv.engines.contract import Order
-from repaconv.engines.tensorrt_builder import Building
+from repaconv.engines.tensorrt_builder import EngineBuild
 from repaconv.engines.tensorrt_rtx import ENGINE
 from repaconv.onnx_export.fp16_and_int8 import to_fp16
 from repaconv.onnx_export.torch_exporter import to_onnx
@@ -78,7 +78,7 @@ def test_the_build_tells_how_far_it_is_and_takes_what_is_set():
     wanted = order(model, shapes=shapes, workspace=2**28, tick=lambda *step: ticks.append(step))
     import tensorrt_rtx as trt
 
-    building = Building(trt, wanted, "")
+    building = EngineBuild(trt, wanted, "")
     building.config.num_compute_capabilities = 1
     building.config.set_compute_capability(trt.ComputeCapability.SM89, 0)
     with warnings.catch_warnings():
@@ -88,7 +88,7 @@ def test_the_build_tells_how_far_it_is_and_takes_what_is_set():
     assert building.config.get_memory_pool_limit(trt.MemoryPoolType.WORKSPACE) == 2**28
     assert building.config.num_optimization_profiles == 1
     assert not building.tf32  # float32 is float32, as run.py asks trtexec on a board
-    assert Building(trt, replace(wanted, precision="tf32"), "").tf32
+    assert EngineBuild(trt, replace(wanted, precision="tf32"), "").tf32
     assert len(building.plan()) > 10_000
     assert len(ticks) > 10
     assert all(total > step >= 0 for _, step, total in ticks)
@@ -132,7 +132,7 @@ def test_an_engine_that_is_not_what_was_asked_for_is_a_failed_build(tiny, repaco
 
     rc.fold(tiny)
     monkeypatch.setattr(fp16_and_int8, "to_fp16", lambda model, keep: model)  # a converter that did nothing
-    monkeypatch.setattr(fp16_and_int8, "in_float", lambda model, kind: ())
+    monkeypatch.setattr(fp16_and_int8, "unquantized_layers", lambda model, kind: ())
     rc.export(target="rtx-40", precision="fp16", image_size=32)
     code, out, _ = repaconv("build", "--target", "rtx-40", "--precision", "fp16")
     assert code == 1

@@ -365,7 +365,7 @@ def test_recorded_files_are_read_as_they_are():
     assert trtexec_logs.median_ms((RECORDED / "10.3/log.txt").read_text()) == 3.14062
     assert trtexec_logs.median_ms((RECORDED / "11.1/log.txt").read_text()) is None
     assert trtexec_logs.layer_types(read("8.5/layers.json")) == {"CaskConvolution.HALF": 2}
-    assert trtexec_logs.layers_told(read("10.3/layers.json")) == (5, 0)
+    assert trtexec_logs.described_layers(read("10.3/layers.json")) == (5, 0)
     assert trtexec_logs.layer_types(read("10.3/layers.json")) == {}
     assert trtexec_logs.layer_types(read("11.1/layers.json")) == {"gemm.HALF": 1, "kgen.HALF": 1}
     assert trtexec_logs.fused_attentions(read("11.1/layers.json")) == 1
@@ -385,7 +385,7 @@ def test_recorded_files_are_read_as_they_are():
         (trtexec_logs.layer_times, [{"name": "x"}]),
         (trtexec_logs.outputs, [{"name": "x", "dimensions": "1x2", "values": [1.0]}]),
         (trtexec_logs.layer_types, []),
-        (trtexec_logs.layers_told, {"Bindings": []}),
+        (trtexec_logs.described_layers, {"Bindings": []}),
     ],
 )
 def test_what_trtexec_does_not_write_is_refused(read, wrong):

@@ -37,7 +37,7 @@ from repaconv.conversion.plain_vit import PlainViT, attention_output, queries_ke
 from repaconv.conversion.sequential_conversion import convert
 from repaconv.conversion.token_merging import schedule_of
 from repaconv.core.errors import GateFailed, Refused, UsageProblem
-from repaconv.engines.onnxruntime_cpu import flushing
+from repaconv.engines.onnxruntime_cpu import flushing_denormals
 from repaconv.methods.pyra import METHOD
 
 WIDTH, HEADS, DEPTH, SIDE = 12, 3, 3, 8
@@ -621,5 +621,5 @@ def test_what_is_solved_is_the_least_squares_solution_and_its_condition_that_in_
     dead.add(torch.zeros(60, 7), targets[0])
     assert dead.solve().weights.isfinite().all()
     assert dead.solve().condition == sys.float_info.max
-    with flushing():  # what is less than a normal number is none then
+    with flushing_denormals():  # what is less than a normal number is none then
         assert dead.solve().weights.isfinite().all()

@@ -23,8 +23,8 @@ from repaconv.core.run_folder import find_run
 from repaconv.engines import onnxruntime_cpu, tensorrt_session
 from repaconv.engines.contract import Port, SessionSpec
 from repaconv.engines.nvidia_gpu import within_memory
-from repaconv.engines.onnxruntime_cpu import flushes, unchanged
-from repaconv.engines.onnxruntime_cuda import fallen_of, lowered, placed, require_float32
+from repaconv.engines.onnxruntime_cpu import denormal_mode_restored, flushes_denormals
+from repaconv.engines.onnxruntime_cuda import lowered, nodes_on_cpu, provider_by_node, require_float32
 from repaconv.engines.tensorrt_session import DTYPES
 from repaconv.engines.torch_cpu import TorchSession
 from repaconv.models import METHODS, checkpoint
@@ -198,8 +198,8 @@ def test_nodes_that_the_processor_took_are_read_from_the_profile():
         {"cat": "Node", "name": "Shape_1_kernel_time", "args": {**on_processor, "output_type_shape": [{"int64": [4]}]}},
         {"cat": "Session", "name": "model_run", "args": {}},
     ]
-    assert placed(events)["fc/MatMul"] == "CUDAExecutionProvider"
-    assert fallen_of(events) == ("merge/TopK",)
+    assert provider_by_node(events)["fc/MatMul"] == "CUDAExecutionProvider"
+    assert nodes_on_cpu(events) == ("merge/TopK",)
 
 
 @pytest.fixture(scope="module")
@@ -370,7 +370,7 @@ def test_what_one_session_flushes_no_other_does_nor_its_thread(before):
     graph = helper.make_graph([helper.make_node("Mul", ["x", "half"], ["y"])], "g", port[:1], port[1:], [half])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10).SerializeToString()
     feeds = {"x": np.full(2, 1e-38, np.float32)}
-    with unchanged():
+    with denormal_mode_restored():
         torch.set_flush_denormal(before)
         flushing, usual = (
             onnxruntime_cpu.ENGINE.open(model, SessionSpec(settings=each))
@@ -378,7 +378,7 @@ def test_what_one_session_flushes_no_other_does_nor_its_thread(before):
         )
         found = [bool(session.run(feeds)["y"].any()) for session in (flushing, usual, flushing, usual)]
         assert found == [False, not before, False, not before]
-        assert flushes() == before
+        assert flushes_denormals() == before
 
 
 @pytest.mark.parametrize("module", ["openvino", "nncf"])

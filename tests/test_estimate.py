@@ -18,7 +18,7 @@ from repaconv.benchmark.latency_estimate import estimated, unknown
 from repaconv.core import plugins
 from repaconv.core.errors import EnvironmentProblem, Refused, RepaconvError, UsageProblem
 from repaconv.core.files import read_artefact
-from repaconv.graph.compute_costs import fix_shape, works
+from repaconv.graph.compute_costs import fix_shape, node_works
 from repaconv.graph.model_rewriting import read
 from repaconv.results import BenchArtefact, EstimateArtefact, Limits
 from repaconv.stages.bench.latency_baselines import history_of
@@ -57,7 +57,7 @@ def network(depth=3, width=64, kind=TensorProto.FLOAT, opset=20):
 def total(proto, limits=LIMITS, batch=4, lowered=None):
     """Low, high and the nodes."""
     fix_shape(proto, (batch, proto.graph.input[0].type.tensor_type.shape.dim[1].dim_value))
-    nodes = estimated(works(read(proto), lowered), limits)
+    nodes = estimated(node_works(read(proto), lowered), limits)
     return sum(node.low_ms for node in nodes), sum(node.high_ms for node in nodes), nodes
 
 
@@ -116,7 +116,7 @@ def test_what_is_not_known_is_left_out_and_said():
     proto.graph.node[1].CopyFrom(helper.make_node("FancyGelu", ["h0"], ["x1"], "g", domain="com.vendor"))
     proto.opset_import.append(helper.make_opsetid("com.vendor", 1))
     fix_shape(proto, (4, 64))
-    found = list(works(read(proto)))
+    found = list(node_works(read(proto)))
     assert "com.vendor.FancyGelu" in unknown(found)
     assert [node.flops > 0 for node in estimated(found, LIMITS)] == [True, False]
 

@@ -20,7 +20,7 @@ from repaconv.engines.targets.schema import from_file
 from repaconv.graph import onnx_files
 from repaconv.graph.onnx_files import opset_of
 from repaconv.onnx_export.opset_lowering import lower
-from repaconv.onnx_export.quantization_layer_groups import kept_by
+from repaconv.onnx_export.quantization_layer_groups import nodes_kept_in_fp32
 from repaconv.results import ExportArtefact
 from repaconv.stages.export.text import show_export
 from repaconv.stages.shared.common_checks import load_target
@@ -157,11 +157,11 @@ def test_a_name_of_the_fp32_export_is_answered_with_the_names_in_this_graph():
         "Gemm_11": "Give the module that it is in.",
     }.items():
         with pytest.raises(UsageProblem, match="is a node of the FP32 export") as refused:
-            kept_by(low, [pattern], "int8", lambda: plain)
+            nodes_kept_in_fp32(low, [pattern], "int8", lambda: plain)
         assert refused.value.hint == hint
     for pattern in ("Gemm_12", "head.act"):
         with pytest.raises(UsageProblem, match="matches no layer"):
-            kept_by(low, [pattern], "int8", lambda: plain)
+            nodes_kept_in_fp32(low, [pattern], "int8", lambda: plain)
 
 
 def test_the_names_of_model_onnx_are_known_to_export(net, monkeypatch):
@@ -192,7 +192,7 @@ def test_names_are_those_of_nodes_and_of_all_modules_around_them():
         "*MatMul_?": [1, 2],
         "head/MatMul_4": [2],
     }.items():
-        assert kept_by(model, [pattern], "int8") == [names[place] for place in places], pattern
+        assert nodes_kept_in_fp32(model, [pattern], "int8") == [names[place] for place in places], pattern
 
 
 def test_files_of_different_names_have_different_names():

@@ -20,7 +20,7 @@ from repaconv.checkpoints import read_checkpoint
 from repaconv.core import plugins
 from repaconv.core.errors import Refused, UsageProblem
 from repaconv.graph.compute_costs import parameters
-from repaconv.graph.float64_graph import in_double
+from repaconv.graph.float64_graph import to_float64
 from repaconv.graph.model_rewriting import read, rewritten
 from repaconv.methods.nondeep.published import example_meta
 from repaconv.methods.repavit.published import Example
@@ -54,7 +54,7 @@ def difference(before: onnx.ModelProto, after: onnx.ModelProto, *inputs: np.ndar
 
 def require_exact(model: onnx.ModelProto, *shape: int, rewrites=fold_pipeline.FOLDS) -> onnx.ModelProto:
     """Folded in float64: the same function to 1e-11, the same inputs and outputs, and nothing left on a second pass."""
-    double = in_double(model)
+    double = to_float64(model)
     after, changes = rewritten(double, rewrites)
     onnx.checker.check_model(after, full_check=True)
     assert changes
@@ -257,7 +257,7 @@ def test_a_shift_does_not_cross_a_padded_convolution():
 def test_what_stands_behind_a_convolution_goes_into_it(groups, pads, bias):
     conv = torch.nn.Conv2d(4, 8, 3, padding=pads, groups=groups, bias=bias)
     net = nets.scrambled(torch.nn.Sequential(conv, torch.nn.BatchNorm2d(8), torch.nn.ReLU()))
-    model = in_double(nets.exported(net, (2, 4, 5, 5), **WAYS["old, 20"]))
+    model = to_float64(nets.exported(net, (2, 4, 5, 5), **WAYS["old, 20"]))
     after, _ = rewritten(model, fold_pipeline.FOLDS)
     assert [node.op_type for node in after.graph.node] == ["Conv", "Relu"]
     assert difference(model, after, normal(2, 4, 5, 5)) < 1e-12
@@ -294,7 +294,7 @@ def test_keys_that_something_else_reads_keep_their_bias():
         def forward(self, x):
             return self.block.attention(x), self.block.k[0](x), self.block.k[1](x)
 
-    model = in_double(nets.exported(Reading(), (2, 5, 24), **WAYS["old, 20"]))
+    model = to_float64(nets.exported(Reading(), (2, 5, 24), **WAYS["old, 20"]))
     after, _ = rewritten(model, fold_pipeline.FOLDS)
     assert difference(model, after, normal(2, 5, 24)) < 1e-12
 

@@ -12,7 +12,7 @@ import torch
 from mutants import Mutant, difference, results, set_attribute
 from onnx import TensorProto, helper, numpy_helper
 
-from repaconv.graph.float64_graph import in_double
+from repaconv.graph.float64_graph import to_float64
 from repaconv.graph.model_rewriting import rewritten
 from repaconv.rewrites.fold.fold_pipeline import FOLDS
 
@@ -127,7 +127,7 @@ def net(name: str, seed: int) -> onnx.ModelProto:
         made = foreign_nets.IdleFfn(4, 8, 4, foreign_nets.RULES[seed % 3])
     else:
         made = foreign_nets.Branches(4, 2, 2, "output", bias=True)
-    return in_double(foreign_nets.exported(foreign_nets.scrambled(made), shape, dynamo=False, opset=17, free=True))
+    return to_float64(foreign_nets.exported(foreign_nets.scrambled(made), shape, dynamo=False, opset=17, free=True))
 
 
 @pytest.mark.parametrize("name", ["riformer", "repavit", "nondeep"])

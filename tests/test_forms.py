@@ -20,10 +20,10 @@ from repaconv.backbones.token_layers import AttentionSpec, IdleMlpSpec, LayerNor
 from repaconv.backbones.token_merging_block import MergeSpec
 from repaconv.backbones.vit import ViT, ViTConfig
 from repaconv.graph import model_rewriting
-from repaconv.graph.float64_graph import in_double
+from repaconv.graph.float64_graph import to_float64
 from repaconv.graph.model_rewriting import rewritten
 from repaconv.graph.rewrite_contract import Rewrite
-from repaconv.graph.view_chains import chain_of, seen
+from repaconv.graph.view_chains import chain_of, view_of_chain
 from repaconv.onnx_export.torch_exporter import to_onnx
 from repaconv.rewrites.speed import (
     attention_as_matrices,
@@ -532,7 +532,7 @@ def moved(*moves, shape=(2, 3, 4)):
 def in_order(model):
     """Whether the Sigmoid of a graph reads the numbers of its Relu as they are in memory, whatever the shape."""
     last = next(node for node in model_rewriting.read(model).graph if node.op_type == "Sigmoid")
-    view = seen(chain_of(last.inputs[0]))
+    view = view_of_chain(chain_of(last.inputs[0]))
     assert view is None or view.source.producer().op_type == "Relu"
     return view is not None and view.in_order
 
@@ -591,7 +591,7 @@ def exported(name, seed):
         for parameter in module.parameters():
             parameter.copy_(torch.randn_like(parameter) * (0.4 if parameter.ndim != 2 else parameter.shape[1] ** -0.5))
     size = (16, 16) if name in ("riformer", "repconv") else module.config.image_size
-    model = in_double(to_onnx(module, (3, *size), output="logits", opset=20, batch=None, free_size=False))
+    model = to_float64(to_onnx(module, (3, *size), output="logits", opset=20, batch=None, free_size=False))
     return model, results(model)
 
 

@@ -19,15 +19,15 @@ import pytest
 
 import repaconv as rc
 from repaconv.benchmark import interleaved_protocol
-from repaconv.benchmark.gpu_monitor import Moment
+from repaconv.benchmark.gpu_monitor import GpuState
 from repaconv.benchmark.interleaved_protocol import (
     LONGEST_WARMUP,
-    Opening,
-    first_in_line,
-    how_many,
+    SessionLoad,
     measure,
-    measure_anew,
+    measure_session_loads,
     more_rounds,
+    real_time_priority,
+    session_load_count,
 )
 from repaconv.benchmark.latency_statistics import Timed, ratio, regression
 from repaconv.benchmark.machine_fingerprint import (
@@ -41,14 +41,16 @@ from repaconv.benchmark.machine_fingerprint import (
 )
 from repaconv.benchmark.measurement_quality import quality
 from repaconv.benchmark.module_profile import Event, bars_svg, parent_of, profile_of
-from repaconv.benchmark.paper_protocols import paper
-from repaconv.benchmark.peak_memory import Taken
-from repaconv.benchmark.system_monitor import Watched, between, state
+from repaconv.benchmark.paper_protocols import protocol_named
+from repaconv.benchmark.peak_memory import PeakMemory
+from repaconv.benchmark.system_monitor import MachineChanges, changes_between, state
 from repaconv.core.errors import EnvironmentProblem, UsageProblem
 from repaconv.graph.onnx_files import flops_of
 
 RUN = Path("repaconv-out/tiny")
-QUIET = Watched(seconds=10.0, others=0.01, others_here=0.0, stolen=0.0, speed=1.0, throttled=0, before={}, after={})
+QUIET = MachineChanges(
+    seconds=10.0, others=0.01, others_here=0.0, stolen=0.0, speed=1.0, throttled=0, before={}, after={}
+)
 
 
 def weather(rounds: int, seed: int) -> tuple[np.ndarray, np.random.Generator]:
@@ -132,9 +134,11 @@ def test_the_rounds_that_a_measurement_asks_for_are_enough():
 
 def test_a_bench_of_more_rounds_opens_its_models_more_often(tiny, monkeypatch):
     """Also where loading is slow: else more rounds would not narrow the interval."""
-    counted = interleaved_protocol.how_many
+    counted = interleaved_protocol.session_load_count
     monkeypatch.setattr(
-        interleaved_protocol, "how_many", lambda rounds, round_s, _, spend_s: counted(rounds, round_s, 0.5, spend_s)
+        interleaved_protocol,
+        "session_load_count",
+        lambda rounds, round_s, _, spend_s: counted(rounds, round_s, 0.5, spend_s),
     )
     rc.fold(tiny)
     rc.export(batch=1)
@@ -153,7 +157,7 @@ def test_others_work_on_the_machine_is_seen():
         total = 0
         while state().clock_s < deadline:
             total += 1
-        found = between(before, state(), ())
+        found = changes_between(before, state(), ())
     finally:
         for process in load:
             process.kill()
@@ -252,13 +256,13 @@ def test_openings_that_differ_are_no_drift_and_no_outliers():
 
 
 def test_openings_are_as_many_as_the_rounds_pay_for():
-    assert how_many(50, round_s=0.002, opening_s=0.1) == 25
-    assert how_many(50, round_s=0.002, opening_s=0.5) == 10
-    assert how_many(50, round_s=1.0, opening_s=10.0) == 5
-    assert how_many(50, round_s=0.1, opening_s=60.0) == 4, "a result needs some, whatever they take"
-    assert how_many(6, round_s=0.1, opening_s=60.0) == 1, "a first look does not"
-    assert how_many(3, round_s=0.0, opening_s=0.0) == 1
-    assert how_many(5000, round_s=0.0, opening_s=0.0) == 2500
+    assert session_load_count(50, round_s=0.002, opening_s=0.1) == 25
+    assert session_load_count(50, round_s=0.002, opening_s=0.5) == 10
+    assert session_load_count(50, round_s=1.0, opening_s=10.0) == 5
+    assert session_load_count(50, round_s=0.1, opening_s=60.0) == 4, "a result needs some, whatever they take"
+    assert session_load_count(6, round_s=0.1, opening_s=60.0) == 1, "a first look does not"
+    assert session_load_count(3, round_s=0.0, opening_s=0.0) == 1
+    assert session_load_count(5000, round_s=0.0, opening_s=0.0) == 2500
     assert more_rounds(round_s=0.002, opening_s=0.09) == 2 * 50
     assert more_rounds(round_s=1.0, opening_s=0.1) == 0
 
@@ -269,22 +273,22 @@ def test_each_opening_is_let_go_before_the_next_is_opened():
 
     alive, opened = WeakSet(), []
 
-    def openings() -> Iterator[Opening]:
+    def openings() -> Iterator[SessionLoad]:
         for number in count():
             assert not alive
             model = Model()
             alive.add(model)
-            yield Opening({"a": partial(lambda _model, n: opened.append(n), model, number)})
+            yield SessionLoad({"a": partial(lambda _model, n: opened.append(n), model, number)})
             del model
 
-    found = measure_anew(openings(), rounds=10, warmup_rounds=2, seed=0)
+    found = measure_session_loads(openings(), rounds=10, warmup_rounds=2, seed=0)
     assert found.openings == 5
     assert opened == [0] * 4 + [n for n in range(1, 5) for _ in range(3 + 2)]
     assert len(found.samples_ms["a"]) == 10
 
 
 def test_bench_opens_a_model_anew_in_one_measurement(tiny, repaconv, monkeypatch):
-    monkeypatch.setattr(interleaved_protocol, "OPENING_S", 1e6)  # however loaded the machine is
+    monkeypatch.setattr(interleaved_protocol, "SESSION_LOAD_BUDGET_S", 1e6)  # however loaded the machine is
     rc.fold(tiny)
     rc.export()
     code, out, _ = repaconv("bench", "--rounds", "8", "-v")
@@ -300,7 +304,7 @@ def test_what_a_card_clocks_itself_is_what_counts():
     assert max(found.samples_ms["wall"]) < 7.5
 
 
-RESTING = Moment(sm_mhz=1980, memory_mhz=2619, celsius=41, watts=310.0, reasons=0, others=0)
+RESTING = GpuState(sm_mhz=1980, memory_mhz=2619, celsius=41, watts=310.0, reasons=0, others=0)
 
 
 @pytest.mark.parametrize(
@@ -326,7 +330,7 @@ def test_scheduling_is_put_back_and_a_refusal_is_told(monkeypatch):
     import os
 
     before = os.sched_getscheduler(0)
-    with first_in_line(wanted=True) as why_not:
+    with real_time_priority(wanted=True) as why_not:
         assert why_not == "" or "not permitted" in why_not
     assert os.sched_getscheduler(0) == before
 
@@ -334,17 +338,17 @@ def test_scheduling_is_put_back_and_a_refusal_is_told(monkeypatch):
         raise PermissionError(1, "Operation not permitted")
 
     monkeypatch.setattr(os, "sched_setscheduler", refuse)
-    with first_in_line(wanted=True) as why_not:
+    with real_time_priority(wanted=True) as why_not:
         assert "not permitted here (Operation not permitted)" in why_not
 
 
 def test_the_papers_protocols(tiny):
-    assert paper(None).images(4, lambda: 1.0) == 4
-    assert paper("repavit").images(4, lambda: 1.0) == 128
-    assert paper("riformer").images(1, lambda: 1.0) == 2048
-    assert paper("riformer").images(1, lambda: 1e18) == 1
+    assert protocol_named(None).images(4, lambda: 1.0) == 4
+    assert protocol_named("repavit").images(4, lambda: 1.0) == 128
+    assert protocol_named("riformer").images(1, lambda: 1.0) == 2048
+    assert protocol_named("riformer").images(1, lambda: 1e18) == 1
     with pytest.raises(UsageProblem, match="unknown protocol"):
-        paper("imagenet")
+        protocol_named("imagenet")
     rc.fold(tiny)
     rc.export()
     done = rc.bench(protocol="dwconv", rounds=3)
@@ -488,11 +492,11 @@ def test_caches_and_what_a_container_may_take(tmp_path):
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux tells a process's peak")
 def test_memory_is_the_peak_beyond_what_was_there_before(tmp_path):
     held, mib = np.ones(64 << 17), 1 << 20  # 64 MiB that are there before
-    taken = Taken()
+    taken = PeakMemory()
     np.ones(48 << 17)  # 48 MiB that go again
     assert 47 * mib <= taken.peak() < 56 * mib
-    assert Taken().peak() < 8 * mib
-    assert Taken(tmp_path / "none").peak() is None
+    assert PeakMemory().peak() < 8 * mib
+    assert PeakMemory(tmp_path / "none").peak() is None
     assert held.nbytes == 64 * mib
 
 

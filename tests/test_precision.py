@@ -18,7 +18,7 @@ from test_build import RTX, order
 from test_locate import graph, net
 
 import repaconv as rc
-from repaconv.benchmark.cpu_isa_level import clips_int8
+from repaconv.benchmark.cpu_isa_level import int8_saturates
 from repaconv.core import plugins
 from repaconv.core.errors import UsageProblem
 from repaconv.core.progress import silent
@@ -26,14 +26,21 @@ from repaconv.engines.contract import SessionSpec
 from repaconv.engines.onnxruntime_cpu import APART, NOT_IN_INT8, OFF, session_of, settings_for
 from repaconv.onnx_export import fp16_and_int8 as precision_module
 from repaconv.onnx_export.bfloat16 import rounded_in_float32, to_bf16
-from repaconv.onnx_export.fp16_and_int8 import Int8, in_float, is_wide, islands, to_fp16, to_int8
+from repaconv.onnx_export.fp16_and_int8 import (
+    Int8,
+    has_8_bit_weights,
+    nodes_beyond_fp16,
+    to_fp16,
+    to_int8,
+    unquantized_layers,
+)
 from repaconv.onnx_export.quantization_layer_groups import (
     GROUPS,
     groups_of,
+    growing_sets,
     module_of,
-    nested,
     nodes_of,
-    only_in_int8,
+    with_int8_rounding,
 )
 from repaconv.onnx_export.target_operator_rules import violations
 from repaconv.onnx_export.torch_exporter import check, to_onnx
@@ -61,7 +68,7 @@ NETS = (
 def typed(model, precision, pieces):
     pieces = [{"input": piece} for piece in pieces]
     if precision == "fp16":
-        return to_fp16(model, islands(model, largest_values(model, load_onnx, pieces)))
+        return to_fp16(model, nodes_beyond_fp16(model, largest_values(model, load_onnx, pieces)))
     if precision == "bf16":
         return to_bf16(model)
     return to_int8(model, pieces, how=int8_for(load_target(DEVICES[precision])))
@@ -153,7 +160,7 @@ def test_what_takes_no_bfloat16_stays_in_float32():
     x = np.arange(32, dtype=np.float32).reshape(4, 8)
     assert np.array_equal(image_model(rounded_in_float32(low).SerializeToString()).run(x), 2 * x[:, :-3:-1])
     old = small([helper.make_node("MatMul", ["x", "w"], ["y"], "m")], {"w": np.eye(8, dtype=np.float32)}, opset=12)
-    assert in_float(to_bf16(old), "bf16") == ("m",)
+    assert unquantized_layers(to_bf16(old), "bf16") == ("m",)
 
 
 def test_a_float16_overflow_in_a_norm_is_found_and_cured_by_islands(tmp_path, monkeypatch):
@@ -166,7 +173,7 @@ def test_a_float16_overflow_in_a_norm_is_found_and_cured_by_islands(tmp_path, mo
     assert any(node.startswith("blocks.0.norm1/") for node in cured.fp32_nodes)
     assert not any("attn" in node for node in cured.fp32_nodes)
     with monkeypatch.context() as planted:
-        planted.setattr(precision_module, "islands", lambda model, largest: [])
+        planted.setattr(precision_module, "nodes_beyond_fp16", lambda model, largest: [])
         broken = rc.export(target="jetson-nano", precision="fp16")
     assert broken.verdict == "failed"
     assert broken.links[-1].location.module == "blocks.0.norm1"
@@ -179,8 +186,8 @@ def test_int8_for_processors_multiplies_by_weights_alone_and_rounds_once():
     products = [n.name for n in model.graph.node if n.op_type in ("MatMul", "Gemm") and weights.isdisjoint(n.input)]
     assert len(products) == 2 * 3  # scores and mixed values of every block
     plain, symmetric = to_int8(model, pieces), to_int8(model, pieces, how=Int8(symmetric=True))
-    assert set(in_float(plain, "int8")) == set(products)
-    assert in_float(symmetric, "int8") == ()
+    assert set(unquantized_layers(plain, "int8")) == set(products)
+    assert unquantized_layers(symmetric, "int8") == ()
     linear = {name for node in plain.graph.node if node.op_type in ("MatMul", "Gemm") for name in node.output}
     again = [node.name for node in plain.graph.node if node.op_type == "QuantizeLinear" and node.input[0] in linear]
     assert again == []
@@ -198,7 +205,7 @@ def test_int8_leaves_products_by_several_matrices_alone_which_the_runtime_does_n
     model = small(nodes, {"heads": heads, "matrix": matrix, "axes": np.array([0])})
     given = random.random((4, 8), np.float32)
     low = to_int8(model, [{"x": given}], how=int8_for(load_target("x86-64")))
-    assert in_float(low, "int8") == ("several",)
+    assert unquantized_layers(low, "int8") == ("several",)
     (found,) = load_onnx(low.SerializeToString()).run({"x": given}).values()
     assert np.allclose(found, (given @ heads).mean(0) @ matrix, rtol=0.05)
 
@@ -208,18 +215,18 @@ def test_weights_are_of_7_bits_where_a_processor_clips_products_of_int8(tiny, tm
         cpuinfo = tmp_path / "cpuinfo"
         cpuinfo.write_text(f"flags : {flags}\n")
         monkeypatch.setattr("platform.machine", lambda: "x86_64")
-        assert clips_int8("x86_64", cpuinfo) == clips, flags
-    assert clips_int8("x86_64", tmp_path / "nothing tells")
-    assert not clips_int8("aarch64")
+        assert int8_saturates("x86_64", cpuinfo) == clips, flags
+    assert int8_saturates("x86_64", tmp_path / "nothing tells")
+    assert not int8_saturates("aarch64")
     monkeypatch.undo()
     rc.fold(tiny)
     for clips in (True, False):
         monkeypatch.setattr(
-            "repaconv.stages.shared.lower_precision.clips_int8", lambda _architecture, clips=clips: clips
+            "repaconv.stages.shared.lower_precision.int8_saturates", lambda _architecture, clips=clips: clips
         )
         rc.export(target="x86-64", precision="int8")
-        assert is_wide(onnx.load(RUN / "model.int8.onnx")) != clips
-    monkeypatch.setattr("repaconv.stages.verify.verification_chain.clips_int8", lambda _architecture: True)
+        assert has_8_bit_weights(onnx.load(RUN / "model.int8.onnx")) != clips
+    monkeypatch.setattr("repaconv.stages.verify.verification_chain.int8_saturates", lambda _architecture: True)
     found = rc.verify(RUN)
     (low,) = (link for link in found.links if link.name == "int8")
     assert (CLIPPED_NOTE in low.note) == (platform.machine() == "x86_64")
@@ -317,8 +324,8 @@ def test_layers_are_known_by_their_modules_and_neighbours_go_together():
     deep = [helper.make_node("MatMul", ["x", "w"], [f"y{i}"], f"blocks.{i}.fc/MatMul") for i in range(GROUPS + 1)]
     pairs = groups_of(small(deep, {"w": np.eye(8, dtype=np.float32)}))
     assert [len(pair) for pair in pairs] == [2] * (GROUPS // 2) + [1]
-    assert nested(pairs) == [sum(pairs[:count], ()) for count in (1, 2, 4, 7)]
-    assert nested(pairs[:1]) == []
+    assert growing_sets(pairs) == [sum(pairs[:count], ()) for count in (1, 2, 4, 7)]
+    assert growing_sets(pairs[:1]) == []
 
 
 @pytest.mark.slow
@@ -331,9 +338,11 @@ def test_a_group_alone_in_int8_is_the_float32_graph_but_for_it_and_each_has_its_
     right, whole = (image_model(each.SerializeToString()).run(images) for each in (model, low))
     rounded = {}
     for names in ((), tuple(nodes_of(model, groups[0])), tuple(every)):
-        some = only_in_int8(model, low, names)
+        some = with_int8_rounding(model, low, names)
         check(some)
-        assert set(in_float(some, "int8")) == set(in_float(model, "int8")) - (set(names) - set(in_float(low, "int8")))
+        assert set(unquantized_layers(some, "int8")) == set(unquantized_layers(model, "int8")) - (
+            set(names) - set(unquantized_layers(low, "int8"))
+        )
         rounded[names] = image_model(some.SerializeToString()).run(images)
     assert np.array_equal(rounded[()], right)
     assert not np.allclose(rounded[tuple(nodes_of(model, groups[0]))], right, rtol=1e-4)
@@ -355,8 +364,8 @@ def test_nncf_writes_int8_that_passes_as_ours_does_and_tells_nobody(tiny, capsys
     for narrow in (False, True):
         low = to_int8(model, [{"input": images}] * 4, kept, Int8(narrow=narrow, by="nncf"))
         check(low)
-        assert is_wide(low) != narrow
-        assert set(kept) <= set(in_float(low, "int8"))
+        assert has_8_bit_weights(low) != narrow
+        assert set(kept) <= set(unquantized_layers(low, "int8"))
     plain = to_int8(model, [{"input": images}], kept)
     rounded = [sum(node.op_type == "QuantizeLinear" for node in each.graph.node) for each in (low, plain)]
     assert rounded[0] > rounded[1]  # what layers give, too

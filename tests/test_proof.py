@@ -655,14 +655,14 @@ def test_memory_does_not_grow_with_the_images(tiny):
 def test_polygraphys_runners_are_runners(tiny):
     from polygraphy.backend.onnxrt import OnnxrtRunner, SessionFromOnnx
 
-    from repaconv.engines.tensorrt import FromPolygraphy
+    from repaconv.engines.tensorrt import PolygraphySession
     from repaconv.verification.model_runners import image_model
 
     rc.fold(tiny)
     rc.export()
     ours = image_model(rc_run() / "model.onnx")
     path = str(rc_run() / "model.onnx")
-    runner = FromPolygraphy(OnnxrtRunner(SessionFromOnnx(path)), ours.session.outputs)
+    runner = PolygraphySession(OnnxrtRunner(SessionFromOnnx(path)), ours.session.outputs)
     assert runner.inputs[0][::2] == ("input", "float32")
     images = random_inputs((3, 32, 32), count=2, seed=0).images
     assert np.array_equal(Images(runner).run(images), ours.run(images))

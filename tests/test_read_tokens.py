@@ -13,7 +13,7 @@ from onnx.reference import ReferenceEvaluator
 from torch import nn
 
 import repaconv as rc
-from repaconv.graph.float64_graph import in_double
+from repaconv.graph.float64_graph import to_float64
 from repaconv.graph.model_rewriting import read, rewritten
 from repaconv.rewrites.fold.unread_tokens import READ_TOKENS
 
@@ -110,7 +110,7 @@ def rows_of_products(model: onnx.ModelProto, weight: tuple[int, int]) -> list[in
 )
 def test_one_token_behind_the_last_attention(way, dynamo, opset, free):
     torch.manual_seed(1)
-    model = in_double(exported(Net(way, "norm first"), (2, 7, 12), dynamo=dynamo, opset=opset, free=free))
+    model = to_float64(exported(Net(way, "norm first"), (2, 7, 12), dynamo=dynamo, opset=opset, free=free))
     after, changes = rewritten(model, [READ_TOKENS])
     assert [change.rewrite for change in changes] == ["read-tokens"]
     onnx.checker.check_model(after, full_check=True)
@@ -122,7 +122,7 @@ def test_one_token_behind_the_last_attention(way, dynamo, opset, free):
 @pytest.mark.parametrize("read", ["two", "first"])
 def test_other_ways_to_read(read):
     torch.manual_seed(2)
-    model = in_double(exported(Net("stack", read), (2, 7, 12), dynamo=True, opset=20, free=True))
+    model = to_float64(exported(Net("stack", read), (2, 7, 12), dynamo=True, opset=20, free=True))
     after, changes = rewritten(model, [READ_TOKENS])
     assert changes
     assert difference(model, after, 7, 12) < 1e-13
@@ -164,7 +164,7 @@ def test_the_export_of_a_run_reads_the_class_token(tmp_path):
     method = plugins.load(plugins.METHODS, "nondeep")
     torch.save({"state_dict": method.example("tiny", 5), "meta": example_meta()}, tmp_path / "a.pth")
     rc.fold(tmp_path / "a.pth", preset="official")
-    model = in_double(onnx.load(f"repaconv-out/a/{rc.export().payload.path}"))
+    model = to_float64(onnx.load(f"repaconv-out/a/{rc.export().payload.path}"))
     after, changes = rewritten(model, [READ_TOKENS])
     assert len(changes) == 1
     assert difference(model, after, 3, 16, 16) < 1e-13

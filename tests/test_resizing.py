@@ -7,7 +7,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from repaconv.graph.opset_upgrade import raised
+from repaconv.graph.opset_upgrade import upgraded
 from repaconv.verification.float64_graphs import REFERENCE, Float64
 from repaconv.verification.float64_operators import resized
 
@@ -39,10 +39,10 @@ def test_an_old_resize_stays_what_it_is(kind, opset, scales, mode):
     old = resizing(kind, opset, mode, scales)
     x = np.random.default_rng(0).standard_normal((1, 2, 7, 9)).astype(np.float32)
     right, new = (
-        onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": x})[0] for model in (old, raised(old))
+        onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": x})[0] for model in (old, upgraded(old))
     )
     np.testing.assert_array_equal(new, right)
-    for model in (old, raised(old)):
+    for model in (old, upgraded(old)):
         exact = Float64(model)
         assert exact.told == REFERENCE
         np.testing.assert_allclose(exact.run({"x": x})["y"], right, rtol=1e-5, atol=1e-5)

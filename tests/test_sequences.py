@@ -9,7 +9,7 @@ from mutants import difference, results
 from test_forms import Graph
 from test_parallel import conv, joined, net, norm
 
-from repaconv.graph.canonical_form import normalise
+from repaconv.graph.canonical_form import normalize
 from repaconv.graph.model_rewriting import read, rewritten
 from repaconv.rewrites.fold.convolution_composition import CONVOLUTION
 from repaconv.rewrites.fold.fold_pipeline import FOLDS
@@ -37,7 +37,7 @@ def folded(graph, *outputs):
     onnx.checker.check_model(after, full_check=True)
     assert difference(results(model), results(after)) < 1e-12
     seen = read(after)
-    normalise(seen)
+    normalize(seen)
     return sorted(node.op_type for node in after.graph.node), " ".join(unfolded_operators(seen))
 
 

@@ -441,7 +441,7 @@ def test_ratios_and_their_intervals():
 
 
 def test_interleaving_runs_everything_once_a_round():
-    from repaconv.benchmark.interleaved_protocol import measure, pinned
+    from repaconv.benchmark.interleaved_protocol import measure, pinned_to_cores
 
     calls = []
     subjects = {"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}
@@ -450,7 +450,7 @@ def test_interleaving_runs_everything_once_a_round():
     rounds = [tuple(calls[i : i + 2]) for i in range(0, 66, 2)]
     assert set(rounds) == {("a", "b"), ("b", "a")}
     before = os.sched_getaffinity(0)
-    with pinned(1) as cores:
+    with pinned_to_cores(1) as cores:
         assert os.sched_getaffinity(0) == set(cores)
     assert os.sched_getaffinity(0) == before
 

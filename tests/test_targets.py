@@ -17,7 +17,7 @@ from repaconv.benchmark import cpu_isa_level
 from repaconv.core import plugins
 from repaconv.core.errors import Refused, UsageProblem
 from repaconv.engines.targets import from_file
-from repaconv.onnx_export.onnx_simplifiers import not_done, simplify
+from repaconv.onnx_export.onnx_simplifiers import not_run_link, simplify
 from repaconv.onnx_export.opset_lowering import lower
 from repaconv.onnx_export.target_operator_rules import violations
 from repaconv.onnx_export.torch_exporter import OLDEST_EXPORTED, check, to_onnx
@@ -66,11 +66,11 @@ def test_the_default_form_is_of_the_processors_family(tmp_path, monkeypatch):
         ("sse2", cpu_isa_level.OTHER),
     ):
         cpuinfo.write_text(f"model name\t: one\nflags\t\t: fpu {flags}\n")
-        assert cpu_isa_level.family("x86_64", cpuinfo) == named
-    assert cpu_isa_level.family("aarch64", cpuinfo) == cpu_isa_level.family("x86_64", tmp_path / "none") == ""
+        assert cpu_isa_level.isa_level("x86_64", cpuinfo) == named
+    assert cpu_isa_level.isa_level("aarch64", cpuinfo) == cpu_isa_level.isa_level("x86_64", tmp_path / "none") == ""
     monkeypatch.setattr(cpu_isa_level.platform, "machine", lambda: "aarch64")
     cpuinfo.write_text("Features\t: fp asimd asimddp\n")
-    assert cpu_isa_level.family("aarch64", cpuinfo) == "dot-product"
+    assert cpu_isa_level.isa_level("aarch64", cpuinfo) == "dot-product"
     target = load_target("x86-64")
     forms = {"default": target.forms["default"], "safest": target.forms["safest"], "default@amx": ("rms-norm",)}
     own = target.model_copy(update={"forms": forms})
@@ -83,7 +83,7 @@ def test_the_default_form_is_of_the_processors_family(tmp_path, monkeypatch):
 def test_what_is_exported_on_a_family_that_nobody_measured_says_so(monkeypatch, tiny):
     rc.fold(tiny)
     for module in (stage, cpu_isa_level):
-        monkeypatch.setattr(module, "family", lambda _architecture: "avx-vnni")
+        monkeypatch.setattr(module, "isa_level", lambda _architecture: "avx-vnni")
     done = rc.export()
     assert (done.unmeasured, done.rewrites) == ("avx-vnni", ())
 
@@ -293,7 +293,7 @@ def test_what_a_simplifier_leaves_empty_at_the_end_is_left_out():
     model = helper.make_model(
         helper.make_graph(nodes, "gru", *values, weights), opset_imports=[helper.make_opsetid("", 18)], ir_version=9
     )
-    found = simplify(model, lambda _: not_done("").model_copy(update={"verdict": "passed"}), ("onnxsim",))
+    found = simplify(model, lambda _: not_run_link("").model_copy(update={"verdict": "passed"}), ("onnxsim",))
     assert found.accepted
     assert found.model.graph.node[0].input[-1]
 
@@ -309,7 +309,9 @@ def test_what_a_simplifier_fuses_is_no_operator_that_the_target_lacks():
     )
     written_out = lower(given, 17, lacks)
     assert violations(written_out, 17, lacks, ()) == []
-    found = simplify(written_out, lambda _: not_done("").model_copy(update={"verdict": "passed"}), ("onnxsim",), lacks)
+    found = simplify(
+        written_out, lambda _: not_run_link("").model_copy(update={"verdict": "passed"}), ("onnxsim",), lacks
+    )
     assert found.accepted
     assert violations(found.model, 17, lacks, ()) == []
     feeds = {"x": random.normal(size=(2, 5, 6)).astype(np.float32)}

@@ -212,7 +212,7 @@ def equal_here(_self, ways, _rounds):
 
 
 def test_tune_folds_searches_writes_and_is_taken_by_export(repaconv, monkeypatch):
-    monkeypatch.setattr("repaconv.benchmark.cpu_isa_level.family", lambda _: "")  # its default form on any processor
+    monkeypatch.setattr("repaconv.benchmark.cpu_isa_level.isa_level", lambda _: "")  # its default form on any processor
     ckpt = saved("first.pth", 1)
     code, out, _ = repaconv("tune", ckpt, *HEADS, "--rounds", "4", "--runtimes", "onnxruntime", "--format", "json")
     assert code == 0
@@ -631,7 +631,7 @@ def test_a_rewrite_that_breaks_leaves_the_exported_graph(monkeypatch):
         raise ValueError("not this graph")
         yield
 
-    monkeypatch.setattr("repaconv.benchmark.cpu_isa_level.family", lambda _: "")
+    monkeypatch.setattr("repaconv.benchmark.cpu_isa_level.isa_level", lambda _: "")
     rewrite = attention_operator.ATTENTION_OP
     monkeypatch.setattr(
         attention_operator, "ATTENTION_OP", type(rewrite)(rewrite.name, rewrite.valid, broken, rewrite.opset)

@@ -44,12 +44,12 @@ def _require_its_card(target: str) -> None:
     Raises:
         EnvironmentProblem: If there is none, or another.
     """
-    from repaconv.engines.nvidia_gpu import require_card
+    from repaconv.engines.nvidia_gpu import require_gpu
     from repaconv.stages.shared.common_checks import load_target
 
     if not (wanted := load_target(target).compute_capability):
         return
-    card = require_card("TensorRT-RTX")
+    card = require_gpu("TensorRT-RTX")
     if card.capability != wanted:
         told = f"the engine is for compute capability {wanted}, the {card.name} has {card.capability}"
         raise EnvironmentProblem(f"{told}.", code="card.other")

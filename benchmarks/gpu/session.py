@@ -143,7 +143,7 @@ def facts(plan: list[Step]) -> tuple[dict[str, Any], dict[str, str]]:
 
 def tell(targets: list[str]) -> None:
     """Print the machine, and of the targets those that are not here, with the reason."""
-    from repaconv.benchmark.gpu_monitor import described
+    from repaconv.benchmark.gpu_monitor import describe_gpu
     from repaconv.benchmark.machine_fingerprint import version_of
     from repaconv.core import plugins
     from repaconv.core.errors import EnvironmentProblem
@@ -156,7 +156,7 @@ def tell(targets: list[str]) -> None:
         except EnvironmentProblem as problem:
             absent[target] = problem.message
     machine = {
-        "card": described(),
+        "card": describe_gpu(),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "python": platform.python_version(),
         "cores": os.cpu_count(),

@@ -26,7 +26,7 @@ from peers.by_hand import Contender, Hand, Images, Run
 from peers.nets import Net
 from peers.ours import ALLOWED, Ours
 from repaconv import models
-from repaconv.benchmark.interleaved_protocol import Measured, anew, measure_anew, pinned
+from repaconv.benchmark.interleaved_protocol import Measured, load_again, measure_session_loads, pinned_to_cores
 from repaconv.benchmark.latency_statistics import ratio
 from repaconv.benchmark.machine_fingerprint import fingerprint, version_of
 from repaconv.benchmark.measurement_quality import quality
@@ -138,7 +138,7 @@ def _gain_of(way: Deployment, found: Any) -> float:
 
 def _interleaved(ready: Prepared, place: Place, everybody: list[Contender]) -> dict[str, Any]:
     """Times, ratios and losses of all that run, and why others do not."""
-    with pinned(place.threads) as cores:
+    with pinned_to_cores(place.threads) as cores:
         machine = {**fingerprint(tuple(cores)), **{name: version_of(name) for name in PACKAGES}}
         opened, missing = _opened(everybody)
         losses = {name: _loss(run, opened[HAND], ready, place.batch) for name, run in opened.items()}
@@ -175,8 +175,8 @@ class _Clock:
 
     def measured(self, names: list[str], *, more: bool) -> Measured:
         """These, opened anew by turns."""
-        return measure_anew(
-            anew({each.name: partial(self._call, each) for each in self.running if each.name in names}),
+        return measure_session_loads(
+            load_again({each.name: partial(self._call, each) for each in self.running if each.name in names}),
             rounds=self.place.rounds,
             warmup_rounds=10,
             seed=0,

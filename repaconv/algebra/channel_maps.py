@@ -120,7 +120,7 @@ def embedding(places: NDArray[np.int64], out: int) -> Pick:
     return Pick(index, (index >= 0).astype(np.float64), len(places))
 
 
-def after(second: Map, first: Map) -> Map:
+def composition(second: Map, first: Map) -> Map:
     """Return the composition second(first(x))."""
     if isinstance(second, Pick):
         kept = second.rows
@@ -140,7 +140,7 @@ def after(second: Map, first: Map) -> Map:
     return Dense(matrix)
 
 
-def plus(a: Map, b: Map) -> Map:
+def map_sum(a: Map, b: Map) -> Map:
     """Return the sum a(x) + b(x)."""
     if isinstance(a, Pick) and isinstance(b, Pick):
         fits = (a.index == b.index) | ~a.rows | ~b.rows
@@ -158,7 +158,7 @@ def applied(a: Map, vector: Vector) -> Vector:
     return a.matrix @ vector
 
 
-def same(a: Map, b: Map) -> bool:
+def are_equal(a: Map, b: Map) -> bool:
     """Return whether two maps are equal up to float64 rounding."""
     if isinstance(a, Pick) and isinstance(b, Pick):
         return bool((a.index == b.index).all()) and bool(np.allclose(a.scale, b.scale, rtol=1e-14, atol=0))
@@ -170,7 +170,7 @@ def same(a: Map, b: Map) -> bool:
 
 
 @dataclass(frozen=True)
-class Shape:
+class MapCost:
     """The cost of a map, known without computing its matrix.
 
     Attributes:
@@ -191,27 +191,27 @@ class Shape:
         return 0 if self.pick.is_free else int(self.rows.sum())
 
 
-def shape_of(a: Map) -> Shape:
+def cost_of(a: Map) -> MapCost:
     """Return the cost of an existing map."""
-    return Shape(a.rows, a.cols, a if isinstance(a, Pick) else None)
+    return MapCost(a.rows, a.cols, a if isinstance(a, Pick) else None)
 
 
-def shape_after(second: Map, first: Map) -> Shape:
+def cost_of_composition(second: Map, first: Map) -> MapCost:
     """Return the cost of second(first(x)), without computing it."""
     if isinstance(second, Pick) and isinstance(first, Pick):
-        return shape_of(after(second, first))
+        return cost_of(composition(second, first))
     if isinstance(second, Pick):
-        return Shape(second.rows & first.rows[second.index], first.cols)
+        return MapCost(second.rows & first.rows[second.index], first.cols)
     if isinstance(first, Pick):
         cols = np.zeros(first.width, bool)
         places = np.flatnonzero(first.rows & second.cols)
         cols[first.index[places]] = True
-        return Shape(second.rows, cols)
-    return Shape(second.rows, first.cols)
+        return MapCost(second.rows, cols)
+    return MapCost(second.rows, first.cols)
 
 
-def shape_plus(a: Shape, b: Shape) -> Shape:
+def cost_of_sum(a: MapCost, b: MapCost) -> MapCost:
     """Return the cost of a sum, without computing it."""
     if a.pick is not None and b.pick is not None:
-        return shape_of(plus(a.pick, b.pick))
-    return Shape(a.rows | b.rows, a.cols | b.cols)
+        return cost_of(map_sum(a.pick, b.pick))
+    return MapCost(a.rows | b.rows, a.cols | b.cols)

@@ -153,7 +153,7 @@ def eye(width: int, rank: int) -> Kernel:
     return Kernel(np.ones((width, 1, *ones)), None, width, ones, (range(1),) * (rank - 2), (0,) * (rank - 2), 0)
 
 
-def outwards(weight: Weight, factor: Vector, transposed: int = 0) -> Weight:
+def per_output_channel(weight: Weight, factor: Vector, transposed: int = 0) -> Weight:
     """Reshape a factor per output channel, so that it broadcasts to a weight [out, ...].
 
     Args:

@@ -6,7 +6,7 @@ import platform
 import re
 from pathlib import Path
 
-FAMILIES: dict[str, dict[str, frozenset[str]]] = {
+ISA_LEVELS: dict[str, dict[str, frozenset[str]]] = {
     "x86_64": {
         "amx": frozenset({"amx_tile", "amx_int8", "amx_bf16"}),
         "avx512-bf16": frozenset({"avx512_bf16", "avx512_vnni"}),
@@ -28,7 +28,7 @@ MULTIPLY_INT8 = frozenset({"amx", "avx512-bf16", "avx512-vnni", "avx-vnni"})
 """x86-64 levels that accumulate int8 products in 32 bits. Older ones add two in 16 bits, which may saturate."""
 
 
-def family(architecture: str, cpuinfo: Path = CPUINFO) -> str:
+def isa_level(architecture: str, cpuinfo: Path = CPUINFO) -> str:
     """Return the ISA level of this machine's CPU.
 
     Empty if the CPU has another architecture, so that its level says nothing of the target, or if the flags are
@@ -38,10 +38,10 @@ def family(architecture: str, cpuinfo: Path = CPUINFO) -> str:
         return ""
     told = re.search(r"^(?:flags|Features)\s*:(.*)$", cpuinfo.read_text(), re.MULTILINE)
     has = frozenset(told[1].split()) if told else frozenset[str]()
-    known = FAMILIES.get(architecture, {})
+    known = ISA_LEVELS.get(architecture, {})
     return next((name for name, flags in known.items() if flags <= has), OTHER) if has else ""
 
 
-def clips_int8(architecture: str, cpuinfo: Path = CPUINFO) -> bool:
+def int8_saturates(architecture: str, cpuinfo: Path = CPUINFO) -> bool:
     """Return whether int8 products may saturate on this architecture, or on this CPU if it has the architecture."""
-    return architecture == "x86_64" and family(architecture, cpuinfo) not in MULTIPLY_INT8
+    return architecture == "x86_64" and isa_level(architecture, cpuinfo) not in MULTIPLY_INT8

@@ -16,7 +16,7 @@ CLOCK = 0.1
 """Relative change of the clock that counts as a disturbance."""
 
 
-class Moment(NamedTuple):
+class GpuState(NamedTuple):
     """The state of a GPU at one moment; unknown values are None. ``others`` is the number of other processes on it."""
 
     sm_mhz: int | None
@@ -32,14 +32,14 @@ class Moment(NamedTuple):
         return {f"card {unit}": float(value) for unit, value in named.items() if value is not None}
 
 
-def look() -> Moment | None:
+def sample_gpu() -> GpuState | None:
     """Return the current state of the GPU that torch uses first; None if NVML is not available."""
     with suppress(Exception):  # NVML may be missing, and has its own error classes
         import pynvml as nvml
 
         card = _handle(nvml)
         ask = getattr(nvml, "nvmlDeviceGetCurrentClocksEventReasons", None)
-        return Moment(
+        return GpuState(
             sm_mhz=_or_none(nvml.nvmlDeviceGetClockInfo, card, nvml.NVML_CLOCK_SM),
             memory_mhz=_or_none(nvml.nvmlDeviceGetClockInfo, card, nvml.NVML_CLOCK_MEM),
             celsius=_or_none(nvml.nvmlDeviceGetTemperature, card, nvml.NVML_TEMPERATURE_GPU),
@@ -50,7 +50,7 @@ def look() -> Moment | None:
     return None
 
 
-def described() -> dict[str, Any]:
+def describe_gpu() -> dict[str, Any]:
     """Describe the first GPU for a result: name, compute capability, memory, CUDA, driver, limits; empty if none."""
     import torch
 
@@ -74,14 +74,14 @@ def described() -> dict[str, Any]:
     return found
 
 
-def spoiling(moments: Sequence[Moment]) -> Iterator[str]:
+def invalidating_reasons(moments: Sequence[GpuState]) -> Iterator[str]:
     """Yield the reasons that invalidate a measurement."""
     for bit, cause in HOT.items():
         if count := sum(bool(moment.reasons & bit) for moment in moments):
             yield f"throttled: the card slowed down for {cause}, at {count} of {len(moments)} moments"
 
 
-def disturbing(moments: Sequence[Moment]) -> Iterator[str]:
+def disturbance_reasons(moments: Sequence[GpuState]) -> Iterator[str]:
     """Yield the reasons that may have influenced a measurement."""
     if others := max((moment.others for moment in moments), default=0):
         yield f"{others} other process{'es' if others > 1 else ''} on the card"

@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from repaconv.benchmark.gpu_monitor import Moment, look
-from repaconv.benchmark.latency_statistics import parts
+from repaconv.benchmark.gpu_monitor import GpuState, sample_gpu
+from repaconv.benchmark.latency_statistics import by_session_load
 from repaconv.benchmark.measurement_quality import FEWEST as FEWEST_ROUNDS
-from repaconv.benchmark.system_monitor import Watched, between, state
+from repaconv.benchmark.system_monitor import MachineChanges, changes_between, state
 
 Tick = Callable[[int, int], None]
 """Called after every round with the rounds done and the total."""
@@ -29,19 +29,19 @@ WINDOW, RESTING = 5, 0.03
 LONGEST_WARMUP = 5
 """Maximum length of the warm-up, as a multiple of the requested rounds."""
 PRIORITY = 99
-LOOKED = 10
+ROUNDS_PER_GPU_SAMPLE = 10
 """Rounds between two samples of the GPU's state."""
-OPENING_S = 5.0
+SESSION_LOAD_BUDGET_S = 5.0
 """Default time budget for session loads in seconds."""
-FEWEST, MOST = 4, 100
+FEWEST_LOADS, MOST_LOADS = 4, 100
 """Minimum number of session loads for a reliable result, and the maximum."""
-OF_ONE = 2
+ROUNDS_PER_LOAD = 2
 """Minimum number of rounds per session load."""
 SETTLING = 3
 """Warm-up rounds after every later session load: memory is allocated and planned in the first inference."""
 
 
-class Opening(NamedTuple):
+class SessionLoad(NamedTuple):
     """Subjects that were loaded together: the calls by name, and the names of calls that return GPU milliseconds."""
 
     calls: Mapping[str, Callable[[], Any]]
@@ -52,13 +52,13 @@ class Measured(NamedTuple):
     """Latency samples in milliseconds by subject, one per round, with the warm-up and the state of the machine.
 
     The rounds belong to ``openings`` consecutive session loads, separated by
-    `repaconv.benchmark.latency_statistics.parts`.
+    `repaconv.benchmark.latency_statistics.by_session_load`.
     """
 
     samples_ms: dict[str, NDArray[np.float64]]
     warmup_rounds: int
     stable: bool
-    watched: Watched
+    watched: MachineChanges
     openings: int = 1
 
     @property
@@ -68,7 +68,7 @@ class Measured(NamedTuple):
 
 
 @contextmanager
-def pinned(threads: int) -> Iterator[Sequence[int]]:
+def pinned_to_cores(threads: int) -> Iterator[Sequence[int]]:
     """Restrict this process and the threads started inside to as many cores as threads are used.
 
     Yields the cores, or () if the system has no CPU affinity. The previous affinity is restored.
@@ -87,7 +87,7 @@ def pinned(threads: int) -> Iterator[Sequence[int]]:
 
 
 @contextmanager
-def first_in_line(wanted: bool) -> Iterator[str]:
+def real_time_priority(wanted: bool) -> Iterator[str]:
     """Run at real-time priority, as ``chrt -f 99``; yields the reason if that is not possible, else an empty text."""
     if not wanted or not hasattr(os, "sched_setscheduler"):
         yield "this system has no such scheduling" if wanted else ""
@@ -104,12 +104,12 @@ def first_in_line(wanted: bool) -> Iterator[str]:
         os.sched_setscheduler(0, policy, parameter)
 
 
-def anew(load: Mapping[str, Callable[[], Callable[[], Any]]]) -> Iterator[Opening]:
+def load_again(load: Mapping[str, Callable[[], Callable[[], Any]]]) -> Iterator[SessionLoad]:
     """Load all subjects again and again with their loaders, alternating forward and reverse order."""
     order = list(load)
     while True:
         calls = {name: load[name]() for name in order}
-        yield Opening(calls)
+        yield SessionLoad(calls)
         del calls
         order.reverse()
 
@@ -123,27 +123,27 @@ def measure(
     cores: Sequence[int] = (),
     clocked: Collection[str] = (),
 ) -> Measured:
-    """Measure subjects that are already loaded and stay loaded; see `measure_anew`."""
-    opened = iter([Opening(subjects, clocked)])
-    return measure_anew(opened, rounds=rounds, warmup_rounds=warmup_rounds, seed=seed, cores=cores, most=1)
+    """Measure subjects that are already loaded and stay loaded; see `measure_session_loads`."""
+    opened = iter([SessionLoad(subjects, clocked)])
+    return measure_session_loads(opened, rounds=rounds, warmup_rounds=warmup_rounds, seed=seed, cores=cores, most=1)
 
 
-def measure_anew(
-    openings: Iterator[Opening],
+def measure_session_loads(
+    openings: Iterator[SessionLoad],
     *,
     rounds: int,
     warmup_rounds: int,
     seed: int,
     cores: Sequence[int] = (),
-    most: int = MOST,
+    most: int = MOST_LOADS,
     more: bool = False,
-    spend_s: float = OPENING_S,
+    spend_s: float = SESSION_LOAD_BUDGET_S,
     tick: Tick | None = None,
 ) -> Measured:
     """Measure every inference in interleaved rounds, by the CPU clock or by the GPU time that a call returns.
 
     Args:
-        openings: Yields the same subjects, loaded again at each step. `how_many` decides the number of loads. Subjects
+        openings: Yields the same subjects, loaded again at each step. `session_load_count` decides how often. Subjects
             timed on a GPU are loaded once, since its large memory pages make latency independent of the layout.
         rounds: Measured rounds, of all session loads together.
         warmup_rounds: Minimum number of warm-up rounds; up to `LONGEST_WARMUP` times as many until times are stable.
@@ -158,14 +158,14 @@ def measure_anew(
     opened, opening_s = _first_of(openings)
     names, clocked = list(opened.calls), bool(opened.clocked)
     tell = tick or (lambda _done, _total: None)
-    warmup, stable = _warmed_up(partial(_round, names, opened, random), warmup_rounds, tell, warmup_rounds + rounds)
+    warmup, stable = _warm_up(partial(_round, names, opened, random), warmup_rounds, tell, warmup_rounds + rounds)
     round_s = sum(warmup[-1]) / 1e3 if warmup else 0.0
     if more and not clocked:
-        rounds = max(rounds, min(more_rounds(round_s, opening_s, spend_s), OF_ONE * most))
-    turns = 1 if clocked else min(most, how_many(rounds, round_s, opening_s, spend_s))
-    before, card = state(), _at_card(clocked)
+        rounds = max(rounds, min(more_rounds(round_s, opening_s, spend_s), ROUNDS_PER_LOAD * most))
+    turns = 1 if clocked else min(most, session_load_count(rounds, round_s, opening_s, spend_s))
+    before, card = state(), _gpu_states(clocked)
     measured = np.zeros((rounds, len(names)))
-    for turn, share in enumerate(parts(np.arange(rounds), turns)):
+    for turn, share in enumerate(by_session_load(np.arange(rounds), turns)):
         if turn:
             del opened  # frees its memory before the next load
             opened = next(openings)
@@ -173,41 +173,41 @@ def measure_anew(
                 _round(names, opened, random)
         for count in share:
             measured[count] = _round(names, opened, random)
-            card += _at_card(clocked and count % LOOKED == 0)
+            card += _gpu_states(clocked and count % ROUNDS_PER_GPU_SAMPLE == 0)
             tell(warmup_rounds + int(count) + 1, warmup_rounds + rounds)
-    after, card = state(), card + _at_card(clocked)
+    after, card = state(), card + _gpu_states(clocked)
     samples = {name: measured[:, position].copy() for position, name in enumerate(names)}
-    return Measured(samples, len(warmup), stable, between(before, after, cores, card), turns)
+    return Measured(samples, len(warmup), stable, changes_between(before, after, cores, card), turns)
 
 
-def how_many(rounds: int, round_s: float, opening_s: float, spend_s: float = OPENING_S) -> int:
+def session_load_count(rounds: int, round_s: float, opening_s: float, spend_s: float = SESSION_LOAD_BUDGET_S) -> int:
     """Return the number of session loads: as many as fit in the time budget or in the time of the rounds.
 
     The shorter an inference, the more its latency depends on memory layout, and the less time a load takes. With
-    enough rounds for a reliable result it is at least `FEWEST`.
+    enough rounds for a reliable result it is at least `FEWEST_LOADS`.
     """
     affordable = int(max(spend_s, rounds * round_s) / max(opening_s, 1e-6))
-    least = FEWEST if rounds >= FEWEST_ROUNDS else 1
-    return max(1, min(max(affordable, least), rounds // OF_ONE))
+    least = FEWEST_LOADS if rounds >= FEWEST_ROUNDS else 1
+    return max(1, min(max(affordable, least), rounds // ROUNDS_PER_LOAD))
 
 
-def more_rounds(round_s: float, opening_s: float, spend_s: float = OPENING_S) -> int:
+def more_rounds(round_s: float, opening_s: float, spend_s: float = SESSION_LOAD_BUDGET_S) -> int:
     """Return the number of rounds of as many session loads as the time budget allows."""
-    one = opening_s + (SETTLING + OF_ONE) * round_s
-    return OF_ONE * int(spend_s / max(one, 1e-6))
+    one = opening_s + (SETTLING + ROUNDS_PER_LOAD) * round_s
+    return ROUNDS_PER_LOAD * int(spend_s / max(one, 1e-6))
 
 
-def _first_of(openings: Iterator[Opening]) -> tuple[Opening, float]:
+def _first_of(openings: Iterator[SessionLoad]) -> tuple[SessionLoad, float]:
     """Return the first session load, and the seconds that it took."""
     begun = time.perf_counter()
     return next(openings), time.perf_counter() - begun
 
 
-def _at_card(looked: bool) -> list[Moment]:
-    return [seen] if looked and (seen := look()) else []
+def _gpu_states(looked: bool) -> list[GpuState]:
+    return [seen] if looked and (seen := sample_gpu()) else []
 
 
-def _round(names: Sequence[str], opened: Opening, random: np.random.Generator) -> list[float]:
+def _round(names: Sequence[str], opened: SessionLoad, random: np.random.Generator) -> list[float]:
     """Run every subject once in random order; return milliseconds in the order of the names."""
     spent = [0.0] * len(names)
     for position in random.permutation(len(names)):
@@ -219,12 +219,12 @@ def _round(names: Sequence[str], opened: Opening, random: np.random.Generator) -
     return spent
 
 
-def _warmed_up(
+def _warm_up(
     one_round: Callable[[], list[float]], rounds: int, tell: Tick, total: int
 ) -> tuple[list[list[float]], bool]:
     """Run warm-up rounds until times are stable; return their times and whether they are stable."""
     warmup: list[list[float]] = []
-    while len(warmup) < rounds or not _rests(warmup):
+    while len(warmup) < rounds or not _is_stable(warmup):
         if len(warmup) >= LONGEST_WARMUP * max(rounds, 1):
             return warmup, False
         warmup.append(one_round())
@@ -232,7 +232,7 @@ def _warmed_up(
     return warmup, True
 
 
-def _rests(warmup: list[list[float]]) -> bool:
+def _is_stable(warmup: list[list[float]]) -> bool:
     """Return whether the last two windows agree. A warm-up shorter than two windows counts as stable."""
     if len(warmup) < 2 * WINDOW:
         return True

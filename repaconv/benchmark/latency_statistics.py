@@ -44,7 +44,7 @@ def latency(
     )
 
 
-def parts(values: NDArray[Any], openings: int) -> list[NDArray[Any]]:
+def by_session_load(values: NDArray[Any], openings: int) -> list[NDArray[Any]]:
     """Split values by session load, into parts of equal size or with one more in the first ones."""
     return np.array_split(values, openings)
 
@@ -64,7 +64,7 @@ def ratio(
     Slow phases last longer than a round, so a single load is resampled in blocks, not in rounds.
     """
     ratios = other_ms / subject_ms
-    low, middle, high = _interval(_known(ratios, openings, np.random.default_rng(seed)))
+    low, middle, high = _interval(_estimate(ratios, openings, np.random.default_rng(seed)))
     p10, p90 = np.percentile(ratios, [10, 90])
     return Ratio(
         subject=subject,
@@ -79,7 +79,7 @@ def ratio(
     )
 
 
-class _Known(NamedTuple):
+class _Estimate(NamedTuple):
     """The logarithm of a ratio, its variance, and the degrees of freedom of the variance."""
 
     log: float
@@ -87,23 +87,23 @@ class _Known(NamedTuple):
     freedom: float
 
 
-def _known(ratios: NDArray[np.float64], openings: int, random: np.random.Generator) -> _Known:
+def _estimate(ratios: NDArray[np.float64], openings: int, random: np.random.Generator) -> _Estimate:
     """Estimate the logarithm of a ratio from the rounds of these session loads."""
     if openings > 1:
-        logs = np.array([np.median(part) for part in parts(np.log(ratios), openings)])
-        return _Known(float(logs.mean()), float(logs.var(ddof=1)) / openings, openings - 1)
-    drawn = np.median(np.log(ratios)[_drawn(len(ratios), random)], axis=1)
-    return _Known(float(np.median(np.log(ratios))), float(drawn.var()), len(STUDENT))
+        logs = np.array([np.median(part) for part in by_session_load(np.log(ratios), openings)])
+        return _Estimate(float(logs.mean()), float(logs.var(ddof=1)) / openings, openings - 1)
+    drawn = np.median(np.log(ratios)[_bootstrap_indices(len(ratios), random)], axis=1)
+    return _Estimate(float(np.median(np.log(ratios))), float(drawn.var()), len(STUDENT))
 
 
-def _interval(known: _Known) -> tuple[float, float, float]:
+def _interval(known: _Estimate) -> tuple[float, float, float]:
     """Return the lower bound, the ratio and the upper bound."""
     half = STUDENT[min(max(int(known.freedom), 1), len(STUDENT)) - 1] * known.variance**0.5
     low, middle, high = np.exp([known.log - half, known.log, known.log + half])
     return float(low), float(middle), float(high)
 
 
-def _drawn(rounds: int, random: np.random.Generator) -> NDArray[np.int64]:
+def _bootstrap_indices(rounds: int, random: np.random.Generator) -> NDArray[np.int64]:
     """Return indices [RESAMPLES, rounds] of a circular block bootstrap with blocks of n^(1/3) rounds.
 
     Source: Politis and Romano 1992.
@@ -138,10 +138,10 @@ def regression(now: Timed, then: Timed, allowed: float, seed: int = 0) -> Regres
         Failed if the whole interval is above the allowed increase, passed if it is below, else inconclusive.
     """
     random = np.random.default_rng(seed)
-    present, past = (_known(each.subject_ms / each.yardstick_ms, each.openings, random) for each in (now, then))
+    present, past = (_estimate(each.subject_ms / each.yardstick_ms, each.openings, random) for each in (now, then))
     variance = present.variance + past.variance
     spread = sum(each.variance**2 / each.freedom for each in (present, past))
-    low, middle, high = _interval(_Known(present.log - past.log, variance, variance**2 / spread if spread else 1.0))
+    low, middle, high = _interval(_Estimate(present.log - past.log, variance, variance**2 / spread if spread else 1.0))
     return Regression(
         ratio=_rounded(middle),
         low=_rounded(low),

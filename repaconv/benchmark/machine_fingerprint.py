@@ -11,8 +11,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from repaconv.benchmark.cpu_isa_level import family
-from repaconv.benchmark.gpu_monitor import described
+from repaconv.benchmark.cpu_isa_level import isa_level
+from repaconv.benchmark.gpu_monitor import describe_gpu
 
 PACKAGES = ("numpy", "onnx", "onnxruntime", "torch")
 
@@ -25,14 +25,14 @@ def fingerprint(cores: tuple[int, ...], *, card: bool = False) -> dict[str, Any]
     return {
         "cpu": cpu_model(),
         "cpu_number": cpu_number(),
-        "family": family(platform.machine()),
+        "family": isa_level(platform.machine()),
         "cores": os.cpu_count(),
         "cores_used": list(cores),
         "caches": caches(),
         "governor": _read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
         "container": limits(),
         **({"board": board} if (board := jetson()) else {}),
-        **({"card": described()} if card else {}),
+        **({"card": describe_gpu()} if card else {}),
         "load_1min": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
         "memory_gib": _memory_gib(),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",

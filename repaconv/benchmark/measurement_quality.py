@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from repaconv.benchmark import gpu_monitor
-from repaconv.benchmark.latency_statistics import parts, ratio
-from repaconv.benchmark.system_monitor import Watched
+from repaconv.benchmark.latency_statistics import by_session_load, ratio
+from repaconv.benchmark.system_monitor import MachineChanges
 from repaconv.results import Quality, Ratio
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ ONE_WAY = 0.8
 
 def quality(
     samples_ms: Mapping[str, NDArray[np.float64]],
-    watched: Watched,
+    watched: MachineChanges,
     *,
     compared: Ratio | None,
     stable: bool,
@@ -55,9 +55,9 @@ def quality(
     spoiling = [
         *_too_little(samples_ms, compared),
         *_machine(watched, spoils=True),
-        *gpu_monitor.spoiling(watched.card),
+        *gpu_monitor.invalidating_reasons(watched.card),
     ]
-    disturbing = [*_machine(watched, spoils=False), *_clocks(watched), *gpu_monitor.disturbing(watched.card)]
+    disturbing = [*_machine(watched, spoils=False), *_clocks(watched), *gpu_monitor.disturbance_reasons(watched.card)]
     disturbing += [] if stable else ["latency did not stabilize during warm-up"]
     disturbing += [reason for name, values in samples_ms.items() for reason in _uneven(name, values, openings)]
     return Quality(
@@ -112,7 +112,7 @@ def enough(rounds: int, known: float) -> int:
     return ceil(wanted / 10) * 10
 
 
-def _machine(watched: Watched, *, spoils: bool) -> Iterator[str]:
+def _machine(watched: MachineChanges, *, spoils: bool) -> Iterator[str]:
     """Yield disturbances by other load: those that invalidate the measurement, or the lesser ones."""
     for share, limit, told in (
         (watched.others, OTHERS, "other load: {:.0%} of the machine's time went to other processes"),
@@ -125,7 +125,7 @@ def _machine(watched: Watched, *, spoils: bool) -> Iterator[str]:
         yield f"throttled: the processor slowed down for heat {watched.throttled} times"
 
 
-def _clocks(watched: Watched) -> Iterator[str]:
+def _clocks(watched: MachineChanges) -> Iterator[str]:
     """Yield the changes of CPU speed."""
     if abs(watched.speed - 1) > SPEED:
         yield f"the core's speed changed: a fixed loop takes {watched.speed:.2f} times as long at the end"
@@ -137,7 +137,7 @@ def _clocks(watched: Watched) -> Iterator[str]:
 
 def _uneven(name: str, values: NDArray[np.float64], openings: int) -> Iterator[str]:
     """Yield drift and outliers in the samples of one subject. Differences between session loads count as neither."""
-    several = parts(values, openings)
+    several = by_session_load(values, openings)
     if len(values) >= FEWEST and abs(change := _change(values)) > DRIFT and _goes_one_way(several):
         yield f"{name} drifted: its last third takes {1 + change:.2f} times as long as its first"
     beyond = float(np.concatenate([part > OUTLYING * np.median(part) for part in several]).mean())

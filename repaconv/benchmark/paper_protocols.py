@@ -48,7 +48,7 @@ class Protocol(Record):
         return f"{self.name}: {self.about}; {self.source}{scaled}"
 
 
-def paper(name: str | None) -> Protocol:
+def protocol_named(name: str | None) -> Protocol:
     """Return a protocol by name; None gives one that leaves all settings to the target.
 
     Raises:

@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 
-class Taken:
+class PeakMemory:
     """Measures peak memory from its construction on. The process must do nothing else meanwhile.
 
     Free memory that the process still holds is first returned to the system; using it again would not be measured

@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from repaconv.benchmark.gpu_monitor import Moment
+from repaconv.benchmark.gpu_monitor import GpuState
 
 JIFFY_S = 1 / os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 0.01
 _CPU = Path("/sys/devices/system/cpu")
 
 
 @dataclass(frozen=True)
-class State:
+class MachineState:
     """The state of the machine at one moment; unknown values are None or missing."""
 
     clock_s: float
@@ -30,7 +30,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class Watched:
+class MachineChanges:
     """Changes of the machine's state during a measurement.
 
     Attributes:
@@ -52,13 +52,13 @@ class Watched:
     throttled: int
     before: dict[str, float]
     after: dict[str, float]
-    card: tuple[Moment, ...] = ()
+    card: tuple[GpuState, ...] = ()
 
 
-def state() -> State:
+def state() -> MachineState:
     """Sample the machine's state; the timed loop takes some milliseconds."""
     busy, stolen = _busy()
-    return State(
+    return MachineState(
         clock_s=time.perf_counter(),
         own_s=time.process_time(),
         busy_s=busy,
@@ -73,7 +73,9 @@ def state() -> State:
     )
 
 
-def between(before: State, after: State, cores: Sequence[int], card: Sequence[Moment] = ()) -> Watched:
+def changes_between(
+    before: MachineState, after: MachineState, cores: Sequence[int], card: Sequence[GpuState] = ()
+) -> MachineChanges:
     """Return the changes between two states, without their timed loops; ``card`` holds GPU states in between."""
     seconds = after.clock_s - before.clock_s
     own = after.own_s - before.own_s
@@ -85,20 +87,20 @@ def between(before: State, after: State, cores: Sequence[int], card: Sequence[Mo
     def share(total: float, count: int) -> float:
         return max(0.0, total - own - slack * count) / (seconds * count)
 
-    return Watched(
+    return MachineChanges(
         seconds=seconds,
         others=share(sum(busy.values()), len(busy)) if busy else None,
         others_here=share(sum(here), len(here)) if here and len(here) == len(cores) else None,
         stolen=max(0.0, after.stolen_s - before.stolen_s - slack) / (seconds * len(busy)) if busy else None,
         speed=after.loop_ms / before.loop_ms,
         throttled=after.throttled - before.throttled,
-        before=_told(before) | (card[0].told() if card else {}),
-        after=_told(after) | (card[-1].told() if card else {}),
+        before=_values_by_name(before) | (card[0].told() if card else {}),
+        after=_values_by_name(after) | (card[-1].told() if card else {}),
         card=tuple(card),
     )
 
 
-def _told(moment: State) -> dict[str, float]:
+def _values_by_name(moment: MachineState) -> dict[str, float]:
     load = {} if moment.load_1min is None else {"load": moment.load_1min}
     clocks = {f"cpu{number} kHz": float(value) for number, value in moment.khz.items()}
     return {**load, **clocks, **{f"{name} C": value for name, value in moment.celsius.items()}}

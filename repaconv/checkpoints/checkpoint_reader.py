@@ -137,7 +137,7 @@ def _weight_sets(value: Any, place: str, depth: int, seen: set[int]) -> Iterator
             yield from _weight_sets(entry, key if place == "." else f"{place}.{key}", depth - 1, seen)
 
 
-def _instead(path: Path, placeholders: Collection[str]) -> str:
+def _export_hint(path: Path, placeholders: Collection[str]) -> str:
     """Return a hint on how else to get the network; ultralytics pickles whole modules, and can export them itself."""
     if any(name.startswith("ultralytics.") for name in placeholders):
         onnx = path.with_suffix(".onnx")
@@ -160,7 +160,7 @@ def _choose(path: Path, sets: Mapping[str, Any], wanted: str | None, contents: C
         whole = f"; it holds {foreign}, which need their code" if foreign else ""
         raise Refused(
             f"{path} holds no weights{whole}.",
-            hint=_instead(path, contents.placeholders),
+            hint=_export_hint(path, contents.placeholders),
             code="checkpoint.no-weights",
         )
     for usual in USUAL:
@@ -259,9 +259,9 @@ def _record(value: Any, taken: str, sets: Collection[str], at: str = "") -> dict
         if taken in within:
             nearer = _record(entry, taken, sets, f"{place}.")
         elif key == "__metadata__" and isinstance(entry, Mapping):
-            said |= plain(entry)
+            said |= plain_values(entry)
         elif not within and not (among and isinstance(entry, Tensor)) and "optim" not in key:
-            said[key] = plain(entry)
+            said[key] = plain_values(entry)
     return {**said, **nearer}
 
 
@@ -270,7 +270,7 @@ def _named(value: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
     return ((str(key), entry) for key, entry in value.items() if isinstance(key, (str, int, float)))
 
 
-def plain(value: Any, depth: int = 6, room: Iterator[int] | None = None) -> Any:
+def plain_values(value: Any, depth: int = 6, room: Iterator[int] | None = None) -> Any:
     """Convert to numbers, strings and containers of them; other values become None.
 
     An argparse.Namespace becomes a dict, a class its name, and a tensor of one number that number, since some
@@ -281,17 +281,17 @@ def plain(value: Any, depth: int = 6, room: Iterator[int] | None = None) -> Any:
     if next(room, None) is None:
         return None
     if isinstance(value, Tensor) and value.numel() == 1 and value.dtype in SCALARS:
-        return plain(value.item(), depth)
+        return plain_values(value.item(), depth)
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if depth == 0:
         return None
     if isinstance(value, Placeholder) and value.qualified_name == "argparse.Namespace":
-        return plain(value.state, depth - 1, room)
+        return plain_values(value.state, depth - 1, room)
     if isinstance(value, type) and issubclass(value, Placeholder):
         return value.qualified_name
     if isinstance(value, Mapping):
-        return {key: plain(entry, depth - 1, room) for key, entry in _named(value)}
+        return {key: plain_values(entry, depth - 1, room) for key, entry in _named(value)}
     if isinstance(value, (list, tuple)):
-        return [plain(entry, depth - 1, room) for entry in value]
+        return [plain_values(entry, depth - 1, room) for entry in value]
     return None

@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 
 from repaconv.checkpoints.legacy_torch_files import open_sequential, open_tar, starts_with_magic
-from repaconv.checkpoints.memory_mapping import Contents, broken
+from repaconv.checkpoints.memory_mapping import Contents, truncated_file
 from repaconv.checkpoints.torch_zip_files import open_zip
 from repaconv.core import change_guard
 from repaconv.core.errors import Refused, RepaconvError, describe_exception
@@ -29,14 +29,14 @@ def open_container(path: Path) -> Contents:
     change_guard.install_sigbus_handler()
     require_valid_name(path)
     try:
-        return _by_its_head(path)
+        return _open_by_first_bytes(path)
     except RepaconvError:
         raise
     except Exception as error:  # a hostile or broken file can raise any error
-        raise broken(path, describe_exception(error)) from error
+        raise truncated_file(path, describe_exception(error)) from error
 
 
-def _where_else(path: Path) -> str:
+def _missing_file_hint(path: Path) -> str:
     """Return a hint for a missing file: OWNER/NAME without a suffix may be a repository on the hub."""
     text = path.as_posix()
     if path.suffix or not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", text) or path.parent.exists():
@@ -44,7 +44,7 @@ def _where_else(path: Path) -> str:
     return f"Check the path to the checkpoint. For a model on the hub: repaconv fetch hf://{text}"
 
 
-def _by_its_head(path: Path) -> Contents:
+def _open_by_first_bytes(path: Path) -> Contents:
     if path.is_dir():
         raise Refused(f"{path} is a folder, not a checkpoint.", hint=_inside(path), code="checkpoint.directory")
     if path.exists() and not path.is_file():
@@ -57,7 +57,7 @@ def _by_its_head(path: Path) -> Contents:
         with path.open("rb") as file:
             head = file.read(512)
     except FileNotFoundError:
-        raise Refused(f"there is no file {path}.", hint=_where_else(path), code="checkpoint.missing") from None
+        raise Refused(f"there is no file {path}.", hint=_missing_file_hint(path), code="checkpoint.missing") from None
     except OSError as error:
         raise Refused(
             f"{path} cannot be read: {error.strerror}.",
@@ -111,7 +111,7 @@ def _safetensors(path: Path) -> Contents:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
             metadata = file.metadata() or {}
     except SafetensorError as error:
-        raise broken(path, str(error)) from error
+        raise truncated_file(path, str(error)) from error
     return Contents("safetensors", {**tensors, "__metadata__": {k: _maybe_json(v) for k, v in metadata.items()}})
 
 

@@ -14,7 +14,7 @@ from typing import IO
 import torch
 from torch import Tensor
 
-from repaconv.checkpoints.memory_mapping import Contents, broken, mapped, typed
+from repaconv.checkpoints.memory_mapping import Contents, map_file, truncated_file, view_as_dtype
 from repaconv.checkpoints.restricted_unpickler import StorageIds, StorageKind, strided, unpickle
 from repaconv.core.errors import Refused, describe_exception
 
@@ -44,11 +44,11 @@ def open_sequential(path: Path) -> Contents:
     Raises:
         Refused: If the file is incomplete.
     """
-    file_bytes = mapped(path)
+    file_bytes = map_file(path)
     with path.open("rb") as file:
         unpickle(file)
         if (protocol := unpickle(file).value) != LEGACY_PROTOCOL:
-            raise broken(path, f"unknown protocol {protocol!r}")
+            raise truncated_file(path, f"unknown protocol {protocol!r}")
         unpickle(file)
         begin = file.tell()
         # The bytes follow the object that describes them, so it is read twice: to find the bytes, and to use them.
@@ -56,7 +56,7 @@ def open_sequential(path: Path) -> Contents:
         unpickle(file, ids)
         places = _sequential_places(path, file, ids.described)
         file.seek(begin)
-        found = unpickle(file, StorageIds(lambda key, dtype, _: typed(file_bytes[slice(*places[key])], dtype)))
+        found = unpickle(file, StorageIds(lambda key, dtype, _: view_as_dtype(file_bytes[slice(*places[key])], dtype)))
     return Contents("torch legacy", found.value, found.placeholders)
 
 
@@ -68,18 +68,18 @@ def _sequential_places(
     places = {}
     for key in unpickle(file).value:
         if key not in described:
-            raise broken(path, f"storage {key} is not described")
+            raise truncated_file(path, f"storage {key} is not described")
         dtype, elements = described[key]
         header = file.read(8)
         start, end = file.tell(), file.tell() + elements * dtype.itemsize
         if len(header) < 8 or end > size:
-            raise broken(path, f"storage {key} reaches beyond the end of the file")
+            raise truncated_file(path, f"storage {key} reaches beyond the end of the file")
         if struct.unpack("<q", header)[0] != elements:
-            raise broken(path, f"storage {key} is not as long as described")
+            raise truncated_file(path, f"storage {key} is not as long as described")
         places[key] = (start, end)
         file.seek(end)
     if missing := sorted(described.keys() - places.keys()):
-        raise broken(path, f"storage {missing[0]} is missing")
+        raise truncated_file(path, f"storage {missing[0]} is missing")
     return places
 
 
@@ -92,7 +92,7 @@ def open_tar(path: Path) -> Contents:
     Raises:
         Refused: If the file is incomplete.
     """
-    file_bytes = mapped(path)
+    file_bytes = map_file(path)
     try:
         with tarfile.open(path, "r:") as archive, path.open("rb") as file:
             members = {member.name: member.offset_data for member in archive.getmembers()}
@@ -104,7 +104,7 @@ def open_tar(path: Path) -> Contents:
             # A tuple is a module's class with its source text; anything else is the id of a tensor.
             found = unpickle(file, lambda pid: pid[0] if isinstance(pid, tuple) else objects[int(pid)])
     except (LookupError, tarfile.TarError, struct.error, pickle.UnpicklingError, TypeError, ValueError) as error:
-        raise broken(path, f"not a whole torch tar archive ({describe_exception(error)})") from error
+        raise truncated_file(path, f"not a whole torch tar archive ({describe_exception(error)})") from error
     return Contents("torch legacy tar", found.value, found.placeholders)
 
 
@@ -120,7 +120,7 @@ def _tar_storages(file: IO[bytes], whole: Tensor) -> dict[int, Tensor]:
         end = start + elements * kind.dtype.itemsize
         if elements < 0 or end > whole.numel():
             raise ValueError(f"storage {key} reaches beyond the end of the file")
-        storages[key] = typed(whole[start:end], kind.dtype)
+        storages[key] = view_as_dtype(whole[start:end], kind.dtype)
         file.seek(end)
     for view, root, start, elements in unpickle(file).value:
         storages[view] = storages[root][start : start + elements]

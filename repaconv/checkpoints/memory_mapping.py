@@ -35,7 +35,7 @@ class Contents:
     checksums: Checksums = field(default_factory=Checksums)
 
 
-def broken(path: Path, detail: str) -> Refused:
+def truncated_file(path: Path, detail: str) -> Refused:
     """Return the error for a truncated or corrupt file."""
     return Refused(
         f"{path} is truncated or corrupt: {detail}.",
@@ -48,7 +48,7 @@ _MAPPINGS: WeakValueDictionary[int, mmap.mmap] = WeakValueDictionary()
 """Live mappings by the address of their storage, which keeps them alive."""
 
 
-def mapped(path: Path) -> Tensor:
+def map_file(path: Path) -> Tensor:
     """Map a file as uint8 [bytes], privately: writing to the tensor does not change the file."""
     with path.open("rb") as file:
         mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
@@ -65,7 +65,7 @@ def drop_pages(tensors: Iterable[Tensor]) -> None:
             mapping.madvise(mmap.MADV_DONTNEED)
 
 
-def typed(raw: Tensor, dtype: torch.dtype) -> Tensor:
+def view_as_dtype(raw: Tensor, dtype: torch.dtype) -> Tensor:
     """View bytes as elements; they are copied only if the file does not align them."""
     aligned = raw if raw.storage_offset() % dtype.itemsize == 0 else raw.clone()
     return aligned.view(dtype)

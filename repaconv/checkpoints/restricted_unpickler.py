@@ -56,7 +56,7 @@ class Placeholder:
         """Ignore an item that is added, as to a set-like object."""
 
 
-class Machine(_Unpickler):  # type: ignore[misc]
+class OpcodeMachine(_Unpickler):  # type: ignore[misc]
     """Runs the opcodes of a pickle; subclasses define ``find_class`` and ``persistent_load``."""
 
     def __init__(self, stream: IO[bytes]) -> None:
@@ -284,7 +284,7 @@ def unpickle(stream: IO[bytes], persistent_load: PersistentLoad = no_ids) -> Unp
     return Unpickled(value, tuple(reader.types))
 
 
-class _DataUnpickler(Machine):
+class _DataUnpickler(OpcodeMachine):
     def __init__(self, stream: IO[bytes], persistent_load: PersistentLoad) -> None:
         super().__init__(stream)
         self.persistent_load = persistent_load

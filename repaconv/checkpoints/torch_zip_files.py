@@ -21,7 +21,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from repaconv.checkpoints.memory_mapping import Checksums, Contents, broken, mapped, typed
+from repaconv.checkpoints.memory_mapping import Checksums, Contents, map_file, truncated_file, view_as_dtype
 from repaconv.checkpoints.restricted_unpickler import StorageIds, unpickle
 from repaconv.core.errors import Refused
 from repaconv.core.thread_pool import thread_pool
@@ -98,10 +98,10 @@ class Archive:
         Raises:
             Refused: If two records have the same name, or if it is not an archive of torch.save.
         """
-        self.path, self.index, self.bytes = path, index, mapped(path)
+        self.path, self.index, self.bytes = path, index, map_file(path)
         self.entries = {info.filename: info for info in index.infolist()}
         if len(self.entries) < len(index.infolist()):
-            raise broken(path, "two of its records have one name")
+            raise truncated_file(path, "two of its records have one name")
         pickles = [name for name in self.entries if name.rpartition("/")[2] == "data.pkl"]
         if len(pickles) != 1 or any(name.endswith("constants.pkl") for name in self.entries):
             kind = "a TorchScript archive" if pickles else "a zip file without data.pkl"
@@ -128,7 +128,7 @@ class Archive:
         start = self._start(info, info.file_size)
         content = bytes(self.bytes[start : start + info.file_size].numpy())
         if not self.without and zlib.crc32(content) != info.CRC:
-            raise broken(self.path, f"the bytes of {name} are not those that were saved")
+            raise truncated_file(self.path, f"the bytes of {name} are not those that were saved")
         return content
 
     def storage(self, key: str, dtype: torch.dtype, elements: int) -> Tensor:
@@ -140,31 +140,31 @@ class Archive:
         wanted = elements * dtype.itemsize
         info = self.entries.get(f"{self.root}data/{key}")
         if info is None:
-            raise broken(self.path, f"storage {key} is not in the archive")
+            raise truncated_file(self.path, f"storage {key} is not in the archive")
         if info.file_size != wanted:
-            raise broken(self.path, f"storage {key} has {info.file_size} bytes where {wanted} are described")
+            raise truncated_file(self.path, f"storage {key} has {info.file_size} bytes where {wanted} are described")
         if info.compress_type != zipfile.ZIP_STORED:
             content = bytearray(self._unpacked(info))
             return torch.frombuffer(content, dtype=dtype) if content else torch.empty(0, dtype=dtype)
         start = self._start(info, wanted)
-        found = typed(self.bytes[start : start + wanted], dtype)
+        found = view_as_dtype(self.bytes[start : start + wanted], dtype)
         self.checksums.records.append(Record(found.data_ptr(), start, wanted, info.CRC))
         return found
 
     def _unpacked(self, info: zipfile.ZipInfo) -> bytes:
         self.unpacked += info.file_size
         if self.unpacked > 4 * self.bytes.numel() + UNPACKED:
-            raise broken(self.path, f"{info.filename} claims to unpack to {info.file_size:,} bytes")
+            raise truncated_file(self.path, f"{info.filename} claims to unpack to {info.file_size:,} bytes")
         return self.index.read(info)
 
     def _start(self, info: zipfile.ZipInfo, size: int) -> int:
         """Return where a stored record begins: after its local header, whose lengths may differ from the index."""
         header = bytes(self.bytes[info.header_offset : info.header_offset + 30].numpy())
         if len(header) < 30 or header[:4] != b"PK\3\4":
-            raise broken(self.path, f"{info.filename} is not where its directory says")
+            raise truncated_file(self.path, f"{info.filename} is not where its directory says")
         start: int = info.header_offset + 30 + sum(struct.unpack("<HH", header[26:30]))
         if start + size > self.bytes.numel():
-            raise broken(self.path, f"{info.filename} reaches beyond the end of the file")
+            raise truncated_file(self.path, f"{info.filename} reaches beyond the end of the file")
         return start
 
 
@@ -177,7 +177,7 @@ def open_zip(path: Path) -> Contents:
     try:
         index = zipfile.ZipFile(path)
     except zipfile.BadZipFile as error:
-        raise broken(path, "its zip directory, which stands at the end, is not there") from error
+        raise truncated_file(path, "its zip directory, which stands at the end, is not there") from error
     with index:
         archive = Archive(path, index)
         if f"{archive.root}byteorder" in archive.entries and archive.small("byteorder").strip() == b"big":

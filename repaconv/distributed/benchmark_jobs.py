@@ -93,7 +93,7 @@ def checked_result(job: Job, result: Mapping[str, Any]) -> BenchArtefact:
     Raises:
         Refused: If it is of another measurement, or of another version of repaconv.
     """
-    from repaconv.benchmark.paper_protocols import paper
+    from repaconv.benchmark.paper_protocols import protocol_named
 
     try:
         found = BenchArtefact.model_validate(result)
@@ -104,7 +104,7 @@ def checked_result(job: Job, result: Mapping[str, Any]) -> BenchArtefact:
             code="farm.answer",
         ) from error
     options, device = job.options, Target.model_validate(job.target)
-    protocol = paper(options.protocol)
+    protocol = protocol_named(options.protocol)
     expected: dict[str, Any] = {
         "target": device.name,
         "models": [model.sha256 for model in job.models],

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from repaconv.core.errors import EnvironmentProblem, require_module
 
 
-class Card(NamedTuple):
+class Gpu(NamedTuple):
     """A GPU: its name, compute capability (e.g. ``9.0``), and memory in bytes."""
 
     name: str
@@ -17,23 +17,23 @@ class Card(NamedTuple):
     memory: int
 
 
-def card() -> Card | None:
+def first_gpu() -> Gpu | None:
     """Return the first GPU, or None if torch detects none."""
     torch = require_module("torch", "torch", "pip install torch")
     if not torch.cuda.is_available():
         return None
     told = torch.cuda.get_device_properties(0)
-    return Card(str(told.name), f"{told.major}.{told.minor}", int(told.total_memory))
+    return Gpu(str(told.name), f"{told.major}.{told.minor}", int(told.total_memory))
 
 
-def require_card(engine: str) -> Card:
+def require_gpu(engine: str) -> Gpu:
     """Return the first GPU.
 
     Raises:
         EnvironmentProblem: If torch detects none, with the reason.
     """
     torch = require_module("torch", "torch", "pip install torch")
-    if (found := card()) is None:
+    if (found := first_gpu()) is None:
         built = torch.version.cuda
         why = f"torch {torch.__version__} is built without CUDA" if built is None else "its driver answers for none"
         raise EnvironmentProblem(

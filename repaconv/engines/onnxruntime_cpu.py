@@ -30,7 +30,7 @@ from repaconv.engines.contract import (
     as_text,
     require_device,
 )
-from repaconv.engines.session_settings import own_settings, require_one_stream
+from repaconv.engines.session_settings import parse_settings, require_one_stream
 from repaconv.graph.onnx_files import read_graph, require_inside, restore_names
 
 if TYPE_CHECKING:
@@ -43,31 +43,31 @@ if TYPE_CHECKING:
 SMALLEST, HALF = np.finfo(np.float32).tiny, np.float32(0.5)
 
 
-def flushes() -> bool:
+def flushes_denormals() -> bool:
     """Return whether this thread flushes denormals to zero."""
     return not SMALLEST * HALF
 
 
 @contextmanager
-def unchanged() -> Iterator[None]:
+def denormal_mode_restored() -> Iterator[None]:
     """Restore this thread's flush mode after the block."""
-    before = flushes()
+    before = flushes_denormals()
     try:
         yield
     finally:
-        if flushes() != before:
-            _flush(before)
+        if flushes_denormals() != before:
+            _set_flush_denormals(before)
 
 
 @contextmanager
-def flushing() -> Iterator[None]:
+def flushing_denormals() -> Iterator[None]:
     """Flush denormals to zero within the block."""
-    with unchanged():
-        _flush(True)
+    with denormal_mode_restored():
+        _set_flush_denormals(True)
         yield
 
 
-def _flush(wanted: bool) -> None:
+def _set_flush_denormals(wanted: bool) -> None:
     import torch
 
     torch.set_flush_denormal(wanted)
@@ -114,7 +114,7 @@ class OrtSession:
         self._session, self._free = sessions[0], SimpleQueue[Any]()
         for stream in range(spec.streams):
             run = sessions[stream % count].run
-            self._free.put(flushing()(run) if DENORMALS in spec.settings else run)
+            self._free.put(flushing_denormals()(run) if DENORMALS in spec.settings else run)
         self.inputs = tuple(map(_port, self._session.get_inputs()))
         self.outputs = tuple(map(_port, self._session.get_outputs()))
         self._names = [output.name for output in self.outputs]
@@ -259,7 +259,7 @@ def session_of(source: bytes | str, settings: Any, providers: Sequence[Any]) -> 
     import onnxruntime
 
     several = len(providers) > 1
-    with unchanged():
+    with denormal_mode_restored():
         return onnxruntime.InferenceSession(source, settings, providers=list(providers), enable_fallback=several)
 
 
@@ -274,7 +274,7 @@ def settings_for(spec: SessionSpec) -> Any:
     if spec.as_written:
         settings.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     off = [NOT_IN_INT8] if spec.precision == "int8" else []
-    for name, value in own_settings("ONNX Runtime", spec.settings, TRIES).items():
+    for name, value in parse_settings("ONNX Runtime", spec.settings, TRIES).items():
         if name == OFF:
             off.append(value)
         elif name == LEVEL:
@@ -355,7 +355,7 @@ def profiled(
         settings.enable_profiling = True
         settings.profile_file_prefix = str(folder / "profile")
         try:
-            optimised = _optimised(model, spec, path)
+            optimised = _optimized(model, spec, path)
             session = session_of(str(path), settings, [PROVIDER])
         except Exception as error:
             raise unloadable(model, error) from error
@@ -369,7 +369,7 @@ def profiled(
     return kernels[-kept:], nodes
 
 
-def _optimised(model: Deployable, spec: SessionSpec, path: Path) -> onnx.ModelProto:
+def _optimized(model: Deployable, spec: SessionSpec, path: Path) -> onnx.ModelProto:
     """Save the graph as ONNX Runtime optimizes it, and restore the module names that fusing drops."""
     import onnx
 

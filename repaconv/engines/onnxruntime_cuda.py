@@ -21,9 +21,9 @@ from typing import Any
 from repaconv.core.errors import EnvironmentProblem, require_module
 from repaconv.core.scratch_folders import scratch_folder
 from repaconv.engines.contract import Ability, Array, Deployable, Feeds, Profiled, SessionSpec, cannot
-from repaconv.engines.nvidia_gpu import require_card, within_memory
+from repaconv.engines.nvidia_gpu import require_gpu, within_memory
 from repaconv.engines.onnxruntime_cpu import PROVIDER, OnnxRuntime, OrtSession, session_of, settings_for
-from repaconv.graph.onnx_files import said_by
+from repaconv.graph.onnx_files import metadata_of
 
 SIZES = 8
 """Maximum number of entries of a tensor that counts as a shape."""
@@ -75,11 +75,11 @@ class OrtCudaSession(OrtSession):
 
     def placement(self, feeds: Feeds) -> dict[str, str]:
         """Return the execution provider of each node in one inference."""
-        return placed(self._events(feeds))
+        return provider_by_node(self._events(feeds))
 
     def fallen(self, feeds: Feeds) -> tuple[str, ...]:
         """See `repaconv.engines.contract.OnCard`."""
-        return fallen_of(self._events(feeds))
+        return nodes_on_cpu(self._events(feeds))
 
     def _events(self, feeds: Feeds) -> list[dict[str, Any]]:
         """Return the profiler events of one inference."""
@@ -101,7 +101,7 @@ class OrtCudaSession(OrtSession):
         raise cannot("ONNX Runtime on CUDA", "profile")
 
 
-def placed(events: list[dict[str, Any]]) -> dict[str, str]:
+def provider_by_node(events: list[dict[str, Any]]) -> dict[str, str]:
     """Return the execution provider of each node from profiler events."""
     return {
         str(event["name"]).removesuffix("_kernel_time"): event["args"]["provider"]
@@ -110,9 +110,9 @@ def placed(events: list[dict[str, Any]]) -> dict[str, str]:
     }
 
 
-def fallen_of(events: list[dict[str, Any]]) -> tuple[str, ...]:
+def nodes_on_cpu(events: list[dict[str, Any]]) -> tuple[str, ...]:
     """Return the nodes that ran on the CPU, except shape arithmetic, which always runs there."""
-    others = placed([event for event in events if not _is_size(event)])
+    others = provider_by_node([event for event in events if not _is_size(event)])
     return tuple(name for name, provider in others.items() if provider == PROVIDER)
 
 
@@ -146,7 +146,7 @@ class OnnxRuntimeCuda(OnnxRuntime):
             EnvironmentProblem: If it lacks the provider, or there is no GPU.
         """
         version = super().version()
-        require_card(f"ONNX Runtime's {self.first}")
+        require_gpu(f"ONNX Runtime's {self.first}")
         import onnxruntime
 
         if self.first not in (there := onnxruntime.get_available_providers()):
@@ -164,7 +164,7 @@ class OnnxRuntimeCuda(OnnxRuntime):
 
         For fp32, the precision recorded in the metadata of a repaconv export is used.
         """
-        said = "fp32" if isinstance(deployable, bytes) else said_by(deployable).get("repaconv.precision", "fp32")
+        said = "fp32" if isinstance(deployable, bytes) else metadata_of(deployable).get("repaconv.precision", "fp32")
         return super().open(deployable, replace(spec, precision=said) if spec.precision == "fp32" else spec)
 
     def providers(self, precision: str) -> list[Any]:

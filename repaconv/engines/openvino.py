@@ -30,7 +30,7 @@ from repaconv.engines.contract import (
     cannot,
     require_device,
 )
-from repaconv.engines.session_settings import own_settings
+from repaconv.engines.session_settings import parse_settings
 from repaconv.graph.onnx_files import read_graph, require_inside
 
 DEVICE = "CPU"
@@ -172,7 +172,7 @@ class OpenVino:
             "NUM_STREAMS": spec.streams,
             "PERFORMANCE_HINT": "THROUGHPUT" if several else "LATENCY",
             "ENABLE_CPU_PINNING": False,  # the benchmark sets the CPU affinity itself
-            **own_settings("OpenVINO", spec.settings, self.tries(precision)),
+            **parse_settings("OpenVINO", spec.settings, self.tries(precision)),
         }
 
 

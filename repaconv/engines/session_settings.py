@@ -17,7 +17,7 @@ class Tunable(Protocol):
         """Return the `SessionSpec.settings` to measure against the defaults for a graph of this precision."""
 
 
-def own_settings(engine: str, given: Sequence[str], known: Iterable[Sequence[str]]) -> dict[str, str]:
+def parse_settings(engine: str, given: Sequence[str], known: Iterable[Sequence[str]]) -> dict[str, str]:
     """Parse NAME=VALUE settings; only those listed for tuning are allowed, since they may come from a file.
 
     Raises:

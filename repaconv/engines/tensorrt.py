@@ -26,15 +26,15 @@ from repaconv.engines.contract import (
     cannot,
     require_device,
 )
-from repaconv.engines.nvidia_gpu import card
-from repaconv.engines.tensorrt_builder import Building, logger
+from repaconv.engines.nvidia_gpu import first_gpu
+from repaconv.engines.tensorrt_builder import EngineBuild, logger
 from repaconv.engines.tensorrt_session import TrtSession
 from repaconv.engines.trtexec_logs import layer_types
 
 THERE = "Build and verify on the machine that the engine is for, with its own TensorRT."
 
 
-class FromPolygraphy:
+class PolygraphySession:
     """A Polygraphy runner, active as long as this object exists."""
 
     def __init__(self, runner: Any, outputs: tuple[Port, ...]) -> None:
@@ -87,7 +87,7 @@ def _outputs(trt: Any, engine: Any) -> tuple[Port, ...]:
     )
 
 
-def by_polygraphy(trt: Any, plan: bytes) -> FromPolygraphy:
+def load_with_polygraphy(trt: Any, plan: bytes) -> PolygraphySession:
     """Load an engine with Polygraphy, e.g. on a board whose torch is built without CUDA.
 
     Raises:
@@ -99,7 +99,7 @@ def by_polygraphy(trt: Any, plan: bytes) -> FromPolygraphy:
 
     try:
         engine = EngineFromBytes(plan)()
-        return FromPolygraphy(TrtRunner(engine), _outputs(trt, engine))
+        return PolygraphySession(TrtRunner(engine), _outputs(trt, engine))
     except Exception as error:  # Polygraphy and TensorRT raise errors of many classes
         raise Refused(
             f"TensorRT cannot load the engine: {first_line(error)}.",
@@ -130,7 +130,7 @@ class TensorRt:
         """
         return str(require_module("tensorrt", "TensorRT", THERE).__version__)
 
-    def open(self, deployable: Deployable, spec: SessionSpec) -> TrtSession | FromPolygraphy:
+    def open(self, deployable: Deployable, spec: SessionSpec) -> TrtSession | PolygraphySession:
         """Load an engine. Loading runs code in the file, so only load engines from a trusted source.
 
         Raises:
@@ -142,7 +142,7 @@ class TensorRt:
         import tensorrt as trt
 
         content = deployable if isinstance(deployable, bytes) else deployable.read_bytes()
-        return TrtSession(trt, content, logger(trt)) if card() else by_polygraphy(trt, content)
+        return TrtSession(trt, content, logger(trt)) if first_gpu() else load_with_polygraphy(trt, content)
 
     def build(self, order: Order) -> Built:
         """Build an engine for the GPU of this machine, and read the types of its layers.
@@ -154,7 +154,7 @@ class TensorRt:
         self.version()
         import tensorrt as trt
 
-        building = Building(trt, order, hint="Export for this target: repaconv export --target NAME.")
+        building = EngineBuild(trt, order, hint="Export for this target: repaconv export --target NAME.")
         building.exchange_timings()
         plan = building.plan()
         engine = trt.Runtime(building.log).deserialize_cuda_engine(plan)

@@ -18,7 +18,7 @@ from repaconv.graph.onnx_files import require_inside
 COMPUTING = ("CONVOLUTION", "MATRIX_MULTIPLY")
 
 
-class Building:
+class EngineBuild:
     """One engine build. The graph is parsed on construction, so that the network can be inspected before building."""
 
     def __init__(self, trt: Any, order: Order, hint: str) -> None:

@@ -11,8 +11,8 @@ from typing import Any
 
 from repaconv.core.errors import EnvironmentProblem, require_module
 from repaconv.engines.contract import Ability, Built, Deployable, Order, SessionSpec, require_device
-from repaconv.engines.nvidia_gpu import require_card
-from repaconv.engines.tensorrt_builder import Building, logger
+from repaconv.engines.nvidia_gpu import require_gpu
+from repaconv.engines.tensorrt_builder import EngineBuild, logger
 from repaconv.engines.tensorrt_session import TrtSession
 
 INSTALL = "pip install --no-deps tensorrt-rtx-cu13 tensorrt-rtx-cu13-bindings tensorrt-rtx-cu13-libs"
@@ -45,7 +45,7 @@ class TensorRtRtx:
         """
         require_device("TensorRT-RTX", spec, "cuda")
         self.version()
-        card = require_card("TensorRT-RTX")
+        card = require_gpu("TensorRT-RTX")
         import tensorrt_rtx as trt
 
         _capability(trt, card.capability, card.name)
@@ -62,7 +62,7 @@ class TensorRtRtx:
         self.version()
         import tensorrt_rtx as trt
 
-        building = Building(trt, order, hint="Export for this target: repaconv export --target rtx-40.")
+        building = EngineBuild(trt, order, hint="Export for this target: repaconv export --target rtx-40.")
         building.config.num_compute_capabilities = len(order.capabilities)
         for number, capability in enumerate(order.capabilities):
             building.config.set_compute_capability(_capability(trt, capability), number)
@@ -74,14 +74,14 @@ class TensorRtRtx:
             log="\n".join(building.log.lines),
             options={"compute_capability": ", ".join(order.capabilities), "tf32": str(building.tf32)},
             proved="the types are those of the parsed network; the engine itself can be opened on its device alone",
-            runs_here=_card_among(order.capabilities),
+            runs_here=_has_gpu(order.capabilities),
         )
 
 
-def _card_among(capabilities: tuple[str, ...]) -> bool:
+def _has_gpu(capabilities: tuple[str, ...]) -> bool:
     """Return whether this machine has a GPU of one of these compute capabilities."""
     try:
-        return require_card("TensorRT-RTX").capability in capabilities
+        return require_gpu("TensorRT-RTX").capability in capabilities
     except EnvironmentProblem:
         return False
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from repaconv.engines.contract import Array, Feeds, Network, SessionSpec
-from repaconv.engines.nvidia_gpu import require_card, within_memory
+from repaconv.engines.nvidia_gpu import require_gpu, within_memory
 from repaconv.engines.torch_cpu import PRECISIONS, Torch, TorchSession
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ class TorchCuda(Torch):
         Raises:
             EnvironmentProblem: If torch detects no GPU.
         """
-        require_card("torch on CUDA")
+        require_gpu("torch on CUDA")
         return super().version()
 
     def _session(self, network: Network, spec: SessionSpec, device: str) -> TorchSession:

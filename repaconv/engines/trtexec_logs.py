@@ -119,7 +119,7 @@ def fused_attentions(info: Any) -> int:
     return sum(isinstance(layer, Mapping) and "mha" in str(layer.get("Name")) for layer in _layers(info))
 
 
-def layers_told(info: Any) -> tuple[int, int]:
+def described_layers(info: Any) -> tuple[int, int]:
     """Return the number of layers, and how many of them have more information than their name."""
     layers = _layers(info)
     return len(layers), sum(isinstance(layer, Mapping) for layer in layers)

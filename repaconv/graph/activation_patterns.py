@@ -40,7 +40,7 @@ def _group(model: ir.Model, last: ir.Node, kinds: dict[str, int]) -> None:
     import onnx_ir as ir
 
     for root in _roots(last):
-        inside = _between(last, root)
+        inside = _elementwise_nodes(last, root)
         if inside is None or sizes(last.outputs[0]) != sizes(root):
             continue  # a constant has more axes than x
         nodes = [node for node in model.graph if node in inside]
@@ -88,7 +88,7 @@ def _roots(last: ir.Node) -> list[ir.Value]:
     return found
 
 
-def _between(last: ir.Node, root: ir.Value) -> set[ir.Node] | None:
+def _elementwise_nodes(last: ir.Node, root: ir.Value) -> set[ir.Node] | None:
     """Return all nodes between a value and a node if they are elementwise and have no other readers, else None."""
     inside: set[ir.Node] = set()
     todo = [last]

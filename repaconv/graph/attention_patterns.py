@@ -10,13 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from repaconv.graph.index_selections import one_run
+from repaconv.graph.index_selections import are_consecutive
 from repaconv.graph.linear_layers import Linear, layer_at, linear_of, write_linear
 from repaconv.graph.nodes_and_constants import Array, Writer, attribute, made_by, nodes_of, only_reader, scalar
 from repaconv.graph.operator_facts import VIEWS
 from repaconv.graph.symbolic_shapes import Size, as_numbers, rank_of, sizes
 from repaconv.graph.tensor_views import View
-from repaconv.graph.view_chains import chain_of, columns_of, reads, seen, view_of
+from repaconv.graph.view_chains import chain_of, columns_of, reads, view_of, view_of_chain
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -75,11 +75,11 @@ class Attention:
 
 def attentions(model: ir.Model) -> list[Attention]:
     """Return all attentions of a graph whose shapes determine heads and tokens."""
-    found = [_around(node) for node in nodes_of(model, "Softmax")]
+    found = [_attention_at(node) for node in nodes_of(model, "Softmax")]
     return [attention for attention in found if attention is not None]
 
 
-def _around(softmax: ir.Node) -> Attention | None:
+def _attention_at(softmax: ir.Node) -> Attention | None:
     """Return the attention that contains a Softmax node, or None."""
     rank = rank_of(softmax.outputs[0])
     if rank != 4 or attribute(softmax, "axis", -1) not in (-1, 3):
@@ -89,17 +89,17 @@ def _around(softmax: ir.Node) -> Attention | None:
     if product is None or mixed is None or mixed.inputs[0] is not softmax.outputs[0]:
         return None
     q, k = heads_of(product.inputs[0]), heads_of(product.inputs[1], transposed=True)
-    v, out = heads_of(mixed.inputs[1]), joined(mixed.outputs[0])
+    v, out = heads_of(mixed.inputs[1]), merged_heads(mixed.outputs[0])
     if q is None or k is None or v is None or out is None:
         return None
     if as_numbers(one.rows for one in (q, k, v)) is None or as_numbers((sizes(mixed.outputs[0]) or ())[1:]) is None:
         return None
-    if v.factor != 1 or not _alone(product, softmax) or sizes(softmax.outputs[0]) != sizes(product.outputs[0]):
+    if v.factor != 1 or not _is_read_once(product, softmax) or sizes(softmax.outputs[0]) != sizes(product.outputs[0]):
         return None
     return Attention(q, k, v, scale * q.factor * k.factor, mask, out, product, mixed)
 
 
-def _alone(product: ir.Node, softmax: ir.Node) -> bool:
+def _is_read_once(product: ir.Node, softmax: ir.Node) -> bool:
     """Return whether each value from the product to the softmax has only one reader."""
     node: ir.Node | None = product
     while node is not None and node is not softmax:
@@ -143,22 +143,22 @@ def heads_of(value: ir.Value | None, *, transposed: bool = False) -> Heads | Non
     chain = chain_of(value)
     found = None
     for length in range(2, len(chain) + 1):
-        if rank_of(chain[length - 1]) == 3 and (read := _read(chain[:length], transposed=transposed)):
+        if rank_of(chain[length - 1]) == 3 and (read := _heads_of_chain(chain[:length], transposed=transposed)):
             found = read
             if found.whole:
                 break
     return found
 
 
-def _read(chain: list[ir.Value], *, transposed: bool) -> Heads | None:
+def _heads_of_chain(chain: list[ir.Value], *, transposed: bool) -> Heads | None:
     """Return the first value of a chain as heads of the last, or None."""
-    view = seen(chain)
+    view = view_of_chain(chain)
     if view is None or len(view.of) != 3 or len(view.axes) != 4 or set(view.places) - {2}:
         return None
     tokens, width = (3, 2) if transposed else (2, 3)
     columns = view.columns(1, width)
     shape = as_numbers(view.shape[axis] for axis in (1, width))
-    if shape is None or columns is None or not one_run(columns):
+    if shape is None or columns is None or not are_consecutive(columns):
         return None
     if view.axes[0] != view.of[0] or view.axes[tokens] != view.of[1]:
         return None
@@ -166,7 +166,7 @@ def _read(chain: list[ir.Value], *, transposed: bool) -> Heads | None:
     return Heads(view.source, int(columns[0]), count, each, view.shape[tokens], view.scale)
 
 
-def joined(value: ir.Value) -> ir.Value | None:
+def merged_heads(value: ir.Value) -> ir.Value | None:
     """Return the [B, N, H e] or [B N, H e] form of a value [B, H, N, e].
 
     None if another node reads a value in between, or if no such form exists.
@@ -184,7 +184,7 @@ def joined(value: ir.Value) -> ir.Value | None:
     return end if view.axes in ((batch, tokens, heads + width), (batch + tokens, heads + width)) else None
 
 
-def take(write: Writer, heads: Heads) -> ir.Value:
+def write_columns(write: Writer, heads: Heads) -> ir.Value:
     """Write heads as [B, N, H e]: the source itself, or a Slice of it."""
     if heads.whole:
         return heads.source
@@ -211,19 +211,25 @@ class Projection:
     linear: bool = True
 
 
-def at_layer(heads: Heads) -> Heads:
+def heads_at_layer(heads: Heads) -> Heads:
     """Return the same heads as columns of the tensor that their source is a slice of, if it is one."""
-    view = seen(chain_of(heads.source))
+    view = view_of_chain(chain_of(heads.source))
     columns = view.columns(2) if view is not None and len(view.of) == len(view.axes) == 3 else None
-    if view is None or columns is None or view.axes != view.of or set(view.places) - {2} or not one_run(columns):
+    if (
+        view is None
+        or columns is None
+        or view.axes != view.of
+        or set(view.places) - {2}
+        or not are_consecutive(columns)
+    ):
         return heads
     offset = int(columns[0]) + heads.offset
     return replace(heads, source=view.source, offset=offset, factor=view.scale * heads.factor)
 
 
-def projected(heads: Heads, node: ir.Node, place: int) -> Projection | None:
+def projection_of(heads: Heads, node: ir.Node, place: int) -> Projection | None:
     """Return the linear layer that writes heads, if only this input of this node reads them."""
-    heads = at_layer(heads)
+    heads = heads_at_layer(heads)
     linear = linear_of(heads.source)
     columns = range(heads.offset, heads.offset + heads.count * heads.width)
     if linear is None or rank_of(linear.x) != 3 or not read_by_one(heads.source, columns, node, place):
@@ -242,14 +248,14 @@ def read_by_one(source: ir.Value, columns: range, node: ir.Node, place: int) -> 
 
 def scores_of(found: Attention) -> tuple[Projection, Projection] | None:
     """Return the linear layers that write queries and keys, if only the scores read them."""
-    q = projected(found.q, found.product, 0)
-    k = projected(found.k, found.product, 1)
+    q = projection_of(found.q, found.product, 0)
+    k = projection_of(found.k, found.product, 1)
     return None if q is None or k is None or found.k.count not in (1, found.q.count) else (q, k)
 
 
 def values_of(found: Attention) -> tuple[Projection, Linear] | None:
     """Return the linear layer that writes the values, and the one that alone reads the attention's output."""
-    v = projected(found.v, found.mixed, 1)
+    v = projection_of(found.v, found.mixed, 1)
     proj = layer_at(only_reader(found.out))
     if v is None or proj is None or proj.x is not found.out or found.v.count not in (1, found.q.count):
         return None
@@ -269,7 +275,7 @@ def as_heads(write: Writer, x: ir.Value, heads: tuple[int, int, int], *, transpo
     return write("Transpose", apart, perm=[0, 2, 3, 1] if transposed else [0, 2, 1, 3])
 
 
-def shown_as_heads(write: Writer, tokens: ir.Value, count: int, *, transposed: bool = False) -> ir.Value:
+def as_heads_with_shape(write: Writer, tokens: ir.Value, count: int, *, transposed: bool = False) -> ir.Value:
     """Write tokens [B, N, H e] as [B, H, N, e], or transposed, with the output shape set. N may be dynamic."""
     shape = sizes(tokens)
     assert shape is not None
@@ -281,7 +287,7 @@ def shown_as_heads(write: Writer, tokens: ir.Value, count: int, *, transposed: b
     return found
 
 
-def shown_as_tokens(write: Writer, value: ir.Value) -> ir.Value:
+def as_tokens_with_shape(write: Writer, value: ir.Value) -> ir.Value:
     """Write [B, H, N, d] as tokens [B, N, H d], with the output shape set. N may be dynamic."""
     shape = sizes(value)
     assert shape is not None

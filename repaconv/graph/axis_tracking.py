@@ -10,7 +10,7 @@ import numpy as np
 from repaconv.graph.index_selections import axes_of, perm_of
 from repaconv.graph.nodes_and_constants import attribute, constant
 from repaconv.graph.operator_facts import POINTWISE, REDUCTIONS, ROW_NORMS
-from repaconv.graph.symbolic_shapes import as_numbers, groups, rank_of, sizes
+from repaconv.graph.symbolic_shapes import as_numbers, rank_of, reshape_groups, sizes
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -36,7 +36,7 @@ def axis_before(node: ir.Node, place: int, axis: int) -> int | None:
     return rule(node, place, axis) if rule is not None else None
 
 
-def axis_behind(node: ir.Node, place: int, axis: int, output: int = 0) -> int | None:
+def axis_after(node: ir.Node, place: int, axis: int, output: int = 0) -> int | None:
     """Return the output axis that an input axis corresponds to, or None if it is mixed or removed."""
     rank = rank_of(node.outputs[output])
     return next((behind for behind in range(rank) if axis_before(node, place, behind) == axis), None)
@@ -90,7 +90,7 @@ def _reshape(node: ir.Node, place: int, axis: int) -> int | None:
     if place:
         return FULL
     before, after = sizes(node.inputs[0]) or (), sizes(node.outputs[0]) or ()
-    for ours, theirs in groups(before, after) or ():
+    for ours, theirs in reshape_groups(before, after) or ():
         inner = [i for i in ours if before[i] != 1]
         if [i for i in theirs if after[i] != 1] == [axis] and len(inner) == 1:
             return inner[0]

@@ -13,8 +13,8 @@ from repaconv.graph.index_selections import swaps_last
 from repaconv.graph.model_rewriting import clean
 from repaconv.graph.nodes_and_constants import Writer, attribute, constant, is_constant, nodes_of
 from repaconv.graph.operator_facts import ARITHMETIC, UNARY, VIEWS
-from repaconv.graph.shape_constants import settle
-from repaconv.graph.symbolic_shapes import rank_of, set_shape, sizes, target_of
+from repaconv.graph.shape_constants import fold_shapes
+from repaconv.graph.symbolic_shapes import rank_of, reshape_target, set_shape, sizes
 from repaconv.graph.tensor_views import View
 from repaconv.graph.view_chains import view_of
 
@@ -23,42 +23,42 @@ if TYPE_CHECKING:
 
 
 NORMAL = "repaconv.normal"
-"""Metadata key: the nodes after the last `normalise`, to skip a graph that has not changed."""
+"""Metadata key: the nodes after the last `normalize`, to skip a graph that has not changed."""
 LAST = "repaconv.last"
 """Metadata key: whether the original graph has a Transpose of the last two axes only."""
 
 
-def normalise(model: ir.Model) -> None:
+def normalize(model: ir.Model) -> None:
     """Bring the graph into canonical form, in place. Its function stays the same."""
-    if model.meta.get(NORMAL) == _nodes(model):
+    if model.meta.get(NORMAL) == _node_names(model):
         return  # unchanged since the last call
     model.meta.setdefault(LAST, any(map(_is_last, nodes_of(model, "Transpose"))))
-    settle(model)
+    fold_shapes(model)
     for node in tuple(model.graph):
-        _without_gemm(model, node)
+        _gemm_as_matmul(model, node)
     for node in tuple(model.graph):
-        _unflattened(model, node)
-    one_view(model)
+        _unflatten_tokens(model, node)
+    shorten_views(model)
     clean(model)
-    model.meta[NORMAL] = _nodes(model)
+    model.meta[NORMAL] = _node_names(model)
 
 
 def _is_last(node: ir.Node) -> bool:
     return rank_of(node.outputs[0]) > 2 and swaps_last(node)
 
 
-def _nodes(model: ir.Model) -> list[tuple[str | None, ...]]:
+def _node_names(model: ir.Model) -> list[tuple[str | None, ...]]:
     """Return operators and value names, to detect whether a graph has changed."""
     return [(node.op_type, *(value and value.name for value in (*node.inputs, *node.outputs))) for node in model.graph]
 
 
-def one_view(model: ir.Model) -> None:
+def shorten_views(model: ir.Model) -> None:
     """Replace every chain of views by the shortest equivalent one, in place."""
     for node in tuple(model.graph):
-        _one_view(model, node)
+        _shorten_view(model, node)
 
 
-def _without_gemm(model: ir.Model, node: ir.Node) -> None:
+def _gemm_as_matmul(model: ir.Model, node: ir.Node) -> None:
     weight = constant(node.inputs[1]) if node.op_type == "Gemm" and not node.domain else None
     if weight is None or attribute(node, "transA", 0):
         return
@@ -78,7 +78,7 @@ def _without_gemm(model: ir.Model, node: ir.Node) -> None:
     write.replace(node.outputs[0], new)
 
 
-def _unflattened(model: ir.Model, node: ir.Node) -> None:
+def _unflatten_tokens(model: ir.Model, node: ir.Node) -> None:
     """Apply a row-wise operator to [B, N, C] instead of [B N, C], and flatten its output."""
     place = _row_by_row(node)
     if place is None:
@@ -96,7 +96,7 @@ def _unflattened(model: ir.Model, node: ir.Node) -> None:
     attributes = {name: entry.value for name, entry in node.attributes.items()}
     done = write(node.op_type, *inputs, **(attributes | {"axis": -1} if "axis" in attributes else attributes))
     set_shape(done, (*apart.shape[:-1], shape[-1]), new)
-    target = target_of((), shape)
+    target = reshape_target((), shape)
     if target is None:
         return
     flat = write("Reshape", done, write.constant(target))
@@ -123,7 +123,7 @@ def _row_by_row(node: ir.Node) -> int | None:
     return place if other is not None and (other.ndim < 2 or (other.size == 1 and other.ndim == 2)) else None
 
 
-def _one_view(model: ir.Model, node: ir.Node) -> None:
+def _shorten_view(model: ir.Model, node: ir.Node) -> None:
     """Replace a chain of views that another operator reads by the shortest equivalent one."""
     value = node.outputs[0]
     if node.op_type not in VIEWS or node.domain or is_constant(value):
@@ -133,7 +133,7 @@ def _one_view(model: ir.Model, node: ir.Node) -> None:
     view = view_of(value)
     if view is None or view.source is value:
         return
-    length, wanted = _chain(value, view.source), _cost(view)
+    length, wanted = _removable_nodes(value, view.source), _nodes_to_write(view)
     if wanted >= length or view.shape != sizes(value):
         return
     write = Writer(model, node)
@@ -142,7 +142,7 @@ def _one_view(model: ir.Model, node: ir.Node) -> None:
         write.replace(value, new)
 
 
-def _chain(value: ir.Value, source: ir.Value) -> int:
+def _removable_nodes(value: ir.Value, source: ir.Value) -> int:
     """Count the nodes between a source and a value that would be removed; nodes with other readers stay."""
     length = 0
     while value is not source and (length == 0 or len(list(value.uses())) == 1):
@@ -153,7 +153,7 @@ def _chain(value: ir.Value, source: ir.Value) -> int:
     return length
 
 
-def _cost(view: View) -> int:
+def _nodes_to_write(view: View) -> int:
     """Return how many nodes it takes to write a view."""
     order = [factor for axis in view.of for factor in axis]
     wanted = [factor for axis in view.axes for factor in axis]

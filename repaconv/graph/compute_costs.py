@@ -16,7 +16,7 @@ from repaconv.graph.operator_facts import (
     IMAGE_NORMS,
     INTEGER_PRODUCTS,
     PRODUCTS,
-    QUANTISING,
+    QUANTIZING,
     RANDOM,
     ROW_NORMS,
     SELECTIONS,
@@ -40,7 +40,7 @@ def parameters(model: ir.Model) -> int:
         model: As `repaconv.graph.model_rewriting.as_stored` returns it: a constant shared by several nodes occurs once.
     """
     fixed = fixed_values(model)
-    return sum(_learnt(value, list(_uses(value, fixed))) for value in model.graph.initializers.values())
+    return sum(_parameters_in(value, list(_uses(value, fixed))) for value in model.graph.initializers.values())
 
 
 def fixed_values(model: ir.Model) -> set[ir.Value]:
@@ -64,7 +64,7 @@ def _uses(value: ir.Value, fixed: set[ir.Value]) -> Iterator[tuple[ir.Node, int]
                 yield node, place
 
 
-def _learnt(value: ir.Value, used: list[tuple[ir.Node, int]]) -> int:
+def _parameters_in(value: ir.Value, used: list[tuple[ir.Node, int]]) -> int:
     if value.const_value is None or value.is_graph_input() or not value.const_value.dtype.is_floating_point():
         return 0
     if all(node.op_type in PRODUCTS for node, _ in used):  # avoids reading the largest constants
@@ -136,10 +136,10 @@ def macs_at(proto: onnx.ModelProto, at: Mapping[str, int]) -> int | None:
         proto: The graph; it is not modified.
         at: Size by dimension name, or by ``input[axis]`` for a dimension without a name.
     """
-    from repaconv.graph.graph_without_weights import bare
-    from repaconv.graph.shape_constants import settle
+    from repaconv.graph.graph_without_weights import weights_as_inputs
+    from repaconv.graph.shape_constants import fold_shapes
 
-    fixed = bare(proto)
+    fixed = weights_as_inputs(proto)
     for value in fixed.graph.input:
         for axis, dim in enumerate(value.type.tensor_type.shape.dim):
             if not dim.HasField("dim_value"):
@@ -147,16 +147,16 @@ def macs_at(proto: onnx.ModelProto, at: Mapping[str, int]) -> int | None:
                 if size is not None:
                     dim.dim_value = size
     graph = read(fixed)
-    settle(graph)
+    fold_shapes(graph)
     return macs(graph)
 
 
-def macs_of(proto: onnx.ModelProto) -> int:
+def known_macs_of_file(proto: onnx.ModelProto) -> int:
     """Count the multiply-accumulates of a graph from its file, ignoring nodes of unknown shape."""
-    return macs_in(read(proto))
+    return known_macs(read(proto))
 
 
-def macs_in(model: ir.Model) -> int:
+def known_macs(model: ir.Model) -> int:
     """Count the multiply-accumulates of a graph, ignoring nodes of unknown shape."""
     return sum(count or 0 for count in _macs(model))
 
@@ -192,7 +192,7 @@ def _number(size: Size) -> int:
 
 UNCOUNTED = frozenset(("Einsum", "ConvTranspose", "DeformConv", "LSTM", "GRU", "RNN", "If", "Loop", "Scan"))
 """Operators that multiply, but whose FLOPs are not counted here."""
-FREE = frozenset(VIEWS) - {"Transpose"} | frozenset((*QUANTISING, "Shape", "Size", "Constant", "ConstantOfShape"))
+FREE = frozenset(VIEWS) - {"Transpose"} | frozenset((*QUANTIZING, "Shape", "Size", "Constant", "ConstantOfShape"))
 """Operators that move no data at run time: they only rename, reshape or retype it."""
 TYPES = {"FLOAT": "fp32", "FLOAT16": "fp16", "BFLOAT16": "bf16", "INT8": "int8", "UINT8": "int8"}
 
@@ -219,7 +219,7 @@ class Work(NamedTuple):
         return self.operator in (*PRODUCTS, *INTEGER_PRODUCTS)
 
 
-def inputs_of(proto: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
+def runtime_inputs(proto: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
     """Return the inputs of a graph that are not weights; older files list weights among the inputs."""
     weights = {entry.name for entry in proto.graph.initializer}
     return [entry for entry in proto.graph.input if entry.name not in weights]
@@ -227,7 +227,7 @@ def inputs_of(proto: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
 
 def fix_shape(proto: onnx.ModelProto, shape: Sequence[int]) -> None:
     """Set the shape of a graph's only input, in place, and clear the recorded shapes of all other values."""
-    (taken,) = inputs_of(proto)
+    (taken,) = runtime_inputs(proto)
     for dim, size in zip(taken.type.tensor_type.shape.dim, shape, strict=True):
         dim.dim_value = size
     del proto.graph.value_info[:]
@@ -235,7 +235,7 @@ def fix_shape(proto: onnx.ModelProto, shape: Sequence[int]) -> None:
         entry.type.tensor_type.ClearField("shape")
 
 
-def works(model: ir.Model, lowered: str | None = None) -> Iterator[Work]:
+def node_works(model: ir.Model, lowered: str | None = None) -> Iterator[Work]:
     """Yield the work of each node in order, except nodes that cost nothing.
 
     Args:
@@ -277,13 +277,13 @@ def _precision(node: ir.Node) -> str:
     """Return the type of a node: int8 for a product of two quantized inputs, else the type of its output."""
     if node.op_type in INTEGER_PRODUCTS:
         return "int8"
-    sides = [_type(_stored(value)) for value in node.inputs[:2]] if node.op_type in PRODUCTS else []
+    sides = [_type(_quantized_source(value)) for value in node.inputs[:2]] if node.op_type in PRODUCTS else []
     if sides and all(side == "int8" for side in sides):
         return "int8"
     return _type(node.outputs[0])
 
 
-def _stored(value: ir.Value | None) -> ir.Value | None:
+def _quantized_source(value: ir.Value | None) -> ir.Value | None:
     """Return the quantized tensor behind a DequantizeLinear and views, or the value itself."""
     seen = value
     while (view := made_by(seen, *VIEWS)) is not None:
@@ -303,14 +303,18 @@ def _lowered(precision: str, lowered: str | None) -> str:
 
 def _bytes(node: ir.Node, lowered: str | None) -> int | None:
     """Count bytes of all inputs and outputs; a selection reads only what it selects."""
-    written = [_size(_kept(value), lowered) for value in node.outputs if value.uses() or value.is_graph_output()]
+    written = [
+        _size(_written_value(value), lowered) for value in node.outputs if value.uses() or value.is_graph_output()
+    ]
     selects = node.op_type in SELECTIONS
-    read = written if selects else [_size(_stored(value), lowered) for value in node.inputs if value is not None]
+    read = (
+        written if selects else [_size(_quantized_source(value), lowered) for value in node.inputs if value is not None]
+    )
     known = [count for count in (*written, *read) if count is not None]
     return sum(known) if len(known) == len(written) + len(read) else None
 
 
-def _kept(value: ir.Value) -> ir.Value:
+def _written_value(value: ir.Value) -> ir.Value:
     """Return the quantized tensor that is written in place of a value, if only a QuantizeLinear reads the value."""
     quantised = only_reader(value, "QuantizeLinear")
     return quantised.outputs[0] if quantised is not None else value

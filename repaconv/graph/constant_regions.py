@@ -21,7 +21,7 @@ LARGEST = 1 << 24
 """Maximum number of entries of a constant that is searched for repetition."""
 
 
-def uniform(value: ir.Value | None, depth: int = 12) -> Array | None:
+def broadcast_constant(value: ir.Value | None, depth: int = 12) -> Array | None:
     """Return a value as an array that broadcasts to it, with length 1 along axes where it is constant.
 
     None if the value is computed from inputs.
@@ -41,7 +41,7 @@ def uniform(value: ir.Value | None, depth: int = 12) -> Array | None:
         return _scattered(node, depth)
     if node.op_type not in ("Expand", "Identity", "Cast", "Transpose", "Unsqueeze", "Squeeze"):
         return None
-    inner = uniform(node.inputs[0], depth - 1)
+    inner = broadcast_constant(node.inputs[0], depth - 1)
     if inner is None:
         return None
     if node.op_type == "Transpose":
@@ -80,8 +80,8 @@ def _collapsed(numbers: Array) -> Array:
 
 
 def _scattered(node: ir.Node, depth: int) -> Array | None:
-    found = assigned(node)
-    data, updates = uniform(node.inputs[0], depth - 1), uniform(node.inputs[2], depth - 1)
+    found = slice_assignment(node)
+    data, updates = broadcast_constant(node.inputs[0], depth - 1), broadcast_constant(node.inputs[2], depth - 1)
     shape = sizes(node.inputs[0])
     if found is None or data is None or updates is None or shape is None:
         return None
@@ -100,7 +100,7 @@ def _scattered(node: ir.Node, depth: int) -> Array | None:
     return spread
 
 
-def assigned(node: ir.Node) -> tuple[int, Array] | None:
+def slice_assignment(node: ir.Node) -> tuple[int, Array] | None:
     """Return axis and indices of a ScatterND that assigns whole slices along one axis, else None."""
     shape, given = sizes(node.inputs[0]), sizes(node.inputs[1])
     if shape is None or given is None or attribute(node, "reduction", "none") not in ("none", b"none"):
@@ -152,7 +152,7 @@ def _grid(node: ir.Node, rank: int) -> Array | None:
     for axis, value in enumerate(joined.inputs[:-1]):
         if not _counts(value, axis, shape[axis], rank):
             return None
-    last = uniform(joined.inputs[-1])
+    last = broadcast_constant(joined.inputs[-1])
     if last is None or last.size != max(last.shape) or last.size != last.shape[rank - 1]:
         return None
     return last.reshape(-1)
@@ -160,7 +160,7 @@ def _grid(node: ir.Node, rank: int) -> Array | None:
 
 def _counts(value: ir.Value | None, axis: int, length: Size, rank: int) -> bool:
     """Return whether a value is 0, 1, 2, ... along one axis and constant along all others."""
-    numbers = uniform(value)
+    numbers = broadcast_constant(value)
     if numbers is not None:
         count = np.arange(numbers.size)
         return numbers.size == length and numbers.shape[axis] == length and bool((numbers.reshape(-1) == count).all())

@@ -16,7 +16,7 @@ _WHOLE = frozenset((2, 3, 4, 5, 6, 7, 9, 12, 13))
 """ONNX type numbers of integers and booleans."""
 
 
-def decides(model: onnx.ModelProto) -> bool:
+def has_discrete_decision(model: onnx.ModelProto) -> bool:
     """Return whether a discrete operator, or a cast to integers, reads floating values computed from an input.
 
     Integer inputs that are used for lookup or masking do not count, and neither do shapes.

@@ -23,7 +23,7 @@ _DEFAULTS = {"ConstantOfShape": "value", "SequenceEmpty": "dtype"}
 """Operators whose output is float32 without this attribute, a default that their schema does not state."""
 
 
-def in_double(proto: onnx.ModelProto) -> onnx.ModelProto:
+def to_float64(proto: onnx.ModelProto) -> onnx.ModelProto:
     """Convert a float32 graph to float64, to verify a rewrite with the reference implementation."""
     import onnx
 
@@ -41,12 +41,12 @@ def retyped(proto: onnx.ModelProto, kinds: Mapping[int, int]) -> onnx.ModelProto
         proto: The graph with all weights embedded; it is not modified.
         kinds: New type number by old one; both are floating types.
     """
-    from repaconv.graph.graph_without_weights import outline
+    from repaconv.graph.graph_without_weights import with_initializers
 
     how = _Retyping(kinds, _opsets(proto))
     kept = kept_constants(proto, kinds)
     weights = (weight if weight.name in kept else _retyped(weight, kinds) for weight in proto.graph.initializer)
-    other = outline(proto, weights)
+    other = with_initializers(proto, weights)
     how.known.update({weight.name: weight.data_type for weight in proto.graph.initializer})
     how.values(other.graph, kept)
     for function in other.functions:

@@ -18,11 +18,11 @@ LARGE = 1024
 """Maximum number of entries of a weight that stays; small ones may be shapes."""
 
 
-def shapes_inferred(model: onnx.ModelProto) -> None:
+def infer_shapes(model: onnx.ModelProto) -> None:
     """Run ONNX's shape inference and record the shapes of all values, in place."""
     import onnx
 
-    found = onnx.shape_inference.infer_shapes(bare(model)).graph
+    found = onnx.shape_inference.infer_shapes(weights_as_inputs(model)).graph
     for mine, theirs in zip(model.graph.output, found.output, strict=True):
         mine.CopyFrom(theirs)
     del model.graph.value_info[:], model.graph.node[:]  # nodes too: their subgraphs have inferred shapes
@@ -41,16 +41,16 @@ def check(model: onnx.ModelProto, *, full: bool = False) -> None:
     for weight in model.graph.initializer:
         if _is_large(weight):
             onnx.checker.check_tensor(weight)
-    onnx.checker.check_model(bare(model), full_check=full)
+    onnx.checker.check_model(weights_as_inputs(model), full_check=full)
 
 
-def parted(model: onnx.ModelProto) -> tuple[onnx.ModelProto, dict[str, NDArray[Any]]]:
+def split_off_weights(model: onnx.ModelProto) -> tuple[onnx.ModelProto, dict[str, NDArray[Any]]]:
     """Split a graph into one without its large weights of plain types, and these weights by name."""
     from onnx import numpy_helper
 
     plain = {weight.name: weight for weight in model.graph.initializer if _is_large(weight) and _is_plain(weight)}
-    weights = (_outside(weight) if weight.name in plain else weight for weight in model.graph.initializer)
-    return outline(model, weights), {name: numpy_helper.to_array(weight) for name, weight in plain.items()}
+    weights = (_as_external(weight) if weight.name in plain else weight for weight in model.graph.initializer)
+    return with_initializers(model, weights), {name: numpy_helper.to_array(weight) for name, weight in plain.items()}
 
 
 def _is_plain(weight: onnx.TensorProto) -> bool:
@@ -61,7 +61,7 @@ def _is_plain(weight: onnx.TensorProto) -> bool:
     return weight.data_location != kinds.EXTERNAL and weight.data_type in (kinds.FLOAT, kinds.DOUBLE, kinds.INT64)
 
 
-def _outside(weight: onnx.TensorProto) -> onnx.TensorProto:
+def _as_external(weight: onnx.TensorProto) -> onnx.TensorProto:
     """Return a weight that is marked as external, without its numbers."""
     import onnx
 
@@ -71,7 +71,7 @@ def _outside(weight: onnx.TensorProto) -> onnx.TensorProto:
     return found
 
 
-def outline(model: onnx.ModelProto, weights: Iterable[onnx.TensorProto]) -> onnx.ModelProto:
+def with_initializers(model: onnx.ModelProto, weights: Iterable[onnx.TensorProto]) -> onnx.ModelProto:
     """Copy a model, with these weights in place of its own."""
     import onnx
 
@@ -94,11 +94,11 @@ def _set(message: onnx.ModelProto | onnx.GraphProto, name: str, value: object) -
         setattr(message, name, value)
 
 
-def bare(model: onnx.ModelProto) -> onnx.ModelProto:
+def weights_as_inputs(model: onnx.ModelProto) -> onnx.ModelProto:
     """Copy a graph with its large weights turned into inputs, which have their shapes but no numbers."""
     import onnx
 
-    found = outline(model, (weight for weight in model.graph.initializer if not _is_large(weight)))
+    found = with_initializers(model, (weight for weight in model.graph.initializer if not _is_large(weight)))
     given = {value.name for value in model.graph.input}
     found.graph.input.extend(
         onnx.helper.make_tensor_value_info(weight.name, weight.data_type, weight.dims)

@@ -46,7 +46,7 @@ class Selection:
 def selection_of(value: ir.Value | None) -> Selection | None:
     """Return the selection that a value is, if its positions are constant, nonempty and along one axis."""
     node = made_by(value, *SELECTIONS)
-    found = taken(node, value) if node is not None and value is not None else None
+    found = selected_positions(node, value) if node is not None and value is not None else None
     if node is None or node.inputs[0] is None or found is None or len(found) != 1:
         return None
     ((axis, places),) = found.items()
@@ -55,7 +55,7 @@ def selection_of(value: ir.Value | None) -> Selection | None:
     return Selection(node.inputs[0], axis, np.atleast_1d(places), places.ndim == 1)
 
 
-def taken(node: ir.Node, value: ir.Value) -> dict[int, Places] | None:
+def selected_positions(node: ir.Node, value: ir.Value) -> dict[int, Places] | None:
     """Return, by axis, the positions that an output of Slice, Gather or Split holds.
 
     Positions are an array [n], or a scalar if the axis is removed. A dynamic axis taken in full is not listed.
@@ -85,7 +85,7 @@ def _slice(node: ir.Node, shape: Sizes) -> dict[int, Places] | None:
     found: dict[int, Places] = {}
     for axis, part in slices(parts, len(shape)):
         length = shape[axis]
-        places = stepped(part, length) if isinstance(length, int) else None
+        places = slice_positions(part, length) if isinstance(length, int) else None
         if places is not None:
             found[axis] = np.array(places, np.int64)
         elif isinstance(length, int) or (part.start, part.step) != (0, 1) or part.stop < EVERYTHING:
@@ -103,7 +103,7 @@ def slices(parts: Sequence[Sequence[int] | None], rank: int) -> list[tuple[int, 
     return [(axis % rank, slice(*part)) for axis, *part in zip(axes, starts, ends, steps, strict=True)]
 
 
-def stepped(part: slice, length: int) -> range | None:
+def slice_positions(part: slice, length: int) -> range | None:
     """Return the positions that a slice selects along an axis of this length.
 
     Forwards this is Python's rule. Backwards, ONNX moves a start before the axis to its first position, which
@@ -138,7 +138,7 @@ def split_sizes(node: ir.Node, length: Size) -> list[int] | None:
     return split_evenly(length, count) if by_count or length % count == 0 else None
 
 
-def one_run(places: Places) -> bool:
+def are_consecutive(places: Places) -> bool:
     """Return whether positions are consecutive."""
     return bool((np.diff(places) == 1).all())
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from repaconv.graph.index_selections import slices, stepped
+from repaconv.graph.index_selections import slice_positions, slices
 from repaconv.graph.nodes_and_constants import attribute, constant
-from repaconv.graph.symbolic_shapes import Free, Size, parted, product, shifted, sizes
+from repaconv.graph.symbolic_shapes import Size, SymbolicSize, floor_divided, product, size_plus, sizes
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -64,7 +64,7 @@ def _sliced(known: Integers, node: ir.Node) -> list[Size] | None:
     if not isinstance(data, list) or len(parts) < 2:
         return None
     ((_, part),) = slices(parts, 1)
-    places = stepped(part, len(data))
+    places = slice_positions(part, len(data))
     return None if places is None else [data[i] for i in places]
 
 
@@ -108,19 +108,19 @@ def _entrywise(operation: Callable[[Any, Any], Size | None]) -> IntRule:
 
 def _added(a: Size, b: Size) -> Size:
     if isinstance(a, int):
-        return shifted(b, a)
-    return shifted(a, b) if isinstance(b, int) else Free((f"({a}+{b})",))
+        return size_plus(b, a)
+    return size_plus(a, b) if isinstance(b, int) else SymbolicSize((f"({a}+{b})",))
 
 
 def _subtracted(a: Size, b: Size) -> Size:
-    return shifted(a, -b) if isinstance(b, int) else Free((f"({a}-{b})",))
+    return size_plus(a, -b) if isinstance(b, int) else SymbolicSize((f"({a}-{b})",))
 
 
 def _divided(a: Size, b: Size) -> Size | None:
     """Divide sizes. They are never negative, so rounding towards zero equals rounding down."""
     if isinstance(a, int) and isinstance(b, int):
         return int(a / b) if b else None
-    return parted(a, b) if isinstance(b, int) and b > 0 else Free((f"({a}/{b})",))
+    return floor_divided(a, b) if isinstance(b, int) and b > 0 else SymbolicSize((f"({a}/{b})",))
 
 
 def _calculated(symbol: str, exact: Callable[[int, int], int | None]) -> IntRule:
@@ -129,7 +129,7 @@ def _calculated(symbol: str, exact: Callable[[int, int], int | None]) -> IntRule
             return exact(a, b)
         if symbol == "*":
             return product((a, b))
-        return Free((f"({a}{symbol}{b})",))
+        return SymbolicSize((f"({a}{symbol}{b})",))
 
     return _entrywise(operation)
 

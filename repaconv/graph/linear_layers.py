@@ -81,7 +81,7 @@ def layer_at(node: ir.Node | None) -> Linear | None:
     return whole if found is not None and whole is not None and whole.x is found.x else found
 
 
-def layers_behind(value: ir.Value) -> list[Linear] | None:
+def layers_after(value: ir.Value) -> list[Linear] | None:
     """Return the linear layers that read a value; None if anything else reads it."""
     found = [layer_at(node) for node in value.consumers()]
     if value.is_graph_output() or not found:

@@ -67,11 +67,11 @@ def rewritten(
             model.graph.opset_imports[""] = max(model.graph.opset_imports[""], rewrite.opset)
         changes += made
     if not changes:
-        let_go(model)
+        release_weights(model)
         return proto, []
     tidy(model)
     written = write(model)
-    let_go(model)
+    release_weights(model)
     ends = zip(written.graph.output, proto.graph.output, strict=True)
     for now, before in (*zip(written.graph.input, proto.graph.input, strict=True), *ends):
         if before.type.tensor_type.HasField("shape"):
@@ -79,7 +79,7 @@ def rewritten(
     return written, changes
 
 
-def let_go(model: ir.Model) -> None:
+def release_weights(model: ir.Model) -> None:
     """Release the weights of a model.
 
     Reference cycles keep a graph alive until garbage collection, and its weights with it.
@@ -104,7 +104,7 @@ def clean(model: ir.Model) -> None:
     TopologicalSortPass()(model)
 
 
-def without_copies(model: ir.Model) -> None:
+def merge_equal_constants(model: ir.Model) -> None:
     """Merge equal constants. Those that are graph inputs stay, without onnx-ir's warning for each."""
     from onnx_ir.passes.common import DeduplicateInitializersPass
 

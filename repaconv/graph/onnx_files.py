@@ -41,15 +41,15 @@ def read_graph(path: Path) -> onnx.ModelProto:
             hint="Give a file that an exporter wrote.",
             code="onnx.unreadable",
         ) from error
-    if (not model.graph.node and not model.opset_import) or not _in_letters(model):
+    if (not model.graph.node and not model.opset_import) or not _names_are_text(model):
         raise Refused(
             f"{path} is not an ONNX file.", hint="Give a file that an exporter wrote.", code="onnx.unreadable"
         )
-    free_sizes(model)
+    clear_dynamic_sizes(model)
     return model
 
 
-def free_sizes(model: onnx.ModelProto) -> None:
+def clear_dynamic_sizes(model: onnx.ModelProto) -> None:
     """Clear what some exporters write for a dynamic dimension, in place: a negative number or a question mark."""
     graph = model.graph
     for value in (*graph.input, *graph.output, *graph.value_info):
@@ -58,7 +58,7 @@ def free_sizes(model: onnx.ModelProto) -> None:
                 dim.Clear()
 
 
-def _in_letters(model: onnx.ModelProto) -> bool:
+def _names_are_text(model: onnx.ModelProto) -> bool:
     """Return whether all names are valid text; protobuf returns invalid text as bytes."""
     graph = model.graph
     values = (*graph.input, *graph.output, *graph.value_info, *graph.initializer)
@@ -71,7 +71,7 @@ def _in_letters(model: onnx.ModelProto) -> bool:
     return all(isinstance(name, str) for name in (*names, model.producer_name, model.producer_version, graph.name))
 
 
-def said_by(path: Path) -> dict[str, str]:
+def metadata_of(path: Path) -> dict[str, str]:
     """Return the metadata of a graph.
 
     Raises:
@@ -115,7 +115,7 @@ def external_files(model: onnx.ModelProto) -> list[str]:
     return sorted(found)
 
 
-def strays(model: onnx.ModelProto, folder: Path) -> list[str]:
+def files_outside(model: onnx.ModelProto, folder: Path) -> list[str]:
     """Return the external files that lie outside the graph's folder; symbolic links are followed."""
     home = folder.resolve()
 
@@ -135,7 +135,7 @@ def require_inside(path: Path) -> None:
     Raises:
         Refused: If a file lies outside the folder (the first is named), or if it is not an ONNX file.
     """
-    outside = strays(read_graph(path), path.parent)
+    outside = files_outside(read_graph(path), path.parent)
     if outside:
         raise Refused(
             f"{path} refers to weights in {outside[0]!r}, which is outside its folder.",

@@ -42,4 +42,4 @@ IMAGE_NORMS = ("InstanceNormalization", "GroupNormalization")
 REDUCTIONS = ("ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin")
 
 RANDOM = ("RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Multinomial", "Bernoulli")
-QUANTISING = ("DequantizeLinear", "QuantizeLinear")
+QUANTIZING = ("DequantizeLinear", "QuantizeLinear")

@@ -11,19 +11,19 @@ if TYPE_CHECKING:
 
 OLDEST = 13
 """The oldest opset that the rewrites read and write."""
-CONSTANTS_APART = 4
+CONSTANTS_NOT_INPUTS_IR_VERSION = 4
 """The first IR version in which constants need not also be graph inputs."""
-FORMAT = 7
+IR_VERSION = 7
 """The IR version that belongs to `OLDEST`."""
 
-PLACED = 11
+RESIZE_MODE_OPSET = 11
 """The first opset in which Resize has a coordinate transformation mode."""
 
 WEIGHTED = ("Conv", "ConvTranspose", "Gemm", "MatMul", "BatchNormalization", "PRelu", "LSTM", "GRU")
 """Operators whose inputs after the first are weights, never runtime inputs."""
 
 
-def raised(proto: onnx.ModelProto) -> onnx.ModelProto:
+def upgraded(proto: onnx.ModelProto) -> onnx.ModelProto:
     """Upgrade a graph to `OLDEST`, and remove weights from its inputs; return the graph itself if nothing changes.
 
     An input with a default value is taken as a constant if the IR version requires constants to be inputs, or if it
@@ -42,8 +42,8 @@ def raised(proto: onnx.ModelProto) -> onnx.ModelProto:
     found = onnx.ModelProto()
     if opset_of(proto) < OLDEST:
         found.CopyFrom(version_converter.convert_version(proto, OLDEST))
-        if opset_of(proto) < PLACED:
-            _place_as_before(found.graph)
+        if opset_of(proto) < RESIZE_MODE_OPSET:
+            _set_resize_modes(found.graph)
         del found.metadata_props[:]
         found.metadata_props.extend(proto.metadata_props)
     else:
@@ -51,11 +51,11 @@ def raised(proto: onnx.ModelProto) -> onnx.ModelProto:
     inputs = [value for value in found.graph.input if value.name not in constants]
     del found.graph.input[:]
     found.graph.input.extend(inputs)
-    found.ir_version = max(proto.ir_version, FORMAT)
+    found.ir_version = max(proto.ir_version, IR_VERSION)
     return onnx.shape_inference.infer_shapes(found)
 
 
-def _place_as_before(graph: onnx.GraphProto) -> None:
+def _set_resize_modes(graph: onnx.GraphProto) -> None:
     """Set the coordinate mode of every Resize, since the defaults changed and the converter does not set it.
 
     Before, the nearest pixel was rounded down, or up when an image is made smaller, as in ONNX Runtime.
@@ -68,7 +68,7 @@ def _place_as_before(graph: onnx.GraphProto) -> None:
             known[node.output[0]] = node.attribute[0].t
         for entry in node.attribute:
             if entry.HasField("g"):
-                _place_as_before(entry.g)
+                _set_resize_modes(entry.g)
         if node.op_type == "Resize":
             scales = known.get(node.input[-1])
             smaller = scales is not None and bool((numpy_helper.to_array(scales) < 1).any())
@@ -80,7 +80,7 @@ def _constants(proto: onnx.ModelProto) -> set[str]:
     """Return the names of inputs that are constants."""
     held = {weight.name for weight in proto.graph.initializer}
     given = {value.name for value in proto.graph.input if value.name in held}
-    if proto.ir_version < CONSTANTS_APART:
+    if proto.ir_version < CONSTANTS_NOT_INPUTS_IR_VERSION:
         return given
     weights = {name for node in proto.graph.node if node.op_type in WEIGHTED for name in node.input[1:]}
     others = {name for node in proto.graph.node if node.op_type not in WEIGHTED for name in node.input}

@@ -12,15 +12,15 @@ import numpy as np
 
 from repaconv.graph.integer_values import Integers
 from repaconv.graph.nodes_and_constants import Writer, attribute, constant
-from repaconv.graph.operator_facts import QUANTISING, RANDOM
-from repaconv.graph.shape_inference import follow
-from repaconv.graph.symbolic_shapes import Free, as_numbers, sizes, target_of
+from repaconv.graph.operator_facts import QUANTIZING, RANDOM
+from repaconv.graph.shape_inference import infer_node
+from repaconv.graph.symbolic_shapes import SymbolicSize, as_numbers, reshape_target, sizes
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
 
-def settle(model: ir.Model) -> None:
+def fold_shapes(model: ir.Model) -> None:
     """Record every shape that can be inferred, turn Reshape targets into constants, and remove unused nodes.
 
     The graph's function stays the same.
@@ -29,8 +29,8 @@ def settle(model: ir.Model) -> None:
 
     known = Integers()
     for node in tuple(model.graph):
-        follow(known, node, model.graph.opset_imports.get("", 18), anew=not all(map(_is_known, node.outputs)))
-        _settle_constant(model, node, known)
+        infer_node(known, node, model.graph.opset_imports.get("", 18), anew=not all(map(_is_known, node.outputs)))
+        _fold_constant(model, node, known)
     for node in tuple(model.graph):
         if not node.domain and node.op_type in _RULES:
             _RULES[node.op_type](model, node)
@@ -39,10 +39,10 @@ def settle(model: ir.Model) -> None:
 
 def _is_known(value: ir.Value) -> bool:
     """Return whether type and shape of a value are fully known."""
-    return value.dtype is not None and as_numbers(sizes(value) or (Free(()),)) is not None
+    return value.dtype is not None and as_numbers(sizes(value) or (SymbolicSize(()),)) is not None
 
 
-def _settle_constant(model: ir.Model, node: ir.Node, known: Integers) -> None:
+def _fold_constant(model: ir.Model, node: ir.Node, known: Integers) -> None:
     """Replace a node by a constant if it depends only on known sizes or on constants."""
     import onnx_ir as ir
 
@@ -72,18 +72,18 @@ def _evaluated(node: ir.Node, opset: int) -> np.ndarray | None:
         or not values
         or any(v is None for v in raw)
         or len(raw) < len(values)
-        or node.op_type in (*RANDOM, *QUANTISING)
+        or node.op_type in (*RANDOM, *QUANTIZING)
     ):
         return None
     if any(entry.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for entry in node.attributes.values()):
         return None
     arrays = {value.name: tensor.numpy() for value, tensor in zip(values, raw, strict=True) if tensor is not None}
     large = max((array.size for array in arrays.values()), default=0)
-    found = _picked(node, *arrays.values()) if node.op_type == "GatherND" else _referred(node, arrays, opset)
+    found = _gathered(node, *arrays.values()) if node.op_type == "GatherND" else _reference_output(node, arrays, opset)
     return found if isinstance(found, np.ndarray) and found.size <= max(large, 4096) else None
 
 
-def _picked(node: ir.Node, data: np.ndarray, indices: np.ndarray) -> np.ndarray | None:
+def _gathered(node: ir.Node, data: np.ndarray, indices: np.ndarray) -> np.ndarray | None:
     """Evaluate a GatherND; the reference implementation loops over single indices."""
     if attribute(node, "batch_dims", 0):
         return None
@@ -94,7 +94,7 @@ def _picked(node: ir.Node, data: np.ndarray, indices: np.ndarray) -> np.ndarray 
     return picked
 
 
-def _referred(node: ir.Node, arrays: dict[str | None, np.ndarray], opset: int) -> np.ndarray | None:
+def _reference_output(node: ir.Node, arrays: dict[str | None, np.ndarray], opset: int) -> np.ndarray | None:
     """Evaluate a node with ONNX's reference implementation."""
     import onnx
     import onnx_ir as ir
@@ -125,7 +125,7 @@ def _reshape(model: ir.Model, node: ir.Node) -> None:
     """Make the target of a Reshape a constant without zeros; write a Flatten as such a Reshape."""
     said = constant(node.inputs[1]) if node.op_type == "Reshape" else None
     shape = sizes(node.outputs[0])
-    target = target_of((), shape) if shape is not None and 0 not in shape else None
+    target = reshape_target((), shape) if shape is not None and 0 not in shape else None
     if target is None or (said is not None and said.all()):
         return
     write = Writer(model, node)

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING
 from repaconv.graph.integer_values import INTS, Integers
 from repaconv.graph.nodes_and_constants import attribute
 from repaconv.graph.symbolic_shapes import (
-    Free,
     Size,
+    SymbolicSize,
     as_numbers,
     factors,
-    is_free,
-    parted,
+    floor_divided,
+    is_dynamic,
+    parse_size,
     product,
     set_shape,
-    shifted,
-    size_of,
+    size_plus,
     sizes,
 )
 
@@ -39,12 +39,12 @@ def name_sizes(model: ir.Model) -> None:
 
     for value in model.graph.inputs:
         if value.shape is not None:
-            set_shape(value, [_told(value, axis) for axis in range(len(value.shape))])
+            set_shape(value, [_recorded_size(value, axis) for axis in range(len(value.shape))])
     known = {name for value in model.graph.inputs for size in sizes(value) or () for name in WORD.findall(str(size))}
     for node in model.graph:
         for value in node.outputs:
             told = sizes(value) or ()
-            own = [is_free(size) and not known.issuperset(WORD.findall(str(size))) for size in told]
+            own = [is_dynamic(size) and not known.issuperset(WORD.findall(str(size))) for size in told]
             if any(own):
                 value.shape = ir.Shape([None if new else dim for new, dim in zip(own, value.shape or (), strict=True)])
 
@@ -53,17 +53,21 @@ WORD = re.compile(r"[^\W\d][\w.]*|\?")
 """Matches a name in the text of a size."""
 
 
-def _told(value: ir.Value, axis: int) -> Size:
+def _recorded_size(value: ir.Value, axis: int) -> Size:
     """Return a dimension as recorded; one without a name gets a unique name."""
     dim = value.shape[axis] if value.shape is not None and axis < len(value.shape) else None
     if isinstance(dim, int) and dim >= 0:
         return dim
-    return size_of(dim.value) if dim is not None and not isinstance(dim, int) and dim.value else _own(value, axis)
+    return (
+        parse_size(dim.value)
+        if dim is not None and not isinstance(dim, int) and dim.value
+        else _unique_size(value, axis)
+    )
 
 
-def _own(value: ir.Value, axis: int) -> Free:
+def _unique_size(value: ir.Value, axis: int) -> SymbolicSize:
     """Return a dynamic size with a unique name."""
-    return Free((f"{value.name}.{axis}",))
+    return SymbolicSize((f"{value.name}.{axis}",))
 
 
 def infer(model: ir.Model, *, only_new: bool = False) -> None:
@@ -76,10 +80,10 @@ def infer(model: ir.Model, *, only_new: bool = False) -> None:
     known = Integers()
     for node in model.graph:
         told = all(value.shape is not None and value.dtype is not None for value in node.outputs)
-        follow(known, node, model.graph.opset_imports.get("", 18), anew=not (only_new and told))
+        infer_node(known, node, model.graph.opset_imports.get("", 18), anew=not (only_new and told))
 
 
-def follow(known: Integers, node: ir.Node, opset: int, *, anew: bool = True) -> None:
+def infer_node(known: Integers, node: ir.Node, opset: int, *, anew: bool = True) -> None:
     """Infer the output shapes of a node unless ``anew`` is False, and its value if it is shape arithmetic."""
     rule = INTS.get(node.op_type) if node.domain == "" else None
     if rule and (found := rule(known, node)) is not None:
@@ -116,7 +120,7 @@ def _infer(known: Integers, node: ir.Node, opset: int) -> None:
     kinds = tuple(None if value is None else (int(value.dtype or 0), _dims(value)) for value in node.inputs)
     data = tuple(_entries(known, value) for value in node.inputs)
     attributes = tuple(ir.serde.serialize_attribute(entry).SerializeToString() for entry in node.attributes.values())
-    found = _told_by_onnx(node.op_type, opset, attributes, kinds, data, len(node.outputs))
+    found = _infer_with_onnx(node.op_type, opset, attributes, kinds, data, len(node.outputs))
     for value, told in zip(node.outputs, found, strict=True):
         if told is None:
             continue
@@ -133,7 +137,7 @@ Kind = tuple[int, Dims]
 
 
 @lru_cache(maxsize=8192)
-def _told_by_onnx(
+def _infer_with_onnx(
     operator: str,
     opset: int,
     attributes: tuple[bytes, ...],
@@ -203,7 +207,7 @@ def _tensor(name: str, numbers: tuple[int, ...] | int) -> onnx.TensorProto:
 def _inferred(dim: int | str, value: ir.Value, axis: int) -> Size:
     if isinstance(dim, int):
         return dim
-    return size_of(dim) if dim else _told(value, axis)
+    return parse_size(dim) if dim else _recorded_size(value, axis)
 
 
 def _reshape(known: Integers, node: ir.Node) -> list[Size] | None:
@@ -216,20 +220,22 @@ def _reshape(known: Integers, node: ir.Node) -> list[Size] | None:
     want, taken = factors(tuple(size for size in wanted if size != -1))
     strange = [name for name in want if name not in have]
     if len(strange) == 1 and len(have) == len(want) == 1 and had == taken and -1 not in wanted:
-        return [Free((have[0],)) if size == Free((strange[0],)) else size for size in wanted]  # the only match
+        return [
+            SymbolicSize((have[0],)) if size == SymbolicSize((strange[0],)) else size for size in wanted
+        ]  # the only match
     for name in want:
         if name in have:
             have.remove(name)
         elif -1 not in wanted:
             return wanted
         else:
-            return [_own(node.outputs[0], i) if size == -1 else size for i, size in enumerate(wanted)]
+            return [_unique_size(node.outputs[0], i) if size == -1 else size for i, size in enumerate(wanted)]
     if -1 not in wanted:
         return wanted
     if not taken or had % taken:
         return None
     share = had // taken
-    inferred = product([*(Free((name,)) for name in have), share])
+    inferred = product([*(SymbolicSize((name,)) for name in have), share])
     return [inferred if size == -1 else size for size in wanted]
 
 
@@ -240,10 +246,13 @@ def _expand(known: Integers, node: ir.Node) -> list[Size] | None:
     length = max(len(before), len(target))
     ours = (1,) * (length - len(before)) + before
     theirs = [1] * (length - len(target)) + target
-    return [_met(a, b, _own(node.outputs[0], i)) for i, (a, b) in enumerate(zip(ours, theirs, strict=True))]
+    return [
+        _broadcast_size(a, b, _unique_size(node.outputs[0], i))
+        for i, (a, b) in enumerate(zip(ours, theirs, strict=True))
+    ]
 
 
-def _met(a: Size, b: Size, other: Free) -> Size:
+def _broadcast_size(a: Size, b: Size, other: SymbolicSize) -> Size:
     """Return the broadcast of two sizes. Either of two dynamic sizes may be 1, so their result is a new size."""
     if a == b or b == 1:
         return a
@@ -254,7 +263,7 @@ def _met(a: Size, b: Size, other: Free) -> Size:
 
 def _range(known: Integers, node: ir.Node) -> list[Size] | None:
     start, limit, step = (known.int_of(value) for value in node.inputs)
-    return [limit] if start == 0 and step == 1 and isinstance(limit, (int, Free)) else None
+    return [limit] if start == 0 and step == 1 and isinstance(limit, (int, SymbolicSize)) else None
 
 
 def _of_shape(known: Integers, node: ir.Node) -> list[Size] | None:
@@ -267,7 +276,7 @@ def _windowed(_known: Integers, node: ir.Node) -> list[Size] | None:
     before, kernel = sizes(node.inputs[0]), attribute(node, "kernel_shape", None)
     weight = sizes(node.inputs[1]) if node.op_type == "Conv" else None
     kernel = kernel if kernel is not None or weight is None else as_numbers(weight[2:])
-    fixed = before is None or not any(map(is_free, before[2:])) or len(node.outputs) > 1
+    fixed = before is None or not any(map(is_dynamic, before[2:])) or len(node.outputs) > 1
     if fixed or before is None or kernel is None or attribute(node, "ceil_mode", 0):
         return None
     axes = len(kernel)
@@ -282,7 +291,7 @@ def _windowed(_known: Integers, node: ir.Node) -> list[Size] | None:
 
 def _places(size: Size, end: int, stride: int) -> Size:
     """Count the windows: floor((size + end - 1 + stride) / stride). Equal counts get equal names."""
-    return parted(shifted(size, end - 1 + stride), stride)
+    return floor_divided(size_plus(size, end - 1 + stride), stride)
 
 
 _SHAPES: dict[str, Callable[[Integers, ir.Node], list[Size] | None]] = {

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Free:
+class SymbolicSize:
     """A size known only at inference: a product of names (sorted) and a number."""
 
     names: tuple[str, ...]
@@ -29,41 +29,41 @@ class Free:
         return "*".join([*self.names, *([str(self.number)] if self.number != 1 else [])])
 
 
-Size = int | Free
+Size = int | SymbolicSize
 Sizes = tuple[Size, ...]
 
 
 def product(parts: Iterable[Size]) -> Size:
     """Return the product of sizes."""
     names, number = factors(parts)
-    return Free(tuple(sorted(names)), number) if names else number
+    return SymbolicSize(tuple(sorted(names)), number) if names else number
 
 
 def factors(parts: Iterable[Size]) -> tuple[list[str], int]:
     """Return the names in a product of sizes, in their order, and its number."""
     every = list(parts)
-    names = [name for part in every if isinstance(part, Free) for name in part.names]
-    return names, math.prod(part.number if isinstance(part, Free) else part for part in every)
+    names = [name for part in every if isinstance(part, SymbolicSize) for name in part.names]
+    return names, math.prod(part.number if isinstance(part, SymbolicSize) else part for part in every)
 
 
-def shifted(size: Size, by: int) -> Size:
+def size_plus(size: Size, by: int) -> Size:
     """Return a size plus a number."""
     if isinstance(size, int):
         return size + by
     if by == 0 or len(size.names) != 1 or by % size.number:
-        return size if by == 0 else Free((f"({size}{by:+})",))
+        return size if by == 0 else SymbolicSize((f"({size}{by:+})",))
     inner, more, part = _windows(size.names[0])
     return product((size.number, _name(inner, more + by // size.number * part, part)))
 
 
-def parted(size: Size, by: int) -> Size:
+def floor_divided(size: Size, by: int) -> Size:
     """Return floor(size / by) for an integer ``by`` of 1 or more."""
     if by == 1:
         return size
     if isinstance(size, int):
         return size // by
     if len(size.names) != 1 or size.number != 1:
-        return Free((f"(({size}+0)//{by})",))
+        return SymbolicSize((f"(({size}+0)//{by})",))
     inner, more, part = _windows(size.names[0])
     return _name(inner, more, part * by)
 
@@ -88,13 +88,13 @@ def _windows(name: str) -> tuple[str, int, int]:
 
 def _name(inner: str, more: int, part: int) -> Size:
     if part > 1:
-        return Free((f"(({inner}{more:+})//{part})",))
-    return Free((f"({inner}{more:+})",)) if more else size_of(inner)
+        return SymbolicSize((f"(({inner}{more:+})//{part})",))
+    return SymbolicSize((f"({inner}{more:+})",)) if more else parse_size(inner)
 
 
-def is_free(size: Size) -> bool:
+def is_dynamic(size: Size) -> bool:
     """Return whether a size is known only at inference."""
-    return isinstance(size, Free)
+    return isinstance(size, SymbolicSize)
 
 
 def rank_of(value: ir.Value | None) -> int:
@@ -110,7 +110,7 @@ def as_numbers(shape: Iterable[Size]) -> list[int] | None:
 
 
 @cache
-def size_of(text: str) -> Size:
+def parse_size(text: str) -> Size:
     """Parse a size as written in a file; a bracketed expression is one name."""
     parts, depth = [""], 0
     for letter in text:
@@ -119,7 +119,7 @@ def size_of(text: str) -> Size:
             parts.append("")
         else:
             parts[-1] += letter
-    return product(int(part) if part.isdigit() else Free((part,)) for part in parts)
+    return product(int(part) if part.isdigit() else SymbolicSize((part,)) for part in parts)
 
 
 def sizes(value: ir.Value | None) -> Sizes | None:
@@ -127,7 +127,7 @@ def sizes(value: ir.Value | None) -> Sizes | None:
     if value is None or value.shape is None:
         return None
     return tuple(
-        dim if isinstance(dim, int) else size_of(dim.value) if dim.value else Free((f"?{id(value)}.{axis}",))
+        dim if isinstance(dim, int) else parse_size(dim.value) if dim.value else SymbolicSize((f"?{id(value)}.{axis}",))
         for axis, dim in enumerate(value.shape)
     )
 
@@ -142,19 +142,19 @@ def set_shape(value: ir.Value, shape: Iterable[Size] | None, like: ir.Value | No
         value.dtype = like.dtype
 
 
-def target_of(before: Sizes, shape: Sizes) -> list[int] | None:
+def reshape_target(before: Sizes, shape: Sizes) -> list[int] | None:
     """Return the target of a Reshape from shape ``before`` to ``shape``, or None if it cannot be written.
 
     One dynamic size is written as -1. Further ones are 0 if the input has the same size at the same axis.
     """
-    free = [axis for axis, size in enumerate(shape) if is_free(size)]
+    free = [axis for axis, size in enumerate(shape) if is_dynamic(size)]
     copied = [axis for axis in free if shape[axis : axis + 1] == before[axis : axis + 1]] if len(free) > 1 else []
     if len(free) - len(copied) > 1:
         return None
     return [size if isinstance(size, int) else 0 if axis in copied else -1 for axis, size in enumerate(shape)]
 
 
-def groups(before: Sizes, after: Sizes) -> list[tuple[list[int], list[int]]] | None:
+def reshape_groups(before: Sizes, after: Sizes) -> list[tuple[list[int], list[int]]] | None:
     """Match the axes of a Reshape's input to those of its output, in the smallest groups of equal product.
 
     Returns:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from repaconv.graph.index_selections import Places, perm_of
 from repaconv.graph.nodes_and_constants import Writer
-from repaconv.graph.symbolic_shapes import Size, Sizes, as_numbers, product, rank_of, set_shape, sizes, target_of
+from repaconv.graph.symbolic_shapes import Size, Sizes, as_numbers, product, rank_of, reshape_target, set_shape, sizes
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -170,9 +170,9 @@ class View:
         before, after, perm = self.turned()
         if perm == list(range(len(perm))):
             after = sizes(self.source) or ()
-        elif target_of(sizes(self.source) or (), before) is None:
+        elif reshape_target(sizes(self.source) or (), before) is None:
             return False
-        return target_of(after, self.shape) is not None
+        return reshape_target(after, self.shape) is not None
 
     def turned(self) -> tuple[Sizes, Sizes, list[int]]:
         """Return the shapes before and after the Transpose that makes the view, and its perm, with the fewest nodes."""
@@ -183,8 +183,8 @@ class View:
         """Return how many nodes a configuration takes; large if too many sizes are dynamic."""
         before, after, perm = way
         first, last = before != sizes(self.source), after != self.shape
-        no = (first and target_of(sizes(self.source) or (), before) is None) or (
-            last and target_of(after, self.shape) is None
+        no = (first and reshape_target(sizes(self.source) or (), before) is None) or (
+            last and reshape_target(after, self.shape) is None
         )
         return first + last + (perm != sorted(perm)) + 4 * no
 
@@ -239,7 +239,7 @@ def _runs(order: list[int], wanted: list[int], of: tuple[tuple[int, ...], ...]) 
 def reshaped(write: Writer, value: ir.Value, shape: Sizes) -> ir.Value | None:
     """Write a value in another shape; None if the Reshape target cannot be written."""
     before = sizes(value) or ()
-    target = target_of(before, shape)
+    target = reshape_target(before, shape)
     if before == shape or target is None:
         return None if target is None else value
     new = write("Reshape", value, write.constant(target))
@@ -250,12 +250,12 @@ def reshaped(write: Writer, value: ir.Value, shape: Sizes) -> ir.Value | None:
 # Transposes of the last two axes, which matrix products can absorb.
 
 
-def swapped(write: Writer, value: ir.Value | None, rank: int) -> ir.Value:
+def last_axes_swapped(write: Writer, value: ir.Value | None, rank: int) -> ir.Value:
     """Write a value with its last two axes swapped."""
     return write("Transpose", value, perm=[*range(rank - 2), rank - 1, rank - 2])
 
 
-def turned_last(model: ir.Model, node: ir.Node) -> bool:
+def split_last_transpose(model: ir.Model, node: ir.Node) -> bool:
     """Split a Transpose that moves the last axis to second-last and also moves other axes.
 
     The result is two Transposes; the second swaps only the last two axes.
@@ -271,7 +271,7 @@ def turned_last(model: ir.Model, node: ir.Node) -> bool:
     write = Writer(model, node)
     first = write("Transpose", node.inputs[0], perm=[*perm[:-2], perm[-1], perm[-2]])
     set_shape(first, (*shape[:-2], shape[-1], shape[-2]), value)
-    second = swapped(write, first, rank)
+    second = last_axes_swapped(write, first, rank)
     set_shape(second, shape, value)
     write.replace(value, second)
     return True

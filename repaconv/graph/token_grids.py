@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from repaconv.graph.nodes_and_constants import attribute, constant
 from repaconv.graph.symbolic_shapes import as_numbers, rank_of, sizes
 from repaconv.graph.tensor_views import View
-from repaconv.graph.view_chains import reads, seen
+from repaconv.graph.view_chains import reads, view_of_chain
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -25,13 +25,13 @@ def static_tokens(value: ir.Value | None) -> tuple[int, int] | None:
     return None if known is None else (known[0], known[1])
 
 
-def tokens_behind(grid: ir.Value) -> list[ir.Value]:
+def tokens_after(grid: ir.Value) -> list[ir.Value]:
     """Return all values that are this grid as tokens."""
     if static_grid(grid) is None:
         return []
     chains = [read.chain for read in reads(grid)]
     parts = [chain[index:] for chain in chains for index in range(len(chain) - 1)]
-    return list(dict.fromkeys(part[0] for part in parts if _as_tokens(seen(part))))
+    return list(dict.fromkeys(part[0] for part in parts if _as_tokens(view_of_chain(part))))
 
 
 def _as_tokens(view: View | None) -> bool:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from repaconv.graph.index_selections import Places, axes_of, perm_of, taken
+from repaconv.graph.index_selections import Places, axes_of, perm_of, selected_positions
 from repaconv.graph.nodes_and_constants import made_by, scalar
 from repaconv.graph.operator_facts import MOVES, VIEWS
-from repaconv.graph.symbolic_shapes import Size, Sizes, is_free, rank_of, sizes
+from repaconv.graph.symbolic_shapes import Size, Sizes, is_dynamic, rank_of, sizes
 from repaconv.graph.tensor_views import View
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def reads(source: ir.Value) -> list[Read]:
         if chain[0].is_graph_output():
             found.append(Read(chain, None))
         for node, place in chain[0].uses():
-            if _moved(node) == place:
+            if _moved_input(node) == place:
                 todo += [[output, *chain] for output in node.outputs]
             else:
                 found.append(Read(chain, node, place))
@@ -47,7 +47,7 @@ def reads(source: ir.Value) -> list[Read]:
 def chain_of(value: ir.Value) -> list[ir.Value]:
     """Return the value, what it was moved or scaled from, and so on, up to a value that is computed."""
     chain = [value]
-    while (node := chain[-1].producer()) is not None and (place := _moved(node)) is not None:
+    while (node := chain[-1].producer()) is not None and (place := _moved_input(node)) is not None:
         before = node.inputs[place]
         if before is None:
             break
@@ -57,12 +57,12 @@ def chain_of(value: ir.Value) -> list[ir.Value]:
 
 def columns_of(chain: list[ir.Value]) -> set[int] | None:
     """Return the columns of the source (along the last axis) that the first value of a chain holds."""
-    view = seen(chain)
+    view = view_of_chain(chain)
     held = view.held(len(view.of) - 1) if view is not None and view.of else None
     return None if held is None else {int(column) for column in held}
 
 
-def _moved(node: ir.Node) -> int | None:
+def _moved_input(node: ir.Node) -> int | None:
     """Return the index of the input that a node only moves or scales by a number; None for other nodes."""
     if node.domain != "":
         return None
@@ -83,22 +83,22 @@ def view_of(value: ir.Value) -> View | None:
     chain = [value]
     while (node := made_by(chain[-1], *VIEWS)) and node.inputs[0] is not None and sizes(node.inputs[0]) is not None:
         chain.append(node.inputs[0])
-    return seen(chain)
+    return view_of_chain(chain)
 
 
-def seen(chain: list[ir.Value]) -> View | None:
+def view_of_chain(chain: list[ir.Value]) -> View | None:
     """Return the first value of a chain as a view of the last; None if that is not possible at every dynamic size.
 
     Args:
         chain: Values, each computed from the next by one of `VIEWS`, a selection, or multiplication by a number.
     """
-    found = whole(chain[-1])
+    found = identity_view(chain[-1])
     for place in range(len(chain) - 2, -1, -1):
-        found = _through(found, chain[place], chain[place + 1]) if found is not None else None
+        found = _view_through(found, chain[place], chain[place + 1]) if found is not None else None
     return found
 
 
-def whole(source: ir.Value) -> View | None:
+def identity_view(source: ir.Value) -> View | None:
     """Return a value as a view of itself."""
     shape = sizes(source)
     if shape is None or 0 in shape:
@@ -107,7 +107,7 @@ def whole(source: ir.Value) -> View | None:
     return View(source, axes, axes, {axis: size for axis, size in enumerate(shape) if size != 1})
 
 
-def _through(view: View, value: ir.Value, before: ir.Value) -> View | None:
+def _view_through(view: View, value: ir.Value, before: ir.Value) -> View | None:
     node, shape = value.producer(), sizes(value)
     if node is None or shape is None:
         return None
@@ -124,7 +124,7 @@ def _through(view: View, value: ir.Value, before: ir.Value) -> View | None:
         assert by is not None
         axes = ((),) * (len(shape) - len(view.axes)) + view.axes  # a scalar may have more axes than the value it scales
         return replace(view, axes=axes, scale=view.scale / by if node.op_type == "Div" else view.scale * by)
-    return _selected(view, taken(node, value))
+    return _selected(view, selected_positions(node, value))
 
 
 def _selected(view: View, parts: dict[int, Places] | None) -> View | None:
@@ -187,8 +187,8 @@ def _regrouped(view: View, shape: Sizes) -> View | None:
                 return None
         return found[:: 1 if end == 0 else -1]
 
-    known = {s for s in size.values() if is_free(s)}
-    odd = [axis for axis, s in enumerate(shape) if is_free(s) and s not in known]
+    known = {s for s in size.values() if is_dynamic(s)}
+    odd = [axis for axis, s in enumerate(shape) if is_dynamic(s) and s not in known]
     if len(odd) > 1:
         return None
     front = list(shape[: odd[0]]) if odd else list(shape)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from repaconv.core.errors import Refused, first_line
 from repaconv.core.scratch_folders import scratch_folder
-from repaconv.onnx_export.torch_exporter import _quiet, _without_traces, translations
+from repaconv.onnx_export.torch_exporter import _named_by_module, _quiet, translations
 
 if TYPE_CHECKING:
     import onnx
@@ -40,19 +40,19 @@ def network_to_onnx(
         Refused: If all fail, with their messages.
     """
     told = []
-    moved = _moved(module, shape)
+    moved = _reassigned_weight(module, shape)
     if moved:
         told.append(f"{NEW}: it would crash, because the network's forward assigns {moved}.data")
     for name, export, free, attention in (
         (NEW, _new, True, nullcontext),
         (NEW, _new, False, nullcontext),
         (OLD, _old, True, nullcontext),
-        (NEW, _new, True, _written_out),
+        (NEW, _new, True, _decomposed_attention),
     ):
         if moved and name == NEW:
             continue
         try:
-            with _quiet(), attention(), _exact_numbers(), warnings.catch_warnings():
+            with _quiet(), attention(), _float64_numbers(), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 return export(module, shape, input_name, outputs, free), name
         except Exception as error:  # the exporters raise errors of many classes
@@ -64,7 +64,7 @@ def network_to_onnx(
     )
 
 
-def _moved(module: nn.Module, shape: tuple[int, int, int]) -> str:
+def _reassigned_weight(module: nn.Module, shape: tuple[int, int, int]) -> str:
     """Return the first weight whose ``data`` the forward assigns, or an empty text. SPAN reparameterizes itself so.
 
     torch's dynamo exporter runs the forward on tensors without memory. Assigning such a tensor to a real weight
@@ -84,7 +84,7 @@ def _cause(error: BaseException) -> BaseException:
 
 
 @contextmanager
-def _written_out() -> Iterator[None]:
+def _decomposed_attention() -> Iterator[None]:
     """Replace scaled_dot_product_attention by products and a softmax, since the exporter accepts 4D inputs only."""
     import torch
     from torch.nn import functional
@@ -109,7 +109,7 @@ def _written_out() -> Iterator[None]:
 
 
 @contextmanager
-def _exact_numbers() -> Iterator[None]:
+def _float64_numbers() -> Iterator[None]:
     """Export Python numbers of a module (``x * 32**-0.5``) in float64.
 
     The exporter writes each as float32 whatever it multiplies, and an error of 2e-8 in one number may be any share
@@ -161,12 +161,12 @@ def _new(
         )
         assert program is not None
         model = program.model_proto
-        if _is_whole(model):
+        if _has_all_inputs(model):
             break
-    return _without_traces(model)
+    return _named_by_module(model)
 
 
-def _is_whole(model: onnx.ModelProto) -> bool:
+def _has_all_inputs(model: onnx.ModelProto) -> bool:
     """Return whether all node inputs exist. The exporter's optimizer merges two Clips into one and loses its bounds."""
     graph = model.graph
     there = {"", *(port.name for port in graph.input), *(weight.name for weight in graph.initializer)}

@@ -28,13 +28,13 @@ QUANTIZED = ("MatMul", "Gemm", "Conv")
 # not tried with newer opsets.
 INT8_OPSET = 20
 SYMMETRIC = {"ActivationSymmetric": True, "QuantizeBias": False}
-NARROW = 64
+LARGEST_7_BIT = 64
 """Largest magnitude of 7-bit weights: two products of them and uint8 fit into 16 bits."""
 # Conv keeps its output quantization: ONNX Runtime's int8 Conv outputs int8, and without it computes in float32.
-ROUNDED_ONCE = {"OpTypesToExcludeOutputQuantization": ["MatMul", "Gemm"]}
+NO_OUTPUT_QUANTIZATION = {"OpTypesToExcludeOutputQuantization": ["MatMul", "Gemm"]}
 
 
-def islands(model: onnx.ModelProto, largest: Mapping[str, float]) -> list[str]:
+def nodes_beyond_fp16(model: onnx.ModelProto, largest: Mapping[str, float]) -> list[str]:
     """Return the names of nodes whose values exceed the range of float16.
 
     Args:
@@ -74,13 +74,13 @@ def to_fp16(model: onnx.ModelProto, keep: Sequence[str]) -> onnx.ModelProto:
     copied.CopyFrom(model)
     with only_errors():
         typed = OnnxModel(convert_float_to_float16(copied, keep_io_types=True, node_block_list=list(keep)))
-        _join_islands(typed.model.graph)
+        _remove_inner_casts(typed.model.graph)
         typed.topological_sort(is_deterministic=True)  # the converter appends its casts at the end
     sorted_model: onnx.ModelProto = typed.model
     return sorted_model
 
 
-def _join_islands(graph: onnx.GraphProto) -> None:
+def _remove_inner_casts(graph: onnx.GraphProto) -> None:
     """Remove casts to float16 and back between adjacent FP32 nodes, which the converter inserts at every value.
 
     The converter also inserts one cast per input under the same name, so that x * x makes two equal nodes; one is
@@ -111,7 +111,7 @@ QUANTIZERS = ("onnxruntime", "onnxruntime-symmetric", "nncf", "nncf-symmetric")
 
 Values that are never or rarely negative, as after GELU, then have half the resolution.
 """
-ABOUT_ZERO = "-symmetric"
+SYMMETRIC_SUFFIX = "-symmetric"
 
 
 class Int8(NamedTuple):
@@ -131,18 +131,18 @@ class Int8(NamedTuple):
     @property
     def about_zero(self) -> bool:
         """Whether activations are int8 with zero points of 0."""
-        return self.symmetric or self.by.endswith(ABOUT_ZERO)
+        return self.symmetric or self.by.endswith(SYMMETRIC_SUFFIX)
 
     def opset(self, newest: int) -> int:
         """Return the newest opset in which the int8 graph is written, if the float32 graph may have ``newest``."""
         return min(newest, INT8_OPSET) if self.symmetric or self.by != QUANTIZERS[0] else newest
 
 
-USUAL = Int8()
+DEFAULT_INT8 = Int8()
 
 
 def to_int8(
-    model: onnx.ModelProto, calls: Iterable[Feeds], keep: Sequence[str] = (), how: Int8 = USUAL
+    model: onnx.ModelProto, calls: Iterable[Feeds], keep: Sequence[str] = (), how: Int8 = DEFAULT_INT8
 ) -> onnx.ModelProto:
     """Quantize linear layers and convolutions to int8 per output channel, calibrated on images; the rest stays float32.
 
@@ -157,13 +157,13 @@ def to_int8(
         keep: Names of nodes that stay in float32.
         how: INT8 settings of the device.
     """
-    from repaconv.onnx_export.nncf_quantization import quantised
+    from repaconv.onnx_export.nncf_quantization import quantize_with_nncf
 
     stored = {weight.name for weight in model.graph.initializer}
     names = [value.name for value in model.graph.input if value.name not in stored]
     named = (dict(zip(names, map(call.get, _order(names, call)), strict=True)) for call in calls)
     if how.by.startswith("nncf"):
-        return quantised(model, list(named), keep, narrow=how.narrow, symmetric=how.about_zero)
+        return quantize_with_nncf(model, list(named), keep, narrow=how.narrow, symmetric=how.about_zero)
     return _by_onnxruntime(model, named, keep, how)
 
 
@@ -191,17 +191,19 @@ def _by_onnxruntime(
             activation_type=QuantType.QInt8 if how.about_zero else QuantType.QUInt8,
             weight_type=QuantType.QInt8,
             nodes_to_exclude=[*keep, *([] if how.symmetric else _without_a_matrix(model))],
-            extra_options=SYMMETRIC if how.symmetric else {**ROUNDED_ONCE, "ActivationSymmetric": how.about_zero},
+            extra_options=SYMMETRIC
+            if how.symmetric
+            else {**NO_OUTPUT_QUANTIZATION, "ActivationSymmetric": how.about_zero},
         )
         return onnx.load(path)
 
 
-def is_wide(model: onnx.ModelProto) -> bool:
+def has_8_bit_weights(model: onnx.ModelProto) -> bool:
     """Return whether int8 weights use more than 7 bits."""
     import onnx
 
     int8 = (w for w in model.graph.initializer if w.data_type == onnx.TensorProto.INT8 and len(w.dims) > 1)
-    return any(np.abs(onnx.numpy_helper.to_array(w).astype(np.int16)).max(initial=0) > NARROW for w in int8)
+    return any(np.abs(onnx.numpy_helper.to_array(w).astype(np.int16)).max(initial=0) > LARGEST_7_BIT for w in int8)
 
 
 def _order(names: Sequence[str], call: Feeds) -> Sequence[str]:
@@ -222,7 +224,7 @@ def _without_a_matrix(model: onnx.ModelProto) -> list[str]:
     ]
 
 
-def in_float(model: onnx.ModelProto, precision: str) -> tuple[str, ...]:
+def unquantized_layers(model: onnx.ModelProto, precision: str) -> tuple[str, ...]:
     """Return the names of products and convolutions that are not in the given precision."""
     import onnx
 

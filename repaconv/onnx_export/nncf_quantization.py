@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 INSTALLED_BY = "pip install 'repaconv[quantise]'"
 
 
-def quantised(
+def quantize_with_nncf(
     model: onnx.ModelProto, calls: Sequence[Feeds], keep: Sequence[str], *, narrow: bool, symmetric: bool = False
 ) -> onnx.ModelProto:
     """Quantize all that OpenVINO computes in int8, including products of two activations.

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 TOOLS = ("onnxsim", "onnxslim")
 """Simplifiers in the order tried; the second is used if the first is missing or fails."""
-FORMS_OWN = ["fuse_qkv"]
+SKIPPED_PASSES = ["fuse_qkv"]
 """onnxsim passes that undo rewrites: whether layers of one input are merged is decided by the rewrite preset."""
 
 
@@ -54,7 +54,7 @@ def simplify(
             if {node.op_type for node in smaller.graph.node} & set(lacks):
                 smaller = lower(smaller, opset_of(smaller), lacks)
             restore_names(smaller, model)
-            _without_empty_ends(smaller)
+            _drop_empty_last_inputs(smaller)
             check(smaller)
             link = compare(smaller)
         except ImportError:
@@ -67,7 +67,7 @@ def simplify(
             return Simplified(smaller, True, name, link.model_copy(update={"note": "; ".join(problems)}))
         thrown_away = "the simplified graph was discarded; the unsimplified one was written"
         return Simplified(model, False, name, link.noted(thrown_away))
-    return Simplified(model, False, "none", not_done("; ".join(problems)))
+    return Simplified(model, False, "none", not_run_link("; ".join(problems)))
 
 
 def _run(tool: str, model: onnx.ModelProto) -> tuple[onnx.ModelProto, str]:
@@ -86,18 +86,18 @@ def _run(tool: str, model: onnx.ModelProto) -> tuple[onnx.ModelProto, str]:
         return smaller, f"onnxslim {onnxslim.__version__}"
     import onnxsim
 
-    smaller, _ = onnxsim.simplify(model, skipped_optimizers=FORMS_OWN)
+    smaller, _ = onnxsim.simplify(model, skipped_optimizers=SKIPPED_PASSES)
     return smaller, f"onnxsim {onnxsim.__version__}"
 
 
-def _without_empty_ends(model: onnx.ModelProto) -> None:
+def _drop_empty_last_inputs(model: onnx.ModelProto) -> None:
     """Remove trailing empty input names, which onnxsim writes when it drops an optional input."""
     for node in model.graph.node:
         while node.input and not node.input[-1]:
             node.input.pop()
 
 
-def not_done(note: str) -> Link:
+def not_run_link(note: str) -> Link:
     """Return the link of a graph that was not simplified."""
     return Link.concluded(
         "not_run", note=note, name="simplified", reference="ONNX as exported", candidate="ONNX simplified"

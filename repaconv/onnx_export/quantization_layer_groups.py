@@ -45,7 +45,7 @@ def nodes_of(model: onnx.ModelProto, modules: Collection[str]) -> list[str]:
     return [n.name for n in model.graph.node if n.op_type in QUANTIZED and module_of(n.name) in modules]
 
 
-def kept_by(
+def nodes_kept_in_fp32(
     model: onnx.ModelProto,
     patterns: Sequence[str],
     precision: str,
@@ -133,7 +133,7 @@ def _matches(names: Sequence[str], pattern: str) -> bool:
     return any(fnmatchcase(name, pattern) or fnmatchcase(name.lstrip("/"), pattern) for name in names)
 
 
-def nested(groups: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
+def growing_sets(groups: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
     """Return growing sets of modules that stay in float32.
 
     Args:
@@ -144,7 +144,7 @@ def nested(groups: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
     return [tuple(name for group in step for name in group) for step in steps]
 
 
-def only_in_int8(model: onnx.ModelProto, low: onnx.ModelProto, names: Collection[str]) -> onnx.ModelProto:
+def with_int8_rounding(model: onnx.ModelProto, low: onnx.ModelProto, names: Collection[str]) -> onnx.ModelProto:
     """Return the float32 graph with the inputs of these nodes rounded as in the int8 graph.
 
     Args:

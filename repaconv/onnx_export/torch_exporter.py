@@ -92,7 +92,9 @@ def to_onnx(
     free = ({0: "batch"} if batch is None else {}) | ({2: "height", 3: "width"} if free_size else {})
     # The exporter would take a dynamic dimension of size 1 for a constant.
     program = _traced(module, (2 if batch is None else batch, *shape), output, max(opset, OLDEST_EXPORTED), free)
-    model = _without_traces(_beside_its_weights(program.model, scratch) if large and scratch else program.model_proto)
+    model = _named_by_module(
+        _with_external_weights(program.model, scratch) if large and scratch else program.model_proto
+    )
     return lower(model, opset, lacks) if opset_of(model) != opset or lacks else model
 
 
@@ -125,7 +127,7 @@ def _traced(module: nn.Module, shape: tuple[int, ...], output: str, opset: int, 
     return program
 
 
-def _beside_its_weights(model: Any, folder: Path) -> onnx.ModelProto:
+def _with_external_weights(model: Any, folder: Path) -> onnx.ModelProto:
     """Write large weights to one external file in the folder, and refer to it."""
     import onnx
     import onnx_ir
@@ -152,7 +154,7 @@ def add_metadata(model: onnx.ModelProto, entries: Mapping[str, str]) -> None:
     onnx.helper.set_model_props(model, dict(sorted(entries.items())))
 
 
-def _without_traces(model: onnx.ModelProto) -> onnx.ModelProto:
+def _named_by_module(model: onnx.ModelProto) -> onnx.ModelProto:
     """Name nodes after their modules, and remove stack traces, which contain paths and differ by machine."""
     for number, node in enumerate(model.graph.node):
         node.name = f"{_module_of(node)}/{node.op_type}_{number}".lstrip("/")

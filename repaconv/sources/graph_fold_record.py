@@ -120,7 +120,7 @@ def _float64_rounding_error(
     The first gain is used if its error is credible, else the gain with the smallest error. If the graph makes discrete
     decisions, a changed decision does not measure rounding: the error is then 0, and the usual tolerances apply.
     """
-    from repaconv.graph.discrete_outputs import decides
+    from repaconv.graph.discrete_outputs import has_discrete_decision
 
     usual = next(iter(calls))
     errors: dict[float, float] = {}
@@ -129,7 +129,7 @@ def _float64_rounding_error(
             break
         try:
             right = given.truth(call)
-            if decides(given.model):
+            if has_discrete_decision(given.model):
                 return given.float64.told, 0.0, usual
             errors[gain] = _rounding_error(right, given.run(call), folded.run(call))
             if WORSE * errors[gain] > usual_rtols(given.model)["onnx"]:  # a fusion of the runtime may be the cause
@@ -221,13 +221,13 @@ def _row_count(out: Any) -> int | None:
 
 def _has_value_dependent_shapes(given: Evaluated) -> bool:
     """Whether the shape of some output depends on input values, as with NonZero, and not on input shapes alone."""
-    from repaconv.graph.symbolic_shapes import is_free, sizes
+    from repaconv.graph.symbolic_shapes import is_dynamic, sizes
 
     graph = given.settled.graph
     known = {name for value in graph.inputs for size in sizes(value) or () for name in WORD.findall(str(size))}
     shapes = [sizes(value) for value in graph.outputs]
     return any(
-        shape is None or any(is_free(size) and not known.issuperset(WORD.findall(str(size))) for size in shape)
+        shape is None or any(is_dynamic(size) and not known.issuperset(WORD.findall(str(size))) for size in shape)
         for shape in shapes
     )
 
@@ -245,7 +245,7 @@ def structure_of(model: onnx.ModelProto) -> str:
     """Hash the graph without the values of its weight tensors (vectors and scalars are included)."""
     import onnx
 
-    from repaconv.graph.graph_without_weights import outline
+    from repaconv.graph.graph_without_weights import with_initializers
 
     kept = (
         onnx.TensorProto(name=weight.name, data_type=weight.data_type, dims=weight.dims)
@@ -253,7 +253,7 @@ def structure_of(model: onnx.ModelProto) -> str:
         else weight
         for weight in model.graph.initializer
     )
-    bare = outline(model, kept)
+    bare = with_initializers(model, kept)
     for node in bare.graph.node:
         node.ClearField("doc_string")
     return sha256_of_bytes(bare.SerializeToString(deterministic=True))

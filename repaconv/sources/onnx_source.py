@@ -164,9 +164,9 @@ class GraphSubject:
     @cached_property
     def decides(self) -> bool:
         """Whether the graph has operators that make discrete decisions."""
-        from repaconv.graph.discrete_outputs import decides
+        from repaconv.graph.discrete_outputs import has_discrete_decision
 
-        return decides(self.deploy)
+        return has_discrete_decision(self.deploy)
 
     @cached_property
     def reference(self) -> GraphForm:

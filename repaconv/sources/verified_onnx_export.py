@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from repaconv.core.errors import first_line
 from repaconv.core.file_replacement import write_payload
 from repaconv.core.progress import Progress
-from repaconv.onnx_export.onnx_simplifiers import not_done
+from repaconv.onnx_export.onnx_simplifiers import not_run_link
 from repaconv.results import Change, Link
 from repaconv.verification.model_runners import load_onnx, named
 from repaconv.verification.rounding import Rounding, rounding_between
@@ -120,7 +120,7 @@ def exported_graph(
     before = judge.run(exported)
     link = judge.link("exported", (f"{ways.form} in torch, float32", EXPORTED), before)
     if data is not None:
-        return Graph(exported, (link, not_done("not tried on a net above 2 GiB")), "none", False, data)
+        return Graph(exported, (link, not_run_link("not tried on a net above 2 GiB")), "none", False, data)
     link = judge.located(link, runner.trace(), exported, by_module=True)
     return finished(Graph(exported, (link,), "none", False, None), judge._replace(expected=before))
 
@@ -155,7 +155,7 @@ def finished(plain: Graph, judge: Judge) -> Graph:
         ways.progress(f"{ways.form}: its form", 0, 0)
         plain = _with_rewrites(plain, spec.rewrites, judge)
     if not spec.simplifiers:
-        return plain._replace(links=(*plain.links, not_done("not asked for")))
+        return plain._replace(links=(*plain.links, not_run_link("not asked for")))
     ways.progress(f"{ways.form}: simplify", 0, 0)
     return _with_simplification(plain, spec.simplifiers, spec.lacks, judge)
 

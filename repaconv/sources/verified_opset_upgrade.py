@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from repaconv.core.errors import first_line
 from repaconv.graph.onnx_files import opset_of
-from repaconv.graph.opset_upgrade import raised
+from repaconv.graph.opset_upgrade import upgraded
 from repaconv.results import Link
 from repaconv.verification.evaluated_graph import Evaluated
 from repaconv.verification.folded_graph_verification import GIVEN, proved
@@ -53,7 +53,7 @@ class Raised(NamedTuple):
 def to_oldest(given: Evaluated) -> Raised:
     """Convert a graph to the oldest opset that folds support; newer graphs and failed conversions stay as they are."""
     try:
-        newer = raised(given.model)
+        newer = upgraded(given.model)
     except Exception as error:  # the converter raises many classes
         why = first_line(error)
         return Raised(

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from repaconv.algebra.channel_maps import Vector
-from repaconv.algebra.convolution_kernels import Kernel, outwards
+from repaconv.algebra.convolution_kernels import Kernel, per_output_channel
 from repaconv.rewrites.fold.unfolded_linear_operators import PADDED, READ_BESIDE
 from repaconv.torch_fold.module_calls import rounding
 from repaconv.torch_fold.module_trace import LOOKS, SAME, Called, Step, Trace, Value, inner_name, parameters_of
@@ -241,7 +241,7 @@ def into_producer(places: Places, value: Value, scale: Scale) -> tuple[str, Weig
     if scale.shift is not None and step.name == "rms_norm":
         return None
     groups = int(step.given(6, "groups", 1)) if step.name in TRANSPOSED else 0
-    new: Weights = {f"{held.name}.weight": held.weight * outwards(held.weight, scale.factor, groups)}
+    new: Weights = {f"{held.name}.weight": held.weight * per_output_channel(held.weight, scale.factor, groups)}
     if held.bias is not None or scale.shift is not None:
         bias = np.zeros(len(scale.factor)) if held.bias is None else held.bias * scale.factor
         new[f"{held.name}.bias"] = bias if scale.shift is None else bias + scale.shift

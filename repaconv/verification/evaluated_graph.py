@@ -98,10 +98,10 @@ class Evaluated:
     def settled(self) -> ir.Model:
         """The graph with all inferred shapes, for reading only."""
         from repaconv.graph.model_rewriting import read
-        from repaconv.graph.shape_constants import settle
+        from repaconv.graph.shape_constants import fold_shapes
 
         graph = read(self.model)
-        settle(graph)
+        fold_shapes(graph)
         return graph
 
     @cached_property

@@ -69,10 +69,10 @@ def _reference_evaluation(model: onnx.ModelProto) -> Callable[[Feeds], Mapping[s
     from onnx.reference import ReferenceEvaluator
 
     from repaconv.graph.float64_graph import kept_constants
-    from repaconv.graph.graph_without_weights import outline
+    from repaconv.graph.graph_without_weights import with_initializers
 
     weights, kept = {weight.name: weight for weight in model.graph.initializer}, kept_constants(model, WIDER)
-    evaluator = ReferenceEvaluator(widened(outline(model, ())), new_ops=by_torch())
+    evaluator = ReferenceEvaluator(widened(with_initializers(model, ())), new_ops=by_torch())
     names = [output.name for output in model.graph.output]
     steps = list(zip(evaluator.rt_nodes_, _values_to_free(evaluator.rt_nodes_, names), strict=True))
 

@@ -16,7 +16,7 @@ from repaconv.core import plugins
 from repaconv.core.errors import Refused
 from repaconv.engines.contract import Array, Engine, Feeds, OnCard, Port, Session, SessionSpec
 from repaconv.engines.session_loading import load_session
-from repaconv.graph.graph_without_weights import parted
+from repaconv.graph.graph_without_weights import split_off_weights
 
 if TYPE_CHECKING:
     import onnx
@@ -279,7 +279,7 @@ def load_onnx(
     weights: Path | Mapping[str, Array] | None = folder
     lean = not (isinstance(model, Path) or timed)
     if not isinstance(model, Path | bytes):
-        bare, weights = (model, folder) if folder else parted(model)
+        bare, weights = (model, folder) if folder else split_off_weights(model)
         model = bare.SerializeToString()
     spec = SessionSpec(threads=cores or 1, weights=weights, lean=lean, as_written=as_written)
     return load_session(engine, model, spec)

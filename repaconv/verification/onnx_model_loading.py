@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from repaconv.core.change_guard import require_unchanged, stamp_of
 from repaconv.core.errors import Refused, first_line
 from repaconv.core.memory_release import release_freed_memory
-from repaconv.graph.onnx_files import external_files, free_sizes, opset_of, read_graph, require_inside
+from repaconv.graph.onnx_files import clear_dynamic_sizes, external_files, opset_of, read_graph, require_inside
 from repaconv.graph.opset_upgrade import OLDEST
 from repaconv.onnx_export.torch_exporter import ONE_FILE_BYTES
 from repaconv.results import Change
@@ -33,7 +33,7 @@ def loaded(path: Path) -> onnx.ModelProto:
     """
     import onnx
 
-    from repaconv.graph.graph_without_weights import check, shapes_inferred
+    from repaconv.graph.graph_without_weights import check, infer_shapes
 
     if not path.is_file():
         raise Refused(f"there is no file {path}.", hint="Check the path to the graph.", code="onnx.missing")
@@ -55,8 +55,8 @@ def loaded(path: Path) -> onnx.ModelProto:
     before = {file: stamp_of(file) for file in (path, *weights)}
     try:
         model = onnx.load(path)
-        free_sizes(model)
-        shapes_inferred(model)  # outputs may lack declared shapes
+        clear_dynamic_sizes(model)
+        infer_shapes(model)  # outputs may lack declared shapes
         check(model)
     except Exception as error:
         raise Refused(

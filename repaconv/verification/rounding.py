@@ -305,7 +305,7 @@ def moved_weights(
     """The same graph with every number of its weights times 1 +- ``by``; of those in ``coarse``, 1 +- that."""
     from onnx import numpy_helper
 
-    from repaconv.graph.graph_without_weights import outline
+    from repaconv.graph.graph_without_weights import with_initializers
 
     generator = np.random.default_rng(seed)
     read = {name: node.op_type for node in model.graph.node for name in node.input}
@@ -318,7 +318,7 @@ def moved_weights(
                 return numpy_helper.from_array(_jitter(numbers, coarse.get(name, by), generator), name)
         return weight
 
-    found = outline(model, (other(weight.name, weight) for weight in model.graph.initializer))
+    found = with_initializers(model, (other(weight.name, weight) for weight in model.graph.initializer))
     for node in found.graph.node:
         if node.op_type == "Constant" and node.attribute and node.attribute[0].HasField("t"):
             node.attribute[0].t.CopyFrom(other(node.output[0], node.attribute[0].t))

@@ -16,13 +16,13 @@ from repaconv.algebra.low_rank_products import side_by_side
 from repaconv.graph.attention_patterns import (
     Attention,
     Heads,
+    as_heads_with_shape,
+    as_tokens_with_shape,
     attentions,
     heads_of,
-    joined,
-    shown_as_heads,
-    shown_as_tokens,
+    merged_heads,
 )
-from repaconv.graph.canonical_form import normalise
+from repaconv.graph.canonical_form import normalize
 from repaconv.graph.linear_layers import Linear, linear_of
 from repaconv.graph.model_rewriting import clean
 from repaconv.graph.nodes_and_constants import Array, Writer, constant, made_by, only_reader, scalar
@@ -48,7 +48,7 @@ JOINED = "repaconv.joined"
 
 def join(model: ir.Model) -> Iterator[Change]:
     """Join the scores and the values of parallel attention branches around each Softmax; in place."""
-    normalise(model)
+    normalize(model)
     for node in tuple(model.graph):
         if node.op_type == "Softmax" and not node.domain:
             yield from _join_scores(model, node)
@@ -93,8 +93,8 @@ def _join_scores(model: ir.Model, softmax: ir.Node) -> Iterator[Change]:
         new = write("Mul", one.source, write.constant(factor)) if factor != 1 else one.source
         set_shape(new, sizes(one.source), one.source)
         scaled.append(new)
-    q = shown_as_heads(write, _interleaved(write, scaled, count), count)
-    k = shown_as_heads(write, _interleaved(write, [one.source for one in found[1]], count), count, transposed=True)
+    q = as_heads_with_shape(write, _interleaved(write, scaled, count), count)
+    k = as_heads_with_shape(write, _interleaved(write, [one.source for one in found[1]], count), count, transposed=True)
     scores = write("MatMul", q, k)
     set_shape(scores, sizes(softmax.inputs[0]), q)
     softmax.replace_input_with(0, scores)
@@ -150,12 +150,12 @@ def _join_values(model: ir.Model, softmax: ir.Node) -> Iterator[Change]:
     count = values[0].count
     last = max(products, key=lambda node: order[node])
     write = Writer(model, last)
-    v = shown_as_heads(write, _interleaved(write, [one.source for one in values], count), count)
+    v = as_heads_with_shape(write, _interleaved(write, [one.source for one in values], count), count)
     mixed = write("MatMul", softmax.outputs[0], v)
     shape = sizes(products[0].outputs[0])
     assert shape is not None
     set_shape(mixed, (*shape[:3], sum(one.width for one in values)), v)
-    tokens = shown_as_tokens(write, mixed)
+    tokens = as_tokens_with_shape(write, mixed)
     width, start = sum(one.width for one in values), 0
     for one, end in zip(values, ends, strict=True):
         assert end is not None
@@ -192,7 +192,7 @@ def _whole_heads(value: ir.Value | None, *, transposed: bool = False) -> Heads |
 
 def _tokens_of(value: ir.Value) -> ir.Value | None:
     """The tokens [B, N, H d] that heads [B, H, N, d] are reshaped to, if nothing else reads the heads."""
-    end = joined(value)
+    end = merged_heads(value)
     return end if end is not None and rank_of(end) == 3 and not end.is_graph_output() else None
 
 
@@ -214,7 +214,7 @@ class _Layers(NamedTuple):
 
 def choose_cheapest(model: ir.Model) -> Iterator[Change]:
     """Write every joined attention in its cheapest form; in place."""
-    normalise(model)
+    normalize(model)
     for found in attentions(model):
         softmax = made_by(found.mixed.inputs[0], "Softmax")
         layers = _layers(found) if softmax is not None and softmax.meta.get(JOINED) else None
@@ -256,18 +256,18 @@ def _write_cheapest(model: ir.Model, softmax: ir.Node, found: Attention, layers:
         fused = write("Add", fused, write.constant(bias))
         set_shape(fused, (*shape[:2], len(stacked)), x)
     pieces = _slices(write, fused, [len(part) for part in parts])
-    first = shown_as_heads(write, pieces.pop(0), count)
-    second = shown_as_heads(write, *((x, 1) if key is None else (pieces.pop(0), count)), transposed=True)
+    first = as_heads_with_shape(write, pieces.pop(0), count)
+    second = as_heads_with_shape(write, *((x, 1) if key is None else (pieces.pop(0), count)), transposed=True)
     new = write("MatMul", first, second)
     set_shape(new, sizes(found.product.outputs[0]), first)
     softmax.replace_input_with(0, new)
-    third = shown_as_heads(write, *((x, 1) if value is None else (pieces.pop(0), count)))
+    third = as_heads_with_shape(write, *((x, 1) if value is None else (pieces.pop(0), count)))
 
     after, whole, end = Writer(model, found.mixed), sizes(found.mixed.outputs[0]), proj.outputs[0]
     assert whole is not None
     mixed = after("MatMul", softmax.outputs[0], third)
     set_shape(mixed, (*whole[:3], projection.shape[1] // count), third)
-    done = after("MatMul", shown_as_tokens(after, mixed), after.constant(projection.T))
+    done = after("MatMul", as_tokens_with_shape(after, mixed), after.constant(projection.T))
     set_shape(done, sizes(end), x)
     if v.bias is not None:
         done = after("Add", done, after.constant(v.bias @ weight))

@@ -21,13 +21,13 @@ from repaconv.algebra.convolution_kernels import (
     composed_size,
     eye,
     fits,
-    outwards,
+    per_output_channel,
     size_of,
     summed,
 )
-from repaconv.graph.canonical_form import normalise
+from repaconv.graph.canonical_form import normalize
 from repaconv.graph.channel_axes import IMAGE, scale_and_shift
-from repaconv.graph.constant_regions import assigned, uniform
+from repaconv.graph.constant_regions import broadcast_constant, slice_assignment
 from repaconv.graph.index_selections import perm_of
 from repaconv.graph.model_rewriting import clean
 from repaconv.graph.nodes_and_constants import Array, Writer, attribute, constant, is_constant, made_by
@@ -114,7 +114,7 @@ def _border_after_pad(pad: ir.Node) -> tuple[ir.Value, Array] | None:
         if node.op_type == "Transpose":
             perm = [perm[axis] for axis in perm_of(node, image.ndim)]
         elif node.op_type == "ScatterND":
-            written, numbers = assigned(node), uniform(node.inputs[2])
+            written, numbers = slice_assignment(node), broadcast_constant(node.inputs[2])
             if written is None or numbers is None or perm[written[0]] == 0:
                 return None
             numbers = numbers.transpose(np.argsort(perm))
@@ -404,7 +404,7 @@ def _gain(a: Terms, b: Terms, *, fixed: bool) -> int:
 
 def apply(model: ir.Model) -> Iterator[Change]:
     """Fold scales, shifts, borders, series and parallel branches into convolutions until nothing changes; in place."""
-    normalise(model)
+    normalize(model)
     again = True
     while again:
         made = [
@@ -436,7 +436,7 @@ def _absorb(model: ir.Model, node: ir.Node, rewrite: str) -> Iterator[Change]:
         return
     write = Writer(model, node)
     groups = int(attribute(conv, "group", 1)) if conv.op_type == "ConvTranspose" else 0
-    parts = [write.constant(weight * outwards(weight, scale, groups))]
+    parts = [write.constant(weight * per_output_channel(weight, scale, groups))]
     if bias is not None or shift is not None:
         total = (0 if bias is None else bias * scale) + (0 if shift is None else shift)
         parts.append(write.constant(np.asarray(total)))

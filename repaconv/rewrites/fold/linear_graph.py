@@ -24,18 +24,18 @@ import numpy as np
 from repaconv.algebra.channel_maps import (
     Dense,
     Map,
+    MapCost,
     Mask,
     Pick,
-    Shape,
     Vector,
-    after,
     applied,
-    plus,
-    same,
+    are_equal,
+    composition,
+    cost_of,
+    cost_of_composition,
+    cost_of_sum,
+    map_sum,
     selection,
-    shape_after,
-    shape_of,
-    shape_plus,
 )
 
 if TYPE_CHECKING:
@@ -108,18 +108,18 @@ def gain_of(vertex: Vertex) -> int | None:
         return None  # every reader would need its own copy of the shared matrix
     if vertex.of_norm and _is_alone(vertex) and any(_is_bare(user, vertex) for user in vertex.outputs):
         return None  # the reader would need a separate shift, which costs nothing inside the norm
-    before = _cost(vertex, {source: shape_of(edge) for source, edge in vertex.inputs.items()}, vertex.shift is not None)
-    if len(vertex.outputs) > 1 and any(edge.pick is None for edge in map(shape_of, vertex.inputs.values())):
+    before = _cost(vertex, {source: cost_of(edge) for source, edge in vertex.inputs.items()}, vertex.shift is not None)
+    if len(vertex.outputs) > 1 and any(edge.pick is None for edge in map(cost_of, vertex.inputs.values())):
         before -= 1  # at equal cost, one product that several vertices read is better than several products
     saved, arranged = before, len(vertex.outputs) > 1 and arrangement(vertex) is not None
     for user in vertex.outputs:
-        now = {source: shape_of(edge) for source, edge in user.inputs.items()}
+        now = {source: cost_of(edge) for source, edge in user.inputs.items()}
         if arranged:  # the product's channels could be reordered and scaled so that this reader only slices
-            now[vertex] = shape_of(_as_slice(user.inputs[vertex]))
+            now[vertex] = cost_of(_as_slice(user.inputs[vertex]))
         then = {source: edge for source, edge in now.items() if source is not vertex}
         for source, inner in vertex.inputs.items():
-            new = shape_after(user.inputs[vertex], inner)
-            then[source] = shape_plus(then[source], new) if source in then else new
+            new = cost_of_composition(user.inputs[vertex], inner)
+            then[source] = cost_of_sum(then[source], new) if source in then else new
         if not any(edge.rows.any() for edge in then.values()):
             return None  # all edges would cancel, and a vertex without edges cannot be written
         shifted = user.shift is not None
@@ -179,10 +179,10 @@ def _as_slice(edge: Map) -> Map:
 
 def product_of(vertex: Vertex) -> int:
     """Multiply-accumulates per token of the vertex's own edges."""
-    return _cost(vertex, {source: shape_of(edge) for source, edge in vertex.inputs.items()}, False)
+    return _cost(vertex, {source: cost_of(edge) for source, edge in vertex.inputs.items()}, False)
 
 
-def _cost(vertex: Vertex, edges: dict[Vertex, Shape], shifted: bool) -> int:
+def _cost(vertex: Vertex, edges: dict[Vertex, MapCost], shifted: bool) -> int:
     live = [edge for edge in edges.values() if edge.rows.any()]
     free = any(edge.pick is None for edge in live)  # a matrix product's bias costs nothing
     return sum(edge.cost for edge in live) + vertex.width * (max(len(live) - 1, 0) + int(shifted and not free))
@@ -200,14 +200,14 @@ def is_row(vertex: Vertex) -> bool:
     return len(edges) > 1 and plain and vertex.shift is None and cover_each_channel_once([edge.rows for edge in edges])
 
 
-def are_equal(a: Vertex, b: Vertex) -> bool:
+def are_same_sum(a: Vertex, b: Vertex) -> bool:
     """Whether two vertices with the same inputs compute the same sum, up to float64 rounding."""
     shifts = (a.shift, b.shift)
     if any(s is None for s in shifts) and any(s is not None and s.any() for s in shifts):
         return False
     if a.shift is not None and b.shift is not None and not np.allclose(a.shift, b.shift, rtol=1e-13, atol=0):
         return False
-    return all(same(edge, b.inputs[source]) for source, edge in a.inputs.items())
+    return all(are_equal(edge, b.inputs[source]) for source, edge in a.inputs.items())
 
 
 def kind_of(node: ir.Node) -> Any:
@@ -336,7 +336,7 @@ def arrange(graph: LinearGraph) -> bool:
 
 def _arrange(graph: LinearGraph, vertex: Vertex, order: Pick) -> None:
     new = Vertex(len(order.index), None, changed=True, absorbed=[*vertex.absorbed, "order"])
-    new.inputs = {source: after(order, edge) for source, edge in vertex.inputs.items()}
+    new.inputs = {source: composition(order, edge) for source, edge in vertex.inputs.items()}
     new.shift = None if vertex.shift is None else applied(order, vertex.shift)
     graph.add(new)
     back = np.full(vertex.width, -1)
@@ -420,9 +420,9 @@ class LinearGraph:
             kept = not user.changed and not vertex.changed and is_plain(vertex, outer, trivial)
             nothing = next(iter(vertex.inputs)), outer
             for source, inner in vertex.inputs.items():
-                new = after(outer, inner)
+                new = composition(outer, inner)
                 if source in user.inputs:
-                    new, kept = plus(user.inputs[source], new), False
+                    new, kept = map_sum(user.inputs[source], new), False
                 if new.rows.any():
                     user.inputs[source] = new
                     source.outputs[user] = None
@@ -457,7 +457,7 @@ class LinearGraph:
             if not vertex.inputs or vertex.value is None:
                 continue
             key = (vertex.width, frozenset(vertex.inputs))
-            twin = next((v for v in found.setdefault(key, []) if are_equal(v, vertex)), None)
+            twin = next((v for v in found.setdefault(key, []) if are_same_sum(v, vertex)), None)
             if twin is None:
                 found[key].append(vertex)
             elif not vertex.value.is_graph_output():
@@ -471,7 +471,7 @@ class LinearGraph:
         gone.value.replace_all_uses_with(kept.value)
         for user in tuple(gone.outputs):
             moved = user.inputs.pop(gone)
-            user.inputs[kept] = plus(user.inputs[kept], moved) if kept in user.inputs else moved
+            user.inputs[kept] = map_sum(user.inputs[kept], moved) if kept in user.inputs else moved
             kept.outputs[user] = None
             user.changed = True
         for activation in gone.activations:
@@ -497,7 +497,7 @@ class LinearGraph:
             activation.value.replace_all_uses_with(twin.value)
             for user in tuple(activation.outputs):
                 moved = user.inputs.pop(activation)
-                user.inputs[twin] = plus(user.inputs[twin], moved) if twin in user.inputs else moved
+                user.inputs[twin] = map_sum(user.inputs[twin], moved) if twin in user.inputs else moved
                 twin.outputs[user] = None
                 user.changed = True
             twin.sink = twin.sink or activation.sink
@@ -539,14 +539,14 @@ class LinearGraph:
             front.activations.append(new)
             new.through = (node, front)
         else:
-            new.inputs = {source: after(chosen, edge) for source, edge in vertex.inputs.items()}
+            new.inputs = {source: composition(chosen, edge) for source, edge in vertex.inputs.items()}
             new.shift = None if vertex.shift is None else vertex.shift[places]
         self.add(new)
         back = np.full(vertex.width, -1)
         back[places] = np.arange(len(places))
         embed = Pick(back, (back >= 0).astype(np.float64), len(places))
         for user in tuple(vertex.outputs):
-            user.inputs[new] = after(user.inputs.pop(vertex), embed)
+            user.inputs[new] = composition(user.inputs.pop(vertex), embed)
             user.changed = True
             new.outputs[user] = None
         self.forget(vertex)

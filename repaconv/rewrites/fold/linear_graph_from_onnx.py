@@ -10,7 +10,7 @@ import numpy as np
 from repaconv.algebra.channel_maps import Dense, Map, Vector, diagonal, embedding, selection
 from repaconv.graph.activation_patterns import is_activation
 from repaconv.graph.channel_axes import IMAGE, LAST, channel_axis, per_channel, scale_and_shift
-from repaconv.graph.constant_regions import assigned, uniform
+from repaconv.graph.constant_regions import broadcast_constant, slice_assignment
 from repaconv.graph.index_selections import selection_of
 from repaconv.graph.nodes_and_constants import attribute, constant, is_constant
 from repaconv.graph.operator_facts import PRODUCTS
@@ -75,11 +75,11 @@ def _is_shared(node: ir.Node) -> bool:
 
 
 def _summed(edges: list[tuple[Vertex, Map]]) -> dict[Vertex, Map]:
-    from repaconv.algebra.channel_maps import plus
+    from repaconv.algebra.channel_maps import map_sum
 
     found: dict[Vertex, Map] = {}
     for source, edge in edges:
-        found[source] = plus(found[source], edge) if source in found else edge
+        found[source] = map_sum(found[source], edge) if source in found else edge
     return {source: edge for source, edge in found.items() if edge.rows.any()}
 
 
@@ -106,7 +106,7 @@ def _same(node: ir.Node, value: ir.Value, axis: int) -> Edges | None:
 
 
 def _scaled(node: ir.Node, value: ir.Value, axis: int) -> Edges | None:
-    found = scale_and_shift(node, axis, numbers=uniform if node.op_type in ("Mul", "Div") else constant)
+    found = scale_and_shift(node, axis, numbers=broadcast_constant if node.op_type in ("Mul", "Div") else constant)
     apart = node.op_type == "BatchNormalization" and (value.index() or channel_axis(value, axis) != 1)
     return None if found is None or apart else ([(found.x, diagonal(found.scale))], found.shift)
 
@@ -174,7 +174,7 @@ def _select(node: ir.Node, value: ir.Value, axis: int) -> Edges | None:
 
 def _where(node: ir.Node, value: ir.Value, axis: int) -> Edges | None:
     """The edges of a Where with a constant mask over channels, between two values, or between a value and constants."""
-    mask = per_channel(uniform(node.inputs[0]), value, axis)
+    mask = per_channel(broadcast_constant(node.inputs[0]), value, axis)
     if mask is None:
         return None
     edges: list[tuple[ir.Value, Map]] = []
@@ -213,7 +213,7 @@ def _pad(node: ir.Node, value: ir.Value, axis: int) -> Edges | None:
 
 def _scatter(node: ir.Node, value: ir.Value, axis: int) -> Edges | None:
     """The edges of a ScatterND that overwrites channels of one value with those of another."""
-    found, width = assigned(node), _width(value, axis)
+    found, width = slice_assignment(node), _width(value, axis)
     data, updates = node.inputs[0], node.inputs[2]
     if found is None or width is None or found[0] != channel_axis(value, axis) or data is None or updates is None:
         return None

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from repaconv.graph import activation_patterns
-from repaconv.graph.canonical_form import normalise, one_view
+from repaconv.graph.canonical_form import normalize, shorten_views
 from repaconv.graph.channel_axes import IMAGE, LAST
-from repaconv.graph.model_rewriting import clean, without_copies
+from repaconv.graph.model_rewriting import clean, merge_equal_constants
 from repaconv.graph.rewrite_contract import Rewrite
 from repaconv.results import Change
 from repaconv.rewrites.fold import norm_affines, operators_past_means, operators_past_views
@@ -28,14 +28,14 @@ def apply(model: ir.Model) -> Iterator[Change]:
     """Fold the linear graph along the last axis and along axis 1, until nothing changes; in place."""
     from onnx_ir.passes.common import CommonSubexpressionEliminationPass
 
-    normalise(model)
+    normalize(model)
     activation_patterns.group(model)
     norm_affines.split(model)
     changes: dict[str, Change] = {}
     for _ in range(ROUNDS):
         made = list(_round(model))
         changes |= {change.place: change for change in made}
-        without_copies(model)
+        merge_equal_constants(model)
         if not CommonSubexpressionEliminationPass()(model).modified and not made:
             break
     operators_past_views.back_to_norms(model)
@@ -47,7 +47,7 @@ def apply(model: ir.Model) -> Iterator[Change]:
 
 def _round(model: ir.Model) -> Iterator[Change]:
     operators_past_views.move_before_views(model)
-    one_view(model)
+    shorten_views(model)
     clean(model)
     for layer in operators_past_means.move_past_means(model):
         yield Change(rewrite=AFFINE.name, place=layer, description=f"{layer} acts on a mean, not on all that it is of")
@@ -56,7 +56,7 @@ def _round(model: ir.Model) -> Iterator[Change]:
         graph.fold()
         yield from emit(model, graph, axis, AFFINE.name)
         graph.clear()
-        one_view(model)
+        shorten_views(model)
         clean(model)
 
 

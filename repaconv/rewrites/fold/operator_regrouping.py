@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from repaconv.graph.canonical_form import LAST
-from repaconv.graph.index_selections import one_run, selection_of
+from repaconv.graph.index_selections import are_consecutive, selection_of
 from repaconv.graph.linear_layers import linear_of
 from repaconv.graph.model_rewriting import clean
 from repaconv.graph.nodes_and_constants import Writer, is_constant, made_by, nodes_of, only_reader
 from repaconv.graph.rewrite_contract import Rewrite
 from repaconv.graph.symbolic_shapes import rank_of, set_shape, sizes
-from repaconv.graph.tensor_views import turned_last
+from repaconv.graph.tensor_views import split_last_transpose
 from repaconv.results import Change
 from repaconv.rewrites.fold import operators_past_views
 
@@ -51,7 +51,7 @@ def _split(model: ir.Model) -> None:
     found: dict[tuple[ir.Value, int], dict[ir.Node, int]] = {}
     for node in nodes_of(model, "Slice"):
         chosen = selection_of(node.outputs[0])
-        if chosen is not None and chosen.places.size and one_run(chosen.places):
+        if chosen is not None and chosen.places.size and are_consecutive(chosen.places):
             found.setdefault((chosen.value, chosen.axis), {})[node] = int(chosen.places[0])
     order = {node: place for place, node in enumerate(model.graph)}
     for (value, axis), starts in found.items():
@@ -72,7 +72,7 @@ def _transposed_last(model: ir.Model, value: ir.Value | None) -> None:
     node = made_by(value, "Transpose")
     if node is None or value is None or only_reader(value, "MatMul") is None or value.dtype is None:
         return
-    turned_last(model, node)
+    split_last_transpose(model, node)
 
 
 def _gemm(model: ir.Model, node: ir.Node) -> None:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from repaconv.graph.channel_axes import batchnorm
-from repaconv.graph.constant_regions import assigned, uniform
-from repaconv.graph.index_selections import one_run, perm_of, selection_of
+from repaconv.graph.constant_regions import broadcast_constant, slice_assignment
+from repaconv.graph.index_selections import are_consecutive, perm_of, selection_of
 from repaconv.graph.nodes_and_constants import (
     Array,
     Writer,
@@ -80,7 +80,7 @@ def _move_selection(model: ir.Model, node: ir.Node, value: ir.Value) -> None:
         return
     write, axis, shape = Writer(model, node), merged.axis_of(factor), sizes(merged.source)
     assert shape is not None
-    if one_run(chosen):
+    if are_consecutive(chosen):
         ends = ([int(chosen[0])], [int(chosen[-1]) + 1], [axis])
         new = write("Slice", merged.source, *(write.constant(end) for end in ends))
     elif node.op_type != "Gather" and not _follows_linear_layer(merged.source):
@@ -165,9 +165,9 @@ def _move_constant(model: ir.Model, node: ir.Node, sources: tuple[str, ...] = LI
 def _move_assignment(model: ir.Model, node: ir.Node) -> None:
     """Replace a ScatterND along the first axis of two equally transposed values by a Concat and a Gather of their
     sources."""
-    found, data, updates = assigned(node), node.inputs[0], node.inputs[2]
+    found, data, updates = slice_assignment(node), node.inputs[0], node.inputs[2]
     views = [view_of(value) if value is not None else None for value in (data, updates)]
-    masks = uniform(node.outputs[0]) is not None
+    masks = broadcast_constant(node.outputs[0]) is not None
     if found is None or masks or found[0] != 0 or any(view is None for view in views):
         return
     first, second = (view for view in views if view is not None)

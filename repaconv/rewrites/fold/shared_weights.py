@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from repaconv.graph.compute_costs import multiplies
-from repaconv.graph.model_rewriting import without_copies
+from repaconv.graph.model_rewriting import merge_equal_constants
 from repaconv.graph.nodes_and_constants import OPAQUE, is_constant, only_reader
 from repaconv.graph.rewrite_contract import Rewrite
-from repaconv.graph.shape_constants import settle
+from repaconv.graph.shape_constants import fold_shapes
 from repaconv.results import Change
 from repaconv.rewrites.fold.operator_regrouping import share
 
@@ -28,8 +28,8 @@ UNSHARE = "unshare"
 
 def apply(model: ir.Model) -> Iterator[Change]:
     """Mark shared weights whose products have different neighbors, so that no rewrite reads them; the graph stays."""
-    settle(model)
-    without_copies(model)
+    fold_shapes(model)
+    merge_equal_constants(model)
     share(model)
     for value in model.graph.initializers.values():
         readers = [node for node, place in value.uses() if multiplies(node, place)]

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from repaconv.graph import activation_patterns
-from repaconv.graph.axis_tracking import FULL, axis_before, axis_behind
-from repaconv.graph.canonical_form import normalise
+from repaconv.graph.axis_tracking import FULL, axis_after, axis_before
+from repaconv.graph.canonical_form import normalize
 from repaconv.graph.index_selections import axes_of, perm_of, selection_of
 from repaconv.graph.model_rewriting import clean
 from repaconv.graph.nodes_and_constants import Writer, attribute, constant
@@ -54,7 +54,7 @@ ENDS = -2
 
 def apply(model: ir.Model) -> Iterator[Change]:
     """Split all stacks of branches whose operators treat every branch alike; in place."""
-    normalise(model)
+    normalize(model)
     activation_patterns.group(model)
     roots = {node for node in model.graph if _is_stack(node)}
     while roots:
@@ -121,7 +121,7 @@ def _axis_after(node: ir.Node, stacked: dict[ir.Value, Stacked]) -> int | None:
     gone = axes_of(node, rank_of(node.inputs[first])) if node.op_type in _SUMS else None
     if gone == [axis]:
         return ENDS
-    behind = axis_behind(node, first, axis)
+    behind = axis_after(node, first, axis)
     if behind is None or (node.op_type == "MatMul" and behind >= rank_of(node.outputs[0]) - 2):
         return None
     given = [place for place, value in enumerate(node.inputs) if value is not None]

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from repaconv.graph.axis_tracking import axis_before
-from repaconv.graph.canonical_form import NORMAL, normalise
+from repaconv.graph.canonical_form import NORMAL, normalize
 from repaconv.graph.index_selections import selection_of
 from repaconv.graph.linear_layers import linear_of
-from repaconv.graph.model_rewriting import let_go
+from repaconv.graph.model_rewriting import release_weights
 from repaconv.graph.nodes_and_constants import Writer, attribute, constant, is_constant
 from repaconv.graph.operator_facts import PRODUCTS, SELECTIONS, VIEWS
 from repaconv.graph.rewrite_contract import Rewrite
@@ -163,12 +163,12 @@ def _can_narrow(model: ir.Model) -> bool:
     """Whether the rewrite applies; this is tested on a normalized copy of the model."""
     copied = model.clone()
     found = any(_narrowed(copied))
-    let_go(copied)
+    release_weights(copied)
     return found
 
 
 def _narrowed(model: ir.Model) -> Iterator[Change]:
-    normalise(model)
+    normalize(model)
     demands = _demands(model)
     for _ in range(len(model.graph)):
         if not separate(model, {value for value in demands if _reads_few_of_all(value, demands)}):

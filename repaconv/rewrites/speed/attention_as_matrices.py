@@ -17,9 +17,9 @@ import numpy as np
 from repaconv.graph.attention_patterns import (
     Attention,
     Projection,
-    at_layer,
     attentions,
-    projected,
+    heads_at_layer,
+    projection_of,
     scores_of,
     write_heads,
 )
@@ -35,8 +35,8 @@ def _write_scores(model: ir.Model, found: Attention, q: Projection, k: Projectio
     """Rewrite the product of queries and keys. Values that shared their layer with them get a layer of their own."""
     write = Writer(model, found.product)
     product = write("MatMul", write_heads(write, q), write_heads(write, k, transposed=True))
-    shared = any(at_layer(found.v).source is at_layer(heads).source for heads in (found.q, found.k))
-    apart = projected(found.v, found.mixed, 1) if shared else None
+    shared = any(heads_at_layer(found.v).source is heads_at_layer(heads).source for heads in (found.q, found.k))
+    apart = projection_of(found.v, found.mixed, 1) if shared else None
     write.replace(found.product.outputs[0], product)
     if apart is not None:
         found.mixed.replace_input_with(1, write_heads(Writer(model, found.mixed), apart))

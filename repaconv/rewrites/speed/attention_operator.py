@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from repaconv.graph.attention_patterns import attentions, take
+from repaconv.graph.attention_patterns import attentions, write_columns
 from repaconv.graph.nodes_and_constants import Writer
 from repaconv.graph.rewrite_contract import Rewrite
 from repaconv.graph.symbolic_shapes import rank_of, sizes
@@ -26,7 +26,7 @@ def _as_one_operator(model: ir.Model) -> Iterator[Change]:
         if found.k.count != found.v.count or found.q.count % found.k.count or len(batches) > 1:
             continue
         write, scale = Writer(model, found.node), found.scale
-        inputs = [take(write, heads) for heads in (found.q, found.k, found.v)]
+        inputs = [write_columns(write, heads) for heads in (found.q, found.k, found.v)]
         if write.dtype is not None and np.float32(scale) != write.dtype.numpy().type(scale):
             inputs[0], scale = write("Mul", inputs[0], write.constant(scale)), 1.0  # an attribute is a float32
         if found.mask is not None:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from repaconv.graph.attention_patterns import Heads, at_layer, attentions, read_by_one, values_of
-from repaconv.graph.linear_layers import layers_behind, linear_of, linears, write_linear
+from repaconv.graph.attention_patterns import Heads, attentions, heads_at_layer, read_by_one, values_of
+from repaconv.graph.linear_layers import layers_after, linear_of, linears, write_linear
 from repaconv.graph.nodes_and_constants import Writer, only_reader
 from repaconv.graph.rewrite_contract import Rewrite
 from repaconv.graph.symbolic_shapes import sizes
@@ -33,7 +33,7 @@ def _biases_forward(model: ir.Model) -> Iterator[Change]:
             continue
         while len(value.uses()) == 1 and (node := only_reader(value, "Add")) is not None:
             value = node.outputs[0]
-        layers = layers_behind(value)
+        layers = layers_after(value)
         if value is linear.out or sizes(value) != shape or not layers or any(layer.bias is None for layer in layers):
             continue
         write = Writer(model, linear.node)
@@ -51,7 +51,7 @@ def _biases_forward(model: ir.Model) -> Iterator[Change]:
 
 def _no_key_biases(model: ir.Model) -> Iterator[Change]:
     for found in attentions(model):
-        keys = at_layer(found.k)
+        keys = heads_at_layer(found.k)
         if read_by_one(keys.source, _columns(keys), found.product, 1) and _without_bias(model, keys):
             description = f"{keys.count} heads of {keys.width}"
             yield Change(rewrite="no-key-bias", place=found.node.name or "", description=description)
@@ -67,7 +67,7 @@ def _value_biases_forward(model: ir.Model) -> Iterator[Change]:
         moved = np.einsum("he,heo->o", np.broadcast_to(values.bias, out.shape[:2]), out)
         write = Writer(model, proj.node)
         write.replace(proj.out, write_linear(write, proj.x, proj.weight, proj.bias + moved))
-        _without_bias(model, at_layer(found.v))
+        _without_bias(model, heads_at_layer(found.v))
         description = f"{found.v.count} heads of {found.v.width}"
         yield Change(rewrite="value-bias-forward", place=found.node.name or "", description=description)
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from repaconv.graph.axis_tracking import FULL, axis_before, axis_behind
+from repaconv.graph.axis_tracking import FULL, axis_after, axis_before
 from repaconv.graph.nodes_and_constants import Writer, attribute, constant, is_constant, nodes_of
 from repaconv.graph.operator_facts import MOVES
 from repaconv.graph.rewrite_contract import Rewrite
@@ -98,7 +98,7 @@ def _read(value: ir.Value, axis: int, stream: Stream) -> list[tuple[ir.Value, in
         if index not in _parts(node):
             return None
         for place, output in enumerate(node.outputs):
-            at = axis_behind(node, index, axis, place)
+            at = axis_after(node, index, axis, place)
             if at is None:
                 return None
             found.append((output, at))

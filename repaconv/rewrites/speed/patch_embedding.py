@@ -24,7 +24,7 @@ from repaconv.graph.nodes_and_constants import (
 )
 from repaconv.graph.rewrite_contract import Rewrite
 from repaconv.graph.symbolic_shapes import as_numbers, sizes
-from repaconv.graph.token_grids import is_plain, static_grid, static_tokens, tokens_behind
+from repaconv.graph.token_grids import is_plain, static_grid, static_tokens, tokens_after
 from repaconv.graph.view_chains import chain_of, reads
 from repaconv.results import Change
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 def _patches_as_product(model: ir.Model) -> Iterator[Change]:
     for conv in nodes_of(model, "Conv"):
         pixels, weight = static_grid(conv.inputs[0]), constant(conv.inputs[1])
-        tokens = tokens_behind(conv.outputs[0])
+        tokens = tokens_after(conv.outputs[0])
         if pixels is None or weight is None or weight.ndim != 4 or not tokens or not is_plain(conv):
             continue
         if not all(set(read.chain) & set(tokens) for read in reads(conv.outputs[0])):
@@ -125,7 +125,7 @@ def _added_with_bias(write: Writer, tokens: ir.Value, rows: Array) -> ir.Value |
     chain = chain_of(tokens)
     conv = made_by(chain[-1], "Conv")
     bias = constant(conv.inputs[2]) if conv is not None and len(conv.inputs) > 2 else None
-    if conv is None or bias is None or tokens not in tokens_behind(chain[-1]) or len(reads(chain[-1])) != 1:
+    if conv is None or bias is None or tokens not in tokens_after(chain[-1]) or len(reads(chain[-1])) != 1:
         return None
     conv.resize_inputs(2)
     return write("Add", tokens, write.constant((rows + bias)[None]))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from repaconv.graph.nodes_and_constants import nodes_of
 from repaconv.graph.rewrite_contract import Rewrite
-from repaconv.graph.tensor_views import turned_last
+from repaconv.graph.tensor_views import split_last_transpose
 from repaconv.results import Change
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ def _turned_twice(model: ir.Model) -> Iterator[Change]:
     for node in nodes_of(model, "Transpose"):
         out = node.outputs[0]
         products = all(user.op_type == "MatMul" and place == 1 and not user.domain for user, place in out.uses())
-        if products and not out.is_graph_output() and turned_last(model, node):
+        if products and not out.is_graph_output() and split_last_transpose(model, node):
             yield Change(rewrite="turn-in-product", place=node.name or "", description="heads apart first, then turned")
 
 

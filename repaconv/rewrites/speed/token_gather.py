@@ -13,7 +13,7 @@ from repaconv.graph.index_selections import axes_of, swaps_last
 from repaconv.graph.nodes_and_constants import Writer, attribute, is_constant, made_by, nodes_of
 from repaconv.graph.rewrite_contract import Rewrite
 from repaconv.graph.symbolic_shapes import rank_of, sizes
-from repaconv.graph.tensor_views import swapped
+from repaconv.graph.tensor_views import last_axes_swapped
 from repaconv.results import Change
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def _with_last_axes_swapped(write: Writer, factor: ir.Value | None, rank: int) -
     turn = made_by(factor, "Transpose")
     if turn is not None and swaps_last(turn):
         return turn.inputs[0]
-    return swapped(write, factor, rank)
+    return last_axes_swapped(write, factor, rank)
 
 
 def _change(name: str, node: ir.Node, description: str) -> Change:

@@ -14,7 +14,7 @@ from repaconv.core.file_replacement import replace_artifact, require_replaceable
 from repaconv.core.files import payload_of, read_artefact, sha256_of, stage_of
 from repaconv.core.progress import Progress
 from repaconv.core.scratch_folders import scratch_folder
-from repaconv.graph.onnx_files import read_graph, said_by
+from repaconv.graph.onnx_files import metadata_of, read_graph
 from repaconv.results import ExportArtefact, FoldArtefact, ImageSize, TrainingArtefact, parse_image_size
 from repaconv.sources.source_model import DEPLOY, TRAINING, GraphSpec, Subject
 from repaconv.sources.source_of_run import subject_of
@@ -221,5 +221,5 @@ def _usual_size(path: Path) -> ImageSize | None:
         return None
     free = {dim.dim_param for each in read_graph(path).graph.input for dim in each.type.tensor_type.shape.dim}
     with suppress(KeyError, ValueError):
-        return parse_image_size(said_by(path)["repaconv.image_size"]) if {"height", "width"} <= free else None
+        return parse_image_size(metadata_of(path)["repaconv.image_size"]) if {"height", "width"} <= free else None
     return None

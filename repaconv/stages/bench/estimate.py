@@ -46,7 +46,7 @@ def limits_of(device: Target, precision: str, threads: int, *, lowered: bool) ->
         UsageProblem: If the target states none and is not this machine.
     """
     from repaconv.benchmark.cpu_peak_performance import measured_limits
-    from repaconv.benchmark.interleaved_protocol import pinned
+    from repaconv.benchmark.interleaved_protocol import pinned_to_cores
 
     if device.limits is not None:
         return device.limits
@@ -65,7 +65,7 @@ def limits_of(device: Target, precision: str, threads: int, *, lowered: bool) ->
         )
     in_memory = takes_networks(device)  # the peak is measured with a graph: ONNX Runtime measures it, in float32
     engine = plugins.load(plugins.ENGINES, "onnxruntime") if in_memory else engine
-    with pinned(threads):
+    with pinned_to_cores(threads):
         return measured_limits(engine, "fp32" if in_memory else precision, threads, typed_here=not lowered)
 
 
@@ -218,9 +218,9 @@ def _image_shapes(
     """
     from onnx import TensorProto
 
-    from repaconv.graph.compute_costs import inputs_of
+    from repaconv.graph.compute_costs import runtime_inputs
 
-    inputs = inputs_of(graph)
+    inputs = runtime_inputs(graph)
     if len(inputs) != 1:
         raise Refused(
             f"{path} takes {len(inputs)} inputs: {', '.join(entry.name for entry in inputs)}.",
@@ -271,12 +271,12 @@ def _node_work(plan: _Plan) -> list[Work]:
     Raises:
         Refused: If the graph is not valid ONNX.
     """
-    from repaconv.graph.compute_costs import fix_shape, works
+    from repaconv.graph.compute_costs import fix_shape, node_works
     from repaconv.graph.model_rewriting import read
 
     try:
         fix_shape(plan.graph, plan.shape)
-        return list(works(read(plan.graph), plan.lowered))
+        return list(node_works(read(plan.graph), plan.lowered))
     except Exception as error:  # an arbitrary ONNX file raises all kinds of errors
         raise Refused(
             f"{plan.path} is not valid ONNX: {first_line(error)}.",

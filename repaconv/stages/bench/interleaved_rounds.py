@@ -139,7 +139,12 @@ def measure_interleaved(plan: Plan, cores: Sequence[int], progress: Progress) ->
 
 
 def _measure_batch(plan: Plan, batch: int, cores: Sequence[int], progress: Progress) -> InterleavedMeasurement:
-    from repaconv.benchmark.interleaved_protocol import MOST, OPENING_S, first_in_line, measure_anew
+    from repaconv.benchmark.interleaved_protocol import (
+        MOST_LOADS,
+        SESSION_LOAD_BUDGET_S,
+        measure_session_loads,
+        real_time_priority,
+    )
     from repaconv.benchmark.machine_fingerprint import fingerprint
 
     subject, dims = plan.subjects[0], plan.dims(batch)
@@ -149,16 +154,16 @@ def _measure_batch(plan: Plan, batch: int, cores: Sequence[int], progress: Progr
         {each.name: partial(plan.opened, each, dims) for each in plan.subjects},
         lambda models: choose_benchmark_inputs(plan.known, models, batch, plan.size, plan.options.seed),
     )
-    with first_in_line(plan.protocol.first_in_line) as why_not:
-        measured = measure_anew(
+    with real_time_priority(plan.protocol.first_in_line) as why_not:
+        measured = measure_session_loads(
             openings,
             rounds=plan.rounds,
             warmup_rounds=plan.warmup_rounds,
             seed=plan.options.seed,
             cores=cores,
             more=plan.options.rounds is None and plan.protocol.rounds is None,
-            most=int(MOST * asked),
-            spend_s=OPENING_S * asked,
+            most=int(MOST_LOADS * asked),
+            spend_s=SESSION_LOAD_BUDGET_S * asked,
             tick=lambda done, total: progress("bench", done, total),
         )
     profile = None

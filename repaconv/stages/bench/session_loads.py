@@ -13,7 +13,7 @@ from repaconv.stages.bench.benchmark_inputs import BenchmarkInputs
 from repaconv.stages.shared.model_opening import OpenedModel
 
 if TYPE_CHECKING:
-    from repaconv.benchmark.interleaved_protocol import Opening
+    from repaconv.benchmark.interleaved_protocol import SessionLoad
     from repaconv.engines.contract import Feeds, Session
     from repaconv.verification.input_batches import Batch
 
@@ -49,13 +49,13 @@ class SessionLoads:
     _stack: ExitStack = field(default_factory=ExitStack)
     _backwards: bool = False
 
-    def __iter__(self) -> Iterator[Opening]:
+    def __iter__(self) -> Iterator[SessionLoad]:
         """The iterator itself."""
         return self
 
-    def __next__(self) -> Opening:
+    def __next__(self) -> SessionLoad:
         """Close the models, and open them again in the other order."""
-        from repaconv.benchmark.interleaved_protocol import Opening
+        from repaconv.benchmark.interleaved_protocol import SessionLoad
 
         self.close()
         self.models.clear()
@@ -66,7 +66,7 @@ class SessionLoads:
         if not self.calls.batches:
             self.calls = self.make_inputs(self.models)
             self.outputs = [{name: self._run(name, call) for name in self.load} for call in self.calls.batches]
-        return Opening({name: self._ready(name) for name in self.load}, self.clocked)
+        return SessionLoad({name: self._ready(name) for name in self.load}, self.clocked)
 
     def close(self) -> None:
         """Close what `wrap` opened; the models stay open."""

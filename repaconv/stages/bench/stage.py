@@ -60,11 +60,11 @@ def bench_by(
         EnvironmentProblem: If the target is not this machine.
         UsageProblem: If there is nothing to measure or the sizes do not fit the model.
     """
-    from repaconv.benchmark.interleaved_protocol import pinned
+    from repaconv.benchmark.interleaved_protocol import pinned_to_cores
 
     with lock_folder(None if is_single_file(model) else run_folder.find_run(Path(model) if model else None).folder):
         plan = plan_bench(options, model, device, progress)
-        with pinned(plan.threads) as cores:
+        with pinned_to_cores(plan.threads) as cores:
             try:
                 found = measure_interleaved(plan, cores, progress)
             except TrainingRefused as error:
@@ -81,13 +81,13 @@ bench = by_name(bench_by, BenchOptions)
 
 def plan_bench(options: BenchOptions, model: str | Path | None, device: Target | None, progress: Progress) -> Plan:
     """Resolve the options, and check everything that may be refused before a model is opened."""
-    from repaconv.benchmark.paper_protocols import paper
+    from repaconv.benchmark.paper_protocols import protocol_named
 
     bounded("max_regression", options.max_regression, LARGEST_REGRESSION)
     given = resolve_bench_preset(options, model)
     options = given.options
     device = device or load_target(options.target)
-    named = paper(options.protocol)
+    named = protocol_named(options.protocol)
     threads = at_least_one("threads", options.threads, named.threads or given.threads(device))
     rounds = at_least_one("rounds", options.rounds, named.rounds or device.bench.rounds)
     at_least_one("batch", options.batch, 1)

@@ -110,7 +110,7 @@ def _plan(options: ThroughputOptions, model: str | Path | None, progress: Progre
 def _measure(plan: Plan, ways: _Concurrency, progress: Progress) -> ThroughputArtefact:
     """Measure in rounds: the model with all streams, the model with one stream, and the reference with all streams."""
     from repaconv.benchmark.concurrent_inferences import CALLS, Burst
-    from repaconv.benchmark.interleaved_protocol import measure_anew, pinned
+    from repaconv.benchmark.interleaved_protocol import measure_session_loads, pinned_to_cores
     from repaconv.benchmark.machine_fingerprint import fingerprint
 
     first, *others = plan.subjects
@@ -129,8 +129,8 @@ def _measure(plan: Plan, ways: _Concurrency, progress: Progress) -> ThroughputAr
         lambda models: choose_benchmark_inputs(plan.known, models, batch, plan.size, plan.options.seed),
         burst,
     )
-    with pinned(ways.streams * ways.threads) as cores, closing(openings):
-        measured = measure_anew(
+    with pinned_to_cores(ways.streams * ways.threads) as cores, closing(openings):
+        measured = measure_session_loads(
             openings,
             rounds=plan.rounds,
             warmup_rounds=plan.warmup_rounds,

@@ -125,7 +125,7 @@ def _artefact(
     layers = _as_json(found, "layers.json") if "layers.json" in found else {"Layers": []}
     rows = trtexec_logs.layer_times(_as_json(found, "profile.json")) if "profile.json" in found else []
     types = trtexec_logs.layer_types(layers)
-    typed, note = _precision_check(made, types, trtexec_logs.layers_told(layers), taken)
+    typed, note = _precision_check(made, types, trtexec_logs.described_layers(layers), taken)
     same = version.split(".")[:2] == made.runtime_version.split(".")[:2]
     return CollectArtefact(
         made_by=made_by(),

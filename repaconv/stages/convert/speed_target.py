@@ -106,7 +106,7 @@ class SpeedMeasurement:
         Raises:
             GateFailed: If a graph's outputs differ from those of its network.
         """
-        from repaconv.benchmark.interleaved_protocol import measure_anew, pinned
+        from repaconv.benchmark.interleaved_protocol import measure_session_loads, pinned_to_cores
         from repaconv.benchmark.measurement_quality import compared
         from repaconv.verification.input_batches import random_inputs
 
@@ -118,8 +118,8 @@ class SpeedMeasurement:
             {name: partial(self._opened, path) for name, path in paths.items()},
             lambda _: BenchmarkInputs([feeds], shape),
         )
-        with pinned(usual.threads) as cores:
-            found = measure_anew(
+        with pinned_to_cores(usual.threads) as cores:
+            found = measure_session_loads(
                 openings,
                 rounds=usual.rounds,
                 warmup_rounds=usual.warmup_rounds,

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from repaconv.benchmark.cpu_isa_level import family
+from repaconv.benchmark.cpu_isa_level import isa_level
 from repaconv.core import run_folder
 from repaconv.core.errors import Refused, UsageProblem
 from repaconv.core.export_names import Variant, image_size_of_variant
@@ -250,7 +250,7 @@ def _graph(plan: _Plan, scratch: Path, progress: Progress) -> Graph:
 
 def _in_precision(plan: _Plan, graph: Graph, progress: Progress) -> LowPrecisionGraph:
     """Convert the graph to the chosen precision."""
-    from repaconv.onnx_export.quantization_layer_groups import kept_by
+    from repaconv.onnx_export.quantization_layer_groups import nodes_kept_in_fp32
 
     if plan.given is None:
         return LowPrecisionGraph(graph.model)
@@ -268,7 +268,7 @@ def _in_precision(plan: _Plan, graph: Graph, progress: Progress) -> LowPrecision
         plan.subject,
         device=plan.device,
         form=form,
-        nodes=kept_by(graph.model, plan.variant.fp32_modules, precision, partial(_plain_export, plan)),
+        nodes=nodes_kept_in_fp32(graph.model, plan.variant.fp32_modules, precision, partial(_plain_export, plan)),
         progress=progress,
     )
     if plan.options.inputs or plan.options.images:
@@ -329,12 +329,12 @@ def _metadata(plan: _Plan, exported: Link) -> dict[str, str]:
 def _artefact(
     plan: _Plan, graph: Graph, typed: LowPrecisionGraph, model: onnx_package.ModelProto, data: Path | None
 ) -> ExportArtefact:
-    from repaconv.onnx_export.fp16_and_int8 import in_float
+    from repaconv.onnx_export.fp16_and_int8 import unquantized_layers
     from repaconv.onnx_export.target_operator_rules import violations
     from repaconv.onnx_export.torch_exporter import operators_of
     from repaconv.verification.tolerances import verdict_of
 
-    precision, device, here = plan.options.precision, plan.device, family(plan.device.architecture)
+    precision, device, here = plan.options.precision, plan.device, isa_level(plan.device.architecture)
     against = violations(model, plan.newest, device.unsupported_ops, device.forbids, device.domains)
     return ExportArtefact(
         made_by=made_by("torch", "onnx", "onnxscript", "onnxsim", "onnxruntime"),
@@ -349,7 +349,7 @@ def _artefact(
         preprocessing=plan.options.with_preprocessing,
         fp32_nodes=typed.islands,
         fp32_modules=plan.variant.fp32_modules,
-        unquantized_layers=() if precision == "fp32" else in_float(typed.model, precision),
+        unquantized_layers=() if precision == "fp32" else unquantized_layers(typed.model, precision),
         calibration=plan.given.told if plan.given else "",
         image_preprocessing=plan.given.given.preprocessing if plan.given else "",
         scores=scores_note(plan.subject, plan.given.given) if plan.given else "",

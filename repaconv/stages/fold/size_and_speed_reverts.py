@@ -168,12 +168,12 @@ def why_too_large(before: Size, after: Size) -> str:
 
 def size_of(graph: Evaluated) -> Size:
     """The size of a graph; operators of unknown shape count as nothing."""
-    from repaconv.graph.compute_costs import macs_in, matrices, parameters
+    from repaconv.graph.compute_costs import known_macs, matrices, parameters
 
     model = graph.settled
     nodes = len(graph.model.graph.node) - sum(map(_is_read_by_matmuls_only, nodes_of(model, "Transpose")))
     found = matrices(graph.stored)
-    return Size(macs_in(model), found.held, parameters(graph.stored), nodes, found.read - found.held)
+    return Size(known_macs(model), found.held, parameters(graph.stored), nodes, found.read - found.held)
 
 
 def _is_read_by_matmuls_only(node: ir.Node) -> bool:
@@ -286,16 +286,16 @@ def _measured_speedup(given: Evaluated, folded: Evaluated, call: _Inference) -> 
 
     None if a graph does not run, or the fastest inferences do not confirm a loss.
     """
-    from repaconv.benchmark.interleaved_protocol import anew, measure_anew
+    from repaconv.benchmark.interleaved_protocol import load_again, measure_session_loads
     from repaconv.benchmark.latency_statistics import ratio
     from repaconv.verification.model_runners import load_onnx
 
     def loaded(graph: Evaluated) -> Callable[[], Any]:
         return partial(load_onnx(graph.single.model, timed=True).run, call.feeds)
 
-    openings = anew({"given": partial(loaded, given), "folded": partial(loaded, folded)})
+    openings = load_again({"given": partial(loaded, given), "folded": partial(loaded, folded)})
     try:
-        found = measure_anew(openings, rounds=call.rounds, warmup_rounds=1, seed=0)
+        found = measure_session_loads(openings, rounds=call.rounds, warmup_rounds=1, seed=0)
     except Exception:  # runtimes raise errors of many classes; the verification reports why
         return None
     samples = found.samples_ms

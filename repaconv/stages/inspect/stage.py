@@ -144,7 +144,7 @@ def inspect_file(file: str | Path, sha256: str | None = None) -> FileInspection:
 
 def _graph_facts(path: Path) -> tuple[tuple[Fact, ...], tuple[str, ...]]:
     """The facts of an ONNX graph, and the problems with its external weights."""
-    from repaconv.graph.onnx_files import external_files, read_graph, strays
+    from repaconv.graph.onnx_files import external_files, files_outside, read_graph
     from repaconv.onnx_export.torch_exporter import operators_of
 
     model = read_graph(path)
@@ -165,11 +165,11 @@ def _graph_facts(path: Path) -> tuple[tuple[Fact, ...], tuple[str, ...]]:
     }
     facts = [Fact(name=name, value=value, source="graph") for name, value in told.items()]
     facts += [Fact(name=entry.key, value=entry.value, source="metadata") for entry in model.metadata_props]
-    outside = tuple(f"it wants weights from {name!r}, outside its folder" for name in strays(model, path.parent))
+    outside = tuple(f"it wants weights from {name!r}, outside its folder" for name in files_outside(model, path.parent))
     gone = tuple(
         f"its weights {name!r} are not there"
         for name in external_files(model)
-        if name not in strays(model, path.parent) and not (path.parent / name).is_file()
+        if name not in files_outside(model, path.parent) and not (path.parent / name).is_file()
     )
     return tuple(facts), outside + gone
 

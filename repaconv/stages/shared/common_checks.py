@@ -60,9 +60,9 @@ def as_image_size(size: int | str | ImageSize | None) -> ImageSize | None:
 
 def default_rewrites(device: Target, method: str) -> tuple[str, ...]:
     """Names of the rewrites in a method's default preset on a target, for this machine's CPU."""
-    from repaconv.benchmark.cpu_isa_level import family
+    from repaconv.benchmark.cpu_isa_level import isa_level
 
-    return device.form(method, family(device.architecture))
+    return device.form(method, isa_level(device.architecture))
 
 
 def load_target(name: str | Target) -> Target:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from repaconv.benchmark.cpu_isa_level import clips_int8
+from repaconv.benchmark.cpu_isa_level import int8_saturates
 from repaconv.core.errors import UsageProblem, did_you_mean
 from repaconv.core.progress import Progress
 from repaconv.engines.contract import Feeds, Session
@@ -91,7 +91,7 @@ def int8_for(device: Target, quantizer: str = "") -> Int8:
         )
     if by.startswith("nncf"):
         require_nncf()
-    return Int8(symmetric, clips_int8(device.architecture), by)
+    return Int8(symmetric, int8_saturates(device.architecture), by)
 
 
 def loader_for(architecture: str, precision: str) -> Callable[..., Session]:
@@ -188,11 +188,11 @@ def to_precision(
         nodes: Nodes that stay in FP32 in any precision.
     """
     from repaconv.onnx_export.bfloat16 import to_bf16
-    from repaconv.onnx_export.fp16_and_int8 import islands, to_fp16, to_int8
+    from repaconv.onnx_export.fp16_and_int8 import nodes_beyond_fp16, to_fp16, to_int8
     from repaconv.onnx_export.quantization_layer_groups import nodes_of
 
     if precision == "fp16":
-        kept = tuple(dict.fromkeys((*islands(model, largest_values(model, load_onnx, calls)), *nodes)))
+        kept = tuple(dict.fromkeys((*nodes_beyond_fp16(model, largest_values(model, load_onnx, calls)), *nodes)))
         return to_fp16(model, kept), kept
     if precision == "bf16":
         return to_bf16(model, nodes), tuple(nodes)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from repaconv.core import plugins, run_folder
-from repaconv.graph.onnx_files import read_graph, said_by
+from repaconv.graph.onnx_files import metadata_of, read_graph
 from repaconv.results import Link
 from repaconv.sources.source_of_run import subject_of
 from repaconv.stages.shared.engine_files import build_of, engine_of, open_engine
@@ -121,7 +121,7 @@ def _build_request(graph: Path, device: Target, precision: str, spec: SessionSpe
 
 def precision_of(path: Path) -> str:
     """The precision in a graph's metadata; FP32 by default."""
-    return said_by(path).get("repaconv.precision", "fp32") if path.suffix == ".onnx" else "fp32"
+    return metadata_of(path).get("repaconv.precision", "fp32") if path.suffix == ".onnx" else "fp32"
 
 
 def compare_outputs(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from repaconv.core import plugins, run_folder
 from repaconv.core.errors import EnvironmentProblem
 from repaconv.core.export_names import Variant
-from repaconv.engines.nvidia_gpu import require_card
+from repaconv.engines.nvidia_gpu import require_gpu
 from repaconv.stages.bench.options import BenchOptions, EstimateOptions
 from repaconv.stages.shared.common_checks import load_target
 from repaconv.stages.shared.engine_files import runtime_lowers, takes_networks
@@ -29,7 +29,7 @@ def why_not_here(device: Target) -> str:
         return f"its processor is an {device.architecture}, this machine's an {platform.machine()}"
     try:
         if "elsewhere" in engine.can:  # it may be installed without a GPU, to build engines
-            require_card(engine.name)
+            require_gpu(engine.name)
         engine.version()
     except EnvironmentProblem as problem:
         away = device.compute_capability or problem.code == "card.missing"

@@ -397,13 +397,13 @@ class Candidates:
         """MACs per image of the configuration's graph; 1 if it runs a PyTorch module."""
         import onnx
 
-        from repaconv.graph.compute_costs import macs_of
+        from repaconv.graph.compute_costs import known_macs_of_file
 
         if takes_networks(load_target(deployment.target)):
             return 1
         path = self._named(deployment)
         if path not in self.counted:
-            self.counted[path] = macs_of(onnx.load(self.exact(deployment)))
+            self.counted[path] = known_macs_of_file(onnx.load(self.exact(deployment)))
         return self.counted[path]
 
     def exact(self, deployment: Deployment) -> Path:
@@ -447,7 +447,7 @@ class Candidates:
         """Replacements of an INT8 trial that keep more and more of the most sensitive layers in FP32."""
         import onnx
 
-        from repaconv.onnx_export.quantization_layer_groups import nested
+        from repaconv.onnx_export.quantization_layer_groups import growing_sets
 
         start = trial.start
         if start.precision != "int8" or start.fp32_modules or self.given is None:
@@ -456,7 +456,7 @@ class Candidates:
             plain, calls = onnx.load(self.exact(start)), self.given.calibration_batches()
             found = sensitivities(plain, calls, load_target(start.target), self.place_of_scores, progress=self.progress)
             self.sensitive[start.target] = tuple(found)
-        steps = nested([each.layers for each in self.sensitive[start.target]])
+        steps = growing_sets([each.layers for each in self.sensitive[start.target]])
         return [trial._replace(start=start.model_copy(update={"fp32_modules": keep})) for keep in steps]
 
     def deployable(self, deployment: Deployment) -> Path | Network:
@@ -516,7 +516,7 @@ def sensitivities(
         progress: See `Progress`.
     """
     from repaconv.onnx_export.fp16_and_int8 import to_int8
-    from repaconv.onnx_export.quantization_layer_groups import groups_of, nodes_of, only_in_int8
+    from repaconv.onnx_export.quantization_layer_groups import groups_of, nodes_of, with_int8_rounding
     from repaconv.verification.comparison import Comparison
     from repaconv.verification.tolerances import tolerance
 
@@ -533,7 +533,7 @@ def sensitivities(
     for place, group in enumerate(groups):
         progress("tune: layers in int8", place, len(groups))
         compared = Comparison("int8", tolerance("int8"))
-        for got, expected in zip(logits(only_in_int8(model, low, nodes_of(model, group))), right, strict=True):
+        for got, expected in zip(logits(with_int8_rounding(model, low, nodes_of(model, group))), right, strict=True):
             compared.add({"logits": got}, {"logits": expected})
         seen = compared.metrics("logits")
         flips = seen.top1_flips / seen.images

@@ -21,7 +21,7 @@ from repaconv.verification.model_runners import FixedBatch, call_of, load_onnx
 from repaconv.verification.rounding import network_rounding
 
 if TYPE_CHECKING:
-    from repaconv.benchmark.interleaved_protocol import Opening
+    from repaconv.benchmark.interleaved_protocol import SessionLoad
     from repaconv.engines.contract import Session
 
 
@@ -102,14 +102,14 @@ class LocalMeasurement:
 
     def __call__(self, deployments: Sequence[Deployment], rounds: int) -> Found:
         """Measure these in rounds with the baseline."""
-        from repaconv.benchmark.interleaved_protocol import measure_anew, pinned
+        from repaconv.benchmark.interleaved_protocol import measure_session_loads, pinned_to_cores
         from repaconv.benchmark.measurement_quality import compared
 
         images: dict[Deployment, int] = {}
         left: dict[Deployment, str] = {}
         names = {each: str(place) for place, each in enumerate((self.baseline, *deployments))}
-        with pinned(self.cores) as cores, closing(self._openings(names, images, left)) as openings:
-            found = measure_anew(openings, rounds=rounds, warmup_rounds=2, seed=self.seed, cores=cores)
+        with pinned_to_cores(self.cores) as cores, closing(self._openings(names, images, left)) as openings:
+            found = measure_session_loads(openings, rounds=rounds, warmup_rounds=2, seed=self.seed, cores=cores)
         times = {each: found.samples_ms[names[each]] / count for each, count in images.items()}
         base = times.pop(self.baseline)
         ratios = {
@@ -119,9 +119,9 @@ class LocalMeasurement:
 
     def _openings(
         self, names: Mapping[Deployment, str], images: dict[Deployment, int], left: dict[Deployment, str]
-    ) -> Generator[Opening]:
+    ) -> Generator[SessionLoad]:
         """Session loads of these configurations; fills in the images per round of each, or why it is skipped."""
-        from repaconv.benchmark.interleaved_protocol import Opening
+        from repaconv.benchmark.interleaved_protocol import SessionLoad
 
         order = list(names)
         while True:
@@ -136,7 +136,7 @@ class LocalMeasurement:
                         left[each] = f"left: {_reason(error)}"
                 images |= {each: one.images for each, one in ready.items()}
                 clocked = {names[each] for each, one in ready.items() if one.clocked}
-                yield Opening({names[each]: one.call for each, one in ready.items()}, clocked)
+                yield SessionLoad({names[each]: one.call for each, one in ready.items()}, clocked)
                 del ready
             order = [each for each in reversed(order) if each in images]
 
@@ -147,11 +147,11 @@ class LocalMeasurement:
             Refused: If its outputs differ from the baseline's, unless ``known``; or see `open_deployment`.
         """
         from repaconv.benchmark.concurrent_inferences import Burst
-        from repaconv.benchmark.peak_memory import Taken
+        from repaconv.benchmark.peak_memory import PeakMemory
 
         deployable, sizes = self.graphs.deployable(deployment), self.graphs.sizes(deployment.batch)
         drawn = self.graphs.subject.drawn(deployment.batch, self.seed, batch=deployment.batch)
-        taken = None if known else Taken()
+        taken = None if known else PeakMemory()
         session = open_deployment(deployment, deployable, sizes)
         feeds = drawn.piece(0, deployment.batch).feeds(session.inputs)
         session.run(feeds)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from repaconv.benchmark.cpu_isa_level import clips_int8
+from repaconv.benchmark.cpu_isa_level import int8_saturates
 from repaconv.core import run_folder
 from repaconv.core.errors import EnvironmentProblem, UsageProblem
 from repaconv.core.files import sha256_of
@@ -254,10 +254,10 @@ def _clipped(exported: ExportArtefact, path: Path) -> str:
     """A note on an INT8 model whose products saturate on this CPU; empty if they do not."""
     import onnx
 
-    from repaconv.onnx_export.fp16_and_int8 import is_wide
+    from repaconv.onnx_export.fp16_and_int8 import has_8_bit_weights
 
     here = exported.precision == "int8" and exported.architecture == platform.machine()
-    wide = here and clips_int8(exported.architecture) and is_wide(onnx.load(path))
+    wide = here and int8_saturates(exported.architecture) and has_8_bit_weights(onnx.load(path))
     return CLIPPED_NOTE if wide else ""
 
 

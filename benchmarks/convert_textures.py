@@ -41,7 +41,7 @@ from repaconv.core.files import sha256_of
 from repaconv.engines.contract import Session
 from repaconv.results import Link, Tolerance
 from repaconv.stages.bench.benchmark_inputs import BenchmarkInputs
-from repaconv.stages.bench.session_loads import SessionLoads
+from repaconv.stages.bench.repeated_session_loads import SessionLoads
 from repaconv.stages.shared.common_checks import load_target
 from repaconv.stages.shared.model_opening import OpenedModel, open_model
 from repaconv.stages.shared.safetensors_weights import write_checkpoint

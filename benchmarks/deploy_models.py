@@ -11,7 +11,7 @@ from handmade import dwconv, nondeep, pyra, repavit, riformer
 from torch import nn
 
 from repaconv.core import plugins
-from repaconv.methods.nondeep.published import example_meta
+from repaconv.methods.nondeep.published_models import example_meta
 
 SEED = 1
 REPAVIT = Namespace(idle_ratio=0.75, heuristic="static", feature_norm="BatchNorm", channel_idle=True, input_size=224)

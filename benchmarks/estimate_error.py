@@ -26,7 +26,7 @@ import repaconv
 from repaconv.benchmark.machine_fingerprint import fingerprint
 from repaconv.core import plugins
 from repaconv.core.files import canonical_json
-from repaconv.methods.nondeep.published import example_meta
+from repaconv.methods.nondeep.published_models import example_meta
 
 REPAVIT = Namespace(idle_ratio=0.75, heuristic="static", feature_norm="BatchNorm", channel_idle=True, input_size=224)
 MODELS = (

@@ -104,8 +104,8 @@ def measured(rows: tuple[Row, ...]) -> Iterator[dict[str, Any]]:
 def _of_held_out(source: Path, settings: dict[str, str], started: str, converted: Any, held: str) -> dict[str, float]:
     """Accuracy of the ordinary network, and of the start as it would fold."""
     from repaconv.checkpoints import read_checkpoint
-    from repaconv.conversion.finetuning.method_training_forms import training_plan_of
     from repaconv.conversion.finetuning.original_networks import read_original
+    from repaconv.conversion.finetuning.training_architectures import training_plan_of
 
     course = training_plan_of(converted.method, read_checkpoint(Path(started)), converted.settings)
     course.at(course.net, 1.0)

@@ -44,7 +44,7 @@ def run(number: int) -> tuple[str, list[str]]:
     import torch
 
     import repaconv
-    from repaconv.methods.nondeep.published import example_meta
+    from repaconv.methods.nondeep.published_models import example_meta
 
     torch.set_num_threads(1)
     gc.set_threshold(100_000)

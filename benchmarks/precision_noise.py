@@ -26,7 +26,7 @@ import repaconv
 from repaconv import models
 from repaconv.core import plugins
 from repaconv.core.files import canonical_json
-from repaconv.methods.nondeep.published import example_meta
+from repaconv.methods.nondeep.published_models import example_meta
 from repaconv.onnx_export.fp16_and_int8 import QUANTIZED
 from repaconv.results import MethodFold
 from repaconv.sources.verified_onnx_export import runnable

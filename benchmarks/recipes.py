@@ -43,7 +43,7 @@ def _with_metadata(arch: str, path: Path) -> None:
     """Of a network whose metadata says which it is."""
     import torch
 
-    from repaconv.methods.nondeep.published import example, example_meta
+    from repaconv.methods.nondeep.published_models import example, example_meta
 
     meta = example_meta(img_size=224, num_heads=12, num_branches=int(arch.partition("x")[2]))
     torch.save({"state_dict": example(arch, 0), "meta": meta}, path)

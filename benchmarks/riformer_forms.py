@@ -22,15 +22,15 @@ import torch
 from torch import nn
 
 from repaconv.backbones.metaformer import IdentityMixerBlock, MetaFormer
-from repaconv.backbones.norms_and_ffns import Norm
+from repaconv.backbones.shared_layers import Norm
 from repaconv.benchmark.interleaved_protocol import measure, pinned_to_cores
 from repaconv.benchmark.latency_statistics import ratio
 from repaconv.benchmark.machine_fingerprint import fingerprint
 from repaconv.checkpoints import read_checkpoint
 from repaconv.core.files import canonical_json
 from repaconv.methods.riformer import METHOD
-from repaconv.methods.riformer.paper import RIFormerBlock
-from repaconv.methods.riformer.published import ARCHS
+from repaconv.methods.riformer.paper_equations import RIFormerBlock
+from repaconv.methods.riformer.published_models import ARCHS
 from repaconv.onnx_export.torch_exporter import to_onnx
 from repaconv.verification.input_batches import random_inputs
 from repaconv.verification.model_runners import image_model

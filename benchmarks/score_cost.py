@@ -21,14 +21,14 @@ import torch
 from torch import Tensor
 
 from repaconv.backbones.blockwise_vit import deploy_config, example_weights, published_net
-from repaconv.backbones.training_blocks import BlockTraits
-from repaconv.backbones.training_norms import NormTraits
+from repaconv.backbones.vit_training_blocks import BlockTraits
+from repaconv.backbones.vit_training_norms import NormTraits
 from repaconv.benchmark.machine_fingerprint import fingerprint
 from repaconv.conversion.head_scores import score
 from repaconv.conversion.plain_vit import PlainViT, Reading
 from repaconv.core.files import canonical_json
-from repaconv.methods.dwconv.mixer_kinds import Mixer
-from repaconv.methods.dwconv.paper import ConvBlock
+from repaconv.methods.dwconv.paper_equations import ConvBlock
+from repaconv.methods.dwconv.token_mixer_reading import Mixer
 
 BATCH = 8
 

@@ -127,7 +127,7 @@ def _exported(name: str, path: Path) -> dict[str, Any]:
     from torch.utils._pytree import tree_leaves
     from zoo_networks import network
 
-    from repaconv.graph.float64_graph import retyped
+    from repaconv.graph.element_type_conversion import retyped
     from repaconv.onnx_export.float64_exporter import network_to_onnx
 
     module, shape = network(name)

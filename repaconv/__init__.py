@@ -13,12 +13,12 @@ import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from repaconv.core import former_names
+from repaconv.core import former_module_names
 
 # ONNX Runtime's Linux builds since 1.29 send telemetry about each model that is loaded, unless this is set before.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
-former_names.install()
+former_module_names.install()
 
 if TYPE_CHECKING:
     from repaconv.stages.bench.compare import compare as compare

@@ -21,11 +21,11 @@ from torch import nn
 
 from repaconv.algebra.affine_maps import Affine
 from repaconv.backbones.blockwise_vit import BlockwiseReading
-from repaconv.backbones.token_layers import LayerNormSpec
+from repaconv.backbones.vit_layers import LayerNormSpec
 from repaconv.core import plugins
-from repaconv.methods.nondeep import paper as nondeep
-from repaconv.methods.nondeep.published import example_meta
-from repaconv.methods.repavit import reading as repavit
+from repaconv.methods.nondeep import paper_equations as nondeep
+from repaconv.methods.nondeep.published_models import example_meta
+from repaconv.methods.repavit import checkpoint_reading as repavit
 
 DOCS = Path(__file__).resolve().parents[1] / "docs" / "faults.md"
 SETTINGS = {"repavit": {"num_heads": "3"}, "pyra": {"num_heads": "3"}, "dwconv": {"num_heads": "3"}, "nondeep": {}}

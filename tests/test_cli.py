@@ -220,7 +220,7 @@ def test_an_argument_is_one_where_python_hides_it_in_an_optional():
 def test_every_row_of_idle_options_is_of_a_command_that_has_them():
     from typer.main import get_command
 
-    from repaconv.cli.idle_options import IDLE
+    from repaconv.cli.command_options import IDLE
     from repaconv.cli.main import app
 
     commands = get_command(app).commands

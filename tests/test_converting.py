@@ -18,8 +18,8 @@ from torch import nn
 import repaconv as rc
 from repaconv.checkpoints import read_checkpoint
 from repaconv.conversion import token_merging
-from repaconv.conversion.block_activations import BlockContext
-from repaconv.conversion.conversion_requests import RequestedBlocks, read_blocks
+from repaconv.conversion.block_conversion import BlockContext
+from repaconv.conversion.conversion_option_parsing import RequestedBlocks, read_blocks
 from repaconv.conversion.head_scores import AttentionMoments, score, score_activations
 from repaconv.conversion.image_splits import role_of
 from repaconv.conversion.kernel_fitting import (
@@ -478,7 +478,7 @@ def test_twins_merge_without_loss(tmp_path, tokens, pool):
 def test_tokens_merge_behind_what_was_replaced(vit):
     """Both at once are PYRA's merging on the network whose first block was converted, and the file says so itself."""
     from repaconv.checkpoints import read_checkpoint
-    from repaconv.methods.dwconv.reading import read
+    from repaconv.methods.dwconv.checkpoint_reading import read
     from repaconv.verification.model_runners import weighted
 
     torch.save({name: t for name, t in plain_weights().items() if "register" not in name}, "cls.pth")
@@ -542,7 +542,7 @@ def test_heads_are_replaced_one_by_one(vit):
 
 def weighted_of(path):
     from repaconv.checkpoints import read_checkpoint
-    from repaconv.methods.dwconv.reading import read
+    from repaconv.methods.dwconv.checkpoint_reading import read
     from repaconv.verification.model_runners import weighted
 
     reading = read(read_checkpoint(path), {})

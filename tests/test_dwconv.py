@@ -14,8 +14,8 @@ import repaconv as rc
 from repaconv.backbones.vit_checkpoint_reader import resample
 from repaconv.core.errors import GateFailed, Refused
 from repaconv.methods.dwconv import METHOD
-from repaconv.methods.dwconv import paper as dwconv
-from repaconv.methods.dwconv.separable_convolution import nearest_separable, separable_factors
+from repaconv.methods.dwconv import paper_equations as dwconv
+from repaconv.methods.dwconv.paper_equations import nearest_separable, separable_factors
 
 WIDTH, HEADS, HEAD, GRID = 12, 3, 4, (4, 5)
 IMAGES = np.random.default_rng(4).standard_normal((2, 3, 8, 10), dtype=np.float32)
@@ -293,9 +293,9 @@ def test_positions_are_resampled_as_the_official_code_does():
     path = SHARED / "dwconv" / "dinov2_plain.pth"
     if not path.is_file():
         pytest.skip("official checkpoints are absent")
-    from repaconv.backbones.training_blocks import BlockTraits, PlainAttention, PlainBlock, PlainMlp
-    from repaconv.backbones.training_norms import Norms
     from repaconv.backbones.vit import ViT, ViTConfig
+    from repaconv.backbones.vit_training_blocks import BlockTraits, PlainAttention, PlainBlock, PlainMlp
+    from repaconv.backbones.vit_training_norms import Norms
     from repaconv.method_api.fold_error import loaded
 
     weights = torch.load(path, weights_only=True)

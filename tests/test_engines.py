@@ -15,7 +15,7 @@ import torch
 from onnx import TensorProto, helper
 
 import repaconv as rc
-from repaconv.benchmark.concurrent_inferences import Burst
+from repaconv.benchmark.interleaved_protocol import Burst
 from repaconv.benchmark.paper_protocols import Protocol
 from repaconv.core import plugins
 from repaconv.core.errors import EnvironmentProblem, Refused
@@ -307,18 +307,18 @@ def test_torch_compiled_does_not_warn_that_there_is_no_gpu():
 
 
 def test_what_a_card_is_asked_for_as_one_kernel_is_the_same(monkeypatch):
-    from repaconv.backbones import norms_and_ffns
+    from repaconv.backbones import shared_layers
 
     torch.manual_seed(0)
     q, k, v = torch.randn(2, 3, 5, 4), torch.randn(2, 1, 7, 4), torch.randn(2, 3, 7, 6)
-    torch.testing.assert_close(norms_and_ffns.fused_attention(q, k, v), norms_and_ffns.attention(q, k, v))
+    torch.testing.assert_close(shared_layers.fused_attention(q, k, v), shared_layers.attention(q, k, v))
     x = torch.randn(2, 4, 3, 5)
-    for net in (norms_and_ffns.Norm("GN", 4, 1e-5, affine=False), norms_and_ffns.NormThenScale("GN", 4, 1e-5)):
+    for net in (shared_layers.Norm("GN", 4, 1e-5, affine=False), shared_layers.NormThenScale("GN", 4, 1e-5)):
         for parameter in net.parameters():
             torch.nn.init.normal_(parameter)
         apart = net(x)
         with monkeypatch.context() as patched:
-            patched.setattr(norms_and_ffns, "_at_once", lambda _: True)
+            patched.setattr(shared_layers, "_at_once", lambda _: True)
             torch.testing.assert_close(net(x), apart)
 
 

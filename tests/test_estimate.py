@@ -13,8 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 from torch_beside import table as torch_table
 
 import repaconv as rc
-from repaconv.benchmark.cpu_peak_performance import measured_limits
-from repaconv.benchmark.latency_estimate import estimated, unknown
+from repaconv.benchmark.latency_estimate import estimated, measured_limits, unknown
 from repaconv.core import plugins
 from repaconv.core.errors import EnvironmentProblem, Refused, RepaconvError, UsageProblem
 from repaconv.core.files import read_artefact

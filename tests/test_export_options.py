@@ -14,13 +14,13 @@ from small_graphs import F, saved
 
 import repaconv as rc
 from repaconv.core.errors import Refused, UsageProblem
-from repaconv.core.export_names import Variant
+from repaconv.core.export_variants import Variant
 from repaconv.core.files import read_artefact
 from repaconv.engines.targets.schema import from_file
 from repaconv.graph import onnx_files
 from repaconv.graph.onnx_files import opset_of
+from repaconv.onnx_export.fp32_layer_selection import nodes_kept_in_fp32
 from repaconv.onnx_export.opset_lowering import lower
-from repaconv.onnx_export.quantization_layer_groups import nodes_kept_in_fp32
 from repaconv.results import ExportArtefact
 from repaconv.stages.export.text import show_export
 from repaconv.stages.shared.common_checks import load_target

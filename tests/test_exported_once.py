@@ -14,7 +14,7 @@ from torch import nn
 
 from repaconv.backbones.metaformer import BACKBONE, MetaFormer
 from repaconv.methods.riformer import METHOD
-from repaconv.methods.riformer.paper import RIFormerBlock
+from repaconv.methods.riformer.paper_equations import RIFormerBlock
 from repaconv.onnx_export import torch_exporter
 from repaconv.onnx_export.torch_exporter import to_onnx as export
 

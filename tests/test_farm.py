@@ -30,7 +30,7 @@ from repaconv.distributed.dask_cluster import _no_answer
 from repaconv.distributed.options import ClusterOptions
 from repaconv.distributed.remote_bench import _folder_on, bench_by_ssh, bench_on_worker
 from repaconv.distributed.sweep import read_matrix, sweep
-from repaconv.distributed.tuning_on_cluster import measurer_on_workers
+from repaconv.distributed.tune_measurements_on_cluster import measurer_on_workers
 from repaconv.stages.bench.options import BenchOptions
 from repaconv.stages.tune.options import TuneOptions
 

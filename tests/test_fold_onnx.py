@@ -20,10 +20,10 @@ from repaconv.checkpoints import read_checkpoint
 from repaconv.core import plugins
 from repaconv.core.errors import Refused, UsageProblem
 from repaconv.graph.compute_costs import parameters
-from repaconv.graph.float64_graph import to_float64
+from repaconv.graph.element_type_conversion import to_float64
 from repaconv.graph.model_rewriting import read, rewritten
-from repaconv.methods.nondeep.published import example_meta
-from repaconv.methods.repavit.published import Example
+from repaconv.methods.nondeep.published_models import example_meta
+from repaconv.methods.repavit.published_models import Example
 from repaconv.rewrites.fold import fold_pipeline
 from repaconv.rewrites.fold.linear_graph import LinearGraph, Vertex
 from repaconv.rewrites.fold.linear_layer_composition import AFFINE

@@ -15,7 +15,7 @@ from onnx import TensorProto, numpy_helper
 import repaconv as rc
 from repaconv.core.errors import GateFailed, Refused
 from repaconv.graph import model_rewriting as graphs
-from repaconv.graph.float64_graph import retyped
+from repaconv.graph.element_type_conversion import retyped
 from repaconv.results import Tolerance
 from repaconv.rewrites.fold.linear_layer_composition import AFFINE
 from repaconv.verification import evaluated_graph, rounding

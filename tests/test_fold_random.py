@@ -12,7 +12,7 @@ import torch
 from mutants import Mutant, difference, results, set_attribute
 from onnx import TensorProto, helper, numpy_helper
 
-from repaconv.graph.float64_graph import to_float64
+from repaconv.graph.element_type_conversion import to_float64
 from repaconv.graph.model_rewriting import rewritten
 from repaconv.rewrites.fold.fold_pipeline import FOLDS
 

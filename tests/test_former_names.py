@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import structure
 
-from repaconv.core.former_names import FORMER
+from repaconv.core.former_module_names import FORMER
 
 PLUGIN = Path(__file__).parent / "data" / "plugin_of_0_1"
 

@@ -13,14 +13,14 @@ from mutants import Mutant, difference, results
 from onnx import helper, numpy_helper
 
 from repaconv.backbones.convolution_mixers import DepthwiseSpec, EnsembledSpec, ScatteredSpec
-from repaconv.backbones.inference_block import BlockSpec
 from repaconv.backbones.metaformer import MetaFormer, MetaFormerConfig
 from repaconv.backbones.repvgg_mobileone import RepBlock, RepConv, RepConvConfig
-from repaconv.backbones.token_layers import AttentionSpec, IdleMlpSpec, LayerNormSpec, MlpSpec, NoNorm
 from repaconv.backbones.token_merging_block import MergeSpec
 from repaconv.backbones.vit import ViT, ViTConfig
+from repaconv.backbones.vit_inference_block import BlockSpec
+from repaconv.backbones.vit_layers import AttentionSpec, IdleMlpSpec, LayerNormSpec, MlpSpec, NoNorm
 from repaconv.graph import model_rewriting
-from repaconv.graph.float64_graph import to_float64
+from repaconv.graph.element_type_conversion import to_float64
 from repaconv.graph.model_rewriting import rewritten
 from repaconv.graph.rewrite_contract import Rewrite
 from repaconv.graph.view_chains import chain_of, view_of_chain

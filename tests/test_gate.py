@@ -24,7 +24,7 @@ from repaconv.benchmark.latency_statistics import Timed, regression
 from repaconv.core import plugins
 from repaconv.core.errors import UsageProblem
 from repaconv.core.toml_positions import key_lines
-from repaconv.methods.nondeep.published import example_meta
+from repaconv.methods.nondeep.published_models import example_meta
 from repaconv.results import Accuracy, Check, GatedRecipe, GateReport, Link
 from repaconv.stages.recipe import gate_report_formats, run
 from repaconv.stages.recipe.gate_checks import RecipeChecks

@@ -20,8 +20,8 @@ from peers.nets import NETS
 from repaconv import models
 from repaconv.checkpoints import read_checkpoint
 from repaconv.core import plugins
-from repaconv.methods.nondeep.published import example_meta
-from repaconv.methods.repavit.published import ARCHS
+from repaconv.methods.nondeep.published_models import example_meta
+from repaconv.methods.repavit.published_models import ARCHS
 from repaconv.sources.method_detection import choose_method
 from repaconv.verification.input_batches import random_inputs
 

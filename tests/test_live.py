@@ -13,7 +13,7 @@ import repaconv as rc
 from repaconv.core.errors import Refused, UsageProblem
 from repaconv.methods.pyra import METHOD as PYRA
 from repaconv.methods.repavit import METHOD as REPAVIT
-from repaconv.methods.riformer.paper import RIFormerBlock
+from repaconv.methods.riformer.paper_equations import RIFormerBlock
 
 
 def trained(module):
@@ -140,9 +140,9 @@ def plain_vit():
     torch.save({n: w for n, w in PYRA.example("tiny", seed=4).items() if "pyra" not in n}, "p.pth")
     from dataclasses import replace
 
-    from repaconv.backbones.training_blocks import BlockTraits, PlainAttention, PlainBlock, PlainMlp
-    from repaconv.backbones.training_norms import NormTraits
     from repaconv.backbones.vit import ViT
+    from repaconv.backbones.vit_training_blocks import BlockTraits, PlainAttention, PlainBlock, PlainMlp
+    from repaconv.backbones.vit_training_norms import NormTraits
 
     config = PYRA.published("tiny").deploy().config
     norm = NormTraits("layer", 1e-6)

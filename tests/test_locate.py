@@ -15,7 +15,7 @@ from onnx import numpy_helper
 
 from repaconv.core import plugins
 from repaconv.core.errors import Refused, UsageProblem
-from repaconv.methods.nondeep.published import example_meta
+from repaconv.methods.nondeep.published_models import example_meta
 from repaconv.methods.riformer import METHOD as RIFORMER
 from repaconv.testing import assert_parity
 from repaconv.verification.divergence_location import locate

@@ -42,8 +42,7 @@ from repaconv.benchmark.machine_fingerprint import (
 from repaconv.benchmark.measurement_quality import quality
 from repaconv.benchmark.module_profile import Event, bars_svg, parent_of, profile_of
 from repaconv.benchmark.paper_protocols import protocol_named
-from repaconv.benchmark.peak_memory import PeakMemory
-from repaconv.benchmark.system_monitor import MachineChanges, changes_between, state
+from repaconv.benchmark.system_monitor import MachineChanges, PeakMemory, changes_between, state
 from repaconv.core.errors import EnvironmentProblem, UsageProblem
 from repaconv.graph.onnx_files import flops_of
 

@@ -21,9 +21,9 @@ from repaconv.core.errors import Refused, UsageProblem
 from repaconv.core.run_folder import Run
 from repaconv.distributed.sweep import Cell, Entry, _model
 from repaconv.engines.contract import Port
-from repaconv.graph.float64_graph import retyped
+from repaconv.graph.element_type_conversion import retyped
 from repaconv.onnx_export.float64_exporter import NEW, OLD, network_to_onnx
-from repaconv.sources.architecture_source import NetworkRunner
+from repaconv.sources.named_architecture_source import NetworkRunner
 from repaconv.sources.source_of_run import subject_of
 from repaconv.verification.comparison import Comparison
 from repaconv.verification.float64_graphs import REFERENCE, RUNTIME, Float64, _reference_evaluation
@@ -643,7 +643,7 @@ def off_by(fault: float, monkeypatch) -> None:
         head.CopyFrom(numpy_helper.from_array(numbers, head.name))
         return model, changes
 
-    monkeypatch.setattr("repaconv.sources.architecture_source.folded", wrong)
+    monkeypatch.setattr("repaconv.sources.named_architecture_source.folded", wrong)
     monkeypatch.setattr("repaconv.sources.onnx_source.folded", wrong)
 
 

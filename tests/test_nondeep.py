@@ -13,8 +13,8 @@ from oracle import gelu
 import repaconv as rc
 from repaconv.core.errors import Refused, UsageProblem
 from repaconv.methods.nondeep import METHOD
-from repaconv.methods.nondeep.paper import fold_scores
-from repaconv.methods.nondeep.published import example_meta
+from repaconv.methods.nondeep.paper_equations import fold_scores
+from repaconv.methods.nondeep.published_models import example_meta
 
 IMAGES = np.random.default_rng(3).standard_normal((2, 3, 16, 16), dtype=np.float32)
 OFFICIAL = sorted((SHARED / "nondeep").glob("*.pth"))

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from conftest import one_net_a_method
 
-from repaconv.methods.nondeep.published import example_meta
+from repaconv.methods.nondeep.published_models import example_meta
 from repaconv.testing import check_method, write_example
 
 HERE = Path(__file__).parent

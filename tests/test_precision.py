@@ -34,7 +34,7 @@ from repaconv.onnx_export.fp16_and_int8 import (
     to_int8,
     unquantized_layers,
 )
-from repaconv.onnx_export.quantization_layer_groups import (
+from repaconv.onnx_export.fp32_layer_selection import (
     GROUPS,
     groups_of,
     growing_sets,

@@ -20,7 +20,7 @@ from repaconv.checkpoints import read_checkpoint
 from repaconv.core.errors import Refused, UsageProblem
 from repaconv.methods.pyra import METHOD
 from repaconv.methods.pyra.merging_schedules import TABLES, equation_8
-from repaconv.methods.pyra.paper import fold_modulation
+from repaconv.methods.pyra.paper_equations import fold_modulation
 from repaconv.onnx_export.float64_exporter import network_to_onnx
 from repaconv.onnx_export.torch_exporter import operators_of, to_onnx
 from repaconv.verification.model_runners import load_onnx, weighted

@@ -13,7 +13,7 @@ from onnx.reference import ReferenceEvaluator
 from torch import nn
 
 import repaconv as rc
-from repaconv.graph.float64_graph import to_float64
+from repaconv.graph.element_type_conversion import to_float64
 from repaconv.graph.model_rewriting import read, rewritten
 from repaconv.rewrites.fold.unread_tokens import READ_TOKENS
 
@@ -159,7 +159,7 @@ def test_nothing_happens_where_other_tokens_are_needed(nodes, outputs):
 
 def test_the_export_of_a_run_reads_the_class_token(tmp_path):
     from repaconv.core import plugins
-    from repaconv.methods.nondeep.published import example_meta
+    from repaconv.methods.nondeep.published_models import example_meta
 
     method = plugins.load(plugins.METHODS, "nondeep")
     torch.save({"state_dict": method.example("tiny", 5), "meta": example_meta()}, tmp_path / "a.pth")

@@ -14,9 +14,9 @@ from repaconv import models
 from repaconv.core.errors import UsageProblem
 from repaconv.core.files import sha256_of
 from repaconv.core.toml_positions import read_toml
+from repaconv.stages.recipe.missing_recipe_files import missing
 from repaconv.stages.recipe.new_recipe import new_recipe
 from repaconv.stages.recipe.recipe_file import RecipeProblem, read_recipe, schema
-from repaconv.stages.recipe.requirements import missing
 from repaconv.stages.recipe.run import run
 
 # the text, with ^ before what is wrong; what the remedy says

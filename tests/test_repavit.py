@@ -16,8 +16,8 @@ from repaconv.backbones.ffn_skeleton import Ffn
 from repaconv.core.errors import Refused
 from repaconv.methods.repavit import METHOD
 from repaconv.methods.repavit.active_channels import Claim, ResidualTest
-from repaconv.methods.repavit.paper import fold_ffn
-from repaconv.methods.repavit.published import ARCHS
+from repaconv.methods.repavit.paper_equations import fold_ffn
+from repaconv.methods.repavit.published_models import ARCHS
 
 OFFICIAL = {
     "repavit_plain_idle075": {"num_heads": "3"},
@@ -385,7 +385,7 @@ def test_a_method_forced_on_another_net_is_refused(tiny):
 
 
 def test_a_deploy_form_at_idle_ratio_1_is_recognized_with_its_tensors_in_any_order():
-    from repaconv.methods.repavit.reading import _whole_matrices
+    from repaconv.methods.repavit.checkpoint_reading import _whole_matrices
 
     tensors = {"blocks.0.mlp.fc1.weight": torch.zeros(4, 4), "blocks.0.mlp.fc1.bias": torch.zeros(4)}
     assert _whole_matrices(tensors)

@@ -19,7 +19,7 @@ from repaconv.backbones.repvgg_mobileone import RepBlock, RepConvConfig
 from repaconv.checkpoints import read_checkpoint
 from repaconv.core.errors import Refused, UsageProblem
 from repaconv.methods.repconv import METHOD
-from repaconv.methods.repconv.published import ARCHS, Arch, mobileone, repvgg, training_net
+from repaconv.methods.repconv.published_models import ARCHS, Arch, mobileone, repvgg, training_net
 from repaconv.sources.method_detection import choose_method
 
 IMAGES = np.random.default_rng(1).standard_normal((2, 3, 39, 50), dtype=np.float32)

@@ -20,12 +20,12 @@ from conftest import save_tiny
 from debian import install
 
 import repaconv as rc
-from repaconv.cli.demo import run_demo, run_trained_networks
+from repaconv.cli.installation_and_demo_commands import run_demo, run_trained_networks
 from repaconv.cli.main import main
 from repaconv.core.errors import UsageProblem
 from repaconv.models import METHODS
 from repaconv.results import Accuracy, BenchArtefact, ReportRow
-from repaconv.stages.report import page_templates as page
+from repaconv.stages.report import page_rendering as page
 from repaconv.stages.report.tradeoff_plots import pareto_svg
 
 RUN = Path("repaconv-out/tiny")

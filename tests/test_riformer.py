@@ -13,8 +13,8 @@ from conftest import OFFICIAL, TINY, one_quick
 import repaconv as rc
 from repaconv.core.errors import Refused, UsageProblem
 from repaconv.methods.riformer import METHOD
-from repaconv.methods.riformer.paper import fold_block
-from repaconv.methods.riformer.published import ARCHS
+from repaconv.methods.riformer.paper_equations import fold_block
+from repaconv.methods.riformer.published_models import ARCHS
 
 IMAGES = np.random.default_rng(1).standard_normal((3, 3, 39, 50), dtype=np.float32)
 

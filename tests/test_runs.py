@@ -14,13 +14,13 @@ from test_stages import RUN, tree
 import repaconv as rc
 from repaconv.core import run_folder
 from repaconv.core.errors import GateFailed, Refused, UsageProblem
-from repaconv.core.export_names import Variant
+from repaconv.core.export_variants import Variant
 from repaconv.core.files import write_artefact
 from repaconv.distributed import sweep as sweeping
 from repaconv.engines.targets.schema import parse
 from repaconv.methods.riformer import METHOD
 from repaconv.stages.shared.common_checks import load_target
-from repaconv.stages.shared.run_exports import export_for, target_sha256
+from repaconv.stages.shared.exports_of_run import export_for, target_sha256
 
 # --- exports beside each other ----------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from repaconv.backbones.vit_checkpoint_reader import read_heads
 from repaconv.checkpoints import claimed_accuracy, read_checkpoint
 from repaconv.core import plugins
 from repaconv.method_api.settings import Knobs
-from repaconv.methods.nondeep.published import example_meta
+from repaconv.methods.nondeep.published_models import example_meta
 from repaconv.methods.riformer import METHOD as RIFORMER
 from repaconv.stages.shared.common_checks import contradictions
 

@@ -171,7 +171,7 @@ def test_none_at_all_is_not_the_usual_number(tiny):
 
 
 def test_a_wrong_fold_writes_nothing(tiny, monkeypatch):
-    from repaconv.methods.riformer import reading as riformer
+    from repaconv.methods.riformer import checkpoint_reading as riformer
 
     right = riformer.fold_block
     monkeypatch.setattr(riformer, "fold_block", lambda block: {**right(block), "norm1": -right(block)["norm1"]})

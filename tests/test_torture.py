@@ -333,7 +333,7 @@ def test_a_job_says_what_is_measured_and_nothing_of_this_machine(tmp_path, monke
     with pytest.raises(Refused, match="changed in transit"):
         run_job(job, {})
     with pytest.raises(ZeroDivisionError):
-        run_job({**job, "order": {**job["order"], "out": "/etc/x", "baseline": "/etc/y"}}, {sha256: content})
+        run_job({**job, "options": {**job["options"], "out": "/etc/x", "baseline": "/etc/y"}}, {sha256: content})
     assert (asked[0].out, asked[0].baseline) == (None, None)
 
 

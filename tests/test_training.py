@@ -25,7 +25,7 @@ from repaconv.conversion.finetuning.training_plan import TrainingPlan
 from repaconv.conversion.image_splits import role_in_training, role_of, split_images
 from repaconv.conversion.plain_vit import PlainViT, attention_output, read_plain
 from repaconv.core.errors import Refused, UsageProblem
-from repaconv.methods.nondeep.reading import read_at_any_lambda
+from repaconv.methods.nondeep.checkpoint_reading import read_at_any_lambda
 from repaconv.verification.input_batches import Batch, Inputs
 from repaconv.verification.model_runners import weighted
 
@@ -298,7 +298,7 @@ def test_pooling_becomes_the_nearest_affine(vit):
 
 def test_gates_cool_from_a_choice_by_chance_to_the_largest(vit):
     rc.convert("flat.pth", inputs="x.npz", to="training-form", blocks="2", **VIT)
-    from repaconv.conversion.finetuning.method_training_forms import training_plan_of
+    from repaconv.conversion.finetuning.training_architectures import training_plan_of
 
     found = read_checkpoint(Path("repaconv-out/flat-dwconv/converted.safetensors"))
     course: TrainingPlan = training_plan_of("dwconv", found, {})

@@ -27,8 +27,8 @@ from repaconv.core.files import cache_folder, read_artefact, write_artefact
 from repaconv.engines.openvino import OpenVino
 from repaconv.graph.nodes_and_constants import Writer
 from repaconv.graph.rewrite_contract import Rewrite
-from repaconv.methods.nondeep.published import example_meta
-from repaconv.methods.repavit.published import Example
+from repaconv.methods.nondeep.published_models import example_meta
+from repaconv.methods.repavit.published_models import Example
 from repaconv.methods.riformer import METHOD
 from repaconv.results import Candidate, Change, Deployment, ExportArtefact, Ratio, TuneArtefact
 from repaconv.sources.source_model import GraphSpec

@@ -11,7 +11,7 @@ from repaconv.checkpoints import read_checkpoint
 from repaconv.core import plugins
 from repaconv.core.errors import Refused
 from repaconv.method_api.fold_error import max_rel_error
-from repaconv.methods.nondeep.published import example_meta
+from repaconv.methods.nondeep.published_models import example_meta
 
 VITS = ("pyra", "nondeep", "dwconv", "repavit")
 

@@ -13,7 +13,7 @@ from zoo_networks import drawn
 from zoo_table import page
 
 import repaconv as rc
-from repaconv.graph.float64_graph import retyped
+from repaconv.graph.element_type_conversion import retyped
 from repaconv.onnx_export.float64_exporter import network_to_onnx
 
 

@@ -19,7 +19,7 @@ import repaconv
 from gpu.plan import OFFICIAL, OURS, TRAINING, VANILLA, Case
 from repaconv.core import run_folder
 from repaconv.engines.contract import Network
-from repaconv.methods.nondeep.published import example_meta
+from repaconv.methods.nondeep.published_models import example_meta
 from repaconv.sources.source_model import DEPLOY, Subject
 from repaconv.sources.source_model import TRAINING as AS_TRAINED
 from repaconv.sources.source_of_run import subject_of

@@ -156,8 +156,8 @@ def located(link: Any, step: Step, folder: Path, images: Any) -> Any:
     from repaconv.engines.contract import SessionSpec
     from repaconv.sources.source_model import DEPLOY
     from repaconv.stages.shared.common_checks import load_target
-    from repaconv.stages.shared.run_exports import export_for
-    from repaconv.stages.verify.divergence_in_exports import within_engine
+    from repaconv.stages.shared.exports_of_run import export_for
+    from repaconv.stages.verify.layer_divergence import within_engine
     from repaconv.verification.divergence_location import locate
     from repaconv.verification.model_runners import TorchTrace
 

@@ -11,10 +11,10 @@ from fit import HEADS, HIDDEN, PATCH, WIDTH, config, fit, initialise
 from torch import Tensor, nn
 
 from repaconv.backbones.convolution_mixers import to_grid, to_tokens
-from repaconv.backbones.training_blocks import BlockTraits, PlainBlock, PlainMlp
-from repaconv.backbones.training_norms import NormTraits
 from repaconv.backbones.vit import ViT, ViTConfig
-from repaconv.methods.dwconv.mixer_kinds import FORMAT
+from repaconv.backbones.vit_training_blocks import BlockTraits, PlainBlock, PlainMlp
+from repaconv.backbones.vit_training_norms import NormTraits
+from repaconv.methods.dwconv.token_mixer_reading import FORMAT
 
 DEPTH, CONVOLVING, KERNEL, EPOCHS, EPS = 4, 2, 3, 45, 1e-6
 SETTLED = 0.5

@@ -12,8 +12,8 @@ from digits import CLASSES, SIDE, Digits
 from torch import Tensor, nn
 from torch.nn import functional
 
-from repaconv.backbones.token_layers import AttentionSpec, LayerNormSpec, MlpSpec
 from repaconv.backbones.vit import BlockSpec, ViTConfig
+from repaconv.backbones.vit_layers import AttentionSpec, LayerNormSpec, MlpSpec
 
 WIDTH, HEADS, HIDDEN, PATCH = 48, 4, 192, 4
 BATCH, WEIGHT_DECAY, SMOOTHING, WARMUP = 32, 0.05, 0.1, 0.1

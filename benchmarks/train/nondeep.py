@@ -10,11 +10,11 @@ import torch
 from fit import HEADS, HIDDEN, PATCH, WIDTH, config, fit, initialise
 from torch import nn
 
-from repaconv.backbones.training_blocks import BlockTraits, PlainBlock
-from repaconv.backbones.training_norms import NormTraits
 from repaconv.backbones.vit import ViT, ViTConfig
-from repaconv.methods.nondeep.paper import BranchAttention, BranchMlp, Join
-from repaconv.methods.nondeep.reading import FORMAT
+from repaconv.backbones.vit_training_blocks import BlockTraits, PlainBlock
+from repaconv.backbones.vit_training_norms import NormTraits
+from repaconv.methods.nondeep.checkpoint_reading import FORMAT
+from repaconv.methods.nondeep.paper_equations import BranchAttention, BranchMlp, Join
 
 DEPTH, BRANCHES, EPOCHS, EPS = 3, 2, 45, 1e-6
 JOINED = 0.6

@@ -10,11 +10,11 @@ import torch
 from fit import HEADS, HIDDEN, WIDTH, config, fit, initialise
 from torch import nn
 
-from repaconv.backbones.training_blocks import BlockTraits
-from repaconv.backbones.training_norms import NormTraits
 from repaconv.backbones.vit import ViT, ViTConfig
+from repaconv.backbones.vit_training_blocks import BlockTraits
+from repaconv.backbones.vit_training_norms import NormTraits
 from repaconv.methods.lora import LoraLinear
-from repaconv.methods.pyra.paper import MergedBlock, PyraBlock
+from repaconv.methods.pyra.paper_equations import MergedBlock, PyraBlock
 
 SCHEDULE = (10, 8, 6, 4)
 """Tokens that go, block by block, of 37."""

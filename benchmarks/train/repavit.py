@@ -10,10 +10,10 @@ import torch
 from fit import HEADS, HIDDEN, WIDTH, config, fit, initialise
 from torch import Tensor, nn
 
-from repaconv.backbones.training_blocks import BlockTraits, PlainAttention, PlainBlock
-from repaconv.backbones.training_norms import NormTraits
 from repaconv.backbones.vit import ViT, ViTConfig
-from repaconv.methods.repavit.paper import ChannelIdleMlp
+from repaconv.backbones.vit_training_blocks import BlockTraits, PlainAttention, PlainBlock
+from repaconv.backbones.vit_training_norms import NormTraits
+from repaconv.methods.repavit.paper_equations import ChannelIdleMlp
 
 DEPTH, EPOCHS, IDLE_RATIO, EPS = 4, 50, 0.75, 1e-5
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from repaconv.backbones.metaformer import MetaFormer, MetaFormerConfig, pooling
-from repaconv.methods.riformer.paper import AffineMixer, RIFormerBlock
+from repaconv.methods.riformer.paper_equations import AffineMixer, RIFormerBlock
 
 LAYERS, WIDTHS, RATIO = (1, 1, 2, 1), (16, 32, 48, 80), 4
 STEM_STRIDE, LAYER_SCALE, POOL = 2, 0.1, 3

@@ -21,10 +21,10 @@ from digits import Digits
 from fit import accuracy, fit
 from torch import nn
 
-from repaconv.backbones.token_layers import AttentionSpec, LayerNormSpec, MlpSpec
-from repaconv.backbones.training_blocks import BlockTraits, PlainAttention, PlainBlock, PlainMlp
-from repaconv.backbones.training_norms import NormTraits
 from repaconv.backbones.vit import BlockSpec, ViT, ViTConfig
+from repaconv.backbones.vit_layers import AttentionSpec, LayerNormSpec, MlpSpec
+from repaconv.backbones.vit_training_blocks import BlockTraits, PlainAttention, PlainBlock, PlainMlp
+from repaconv.backbones.vit_training_norms import NormTraits
 from repaconv.core.files import canonical_json
 
 DEPTH, WIDTH, HEADS, PATCH, RATE, EPOCHS = 6, 192, 6, 8, 1e-3, 10

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, cast, get_args
 
-from repaconv.backbones.norms_and_ffns import ActivationKind
+from repaconv.backbones.shared_layers import ActivationKind
 from repaconv.core.errors import Refused
 from repaconv.method_api.settings import Knobs, one_of
 

@@ -13,11 +13,11 @@ from typing import Any, Generic, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
-from repaconv.backbones.inference_block import BlockSpec
 from repaconv.backbones.tensor_names import block_tensors, in_float64, official_names
-from repaconv.backbones.training_blocks import BlockTraits
 from repaconv.backbones.vit import ViT, ViTConfig
-from repaconv.backbones.vit_stem_and_head_folding import fold_stem, fold_tail
+from repaconv.backbones.vit_block_folding import fold_stem, fold_tail
+from repaconv.backbones.vit_inference_block import BlockSpec
+from repaconv.backbones.vit_training_blocks import BlockTraits
 from repaconv.checkpoints import Checkpoint, require_sound
 from repaconv.method_api.contract import FoldedPart, Published, Reading
 from repaconv.method_api.preprocessing import preprocessing_of

@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from repaconv.backbones.norms_and_ffns import attention
+from repaconv.backbones.shared_layers import attention
 
 
 def depthwise(channels: int, kernel: int) -> nn.Conv2d:

@@ -14,8 +14,8 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 
 from repaconv.algebra.affine_maps import Affine
-from repaconv.backbones.norms_and_ffns import ActivationKind
-from repaconv.backbones.token_layers import IdleMlpSpec, MlpSpec
+from repaconv.backbones.shared_layers import ActivationKind
+from repaconv.backbones.vit_layers import IdleMlpSpec, MlpSpec
 from repaconv.core.errors import Refused
 from repaconv.method_api.contract import FoldedPart
 from repaconv.results import ImageSize

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from repaconv.algebra.affine_maps import Affine
 from repaconv.backbones.ffn_skeleton import Ffn, MlpFactory, stage_and_index, stage_depths
-from repaconv.backbones.norms_and_ffns import ActivationKind, ConvMlp, IdleConvMlp, Norm, NormKind, NormThenScale
+from repaconv.backbones.shared_layers import ActivationKind, ConvMlp, IdleConvMlp, Norm, NormKind, NormThenScale
 from repaconv.backbones.tensor_names import classes_of, weight_of
 from repaconv.backbones.vit_block_folding import norm_and_head
 from repaconv.method_api.contract import FoldedPart

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 
 from repaconv.algebra.affine_maps import Affine
 from repaconv.backbones.ffn_skeleton import Ffn, MlpFactory, deploy_ffn
-from repaconv.backbones.norms_and_ffns import ActivationKind, activation
+from repaconv.backbones.shared_layers import ActivationKind, activation
 from repaconv.backbones.tensor_names import classes_of, weight_of
-from repaconv.backbones.token_layers import IdleMlpSpec, MlpSpec
 from repaconv.backbones.vit_block_folding import linear_of, named_tensors, norm_and_head
+from repaconv.backbones.vit_layers import IdleMlpSpec, MlpSpec
 from repaconv.core.errors import Refused
 from repaconv.method_api.contract import FoldedPart
 from repaconv.method_api.settings import Knobs, small

@@ -20,10 +20,8 @@ from torch import Tensor, nn
 
 from repaconv.algebra.affine_maps import Affine
 from repaconv.backbones.ffn_skeleton import Ffn, MlpFactory, deploy_ffn, stage_and_index, stage_depths
-from repaconv.backbones.norms_and_ffns import ActivationKind
+from repaconv.backbones.shared_layers import ActivationKind
 from repaconv.backbones.tensor_names import classes_of, weight_of
-from repaconv.backbones.token_layers import IdleMlpSpec, MlpSpec
-from repaconv.backbones.training_norms import NormTraits
 from repaconv.backbones.vit_block_folding import (
     affine_into_linear,
     fold_attention,
@@ -31,6 +29,8 @@ from repaconv.backbones.vit_block_folding import (
     named_tensors,
     norm_and_head,
 )
+from repaconv.backbones.vit_layers import IdleMlpSpec, MlpSpec
+from repaconv.backbones.vit_training_norms import NormTraits
 from repaconv.core.errors import Refused
 from repaconv.method_api.contract import FoldedPart
 from repaconv.method_api.settings import Knobs, small

@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from repaconv.backbones.token_layers import AttentionSpec, MlpSpec
+from repaconv.backbones.vit_layers import AttentionSpec, MlpSpec
 
 Sized = tuple[Tensor, Tensor | None]
 """Tokens [B, N, d], and their sizes [B, N, 1]: how many original tokens each one contains. None before any merging."""

@@ -17,8 +17,8 @@ import torch
 from pydantic import TypeAdapter
 from torch import Tensor, nn
 
-from repaconv.backbones.inference_block import BlockSpec, deploy_block
-from repaconv.backbones.token_layers import TokenBatchNorm
+from repaconv.backbones.vit_inference_block import BlockSpec, deploy_block
+from repaconv.backbones.vit_layers import TokenBatchNorm
 
 Tokens = Any
 """Input and output of a block: tokens [B, N, d], or (tokens, sizes [B, N, 1]) if tokens are merged."""

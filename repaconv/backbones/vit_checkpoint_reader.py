@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from repaconv.backbones.tensor_names import classes_of, weight_of
-from repaconv.backbones.training_norms import LAYER_EPS, norm_kind, read_batch_eps
+from repaconv.backbones.vit_training_norms import LAYER_EPS, norm_kind, read_batch_eps
 from repaconv.core.errors import Refused
 from repaconv.method_api.settings import Knobs, one_of, positive, small
 from repaconv.results import Fact, ImageSize, parse_image_size

@@ -10,16 +10,15 @@ from torch import Tensor, nn
 
 from repaconv.algebra.affine_maps import Affine
 from repaconv.backbones.ffn_skeleton import Ffn, MlpFactory, deploy_ffn
-from repaconv.backbones.inference_block import BlockSpec, DeployBlock
-from repaconv.backbones.norms_and_ffns import ActivationKind
+from repaconv.backbones.shared_layers import ActivationKind
 from repaconv.backbones.tensor_names import block_tensors, weight_of
-from repaconv.backbones.token_layers import AttentionSpec, NoNorm
-from repaconv.backbones.training_blocks import BlockTraits, PlainAttention, PlainBlock, scale_affine
-from repaconv.backbones.training_norms import NormTraits, read_norms
 from repaconv.backbones.vit import ViT, ViTConfig
-from repaconv.backbones.vit_block_folding import fold_attention, named_tensors
+from repaconv.backbones.vit_block_folding import fold_attention, fold_stem, fold_tail, named_tensors
 from repaconv.backbones.vit_checkpoint_reader import read_heads, read_vit_sizes
-from repaconv.backbones.vit_stem_and_head_folding import fold_stem, fold_tail
+from repaconv.backbones.vit_inference_block import BlockSpec, DeployBlock
+from repaconv.backbones.vit_layers import AttentionSpec, NoNorm
+from repaconv.backbones.vit_training_blocks import BlockTraits, PlainAttention, PlainBlock, scale_affine
+from repaconv.backbones.vit_training_norms import NormTraits, read_norms
 from repaconv.method_api.contract import FoldedPart
 from repaconv.method_api.settings import Knobs, small
 from repaconv.results import ImageSize

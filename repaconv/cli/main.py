@@ -14,16 +14,16 @@ import typer
 from repaconv.cli import stage_commands  # the order of `--help`
 
 # isort: split
-from repaconv.cli import workflow_commands
+from repaconv.cli import recipe_and_report_commands
 
 # isort: split
 from repaconv.cli import conversion_commands
 
 # isort: split
-from repaconv.cli import fleet_commands
+from repaconv.cli import board_and_cluster_commands
 
 # isort: split
-from repaconv.cli import environment_commands
+from repaconv.cli import installation_and_demo_commands
 
 # isort: split
 from repaconv.cli.command_options import app
@@ -31,7 +31,13 @@ from repaconv.cli.shell_completion import command_in_line, name_of
 from repaconv.core.change_guard import require_none_truncated
 from repaconv.core.errors import EnvironmentProblem, Interrupted, RepaconvError, UsageProblem, describe_exception
 
-COMMANDS = (stage_commands, workflow_commands, conversion_commands, fleet_commands, environment_commands)
+COMMANDS = (
+    stage_commands,
+    recipe_and_report_commands,
+    conversion_commands,
+    board_and_cluster_commands,
+    installation_and_demo_commands,
+)
 """The modules with the commands. Importing them registers the commands, in the order of `--help`."""
 COMPLETING = "_REPACONV_COMPLETE"
 """Environment variable set by the script of `repaconv --install-completion`."""

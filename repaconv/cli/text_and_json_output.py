@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from repaconv.core.errors import RepaconvError, escape_control_characters
-from repaconv.core.notices import LOGGER
+from repaconv.core.progress import LOGGER
 from repaconv.core.terminal import plain, relative_path, stderr, stdout
 
 if TYPE_CHECKING:
@@ -66,36 +66,40 @@ def print_error(problem: RepaconvError) -> None:
 
 
 TEXTS = {
-    "bench": "stages.bench.text",
-    "build": "stages.build.text",
-    "bundle_and_collect": "stages.bundle.text",
-    "compare": "stages.bench.text",
-    "convert": "stages.convert.text",
-    "estimate": "stages.bench.text",
-    "export": "stages.export.text",
-    "fetch": "stages.fetch.text",
-    "finetune": "stages.convert.text",
-    "fold": "stages.fold.text",
-    "gate": "stages.recipe.text",
-    "inspect": "stages.inspect.text",
-    "paper_table": "stages.paper_table.text",
-    "recipe_run": "stages.recipe.text",
-    "report": "stages.report.text",
-    "save": "stages.save.text",
-    "score": "stages.convert.text",
-    "throughput": "stages.bench.text",
-    "tune": "stages.tune.text",
-    "verify": "stages.verify.text",
-    "sweep": "distributed.text",
+    "BenchArtefact": "stages.bench.text.show_bench",
+    "BuildArtefact": "stages.build.text.show_build",
+    "BundleArtefact": "stages.bundle.text.show_bundle_and_collect",
+    "CollectArtefact": "stages.bundle.text.show_bundle_and_collect",
+    "CompareArtefact": "stages.bench.text.show_compare",
+    "ConvertArtefact": "stages.convert.text.show_convert",
+    "EstimateArtefact": "stages.bench.text.show_estimate",
+    "ExportArtefact": "stages.export.text.show_export",
+    "Fetched": "stages.fetch.text.show_fetch",
+    "FileInspection": "stages.inspect.text.show_inspect",
+    "FinetuneArtefact": "stages.convert.text.show_finetune",
+    "FoldArtefact": "stages.fold.text.show_fold",
+    "GateReport": "stages.recipe.text.show_gate",
+    "Inspection": "stages.inspect.text.show_inspect",
+    "NewRecipe": "stages.recipe.text.show_recipe_run",
+    "PaperTable": "stages.paper_table.text.show_paper_table",
+    "RecipeRun": "stages.recipe.text.show_recipe_run",
+    "Report": "stages.report.text.show_report",
+    "RunsReport": "stages.report.text.show_report",
+    "SaveArtefact": "stages.save.text.show_save",
+    "ScoreArtefact": "stages.convert.text.show_score",
+    "ThroughputArtefact": "stages.bench.text.show_throughput",
+    "TuneArtefact": "stages.tune.text.show_tune",
+    "VerifyArtefact": "stages.verify.text.show_verify",
+    "SweepArtefact": "distributed.sweep_text.show_sweep",
 }
-"""The module that prints a result as text with its function ``show_<kind>``, where the kind is the result's module in
-`repaconv.results`."""
+"""The function that prints a result as text, by the name of the result's class or of one of its base classes."""
 
 
 def print_result(done: Record) -> None:
     """Print a result to stdout as text."""
-    kind = type(done).__module__.rpartition(".")[2]
-    getattr(import_module(f"repaconv.{TEXTS[kind]}"), f"show_{kind}")(done)
+    printed_by = next(TEXTS[kind.__name__] for kind in type(done).__mro__ if kind.__name__ in TEXTS)
+    module, _, function = printed_by.rpartition(".")
+    getattr(import_module(f"repaconv.{module}"), function)(done)
 
 
 def plain_data(record: Record) -> dict[str, Any]:
@@ -131,7 +135,7 @@ def progress(*, quiet: bool) -> Iterator[Any]:
 
 @contextmanager
 def _notices(console: Console) -> Iterator[None]:
-    """Print the messages of `repaconv.core.notices`, each sentence once."""
+    """Print the messages of `repaconv.core.progress`, each sentence once."""
     printed: set[str] = set()
 
     class Printer(logging.Handler):
@@ -196,8 +200,8 @@ def print_next_step(command: str, done: Record) -> None:
 def _next_command_for_run(command: str, done: Record) -> str:
     """Return the command that follows for a run; empty if there is none. The default run is not named in it."""
     from repaconv.core import run_folder
-    from repaconv.stages.shared.remote_targets import measuring_command
-    from repaconv.stages.shared.run_exports import exports_of
+    from repaconv.stages.shared.exports_of_run import exports_of
+    from repaconv.stages.shared.unavailable_targets import measuring_command
 
     run = run_folder.run_of([*getattr(done, "output_files", ()), *getattr(done, "input_files", ())])
     if run is None:
@@ -215,7 +219,7 @@ def _next_command_for_run(command: str, done: Record) -> str:
 
 def _is_for_other_machine(done: Record) -> bool:
     """Return whether a result is for a target that is not this machine."""
-    from repaconv.stages.shared.remote_targets import target_of, why_not_here
+    from repaconv.stages.shared.unavailable_targets import target_of, why_not_here
 
     return bool(why_not_here(target_of(done)[1]))  # type: ignore[arg-type]
 

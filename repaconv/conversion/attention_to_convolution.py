@@ -10,14 +10,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from repaconv.conversion.block_activations import BlockContext
+from repaconv.conversion.block_conversion import BlockContext
 from repaconv.conversion.block_selection import (
     SelectionData,
     best_conversion,
     most_blocks_within_budget,
     single_block_errors,
 )
-from repaconv.conversion.conversion_requests import RequestedBlocks
+from repaconv.conversion.conversion_option_parsing import RequestedBlocks
 from repaconv.conversion.head_scores import Scores, score_activations
 from repaconv.conversion.image_splits import ImageSplits
 from repaconv.conversion.kernel_fitting import ConversionSettings, Head, convolution, fit_kernels
@@ -25,7 +25,7 @@ from repaconv.conversion.original_activations import OriginalActivations
 from repaconv.conversion.plain_vit import PlainViT, Reading, batches
 from repaconv.core.errors import GateFailed
 from repaconv.core.progress import Progress
-from repaconv.methods.dwconv.mixer_kinds import FORMAT
+from repaconv.methods.dwconv.token_mixer_reading import FORMAT
 from repaconv.results import Origin, Tried
 from repaconv.verification.accuracy_budget import Budget
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from repaconv.conversion.block_activations import BlockContext
+from repaconv.conversion.block_conversion import BlockContext
 from repaconv.conversion.conversion_evaluation import Evaluation
 from repaconv.conversion.image_splits import ImageSplits
 from repaconv.conversion.kernel_fitting import ConversionSettings, convert_block

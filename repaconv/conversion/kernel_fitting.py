@@ -19,10 +19,10 @@ import torch
 from torch import Tensor, nn
 
 from repaconv.backbones.convolution_mixers import to_grid, to_tokens
-from repaconv.conversion.block_activations import BlockContext, ConvertedBlock, ValueProjection
+from repaconv.conversion.block_conversion import BlockContext, ConvertedBlock, ValueProjection
 from repaconv.conversion.least_squares import RIDGE, NormalEquations, Solution
 from repaconv.conversion.plain_vit import batches
-from repaconv.methods.dwconv.mixer_kinds import Mixer
+from repaconv.methods.dwconv.token_mixer_reading import Mixer
 
 # How close an attention matrix over a grid of patches is to a convolution: statistics by the offset of key and query
 

@@ -13,8 +13,8 @@ from repaconv.backbones.blockwise_vit import BlockwiseReading
 from repaconv.backbones.vit import ViT, ViTConfig
 from repaconv.checkpoints import Checkpoint
 from repaconv.core.errors import Refused
-from repaconv.methods.dwconv.paper import ConvBlock
-from repaconv.methods.dwconv.reading import read_or_plain_vit
+from repaconv.methods.dwconv.checkpoint_reading import read_or_plain_vit
+from repaconv.methods.dwconv.paper_equations import ConvBlock
 from repaconv.verification.model_runners import weighted
 
 BATCH_SIZE = 16

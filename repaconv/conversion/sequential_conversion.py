@@ -13,13 +13,13 @@ from torch import Tensor, nn
 
 from repaconv.backbones.blockwise_vit import deploy_config
 from repaconv.backbones.vit import ViT, ViTConfig
-from repaconv.conversion.block_activations import BlockContext, ConvertedBlock, linear_tensors
+from repaconv.conversion.block_conversion import BlockContext, ConvertedBlock, linear_tensors
 from repaconv.conversion.kernel_fitting import ConversionSettings, convert_block, refit_output_projection
 from repaconv.conversion.least_squares import RIDGE, NormalEquations
 from repaconv.conversion.original_activations import OriginalActivations
 from repaconv.conversion.plain_vit import PlainViT, Reading, after_ffn, batches, map_batches
-from repaconv.methods.dwconv.paper import with_token_merging
-from repaconv.methods.pyra.paper import MERGED_REASONS, MERGED_TOLERANCE
+from repaconv.methods.dwconv.paper_equations import with_token_merging
+from repaconv.methods.pyra.paper_equations import MERGED_REASONS, MERGED_TOLERANCE
 from repaconv.verification.model_runners import weighted
 
 # The FFN after a replaced mixer. Its last layer is refitted in closed form to the original's residual stream after the

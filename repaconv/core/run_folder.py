@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from repaconv.core.errors import GateFailed, Refused, UsageProblem
-from repaconv.core.export_names import dotted
+from repaconv.core.export_variants import dotted
 from repaconv.core.file_replacement import (
     files_named_by,
     is_left_over,
@@ -19,7 +19,7 @@ from repaconv.core.file_replacement import (
     require_replaceable,
 )
 from repaconv.core.files import parse_json, read_artefact, sha256_of, stage_of, write_text
-from repaconv.core.notices import LOGGER
+from repaconv.core.progress import LOGGER
 from repaconv.results import KINDS, Artefact, ExportArtefact, FoldArtefact, Payload, VerifyArtefact
 
 OUT = Path("repaconv-out")
@@ -37,8 +37,8 @@ _HOW_FOLDED: dict[str, Any] = dict.fromkeys(
 
 @dataclass(frozen=True)
 class Run:
-    """The paths in one run folder. ``variant`` is `repaconv.core.export_names.Variant.name`; ``full`` is
-    `repaconv.core.export_names.Variant.full`."""
+    """The paths in one run folder. ``variant`` is `repaconv.core.export_variants.Variant.name`; ``full`` is
+    `repaconv.core.export_variants.Variant.full`."""
 
     folder: Path
 

@@ -25,7 +25,7 @@ from repaconv.stages.bundle.collect import evaluated_result
 from repaconv.stages.bundle.options import BundleOptions
 from repaconv.stages.bundle.stage import bundle_by
 from repaconv.stages.shared.common_checks import as_image_size, with_files
-from repaconv.stages.shared.run_exports import Export
+from repaconv.stages.shared.exports_of_run import Export
 
 # Timeout on the board: if the connection drops, the process there keeps running.
 BOARD_TIMEOUT_S = 3600

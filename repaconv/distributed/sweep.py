@@ -34,8 +34,8 @@ from repaconv.stages.export.stage import export
 from repaconv.stages.fold.stage import fold
 from repaconv.stages.recipe.recipe_file import own_file
 from repaconv.stages.shared.common_checks import load_target, made_by, with_files
+from repaconv.stages.shared.exports_of_run import export_for
 from repaconv.stages.shared.option_definitions import by_name
-from repaconv.stages.shared.run_exports import export_for
 
 # The matrix of a sweep: its file format and its cells
 

@@ -77,7 +77,7 @@ class SessionSpec:
         as_written: Whether to disable graph optimization: fused nodes may hold float64 constants in float32.
         streams: Number of concurrent inferences, each called from its own thread and using its own ``threads``.
         settings: NAME=VALUE settings of the runtime, of those that the engine lists for tuning
-            (`repaconv.engines.session_settings`).
+            (`repaconv.engines.tunable_session_settings`).
     """
 
     device: str | None = None

@@ -16,7 +16,7 @@ import numpy as np
 
 from repaconv.core import change_guard
 from repaconv.core.errors import Refused, RepaconvError, first_line, require_module
-from repaconv.core.scratch_folders import scratch_folder
+from repaconv.core.temporary_folders import scratch_folder
 from repaconv.engines.contract import (
     Ability,
     Array,
@@ -30,7 +30,7 @@ from repaconv.engines.contract import (
     as_text,
     require_device,
 )
-from repaconv.engines.session_settings import parse_settings, require_one_stream
+from repaconv.engines.tunable_session_settings import parse_settings, require_one_stream
 from repaconv.graph.onnx_files import read_graph, require_inside, restore_names
 
 if TYPE_CHECKING:
@@ -173,7 +173,7 @@ class OnnxRuntime:
         return str(require_module("onnxruntime", "ONNX Runtime", "pip install onnxruntime").__version__)
 
     def tries(self, precision: str) -> tuple[tuple[str, ...], ...]:
-        """Return the settings to try: see `repaconv.engines.session_settings.Tunable`.
+        """Return the settings to try: see `repaconv.engines.tunable_session_settings.Tunable`.
 
         They flush denormals, do not lay out weights for this CPU, and do not fuse normalizations.
         """

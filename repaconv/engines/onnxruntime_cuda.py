@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from repaconv.core.errors import EnvironmentProblem, require_module
-from repaconv.core.scratch_folders import scratch_folder
+from repaconv.core.temporary_folders import scratch_folder
 from repaconv.engines.contract import Ability, Array, Deployable, Feeds, Profiled, SessionSpec, cannot
 from repaconv.engines.nvidia_gpu import require_gpu, within_memory
 from repaconv.engines.onnxruntime_cpu import PROVIDER, OnnxRuntime, OrtSession, session_of, settings_for

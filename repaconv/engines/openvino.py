@@ -30,7 +30,7 @@ from repaconv.engines.contract import (
     cannot,
     require_device,
 )
-from repaconv.engines.session_settings import parse_settings
+from repaconv.engines.tunable_session_settings import parse_settings
 from repaconv.graph.onnx_files import read_graph, require_inside
 
 DEVICE = "CPU"
@@ -131,7 +131,7 @@ class OpenVino:
     def tries(self, precision: str) -> tuple[tuple[str, ...], ...]:
         """Return the settings to try: BF16 for the unquantized layers of an int8 graph.
 
-        See `repaconv.engines.session_settings.Tunable`. CPU_DENORMALS_OPTIMIZATION is not included: it is
+        See `repaconv.engines.tunable_session_settings.Tunable`. CPU_DENORMALS_OPTIMIZATION is not included: it is
         undefined which threads it affects.
         """
         multiplies = "BF16" in self._package().Core().get_property(DEVICE, "OPTIMIZATION_CAPABILITIES")

@@ -28,7 +28,7 @@ from repaconv.engines.contract import (
     nothing_to_build,
     require_device,
 )
-from repaconv.engines.session_settings import require_one_stream
+from repaconv.engines.tunable_session_settings import require_one_stream
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

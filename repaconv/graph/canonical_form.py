@@ -13,7 +13,7 @@ from repaconv.graph.index_selections import swaps_last
 from repaconv.graph.model_rewriting import clean
 from repaconv.graph.nodes_and_constants import Writer, attribute, constant, is_constant, nodes_of
 from repaconv.graph.operator_facts import ARITHMETIC, UNARY, VIEWS
-from repaconv.graph.shape_constants import fold_shapes
+from repaconv.graph.shape_folding import fold_shapes
 from repaconv.graph.symbolic_shapes import rank_of, reshape_target, set_shape, sizes
 from repaconv.graph.tensor_views import View
 from repaconv.graph.view_chains import view_of

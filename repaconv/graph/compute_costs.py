@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from repaconv.graph.integer_values import SMALL
 from repaconv.graph.model_rewriting import read
 from repaconv.graph.nodes_and_constants import Array, constant, made_by, only_reader
 from repaconv.graph.onnx_files import flops_of
@@ -22,6 +21,7 @@ from repaconv.graph.operator_facts import (
     SELECTIONS,
     VIEWS,
 )
+from repaconv.graph.shape_arithmetic import SMALL
 from repaconv.graph.symbolic_shapes import Size, Sizes, as_numbers, sizes
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ def macs_at(proto: onnx.ModelProto, at: Mapping[str, int]) -> int | None:
         at: Size by dimension name, or by ``input[axis]`` for a dimension without a name.
     """
     from repaconv.graph.graph_without_weights import weights_as_inputs
-    from repaconv.graph.shape_constants import fold_shapes
+    from repaconv.graph.shape_folding import fold_shapes
 
     fixed = weights_as_inputs(proto)
     for value in fixed.graph.input:

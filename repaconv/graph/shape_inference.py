@@ -7,8 +7,8 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from repaconv.graph.integer_values import INTS, Integers
 from repaconv.graph.nodes_and_constants import attribute
+from repaconv.graph.shape_arithmetic import INTS, Integers
 from repaconv.graph.symbolic_shapes import (
     Size,
     SymbolicSize,

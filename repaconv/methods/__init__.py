@@ -1,1 +1,1 @@
-"""One folder per paper: `paper` has its equations, `reading` reads its checkpoints, `published` builds its models."""
+"""One folder per paper: its equations and fold, the reading of its checkpoints, its published models."""

@@ -11,7 +11,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
 from repaconv.core.errors import Refused, first_line
-from repaconv.core.scratch_folders import scratch_folder
+from repaconv.core.temporary_folders import scratch_folder
 from repaconv.onnx_export.torch_exporter import _named_by_module, _quiet, translations
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from repaconv.core.progress import only_errors
-from repaconv.core.scratch_folders import scratch_folder
+from repaconv.core.temporary_folders import scratch_folder
 from repaconv.engines.contract import Feeds
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field, NonNegativeFloat, PositiveFloat, ValidationInfo, field_validator
 
 from repaconv.results.records import SCHEMA_VERSION, Artefact, ImageSize, Link, Record
 
@@ -442,3 +442,249 @@ class BenchArtefact(Artefact):
         named = {row.name: f"{row.name} ({row.precision})" if row.precision else row.name for row in self.latencies}
         found = self.ratio
         return found.told(named.get(found.subject, ""), named.get(found.other, "")) if found else ""
+
+
+# --- Results of ``bench --objective throughput``: images per second of several concurrent inferences.
+
+
+class Throughput(Record):
+    """The throughput of one model with a number of concurrent streams.
+
+    Attributes:
+        name: What the model is called in this result: e.g. ``deploy form``, ``deploy form, one stream`` or the name of
+            its file.
+        model: The name of the model's file.
+        sha256: The SHA-256 of that file.
+        engine: The runtime that ran it, with its version.
+        precision: The precision that it computes in, e.g. ``fp32`` or ``int8``.
+        streams: The number of concurrent streams; each runs one inference after the other.
+        threads: The number of threads per inference.
+        images_per_second: The throughput of all streams together, in images/s: the median over the rounds.
+        p50_ms: The median latency of a single inference while all streams run, in ms.
+        p95_ms: The 95th percentile of that latency, in ms.
+    """
+
+    name: str
+    model: str
+    sha256: str
+    engine: str
+    precision: str
+    streams: int
+    threads: int
+    images_per_second: float
+    p50_ms: float
+    p95_ms: float
+
+
+class ThroughputArtefact(Artefact):
+    """Throughput of a model with all its streams and with one stream, measured in turn in one run on this machine.
+
+    It is not the result of a latency measurement: baselines and histories do not contain it.
+
+    Attributes:
+        variant: The export that was measured, by target, precision and whatever else is not the default, e.g.
+            ``x86-64.int8``; empty for a model file without a run.
+        target: The target, by name.
+        batch: The batch size of each inference.
+        image_size: (height, width) in pixels; null if the model takes no images.
+        rounds: The number of measured rounds; in each round, each stream of every model runs 4 inferences.
+        session_loads: How often the models were loaded anew; the rounds are split evenly over these session loads.
+        seed: The seed of random inputs, of the order within the rounds and of the confidence intervals.
+        session: The options of the first model's session in its runtime, by name; all others are the runtime's
+            defaults.
+        machine: The description of the machine, by name, as in the result of ``bench``.
+        rows: The measured models: first the model with all its streams, second the same model with one stream, third,
+            if there is one, the model that it is compared with, with as many streams.
+        quality: Whether the measurement can be trusted.
+        scaling: The throughput of the model with all its streams over that with one stream.
+        ratio: The throughput of the model over that of the one that it is compared with; null if there is none.
+        note: What else is to be known of the measurement, e.g. why there is no training form; empty if nothing is.
+    """
+
+    FORMER: ClassVar[Mapping[str, str]] = {"openings": "session_loads"}
+
+    stage: str = "throughput"
+    variant: str = ""
+    target: str
+    batch: int
+    image_size: ImageSize | None
+    rounds: int
+    session_loads: int = 1
+    seed: int
+    session: dict[str, str]
+    machine: dict[str, Any]
+    rows: tuple[Throughput, ...]
+    quality: Quality
+    scaling: Ratio
+    ratio: Ratio | None
+    note: str = ""
+
+    @field_validator("scaling", "ratio")
+    @classmethod
+    def _claims_no_more(cls, ratio: Ratio | None, info: ValidationInfo) -> Ratio | None:
+        return ratio and ratio.under(info.data.get("quality"))
+
+    @property
+    def compared(self) -> tuple[str, ...]:
+        """In words, the throughput over that of one stream, and over that of the model it is compared with."""
+        named = {row.name: f"{row.name} ({row.precision})" for row in self.rows}
+        found = [each for each in (self.scaling, self.ratio) if each]
+        return tuple(_many(each, named.get(each.subject, ""), named.get(each.other, "")) for each in found)
+
+    @property
+    def inconclusive(self) -> bool:
+        """Whether the measurement says nothing."""
+        return self.quality.verdict == "inconclusive"
+
+
+def _many(found: Ratio, subject: str, other: str) -> str:
+    subject, other = subject or found.subject, other or found.other
+    if not found.conclusive:
+        return found.told(subject, other)
+    return f"{subject} has {found.median:.3f} times the throughput of {other} ({found.interval})"
+
+
+# --- Results of ``bench --estimate``: how long a graph would take on a device, by calculation alone.
+
+
+class Limits(Record):
+    """The peak figures of a device, from which an estimate is calculated.
+
+    Attributes:
+        device: The device in words: e.g. which module or GPU, and at which clock.
+        peak_tflops: The peak in 1e12 operations/s, 2 for each MAC, without sparsity, by the type that is multiplied.
+            ``tf32`` is what float32 may be multiplied in.
+        bandwidth_gb_s: The bandwidth to and from its memory, in 1e9 bytes/s.
+        launch_us: The time that every node costs whatever it computes, in microseconds.
+        source: Where these figures are from: data sheets, or a measurement on this machine.
+    """
+
+    device: str
+    peak_tflops: dict[Literal["fp32", "tf32", "fp16", "bf16", "int8"], PositiveFloat] = Field(min_length=1)
+    bandwidth_gb_s: PositiveFloat
+    launch_us: NonNegativeFloat
+    source: tuple[str, ...] = Field(min_length=1)
+
+
+class NodeEstimate(Record):
+    """The estimated time of one node: from what it computes and what it moves in memory.
+
+    Attributes:
+        name: The name of the node.
+        operator: The operator of the node.
+        precision: The type that the node multiplies in; of a node that multiplies nothing, the type of its output.
+        flops: Floating-point operations per inference, 2 for each MAC; 0 for a node that multiplies nothing, or if it
+            is not known.
+        bytes: The bytes that the node reads and writes, each once; 0 if it moves nothing, or if it is not known.
+        low_ms: The lower end of its time in ms: at the peak figures, without a launch. It is 0 for a node other than a
+            matrix product, convolution or attention, as a runtime may fuse it.
+        high_ms: The upper end of its time in ms: at half of the peak figures, plus a launch.
+        limit: What takes longest of ``high_ms``: ``arithmetic``, ``memory`` or ``launch``.
+    """
+
+    name: str
+    operator: str
+    precision: str
+    flops: int
+    bytes: int
+    low_ms: float
+    high_ms: float
+    limit: Literal["arithmetic", "memory", "launch"]
+
+
+class EstimateArtefact(Artefact):
+    """The estimated latency of a graph: between ``low_ms`` and ``high_ms``; see `repaconv.benchmark.latency_estimate`.
+
+    It is not a measurement: gates, baselines and histories do not use it, and its verdict is always *not verified*.
+
+    Attributes:
+        label: Always ``estimated, not measured``.
+        variant: The export that is estimated, by target, precision and whatever else is not the default, e.g.
+            ``h100.fp16``; empty for an ONNX file without a run.
+        target: The target, by name.
+        runtime: The runtime of the target, with the version that the target states.
+        precision: The precision that the graph would compute in.
+        batch: The batch size.
+        image_size: (height, width) in pixels.
+        threads: The number of threads per inference, for which the limits of a CPU are measured.
+        model: The name of the ONNX file.
+        sha256: The SHA-256 of the ONNX file.
+        limits: The peak figures of the device.
+        low_ms: The lower end of the latency in ms: the sum over ``nodes``.
+        high_ms: The upper end of the latency in ms: the sum over ``nodes``. Inefficient kernels may take longer.
+        nodes: The estimate of each node that costs something, in the order of the graph.
+        measured_ms: The median latency in ms that ``bench`` or a board measured of the same file with the same target
+            and sizes; null if the run has no such measurement.
+        measurement: What made that measurement, and whether it is trusted, in words; empty if there is none.
+        note: What else is to be known, e.g. operators that the estimate leaves out; empty if nothing is.
+    """
+
+    stage: str = "estimate"
+    label: Literal["estimated, not measured"] = "estimated, not measured"
+    variant: str = ""
+    target: str
+    runtime: str
+    precision: str
+    batch: int
+    image_size: ImageSize
+    threads: int
+    model: str
+    sha256: str
+    limits: Limits
+    low_ms: float
+    high_ms: float
+    nodes: tuple[NodeEstimate, ...]
+    measured_ms: float | None = None
+    measurement: str = ""
+    note: str = ""
+
+
+# --- The result of ``compare``: two models on the same inputs.
+
+
+class ComparedEnd(Record):
+    """One of the two models of a comparison: what runs it, in which precision, and its size.
+
+    Attributes:
+        name: The path of the model, with ``as folded`` or ``as trained`` if weights were run instead of a model file.
+        engine: The runtime and its version; ``torch`` for weights.
+        precision: The precision that the model computes in, e.g. ``fp32`` or ``int8``.
+        sha256: The SHA-256 of the model file, of the folded weights, or of the checkpoint.
+        bytes: The size in bytes of the model file with its external weights, or of the weights.
+        parameters: The number of elements of the constants of an ONNX model, without indices and other integers of more
+            than 8 bits; null for others.
+        nodes: The number of nodes of an ONNX model; null for others.
+    """
+
+    name: str
+    engine: str
+    precision: str
+    sha256: str
+    bytes: int | None = None
+    parameters: int | None = None
+    nodes: int | None = None
+
+
+class CompareArtefact(Artefact):
+    """The result of ``compare``: two models on the same inputs.
+
+    Attributes:
+        stage: The command that wrote this result, ``compare``.
+        reference: The model that the other is compared with.
+        candidate: The model that is evaluated.
+        inputs: What the inputs were, e.g. ``4 random images, seed 0``.
+        links: The comparison of each output.
+        measured: The latency of the candidate and the reference; null without ``--speed``.
+    """
+
+    stage: str = "compare"
+    reference: ComparedEnd
+    candidate: ComparedEnd
+    inputs: str
+    links: tuple[Link, ...]
+    measured: BenchArtefact | None = None
+
+    @property
+    def inconclusive(self) -> bool:
+        """Whether the measurement is."""
+        return self.measured is not None and self.measured.quality.verdict == "inconclusive"

@@ -6,8 +6,90 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from repaconv.results.bench import Ratio
-from repaconv.results.records import Artefact, Link, Origin, Payload, Record
-from repaconv.results.score import BlockScore
+from repaconv.results.records import Artefact, Fact, ImageSize, Link, Origin, Payload, Record
+
+# --- Results of ``score``: how similar the attention of each head is to a convolution.
+
+
+class HeadScore(Record):
+    """The scores of one attention head, from its attention among the patches over all images.
+
+    Attributes:
+        sigma: The paper's Sigma_h: the sum, over all entries of the attention matrix, of their standard deviation over
+            the images. The smaller, the less the attention depends on the image.
+        locality: The share (0 to 1) of the mean attention that is within ``kernel`` x ``kernel`` patches around its
+            query.
+        invariance: The share (0 to 1) of the squares of the mean attention matrix that depends on the offset between
+            two patches alone: 1 for a convolution.
+        entropy: The mean entropy of a query's attention over all tokens, relative to that of uniform attention (0 to
+            1), over about 64 evenly spaced queries, or all if there are fewer.
+    """
+
+    sigma: float
+    locality: float
+    invariance: float
+    entropy: float
+
+
+class BlockScore(Record):
+    """The scores of one block: the means over its heads, and what replacing it alone costs.
+
+    Attributes:
+        block: The index of the block, from 0.
+        sigma: The paper's Sigma_b: the mean of ``sigma`` over the heads.
+        locality: The mean of ``locality`` over the heads.
+        invariance: The mean of ``invariance`` over the heads.
+        entropy: The mean of ``entropy`` over the heads.
+        error: The relative error ||a - b|| / ||b|| of the network's outputs if this block alone is replaced by a
+            convolution, on images of the validation split; null if it was not measured.
+        heads: The scores of each head, in order.
+    """
+
+    block: int
+    sigma: float
+    locality: float
+    invariance: float
+    entropy: float
+    error: float | None = None
+    heads: tuple[HeadScore, ...]
+
+
+class ScoreArtefact(Artefact):
+    """The scores of all attention heads and blocks of a plain vision transformer.
+
+    They are measurements, and there is nothing to pass: the verdict is always *not verified*.
+
+    Attributes:
+        origin: The checkpoint, and which weights of it were read.
+        facts: Every setting that was used and is not a weight, with its source.
+        inputs: The images, in words, e.g. the name of the folder or file.
+        images: How many images were used.
+        image_size: (height, width) of the images in pixels.
+        grid: The number of patches as (rows, columns).
+        kernel: The side length, in patches, of the convolution kernel that ``locality`` refers to.
+        uniform: The ``locality`` of attention that is equal everywhere, for comparison.
+        blocks: The scores of each block, in order.
+        by_sigma: The indices of the blocks by ascending ``sigma``: the order in which the paper's criterion replaces
+            them.
+        by_error: The indices of the blocks by ascending ``error``: the order in which the measured criterion replaces
+            them. Empty without ``--errors``.
+    """
+
+    stage: str = "score"
+    origin: Origin
+    facts: tuple[Fact, ...] = ()
+    inputs: str
+    images: int
+    image_size: ImageSize
+    grid: tuple[int, int]
+    kernel: int
+    uniform: float
+    blocks: tuple[BlockScore, ...]
+    by_sigma: tuple[int, ...]
+    by_error: tuple[int, ...] = ()
+
+
+# --- Results of ``convert``: which blocks were replaced, how they were chosen, and what it costs.
 
 
 class Share(Record):
@@ -197,3 +279,95 @@ class ConvertArtefact(Artefact):
     trade: Trade | None = None
     evaluation: Link
     payload: Payload | None
+
+
+# --- Results of ``finetune``: every epoch, which was taken, and what the network loses against the original.
+
+
+class Epoch(Record):
+    """The network after one epoch, evaluated against the original network on the validation split.
+
+    Attributes:
+        cost: What decides which epoch is taken, the smaller the better: the mean KL divergence from the original's
+            class probabilities in nats, or for features the relative error ||a - b|| / ||b||.
+        agreement: The share (0 to 1) of images with the same top-1 prediction as the original; null if the network
+            outputs features.
+        accuracy: The top-1 accuracy minus that of the original, as a share; null without labels.
+        loss: The mean training loss of the epoch; null for the start.
+    """
+
+    cost: float
+    agreement: float | None = None
+    accuracy: float | None = None
+    loss: float | None = None
+
+
+class FinetuneArtefact(Artefact):
+    """A network trained from the result of ``convert``, with the original network as teacher.
+
+    The verdict is whether the budget of the conversion is kept, and *not verified* without a budget. While training is
+    interrupted it is *not verified*, ``payload`` is null, and ``other_files`` has the state from which it resumes.
+
+    Attributes:
+        start: The checkpoint from which training started: the converted network, or the original one if that has the
+            same weights.
+        parent: The checkpoint of the original network, before conversion, and which weights of it were read.
+        parent_settings: The settings with which the original is read, by name, as text.
+        settings: The settings with which the fold reads the trained network, by name, as text.
+        method: The registered name of the method whose network it is.
+        teacher: The checkpoint whose outputs it learned: that of ``--teacher``, or ``parent``.
+        inputs: The images, in words, e.g. the name of the folder or file.
+        images: How many images are in each split.
+        labels: Where the labels of the images are from, or why there are none; empty if an .npz file has none.
+        images_sha256: The SHA-256 of all images and labels in their order; an interrupted training resumes with the
+            same ones only.
+        precision: What matrix products were computed in during training: ``fp32`` or ``bf16``.
+        lr: The largest learning rate; it rises linearly to it and then falls along a cosine.
+        planned_epochs: The number of epochs that were asked for.
+        epochs: The start, then each epoch that is done, on the validation split.
+        best_epoch: The index in ``epochs`` of the one with the least ``cost``, which is taken; 0 is the start.
+        max_disagreement: The budget of the conversion: the largest share (0 to 1) of changed top-1 predictions; null if
+            none was given.
+        max_accuracy_drop: The budget of the conversion: the largest loss of top-1 accuracy, as a share (0 to 1); null
+            if none was given.
+        evaluation: The comparison of the network that was taken with the original, on the test split; null while
+            training is interrupted.
+        start_evaluation: The same comparison of the network at the start; null while training is interrupted.
+        payload: The trained network as a checkpoint of its method; null while training is interrupted.
+    """
+
+    FORMER: ClassVar[Mapping[str, str]] = {
+        "rate": "lr",
+        "judged": "evaluation",
+        "judged_start": "start_evaluation",
+        "started": "start",
+        "kept": "best_epoch",
+        "planned": "planned_epochs",
+    }
+
+    stage: str = "finetune"
+    start: Origin
+    parent: Origin
+    parent_settings: dict[str, str]
+    settings: dict[str, str]
+    method: str
+    teacher: Origin
+    inputs: str
+    images: Share
+    labels: str = ""
+    images_sha256: str
+    precision: str
+    lr: float
+    planned_epochs: int
+    epochs: tuple[Epoch, ...]
+    best_epoch: int
+    max_disagreement: float | None = None
+    max_accuracy_drop: float | None = None
+    evaluation: Link | None = None
+    start_evaluation: Link | None = None
+    payload: Payload | None = None
+
+    @property
+    def complete(self) -> bool:
+        """Whether no epoch is left."""
+        return self.payload is not None

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from repaconv.engines.contract import Feeds, Port
-from repaconv.graph.float64_graph import retyped
+from repaconv.graph.element_type_conversion import retyped
 from repaconv.verification.float64_graphs import Float64
 from repaconv.verification.input_batches import FLOATS
 from repaconv.verification.model_runners import FixedBatch, OnnxTrace, Runner, load_onnx, named

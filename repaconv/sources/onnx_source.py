@@ -6,23 +6,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from repaconv.core import run_folder
-from repaconv.core.errors import Refused, UsageProblem
+from repaconv.core.errors import Refused, UsageProblem, first_line
 from repaconv.core.progress import Progress
 from repaconv.engines.contract import Feeds, Network, Port
 from repaconv.graph.onnx_files import opset_of
+from repaconv.graph.opset_upgrade import upgraded
 from repaconv.onnx_export.opset_lowering import lower
-from repaconv.results import ClassScores, GraphFold, ImageSize, Location
+from repaconv.results import ClassScores, GraphFold, ImageSize, Link, Location
 from repaconv.sources.method_detection import source_of
 from repaconv.sources.onnx_model_variants import GraphForm
 from repaconv.sources.source_model import DEPLOY, GraphSpec
 from repaconv.sources.verified_onnx_export import EXPORTED, Graph, Judge, Proving, finished
-from repaconv.sources.verified_opset_upgrade import to_oldest
 from repaconv.verification.evaluated_graph import Evaluated
+from repaconv.verification.folded_graph_verification import GIVEN, proved
 from repaconv.verification.input_batches import Batch, Inputs
 from repaconv.verification.onnx_model_loading import folded, in_single, inputs_of, loaded
 from repaconv.verification.tolerances import FLOAT32
@@ -33,6 +34,61 @@ if TYPE_CHECKING:
     from repaconv.sources.source_model import GraphSpec
     from repaconv.verification.input_batches import Inputs
 
+
+# --- Convert an ONNX graph of an old opset to the oldest opset that folds support, and verify the conversion.
+
+RAISED = "ONNX at opset {}"
+
+
+class Raised(NamedTuple):
+    """The graph to fold after the opset upgrade.
+
+    Attributes:
+        graph: The upgraded graph, or the original one.
+        links: The comparisons of the original graph with the upgraded one.
+        left: Why the graph was not upgraded, if it should have been.
+    """
+
+    graph: Evaluated
+    links: tuple[Link, ...] = ()
+    left: tuple[str, ...] = ()
+
+    def proved(self, source: Path, given: Evaluated) -> Raised:
+        """Verify the upgraded graph; return the original graph instead if the two compute different things.
+
+        Args:
+            source: The graph's file, for messages.
+            given: The original graph.
+
+        Raises:
+            Refused: The original graph does not run, or nothing could be compared.
+        """
+        if self.graph is given:
+            return self
+        links = proved(source, given, self.graph, ends=(GIVEN, RAISED.format(opset_of(self.graph.model))))
+        if any(link.verdict == "failed" for link in links):
+            why = f"{_opset_message(given.model)}, and what ONNX's converter makes of it computes something else"
+            return Raised(given, (), (why,))
+        return self._replace(links=links)
+
+
+def to_oldest(given: Evaluated) -> Raised:
+    """Convert a graph to the oldest opset that folds support; newer graphs and failed conversions stay as they are."""
+    try:
+        newer = upgraded(given.model)
+    except Exception as error:  # the converter raises many classes
+        why = first_line(error)
+        return Raised(
+            given, (), (f"{_opset_message(given.model)}, and ONNX's converter fails on it ({why}); export it anew",)
+        )
+    return Raised(given if newer is given.model else Evaluated(newer))
+
+
+def _opset_message(given: onnx.ModelProto) -> str:
+    return f"the graph is of opset {opset_of(given)}, where Softmax and Squeeze meant something else"
+
+
+# --- The source model of an arbitrary ONNX model; the original graph in float64 is the reference.
 
 # Opset, batch and image size of an export
 
@@ -176,7 +232,7 @@ class GraphSubject:
     @cached_property
     def exact(self) -> GraphForm:
         """The graph folded again, with constants in float64; in float32 where it cannot be evaluated in float64."""
-        from repaconv.graph.float64_graph import unsupported
+        from repaconv.graph.element_type_conversion import unsupported
         from repaconv.verification.float64_graphs import WIDER, widened
 
         double = bool(self.folded.float64)

@@ -1,7 +1,8 @@
 """The protocols of a run's source model and of its forms (original, folded in float64, folded in float32).
 
 The origins have one module each: `repaconv.sources.checkpoint_source` for a checkpoint of a method,
-`repaconv.sources.onnx_source` for an arbitrary ONNX model, and `repaconv.sources.architecture_source` for a network
+`repaconv.sources.onnx_source` for an arbitrary ONNX model, and `repaconv.sources.named_architecture_source` for a
+network
 that is built by the name of its architecture. `repaconv.sources.source_of_run` chooses between them.
 """
 

@@ -20,8 +20,8 @@ def subject_of(run: run_folder.Run, checkpoint: str | Path | None = None) -> Sub
         run: The run.
         checkpoint: New path of its checkpoint or graph, if the file was moved.
     """
-    from repaconv.sources.architecture_source import NetworkSubject
     from repaconv.sources.checkpoint_source import CheckpointSubject
+    from repaconv.sources.named_architecture_source import NetworkSubject
     from repaconv.sources.onnx_source import GraphSubject
 
     folded = run_folder.fold_of(run)

@@ -20,11 +20,11 @@ import torch
 from torch import Tensor, nn
 
 from repaconv.algebra.affine_maps import Affine
-from repaconv.backbones.norms_and_ffns import IdleConvMlp
-from repaconv.backbones.token_layers import IdleMlp, IdleMlpSpec
+from repaconv.backbones.shared_layers import IdleConvMlp
+from repaconv.backbones.vit_layers import IdleMlp, IdleMlpSpec
 from repaconv.core.errors import Refused
 from repaconv.methods.repavit.active_channels import ResidualTest
-from repaconv.methods.repavit.paper import ffn_weights, fold_ffn
+from repaconv.methods.repavit.paper_equations import ffn_weights, fold_ffn
 from repaconv.results import NOTHING_TO_FOLD, FoldStep
 from repaconv.torch_fold.module_calls import (
     Call,

@@ -98,7 +98,7 @@ class Evaluated:
     def settled(self) -> ir.Model:
         """The graph with all inferred shapes, for reading only."""
         from repaconv.graph.model_rewriting import read
-        from repaconv.graph.shape_constants import fold_shapes
+        from repaconv.graph.shape_folding import fold_shapes
 
         graph = read(self.model)
         fold_shapes(graph)

@@ -55,7 +55,7 @@ class Float64:
 
 def widened(model: onnx.ModelProto) -> onnx.ModelProto:
     """Convert all floating-point values of a graph to float64, its inputs and outputs included."""
-    from repaconv.graph.float64_graph import retyped
+    from repaconv.graph.element_type_conversion import retyped
 
     return retyped(model, WIDER)
 
@@ -68,7 +68,7 @@ def _reference_evaluation(model: onnx.ModelProto) -> Callable[[Feeds], Mapping[s
     from onnx import numpy_helper
     from onnx.reference import ReferenceEvaluator
 
-    from repaconv.graph.float64_graph import kept_constants
+    from repaconv.graph.element_type_conversion import kept_constants
     from repaconv.graph.graph_without_weights import with_initializers
 
     weights, kept = {weight.name: weight for weight in model.graph.initializer}, kept_constants(model, WIDER)

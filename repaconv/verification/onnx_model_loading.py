@@ -115,7 +115,7 @@ def stored(model: onnx.ModelProto) -> dict[str, onnx.TensorProto]:
 
 def in_single(model: onnx.ModelProto) -> onnx.ModelProto:
     """Convert a graph with half-precision values (float16, bfloat16) to float32; return any other graph itself."""
-    from repaconv.graph.float64_graph import TYPED, retyped
+    from repaconv.graph.element_type_conversion import TYPED, retyped
 
     halves = {10, 16}
     values = (*model.graph.input, *model.graph.output)
@@ -144,7 +144,7 @@ def folded(
     from repaconv.graph.graph_without_weights import check
     from repaconv.graph.model_rewriting import rewritten
     from repaconv.rewrites.fold.fold_pipeline import without
-    from repaconv.rewrites.fold.layer_changes import changed_layers
+    from repaconv.rewrites.fold.layers_before_and_after import changed_layers
 
     if not looked_into(model):
         return model, []

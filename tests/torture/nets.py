@@ -11,7 +11,7 @@ from torch import Tensor
 
 from repaconv.backbones.metaformer import MetaFormerConfig
 from repaconv.core import plugins
-from repaconv.methods.nondeep.published import example_meta
+from repaconv.methods.nondeep.published_models import example_meta
 
 HEADS = {"num_heads": "3"}
 TINY = MetaFormerConfig(layers=(1, 2), widths=(8, 12), hidden=(16, 30), classes=5)

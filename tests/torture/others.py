@@ -150,7 +150,7 @@ def _run_with(at: Path, name: str, seed: int, folder: Path) -> Path:
 
 
 def _verified(path: Path) -> str:
-    from repaconv.stages.shared.run_exports import exports_of
+    from repaconv.stages.shared.exports_of_run import exports_of
 
     run = run_folder.find_run(path)
     folded = run_folder.fold_of(run)

@@ -34,7 +34,7 @@ from torture import graphs, warm
 from torture.nets import net
 
 HOUSE = Path(repaconv.__file__).parent
-ROOMS = ("algebra/*.py", "methods/*/paper.py", "rewrites/*/*.py", "graph/*.py", "onnx_export/*.py")
+ROOMS = ("algebra/*.py", "methods/*/paper_equations.py", "rewrites/*/*.py", "graph/*.py", "onnx_export/*.py")
 STRATA = (("algebra", "methods"), ("rewrites",), ("graph", "onnx_export"))
 """The papers' algebra, what rewrites a graph, and what sees one (shapes, indexing, attention) or writes it."""
 NETWORKS = 4

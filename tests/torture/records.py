@@ -18,9 +18,10 @@ PLAIN = {str: HOSTILE, bool: True, int: 1, float: 1.5, Any: 1.5}
 
 def shown() -> Iterator[type[Record]]:
     """All kinds that `repaconv.cli.text_and_json_output` shows as text."""
-    for kind, module in TEXTS.items():
-        show = getattr(import_module(f"repaconv.{module}"), f"show_{kind}", None)
-        taken = next(iter(signature(show).parameters.values())).annotation if show else ""
+    for function in dict.fromkeys(TEXTS.values()):
+        module, _, name = function.rpartition(".")
+        show = getattr(import_module(f"repaconv.{module}"), name)
+        taken = next(iter(signature(show).parameters.values())).annotation
         yield from (getattr(results, name.strip()) for name in taken.split("|") if name)
 
 

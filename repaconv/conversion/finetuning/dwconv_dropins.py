@@ -8,7 +8,7 @@ import torch
 
 from repaconv.checkpoints import Checkpoint
 from repaconv.conversion.finetuning.training_plan import TrainingPlan, metadata_of
-from repaconv.methods.dwconv.reading import read_or_plain_vit
+from repaconv.methods.dwconv.checkpoint_reading import read_or_plain_vit
 from repaconv.verification.model_runners import weighted
 
 RATE = 6e-5

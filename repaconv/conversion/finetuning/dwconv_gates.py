@@ -11,17 +11,17 @@ import torch
 from torch import Tensor, nn
 
 from repaconv.backbones.convolution_mixers import to_grid, to_tokens
-from repaconv.backbones.training_blocks import PlainBlock
 from repaconv.backbones.vit import ViT, ViTConfig
+from repaconv.backbones.vit_training_blocks import PlainBlock
 from repaconv.checkpoints import Checkpoint
-from repaconv.conversion.block_activations import BlockContext
+from repaconv.conversion.block_conversion import BlockContext
 from repaconv.conversion.finetuning.training_plan import TrainingPlan, UntrainedNetwork, metadata_of
 from repaconv.conversion.kernel_fitting import ConversionSettings, fit_kernels
 from repaconv.conversion.original_activations import OriginalActivations
 from repaconv.conversion.plain_vit import PlainViT, Reading, batches
 from repaconv.core.errors import Refused
-from repaconv.methods.dwconv.mixer_kinds import FORMAT
-from repaconv.methods.dwconv.reading import read_or_plain_vit
+from repaconv.methods.dwconv.checkpoint_reading import read_or_plain_vit
+from repaconv.methods.dwconv.token_mixer_reading import FORMAT
 from repaconv.verification.model_runners import weighted
 
 RATE, GATE_RATE_FACTOR = 2e-4, 100.0

@@ -13,16 +13,16 @@ from torch import Tensor, nn
 from repaconv.algebra.affine_maps import Affine
 from repaconv.backbones.blockwise_vit import BlockwiseReading
 from repaconv.backbones.tensor_names import block_tensors, in_float64
-from repaconv.backbones.training_blocks import BlockTraits, scale_affine
-from repaconv.backbones.training_norms import NormTraits
 from repaconv.backbones.vit_block_folding import linear_of, named_tensors
+from repaconv.backbones.vit_training_blocks import BlockTraits, scale_affine
+from repaconv.backbones.vit_training_norms import NormTraits
 from repaconv.checkpoints import Checkpoint
 from repaconv.conversion.finetuning.training_plan import TrainingPlan, UntrainedNetwork, metadata_of
 from repaconv.conversion.plain_vit import PlainViT
 from repaconv.core.errors import Refused, UsageProblem
-from repaconv.methods.dwconv.paper import ConvBlock
-from repaconv.methods.nondeep.paper import AttentionBranch, BranchAttention, BranchBlock, BranchMlp, Join
-from repaconv.methods.nondeep.reading import FORMAT, read_at_any_lambda
+from repaconv.methods.dwconv.paper_equations import ConvBlock
+from repaconv.methods.nondeep.checkpoint_reading import FORMAT, read_at_any_lambda
+from repaconv.methods.nondeep.paper_equations import AttentionBranch, BranchAttention, BranchBlock, BranchMlp, Join
 from repaconv.verification.model_runners import weighted
 
 RATE, JOINED_FROM = 1e-3, 0.6

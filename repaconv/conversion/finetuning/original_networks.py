@@ -15,9 +15,9 @@ from repaconv.checkpoints import Checkpoint
 from repaconv.conversion.plain_vit import PlainViT, read_plain
 from repaconv.core.errors import Refused
 from repaconv.method_api.settings import positive
-from repaconv.methods.riformer.paper import RIFormerBlock
-from repaconv.methods.riformer.reading import RIFormerReading
-from repaconv.methods.riformer.reading import read as read_riformer
+from repaconv.methods.riformer.checkpoint_reading import RIFormerReading
+from repaconv.methods.riformer.checkpoint_reading import read as read_riformer
+from repaconv.methods.riformer.paper_equations import RIFormerBlock
 from repaconv.verification.model_runners import weighted
 
 _TIMM = (

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from repaconv.backbones.ffn_skeleton import Ffn
-from repaconv.backbones.training_blocks import PlainBlock
+from repaconv.backbones.vit_training_blocks import PlainBlock
 from repaconv.checkpoints import Checkpoint
 from repaconv.conversion.finetuning.nondeep_branches import require_plain_mlp
 from repaconv.conversion.finetuning.trainable_batchnorm import with_trainable_batchnorm
@@ -19,8 +19,8 @@ from repaconv.conversion.least_squares import NormalEquations
 from repaconv.conversion.plain_vit import PlainViT, after_attention, after_ffn, attention_output, batches, map_batches
 from repaconv.core.errors import UsageProblem
 from repaconv.methods.repavit.active_channels import Claim
-from repaconv.methods.repavit.paper import ChannelIdleMlp
-from repaconv.methods.repavit.reading import read
+from repaconv.methods.repavit.checkpoint_reading import read
+from repaconv.methods.repavit.paper_equations import ChannelIdleMlp
 from repaconv.verification.model_runners import weighted
 
 RATE, EPS = 5e-5, 1e-5

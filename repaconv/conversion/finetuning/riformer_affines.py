@@ -14,7 +14,7 @@ from repaconv.conversion.finetuning.distillation_targets import recorded_outputs
 from repaconv.conversion.finetuning.original_networks import PoolFormer
 from repaconv.conversion.finetuning.training_plan import TrainingPlan, UntrainedNetwork, metadata_of
 from repaconv.conversion.plain_vit import map_batches
-from repaconv.methods.riformer.reading import read
+from repaconv.methods.riformer.checkpoint_reading import read
 from repaconv.verification.model_runners import weighted
 
 RATE = 2e-3

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from repaconv.backbones.token_layers import TokenBatchNorm
+from repaconv.backbones.vit_layers import TokenBatchNorm
 
 MOMENTUM = 0.1
 

@@ -1,4 +1,5 @@
-"""The token mixer of a block as trained, in eval mode, by the equations of `repaconv.methods.dwconv.paper`."""
+"""The token mixer of a block as trained, in eval mode, by the equations of `repaconv.methods.dwconv.paper_equations`.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from repaconv.backbones.convolution_mixers import to_grid, to_tokens
-from repaconv.methods.dwconv.mixer_kinds import Mixer
+from repaconv.methods.dwconv.token_mixer_reading import Mixer
 
 
 class DropIn(nn.Module):

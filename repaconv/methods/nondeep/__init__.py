@@ -3,17 +3,17 @@
 from pathlib import Path
 
 from repaconv.method_api.contract import Method
-from repaconv.methods.nondeep import identification, published, reading
+from repaconv.methods.nondeep import checkpoint_reading, published_models, settings_from_recorded_outputs
 
 METHOD = Method(
     name="nondeep",
     paper="Rethinking Vision Transformer Depth via Structural Reparameterization, arXiv 2511.19718",
     figures=Path(__file__).with_name("figures.toml"),
-    archs=published.ARCHS,
-    detect=reading.detect,
-    read=reading.read,
-    published=published.published,
-    example=published.example,
-    identify=identification.identify,
+    archs=published_models.ARCHS,
+    detect=checkpoint_reading.detect,
+    read=checkpoint_reading.read,
+    published=published_models.published,
+    example=published_models.example,
+    identify=settings_from_recorded_outputs.identify,
     official_rewrites=("scores-as-matrix",),
 )

@@ -1,7 +1,7 @@
 """Determine A, the number of activated channels of each FFN (the official act_channels). No tensor shows it.
 
 A follows from ``args`` by the official rounding, or from the statistics of norm2 by the residual test
-(see `repaconv.methods.repavit.paper`). The test also checks an A that args or the user give.
+(see `repaconv.methods.repavit.paper_equations`). The test also checks an A that args or the user give.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from repaconv.backbones.ffn_skeleton import Ffn
 from repaconv.checkpoints import Checkpoint
 from repaconv.core.errors import Refused
 from repaconv.method_api.settings import Knobs, one_of
-from repaconv.methods.repavit.paper import linear_layer
+from repaconv.methods.repavit.paper_equations import linear_layer
 from repaconv.results import Fact
 
 RESIDUAL = 0.02

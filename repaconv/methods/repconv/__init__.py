@@ -3,16 +3,16 @@
 from pathlib import Path
 
 from repaconv.method_api.contract import Method
-from repaconv.methods.repconv import published, reading
+from repaconv.methods.repconv import checkpoint_reading, published_models
 
 METHOD = Method(
     name="repconv",
     paper="RepVGG: Making VGG-style ConvNets Great Again, arXiv 2101.03697; "
     "MobileOne: An Improved One millisecond Mobile Backbone, arXiv 2206.04040",
     figures=Path(__file__).with_name("figures.toml"),
-    archs=tuple(published.ARCHS),
-    detect=reading.detect,
-    read=reading.read,
-    published=published.published,
-    example=published.example,
+    archs=tuple(published_models.ARCHS),
+    detect=checkpoint_reading.detect,
+    read=checkpoint_reading.read,
+    published=published_models.published,
+    example=published_models.example,
 )

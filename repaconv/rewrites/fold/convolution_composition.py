@@ -27,7 +27,7 @@ from repaconv.algebra.convolution_kernels import (
 )
 from repaconv.graph.canonical_form import normalize
 from repaconv.graph.channel_axes import IMAGE, scale_and_shift
-from repaconv.graph.constant_regions import broadcast_constant, slice_assignment
+from repaconv.graph.constants_of_dynamic_shape import broadcast_constant, slice_assignment
 from repaconv.graph.index_selections import perm_of
 from repaconv.graph.model_rewriting import clean
 from repaconv.graph.nodes_and_constants import Array, Writer, attribute, constant, is_constant, made_by

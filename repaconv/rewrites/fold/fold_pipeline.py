@@ -13,7 +13,7 @@ from repaconv.rewrites.fold.attention_head_joining import CHOOSE, JOIN
 from repaconv.rewrites.fold.convolution_composition import CONVOLUTION
 from repaconv.rewrites.fold.linear_layer_composition import AFFINE
 from repaconv.rewrites.fold.max_pool_padding import POOL_PADDING
-from repaconv.rewrites.fold.operator_regrouping import FINISH
+from repaconv.rewrites.fold.restored_operators import FINISH
 from repaconv.rewrites.fold.shared_weights import KEEP_SHARED, UNSHARE
 from repaconv.rewrites.fold.stacked_branches import UNSTACK
 from repaconv.rewrites.fold.unread_tokens import READ_TOKENS

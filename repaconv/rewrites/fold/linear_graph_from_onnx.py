@@ -10,7 +10,7 @@ import numpy as np
 from repaconv.algebra.channel_maps import Dense, Map, Vector, diagonal, embedding, selection
 from repaconv.graph.activation_patterns import is_activation
 from repaconv.graph.channel_axes import IMAGE, LAST, channel_axis, per_channel, scale_and_shift
-from repaconv.graph.constant_regions import broadcast_constant, slice_assignment
+from repaconv.graph.constants_of_dynamic_shape import broadcast_constant, slice_assignment
 from repaconv.graph.index_selections import selection_of
 from repaconv.graph.nodes_and_constants import attribute, constant, is_constant
 from repaconv.graph.operator_facts import PRODUCTS

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from repaconv.graph.channel_axes import batchnorm
-from repaconv.graph.constant_regions import broadcast_constant, slice_assignment
+from repaconv.graph.constants_of_dynamic_shape import broadcast_constant, slice_assignment
 from repaconv.graph.index_selections import are_consecutive, perm_of, selection_of
 from repaconv.graph.nodes_and_constants import (
     Array,

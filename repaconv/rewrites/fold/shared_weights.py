@@ -15,9 +15,9 @@ from repaconv.graph.compute_costs import multiplies
 from repaconv.graph.model_rewriting import merge_equal_constants
 from repaconv.graph.nodes_and_constants import OPAQUE, is_constant, only_reader
 from repaconv.graph.rewrite_contract import Rewrite
-from repaconv.graph.shape_constants import fold_shapes
+from repaconv.graph.shape_folding import fold_shapes
 from repaconv.results import Change
-from repaconv.rewrites.fold.operator_regrouping import share
+from repaconv.rewrites.fold.restored_operators import share
 
 if TYPE_CHECKING:
     import onnx_ir as ir

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from repaconv.core import run_folder
 from repaconv.core.errors import Refused
-from repaconv.core.export_names import Variant
+from repaconv.core.export_variants import Variant
 from repaconv.core.file_replacement import replace_artifact, require_replaceable
 from repaconv.core.files import payload_of, read_artefact, sha256_of, stage_of
 from repaconv.core.progress import Progress
-from repaconv.core.scratch_folders import scratch_folder
+from repaconv.core.temporary_folders import scratch_folder
 from repaconv.graph.onnx_files import metadata_of, read_graph
 from repaconv.results import ExportArtefact, FoldArtefact, ImageSize, TrainingArtefact, parse_image_size
 from repaconv.sources.source_model import DEPLOY, TRAINING, GraphSpec, Subject
@@ -21,7 +21,7 @@ from repaconv.sources.source_of_run import subject_of
 from repaconv.sources.verified_onnx_export import write_graph
 from repaconv.stages.shared.common_checks import load_target, made_by
 from repaconv.stages.shared.engine_files import build_of, takes_networks
-from repaconv.stages.shared.run_exports import Export, export_for
+from repaconv.stages.shared.exports_of_run import Export, export_for
 
 if TYPE_CHECKING:
     from repaconv.engines.contract import Network
@@ -79,7 +79,7 @@ def choose_subjects(
 ) -> BenchmarkSubjects:
     """Choose the subjects, and collect the failed checks that were overridden for them.
 
-    Of a run it is the export for this target (`repaconv.stages.shared.run_exports.export_for`).
+    Of a run it is the export for this target (`repaconv.stages.shared.exports_of_run.export_for`).
     """
     path = None if run else _existing(Path(model or ""))
     other = [_named_reference(_existing(Path(against)), path)] if against else []

@@ -19,9 +19,9 @@ from repaconv.stages.bench.stage import bench_by
 from repaconv.stages.shared.common_checks import at_least_one, load_target, made_by, with_files
 from repaconv.stages.shared.engine_files import build_of
 from repaconv.stages.shared.evaluation_images import MAX_IMAGES, NO_IMAGES, evaluation_images, without_evidence
+from repaconv.stages.shared.exports_of_run import exports_of
 from repaconv.stages.shared.input_selection import choose_inputs, scores_output
 from repaconv.stages.shared.option_definitions import by_name
-from repaconv.stages.shared.run_exports import exports_of
 from repaconv.verification.rounding import graph_rounding, network_rounding
 from repaconv.verification.tolerances import coarser
 

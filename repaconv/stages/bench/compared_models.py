@@ -11,8 +11,8 @@ from repaconv.core.files import sha256_of
 from repaconv.graph.onnx_files import external_files, read_graph
 from repaconv.results import ComparedEnd
 from repaconv.sources.source_of_run import subject_of
+from repaconv.stages.shared.exports_of_run import exports_of
 from repaconv.stages.shared.model_opening import open_model
-from repaconv.stages.shared.run_exports import exports_of
 from repaconv.verification.model_runners import FixedBatch
 
 if TYPE_CHECKING:

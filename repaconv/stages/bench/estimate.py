@@ -17,10 +17,10 @@ from repaconv.stages.bench.benchmark_subjects import choose_subjects
 from repaconv.stages.bench.options import EstimateOptions
 from repaconv.stages.shared.common_checks import as_image_size, at_least_one, load_target, made_by, with_files
 from repaconv.stages.shared.engine_files import require_own_precision, runtime_lowers, takes_networks
+from repaconv.stages.shared.exports_of_run import export_for
 from repaconv.stages.shared.model_opening import precision_of
 from repaconv.stages.shared.option_definitions import by_name
-from repaconv.stages.shared.remote_targets import why_not_here
-from repaconv.stages.shared.run_exports import export_for
+from repaconv.stages.shared.unavailable_targets import why_not_here
 
 if TYPE_CHECKING:
     import onnx
@@ -45,8 +45,8 @@ def limits_of(device: Target, precision: str, threads: int, *, lowered: bool) ->
     Raises:
         UsageProblem: If the target states none and is not this machine.
     """
-    from repaconv.benchmark.cpu_peak_performance import measured_limits
     from repaconv.benchmark.interleaved_protocol import pinned_to_cores
+    from repaconv.benchmark.latency_estimate import measured_limits
 
     if device.limits is not None:
         return device.limits

@@ -15,20 +15,20 @@ from repaconv.graph.onnx_files import read_graph
 from repaconv.results import BenchArtefact, Link, MeasuredModel, MethodFold
 from repaconv.stages.bench.benchmark_subjects import choose_subjects
 from repaconv.stages.bench.compared_models import parameters_of
-from repaconv.stages.bench.interleaved_rounds import (
+from repaconv.stages.bench.latency_baselines import check_baseline, name_in, remember_measurement
+from repaconv.stages.bench.latency_measurement import (
     InterleavedMeasurement,
     Plan,
     TrainingRefused,
     measure_interleaved,
 )
-from repaconv.stages.bench.latency_baselines import check_baseline, name_in, remember_measurement
 from repaconv.stages.bench.options import BenchOptions
 from repaconv.stages.shared.common_checks import as_image_size, at_least_one, load_target, made_by, with_files
 from repaconv.stages.shared.engine_files import require_own_precision, runtime_lowers
 from repaconv.stages.shared.model_opening import compare_outputs
 from repaconv.stages.shared.option_definitions import by_name
 from repaconv.stages.shared.preset_choice import ResolvedOptions, resolve_preset
-from repaconv.stages.shared.remote_targets import require_here
+from repaconv.stages.shared.unavailable_targets import require_here
 from repaconv.verification.tolerances import bounded
 
 if TYPE_CHECKING:

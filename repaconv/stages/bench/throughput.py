@@ -16,9 +16,9 @@ from repaconv.core.progress import Progress, silent
 from repaconv.results import ImageSize, Throughput, ThroughputArtefact
 from repaconv.stages.bench.benchmark_inputs import choose_benchmark_inputs
 from repaconv.stages.bench.benchmark_subjects import BenchmarkSubject
-from repaconv.stages.bench.interleaved_rounds import Plan
+from repaconv.stages.bench.latency_measurement import Plan
 from repaconv.stages.bench.options import BenchOptions, ThroughputOptions
-from repaconv.stages.bench.session_loads import Call, SessionLoads
+from repaconv.stages.bench.repeated_session_loads import Call, SessionLoads
 from repaconv.stages.bench.stage import is_single_file, plan_bench, resolve_bench_preset
 from repaconv.stages.shared.common_checks import made_by, with_files
 from repaconv.stages.shared.model_opening import OpenedModel, open_model
@@ -109,8 +109,7 @@ def _plan(options: ThroughputOptions, model: str | Path | None, progress: Progre
 
 def _measure(plan: Plan, ways: _Concurrency, progress: Progress) -> ThroughputArtefact:
     """Measure in rounds: the model with all streams, the model with one stream, and the reference with all streams."""
-    from repaconv.benchmark.concurrent_inferences import CALLS, Burst
-    from repaconv.benchmark.interleaved_protocol import measure_session_loads, pinned_to_cores
+    from repaconv.benchmark.interleaved_protocol import CALLS, Burst, measure_session_loads, pinned_to_cores
     from repaconv.benchmark.machine_fingerprint import fingerprint
 
     first, *others = plan.subjects

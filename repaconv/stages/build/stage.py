@@ -22,11 +22,11 @@ from repaconv.stages.build.options import BuildOptions
 from repaconv.stages.shared.common_checks import load_target, made_by, with_files
 from repaconv.stages.shared.engine_files import version_for
 from repaconv.stages.shared.evaluation_images import MAX_IMAGES, evaluation_images
+from repaconv.stages.shared.exports_of_run import export_for
 from repaconv.stages.shared.input_selection import choose_inputs, scores_output
 from repaconv.stages.shared.option_definitions import by_name
 from repaconv.stages.shared.preset_choice import ResolvedOptions, resolve_preset
-from repaconv.stages.shared.remote_targets import remote_commands, why_not_here
-from repaconv.stages.shared.run_exports import export_for
+from repaconv.stages.shared.unavailable_targets import remote_commands, why_not_here
 from repaconv.verification.model_runners import load_onnx
 from repaconv.verification.random_inputs import dims_of
 from repaconv.verification.rounding import network_rounding

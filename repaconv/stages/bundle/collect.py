@@ -17,7 +17,7 @@ from repaconv.core.progress import Progress, silent
 from repaconv.results import BundleArtefact, CollectArtefact, LayerTime, Link, Verdict
 from repaconv.stages.bundle.stage import expected_in
 from repaconv.stages.shared.common_checks import made_by, with_files
-from repaconv.stages.shared.run_exports import exports_of
+from repaconv.stages.shared.exports_of_run import exports_of
 from repaconv.stages.verify.verification_chain import REFERENCE
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from repaconv.core.file_replacement import replace_artifact, require_replaceable
 from repaconv.core.files import lock_folder, payload_of, read_artefact, stage_of
 from repaconv.core.progress import Progress, silent
 from repaconv.results import ConvertArtefact, FinetuneArtefact
-from repaconv.stages.convert.image_splits import read_images
+from repaconv.stages.convert.image_reading import read_images
 from repaconv.stages.convert.options import FinetuneOptions
 from repaconv.stages.fold.checkpoint_fold import fold_file_by
 from repaconv.stages.fold.options import FoldOptions
@@ -104,8 +104,8 @@ class _Plan(NamedTuple):
 def _plan(options: FinetuneOptions, given: Path | None) -> _Plan:
     """Check everything that may be refused before training."""
     from repaconv.checkpoints import read_checkpoint
-    from repaconv.conversion.finetuning.method_training_forms import training_plan_of
     from repaconv.conversion.finetuning.original_networks import read_original
+    from repaconv.conversion.finetuning.training_architectures import training_plan_of
     from repaconv.conversion.finetuning.training_loop import images_hash
     from repaconv.conversion.image_splits import role_in_training, split_images
 

@@ -15,17 +15,17 @@ from repaconv.core.file_replacement import write_payload
 from repaconv.core.files import payload_of
 from repaconv.core.progress import Progress
 from repaconv.core.run_folder import UNCONVERTED
-from repaconv.core.scratch_folders import scratch_folder
+from repaconv.core.temporary_folders import scratch_folder
 from repaconv.results import Pace, Raced, Ratio
 from repaconv.rewrites.presets import chosen
 from repaconv.sources.source_model import DEPLOY, GraphSpec
 from repaconv.sources.verified_onnx_export import Proving, exported_graph, write_graph
 from repaconv.stages.bench.benchmark_inputs import BenchmarkInputs
-from repaconv.stages.bench.session_loads import SessionLoads
+from repaconv.stages.bench.repeated_session_loads import SessionLoads
 from repaconv.stages.shared.common_checks import default_rewrites, load_target
 from repaconv.stages.shared.engine_files import takes_networks
 from repaconv.stages.shared.model_opening import OpenedModel, open_model
-from repaconv.stages.shared.remote_targets import why_not_here
+from repaconv.stages.shared.unavailable_targets import why_not_here
 
 if TYPE_CHECKING:
     from repaconv.checkpoints import Checkpoint

@@ -12,7 +12,7 @@ from repaconv.core.file_replacement import replace_artifact, require_replaceable
 from repaconv.core.files import lock_folder, payload_of, read_artefact, stage_of
 from repaconv.core.progress import Progress, silent
 from repaconv.results import ConvertArtefact
-from repaconv.stages.convert.image_splits import TRAINING_FORM, read_images, require_kernel, require_method
+from repaconv.stages.convert.image_reading import TRAINING_FORM, read_images, require_kernel, require_method
 from repaconv.stages.convert.options import ConvertOptions
 from repaconv.stages.convert.speed_target import (
     require_speed_target,
@@ -156,22 +156,22 @@ def _output_run(options: ConvertOptions, checkpoint: Path, sha256: str) -> run_f
 
 def _replace_attention(plan: _Plan, progress: Progress) -> ConvertArtefact:
     """Replace attention with convolution."""
-    from repaconv.conversion import conversion_requests
+    from repaconv.conversion import conversion_option_parsing
     from repaconv.conversion.attention_to_convolution import convert_attention, settings_for
     from repaconv.conversion.conversion_evaluation import Evaluation
 
     options, plain, config = plan.options, plan.plain, plan.plain.config
     how, blocks = (
-        conversion_requests.read_how(options, config),
-        conversion_requests.read_blocks_or_heads(options, plain),
+        conversion_option_parsing.read_how(options, config),
+        conversion_option_parsing.read_blocks_or_heads(options, plain),
     )
-    conversion_requests.require_before(blocks, how, plain.heads)
-    conversion_requests.require_enough(plan.splits, config.grid[0] * config.grid[1], config.width)
+    conversion_option_parsing.require_before(blocks, how, plain.heads)
+    conversion_option_parsing.require_enough(plan.splits, config.grid[0] * config.grid[1], config.width)
     choosing = blocks.by_budget and options.speedup is None
-    budget = conversion_requests.read_budget(options, plan.splits, classes=config.classes, choosing=choosing)
+    budget = conversion_option_parsing.read_budget(options, plan.splits, classes=config.classes, choosing=choosing)
     with speed_search(options.speedup, plan.device, plan.plain.reading, plan.run.folder, progress) as search:
         if search:
-            blocks = conversion_requests.RequestedBlocks(
+            blocks = conversion_option_parsing.RequestedBlocks(
                 enough=partial(search_block_count, search, plain, how, plan.splits)
             )
         found = convert_attention(plain, how, blocks, options.criterion, plan.splits, budget, progress)
@@ -223,14 +223,14 @@ def _write(plan: _Plan, found: ConvertedNetwork) -> None:
 
 def _merge_tokens(plan: _Plan, progress: Progress) -> ConvertArtefact:
     """Merge tokens; the weights do not change."""
-    from repaconv.conversion import conversion_requests
+    from repaconv.conversion import conversion_option_parsing
     from repaconv.conversion.conversion_evaluation import Evaluation
     from repaconv.conversion.kernel_fitting import ConversionSettings
     from repaconv.conversion.token_merging import schedule_of, schedule_text, with_merging
     from repaconv.methods.pyra import METHOD
 
     options, config = plan.options, plan.plain.config
-    budget = conversion_requests.read_budget(options, plan.splits, classes=config.classes, choosing=False)
+    budget = conversion_option_parsing.read_budget(options, plan.splits, classes=config.classes, choosing=False)
     given = dict(options.settings or {})
     evaluator = Evaluation(plan.plain.net, plan.splits.validation, logits=config.classes > 0)
     with speed_search(options.speedup, plan.device, plan.plain.reading, plan.run.folder, progress) as search:
@@ -277,12 +277,12 @@ def _measure_tradeoff(
 
 def _make_training_network(plan: _Plan, progress: Progress) -> ConvertArtefact:
     """Make the untrained training-time network of a method; it is evaluated but not folded."""
-    from repaconv.conversion import conversion_requests
+    from repaconv.conversion import conversion_option_parsing
     from repaconv.conversion.conversion_evaluation import Evaluation
-    from repaconv.conversion.finetuning.method_training_forms import training_form
+    from repaconv.conversion.finetuning.training_architectures import training_form
 
     options, original, classes = plan.options, plan.original, plan.original.reading.config.classes
-    budget = conversion_requests.read_budget(options, plan.splits, classes=classes, choosing=False)
+    budget = conversion_option_parsing.read_budget(options, plan.splits, classes=classes, choosing=False)
     formed = training_form(options, original, plan.found, plan.splits, progress)
     evaluation = Evaluation(original.net, plan.splits.test, logits=classes > 0).link(formed.net, budget)
     told = {**formed.metadata, "converted_from": plan.found.origin.sha256}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple, get_args
 
 from repaconv.core.errors import Refused
 from repaconv.core.progress import Progress
-from repaconv.core.scratch_folders import scratch_folder
+from repaconv.core.temporary_folders import scratch_folder
 from repaconv.results import Raced, Trade, Tried
 from repaconv.stages.convert.speed_target import MethodNetwork, SpeedMeasurement
 

@@ -10,16 +10,16 @@ from repaconv.core.errors import Refused, RepaconvError, UsageProblem
 from repaconv.core.progress import Progress, silent
 from repaconv.results import Check, RecipeRun
 from repaconv.stages.deploy.options import DeployOptions
+from repaconv.stages.recipe.missing_recipe_files import missing
 from repaconv.stages.recipe.options import GateOptions
 from repaconv.stages.recipe.plan import LocatedRecipe
 from repaconv.stages.recipe.recipe_file import Recipe, RecipeProblem
-from repaconv.stages.recipe.requirements import missing
 from repaconv.stages.recipe.run import RecipeExecution
 from repaconv.stages.shared.common_checks import load_target
 from repaconv.stages.shared.engine_files import version_for
 from repaconv.stages.shared.fetched_files import local_path
 from repaconv.stages.shared.option_definitions import by_name
-from repaconv.stages.shared.remote_targets import why_not_here
+from repaconv.stages.shared.unavailable_targets import why_not_here
 
 if TYPE_CHECKING:
     from repaconv.engines.contract import Engine

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, NamedTuple
 from repaconv.benchmark.cpu_isa_level import isa_level
 from repaconv.core import run_folder
 from repaconv.core.errors import Refused, UsageProblem
-from repaconv.core.export_names import Variant, image_size_of_variant
+from repaconv.core.export_variants import Variant, image_size_of_variant
 from repaconv.core.file_replacement import replace_artifact, require_replaceable
 from repaconv.core.files import lock_folder, payload_of
 from repaconv.core.progress import Progress, silent
-from repaconv.core.scratch_folders import scratch_folder
+from repaconv.core.temporary_folders import scratch_folder
 from repaconv.graph.onnx_files import opset_of
 from repaconv.onnx_export.fp16_and_int8 import QUANTIZERS
 from repaconv.onnx_export.onnx_simplifiers import TOOLS
@@ -32,6 +32,7 @@ from repaconv.stages.shared.common_checks import (
     with_files,
 )
 from repaconv.stages.shared.evaluation_images import NO_IMAGES, image_set, without_evidence
+from repaconv.stages.shared.exports_of_run import exports_of, target_sha256
 from repaconv.stages.shared.input_selection import (
     CALIBRATION_IMAGES,
     Split,
@@ -43,7 +44,6 @@ from repaconv.stages.shared.input_selection import (
 from repaconv.stages.shared.lower_precision import LowPrecisionGraph, int8_for, lower_and_compare, require_supported
 from repaconv.stages.shared.option_definitions import by_name
 from repaconv.stages.shared.preset_choice import GraphPreset, preset_for, resolve_export_preset
-from repaconv.stages.shared.run_exports import exports_of, target_sha256
 
 if TYPE_CHECKING:
     import onnx as onnx_package
@@ -250,7 +250,7 @@ def _graph(plan: _Plan, scratch: Path, progress: Progress) -> Graph:
 
 def _in_precision(plan: _Plan, graph: Graph, progress: Progress) -> LowPrecisionGraph:
     """Convert the graph to the chosen precision."""
-    from repaconv.onnx_export.quantization_layer_groups import nodes_kept_in_fp32
+    from repaconv.onnx_export.fp32_layer_selection import nodes_kept_in_fp32
 
     if plan.given is None:
         return LowPrecisionGraph(graph.model)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 def show_export(done: ExportArtefact) -> None:
     """Print the links of an export, its lossy layers, its preset and its verdict."""
-    from repaconv.onnx_export.quantization_layer_groups import matching
+    from repaconv.onnx_export.fp32_layer_selection import matching
 
     stdout().print(links(done.links))
     locations(done.links)

@@ -9,7 +9,7 @@ from repaconv.core.errors import EnvironmentProblem, Refused, UsageProblem, desc
 from repaconv.core.file_replacement import move_from, replace_artifact, require_replaceable, write_payload
 from repaconv.core.files import lock_folder, payload_of
 from repaconv.core.progress import Progress, silent
-from repaconv.core.scratch_folders import scratch_folder
+from repaconv.core.temporary_folders import scratch_folder
 from repaconv.results import Fetched
 from repaconv.sources.named_architectures import WEIGHTS
 from repaconv.stages.shared.common_checks import made_by, with_files

@@ -2,39 +2,193 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 from repaconv.core import run_folder
-from repaconv.core.errors import GateFailed, Refused
+from repaconv.core.errors import GateFailed, Refused, describe_exception
 from repaconv.core.file_replacement import write_payload
 from repaconv.core.files import lock_folder, payload_of
 from repaconv.core.progress import Progress, silent
-from repaconv.graph.float64_graph import retyped
+from repaconv.graph.element_type_conversion import retyped
 from repaconv.graph.onnx_files import opset_of
 from repaconv.method_api.preprocessing import Images, Sized, images_by
 from repaconv.method_api.settings import Knobs
 from repaconv.onnx_export.float64_exporter import network_to_onnx
 from repaconv.results import Change, ClassScores, Exporting, Known, Link, NetworkFold
-from repaconv.sources.architecture_outputs import called, differs, doubled, head_of, norms_run, outputs_of, widths_of
-from repaconv.sources.class_score_outputs import asked_classes, class_scores
+from repaconv.sources.class_score_outputs import LOGITS, asked_classes, class_scores
 from repaconv.sources.graph_fold_record import recorded, taken_by
 from repaconv.sources.named_architectures import Architecture, Built, built, of_folder
 from repaconv.sources.source_model import TRAINING
 from repaconv.stages.fold.options import FoldOptions
 from repaconv.stages.fold.size_and_speed_reverts import Kept, fold_with_reverts
 from repaconv.stages.shared.common_checks import made_by, with_files
-from repaconv.stages.shared.pinned_files import require_pinned
+from repaconv.stages.shared.file_hash_check import require_pinned
 from repaconv.verification.evaluated_graph import Evaluated
 from repaconv.verification.folded_graph_verification import not_equal, proved
 from repaconv.verification.onnx_model_loading import folded, left_alone
 
 if TYPE_CHECKING:
     import onnx
+    import torch
     from torch import nn
 
     from repaconv.checkpoints import Checkpoint
+
+
+# --- Run a torch network on one image to find its outputs: their names, their widths, the number of classes.
+
+ELSE = "Fold the module in memory, repaconv.fold(module, example=...), or as ONNX: repaconv fold model.onnx."
+"""Hint of refusals: other ways to fold a network that does not take images or return tensors."""
+
+
+def called(module: nn.Module, shape: tuple[int, int, int]) -> Any:
+    """Run the module on one image of zeros and return its output.
+
+    Args:
+        module: The network.
+        shape: [C, H, W] of the image.
+
+    Raises:
+        Refused: The module raises an exception, which the message repeats.
+    """
+    import torch
+
+    try:
+        return _run_on_zeros(module, shape, next((p.dtype for p in module.parameters()), torch.float32))
+    except Exception as error:  # of any network
+        raise Refused(
+            f"this network does not take one image of {'x'.join(map(str, shape))}: {describe_exception(error)}.",
+            hint=f"If its images are of another size: --set image_size=224x224. If it takes something else: {ELSE}",
+            code="network.call",
+        ) from error
+
+
+@contextmanager
+def norms_run(module: nn.Module) -> Iterator[list[str]]:
+    """Record the names of the BatchNorms that run within the context, one entry per call."""
+    from torch.nn.modules.batchnorm import _BatchNorm
+
+    found: list[str] = []
+    every = [(name, part) for name, part in module.named_modules() if isinstance(part, _BatchNorm)]
+    hooks = [part.register_forward_hook(lambda *_, name=name: found.append(name)) for name, part in every]
+    try:
+        yield found
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def doubled(module: nn.Module, shape: tuple[int, int, int]) -> nn.Module:
+    """Convert the module to float64, in place, and check that it runs.
+
+    Args:
+        module: The network.
+        shape: [C, H, W] of its images.
+
+    Raises:
+        Refused: The module does not run in float64, e.g. since its code creates float32 tensors.
+    """
+    import torch
+
+    module = module.double()
+    try:
+        _run_on_zeros(module, shape, torch.float64)
+    except Exception as error:  # of any network that took an image before
+        raise Refused(
+            f"this network computes in float32 only, so it cannot be verified in float64: {describe_exception(error)}.",
+            hint="Export it yourself and fold the ONNX model, which is evaluated in float64: repaconv fold model.onnx.",
+            code="network.float64",
+        ) from error
+    return module
+
+
+def _run_on_zeros(module: nn.Module, shape: tuple[int, int, int], dtype: torch.dtype) -> Any:
+    """Run the module on one image of zeros of this dtype."""
+    import torch
+
+    with torch.inference_mode():
+        return module(torch.zeros(1, *shape, dtype=dtype))
+
+
+def outputs_of(built: Built, found: Any) -> tuple[str, ...]:
+    """Name the outputs of a network.
+
+    A dict of outputs keeps its own names. A single output is called ``logits`` for a classifier, ``output`` where that
+    is unknown and its shape is [images, numbers], else ``features``. Several are called ``output_0``, ``output_1``, ...
+
+    Args:
+        built: The network.
+        found: What it returned.
+
+    Raises:
+        Refused: The network returns something that is no tensor.
+    """
+    from torch import Tensor
+    from torch.utils._pytree import tree_leaves
+
+    named = _outputs_by_name(found)
+    if named and all(isinstance(value, Tensor) for value in named.values()):
+        return tuple(named)
+    every = tree_leaves(found)
+    leaves = [leaf for leaf in every if isinstance(leaf, Tensor)]
+    numbers = [leaf for leaf in every if isinstance(leaf, (int, float))]  # which an exporter writes, too
+    if numbers or not leaves:
+        raise Refused(
+            f"this network gives {type((numbers or every or [None])[0]).__name__}, which is no tensor.",
+            hint=f"Let it return tensors, or a tuple or dict of them. {ELSE}",
+            code="network.outputs",
+        )
+    if len(leaves) == 1:
+        unknown = "output" if built.classes is None and leaves[0].ndim == 2 else "features"
+        return (LOGITS,) if built.classes else (unknown,)
+    return tuple(f"output_{number}" for number in range(len(leaves)))
+
+
+def widths_of(names: Sequence[str], found: Any) -> dict[str, int]:
+    """The number of columns of each floating-point output of shape [images, numbers], by name."""
+    from torch import Tensor
+    from torch.utils._pytree import tree_leaves
+
+    leaves = [leaf for leaf in tree_leaves(found) if isinstance(leaf, Tensor)]
+    pairs = zip(names, leaves, strict=False)
+    return {name: int(leaf.shape[1]) for name, leaf in pairs if leaf.ndim == 2 and leaf.is_floating_point()}
+
+
+def _outputs_by_name(found: Any) -> dict[str, Any]:
+    """The values of a returned dict by name, nested ones with a number appended; empty if it is no dict."""
+    from torch.utils._pytree import tree_leaves
+
+    several = {str(name): tree_leaves(value) for name, value in found.items()} if isinstance(found, Mapping) else {}
+    return {
+        f"{name}_{number}" if len(leaves) > 1 else name: leaf
+        for name, leaves in several.items()
+        for number, leaf in enumerate(leaves)
+    }
+
+
+def head_of(built: Built, found: Any) -> int | None:
+    """The number of classes; 0 for none, None where unknown.
+
+    An output counts as class scores if it is called ``logits`` or is the only output of a timm or torchvision network.
+    """
+    logits = found.get("logits") if isinstance(found, Mapping) else found
+    by_name = (built.versions and built.input_name == "input") or isinstance(found, Mapping)
+    if not by_name or getattr(logits, "ndim", 0) != 2 or built.classes == 0:
+        return built.classes
+    return int(logits.shape[1])  # type: ignore[union-attr]
+
+
+def differs(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two runs on the same inputs gave different outputs."""
+    return any(not np.array_equal(one[name], other[name], equal_nan=True) for name in one)
+
+
+# --- Fold a network of a named architecture: build it, load its weights strictly, export it to ONNX, fold the graph.
 
 EXPORTED = ".exported.onnx"
 LARGEST_GRAPH = 2**31 - 2**20
@@ -219,7 +373,7 @@ def _exported_link(
     Raises:
         GateFailed: If they differ.
     """
-    from repaconv.sources.architecture_source import NetworkRunner
+    from repaconv.sources.named_architecture_source import NetworkRunner
     from repaconv.sources.onnx_model_variants import Ported
     from repaconv.verification.comparison import Comparison, joined
     from repaconv.verification.float64_graphs import Float64

@@ -15,11 +15,11 @@ from repaconv.core.progress import Progress, silent
 from repaconv.core.thread_pool import thread_pool
 from repaconv.results import Cost, Fact, FoldStep, ImageSize, MethodFold, Payload, TensorInfo
 from repaconv.sources.method_detection import choose_method, understood
-from repaconv.stages.fold.layer_matching import with_layers
+from repaconv.stages.fold.layer_correspondence import with_layers
 from repaconv.stages.fold.options import FoldOptions
 from repaconv.stages.shared.common_checks import contradictions, made_by, with_files
+from repaconv.stages.shared.file_hash_check import read_hashed
 from repaconv.stages.shared.option_definitions import by_name
-from repaconv.stages.shared.pinned_files import read_hashed
 from repaconv.stages.shared.safetensors_weights import write_weights
 
 if TYPE_CHECKING:

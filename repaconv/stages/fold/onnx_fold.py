@@ -22,11 +22,11 @@ from repaconv.results import GraphFold, ImageSize, Link, Origin
 from repaconv.rewrites.presets import DEFAULT, OFFICIAL
 from repaconv.sources.class_score_outputs import asked_classes, class_scores
 from repaconv.sources.graph_fold_record import Taken, recorded, taken_by
-from repaconv.sources.verified_opset_upgrade import Raised, to_oldest
+from repaconv.sources.onnx_source import Raised, to_oldest
 from repaconv.stages.fold.options import FoldOptions
 from repaconv.stages.fold.size_and_speed_reverts import Kept, fold_with_reverts
 from repaconv.stages.shared.common_checks import made_by, with_files
-from repaconv.stages.shared.pinned_files import require_pinned
+from repaconv.stages.shared.file_hash_check import require_pinned
 from repaconv.stages.shared.preset_choice import GraphPreset, choose_preset
 from repaconv.verification.evaluated_graph import Evaluated
 from repaconv.verification.folded_graph_verification import not_equal, proved

@@ -15,8 +15,8 @@ from repaconv.sources.architecture_recognition import recognised
 from repaconv.stages.fold.checkpoint_fold import fold_file
 from repaconv.stages.fold.options import FoldOptions
 from repaconv.stages.shared.fetched_files import local_path
+from repaconv.stages.shared.file_hash_check import read_hashed
 from repaconv.stages.shared.option_definitions import options_of, renamed
-from repaconv.stages.shared.pinned_files import read_hashed
 
 if TYPE_CHECKING:
     from torch import nn

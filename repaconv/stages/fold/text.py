@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from repaconv.core.terminal import ROWS, colored, is_verbose, plain, stdout, table
-from repaconv.stages.report.page_templates import saved
+from repaconv.stages.report.page_rendering import saved
 from repaconv.stages.shared.result_tables import costs, count_text, links, print_hidden_rows, size_text
 
 if TYPE_CHECKING:

@@ -13,11 +13,11 @@ from repaconv.core.files import sha256_of
 from repaconv.results import BlockCost, Change, Fact, FileInspection, FoldStep, Inspection
 from repaconv.sources.architecture_recognition import known_networks
 from repaconv.sources.method_detection import choose_method, understood
-from repaconv.stages.fold.layer_matching import with_layers
+from repaconv.stages.fold.layer_correspondence import with_layers
 from repaconv.stages.shared.common_checks import contradictions
 from repaconv.stages.shared.engine_files import build_of
 from repaconv.stages.shared.fetched_files import local_weights
-from repaconv.stages.shared.pinned_files import read_hashed, require_pinned
+from repaconv.stages.shared.file_hash_check import read_hashed, require_pinned
 
 if TYPE_CHECKING:
     from torch import nn
@@ -219,7 +219,7 @@ def _certificate(
 
 def _changes(path: Path, sha256: str | None) -> Sequence[Change]:
     """The changes of a graph's fold, which is neither verified nor measured here."""
-    from repaconv.sources.verified_opset_upgrade import to_oldest
+    from repaconv.sources.onnx_source import to_oldest
     from repaconv.verification.evaluated_graph import Evaluated
     from repaconv.verification.onnx_model_loading import folded, loaded
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from repaconv.core.terminal import plain, stdout, table, value
-from repaconv.stages.report.page_templates import saved
+from repaconv.stages.report.page_rendering import saved
 from repaconv.stages.shared.result_tables import costs
 
 if TYPE_CHECKING:

@@ -20,9 +20,9 @@ from repaconv.results import (
     VerifyArtefact,
 )
 from repaconv.stages.bench.latency_baselines import check_baseline, name_in
+from repaconv.stages.recipe.missing_recipe_files import in_recipe, key_of
 from repaconv.stages.recipe.options import GateOptions
 from repaconv.stages.recipe.recipe_file import BenchSection, Recipe, RecipeError, RecipeProblem
-from repaconv.stages.recipe.requirements import in_recipe, key_of
 from repaconv.verification.tolerances import LOSSY, LUCK, by_chance
 
 # One sentence about a link and about a measurement

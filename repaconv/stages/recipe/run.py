@@ -32,6 +32,7 @@ from repaconv.stages.convert.stage import convert_by
 from repaconv.stages.export.stage import export_by
 from repaconv.stages.fold.stage import fold
 from repaconv.stages.recipe.gate_checks import RecipeChecks, worst_exit_code
+from repaconv.stages.recipe.missing_recipe_files import missing, no_checkpoint
 from repaconv.stages.recipe.options import GateOptions, RunOptions
 from repaconv.stages.recipe.plan import (
     Journal,
@@ -45,11 +46,10 @@ from repaconv.stages.recipe.plan import (
     preview,
 )
 from repaconv.stages.recipe.recipe_file import BenchSection, RecipeProblem, check_recipe, own_file
-from repaconv.stages.recipe.requirements import missing, no_checkpoint
 from repaconv.stages.report.stage import report
 from repaconv.stages.shared.fetched_files import address_of, local_path
+from repaconv.stages.shared.file_hash_check import require_pinned
 from repaconv.stages.shared.option_definitions import by_name
-from repaconv.stages.shared.pinned_files import require_pinned
 from repaconv.stages.verify.stage import verify_by
 
 Work = Callable[[Planned, LocatedRecipe, Journal, Progress], Artefact]

@@ -33,7 +33,7 @@ def compare_runs(
     Raises:
         UsageProblem: If one is not a run folder, there is only one, or there is no such format.
     """
-    from repaconv.stages.report import page_templates as page
+    from repaconv.stages.report import page_rendering as page
 
     require_format(format, [each for each in PAGES if each != "card"])
     several = [several] if isinstance(several, (str, Path)) else several

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from repaconv.core import run_folder
 from repaconv.core.errors import Refused, RepaconvError, UsageProblem
-from repaconv.core.export_names import dotted
+from repaconv.core.export_variants import dotted
 from repaconv.core.file_replacement import replace_artifact, require_replaceable, write_page
 from repaconv.core.files import lock_folder, read_artefact, sha256_of, stage_of
 from repaconv.core.progress import Progress, silent
@@ -36,8 +36,8 @@ from repaconv.results import (
 from repaconv.stages.bench.latency_baselines import history_of
 from repaconv.stages.paper_table.stage import table
 from repaconv.stages.shared.common_checks import made_by, with_files
-from repaconv.stages.shared.run_exports import exports_of
-from repaconv.stages.verify.conversion_link import conversion_of, training_of
+from repaconv.stages.shared.exports_of_run import exports_of
+from repaconv.stages.verify.link_to_unconverted_network import conversion_of, training_of
 
 if TYPE_CHECKING:
     from repaconv.results import Artefact
@@ -66,7 +66,7 @@ def report(
     Raises:
         UsageProblem: If there is no run, or no such format.
     """
-    from repaconv.stages.report import page_templates as page
+    from repaconv.stages.report import page_rendering as page
 
     require_format(format)
     taken = run_folder.find_run(Path(run) if run else None)
@@ -292,7 +292,7 @@ def _paper(taken: run_folder.Run, progress: Progress) -> PaperTable | None:
 def _pictures(taken: run_folder.Run, found: Report) -> dict[str, str]:
     from repaconv.benchmark.module_profile import bars_svg
     from repaconv.stages.report.fold_picture import fold_svg, places_of
-    from repaconv.stages.report.page_templates import history_svg
+    from repaconv.stages.report.page_rendering import history_svg
     from repaconv.stages.report.tradeoff_plots import trade_svg
     from repaconv.verification.drift_plot import drift_svg
 

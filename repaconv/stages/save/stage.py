@@ -11,12 +11,12 @@ from repaconv.core.errors import GateFailed, Refused, describe_exception
 from repaconv.core.file_replacement import move_from, replace_artifact, require_replaceable, write_payload
 from repaconv.core.files import lock_folder, payload_of
 from repaconv.core.progress import Progress, silent
-from repaconv.core.scratch_folders import scratch_folder
+from repaconv.core.temporary_folders import scratch_folder
 from repaconv.results import Link, NetworkFold, SaveArtefact
 from repaconv.sources.named_architectures import Architecture, package
 from repaconv.sources.source_model import TRAINING
 from repaconv.sources.source_of_run import subject_of
-from repaconv.stages.report.page_templates import card
+from repaconv.stages.report.page_rendering import card
 from repaconv.stages.report.stage import gather
 from repaconv.stages.save.options import SaveOptions
 from repaconv.stages.shared.common_checks import made_by, with_files

@@ -189,7 +189,7 @@ def to_precision(
     """
     from repaconv.onnx_export.bfloat16 import to_bf16
     from repaconv.onnx_export.fp16_and_int8 import nodes_beyond_fp16, to_fp16, to_int8
-    from repaconv.onnx_export.quantization_layer_groups import nodes_of
+    from repaconv.onnx_export.fp32_layer_selection import nodes_of
 
     if precision == "fp16":
         kept = tuple(dict.fromkeys((*nodes_beyond_fp16(model, largest_values(model, load_onnx, calls)), *nodes)))

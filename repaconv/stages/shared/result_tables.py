@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from repaconv.core.terminal import ROWS, colored, is_verbose, plain, stdout, table
-from repaconv.stages.report.page_templates import saved
+from repaconv.stages.report.page_rendering import saved
 
 if TYPE_CHECKING:
     from rich.table import Table

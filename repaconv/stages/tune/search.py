@@ -14,7 +14,7 @@ from repaconv.core import plugins
 from repaconv.core.errors import Refused, RepaconvError, UsageProblem
 from repaconv.core.files import sha256_of_bytes, write_bytes
 from repaconv.core.progress import Progress
-from repaconv.engines.session_settings import Tunable
+from repaconv.engines.tunable_session_settings import Tunable
 from repaconv.results import Candidate, Deployment, Ratio, Sensitivity
 from repaconv.rewrites.presets import chosen
 from repaconv.sources.source_model import DEPLOY, GraphSpec, Subject
@@ -447,7 +447,7 @@ class Candidates:
         """Replacements of an INT8 trial that keep more and more of the most sensitive layers in FP32."""
         import onnx
 
-        from repaconv.onnx_export.quantization_layer_groups import growing_sets
+        from repaconv.onnx_export.fp32_layer_selection import growing_sets
 
         start = trial.start
         if start.precision != "int8" or start.fp32_modules or self.given is None:
@@ -516,7 +516,7 @@ def sensitivities(
         progress: See `Progress`.
     """
     from repaconv.onnx_export.fp16_and_int8 import to_int8
-    from repaconv.onnx_export.quantization_layer_groups import groups_of, nodes_of, with_int8_rounding
+    from repaconv.onnx_export.fp32_layer_selection import groups_of, nodes_of, with_int8_rounding
     from repaconv.verification.comparison import Comparison
     from repaconv.verification.tolerances import tolerance
 

@@ -146,8 +146,8 @@ class LocalMeasurement:
         Raises:
             Refused: If its outputs differ from the baseline's, unless ``known``; or see `open_deployment`.
         """
-        from repaconv.benchmark.concurrent_inferences import Burst
-        from repaconv.benchmark.peak_memory import PeakMemory
+        from repaconv.benchmark.interleaved_protocol import Burst
+        from repaconv.benchmark.system_monitor import PeakMemory
 
         deployable, sizes = self.graphs.deployable(deployment), self.graphs.sizes(deployment.batch)
         drawn = self.graphs.subject.drawn(deployment.batch, self.seed, batch=deployment.batch)

@@ -12,7 +12,7 @@ from repaconv.core.errors import EnvironmentProblem, Refused, UsageProblem
 from repaconv.core.file_replacement import replace_artifact, require_replaceable
 from repaconv.core.files import cache_folder, canonical_json, lock_folder, sha256_of, sha256_of_bytes, write_artefact
 from repaconv.core.progress import Progress, silent
-from repaconv.core.scratch_folders import scratch_folder
+from repaconv.core.temporary_folders import scratch_folder
 from repaconv.results import Candidate, FoldArtefact, TuneArtefact
 from repaconv.rewrites.presets import chosen
 from repaconv.sources.source_model import Subject
@@ -119,7 +119,8 @@ def tune_by(
         source: A checkpoint or an ONNX file, which is folded first if necessary, or a run folder; the newest run when
             None.
         options: The options.
-        measurer: Measures on other machines, as `repaconv.distributed.tuning_on_cluster` does; this machine when None.
+        measurer: Measures on other machines, as `repaconv.distributed.tune_measurements_on_cluster` does; this machine
+        when None.
         where: Identifies these machines for the cache, e.g. by the cluster's address. If it is empty, the cache is not
             used with a measurer.
         progress: A function that is called with each step's name, the units done and their total.

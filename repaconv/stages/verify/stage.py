@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from repaconv.core import run_folder
 from repaconv.core.errors import UsageProblem
-from repaconv.core.export_names import dotted
+from repaconv.core.export_variants import dotted
 from repaconv.core.file_replacement import replace_artifact, require_replaceable, write_payload
 from repaconv.core.files import lock_folder, payload_of
 from repaconv.core.progress import Progress, silent
@@ -18,10 +18,10 @@ from repaconv.sources.source_of_run import subject_of
 from repaconv.stages.shared.common_checks import made_by, with_files
 from repaconv.stages.shared.engine_files import build_of
 from repaconv.stages.shared.evaluation_images import without_evidence
+from repaconv.stages.shared.exports_of_run import exports_of
 from repaconv.stages.shared.input_selection import choose_inputs, scores_note
 from repaconv.stages.shared.option_definitions import by_name
-from repaconv.stages.shared.run_exports import exports_of
-from repaconv.stages.verify.conversion_link import ParentLink, parent_link
+from repaconv.stages.verify.link_to_unconverted_network import ParentLink, parent_link
 from repaconv.stages.verify.options import VerifyOptions
 from repaconv.stages.verify.verification_chain import REFERENCE, Chain, Rules, Step, chain_of
 from repaconv.verification.rounding import float64_rounding, network_rounding

@@ -18,10 +18,10 @@ from repaconv.sources.source_model import TRAINING
 from repaconv.sources.verified_onnx_export import BF16_NOTE, runnable
 from repaconv.stages.shared.engine_files import open_engine
 from repaconv.stages.shared.evaluation_images import NO_IMAGES, evaluation_images
+from repaconv.stages.shared.exports_of_run import Export
 from repaconv.stages.shared.input_selection import scores_output
 from repaconv.stages.shared.lower_precision import loader_for
-from repaconv.stages.shared.run_exports import Export
-from repaconv.stages.verify.divergence_in_exports import ENGINE, RECORDED, within_engine, within_graph
+from repaconv.stages.verify.layer_divergence import ENGINE, RECORDED, within_engine, within_graph
 from repaconv.verification.comparison import Comparison
 from repaconv.verification.model_runners import channels_first
 

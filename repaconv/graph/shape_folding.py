@@ -1,0 +1,152 @@
+"""Replace values that depend only on shapes and constants by constants.
+
+If at most one dimension of a Reshape is dynamic, its target becomes a constant, so that it no longer reads other
+shapes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from repaconv.graph.nodes_and_constants import Writer, attribute, constant
+from repaconv.graph.operator_facts import QUANTIZING, RANDOM
+from repaconv.graph.shape_arithmetic import Integers
+from repaconv.graph.shape_inference import infer_node
+from repaconv.graph.symbolic_shapes import SymbolicSize, as_numbers, reshape_target, sizes
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+
+def fold_shapes(model: ir.Model) -> None:
+    """Record every shape that can be inferred, turn Reshape targets into constants, and remove unused nodes.
+
+    The graph's function stays the same.
+    """
+    from onnx_ir.passes.common import RemoveUnusedNodesPass
+
+    known = Integers()
+    for node in tuple(model.graph):
+        infer_node(known, node, model.graph.opset_imports.get("", 18), anew=not all(map(_is_known, node.outputs)))
+        _fold_constant(model, node, known)
+    for node in tuple(model.graph):
+        if not node.domain and node.op_type in _RULES:
+            _RULES[node.op_type](model, node)
+    RemoveUnusedNodesPass()(model)
+
+
+def _is_known(value: ir.Value) -> bool:
+    """Return whether type and shape of a value are fully known."""
+    return value.dtype is not None and as_numbers(sizes(value) or (SymbolicSize(()),)) is not None
+
+
+def _fold_constant(model: ir.Model, node: ir.Node, known: Integers) -> None:
+    """Replace a node by a constant if it depends only on known sizes or on constants."""
+    import onnx_ir as ir
+
+    value = node.outputs[0]
+    if value.is_graph_output() or len(node.outputs) > 1:
+        return
+    found = known.get(value)
+    entries = found if isinstance(found, list) else [found]
+    if found is not None and all(isinstance(entry, int) for entry in entries):
+        numbers = np.asarray(found, np.int64)
+        if node.op_type in ("Equal", "Cast", "Where", "ConstantOfShape") and value.dtype != ir.DataType.INT64:
+            return
+    elif (numbers := _evaluated(node, model.graph.opset_imports.get("", 18))) is None:  # type: ignore[assignment]
+        return
+    new = Writer(model, node).exactly(numbers)
+    value.replace_all_uses_with(new)
+
+
+def _evaluated(node: ir.Node, opset: int) -> np.ndarray | None:
+    """Evaluate a node with constant inputs; None if that fails or the output is much larger than the inputs."""
+    import onnx_ir as ir
+
+    values = [value for value in node.inputs if value is not None]
+    raw = [value.const_value for value in values if not value.is_graph_input()]
+    if (
+        node.domain
+        or not values
+        or any(v is None for v in raw)
+        or len(raw) < len(values)
+        or node.op_type in (*RANDOM, *QUANTIZING)
+    ):
+        return None
+    if any(entry.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for entry in node.attributes.values()):
+        return None
+    arrays = {value.name: tensor.numpy() for value, tensor in zip(values, raw, strict=True) if tensor is not None}
+    large = max((array.size for array in arrays.values()), default=0)
+    found = _gathered(node, *arrays.values()) if node.op_type == "GatherND" else _reference_output(node, arrays, opset)
+    return found if isinstance(found, np.ndarray) and found.size <= max(large, 4096) else None
+
+
+def _gathered(node: ir.Node, data: np.ndarray, indices: np.ndarray) -> np.ndarray | None:
+    """Evaluate a GatherND; the reference implementation loops over single indices."""
+    if attribute(node, "batch_dims", 0):
+        return None
+    try:
+        picked: np.ndarray = data[tuple(np.moveaxis(indices, -1, 0))]
+    except IndexError:  # it would also fail in a runtime
+        return None
+    return picked
+
+
+def _reference_output(node: ir.Node, arrays: dict[str | None, np.ndarray], opset: int) -> np.ndarray | None:
+    """Evaluate a node with ONNX's reference implementation."""
+    import onnx
+    import onnx_ir as ir
+    from onnx.reference import ReferenceEvaluator
+
+    proto = ir.to_proto(node)
+    inputs = [
+        onnx.helper.make_tensor_value_info(n, onnx.helper.np_dtype_to_tensor_dtype(a.dtype), a.shape)
+        for n, a in arrays.items()
+    ]
+    graph = onnx.helper.make_graph([proto], "constant", inputs, [onnx.ValueInfoProto(name=proto.output[0])])
+    whole = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", opset)])
+    try:
+        found: np.ndarray = ReferenceEvaluator(whole).run(None, arrays)[0]
+    except Exception:  # a type or operator that the reference lacks
+        return None
+    return found
+
+
+def _expand(_model: ir.Model, node: ir.Node) -> None:
+    """Remove an Expand to the shape that its input already has."""
+    x, out = node.inputs[0], node.outputs[0]
+    if x is not None and sizes(x) == sizes(out) is not None and not out.is_graph_output():
+        out.replace_all_uses_with(x)
+
+
+def _reshape(model: ir.Model, node: ir.Node) -> None:
+    """Make the target of a Reshape a constant without zeros; write a Flatten as such a Reshape."""
+    said = constant(node.inputs[1]) if node.op_type == "Reshape" else None
+    shape = sizes(node.outputs[0])
+    target = reshape_target((), shape) if shape is not None and 0 not in shape else None
+    if target is None or (said is not None and said.all()):
+        return
+    write = Writer(model, node)
+    if node.op_type == "Flatten":
+        new = write("Reshape", node.inputs[0], write.constant(target))
+        new.shape = node.outputs[0].shape
+        write.replace(node.outputs[0], new)
+        return
+    node.replace_input_with(1, write.constant(target))
+    node.attributes.pop("allowzero", None)  # the default is 0, and opsets before 14 lack it
+
+
+def _gather(model: ir.Model, node: ir.Node) -> None:
+    """Write a Gather of all entries in order as a Reshape."""
+    indices, shape = constant(node.inputs[1]), sizes(node.inputs[0])
+    whole = indices is not None and indices.ndim > 1 and shape == (indices.size,)
+    if whole and indices is not None and (indices.reshape(-1) == np.arange(indices.size)).all():
+        write = Writer(model, node)
+        new = write("Reshape", node.inputs[0], write.constant(list(indices.shape)))
+        new.shape = node.outputs[0].shape
+        write.replace(node.outputs[0], new)
+
+
+_RULES = {"Expand": _expand, "Gather": _gather, "Reshape": _reshape, "Flatten": _reshape}

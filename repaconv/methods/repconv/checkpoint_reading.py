@@ -1,0 +1,344 @@
+"""Read and fold RepVGG and MobileOne checkpoints, with the names of the official codes or of timm."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from repaconv.backbones.repvgg_mobileone import NAMES, Layout, RepBlock, RepConv, RepConvConfig
+from repaconv.backbones.tensor_names import block_tensors, count_numbered, in_float64, renamed_tensors, weight_of
+from repaconv.checkpoints import Checkpoint, require_sound
+from repaconv.core.errors import Refused
+from repaconv.method_api.contract import Detection, FoldedPart, Reading
+from repaconv.method_api.fold_error import loaded, max_rel_error
+from repaconv.method_api.preprocessing import preprocessing_of
+from repaconv.method_api.settings import Knobs, positive, small
+from repaconv.methods.repconv.paper_equations import TrainingBlock, fold_block
+from repaconv.methods.repconv.published_models import ARCHS
+from repaconv.results import Fact, FoldStep
+
+# --- Recognize the key names of RepVGG's and MobileOne's official code and of timm's ByobNet, and convert them.
+
+_BLOCK_KEY = re.compile(
+    r"^(?P<prefix>(?:.+?\.)??)(?P<block>stage\d+(?:\.\d+)?|stem|stages\.\d+\.\d+)\."
+    r"(?P<part>rbr_dense|rbr_conv|rbr_reparam|conv_kxk|reparam_conv)\.(?P<index>\d+\.)?(?:conv\.)?weight$"
+)
+_PLUS = re.compile(r"(?:^|\.)stage\d+(?:_first|_second)?(?:\.blocks\.|_aux\.)|\.post_se\.")
+
+
+class BlockKey(NamedTuple):
+    """What the key of a block's largest convolution shows about the network.
+
+    Attributes:
+        prefix: What comes before the network's own names.
+        layout: The official code whose names are used.
+        timm: Whether the names are timm's.
+        deployed: Whether the block is in deploy form.
+        block: Name of the block.
+        part: Name of the convolution within the block.
+    """
+
+    prefix: str
+    layout: Layout
+    timm: bool
+    deployed: bool
+    block: str = ""
+    part: str = ""
+
+
+def block_keys(checkpoint: Checkpoint) -> list[BlockKey]:
+    """Parse the keys of all blocks' largest convolutions, in the order of the file."""
+    keys = []
+    for name in checkpoint.tensors:
+        if not (match := _BLOCK_KEY.match(name)):
+            continue
+        part, timm = match["part"], match["block"].startswith(("stem", "stages"))
+        repvgg = part in ("rbr_dense", "rbr_reparam") or (part == "conv_kxk" and not match["index"])
+        deployed = part in ("rbr_reparam", "reparam_conv")
+        if timm == (part == "conv_kxk") or part == "reparam_conv":
+            layout: Layout = "repvgg" if repvgg else "mobileone"
+            keys.append(BlockKey(match["prefix"], layout, timm, deployed, match["block"], part))
+    return keys
+
+
+def common_key(checkpoint: Checkpoint) -> BlockKey:
+    """The prefix, layout and form that all block keys have in common.
+
+    Raises:
+        Refused: If they differ, if there are none, or if the network is a RepVGGplus.
+    """
+    found = {key._replace(block="", part="") for key in block_keys(checkpoint)}
+    if found and (plus := next((name for name in checkpoint.tensors if _PLUS.search(name)), None)):
+        raise Refused(
+            f"{plus} belongs to RepVGGplus, which has auxiliary heads during training and squeeze-and-excitation "
+            "after the ReLU.",
+            hint="RepVGGplus is not supported; RepVGG is, including D2se.",
+            code="repconv.plus",
+        )
+    if len(found) == 1:
+        return found.pop()
+    if not found:
+        raise Refused(
+            f"{checkpoint.path} has no block of RepVGG or MobileOne (rbr_dense, rbr_conv, conv_kxk).",
+            hint="Without --method the method is recognized automatically.",
+            code="method.mismatch",
+        )
+    mixed = len({key.deployed for key in found}) == 2
+    raise Refused(
+        "some blocks are in training form and others in deploy form."
+        if mixed
+        else "there are blocks of several nets: "
+        + ", ".join(sorted({f"{key.prefix}({'timm, ' if key.timm else ''}{key.layout})" for key in found})),
+        hint="Take the checkpoint as trained." if mixed else "Save one of them.",
+        code="repconv.mixed-forms" if mixed else "checkpoint.ambiguous",
+    )
+
+
+def official_names(checkpoint: Checkpoint, key: BlockKey) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Tensors by the names of the layout's official code, and a map from those names to the names in the file."""
+    theirs = NAMES[key.layout]
+    spellings = (
+        (r"^stem\.", "stage0."),
+        (r"^stages\.(\d+)\.", lambda match: f"stage{int(match[1]) + 1}."),
+        (r"^head\.fc\.", "linear."),
+        (r"\.conv_kxk\.", f".{theirs.conv}."),
+        (r"\.conv_(?:1x1|scale)\.", f".{theirs.scale}."),
+        (r"\.identity\.", f".{theirs.identity}."),
+        (r"\.attn\.fc1\.", f".se.{theirs.squeeze}."),
+        (r"\.attn\.fc2\.", f".se.{theirs.expand}."),
+    )
+
+    def name_of(full: str) -> str | None:
+        name = full.removeprefix(key.prefix)
+        for pattern, replacement in spellings if key.timm else ():
+            name = re.sub(pattern, replacement, name)
+        return None if name.endswith("num_batches_tracked") else name  # not used in eval mode
+
+    return renamed_tensors(checkpoint, name_of)
+
+
+# --- Read and fold RepVGG and MobileOne checkpoints, with the names of the official codes or of timm.
+
+
+def detect(checkpoint: Checkpoint) -> Detection | None:
+    """Recognize the blocks of either official code or of timm's ByobNet."""
+    keys = block_keys(checkpoint)
+    if not keys:
+        return None
+    trained = [key for key in keys if not key.deployed] or keys
+    parts = ", ".join(sorted({key.part for key in trained}))
+    reason = f"{parts} in {len({key.block for key in trained})} blocks"
+    return Detection("deploy" if trained[0].deployed else "training", reason)
+
+
+def read(checkpoint: Checkpoint, settings: Mapping[str, str]) -> RepConvReading:
+    """Read a RepVGG or MobileOne, as trained or deployed.
+
+    Raises:
+        Refused: If the keys are not those of one complete network, or its weights are invalid (`require_sound`).
+        UsageProblem: If a setting is unknown or malformed.
+    """
+    key = common_key(checkpoint)
+    tensors, names = official_names(checkpoint, key)
+    require_sound(tensors, names)
+    knobs = Knobs(settings)
+    config, convs, facts = _read_config(tensors, key, knobs)
+    eps = knobs.take("bn_eps", small, 1e-5)
+    preprocessing = preprocessing_of(checkpoint.record, {}, knobs)
+    knobs.done()
+    reading = RepConvReading(
+        backbone="repconv",
+        config=config,
+        tensors=tensors,
+        names=names,
+        facts=(*facts, *knobs.facts),
+        preprocessing=preprocessing,
+        deployed=key.deployed,
+        convs=convs,
+        eps=eps,
+    )
+    reading.require_whole()
+    return reading
+
+
+@dataclass(frozen=True, kw_only=True)
+class RepConvReading(Reading):
+    """A RepVGG or MobileOne that was read from a checkpoint.
+
+    ``convs`` are the numbers of full-kernel branches in the first block and in all others.
+    """
+
+    config: RepConvConfig
+    convs: tuple[int, int]
+    eps: float
+
+    def block(self, name: str, part: RepBlock) -> TrainingBlock:
+        """Build the training block of that name."""
+        return TrainingBlock(self.config.layout, part, self.convs[name != "stage0"], self.eps)
+
+    def module(self) -> nn.Module:
+        """The network with its branches; the deploy network if the file is in deploy form."""
+        return RepConv(self.config, None if self.deployed else self.block).eval()
+
+    def parts(self) -> Iterator[FoldedPart]:
+        """Yield every block as one convolution, and the head unchanged."""
+        for name, block in self.config.blocks.items():
+            yield _folded_block(self, name, block)
+        yield FoldedPart({name: w.double() for name, w in self.tensors.items() if name.startswith("linear.")})
+
+
+def _folded_block(reading: RepConvReading, name: str, block: RepBlock) -> FoldedPart:
+    tensors, folded_name = in_float64(block_tensors(reading.tensors, f"{name}.")), NAMES[reading.config.layout].folded
+    not_folded_parts = ("squeeze-and-excitation",) * (block.squeezed > 0) + ("ReLU",)
+    if reading.deployed:
+        kept = {f"{name}.{key}": tensor for key, tensor in tensors.items()}
+        return FoldedPart(
+            kept,
+            FoldStep(
+                module=name, folded=(), not_folded=(f"{folded_name}, as it is", *not_folded_parts), max_rel_error=0.0
+            ),
+        )
+    trained = reading.block(name, block)
+    kernel = fold_block(tensors, block, reading.eps)
+    weights = {"weight": torch.from_numpy(kernel.weight), "bias": torch.from_numpy(kernel.bias)}
+    folded = {f"{folded_name}.{key}": tensor for key, tensor in weights.items()}
+    kept = {key: tensor for key, tensor in tensors.items() if key.startswith("se.")}
+    return FoldedPart(
+        {f"{name}.{key}": tensor for key, tensor in (folded | kept).items()},
+        FoldStep(
+            module=name,
+            folded=(f"{', '.join(trained.branches)} and their BatchNorms -> {folded_name}",),
+            not_folded=not_folded_parts,
+            equation="eqs. 3-4",
+            max_rel_error=_difference(trained, tensors, loaded(block.conv(block.kernel, bias=True), weights)),
+        ),
+    )
+
+
+@torch.no_grad()
+def _difference(trained: TrainingBlock, tensors: Mapping[str, Tensor], conv: nn.Module) -> float:
+    """Relative difference of the outputs before the ReLU, which would hide differences of negative values."""
+    shape = (2, trained.block.in_width, 7, 5)
+    x = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    loaded(trained, tensors)
+    return max_rel_error(conv(x), trained.convolved(x))
+
+
+def _read_config(
+    tensors: Mapping[str, Tensor], key: BlockKey, knobs: Knobs
+) -> tuple[RepConvConfig, tuple[int, int], tuple[Fact, ...]]:
+    """Read the configuration from shapes and branches; `Reading.require_whole` later refuses unfit tensors."""
+    depths = _depths(tensors)
+    named = ["stage0"], *([f"stage{s}.{i}" for i in range(depth)] for s, depth in enumerate(depths, 1))
+    blocks, before = [], 0
+    for stage in named:
+        read = []
+        for name in stage:
+            read.append(_read_block(tensors, name, key, before))
+            before = read[-1].width
+        blocks.append(read)
+    strides = _strides(tensors, key, [(stage[0], read[0]) for stage, read in zip(named, blocks, strict=True)], knobs)
+    stages = tuple(
+        (replace(first, stride=stride), *others) for stride, (first, *others) in zip(strides, blocks, strict=True)
+    )
+    counts = {name: _convs(tensors, name, key.layout) for stage in named for name in stage}
+    convs = counts.pop("stage0"), max(counts.values(), default=1)
+    classes = weight_of(tensors, "linear.weight", 2).shape[0] if any(n.startswith("linear.") for n in tensors) else 0
+    config = RepConvConfig(key.layout, stages, classes)
+    return config, convs, _facts(config, convs, key)
+
+
+def _depths(tensors: Mapping[str, Tensor]) -> list[int]:
+    """The number of blocks in each stage after ``stage0``.
+
+    Raises:
+        Refused: If a stage or a block is missing.
+    """
+    found: dict[int, set[int]] = {}
+    for name in tensors:
+        if match := re.match(r"stage(\d+)\.(\d+)\.", name):
+            found.setdefault(int(match[1]), set()).add(int(match[2]))
+    if sorted(found) != list(range(1, len(found) + 1)):
+        raise Refused(
+            f"the stages are {', '.join(f'stage{s}' for s in sorted(found))}, with one missing.",
+            hint="The file contains only a part of the network.",
+            code="checkpoint.missing-keys",
+        )
+    return [count_numbered(found[stage], f"stage{stage}") for stage in sorted(found)]
+
+
+def _read_block(tensors: Mapping[str, Tensor], name: str, key: BlockKey, before: int) -> RepBlock:
+    """Read one block whose input has ``before`` channels, 0 for the network's input; its stride is set later."""
+    names = NAMES[key.layout]
+    conv = f"{names.conv}{'' if key.layout == 'repvgg' else '.0'}.conv"
+    place = f"{name}.{names.folded if key.deployed else conv}.weight"
+    width, shared, height, side = weight_of(tensors, place, 4).shape
+    before = before or shared
+    groups = before // shared
+    if height != side or side % 2 == 0 or before % shared or width % groups:
+        raise Refused(
+            f"{place} has shape {[width, shared, height, side]}, which is not a convolution of {before} channels "
+            "with an odd, square kernel.",
+            hint="The file belongs to another network, or it was changed after training.",
+            code="checkpoint.shape",
+        )
+    squeeze = f"{name}.se.{names.squeeze}.weight"
+    squeezed = weight_of(tensors, squeeze, 4).shape[0] if squeeze in tensors else 0
+    return RepBlock(before, width, side, 1, groups, squeezed)
+
+
+def _convs(tensors: Mapping[str, Tensor], name: str, layout: Layout) -> int:
+    """The number of full-kernel branches of a block."""
+    conv = f"{name}.{NAMES[layout].conv}"
+    pattern = re.compile(rf"{re.escape(conv)}\.(\d+)\.")
+    found = {int(match[1]) for key in tensors if (match := pattern.match(key))}
+    return count_numbered(found, conv) if found else 1
+
+
+def _strides(
+    tensors: Mapping[str, Tensor], key: BlockKey, firsts: list[tuple[str, RepBlock]], knobs: Knobs
+) -> list[int]:
+    """Read the strides of each stage's first block; all other blocks have stride 1."""
+
+    def parse(text: str) -> str:
+        if len(words := text.split(",")) != len(firsts):
+            raise ValueError(f"not {len(firsts)} numbers, one a stage")
+        return ",".join(str(positive(word.strip())) for word in words)
+
+    seen, proved = [], 0
+    for name, block in firsts:
+        same = block.in_width == block.width and not key.deployed
+        kept = f"{name}.{NAMES[key.layout].identity}.weight" in tensors
+        seen.append("1" if same and kept else "2")
+        proved += same
+    source = (
+        f"official code: stages begin with 2; in {proved} of {len(firsts)} an identity branch there, or its absence, "
+        "shows it"
+    )
+    official = ",".join("2" for _ in firsts)
+    text = knobs.take("strides", parse, official, ",".join(seen) if proved else None, source if proved else "")
+    return [int(word) for word in text.split(",")]
+
+
+def _facts(config: RepConvConfig, convs: tuple[int, int], key: BlockKey) -> tuple[Fact, ...]:
+    blocks = config.blocks.values()
+    known = {
+        "layout": (f"{config.layout}{', in names of timm' if key.timm else ''}", "keys"),
+        "depths": ([len(stage) for stage in config.stages], "keys"),
+        "widths": ([stage[-1].width for stage in config.stages], "shapes"),
+        "kernels": (sorted({block.kernel for block in blocks}), "shapes"),
+        "groups": (sorted({block.groups for block in blocks}), "shapes: the input's width over the weight's"),
+        "squeeze_excite": (f"in {sum(block.squeezed > 0 for block in blocks)} of {len(blocks)} blocks", "keys"),
+        "activation": ("ReLU", "the official code; no tensor tells"),
+        "classes": (config.classes, "shapes"),
+    }
+    if not key.deployed:
+        known["convolutions"] = (f"{convs[0]} in the first block, {convs[1]} in the others", "keys")
+    archs = [arch for arch, published in ARCHS.items() if published.config.stages == config.stages]
+    found = [Fact(name="arch", value=arch, source="shapes, as in the paper") for arch in archs]
+    return (*found, *(Fact(name=name, value=value, source=source) for name, (value, source) in known.items()))

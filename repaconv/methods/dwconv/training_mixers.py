@@ -1,5 +1,4 @@
-"""The token mixer of a block as trained, in eval mode, by the equations of `repaconv.methods.dwconv.paper_equations`.
-"""
+"""The token mixer of a block as trained, in eval mode, by the equations of `paper_equations`."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ def tune_by(
             None.
         options: The options.
         measurer: Measures on other machines, as `repaconv.distributed.tune_measurements_on_cluster` does; this machine
-        when None.
+            when None.
         where: Identifies these machines for the cache, e.g. by the cluster's address. If it is empty, the cache is not
             used with a measurer.
         progress: A function that is called with each step's name, the units done and their total.

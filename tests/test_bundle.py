@@ -59,7 +59,7 @@ def unpacked(bundle: Path) -> Path:
     """The one folder that it holds."""
     with tarfile.open(bundle) as tar:
         (folder,) = {Path(name).parts[0] for name in tar.getnames()}
-        tar.extractall(filter="data")
+        tar.extractall(**({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))  # from Python 3.11.4 on
     return Path(folder)
 
 

@@ -597,7 +597,7 @@ def test_a_convolution_behind_merged_tokens_is_refused(vit, blocks):
     assert refused.value.code == "convert.schedule"
     with pytest.raises(UsageProblem) as refused:
         rc.convert("cls.pth", **asked(blocks="1", keep=0.6))
-    assert refused.value.code == "convert.schedule"
+    assert refused.value.code == "usage.idle"
     assert not Path("repaconv-out").exists()
 
 

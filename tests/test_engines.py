@@ -318,7 +318,7 @@ def test_what_a_card_is_asked_for_as_one_kernel_is_the_same(monkeypatch):
             torch.nn.init.normal_(parameter)
         apart = net(x)
         with monkeypatch.context() as patched:
-            patched.setattr(shared_layers, "_at_once", lambda _: True)
+            patched.setattr(shared_layers, "_use_fused_kernels", lambda _: True)
             torch.testing.assert_close(net(x), apart)
 
 

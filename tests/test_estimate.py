@@ -184,7 +184,7 @@ def test_a_board_that_is_not_here_is_answered_with_the_ways_that_there_are(tiny,
     before = sorted(Path().rglob("*"))
     code, out, err = repaconv("bench", "--target", "orin-nano", "--precision", "fp16")
     assert (code, out) == (3, "")
-    told = [line.partition("#")[0].strip() for line in err.splitlines()]
+    told = [line.partition("#")[0].strip() for line in err.splitlines() if "newest run" not in line]
     assert "orin-nano is not this machine" in told[0]
     words = "--target orin-nano --precision fp16"
     assert told[2:] == [
@@ -267,8 +267,8 @@ def test_an_estimate_is_labelled_in_every_output_and_kept_apart(tiny, repaconv):
     assert "no latency" in text
     page = Path(rc.report(paper=False).output_files[0]).read_text()
     assert "estimated, not measured" in page
-    rc.fold(tiny)
-    assert not place.exists()
+    rc.fold(tiny)  # the same network: nothing is removed
+    assert place.exists()
 
 
 def rc_run():

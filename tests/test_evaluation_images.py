@@ -116,7 +116,7 @@ def test_a_lossy_link_that_passes_on_random_images_is_not_verified_and_one_that_
     assert found.metrics.cosine > 0.999
     code, out, _ = repaconv("verify")
     assert code == 0
-    told = "passed: fold, stored, onnx passed on 4 random images, seed 0; not verified: fp16\n"
+    told = "passed: fold, stored, onnx passed on 4 random images, seed 0; not verified: fp16"
     assert out.splitlines()[-1].startswith(told)
     np.savez("given.npz", input=np.random.default_rng(1).standard_normal((8, 3, SIZE, SIZE)).astype(np.float32))
     assert link(rc.verify(inputs="given.npz"), "fp16").verdict == "passed"

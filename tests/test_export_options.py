@@ -134,7 +134,7 @@ def test_a_name_that_keeps_nothing_is_refused_with_what_is_near(net):
     assert "near: head" in refused.value.hint
     with pytest.raises(UsageProblem, match="keeps every layer"):
         rc.export(**given, keep_fp32=("*",))
-    with pytest.raises(UsageProblem, match="this export is in FP32"):
+    with pytest.raises(UsageProblem, match="float32 keeps every layer"):
         rc.export(keep_fp32=("head",))
     assert not list(RUN.glob("model*"))
 

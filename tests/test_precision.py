@@ -406,7 +406,7 @@ def test_a_quantizer_that_there_is_not_or_that_is_for_others_is_refused_before_a
             2,
             "takes INT8 without zero points, for which onnxruntime is the only quantizer",
         ),
-        (("--quantizer", "nncf"), 2, "nothing is quantised"),
+        (("--quantizer", "nncf"), 2, "nothing is quantized"),
     ):
         found, _, err = repaconv("export", "--onnx", *words)
         assert (found, told in err) == (code, True), err

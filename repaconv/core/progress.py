@@ -28,8 +28,7 @@ def only_errors(logger: str = "") -> Iterator[None]:
 
 # --- The logger for notices to the user: which run is used, which files were removed.
 #
-# It is the logger ``repaconv``. A removed file is a warning, everything else is information. The command line prints
-# both
-# to stderr, also with ``-q``.
+# It is the logger ``repaconv``. A removed file is a warning, everything else is information. The command line
+# prints both to stderr, also with ``-q``.
 
 LOGGER = logging.getLogger("repaconv")

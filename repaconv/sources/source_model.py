@@ -2,8 +2,7 @@
 
 The origins have one module each: `repaconv.sources.checkpoint_source` for a checkpoint of a method,
 `repaconv.sources.onnx_source` for an arbitrary ONNX model, and `repaconv.sources.named_architecture_source` for a
-network
-that is built by the name of its architecture. `repaconv.sources.source_of_run` chooses between them.
+network that is built by the name of its architecture. `repaconv.sources.source_of_run` chooses between them.
 """
 
 from __future__ import annotations

@@ -238,7 +238,7 @@ def test_every_rule_of_options_names_fields_and_can_be_asked(options):
     required = {each.name: "x" for each in options_of(options) if each.default is inspect.Parameter.empty}
     for rule in options.NO_EFFECT:
         assert set(rule.options) <= {each.name for each in options_of(options)}
-        assert isinstance(bool(rule.where(options(**required))), bool), rule
+        rule.where(options(**required))  # raised KeyError for a field of a former name
 
 
 def test_an_option_without_effect_is_refused_by_every_door(repaconv, tiny, tmp_path):

@@ -82,7 +82,7 @@ class ViTConfig:
 
 
 BlockFactory = Callable[[ViTConfig, int], nn.Module]
-"""Builds one block: (config, index) -> `TokenCounts` -> `TokenCounts`."""
+"""Builds one block: (config, index) -> tokens -> tokens."""
 
 
 class PatchEmbed(nn.Module):

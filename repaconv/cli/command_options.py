@@ -14,10 +14,10 @@ import typer
 from typer.core import TyperCommand
 
 from repaconv.cli.shell_completion import completion_of
-from repaconv.core.errors import UsageProblem
 from repaconv.core.terminal import set_verbose
 from repaconv.stages.shared.option_definitions import (
     PANEL_ORDER,
+    NoEffect,
     OptionField,
     Options,
     options_of,
@@ -154,7 +154,7 @@ class Strict(TyperCommand):
         refuse_idle(str(ctx.info_name), ctx.params, flags)
         for options in getattr(self.callback, "options_types", ()):
             hint = f"Leave it out, and see `repaconv {ctx.info_name} --help`."
-            refuse_without_effect(_options_from(options, ctx.params), flags, hint)
+            refuse_without_effect(options.NO_EFFECT, _options_from(options, ctx.params), flags, hint)
         return super().invoke(ctx)
 
 
@@ -267,6 +267,11 @@ class IdleOptions(NamedTuple):
     where: Callable[[Values], Any]
     why: str
 
+    @property
+    def no_effect(self) -> NoEffect:
+        """The same rule without the commands."""
+        return NoEffect(self.options, self.where, self.why)
+
 
 def _no_checkpoint(given: Values) -> bool:
     from repaconv.stages.inspect.stage import NOT_CHECKPOINTS
@@ -334,17 +339,11 @@ def refuse_idle(command: str, given: Values, typed: Mapping[str, str]) -> None:
 
     Args:
         command: Name of the command.
-        given: See `ValueProjection`.
+        given: See `Values`.
         typed: The options given on the command line as they were spelled, by their Python names.
 
     Raises:
         UsageProblem: If one of them has no effect.
     """
-    for rule in IDLE:
-        idle = [typed[name] for name in rule.options if name in typed] if command in rule.commands else []
-        if idle and rule.where(given):
-            raise UsageProblem(
-                f"{', '.join(idle)} has no effect here: {rule.why}.",
-                hint=f"Leave it out, and see `repaconv {command} --help`.",
-                code="usage.idle",
-            )
+    rules = [rule.no_effect for rule in IDLE if command in rule.commands]
+    refuse_without_effect(rules, given, typed, f"Leave it out, and see `repaconv {command} --help`.")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, ClassVar
 
 from repaconv.stages.shared.common_options import (
+    ACCEPTED_IN_BASELINE,
     AcceptInconclusive,
     Against,
     AllowUnverified,
@@ -58,7 +59,7 @@ class BenchOptions(Options):
             lambda options: options.update_baseline,
             "the baseline is written, and nothing is compared with it",
         ),
-        NoEffect(("accept_inconclusive",), lambda options: not options.update_baseline, "it is for writing a baseline"),
+        ACCEPTED_IN_BASELINE,
     )
 
     target: Target = "x86-64"

@@ -14,7 +14,7 @@ from repaconv.core.progress import Progress, silent
 from repaconv.graph.onnx_files import read_graph
 from repaconv.results import BenchArtefact, Link, MeasuredModel, MethodFold
 from repaconv.stages.bench.benchmark_subjects import choose_subjects
-from repaconv.stages.bench.compared_models import parameters_of
+from repaconv.stages.bench.compared_models import MODELS, parameters_of
 from repaconv.stages.bench.latency_baselines import check_baseline, name_in, remember_measurement
 from repaconv.stages.bench.latency_measurement import (
     InterleavedMeasurement,
@@ -34,7 +34,6 @@ from repaconv.verification.tolerances import bounded
 if TYPE_CHECKING:
     from repaconv.engines.targets import Target
 
-MODELS = (".onnx", ".ort", ".blob", ".engine", ".plan")
 LARGEST_REGRESSION = 10.0
 """Largest value of --max-regression: above it the value is surely a typing error."""
 

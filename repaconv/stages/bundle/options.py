@@ -6,7 +6,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar
 
-from repaconv.stages.shared.common_options import AllowUnverified, BatchSize, Checkpoint, Images, Workspace
+from repaconv.stages.shared.common_options import (
+    COUNT_OF_NPZ,
+    SEED_OF_RANDOM_IMAGES,
+    AllowUnverified,
+    BatchSize,
+    Checkpoint,
+    Images,
+    Workspace,
+)
 from repaconv.stages.shared.option_definitions import IMAGES, INPUT, OUTPUT, TARGET, NoEffect, Option, Options
 
 
@@ -15,10 +23,8 @@ class BundleOptions(Options):
     """Options of `repaconv.bundle`."""
 
     NO_EFFECT: ClassVar[tuple[NoEffect, ...]] = (
-        NoEffect(("count",), lambda options: options.inputs, "an .npz is taken whole"),
-        NoEffect(
-            ("seed",), lambda options: options.inputs or options.images, "it is of random images, and others are given"
-        ),
+        COUNT_OF_NPZ,
+        SEED_OF_RANDOM_IMAGES,
     )
 
     target: Annotated[

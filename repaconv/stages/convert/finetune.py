@@ -11,7 +11,7 @@ from repaconv.core.file_replacement import replace_artifact, require_replaceable
 from repaconv.core.files import lock_folder, payload_of, read_artefact, stage_of
 from repaconv.core.progress import Progress, silent
 from repaconv.results import ConvertArtefact, FinetuneArtefact
-from repaconv.stages.convert.image_reading import read_images
+from repaconv.stages.convert.image_and_option_checks import read_images
 from repaconv.stages.convert.options import FinetuneOptions
 from repaconv.stages.fold.checkpoint_fold import fold_file_by
 from repaconv.stages.fold.options import FoldOptions

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar
 
-from repaconv.stages.shared.common_options import Classes, Images, Settings, Target, Weights
+from repaconv.stages.shared.common_options import CLASSES_OF_IMAGES, Classes, Images, Settings, Target, Weights
 from repaconv.stages.shared.option_definitions import (
     CONVERSION,
     IMAGES,
@@ -33,9 +33,7 @@ Samples = Annotated[int, Option("Largest number of images, taken at even distanc
 class ScoreOptions(Options):
     """Options of `repaconv.score`."""
 
-    NO_EFFECT: ClassVar[tuple[NoEffect, ...]] = (
-        NoEffect(("classes",), lambda options: not options.images, "it names the classes of images"),
-    )
+    NO_EFFECT: ClassVar[tuple[NoEffect, ...]] = (CLASSES_OF_IMAGES,)
 
     images: Images = None
     inputs: Inputs = None
@@ -68,7 +66,7 @@ class ConvertOptions(Options):
     """Options of `repaconv.convert`."""
 
     NO_EFFECT: ClassVar[tuple[NoEffect, ...]] = (
-        NoEffect(("classes",), lambda options: not options.images, "it names the classes of images"),
+        CLASSES_OF_IMAGES,
         NoEffect(
             ("blocks", "kernel", "kind", "fit", "criterion"),
             lambda options: options.method != "dwconv",
@@ -230,7 +228,7 @@ class FinetuneOptions(Options):
     """Options of `repaconv.finetune`."""
 
     NO_EFFECT: ClassVar[tuple[NoEffect, ...]] = (
-        NoEffect(("classes",), lambda options: not options.images, "it names the classes of images"),
+        CLASSES_OF_IMAGES,
         NoEffect(
             ("teacher_settings",),
             lambda options: not options.teacher,

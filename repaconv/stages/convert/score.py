@@ -11,7 +11,7 @@ from repaconv.core.file_replacement import replace_artifact, require_replaceable
 from repaconv.core.files import payload_of
 from repaconv.core.progress import Progress, silent
 from repaconv.results import ScoreArtefact
-from repaconv.stages.convert.image_reading import read_images, require_kernel
+from repaconv.stages.convert.image_and_option_checks import read_images, require_kernel
 from repaconv.stages.convert.options import ScoreOptions
 from repaconv.stages.shared.common_checks import made_by, with_files
 from repaconv.stages.shared.option_definitions import by_name

@@ -12,7 +12,7 @@ from repaconv.core.file_replacement import replace_artifact, require_replaceable
 from repaconv.core.files import lock_folder, payload_of, read_artefact, stage_of
 from repaconv.core.progress import Progress, silent
 from repaconv.results import ConvertArtefact
-from repaconv.stages.convert.image_reading import TRAINING_FORM, read_images, require_kernel, require_method
+from repaconv.stages.convert.image_and_option_checks import TRAINING_FORM, read_images, require_kernel, require_method
 from repaconv.stages.convert.options import ConvertOptions
 from repaconv.stages.convert.speed_target import (
     require_speed_target,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from repaconv.stages.shared.common_options import AcceptInconclusive, Rerun
+from repaconv.stages.shared.common_options import ACCEPTED_IN_BASELINE, AcceptInconclusive, Rerun
 from repaconv.stages.shared.option_definitions import BASELINE, NoEffect, Option, Options
 
 
@@ -23,9 +23,7 @@ class RunOptions(Options):
 class GateOptions(Options):
     """Options of `repaconv.gate`; everything else is in the recipes."""
 
-    NO_EFFECT: ClassVar[tuple[NoEffect, ...]] = (
-        NoEffect(("accept_inconclusive",), lambda options: not options.update_baseline, "it is for writing a baseline"),
-    )
+    NO_EFFECT: ClassVar[tuple[NoEffect, ...]] = (ACCEPTED_IN_BASELINE,)
 
     rerun: Rerun = False
     update_baseline: Annotated[

@@ -17,6 +17,7 @@ from repaconv.stages.shared.option_definitions import (
     SIZE,
     TARGET,
     VERIFICATION,
+    NoEffect,
     Option,
 )
 
@@ -146,6 +147,16 @@ Rounds = Annotated[
     int | None,
     Option("Number of measured, interleaved rounds.", least=2, default_text="from the target", panel=MEASURE),
 ]
+
+
+COUNT_OF_NPZ = NoEffect(("count",), lambda options: options.inputs, "an .npz is taken whole")
+SEED_OF_RANDOM_IMAGES = NoEffect(
+    ("seed",), lambda options: options.inputs or options.images, "it is of random images, and others are given"
+)
+CLASSES_OF_IMAGES = NoEffect(("classes",), lambda options: not options.images, "it names the classes of images")
+ACCEPTED_IN_BASELINE = NoEffect(
+    ("accept_inconclusive",), lambda options: not options.update_baseline, "it is for writing a baseline"
+)
 
 
 def is_tune_result(preset: str | Path | None) -> bool:

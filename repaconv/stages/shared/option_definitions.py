@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields
 from functools import wraps
 from pathlib import Path
@@ -278,20 +278,21 @@ def _several(asked: OptionField, value: Any) -> Any:
     return text.read([value] if text.several else value, asked.option)
 
 
-def refuse_without_effect(options: Options, given: Mapping[str, str], hint: str) -> None:
+def refuse_without_effect(rules: Iterable[NoEffect], values: Any, given: Mapping[str, str], hint: str) -> None:
     """Refuse options that were given and have no effect: whoever gives one expects something from it.
 
     Args:
-        options: The options of a command.
-        given: The names of the fields that were given, each with its spelling in the message.
+        rules: Which options have no effect in which situation.
+        values: What the rules are asked about: the options of a command, or its parameters by name.
+        given: The names of the options that were given, each with its spelling in the message.
         hint: What to do about it.
 
     Raises:
         UsageProblem: If one of them has no effect.
     """
-    for rule in options.NO_EFFECT:
+    for rule in rules:
         idle = [given[name] for name in rule.options if name in given]
-        if idle and rule.where(options):
+        if idle and rule.where(values):
             raise UsageProblem(f"{', '.join(idle)} has no effect here: {rule.why}.", hint=hint, code="usage.idle")
 
 
@@ -320,7 +321,7 @@ def by_name(stage: Callable[..., Result], options: type[Options]) -> Callable[..
         wanted = options(
             **{each.name: _several(each, given.pop(each.name)) for each in options_of(options) if each.name in given}
         )
-        refuse_without_effect(wanted, wanted.changed(), "Leave it out.")
+        refuse_without_effect(wanted.NO_EFFECT, wanted, wanted.changed(), "Leave it out.")
         return stage(wanted, *positional, **given)
 
     called.__name__ = called.__qualname__ = stage.__name__.removesuffix("_by")

@@ -7,7 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar
 
-from repaconv.stages.shared.common_options import Checkpoint, Classes, Images
+from repaconv.stages.shared.common_options import (
+    CLASSES_OF_IMAGES,
+    COUNT_OF_NPZ,
+    SEED_OF_RANDOM_IMAGES,
+    Checkpoint,
+    Classes,
+    Images,
+)
 from repaconv.stages.shared.option_definitions import (
     IMAGES,
     INPUT,
@@ -26,11 +33,9 @@ class VerifyOptions(Options):
     """Options of `repaconv.verify`."""
 
     NO_EFFECT: ClassVar[tuple[NoEffect, ...]] = (
-        NoEffect(("count",), lambda options: options.inputs, "an .npz is taken whole"),
-        NoEffect(
-            ("seed",), lambda options: options.inputs or options.images, "it is of random images, and others are given"
-        ),
-        NoEffect(("classes",), lambda options: not options.images, "it names the classes of images"),
+        COUNT_OF_NPZ,
+        SEED_OF_RANDOM_IMAGES,
+        CLASSES_OF_IMAGES,
     )
 
     inputs: Annotated[

@@ -30,24 +30,20 @@ from vit_textures import EPOCHS, HEADS
 
 import repaconv
 from repaconv.benchmark.cpu_isa_level import isa_level
-from repaconv.benchmark.interleaved_protocol import measure_session_loads, pinned_to_cores
-from repaconv.benchmark.latency_statistics import ratio
+from repaconv.benchmark.interleaved_protocol import Entrant, Protocol, measure
 from repaconv.benchmark.machine_fingerprint import fingerprint
-from repaconv.benchmark.measurement_quality import quality
 from repaconv.checkpoints import read_checkpoint
 from repaconv.conversion.attention_to_convolution import metadata
 from repaconv.conversion.plain_vit import read_plain
 from repaconv.core.files import sha256_of
 from repaconv.engines.contract import Session
 from repaconv.results import Link, Tolerance
-from repaconv.stages.bench.benchmark_inputs import BenchmarkInputs
-from repaconv.stages.bench.repeated_session_loads import SessionLoads
 from repaconv.stages.shared.common_checks import load_target
 from repaconv.stages.shared.model_opening import OpenedModel, open_model
 from repaconv.stages.shared.safetensors_weights import write_checkpoint
 from repaconv.verification.comparison import judge
 from repaconv.verification.input_batches import Batch
-from repaconv.verification.model_runners import Images
+from repaconv.verification.model_runners import Images, call_of
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULT = ROOT / "benchmarks/results/convert_textures.jsonl"
@@ -162,14 +158,16 @@ class Curve:
         begun = time.monotonic()
         models = self.models(way)
         image = Batch({"input": self.held.images[:1]})
-        openings = SessionLoads(models, lambda _: BenchmarkInputs([image], image.images.shape[1:]))
-        with pinned_to_cores(1) as cores:
-            timed = measure_session_loads(openings, rounds=self.sizes.rounds, warmup_rounds=10, seed=0, cores=cores)
+
+        def call(model: OpenedModel, _inputs: None) -> Callable[[], Any]:
+            return call_of(model.session, image.feeds(model.session.inputs))
+
+        timed = measure(
+            {name: Entrant(load, call) for name, load in models.items()}, Protocol(self.sizes.rounds, cores=1)
+        )
         others = [name for name in models if name != ORIGINAL]
-        samples, times = timed.samples_ms, timed.openings
-        speeds = {name: ratio(name, samples[name], ORIGINAL, samples[ORIGINAL], 0, times) for name in others}
-        compared = speeds[others[0]]
-        believed = quality(samples, timed.watched, compared=compared, stable=timed.stable, openings=times)
+        speeds = {name: timed.ratio(name, ORIGINAL) for name in others}
+        believed = timed.quality(speeds[others[0]])
         links = self.told({name: load().session for name, load in models.items()})
         return {
             "name": way.name,
@@ -179,7 +177,7 @@ class Curve:
             "held_out": len(self.held.labels),
             "accuracy": links[others[0]].accuracy.reference,
             "points": {name: _figures(speeds[name], links[name]) for name in others},
-            "openings": times,
+            "openings": timed.session_loads,
             "measurement": believed.verdict,
             "reasons": list(believed.reasons),
             "machine": str(fingerprint(())["cpu"]),

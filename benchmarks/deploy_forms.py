@@ -34,10 +34,9 @@ from handmade import pipeline
 from numpy.typing import NDArray
 
 import repaconv
-from repaconv.benchmark.interleaved_protocol import measure, pinned_to_cores
-from repaconv.benchmark.latency_statistics import ratio
+from repaconv.benchmark.interleaved_protocol import Entrant, Protocol, measure, pinned_to_cores
 from repaconv.benchmark.machine_fingerprint import fingerprint
-from repaconv.benchmark.measurement_quality import FEWEST, quality
+from repaconv.benchmark.measurement_quality import FEWEST
 from repaconv.core.files import canonical_json
 from repaconv.engines.contract import SessionSpec
 from repaconv.engines.onnxruntime_cpu import ENGINE, peak_gflops
@@ -80,20 +79,20 @@ def compared(
 ) -> dict[str, Any]:
     """One row: the pair measured, interleaved."""
     paths = {name: Path(f"{name}.{batch}.onnx") for name in (HAND, OURS)}
-    with pinned_to_cores(threads) as cores:
-        sessions = {
-            HAND: pipeline.runner(paths[HAND], threads),
-            OURS: Images(ENGINE.open(paths[OURS], SessionSpec(threads=threads))).run,
-        }
-        same = agreement(sessions, size, batch)
+    opened = {
+        HAND: lambda: pipeline.runner(paths[HAND], threads),
+        OURS: lambda: Images(ENGINE.open(paths[OURS], SessionSpec(threads=threads))).run,
+    }
+    with pinned_to_cores(threads):
+        same = agreement({name: load() for name, load in opened.items()}, size, batch)
         # a merge that float32 rounding decides may go either way: most images must agree there, elsewhere all
         assert same["agreeing"] > same["images"] // 2 if model.merges else same["agreeing"] == same["images"], same
-        images = random_inputs((3, *size), count=batch, seed=1).images
-        calls = {name: partial(run, images) for name, run in sessions.items()}
-        measured = measure(calls, rounds=rounds, warmup_rounds=10 if judged else 3, seed=0, cores=cores)
         peak = peak_gflops(threads)
-    faster = ratio(OURS, measured.samples_ms[OURS], HAND, measured.samples_ms[HAND], seed=0)
-    believed = quality(measured.samples_ms, measured.watched, compared=faster, stable=measured.stable)
+    images = random_inputs((3, *size), count=batch, seed=1).images
+    entrants = {name: Entrant(load, lambda run, _: partial(run, images)) for name, load in opened.items()}
+    measured = measure(entrants, Protocol(rounds, warmup_rounds=10 if judged else 3, cores=threads))
+    faster = measured.ratio(OURS, HAND)
+    believed = measured.quality(faster)
     return {
         "method": model.method,
         "model": model.name,

@@ -26,8 +26,7 @@ from handmade import pipeline
 from peers.nets import NETS
 from peers.row import Place, prepared
 
-from repaconv.benchmark.interleaved_protocol import load_again, measure_session_loads, pinned_to_cores
-from repaconv.benchmark.latency_statistics import ratio
+from repaconv.benchmark.interleaved_protocol import Entrant, Protocol, measure, pinned_to_cores
 from repaconv.benchmark.machine_fingerprint import fingerprint, machine_key
 from repaconv.core import plugins, run_folder
 from repaconv.core.files import canonical_json
@@ -86,23 +85,21 @@ def forms_of(
 def measured(name: str, seconds: float, *, int8: bool) -> dict[str, Any]:
     """The row of a network."""
     net = next(each for each in NETS if each.name == name)
-    with tempfile.TemporaryDirectory() as folder, pinned_to_cores(1) as cores:
+    with tempfile.TemporaryDirectory() as folder, pinned_to_cores(1):
         ready = prepared(net, Place(1, 1, 40, 0, seconds), Path(folder))
         images = np.ascontiguousarray(ready.images[:1])
         ways = dict(forms_of(ready.ours.run, Path(folder), images, int8=int8))
         ways[HAND] = lambda: partial(pipeline.runner(ready.hand.graph, 1), images)
-        found = measure_session_loads(
-            load_again(ways), rounds=40, warmup_rounds=10, seed=0, cores=cores, spend_s=seconds
-        )
-        times = found.samples_ms
-        beside = {way: ratio(way, times[way], HAND, times[HAND], 0, found.openings) for way in ways}
+        entrants = {way: Entrant(load) for way, load in ways.items()}
+        found = measure(entrants, Protocol(40, cores=1, seconds=seconds))
+        beside = {way: found.ratio(way, HAND) for way in ways}
         return {
             "net": name,
             "date": datetime.date.today().isoformat(),
-            "machine": fingerprint(tuple(cores)),
-            "p50_ms": {way: round(float(np.median(each)), 4) for way, each in times.items()},
+            "machine": found.machine,
+            "p50_ms": {way: round(float(np.median(each)), 4) for way, each in found.samples_ms.items()},
             "times_hand": {way: [round(v, 4) for v in (of.median, of.low, of.high)] for way, of in beside.items()},
-            "openings": found.openings,
+            "openings": found.session_loads,
         }
 
 

@@ -23,9 +23,7 @@ from torch import nn
 
 from repaconv.backbones.metaformer import IdentityMixerBlock, MetaFormer
 from repaconv.backbones.shared_layers import Norm
-from repaconv.benchmark.interleaved_protocol import measure, pinned_to_cores
-from repaconv.benchmark.latency_statistics import ratio
-from repaconv.benchmark.machine_fingerprint import fingerprint
+from repaconv.benchmark.interleaved_protocol import Entrant, Protocol, measure, pinned_to_cores
 from repaconv.checkpoints import read_checkpoint
 from repaconv.core.files import canonical_json
 from repaconv.methods.riformer import METHOD
@@ -88,30 +86,28 @@ def main() -> None:
     import onnxsim
 
     images = random_inputs((3, 224, 224), count=1, seed=0).images
-    with pinned_to_cores(1) as cores:
-        sessions = {}
+    with pinned_to_cores(1):
+        load = {}
         for name, module in forms(given.arch).items():
             graph = to_onnx(module, (3, 224, 224), output="logits", opset=20, batch=1, free_size=False)
-            sessions[name] = image_model(onnxsim.simplify(graph)[0].SerializeToString())
-        reference = sessions["training"].run(images)
-        for name, session in sessions.items():
-            assert abs(session.run(images) - reference).max() <= 1e-5 * abs(reference).max(), name
-        calls = {name: partial(session.run, images) for name, session in sessions.items()}
-        samples = measure(calls, rounds=given.rounds, warmup_rounds=10, seed=0, cores=cores).samples_ms
-        machine = fingerprint(tuple(cores))
+            load[name] = partial(image_model, onnxsim.simplify(graph)[0].SerializeToString())
+        reference = load["training"]().run(images)
+        for name, each in load.items():
+            assert abs(each().run(images) - reference).max() <= 1e-5 * abs(reference).max(), name
+    entrants = {name: Entrant(each, lambda session, _: partial(session.run, images)) for name, each in load.items()}
+    measured = measure(entrants, Protocol(given.rounds, cores=1))
     result = {
         "arch": given.arch,
         "rounds": given.rounds,
-        "machine": machine,
+        "machine": measured.machine,
         "onnxruntime": onnxruntime.__version__,
         "against_official": {
-            name: ratio(name, samples[name], "official", samples["official"], 0).model_dump()
-            for name in samples
-            if name != "official"
+            name: measured.ratio(name, "official").model_dump() for name in entrants if name != "official"
         },
     }
     for name, found in result["against_official"].items():
-        print(f"{name:15} {found['median']:.3f} times as fast as official ({found['low']:.3f} to {found['high']:.3f})")
+        interval = f"{found['low']:.3f} to {found['high']:.3f}"
+        print(f"{name:15} speedup {found['median']:.3f} ({interval}): {found['verdict']}")
     if given.out:
         given.out.write_text(canonical_json(result))
 

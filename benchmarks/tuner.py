@@ -24,10 +24,8 @@ from peers import ours
 from peers.nets import NETS
 
 import repaconv
-from repaconv.benchmark.interleaved_protocol import load_again, measure_session_loads, pinned_to_cores
-from repaconv.benchmark.latency_statistics import ratio
+from repaconv.benchmark.interleaved_protocol import Entrant, Protocol, measure
 from repaconv.benchmark.machine_fingerprint import fingerprint
-from repaconv.benchmark.measurement_quality import quality
 from repaconv.core import plugins, run_folder
 from repaconv.core.files import canonical_json
 from repaconv.core.progress import silent
@@ -63,18 +61,17 @@ def tuned(run: Path, asked: dict[str, Any], budget_s: float) -> TuneArtefact:
 
 def side_by_side(run: Path, winner: Deployment, best: Deployment, rounds: int) -> dict[str, Any]:
     """How many times as fast the winner is as the best, and whether that can be believed."""
-    with tempfile.TemporaryDirectory(dir=run.parent) as name, pinned_to_cores(1) as cores:
+    with tempfile.TemporaryDirectory(dir=run.parent) as name:
         graphs = Candidates(subject_of(run_folder.Run(run)), REWRITES, None, Path(name), silent)
         images = graphs.subject.drawn(1, 0).piece(0, 1).given["input"].astype(np.float32)
 
         def loaded(way: Deployment) -> Callable[[], Any]:
             return partial(Images(open_deployment(way, graphs.deployable(way), graphs.sizes(1))).run, images)
 
-        openings = load_again({"w": partial(loaded, winner), "b": partial(loaded, best)})
-        timed = measure_session_loads(openings, rounds=rounds, warmup_rounds=10, seed=0, cores=cores)
-    both = ("winner", timed.samples_ms["w"], "best", timed.samples_ms["b"])
-    found = ratio(*both, 0, timed.openings)
-    believed = quality(timed.samples_ms, timed.watched, compared=found, stable=timed.stable, openings=timed.openings)
+        entrants = {"winner": Entrant(partial(loaded, winner)), "best": Entrant(partial(loaded, best))}
+        timed = measure(entrants, Protocol(rounds, cores=1))
+    found = timed.ratio("winner", "best")
+    believed = timed.quality(found)
     return {"winner_over_best": found.model_dump(), "measurement": believed.verdict, "reasons": list(believed.reasons)}
 
 

@@ -16,7 +16,7 @@ from onnx import TensorProto, helper
 
 import repaconv as rc
 from repaconv.benchmark.interleaved_protocol import Burst
-from repaconv.benchmark.paper_protocols import Protocol
+from repaconv.benchmark.paper_protocols import PaperProtocol
 from repaconv.core import plugins
 from repaconv.core.errors import EnvironmentProblem, Refused
 from repaconv.core.run_folder import find_run
@@ -140,7 +140,7 @@ def test_bench_takes_the_next_smaller_batch_where_the_card_holds_no_more(protoco
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
         return right(session, feeds)
 
-    monkeypatch.setattr(Protocol, "images", lambda *_: 16)  # what this machine's own memory holds is not the question
+    monkeypatch.setattr(PaperProtocol, "images", lambda *_: 16)  # whatever this machine's memory holds
     monkeypatch.setattr(TorchSession, "run", small)
     done = rc.bench(folded, target="cpu-torch", protocol=protocol, rounds=2)
     assert list(dict.fromkeys(tried)) == [16, 8, 4]

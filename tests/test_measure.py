@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from itertools import count
@@ -22,9 +22,9 @@ from repaconv.benchmark import interleaved_protocol
 from repaconv.benchmark.gpu_monitor import GpuState
 from repaconv.benchmark.interleaved_protocol import (
     LONGEST_WARMUP,
-    SessionLoad,
+    Entrant,
+    Protocol,
     measure,
-    measure_session_loads,
     more_rounds,
     real_time_priority,
     session_load_count,
@@ -44,6 +44,7 @@ from repaconv.benchmark.module_profile import Event, bars_svg, parent_of, profil
 from repaconv.benchmark.paper_protocols import protocol_named
 from repaconv.benchmark.system_monitor import MachineChanges, PeakMemory, changes_between, state
 from repaconv.core.errors import EnvironmentProblem, UsageProblem
+from repaconv.engines.contract import GpuTimed
 from repaconv.graph.onnx_files import flops_of
 
 RUN = Path("repaconv-out/tiny")
@@ -173,7 +174,7 @@ def test_warm_up_goes_on_until_it_rests():
         calls["a"] += 1
         sum(range(max(1000, 200_000 - 8000 * calls["a"])))
 
-    found = measure({"a": tiring}, rounds=3, warmup_rounds=5, seed=0)
+    found = measure({"a": Entrant(lambda: tiring)}, Protocol(3, warmup_rounds=5, session_loads=1))
     assert 5 <= found.warmup_rounds <= LONGEST_WARMUP * 5
     assert len(found.samples_ms["a"]) == 3
     assert calls["a"] == found.warmup_rounds + 3
@@ -272,16 +273,18 @@ def test_each_opening_is_let_go_before_the_next_is_opened():
 
     alive, opened = WeakSet(), []
 
-    def openings() -> Iterator[SessionLoad]:
-        for number in count():
-            assert not alive
-            model = Model()
-            alive.add(model)
-            yield SessionLoad({"a": partial(lambda _model, n: opened.append(n), model, number)})
-            del model
+    numbers = count()
 
-    found = measure_session_loads(openings(), rounds=10, warmup_rounds=2, seed=0)
-    assert found.openings == 5
+    def load() -> Model:
+        assert not alive
+        alive.add(model := Model())
+        return model
+
+    def call(model: Model, _inputs: object) -> Callable[[], None]:
+        return partial(lambda _model, n: opened.append(n), model, next(numbers))
+
+    found = measure({"a": Entrant(load, call)}, Protocol(10, warmup_rounds=2))
+    assert found.session_loads == 5
     assert opened == [0] * 4 + [n for n in range(1, 5) for _ in range(3 + 2)]
     assert len(found.samples_ms["a"]) == 10
 
@@ -298,7 +301,10 @@ def test_bench_opens_a_model_anew_in_one_measurement(tiny, repaconv, monkeypatch
 
 
 def test_what_a_card_clocks_itself_is_what_counts():
-    found = measure({"card": lambda: 7.5, "wall": lambda: 7.5}, rounds=3, warmup_rounds=0, seed=0, clocked={"card"})
+    entrants = {"card": Entrant(lambda: GpuTimed(lambda: 7.5)), "wall": Entrant(lambda: lambda: 7.5)}
+    found = measure(entrants, Protocol(3, warmup_rounds=0))
+    assert found.on_gpu
+    assert found.session_loads == 1
     assert found.samples_ms["card"].tolist() == [7.5] * 3
     assert max(found.samples_ms["wall"]) < 7.5
 

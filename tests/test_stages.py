@@ -441,11 +441,12 @@ def test_ratios_and_their_intervals():
 
 
 def test_interleaving_runs_everything_once_a_round():
-    from repaconv.benchmark.interleaved_protocol import measure, pinned_to_cores
+    from repaconv.benchmark.interleaved_protocol import Entrant, Protocol, measure, pinned_to_cores
 
     calls = []
     subjects = {"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}
-    found = measure(subjects, rounds=30, warmup_rounds=3, seed=0)
+    entrants = {name: Entrant(lambda call=call: call) for name, call in subjects.items()}
+    found = measure(entrants, Protocol(30, warmup_rounds=3, session_loads=1))
     assert {len(v) for v in found.samples_ms.values()} == {30}
     rounds = [tuple(calls[i : i + 2]) for i in range(0, 66, 2)]
     assert set(rounds) == {("a", "b"), ("b", "a")}

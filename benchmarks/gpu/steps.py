@@ -70,22 +70,19 @@ def timed(sessions: Mapping[str, Any], images: Any) -> dict[str, Any]:
     """All forms interleaved on images [B, C, H, W], and what speaks against their times."""
     import numpy as np
 
-    from repaconv.benchmark.interleaved_protocol import measure
-    from repaconv.benchmark.latency_statistics import ratio
-    from repaconv.benchmark.measurement_quality import quality
+    from repaconv.benchmark.interleaved_protocol import Entrant, Protocol, measure
 
     calls = {name: session.call(images) for name, session in sessions.items()}
-    clocked = {name for name, session in sessions.items() if session.on_card}
     once = sum(_milliseconds(call) for call in calls.values())
     rounds = int(np.clip(1e3 * SECONDS / max(once, 1e-3), FEWEST, ROUNDS))
-    found = measure(calls, rounds=rounds, warmup_rounds=10, seed=0, clocked=clocked)
-    samples = {name: np.round(values, 5) for name, values in found.samples_ms.items()}
-    best = ratio(OURS, samples[OURS], OFFICIAL, samples[OFFICIAL], 0) if OFFICIAL in samples else None
+    entrants = {name: Entrant(lambda call=call: call) for name, call in calls.items()}
+    found = measure(entrants, Protocol(rounds, session_loads=1))
+    best = found.ratio(OURS, OFFICIAL) if OFFICIAL in entrants else None
     return {
         "batch": len(images),
         "rounds": rounds,
-        "samples_ms": {name: values.tolist() for name, values in samples.items()},
-        "quality": quality(samples, found.watched, compared=best, stable=found.stable).model_dump(mode="json"),
+        "samples_ms": {name: np.round(values, 5).tolist() for name, values in found.samples_ms.items()},
+        "quality": found.quality(best).model_dump(mode="json"),
     }
 
 

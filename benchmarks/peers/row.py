@@ -10,7 +10,7 @@ import datetime
 import gc
 import io
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,10 +26,8 @@ from peers.by_hand import Contender, Hand, Images, Run
 from peers.nets import Net
 from peers.ours import ALLOWED, Ours
 from repaconv import models
-from repaconv.benchmark.interleaved_protocol import Measured, load_again, measure_session_loads, pinned_to_cores
-from repaconv.benchmark.latency_statistics import ratio
+from repaconv.benchmark.interleaved_protocol import Entrant, Measurement, Protocol, measure, pinned_to_cores
 from repaconv.benchmark.machine_fingerprint import fingerprint, version_of
-from repaconv.benchmark.measurement_quality import quality
 from repaconv.core import run_folder
 from repaconv.core.errors import first_line
 from repaconv.results import Deployment, Ratio
@@ -146,7 +144,7 @@ def _interleaved(ready: Prepared, place: Place, everybody: list[Contender]) -> d
         images = np.resize(ready.images, (place.batch, *ready.images.shape[1:]))
         running = [each for each in everybody if each.name in opened]
         opened.clear()
-        clock = _Clock(running, images, place, cores)
+        clock = _Clock(running, images, place)
         timed = clock.measured(list(losses), more=False)
         lossy = {each.name for each in everybody if each.lossy}
         exact = _fastest(timed, [name for name in losses if name not in lossy])
@@ -155,8 +153,8 @@ def _interleaved(ready: Prepared, place: Place, everybody: list[Contender]) -> d
     return {
         "machine": machine,
         "p50_ms": {name: round(float(np.median(times)), 4) for name, times in timed.samples_ms.items()},
-        "openings": timed.openings,
-        "times_hand": {name: _ratio(timed, name, HAND) for name in losses},
+        "openings": timed.session_loads,
+        "times_hand": {name: _kept(timed.ratio(name, HAND)) for name in losses},
         "exact": against.get(exact),
         "lower": against.get(lower),
         "losses": losses,
@@ -171,19 +169,18 @@ class _Clock:
     running: list[Contender]
     images: Images
     place: Place
-    cores: Sequence[int]
 
-    def measured(self, names: list[str], *, more: bool) -> Measured:
+    def measured(self, names: list[str], *, more: bool) -> Measurement:
         """These, opened anew by turns."""
-        return measure_session_loads(
-            load_again({each.name: partial(self._call, each) for each in self.running if each.name in names}),
-            rounds=self.place.rounds,
-            warmup_rounds=10,
-            seed=0,
-            cores=self.cores,
-            most=OPENINGS,
-            more=more,
-            spend_s=self.place.opening_s,
+        return measure(
+            {each.name: Entrant(partial(self._call, each)) for each in self.running if each.name in names},
+            Protocol(
+                self.place.rounds,
+                cores=self.place.threads,
+                session_loads=OPENINGS,
+                more=more,
+                seconds=self.place.opening_s,
+            ),
         )
 
     def _call(self, each: Contender) -> Callable[[], Any]:
@@ -232,7 +229,7 @@ def _require_same(losses: Mapping[str, Mapping[str, float]], lossy: set[str]) ->
         assert name in lossy or found["max_rel_error"] <= SAME or found["disagreement"] <= 0.5, (name, found)
 
 
-def _fastest(timed: Measured, names: list[str]) -> tuple[str, str] | None:
+def _fastest(timed: Measurement, names: list[str]) -> tuple[str, str] | None:
     """Ours as `tune` leaves it and their fastest; None where one of us is not there."""
     medians = {name: float(np.median(timed.samples_ms[name])) for name in names}
     mine = [name for name in names if name == EXACT or name.startswith(LOWER)]
@@ -245,20 +242,12 @@ def _fastest(timed: Measured, names: list[str]) -> tuple[str, str] | None:
 def _against(clock: _Clock, ours: str, peer: str) -> dict[str, Any]:
     """These two once more, alone."""
     pair = clock.measured([ours, peer], more=True)
-    faster = _beside(pair, ours, peer)
-    believed = quality(pair.samples_ms, pair.watched, compared=faster, stable=pair.stable, openings=pair.openings)
-    return {"ours": ours, "peer": peer, "ratio": _kept(faster), "openings": pair.openings} | {
+    faster = pair.ratio(ours, peer)
+    believed = pair.quality(faster)
+    return {"ours": ours, "peer": peer, "ratio": _kept(faster), "openings": pair.session_loads} | {
         "measurement": believed.verdict,
         "reasons": list(believed.reasons),
     }
-
-
-def _ratio(timed: Measured, name: str, other: str) -> list[float]:
-    return _kept(_beside(timed, name, other))
-
-
-def _beside(timed: Measured, name: str, other: str) -> Ratio:
-    return ratio(name, timed.samples_ms[name], other, timed.samples_ms[other], 0, timed.openings)
 
 
 def _kept(found: Ratio) -> list[float]:

@@ -1,6 +1,6 @@
-"""Measure latency with interleaved rounds: after a warm-up, each round runs every subject once in random order.
+"""Measure latency with interleaved rounds: after a warm-up, each round runs every entrant once in random order.
 
-Memory layout differs between session loads, which shifts a model's latency by a few percent. All subjects are therefore
+Memory layout differs between session loads, which shifts a model's latency by a few percent. All entrants are therefore
 loaded several times, and confidence intervals are computed over loads (`repaconv.benchmark.latency_statistics`).
 """
 
@@ -8,19 +8,26 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from repaconv.benchmark.gpu_monitor import GpuState, sample_gpu
-from repaconv.benchmark.latency_statistics import by_session_load
+from repaconv.benchmark.latency_statistics import by_session_load, ratio
+from repaconv.benchmark.machine_fingerprint import fingerprint
 from repaconv.benchmark.measurement_quality import FEWEST as FEWEST_ROUNDS
+from repaconv.benchmark.measurement_quality import quality
 from repaconv.benchmark.system_monitor import MachineChanges, changes_between, state
+from repaconv.engines.contract import GpuTimed
+from repaconv.results import Quality, Ratio
+
+Call = Callable[[], Any]
 
 Tick = Callable[[int, int], None]
 """Called after every round with the rounds done and the total."""
@@ -42,39 +49,117 @@ SETTLING = 3
 """Warm-up rounds after every later session load: memory is allocated and planned in the first inference."""
 
 
-class SessionLoad(NamedTuple):
-    """Subjects that were loaded together: the calls by name, and the names of calls that return GPU milliseconds."""
+@dataclass(frozen=True)
+class Entrant:
+    """A model to measure: how it is loaded, and how it is called.
 
-    calls: Mapping[str, Callable[[], Any]]
-    clocked: Collection[str] = ()
+    Attributes:
+        load: Loads it, at each session load anew.
+        call: Makes the function that is timed, from what was loaded and the inputs. By default what was loaded is that
+            function. A `GpuTimed` function returns its own time.
+        streams: Concurrent inferences, each in a thread: a round is a `Burst`. 0 for a round of one call.
+        images: Images per inference; the times of a round are divided by the images in it.
+        optional: Whether it is left out if its first load fails, rather than the measurement.
+    """
+
+    load: Callable[[], Any]
+    call: Callable[[Any, Any], Call] = lambda loaded, _inputs: loaded
+    streams: int = 0
+    images: int = 1
+    optional: bool = False
 
 
-class Measured(NamedTuple):
-    """Latency samples in milliseconds by subject, one per round, with the warm-up and the state of the machine.
+@dataclass(frozen=True)
+class Protocol:
+    """How entrants are measured.
 
-    The rounds belong to ``openings`` consecutive session loads, separated by
-    `repaconv.benchmark.latency_statistics.by_session_load`.
+    Attributes:
+        rounds: Measured rounds, of all session loads together.
+        warmup_rounds: Minimum number of warm-up rounds; up to `LONGEST_WARMUP` times as many until times are stable.
+        seed: Seed of the random order and of the confidence intervals.
+        cores: Number of cores to which the process is bound; 0 leaves it on all of them.
+        session_loads: Maximum number of session loads. Models timed on a GPU are loaded once, since its large memory
+            pages make latency independent of the layout.
+        more: Whether to run more rounds if inferences are short: see `more_rounds`.
+        seconds: Time budget for session loads in seconds; they may also take as long as the rounds.
+        real_time: Whether to run at real-time priority.
+    """
+
+    rounds: int
+    warmup_rounds: int = 10
+    seed: int = 0
+    cores: int = 0
+    session_loads: int = MOST_LOADS
+    more: bool = False
+    seconds: float = SESSION_LOAD_BUDGET_S
+    real_time: bool = False
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What was measured.
+
+    Attributes:
+        samples_ms: Latency in milliseconds per image by entrant, one per round. The rounds belong to consecutive
+            session loads, separated by `repaconv.benchmark.latency_statistics.by_session_load`.
+        session_loads: Number of session loads.
+        warmup_rounds: Rounds of the warm-up.
+        stable: Whether times were stable at its end.
+        watched: The state of the machine.
+        seed: Seed of the confidence intervals.
+        cores: The cores in use; empty if the process was bound to none.
+        on_gpu: Whether a GPU's clock measured.
+        loaded: What the last session load loaded, in the order of the entrants.
+        inputs: The inputs.
+        failed: Why optional entrants were left out.
+        inference_ms: Latency of every inference of entrants with several streams, in no particular order.
+        priority_note: Why it did not run at real-time priority, if that was wanted.
     """
 
     samples_ms: dict[str, NDArray[np.float64]]
+    session_loads: int
     warmup_rounds: int
     stable: bool
     watched: MachineChanges
-    openings: int = 1
+    seed: int = 0
+    cores: tuple[int, ...] = ()
+    on_gpu: bool = False
+    loaded: Mapping[str, Any] = field(default_factory=dict)
+    inputs: Any = None
+    failed: Mapping[str, Exception] = field(default_factory=dict)
+    inference_ms: Mapping[str, list[float]] = field(default_factory=dict)
+    priority_note: str = ""
 
     @property
     def rounds(self) -> int:
         """Number of measured rounds."""
         return len(next(iter(self.samples_ms.values())))
 
+    @property
+    def machine(self) -> dict[str, Any]:
+        """Description of the machine."""
+        return fingerprint(self.cores, card=self.on_gpu)
+
+    def ratio(self, subject: str, other: str) -> Ratio:
+        """Return the speedup of an entrant over another; it claims nothing if the measurement is inconclusive."""
+        samples = self.samples_ms
+        found = ratio(subject, samples[subject], other, samples[other], self.seed, self.session_loads)
+        return found.under(self.quality(found))
+
+    def quality(self, compared: Ratio | None = None) -> Quality:
+        """Return the verdict on the measurement, and on a ratio of it."""
+        return quality(
+            self.samples_ms, self.watched, compared=compared, stable=self.stable, openings=self.session_loads
+        )
+
 
 @contextmanager
-def pinned_to_cores(threads: int) -> Iterator[Sequence[int]]:
-    """Restrict this process and the threads started inside to as many cores as threads are used.
+def pinned_to_cores(threads: int) -> Iterator[tuple[int, ...]]:
+    """Restrict this process and the threads started inside to as many cores as threads are used; 0 does nothing.
 
-    Yields the cores, or () if the system has no CPU affinity. The previous affinity is restored.
+    Yields the cores, or () if there is no restriction. The previous affinity is restored.
     """
-    if not hasattr(os, "sched_setaffinity"):
+    if not (threads and hasattr(os, "sched_setaffinity")):
         yield ()
         return
     before = os.sched_getaffinity(0)
@@ -105,80 +190,135 @@ def real_time_priority(wanted: bool) -> Iterator[str]:
         os.sched_setscheduler(0, policy, parameter)
 
 
-def load_again(load: Mapping[str, Callable[[], Callable[[], Any]]]) -> Iterator[SessionLoad]:
-    """Load all subjects again and again with their loaders, alternating forward and reverse order."""
-    order = list(load)
-    while True:
-        calls = {name: load[name]() for name in order}
-        yield SessionLoad(calls)
-        del calls
-        order.reverse()
-
-
 def measure(
-    subjects: Mapping[str, Callable[[], Any]],
-    *,
-    rounds: int,
-    warmup_rounds: int,
-    seed: int,
-    cores: Sequence[int] = (),
-    clocked: Collection[str] = (),
-) -> Measured:
-    """Measure subjects that are already loaded and stay loaded; see `measure_session_loads`."""
-    opened = iter([SessionLoad(subjects, clocked)])
-    return measure_session_loads(opened, rounds=rounds, warmup_rounds=warmup_rounds, seed=seed, cores=cores, most=1)
-
-
-def measure_session_loads(
-    openings: Iterator[SessionLoad],
-    *,
-    rounds: int,
-    warmup_rounds: int,
-    seed: int,
-    cores: Sequence[int] = (),
-    most: int = MOST_LOADS,
-    more: bool = False,
-    spend_s: float = SESSION_LOAD_BUDGET_S,
+    entrants: Mapping[str, Entrant],
+    protocol: Protocol,
+    inputs: Callable[[Mapping[str, Any]], Any] | None = None,
     tick: Tick | None = None,
-) -> Measured:
-    """Measure every inference in interleaved rounds, by the CPU clock or by the GPU time that a call returns.
+) -> Measurement:
+    """Measure entrants in interleaved rounds, by the CPU clock or by the GPU time that a call returns.
+
+    Everything that measures a latency goes through here. `session_load_count` decides how often they are loaded.
 
     Args:
-        openings: Yields the same subjects, loaded again at each step. `session_load_count` decides how often. Subjects
-            timed on a GPU are loaded once, since its large memory pages make latency independent of the layout.
-        rounds: Measured rounds, of all session loads together.
-        warmup_rounds: Minimum number of warm-up rounds; up to `LONGEST_WARMUP` times as many until times are stable.
-        seed: Seed of the random order.
-        cores: The cores in use, to detect other load on them.
-        most: Maximum number of session loads.
-        more: Whether to run more rounds if inferences are short: see `more_rounds`.
-        spend_s: Time budget for session loads in seconds; they may also take as long as the rounds.
+        entrants: By name, the model under test first.
+        protocol: How they are measured.
+        inputs: Chooses the inputs of all calls, from what the first session load loaded.
         tick: See `Tick`.
     """
-    random = np.random.default_rng(seed)
-    opened, opening_s = _first_of(openings)
-    names, clocked = list(opened.calls), bool(opened.clocked)
-    tell = tick or (lambda _done, _total: None)
-    warmup, stable = _warm_up(partial(_round, names, opened, random), warmup_rounds, tell, warmup_rounds + rounds)
-    round_s = sum(warmup[-1]) / 1e3 if warmup else 0.0
-    if more and not clocked:
-        rounds = max(rounds, min(more_rounds(round_s, opening_s, spend_s), ROUNDS_PER_LOAD * most))
-    turns = 1 if clocked else min(most, session_load_count(rounds, round_s, opening_s, spend_s))
-    before, card = state(), _gpu_states(clocked)
-    measured = np.zeros((rounds, len(names)))
-    for turn, share in enumerate(by_session_load(np.arange(rounds), turns)):
-        if turn:
-            del opened  # frees its memory before the next load
-            opened = next(openings)
-            for _ in range(SETTLING):
-                _round(names, opened, random)
-        for count in share:
-            measured[count] = _round(names, opened, random)
-            card += _gpu_states(clocked and count % ROUNDS_PER_GPU_SAMPLE == 0)
-            tell(warmup_rounds + int(count) + 1, warmup_rounds + rounds)
-    after, card = state(), card + _gpu_states(clocked)
-    samples = {name: measured[:, position].copy() for position, name in enumerate(names)}
-    return Measured(samples, len(warmup), stable, changes_between(before, after, cores, card), turns)
+    bound, priority = pinned_to_cores(protocol.cores), real_time_priority(protocol.real_time)
+    with bound as cores, priority as why_not, closing(_SessionLoads(entrants, inputs)) as opened:
+        random = np.random.default_rng(protocol.seed)
+        opening_s = opened.load()
+        names, on_gpu, rounds = opened.names, opened.on_gpu, protocol.rounds
+        tell = tick or (lambda _done, _total: None)
+        one_round = partial(_round, names, opened, random)
+        warmup, stable = _warm_up(one_round, protocol.warmup_rounds, tell, protocol.warmup_rounds + rounds)
+        round_s = sum(warmup[-1]) / 1e3 if warmup else 0.0
+        most, seconds = protocol.session_loads, protocol.seconds
+        if protocol.more and not on_gpu:
+            rounds = max(rounds, min(more_rounds(round_s, opening_s, seconds), ROUNDS_PER_LOAD * most))
+        turns = 1 if on_gpu else min(most, session_load_count(rounds, round_s, opening_s, seconds))
+        before, card = state(), _gpu_states(on_gpu)
+        measured = np.zeros((rounds, len(names)))
+        for turn, share in enumerate(by_session_load(np.arange(rounds), turns)):
+            if turn:
+                opened.load()
+                for _ in range(SETTLING):
+                    one_round()
+            for count in share:
+                measured[count] = one_round()
+                card += _gpu_states(on_gpu and count % ROUNDS_PER_GPU_SAMPLE == 0)
+                tell(protocol.warmup_rounds + int(count) + 1, protocol.warmup_rounds + rounds)
+        after, card = state(), card + _gpu_states(on_gpu)
+    return Measurement(
+        samples_ms={name: measured[:, place] / opened.images(name) for place, name in enumerate(names)},
+        session_loads=turns,
+        warmup_rounds=len(warmup),
+        stable=stable,
+        watched=changes_between(before, after, cores, card),
+        seed=protocol.seed,
+        cores=cores,
+        on_gpu=on_gpu,
+        loaded={name: opened.loaded[name] for name in names},
+        inputs=opened.inputs,
+        failed=opened.failed,
+        inference_ms=opened.inference_ms,
+        priority_note=why_not,
+    )
+
+
+class _SessionLoads:
+    """Loads all entrants again and again, alternating forward and reverse order.
+
+    Attributes:
+        names: The entrants that load.
+        loaded: What is loaded.
+        calls: The functions that are timed, by name.
+        inputs: The inputs, chosen after the first load.
+        failed: Why optional entrants were left out.
+        inference_ms: See `Measurement`.
+    """
+
+    def __init__(
+        self, entrants: Mapping[str, Entrant], choose_inputs: Callable[[Mapping[str, Any]], Any] | None
+    ) -> None:
+        self.names = list(entrants)
+        self.loaded: dict[str, Any] = {}
+        self.calls: dict[str, Call] = {}
+        self.inputs: Any = None
+        self.failed: dict[str, Exception] = {}
+        self.inference_ms: dict[str, list[float]] = {name: [] for name, each in entrants.items() if each.streams}
+        self._entrants, self._choose_inputs = entrants, choose_inputs
+        self._loads, self._threads = 0, ExitStack()
+
+    def load(self) -> float:
+        """Release what is loaded, and load again; return the seconds that it took."""
+        begun = time.perf_counter()
+        self.close()
+        self.calls.clear()
+        self.loaded.clear()  # frees the memory before the next load
+        for name in reversed(self.names) if self._loads % 2 else list(self.names):
+            self._keep(self.loaded, name, self._entrants[name].load)
+        if not self._loads and self._choose_inputs:
+            self.inputs = self._choose_inputs(self.loaded)
+        for name in list(self.names):
+            self._keep(self.calls, name, partial(self._call, name))
+        self._loads += 1
+        return time.perf_counter() - begun
+
+    def _keep(self, kept: dict[str, Any], name: str, make: Callable[[], Any]) -> None:
+        """Keep what is made of an entrant; leave an optional one out that fails at its first load."""
+        try:
+            kept[name] = make()
+        except Exception as error:  # runtimes raise errors of many classes
+            if self._loads or not self._entrants[name].optional:
+                raise
+            self.failed[name] = error
+            self.names.remove(name)
+
+    def _call(self, name: str) -> Call:
+        entrant = self._entrants[name]
+        call = entrant.call(self.loaded[name], self.inputs)
+        if not entrant.streams:
+            return call
+        burst = Burst(call, entrant.streams, self.inference_ms[name])
+        self._threads.callback(burst.close)
+        return burst
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether a GPU's clock measures one of them."""
+        return any(isinstance(call, GpuTimed) for call in self.calls.values())
+
+    def images(self, name: str) -> int:
+        """Images per round."""
+        entrant = self._entrants[name]
+        return entrant.images * (entrant.streams * CALLS if entrant.streams else 1)
+
+    def close(self) -> None:
+        """Stop the threads; the models stay loaded."""
+        self._threads.close()
 
 
 def session_load_count(rounds: int, round_s: float, opening_s: float, spend_s: float = SESSION_LOAD_BUDGET_S) -> int:
@@ -198,25 +338,19 @@ def more_rounds(round_s: float, opening_s: float, spend_s: float = SESSION_LOAD_
     return ROUNDS_PER_LOAD * int(spend_s / max(one, 1e-6))
 
 
-def _first_of(openings: Iterator[SessionLoad]) -> tuple[SessionLoad, float]:
-    """Return the first session load, and the seconds that it took."""
-    begun = time.perf_counter()
-    return next(openings), time.perf_counter() - begun
-
-
 def _gpu_states(looked: bool) -> list[GpuState]:
     return [seen] if looked and (seen := sample_gpu()) else []
 
 
-def _round(names: Sequence[str], opened: SessionLoad, random: np.random.Generator) -> list[float]:
-    """Run every subject once in random order; return milliseconds in the order of the names."""
+def _round(names: Sequence[str], opened: _SessionLoads, random: np.random.Generator) -> list[float]:
+    """Run every entrant once in random order; return milliseconds in the order of the names."""
     spent = [0.0] * len(names)
     for position in random.permutation(len(names)):
         call = opened.calls[names[position]]
         begin = time.perf_counter_ns()
         found = call()
         taken = (time.perf_counter_ns() - begin) / 1e6
-        spent[position] = found if names[position] in opened.clocked else taken
+        spent[position] = found if isinstance(call, GpuTimed) else taken
     return spent
 
 

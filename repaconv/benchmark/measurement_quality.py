@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from math import ceil
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from repaconv.benchmark import gpu_monitor
-from repaconv.benchmark.latency_statistics import by_session_load, ratio
+from repaconv.benchmark.latency_statistics import by_session_load
 from repaconv.benchmark.system_monitor import MachineChanges
 from repaconv.results import Quality, Ratio
-
-if TYPE_CHECKING:
-    from repaconv.benchmark.interleaved_protocol import Measured
 
 FEWEST = 20
 """Minimum number of rounds for a meaningful confidence interval."""
@@ -71,22 +67,6 @@ def quality(
         before=watched.before,
         after=watched.after,
     )
-
-
-def compared(
-    found: Measured,
-    subject: tuple[str, NDArray[np.float64]],
-    other: tuple[str, NDArray[np.float64]],
-    seed: int,
-) -> Ratio:
-    """Return the speedup of two measured subjects, each given as name and milliseconds.
-
-    It makes no claim if the measurement is inconclusive.
-    """
-    speed = ratio(*subject, *other, seed, found.openings)
-    samples = dict((subject, other))
-    judged = quality(samples, found.watched, compared=speed, stable=found.stable, openings=found.openings)
-    return speed.under(judged)
 
 
 def _too_little(samples_ms: Mapping[str, NDArray[np.float64]], compared: Ratio | None) -> Iterator[str]:

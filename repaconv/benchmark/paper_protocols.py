@@ -13,7 +13,7 @@ from repaconv.results import Record
 MEMORY_SHARE = 0.5
 
 
-class Protocol(Record):
+class PaperProtocol(Record):
     """A benchmark protocol. A field of None leaves the setting to the target.
 
     ``scaled_to_memory`` reduces the batch to the largest power of two that fits in free memory. ``first_in_line``
@@ -48,20 +48,20 @@ class Protocol(Record):
         return f"{self.name}: {self.about}; {self.source}{scaled}"
 
 
-def protocol_named(name: str | None) -> Protocol:
+def protocol_named(name: str | None) -> PaperProtocol:
     """Return a protocol by name; None gives one that leaves all settings to the target.
 
     Raises:
         UsageProblem: If there is no such protocol.
     """
     if name is None:
-        return Protocol()
+        return PaperProtocol()
     table, _ = parse_toml(
         files("repaconv.benchmark").joinpath("protocols.toml").read_text(), "protocols.toml", "protocol"
     )
     if name not in table:
         raise UsageProblem(f"unknown protocol {name!r}.", hint=f"Known: {', '.join(table)}.", code="protocol.unknown")
-    return Protocol(name=name, **table[name])
+    return PaperProtocol(name=name, **table[name])
 
 
 def _free_bytes() -> int:

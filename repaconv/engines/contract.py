@@ -145,6 +145,17 @@ class OnCard(Protocol):
         """Return the nodes that run on the CPU because the GPU provider has no kernel for them."""
 
 
+@dataclass(frozen=True)
+class GpuTimed:
+    """A function that runs one inference and returns its milliseconds by the GPU's clock."""
+
+    run: Callable[[], float]
+
+    def __call__(self) -> float:
+        """Run one inference; return milliseconds."""
+        return self.run()
+
+
 class Engine(Protocol):
     """An inference runtime, as the registry lists it.
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from repaconv.core import plugins
 from repaconv.core.errors import Refused
-from repaconv.engines.contract import Array, Engine, Feeds, OnCard, Port, Session, SessionSpec
+from repaconv.engines.contract import Array, Engine, Feeds, GpuTimed, OnCard, Port, Session, SessionSpec
 from repaconv.engines.session_loading import load_session
 from repaconv.graph.graph_without_weights import split_off_weights
 
@@ -207,7 +207,7 @@ def call_of(session: Session, feeds: Feeds) -> Callable[[], Any]:
 
     On a GPU, the inputs are copied there beforehand, and the function returns the milliseconds of the GPU's clock.
     """
-    return session.clocked(feeds) if isinstance(session, OnCard) else partial(session.run, feeds)
+    return GpuTimed(session.clocked(feeds)) if isinstance(session, OnCard) else partial(session.run, feeds)
 
 
 class Images:

@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from repaconv.core import run_folder
-from repaconv.core.errors import EnvironmentProblem, Refused
+from repaconv.core.errors import EnvironmentProblem, Refused, RepaconvError, UsageProblem, first_line
 from repaconv.core.progress import Progress
+from repaconv.engines.contract import shapes_told
 from repaconv.results import ImageSize, Profile
 from repaconv.sources.source_model import TRAINING
 from repaconv.stages.bench.benchmark_inputs import BenchmarkInputs, choose_benchmark_inputs, memory_per_image
 from repaconv.stages.bench.benchmark_subjects import BenchmarkSubject, BenchmarkSubjects, without_training
 from repaconv.stages.bench.options import BenchOptions
-from repaconv.stages.bench.repeated_session_loads import SessionLoads
 from repaconv.stages.shared.model_opening import OpenedModel, open_model
+from repaconv.verification.model_runners import call_of
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from repaconv.benchmark.interleaved_protocol import Measured
-    from repaconv.benchmark.paper_protocols import Protocol
-    from repaconv.engines.contract import Feeds
+    from repaconv.benchmark.interleaved_protocol import Measurement
+    from repaconv.benchmark.paper_protocols import PaperProtocol
+    from repaconv.engines.contract import Feeds, Session
     from repaconv.engines.targets import Target
 
 PROFILE_RUNS = 20
@@ -40,7 +38,7 @@ class Plan(NamedTuple):
 
     options: BenchOptions
     device: Target
-    protocol: Protocol
+    protocol: PaperProtocol
     run: run_folder.Run | None
     known: BenchmarkSubjects
     lowering: str | None
@@ -57,7 +55,9 @@ class Plan(NamedTuple):
         """The model under test, then its reference."""
         return self.known.subjects
 
-    def opened(self, subject: BenchmarkSubject, dims: Mapping[str, int]) -> OpenedModel:
+    def opened(
+        self, subject: BenchmarkSubject, dims: Mapping[str, int], *, threads: int | None = None, streams: int = 1
+    ) -> OpenedModel:
         """Open one of them. Precision and runtime settings apply to the model under test alone."""
         first = subject is self.subjects[0]
         try:
@@ -65,8 +65,9 @@ class Plan(NamedTuple):
                 subject.network or subject.path,
                 self.device,
                 self.lowering if first else None,
-                threads=self.threads,
+                threads=threads or self.threads,
                 dims=dims,
+                streams=streams,
                 settings=self.settings if first else (),
             )
         except Refused as error:
@@ -98,31 +99,65 @@ class Plan(NamedTuple):
         )
 
 
-class InterleavedMeasurement(NamedTuple):
-    """What was measured.
+class MeasuredOutputs(NamedTuple):
+    """What the models were measured on, and what they computed.
 
     Attributes:
-        models: The open models, by name.
-        calls: Their inputs.
-        outputs: Their outputs by batch, model and output name.
-        batch: Batch size.
-        measured: The samples.
-        machine: Fingerprint of the machine.
-        profile: Time by module, if it was asked for.
-        note: A remark on the measurement; empty if there is none.
+        calls: The inputs.
+        outputs: The outputs by batch, model and output name.
     """
 
-    models: dict[str, OpenedModel]
     calls: BenchmarkInputs
     outputs: list[dict[str, Mapping[str, Any]]]
+
+    def feeds(self, model: OpenedModel) -> Feeds:
+        """The first batch as feeds of a model."""
+        return self.calls.batches[0].feeds(model.session.inputs)
+
+    def call(self, model: OpenedModel) -> Callable[[], Any]:
+        """A function that runs one inference of a model."""
+        return call_of(model.session, self.feeds(model))
+
+    @classmethod
+    def of(cls, plan: Plan, batch: int, models: Mapping[str, OpenedModel]) -> MeasuredOutputs:
+        """Choose the inputs for these models, and run each of them once."""
+        calls = choose_benchmark_inputs(plan.known, models, batch, plan.size, plan.options.seed)
+        return cls(
+            calls,
+            [
+                {name: _first_run(model.session, call.feeds(model.session.inputs)) for name, model in models.items()}
+                for call in calls.batches
+            ],
+        )
+
+
+def _first_run(session: Session, feeds: Feeds) -> Mapping[str, Any]:
+    try:
+        return session.run(feeds)
+    except RepaconvError:
+        raise
+    except Exception as error:
+        raise UsageProblem(
+            f"the model does not run on {shapes_told(feeds)}: {first_line(error)}.",
+            hint="Both models must take the same inputs.",
+            code="bench.shape",
+        ) from error
+
+
+class BenchMeasurement(NamedTuple):
+    """What was measured: samples and models, the batch size, and time by module if it was asked for."""
+
+    measured: Measurement
     batch: int
-    measured: Measured
-    machine: dict[str, Any]
     profile: Profile | None
-    note: str
+
+    @property
+    def on(self) -> MeasuredOutputs:
+        """Inputs and outputs of the models."""
+        return cast("MeasuredOutputs", self.measured.inputs)
 
 
-def measure_interleaved(plan: Plan, cores: Sequence[int], progress: Progress) -> InterleavedMeasurement:
+def measure_models(plan: Plan, progress: Progress) -> BenchMeasurement:
     """Measure the models in interleaved rounds on the same inputs; if the GPU's memory is too small, halve the batch.
 
     Raises:
@@ -131,60 +166,52 @@ def measure_interleaved(plan: Plan, cores: Sequence[int], progress: Progress) ->
     batch, of_paper = plan.batch(), plan.options.batch is None and plan.protocol.batch is not None
     while True:
         try:
-            return _measure_batch(plan, batch, cores, progress)
+            return _measure_batch(plan, batch, progress)
         except EnvironmentProblem as problem:
             if problem.code != "card.memory" or not of_paper or batch == 1:
                 raise
             batch //= 2
 
 
-def _measure_batch(plan: Plan, batch: int, cores: Sequence[int], progress: Progress) -> InterleavedMeasurement:
+def _measure_batch(plan: Plan, batch: int, progress: Progress) -> BenchMeasurement:
     from repaconv.benchmark.interleaved_protocol import (
         MOST_LOADS,
         SESSION_LOAD_BUDGET_S,
-        measure_session_loads,
-        real_time_priority,
+        Entrant,
+        Protocol,
+        measure,
+        pinned_to_cores,
     )
-    from repaconv.benchmark.machine_fingerprint import fingerprint
 
-    subject, dims = plan.subjects[0], plan.dims(batch)
+    dims = plan.dims(batch)
     # more rounds of the same session loads would not narrow the interval, so more rounds also mean more loads
     asked = max(1.0, (plan.options.rounds or 0) / plan.device.bench.rounds)
-    openings = SessionLoads(
-        {each.name: partial(plan.opened, each, dims) for each in plan.subjects},
-        lambda models: choose_benchmark_inputs(plan.known, models, batch, plan.size, plan.options.seed),
-    )
-    with real_time_priority(plan.protocol.first_in_line) as why_not:
-        measured = measure_session_loads(
-            openings,
+    measured = measure(
+        {
+            each.name: Entrant(partial(plan.opened, each, dims), lambda model, on: on.call(model))
+            for each in plan.subjects
+        },
+        Protocol(
             rounds=plan.rounds,
             warmup_rounds=plan.warmup_rounds,
             seed=plan.options.seed,
-            cores=cores,
+            cores=plan.threads,
+            session_loads=int(MOST_LOADS * asked),
             more=plan.options.rounds is None and plan.protocol.rounds is None,
-            most=int(MOST_LOADS * asked),
-            spend_s=SESSION_LOAD_BUDGET_S * asked,
-            tick=lambda done, total: progress("bench", done, total),
-        )
+            seconds=SESSION_LOAD_BUDGET_S * asked,
+            real_time=plan.protocol.first_in_line,
+        ),
+        inputs=partial(MeasuredOutputs.of, plan, batch),
+        tick=lambda done, total: progress("bench", done, total),
+    )
     profile = None
     if plan.options.profile:
-        model = openings.models[subject.name]
-        profile = _profile(subject, model, openings.feeds(subject.name), measured.samples_ms)
-    return InterleavedMeasurement(
-        models=openings.models,
-        calls=openings.calls,
-        outputs=openings.outputs,
-        batch=batch,
-        measured=measured,
-        machine=fingerprint(tuple(cores), card=bool(openings.clocked)),
-        profile=profile,
-        note=f"chrt -f 99: {why_not}" if why_not else "",
-    )
+        with pinned_to_cores(plan.threads):
+            profile = _profile(plan.subjects[0], measured)
+    return BenchMeasurement(measured, batch, profile)
 
 
-def _profile(
-    subject: BenchmarkSubject, model: OpenedModel, feeds: Feeds, samples: Mapping[str, NDArray[np.float64]]
-) -> Profile:
+def _profile(subject: BenchmarkSubject, measured: Measurement) -> Profile:
     """Time by module of the model under test, next to its measured latency.
 
     Raises:
@@ -194,17 +221,18 @@ def _profile(
 
     from repaconv.benchmark.module_profile import events_of, profile_of
 
+    model: OpenedModel = measured.loaded[subject.name]
     if not model.profiles:
         raise EnvironmentProblem(
             f"{model.engine.partition(' ')[0]} gives no profile of {subject.path.name}.",
             hint="Profile the ONNX model of a target that uses ONNX Runtime.",
             code="bench.profile",
         )
-    found = model.session.profile(feeds, runs=PROFILE_RUNS, warmup_runs=PROFILE_RUNS // 4)
+    found = model.session.profile(measured.inputs.feeds(model), runs=PROFILE_RUNS, warmup_runs=PROFILE_RUNS // 4)
     return profile_of(
         events_of(found.kernels, found.weights),
         PROFILE_RUNS,
-        end_to_end_ms=float(np.median(samples[subject.name])),
+        end_to_end_ms=float(np.median(measured.samples_ms[subject.name])),
         peak_gflops=found.peak_gflops,
         order={node: place for place, node in enumerate(found.weights)},
     )

@@ -17,10 +17,10 @@ from repaconv.stages.bench.benchmark_subjects import choose_subjects
 from repaconv.stages.bench.compared_models import MODELS, parameters_of
 from repaconv.stages.bench.latency_baselines import check_baseline, name_in, remember_measurement
 from repaconv.stages.bench.latency_measurement import (
-    InterleavedMeasurement,
+    BenchMeasurement,
     Plan,
     TrainingRefused,
-    measure_interleaved,
+    measure_models,
 )
 from repaconv.stages.bench.options import BenchOptions
 from repaconv.stages.shared.common_checks import as_image_size, at_least_one, load_target, made_by, with_files
@@ -59,16 +59,13 @@ def bench_by(
         EnvironmentProblem: If the target is not this machine.
         UsageProblem: If there is nothing to measure or the sizes do not fit the model.
     """
-    from repaconv.benchmark.interleaved_protocol import pinned_to_cores
-
     with lock_folder(None if is_single_file(model) else run_folder.find_run(Path(model) if model else None).folder):
         plan = plan_bench(options, model, device, progress)
-        with pinned_to_cores(plan.threads) as cores:
-            try:
-                found = measure_interleaved(plan, cores, progress)
-            except TrainingRefused as error:
-                plan = plan.without_training(error.message)
-                found = measure_interleaved(plan, cores, progress)
+        try:
+            found = measure_models(plan, progress)
+        except TrainingRefused as error:
+            plan = plan.without_training(error.message)
+            found = measure_models(plan, progress)
         artefact, wrote = _apply_baseline(plan, _artefact(plan, found))
         if plan.run:
             remember_measurement(plan.run.history(plan.variant), artefact)
@@ -167,16 +164,14 @@ def is_single_file(model: str | Path | None) -> bool:
     return model is not None and Path(model).suffix in MODELS
 
 
-def _artefact(plan: Plan, found: InterleavedMeasurement) -> BenchArtefact:
-    from repaconv.benchmark.latency_statistics import latency, ratio
-    from repaconv.benchmark.measurement_quality import quality
+def _artefact(plan: Plan, found: BenchMeasurement) -> BenchArtefact:
+    from repaconv.benchmark.latency_statistics import latency
 
-    options, samples, models, openings = plan.options, found.measured.samples_ms, found.models, found.measured.openings
-    first = plan.subjects[0].name
-    others = [subject.name for subject in plan.subjects[1:]]
-    compared = ratio(first, samples[first], others[0], samples[others[0]], options.seed, openings) if others else None
-    watched, stable = found.measured.watched, found.measured.stable
+    options, measured, calls, models = plan.options, found.measured, found.on.calls, found.measured.loaded
+    first, *others = (subject.name for subject in plan.subjects)
+    compared = measured.ratio(first, others[0]) if others else None
     agreed = _compare_outputs(plan, found) if others else None
+    priority = f"chrt -f 99: {measured.priority_note}" if measured.priority_note else ""
     return BenchArtefact(
         made_by=made_by(),
         verdict="failed" if agreed and agreed.verdict == "failed" and not options.against else "passed",
@@ -188,32 +183,32 @@ def _artefact(plan: Plan, found: InterleavedMeasurement) -> BenchArtefact:
         runtime=models[first].engine,
         precision=models[first].precision,
         batch=found.batch,
-        image_size=found.calls.shape[1:] if found.calls.shape else None,
+        image_size=calls.shape[1:] if calls.shape else None,
         threads=plan.threads,
-        rounds=found.measured.rounds,
-        session_loads=openings,
-        warmup_rounds=found.measured.warmup_rounds,
+        rounds=measured.rounds,
+        session_loads=measured.session_loads,
+        warmup_rounds=measured.warmup_rounds,
         seed=options.seed,
         session=models[first].session.options,
-        machine=found.machine,
+        machine=measured.machine,
         protocol=plan.protocol.told(found.batch),
         latencies=tuple(
             latency(
                 each.name,
                 each.path.name,
                 sha256_of(each.path),
-                samples[each.name],
+                measured.samples_ms[each.name],
                 engine=models[each.name].engine,
                 precision=models[each.name].precision,
             )
             for each in plan.subjects
         ),
         ratio=compared,
-        quality=quality(samples, watched, compared=compared, stable=stable, openings=openings),
+        quality=measured.quality(compared),
         profile=found.profile,
         agreement=agreed,
-        image_preprocessing=found.calls.preprocessing,
-        note="; ".join(part for part in (plan.known.note, found.note) if part),
+        image_preprocessing=calls.preprocessing,
+        note="; ".join(part for part in (plan.known.note, priority) if part),
     )
 
 
@@ -233,20 +228,21 @@ def _network(plan: Plan) -> MeasuredModel:
     return MeasuredModel(sha256=sha256_of(path), kind="graph", counts=counts)
 
 
-def _compare_outputs(plan: Plan, found: InterleavedMeasurement) -> Link | None:
+def _compare_outputs(plan: Plan, found: BenchMeasurement) -> Link | None:
     """Compare the outputs of both models; None if only one of two bare graphs takes pixels."""
     from repaconv.verification.comparison import not_verified
 
-    alike = len({each.takes_pixels for each in found.models.values()}) == 1
+    calls, models = found.on.calls, found.measured.loaded
+    alike = len({each.takes_pixels for each in models.values()}) == 1
     if plan.known.subject is None and not alike:
         return None
-    if found.calls.gone:
-        first, other = found.models
-        return not_verified("agreement", other, first, found.calls.gone)
+    if calls.gone:
+        first, other = models
+        return not_verified("agreement", other, first, calls.gone)
     against = Path(plan.options.against) if plan.options.against and plan.run is None else None
     graph = against if against and against.suffix == ".onnx" else None
-    agreed = compare_outputs(plan.run, found.models, found.calls.batches, found.outputs, graph, found.calls.scores)
-    return agreed.model_copy(update={"inputs": found.calls.name}) if agreed else None
+    agreed = compare_outputs(plan.run, models, calls.batches, found.on.outputs, graph, calls.scores)
+    return agreed.model_copy(update={"inputs": calls.name}) if agreed else None
 
 
 def _apply_baseline(plan: Plan, artefact: BenchArtefact) -> tuple[BenchArtefact, list[Path]]:

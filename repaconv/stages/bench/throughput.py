@@ -3,33 +3,24 @@
 from __future__ import annotations
 
 import os
-from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from repaconv.core import run_folder
 from repaconv.core.errors import UsageProblem
 from repaconv.core.file_replacement import replace_artifact, require_replaceable
 from repaconv.core.files import lock_folder, sha256_of
 from repaconv.core.progress import Progress, silent
-from repaconv.results import ImageSize, Throughput, ThroughputArtefact
-from repaconv.stages.bench.benchmark_inputs import choose_benchmark_inputs
-from repaconv.stages.bench.benchmark_subjects import BenchmarkSubject
-from repaconv.stages.bench.latency_measurement import Plan
+from repaconv.results import Throughput, ThroughputArtefact
+from repaconv.stages.bench.latency_measurement import MeasuredOutputs, Plan
 from repaconv.stages.bench.options import BenchOptions, ThroughputOptions
-from repaconv.stages.bench.repeated_session_loads import Call, SessionLoads
 from repaconv.stages.bench.stage import is_single_file, plan_bench, resolve_bench_preset
 from repaconv.stages.shared.common_checks import made_by, with_files
-from repaconv.stages.shared.model_opening import OpenedModel, open_model
 from repaconv.stages.shared.option_definitions import by_name
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from repaconv.benchmark.interleaved_protocol import Measured
-    from repaconv.results import Ratio
+    from repaconv.benchmark.interleaved_protocol import Measurement
 
 
 def throughput_by(
@@ -69,17 +60,6 @@ class _Concurrency(NamedTuple):
     threads: int
 
 
-class _Measurement(NamedTuple):
-    """The measurement; ``image_ms`` are milliseconds per image by model, one value per round."""
-
-    batch: int
-    size: ImageSize | None
-    image_ms: dict[str, NDArray[np.float64]]
-    measured: Measured
-    machine: dict[str, Any]
-    session: dict[str, str]
-
-
 def _plan(options: ThroughputOptions, model: str | Path | None, progress: Progress) -> tuple[Plan, _Concurrency]:
     """Resolve the options; streams and threads are those of a tuned preset, else one stream per core."""
     bench = BenchOptions(
@@ -109,71 +89,66 @@ def _plan(options: ThroughputOptions, model: str | Path | None, progress: Progre
 
 def _measure(plan: Plan, ways: _Concurrency, progress: Progress) -> ThroughputArtefact:
     """Measure in rounds: the model with all streams, the model with one stream, and the reference with all streams."""
-    from repaconv.benchmark.interleaved_protocol import CALLS, Burst, measure_session_loads, pinned_to_cores
-    from repaconv.benchmark.machine_fingerprint import fingerprint
+    from repaconv.benchmark.interleaved_protocol import Entrant, Protocol, measure
 
     first, *others = plan.subjects
-    one = BenchmarkSubject(f"{first.name}, one stream", first.path, first.network)
-    listed = [(first, ways.streams), (one, 1), *((other, ways.streams) for other in others)]
-    batch, calls_ms = plan.batch(), {each.name: list[float]() for each, _ in listed}
-    streams = {each.name: count for each, count in listed}
-
-    def burst(name: str, call: Call, stack: ExitStack) -> Burst:
-        made = Burst(call, streams[name], calls_ms[name])
-        stack.callback(made.close)
-        return made
-
-    openings = SessionLoads(
-        {each.name: partial(_open, plan, each, ways.threads, count, batch) for each, count in listed},
-        lambda models: choose_benchmark_inputs(plan.known, models, batch, plan.size, plan.options.seed),
-        burst,
-    )
-    with pinned_to_cores(ways.streams * ways.threads) as cores, closing(openings):
-        measured = measure_session_loads(
-            openings,
+    listed = [(first.name, first, ways.streams), (f"{first.name}, one stream", first, 1)]
+    listed += [(other.name, other, ways.streams) for other in others]
+    batch, threads = plan.batch(), ways.threads
+    dims = plan.dims(batch)
+    found = measure(
+        {
+            name: Entrant(
+                partial(plan.opened, each, dims, threads=threads, streams=streams),
+                lambda model, on: on.call(model),
+                streams=streams,
+                images=batch,
+            )
+            for name, each, streams in listed
+        },
+        Protocol(
             rounds=plan.rounds,
             warmup_rounds=plan.warmup_rounds,
             seed=plan.options.seed,
-            cores=cores,
+            cores=ways.streams * threads,
             more=plan.options.rounds is None,
-            tick=lambda done, total: progress("bench", done, total),
-        )
-        machine = fingerprint(tuple(cores))
-    image_ms = {name: measured.samples_ms[name] / (batch * count * CALLS) for name, count in streams.items()}
-    shape = openings.calls.shape
-    size, options = (shape[1], shape[2]) if shape else None, openings.models[first.name].session.options
-    found = _Measurement(batch, size, image_ms, measured, machine, options)
-    rows = [
-        _row(each, openings.models[each.name], image_ms[each.name], calls_ms[each.name], ways._replace(streams=count))
-        for each, count in listed
-    ]
-    return _artefact(plan, found, rows)
-
-
-def _open(plan: Plan, each: BenchmarkSubject, threads: int, streams: int, batch: int) -> OpenedModel:
-    """Open a model for concurrent inferences; precision and settings apply to the model under test alone."""
-    own = each.path == plan.subjects[0].path
-    return open_model(
-        each.network or each.path,
-        plan.device,
-        plan.lowering if own else None,
-        threads=threads,
-        dims=plan.dims(batch),
-        streams=streams,
-        settings=plan.settings if own else (),
+        ),
+        inputs=partial(MeasuredOutputs.of, plan, batch),
+        tick=lambda done, total: progress("bench", done, total),
+    )
+    rows = [_row(name, each.path, found, ways._replace(streams=streams)) for name, each, streams in listed]
+    scaling, *compared = (found.ratio(first.name, row.name) for row in rows[1:])
+    shape = found.inputs.calls.shape
+    return ThroughputArtefact(
+        made_by=made_by(),
+        verdict="passed",
+        unverified=plan.known.overridden,
+        variant=plan.variant,
+        target=plan.device.name,
+        batch=batch,
+        image_size=(shape[1], shape[2]) if shape else None,
+        rounds=found.rounds,
+        session_loads=found.session_loads,
+        seed=found.seed,
+        session=found.loaded[first.name].session.options,
+        machine=found.machine,
+        rows=tuple(rows),
+        scaling=scaling,
+        ratio=compared[0] if compared else None,
+        quality=found.quality((compared or [scaling])[0]),
+        note=plan.known.note,
     )
 
 
-def _row(
-    each: BenchmarkSubject, model: OpenedModel, image_ms: NDArray[np.float64], calls_ms: list[float], ways: _Concurrency
-) -> Throughput:
+def _row(name: str, path: Path, found: Measurement, ways: _Concurrency) -> Throughput:
     import numpy as np
 
-    p50, p95 = np.percentile(calls_ms, [50, 95])
+    model, image_ms = found.loaded[name], found.samples_ms[name]
+    p50, p95 = np.percentile(found.inference_ms[name], [50, 95])
     return Throughput(
-        name=each.name,
-        model=each.path.name,
-        sha256=sha256_of(each.path),
+        name=name,
+        model=path.name,
+        sha256=sha256_of(path),
         engine=model.engine,
         precision=model.precision,
         streams=ways.streams,
@@ -181,44 +156,4 @@ def _row(
         images_per_second=round(1000 / float(np.median(image_ms)), 3),
         p50_ms=round(float(p50), 6),
         p95_ms=round(float(p95), 6),
-    )
-
-
-def _artefact(plan: Plan, found: _Measurement, rows: list[Throughput]) -> ThroughputArtefact:
-    from repaconv.benchmark.latency_statistics import ratio
-    from repaconv.benchmark.measurement_quality import quality
-
-    options, samples = plan.options, found.image_ms
-    (first, one), others = rows[:2], rows[2:]
-    measured = found.measured
-
-    def times(other: Throughput) -> Ratio:
-        both = (first.name, samples[first.name], other.name, samples[other.name])
-        return ratio(*both, options.seed, measured.openings)
-
-    scaling, compared = times(one), [times(each) for each in others]
-    return ThroughputArtefact(
-        made_by=made_by(),
-        verdict="passed",
-        unverified=plan.known.overridden,
-        variant=plan.variant,
-        target=plan.device.name,
-        batch=found.batch,
-        image_size=found.size,
-        rounds=measured.rounds,
-        session_loads=measured.openings,
-        seed=options.seed,
-        session=found.session,
-        machine=found.machine,
-        rows=tuple(rows),
-        scaling=scaling,
-        ratio=compared[0] if compared else None,
-        quality=quality(
-            samples,
-            measured.watched,
-            compared=(compared or [scaling])[0],
-            stable=measured.stable,
-            openings=measured.openings,
-        ),
-        note=plan.known.note,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -20,12 +20,11 @@ from repaconv.results import Pace, Raced, Ratio
 from repaconv.rewrites.presets import chosen
 from repaconv.sources.source_model import DEPLOY, GraphSpec
 from repaconv.sources.verified_onnx_export import Proving, exported_graph, write_graph
-from repaconv.stages.bench.benchmark_inputs import BenchmarkInputs
-from repaconv.stages.bench.repeated_session_loads import SessionLoads
 from repaconv.stages.shared.common_checks import default_rewrites, load_target
 from repaconv.stages.shared.engine_files import takes_networks
-from repaconv.stages.shared.model_opening import OpenedModel, open_model
+from repaconv.stages.shared.model_opening import open_model
 from repaconv.stages.shared.unavailable_targets import why_not_here
+from repaconv.verification.model_runners import call_of
 
 if TYPE_CHECKING:
     from repaconv.checkpoints import Checkpoint
@@ -106,33 +105,24 @@ class SpeedMeasurement:
         Raises:
             GateFailed: If a graph's outputs differ from those of its network.
         """
-        from repaconv.benchmark.interleaved_protocol import measure_session_loads, pinned_to_cores
-        from repaconv.benchmark.measurement_quality import compared
+        from repaconv.benchmark.interleaved_protocol import Entrant, Protocol, measure
         from repaconv.verification.input_batches import random_inputs
 
         paths = {ORIGINAL: self.graph, **{name: self._graph(*each, name) for name, each in readings.items()}}
         usual, config = self.device.bench, self.original[0].config
         shape = (config.in_channels, *config.image_size)
-        feeds = random_inputs(shape, count=usual.batch, seed=0).piece(0, usual.batch)
-        openings = SessionLoads(
-            {name: partial(self._opened, path) for name, path in paths.items()},
-            lambda _: BenchmarkInputs([feeds], shape),
-        )
-        with pinned_to_cores(usual.threads) as cores:
-            found = measure_session_loads(
-                openings,
-                rounds=usual.rounds,
-                warmup_rounds=usual.warmup_rounds,
-                seed=0,
-                cores=cores,
-                tick=lambda done, total: self.progress("measure", done, total),
-            )
-        times = found.samples_ms
-        return {name: compared(found, (name, times[name]), (ORIGINAL, times[ORIGINAL]), 0) for name in readings}
+        images = random_inputs(shape, count=usual.batch, seed=0).piece(0, usual.batch)
 
-    def _opened(self, path: Path) -> OpenedModel:
-        usual = self.device.bench
-        return open_model(path, self.device, threads=usual.threads, dims={"batch": usual.batch})
+        def loaded(path: Path) -> Callable[[], Any]:
+            model = open_model(path, self.device, threads=usual.threads, dims={"batch": usual.batch})
+            return call_of(model.session, images.feeds(model.session.inputs))
+
+        found = measure(
+            {name: Entrant(partial(loaded, path)) for name, path in paths.items()},
+            Protocol(usual.rounds, usual.warmup_rounds, cores=usual.threads),
+            tick=lambda done, total: self.progress("measure", done, total),
+        )
+        return {name: found.ratio(name, ORIGINAL) for name in readings}
 
     def _graph(self, reading: Reading, method: str, name: str) -> Path:
         """Write the ONNX file that `export` would write for this target."""

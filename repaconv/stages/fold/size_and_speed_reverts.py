@@ -286,20 +286,20 @@ def _measured_speedup(given: Evaluated, folded: Evaluated, call: _Inference) -> 
 
     None if a graph does not run, or the fastest inferences do not confirm a loss.
     """
-    from repaconv.benchmark.interleaved_protocol import load_again, measure_session_loads
+    from repaconv.benchmark.interleaved_protocol import Entrant, Protocol, measure
     from repaconv.benchmark.latency_statistics import ratio
     from repaconv.verification.model_runners import load_onnx
 
     def loaded(graph: Evaluated) -> Callable[[], Any]:
         return partial(load_onnx(graph.single.model, timed=True).run, call.feeds)
 
-    openings = load_again({"given": partial(loaded, given), "folded": partial(loaded, folded)})
+    entrants = {"given": Entrant(partial(loaded, given)), "folded": Entrant(partial(loaded, folded))}
     try:
-        found = measure_session_loads(openings, rounds=call.rounds, warmup_rounds=1, seed=0)
+        found = measure(entrants, Protocol(call.rounds, warmup_rounds=1))
     except Exception:  # runtimes raise errors of many classes; the verification reports why
         return None
     samples = found.samples_ms
-    speed = ratio("folded", samples["folded"], "given", samples["given"], 0, found.openings)
+    speed = ratio("folded", samples["folded"], "given", samples["given"], 0, found.session_loads)
     fastest = float(samples["given"].min() / samples["folded"].min())
     return speed if fastest < LOSS or not _is_slower(speed) else None
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import ExitStack, closing, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from repaconv.core.errors import Refused, RepaconvError, first_line
 from repaconv.core.files import canonical_json, sha256_of_bytes, write_text
@@ -21,8 +22,7 @@ from repaconv.verification.model_runners import FixedBatch, call_of, load_onnx
 from repaconv.verification.rounding import network_rounding
 
 if TYPE_CHECKING:
-    from repaconv.benchmark.interleaved_protocol import SessionLoad
-    from repaconv.engines.contract import Session
+    from repaconv.engines.contract import Feeds, Session
 
 
 # Measurements in rounds with the baseline: on this machine, or on a worker
@@ -63,20 +63,6 @@ class OutputCheck:
         return verdict_of(found.links("form", "default preset")) == "passed"
 
 
-class ReadyDeployment(NamedTuple):
-    """A configuration that is ready to be measured.
-
-    Attributes:
-        call: Runs one round.
-        images: Number of images per round.
-        clocked: Whether the call returns its own time in ms.
-    """
-
-    call: Callable[[], Any]
-    images: int
-    clocked: bool
-
-
 @dataclass
 class LocalMeasurement:
     """Measures on this machine, on pinned cores.
@@ -102,69 +88,52 @@ class LocalMeasurement:
 
     def __call__(self, deployments: Sequence[Deployment], rounds: int) -> Found:
         """Measure these in rounds with the baseline."""
-        from repaconv.benchmark.interleaved_protocol import measure_session_loads, pinned_to_cores
-        from repaconv.benchmark.measurement_quality import compared
+        from repaconv.benchmark.interleaved_protocol import Entrant, Protocol, measure
 
-        images: dict[Deployment, int] = {}
-        left: dict[Deployment, str] = {}
+        known: set[Deployment] = set()
         names = {each: str(place) for place, each in enumerate((self.baseline, *deployments))}
-        with pinned_to_cores(self.cores) as cores, closing(self._openings(names, images, left)) as openings:
-            found = measure_session_loads(openings, rounds=rounds, warmup_rounds=2, seed=self.seed, cores=cores)
-        times = {each: found.samples_ms[names[each]] / count for each, count in images.items()}
-        base = times.pop(self.baseline)
-        ratios = {
-            each: compared(found, ("deployment", own), ("baseline", base), self.seed) for each, own in times.items()
+        entrants = {
+            name: Entrant(
+                partial(self._load, each, known),
+                lambda loaded, _: call_of(*loaded),
+                streams=each.streams if self.together else 0,
+                images=each.batch,
+                optional=each != self.baseline,
+            )
+            for each, name in names.items()
         }
-        return {**left, **ratios}
+        found = measure(entrants, Protocol(rounds, warmup_rounds=2, seed=self.seed, cores=self.cores))
+        called = {"subject": "deployment", "other": "baseline"}
+        return {
+            each: f"left: {_reason(found.failed[name])}"
+            if name in found.failed
+            else found.ratio(name, names[self.baseline]).model_copy(update=called)
+            for each, name in names.items()
+            if each != self.baseline
+        }
 
-    def _openings(
-        self, names: Mapping[Deployment, str], images: dict[Deployment, int], left: dict[Deployment, str]
-    ) -> Generator[SessionLoad]:
-        """Session loads of these configurations; fills in the images per round of each, or why it is skipped."""
-        from repaconv.benchmark.interleaved_protocol import SessionLoad
-
-        order = list(names)
-        while True:
-            with ExitStack() as stack:
-                ready: dict[Deployment, ReadyDeployment] = {}
-                for each in order:
-                    try:
-                        ready[each] = self._open(each, stack, known=each in images)
-                    except Exception as error:  # includes what a runtime raises during the first inference
-                        if each == self.baseline or each in images:
-                            raise
-                        left[each] = f"left: {_reason(error)}"
-                images |= {each: one.images for each, one in ready.items()}
-                clocked = {names[each] for each, one in ready.items() if one.clocked}
-                yield SessionLoad({names[each]: one.call for each, one in ready.items()}, clocked)
-                del ready
-            order = [each for each in reversed(order) if each in images]
-
-    def _open(self, deployment: Deployment, stack: ExitStack, *, known: bool) -> ReadyDeployment:
-        """Load a configuration.
+    def _load(self, deployment: Deployment, known: set[Deployment]) -> tuple[Session, Feeds]:
+        """Load a configuration, and its inputs; the first time its memory is measured and its outputs are checked.
 
         Raises:
-            Refused: If its outputs differ from the baseline's, unless ``known``; or see `open_deployment`.
+            Refused: If its outputs differ from the baseline's; or see `open_deployment`.
         """
-        from repaconv.benchmark.interleaved_protocol import Burst
         from repaconv.benchmark.system_monitor import PeakMemory
 
         deployable, sizes = self.graphs.deployable(deployment), self.graphs.sizes(deployment.batch)
         drawn = self.graphs.subject.drawn(deployment.batch, self.seed, batch=deployment.batch)
-        taken = None if known else PeakMemory()
+        taken = None if deployment in known else PeakMemory()
         session = open_deployment(deployment, deployable, sizes)
         feeds = drawn.piece(0, deployment.batch).feeds(session.inputs)
         session.run(feeds)
         if taken:
             self._remember(deployment, session, taken.peak())
-        if not known and not self.check.passes(deployment, session, deployment.batch):
-            raise Refused("its outputs differ from those of the baseline.", hint="Do not use it.", code="tune.wrong")
-        call = call_of(session, feeds)
-        if not self.together:
-            return ReadyDeployment(call, deployment.batch, isinstance(session, OnCard))
-        burst = Burst(call, deployment.streams)
-        stack.callback(burst.close)
-        return ReadyDeployment(burst, deployment.batch * burst.calls, False)
+            if not self.check.passes(deployment, session, deployment.batch):
+                raise Refused(
+                    "its outputs differ from those of the baseline.", hint="Do not use it.", code="tune.wrong"
+                )
+        known.add(deployment)
+        return session, feeds
 
     def _remember(self, deployment: Deployment, session: Session, taken: int | None) -> None:
         """Record the memory; for a model in GPU memory, the host's memory has no meaning."""

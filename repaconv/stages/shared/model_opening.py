@@ -1,4 +1,4 @@
-"""Open a model with the runtime that it needs, and compare the outputs of two opened models."""
+"""Open a model with the runtime that it needs, in one way for all commands, and compare the outputs of two of them."""
 
 from __future__ import annotations
 
@@ -88,21 +88,21 @@ def open_model(
             load_session(engine, model, spec), f"{engine.name} {engine.version()}", spec.precision, False
         )
     built = build_of(model)
-    says = built.precision if built else precision_of(model)
+    computed = precision or (built.precision if built else precision_of(model))
     if settings and precision is None:  # some settings depend on the precision of the graph
-        spec = replace(spec, precision=says)
+        spec = replace(spec, precision=computed)
     if built is not None or model.suffix != ".onnx" or "networks" in engine.can:
         engine, session = (
             engine_of(model, built),
             open_engine(model, built, threads=threads, sizes=dims, streams=streams),
         )
     elif "engines" in engine.can:
-        options = _build_request(model, device, says if precision is None else precision, spec)
+        options = _build_request(model, device, computed, spec)
         session = load_session(engine, engine.build(options).engine, spec)
     else:
         session = load_session(engine, model, spec)
     profiles = built is None and "profile" in engine.can
-    return OpenedModel(session, f"{engine.name} {engine.version()}", precision or says, profiles)
+    return OpenedModel(session, f"{engine.name} {engine.version()}", computed, profiles)
 
 
 def _build_request(graph: Path, device: Target, precision: str, spec: SessionSpec) -> Order:

@@ -15,6 +15,7 @@ from repaconv.rewrites.presets import DEFAULT, FASTEST, NAMED, OFFICIAL
 from repaconv.stages.export.options import ExportOptions
 from repaconv.stages.shared.common_checks import load_target, made_by
 from repaconv.stages.shared.engine_files import runtime_lowers, takes_networks
+from repaconv.stages.shared.model_opening import open_model
 from repaconv.stages.shared.option_definitions import AnyOptions
 
 if TYPE_CHECKING:
@@ -267,15 +268,12 @@ def open_deployment(
         EnvironmentProblem: If the runtime is not installed here, or does not support the precision.
         Refused: If the runtime does not accept the graph.
     """
-    from repaconv.engines.contract import SessionSpec
-    from repaconv.engines.session_loading import load_session
-
-    engine: Any = plugins.load(plugins.ENGINES, load_target(deployment.target).runtime)
-    spec = SessionSpec(
+    return open_model(
+        deployable,
+        load_target(deployment.target),
+        deployment.precision,
         threads=threads or deployment.threads,
-        precision=deployment.precision,
-        sizes=sizes,
+        dims=sizes,
         streams=deployment.streams if threads is None else 1,
         settings=deployment.settings,
-    )
-    return load_session(engine, deployable, spec)
+    ).session

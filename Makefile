@@ -6,7 +6,7 @@ TRT_RTX := tensorrt-rtx-cu13 tensorrt-rtx-cu13-bindings tensorrt-rtx-cu13-libs
 # One more than processors: some tests wait for processes of their own.
 WORKERS := -n $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 7 ? n + 1 : 8))) --dist worksteal
 
-.PHONY: demo test test-slow golden golden-write lint arm docker-steps torture mutants train clean
+.PHONY: demo test test-slow golden golden-write lint arm docker-steps torture mutants code-mutants train clean
 .PHONY: recipes bench-throughput bench-blocks bench-convert bench-curve bench-deploy bench-estimate bench-export bench-fold bench-forms bench-gate bench-hand bench-noise bench-power bench-precision bench-profile bench-tasks bench-torch bench-tuner bench-zoo
 .PHONY: gpu-kit gpu-results gpu-bare docs lock locked sbom
 
@@ -142,6 +142,10 @@ torture: .venv/installed-dev
 mutants: .venv/installed-dev
 	PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python -m torture.planted .mutants
 
+# A hundred mutants of another making: arguments, conditions, numbers and terms, in all code that writes a network.
+code-mutants: .venv/installed-dev
+	PYTHONPATH=tests:benchmarks OMP_NUM_THREADS=1 $(BIN)/python -m torture.code_mutants .code-mutants
+
 # What CI's machine installs, each file with its hashes: Python 3.11, Linux x86_64, torch's CPU build where pip finds it.
 lock: build/supply/installed
 	printf 'hatchling>=1.25\neditables\n' | UV_FIND_LINKS="$${UV_FIND_LINKS-$$PIP_FIND_LINKS}" build/supply/bin/uv \
@@ -181,4 +185,4 @@ build/supply/installed:
 	touch $@
 
 clean:
-	rm -rf .venv .torture .mutants .arm build/supply build/gpu-kit build/gpu-bare .docker-steps demo-out
+	rm -rf .venv .torture .mutants .code-mutants .arm build/supply build/gpu-kit build/gpu-bare .docker-steps demo-out

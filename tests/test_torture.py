@@ -8,14 +8,30 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import time
 from functools import partial
+from pathlib import Path
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 import torch
-from torture import checkpoints, containers, crafted, graphs, others, page, pickles, planted, records
+from torture import (
+    checkpoints,
+    code_changes,
+    code_mutants,
+    code_networks,
+    containers,
+    crafted,
+    graphs,
+    others,
+    page,
+    pickles,
+    planted,
+    records,
+)  # fmt: skip
 from torture.arena import Case, outcomes
 from torture.containers import in_legacy, in_zip
 from torture.nets import net
@@ -359,3 +375,88 @@ def test_mistakes_are_planted_into_every_folder_that_folds():
     files = {path.relative_to(planted.HOUSE).parts[0] for path in planted.sources()}
     assert files == {"algebra", "graph", "methods", "onnx_export", "rewrites"}
     assert all(any(folder in rooms for rooms in page.ROOMS.values()) for folder in files)
+
+
+OPERATORS = {
+    "f(a, b)": {(code_changes.SWAPPED, "f(b, a)")},
+    "a if b else c": {(code_changes.NEGATED, "a if not b else c")},
+    "[x for x in y if not x]": {(code_changes.NEGATED, " for x in y if x"), (code_changes.DROPPED, " for x in y")},
+    "a and b": {
+        (code_changes.NEGATED, "a or b"),
+        *((code_changes.DROPPED, left) for left in "ab"),
+    },
+    "x[i:]": {(code_changes.OFF_BY_ONE, "i + 1:")},
+    "range(n)": {(code_changes.OFF_BY_ONE, "range(n + 1)")},
+    "a - b": {(code_changes.DROPPED, "a"), (code_changes.DROPPED, "-b")},
+    "f(x, key=y)": {(code_changes.DROPPED, "f(x)")},
+    "(a, b)": {(code_changes.DROPPED, "(a,)"), (code_changes.DROPPED, "(b,)")},
+}
+
+
+@pytest.mark.parametrize("code", OPERATORS)
+def test_operators_of_mutants_change_what_they_say(code, tmp_path):
+    (path := tmp_path / "a.py").write_text(
+        f"def g(default=3):\n    y = {code}\n    if y:\n        return y\n    y.x = 1\n"
+    )
+    found = code_changes.changes_of(path)
+    changed = {(change.operator, change.becomes) for change in found}
+    assert changed >= OPERATORS[code] | {(code_changes.OFF_BY_ONE, "4"), (code_changes.OFF_BY_ONE, "2")}
+    assert [change.becomes for change in found].count("pass") == 2  # the early exit and the assignment
+    own = compile(path.read_text(), str(path), "exec")
+    made = [code_changes.changed(path, change.number) for change in found]
+    assert all(code.co_filename == str(path) and code.co_consts != own.co_consts for code in made)
+
+
+@pytest.mark.parametrize("room", code_mutants.ROOMS)
+def test_every_change_of_a_folder_is_code(room):
+    path = max(code_mutants.sources(room), key=lambda path: path.stat().st_size)
+    found = code_changes.changes_of(path)
+    assert {change.operator for change in found} == set(code_changes.OPERATORS)
+    for change in found[:: max(len(found) // 8, 1)]:
+        code_changes.changed(path, change.number)
+
+
+def square() -> onnx.ModelProto:
+    """Two layers of one size: a wrong product of them is a graph that runs."""
+    nodes = [onnx.helper.make_node("MatMul", ["input", "w"], ["a"]), onnx.helper.make_node("MatMul", ["a", "v"], ["y"])]
+    weights = [graphs.weight("w", 4, 4), graphs.weight("v", 4, 4, seed=1)]
+    return graphs.model(nodes, weights, [graphs.value("input", "batch", 4)], [graphs.value("y", "batch", 4)])
+
+
+TRIED = """
+from torture import code_changes, code_mutants
+path = code_mutants.HOUSE / "algebra/channel_maps.py"
+changes = [c for c in code_changes.changes_of(path) if c.was == "second.matrix @ first.matrix"]
+code_changes.plant(path, next(c.number for c in changes if c.becomes == "second.matrix"))
+import repaconv
+repaconv.fold("net.onnx", out="run", measure=False)
+"""
+
+
+def test_a_mutant_is_caught_by_the_chain_as_it_runs_for_everybody(tmp_path):
+    onnx.save(square(), tmp_path / "net.onnx")
+    paths = os.pathsep.join(map(str, (code_mutants.HOUSE.parent, Path(__file__).parent)))
+    ran = subprocess.run(
+        [sys.executable, "-c", TRIED],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": paths},
+        text=True,
+        capture_output=True,
+    )
+    assert "GateFailed: the folded graph does not compute what net.onnx does" in ran.stderr
+    assert not (tmp_path / "run" / "fold.json").exists()
+
+
+def test_what_a_mutant_wrote_is_held_against_the_network(tmp_path):
+    """A graph that is off by more than rounding is told from one that is not, whatever its fold said."""
+    model = square()
+    (at := tmp_path / "written" / "run").mkdir(parents=True)
+    onnx.save(model, tmp_path / "net.onnx")
+    torch.save(list(code_networks.runnable(model, "square")), tmp_path / "known.pt")
+    weights = onnx.numpy_helper.to_array(model.graph.initializer[1]).copy()
+    shares = []
+    for by in (1, 1 + 1e-3):
+        model.graph.initializer[1].CopyFrom(onnx.numpy_helper.from_array((weights * by).astype("float32"), "v"))
+        onnx.save(model, at / "net.folded.onnx")
+        shares.append(code_networks.wrong(tmp_path, at.parent)[1])
+    assert shares[0] < 0.25 < 1 < shares[1]

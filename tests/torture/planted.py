@@ -11,10 +11,8 @@ from __future__ import annotations
 import ast
 import importlib
 import json
-import os
 import random
 import shutil
-import signal
 import sys
 import tempfile
 from collections import Counter
@@ -31,6 +29,7 @@ import torch
 import repaconv
 from repaconv.core.errors import GateFailed, RepaconvError
 from torture import graphs, warm
+from torture.children import in_a_child
 from torture.nets import net
 
 HOUSE = Path(repaconv.__file__).parent
@@ -40,7 +39,6 @@ STRATA = (("algebra", "methods"), ("rewrites",), ("graph", "onnx_export"))
 NETWORKS = 4
 """On so many networks that run its line a mistake is tried."""
 RESULT = HOUSE.parent / "benchmarks" / "results" / "planted.json"
-SECONDS = 90
 CHECKPOINTS = ("repavit-mixer", "riformer", "dwconv", "nondeep", "repvgg", "pyra")
 GRAPHS = {
     "convolution": graphs.convolution,
@@ -85,27 +83,6 @@ def _result(at: Path) -> list[str]:
     """The hashes of what was written: equal for equal folds."""
     told = [json.loads(path.read_text()) for path in (at / "run/fold.json", at / "run/export.json") if path.is_file()]
     return [str(each["payload"]["sha256"]) for each in told]
-
-
-def in_a_child(act: Callable[[], Any]) -> Any:
-    """What it gives; a text that begins with ``!`` if it did not end by itself."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if not child:
-        signal.alarm(SECONDS)
-        os.dup2(os.open(os.devnull, os.O_RDWR), 1)
-        os.dup2(1, 2)
-        try:
-            told = act()
-        except BaseException as error:
-            told = f"!{type(error).__name__}: {error}"[:300]
-        os.write(writing, json.dumps(told).encode())
-        os._exit(0)
-    os.close(writing)
-    with os.fdopen(reading, "rb") as said:
-        content = said.read()
-    _, status = os.waitpid(child, 0)
-    return json.loads(content) if content else f"!signal {os.WTERMSIG(status)}"
 
 
 def sources() -> list[Path]:

@@ -88,7 +88,7 @@ def losses(ours: Ours, scratch: Path) -> dict[str, float]:
     judged = {}
     for each in _lossy(arms):
         with suppress(RepaconvError):
-            judged[way_of(each)] = judge.held_out(each)
+            judged[way_of(each)] = judge.final_loss(each)
     passed = {way: loss for way, loss in judged.items() if loss.link is not None and loss.link.verdict == "passed"}
     return {way: loss.disagreement for way, loss in passed.items() if loss.disagreement is not None}
 

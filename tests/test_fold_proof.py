@@ -299,7 +299,7 @@ def test_a_graph_of_which_nothing_could_be_compared_is_refused(repaconv):
     code, _, err = repaconv("fold", "dead.onnx")
     assert code == 4
     assert "fold.not-proved" in err
-    assert "all inputs give the same output" in err
+    assert "changes too little between the inputs" in err
     assert not Path("repaconv-out").exists()
 
 
@@ -313,7 +313,7 @@ def test_a_class_that_seldom_changes_is_proved_on_inputs_that_change_it(monkeypa
         assert refused("net.onnx")
     never = high | {"b": np.array([1e30, 0, 0, 0])}
     onnx.save(net_of(rows, WEIGHTS | never, GIVEN, {"class": TensorProto.INT64}), "net.onnx")
-    with pytest.raises(Refused, match="all inputs give the same output"):
+    with pytest.raises(Refused, match="changes too little between the inputs"):
         rc.fold("net.onnx", force=True)
 
 

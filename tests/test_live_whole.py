@@ -13,6 +13,8 @@ from torch import nn
 
 import repaconv as rc
 from repaconv.core.errors import Refused, UsageProblem
+from repaconv.torch_fold.module_calls import in_float64
+from repaconv.torch_fold.whole_module_check import Whole
 
 
 def rows(folded):
@@ -258,3 +260,46 @@ def test_tensors_beside_each_other_in_one_file_are_not_shared():
     mapped = {key: piece.view(like.shape) for (key, like), piece in zip(net.state_dict().items(), pieces, strict=True)}
     net.load_state_dict(mapped, assign=True)
     assert not any(isinstance(part, nn.BatchNorm2d) for part in rc.fold(net, example=torch.randn(1, 3, 8, 8)).modules())
+
+
+class Chain(nn.Sequential):
+    """A layer, a norm and a head, whose outputs may not depend on the input."""
+
+    def __init__(self, head_weight):
+        super().__init__(nn.Conv2d(3, 4, 1), trained(nn.BatchNorm2d(4)), nn.Flatten(), nn.Linear(4 * 64, 5))
+        if head_weight is not None:
+            nn.init.constant_(self[3].weight, head_weight)
+
+
+@pytest.mark.parametrize("given", [None, "example"])
+def test_a_module_whose_outputs_never_change_is_refused_because_a_wrong_fold_would_look_right(given):
+    example = torch.randn(2, 3, 8, 8) if given else None
+    with pytest.raises(Refused, match="the same for all inputs") as caught:
+        rc.fold(Chain(0.0).double(), example=torch.randn(2, 3, 8, 8))
+    assert caught.value.code == "live.constant"
+    folded = rc.fold(Chain(None).double(), example=torch.randn(2, 3, 8, 8) if example is None else example)
+    assert len(folded.fold_certificate) > 1
+
+
+class Amplified(nn.Module):
+    """The sine of large numbers, whose last bits are rounding."""
+
+    def __init__(self, large):
+        super().__init__()
+        self.conv, self.norm, self.large = nn.Conv2d(3, 4, 1), trained(nn.BatchNorm2d(4)), large
+
+    def forward(self, x):
+        return torch.sin(self.large * self.norm(self.conv(x)))
+
+
+def test_rounding_in_float64_is_measured_on_the_original_and_does_not_excuse_everything():
+    torch.manual_seed(0)
+    example, model = torch.randn(2, 3, 8, 8), Amplified(1e4)
+    folded = rc.fold(model, example=example)
+    assert rows(folded) == [("norm", "norm -> conv")]
+    assert 1e-12 < folded.fold_certificate[-1].max_rel_error < 1e-9  # above the tolerance; rounding explains it
+    whole = Whole.of(lambda: in_float64(model), example, ())
+    wrong = in_float64(folded)
+    wrong.conv.bias.data *= 1 + 1e-12  # ten thousand times that, 1e-8, is more than rounding does
+    assert whole.compare(wrong).verdict == "failed"
+    assert rows(rc.fold(Amplified(1e9), example=example)) == []  # rounding moves its outputs by more than 1e-9

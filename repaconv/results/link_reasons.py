@@ -50,7 +50,7 @@ PHRASES: dict[Reason, str] = {
     "exceeds_budget": "",
     "required": "required",
     "build_failed": "its build says failed",
-    "constant_output": "all inputs give the same output, so an error could not be seen",
+    "constant_output": "the output changes too little between the inputs for an error to show",
     "rounding_too_large": "rounding alone moves it so far that a comparison shows nothing",
     "rounding_decides": "rounding decides what comes out",
     "not_comparable": "not compared",

@@ -28,17 +28,16 @@ from repaconv.methods.repavit.paper_equations import ffn_weights, fold_ffn
 from repaconv.results import NOTHING_TO_FOLD, FoldStep
 from repaconv.torch_fold.module_calls import (
     Call,
-    difference,
     in_float64,
     outputs,
-    rounding,
     usable,
     with_random_inputs,
 )
 from repaconv.torch_fold.structural_fold import fold_structure
 from repaconv.torch_fold.submodules import New, child_at, is_hooked, joined, like, put, replaced, shared
 from repaconv.torch_fold.weight_changes import applied
-from repaconv.torch_fold.whole_module_check import Whole
+from repaconv.torch_fold.whole_module_check import Equality, Whole, compare, module_rounding
+from repaconv.verification.tolerances import FLOAT64
 
 # --- Rules: which submodules look like a known fold, by the names and types of their children.
 
@@ -145,12 +144,6 @@ def _with(layer: nn.Module, affine: Affine) -> nn.Module:
 
 # --- Testing the guesses, and folding the module.
 
-EXACT = 1e-12
-ROUNDINGS = 16
-"""A fold may differ by this multiple of the submodule's own rounding error on random inputs, since it rounds
-differently. With large inputs, a softmax amplifies rounding."""
-CHAOTIC = 1e-6
-"""A submodule with a larger rounding error than this cannot be tested on those random inputs."""
 # Scales and offsets of the random inputs on which a guess is tested as well: an effect that a clamp hides shows only
 # for inputs that reach it.
 SPREAD = ((1.0, 0.0), (1e-2, 0.0), (30.0, 0.0), (1e3, 0.0), (1.0, 10.0), (1.0, -10.0))
@@ -196,13 +189,13 @@ def fold_parts(
     own = in_float64(module)
     folding = _Folding(module, method, (partial(idle_ffn, idle_ratio=idle_ratio), *RULES))
     names = [name for name, part in own.named_modules() if any(folding.guesses(part))]
-    whole = Whole.of(own, example, names)
+    whole = Whole.of(partial(in_float64, module), example, names)
     after, edits = folding.edited(own, whole, names)
-    if edits and not whole.error(after) <= _allowed(edits):
+    if edits and not whole.compare(after, len(edits)).passed:
         _require_the_same_twice(module, whole)
         after, edits = folding.edited(in_float64(module), whole, names, each=True)
     structured = (
-        fold_structure(after, whole, _allowed(edits), shared(module))
+        fold_structure(after, whole, len(edits), shared(module))
         if method == "auto" and (edits or idle_ratio is None)
         else None
     )
@@ -211,7 +204,7 @@ def fold_parts(
     if not edits and not changes:
         step = FoldStep(module=".", folded=(NOTHING_TO_FOLD,), not_folded=not_folded, max_rel_error=0.0)
         return copy.deepcopy(module).eval(), (step,)
-    error = structured.error if structured else whole.error(after)
+    error = structured.error if structured else whole.compare(after, len(edits)).error
     folded = _copied(module, edits)
     for change in changes:
         folded = applied(folded, change)
@@ -251,9 +244,9 @@ class _Folding:
                 why = self._untouchable(name, before)
                 if not why:
                     root = replaced(root, name, edit.new)
-                    if each and not (error := whole.error(root)) <= _allowed([*edits, edit]):
+                    if each and not (found := whole.compare(root, len(edits) + 1)).passed:
                         root = replaced(root, name, before)
-                        why = f"something outside reads it, the whole is off by {error:.1e}"
+                        why = f"something outside reads it, the whole is off by {found.error:.1e}"
                 if why:
                     self.not_folded.append(f"{name or 'it'}, {guess.description}: {why}")
                     continue
@@ -278,40 +271,38 @@ def _verified(part: nn.Module, name: str, guess: Guess, calls: tuple[Call, ...])
     try:
         new = guess.edit()
         after = replaced(copy.deepcopy(part), "", new)
-        errors = [difference(outputs(after, call), outputs(part, call)) for call in calls]
-        errors += [_error_on_call(part, after, with_random_inputs(calls[0], 0, *spread)) for spread in SPREAD]
+        found = [_compared(part, after, call) for call in calls]
+        if not all(each.passed for each in found):
+            return None
+        found += [_compared_if_it_runs(part, after, with_random_inputs(calls[0], 0, *spread)) for spread in SPREAD]
     except Exception:  # the submodule is another one than it looked like; the user's code may raise anything
         return None
-    return Edit(name, guess.description, new, max(errors)) if max(errors) <= EXACT else None
+    if any(each.verdict == "failed" for each in found):
+        return None
+    return Edit(name, guess.description, new, max(each.error for each in found if each.passed))
 
 
-def _error_on_call(part: nn.Module, after: nn.Module, call: Call) -> float:
-    """The difference of two submodules on a call; 0 if the first cannot run it, or if rounding explains it."""
+def _compared(part: nn.Module, after: nn.Module, call: Call) -> Equality:
+    right = outputs(part, call)
+    return compare(outputs(after, call), right, FLOAT64, module_rounding(lambda: part, call, right))
+
+
+def _compared_if_it_runs(part: nn.Module, after: nn.Module, call: Call) -> Equality:
+    """The comparison on a call; nothing is verified if the first module cannot run it."""
     try:
         right = outputs(part, call)
     except Exception:
-        return 0.0
-    if not usable(right):
-        return 0.0
-    error = difference(outputs(after, call), right)
-    if error <= EXACT:
-        return error
-    own = rounding(part, call, right)
-    return 0.0 if own > CHAOTIC or error <= ROUNDINGS * own else error
+        return Equality("not verified", 0.0)
+    return _compared(part, after, call) if usable(right) else Equality("not verified", 0.0)
 
 
 def _require_the_same_twice(module: nn.Module, whole: Whole) -> None:
-    if not whole.error(in_float64(module)) <= EXACT:
+    if not whole.compare(in_float64(module)).passed:
         raise Refused(
             f"this {type(module).__name__} gives another output when it is run again, so it cannot be verified.",
             hint="Fold a module whose output depends on its input only.",
             code="live.changing",
         )
-
-
-def _allowed(edits: list[Edit]) -> float:
-    """The largest error for the whole module. Rounding errors of many edits add up like a random walk."""
-    return EXACT * math.sqrt(max(1.0, len(edits) / 12))
 
 
 def _copied(module: nn.Module, edits: list[Edit]) -> nn.Module:

@@ -1,4 +1,4 @@
-"""Run a module in float64 and compare its outputs with those of another module.
+"""Run a module in float64: calls, their outputs, and random or slightly moved inputs for them.
 
 The user's module is not affected: copies are run in eval mode, and the states of random generators are restored.
 """
@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from repaconv.core.errors import Refused
-from repaconv.method_api.fold_error import max_rel_error, tensors_in
+from repaconv.method_api.fold_error import tensors_in
+from repaconv.verification.rounding import LAST_PLACE, jittered_feeds
 
 
 class Call(NamedTuple):
@@ -57,13 +58,6 @@ def outputs(module: nn.Module, call: Call, prepare: Callable[[nn.Module], None] 
         return dict(tensors_in(own(*args, **kwargs)))
 
 
-def difference(found: Outputs, expected: Outputs) -> float:
-    """The largest `max_rel_error` over all outputs; infinite if the outputs differ in structure or integer values."""
-    if set(found) != set(expected):
-        return float("inf")
-    return max((_tensor_difference(found[place], expected[place]) for place in expected), default=float("inf"))
-
-
 def with_random_inputs(call: Call, seed: int = 0, scale: float = 1.0, offset: float = 0.0) -> Call:
     """The same call with normally distributed random numbers of that scale and mean as floating-point inputs."""
     generator = torch.Generator().manual_seed(seed)
@@ -76,33 +70,20 @@ def with_random_inputs(call: Call, seed: int = 0, scale: float = 1.0, offset: fl
     return Call(mapped(call.args, drawn), mapped(dict(call.kwargs), drawn))
 
 
-def rounding(module: nn.Module, call: Call, answer: Outputs) -> float:
-    """The module's rounding error: how far its outputs move if the last bits of its floating-point inputs change."""
-    generator = torch.Generator().manual_seed(0)
+def with_moved_inputs(call: Call, seed: int) -> Call:
+    """The same call with every floating-point input moved by one unit in the last place, up or down."""
 
-    def nudged(tensor: Tensor) -> Tensor:
-        if not _real(tensor):
-            return tensor
-        return tensor * (1 + 2.0**-52 * torch.randn(tensor.shape, generator=generator, dtype=torch.float64))
+    def moved(tensor: Tensor) -> Tensor:
+        numbers = jittered_feeds({"": tensor.numpy()}, LAST_PLACE, seed)[""] if _real(tensor) else None
+        return tensor if numbers is None else torch.from_numpy(numbers)
 
-    return difference(outputs(module, Call(mapped(call.args, nudged), mapped(dict(call.kwargs), nudged))), answer)
+    return Call(mapped(call.args, moved), mapped(dict(call.kwargs), moved))
 
 
 def usable(found: Outputs) -> bool:
     """Whether outputs can be compared: some are floating-point, and all of those are finite."""
     real = [tensor for tensor in found.values() if _real(tensor) and tensor.numel()]
     return bool(real) and all(bool(torch.isfinite(tensor).all()) for tensor in real)
-
-
-def _tensor_difference(found: Tensor, expected: Tensor) -> float:
-    if found.shape != expected.shape or found.dtype != expected.dtype:
-        return float("inf")
-    if found.is_complex():
-        found, expected = torch.view_as_real(found), torch.view_as_real(expected)
-    if _real(expected):
-        error = max_rel_error(found, expected)
-        return error if error == error else float("inf")
-    return 0.0 if torch.equal(found, expected) else float("inf")
 
 
 @contextmanager

@@ -14,7 +14,6 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,7 +24,6 @@ from torch.utils._pytree import tree_map
 from repaconv.algebra.channel_maps import Vector
 from repaconv.algebra.convolution_kernels import Kernel, per_output_channel
 from repaconv.rewrites.fold.unfolded_linear_operators import PADDED, READ_BESIDE
-from repaconv.torch_fold.module_calls import rounding
 from repaconv.torch_fold.module_trace import LOOKS, SAME, Called, Step, Trace, Value, inner_name, parameters_of
 from repaconv.torch_fold.submodules import holds_nothing, joined, shared
 from repaconv.torch_fold.traced_linear_maps import (
@@ -347,9 +345,6 @@ def _layer_with_scale(places: Places, step: Step, scale: Scale) -> tuple[str, We
 
 # --- The fold: rules, their verification on the whole module, and reasons for what is not folded.
 
-ROUNDINGS, MOST = 16, 1e-9
-"""Folds may change the outputs by this multiple of the module's own rounding error, and never by more than `MOST`."""
-
 
 class Structured(NamedTuple):
     """The result of a structural fold.
@@ -367,16 +362,16 @@ class Structured(NamedTuple):
     not_folded: tuple[str, ...]
 
 
-def fold_structure(module: nn.Module, whole: Whole, exact: float, shared_names: set[str]) -> Structured:
+def fold_structure(module: nn.Module, whole: Whole, edits: int, shared_names: set[str]) -> Structured:
     """Apply all structural folds to a copy of a module.
 
     Args:
         module: A module returned by `in_float64`; it is not changed.
         whole: The recorded outputs of the module.
-        exact: The largest relative error of the whole module.
+        edits: How many folds it has already.
         shared_names: What is shared in the user's module: names of modules and tensors. A copy may share less.
     """
-    trial = _Trial(module, whole, exact)
+    trial = _Trial(module, whole, edits)
     made: list[Change] = []
     wrong: dict[tuple[str, str], tuple[Change, float]] = {}
     while True:
@@ -420,8 +415,8 @@ def _class_name(module: nn.Module, change: Change) -> str:
 class _Trial:
     """A module with the folds so far, and the error of the whole module."""
 
-    def __init__(self, module: nn.Module, whole: Whole, exact: float) -> None:
-        self.module, self.error, self._whole, self._exact = module, 0.0, whole, exact
+    def __init__(self, module: nn.Module, whole: Whole, edits: int) -> None:
+        self.module, self.error, self._whole, self._edits = module, 0.0, whole, edits
         self.wrong: list[tuple[Change, float]] = []
 
     def take(self, changes: list[Change]) -> list[Change]:
@@ -429,21 +424,15 @@ class _Trial:
         after = copy.deepcopy(self.module)
         for change in changes:
             after = applied(after, change)
-        error = self._whole.error(after)
-        if error <= self._exact or error <= self._rounded:
-            self.module, self.error = after, error
+        found = self._whole.compare(after, self._edits)
+        if found.passed:
+            self.module, self.error = after, found.error
             return changes
         half = len(changes) // 2
         if half:
             return self.take(changes[:half]) + self.take(changes[half:])
-        self.wrong.append((changes[0], error))
+        self.wrong.append((changes[0], found.error))
         return []
-
-    @cached_property
-    def _rounded(self) -> float:
-        """The largest difference that rounding may explain."""
-        own = rounding(self.module, self._whole.calls[0], self._whole.expected[0])
-        return min(ROUNDINGS * own, MOST)
 
 
 def _possible_folds(places: Places, refused: set[tuple[str, str]]) -> Iterator[Change | Unfolded]:

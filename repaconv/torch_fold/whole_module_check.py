@@ -1,32 +1,41 @@
-"""Run a whole module in float64 and test whether a changed module gives the same outputs.
+"""Run a module in float64 and test whether a changed module gives the same outputs.
 
-A parent's forward can do anything with its children: read a child's weight, or call a child twice or from elsewhere. So
-for every change in a module, the whole module is run before and after.
+The test is the comparison of all commands (`repaconv.verification.comparison`). Where its tolerance is exceeded, the
+last bits of the inputs are moved to see how far rounding moves the original. A parent's forward can do anything with
+its children: read a child's weight, or call a child twice or from elsewhere. So for every change in a module, the whole
+module is run before and after.
 """
 
 from __future__ import annotations
 
 import copy
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from repaconv.core.errors import Refused
+from repaconv.results import Tolerance, Verdict
 from repaconv.torch_fold.module_calls import (
     Call,
     Outputs,
-    difference,
     double,
     first_line,
     mapped,
     outputs,
     usable,
+    with_moved_inputs,
     with_random_inputs,
 )
+from repaconv.verification.comparison import Comparison
+from repaconv.verification.rounding import ALGEBRA, JITTERS, MOVED_INPUTS, Movement, Rounding, movement
+from repaconv.verification.tolerances import FLOAT64, MOVES, exact_rtols
 
 # --- Inputs for the module: the user's example, or shapes from its attributes or first layers.
 
@@ -139,6 +148,71 @@ def _image_sizes(module: nn.Module) -> Iterator[tuple[int, int]]:
                     yield int(sides[0]), int(sides[1])
 
 
+# --- The comparison.
+
+
+class Equality(NamedTuple):
+    """The result of a comparison of two modules.
+
+    Attributes:
+        verdict: ``not verified`` if rounding moves the original so far that the comparison shows nothing.
+        error: The largest error relative to the largest number of an output; infinite if outputs cannot be compared.
+    """
+
+    verdict: Verdict
+    error: float
+
+    @property
+    def passed(self) -> bool:
+        """Whether the modules are equal."""
+        return self.verdict == "passed"
+
+
+def compare(found: Outputs, expected: Outputs, rtol: float, rounding: Rounding) -> Equality:
+    """Compare the outputs of two modules for one call.
+
+    Args:
+        found: Of the changed module.
+        expected: Of the original.
+        rtol: The largest error that needs no explanation.
+        rounding: See `module_rounding`.
+    """
+    if {name: tensor.dtype for name, tensor in found.items()} != {name: t.dtype for name, t in expected.items()}:
+        return Equality("failed", float("inf"))
+    allowed = Tolerance(kind="exact", rtol=rtol)
+    comparison = Comparison("changed module", allowed, "", vague=ALGEBRA)
+    comparison.add(_arrays(found), _arrays(expected), whole=True, rounding=rounding)
+    links = [link for link in comparison.links("fold", "module") if link.reason != "not_comparable"]
+    verdicts = {link.verdict for link in links}
+    error = max((link.metrics.max_rel_error if link.metrics else 0.0 for link in links), default=0.0)
+    if "failed" in verdicts:
+        discrete = any(link.verdict == "failed" and link.reason != "exceeds_tolerance" for link in links)
+        return Equality("failed", float("inf") if discrete or error != error else error)
+    return Equality("passed" if verdicts == {"passed"} else "not verified", error)
+
+
+def module_rounding(original: Callable[[], nn.Module], call: Call, expected: Outputs) -> Rounding:
+    """How far the module's outputs move if the last bits of the floating-point inputs change.
+
+    Args:
+        original: Returns the module; it is called only if a comparison needs the rounding.
+        call: The inputs.
+        expected: The module's outputs for them.
+    """
+
+    def movements() -> Iterator[Movement]:
+        module, right = original(), _arrays(expected)
+        for seed in range(JITTERS):
+            yield movement(_arrays(outputs(module, with_moved_inputs(call, seed))), right)
+
+    return Rounding(MOVED_INPUTS, movements)
+
+
+def _arrays(found: Outputs) -> dict[str, NDArray[Any]]:
+    """The outputs as arrays; complex numbers as pairs."""
+    return {name: (torch.view_as_real(each) if each.is_complex() else each).numpy() for name, each in found.items()}
+
+
 # --- Recorded outputs of the whole module, and the comparison with a changed module.
 
 
@@ -149,26 +223,30 @@ class Whole:
     Attributes:
         calls: One or two sets of inputs.
         expected: The module's outputs for each.
+        rounding: How far rounding moves each.
         inside: The inputs of the requested submodules, one per call of the whole module in which they are called.
     """
 
     calls: tuple[Call, ...]
     expected: tuple[Outputs, ...]
+    rounding: tuple[Rounding, ...]
     inside: Mapping[str, tuple[Call, ...]]
 
     @classmethod
-    def of(cls, module: nn.Module, example: Any, names: Iterable[str]) -> Whole:
+    def of(cls, original: Callable[[], nn.Module], example: Any, names: Iterable[str]) -> Whole:
         """Run a module and record its outputs and the inputs of some submodules.
 
         Args:
-            module: A module returned by `in_float64`.
+            original: Returns a module as `in_float64` does.
             example: The user's input: a tensor, a tuple of arguments, or a dict of named ones. If None, sizes are tried
                 that the module's attributes or first layers suggest.
             names: The submodules whose inputs to record.
 
         Raises:
-            Refused: If it does not run on the example, or on any input that was tried.
+            Refused: If it does not run on the example, or on any input that was tried, or if its outputs are the same
+                for all inputs.
         """
+        module = original()
         calls = own_calls(module, example) if example is not None else found_calls(module)
         names, inside = list(names), defaultdict(list)
         expected = []
@@ -177,15 +255,65 @@ class Whole:
             expected.append(outputs(module, call, _recorder(names, met)))
             for name, own in met.items():
                 inside[name].append(own)
-        return cls(calls, tuple(expected), {name: tuple(own) for name, own in inside.items()})
+        _require_outputs_that_move(module, calls, expected)
+        rounding = tuple(map(partial(module_rounding, original), calls, expected))
+        return cls(calls, tuple(expected), rounding, {name: tuple(own) for name, own in inside.items()})
 
-    def error(self, other: nn.Module) -> float:
-        """The largest relative difference of another module's outputs over all calls; infinite if it cannot run."""
-        try:
-            answers = [outputs(other, call) for call in self.calls]
-        except Exception:  # the user's code may raise anything, for example if it reads what was removed
-            return float("inf")
-        return max(map(difference, answers, self.expected))
+    def compare(self, other: nn.Module, folds: int = 1, rtol: float | None = None) -> Equality:
+        """Compare a changed module on all calls.
+
+        Args:
+            other: The module.
+            folds: The number of folds in it; rounding errors add up like a random walk.
+            rtol: The largest error that needs no explanation; by ``folds`` if None.
+        """
+        rtol = exact_rtols(folds)["fold"] if rtol is None else rtol
+        found = [Equality("passed", 0.0)]
+        for call, expected, rounding in zip(self.calls, self.expected, self.rounding, strict=True):
+            try:
+                found.append(compare(outputs(other, call), expected, rtol, rounding))
+            except Exception:  # the user's code may raise anything, for example if it reads what was removed
+                return Equality("failed", float("inf"))
+        worst = max(found, key=lambda each: (each.verdict == "failed", each.verdict == "not verified"))
+        return Equality(worst.verdict, max(each.error for each in found))
+
+
+def _require_outputs_that_move(module: nn.Module, calls: Sequence[Call], expected: Sequence[Outputs]) -> None:
+    """Refuse a module whose floating-point outputs are the same for other inputs: a fault would not show.
+
+    Raises:
+        Refused: If none differs between the two calls by more than an error of a tenth of that would need to be seen.
+    """
+    if len(calls) < 2 or not _inputs_differ(*calls[:2]):
+        return
+    for name, first in expected[0].items():
+        second = expected[1].get(name)
+        if not first.is_floating_point() or second is None or first.shape[1:] != second.shape[1:]:
+            if second is None or first.shape[1:] != second.shape[1:] or not torch.equal(first, second):
+                return
+            continue
+        rows = min(len(first), len(second)) if first.ndim else None
+        a, b = (each if rows is None else each[:rows] for each in (first, second))
+        if a.numel() and float((a - b).abs().max()) > MOVES * FLOAT64 * float(b.abs().max()):
+            return
+    raise Refused(
+        f"the outputs of this {type(module).__name__} are the same for all inputs that were tried, so an error of a "
+        "fold could not be seen.",
+        hint="Load its trained weights, or give an example=... on which its outputs depend.",
+        code="live.constant",
+    )
+
+
+def _inputs_differ(first: Call, second: Call) -> bool:
+    """Whether two calls have different floating-point inputs."""
+    return any(
+        a.is_floating_point() and (a.shape != b.shape or not torch.equal(a, b))
+        for a, b in zip(_tensors(first), _tensors(second), strict=True)
+    )
+
+
+def _tensors(call: Call) -> list[Tensor]:
+    return [each for each in tree_leaves((call.args, dict(call.kwargs))) if isinstance(each, Tensor)]
 
 
 def _recorder(names: Iterable[str], inside: dict[str, Call]) -> Callable[[nn.Module], None]:

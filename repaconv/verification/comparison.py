@@ -11,8 +11,8 @@ Every comparison in repaconv is one of these: `verify`, `fold`, `export`, `build
 A number (of an image, or of a neighborhood) is *equal* within the tolerance. If some are not, it is asked how far
 rounding moves the original network (`repaconv.verification.rounding`): a difference that rounding explains is no fault,
 one beyond it is. Where rounding explains more than `VAGUE`, an agreement says little, and the number is left out. Where
-most numbers are left out, or all inputs give the same output, nothing is verified. Integers and truth values are equal
-or not; those that rounding decides are left out.
+most numbers are left out, or an output changes too little between inputs, nothing is verified. Integers and truth
+values are equal or not; those that rounding decides are left out.
 """
 
 from __future__ import annotations

@@ -16,9 +16,6 @@ if TYPE_CHECKING:
 
     from repaconv.checkpoints import Checkpoint
 
-MAX_DIFFERENCE = 1e-9
-"""Largest float64 difference at which the deploy form replaces a network; the user's own code may round differently."""
-
 
 def fold_live(module: nn.Module, method: str, settings: Mapping[str, str], example: Any = None) -> nn.Module:
     """Return a folded copy of the module in eval mode, with its certificate in the attribute ``fold_certificate``.
@@ -140,21 +137,22 @@ def _difference(module: nn.Module, deploy: nn.Module, given: Any) -> float:
     from repaconv.torch_fold.module_calls import in_float64
     from repaconv.torch_fold.submodules import is_hooked
     from repaconv.torch_fold.whole_module_check import Whole
+    from repaconv.verification.rounding import ALGEBRA
 
     if any(is_hooked(part) for part in module.modules()):
         raise Refused("it has hooks, or a forward of its own, which its deploy form would not have.", code="live.other")
     try:
-        whole = Whole.of(in_float64(module), given, ())
+        whole = Whole.of(lambda: in_float64(module), given, ())
     except Refused as error:
         raise Refused(error.message, hint=error.hint, code="live.other") from error
-    difference = whole.error(deploy.eval())
-    if not difference <= MAX_DIFFERENCE:
+    found = whole.compare(deploy.eval(), rtol=ALGEBRA)  # the user's own code may round differently
+    if not found.passed:
         raise Refused(
-            f"its keys are those of a known network, but it computes another: the outputs differ by {difference:.1e}.",
+            f"its keys are those of a known network, but it computes another: the outputs differ by {found.error:.1e}.",
             hint="If a value is not the usual one (heads, eps), give it: repaconv.fold(model, num_heads=...).",
             code="live.other",
         )
-    return difference
+    return found.error
 
 
 def _as_checkpoint(module: nn.Module) -> Checkpoint:

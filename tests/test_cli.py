@@ -272,6 +272,9 @@ def test_a_reader_that_has_seen_enough_fails_nothing(tiny):
         ("repaconv export --precision f", {"fp16", "fp32"}),
         ("repaconv gate ", {"recipes/one.toml"}),
         ("repaconv ta", {"table", "targets"}),
+        ("repaconv fold --met", {"--method"}),
+        ("repaconv fold c.pt", set()),
+        ("repaconv --ver", {"--version"}),
     ],
 )
 def test_tab_completes_names_and_imports_nothing_heavy(typed, offered, monkeypatch, tmp_path):
@@ -280,9 +283,10 @@ def test_tab_completes_names_and_imports_nothing_heavy(typed, offered, monkeypat
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         Path(path).touch()
     line = {"COMP_WORDS": typed, "COMP_CWORD": str(len(f"{typed}|".split()) - 1)}
+    heavy = {"torch", "numpy", "onnx", "pydantic", "repaconv.results"}
     tab = (
         "import atexit, sys; from repaconv.cli.main import main; "
-        "atexit.register(lambda: sys.stderr.write(' '.join({'torch', 'numpy', 'onnx'} & {*sys.modules}))); main()"
+        f"atexit.register(lambda: sys.stderr.write(' '.join({heavy} & {{*sys.modules}}))); main()"
     )
     environment = {**os.environ, **line, "_REPACONV_COMPLETE": "complete_bash"}
     done = subprocess.run([sys.executable, "-c", tab], capture_output=True, text=True, check=True, env=environment)

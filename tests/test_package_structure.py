@@ -8,6 +8,8 @@ import sys
 
 import structure
 
+from repaconv.cli import command_options, main  # noqa: F401  (main registers the commands)
+
 
 def test_packages_form_levels():
     assert len(structure.packages()) > 15
@@ -41,9 +43,26 @@ def test_help_and_version_import_nothing_heavy():
             [sys.executable, "-X", "importtime", "-m", "repaconv", *arguments], capture_output=True, text=True
         )
         assert done.returncode == 0
-        loaded = {line.rpartition("|")[2].strip().split(".")[0] for line in done.stderr.splitlines()}
+        modules = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+        loaded = {name.split(".")[0] for name in modules}
         assert "typer" in loaded
+        assert "repaconv.results" not in modules  # pydantic builds a validator for each of a hundred records
         assert not loaded & {"torch", "onnx", "onnxruntime", "onnxsim", "numpy", "safetensors"}
+
+
+def test_a_command_makes_the_parameters_of_no_other(repaconv, monkeypatch):
+    """To make those of all commands takes a fifth of what `repaconv targets` does."""
+    made = []
+    real = command_options.with_typer_parameters
+    monkeypatch.setattr(
+        command_options, "with_typer_parameters", lambda written: made.append(written.__name__) or real(written)
+    )
+    for command in command_options.app.registered_commands:
+        vars(command).pop("callback", None)  # as in a new process
+    assert repaconv("targets")[0] == 0
+    assert made == ["targets"]
+    assert repaconv("--help")[0] == 0
+    assert len(made) == len(command_options.app.registered_commands)
 
 
 def test_importing_the_package_imports_nothing_heavy():

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from enum import Enum
-from functools import wraps
+from functools import cached_property, wraps
 from inspect import Parameter, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar, get_args, get_type_hints
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
+from typer.models import CommandInfo
 
 from repaconv.cli.shell_completion import completion_of
 from repaconv.core.terminal import set_verbose
@@ -129,6 +130,23 @@ def _option(field: OptionField) -> Parameter:
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
+def _keep_text_for_completion(command: Any, ctx: Any) -> None:
+    """Leave the words as they are if they are only parsed for completion: Typer imports pydantic to convert them."""
+    if ctx.resilient_parsing:
+        for parameter in command.get_params(ctx):
+            parameter.process_value = lambda _ctx, value: value
+
+
+class _Group(TyperGroup):
+    """All commands as one."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the arguments before the command's own."""
+        _keep_text_for_completion(self, ctx)
+        rest: list[str] = super().parse_args(ctx, args)
+        return rest
+
+
 class Strict(TyperCommand):
     """A Typer command that refuses options without effect and accepts the former names of options."""
 
@@ -136,6 +154,7 @@ class Strict(TyperCommand):
         """Parse the arguments. The former name of an option is replaced by the current one, with a notice."""
         from repaconv.core import terminal
 
+        _keep_text_for_completion(self, ctx)
         former: dict[str, str] = getattr(self.callback, "former_options", {})
         ends = args.index("--") if "--" in args else len(args)
         for place, word in enumerate(args[:ends]):
@@ -158,22 +177,43 @@ class Strict(TyperCommand):
         return super().invoke(ctx)
 
 
+class _Command(CommandInfo):
+    """A command whose Typer parameters are made when Typer asks for its callback: a process runs one command."""
+
+    def __init__(self, written: Callable[..., Any], **settings: Any) -> None:
+        super().__init__(written.__name__.replace("_", "-"), cls=Strict, **settings)
+        self.written = written
+        del self.callback
+
+    @cached_property
+    def callback(self) -> Callable[..., Any]:  # type: ignore[override]
+        return with_typer_parameters(self.written)
+
+
 class _Commands(typer.Typer):
     """Typer app whose commands take `Options` objects."""
 
-    def command(self, *names: Any, **settings: Any) -> Callable[[Command], Command]:
-        """Register a command."""
-        register = super().command(*names, cls=Strict, **settings)
+    def command(self, **settings: Any) -> Callable[[Command], Command]:  # type: ignore[override]
+        """Register a command by the name of its function."""
 
-        def joining(command: Command) -> Command:
-            register(with_typer_parameters(command))
-            return command
+        def registered(written: Command) -> Command:
+            self.registered_commands.append(_Command(written, **settings))
+            return written
 
-        return joining
+        return registered
+
+    def only(self, words: Sequence[str]) -> _Commands:
+        """Return an app with the command that these words begin with, all commands if it is none of them: to make the
+        parameters of every command takes longer than most of what is asked of one."""
+        named = [each for each in self.registered_commands if [each.name] == words[:1]]
+        found = copy(self)
+        found.registered_commands = named or self.registered_commands
+        return found
 
 
 app = _Commands(
     name="repaconv",
+    cls=_Group,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},

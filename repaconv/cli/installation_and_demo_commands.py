@@ -13,7 +13,6 @@ from repaconv.cli.command_options import ENVIRONMENT, WORKFLOWS, Format, FormatO
 from repaconv.core import terminal
 from repaconv.core.errors import UsageProblem
 from repaconv.core.progress import Progress
-from repaconv.stages.report.text import show_report
 
 if TYPE_CHECKING:
     from repaconv.core.plugins import PluginRow
@@ -163,7 +162,7 @@ def run_trained_networks(out: Path, rounds: int | None, *, quiet: bool) -> int:
         runs = [out / method for method in models.METHODS]
         done = repaconv.compare_runs(runs, out=out / "index.html", progress=progress)
     text_and_json_output.print_files((), done.output_files, quiet=quiet)
-    show_report(done)
+    text_and_json_output.print_result(done)
     return 1 if done.verdict == "failed" else 0
 
 

@@ -27,7 +27,7 @@ from repaconv.cli import installation_and_demo_commands
 
 # isort: split
 from repaconv.cli.command_options import app
-from repaconv.cli.shell_completion import command_in_line, name_of
+from repaconv.cli.shell_completion import finished_words
 from repaconv.core.change_guard import require_none_truncated
 from repaconv.core.errors import EnvironmentProblem, Interrupted, RepaconvError, UsageProblem, describe_exception
 
@@ -67,13 +67,12 @@ def main(arguments: list[str] | None = None) -> None:
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors="backslashreplace")  # file names may be undecodable
-    if COMPLETING in os.environ:
-        app.registered_commands = command_in_line(app.registered_commands, os.environ)
     given = sys.argv[1:] if arguments is None else arguments
     command = next((word for word in given if not word.startswith("-")), "")
     usage_error: type[Exception] = typer.BadParameter.__bases__[0]  # Typer exports only this one of its kind
     try:
-        code = app(args=given, prog_name="repaconv", standalone_mode=False)
+        asked = app.only(finished_words(os.environ) if COMPLETING in os.environ else given)
+        code = asked(args=given, prog_name="repaconv", standalone_mode=False)
         sys.stdout.flush()
         code = _print_error(Interrupted(), command, given) if code == Interrupted.exit_code else code
     except RepaconvError as problem:
@@ -123,9 +122,8 @@ def _machine_error(problem: Exception) -> EnvironmentProblem:
 
 def _usage_error(problem: BaseException, command: str) -> UsageProblem:
     message = problem.format_message() if hasattr(problem, "format_message") else str(problem)
-    help_command = (
-        f"repaconv {command} --help" if command in map(name_of, app.registered_commands) else ("repaconv --help")
-    )
+    known = command in [each.name for each in app.registered_commands]
+    help_command = f"repaconv {command} --help" if known else "repaconv --help"
     sentence = message.rstrip(".").removesuffix("?") + ("?" if message.rstrip(".").endswith("?") else ".")
     return UsageProblem(sentence, hint=f"See `{help_command}`.", code="usage.arguments")
 

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-
-from typer.models import CommandInfo
-
-from repaconv.core import plugins
 
 Completion = Callable[[str], list[str]]
 
@@ -24,22 +20,14 @@ def completion_of(parameter: str) -> Completion | None:
     return offered
 
 
-def command_in_line(commands: Sequence[CommandInfo], environment: Mapping[str, str]) -> list[CommandInfo]:
-    """Return only the command that is in the line already, because building all commands takes most of the time.
+def finished_words(environment: Mapping[str, str]) -> list[str]:
+    """Return the words of the line to complete, without the program's name and without the last, unfinished word.
 
     Args:
-        commands: All commands.
         environment: The environment variables that contain the line: bash and other shells use different ones.
     """
     line = environment.get("COMP_WORDS") or environment.get("_TYPER_COMPLETE_ARGS") or ""
-    complete = len(line.split()) > 1 and len(f"{line}|".split()) > 2
-    named = [each for each in commands if complete and name_of(each) == line.split()[1]]
-    return named or list(commands)
-
-
-def name_of(command: CommandInfo) -> str:
-    """Return the name of a command as it is typed."""
-    return str(command.name or getattr(command.callback, "__name__", ""))
+    return f"{line}|".split()[1:-1]
 
 
 def runs() -> Iterator[str]:
@@ -55,11 +43,15 @@ def recipes() -> Iterator[str]:
 
 def methods() -> Iterable[str]:
     """Return the names of all registered methods."""
+    from repaconv.core import plugins
+
     return plugins.registered(plugins.METHODS)
 
 
 def targets() -> Iterable[str]:
     """Return the names of all registered targets. TOML files are completed by the shell."""
+    from repaconv.core import plugins
+
     return plugins.registered(plugins.TARGETS)
 
 
@@ -70,6 +62,8 @@ def precisions() -> Iterable[str]:
 
 def runtimes() -> Iterable[str]:
     """Return the names of all registered engines."""
+    from repaconv.core import plugins
+
     return plugins.registered(plugins.ENGINES)
 
 

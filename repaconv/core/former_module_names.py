@@ -9,7 +9,6 @@ import sys
 import warnings
 from collections.abc import Sequence
 from importlib import import_module
-from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
@@ -361,15 +360,23 @@ FORMER = {
 """Former module name to the current one, without ``repaconv.``; several names if a module was split."""
 
 
-class _Finder(MetaPathFinder, Loader):
+class _Finder:
     """Import hook for the former names. It runs first, because a leftover folder of the old name would be found
-    otherwise."""
+    otherwise.
+
+    It does not inherit from the classes of `importlib.abc`, whose import takes as long as that of `repaconv` without.
+    """
+
+    def create_module(self, spec: ModuleSpec) -> None:
+        """Let Python create the module."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         package, _, former = fullname.partition(".")
-        return ModuleSpec(fullname, self) if package == "repaconv" and former in FORMER else None
+        if package != "repaconv" or former not in FORMER:
+            return None
+        return ModuleSpec(fullname, self)  # type: ignore[arg-type]  # a loader by its methods
 
     def exec_module(self, module: ModuleType) -> None:
         today = [f"repaconv.{name}" for name in FORMER[module.__name__.partition(".")[2]].split()]

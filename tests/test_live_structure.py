@@ -490,6 +490,126 @@ def test_a_norm_before_a_padded_convolution_stays_and_is_told():
     same(unpadded, folded, torch.randn(2, 4, 9, 9))
 
 
+TAILS = {
+    "rolled": lambda y: torch.roll(y, y.shape[-1] // 2, -1),
+    "divided": lambda y: y / y.shape[-1] ** 0.5,
+    "clamped": lambda y: y.clamp(-y.shape[-1] / 8, y.shape[-1] / 8),
+    "branch": lambda y: F.gelu(y) if y.shape[-1] > 32 else F.relu(y),
+    "branch below": lambda y: F.gelu(y) if y.shape[-1] < 32 else F.relu(y),
+    "batch": lambda y: y * (1 / len(y)),
+    "resized": lambda y: F.interpolate(y, size=y.shape[-2:]),
+    "reshaped": lambda y: y.reshape(*y.shape),
+}
+
+
+@pytest.mark.parametrize("how", TAILS)
+@pytest.mark.parametrize("given", [False, True])
+def test_branches_before_a_function_with_the_size_of_the_input_stay(how, given):
+    model = trained(nn.Sequential(RepBlock(act=TAILS[how]), RepBlock())).double()
+    model[0].img_size = 32
+    folded = rc.fold(model, example=torch.randn(2, 4, 32, 32) if given else None)
+    assert [type(part) for part in folded] == [RepBlock, nn.Sequential]
+    assert "layers in parallel -> Conv2d" in left(folded)
+    assert "depends on the size of its inputs" in left(folded)
+    for shape in ((2, 4, 32, 32), (1, 4, 64, 64), (3, 4, 16, 24)):
+        same(model, folded, torch.randn(shape) * 5)
+
+
+SOUND = {
+    "gelu": F.gelu,
+    "clamped": lambda y: y.clamp(-3, 3),
+    "rolled": lambda y: torch.roll(y, 1, -1),
+    "softmax": lambda y: y.softmax(1),
+}
+
+
+@pytest.mark.parametrize("how", SOUND)
+def test_branches_before_a_function_of_no_size_are_folded_and_the_certificate_lists_the_sizes(how):
+    model = trained(nn.Sequential(RepBlock(act=SOUND[how]))).double()
+    folded = rc.fold(model, example=torch.randn(2, 4, 32, 32))
+    assert type(folded[0]) is nn.Sequential
+    (words,) = folded.fold_certificate[-1].folded
+    assert words == (
+        "the whole module before and after, on 6 inputs of the sizes 2x4x32x32, 1x4x64x64, 1x4x16x16"  # of two scales
+    )
+    same(model, folded, torch.randn(3, 4, 48, 40))
+
+
+@pytest.mark.parametrize(("shape", "sizes"), [((2, 4, 8, 8), "2x4x8x8, 1x4x8x8"), ((1, 4, 8, 8), "1x4x8x8, 2x4x8x8")])
+def test_a_module_of_one_size_is_run_on_another_batch_size(shape, sizes):
+    model = trained(nn.Sequential(RepBlock(), nn.Flatten(), nn.Linear(256, 3))).double()
+    folded = rc.fold(model, example=torch.randn(shape))
+    assert type(folded[0]) is nn.Sequential
+    assert folded.fold_certificate[-1].folded[0].endswith(f"on 5 inputs of the sizes {sizes}")
+
+
+class Masked(RepBlock):
+    """Images and their masks, and a function with the size of both."""
+
+    def __init__(self, sized):
+        super().__init__()
+        self.sized = sized
+        self.block = RepBlock(act=TAILS["divided"] if sized else F.relu)
+
+    def forward(self, x, mask):
+        return self.block(x) * mask[:, None]
+
+
+@pytest.mark.parametrize("sized", [True, False])
+def test_several_inputs_get_another_size_together(sized):
+    model = trained(Masked(sized)).double()
+    folded = rc.fold(model, example=(torch.randn(2, 4, 32, 32), torch.rand(2, 32, 32) > 0.2))
+    assert isinstance(folded.block, RepBlock) == sized
+    assert "1x4x64x64 and 1x64x64" in (left(folded) if sized else folded.fold_certificate[-1].folded[0])
+
+
+class Branch(nn.Module):
+    """Large numbers take another way than through all layers."""
+
+    def __init__(self, limit, how="own"):
+        super().__init__()
+        self.a, self.bn = nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4)
+        self.gamma = nn.Parameter(torch.rand(4, 1, 1) + 1)
+        self.b, self.block = nn.Conv2d(4, 4, 1), normed(4, 4, 3)
+        self.limit, self.how = limit, how
+
+    def forward(self, x):
+        x = self.block(x)
+        if float(x.abs().max()) > self.limit:
+            return self.block[0](x) if self.how == "inside" else self.a(x) + self.b(x)
+        return self.bn(self.a(x)) if self.how == "own" else self.b(x) * self.gamma
+
+
+@pytest.mark.parametrize("limit", [20, 1e4])
+@pytest.mark.parametrize("how", ["own", "scale"])
+def test_what_a_forward_may_call_otherwise_for_other_numbers_is_not_folded_and_what_it_calls_as_one_is(limit, how):
+    model = trained(nn.Sequential(Branch(limit, how))).double()
+    folded = rc.fold(model, example=torch.randn(2, 4, 8, 8))
+    assert told(folded) == ["0.block.1: 0.block.1 -> 0.block.0"]
+    assert "not folded, the forward of Branch reads numbers that depend on the input" in left(folded)
+    for scale in (1e-2, 1, 30, 1e5):
+        same(model, folded, torch.randn(2, 4, 8, 8) * scale)
+
+
+def test_what_a_forward_reads_from_inside_a_part_for_larger_numbers_only_is_not_folded():
+    model = trained(nn.Sequential(Branch(20, "inside"))).double()
+    folded = rc.fold(model, example=torch.randn(2, 4, 8, 8))
+    assert told(folded) == []
+    assert "0.block.1 -> 0.block.0 not folded, the code of the module depends on the numbers in its inputs" in left(
+        folded
+    )
+    same(model, folded, torch.randn(2, 4, 8, 8) * 30)
+
+
+def test_numbers_of_its_own_weights_decide_nothing():
+    class Constant(Branch):
+        def forward(self, x):
+            return self.bn(self.a(x.double())) if float(self.gamma.max()) > 0 else self.b(x)
+
+    model = trained(nn.Sequential(Constant(0))).double()
+    assert told(rc.fold(model, example=torch.randn(2, 4, 8, 8))) == ["0.bn: 0.bn -> 0.a"]
+
+
 class Odd(nn.Module):
     """What keeps a BatchNorm behind a convolution."""
 

@@ -204,13 +204,14 @@ def fold_parts(
     if not edits and not changes:
         step = FoldStep(module=".", folded=(NOTHING_TO_FOLD,), not_folded=not_folded, max_rel_error=0.0)
         return copy.deepcopy(module).eval(), (step,)
-    error = structured.error if structured else whole.compare(after, len(edits)).error
+    found = (structured and structured.found) or whole.compare(after, len(edits))
     folded = _copied(module, edits)
     for change in changes:
         folded = applied(folded, change)
     steps = [FoldStep(module=each.name or ".", folded=(each.description,), max_rel_error=each.error) for each in edits]
+    error, sizes = found.error, ", ".join(dict.fromkeys(found.inputs))
     steps += [FoldStep(module=each.at or ".", folded=(each.description,), max_rel_error=error) for each in changes]
-    description = (f"the whole module before and after, on {len(whole.calls)} inputs",)
+    description = (f"the whole module before and after, on {len(found.inputs)} inputs of the sizes {sizes}",)
     return folded, (*steps, FoldStep(module=".", folded=description, not_folded=not_folded, max_rel_error=error))
 
 
@@ -246,7 +247,8 @@ class _Folding:
                     root = replaced(root, name, edit.new)
                     if each and not (found := whole.compare(root, len(edits) + 1)).passed:
                         root = replaced(root, name, before)
-                        why = f"something outside reads it, the whole is off by {found.error:.1e}"
+                        where = f" on inputs {found.only}" if found.only else ""
+                        why = f"something outside reads it, the whole is off by {found.error:.1e}{where}"
                 if why:
                     self.not_folded.append(f"{name or 'it'}, {guess.description}: {why}")
                     continue

@@ -99,6 +99,11 @@ class Step:
             return None
         return self.args[0] if self.args[0].tensor.dtype == self.output.tensor.dtype else None
 
+    @property
+    def looks(self) -> bool:
+        """Whether it reads numbers that depend on an input of the run, as Python numbers."""
+        return self.name in LOOKS and self.output is None and not all(value.constant for value in self.inputs)
+
     def given(self, place: int, name: str, default: Any = None) -> Any:
         """An argument by its position or name."""
         return self.args[place] if len(self.args) > place else self.kwargs.get(name, default)

@@ -40,7 +40,7 @@ from repaconv.torch_fold.traced_linear_maps import (
     per_channel,
 )
 from repaconv.torch_fold.weight_changes import Change, Places, Unfolded, Weights, applied, within
-from repaconv.torch_fold.whole_module_check import Whole
+from repaconv.torch_fold.whole_module_check import Equality, Whole
 
 # --- Submodules as chains of layers, calls of children, and functions of one value.
 #
@@ -352,13 +352,13 @@ class Structured(NamedTuple):
     Attributes:
         module: The folded module.
         changes: The folds.
-        error: The largest relative error of the whole module.
+        found: The comparison of the whole module with the folded one; None if nothing was folded.
         not_folded: What was not folded, and why.
     """
 
     module: nn.Module
     changes: tuple[Change, ...]
-    error: float
+    found: Equality | None
     not_folded: tuple[str, ...]
 
 
@@ -373,7 +373,7 @@ def fold_structure(module: nn.Module, whole: Whole, edits: int, shared_names: se
     """
     trial = _Trial(module, whole, edits)
     made: list[Change] = []
-    wrong: dict[tuple[str, str], tuple[Change, float]] = {}
+    wrong: dict[tuple[str, str], tuple[Change, Equality]] = {}
     while True:
         trace = Trace.of(trial.module, whole.calls[0])
         places = Places(trial.module, trace, shared(trial.module) | shared_names)
@@ -383,19 +383,23 @@ def fold_structure(module: nn.Module, whole: Whole, edits: int, shared_names: se
             break
         trial.wrong.clear()
         made += trial.take(found)
-        wrong |= {change.key: (change, error) for change, error in trial.wrong}
-    not_folded = [Unfolded(c.at, c.description, _why_wrong(error)) for c, error in wrong.values() if c.instead is None]
+        wrong |= {change.key: (change, found) for change, found in trial.wrong}
+    not_folded = [Unfolded(c.at, c.description, _why_wrong(found)) for c, found in wrong.values() if c.instead is None]
     not_folded += [place for place in every if isinstance(place, Unfolded)]
     not_folded += [place for place in _unfolded_scales(places) if place.at not in {each.at for each in not_folded}]
     not_folded += [place for place in _unfolded_norms(places) if place.at not in {each.at for each in not_folded}]
-    return Structured(trial.module, tuple(made), trial.error, tuple(_sentences(not_folded)))
+    return Structured(trial.module, tuple(made), trial.found, tuple(_sentences(not_folded)))
 
 
-def _why_wrong(error: float) -> str:
+def _why_wrong(found: Equality) -> str:
     """Why a fold was rejected that changes the outputs."""
-    if error == float("inf"):
+    if found.only:
+        what = "the size of its inputs" if "size" in found.only else "the numbers in its inputs"
+        way = "could not be compared" if found.error == float("inf") else f"would differ by {found.error:.1e}"
+        return f"the code of the module depends on {what}: the outputs of the whole on inputs {found.only} {way}"
+    if found.error == float("inf"):
         return "the code of the module needs what would be gone, and does not run without it"
-    return f"the outputs of the whole would differ by {error:.1e}"
+    return f"the outputs of the whole would differ by {found.error:.1e}"
 
 
 def _sentences(places: list[Unfolded]) -> Iterator[str]:
@@ -416,8 +420,9 @@ class _Trial:
     """A module with the folds so far, and the error of the whole module."""
 
     def __init__(self, module: nn.Module, whole: Whole, edits: int) -> None:
-        self.module, self.error, self._whole, self._edits = module, 0.0, whole, edits
-        self.wrong: list[tuple[Change, float]] = []
+        self.module, self._whole, self._edits = module, whole, edits
+        self.found: Equality | None = None
+        self.wrong: list[tuple[Change, Equality]] = []
 
     def take(self, changes: list[Change]) -> list[Change]:
         """Apply the folds that keep the outputs of the whole module, found by bisection; returns these folds."""
@@ -426,12 +431,12 @@ class _Trial:
             after = applied(after, change)
         found = self._whole.compare(after, self._edits)
         if found.passed:
-            self.module, self.error = after, found.error
+            self.module, self.found = after, found
             return changes
         half = len(changes) // 2
         if half:
             return self.take(changes[:half]) + self.take(changes[half:])
-        self.wrong.append((changes[0], found.error))
+        self.wrong.append((changes[0], found))
         return []
 
 
@@ -450,6 +455,10 @@ def _possible_folds(places: Places, refused: set[tuple[str, str]]) -> Iterator[C
                 continue
             if places.grows(change):
                 yield Unfolded(change.at, change.description, "it would leave more numbers than there were")
+                continue
+            if decides := places.decides(change):
+                why = f"the forward of {decides} reads numbers that depend on the input, and may branch on them"
+                yield Unfolded(change.at, change.description, why)
                 continue
             touched |= change.touches
             yield change

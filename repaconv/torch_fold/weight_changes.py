@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from repaconv.torch_fold.module_trace import Step, Trace, Value
+from repaconv.torch_fold.module_trace import Called, Step, Trace, Value
 from repaconv.torch_fold.submodules import is_hooked, joined, like, put
 
 Weights = dict[str, "np.ndarray | float | None"]
@@ -139,6 +139,25 @@ class Places:
             return None
         hidden = any(within(other, step.module) for other in self._shared)
         return None if hidden or is_hooked(self.root.get_submodule(step.module)) else step.module
+
+    def decides(self, change: Change) -> str:
+        """The class whose forward reads numbers of its input, if it calls what a fold changes; empty if none does.
+
+        Such a forward may call one changed submodule without the other. What calls all of them as one is not affected.
+        """
+        paths = [self._callers(call) for name in change.touches for call in self.trace.called(name)[:1]]
+        common = next(call for call in paths[0] if all(call in path for path in paths))
+        inner = {call.name for path in paths for call in path[: path.index(common) + 1]}
+        steps = (step for step in self.trace.steps if step.module in inner and step.looks)
+        return next((type(self.root.get_submodule(step.module)).__name__ for step in steps), "")
+
+    @staticmethod
+    def _callers(call: Called) -> list[Called]:
+        """A call, the call that it was made in, and so on."""
+        found = [call]
+        while (parent := found[-1].parent) is not None:
+            found.append(parent)
+        return found
 
     def grows(self, change: Change) -> bool:
         """Whether a fold increases the number of parameters and statistics."""

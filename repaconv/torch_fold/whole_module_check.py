@@ -3,7 +3,8 @@
 The test is the comparison of all commands (`repaconv.verification.comparison`). Where its tolerance is exceeded, the
 last bits of the inputs are moved to see how far rounding moves the original. A parent's forward can do anything with
 its children: read a child's weight, or call a child twice or from elsewhere. So for every change in a module, the whole
-module is run before and after.
+module is run before and after. Its code may also depend on the size of its inputs, or on how large their numbers are.
+So it is run on inputs of other sizes and scales as well, if the original runs on them.
 """
 
 from __future__ import annotations
@@ -148,6 +149,79 @@ def _image_sizes(module: nn.Module) -> Iterator[tuple[int, int]]:
                     yield int(sides[0]), int(sides[1])
 
 
+# --- Inputs of other sizes and scales.
+
+# An effect of a clamp, or of a branch that depends on numbers, shows only for inputs that reach it.
+SCALES = (1e-2, 30.0)
+# Other sizes of an axis, cheap ones first: multiples of usual strides, or of half of a patch size.
+Rules = tuple[Callable[[int], int], ...]
+LARGER: Rules = (lambda size: size + 32, lambda size: size + size // 2, lambda size: 2 * size)
+SMALLER: Rules = (lambda size: size // 2, lambda size: size - 32)
+
+
+def calls_of_other_sizes(module: nn.Module, calls: Sequence[Call]) -> tuple[Call, ...]:
+    """The first larger and the first smaller inputs that the module runs on, of another batch size if it runs on that.
+
+    Inputs of another batch size alone if it runs on no other size.
+    """
+    first = calls[0]
+    shape = max((tuple(tensor.shape) for tensor in _tensors(first)), key=len, default=())
+    if not shape or 0 in shape:
+        return ()
+
+    def runs(sizes: Mapping[int, int]) -> tuple[Call, ...]:
+        call = _resized(first, shape, sizes)
+        return _if_it_runs(module, with_random_inputs(call, seed=len(calls)) if len(calls) > 1 else call)
+
+    other = runs(batch := {0: 1 if shape[0] > 1 else 2})
+    last = len(shape) - 1  # channels come first, or last, or are no axis of their own
+    groups = [range(min(2, last), last + 1), range(1, last), range(last - 1, last + 1)]
+    groups = [axes for axes in dict.fromkeys(groups) if axes and axes[0] > 0]
+    found: list[Call] = []
+    for rules in (LARGER, SMALLER):
+        sizes = ({axis: rule(shape[axis]) for axis in axes} for axes in groups for rule in rules)
+        tried = (runs({**(batch if other else {}), **each}) for each in sizes if min(each.values()) > 0)
+        found += next(filter(None, tried), ())
+    return tuple(found) or other
+
+
+def _resized(call: Call, shape: tuple[int, ...], sizes: Mapping[int, int]) -> Call:
+    """The call with tensors of other sizes, of repeated numbers.
+
+    Args:
+        call: The call.
+        shape: The shape of its main tensor.
+        sizes: New sizes of that tensor's axes. Axes of other tensors that are as long get the same new size.
+    """
+    by_size = {shape[axis]: size for axis, size in sizes.items() if axis}
+
+    def changed(tensor: Tensor) -> Tensor:
+        new = {axis: by_size[size] for axis, size in enumerate(tensor.shape) if axis and size in by_size}
+        if tensor.ndim and 0 in sizes and len(tensor) == shape[0]:
+            new[0] = sizes[0]
+        for axis, size in (sizes if tuple(tensor.shape) == shape else new).items():
+            tensor = tensor.index_select(axis, torch.arange(size) % tensor.shape[axis])
+        return tensor
+
+    return Call(mapped(call.args, changed), mapped(dict(call.kwargs), changed))
+
+
+def calls_of_other_scales(module: nn.Module, call: Call) -> tuple[Call, ...]:
+    """The call with smaller and with larger numbers, if it has floating-point inputs and the module runs on them."""
+    if not any(tensor.is_floating_point() for tensor in _tensors(call)):
+        return ()
+
+    def scaled(scale: float) -> Call:
+        change = partial(_times, scale=scale)
+        return Call(mapped(call.args, change), mapped(dict(call.kwargs), change))
+
+    return tuple(each for scale in SCALES for each in _if_it_runs(module, scaled(scale)))
+
+
+def _times(tensor: Tensor, scale: float) -> Tensor:
+    return tensor * scale if tensor.is_floating_point() else tensor
+
+
 # --- The comparison.
 
 
@@ -157,10 +231,14 @@ class Equality(NamedTuple):
     Attributes:
         verdict: ``not verified`` if rounding moves the original so far that the comparison shows nothing.
         error: The largest error relative to the largest number of an output; infinite if outputs cannot be compared.
+        only: Inputs of another size or scale, in words, if the modules are equal on all inputs but those.
+        inputs: The shapes of the inputs on which they are equal, in words.
     """
 
     verdict: Verdict
     error: float
+    only: str = ""
+    inputs: tuple[str, ...] = ()
 
     @property
     def passed(self) -> bool:
@@ -216,20 +294,42 @@ def _arrays(found: Outputs) -> dict[str, NDArray[Any]]:
 # --- Recorded outputs of the whole module, and the comparison with a changed module.
 
 
+class Recorded(NamedTuple):
+    """The inputs and outputs of a call of the whole module, and how far rounding moves the outputs."""
+
+    call: Call
+    expected: Outputs
+    rounding: Rounding
+
+    @property
+    def shapes(self) -> str:
+        """The shapes of its tensors, in words."""
+        return " and ".join("x".join(map(str, tensor.shape)) or "1" for tensor in _tensors(self.call))
+
+    def against(self, other: nn.Module, rtol: float) -> Equality:
+        """Compare a changed module on this call."""
+        try:
+            return compare(outputs(other, self.call), self.expected, rtol, self.rounding)
+        except Exception:  # the user's code may raise anything, for example if it reads what was removed
+            return Equality("failed", float("inf"))
+
+
 @dataclass(frozen=True)
 class Whole:
     """The recorded inputs and outputs of a whole module.
 
     Attributes:
         calls: One or two sets of inputs.
-        expected: The module's outputs for each.
-        rounding: How far rounding moves each.
+        recorded: The calls with their outputs.
+        sized: Calls with inputs of other sizes.
+        scaled: Calls with smaller and larger numbers.
         inside: The inputs of the requested submodules, one per call of the whole module in which they are called.
     """
 
     calls: tuple[Call, ...]
-    expected: tuple[Outputs, ...]
-    rounding: tuple[Rounding, ...]
+    recorded: tuple[Recorded, ...]
+    sized: tuple[Recorded, ...]
+    scaled: tuple[Recorded, ...]
     inside: Mapping[str, tuple[Call, ...]]
 
     @classmethod
@@ -256,11 +356,27 @@ class Whole:
             for name, own in met.items():
                 inside[name].append(own)
         _require_outputs_that_move(module, calls, expected)
-        rounding = tuple(map(partial(module_rounding, original), calls, expected))
-        return cls(calls, tuple(expected), rounding, {name: tuple(own) for name, own in inside.items()})
+
+        def record(call: Call, right: Outputs | None = None) -> Recorded:
+            right = outputs(module, call) if right is None else right
+            return Recorded(call, right, module_rounding(original, call, right))
+
+        sized = calls_of_other_sizes(module, calls)
+        scaled = calls_of_other_scales(module, min((*sized, *calls[::-1]), key=_numbers))
+        return cls(
+            calls,
+            recorded=tuple(map(record, calls, expected)),
+            sized=tuple(map(record, sized)),
+            scaled=tuple(map(record, scaled)),
+            inside={name: tuple(own) for name, own in inside.items()},
+        )
 
     def compare(self, other: nn.Module, folds: int = 1, rtol: float | None = None) -> Equality:
         """Compare a changed module on all calls.
+
+        It must be equal on `calls`. Those of other sizes and scales must show no difference; rounding
+        may be too large to show anything. What moved inputs do not show of rounding, such as that of a sum with a large
+        bias, is at most `ALGEBRA`; a size or number that a fold keeps changes much more.
 
         Args:
             other: The module.
@@ -268,14 +384,23 @@ class Whole:
             rtol: The largest error that needs no explanation; by ``folds`` if None.
         """
         rtol = exact_rtols(folds)["fold"] if rtol is None else rtol
-        found = [Equality("passed", 0.0)]
-        for call, expected, rounding in zip(self.calls, self.expected, self.rounding, strict=True):
-            try:
-                found.append(compare(outputs(other, call), expected, rtol, rounding))
-            except Exception:  # the user's code may raise anything, for example if it reads what was removed
-                return Equality("failed", float("inf"))
+        found = [each.against(other, rtol) for each in self.recorded]
         worst = max(found, key=lambda each: (each.verdict == "failed", each.verdict == "not verified"))
-        return Equality(worst.verdict, max(each.error for each in found))
+        error = max(each.error for each in found)
+        equal = [each.shapes for each in self.recorded]
+        kinds = "of the size {}", "with smaller or larger numbers"
+        if not worst.passed:
+            resized = found[0].passed and equal[0] != equal[-1]
+            return Equality(worst.verdict, error, kinds[0].format(equal[-1]) if resized else "")
+        for kind, calls in zip(kinds, (self.sized, self.scaled), strict=True):
+            for each in calls:
+                more = each.against(other, max(rtol, ALGEBRA))
+                if more.verdict == "failed":
+                    return Equality("failed", more.error, kind.format(each.shapes))
+                if more.passed:
+                    error = max(error, more.error)
+                    equal.append(each.shapes)
+        return Equality("passed", error, inputs=tuple(equal))
 
 
 def _require_outputs_that_move(module: nn.Module, calls: Sequence[Call], expected: Sequence[Outputs]) -> None:
@@ -310,6 +435,10 @@ def _inputs_differ(first: Call, second: Call) -> bool:
         a.is_floating_point() and (a.shape != b.shape or not torch.equal(a, b))
         for a, b in zip(_tensors(first), _tensors(second), strict=True)
     )
+
+
+def _numbers(call: Call) -> int:
+    return sum(tensor.numel() for tensor in _tensors(call))
 
 
 def _tensors(call: Call) -> list[Tensor]:

@@ -80,7 +80,7 @@ bench-fold: .venv/installed
 	$(BIN)/python benchmarks/fold_large.py -o benchmarks/results/fold_large.json
 
 bench-power: .venv/installed
-	$(BIN)/python benchmarks/bench_power.py -o benchmarks/results/bench_power.json
+	$(BIN)/python benchmarks/bench_power.py $(if $(QUICK),--quick) --page docs/measuring.md -o benchmarks/results/bench_power.json
 
 bench-profile: .venv/installed
 	$(BIN)/python benchmarks/profile_totals.py -o $(CURDIR)/benchmarks/results/profile_totals.json

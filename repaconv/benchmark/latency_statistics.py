@@ -1,7 +1,8 @@
 """Compute percentiles and speedups with confidence intervals from latency samples.
 
 Two session loads of the same model differ by a few percent, which more rounds do not average out. The variance is
-therefore computed over session loads (Student 1908). With a single load it is computed over blocks of rounds.
+therefore computed over session loads (Student 1908). On a busy machine a few interrupted rounds decide the result,
+which no variance of a few loads shows; the means of subsets bound it whatever the distribution is (Hartigan 1969).
 """
 
 from __future__ import annotations
@@ -17,11 +18,18 @@ RESAMPLES = 4000
 CONFIDENCE = 0.95
 MATTERS = 0.005
 """A relative difference that is too small to matter."""
+EXCLUDED = 0.03
+"""How often an interval may exclude the right ratio, by construction: less than 1 - `CONFIDENCE`, so that also what the
+construction neglects stays within it (`benchmarks/bench_power.py`)."""
 STUDENT = (
-    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
-    2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
+    21.205, 5.643, 3.896, 3.298, 3.003, 2.829, 2.715, 2.634, 2.574, 2.527, 2.491, 2.461, 2.436, 2.415, 2.397,
+    2.382, 2.368, 2.356, 2.346, 2.336, 2.328, 2.320, 2.313, 2.307, 2.301, 2.296, 2.291, 2.286, 2.282, 2.278,
 )  # fmt: skip
-"""Student's t for `CONFIDENCE`, by degrees of freedom from 1; the last value also for more."""
+"""Student's t for `EXCLUDED`, by degrees of freedom from 1; the last value also for more."""
+BLOCKS = 8
+"""Fewest blocks of rounds from which an interval is computed; so few have 255 subsets."""
+SMALL = 12
+"""All subsets of so many blocks are taken; `RESAMPLES` random ones of more."""
 
 
 def latency(
@@ -61,7 +69,6 @@ def ratio(
 
     It is the median over the rounds of a session load, and the geometric mean over loads. The two samples of a
     round are adjacent in time, so that a slow phase of the machine affects both and hardly changes their ratio.
-    Slow phases last longer than a round, so a single load is resampled in blocks, not in rounds.
     """
     ratios = other_ms / subject_ms
     low, middle, high = _interval(_estimate(ratios, openings, np.random.default_rng(seed)))
@@ -88,31 +95,52 @@ class _Estimate(NamedTuple):
 
 
 def _estimate(ratios: NDArray[np.float64], openings: int, random: np.random.Generator) -> _Estimate:
-    """Estimate the logarithm of a ratio from the rounds of these session loads."""
-    if openings > 1:
-        logs = np.array([np.median(part) for part in by_session_load(np.log(ratios), openings)])
-        return _Estimate(float(logs.mean()), float(logs.var(ddof=1)) / openings, openings - 1)
-    drawn = np.median(np.log(ratios)[_bootstrap_indices(len(ratios), random)], axis=1)
-    return _Estimate(float(np.median(np.log(ratios))), float(drawn.var()), len(STUDENT))
+    """Estimate the logarithm of a ratio from the rounds of these session loads.
+
+    The variance is that over the loads, or over blocks of rounds if there is only one load. It is increased where the
+    interval by subsets is wider.
+    """
+    parts = by_session_load(np.log(ratios), openings)
+    loads = np.array([np.median(part) for part in parts])
+    each = -(-BLOCKS // openings)
+    blocks = np.array([np.median(block) for part in parts for block in np.array_split(part, min(each, len(part)))])
+    units = loads if openings > 1 else blocks
+    if len(units) < 2:
+        return _Estimate(float(loads.mean()), 0.0, 1)
+    freedom = len(units) - 1
+    variance = max(float(units.var(ddof=1)) / len(units), (_half_by_subsets(blocks, random) / _student(freedom)) ** 2)
+    return _Estimate(float(loads.mean()), variance, freedom)
+
+
+def _half_by_subsets(values: NDArray[np.float64], random: np.random.Generator) -> float:
+    """Return half the width of the interval of a mean that the means of subsets give; 0 if there are too few values.
+
+    The means of all subsets of n values divide the line into 2^n intervals that contain the center with the same
+    probability, for any symmetric distributions (Hartigan 1969, "Using subsample values as typical values"). A model
+    and its copy have such: the order of the two in a round is random, so each interruption hits either.
+    """
+    count = len(values)
+    if count <= SMALL:
+        chosen = (np.arange(1, 2**count)[:, None] >> np.arange(count)) & 1
+    else:
+        chosen = random.integers(0, 2, (RESAMPLES, count))
+        chosen = chosen[chosen.any(axis=1)]
+    means = np.sort(chosen @ values / chosen.sum(axis=1))
+    outside = int(EXCLUDED / 2 * (len(means) + 1))
+    if not outside:
+        return 0.0
+    return float(max(values.mean() - means[outside - 1], means[-outside] - values.mean()))
+
+
+def _student(freedom: float) -> float:
+    return STUDENT[min(max(int(freedom), 1), len(STUDENT)) - 1]
 
 
 def _interval(known: _Estimate) -> tuple[float, float, float]:
     """Return the lower bound, the ratio and the upper bound."""
-    half = STUDENT[min(max(int(known.freedom), 1), len(STUDENT)) - 1] * known.variance**0.5
+    half = _student(known.freedom) * known.variance**0.5
     low, middle, high = np.exp([known.log - half, known.log, known.log + half])
     return float(low), float(middle), float(high)
-
-
-def _bootstrap_indices(rounds: int, random: np.random.Generator) -> NDArray[np.int64]:
-    """Return indices [RESAMPLES, rounds] of a circular block bootstrap with blocks of n^(1/3) rounds.
-
-    Source: Politis and Romano 1992.
-    """
-    length = max(1, round(rounds ** (1 / 3)))
-    starts = random.integers(0, rounds, (RESAMPLES, -(-rounds // length), 1))
-    blocks = (starts + np.arange(length)) % rounds
-    found: NDArray[np.int64] = blocks.reshape(RESAMPLES, -1)[:, :rounds]
-    return found
 
 
 class Timed(NamedTuple):
@@ -132,7 +160,7 @@ def regression(now: Timed, then: Timed, allowed: float, seed: int = 0) -> Regres
         now: The measurement.
         then: The baseline's.
         allowed: Allowed relative increase; 0.05 allows 5% longer.
-        seed: Seed of the bootstrap.
+        seed: Seed of the random subsets.
 
     Returns:
         Failed if the whole interval is above the allowed increase, passed if it is below, else inconclusive.

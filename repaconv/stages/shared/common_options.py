@@ -100,7 +100,7 @@ Workspace = Annotated[
     ),
 ]
 Seed = Annotated[
-    int, Option("Seed of the random images, of the measuring order and of the bootstrap.", least=0, panel=MEASURE)
+    int, Option("Seed of the random images, of the measuring order and of the intervals.", least=0, panel=MEASURE)
 ]
 AcceptInconclusive = Annotated[
     bool, Option("Write the baseline even if the measurement is inconclusive.", recorded=False, panel=BASELINE)

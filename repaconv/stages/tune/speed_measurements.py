@@ -72,7 +72,7 @@ class LocalMeasurement:
         check: Checks outputs.
         baseline: The configuration that runs in every round.
         cores: Number of cores.
-        seed: Seed of images, measuring order and bootstrap.
+        seed: Seed of images, measuring order and intervals.
         together: Whether several inferences run at once; times are per image in both cases.
         memory: Bytes that loading and the first inference took, by configuration, from the latest load that measured
         it.

@@ -5,13 +5,20 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 from test_schema import STORED
 
 import repaconv as rc
+from repaconv.benchmark import interleaved_protocol
+from repaconv.benchmark.system_monitor import MachineChanges
 from repaconv.cli.text_and_json_output import print_result
+from repaconv.core.errors import GateFailed, Inconclusive
 from repaconv.core.files import canonical_json
 from repaconv.results import (
     PREVIOUS,
@@ -34,8 +41,13 @@ from repaconv.results import (
     TuneArtefact,
 )
 from repaconv.stages.bench.latency_baselines import check_baseline
+from repaconv.stages.convert.speed_target import SpeedSearch
+from repaconv.stages.fold import size_and_speed_reverts
+from repaconv.stages.fold.size_and_speed_reverts import Kept, revert_slower
 from repaconv.stages.recipe.gate_checks import measurement_sentence
 from repaconv.stages.report.tradeoff_plots import PALE, pareto_svg, trade_svg
+from repaconv.verification.evaluated_graph import Evaluated
+from repaconv.verification.onnx_model_loading import folded
 
 CLAIM = re.compile(r"\b(faster|slower|fastest|differ(?:ent)?|times as (?:fast|long|many)|speedup \d\S*|1\.4[0-9]+)\b")
 """Words, and figures to more than a digit, that only a measurement may use that shows something."""
@@ -66,7 +78,7 @@ def bench(quality: str = "inconclusive") -> BenchArtefact:
 
 def says(text: str) -> None:
     """It names the ratio as not conclusive, and claims nothing."""
-    text = re.sub("<style>.*</style>", "", text, flags=re.S)
+    text = re.sub("<style>.*?</style>", "", text, flags=re.S)
     assert NOT in " ".join(text.split())
     assert not CLAIM.search(text), CLAIM.search(text)
 
@@ -217,3 +229,111 @@ def test_a_sweep_whose_measurements_say_nothing_does_not_say_passed(capsys):
     last = [line for line in capsys.readouterr().out.splitlines() if "measured" in line]
     assert last[-2] == "inconclusive: 2 of 2 measured, 1 of them inconclusive, 0 from before"
     assert last[-1] == "passed: 1 of 1 measured, 0 of them inconclusive, 0 from before"
+
+
+# --- Each command itself, next to a disturbed measurement that is forged in the one function that measures.
+
+
+@pytest.fixture
+def disturbed(monkeypatch):
+    """Every measurement is next to other load; the entrants at the places that ``disturbed`` is told take 1.4 times
+    as long as the others."""
+    load = MachineChanges(
+        seconds=1.0, others=0.9, others_here=0.9, stolen=0.0, speed=1.0, throttled=0, before={}, after={}
+    )
+    monkeypatch.setattr(interleaved_protocol, "changes_between", lambda *_: load)
+    monkeypatch.setattr(interleaved_protocol, "SESSION_LOAD_BUDGET_S", 0.01)
+    real = interleaved_protocol._round
+
+    def slow(*places: int) -> None:
+        def one_round(names, opened, random):
+            real(names, opened, random)
+            return [14.123 if place in places else 10.0 for place in range(len(names))]
+
+        monkeypatch.setattr(interleaved_protocol, "_round", one_round)
+
+    slow(*range(1, 99))
+    return slow
+
+
+CLAIMED = re.compile(r'"(?:faster|slower)"')
+
+
+def test_doors_of_a_model(disturbed, tiny, repaconv, tmp_path):
+    """bench, throughput, compare, report and gate, what they print and write; each exits with 5, inconclusive."""
+    rc.fold(tiny, measure=False)
+    rc.export()
+    graph = next(Path("repaconv-out/tiny").glob("*.onnx"))
+    shutil.copy(graph, "copy.onnx")
+    for command in (
+        ("bench",),
+        ("bench", "--objective", "throughput", "--streams", 1, "--threads", 1, "-o", "throughput.json"),
+        ("compare", graph, "copy.onnx", "--speed", "-o", "compare.json"),
+    ):
+        code, out, _ = repaconv(*command)
+        says(out)
+        assert code == 5, command
+    for path in ("repaconv-out/tiny/bench/x86-64.json", "throughput.json", "compare.json"):
+        kept = Path(path).read_text()
+        assert "not conclusive" in kept
+        assert not CLAIMED.search(kept), path
+    for format in ("html", "markdown"):
+        says(Path(rc.report(format=format).output_files[0]).read_text())
+    Path("r.toml").write_text('checkpoint = "tiny.pth"\nout = "repaconv-out/tiny"\n[export]\n[bench]\n')
+    code, out, _ = repaconv("gate", "r.toml")
+    says(out)
+    assert code == 5
+
+
+def test_the_door_of_a_sweep(disturbed, tiny, repaconv):
+    Path("m.toml").write_text('[[models]]\ncheckpoint = "tiny.pth"\n')
+    code, out, _ = repaconv("sweep", "m.toml")
+    assert code == 5
+    assert not CLAIM.search(out)
+
+
+def test_doors_of_a_search(disturbed, tiny, repaconv):
+    """tune, whose baseline is the first that is measured."""
+    disturbed(0)
+    code, out, _ = repaconv("tune", tiny, "--rounds", 20, "--runtimes", "onnxruntime", "--rewrites", "rms-norm")
+    assert code == 0, out
+    assert not CLAIM.search(out.replace("fastest", "")), out
+    kept = next(Path().rglob("tuned/*.json")).read_text()
+    assert not CLAIMED.search(kept)
+
+
+def test_the_door_of_a_conversion(disturbed, tmp_path):
+    """convert --speedup: whether it is reached is not known, so it is neither claimed nor a failed gate."""
+
+    def search(ratios):
+        measured = SimpleNamespace(device=SimpleNamespace(name="x86-64"), speeds=lambda _: ratios)
+        found = SpeedSearch(measured, 20.0)
+        found.speeds({(1,): None})
+        return found.unreachable("no merging schedule reaches")
+
+    known = search({"1": ratio("faster")})
+    assert isinstance(known, GateFailed)
+    doubted = search({"1": ratio()})
+    assert isinstance(doubted, Inconclusive)
+    assert doubted.exit_code == 5
+    says(doubted.message)
+
+
+def test_the_door_of_a_fold(disturbed, monkeypatch):
+    """The speed check reverts nothing on an inconclusive measurement, though the fold seems to take longer."""
+    weights = np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32)
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["1"]), helper.make_node("MatMul", ["1", "w"], ["y"])]
+    ports = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 64]) for name in "xy"]
+    graph = helper.make_graph(nodes, "net", ports[:1], ports[1:], [numpy_helper.from_array(weights, "w")])
+    model = helper.make_model(graph, ir_version=10, opset_imports=[helper.make_opsetid("", 20)])
+    given = Evaluated(model)
+    smaller, changes = folded(Path("net.onnx"), model)
+    assert changes
+    monkeypatch.setattr(size_and_speed_reverts, "LEAST_MS", 0.0)
+    whole = Kept(Evaluated(smaller), changes)
+    assert revert_slower(whole, given, partial(folded, Path("net.onnx"), model)) is whole
+    quiet = MachineChanges(
+        seconds=1.0, others=0.0, others_here=0.0, stolen=0.0, speed=1.0, throttled=0, before={}, after={}
+    )
+    monkeypatch.setattr(interleaved_protocol, "changes_between", lambda *_: quiet)
+    assert revert_slower(whole, given, partial(folded, Path("net.onnx"), model)).reverts.names

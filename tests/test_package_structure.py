@@ -68,3 +68,25 @@ def test_a_command_makes_the_parameters_of_no_other(repaconv, monkeypatch):
 def test_importing_the_package_imports_nothing_heavy():
     code = "import repaconv, sys; print(sorted({'torch', 'onnx', 'typer', 'numpy'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
+
+
+def test_one_function_measures():
+    """Session loads, ratios and verdicts are made in `benchmark.interleaved_protocol.measure` for all commands."""
+    inside = {"ratio", "quality", "by_session_load", "state", "changes_between", "real_time_priority", "Burst"}
+    measuring = set()
+    for module, path in structure.modules().items():
+        if structure.package_of(module) == "benchmark":
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("repaconv.benchmark."):
+                names = {alias.name for alias in node.names}
+                assert not names & inside, (module, names & inside)
+                if "measure" in names:
+                    measuring.add(module.removeprefix("repaconv.stages."))
+    assert measuring == {
+        "bench.latency_measurement",
+        "bench.throughput",
+        "tune.speed_measurements",
+        "convert.speed_target",
+        "fold.size_and_speed_reverts",
+    }

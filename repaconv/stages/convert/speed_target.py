@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from repaconv.core import plugins
-from repaconv.core.errors import EnvironmentProblem, GateFailed, UsageProblem
+from repaconv.core.errors import EnvironmentProblem, GateFailed, Inconclusive, UsageProblem
 from repaconv.core.file_replacement import write_payload
 from repaconv.core.files import payload_of
 from repaconv.core.progress import Progress
@@ -193,8 +193,16 @@ class SpeedSearch:
         write_payload(folder / UNCONVERTED, self.measurement.graph.read_bytes())
         return {"speed_target": speed_target, "other_files": (payload_of(folder / UNCONVERTED, folder),)}
 
-    def unreachable(self, what: str) -> GateFailed:
+    def unreachable(self, what: str) -> GateFailed | Inconclusive:
         """The error when no conversion reaches the speedup, or none is close enough to it."""
+        best = max(self.measured.values(), key=lambda ratio: ratio.median)
+        if not all(ratio.conclusive for ratio in self.measured.values()):
+            return Inconclusive(
+                f"whether a speedup of {self.wanted:g}x is reached on {self.measurement.device.name} is not known: the "
+                f"measurement was disturbed. The best of {len(self.measured)} measured configurations: {best.cell}.",
+                hint="Convert again on a quieter machine, or choose the conversion: --schedule, --keep or --blocks.",
+                code="convert.inconclusive",
+            )
         speeds = sorted(ratio.median for ratio in self.measured.values())
         nearest = min(speeds, key=lambda speed: abs(speed / self.wanted - 1))
         return GateFailed(

@@ -185,13 +185,15 @@ def _is_read_by_matmuls_only(node: ir.Node) -> bool:
 # Speed: revert rewrites that make the graph slower than the original on this machine, measured in interleaved rounds
 #
 # A rewrite is reverted only if the loss is clear and a second measurement, with the target's rewrite preset, confirms
-# it. So a noisy machine keeps what is faster.
+# it. So a noisy machine keeps what is faster. An inconclusive measurement reverts nothing.
 
 LOSS = 0.98
 """A fold is reverted if the whole confidence interval of its speedup over the original is below this."""
-LEAST_MS = 2.0
-"""Shortest inference that is measured, in ms; a shorter one cannot be measured reliably within seconds."""
-SECONDS, ROUNDS = 2.0, (6, 30)
+LEAST_MS, LARGEST_MS = 2.0, 1500.0
+"""Shortest and longest inference that is measured, in ms: a shorter one cannot be measured reliably within seconds, and
+20 rounds of a longer one and its fold take more than a minute."""
+SECONDS, ROUNDS = 2.0, (20, 30)
+"""Fewer rounds than 20 are inconclusive (`repaconv.benchmark.measurement_quality.FEWEST`)."""
 TARGET = "x86-64"
 """The target whose rewrite preset is measured; it stands for this machine."""
 
@@ -258,14 +260,14 @@ def _is_slower(found: Ratio | None) -> bool:
 
 
 class _Inference(NamedTuple):
-    """Inputs of one inference, and how many rounds of it fit into a few seconds."""
+    """Inputs of one inference, and how many rounds of it are measured."""
 
     feeds: Feeds
     rounds: int
 
 
 def _usual_inference(given: Evaluated) -> _Inference | None:
-    """Inputs of a usual inference of the graph; None if it does not run or is too short to be measured."""
+    """Inputs of a usual inference of the graph; None if it does not run or is too short or too long to be measured."""
     from repaconv.verification.probe_inputs import Unrunnable
 
     try:
@@ -278,16 +280,15 @@ def _usual_inference(given: Evaluated) -> _Inference | None:
         return None  # the verification reports why
     seconds = perf_counter() - begin
     rounds = min(max(int(SECONDS / 2 / seconds), ROUNDS[0]), ROUNDS[1])
-    return _Inference(feeds, rounds) if seconds * 1e3 >= LEAST_MS else None
+    return _Inference(feeds, rounds) if LEAST_MS <= seconds * 1e3 <= LARGEST_MS else None
 
 
 def _measured_speedup(given: Evaluated, folded: Evaluated, call: _Inference) -> Ratio | None:
     """Speedup of the folded graph over the original, from interleaved rounds.
 
-    None if a graph does not run, or the fastest inferences do not confirm a loss.
+    None if a graph does not run, the measurement is inconclusive, or the fastest inferences do not confirm a loss.
     """
     from repaconv.benchmark.interleaved_protocol import Entrant, Protocol, measure
-    from repaconv.benchmark.latency_statistics import ratio
     from repaconv.verification.model_runners import load_onnx
 
     def loaded(graph: Evaluated) -> Callable[[], Any]:
@@ -298,10 +299,9 @@ def _measured_speedup(given: Evaluated, folded: Evaluated, call: _Inference) -> 
         found = measure(entrants, Protocol(call.rounds, warmup_rounds=1))
     except Exception:  # runtimes raise errors of many classes; the verification reports why
         return None
-    samples = found.samples_ms
-    speed = ratio("folded", samples["folded"], "given", samples["given"], 0, found.session_loads)
-    fastest = float(samples["given"].min() / samples["folded"].min())
-    return speed if fastest < LOSS or not _is_slower(speed) else None
+    speed = found.ratio("folded", "given")
+    fastest = float(found.samples_ms["given"].min() / found.samples_ms["folded"].min())
+    return speed if speed.conclusive and (fastest < LOSS or not _is_slower(speed)) else None
 
 
 def _with_target_preset(model: onnx.ModelProto) -> onnx.ModelProto:

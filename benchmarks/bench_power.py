@@ -155,7 +155,7 @@ def counts(row: dict[str, Any]) -> dict[str, Any]:
 
 def table(rows: list[dict[str, Any]]) -> str:
     """The result as a page has it."""
-    lines = [f"{machine_key(rows[0]['machine'])}, {rows[0]['date']}; each run takes about a second:", ""]
+    lines = [f"{machine_key(rows[0]['machine'])}, {rows[0]['date']}:", ""]
     lines += ["| experiment | interval excludes 1 | called different | inconclusive | half width | other load |"]
     lines += ["|---|---|---|---|---|---|"]
     for row in rows:

@@ -119,7 +119,7 @@ def test_the_commands_of_the_yolo_page_run_on_a_small_detector(repaconv):
     ways = {"output": "output", "opset": 20, "batch": None, "free_size": False}
     Path("yolov8n.onnx").write_bytes(to_onnx(net, (3, 32, 32), **ways).SerializeToString())
     np.savez("images.npz", input=np.random.default_rng(0).random((64, 3, 32, 32), np.float32))
-    lines = blocks(DOCS / "how-to" / "yolo.md", "console")[0].splitlines()
+    lines = blocks(DOCS / "how-to" / "yolo.md", "console")[1].splitlines()
     commands = [line.removeprefix("$ repaconv ").split() for line in lines if line.startswith("$ repaconv ")]
     assert [command[0] for command in commands] == ["inspect", "fold", "export", "verify", "bench"]
     for command in commands:

@@ -65,6 +65,12 @@ def test_hostile_pickles_run_nothing_and_end_in_a_sentence(tmp_path):
     assert not faults(cases[::12], tmp_path)
 
 
+def test_modules_that_were_saved_whole_run_nothing_and_end_in_a_sentence(tmp_path):
+    cases = [case for case in checkpoints.hostile() if case.name.startswith("zip: a module")]
+    assert len(cases) > 50
+    assert not faults(cases[::3], tmp_path)
+
+
 def test_strange_containers_end_in_a_sentence_or_in_the_same_weights(tmp_path):
     assert not faults(list(checkpoints.strange())[::20], tmp_path)
 

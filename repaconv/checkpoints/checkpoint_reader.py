@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,14 @@ from torch import Tensor
 
 from repaconv.checkpoints.containers import open_container
 from repaconv.checkpoints.memory_mapping import Contents
+from repaconv.checkpoints.pickled_modules import (
+    MOST,
+    PickledModule,
+    attributes_of,
+    is_module,
+    submodules_of,
+    weights_of,
+)
 from repaconv.checkpoints.restricted_unpickler import Placeholder
 from repaconv.core import change_guard
 from repaconv.core.errors import Refused
@@ -48,6 +56,8 @@ class Checkpoint:
         names: Name in the file by name without prefixes.
         record: Other contents of the file (epoch, args, meta) as plain values, also those stored among the weights and
             in safetensors' metadata. If a key occurs more than once, the occurrence nearest to the weights is used.
+        modules: The modules by their names in the file, if these are the weights of a pickled ``nn.Module``; the module
+            itself has the empty name.
         stamp: State of the file before it was read; see `require_unchanged`.
     """
 
@@ -58,6 +68,7 @@ class Checkpoint:
     tensors: Mapping[str, Tensor]
     names: Mapping[str, str]
     record: Mapping[str, Any]
+    modules: Mapping[str, PickledModule] = field(default_factory=dict)
     stamp: change_guard.Stamp | None = None
 
     def require_unchanged(self, stamp: change_guard.Stamp | None = None) -> None:
@@ -87,8 +98,11 @@ def read_checkpoint(
     path = Path(path)
     stamp = change_guard.stamp_of(path)
     contents = open_container(path)
-    sets = dict(_weight_sets(contents.value, ".", DEEPEST, set()))
-    place, reason = _choose(path, sets, weights, contents)
+    every = list(_weight_sets(contents.value, ".", DEEPEST, set(), iter(range(MOST))))
+    sets = {place: found for place, found, _ in every}
+    modules = {place: module for place, _, module in every if module}
+    place, reason = _choose(path, sets, modules, weights, contents)
+    pickled = modules.get(place)
     tensors = _only_tensors(path, place, sets[place])
     if not again:
         contents.checksums.require(tensors)
@@ -102,7 +116,7 @@ def read_checkpoint(
             container=contents.container,
             checksums=contents.checksums.told,
             weights=place,
-            weights_reason=reason,
+            weights_reason=f"{reason}; a pickled {pickled.qualified_name}" if pickled else reason,
             stripped=stripped,
         ),
         sets=tuple(_describe(name, found) for name, found in sets.items()),
@@ -110,6 +124,7 @@ def read_checkpoint(
         tensors={short: tensors[full] for short, full in names.items()},
         names=names,
         record=_record(contents.value, place, sets),
+        modules=submodules_of(pickled) if pickled else {},
         stamp=stamp,
     )
 
@@ -119,33 +134,43 @@ def _describe(place: str, found: Mapping[str, Any]) -> WeightSet:
     return WeightSet(path=place, tensors=len(tensors), parameters=sum(tensor.numel() for tensor in tensors))
 
 
-def _weight_sets(value: Any, place: str, depth: int, seen: set[int]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield mappings of names mostly to tensors, with their dotted keys, except optimizer states.
+def _weight_sets(
+    value: Any, place: str, depth: int, seen: set[int], room: Iterator[int]
+) -> Iterator[tuple[str, Mapping[str, Any], Placeholder | None]]:
+    """Yield state dicts and pickled modules, with their dotted keys, except optimizer states.
 
-    Each container is visited once: a pickle may refer to it a million times in a few bytes.
+    A state dict is a mapping of names mostly to tensors. Each container is visited once: a pickle may refer to it a
+    million times in a few bytes.
     """
+    if isinstance(value, Placeholder) and is_module(value) and depth and id(value) not in seen:
+        seen.add(id(value))
+        if found := weights_of(value, room):
+            yield place, found, value
     if not isinstance(value, Mapping) or depth == 0 or id(value) in seen:
         return
     entries = {key: entry for key, entry in value.items() if key != "__metadata__"}
     tensors = sum(isinstance(entry, Tensor) for entry in entries.values())
     if tensors and 2 * tensors >= len(entries) and all(isinstance(key, str) for key in entries):
-        yield place, entries
+        yield place, entries, None
         return
     seen.add(id(value))
     for key, entry in entries.items():
         if isinstance(key, str) and not any(word in key for word in ("optim", "sched", "scaler", "message_hub")):
-            yield from _weight_sets(entry, key if place == "." else f"{place}.{key}", depth - 1, seen)
+            yield from _weight_sets(entry, key if place == "." else f"{place}.{key}", depth - 1, seen, room)
 
 
 def _export_hint(path: Path, placeholders: Collection[str]) -> str:
-    """Return a hint on how else to get the network; ultralytics pickles whole modules, and can export them itself."""
+    """Return a hint on how else to get the network; ultralytics can export its own."""
     if any(name.startswith("ultralytics.") for name in placeholders):
         onnx = path.with_suffix(".onnx")
         return f"Export it with ultralytics: yolo export model={path} format=onnx; then repaconv fold {onnx}"
     return "Save the trained module's state_dict() with torch.save or safetensors."
 
 
-def _choose(path: Path, sets: Mapping[str, Any], wanted: str | None, contents: Contents) -> tuple[str, str]:
+def _choose(
+    path: Path, sets: Mapping[str, Any], modules: Collection[str], wanted: str | None, contents: Contents
+) -> tuple[str, str]:
+    """Return the selected set of weights and why; a state dict is preferred to a pickled module."""
     known = ", ".join(sets)
     if wanted is not None:
         if wanted not in sets:
@@ -163,8 +188,11 @@ def _choose(path: Path, sets: Mapping[str, Any], wanted: str | None, contents: C
             hint=_export_hint(path, contents.placeholders),
             code="checkpoint.no-weights",
         )
-    for usual in USUAL:
-        under = [place for place in sets if place == usual or place.startswith(f"{usual}.")]
+    if "ema" in sets and _by_ultralytics(contents):
+        return "ema", "Ultralytics reads the moving average ema before model"
+    plain = [place for place in sets if place not in modules]
+    for usual, among in ((usual, among) for among in (plain, sets) for usual in USUAL):
+        under = [place for place in among if place == usual or place.startswith(f"{usual}.")]
         if len(under) > 1:
             raise _ambiguous(path, f"several sets of weights under the usual name {usual}", under)
         if under:
@@ -182,7 +210,8 @@ def _by_rule(path: Path, place: str, others: list[str], value: Any) -> str:
             raise _ambiguous(path, what, [place, "ema_state_dict"])
         return f"{place} is the moving average already: mmengine swaps on saving, ema_state_dict is the raw set"
     if not others:
-        return "the only weights in the file" if place != "." else "the file is a bare state dict"
+        bare = "the file is one module" if isinstance(value, Placeholder) else "the file is a bare state dict"
+        return "the only weights in the file" if place != "." else bare
     average = next((other for other in others if other.partition(".")[0] in AVERAGES), None)
     beside = f"its moving average is --weights {average}" if average else f"other sets: {', '.join(others)}"
     return f"{place} by rule; {beside}"
@@ -191,6 +220,10 @@ def _by_rule(path: Path, place: str, others: list[str], value: Any) -> str:
 def _by_mmengine(value: Mapping[str, Any]) -> bool:
     meta = value.get("meta")
     return "message_hub" in value or (isinstance(meta, Mapping) and ("mmengine_version" in meta or "cfg" in meta))
+
+
+def _by_ultralytics(contents: Contents) -> bool:
+    return any(name.startswith("ultralytics.") for name in contents.placeholders)
 
 
 def _ambiguous(path: Path, what: str, places: list[str]) -> Refused:
@@ -253,7 +286,7 @@ def _record(value: Any, taken: str, sets: Collection[str], at: str = "") -> dict
     said: dict[str, Any] = {}
     nearer: dict[str, Any] = {}
     among = taken in (".", at.removesuffix("."))
-    for key, entry in _named(value) if isinstance(value, Mapping) else ():
+    for key, entry in _named(attributes_of(value) if isinstance(value, Placeholder) else value):
         place = f"{at}{key}"
         within = [name for name in sets if name == place or name.startswith(f"{place}.")]
         if taken in within:
@@ -265,9 +298,10 @@ def _record(value: Any, taken: str, sets: Collection[str], at: str = "") -> dict
     return {**said, **nearer}
 
 
-def _named(value: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield entries with a text or number as key; a hostile file may have keys of any type and depth."""
-    return ((str(key), entry) for key, entry in value.items() if isinstance(key, (str, int, float)))
+def _named(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield a mapping's entries with a text or number as key; a hostile file may have keys of any type and depth."""
+    entries = value.items() if isinstance(value, Mapping) else ()
+    return ((str(key), entry) for key, entry in entries if isinstance(key, (str, int, float)))
 
 
 def plain_values(value: Any, depth: int = 6, room: Iterator[int] | None = None) -> Any:

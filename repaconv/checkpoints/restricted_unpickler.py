@@ -230,7 +230,10 @@ class Unpickled:
 
 
 class StorageIds:
-    """Resolves the persistent ids ``('storage', type, key, location, elements)`` of torch.save.
+    """Resolves the persistent ids of torch.save.
+
+    They are ``('storage', type, key, location, elements)`` and, in the sequential format, ``('module', class, file,
+    source)`` for the class of a module, whose source text is ignored.
 
     Attributes:
         described: dtype and number of elements of every requested storage, by key.
@@ -243,7 +246,9 @@ class StorageIds:
         self.described: dict[str, tuple[torch.dtype, int]] = {}
 
     def __call__(self, pid: Any) -> object:
-        """Return the storage as a flat tensor."""
+        """Return the storage as a flat tensor, or the placeholder of a module's class."""
+        if isinstance(pid, tuple) and len(pid) == 4 and pid[0] == "module" and isinstance(pid[1], type):
+            return pid[1]
         if not isinstance(pid, tuple) or len(pid) < 5 or pid[0] != "storage":
             raise pickle.UnpicklingError(f"unknown persistent id {pid!r}")
         _, kind, key, _location, elements = pid[:5]

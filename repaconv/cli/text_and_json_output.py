@@ -226,8 +226,9 @@ def _is_for_other_machine(done: Record) -> bool:
 
 def _arch_option(done: Record) -> tuple[str, ...]:
     """Return the --arch option to suggest for a checkpoint that no method recognizes and that does not match exactly
-    one published network."""
-    if getattr(done, "method", "") is not None:
+    one published network, or that does not contain its architecture."""
+    contained = any(fact.name == "architecture" for fact in getattr(done, "facts", ()))
+    if getattr(done, "method", "") is not None or contained:
         return ()
     exact = sum(one.exact for one in getattr(done, "networks", ()))
     return () if exact == 1 else ("--arch NAME" if exact else "--arch ./net.py:build",)

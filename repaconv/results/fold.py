@@ -367,11 +367,12 @@ class NetworkFold(GraphFold):
 
     Attributes:
         kind: Always ``network``.
-        arch: The architecture that was built: e.g. ``timm:mobileone_s1``, ``transformers:ViTModel``, or the path of a
-            Python file and its function, ``/path/net.py:build``.
+        arch: The architecture that was built: e.g. ``timm:mobileone_s1``, ``transformers:ViTModel``,
+            ``ultralytics:yolo11n.yaml``, or the path of a Python file and its function, ``/path/net.py:build``.
         known: The published network that the weights were recognized as; null if the architecture was named by
             ``--arch`` or by a Hugging Face folder.
-        config: The ``config.json`` of a Hugging Face folder; empty otherwise.
+        config: The ``config.json`` of a Hugging Face folder, or what a checkpoint of Ultralytics says of its network:
+            its YAML, task and version; empty otherwise.
         classes: The number of classes that the network tells apart: 0 if it outputs features, null if that is not
             known.
         exporter: What exported the network to ONNX: ``torch's exporter`` or ``torch's old exporter``.

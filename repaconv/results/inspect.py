@@ -45,7 +45,8 @@ class Inspection(Result):
             folded.
         backbone: The registered name of the network family; null if the checkpoint cannot be folded by a method.
         facts: The settings and sizes of the network with their sources, then the accuracies that the checkpoint
-            records.
+            records. Of a pickled module its class, and of a checkpoint of Ultralytics its architecture, task, classes,
+            image size and version.
         problems: Why the checkpoint cannot be folded, and which settings contradict it; empty if there is no problem.
         missing_settings: The settings missing from the checkpoint that a fold needs, each with an example of its value.
         training: The cost of the training form; null if the checkpoint cannot be folded by a method.

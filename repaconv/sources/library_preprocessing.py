@@ -1,4 +1,4 @@
-"""Read the preprocessing of a published network from timm, torchvision or a Hugging Face folder.
+"""Read the preprocessing of a published network from timm, torchvision, Ultralytics or a Hugging Face folder.
 
 What repaconv does not support is reported by name and never guessed.
 """
@@ -59,7 +59,25 @@ def pixels_of(arch: Architecture, module: nn.Module, folder: Path | None) -> Tol
         return of_timm(cfg)
     if arch.library == "torchvision":
         return _from_torchvision(arch.name.partition(":")[2])
+    if arch.library == "ultralytics":
+        return of_ultralytics(arch.config)
     return of_processor(folder, own_size(arch.config)) if folder else Told("", {}, [])
+
+
+def of_ultralytics(config: Mapping[str, Any]) -> Told:
+    """Read the image size in a file of Ultralytics, and add what the package does with the images of its tasks.
+
+    Classifiers resize the shorter edge and crop the center (``classify_transforms``). All other networks get the whole
+    image with a gray border (``LetterBox``). Pixels are divided by 255.
+    """
+    size = as_size(config.get("imgsz"))
+    where = "ultralytics, imgsz of the file's training" if size else "ultralytics' defaults"
+    size = size or (2 * (224,) if config.get("task") == "classify" else 2 * (640,))
+    values: dict[str, Any] = {"mean": (0.0,) * 3, "std": (255.0,) * 3, "interpolation": "bilinear", "image_size": size}
+    if config.get("task") == "classify":
+        return Told(where, {**values, "resize_edge": min(size)}, [] if size[0] == size[1] else [f"imgsz={size}"])
+    letterbox = f"letterbox to {size[0]} x {size[1]} (the whole image with a gray border), RGB, 0 to 1"
+    return Told(where, values, [letterbox])
 
 
 def of_timm(cfg: Mapping[str, Any]) -> Told:

@@ -153,4 +153,4 @@ class NetworkSubject(GraphSubject):
         from repaconv.checkpoints import read_checkpoint
 
         found = read_checkpoint(self.source, self.folded.origin.weights, self.folded.origin.sha256, again=True)
-        return built(Architecture(self.folded.arch, self.folded.config), found.tensors, found.names)
+        return built(Architecture(self.folded.arch, self.folded.config), found)

@@ -1,65 +1,36 @@
-"""Build a network by the name of its architecture (timm, torchvision, transformers, own code) and load its weights."""
+"""Build a network by the name of its architecture (timm, torchvision, ..., own code) and load its weights."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from repaconv.core.errors import EnvironmentProblem, Refused, UsageProblem, describe_exception, did_you_mean
+from repaconv.core.errors import Refused, UsageProblem, describe_exception, did_you_mean
 from repaconv.core.files import parse_json
+from repaconv.sources import ultralytics_networks
+from repaconv.sources.optional_packages import loading, package
+from repaconv.sources.pickled_module_attributes import take_attributes
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+
+    from repaconv.checkpoints import Checkpoint
+    from repaconv.checkpoints.pickled_modules import PickledModule
 
 
 # Builders: a package's registry of architectures, or a function in the user's own file
 
 KNOWN = ("timm", "torchvision")
 """Packages with a registry of architectures."""
-
-
-def package(name: str) -> Any:
-    """Import an optional package.
-
-    Raises:
-        EnvironmentProblem: The package is not installed or does not load.
-    """
-    with loading(name):
-        return importlib.import_module(name)
-
-
-@contextmanager
-def loading(name: str) -> Iterator[None]:
-    """Report import errors of an optional package that occur within the context.
-
-    transformers imports its modules only when a network is looked up.
-
-    Raises:
-        EnvironmentProblem: The package is not installed or does not load.
-    """
-    try:
-        yield
-    except (ImportError, RuntimeError) as error:
-        missing = isinstance(error, ModuleNotFoundError) and error.name == name
-        said = str(_root_cause(error)).splitlines() or [type(error).__name__]
-        why = "is not installed" if missing else f"does not load: {said[0].rstrip('.')}"
-        builds = "torchvision's compiled operators are for one build of torch: install both from one index."
-        raise EnvironmentProblem(
-            f"{name} {why}.", hint=f"pip install 'repaconv[{name}]'" if missing else builds, code=f"{name}.missing"
-        ) from error
-
-
-def _root_cause(error: BaseException) -> BaseException:
-    """The innermost cause of an exception."""
-    return _root_cause(error.__cause__) if error.__cause__ else error
+LIBRARIES = (*KNOWN, "transformers", ultralytics_networks.PACKAGE)
+"""Packages that build networks."""
 
 
 def of_registry(library: Any, kind: str, name: str, config: Mapping[str, Any]) -> Callable[[int | None], nn.Module]:
@@ -152,6 +123,8 @@ def own(path: Path, function: str) -> Callable[[], nn.Module]:
 
 # Networks with their weights
 
+INPUTS = {"transformers": "pixel_values", ultralytics_networks.PACKAGE: "images"}
+"""Names of a network's input by the package that builds it."""
 ROUNDED = ("eps", "negative_slope", "alpha", "variance_epsilon")
 """Attributes of torch modules that become float32 attributes of ONNX operators."""
 LARGEST_TOLD = 5
@@ -164,8 +137,8 @@ class Architecture(NamedTuple):
     """An architecture by name, from which the network can be built again.
 
     Attributes:
-        name: ``timm:mobileone_s1``, ``transformers:ViTModel`` or ``net.py:build``.
-        config: The config.json of a Hugging Face folder, or empty.
+        name: ``timm:mobileone_s1``, ``transformers:ViTModel``, ``ultralytics:yolo11n.yaml`` or ``net.py:build``.
+        config: The config.json of a Hugging Face folder, what a file of Ultralytics says of its network, or empty.
     """
 
     name: str
@@ -175,7 +148,7 @@ class Architecture(NamedTuple):
     def library(self) -> str:
         """The package of the architecture; empty for the user's own code."""
         kind = self.name.partition(":")[0]
-        return kind if kind in (*KNOWN, "transformers") else ""
+        return kind if kind in LIBRARIES else ""
 
 
 class Built(NamedTuple):
@@ -187,6 +160,7 @@ class Built(NamedTuple):
         input_name: Name of its input.
         channels: Channels of its images.
         versions: Version of the package that built it, by name.
+        taken: What was set as it is in a pickled module, e.g. ``stem.bn.eps=0.001``.
     """
 
     module: nn.Module
@@ -194,6 +168,7 @@ class Built(NamedTuple):
     input_name: str
     channels: int
     versions: Mapping[str, str]
+    taken: tuple[str, ...] = ()
 
 
 def of_folder(folder: Path) -> tuple[Architecture, Path]:
@@ -230,13 +205,37 @@ def of_folder(folder: Path) -> tuple[Architecture, Path]:
     )
 
 
-def built(arch: Architecture, tensors: Mapping[str, Tensor], full: Mapping[str, str]) -> Built:
+def completed(arch: Architecture, found: Checkpoint) -> Architecture:
+    """Add what the checkpoint says of its network, for a package that builds it from that.
+
+    Raises:
+        EnvironmentProblem: The package is not installed or does not load.
+        UsageProblem: The architecture does not exist, or is not the one in the file.
+    """
+    kind, _, name = arch.name.partition(":")
+    if kind != ultralytics_networks.PACKAGE:
+        return arch
+    config = ultralytics_networks.config_of(found)
+    if config is None:
+        named = {found.names[short]: tensor for short, tensor in found.tensors.items()}
+        return Architecture(arch.name, ultralytics_networks.config_by_name(name, named))
+    own = ultralytics_networks.name_of(config["yaml"])
+    if own.removesuffix(".yaml") != arch.name.removesuffix(".yaml"):
+        raise UsageProblem(
+            f"--arch {arch.name} is not what {found.path} was built from, which is {own}.",
+            hint="Leave out --arch: the file contains the configuration of its network.",
+            code="arch.contradicts",
+        )
+    return Architecture(own, config)
+
+
+def built(arch: Architecture, found: Checkpoint) -> Built:
     """Build a network and load its weights strictly.
 
     Args:
         arch: The architecture.
-        tensors: The weights by name, prefixes stripped.
-        full: Maps these names to the names in the file, which are tried if the stripped names do not fit.
+        found: The checkpoint. If it is a pickled module, the network gets its numbers, too. Names as they are in the
+            file are tried where those without prefixes do not fit.
 
     Raises:
         EnvironmentProblem: The package is not installed or does not load.
@@ -245,17 +244,29 @@ def built(arch: Architecture, tensors: Mapping[str, Tensor], full: Mapping[str, 
     """
     from repaconv.sources.library_preprocessing import own_channels
 
-    weights = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
-    module = _build_and_load(arch, weights, full).eval().requires_grad_(False)
+    weights = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in found.tensors.items()}
+    module = _build_and_load(arch, weights, found.names).eval().requires_grad_(False)
+    taken = take_attributes(module, _modules_by_name(module, found), arch.name)
+    if arch.library == ultralytics_networks.PACKAGE:
+        module = ultralytics_networks.prepare(module)
     for part in module.modules():  # attributes of ONNX operators and arguments of float32 kernels are float32
         for name in ROUNDED:
             if isinstance(value := getattr(part, name, None), float):
                 setattr(part, name, float(np.float32(value)))
     channels = own_channels(arch.config) or _image_channels(module)
     versions = {arch.library: version(arch.library)} if arch.library else {}
-    name = "pixel_values" if arch.library == "transformers" else "input"
     classes = 0 if getattr(module, "num_classes", None) == 0 else None
-    return Built(module, classes, name, channels, versions)
+    return Built(module, classes, INPUTS.get(arch.library, "input"), channels, versions, taken)
+
+
+def _modules_by_name(module: nn.Module, found: Checkpoint) -> dict[str, PickledModule]:
+    """The pickled modules by their names in the network, which may lack a wrapper's prefix; empty for plain weights."""
+    short, full = next(iter(found.names.items()))
+    prefix = full.removesuffix(short)
+    names = {name for name, _ in module.named_modules()}
+    if not prefix or names & found.modules.keys() != {""}:
+        return dict(found.modules)
+    return {f"{name}.".removeprefix(prefix).removesuffix("."): part for name, part in found.modules.items()}
 
 
 def _image_channels(module: nn.Module) -> int:
@@ -270,8 +281,11 @@ def _build_and_load(arch: Architecture, weights: Mapping[str, Tensor], full: Map
     """Build the network and load these weights, of which none may be missing or left over."""
     if arch.library == "transformers":
         return _from_transformers(arch, {full[name]: tensor for name, tensor in weights.items()})
-    build = _builder(arch)
-    module = build(_checkpoint_classes(_default_network(build), weights) if arch.library else None)
+    if arch.library == ultralytics_networks.PACKAGE:
+        module = ultralytics_networks.build(arch.config, {full[name]: tensor for name, tensor in weights.items()})
+    else:
+        build = _builder(arch)
+        module = build(_checkpoint_classes(_default_network(build), weights) if arch.library else None)
     named = _with_batch_counts(module, {full[name]: tensor for name, tensor in weights.items()})
     weights = _with_batch_counts(module, weights)
     weights = named if set(named) == set(module.state_dict()) else weights

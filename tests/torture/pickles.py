@@ -266,6 +266,74 @@ def tensors() -> Iterator[tuple[str, bytes]]:
     yield "a tensor's class by its own name", call(of_a_class, name("os", "system"), b"N")
 
 
+def registries(modules: bytes = b"}", parameters: bytes = b"", buffers: bytes = b"}", more: bytes = b"") -> bytes:
+    """The state of a module as torch.save writes it; ``parameters`` next to a sound one."""
+    own = b"}(" + text("weight") + SOUND + parameters + b"u"
+    places = text("_parameters") + own + text("_buffers") + buffers + text("_modules") + modules
+    return b"}(" + places + more + b"u"
+
+
+def module(state: bytes, kind: bytes = name("somebody", "Net")) -> bytes:
+    """NEWOBJ and BUILD."""
+    return kind + b")\x81" + state + b"b"
+
+
+def entry(key: str, value: bytes) -> bytes:
+    """A dictionary of one entry."""
+    return b"}" + text(key) + value + b"s"
+
+
+def whole_modules() -> Iterator[tuple[str, bytes]]:
+    """A module that was saved whole, with something hostile in it, or that no torch saves."""
+    run = call(name("os", "system"), text(TOUCH))
+    quiet = call(name("somebody", "run"), text(TOUCH))
+    for told, value in (("a command", run), ("a function of somebody", quiet)):
+        yield f"of {told}", value + registries() + b"b"
+        yield f"{told} as a weight", module(registries(parameters=text("bias") + value))
+        yield f"{told} as a buffer", module(registries(buffers=entry("mean", value)))
+        yield f"{told} as a submodule", module(registries(modules=entry("0", value)))
+        yield f"{told} as all submodules", module(registries(modules=value))
+        yield f"{told} as an attribute", module(registries(more=text("slope") + value))
+        yield f"{told} as a hook", module(registries(more=text("_forward_hooks") + entry("0", value)))
+        yield f"{told} as the list of buffers", module(registries(more=text("_non_persistent_buffers_set") + value))
+        yield f"{told} as its own code", call(name("somebody", "Net"), value) + registries() + b"b"
+    yield "whose class is a command", module(registries(), name("os", "system"))
+    yield "whose class is Popen", module(registries(), name("subprocess", "Popen"))
+    yield "of its source", b"(" + text("module") + name("os", "system") + text("net.py") + text(TOUCH) + b"tQ"
+    yield "in the state of a command", name("os", "system") + b")\x81" + registries() + b"b"
+    yield "with a number as its state", name("somebody", "Net") + b")\x81" + number(7) + b"b"
+    yield "with slots", name("somebody", "Net") + b")\x81" + registries() + b"}" + b"\x86b"
+    yield (
+        "that contains itself",
+        (name("somebody", "Net") + b")\x81q\x01" + registries(modules=b"}" + text("0") + b"h\x01s") + b"b"),
+    )
+    for told, key in (
+        ("a number", number(7)),
+        ("a tensor", SOUND),
+        ("tuples", b"N" + b"\x85" * 1000),
+        ("a command", run),
+    ):
+        yield f"with {told} as a name", module(registries(modules=b"}" + key + module(registries()) + b"s"))
+    places = [b"h" + bytes([place]) for place in range(2, 62)]
+    for told, levels, width in (("two", 50, 2), ("a hundred", 5, 100)):
+        level = module(registries()) + b"q\x02"
+        for inner, outer in pairwise(places[: levels + 1]):
+            twice = b"}(" + b"".join(text(str(key)) + inner for key in range(width)) + b"u"
+            level += b"0" + module(registries(modules=twice)) + b"q" + outer[1:]
+        yield f"of {told} in each other", level
+    deep = module(registries())
+    for _ in range(300):
+        deep = module(registries(modules=entry("0", deep)))
+    yield "300 deep", deep
+    for activation in (f"__import__('os').system('{TOUCH}')", "nn.SiLU()"):
+        for layer in ("Conv", "os.system", "torch_load", "DetectionModel"):
+            row = b"](" + number(-1) + number(1) + text(layer) + b"](" + text(TOUCH) + b"ee"
+            yaml = b"}(" + text("backbone") + b"](" + row + b"e" + text("head") + b"](" + row + b"e"
+            yaml += text("activation") + text(activation) + text("nc") + number(1 << 40) + b"u"
+            kind = name("ultralytics.nn.tasks", "DetectionModel")
+            yield f"of ultralytics, {layer}, {activation[:8]}", module(registries(more=text("yaml") + yaml), kind)
+
+
 def keys() -> Iterator[tuple[str, bytes]]:
     """What stands where a name is expected."""
     yield "a number", number(7)
@@ -298,6 +366,7 @@ FAMILIES = {
     "an alteration": alterations,
     "a bomb": bombs,
     "a tensor": tensors,
+    "a module": whole_modules,
 }
 
 
@@ -306,7 +375,7 @@ def corpus() -> Iterator[tuple[str, bytes]]:
     for family, each in FAMILIES.items():
         for told, value in each():
             yield f"{family}: {told}", beside(value)
-            if family in ("a bomb", "an alteration"):
+            if family in ("a bomb", "an alteration", "a module"):
                 yield f"{family}, alone: {told}", P + value + b"."
     for told, key in keys():
         yield f"a key: {told}", under(key)

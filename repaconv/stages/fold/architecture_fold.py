@@ -19,11 +19,12 @@ from repaconv.graph.onnx_files import opset_of
 from repaconv.method_api.preprocessing import Images, Sized, images_by
 from repaconv.method_api.settings import Knobs
 from repaconv.onnx_export.float64_exporter import network_to_onnx
-from repaconv.results import Change, ClassScores, Exporting, Known, Link, NetworkFold
+from repaconv.results import Change, ClassScores, Exporting, Fact, Known, Link, NetworkFold
 from repaconv.sources.class_score_outputs import LOGITS, asked_classes, class_scores
 from repaconv.sources.graph_fold_record import recorded, taken_by
-from repaconv.sources.named_architectures import Architecture, Built, built, of_folder
+from repaconv.sources.named_architectures import Architecture, Built, built, completed, of_folder
 from repaconv.sources.source_model import TRAINING
+from repaconv.sources.ultralytics_networks import PACKAGE
 from repaconv.stages.fold.options import FoldOptions
 from repaconv.stages.fold.size_and_speed_reverts import Kept, fold_with_reverts
 from repaconv.stages.shared.common_checks import made_by, with_files
@@ -118,8 +119,9 @@ def _run_on_zeros(module: nn.Module, shape: tuple[int, int, int], dtype: torch.d
 def outputs_of(built: Built, found: Any) -> tuple[str, ...]:
     """Name the outputs of a network.
 
-    A dict of outputs keeps its own names. A single output is called ``logits`` for a classifier, ``output`` where that
-    is unknown and its shape is [images, numbers], else ``features``. Several are called ``output_0``, ``output_1``, ...
+    A dict of outputs keeps its own names, and a network of Ultralytics has those of ``yolo export``. A single output is
+    called ``logits`` for a classifier, ``output`` where that is unknown and its shape is [images, numbers], else
+    ``features``. Several are called ``output_0``, ``output_1``, ...
 
     Args:
         built: The network.
@@ -143,6 +145,8 @@ def outputs_of(built: Built, found: Any) -> tuple[str, ...]:
             hint=f"Let it return tensors, or a tuple or dict of them. {ELSE}",
             code="network.outputs",
         )
+    if PACKAGE in built.versions:
+        return tuple(f"output{number}" for number in range(len(leaves)))
     if len(leaves) == 1:
         unknown = "output" if built.classes is None and leaves[0].ndim == 2 else "features"
         return (LOGITS,) if built.classes else (unknown,)
@@ -177,7 +181,7 @@ def head_of(built: Built, found: Any) -> int | None:
     An output counts as class scores if it is called ``logits`` or is the only output of a timm or torchvision network.
     """
     logits = found.get("logits") if isinstance(found, Mapping) else found
-    by_name = (built.versions and built.input_name == "input") or isinstance(found, Mapping)
+    by_name = (built.versions and built.input_name in ("input", "images")) or isinstance(found, Mapping)
     if not by_name or getattr(logits, "ndim", 0) != 2 or built.classes == 0:
         return built.classes
     return int(logits.shape[1])  # type: ignore[union-attr]
@@ -275,7 +279,7 @@ def _artefact(plan: _Plan, known: Known | None, exporter: str, record: Mapping[s
         origin=plan.found.origin,
         settings=dict(plan.options.settings or {}),
         preprocessing=plan.images.preprocessing,
-        facts=plan.images.facts,
+        facts=(*plan.images.facts, *_attribute_facts(plan.built)),
         arch=plan.arch.name,
         known=known,
         config=dict(plan.arch.config),
@@ -285,6 +289,19 @@ def _artefact(plan: _Plan, known: Known | None, exporter: str, record: Mapping[s
         data=payload_of(folder / plan.data, folder),
         **record,
     )
+
+
+LARGEST_TOLD = 5
+"""Maximum number of attributes that a fact lists."""
+
+
+def _attribute_facts(built: Built) -> tuple[Fact, ...]:
+    """What was set on the network as it is in a pickled module; nothing for plain weights."""
+    if not built.taken:
+        return ()
+    rest = f" and {len(built.taken) - LARGEST_TOLD} more" if len(built.taken) > LARGEST_TOLD else ""
+    value = ", ".join(built.taken[:LARGEST_TOLD]) + rest
+    return (Fact(name="attributes", value=value, source="the pickled module, other than the code has them"),)
 
 
 class _Plan(NamedTuple):
@@ -310,7 +327,8 @@ def _plan(options: FoldOptions, path: Path, found: Checkpoint | None) -> _Plan:
     arch, weights = of_folder(path) if path.is_dir() else (Architecture(_absolute(options.arch or ""), {}), path)
     found = found or read_checkpoint(weights, options.weights, require_pinned(weights, options.sha256))
     _require_holdable(found)
-    network = built(arch, found.tensors, found.names)
+    arch = completed(arch, found)
+    network = built(arch, found)
     knobs = Knobs(options.settings or {})
     images, classes = _images(arch, network, path if path.is_dir() else None, knobs), asked_classes(knobs)
     knobs.done()

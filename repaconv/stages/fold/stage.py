@@ -11,6 +11,7 @@ from repaconv.core.files import require_valid_name
 from repaconv.core.progress import Progress, silent
 from repaconv.graph.onnx_files import is_graph
 from repaconv.results import GraphFold, Known, MethodFold, NetworkFold
+from repaconv.sources import ultralytics_networks
 from repaconv.sources.architecture_recognition import recognised
 from repaconv.stages.fold.checkpoint_fold import fold_file
 from repaconv.stages.fold.options import FoldOptions
@@ -109,6 +110,9 @@ def _fold_checkpoint(
             code="usage.inputs",
         )
     read = read_hashed(path, arguments.get("weights"), arguments.get("sha256"))
+    if method == "auto" and (config := ultralytics_networks.config_of(read)):
+        name = ultralytics_networks.name_of(config["yaml"])
+        return _fold_network(path, method, settings, {**arguments, "arch": name}, read=read)
     own = {name: value for name, value in arguments.items() if name != "measure"}  # a method's fold is never measured
     try:
         return fold_file(path, method=method, settings=settings, found=read, **own)

@@ -11,6 +11,7 @@ from repaconv.core import plugins
 from repaconv.core.errors import Refused, SettingNeeded
 from repaconv.core.files import sha256_of
 from repaconv.results import BlockCost, Change, Fact, FileInspection, FoldStep, Inspection
+from repaconv.sources import ultralytics_networks
 from repaconv.sources.architecture_recognition import known_networks
 from repaconv.sources.method_detection import choose_method, understood
 from repaconv.stages.fold.layer_correspondence import with_layers
@@ -55,7 +56,11 @@ def _inspected(found: Checkpoint, settings: Mapping[str, str]) -> Inspection:
     try:
         method, detection = choose_method(found, "auto")
     except Refused as error:
-        return seen.model_copy(update={"reason": error.message, "networks": known_networks(found)})
+        facts, problems = _pickled_network(found)
+        networks = () if found.modules and facts[1:] else known_networks(found)
+        return seen.model_copy(
+            update={"reason": error.message, "networks": networks, "facts": facts, "problems": problems}
+        )
     told = {"form": detection.form, "reason": detection.reason, "confidence": detection.confidence}
     seen = seen.model_copy(update={"method": method.name, **told})
     try:
@@ -66,6 +71,26 @@ def _inspected(found: Checkpoint, settings: Mapping[str, str]) -> Inspection:
             update={"problems": (f"{error.message} {error.hint}".strip(),), "missing_settings": lacks}
         )
     return seen.model_copy(update=_understood(found, method.name, reading))
+
+
+def _pickled_network(found: Checkpoint) -> tuple[tuple[Fact, ...], tuple[str, ...]]:
+    """What a pickled module says of itself, and why a network of Ultralytics cannot be built; nothing else has any."""
+    if not found.modules:
+        return (), ()
+    module = Fact(name="pickled module", value=found.modules[""].kind, source="the pickle, read as data")
+    config = ultralytics_networks.config_of(found)
+    if config is None:
+        return (module,), ()
+    yaml = "the YAML in the file"
+    told = (
+        ("architecture", ultralytics_networks.name_of(config["yaml"]), yaml),
+        ("task", config["task"], f"{yaml}, its last layer"),
+        ("classes", config["yaml"].get("nc"), yaml),
+        ("image_size", config["imgsz"], "imgsz of its training"),
+        ("written by", f"ultralytics {config['version']}" if config["version"] else None, "version"),
+    )
+    facts = [Fact(name=name, value=value, source=source) for name, value, source in told if value is not None]
+    return (module, *facts), ultralytics_networks.problems_of(config)
 
 
 def _understood(found: Checkpoint, method: str, reading: Reading) -> dict[str, Any]:

@@ -43,7 +43,7 @@ def _checkpoint(seen: Inspection) -> None:
         also = f", also {', '.join(known.also)}" if known.also else ""
         but = f"but for {known.differs}" if known.differs else "all of them"
         rows.add_row("network" if known.exact else "near to", known.name, f"names and shapes, {but}{also}")
-    if not seen.method and not seen.networks:
+    if not seen.method and not seen.networks and not any(fact.name == "architecture" for fact in seen.facts):
         rows.add_row("network", "unknown", "no published network that is known here has nearly these names and shapes")
     if len(seen.applied) > 1:
         rows.add_row("folds", ", ".join(seen.applied), "keys")

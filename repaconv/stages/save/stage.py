@@ -13,7 +13,8 @@ from repaconv.core.files import lock_folder, payload_of
 from repaconv.core.progress import Progress, silent
 from repaconv.core.temporary_folders import scratch_folder
 from repaconv.results import Link, NetworkFold, SaveArtefact
-from repaconv.sources.named_architectures import Architecture, package
+from repaconv.sources.named_architectures import Architecture
+from repaconv.sources.optional_packages import package
 from repaconv.sources.source_model import TRAINING
 from repaconv.sources.source_of_run import subject_of
 from repaconv.stages.report.page_rendering import card

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import copy
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 import repaconv as rc
+from repaconv.backbones import parameter_and_mac_counts
 from repaconv.backbones.parameter_and_mac_counts import cost_of
 from repaconv.core import plugins
 from repaconv.core.errors import Refused, UsageProblem
@@ -48,6 +56,57 @@ def test_a_count_by_hand():
     block = 197 * 192 * 192 * (3 + 1 + 1 + 2 + 2)
     assert cost.layer_macs == 12 * block + 196 * 192 * 768 + 192 * 1000
     assert cost.macs == cost.layer_macs + 12 * 2 * 197 * 197 * 192
+
+
+class Mixed(nn.Module):
+    """Every operation whose shape is not left to torch, with operands of other layouts, ranks and broadcasts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 12, 3, stride=2, padding=1)
+        self.wide = nn.Conv2d(12, 12, (3, 1), padding=(2, 0), dilation=(2, 1), groups=4)
+        self.up = nn.ConvTranspose2d(12, 12, 2, stride=2)
+        self.token = nn.Parameter(torch.zeros(1, 1, 12))
+        self.qkv = nn.Linear(12, 36)
+        self.head = nn.Sequential(nn.Linear(12, 5), nn.Softmax(-1))
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        x = self.up(self.wide(self.stem(images))) * torch.ones(12, 1, 1)
+        x = torch.cat([x, x.transpose(2, 3).roll(1, 2)], 1).unflatten(1, (2, 12)).mean(1)
+        tokens = x.flatten(2).transpose(1, 2)
+        tokens = torch.cat([self.token.expand(len(x), -1, -1), tokens], 1) + tokens.mean(1, keepdim=True)
+        q, k, v = self.qkv(tokens).unflatten(2, (3, 2, 6)).permute(2, 0, 3, 1, 4)
+        scores = (q * 6**-0.5) @ k.transpose(-2, -1) / 2 - torch.ones(2, 1, 1)
+        mixed = scores.softmax(-1) @ v + F.scaled_dot_product_attention(q, k, v)
+        return self.head(mixed.transpose(1, 2).reshape(len(x), -1, 12).mean((1,)))
+
+
+def test_products_are_counted_as_torch_counts_them():
+    module, products = parameter_and_mac_counts._run(Mixed, (3, 16, 16))
+    without_bias = parameter_and_mac_counts._Skipping()  # mm in place of addmm
+    with torch.device("meta"), torch.no_grad(), FlopCounterMode(display=False) as counter, without_bias:
+        Mixed().eval()(torch.empty(1, 3, 16, 16))
+    theirs = {
+        "" if name == "Global" else name.partition(".")[2]: dict(each)
+        for name, each in counter.get_flop_counts().items()
+        if each and name != "Mixed"
+    }
+    assert {name: each for name, each in products.items() if each} == theirs
+    assert set(products) == {name for name, _ in module.named_modules()}
+
+
+@pytest.mark.parametrize("wrong", [nn.Linear(9, 5), nn.Conv1d(9, 5, 1), nn.Conv1d(8, 5, 7)])
+def test_shapes_that_do_not_fit_are_not_counted(wrong):
+    with pytest.raises(RuntimeError):
+        cost_of(lambda: copy.deepcopy(wrong).to("meta"), (8, 4))
+
+
+def test_a_count_imports_neither_the_compiler_nor_sympy(tiny):
+    """Both took 1.3 s, as long as torch itself, for every `inspect`."""
+    code = f"import sys, repaconv as rc; assert rc.inspect({str(tiny)!r}).deploy.macs\n"
+    code += "print({'torch._dynamo', 'sympy'} & {*sys.modules})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
 
 
 def test_riformer():

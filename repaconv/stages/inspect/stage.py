@@ -95,7 +95,7 @@ def _pickled_network(found: Checkpoint) -> tuple[tuple[Fact, ...], tuple[str, ..
 
 def _understood(found: Checkpoint, method: str, reading: Reading) -> dict[str, Any]:
     """The fields of an inspection that need the network: its facts, and the costs of both forms."""
-    from repaconv.backbones.parameter_and_mac_counts import cost_of, costs_by_block
+    from repaconv.backbones.parameter_and_mac_counts import costs_by_block
     from repaconv.checkpoints import claimed_accuracy
 
     backbone = plugins.load(plugins.BACKBONES, reading.backbone)
@@ -113,8 +113,8 @@ def _understood(found: Checkpoint, method: str, reading: Reading) -> dict[str, A
         "facts": (*reading.facts, *claimed_accuracy(found.record)),
         "problems": contradictions(reading.facts),
         "applied": (method, *reading.applied),
-        "training": cost_of(reading.module, shape),
-        "deploy": cost_of(deploy, shape),
+        "training": before.pop(""),
+        "deploy": after.pop(""),
         "blocks": tuple(
             BlockCost(name=name, training=cost, deploy=after[name]) for name, cost in before.items() if name in after
         ),

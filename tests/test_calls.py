@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import repaconv as rc
+from repaconv.checkpoints.checkpoint_reader import read_checkpoint
 from repaconv.core.errors import GateFailed, Refused
 from repaconv.sources.library_preprocessing import own_channels, own_size
 from repaconv.sources.named_architectures import Architecture, built
@@ -79,8 +80,7 @@ def test_what_takes_or_gives_something_else_is_told_so(code, kind, told, code_of
 
 def test_channels_are_those_of_the_first_convolution(code):
     assert rc.fold("c.pth", arch="./net.py:Net", **code).verdict == "passed"
-    tensors = torch.load("c.pth")
-    assert built(Architecture("net.py:Net", {}), tensors, {name: name for name in tensors}).channels == 3
+    assert built(Architecture("net.py:Net", {}), read_checkpoint("c.pth")).channels == 3
 
 
 def test_a_tower_says_how_large_its_images_are():

@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 from pathlib import Path
-from threading import Timer
+from threading import Thread
 
 import numpy as np
 import onnx
@@ -118,8 +118,14 @@ def test_a_cache_that_cannot_be_written_is_none(crashing, tmp_path, monkeypatch)
 
 
 def test_ctrl_c_ends_a_trial(crashing, tmp_path):
+    def interrupt() -> None:
+        while not crash_guard._GUARD._lock.locked():  # before the trial, Ctrl-C would end the tests
+            time.sleep(0.01)
+        time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGINT)
+
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # who starts tests in the background ignores it
-    Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+    Thread(target=interrupt, daemon=True).start()
     try:
         with pytest.raises(KeyboardInterrupt):
             crash_guard.attempt(time.sleep, 60)  # a child that outlived it would keep the next one waiting

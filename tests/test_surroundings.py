@@ -160,7 +160,7 @@ def test_what_the_machine_does_not_do_is_a_sentence(capsys, monkeypatch):
         def fails(*_given, problem=problem, **_named):
             raise problem
 
-        monkeypatch.setattr(main, "app", fails)
+        monkeypatch.setattr(main.app, "only", lambda _given, command=fails: command)
         with pytest.raises(SystemExit) as ended:
             main.main(["fold", "x.pth"])
         assert (ended.value.code, code in capsys.readouterr().err) == (3, True)

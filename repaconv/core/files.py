@@ -8,10 +8,12 @@ import math
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from errno import ENAMETOOLONG
+from functools import wraps
 from glob import escape
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,11 +25,14 @@ from repaconv.core.errors import EnvironmentProblem, Refused
 from repaconv.results import PREVIOUS, SCHEMA_VERSION, Payload, Record
 
 AnyRecord = TypeVar("AnyRecord", bound=Record)
+AnyValue = TypeVar("AnyValue")
 
 PART = ".repaconv-part"
 """Suffix of a file while it is being written."""
 SCRATCH = ".repaconv-work-"
 """Prefix of a stage's working folder."""
+TIME_STEP_NS = 2_000_000_000
+"""Longest step between two times that a file system tells apart (FAT)."""
 _LOCKED_FOLDERS: ContextVar[frozenset[Path]] = ContextVar("held", default=frozenset())
 """The folders that this command has locked."""
 
@@ -77,6 +82,35 @@ def require_valid_name(path: Path) -> None:
             ) from error
 
 
+def once_per_content(function: Callable[[Path], AnyValue]) -> Callable[[Path], AnyValue]:
+    """Decorate a function of a file, so that it reads an unchanged file once per process.
+
+    A file is unchanged if its inode, size and times are. File systems may store times in steps of up to two seconds, so
+    a result is kept only if the file was older than that when it was read.
+    """
+    results: dict[tuple[int, ...], AnyValue] = {}
+
+    @wraps(function)
+    def read_once(path: Path) -> AnyValue:
+        before = _state(path)
+        if before in results:
+            return results[before]
+        result = function(path)
+        if _state(path) == before and time.time_ns() - max(before[3:]) > TIME_STEP_NS:
+            results[before] = result
+        return result
+
+    return read_once
+
+
+def _state(path: Path) -> tuple[int, ...]:
+    """Device, inode, size, and times (ns) of the last change of content and of attributes. Programs can set the first
+    time, but not the second."""
+    found = path.stat()
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
+@once_per_content
 def sha256_of(path: Path) -> str:
     """Return the SHA-256 of a file. It is read in large blocks, since other threads take the interpreter in between."""
     digest = hashlib.sha256()

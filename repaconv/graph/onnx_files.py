@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from repaconv.core.errors import Refused, first_line
+from repaconv.core.files import once_per_content
 
 if TYPE_CHECKING:
     import onnx
@@ -71,6 +72,7 @@ def _names_are_text(model: onnx.ModelProto) -> bool:
     return all(isinstance(name, str) for name in (*names, model.producer_name, model.producer_version, graph.name))
 
 
+@once_per_content
 def metadata_of(path: Path) -> dict[str, str]:
     """Return the metadata of a graph.
 
@@ -115,7 +117,17 @@ def external_files(model: onnx.ModelProto) -> list[str]:
     return sorted(found)
 
 
-def files_outside(model: onnx.ModelProto, folder: Path) -> list[str]:
+@once_per_content
+def external_files_of(path: Path) -> tuple[str, ...]:
+    """Return `external_files` of a graph's file.
+
+    Raises:
+        Refused: If it is not an ONNX file.
+    """
+    return tuple(external_files(read_graph(path)))
+
+
+def files_outside(names: Iterable[str], folder: Path) -> list[str]:
     """Return the external files that lie outside the graph's folder; symbolic links are followed."""
     home = folder.resolve()
 
@@ -126,7 +138,7 @@ def files_outside(model: onnx.ModelProto, folder: Path) -> list[str]:
         except (ValueError, OSError):  # not a valid file name
             return False
 
-    return [name for name in external_files(model) if not inside(name)]
+    return [name for name in names if not inside(name)]
 
 
 def require_inside(path: Path) -> None:
@@ -135,7 +147,7 @@ def require_inside(path: Path) -> None:
     Raises:
         Refused: If a file lies outside the folder (the first is named), or if it is not an ONNX file.
     """
-    outside = files_outside(read_graph(path), path.parent)
+    outside = files_outside(external_files_of(path), path.parent)
     if outside:
         raise Refused(
             f"{path} refers to weights in {outside[0]!r}, which is outside its folder.",

@@ -63,6 +63,10 @@ def _float32_attributes() -> AbstractContextManager[Any]:
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class Single(TorchDispatchMode):  # type: ignore[no-untyped-call]
+        @classmethod
+        def _should_skip_dynamo(cls) -> bool:
+            return False  # to skip it means to import it, which takes a second
+
         def __torch_dispatch__(
             self, operator: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
         ) -> Any:

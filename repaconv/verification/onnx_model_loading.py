@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from repaconv.core.change_guard import require_unchanged, stamp_of
 from repaconv.core.errors import Refused, first_line
 from repaconv.core.memory_release import release_freed_memory
-from repaconv.graph.onnx_files import clear_dynamic_sizes, external_files, opset_of, read_graph, require_inside
+from repaconv.graph.onnx_files import clear_dynamic_sizes, external_files_of, opset_of, require_inside
 from repaconv.graph.opset_upgrade import OLDEST
 from repaconv.onnx_export.torch_exporter import ONE_FILE_BYTES
 from repaconv.results import Change
@@ -38,7 +38,7 @@ def loaded(path: Path) -> onnx.ModelProto:
     if not path.is_file():
         raise Refused(f"there is no file {path}.", hint="Check the path to the graph.", code="onnx.missing")
     require_inside(path)
-    weights = [path.parent / name for name in external_files(read_graph(path))]
+    weights = [path.parent / name for name in external_files_of(path)]
     gone = [file.name for file in weights if not file.is_file()]
     if gone:
         raise Refused(

@@ -16,6 +16,8 @@ from repaconv.stages.shared.model_opening import open_model
 from repaconv.verification.model_runners import FixedBatch
 
 if TYPE_CHECKING:
+    import onnx
+
     from repaconv.engines.targets import Target
     from repaconv.sources.source_model import Subject
 
@@ -88,7 +90,7 @@ def _open_file(path: Path, device: Target, threads: int) -> ComparedModel:
     if path.suffix == ".onnx":
         graph = read_graph(path)
         files += [path.parent / name for name in external_files(graph)]
-        parameters, nodes = parameters_of(path), len(graph.graph.node)
+        parameters, nodes = parameters_of(graph), len(graph.graph.node)
     told = ComparedEnd(
         name=str(path),
         engine=found.engine,
@@ -101,13 +103,11 @@ def _open_file(path: Path, device: Target, threads: int) -> ComparedModel:
     return ComparedModel(path, FixedBatch(found.session, batch), subject, told)
 
 
-def parameters_of(path: Path) -> int:
+def parameters_of(model: onnx.ModelProto) -> int:
     """Number of parameters: elements of a graph's floating-point initializers."""
     import math
 
-    import onnx
-
-    held = onnx.load(path, load_external_data=False).graph.initializer
+    held = model.graph.initializer
     return sum(math.prod(each.dims) for each in held if each.data_type in (1, 2, 3, 10, 11, 16))
 
 

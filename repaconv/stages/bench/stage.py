@@ -224,7 +224,8 @@ def _network(plan: Plan) -> MeasuredModel:
     path = plan.subjects[0].path
     if path.suffix != ".onnx":
         return MeasuredModel(sha256=sha256_of(path))
-    counts = {"parameters": parameters_of(path), "nodes": len(read_graph(path).graph.node)}
+    graph = read_graph(path)
+    counts = {"parameters": parameters_of(graph), "nodes": len(graph.graph.node)}
     return MeasuredModel(sha256=sha256_of(path), kind="graph", counts=counts)
 
 

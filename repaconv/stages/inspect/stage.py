@@ -179,6 +179,8 @@ def _graph_facts(path: Path) -> tuple[tuple[Fact, ...], tuple[str, ...]]:
         return f"{value.name} [{', '.join(dims)}]"
 
     weights = {weight.name for weight in model.graph.initializer}
+    external = external_files(model)
+    outside = files_outside(external, path.parent)
     told = {
         "opset": ", ".join(f"{entry.domain or 'ai.onnx'} {entry.version}" for entry in model.opset_import),
         "IR version": model.ir_version,
@@ -186,17 +188,17 @@ def _graph_facts(path: Path) -> tuple[tuple[Fact, ...], tuple[str, ...]]:
         "inputs": ", ".join(shape(value) for value in model.graph.input if value.name not in weights),
         "outputs": ", ".join(shape(value) for value in model.graph.output),
         "operators": ", ".join(f"{count} {name}" for name, count in operators_of(model).items()),
-        **({"weights in": ", ".join(external_files(model))} if external_files(model) else {}),
+        **({"weights in": ", ".join(external)} if external else {}),
     }
     facts = [Fact(name=name, value=value, source="graph") for name, value in told.items()]
     facts += [Fact(name=entry.key, value=entry.value, source="metadata") for entry in model.metadata_props]
-    outside = tuple(f"it wants weights from {name!r}, outside its folder" for name in files_outside(model, path.parent))
-    gone = tuple(
+    problems = [f"it wants weights from {name!r}, outside its folder" for name in outside]
+    problems += [
         f"its weights {name!r} are not there"
-        for name in external_files(model)
-        if name not in files_outside(model, path.parent) and not (path.parent / name).is_file()
-    )
-    return tuple(facts), outside + gone
+        for name in external
+        if name not in outside and not (path.parent / name).is_file()
+    ]
+    return tuple(facts), tuple(problems)
 
 
 # `inspect --svg`

@@ -29,7 +29,7 @@ from repaconv.core.files import (
 )
 from repaconv.core.run_folder import PLAN
 from repaconv.core.toml_positions import Positions
-from repaconv.graph.onnx_files import external_files, is_graph, read_graph
+from repaconv.graph.onnx_files import external_files_of, is_graph
 from repaconv.results import SCHEMA_VERSION, Record
 from repaconv.rewrites.presets import DEFAULT, FASTEST, NAMED
 from repaconv.stages.bench.options import BenchOptions
@@ -258,7 +258,7 @@ def _with_companions(name: str, path: Path) -> dict[str, Path]:
     found = [each for each in beside if path.is_file() and each.is_file()]
     if path.is_file() and is_graph(path):
         with suppress(Refused):  # the stage reports it
-            found += [path.parent / each for each in external_files(read_graph(path))]
+            found += [path.parent / each for each in external_files_of(path)]
     return {name: path, **{f"{each.name} next to {name}": each for each in found}}
 
 

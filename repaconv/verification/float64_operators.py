@@ -16,25 +16,26 @@ from numpy.typing import NDArray
 # Resize and Upsample in float64, one axis after the other. onnx's own loop over single numbers, and round to float32
 # if they are cubic.
 
-Places: TypeAlias = NDArray[np.float64]
+Places: TypeAlias = NDArray[np.floating[Any]]
 
-PLACES: dict[str, Callable[[Places, float, float], Places]] = {
-    "asymmetric": lambda at, old, new: at * old / new,
-    "half_pixel": lambda at, old, new: (at + 0.5) * old / new - 0.5,
-    "pytorch_half_pixel": lambda at, old, new: (at + 0.5) * old / new - 0.5,
-    "align_corners": lambda at, old, new: at * (old - 1) / (new - 1),
+PLACES: dict[str, Callable[[Places, Any, Any, Any], Places]] = {
+    "asymmetric": lambda at, scale, old, new: at / scale,
+    "half_pixel": lambda at, scale, old, new: (at + 0.5) / scale - 0.5,
+    "pytorch_half_pixel": lambda at, scale, old, new: (at + 0.5) / scale - 0.5 if new > 1 else at * 0,
+    "half_pixel_symmetric": lambda at, scale, old, new: old / 2 * (1 - new / (scale * old)) + (at + 0.5) / scale - 0.5,
+    "align_corners": lambda at, scale, old, new: at * (old - 1) / (new - 1) if new > 1 else at * 0,
 }
-"""Coordinate on the old axis of pixel ``at`` of the new axis, for axes of ``old`` and ``new`` pixels; ``new`` may be
-fractional, from a scale. Multiplication comes before division, so that integer coordinates stay exact."""
+"""Coordinate on the old axis of pixel ``at`` of the new axis, for axes of ``old`` and ``new`` pixels; ``scale`` is
+new / old if sizes are given. Source: ONNX Runtime's kernel, where ``new`` is a whole number of pixels and a single
+pixel has coordinate 0; the operator's specification has a fractional ``new`` for align_corners, and -0.5."""
 NEAREST: dict[str, Callable[[Places], Places]] = {
     "floor": np.floor,
     "ceil": np.ceil,
     "round_prefer_floor": lambda at: np.ceil(at - 0.5),
     "round_prefer_ceil": lambda at: np.floor(at + 0.5),
 }
-OLD, CORNERS = "asymmetric", "align_corners"
-"""The coordinate mode of opsets before 11, which have no attribute for it; and the mode for which a fractional size is
-undefined."""
+OLD, SYMMETRIC = "asymmetric", "half_pixel_symmetric"
+"""The coordinate mode of opsets before 11, which have no attribute for it; and the one with an offset."""
 
 
 def resized(x: NDArray[Any], scales: Any, sizes: Any, how: Mapping[str, Any]) -> NDArray[Any] | None:
@@ -46,27 +47,50 @@ def resized(x: NDArray[Any], scales: Any, sizes: Any, how: Mapping[str, Any]) ->
         sizes: New size of every axis, if there are no scales.
         how: Attributes of the operator.
     """
-    plain = not any(how.get(name) for name in ("antialias", "axes", "exclude_outside"))
+    plain = not any(how.get(name) for name in ("antialias", "exclude_outside"))
     mode, by = how.get("mode") or "nearest", how.get("coordinate_transformation_mode") or "half_pixel"
     nearest = how.get("nearest_mode") or "round_prefer_floor"
     if not plain or mode not in ("nearest", "linear", "cubic") or by not in PLACES or nearest not in NEAREST:
         return None
     if how.get("keep_aspect_ratio_policy") not in (None, "stretch"):
         return None
+    axes, by_axis, wanted = how.get("axes") or range(x.ndim), [1.0] * x.ndim, list(x.shape)
+    fractional = False
     if scales is not None and len(scales):
-        ends = [size * float(scale) for size, scale in zip(x.shape, scales, strict=True)]
-        wanted = [int(np.float32(size) * np.float32(scale)) for size, scale in zip(x.shape, scales, strict=True)]
+        for axis, scale in zip(axes, scales, strict=True):
+            by_axis[axis], wanted[axis] = float(scale), int(np.float32(x.shape[axis]) * np.float32(scale))
+            fractional |= wanted[axis] != x.shape[axis] * by_axis[axis]
     else:
-        wanted = ends = [int(size) for size in sizes]
-    changed = [axis for axis, size in enumerate(x.shape) if size != ends[axis]]
-    if any(wanted[axis] < 2 or (by == CORNERS and wanted[axis] != ends[axis]) for axis in changed):
+        for axis, size in zip(axes, sizes, strict=True):
+            by_axis[axis], wanted[axis] = int(size) / x.shape[axis] if x.shape[axis] else 1.0, int(size)
+    changed = [axis for axis, scale in enumerate(by_axis) if scale != 1]
+    # nearest of half_pixel_symmetric: the offset puts pixels on ties that ONNX Runtime rounds in another way
+    if any(wanted[axis] < 1 for axis in changed) or (by == SYMMETRIC and mode == "nearest" and fractional):
         return None
     curve = -0.75 if how.get("cubic_coeff_a") is None else float(how["cubic_coeff_a"])
+    # which pixel is nearest depends on the coordinate's rounding at ties, and ONNX Runtime computes it in float32
+    kind: type[np.floating[Any]] = np.float32 if mode == "nearest" else np.float64
     for axis in changed:
-        places = PLACES[by](np.arange(wanted[axis], dtype=np.float64), x.shape[axis], ends[axis])
+        given = (kind(number) for number in (by_axis[axis], x.shape[axis], wanted[axis]))
+        places = PLACES[by](np.arange(wanted[axis], dtype=kind), *given)
         whole = NEAREST[nearest] if mode == "nearest" else None
         x = _cubic(x, axis, places, curve) if mode == "cubic" else _nearest_or_linear(x, axis, places, whole)
     return x
+
+
+def _resized_alike(x: NDArray[Any], scales: Any, sizes: Any, how: Mapping[str, Any]) -> bool:
+    """Whether onnx's own Resize is ONNX Runtime's: most coordinates differ for fractional sizes or single pixels."""
+    by = how.get("coordinate_transformation_mode") or "half_pixel"
+    if (how.get("mode") or "nearest") == "nearest":  # rounded in float32
+        return False
+    if by in (OLD, "half_pixel"):
+        return True
+    if scales is not None and len(scales):
+        olds = [x.shape[axis] for axis in how.get("axes") or range(x.ndim)]
+        ends = [(old, old * float(scale)) for old, scale in zip(olds, scales, strict=True)]
+        whole = by == "pytorch_half_pixel" or all(new == int(new) for _, new in ends)
+        return whole and all(new == old or new >= 2 for old, new in ends)
+    return how.get("keep_aspect_ratio_policy") in (None, "stretch") and all(size > 1 for size in sizes)
 
 
 def _nearest_or_linear(
@@ -127,6 +151,7 @@ def by_torch() -> list[Any]:
         _grid_sample_operator(),
         *_pointwise_operators(),
         *_pool_operators(),
+        *_softmax_operators(),
         _suppression_operator(),
     ]
 
@@ -177,6 +202,8 @@ def _resize_operators() -> list[Any]:
             if len(self.onnx_node.input) == 2:  # of opset 10
                 return _upsampled(x, roi, how)
             done = resized(x, scales, sizes, how)
+            if done is None and not _resized_alike(x, scales, sizes, how):
+                raise NotImplementedError("a Resize that ONNX Runtime and onnx define differently")
             return super()._run(x, roi, scales, sizes, **how) if done is None else (done,)
 
     class Upsample(OpRun):  # type: ignore[misc]
@@ -241,12 +268,14 @@ def _grid_sample_operator() -> Any:
     }
 
     class GridSample(op_grid_sample.GridSample):  # type: ignore[misc]
-        """GridSample by torch; onnx's own loops over single elements, partly in float32."""
+        """GridSample by torch; onnx's own loops over single elements, partly in float32.
+
+        With a border it clips the sampled coordinate, while ONNX Runtime and torch clip that of each pixel.
+        """
 
         def _run(self, x: Any, grid: Any, **how: Any) -> Any:
             mode, border = modes.get(how.get("mode") or "linear"), how.get("padding_mode") or "zeros"
-            clipped = mode == "bicubic" and border == "border"  # ONNX clips the sampled coordinate, torch each pixel's
-            if mode is None or clipped or x.ndim not in (4, 5):
+            if mode is None or x.ndim not in (4, 5):
                 return super()._run(x, grid, **how)
             corners = bool(how.get("align_corners"))
             return (functional.grid_sample(_tensor(x), _tensor(grid), mode, border, corners).numpy(),)
@@ -289,7 +318,19 @@ def _pointwise_operators() -> list[Any]:
             eps = 1e-5 if epsilon is None else epsilon
             return (functional.batch_norm(_tensor(x), mean, variance, scale, bias, False, 0.0, eps).numpy(),)
 
-    return [Erf, Gelu, HardSigmoid, HardSwish, BatchNormalization]
+    class LRN(OpRun):  # type: ignore[misc]
+        """LRN; onnx's own counts channels up to the size of the batch, and supports images only."""
+
+        def _run(self, x: Any, alpha: Any = None, beta: Any = None, bias: Any = None, size: Any = None) -> Any:
+            alpha, beta, bias = (
+                usual if given is None else given for given, usual in ((alpha, 1e-4), (beta, 0.75), (bias, 1.0))
+            )
+            ends = [((size - 1) // 2, size // 2) if axis == 1 else (0, 0) for axis in range(x.ndim)]
+            squares = np.pad(x**2, ends)
+            total = sum(squares[:, step : step + x.shape[1]] for step in range(size))
+            return ((x / (bias + alpha / size * total) ** beta).astype(x.dtype),)
+
+    return [Erf, Gelu, HardSigmoid, HardSwish, BatchNormalization, LRN]
 
 
 def _pool_operators() -> list[Any]:
@@ -328,6 +369,36 @@ def _pool_operators() -> list[Any]:
             return ((done if counted else done / share).numpy(),)
 
     return [MaxPool, AveragePool]
+
+
+def _softmax_operators() -> list[Any]:
+    from onnx.reference.op_run import OpRun
+    from onnx.reference.ops import op_hardmax
+
+    class Softmax(OpRun):  # type: ignore[misc]
+        """Softmax; before opset 13 over this and all following axes together, which onnx's own does not do."""
+
+        def _run(self, x: Any, axis: Any = None) -> Any:
+            old = self.run_params["opsets"].get("", 13) < 13
+            if all(given.name != "axis" for given in self.onnx_node.attribute):  # else onnx gives the default of today
+                axis = 1 if old else -1
+            rows = x.reshape(*x.shape[: axis % x.ndim], -1) if old else x
+            return (self.of_rows(rows, -1 if old else axis).reshape(x.shape),)
+
+        def of_rows(self, x: Any, axis: int) -> Any:
+            powers = np.exp(x - x.max(axis, keepdims=True, initial=-np.inf))
+            return powers / powers.sum(axis, keepdims=True)
+
+    class LogSoftmax(Softmax):
+        def of_rows(self, x: Any, axis: int) -> Any:
+            less = x - x.max(axis, keepdims=True, initial=-np.inf)
+            return less - np.log(np.exp(less).sum(axis, keepdims=True))
+
+    class Hardmax(Softmax):
+        def of_rows(self, x: Any, axis: int) -> Any:
+            return op_hardmax.Hardmax._run(self, x, axis=axis)[0]
+
+    return [Softmax, LogSoftmax, Hardmax]
 
 
 def _suppression_operator() -> Any:

@@ -1,0 +1,153 @@
+"""Every operator that is evaluated in float64 outside ONNX Runtime computes what ONNX Runtime computes, or refuses."""
+
+from __future__ import annotations
+
+import re
+from itertools import product
+
+import numpy as np
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from repaconv.verification.float64_graphs import _reference_evaluation
+
+RANDOM = np.random.default_rng(0)
+IMAGE = (2, 4, 13, 11)
+WINDOW = {"kernel_shape": [3, 3], "strides": [2, 2]}
+PADS = {"pads": [1, 0, 1, 2]}
+SCALES = ((2, 2), (0.5, 0.5), (0.6, 0.6), (1.7, 1.3), (1 / 3, 3), (0.1, 0.1))
+SIZES = ((26, 7), (20, 22), (5, 30), (1, 1))
+MODES = ("half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric", "half_pixel_symmetric")
+
+
+def normal(*shape: int) -> np.ndarray:
+    return RANDOM.standard_normal(shape).astype(np.float32)
+
+
+def ints(*values: int) -> np.ndarray:
+    return np.array(values, np.int64)
+
+
+CASES: dict[str, tuple] = {}
+"""By name: operator, further inputs, attributes, opset."""
+
+
+def case(kind: str, *weights: np.ndarray | None, opset: int = 20, **how) -> None:
+    shown = [f"{name}={value}" for name, value in how.items()]
+    shown += [str(w.tolist()) for w in weights if w is not None and w.size < 9]
+    CASES[" ".join([kind, *shown, *([f"opset {opset}"] if opset != 20 else [])])] = kind, weights, how, opset
+
+
+def resize(by: tuple, **how) -> None:
+    case("Resize", None, np.array((1, 1, *by), np.float32), **how)
+
+
+def resize_to(by: tuple, **how) -> None:
+    case("Resize", None, None, ints(2, 4, *by), **how)
+
+
+for mode, by in product(("nearest", "linear", "cubic"), MODES):
+    for nearest in ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil") if mode == "nearest" else (None,):
+        named = {"mode": mode, "coordinate_transformation_mode": by, **({"nearest_mode": nearest} if nearest else {})}
+        for scale in SCALES:
+            resize(scale, **named)
+        for size in SIZES:
+            resize_to(size, **named)
+    if mode != "nearest":
+        for scale in SCALES[:-1]:
+            resize(scale, mode=mode, coordinate_transformation_mode=by, antialias=1)
+        for size in SIZES:
+            resize_to(size, mode=mode, coordinate_transformation_mode=by, antialias=1)
+    if mode == "cubic":
+        for scale in SCALES:
+            resize(scale, mode=mode, coordinate_transformation_mode=by, exclude_outside=1)
+        resize((1.7, 0.6), mode=mode, coordinate_transformation_mode=by, cubic_coeff_a=-0.5)
+for mode in ("nearest", "linear", "cubic"):
+    case("Resize", None, np.array((1.7, 0.6), np.float32), mode=mode, axes=[2, 3])
+    for policy in ("not_larger", "not_smaller"):
+        case("Resize", None, None, ints(20, 7), mode=mode, axes=[2, 3], keep_aspect_ratio_policy=policy)
+for mode, scale in product(("nearest", "linear"), SCALES):
+    case("Resize", np.array((1, 1, *scale), np.float32), mode=mode, opset=10)
+    if min(scale) >= 1:
+        case("Upsample", np.array((1, 1, *scale), np.float32), mode=mode, opset=9)
+
+for pads in (PADS, {"pads": [1] * 4}, {"auto_pad": "SAME_UPPER"}, {"auto_pad": "SAME_LOWER"}, {"auto_pad": "VALID"}):
+    case("Conv", normal(6, 2, 3, 3), normal(6), group=2, strides=[2, 1], **pads)
+    case("ConvTranspose", normal(4, 3, 3, 3), normal(6), group=2, strides=[2, 2], **pads)
+    for ceil in (0, 1):
+        case("MaxPool", **WINDOW, **pads, ceil_mode=ceil)
+        for counted in (0, 1):
+            case("AveragePool", **WINDOW, **pads, ceil_mode=ceil, count_include_pad=counted)
+    case("LpPool", **WINDOW, **pads)
+case("Conv", normal(6, 4, 3, 3), dilations=[2, 1], **PADS)
+case("ConvTranspose", normal(4, 3, 3, 3), strides=[2, 2], dilations=[2, 2], output_padding=[1, 1])
+case("ConvTranspose", normal(4, 3, 3, 3), strides=[2, 2], output_shape=[27, 22])
+case("MaxPool", **WINDOW, dilations=[2, 2], ceil_mode=1)
+case("AveragePool", **WINDOW, dilations=[2, 2])
+for size, more in product((1, 3, 5, 7), ({}, {"alpha": 0.9, "beta": 0.6, "bias": 2.0})):
+    case("LRN", size=size, **more)
+for mode, border, corners in product(("linear", "nearest", "cubic"), ("zeros", "border", "reflection"), (0, 1)):
+    grid = np.random.default_rng(1).uniform(-1.3, 1.3, (2, 5, 6, 2)).astype(np.float32)
+    case("GridSample", grid, mode=mode, padding_mode=border, align_corners=corners)
+for mode in ("constant", "edge", "reflect", "wrap"):
+    case("Pad", ints(0, 0, 1, 2, 0, 0, 2, 1), mode=mode)
+case("Pad", ints(0, 0, -1, 2, 0, 0, 2, -3))
+for kind in ("Erf", "HardSigmoid", "HardSwish", "Mish", "Elu", "Selu", "Celu", "Softplus", "Softsign"):
+    case(kind)
+for how in ("none", "tanh"):
+    case("Gelu", approximate=how)
+case("HardSigmoid", alpha=0.3, beta=0.4)
+case("HardSigmoid", alpha=1 / 6)
+for opset in (9, 13, 15, 20):
+    positive = np.abs(normal(4)) + 0.5
+    case("BatchNormalization", normal(4), normal(4), normal(4), positive, epsilon=1e-3, opset=opset)
+case("InstanceNormalization", normal(4), normal(4))
+case("LayerNormalization", normal(11), normal(11))
+case("LpNormalization", axis=1)
+case("GatherElements", RANDOM.integers(-13, 13, (2, 3, 70, 5)), axis=2)
+case("GatherND", RANDOM.integers(0, 4, (2, 3, 1)), batch_dims=1)
+case("DepthToSpace", blocksize=2, mode="CRD")
+for kind, opset, axis in product(("Softmax", "LogSoftmax", "Hardmax"), (11, 13), (1, 2, -1)):
+    case(kind, opset=opset, axis=axis)
+    case(kind, opset=opset)
+case("CumSum", np.array(2), exclusive=1, reverse=1)
+
+
+MAY_REFUSE = re.compile(
+    "|".join(
+        (
+            r"mode=nearest .*half_pixel_symmetric .*\[1.0, 1.0, [01]",
+            r"(align_corners|half_pixel_symmetric) (antialias|exclude_outside)=1 \[1.0, 1.0, [01]",
+            r"pytorch_half_pixel (antialias|exclude_outside)=1 \[1.0, 1.0, 0.1",
+            r"(align_corners|pytorch_half_pixel|half_pixel_symmetric) antialias=1 \[2, 4, 1, 1\]",
+            r"mode=nearest axes=.* keep_aspect_ratio_policy",
+            r"ConvTranspose (group=2|.* output_shape)",
+            r"AveragePool .* auto_pad=SAME.* ceil_mode=1 count_include_pad=1",
+        )
+    )
+)
+"""What is not evaluated in float64, since onnx defines it in another way than ONNX Runtime, or does not run it."""
+
+
+@pytest.mark.parametrize("name", CASES, ids=lambda name: name.replace("coordinate_transformation_mode=", ""))
+def test_the_float64_evaluator_is_onnx_runtime_but_for_rounding(name):
+    kind, weights, how, opset = CASES[name]
+    given = {f"w{at}": w for at, w in enumerate(weights) if w is not None}
+    graph = helper.make_graph(
+        [helper.make_node(kind, ["x", *("" if w is None else f"w{at}" for at, w in enumerate(weights))], ["y"], **how)],
+        "one",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, IMAGE)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(w, at) for at, w in given.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=9)
+    x = np.random.default_rng(0).standard_normal(IMAGE).astype(np.float32)
+    right = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": x})[0]
+    try:
+        found = _reference_evaluation(model)({"x": x.astype(np.float64)})["y"]
+    except (NotImplementedError, ValueError, AssertionError):
+        assert MAY_REFUSE.search(name)
+        return
+    assert found.dtype == np.float64
+    np.testing.assert_allclose(found, right, rtol=1e-5, atol=1e-5)

@@ -17,6 +17,7 @@ from repaconv.benchmark import cpu_isa_level
 from repaconv.core import plugins
 from repaconv.core.errors import Refused, UsageProblem
 from repaconv.engines.targets import from_file
+from repaconv.graph.element_type_conversion import to_float64
 from repaconv.onnx_export.onnx_simplifiers import not_run_link, simplify
 from repaconv.onnx_export.opset_lowering import lower
 from repaconv.onnx_export.target_operator_rules import violations
@@ -237,6 +238,49 @@ def test_lowering_is_the_same_function(case, opset):
     before, after = (image_model(each.SerializeToString()).run(x) for each in (model, lowered))
     assert np.allclose(after, before, rtol=1e-5, atol=1e-6)
     assert model.opset_import[0].version == 20
+
+
+def test_a_graph_that_was_lowered_before_is_lowered_again():
+    """Its constants and values have the names that lowering gives, and other numbers."""
+    nodes = [
+        helper.make_node("Add", ["x", "constant_0"], ["y.1"], "m/Add"),
+        helper.make_node("Add", ["y.1", "constant_1"], ["y.2"], "m/Add_1"),
+        helper.make_node("LayerNormalization", ["y.2", "s"], ["z"], "m/LN"),
+        helper.make_node("Gelu", ["z"], ["g"], "m/Gelu"),
+        helper.make_node("ReduceMax", ["g", "whole_-1"], ["r"], "m/R"),
+        helper.make_node("Sub", ["g", "r"], ["y"], "m/Sub"),
+    ]
+    constants = {"constant_0": np.float32(3), "constant_1": RANDOM.standard_normal(8).astype(np.float32)}
+    constants |= {"whole_-1": np.array([1]), "s": RANDOM.standard_normal(8).astype(np.float32)}
+    model, x = graph(nodes, constants), RANDOM.standard_normal((2, 3, 8)).astype(np.float32)
+    for opset in (13, 18, 20):
+        lowered = lower(model, opset, ("LayerNormalization", "Gelu"))
+        check(lowered)
+        before, after = (image_model(each.SerializeToString()).run(x) for each in (model, lowered))
+        assert np.allclose(after, before, rtol=1e-5, atol=1e-6)
+
+
+def normalized(x, scale, shift, epsilon):
+    return (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + epsilon) * scale + shift
+
+
+IN_FLOAT64 = {
+    "LayerNormalization": lambda x, s, b: normalized(x, s, b, np.float64(np.float32(1e-3))),
+    "LayerNormalization without an affine": lambda x, s: normalized(x, s, 0, np.float64(np.float32(1e-5))),
+    "Gelu by tanh": lambda x: x / 2 * (1 + np.tanh((2 / np.pi) ** 0.5 * (x + 0.044715 * x**3))),
+}
+
+
+@pytest.mark.parametrize("case", IN_FLOAT64)
+def test_a_graph_in_float64_is_lowered_in_float64(case):
+    nodes, constants = CASES[case]
+    model = to_float64(graph(nodes, constants))
+    lowered = lower(model, 13)
+    check(lowered)
+    x = RANDOM.standard_normal((2, 3, 8))
+    found = load_onnx(lowered).run({"x": x})["y"]
+    assert found.dtype == np.float64
+    np.testing.assert_allclose(found, IN_FLOAT64[case](x, **constants), rtol=1e-12, atol=1e-14)
 
 
 def test_what_has_no_older_form_is_refused():

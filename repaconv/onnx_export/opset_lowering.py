@@ -6,11 +6,12 @@ the unconverted graph without notice. Exported graphs need only a few operators.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from math import pi, sqrt
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from repaconv.core.errors import Refused
 from repaconv.graph.onnx_files import split_evenly
@@ -73,9 +74,12 @@ class _Lowering:
         self.graph, self.opset, self.lacks = model.graph, opset, lacks
         self.constants = {weight.name: weight for weight in model.graph.initializer}
         self.value_of: Callable[[str], Any] = lambda name: numpy_helper.to_array(self.constants[name])
-        self.shapes = _shapes(model) if any(node.op_type == "Split" for node in model.graph.node) else {}
+        inferred = any(node.op_type in ("Split", "LayerNormalization", "Gelu") for node in model.graph.node)
+        self.shapes, self.types = _shapes_and_types(model) if inferred else ({}, {})
         self.nodes: list[onnx.NodeProto] = []
-        self.known: dict[float, str] = {}
+        self.names = set(_names(model.graph))
+        self.numbers: dict[tuple[int, float], str] = {}
+        self.integers: dict[tuple[int, ...], str] = {}
 
     def run(self) -> None:
         old = list(self.graph.node)
@@ -159,7 +163,7 @@ class _Lowering:
         x = node.input[0]
         centred = step("Sub", x, step.mean(x))
         variance = step.mean(step("Mul", centred, centred))
-        deviation = step("Sqrt", step("Add", variance, step.number(attributes.get("epsilon", 1e-5))))
+        deviation = step("Sqrt", step("Add", variance, step.number(attributes.get("epsilon", 1e-5), x)))
         y = step("Div", centred, deviation)
         scale, shift = node.input[1], (node.input[2] if len(node.input) > 2 else "")
         if not self._is_all(scale, 1.0):
@@ -176,33 +180,46 @@ class _Lowering:
         step, x = _Steps(self, node), node.input[0]
         if attributes.get("approximate", b"none") == b"tanh":
             cube = step("Mul", step("Mul", x, x), x)
-            inner = step("Add", x, step("Mul", cube, step.number(0.044715)))
-            bent = step("Tanh", step("Mul", inner, step.number(sqrt(2 / pi))))
+            inner = step("Add", x, step("Mul", cube, step.number(0.044715, x)))
+            bent = step("Tanh", step("Mul", inner, step.number(sqrt(2 / pi), x)))
         else:
-            bent = step("Erf", step("Div", x, step.number(sqrt(2))))
-        half = step("Mul", x, step("Add", bent, step.number(1.0)))
-        step.done(step("Mul", half, step.number(0.5)))
+            bent = step("Erf", step("Div", x, step.number(sqrt(2), x)))
+        half = step("Mul", x, step("Add", bent, step.number(1.0, x)))
+        step.done(step("Mul", half, step.number(0.5, x)))
 
     def _is_all(self, name: str, value: float) -> bool:
         return name in self.constants and bool((self.value_of(name) == value).all())
 
-    def number(self, value: float) -> str:
-        """Return the name of a float32 scalar constant, shared by value."""
-        from onnx import numpy_helper
+    def number(self, value: float, like: str) -> str:
+        """Return the name of a scalar constant of the element type of another value, shared by value and type."""
+        from onnx import TensorProto, helper
 
-        if value not in self.known:
-            self.known[value] = f"constant_{len(self.known)}"
-            self.graph.initializer.append(numpy_helper.from_array(np.float32(value), self.known[value]))
-        return self.known[value]
+        key = self.types.get(like) or TensorProto.FLOAT, value
+        if key not in self.numbers:
+            array = np.asarray(value, helper.tensor_dtype_to_np_dtype(key[0]))
+            self.numbers[key] = self._constant(f"constant_{len(self.numbers)}", array)
+        return self.numbers[key]
 
     def whole(self, *values: int) -> str:
         """Return the name of an int64 constant [n]."""
+        if values not in self.integers:
+            name = "_".join(map(str, ("whole", *values)))
+            self.integers[values] = self._constant(name, np.asarray(values, dtype=np.int64))
+        return self.integers[values]
+
+    def _constant(self, name: str, array: NDArray[Any]) -> str:
         from onnx import numpy_helper
 
-        name = "_".join(map(str, ("whole", *values)))
-        if name not in self.constants:
-            self.constants[name] = numpy_helper.from_array(np.asarray(values, dtype=np.int64), name)
-            self.graph.initializer.append(self.constants[name])
+        name = self.fresh(name)
+        self.constants[name] = numpy_helper.from_array(array, name)
+        self.graph.initializer.append(self.constants[name])
+        return name
+
+    def fresh(self, name: str) -> str:
+        """Return this name, or a longer one where the graph has it already."""
+        while name in self.names:
+            name += "_"
+        self.names.add(name)
         return name
 
 
@@ -217,7 +234,7 @@ class _Steps:
         from onnx import helper
 
         self.count += 1
-        output = f"{self.node.output[0]}.{self.count}"
+        output = self.lowering.fresh(f"{self.node.output[0]}.{self.count}")
         name = f"{self.node.name}.{self.count}"
         self.lowering.nodes.append(helper.make_node(operator, inputs, [output], name, **attributes))
         return output
@@ -234,15 +251,25 @@ class _Steps:
         self.lowering.nodes[-1].output[0] = self.node.output[0]
 
 
-def _shapes(model: onnx.ModelProto) -> dict[str, tuple[int, ...]]:
-    """Return the inferred shapes of all values, with 0 for a dynamic dimension."""
+def _shapes_and_types(model: onnx.ModelProto) -> tuple[dict[str, tuple[int, ...]], dict[str, int]]:
+    """Return the inferred shapes of all values, with 0 for a dynamic dimension, and their element types."""
     import onnx
 
     graph = onnx.shape_inference.infer_shapes(model).graph
-    return {
-        value.name: tuple(dim.dim_value for dim in value.type.tensor_type.shape.dim)
-        for value in (*graph.input, *graph.value_info)
-    }
+    known = {value.name: value.type.tensor_type for value in (*graph.input, *graph.output, *graph.value_info)}
+    shapes = {name: tuple(dim.dim_value for dim in kind.shape.dim) for name, kind in known.items()}
+    types = {weight.name: weight.data_type for weight in graph.initializer}
+    return shapes, {**types, **{name: kind.elem_type for name, kind in known.items()}}
+
+
+def _names(graph: onnx.GraphProto) -> Iterator[str]:
+    """Yield the names of all values of a graph and its subgraphs."""
+    yield from (value.name for value in (*graph.input, *graph.initializer))
+    for node in graph.node:
+        yield from node.output
+        for entry in node.attribute:
+            for inner in (entry.g, *entry.graphs):
+                yield from _names(inner)
 
 
 def _no_older(node: onnx.NodeProto, opset: int) -> Refused:

@@ -6,7 +6,7 @@ TRT_RTX := tensorrt-rtx-cu13 tensorrt-rtx-cu13-bindings tensorrt-rtx-cu13-libs
 # One more than processors: some tests wait for processes of their own.
 WORKERS := -n $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 7 ? n + 1 : 8))) --dist worksteal
 
-.PHONY: demo test test-slow golden golden-write lint arm docker-steps torture mutants code-mutants train clean
+.PHONY: demo test test-quick test-slow release-check dist golden golden-write lint arm docker-steps torture mutants code-mutants train clean
 .PHONY: recipes bench-throughput bench-blocks bench-convert bench-curve bench-deploy bench-estimate bench-export bench-fold bench-forms bench-gate bench-hand bench-noise bench-power bench-precision bench-profile bench-tasks bench-torch bench-tuner bench-ultralytics bench-zoo
 .PHONY: gpu-kit gpu-results gpu-bare docs lock locked sbom
 
@@ -15,6 +15,13 @@ demo: .venv/installed
 
 test: .venv/installed-dev lint
 	OMP_NUM_THREADS=1 $(BIN)/pytest $(WORKERS)
+
+# Algebra, folds of each method, export, verification and the command line: for machines on which the whole suite does not
+# run, e.g. arm64.
+QUICK := $(addprefix tests/test_,affine.py checkpoint.py cli.py comparison.py dwconv.py export_options.py fold_onnx.py \
+lora.py nondeep.py proof.py pyra.py ranks.py repavit.py repconv.py riformer.py schema.py)
+test-quick: .venv/installed-dev
+	OMP_NUM_THREADS=1 $(BIN)/pytest $(WORKERS) $(QUICK)
 
 test-slow: .venv/installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/pytest $(WORKERS) -m slow
@@ -168,6 +175,20 @@ sbom: .venv/installed build/supply/installed
 	-o build/installed.json .venv/bin/python
 	$(BIN)/python docs/_licences.py build/installed.json build/sbom.json docs/licences.md
 
+# Whether a version is the one of the package, of the citation and of the changelog, and has its date.
+release-check:
+	grep -qx 'version = "$(VERSION)"' pyproject.toml
+	grep -qx 'version: $(VERSION)' CITATION.cff
+	grep -q '^## $(VERSION) (20[0-9][0-9]-' CHANGELOG.md
+
+# dist/: source archive and wheel, built twice with equal bytes.
+dist: build/supply/installed
+	rm -rf dist build/dist-again
+	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) build/supply/bin/uv build --quiet -o dist
+	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) build/supply/bin/uv build --quiet -o build/dist-again
+	cd dist && for file in *; do cmp $$file ../build/dist-again/$$file || exit 1; done
+	build/supply/bin/twine check --strict dist/*
+
 train: .venv/installed-dev
 	$(BIN)/python benchmarks/train/digits.py
 	$(BIN)/python benchmarks/train/train.py
@@ -184,8 +205,8 @@ train: .venv/installed-dev
 
 build/supply/installed:
 	$(PYTHON) -m venv build/supply
-	build/supply/bin/pip install --quiet --disable-pip-version-check uv==0.13.9 cyclonedx-bom==7.5.0
+	build/supply/bin/pip install --quiet --disable-pip-version-check uv==0.13.9 cyclonedx-bom==7.5.0 twine==7.0.0
 	touch $@
 
 clean:
-	rm -rf .venv .torture .mutants .code-mutants .arm build/supply build/gpu-kit build/gpu-bare .docker-steps demo-out
+	rm -rf .venv .torture .mutants .code-mutants .arm build/supply build/gpu-kit build/gpu-bare build/dist-again dist .docker-steps demo-out

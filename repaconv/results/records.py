@@ -37,7 +37,7 @@ class Record(BaseModel):
     FORMER: ClassVar[Mapping[str, str]] = {}
     """What fields were called in the previous schema version: former name to name."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings", protected_namespaces=())
 
     @model_validator(mode="before")
     @classmethod

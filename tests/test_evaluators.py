@@ -10,7 +10,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from repaconv.verification.float64_graphs import _reference_evaluation
+from repaconv.verification.float64_graphs import ReferenceEvaluation
 
 RANDOM = np.random.default_rng(0)
 IMAGE = (2, 4, 13, 11)
@@ -145,7 +145,7 @@ def test_the_float64_evaluator_is_onnx_runtime_but_for_rounding(name):
     x = np.random.default_rng(0).standard_normal(IMAGE).astype(np.float32)
     right = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": x})[0]
     try:
-        found = _reference_evaluation(model)({"x": x.astype(np.float64)})["y"]
+        found = ReferenceEvaluation(model).run({"x": x.astype(np.float64)})["y"]
     except (NotImplementedError, ValueError, AssertionError):
         assert MAY_REFUSE.search(name)
         return

@@ -26,7 +26,7 @@ from repaconv.onnx_export.float64_exporter import NEW, OLD, network_to_onnx
 from repaconv.sources.named_architecture_source import NetworkRunner
 from repaconv.sources.source_of_run import subject_of
 from repaconv.verification.comparison import Comparison
-from repaconv.verification.float64_graphs import REFERENCE, RUNTIME, Float64, _reference_evaluation
+from repaconv.verification.float64_graphs import REFERENCE, RUNTIME, Float64, ReferenceEvaluation
 from repaconv.verification.input_batches import npz_calls
 from repaconv.verification.model_runners import load_onnx
 from repaconv.verification.onnx_model_loading import folded
@@ -198,7 +198,7 @@ def test_float64_is_what_onnx_says_it_is(kind, weights, how):
     ports = [helper.make_tensor_value_info(name, TensorProto.DOUBLE, array.shape) for name, array in given.items()]
     graph = helper.make_graph([node], "one", ports, [helper.make_empty_tensor_value_info("y")], held)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
-    ours, right = _reference_evaluation(model)(given)["y"], ReferenceEvaluator(model).run(None, given)[0]
+    ours, right = ReferenceEvaluation(model).run(given)["y"], ReferenceEvaluator(model).run(None, given)[0]
     assert ours.dtype == np.float64
     rounds = 1e-6 if how.get("mode") == "cubic" else 1e-14  # onnx's own has a cubic's weights in float32
     np.testing.assert_allclose(ours, right, rtol=0, atol=rounds * np.abs(right).max())
@@ -211,7 +211,7 @@ def test_what_was_taken_apart_into_patches_is_put_together_in_float64():
     ports = [helper.make_tensor_value_info("x", TensorProto.DOUBLE, x.shape)]
     graph = helper.make_graph([node], "one", ports, [helper.make_empty_tensor_value_info("y")], held)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
-    ours, right = _reference_evaluation(model)({"x": x})["y"], ReferenceEvaluator(model).run(None, {"x": x})[0]
+    ours, right = ReferenceEvaluation(model).run({"x": x})["y"], ReferenceEvaluator(model).run(None, {"x": x})[0]
     np.testing.assert_allclose(ours, right, rtol=0, atol=1e-14)
 
 
@@ -230,7 +230,7 @@ def test_numbers_are_gathered_in_float64(batch, shape):
     graph = helper.make_graph([node], "one", ports, [helper.make_empty_tensor_value_info("y")])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
     np.testing.assert_array_equal(
-        _reference_evaluation(model)(given)["y"], ReferenceEvaluator(model).run(None, given)[0]
+        ReferenceEvaluation(model).run(given)["y"], ReferenceEvaluator(model).run(None, given)[0]
     )
 
 
@@ -245,7 +245,7 @@ def test_pools_that_round_up_begin_no_window_behind_their_input(kind, pads):
                               [helper.make_tensor_value_info("y", F, None)])  # fmt: skip
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
     right = load_onnx(model.SerializeToString()).run({"x": x})["y"]
-    ours = _reference_evaluation(model)({"x": x.astype(np.float64)})["y"]
+    ours = ReferenceEvaluation(model).run({"x": x.astype(np.float64)})["y"]
     assert ours.shape == right.shape
     np.testing.assert_allclose(ours, right, rtol=0, atol=1e-6)
 
@@ -265,7 +265,7 @@ def test_padding_below_zero_crops(mode, pads, opset):
     graph = helper.make_graph([node], "one", *ports, held)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=9)
     right = load_onnx(model.SerializeToString()).run({"x": x})["y"]
-    np.testing.assert_array_equal(_reference_evaluation(model)({"x": x})["y"], right)
+    np.testing.assert_array_equal(ReferenceEvaluation(model).run({"x": x})["y"], right)
 
 
 def test_erf_is_float64_though_onnx_rounds_it():
@@ -293,7 +293,7 @@ def _of_two(kind, second, how):
     node = helper.make_node(kind, ["x", "at"], ["y"], **how)
     graph = helper.make_graph([node], "one", ports, [helper.make_empty_tensor_value_info("y")])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
-    return model, given, _reference_evaluation(model)(given)["y"]
+    return model, given, ReferenceEvaluation(model).run(given)["y"]
 
 
 @pytest.mark.parametrize("axis", [0, 1, -1])

@@ -16,6 +16,7 @@ from repaconv.results import Change, ImageSize, Link, Sizes
 from repaconv.results.fold import Batch
 from repaconv.verification.comparison import shapes_of
 from repaconv.verification.evaluated_graph import Evaluated
+from repaconv.verification.float64_agreement import differing_operators
 from repaconv.verification.folded_graph_verification import depth_of, unrunnable, usual_rtols
 from repaconv.verification.onnx_model_loading import inputs_of, looked_into
 from repaconv.verification.probe_inputs import GAINS
@@ -87,7 +88,7 @@ def taken_by(source: Path, given: Evaluated, folded: Evaluated) -> Taken:
     call = found.call(model, 0)
     usual = next((probe for probe in found.plain if shapes_of(probe) == shapes_of(call)), call)
     calls = {found.gain: usual} | {found.gain * more: found.call(model, 0, more) for more in GAINS}
-    told, rounded, gain = _float64_rounding_error(given, folded, calls)
+    told, rounded, gain, doubt = _float64_rounding_error(given, folded, calls)
     size, any_size, batch, names = _image_properties(model, found)
     ran = [(call, given.run(call)) for call in (usual, found.plain[0])]
     rows = _has_rows_per_image(model, batch, ran)
@@ -97,7 +98,7 @@ def taken_by(source: Path, given: Evaluated, folded: Evaluated) -> Taken:
     size = None if not rows and batch not in ("dynamic", 1) else size
     if isinstance(batch, int) and batch > 1 and not any(_row_count(out) == batch for out in given.run(usual).values()):
         batch = 1  # no output has this first axis, so it is not a batch: e.g. the channels of one image [3, H, W]
-    allowed, why = _tolerances(model, rounded, doubled=bool(told))
+    allowed, why = _tolerances(model, rounded, "" if told else doubt or "the graph does not run in float64")
     return Taken(
         image_size=size,
         any_image_size=any_size,
@@ -114,11 +115,13 @@ def taken_by(source: Path, given: Evaluated, folded: Evaluated) -> Taken:
 
 def _float64_rounding_error(
     given: Evaluated, folded: Evaluated, calls: Mapping[float, Feeds]
-) -> tuple[str, float, float]:
-    """Compare float32 with float64 and return (float64 evaluator or "", relative rounding error, gain of the inputs).
+) -> tuple[str, float, float, str]:
+    """Compare float32 with float64: (float64 evaluator or "", relative rounding error, gain of the inputs, doubt).
 
     The first gain is used if its error is credible, else the gain with the smallest error. If the graph makes discrete
-    decisions, a changed decision does not measure rounding: the error is then 0, and the usual tolerances apply.
+    decisions, a changed decision does not measure rounding: the error is then 0, and the usual tolerances apply. An
+    error that would raise the tolerances must be rounding: where float64 is another function than ONNX Runtime's, which
+    the doubt says, it is not used.
     """
     from repaconv.graph.discrete_outputs import has_discrete_decision
 
@@ -130,15 +133,18 @@ def _float64_rounding_error(
         try:
             right = given.truth(call)
             if has_discrete_decision(given.model):
-                return given.float64.told, 0.0, usual
+                return given.float64.told, 0.0, usual, ""
             errors[gain] = _rounding_error(right, given.run(call), folded.run(call))
             if WORSE * errors[gain] > usual_rtols(given.model)["onnx"]:  # a fusion of the runtime may be the cause
                 written = _rounding_error(right, given.as_written(call), folded.as_written(call))
                 errors[gain] = written if errors[gain] > WORSE * written else errors[gain]
+            raises = WORSE * errors[gain] > usual_rtols(given.model)["onnx"]
+            if raises and (doubt := differing_operators(given.model, given.float64, call)):
+                return "", 0.0, usual, doubt
         except Exception:  # raised by either runtime: an operator without float64, or values that it rejects
             continue
     best = min(errors, key=lambda gain: errors[gain], default=usual)
-    return (given.float64.told, errors[best], best) if errors.get(best, inf) <= DOUBTED else ("", 0.0, usual)
+    return (given.float64.told, errors[best], best, "") if errors.get(best, inf) <= DOUBTED else ("", 0.0, usual, "")
 
 
 def _rounding_error(right: Mapping[str, Any], *others: Mapping[str, Any]) -> float:
@@ -153,13 +159,14 @@ def _rounding_error(right: Mapping[str, Any], *others: Mapping[str, Any]) -> flo
     return max(filter(isfinite, errors), default=inf if errors else 0.0)
 
 
-def _tolerances(model: onnx.ModelProto, rounded: float, *, doubled: bool) -> tuple[dict[str, float], dict[str, str]]:
+def _tolerances(model: onnx.ModelProto, rounded: float, undoubled: str) -> tuple[dict[str, float], dict[str, str]]:
     """Return the tolerances by link and the reasons for those that differ from the usual ones.
 
-    They are larger where rounding alone exceeds the usual ones. Without float64, a fold gets the tolerance of float32.
+    They are larger where rounding alone exceeds the usual ones. Where float64 is not used (``undoubled`` says why), a
+    fold gets the tolerance of float32.
     """
     usual = usual_rtols(model)
-    usual = usual if doubled else {**usual, "fold": usual["onnx"]}
+    usual = {**usual, "fold": usual["onnx"]} if undoubled else usual
     worse = max(1.0, WORSE * rounded / usual["onnx"])
     reasons = [depth_reason(depth_of(model))]
     if worse > 1:
@@ -168,8 +175,8 @@ def _tolerances(model: onnx.ModelProto, rounded: float, *, doubled: bool) -> tup
             f"{worse:.2g} times the usual ones"
         ]
     why = {link: [*reasons] for link in usual}
-    if not doubled:
-        why["fold"].insert(0, "compared in FP32, since the graph does not run in float64")
+    if undoubled:
+        why["fold"].insert(0, f"compared in FP32, since {undoubled}")
     told = {link: "; ".join(filter(None, reasons)) for link, reasons in why.items()}
     return {link: min(worse * value, LARGEST_RTOL) for link, value in usual.items()}, {
         link: reason for link, reason in told.items() if reason

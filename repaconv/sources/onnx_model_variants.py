@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from repaconv.engines.contract import Feeds, Port
 from repaconv.graph.element_type_conversion import retyped
+from repaconv.verification.float64_agreement import differing_operators
 from repaconv.verification.float64_graphs import Float64
 from repaconv.verification.input_batches import FLOATS
 from repaconv.verification.model_runners import FixedBatch, OnnxTrace, Runner, load_onnx, named
@@ -76,6 +77,14 @@ class GraphForm:
             )
         return changed
 
+    def float64_doubt(self, feeds: Feeds) -> str:
+        """The operators whose evaluation in float64 is not ONNX Runtime's, in words; see `Form`."""
+        compared = _Compared(self.model, self._runner)
+        arrays = named([port.name for port in self.inputs], feeds)
+        given = {port.name: _cast(arrays[port.name], port.dtype) for port in self.inputs}
+        FixedBatch(Ported(compared, self.inputs), self.batch).run(given)
+        return next(filter(None, compared.found), "")
+
     def trace(self) -> OnnxTrace:
         """Give access to the intermediate values by name, in float32: what is located is larger than rounding."""
         single = retyped(self.model, {11: 1}) if self.double else self.model
@@ -96,6 +105,19 @@ class GraphForm:
 
     def _open(self, model: onnx.ModelProto) -> Runner:
         return Float64(model) if self.double else load_onnx(model)
+
+
+class _Compared:
+    """Compares the evaluation of a graph in float64 with ONNX Runtime, call by call, and has no outputs."""
+
+    def __init__(self, model: onnx.ModelProto, runner: Runner) -> None:
+        self.model, self.runner, self.found = model, runner, list[str]()
+
+    def run(self, feeds: Feeds) -> dict[str, Any]:
+        """Note what is to be said of one call."""
+        if isinstance(self.runner, Float64):
+            self.found.append(differing_operators(self.model, self.runner, feeds))
+        return {}
 
 
 def _cast(array: NDArray[Any], dtype: str) -> NDArray[Any]:

@@ -68,6 +68,9 @@ class Form(Protocol):
     def run(self, feeds: Feeds) -> dict[str, Any]:
         """Run the network and return all outputs by name."""
 
+    def float64_doubt(self, feeds: Feeds) -> str:
+        """Why this form in float64 is not the same network as in float32; empty if it is."""
+
     def trace(self) -> Trace:
         """Give access to the intermediate values."""
 

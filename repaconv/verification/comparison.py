@@ -11,7 +11,8 @@ Every comparison in repaconv is one of these: `verify`, `fold`, `export`, `build
 A number (of an image, or of a neighborhood) is *equal* within the tolerance. If some are not, it is asked how far
 rounding moves the original network (`repaconv.verification.rounding`): a difference that rounding explains is no fault,
 one beyond it is. Where rounding explains more than `VAGUE`, an agreement says little, and the number is left out. Where
-most numbers are left out, or an output changes too little between inputs, nothing is verified. Integers and truth
+most numbers are left out, an output changes too little between inputs, or what was measured is no rounding
+(`repaconv.verification.float64_agreement`), nothing is verified. Integers and truth
 values are equal or not; those that rounding decides are left out.
 """
 
@@ -315,6 +316,7 @@ class _Output:
         self.problem: Problem | None = None
         self.not_compared: Problem | None = None
         self.reshaped = self.calls = 0
+        self.doubt = ""
         self._shapes: dict[Shapes, tuple[int, ...]] = {}
 
     def add(self, got: Any, right: Any, call: _Call, given: Shapes) -> None:
@@ -340,6 +342,8 @@ class _Output:
             moved = bool(given) and expected.shape != self._shapes.setdefault(given, expected.shape)
             self.moves = self.moves or moved
             self._measured(expected).add(found, expected, call)
+        if call.rounding is not None:
+            self.doubt = self.doubt or call.rounding.doubt
 
     def _fail(self, reason: Reason, detail: str) -> None:
         self.problem = self.problem or (reason, Figures(detail=detail))
@@ -372,6 +376,8 @@ class _Output:
         """The link with its verdict."""
         if self.problem:
             return Link.concluded(self.problem[0], figures=self.problem[1], note=note, **ends)
+        if self.reshaped and self.doubt:
+            return Link.concluded("not_comparable", figures=Figures(detail=self.doubt), note=note, **ends)
         if self.reshaped > UNDECIDED_SHARE * self.calls:
             detail = f"the shape, for {self.reshaped} of {self.calls} inputs"
             return Link.concluded("rounding_decides", figures=Figures(detail=detail), note=note, **ends)
@@ -380,7 +386,8 @@ class _Output:
             return Link.concluded(reason, figures=why, note=note, **ends)
         found = self.kind.outcome()
         reason, allowed = self._reason(found), self.owner.allowed
-        nothing = reason in ("rounding_decides", "rounding_too_large", "discrete_in_low_precision")
+        nothing = reason in ("rounding_decides", "rounding_too_large", "discrete_in_low_precision", "not_comparable")
+        told = Figures(detail=self.doubt) if reason == "not_comparable" and self.doubt else found.tally.figures
         words = ""
         if allowed.kind == "lossy" and isinstance(self.kind, Reals) and verdict_for(reason) != "not verified":
             words = lossy_words(found.metrics, allowed, found.accuracy)
@@ -388,7 +395,7 @@ class _Output:
             allowed = raised(allowed, found.metrics)
         return Link.concluded(
             reason,
-            figures=found.tally.figures.model_copy(update=figures),
+            figures=told.model_copy(update=figures),
             note="; ".join(filter(None, [words, note])),
             tolerance=None if nothing else allowed,
             metrics=None if nothing else found.metrics,
@@ -410,6 +417,8 @@ class _Output:
             return "discrete_in_low_precision" if allowed.kind == "lossy" else "discrete_values_differ"
         if different:
             return "exceeds_tolerance"
+        if self.doubt and (tally.explained or tally.left_out):
+            return "not_comparable"
         if tally.left_out > UNDECIDED_SHARE * tally.compared:
             return "rounding_decides" if discrete or tally.kind is None else "rounding_too_large"
         if (found.constant or (tally.explained and _hidden(found.metrics))) and not self.moves:

@@ -37,16 +37,18 @@ class Float64:
 
     Attributes:
         told: A description of the evaluator.
+        reference: onnx's reference implementation; None where ONNX Runtime evaluates the graph.
     """
 
     def __init__(self, model: onnx.ModelProto) -> None:
         """Choose ONNX Runtime if it has all kernels in float64, else onnx's reference implementation."""
-        self._run: Callable[[Feeds], Mapping[str, Any]]
         session = None
         with suppress(Exception):  # the runtime raises many classes
             if not any(node.op_type in LACKED for node in model.graph.node):
                 session = load_onnx(widened(model), as_written=True)
-        self._run, self.told = (_reference_evaluation(model), REFERENCE) if session is None else (session.run, RUNTIME)
+        self.reference = ReferenceEvaluation(model) if session is None else None
+        self.told = REFERENCE if session is None else RUNTIME
+        self._run: Callable[[Feeds], Mapping[str, Any]] = (session or self.reference).run  # type: ignore[union-attr]
 
     def run(self, feeds: Feeds) -> dict[str, Any]:
         """Run the graph and return all outputs, floating-point ones in float64."""
@@ -60,40 +62,60 @@ def widened(model: onnx.ModelProto) -> onnx.ModelProto:
     return retyped(model, WIDER)
 
 
-def _reference_evaluation(model: onnx.ModelProto) -> Callable[[Feeds], Mapping[str, Any]]:
-    """Return a function that evaluates the graph with onnx's reference implementation in float64.
+class ReferenceEvaluation:
+    """A graph that onnx's reference implementation evaluates in float64, with operators of our own.
 
     Weights are converted when a node reads them, and values are freed after their last use.
+
+    Attributes:
+        nodes: The nodes in order, those included that convert values for operators without float64.
+        outputs: Names of the outputs.
     """
-    from onnx import numpy_helper
-    from onnx.reference import ReferenceEvaluator
 
-    from repaconv.graph.element_type_conversion import kept_constants
-    from repaconv.graph.graph_without_weights import with_initializers
+    def __init__(self, model: onnx.ModelProto) -> None:
+        from onnx.reference import ReferenceEvaluator
 
-    weights, kept = {weight.name: weight for weight in model.graph.initializer}, kept_constants(model, WIDER)
-    evaluator = ReferenceEvaluator(widened(with_initializers(model, ())), new_ops=by_torch())
-    names = [output.name for output in model.graph.output]
-    steps = list(zip(evaluator.rt_nodes_, _values_to_free(evaluator.rt_nodes_, names), strict=True))
+        from repaconv.graph.element_type_conversion import kept_constants
+        from repaconv.graph.graph_without_weights import with_initializers
 
-    def weight(name: str) -> Any:
-        array = numpy_helper.to_array(weights[name])
-        return array if name in kept or weights[name].data_type not in FLOATS else array.astype(np.float64)
+        self._weights = {weight.name: weight for weight in model.graph.initializer}
+        self._kept = kept_constants(model, WIDER)
+        evaluator = ReferenceEvaluator(widened(with_initializers(model, ())), new_ops=by_torch())
+        self.nodes: list[Any] = evaluator.rt_nodes_
+        self.outputs = [output.name for output in model.graph.output]
+        self._start: dict[str, Any] = {"": None, **evaluator.rt_inits_}
 
     @np.errstate(all="ignore")  # the comparison reports values that are not finite
-    def run(feeds: Feeds) -> dict[str, Any]:
-        held: dict[str, Any] = {"": None, **evaluator.rt_inits_, **feeds}
-        for node, done in steps:
-            if node.need_context():  # control flow, whose inner graphs read values that are not among its inputs
-                held.update((name, weight(name)) for name in weights if name not in held)
-            given = [held[name] if name in held else weight(name) for name in node.input]
-            found = node.run(*given, **({"context": held} if node.need_context() else {}))
-            held.update((name, value) for name, value in zip(node.output, found, strict=False) if name)
+    def run(self, feeds: Feeds) -> dict[str, Any]:
+        """Run the graph on float64 inputs and return all outputs."""
+        held: dict[str, Any] = {**self._start, **feeds}
+        for node, done in zip(self.nodes, _values_to_free(self.nodes, self.outputs), strict=True):
+            held.update(self.run_node(node, held))
             for name in done:
                 held.pop(name, None)
-        return {name: held[name] if name in held else weight(name) for name in names}
+        return {name: self._value(name, held) for name in self.outputs}
 
-    return run
+    @np.errstate(all="ignore")
+    def run_node(self, node: Any, held: Mapping[str, Any]) -> dict[str, Any]:
+        """Run one node on values by name, and return its outputs by name."""
+        if node.need_context():  # control flow, whose inner graphs read values that are not among its inputs
+            context = {name: self._value(name, held) for name in (*self._start, *self._weights)} | dict(held)
+            found = node.run(*(context[name] for name in node.input), context=context)
+        else:
+            found = node.run(*(self._value(name, held) for name in node.input))
+        return {name: value for name, value in zip(node.output, found, strict=False) if name}
+
+    def inputs_of(self, node: Any, held: Mapping[str, Any]) -> dict[str, Any]:
+        """The values that a node reads as inputs, by name."""
+        return {name: self._value(name, held) for name in node.input if name}
+
+    def _value(self, name: str, held: Mapping[str, Any]) -> Any:
+        from onnx import numpy_helper
+
+        if name in held or name in self._start:
+            return held[name] if name in held else self._start[name]
+        array = numpy_helper.to_array(self._weights[name])
+        return array if name in self._kept or self._weights[name].data_type not in FLOATS else array.astype(np.float64)
 
 
 def _values_to_free(nodes: Sequence[Any], wanted: Sequence[str]) -> list[list[str]]:

@@ -23,6 +23,7 @@ from repaconv.engines.contract import Array, Feeds
 from repaconv.results import Figures, Link, Tolerance
 from repaconv.verification.comparison import Comparison, PerNeighborhood, neighborhood, raised, run_both
 from repaconv.verification.evaluated_graph import Evaluated
+from repaconv.verification.float64_agreement import differing_operators
 from repaconv.verification.model_runners import Runner
 from repaconv.verification.onnx_model_loading import checker_says, stored
 from repaconv.verification.rounding import (
@@ -180,6 +181,9 @@ class _Pair:
         moved: The original with other roundings, each opened when it is first asked.
     """
 
+    doubt = ""
+    """What of the original's evaluation in float64 is not ONNX Runtime's; empty if all is, or was not asked for."""
+
     def __init__(
         self,
         before: Evaluated,
@@ -212,7 +216,8 @@ class _Pair:
             told = self._in_float64(_open(found), _constant(found))
             found |= told
             found |= self._by_jitter(_open(found) - told.keys())
-        return tuple(found.values())
+        doubted = _open(found) if self.doubt else set()
+        return tuple(link.noted(self.doubt) if output in doubted else link for output, link in found.items())
 
     def _comparison(self, allowed: Tolerance | None = None, vague: float = VAGUE) -> Comparison:
         allowed = allowed or self.allowed
@@ -239,6 +244,9 @@ class _Pair:
         self.before.close()
         self.after.close()
         try:
+            self.doubt = self._doubt()
+            if self.doubt:
+                return {}
             exact = self._exact()
             if self.coarse and exact is None:
                 return {}
@@ -253,6 +261,12 @@ class _Pair:
             for output, link in answers.items()
             if link is not None
         }
+
+    def _doubt(self) -> str:
+        """What of float64 is not ONNX Runtime's on some probe, so that float64 tells nothing."""
+        before = self.before
+        told = (differing_operators(before.model, before.float64, feeds) for feeds in self.probes.feeds)
+        return next(filter(None, told), "")
 
     def _exact(self) -> Runner | None:
         """The candidate in float64, a fold as it is made there; None where that does not run."""

@@ -118,6 +118,10 @@ class TorchRunner:
         margins = np.min([margin.double().numpy() for margin in self._margins], axis=0)
         return np.asarray(margins < UNDECIDED)
 
+    def float64_doubt(self, feeds: Feeds) -> str:
+        """Empty: torch has one implementation for both types; see `repaconv.sources.source_model.Form`."""
+        return ""
+
     def trace(self) -> Trace:
         """Give access to the inputs and outputs of the submodules."""
 

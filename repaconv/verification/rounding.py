@@ -4,8 +4,9 @@ Two graphs that compute the same function round differently. Where an output is 
 numbers, the two differ by more than any fixed tolerance. A comparison then asks how far rounding moves the *original*
 network on the same inputs, and allows a stated multiple of it. There are three ways to know that, best first:
 
-1. FP32 against float64 (`network_rounding`, `graph_rounding`, `rounding_between`): run the original network in both;
-   the difference is its rounding error, of every number, on these very inputs.
+1. FP32 against float64 (`network_rounding`, `rounding_between`, `float64_agreement.graph_rounding`): run the original
+   network in both; the difference is its rounding error, of every number, on these very inputs, unless the evaluation
+   in float64 computes something else: `float64_agreement`.
 2. Moved inputs (`float64_rounding`): for two networks in float64 there is no better arithmetic to compare with. The
    original runs on inputs that are moved by one unit in the last place.
 3. Moved weights and inputs (`jitter_rounding`): where nothing evaluates a graph in float64, weights and inputs are
@@ -19,8 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import cache
-from pathlib import Path
+from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -30,7 +30,6 @@ from numpy.typing import NDArray
 from repaconv.verification.evaluated_graph import Evaluated, key_of
 from repaconv.verification.float64_graphs import Float64, wide, widened
 from repaconv.verification.model_runners import load_onnx
-from repaconv.verification.onnx_model_loading import loaded
 from repaconv.verification.tolerances import EXPORTED_RTOL, FLOAT32
 
 if TYPE_CHECKING:
@@ -114,9 +113,11 @@ changes. In the other's own shape where rounding changes that."""
 class Rounding:
     """How far rounding alone moves the outputs of one inference, measured when it is asked for, and once."""
 
-    def __init__(self, kind: Kind, movements: Callable[[], Iterable[Movement]]) -> None:
-        """``movements`` gives one or more, each as long as it takes to run the network once."""
-        self.kind, self._more = kind, movements
+    def __init__(
+        self, kind: Kind, movements: Callable[[], Iterable[Movement]], doubt: Callable[[], str] = lambda: ""
+    ) -> None:
+        """``movements`` gives one or more, each as long as it takes to run the network once; ``doubt``: see there."""
+        self.kind, self._more, self._doubt = kind, movements, doubt
         self._known: list[Movement] = []
         self._running: Iterator[Movement] | None = None
 
@@ -135,6 +136,14 @@ class Rounding:
         if found is not None:
             self._known.append(found)
         return found is not None
+
+    @cached_property
+    def doubt(self) -> str:
+        """Why this is no rounding, where it was asked for; empty if it is.
+
+        It is found out as late as this, since it takes longer than a movement.
+        """
+        return self._doubt() if self._known else ""
 
     def reshapes(self, output: str, shape: tuple[int, ...]) -> bool:
         """Whether rounding alone gives an output another shape than this."""
@@ -181,26 +190,12 @@ def network_rounding(subject: Subject, feeds: Feeds, right: Mapping[str, Any] | 
         exact = subject.reference.run(feeds) if right is None else right
         yield movement(subject.single().run(feeds), exact)
 
-    return Rounding(MEASURED, measured)
+    return Rounding(MEASURED, measured, lambda: subject.reference.float64_doubt(feeds))
 
 
 def rounding_between(form: Form, exact: Form, feeds: Feeds) -> Rounding:
     """Of one form of a network; ``exact`` is the same in float64."""
-    return Rounding(MEASURED, lambda: [movement(form.run(feeds), exact.run(feeds))])
-
-
-def graph_rounding(path: Path) -> Callable[[Feeds], Rounding]:
-    """Of a graph that no run knows, call by call; nothing where it is not evaluated in float64."""
-    given = cache(lambda: Evaluated(loaded(path)))
-
-    def rounding(feeds: Feeds) -> Rounding:
-        def measured() -> Iterator[Movement]:
-            with suppress(Exception):  # whatever cannot be evaluated in float64, of many classes
-                yield movement(given().run(feeds), given().truth(feeds))
-
-        return Rounding(MEASURED, measured)
-
-    return rounding
+    return Rounding(MEASURED, lambda: [movement(form.run(feeds), exact.run(feeds))], lambda: exact.float64_doubt(feeds))
 
 
 # --- 2: in float64, moved inputs.

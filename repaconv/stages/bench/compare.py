@@ -22,7 +22,8 @@ from repaconv.stages.shared.evaluation_images import MAX_IMAGES, NO_IMAGES, eval
 from repaconv.stages.shared.exports_of_run import exports_of
 from repaconv.stages.shared.input_selection import choose_inputs, scores_output
 from repaconv.stages.shared.option_definitions import by_name
-from repaconv.verification.rounding import graph_rounding, network_rounding
+from repaconv.verification.float64_agreement import graph_rounding
+from repaconv.verification.rounding import network_rounding
 from repaconv.verification.tolerances import coarser
 
 if TYPE_CHECKING:

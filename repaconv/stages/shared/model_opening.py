@@ -13,8 +13,9 @@ from repaconv.graph.onnx_files import metadata_of, read_graph
 from repaconv.results import Link
 from repaconv.sources.source_of_run import subject_of
 from repaconv.stages.shared.engine_files import build_of, engine_of, open_engine
+from repaconv.verification.float64_agreement import graph_rounding
 from repaconv.verification.onnx_model_loading import inputs_of
-from repaconv.verification.rounding import graph_rounding, network_rounding
+from repaconv.verification.rounding import network_rounding
 from repaconv.verification.tolerances import coarser
 
 if TYPE_CHECKING:

@@ -1,0 +1,201 @@
+"""What FP32 differs from float64 is rounding only where the float64 evaluation is ONNX Runtime's function."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from foreign_faults import NETS, F, Net, norm, normal
+from onnx import helper
+from onnx.reference.op_run import OpRun
+from test_truth import ill_conditioned
+
+import repaconv as rc
+from repaconv.core.run_folder import Run
+from repaconv.results import Link
+from repaconv.sources.onnx_model_variants import GraphForm
+from repaconv.sources.source_of_run import subject_of
+from repaconv.verification import float64_graphs
+from repaconv.verification.comparison import Comparison
+from repaconv.verification.evaluated_graph import Evaluated
+from repaconv.verification.float64_agreement import AT_ONCE, differing_operators, graph_rounding
+from repaconv.verification.folded_graph_verification import proved
+from repaconv.verification.rounding import Rounding, network_rounding
+from repaconv.verification.tolerances import tolerance
+
+WRONG = 1e-3
+"""By how much the planted kernel and the planted fault are wrong."""
+NET = [
+    ("Conv", "x w", "a", {"pads": [1] * 4}), ("BatchNormalization", "a nw nb nm nv", "b"), ("Tanh", "b", "c"),
+    ("Conv", "c w", "y"),
+]  # fmt: skip
+WEIGHTS = {"w": normal(4, 4, 3, 3), **norm(4)}
+
+
+def net(batch: int | str = "n", rows: list | None = None) -> onnx.ModelProto:
+    return Net(rows or NET, WEIGHTS, {"x": (F, (batch, 4, 8, 8))}, {"y": F}).model()
+
+
+@pytest.fixture
+def wrong_kernel(monkeypatch):
+    """A function that makes the evaluator's Tanh wrong from then on."""
+    right = float64_graphs.by_torch
+
+    class Tanh(OpRun):
+        def _run(self, x):
+            return (np.tanh(x) * (1 + WRONG),)
+
+    return lambda: monkeypatch.setattr(float64_graphs, "by_torch", lambda: [*right(), Tanh])
+
+
+def images(count: int = 4, seed: int = 0) -> dict[str, np.ndarray]:
+    return {"x": np.random.default_rng(seed).standard_normal((count, 4, 8, 8)).astype(np.float32)}
+
+
+def doubt(model: onnx.ModelProto) -> str:
+    graph = Evaluated(model)
+    return next(filter(None, (differing_operators(model, graph.float64, feeds) for feeds in graph.probes.feeds)), "")
+
+
+# --- a wrong kernel excuses nothing
+
+
+def written_wrong(before: onnx.ModelProto) -> onnx.ModelProto:
+    after = onnx.ModelProto()
+    after.CopyFrom(before)
+    for weight in after.graph.initializer:
+        if weight.name == "nb":
+            array = onnx.numpy_helper.to_array(weight) * np.float32(1 + 3 * WRONG)
+            weight.CopyFrom(onnx.numpy_helper.from_array(array, weight.name))
+    return after
+
+
+def test_a_fold_that_is_written_wrong_does_not_pass_by_a_wrong_kernel(wrong_kernel):
+    before = net()
+    (sound,) = proved(Path("net.onnx"), Evaluated(before), Evaluated(net()))
+    assert sound.verdict == "passed"
+    wrong_kernel()
+    (link,) = proved(Path("net.onnx"), Evaluated(before), Evaluated(written_wrong(before)))
+    assert link.verdict == "failed"
+    assert "the float64 evaluation of Tanh c is not what ONNX Runtime computes" in link.note
+
+
+def test_a_wrong_kernel_raises_no_tolerance(wrong_kernel):
+    onnx.save(net(), "net.onnx")
+    usual = rc.fold("net.onnx", measure=False)
+    assert usual.float64
+    wrong_kernel()
+    done = rc.fold("net.onnx", force=True, measure=False)
+    assert (done.float64, done.tolerances["onnx"]) == ("", usual.tolerances["onnx"])
+    assert "the float64 evaluation of Tanh c is not what ONNX Runtime computes" in done.tolerance_reasons["fold"]
+    assert {link.verdict for link in rc.verify().links} == {"passed"}
+
+
+def judged(call: dict[str, np.ndarray], by: float, rounding: Rounding) -> Link:
+    """An output that is wrong by that much, against what the float64 evaluator makes of the network."""
+    model = Evaluated(onnx.load("net.onnx"))
+    found = Comparison("stored", tolerance("stored"))
+    found.add({"y": model.run(call)["y"] * np.float32(1 + by)}, model.truth(call), rounding=rounding)
+    return found.links("stored", "float64")[0]
+
+
+@pytest.mark.parametrize("batch", ["n", 4])
+def test_outputs_that_a_wrong_kernel_explains_are_not_verified_and_others_fail(wrong_kernel, batch):
+    onnx.save(net(batch), "net.onnx")
+    rc.fold("net.onnx", measure=False)
+    assert (
+        judged(images(), 0, network_rounding(subject_of(Run(Path("repaconv-out/net"))), images())).verdict == "passed"
+    )
+    wrong_kernel()
+    for rounding in (
+        lambda: network_rounding(subject_of(Run(Path("repaconv-out/net"))), images()),
+        lambda: graph_rounding(Path("net.onnx"))(images()),
+    ):
+        for by in (0, -WRONG):
+            link = judged(images(), by, rounding())
+            assert (link.verdict, link.reason) == ("not verified", "not_comparable"), link.note
+            assert "Tanh c" in link.figures.detail
+            assert link.metrics is None
+        assert judged(images(), 1.0, rounding()).reason == "exceeds_tolerance"
+
+
+def test_two_models_do_not_agree_by_a_wrong_kernel(wrong_kernel):
+    onnx.save(net(), "net.onnx")
+    onnx.save(written_wrong(net()), "other.onnx")
+    wrong_kernel()
+    found = rc.compare("net.onnx", "other.onnx")
+    assert [link.verdict for link in found.links] == ["not verified"]
+
+
+def test_every_piece_of_a_fixed_batch_is_asked(wrong_kernel):
+    inputs = Evaluated(net(2)).inputs
+    assert GraphForm(net(2), inputs, batch=2, double=True).float64_doubt(images(3)) == ""
+    wrong_kernel()
+    assert "Tanh c" in GraphForm(net(2), inputs, batch=2, double=True).float64_doubt(images(3))
+    assert GraphForm(net(2), inputs, batch=2).float64_doubt(images(3)) == ""  # runs in float32
+
+
+def test_a_wrong_operator_is_found_wherever_it_is(wrong_kernel):
+    """Behind as many nodes as are compared at once, with the input from before; and amplified by nothing."""
+    steps = [("Abs", f"a{at}", f"a{at + 1}") for at in range(AT_ONCE + 3)]
+    last = f"a{AT_ONCE + 3}"
+    rows = [("Conv", "x w", "a0"), *steps, ("Tanh", last, "t"), ("Add", "t a0", "y")]
+    assert doubt(net(2, rows)) == ""
+    wrong_kernel()
+    assert doubt(net(2, rows)) == "the float64 evaluation of Tanh t is not what ONNX Runtime computes"
+
+
+# --- a right one is not doubted
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_networks_of_all_kinds_are_not_doubted(name):
+    assert doubt(NETS[name].model()) == ""
+
+
+SATURATED = [
+    ("Conv", "x w", "a"),
+    ("Mul", "a large", "b"),
+    ("Exp", "b", "c"),
+    ("Add", "c one", "d"),
+    ("Div", "b d", "y"),
+]
+ALMOST_EQUAL = [
+    ("Conv", "x w", "a"), ("Mul", "a little", "b"), ("Add", "b large", "c"),
+    ("ReduceMean", "c", "m", {"keepdims": 1}), ("Sub", "c m", "d"), ("LayerNormalization", "d ones", "y"),
+]  # fmt: skip
+SIZED = [
+    ("Conv", "x w", "a"), ("Shape", "a", "s"), ("Cast", "s", "f", {"to": 1}), ("Div", "f f", "o"), ("Mul", "o by", "r"),
+    ("Resize", "a none r", "y", {"mode": "linear"}),
+]  # fmt: skip
+
+
+def branch(name: str) -> onnx.GraphProto:
+    """A subgraph that reads a value of the graph around it."""
+    return helper.make_graph(
+        [helper.make_node(name, ["a"], ["z"])], name, [], [helper.make_tensor_value_info("z", F, None)]
+    )
+
+
+CONTROLLED = [
+    ("Conv", "x w", "a"), ("ReduceMax", "a", "m", {"keepdims": 0}), ("Greater", "m one", "c"),
+    ("If", "c", "y", {"then_branch": branch("Relu"), "else_branch": branch("Erf")}),
+]  # fmt: skip
+LISTED = [
+    ("Conv", "x w", "a"),
+    ("SplitToSequence", "a", "s", {"axis": 1}),
+    ("ConcatFromSequence", "s", "y", {"axis": 1}),
+]
+
+
+@pytest.mark.parametrize("rows", [SATURATED, ALMOST_EQUAL, SIZED, CONTROLLED, LISTED])
+def test_rounding_ranges_sizes_control_flow_and_sequences_are_no_difference(rows):
+    constants = {"large": np.array(300.0), "one": np.array(1.0), "little": np.array(1e-3), "ones": np.ones(6)}
+    weights = {"w": normal(4, 4, 3, 3), "none": np.zeros(0), "by": np.array([1.0, 1.0, 2.0, 1.7]), **constants}
+    assert doubt(Net(rows, weights, {"x": (F, (2, 4, 8, 8))}, {"y": F}).model()) == ""
+
+
+def test_large_numbers_that_cancel_are_rounding():
+    assert doubt(ill_conditioned()) == ""

@@ -53,9 +53,21 @@ def test_doctor_is_short_and_names_the_line_that_installs(repaconv, monkeypatch)
     monkeypatch.setattr("repaconv.core.plugins._is_installed", lambda package: package != "timm")
     code, out, _ = repaconv("doctor")
     assert code == 0
-    assert len(out.splitlines()) < 40
+    assert re.search(r"^ not installed +timm", out, re.M)
+    assert "pip install 'repaconv[EXTRA]'" in out
+    code, out, _ = repaconv("doctor", "-v")
+    assert code == 0
     assert "networks of timm: --arch timm:NAME: timm not here: pip install 'repaconv[timm]'" in out
     assert "6 work" in next(line for line in out.splitlines() if line.split()[:1] == ["methods"])
+
+
+def test_doctor_fits_a_screen_where_nothing_is_installed(repaconv, monkeypatch):
+    monkeypatch.setattr("repaconv.core.plugins._is_installed", lambda package: False)
+    monkeypatch.setenv("COLUMNS", "80")
+    code, out, _ = repaconv("doctor")
+    assert code == 0
+    assert len(out.splitlines()) <= 24
+    assert "x86-64-openvino" in out
 
 
 def test_every_line_of_the_lock_is_a_version_with_hashes():

@@ -58,7 +58,7 @@ def with_typer_parameters(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(command)
     def called(**typed: Any) -> Any:
-        set_verbose(typed.pop("verbose", False))
+        set_verbose(typed.get("verbose", False))
         return command(**{name: _options_from(types[name], typed) if name in types else typed[name] for name in own})
 
     listed = sorted(options(), key=_panel)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import platform
 from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -73,6 +76,10 @@ def doctor(
             help="Check what works for this target on this machine.",
         ),
     ] = None,
+    verbose: Annotated[
+        bool,
+        typer.Option("-v", "--verbose", help="List every plug-in and every extra, with what it is for."),
+    ] = False,
     format: FormatOption = Format.text,
 ) -> None:
     """Check this installation: what works, what does not, and how to install it. Exit code 3 if a plug-in is broken."""
@@ -88,16 +95,69 @@ def doctor(
     code = 3 if any(row.problem for row in found) else 0
     if format is Format.json:
         text_and_json_output.print_json("doctor", code, [row._asdict() for row in found])
-    elif target is None:
-        terminal.print_table(("", "", ""), summary(found))
-    else:
+    elif target is not None:
         lines = [(row.group, row.name, row.value, row.problem or row.note or "works") for row in found]
         terminal.print_table(("group", "name", "plug-in", ""), lines)
+    elif verbose:
+        terminal.print_table(("", "", ""), listed(found))
+    else:
+        terminal.print_table(("", ""), summary(found))
     raise typer.Exit(code)
 
 
-def summary(found: list[PluginRow]) -> Iterator[tuple[str, str, str]]:
-    """Return the rows of `doctor`: one per group for repaconv's own plug-ins; one each for engines, broken plug-ins,
+def summary(found: list[PluginRow]) -> Iterator[tuple[str, str]]:
+    """Return the rows of `doctor`: versions, what works here, what is broken, and what is not installed. They fit a
+    screen of 80 x 24."""
+    from repaconv.benchmark.machine_fingerprint import cpu_model
+    from repaconv.core import plugins
+
+    packages = [f"{name} {_version(name)}" for name in ("repaconv", "torch", "onnx")]
+    yield "versions", ", ".join([*packages, f"Python {platform.python_version()}"])
+    yield "machine", f"{cpu_model() or platform.machine()}, {os.cpu_count()} cores"
+    works = [row for row in found if not row.problem]
+    for group in (plugins.METHODS, plugins.BACKBONES):
+        yield group.rpartition(".")[2], ", ".join(_with_package(row) for row in works if row.group == group)
+    runtimes = [row for row in works if row.group == plugins.ENGINES and not row.note.startswith(plugins.NOT_HERE)]
+    yield "runtimes", ", ".join(f"{row.name} {row.note}" for row in runtimes)
+    yield from _by_support([row.name for row in works if row.group == plugins.TARGETS])
+    for row in found:
+        if row.problem:
+            yield "broken", f"{_with_package(row)}: {row.problem}"
+    missing = [extra.name for extra in plugins.EXTRAS if extra.missing()]
+    if missing:
+        yield "not installed", ", ".join(missing)
+        yield "to install", f"{plugins.Extra('EXTRA', (), '').line}; repaconv doctor -v says what each is for"
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:  # a source tree on the path
+        return "not installed"
+
+
+def _with_package(row: PluginRow) -> str:
+    """Name a plug-in; one of another package with its entry point."""
+    return row.name if row.value.startswith("repaconv.") else f"{row.name} ({row.value})"
+
+
+def _by_support(targets: list[str]) -> Iterator[tuple[str, str]]:
+    """Group targets by what can be done for them on this machine."""
+    from repaconv.stages.build.stage import target_support
+
+    groups: dict[str, list[str]] = {"build and bench": [], "build": [], "export": []}
+    for name in targets:
+        rows = {row.name: row for row in target_support(name)}
+        builds = not rows["build"].problem
+        measures = builds and rows["bench"].note == rows["build"].note
+        groups["build and bench" if measures else "build" if builds else "export"].append(name)
+    for name, members in groups.items():
+        if members:
+            yield f"{name} for", ", ".join(members)
+
+
+def listed(found: list[PluginRow]) -> Iterator[tuple[str, str, str]]:
+    """Return the rows of `doctor -v`: one per group for repaconv's own plug-ins; one each for engines, broken plug-ins,
     plug-ins of other packages, and extras."""
     from repaconv.core import plugins
 

@@ -73,6 +73,8 @@ ENGINES = "repaconv.engines"
 TARGETS = "repaconv.targets"
 EXTRAS_GROUP = "extras"
 """Group name of optional dependencies in the rows of ``doctor``."""
+NOT_HERE = "not on this machine"
+"""How the note of a runtime begins that is not available."""
 GROUPS = (METHODS, BACKBONES, REWRITES, ENGINES, TARGETS)
 
 
@@ -180,4 +182,4 @@ def _runtime(engine: Any) -> str:
     try:
         return str(engine.version())
     except EnvironmentProblem as error:
-        return f"not on this machine: {error.message}"
+        return f"{NOT_HERE}: {error.message}"

@@ -72,7 +72,7 @@ def _gain(row: Candidate) -> float:
 
 
 def searched(found: TuneArtefact) -> set[str]:
-    """The ways that were more than screened: a lossy one of seeded weights may not pass as a link, and is left then."""
+    """The ways that were measured again: a lossy one of seeded weights may not pass as a link, and is left then."""
     return {way_of(row.deployment) for row in found.candidates if row.rounds >= MIDDLE}
 
 

@@ -47,8 +47,8 @@ class Candidate(Record):
 
     Attributes:
         deployment: The deployment.
-        expected: The speedup over the baseline that is predicted from the effects of its single rewrites; 1 for the
-            baseline, null where there is no prediction.
+        expected: The speedup over the baseline that was predicted before it was measured; 1 for the baseline, null
+            where there is no prediction.
         rounds: The number of rounds of its longest measurement; 0 if it was not measured.
         ratio: The speedup over the baseline in time per image, from that measurement; null if it was not measured, and
             for the baseline.
@@ -106,6 +106,7 @@ class TuneArtefact(Artefact):
         image_size: (height, width) in pixels; null if the network takes no images.
         seed: The seed of random inputs, of the order within the rounds and of the confidence intervals.
         baseline: The deployment that all others are compared with: the target's own runtime and default preset in FP32.
+        macs: The multiply-accumulates of the baseline; 0 if they were not counted.
         deployment: The fastest deployment among those whose confidence interval is above a speedup of 1; the baseline
             if there is none.
         ratio: The speedup of ``deployment`` over the baseline, in time per image; null if it is the baseline.
@@ -125,7 +126,7 @@ class TuneArtefact(Artefact):
         sensitivities: How sensitive each group of layers is to INT8, the most sensitive first, by target; only of
             targets on which INT8 in all layers lost too much.
         skipped: The runtimes and quantizers that were not tried, each with the reason.
-        seconds: How long the search took, in s.
+        seconds: How long the search took with its last measurement, in s.
         budget_s: The time limit of the search, in s.
         complete: Whether the search finished before the time limit.
         machine: The description of the machine, by name, as in the result of ``bench``; of a cluster only the target.
@@ -144,6 +145,7 @@ class TuneArtefact(Artefact):
     image_size: ImageSize | None
     seed: int
     baseline: Deployment
+    macs: int = 0
     deployment: Deployment
     ratio: Ratio | None
     allowed_disagreement: float | None = None

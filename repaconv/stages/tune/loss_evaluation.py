@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -55,6 +57,7 @@ class LossEvaluation:
         here: Whether the target's own runtime runs here; otherwise ONNX Runtime evaluates the graphs.
         progress: See `Progress`.
         losses: Results so far.
+        took: Seconds that each evaluation on the validation split took, that of the baseline among them.
     """
 
     graphs: Candidates
@@ -63,6 +66,7 @@ class LossEvaluation:
     here: bool
     progress: Progress
     losses: dict[Deployment, Loss] = field(default_factory=dict)
+    took: list[tuple[Deployment, float]] = field(default_factory=list)
     _expected: list[Mapping[str, Any]] = field(default_factory=list)
 
     def allows(self, deployment: Deployment) -> bool:
@@ -76,14 +80,23 @@ class LossEvaluation:
             self.progress(f"tune: what {deployment.precision} on {deployment.runtime} loses", 0, 0)
             assert self.graphs.given is not None
             batches = list(self.graphs.given.validation_batches())
-            self._expected = self._expected or self._fp32_outputs(batches)
+            if not self._expected:
+                with self._timed(self.baseline):
+                    self._expected = self._fp32_outputs(batches)
             try:
-                self.losses[key] = self._evaluate(deployment, batches, self._expected)
+                with self._timed(deployment):
+                    self.losses[key] = self._evaluate(deployment, batches, self._expected)
             except RepaconvError as problem:
                 self.losses[key] = Loss(None, None, f"left: {problem.message}")
             except Exception as error:  # each runtime raises classes of its own
                 self.losses[key] = Loss(None, None, f"left: it does not run: {first_line(error)}")
         return self.losses[key]
+
+    @contextmanager
+    def _timed(self, deployment: Deployment) -> Iterator[None]:
+        begun = time.monotonic()
+        yield
+        self.took.append((deployment, time.monotonic() - begun))
 
     def final_loss(self, deployment: Deployment) -> Loss:
         """The loss on the test split, for the configuration that was chosen."""

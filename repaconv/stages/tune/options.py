@@ -63,7 +63,7 @@ class TuneOptions(Options):
     budget_s: Annotated[
         float,
         Option(
-            "Time for the search in seconds; the final measurement comes after it.",
+            "Time for the search in seconds; the final measurement is part of it.",
             option=("--budget",),
             least=0,
             panel=SEARCH,

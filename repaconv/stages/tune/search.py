@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from repaconv.core import plugins
 from repaconv.core.errors import Refused, RepaconvError, UsageProblem
@@ -24,6 +24,7 @@ from repaconv.stages.shared.engine_files import runtime_lowers, takes_networks
 from repaconv.stages.shared.input_selection import Split
 from repaconv.stages.shared.lower_precision import int8_for, loader_for, to_precision
 from repaconv.stages.tune.options import TuneOptions
+from repaconv.stages.tune.speed_prediction import NOISE, Observation, Predictor, observed
 from repaconv.verification.model_runners import named
 
 if TYPE_CHECKING:
@@ -37,13 +38,14 @@ if TYPE_CHECKING:
 
 # The search
 #
-# A trial is a runtime in a precision. A trial that is much slower with its default preset is dropped. A trial that
-# loses more than is allowed is replaced by variants that keep more and more layers in FP32; the fastest allowed one
-# remains. Within a trial, each rewrite is measured alone first: the effects of rewrites on the logarithm of the time
-# nearly add up, so their sums predict which combinations are worth measuring. The best combinations, and then other
-# settings on the best of these, go through successive halving (Jamieson and Talwalkar 2016) across all trials; the
-# finalists get as many rounds as a result needs. A graph with more than `MAX_RELATIVE_MACS` times the MACs of the
-# default one is not measured.
+# A trial is a runtime in a precision. All trials, their rewrites and their settings are one field: each configuration
+# has a predicted speedup (`speed_prediction`), and the one whose expected improvement on the best so far is largest for
+# its cost is measured next (Jones, Schonlau and Welch 1998), a few at a time. What is expected to improve nothing is
+# not measured. Lower precision is evaluated when it is the fastest of what was measured, not before; a trial that loses
+# more than is allowed is replaced by variants that keep more layers in FP32, if they can still win. The best are
+# measured in more and more rounds (successive halving, Jamieson and Talwalkar 2016), the last ones in as many as a
+# result needs. The time of these last measurements, and of evaluating what they choose, is set aside from the start. If
+# it is too short for all of them, the result is a configuration that was evaluated already.
 
 Form = tuple[str, ...]
 """Names of rewrites, in the order of their application."""
@@ -56,15 +58,57 @@ Allowed = Callable[[Deployment], bool]
 
 MAX_RELATIVE_MACS = 1.3
 """Limit of the MACs relative to the default preset: GEMMs take most of the time."""
-MIN_EFFECT = -0.01
-"""A rewrite whose effect alone (log of the speedup) is below this is in no combination."""
-MIN_RELATIVE_SPEED = 0.75
-"""Smallest speed of a trial that is searched, relative to the fastest: rewrites and settings gained a third at most."""
-SCREENING, MIDDLE = 6, 12
-"""Rounds of a single change, and of a combination or a setting."""
-COMPOSITIONS, FINALISTS = 8, 3
-PROMISING = 8
-"""Number of rewrites whose combinations are all considered."""
+LEAST_IMPROVEMENT = 0.003
+"""Expected improvement (log of the speedup) below which a configuration is not measured."""
+LEAST_EFFECT = 0.001
+"""Predicted effect (log of the speedup) from which a change is combined with others."""
+FIRST, MIDDLE = 6, 12
+"""Rounds of a first measurement, and of one that decides about the finalists."""
+GROUP, SEMIFINALISTS, FINALISTS = 6, 6, 3
+"""Configurations that are measured together, and those that are measured again."""
+SIMILAR_WORTH = 0.4
+"""Improvement for its cost, relative to the first of a group, from which a configuration joins it."""
+LEAST_COST_S = 0.5
+"""Cost of measuring what costs nothing, so that costs can be divided by."""
+FINAL_SHARE = 0.4
+"""Largest share of the time that is set aside for the last measurements."""
+GROUP_SHARE = 0.5
+"""Largest share of the other time that several configurations take together: expected costs may be too small, and after
+each group they are corrected."""
+
+
+class SpeedSource(Protocol):
+    """Where speedups come from: this machine, a worker, or a recorded search.
+
+    Attributes:
+        cut: Set by the search if it skipped something for lack of time.
+    """
+
+    cut: bool
+
+    def measure(self, deployments: Sequence[Deployment], rounds: int) -> Mapping[Deployment, Ratio]:
+        """See `Measure`."""
+        ...
+
+    def known(self) -> Sequence[Deployment]:
+        """What was measured before, for weights of the same shapes."""
+        ...
+
+    def predicted_s(self, deployments: Sequence[Deployment], rounds: int, *, written: bool = False) -> float:
+        """Seconds that measuring them is expected to take, 0 if all are known; without writing graphs if `written`."""
+        ...
+
+    def evaluation_s(self, deployment: Deployment) -> float:
+        """Seconds that running it on the validation split is expected to take."""
+        ...
+
+    def variants_s(self, deployment: Deployment) -> float:
+        """Seconds that `Fp32Variants` of its trial are expected to take, before any of them is measured."""
+        ...
+
+    def left_s(self) -> float:
+        """Seconds that are left."""
+        ...
 
 
 class Trial(NamedTuple):
@@ -80,10 +124,28 @@ class Trial(NamedTuple):
     rewrites: tuple[str, ...] = ()
     tries: tuple[Mapping[str, Any], ...] = ()
 
-    def toggled(self, names: set[str]) -> Deployment:
-        """The start configuration with these rewrites switched: those present are removed, the others added."""
-        wanted = set(self.start.rewrites) ^ names
-        return self.start.model_copy(update={"rewrites": tuple(name for name in self.rewrites if name in wanted)})
+    def toggled(self, names: set[str], of: Deployment | None = None) -> Deployment:
+        """A configuration (the start if None) with these rewrites switched: the present are removed, others added."""
+        of = of or self.start
+        wanted = set(of.rewrites) ^ names
+        return of.model_copy(update={"rewrites": tuple(name for name in self.rewrites if name in wanted)})
+
+    def has(self, one: Deployment) -> bool:
+        """Whether a configuration is one of this trial's."""
+        free = {name: getattr(self.start, name) for name in ("rewrites", "settings", "threads", "streams", "batch")}
+        return one.model_copy(update=free) == self.start and set(one.rewrites) <= set(self.rewrites)
+
+    def neighbors(self, of: Deployment) -> list[Deployment]:
+        """The configurations with one rewrite or one setting changed."""
+        changed = [self.toggled({name}, of) for name in self.rewrites]
+        for fields in self.tries:
+            settings = dict.fromkeys((*of.settings, *fields.get("settings", ())))
+            update = {**fields, "settings": tuple(settings)}
+            changed.append(of.model_copy(update=update))
+        changed += [
+            of.model_copy(update={"settings": tuple(s for s in of.settings if s != one)}) for one in of.settings
+        ]
+        return [each for each in changed if each != of]
 
 
 Fp32Variants = Callable[[Trial], Sequence[Trial]]
@@ -97,34 +159,28 @@ def _no_variants(_arm: Trial) -> Sequence[Trial]:
 def search(
     trials: Sequence[Trial],
     work: Work,
-    measure: Measure,
+    source: SpeedSource,
     allowed: Allowed,
     rounds: int,
     milder: Fp32Variants = _no_variants,
+    records: Sequence[Observation] = (),
 ) -> list[Candidate]:
     """Search for the fastest allowed configuration; returns every configuration considered, the winner first.
 
     Args:
         trials: The trials; the start of the first one is the baseline of all measurements.
         work: MACs of a configuration; see `Work`.
-        measure: Measures configurations; see `Measure`.
+        source: Measures configurations.
         allowed: Whether a loss is within the budget; see `Allowed`.
         rounds: Rounds of the finalists.
         milder: Variants with more layers in FP32; see `Fp32Variants`.
+        records: What is known of other networks on CPUs of this ISA level.
     """
-    few, half = min(SCREENING, rounds), min(MIDDLE, rounds)
-    rows = _Rows(trials[0].start, measure)
-    rows.screened(trials, few)
-    alive = _trials_to_search(trials, rows, allowed, lambda trial: rows.screened(milder(trial), few))
-    alone = {trial.start: _single_changes(trial, work, rows) for trial in alive}
-    rows.measured([each for singles in alone.values() for each in singles.values()], few, "alone")
-    composed = [each for trial in alive for each in _combinations(trial, alone[trial.start], rows)]
-    best = rows.measured([*(trial.start for trial in alive), *composed], half, "composed")
-    tried = {trial.start: _single_settings(trial, best, composed, rows) for trial in alive}
-    best |= rows.measured([each for several in tried.values() for each in several], half, "another setting")
-    together = [each for several in tried.values() for each in _combined_settings(several, rows)]
-    best |= rows.measured(together, half, "settings together")
-    return rows.finished(_finalists(best, allowed), rounds)
+    rows = _Rows(trials[0].start, source.measure)
+    one = _Search(list(trials), work, source, allowed, rounds, milder, records, rows)
+    one.explore(exact=False)
+    one.explore(exact=True)
+    return one.finished()
 
 
 def search_exhaustively(
@@ -136,7 +192,9 @@ def search_exhaustively(
     forms = [(trial, trial.toggled(names)) for trial in trials for names in _subsets(trial.rewrites)]
     wanted = [form.model_copy(update=dict(each)) for trial, form in forms for each in ({}, *trial.tries)]
     found = rows.measured(wanted, min(MIDDLE, rounds), "measured")
-    return rows.finished(_finalists(found, allowed), rounds)
+    finalists = _finalists(sorted(found, key=lambda each: -found[each]), allowed)
+    rows.measured(finalists, rounds, "finalist")
+    return rows.finished(finalists)
 
 
 @dataclass
@@ -153,18 +211,13 @@ class _Rows:
     def measured(self, wanted: Iterable[Deployment], rounds: int, told: str) -> dict[Deployment, float]:
         """Measure and record; returns the speedup over the baseline of those whose speedup is known."""
         asked = [each for each in dict.fromkeys(wanted) if each != self.baseline]
-        for each, ratio in self.measure(asked, rounds).items():
+        for each, ratio in self.measure(asked, rounds).items() if asked else ():
             self.record(each, rounds=rounds, ratio=ratio, description=told)
         return {each: self.speedup(each) for each in asked if self.found.get(each) and self.found[each].ratio}
 
-    def screened(self, trials: Sequence[Trial], rounds: int) -> Sequence[Trial]:
-        """Measure each trial with its default preset."""
-        self.measured([trial.start for trial in trials], rounds, "measured with the default preset")
-        return trials
-
     def record(self, deployment: Deployment, **more: Any) -> None:
         """Change fields of a configuration's row; the row is created if there is none."""
-        known = self.found.get(deployment, Candidate(deployment=deployment, description="left: the budget was spent"))
+        known = self.found.get(deployment, Candidate(deployment=deployment, description=""))
         self.found[deployment] = known.model_copy(update=more)
 
     def speedup(self, deployment: Deployment) -> float:
@@ -172,11 +225,8 @@ class _Rows:
         ratio = self.found[deployment].ratio if deployment in self.found else None
         return 1.0 if deployment == self.baseline else ratio.median if ratio else 0.0
 
-    def finished(self, finalists: Sequence[Deployment], rounds: int) -> list[Candidate]:
-        """Measure the finalists; returns all rows, first the fastest that is faster than the baseline, else the
-        baseline.
-        """
-        self.measured(finalists, rounds, "finalist")
+    def finished(self, finalists: Sequence[Deployment]) -> list[Candidate]:
+        """All rows, first the fastest finalist that is faster than the baseline, else the baseline."""
         shown = [each for each in finalists if (ratio := self.found[each].ratio) and ratio.low > 1]
         winner = max(shown, key=self.speedup, default=self.baseline)
         best = self.found[winner].ratio
@@ -185,99 +235,318 @@ class _Rows:
         return [self.found.pop(winner), *self.found.values()]
 
 
-def _trials_to_search(trials: Sequence[Trial], rows: _Rows, allowed: Allowed, milder: Fp32Variants) -> list[Trial]:
-    """The trials to search in, the fastest first. The fastest FP32 trial is always among them: it shows what a loss
-    buys.
+Lossy = tuple[Deployment, tuple[str, ...]]
+"""A trial's start and settings: all that its loss depends on, apart from the rewrites, which are exact in FP32."""
+
+
+@dataclass
+class _Search:
+    """A search that is under way; the attributes that are not arguments of `search`:
+
+    Attributes:
+        trial_of: The trial of each configuration that was measured.
+        dropped: Configurations that do not run, or have too many MACs.
+        late: Starts of the trials of which something was not measured for lack of time.
+        accepted: Those (see `Lossy`) of which a configuration's loss is within the budget.
+        rejected: Those whose loss is not.
+        evaluated: Whether the loss of a configuration is within the budget.
+        final_s: Seconds set aside for the last measurements, at most.
+        macs: MACs of the baseline.
     """
-    found: list[Trial] = []
-    waiting = list(trials)
-    while waiting:
-        waiting.sort(key=lambda trial: -rows.speedup(trial.start))
-        trial = waiting.pop(0)
-        gain, first_exact = rows.speedup(trial.start), _is_fp32(trial) and not any(map(_is_fp32, found))
-        behind = bool(found) and gain < MIN_RELATIVE_SPEED * rows.speedup(found[0].start)
-        if not gain:
-            rows.record(trial.start)
-        elif behind and not first_exact:
-            rows.record(trial.start, description="much slower with the default preset")
-        elif any(_runtime_and_precision(trial.start) == _runtime_and_precision(other.start) for other in found):
-            rows.record(trial.start, description="not better than another that is like it")
-        elif allowed(trial.start):
-            found.append(trial)
+
+    trials: list[Trial]
+    work: Work
+    source: SpeedSource
+    allowed: Allowed
+    rounds: int
+    milder: Fp32Variants
+    records: Sequence[Observation]
+    rows: _Rows
+    trial_of: dict[Deployment, Trial] = field(default_factory=dict)
+    dropped: set[Deployment] = field(default_factory=set)
+    late: set[Deployment] = field(default_factory=set)
+    accepted: set[Lossy] = field(default_factory=set)
+    rejected: set[Lossy] = field(default_factory=set)
+    evaluated: dict[Deployment, bool] = field(default_factory=dict)
+    final_s: float = 0.0
+    macs: float = 1.0
+
+    def __post_init__(self) -> None:
+        self.trial_of[self.rows.baseline] = self.trials[0]
+        self.final_s = FINAL_SHARE * self.source.left_s()
+        self.macs = float(self.work(self.rows.baseline))
+        self._measured({each: trial for each in self.source.known() for trial in self.trials if trial.has(each)})
+        self._evaluate_leader()
+
+    def explore(self, *, exact: bool) -> None:
+        """Measure what is expected to improve on the best, or on the best exact one, until nothing is."""
+        while batch := self._batch(exact=exact):
+            self._measured(batch)
+            self._evaluate_leader()
+
+    def _measured(self, batch: Mapping[Deployment, Trial]) -> None:
+        found = self.rows.measured(batch, min(FIRST, self.rounds), "measured")
+        self.dropped |= {each for each in batch if each not in found}
+        self.trial_of |= {each: batch[each] for each in found}
+
+    # Which configurations are measured next
+
+    def _batch(self, *, exact: bool) -> dict[Deployment, Trial]:
+        """The configurations to measure next, each with its trial; empty if none is worth it, or the time is over."""
+        pool = self._pool(exact=exact)
+        batch: dict[Deployment, Trial] = {}
+        least_worth = 0.0
+        assumed: list[Observation] = []
+        while pool and len(batch) < GROUP:
+            every = list(pool)
+            gains, improvements = self._improvements(every, assumed, exact=exact)
+            costs = [self._cost([*batch, each]) - (self._cost(list(batch)) if batch else 0.0) for each in every]
+            worth = {
+                each: improvement / max(cost, LEAST_COST_S)
+                for each, improvement, cost in zip(every, improvements, costs, strict=True)
+                if improvement >= LEAST_IMPROVEMENT
+            }
+            best = max(worth, key=worth.__getitem__, default=None)
+            if best is None or worth[best] < least_worth:
+                break
+            free_s, cost_s = self._free_s([*batch, best]), self._cost([*batch, best])
+            if batch and cost_s > GROUP_SHARE * free_s:
+                break
+            trial = pool.pop(best)
+            if cost_s >= free_s:
+                self.source.cut = True
+                self.late.add(trial.start)
+                continue
+            if self._too_much_work(best, trial):
+                continue
+            gain = gains[every.index(best)]
+            self.rows.record(best, expected=math.exp(gain))
+            assumed.append(Observation("", self.macs, best, gain, NOISE / math.sqrt(FIRST)))
+            least_worth = least_worth or SIMILAR_WORTH * worth[best]
+            batch[best] = trial
+        return batch
+
+    def _pool(self, *, exact: bool) -> dict[Deployment, Trial]:
+        """Configurations that were not measured: of a new trial its start, alone and with each other setting; of
+        another trial what differs from its best by one change, and by the changes that help together.
+        """
+        pool: dict[Deployment, Trial] = {}
+        for trial in self.trials:
+            if exact and not _is_fp32(trial):
+                continue
+            own = [each for each, other in self.trial_of.items() if other.start == trial.start]
+            if not own:
+                wanted = [trial.start, *(trial.start.model_copy(update=dict(fields)) for fields in trial.tries)]
+            else:
+                gains, _ = self._predicted(own)
+                best = own[max(range(len(own)), key=gains.__getitem__)]
+                wanted = [*trial.neighbors(best), *self._combinations(trial, best)]
+            pool |= {each: trial for each in wanted if each not in self.trial_of and each not in self.dropped}
+        return {each: trial for each, trial in pool.items() if _lossy(each) not in self.rejected}
+
+    def _combinations(self, trial: Trial, best: Deployment) -> list[Deployment]:
+        """The best configuration of a trial with the two most helpful changes, the three most helpful ones, and so
+        on.
+        """
+        near = trial.neighbors(best)
+        gains, _ = self._predicted([best, *near])
+        helpful = sorted(range(len(near)), key=lambda place: -gains[place + 1])
+        found: list[Deployment] = []
+        one = best
+        for place in helpful:
+            if gains[place + 1] <= gains[0] + LEAST_EFFECT or len(found) > GROUP:
+                break
+            one = _with_change(trial, one, best, near[place])
+            found.append(one)
+        return found[1:]
+
+    def _predicted(
+        self, wanted: Sequence[Deployment], assumed: Sequence[Observation] = ()
+    ) -> tuple[list[float], list[float]]:
+        """Predicted logarithms of the speedups, and their standard deviations."""
+        seen = [*self.records, Observation("", self.macs, self.rows.baseline, 0.0, 0.0), *assumed]
+        for each in self.trial_of:
+            row = self.rows.found[each]
+            if row.ratio:
+                seen.append(observed("", self.macs, each, row.ratio, row.rounds))
+        found = Predictor(seen, self.macs).of(wanted)
+        return found.means.tolist(), found.deviations.tolist()
+
+    def _improvements(
+        self, wanted: Sequence[Deployment], assumed: Sequence[Observation], *, exact: bool
+    ) -> tuple[list[float], list[float]]:
+        """Predicted gain of configurations, and by how much each is expected to improve on the best one so far."""
+        known = [
+            each for each in (*self.trial_of, *(each.deployment for each in assumed)) if self._counts(each, exact=exact)
+        ]
+        gains, deviations = self._predicted([*known, *wanted], assumed)
+        best = max(gains[: len(known)])
+        pairs = list(zip(gains, deviations, strict=True))[len(known) :]
+        return gains[len(known) :], [_expected_improvement(gain - best, deviation) for gain, deviation in pairs]
+
+    def _counts(self, each: Deployment, *, exact: bool) -> bool:
+        """Whether a configuration may be the best one, as far as is known."""
+        return each.precision == "fp32" or (not exact and _lossy(each) not in self.rejected)
+
+    def _too_much_work(self, each: Deployment, trial: Trial) -> bool:
+        """Whether a configuration has far more MACs than its trial's start."""
+        if each.rewrites == trial.start.rewrites:
+            return False
+        usual, own = self.work(trial.start), self.work(each)
+        if own <= MAX_RELATIVE_MACS * usual:
+            return False
+        self.rows.record(each, description=f"hopeless: {own / usual:.2f} times the MACs")
+        self.dropped.add(each)
+        return True
+
+    # Time
+
+    def _cost(self, wanted: Sequence[Deployment]) -> float:
+        return self.source.predicted_s(wanted, min(FIRST, self.rounds))
+
+    def _free_s(self, wanted: Sequence[Deployment]) -> float:
+        """Seconds that are left for measuring these, without what the end of the search needs after that."""
+        finalists = self._ranked()[:FINALISTS] or list(wanted)[:FINALISTS]
+        end_s = self._final_s(finalists) + self._decision_s([*finalists, *wanted], evaluations=2)
+        return self.source.left_s() - end_s
+
+    def _final_s(self, finalists: Sequence[Deployment]) -> float:
+        return min(self.source.predicted_s(finalists[:FINALISTS], self.rounds, written=True), self.final_s)
+
+    def _evaluation_s(self, deployment: Deployment) -> float:
+        """Seconds that running it on a split is expected to take."""
+        if deployment in self.trial_of:
+            return self.source.evaluation_s(deployment)
+        return self.source.evaluation_s(self.rows.baseline) / math.exp(self._predicted([deployment])[0][0])
+
+    def _decision_s(self, candidates: Sequence[Deployment], evaluations: int = 1) -> float:
+        """Seconds of so many evaluations of the slowest lossy one of these, of which the last is on the test split, on
+        which FP32 has to be run as well.
+        """
+        lossy = [self._evaluation_s(each) for each in candidates if each.precision != "fp32"]
+        return evaluations * max(lossy) + self._evaluation_s(self.rows.baseline) if lossy else 0.0
+
+    # Loss
+
+    def _evaluate_leader(self) -> None:
+        """Evaluate the fastest of what was measured until it is allowed, unless one of its kind was accepted."""
+        while (ranked := self._ranked()) and _lossy(leader := ranked[0]) not in self.accepted:
+            if not self._time_to_evaluate(leader):
+                return
+            if self._allowed(leader):
+                self.accepted.add(_lossy(leader))
+                return
+            self.rejected.add(_lossy(leader))
+            self._add_variants(leader)
+
+    def _add_variants(self, leader: Deployment) -> None:
+        """Trials that keep more layers in FP32 than one that lost too much, if they can still win and there is time."""
+        trial, rest = self.trial_of[leader], self._ranked()[:1]
+        gain, *others = self._predicted([leader, *rest])[0]
+        if trial.start.fp32_modules or gain <= max(others, default=0.0) + LEAST_IMPROVEMENT:
+            return
+        if self.source.variants_s(trial.start) + self._final_s(rest) < self.source.left_s():
+            self.trials += [each for each in self.milder(trial) if each.start not in self._starts()]
         else:
-            waiting += milder(trial)
-    return found
+            self.source.cut = True
+
+    def _starts(self) -> set[Deployment]:
+        return {trial.start for trial in self.trials}
+
+    def _time_to_evaluate(self, deployment: Deployment, rest_s: float = 0.0) -> bool:
+        """Whether there is time to evaluate it, unless that was done, and to decide on the test split afterwards."""
+        if deployment.precision == "fp32" or deployment in self.evaluated:
+            return True
+        enough = self._decision_s([deployment], evaluations=2) + rest_s < self.source.left_s()
+        self.source.cut |= not enough
+        return enough
+
+    def _allowed(self, deployment: Deployment) -> bool:
+        """Whether its loss is within the budget."""
+        if deployment.precision == "fp32":
+            return True
+        if deployment not in self.evaluated:
+            self.evaluated[deployment] = self.allowed(deployment)
+        return self.evaluated[deployment]
+
+    # The end
+
+    def _ranked(self) -> list[Deployment]:
+        """What was measured and may be chosen, the fastest first."""
+        known = [each for each in self.trial_of if self._counts(each, exact=False) and self.rows.found[each].ratio]
+        gains, _ = self._predicted(known) if known else ([], [])
+        return [known[place] for place in sorted(range(len(known)), key=lambda place: -gains[place])]
+
+    def finished(self) -> list[Candidate]:
+        """Measure the best in more rounds; returns all rows, the winner first."""
+        some = self._ranked()[:SEMIFINALISTS]
+        if self.rounds > MIDDLE and self._rounds_in_time(some, (MIDDLE,), self._final_s(some)):
+            self.rows.measured(some, MIDDLE, "semifinalist")
+        finalists = self._finalists()
+        wanted = finalists
+        while wanted and not (rounds := self._rounds_in_time(wanted, (self.rounds, self.rounds // 2, MIDDLE))):
+            self.source.cut = True
+            wanted = wanted[:-1]
+        if wanted:
+            self.source.cut |= rounds < self.rounds
+            self.rows.measured(wanted, rounds, "finalist")
+        self._describe_rest()
+        return self.rows.finished(wanted or finalists)
+
+    def _finalists(self) -> list[Deployment]:
+        """See `_finalists`; of what was not evaluated, only what there is time for."""
+        ranked = self._ranked()
+        rest_s = self._final_s(ranked)
+        return _finalists(ranked, lambda each: self._time_to_evaluate(each, rest_s) and self._allowed(each))
+
+    def _rounds_in_time(self, wanted: Sequence[Deployment], choices: Sequence[int], rest_s: float = 0.0) -> int:
+        """The largest of these numbers of rounds for which there is time; 0 if there is none."""
+        left = self.source.left_s() - rest_s - self._decision_s(wanted)
+        return next((rounds for rounds in choices if rounds and self.source.predicted_s(wanted, rounds) < left), 0)
+
+    def _describe_rest(self) -> None:
+        """Say of every trial that was not measured what was expected of it."""
+        starts = [start for start in self._starts() if start not in self.rows.found]
+        starts += [start for start in self._starts() if start in self.rows.found and not self.rows.found[start].ratio]
+        starts = [start for start in dict.fromkeys(starts) if start != self.rows.baseline]
+        gains, _ = self._predicted(starts) if starts else ([], [])
+        for start, gain in zip(starts, gains, strict=True):
+            if start not in self.dropped:
+                why = "left: the budget was spent" if start in self.late else "left: not expected to be the fastest"
+                self.rows.record(start, expected=math.exp(gain), description=why)
+        for way, row in self.rows.found.items():
+            if not row.description:
+                self.rows.record(way, description="left: it does not run")
 
 
-def _runtime_and_precision(way: Deployment) -> tuple[str, str, str]:
-    """Target, runtime and precision of a configuration."""
-    return way.target, way.runtime, way.precision
+def _lossy(deployment: Deployment) -> Lossy:
+    plain = {"rewrites": (), "threads": 1, "streams": 1, "settings": ()}
+    return deployment.model_copy(update=plain), deployment.settings
+
+
+def _with_change(trial: Trial, one: Deployment, before: Deployment, after: Deployment) -> Deployment:
+    """A configuration with what changed from one to another changed in it, too."""
+    settings = dict.fromkeys(one.settings)
+    settings = {name: None for name in settings if name not in set(before.settings) - set(after.settings)}
+    settings |= dict.fromkeys(name for name in after.settings if name not in before.settings)
+    changed = trial.toggled(set(before.rewrites) ^ set(after.rewrites), one)
+    other = {name: getattr(after, name) for name in ("threads", "streams", "batch")}
+    other = {name: value for name, value in other.items() if value != getattr(before, name)}
+    return changed.model_copy(update={"settings": tuple(settings), **other})
+
+
+def _expected_improvement(lead: float, deviation: float) -> float:
+    """E[max(0, x)] of a normal x with this mean and standard deviation."""
+    z = lead / deviation
+    return lead * 0.5 * math.erfc(-z / math.sqrt(2)) + deviation * math.exp(-0.5 * z * z) / math.sqrt(2 * math.pi)
 
 
 def _is_fp32(trial: Trial) -> bool:
     return trial.start.precision == "fp32"
 
 
-def _single_changes(trial: Trial, work: Work, rows: _Rows) -> dict[str, Deployment]:
-    """The start configuration with one rewrite switched, by rewrite name; without those that have far more MACs."""
-    singles = {name: trial.toggled({name}) for name in trial.rewrites}
-    usual = work(trial.start)
-    for name, each in list(singles.items()):
-        if work(each) > MAX_RELATIVE_MACS * usual:
-            rows.record(each, description=f"hopeless: {work(each) / usual:.2f} times the MACs")
-            del singles[name]
-    return singles
-
-
-def _combinations(trial: Trial, singles: Mapping[str, Deployment], rows: _Rows) -> list[Deployment]:
-    """The combinations with the largest expected speedup, predicted from the effect of each rewrite alone."""
-    start = rows.speedup(trial.start)
-    effects = {name: math.log(gain / start) for name, each in singles.items() if (gain := rows.speedup(each))}
-    helpful = sorted((name for name in effects if effects[name] >= MIN_EFFECT), key=lambda name: -effects[name])
-    sets = [names for names in _subsets(helpful[:PROMISING]) if names]
-    sums = {trial.toggled(names): sum(effects[name] for name in names) for names in sets}
-    ranked = sorted(sums, key=lambda each: -sums[each])
-    for place, each in enumerate(ranked):
-        told = {} if place < COMPOSITIONS or each in rows.found else {"description": "not among the best expected"}
-        if each != rows.baseline:
-            rows.record(each, expected=start * math.exp(sums[each]), **told)
-    return ranked[:COMPOSITIONS]
-
-
-def _single_settings(
-    trial: Trial, best: Mapping[Deployment, float], composed: Sequence[Deployment], rows: _Rows
-) -> dict[Deployment, tuple[Deployment, Mapping[str, Any]]]:
-    """The trial's best graph with each other setting: the new configuration to (the old one, the changed fields)."""
-    forms = [
-        trial.start,
-        *(each for each in composed if _runtime_and_precision(each) == _runtime_and_precision(trial.start)),
-    ]
-    form = max(forms, key=lambda each: best.get(each, rows.speedup(each)))
-    return {form.model_copy(update=dict(each)): (form, each) for each in trial.tries}
-
-
-def _combined_settings(
-    tried: Mapping[Deployment, tuple[Deployment, Mapping[str, Any]]], rows: _Rows
-) -> list[Deployment]:
-    """All settings that helped alone, combined, if there are several. Runtime settings add up; of two values of another
-    field the faster one is taken.
-    """
-    helped = sorted(
-        (each for each, (form, _) in tried.items() if rows.speedup(each) > rows.speedup(form)), key=rows.speedup
-    )
-    if len(helped) < 2:
-        return []
-    form = tried[helped[0]][0]
-    changed: dict[str, Any] = {}
-    for each in helped:
-        settings = (*changed.get("settings", form.settings), *tried[each][1].get("settings", ()))
-        changed |= {**tried[each][1], "settings": settings}
-    return [form.model_copy(update=changed)]
-
-
-def _finalists(found: Mapping[Deployment, float], allowed: Allowed) -> list[Deployment]:
+def _finalists(ranked: Sequence[Deployment], allowed: Allowed) -> list[Deployment]:
     """The fastest allowed configurations, and the fastest FP32 one, which shows what the loss buys."""
-    ranked = sorted(found, key=lambda each: -found[each])
     kept: list[Deployment] = []
     for each in ranked:
         if len(kept) < FINALISTS and allowed(each):
@@ -343,8 +612,7 @@ class Candidates:
         return self.subject.outputs.index(scores.output) if scores else 0
 
     def arm(self, start: Deployment, tries: Sequence[Any]) -> Trial:
-        """A trial with its target's default preset. With a named quantizer no other rewrites are tried: it takes half a
-        minute.
+        """A trial with its target's default preset.
 
         Raises:
             EnvironmentProblem: If its quantizer is not installed.
@@ -362,7 +630,7 @@ class Candidates:
         fit = device.kept(fit, precision)
         usual = default_rewrites(device, self.subject.folded.called)
         default = tuple(name for name in fit if name in usual)
-        return Trial(start.model_copy(update={"rewrites": default}), () if start.quantizer else fit, tuple(tries))
+        return Trial(start.model_copy(update={"rewrites": default}), fit, tuple(tries))
 
     def _graphs(self, device: Target) -> Graphs:
         """The network exported for a target, and which rewrites change that graph."""

@@ -9,13 +9,14 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from repaconv.core.errors import Refused, RepaconvError, first_line
 from repaconv.core.files import canonical_json, sha256_of_bytes, write_text
 from repaconv.core.progress import Progress
 from repaconv.engines.contract import OnCard
 from repaconv.results import Deployment, ImageSize, Ratio
+from repaconv.stages.shared.input_selection import CALIBRATION_IMAGES
 from repaconv.stages.shared.preset_choice import open_deployment
 from repaconv.stages.tune.search import Candidates, output_check_batch
 from repaconv.verification.model_runners import FixedBatch, call_of, load_onnx
@@ -63,6 +64,14 @@ class OutputCheck:
         return verdict_of(found.links("form", "default preset")) == "passed"
 
 
+class Timing(NamedTuple):
+    """How long a configuration took, in seconds: to write its graph, to load it, and to run it once."""
+
+    prepare_s: float
+    load_s: float
+    run_s: float
+
+
 @dataclass
 class LocalMeasurement:
     """Measures on this machine, on pinned cores.
@@ -76,6 +85,7 @@ class LocalMeasurement:
         together: Whether several inferences run at once; times are per image in both cases.
         memory: Bytes that loading and the first inference took, by configuration, from the latest load that measured
         it.
+        timings: How long each configuration took when it was loaded first.
     """
 
     graphs: Candidates
@@ -85,6 +95,7 @@ class LocalMeasurement:
     seed: int
     together: bool
     memory: dict[Deployment, int] = field(default_factory=dict)
+    timings: dict[Deployment, Timing] = field(default_factory=dict)
 
     def __call__(self, deployments: Sequence[Deployment], rounds: int) -> Found:
         """Measure these in rounds with the baseline."""
@@ -120,14 +131,19 @@ class LocalMeasurement:
         """
         from repaconv.benchmark.system_monitor import PeakMemory
 
+        begun = time.monotonic()
         deployable, sizes = self.graphs.deployable(deployment), self.graphs.sizes(deployment.batch)
         drawn = self.graphs.subject.drawn(deployment.batch, self.seed, batch=deployment.batch)
-        taken = None if deployment in known else PeakMemory()
+        prepared, taken = time.monotonic(), None if deployment in known else PeakMemory()
         session = open_deployment(deployment, deployable, sizes)
         feeds = drawn.piece(0, deployment.batch).feeds(session.inputs)
         session.run(feeds)
         if taken:
+            loaded = time.monotonic()
             self._remember(deployment, session, taken.peak())
+            session.run(feeds)
+            done = time.monotonic()
+            self.timings.setdefault(deployment, Timing(prepared - begun, loaded - prepared, done - loaded))
             if not self.check.passes(deployment, session, deployment.batch):
                 raise Refused(
                     "its outputs differ from those of the baseline.", hint="Do not use it.", code="tune.wrong"
@@ -151,6 +167,7 @@ class WorkerMeasurement:
     measurer: Measurer
     image_size: ImageSize | None
     memory: dict[Deployment, int] = field(default_factory=dict)
+    timings: dict[Deployment, Timing] = field(default_factory=dict)
 
     def __call__(self, deployments: Sequence[Deployment], rounds: int) -> Found:
         """Measure these in rounds with the baseline; the outputs of FP32 graphs are checked here first."""
@@ -172,6 +189,88 @@ def _is_fp32(deployment: Deployment) -> bool:
     return deployment.precision == "fp32"
 
 
+# How long measurements take
+
+PREPARE_S = {
+    ("fp16", ""): (9.0, 2.0),
+    ("int8", ""): (3.0, 1.5),
+    ("int8", "onnxruntime-symmetric"): (3.0, 2.5),
+    ("int8", "nncf"): (4.0, 4.0),
+    ("int8", "nncf-symmetric"): (4.0, 4.0),
+}
+"""Seconds to write a graph in lower precision, by quantizer: of any, and per billion MACs (RePaViT-Tiny and
+RePaViT-Base with 32 images on an AMD EPYC with AVX2)."""
+WRITE_S, LOAD_S, RUN_S = (0.5, 0.2), (0.3, 0.1), (0.0, 0.02)
+"""The same of an FP32 graph, of loading it, and of an inference; each until one was timed."""
+WARMUP_ROUNDS, SETTLING_ROUNDS = 2, 3
+"""Rounds before the first measured one, and after each further load."""
+
+
+@dataclass
+class MeasurementCosts:
+    """Predicts how long measurements take, from those of this network so far.
+
+    Attributes:
+        baseline: The configuration that runs in every round.
+        timings: How long each configuration took when it was loaded first.
+        macs: MACs of the baseline.
+    """
+
+    baseline: Deployment
+    timings: Mapping[Deployment, Timing]
+    macs: float = 0.0
+
+    def seconds(self, deployments: Sequence[Deployment], rounds: int, *, written: bool = False) -> float:
+        """Seconds to measure these in so many rounds with the baseline; without writing their graphs if `written`."""
+        from repaconv.benchmark.interleaved_protocol import session_load_count
+
+        every = dict.fromkeys((self.baseline, *deployments))
+        load_s = sum(self._load_s(each) for each in every)
+        round_s = sum(self._run_s(each) for each in every)
+        loads = session_load_count(rounds, round_s, load_s)
+        run = (WARMUP_ROUNDS + rounds + SETTLING_ROUNDS * (loads - 1)) * round_s
+        return loads * load_s + run + (0.0 if written else sum(self._prepare_s(each) for each in every))
+
+    def evaluation_s(self, deployment: Deployment, images: int) -> float:
+        """Seconds to load one and to run it on so many images, by one thread."""
+        return self._load_s(deployment) + images * self._run_s(deployment) / deployment.batch
+
+    def variants_s(self, deployment: Deployment) -> float:
+        """Seconds to measure how sensitive each group of layers is: one pass over the calibration images per group."""
+        from repaconv.onnx_export.fp32_layer_selection import GROUPS
+
+        return self._usual_s(deployment) + GROUPS * self.evaluation_s(self.baseline, CALIBRATION_IMAGES)
+
+    def _prepare_s(self, deployment: Deployment) -> float:
+        if deployment in self.timings or self._plain(deployment) in map(self._plain, self.timings):
+            return 0.0
+        scale = [(timed.prepare_s, self._usual_s(each)) for each, timed in self.timings.items()]
+        took, usual = (sum(part) for part in zip(*scale, strict=True)) if scale else (1.0, 1.0)
+        return self._usual_s(deployment) * took / usual
+
+    def _usual_s(self, deployment: Deployment) -> float:
+        lowered = PREPARE_S.get((deployment.precision, deployment.quantizer), (0.0, 0.0))
+        return self._by_size(WRITE_S) + self._by_size(lowered)
+
+    def _load_s(self, deployment: Deployment) -> float:
+        if deployment in self.timings:
+            return self.timings[deployment].load_s
+        alike = [timed.load_s for each, timed in self.timings.items() if each.runtime == deployment.runtime]
+        alike = alike or [timed.load_s for timed in self.timings.values()]
+        return sum(alike) / len(alike) if alike else self._by_size(LOAD_S)
+
+    def _run_s(self, deployment: Deployment) -> float:
+        timed = self.timings.get(deployment) or self.timings.get(self.baseline)
+        return timed.run_s if timed else self._by_size(RUN_S)
+
+    def _by_size(self, seconds: tuple[float, float]) -> float:
+        return seconds[0] + seconds[1] * self.macs / 1e9
+
+    def _plain(self, deployment: Deployment) -> Deployment:
+        """The configuration without what its graph does not depend on."""
+        return deployment.model_copy(update={"settings": (), "threads": 1, "streams": 1, "batch": 1})
+
+
 # Log of the measurements, by shapes, so that a search with other weights of the same shapes can use it as well
 
 HELD_BYTES = 4 * 1024**3
@@ -187,16 +286,21 @@ class Journal:
 
     Attributes:
         path: File of the log.
-        begun: Start time, on the monotonic clock.
-        deadline: Time after which only the final measurement starts.
+        begun: Start time, on the clock.
+        deadline: Time after which nothing is measured.
         baseline: The configuration that the others are compared with.
         rounds: Number of rounds of the final measurement.
         measuring: Measures configurations with the baseline.
         graphs: The configurations' graphs.
         progress: See `Progress`.
         rows: (rounds, ratio) by configuration.
+        deployments: The configurations.
         left: Why other configurations were not measured.
         cut: Whether something was skipped because the time was over.
+        clock: Seconds on a clock that never goes back.
+        macs: MACs of the baseline.
+        images: Number of images that evaluate a loss.
+        evaluations: Which configurations were evaluated, and how many seconds that took.
         alike: The first configuration with the same graph and settings, by configuration.
     """
 
@@ -209,8 +313,13 @@ class Journal:
     graphs: Candidates
     progress: Progress
     rows: dict[str, tuple[int, Ratio]] = field(default_factory=dict)
+    deployments: dict[str, Deployment] = field(default_factory=dict)
     left: dict[Deployment, str] = field(default_factory=dict)
     cut: bool = False
+    clock: Callable[[], float] = time.monotonic
+    macs: float = 0.0
+    images: int = 0
+    evaluations: Sequence[tuple[Deployment, float]] = ()
     alike: dict[Deployment, Deployment] = field(default_factory=dict)
     _first: dict[str, Deployment] = field(default_factory=dict)
 
@@ -218,17 +327,46 @@ class Journal:
         """The journal with the rows of its file; a file of another version is ignored."""
         with suppress(OSError, ValueError, TypeError):
             known = json.loads(self.path.read_text())
-            self.rows = {key: (int(rounds), Ratio.model_validate(row)) for key, (rounds, row) in known.items()}
+            self.rows = {key: (int(rounds), Ratio.model_validate(row)) for key, (rounds, row, _) in known.items()}
+            self.deployments = {key: Deployment.model_validate(each) for key, (_, _, each) in known.items()}
         return self
+
+    def known(self) -> list[Deployment]:
+        """What was measured before."""
+        return [each for each in self.deployments.values() if each != self.baseline]
 
     @property
     def seconds(self) -> float:
         """Seconds since the start."""
-        return time.monotonic() - self.begun
+        return self.clock() - self.begun
+
+    def left_s(self) -> float:
+        """Seconds until the deadline."""
+        return self.deadline - self.clock()
+
+    def predicted_s(self, deployments: Sequence[Deployment], rounds: int, *, written: bool = False) -> float:
+        """Seconds that measuring these is expected to take, without those that are known; see `MeasurementCosts`."""
+        unknown = [each for each in deployments if not self._known(each, rounds) and each != self.baseline]
+        return self._costs.seconds(unknown, rounds, written=written) if unknown else 0.0
+
+    def evaluation_s(self, deployment: Deployment) -> float:
+        """Seconds that running it on the validation split is expected to take, from what evaluations took so far."""
+        costs = self._costs
+        expected = sum(costs.evaluation_s(each, self.images) for each, _ in self.evaluations)
+        share = sum(took for _, took in self.evaluations) / expected if expected else 1.0
+        return share * costs.evaluation_s(deployment, self.images)
+
+    def variants_s(self, deployment: Deployment) -> float:
+        """Seconds that choosing layers of it to keep in FP32 is expected to take; 0 if that was done for its target."""
+        return 0.0 if deployment.target in self.graphs.sensitive else self._costs.variants_s(deployment)
+
+    @property
+    def _costs(self) -> MeasurementCosts:
+        return MeasurementCosts(self.baseline, self.measuring.timings, self.macs)
 
     def forget(self) -> None:
         """Remove all rows and the file."""
-        self.rows = {}
+        self.rows, self.deployments = {}, {}
         self.path.unlink(missing_ok=True)
 
     def measure(self, deployments: Sequence[Deployment], rounds: int) -> dict[Deployment, Ratio]:
@@ -245,13 +383,13 @@ class Journal:
     def _measured(self, deployments: Sequence[Deployment], rounds: int) -> bool:
         """Measure those without a result yet; returns whether the time was enough for all."""
         unknown = [each for each in deployments if not self._known(each, rounds) and each not in self.left]
-        if unknown and self._over(rounds):
+        if unknown and self._over():
             return False
         same = {each: self._same(each) for each in unknown}
         self.alike |= same
         missing = [each for each in dict.fromkeys(same.values()) if not self._known(each, rounds)]
         for group in self._groups([each for each in missing if each not in (*self.left, self.baseline)]):
-            if self._over(rounds):
+            if self._over():
                 return False
             self.progress(f"tune: {rounds} rounds of {len(group)}", 0, 0)
             for each, found in self.measuring(group, rounds).items():
@@ -269,17 +407,23 @@ class Journal:
 
     def time_left(self) -> bool:
         """Whether there is time left; if not, `cut` is set."""
-        self.cut |= (over := time.monotonic() > self.deadline)
+        self.cut |= (over := self.left_s() <= 0)
         return not over
 
-    def _over(self, rounds: int) -> bool:
-        return time.monotonic() > self.deadline and rounds < self.rounds
+    def _over(self) -> bool:
+        return self.left_s() <= 0
 
     def _keep(self, same: dict[Deployment, Deployment]) -> None:
         """Save all results so far, including those of configurations that are equal."""
         self.left |= {each: self.left[first] for each, first in same.items() if first in self.left}
+        equal = [each for each, first in same.items() if first == self.baseline != each]
+        self.left |= dict.fromkeys(equal, "left: the same as the baseline")
         self.rows |= {_key(each): self.rows[_key(first)] for each, first in same.items() if _key(first) in self.rows}
-        plain = {key: (count, row.model_dump(mode="json")) for key, (count, row) in self.rows.items()}
+        self.deployments |= {_key(each): each for each in (*same, *same.values()) if _key(each) in self.rows}
+        plain = {
+            key: (count, row.model_dump(mode="json"), self.deployments[key].model_dump(mode="json"))
+            for key, (count, row) in self.rows.items()
+        }
         write_text(self.path, canonical_json(plain))
 
     def _known(self, deployment: Deployment, rounds: int) -> bool:

@@ -40,6 +40,7 @@ from repaconv.stages.tune.speed_measurements import (
     OutputCheck,
     WorkerMeasurement,
 )
+from repaconv.stages.tune.speed_prediction import own_history, shipped_records
 from repaconv.verification.accuracy_budget import Budget
 from repaconv.verification.tolerances import POLICY
 
@@ -48,6 +49,11 @@ if TYPE_CHECKING:
     from repaconv.results import Deployment
     from repaconv.sources.source_model import Subject
     from repaconv.stages.tune.search import Trial
+    from repaconv.stages.tune.speed_prediction import Observation
+
+
+EARLIER = 12
+"""Earlier searches whose measurements count."""
 
 
 # Cached results: a path by everything that they depend on
@@ -294,6 +300,7 @@ def _search(plan: _Plan, scratch: Path, progress: Progress) -> TuneArtefact:
     journal = Journal(
         plan.measured, now, now + plan.options.budget_s, baseline, plan.rounds, measuring, graphs, progress
     )
+    journal.images = len(plan.given.validation) if plan.given else 0
     journal = journal.remembered()
     if plan.again:
         journal.forget()
@@ -306,13 +313,28 @@ def _search(plan: _Plan, scratch: Path, progress: Progress) -> TuneArtefact:
         return graphs.macs(way) if journal.time_left() else 1
 
     evaluation = LossEvaluation(graphs, baseline, Budget.of(plan.options), here, progress)
+    journal.evaluations = evaluation.took
     if plan.options.exhaustive:
         rows = search_exhaustively(arms, journal.measure, evaluation.allows, plan.rounds, milder)
     else:
-        rows = search(arms, work, journal.measure, evaluation.allows, plan.rounds, milder)
+        journal.macs = float(work(baseline))
+        rows = search(arms, work, journal, evaluation.allows, plan.rounds, milder, _records(plan))
     rows = [row.model_copy(update={"memory_bytes": journal.memory(row.deployment)}) for row in rows]
     told, loss = final_rows([evaluation.completed_row(row, journal.left) for row in rows], evaluation, baseline)
     return _artefact(plan, told, loss, journal, left)
+
+
+def _records(plan: _Plan) -> list[Observation]:
+    """What is known of other networks on this machine: shipped records of its ISA level, and earlier searches."""
+    from repaconv.benchmark.cpu_isa_level import isa_level
+    from repaconv.benchmark.machine_fingerprint import fingerprint
+
+    if plan.measurer is not None:
+        return []
+    paths = sorted(cache_folder(TUNED).glob("*.json"), key=lambda path: (-path.stat().st_mtime, path.name))
+    earlier = [found for path in paths[:EARLIER] if (found := cached_result(path))]
+    history = own_history(earlier, fingerprint(()), plan.options.objective)
+    return [*shipped_records(isa_level(plan.device.architecture)), *history]
 
 
 def _trials(plan: _Plan, graphs: Candidates, left: list[str], *, here: bool) -> list[Trial]:
@@ -357,6 +379,7 @@ def _artefact(plan: _Plan, rows: list[Candidate], loss: Loss | None, journal: Jo
         image_size=plan.folded.image_size,
         seed=plan.options.seed,
         baseline=journal.baseline,
+        macs=int(journal.macs) if journal.macs > 1 else 0,
         deployment=winner,
         ratio=rows[0].ratio,
         allowed_disagreement=plan.options.max_disagreement,

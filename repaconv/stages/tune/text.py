@@ -19,7 +19,7 @@ def show_tune(done: TuneArtefact) -> None:
     accuracy = ["accuracy"] if labelled else []
     rows = table("runtime", "precision", "form", "speedup", "MiB", "other classes", *accuracy, "")
     for row in _shown(done):
-        found = row.ratio.cell if row.ratio else "1"
+        found = row.ratio.cell if row.ratio else "1" if row.deployment == done.baseline else ""
         lost = "" if row.disagreement is None else f"{row.disagreement:.2%}"
         how, memory = row.deployment, f"{row.memory_bytes / 2**20:,.0f}" if row.memory_bytes is not None else ""
         right = [_accuracy_change(row.link)] if labelled else []
@@ -58,13 +58,13 @@ def _accuracy_change(link: Link | None) -> str:
 
 
 def _shown(done: TuneArtefact) -> list[Candidate]:
-    """The winner, then the others by speed; all with -v, else the first of those that were more than screened."""
+    """The winner, then the others by speed; all with -v, else the first of those that were more than measured once."""
     winner, *others = done.candidates
     others = [row for row in others if row.ratio or row.link or row.description.startswith("left")]
     others.sort(key=lambda row: -(row.ratio.median if row.ratio else 0.0))
     if is_verbose():
         return [winner, *others]
-    return [winner, *[row for row in others if row.description != "alone"][:SHORT]]
+    return [winner, *[row for row in others if row.description != "measured"][:SHORT]]
 
 
 def _differences_from_baseline(way: Deployment, baseline: Deployment) -> str:

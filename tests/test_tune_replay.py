@@ -1,0 +1,49 @@
+"""The search of `tune` on recorded measurements: how near it comes to the best of a grid, and within its time."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from tune_replay import Net, recorded, replayed
+
+LARGEST_LOSS = 0.02
+LONGER = 1.05
+"""Costs have a noise of 30% there, and what was begun is finished."""
+
+
+def _of(net: Net) -> str:
+    return f"{net.isa}-{net.name.partition(' on ')[0]}-{1e3 * net.latency_s:.3g}ms"
+
+
+@pytest.mark.parametrize("net", recorded(), ids=_of)
+def test_the_best_of_the_recorded_grid_is_found_in_its_time(net):
+    """A minute up to 20 ms per inference, three above that; with nothing known of the network itself."""
+    found = replayed(net, seed=0)
+    assert math.exp(net.gain(found.winner) - net.recorded_best()) >= 1 - LARGEST_LOSS
+    assert found.seconds <= LONGER * net.budget_s
+    own = net.name.partition(" on ")[0]
+    assert not any(own in each.network for each in net.records())
+
+
+@pytest.mark.parametrize("budget_s", [60.0, 180.0, 300.0])
+def test_with_many_images_the_time_of_their_evaluation_is_kept_free(budget_s):
+    """200 validation and 200 test images, of which FP32 alone takes 49 s."""
+    net = next(net for net in recorded() if net.isa == "amx" and "repavit-deit-base" in net.name)
+    found = replayed(net, 0, budget_s, images=200)
+    assert found.seconds <= LONGER * budget_s
+    assert (found.winner.precision == "int8") == (budget_s > 60)
+
+
+def test_where_the_first_quantization_was_lucky_the_others_do_not_exceed_the_time():
+    """It takes 14 s and each of the others 23 to 37 s: they are not begun six at a time."""
+    net = next(net for net in recorded() if net.isa == "avx2" and "pyra-vit-base" in net.name)
+    found = replayed(net, seed=2)
+    assert found.seconds <= LONGER * net.budget_s
+    assert found.winner.precision == "int8"
+
+
+def test_quantized_graphs_are_written_once():
+    net = next(net for net in recorded() if net.isa == "amx" and "repavit-deit-tiny" in net.name)
+    made = replayed(net, 0).simulation.quantized
+    assert len(made) == len(set(made)) > 1

@@ -32,11 +32,13 @@ from repaconv.verification.comparison import beside, largest
 from repaconv.verification.evaluated_graph import Evaluated
 from repaconv.verification.float64_graphs import Float64, widened
 from repaconv.verification.folded_graph_verification import proved
-from repaconv.verification.rounding import JITTER, JITTERS, Jittered, apart
+from repaconv.verification.rounding import DRAWS, JITTER, Jittered, apart
 
 KINDS = ("well conditioned", "difference of large numbers", "probabilities near zero", "almost equal values")
 SIZES = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5)
 """Of a fault, as a share of the bias that is changed."""
+UNEXPLAINED = 1e30
+"""Stands for an infinite ratio in the result."""
 Rows = list[tuple[Any, ...]]
 Array = NDArray[Any]
 Counts = Mapping[str, Counter[str]]
@@ -133,7 +135,7 @@ def ratios(before: onnx.ModelProto, after: onnx.ModelProto) -> dict[str, float]:
     given, folded = Evaluated(before), Evaluated(after)
     feeds = given.probes.feeds[:3]
     exact = Float64(model_rewriting.rewritten(widened(before), FOLDS)[0])
-    others = [Jittered(given, JITTER, seed, feeds) for seed in range(JITTERS)]
+    others = [Jittered(given, JITTER, seed, feeds) for seed in range(DRAWS)]
     found: dict[str, float] = defaultdict(float)
     for each in feeds:
         (truth,), (own,), (its,), (anew,) = (
@@ -150,7 +152,8 @@ def ratios(before: onnx.ModelProto, after: onnx.ModelProto) -> dict[str, float]:
             ("algebra / own error", apart(anew, truth), rounding),
             ("algebra", apart(anew, truth), near),
         ):
-            share = np.divide(error, of, out=np.zeros(error.shape), where=np.broadcast_to(of > 0, error.shape))
+            there = np.broadcast_to(of > 0, error.shape)
+            share = np.divide(error, of, out=np.where(error > 0, UNEXPLAINED, 0.0), where=there)
             found[name] = max(found[name], float(share.max()))
     return dict(found)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,14 @@ from test_fold_proof import planted
 import repaconv as rc
 from repaconv.core.errors import GateFailed, Refused
 from repaconv.core.run_folder import Run
-from repaconv.results import Reason
+from repaconv.graph.model_rewriting import rewritten
+from repaconv.results import Reason, Tolerance
+from repaconv.rewrites.fold.fold_pipeline import FOLDS
 from repaconv.sources.source_of_run import subject_of
-from repaconv.verification.comparison import Comparison
+from repaconv.verification.comparison import Comparison, PerNeighborhood
 from repaconv.verification.evaluated_graph import Evaluated
 from repaconv.verification.folded_graph_verification import proved
-from repaconv.verification.rounding import network_rounding
+from repaconv.verification.rounding import MEASURED, Rounding, network_rounding
 from repaconv.verification.tolerances import tolerance
 
 
@@ -201,3 +204,108 @@ def test_what_the_runtime_itself_makes_infinite_is_judged_as_it_is_written():
         (link,) = proved(Path("net.onnx"), before, after)
         assert link.verdict == verdict
         assert link.figures.unfused
+
+
+def written_wrong(before: onnx.ModelProto, name: str, change: Any) -> onnx.ModelProto:
+    """The fold of a graph with one weight that was written down wrong: the fold in float64 does not have it."""
+    after = rewritten(before, FOLDS)[0]
+    held = {tensor.name: tensor for tensor in after.graph.initializer}
+    conv = next(node for node in after.graph.node if node.op_type == "Conv")
+    chosen = held[conv.input[1 if name == "kernel" else 2]]
+    array = np.asarray(change(onnx.numpy_helper.to_array(chosen)), np.float32)
+    chosen.CopyFrom(onnx.numpy_helper.from_array(array, chosen.name))
+    return after
+
+
+def bf16(array: Any) -> Any:
+    """The same numbers with the mantissa of bfloat16."""
+    return (np.asarray(array, np.float32).view(np.uint32) & 0xFFFF0000).view(np.float32)
+
+
+CONV_NORM = [("Conv", "x w", "a", {"pads": [1] * 4}), ("BatchNormalization", "a nw nb nm nv", "b")]
+CONV_WEIGHTS = {"w": normal(4, 4, 3, 3), **norm(4)}
+
+
+def judged(before: onnx.ModelProto, after: onnx.ModelProto) -> str:
+    (link,) = proved(Path("net.onnx"), Evaluated(before), Evaluated(after))
+    return link.verdict
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [("kernel", lambda w: w.transpose(0, 1, 3, 2)), ("bias", lambda b: 2 * b), ("bias", lambda b: b * 1.1)],
+)
+def test_a_wrong_argmax_is_no_rounding(name, change):
+    """What FP32 decides differently than float64 is rounding only if the written graph decides the same in float64."""
+    rows = [*CONV_NORM, ("ArgMax", "b", "y", {"axis": 1, "keepdims": 0})]
+    before = Net(rows, CONV_WEIGHTS, {"x": (F, (1, 4, 8, 8))}, {"y": onnx.TensorProto.INT64}).model()
+    assert judged(before, rewritten(before, FOLDS)[0]) == "passed"
+    assert judged(before, written_wrong(before, name, change)) == "failed"
+
+
+@pytest.mark.parametrize("shift", [14.0, 24.0])
+def test_what_is_verified_in_float64_is_what_was_written(shift):
+    """Probabilities near zero: FP32 shows next to nothing of the network, so weights of half the digits would pass."""
+    rows = [*CONV_NORM, ("Sub", "b far", "c"), ("Sigmoid", "c", "y")]
+    before = Net(rows, {**CONV_WEIGHTS, "far": np.array(shift)}, {"x": (F, (1, 4, 8, 8))}, {"y": F}).model()
+    assert judged(before, rewritten(before, FOLDS)[0]) == "passed"
+    for name, change in (("kernel", bf16), ("kernel", lambda w: 2 * w), ("bias", lambda b: b * 1.001)):
+        assert judged(before, written_wrong(before, name, change)) == "failed"
+
+
+def test_rounding_on_one_input_excuses_nothing_on_another():
+    """The sine of a fourth power is rounding alone on a loud input, and exact on a quiet one."""
+    rows = [
+        *CONV_NORM, ("Tanh", "b", "c"), ("Mul", "x x", "s"), ("Mul", "s s", "q"), ("Sin", "q", "t"),
+        ("Mul", "t little", "u"), ("Add", "c u", "y"),
+    ]  # fmt: skip
+    before = Net(rows, {**CONV_WEIGHTS, "little": np.array(0.02)}, {"x": (F, (1, 4, 8, 8))}, {"y": F}).model()
+    assert judged(before, rewritten(before, FOLDS)[0]) == "passed"
+    assert judged(before, written_wrong(before, "bias", lambda b: b * 1.001)) == "failed"
+
+
+def test_a_graph_is_run_at_an_even_size_as_well():
+    """A pool that rounds its size up differs from one that rounds it down at even sizes only."""
+
+    def pooled(ceil: int) -> onnx.ModelProto:
+        rows = [*CONV_NORM, ("MaxPool", "b", "y", {"kernel_shape": [3, 3], "strides": [2, 2], "ceil_mode": ceil})]
+        return Net(rows, CONV_WEIGHTS, {"x": (F, ("n", 4, "s", "s"))}, {"y": F}).model()
+
+    before = pooled(1)
+    assert judged(before, rewritten(before, FOLDS)[0]) == "passed"
+    assert judged(before, rewritten(pooled(0), FOLDS)[0]) == "failed"
+
+
+@pytest.mark.parametrize("seed", [393, 499, 787])
+def test_a_sound_fold_is_no_fault_where_few_draws_of_rounding_explain_too_little(seed):
+    """393: a channel that saturates. 499, 787: norms of values that FP32 can hardly tell apart, exact or a step off."""
+    drawn = runpy.run_path(str(Path(__file__).parent.parent / "benchmarks" / "verification_rates.py"))["network"]
+    before = drawn(seed)
+    after = rewritten(before, FOLDS)[0]
+    assert judged(before, after) == "passed"
+    assert judged(before, written_wrong(before, "bias", lambda b: b * 1.5)) == "failed"
+
+
+@pytest.mark.parametrize(("channels", "far"), [(1, "h"), (4, "h"), (1, 8)])
+def test_a_single_constant_that_the_fold_computes_is_rounded_like_a_weight(channels, far):
+    """Two large constants become one, of one number where there is one channel; what follows cancels it."""
+    rows = [
+        *CONV_NORM, ("Relu", "b", "r"), ("Add", "r h1", "c"), ("Add", "c h2", "d"), ("Relu", "d", "e"),
+        ("Sub", "e h3", "y"),
+    ]  # fmt: skip
+    weights = {"w": normal(channels, channels, 3, 3), **norm(channels)}
+    weights |= {"h1": np.array(12345.678), "h2": np.array(4321.1234), "h3": np.array(12345.678 + 4321.1234)}
+    before = Net(rows, weights, {"x": (F, ("n", channels, far, far))}, {"y": F}).model()
+    assert judged(before, rewritten(before, FOLDS)[0]) == "passed"
+    assert judged(before, written_wrong(before, "bias", lambda b: b * 1.5)) == "failed"
+
+
+def test_a_number_is_explained_by_the_least_rounding_that_suffices():
+    """A draw that is asked for one number leaves out no others, which a smaller one explains."""
+    right = np.ones((2, 50))
+    found, small, large = right + 1e-4, np.full((2, 50), 1e-4), np.full((2, 50), 1.0)
+    found[1, 7] = 1.5
+    comparison = Comparison("folded", Tolerance(kind="exact", rtol=1e-5), None, scale=PerNeighborhood)
+    comparison.add({"y": found}, {"y": right}, rounding=Rounding(MEASURED, lambda: [{"y": small}, {"y": large}]))
+    (link,) = comparison.links("onnx", "original")
+    assert (link.figures.left_out, link.figures.explained) == (1, 99)

@@ -53,11 +53,14 @@ def shapes_of(feeds: Feeds) -> Shapes:
 
 
 class Tally:
-    """Counts of images or numbers, and how far rounding moves those that it explains."""
+    """Counts of images or numbers, and how far rounding moves those that it explains.
+
+    ``nans`` are NaN on both sides: equal, but nothing is seen by them.
+    """
 
     def __init__(self, unit: Literal["images", "numbers"]) -> None:
         self.unit: Literal["images", "numbers"] = unit
-        self.compared = self.different = self.left_out = self.explained = 0
+        self.compared = self.different = self.left_out = self.explained = self.nans = 0
         self.rounding = self.error = 0.0
         self.kind: Kind | None = None
 
@@ -152,13 +155,16 @@ class PerNeighborhood:
         explained = np.zeros(b.shape)
         if rounding is not None and not (error <= allowed).all():
             self._tally.kind = rounding.kind
-            moved = np.zeros(b.shape)
-            for one in rounding.of(name):
+            moved, doubted = np.zeros(b.shape), np.ones(b.shape, np.bool_)
+            for one in rounding.of(name):  # one that moves a number as far says enough of that
                 moved = np.maximum(moved, one if one.shape == b.shape else np.inf)
-                explained = np.broadcast_to(rounding.kind.times * beside(size, moved)[1], b.shape)
-                if (error <= np.maximum(allowed, explained)).all():
-                    break  # one rounding that moves it as far says enough
-        return self._tally.add(error, allowed, explained, scale, self.vague), error == 0
+                explained = np.where(doubted, rounding.kind.times * beside(size, moved)[1], explained)
+                doubted = ~(error <= np.maximum(allowed, explained))
+                if not doubted.any():
+                    break
+        left_out = self._tally.add(error, allowed, explained, scale, self.vague)
+        self._tally.nans += int((np.isnan(a) & np.isnan(b)).sum())
+        return left_out, error == 0
 
     def tally(self, meter: Meter) -> Tally:
         """Of all probes."""
@@ -419,11 +425,13 @@ class _Output:
             return "exceeds_tolerance"
         if self.doubt and (tally.explained or tally.left_out):
             return "not_comparable"
+        if tally.nans > UNDECIDED_SHARE * tally.compared:
+            return "not_comparable"
         if tally.left_out > UNDECIDED_SHARE * tally.compared:
             return "rounding_decides" if discrete or tally.kind is None else "rounding_too_large"
         if (found.constant or (tally.explained and _hidden(found.metrics))) and not self.moves:
             return "constant_output"
-        return "explained_by_rounding" if tally.explained else "within_tolerance"
+        return "explained_by_rounding" if tally.explained or tally.left_out else "within_tolerance"
 
 
 # --- All outputs.

@@ -3,7 +3,8 @@
 1. Outputs are compared in FP32, by the tolerance alone. Nearly all networks end here.
 2. An output that is left open is compared in float64, where that runs. The fold, made once more in float64, must be
    equal to the original there up to `ALGEBRA`; so its algebra is right. The folded graph in FP32 may be no further from
-   the original in float64 than the original in FP32 is, times a stated factor; so it was written down right.
+   the original in float64 than the original in FP32 is, times a stated factor; evaluated in float64, it may differ by
+   no more than the rounding of its weights explains. So it was written down right.
 3. Where nothing evaluates the graph in float64, the original with moved weights and inputs says how far rounding goes.
 """
 
@@ -29,16 +30,18 @@ from repaconv.verification.onnx_model_loading import checker_says, stored
 from repaconv.verification.rounding import (
     ALGEBRA,
     ALGEBRAIC,
+    DRAWS,
     HALF_ROUNDINGS,
     HALVES,
     JITTER,
     JITTER_SHARE,
     JITTERED_TIMES,
-    JITTERS,
     MEASURED,
     MOVED_SHARE,
     TO_FLOAT64,
     VAGUE,
+    WRITTEN,
+    WRITTEN_MOVED,
     Jittered,
     Movement,
     Rounding,
@@ -179,6 +182,7 @@ class _Pair:
     Attributes:
         coarse: Weights that were rounded to half precision anew, and how far that moves each.
         moved: The original with other roundings, each opened when it is first asked.
+        moved_written: The folded graph in float64, with other roundings of its weights.
     """
 
     doubt = ""
@@ -200,7 +204,11 @@ class _Pair:
         self.name, self.allowed, self.coarse, self.ends = name, allowed, coarse, ends
         self.fixed = unmoved(before.model)
         by, others = JITTER_SHARE * (allowed.rtol or 0.0), (after,)
-        self.moved = [Jittered(before, by, seed, probes.feeds, coarse, others) for seed in range(JITTERS)]
+        anew = _made(before.model, after.model)
+        self.moved_written = [
+            Jittered(after, WRITTEN_MOVED, n, probes.feeds, {}, (before,), anew=anew, double=True) for n in range(DRAWS)
+        ]
+        self.moved = [Jittered(before, by, seed, probes.feeds, coarse, others) for seed in range(DRAWS)]
 
     def links(self) -> tuple[Link, ...]:
         """One for every output.
@@ -252,7 +260,7 @@ class _Pair:
                 return {}
             calls = [self._call(feeds, exact) for feeds in self.probes.feeds]
             answers = {output: self._of_output(output, [call.of(output) for call in calls]) for output in differ}
-            answers |= {output: self._by_movement([call.of(output) for call in calls]) for output in constant}
+            answers |= {output: self._by_movement(output, [call.of(output) for call in calls]) for output in constant}
         except Exception:  # whatever cannot be evaluated in float64, of many classes: then nothing more is known
             return {}
         several = len(calls[0].original) > 1
@@ -292,15 +300,20 @@ class _Pair:
         """What float64 says of one output; None where its numbers do not compare."""
         if not all(call.comparable for call in calls):
             return None
-        own = _own_rounding(calls)
+        own = [_own_rounding(call.original, call.truth) for call in calls]
         proved = self._algebra(output, calls, own) if calls[0].exact is not None else None
         if proved is not None and proved.verdict != "passed":
             return proved
+        written = self._written(output, calls) if proved is not None else None
+        if written is not None and written.verdict == "failed":
+            return written
         allowed = max(self.allowed.rtol or 0.0, HALF_ROUNDINGS * max(self.coarse.values(), default=0.0))
         found = self._comparison(self.allowed.model_copy(update={"rtol": allowed}))
         for call, moved in zip(calls, own, strict=True):
-            if call.truth.dtype.kind != "f" and proved is not None:  # what else FP32 decides otherwise is its rounding
-                moved = np.where(call.folded != call.truth, inf, moved)
+            if call.truth.dtype.kind != "f" and proved is not None and (written is not None or self.coarse):
+                moved = np.where(call.folded != call.truth, inf, moved)  # equal in float64: FP32 decides otherwise
+            elif written is not None:
+                moved = _blurred(call.truth, moved)
             right = {output: call.truth}
             rounding = Rounding(MEASURED, partial(self._movements, output, call, moved))
             found.add({output: call.folded.astype(call.truth.dtype)}, right, rounding=rounding)
@@ -319,13 +332,23 @@ class _Pair:
         for other in self.moved:
             moved = movement(other.run(call.feeds), {output: call.original})
             yield {name: JITTERED_TIMES / MEASURED.times * array for name, array in moved.items()}
+        yield from self._like_errors(output, call)
+
+    def _like_errors(self, output: str, call: _OneOutput) -> Iterator[Movement]:
+        """The error in FP32 of the original with moved weights and inputs: other draws of its own error.
+
+        They also see rounding inside operations that no weight enters. Other probes tell nothing of this one: there the
+        original may be conditioned otherwise.
+        """
+        for other in self.moved if call.truth.dtype.kind == "f" else ():
+            found, exact = other.run(call.feeds)[output], other.truth(call.feeds)[output]
+            if found.shape == exact.shape == call.truth.shape:
+                yield {output: _own_rounding(found, exact)}
 
     def _algebra(self, output: str, calls: Sequence[_OneOutput], own: Sequence[Array]) -> Link:
         """The fold computed in float64 against the original there."""
         probes, others = self.probes.feeds, (self.after,)
-        doubles = [
-            Jittered(self.before, JITTER * TO_FLOAT64, n, probes, {}, others, double=True) for n in range(JITTERS)
-        ]
+        doubles = [Jittered(self.before, JITTER * TO_FLOAT64, n, probes, {}, others, double=True) for n in range(DRAWS)]
 
         def movements(call: _OneOutput, moved: Array) -> Iterator[Movement]:
             if call.truth.dtype.kind == "f":
@@ -333,6 +356,7 @@ class _Pair:
             for other in doubles:  # of values that are equal in float64, its rounding may choose another
                 further = movement(other.run(call.feeds), {output: call.truth}, discrete=True)
                 yield {name: JITTERED_TIMES / ALGEBRAIC.times * array for name, array in further.items()}
+            yield from self._like_errors(output, call)
 
         found = self._comparison(Tolerance(kind="exact", rtol=ALGEBRA))
         for call, moved in zip(calls, own, strict=True):
@@ -342,7 +366,28 @@ class _Pair:
         (link,) = found.links(self.name, f"{self.ends[0]}, float64", self.probes.told, detail=detail)
         return link
 
-    def _by_movement(self, calls: Sequence[_OneOutput]) -> Link | None:
+    def _written(self, output: str, calls: Sequence[_OneOutput]) -> Link | None:
+        """The folded graph as it was written, in float64; None where that does not run, or is in half precision."""
+        if self.coarse:
+            return None
+        found = self._comparison()
+        try:
+            for call in calls:
+                written, rounding = self._as_written(output, call)
+                found.add({output: written}, {output: call.truth}, rounding=rounding)
+        except Exception:  # whatever cannot be evaluated in float64, of many classes
+            return None
+        detail = "the folded graph as it was written, computed in float64"
+        unfused = sum(call.unfused for call in calls) or None
+        (link,) = found.links(self.name, f"{self.ends[0]}, float64", self.probes.told, detail=detail, unfused=unfused)
+        return link
+
+    def _as_written(self, output: str, call: _OneOutput) -> tuple[Array, Rounding]:
+        """What the folded graph computes in float64, and how far the rounding of its weights moves that."""
+        written = self.after.truth(call.feeds)[output]
+        return written, jitter_rounding(self.moved_written, call.feeds, {output: written}, WRITTEN)
+
+    def _by_movement(self, output: str, calls: Sequence[_OneOutput]) -> Link | None:
         """What is one number in FP32 for all inputs, and is not in float64: the fold there, by how far it moves."""
         if not all(call.comparable and call.exact is not None and call.truth.dtype.kind == "f" for call in calls):
             return None
@@ -352,6 +397,10 @@ class _Pair:
             for other in (first[call.truth.shape], *([call.truth[:1]] if call.truth.ndim else [])):
                 moves = max(moves, float(apart(call.truth, other).max(initial=0.0)))
             off = max(off, float(apart(call.exact, call.truth).max(initial=0.0)))
+            if not self.coarse:
+                written, rounding = self._as_written(output, call)
+                beyond = apart(written, call.truth) - WRITTEN.times * rounding.largest(output, written.shape)
+                off = max(off, float(beyond.max(initial=0.0)))
         if not (np.isfinite(moves) and off < MOVED_SHARE * moves):
             return None
         ends = {"name": self.name, "reference": f"{self.ends[0]}, float64", "candidate": self.ends[1]}
@@ -405,22 +454,30 @@ def _overflows(found: Any, truth: Any) -> bool:
     return real and found.shape == truth.shape and bool((np.isfinite(truth) & ~np.isfinite(found)).any())
 
 
-def _own_rounding(calls: Sequence[_OneOutput]) -> list[Array]:
-    """How far the original in FP32 is from itself in float64, on every probe.
+def _own_rounding(single: Array, truth: Array) -> Array:
+    """How far the original in FP32 is from itself in float64, on one probe.
 
-    A number may be exact there by chance, so each is moved as in the image where it is moved most, relative to the
-    numbers next to it, of all probes of the same shape.
+    A number may be exact there by chance, so each is moved as in the image of that probe where it is moved most,
+    relative to the numbers next to it.
     """
-    own = [movement({"": call.original}, {"": call.truth}, discrete=True)[""] for call in calls]
-    if calls[0].truth.dtype.kind != "f":
+    own = movement({"": single}, {"": truth}, discrete=True)[""]
+    if truth.dtype.kind != "f":
         return own
-    scales = [neighborhood(call.truth) for call in calls]
-    most: dict[tuple[int, ...], Array] = {}
-    for moved, scale in zip(own, scales, strict=True):
-        share = np.divide(moved, scale, out=np.zeros(moved.shape), where=np.isfinite(moved) & (scale > 0))
-        key = moved.shape[1:]
-        most[key] = np.maximum(most.get(key, 0.0), share.max(0, initial=0.0) if share.ndim else share)
-    return [most[scale.shape[1:]] * scale for scale in scales]
+    scale = neighborhood(truth)
+    share = np.divide(own, scale, out=np.zeros(own.shape), where=np.isfinite(own) & (scale > 0))
+    return np.asarray((share.max(0, initial=0.0) if share.ndim else share) * scale)
+
+
+def _blurred(truth: Array, own: Array) -> Array:
+    """The same, but of numbers that FP32 gets wrong by more than `VAGUE`, the most of all in that image.
+
+    What FP32 keeps of such a slice may be a single value (a normalization of numbers that it cannot tell apart), which
+    is exact in all draws or off by a whole step. They are left out, as the original has them no more right; an error
+    beyond all rounding of that image is none.
+    """
+    inner = tuple(range(1, own.ndim))
+    most = np.where(np.isfinite(own), own, 0.0).max(inner, keepdims=True, initial=0.0)
+    return np.where(own > VAGUE * neighborhood(truth), np.maximum(own, most), own)
 
 
 def _rounded_anew(before: onnx.ModelProto, after: onnx.ModelProto) -> dict[str, float]:
@@ -431,6 +488,15 @@ def _rounded_anew(before: onnx.ModelProto, after: onnx.ModelProto) -> dict[str, 
     )
     kept = {_numbers(weight) for weight in left.values()}
     return {name: HALVES[weight.data_type][1] for name, weight in halves.items() if _numbers(weight) not in kept}
+
+
+def _made(before: onnx.ModelProto, after: onnx.ModelProto) -> Collection[str]:
+    """The constants that a fold computed and rounded, by name; a single number may be one."""
+    given, made = (
+        {name: _numbers(weight) for name, weight in stored(model).items() if weight.data_type}
+        for model in (before, after)
+    )
+    return {name for name, numbers in made.items() if numbers != given.get(name)}
 
 
 def _numbers(weight: onnx.TensorProto) -> tuple[int, bytes]:

@@ -32,13 +32,14 @@ Sizes = dict[str, int]
 BATCHES = (2, 3, 1)
 FEW = (2, 1)
 """Batch sizes for a graph that takes long to run."""
-PRIMES = {"batch": BATCHES, "length": (7, 13, 5), "side": (61, 97, 67)}
+FIRST = {"batch": BATCHES, "length": (7, 12, 5), "side": (61, 96, 67)}
+"""Sizes that are tried first: primes, which keep sizes apart, and an even one, at which pools and strides divide."""
 USUAL = {
     "batch": (*BATCHES, *BATCHES, 4, 8, 16),
     "length": (16, 32, 64, 128, 77, 197, 256, 512),
     "side": (64, 96, 128, 224, 256, 384, 512, 640, 32, 28, 16, 8),
 }
-"""Sizes that are tried after the primes and the sizes in the graph's metadata."""
+"""Sizes that are tried after these and the sizes in the graph's metadata."""
 
 IN_USE = (224, 256, 320, 384, 512, 640, 128, 96, 64, 48, 32, 28, 16, 8)
 """Likely image sizes of a network with dynamic height and width."""
@@ -117,7 +118,7 @@ class Search:
     def _candidates(self, alike: tuple[str, ...]) -> Iterator[Sizes]:
         """Yield assignments to try; all dimensions of a kind in ``alike`` get the same size."""
         for start in range(max(len(values) for values in self.usual.values())):
-            place = dict.fromkeys(PRIMES, start)
+            place = dict.fromkeys(FIRST, start)
             sizes = {}
             for name, kind in self.kinds.items():
                 sizes[name] = self.usual[kind][place[kind] % len(self.usual[kind])]
@@ -150,7 +151,7 @@ class Search:
 
     def usual_sizes(self, found: list[Sizes]) -> Sizes:
         """Return sizes as in ordinary use: batch 1, and for the others those in the graph's metadata or common ones."""
-        own = {kind: values[len(PRIMES[kind]) :] for kind, values in self.usual.items()}
+        own = {kind: values[len(FIRST[kind]) :] for kind, values in self.usual.items()}
         own = {**own, "batch": (1,), "side": tuple(dict.fromkeys((*own["side"][: -len(USUAL["side"])], *IN_USE)))}
         for place in range(max(map(len, own.values()))):
             sizes = {name: own[kind][place % len(own[kind])] for name, kind in self.kinds.items()}
@@ -319,8 +320,8 @@ def probes(
     if sample is not None:
         return _probes_from_sample(model, run, sample)
     inputs = _inputs(model)
-    primes = {**PRIMES, "batch": FEW} if dear else PRIMES
-    usual = {kind: (*primes[kind], *_metadata_sizes(model, kind), *USUAL[kind]) for kind in PRIMES}
+    primes = {**FIRST, "batch": FEW} if dear else FIRST
+    usual = {kind: (*primes[kind], *_metadata_sizes(model, kind), *USUAL[kind]) for kind in FIRST}
     numbers = NUMBERS if any(one.dtype.kind in "iu" for one in inputs) else NUMBERS[:1]
     for below, kinds in product(numbers, _dimension_kinds(inputs)):
         search = Search(inputs, run, kinds, usual, below, len(FEW) if dear else WANTED)

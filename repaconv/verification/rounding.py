@@ -18,7 +18,7 @@ docs/design/verification.md has the argument, and the experiments that the figur
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from types import MappingProxyType
@@ -47,14 +47,20 @@ MEASURED_TIMES = 8
 """How many times the measured rounding error of the original (1, 2) is allowed. Its error is one draw of a sum of many
 small errors, and the candidate's is another one, of about as many operations. Of two independent normal draws one is
 more than 8 times the other with probability 2/pi * atan(1/8) = 8%; of the largest of 4 numbers each with 0.09%, of 8
-with 6e-6. Images and neighborhoods have more; where all are small by chance, 3 is asked, too. Measured on sound folds:
-the experiment, "error / own error"."""
+with 6e-6. Most images and neighborhoods have more. For a graph, `DRAWS` more of its errors are drawn, of networks whose
+weights are moved (3), and how far that moves it. Measured on sound folds: the experiment, "error / own error"."""
 JITTERED_TIMES = 4
-"""How many times the movement under jitter (3) is allowed. The largest of `JITTERS` normal draws is below a quarter of
-their standard deviation with probability 0.8%, for one number; neighborhoods have many. Jitter is larger than rounding
-itself, so that a sound fold stays within one of it: the experiment, "difference / jitter"."""
+"""How many times the movement under jitter (3) is allowed. The largest of `DRAWS` normal draws is below a quarter of
+their standard deviation with probability 2e-6, for one number. Jitter is larger than rounding itself, so that a sound
+fold stays within one of it: the experiment, "difference / jitter"."""
+DRAWS = 8
+"""How many other roundings of a graph are drawn, one after the other, as long as some number is not explained: a
+neighborhood may be one number (a class, for one image), which one draw in ten does not move by an eighth of what
+another does. With moved weights and inputs, by normal draws. (With random signs of one size, two equal terms that
+cancel do not move at all in one of two draws.)"""
 JITTERS = 3
-"""How often weights and inputs are moved, by random signs."""
+"""How often the inputs of a network are moved in float64 (2), where an image is moved by its largest number; and how
+often weights and inputs to see which images depend on a rounding."""
 JITTER_SHARE = 0.1
 """By how much weights and inputs are moved, relative to themselves, as a part of the tolerance of the link:"""
 JITTER = JITTER_SHARE * FLOAT32
@@ -75,10 +81,14 @@ ALGEBRA = 1e-9
 """What the fold computed in float64 may be off, relative to neighboring numbers. Sound folds were off by at most 7e-13
 where the network is well conditioned and 7e-11 where large numbers cancel; others by more (`ALGEBRA_PART`). A constant
 that is rounded to float32 by mistake is off by 6e-8."""
-ALGEBRA_PART = 64
+ALGEBRA_PART = 1024
 """Where the original's float32 error is larger, the fold in float64 may be off by this part of it. float64 rounds 2**29
-times finer: sound folds were off by at most 3e-5 of that error, so 64 leaves a factor of 500 for graphs that keep
+times finer: sound folds were off by at most 3e-5 of that error, so 1024 leaves a factor of 35 for graphs that keep
 constants in float32 (the scale of a Resize)."""
+WRITTEN_MOVED = 2.0**-24
+"""By how much the folded graph's weights are moved to see what their rounding to float32 does: the largest relative
+error of one rounding. Evaluated in float64, the folded graph may differ from the original by `MEASURED_TIMES` as much.
+Sound folds differed by at most 2.3 times as much, a bias that is off by 0.1% by 1e4 times."""
 MOVED_SHARE = 1e-3
 """Of an output that is the same number for all inputs in float32: what the fold in float64 may be off, relative to how
 far the inputs move the output there. A wrong factor or a forgotten term changes it by much more."""
@@ -103,6 +113,7 @@ class Kind(NamedTuple):
 MEASURED = Kind(MEASURED_TIMES, "FP32", "float32 against float64")
 MOVED_INPUTS = Kind(MEASURED_TIMES, "float64", "moved inputs")
 JITTERED = Kind(JITTERED_TIMES, "FP32", "moved weights and inputs")
+WRITTEN = Kind(MEASURED_TIMES, "float64", "moved weights and inputs")
 ALGEBRAIC = Kind(1 / ALGEBRA_PART, "float64", "float32 against float64")
 
 Movement = Mapping[str, Array]
@@ -261,43 +272,66 @@ class Jittered:
         coarse: Mapping[str, float] = MappingProxyType({}),
         others: Sequence[Evaluated] = (),
         *,
+        anew: Collection[str] = (),
         double: bool = False,
     ) -> None:
-        """``coarse`` has weights that are moved by more, ``others`` let their sessions go; ``double``: in float64."""
-        self.graph, self.by, self.seed, self.probes, self.coarse = graph, by, seed, probes, coarse
+        """``coarse`` has weights that are moved by more, ``others`` let their sessions go; ``double``: in float64.
+
+        ``anew`` has constants that are moved even if they are one number.
+        """
+        self.graph, self.by, self.seed, self.probes, self.coarse, self.anew = graph, by, seed, probes, coarse, anew
         self.others, self.double = others, double
         self._known: dict[bytes, Mapping[str, Any]] = {}
+        self._exact: dict[bytes, Mapping[str, Any]] = {}
 
     def run(self, feeds: Feeds) -> Mapping[str, Any]:
         """See `repaconv.verification.model_runners.Runner`."""
+        return self._of(feeds, self._known, Float64 if self.double else load_onnx)
+
+    def truth(self, feeds: Feeds) -> Mapping[str, Any]:
+        """What the moved graph computes of the moved inputs in float64."""
+        return self._of(feeds, self._exact, Float64)
+
+    def _of(
+        self, feeds: Feeds, known: dict[bytes, Mapping[str, Any]], opened: Callable[[onnx.ModelProto], Runner]
+    ) -> Mapping[str, Any]:
         key = key_of(feeds)
-        if key not in self._known:
+        if key not in known:
             for end in (self.graph, *self.others):
                 end.close()
             model = widened(self.graph.model) if self.double else self.graph.model
-            model = moved_weights(model, self.by, self.seed, self.coarse)
-            runner: Runner = Float64(model) if self.double else load_onnx(model)
+            runner = opened(moved_weights(model, self.by, self.seed, self.coarse, self.anew))
             for probe in self.probes:
                 with suppress(Exception):  # the runtime's own; it is raised to whoever asks for that probe
-                    self._known[key_of(probe)] = self._moved(runner, probe)
-            if key not in self._known:
-                self._known[key] = self._moved(runner, feeds)
-        return self._known[key]
+                    known[key_of(probe)] = self._moved(runner, probe)
+            if key not in known:
+                known[key] = self._moved(runner, feeds)
+        return known[key]
 
     def _moved(self, runner: Runner, feeds: Feeds) -> Mapping[str, Any]:
         inputs = {name: wide(array) for name, array in feeds.items()} if self.double else feeds
         return runner.run(jittered_feeds(inputs, self.by, self.seed))
 
 
-def jitter_rounding(runners: Sequence[Runner], feeds: Feeds, right: Mapping[str, Any]) -> Rounding:
+def jitter_rounding(
+    runners: Sequence[Runner], feeds: Feeds, right: Mapping[str, Any], kind: Kind = JITTERED
+) -> Rounding:
     """Of a graph by others of it whose numbers are moved; each runs when those before it do not suffice."""
-    return Rounding(JITTERED, lambda: (movement(one.run(feeds), right, discrete=True) for one in runners))
+    return Rounding(kind, lambda: (movement(one.run(feeds), right, discrete=True) for one in runners))
 
 
 def moved_weights(
-    model: onnx.ModelProto, by: float, seed: int, coarse: Mapping[str, float] = MappingProxyType({})
+    model: onnx.ModelProto,
+    by: float,
+    seed: int,
+    coarse: Mapping[str, float] = MappingProxyType({}),
+    anew: Collection[str] = (),
 ) -> onnx.ModelProto:
-    """The same graph with every number of its weights times 1 +- ``by``; of those in ``coarse``, 1 +- that."""
+    """The same graph with every number of its weights times 1 + z ``by``, z normal; of those in ``coarse`` by that.
+
+    Weights are what `_WEIGHTED` operators read; also what is added or multiplied, if it is several numbers or in
+    ``anew``.
+    """
     from onnx import numpy_helper
 
     from repaconv.graph.graph_without_weights import with_initializers
@@ -306,8 +340,8 @@ def moved_weights(
     read = {name: node.op_type for node in model.graph.node for name in node.input}
 
     def other(name: str, weight: onnx.TensorProto) -> onnx.TensorProto:
-        several = int(np.prod(weight.dims)) > 1
-        if read.get(name) in _WEIGHTED or (several and read.get(name) in _SCALED):
+        rounded = name in anew or int(np.prod(weight.dims)) > 1
+        if read.get(name) in _WEIGHTED or (rounded and read.get(name) in _SCALED):
             numbers = numpy_helper.to_array(weight)
             if numbers.dtype.kind == "f":
                 return numpy_helper.from_array(_jitter(numbers, coarse.get(name, by), generator), name)
@@ -321,7 +355,7 @@ def moved_weights(
 
 
 def jittered_feeds(feeds: Mapping[str, Array], by: float, seed: int) -> dict[str, Array]:
-    """Inputs with every number times 1 +- ``by``."""
+    """Inputs with every number times 1 + z ``by``, z normal."""
     generator = np.random.default_rng(seed)
     return {name: _jitter(numbers, by, generator) for name, numbers in feeds.items()}
 
@@ -329,5 +363,8 @@ def jittered_feeds(feeds: Mapping[str, Array], by: float, seed: int) -> dict[str
 def _jitter(numbers: Array, by: float, generator: np.random.Generator) -> Array:
     if numbers.dtype.kind != "f":
         return numbers
-    factors = np.array((1 - by, 1 + by), np.result_type(numbers.dtype, np.float32))
-    return np.asarray(numbers * factors[generator.integers(0, 2, numbers.shape, np.int8)]).astype(numbers.dtype)
+    single = numbers.dtype.itemsize < np.dtype(np.float64).itemsize
+    factors = generator.standard_normal(numbers.shape, np.float32 if single else np.float64)
+    factors *= by
+    factors += 1
+    return np.asarray(numbers * factors).astype(numbers.dtype)

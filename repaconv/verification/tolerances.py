@@ -9,7 +9,7 @@ from sys import float_info
 from repaconv.core.errors import UsageProblem
 from repaconv.results import Accuracy, Link, Metrics, Tolerance, Verdict
 
-POLICY = "10"
+POLICY = "11"
 """Version of the figures below; it is written into every result."""
 
 # max|a - b| / max|b| of a net of up to 12 blocks; rounding errors add up like a random walk, so with sqrt(depth).

@@ -110,6 +110,7 @@ def summary(found: list[PluginRow]) -> Iterator[tuple[str, str]]:
     screen of 80 x 24."""
     from repaconv.benchmark.machine_fingerprint import cpu_model
     from repaconv.core import plugins
+    from repaconv.stages.build.stage import work_possible
 
     packages = [f"{name} {_version(name)}" for name in ("repaconv", "torch", "onnx")]
     yield "versions", ", ".join([*packages, f"Python {platform.python_version()}"])
@@ -117,9 +118,14 @@ def summary(found: list[PluginRow]) -> Iterator[tuple[str, str]]:
     works = [row for row in found if not row.problem]
     for group in (plugins.METHODS, plugins.BACKBONES):
         yield group.rpartition(".")[2], ", ".join(_with_package(row) for row in works if row.group == group)
-    runtimes = [row for row in works if row.group == plugins.ENGINES and not row.note.startswith(plugins.NOT_HERE)]
-    yield "runtimes", ", ".join(f"{row.name} {row.note}" for row in runtimes)
-    yield from _by_support([row.name for row in works if row.group == plugins.TARGETS])
+    runtimes = {row.name: plugins.runtime_version(row.name) for row in works if row.group == plugins.ENGINES}
+    yield "runtimes", ", ".join(f"{name} {installed}" for name, installed in runtimes.items() if installed)
+    possible: dict[str, list[str]] = {}
+    for row in works:
+        if row.group == plugins.TARGETS:
+            possible.setdefault(work_possible(row.name), []).append(row.name)
+    for work, targets in sorted(possible.items()):
+        yield f"{work} for", ", ".join(targets)
     for row in found:
         if row.problem:
             yield "broken", f"{_with_package(row)}: {row.problem}"
@@ -139,21 +145,6 @@ def _version(package: str) -> str:
 def _with_package(row: PluginRow) -> str:
     """Name a plug-in; one of another package with its entry point."""
     return row.name if row.value.startswith("repaconv.") else f"{row.name} ({row.value})"
-
-
-def _by_support(targets: list[str]) -> Iterator[tuple[str, str]]:
-    """Group targets by what can be done for them on this machine."""
-    from repaconv.stages.build.stage import target_support
-
-    groups: dict[str, list[str]] = {"build and bench": [], "build": [], "export": []}
-    for name in targets:
-        rows = {row.name: row for row in target_support(name)}
-        builds = not rows["build"].problem
-        measures = builds and rows["bench"].note == rows["build"].note
-        groups["build and bench" if measures else "build" if builds else "export"].append(name)
-    for name, members in groups.items():
-        if members:
-            yield f"{name} for", ", ".join(members)
 
 
 def listed(found: list[PluginRow]) -> Iterator[tuple[str, str, str]]:

@@ -73,8 +73,6 @@ ENGINES = "repaconv.engines"
 TARGETS = "repaconv.targets"
 EXTRAS_GROUP = "extras"
 """Group name of optional dependencies in the rows of ``doctor``."""
-NOT_HERE = "not on this machine"
-"""How the note of a runtime begins that is not available."""
 GROUPS = (METHODS, BACKBONES, REWRITES, ENGINES, TARGETS)
 
 
@@ -178,8 +176,16 @@ def _extra(extra: Extra) -> PluginRow:
     return PluginRow(EXTRAS_GROUP, extra.name, ", ".join(extra.packages), "", f"{extra.purpose}: {here}")
 
 
+def runtime_version(name: str) -> str:
+    """Return the version of a runtime; empty if it is not available on this machine."""
+    try:
+        return str(load(ENGINES, name).version())
+    except EnvironmentProblem:
+        return ""
+
+
 def _runtime(engine: Any) -> str:
     try:
         return str(engine.version())
     except EnvironmentProblem as error:
-        return f"{NOT_HERE}: {error.message}"
+        return f"not on this machine: {error.message}"

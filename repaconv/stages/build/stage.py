@@ -359,6 +359,16 @@ def _precision_check(plan: _Plan, built: Built) -> tuple[bool, str]:
     return right, built.proved + kept
 
 
+def work_possible(target: str) -> str:
+    """How much can be done for a target on this machine: ``build and bench``, ``build`` or ``export``."""
+    device = load_target(target)
+    try:
+        version_for(device, plugins.load(plugins.ENGINES, device.runtime))
+    except EnvironmentProblem:
+        return "export"
+    return "build" if why_not_here(device) else "build and bench"
+
+
 def target_support(target: str) -> list[plugins.PluginRow]:
     """What can be done for a target on this machine, and what is missing for the rest."""
     device = load_target(target)

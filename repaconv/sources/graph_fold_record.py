@@ -90,6 +90,8 @@ def taken_by(source: Path, given: Evaluated, folded: Evaluated) -> Taken:
     calls = {found.gain: usual} | {found.gain * more: found.call(model, 0, more) for more in GAINS}
     told, rounded, gain, doubt = _float64_rounding_error(given, folded, calls)
     size, any_size, batch, names = _image_properties(model, found)
+    if batch == "dynamic" and given.sample is None and found.usual[names["batch"]] == found.other[names["batch"]]:
+        batch = found.usual[names["batch"]]  # no other runs, whatever the graph declares
     ran = [(call, given.run(call)) for call in (usual, found.plain[0])]
     rows = _has_rows_per_image(model, batch, ran)
     if rows and _has_value_dependent_shapes(given):

@@ -147,6 +147,23 @@ class Inputs:
 
         return replace(self, name=name, shape=(len(places), *self.shape[1:]), piece=piece)
 
+    def together(self, batch: int | None) -> Inputs:
+        """Inferences of so many images, for a network whose outputs are compared as a whole; others are returned alike.
+
+        The last inference repeats its images. Such outputs have no row per image, so there are no labels.
+        """
+        if not self.whole or self.size is None or batch in (None, 1):
+            return self
+        count = self.shape[0]
+
+        def piece(start: int, _stop: int) -> Batch:
+            places = np.resize(np.arange(count)[start * batch : (start + 1) * batch], batch)
+            joined = Batch.joined([self.piece(place, place + 1) for place in places.tolist()])
+            return replace(joined, labels=None, recorded=None, whole=True)
+
+        shape = (-(-count // batch), *self.shape[1:])
+        return replace(self, shape=shape, piece=piece, recorded="", labels="", labeled=False)
+
     @property
     def images(self) -> NDArray[Any]:
         """All images as one array [N, C, H, W]."""

@@ -309,7 +309,9 @@ def _comparison_inputs(plan: _Plan, subject: Subject, size: ImageSize | None) ->
     exported = plan.exported
     given = evaluation_images(subject, exported, most=MAX_IMAGES) if exported.images else ""
     if isinstance(given, str) or given.size != size or (exported.preprocessing and given.piece(0, 1).pixels is None):
-        return choose_inputs(subject, count=PROBES, size=size, pixels=plan.folded.preprocessing is not None)
+        fixed = exported.batch if isinstance(exported.batch, int) else None
+        pixels = plan.folded.preprocessing is not None
+        return choose_inputs(subject, count=PROBES, size=size, pixels=pixels, batch=fixed).together(fixed)
     return given
 
 

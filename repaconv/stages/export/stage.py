@@ -216,6 +216,7 @@ def _images(options: ExportOptions, subject: Subject, size: ImageSize | None, fr
     if options.precision == "fp32":
         return None
     count = 2 * CALIBRATION_IMAGES if options.preset is None or options.preset in NAMED else None  # as in tune
+    fixed = options.batch or (subject.folded.batch if isinstance(subject.folded.batch, int) else None)
     given = choose_inputs(
         subject,
         inputs=options.inputs,
@@ -223,12 +224,12 @@ def _images(options: ExportOptions, subject: Subject, size: ImageSize | None, fr
         count=count,
         seed=1,
         size=size,
+        batch=fixed,
     )
     if given.size and size:
         subject.require_size(*given.size)
         if not free_size:
             require_same_size(given, size)
-    fixed = options.batch or (subject.folded.batch if isinstance(subject.folded.batch, int) else None)
     return Split.of(given, batch=fixed, ranges=options.precision != "bf16")
 
 

@@ -47,7 +47,7 @@ def choose_inputs(
         seed: Seed of random inputs.
         size: (height, width); that of the fold when None.
         pixels: Make random images as pixels, so that a graph with preprocessing can take them too.
-        batch: Batch size of random inputs of a network that takes no images.
+        batch: Batch size of an inference of a network that takes no images, if it is fixed.
 
     Raises:
         UsageProblem: If both are given, fewer images than one, there is no preprocessing for pixels, or the network
@@ -61,7 +61,12 @@ def choose_inputs(
     if size is None:
         _require_no_images(subject, images or pixels)
         if inputs:
-            return input_batches.npz_calls(Path(inputs), subject.inputs, subject.outputs)
+            given = input_batches.npz_calls(Path(inputs), subject.inputs, subject.outputs)
+            if why_not := other_batch(given, subject, batch):
+                raise UsageProblem(
+                    f"{inputs}: {why_not}.", hint="Leave --batch out, or give such inputs.", code="batch"
+                )
+            return given
         return subject.drawn(number, seed, batch=batch)
     if inputs:
         given = input_batches.npz_inputs(
@@ -79,6 +84,17 @@ def choose_inputs(
             given, labels=f"{given.labels}; {taken_as_scores(subject.scores, 'its shape and these labels')}"
         )
     return replace(given, whole=subject.folded.whole)
+
+
+def other_batch(given: Inputs, subject: Subject, batch: int | None) -> str:
+    """Why a graph with a fixed batch size cannot take these inputs of no images; empty if it can."""
+    if batch is None or given.size is not None:
+        return ""
+    first = next((port for port in subject.inputs if port.shape), None)
+    if first is None or isinstance(first.shape[0], int):
+        return ""
+    has = len(given.piece(0, 1).feeds(subject.inputs)[first.name])
+    return "" if has == batch else f"the graph takes a batch of {batch} only, and {first.name} has {has} rows"
 
 
 def taken_as_scores(scores: ClassScores, by: str) -> str:
@@ -235,17 +251,20 @@ class Split(NamedTuple):
         return [{name: fill_batch(array, batch) for name, array in call.items()} for call in calls]
 
     def test_batches(self) -> Iterator[Batch]:
-        """The test batches; the last may have fewer images."""
+        """The test batches; the last may have fewer images, unless outputs are compared as a whole."""
         return self._calls(self.test)
 
     def validation_batches(self) -> Iterator[Batch]:
-        """The validation batches; the last may have fewer images."""
+        """The validation batches; as the test batches."""
         return self._calls(self.validation)
 
     def _calls(self, places: Sequence[int]) -> Iterator[Batch]:
         from repaconv.verification.input_batches import Batch
 
-        step = 1 if self.given.whole else self.batch or 8
+        if self.given.whole and places:
+            yield from self.given.only(places, self.given.name).together(self.batch).batches()
+            return
+        step = self.batch or 8
         for start in range(0, len(places), step):
             yield Batch.joined([self.given.piece(place, place + 1) for place in places[start : start + step]])
 

@@ -130,6 +130,8 @@ def _bare(model: Any, exported: ExportArtefact) -> Any:
 
 
 def _filled(feeds: Feeds, batches: set[Any]) -> Feeds:
-    """Repeat one image to the fixed batch size of the graphs."""
+    """Repeat one image to the fixed batch size of the graphs; inputs of that size are returned alike."""
     count = max([1, *(int(batch) for batch in batches - {"dynamic"})])
+    if next(iter(feeds.values())).shape[:1] == (count,):
+        return feeds
     return {name: array.repeat(count, 0) for name, array in feeds.items()}

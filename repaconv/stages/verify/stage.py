@@ -104,7 +104,7 @@ def _plan(options: VerifyOptions, taken: run_folder.Run) -> _Plan:
     engine = Path(options.engine) if options.engine else None
     built = build_of(engine) if engine else None
     drawn = not (options.inputs or options.images)
-    rules = Rules(subject, options.rtol, options.atol, drawn=drawn, count=options.count)
+    rules = Rules(subject, options.rtol, options.atol, drawn=drawn, count=options.count, seed=options.seed)
     chain = chain_of(subject, exports, given, rules, engine, built)
     _require_used(asked, chain)
     parent = parent_link(subject, drawn=drawn)

@@ -19,7 +19,7 @@ from repaconv.sources.verified_onnx_export import BF16_NOTE, runnable
 from repaconv.stages.shared.engine_files import open_engine
 from repaconv.stages.shared.evaluation_images import NO_IMAGES, evaluation_images
 from repaconv.stages.shared.exports_of_run import Export
-from repaconv.stages.shared.input_selection import scores_output
+from repaconv.stages.shared.input_selection import choose_inputs, other_batch, scores_output
 from repaconv.stages.shared.lower_precision import loader_for
 from repaconv.stages.verify.layer_divergence import ENGINE, RECORDED, within_engine, within_graph
 from repaconv.verification.comparison import Comparison
@@ -97,8 +97,8 @@ class Chain(NamedTuple):
 class Rules:
     """The tolerances of a run's links: the policy for its network, and the user's own by link.
 
-    ``drawn`` says that the images are random; lossy links are then evaluated on the images of their export, at most
-    ``count`` of them. ``read`` caches these images.
+    ``drawn`` says that the images are random, of this ``seed``; lossy links are then evaluated on the images of their
+    export, at most ``count`` of them. ``read`` caches these images.
     """
 
     subject: Subject
@@ -106,6 +106,7 @@ class Rules:
     atol: Mapping[str, float] | None = None
     drawn: bool = False
     count: int | None = None
+    seed: int = 0
     read: dict[tuple[Any, Any], Inputs | str] = field(default_factory=dict)
 
     def compared(self, candidate: str, name: str, given: Inputs, precision: str = "fp32") -> Comparison:
@@ -165,6 +166,16 @@ def _source(rules: Rules, given: Inputs, exported: ExportArtefact | None, precis
     return Source(found, took=(path,) if path.is_file() else ())
 
 
+def _in_batches(source: Source, rules: Rules, batch: int | None) -> Source:
+    """The same, in inferences of a fixed batch size, where outputs are compared as a whole."""
+    subject, given = rules.subject, source.inputs
+    if not subject.folded.whole or batch is None:
+        return source
+    if given.size is None and rules.drawn and other_batch(given, subject, batch):
+        return source._replace(inputs=choose_inputs(subject, count=rules.count, seed=rules.seed, batch=batch))
+    return source._replace(inputs=given.together(batch))
+
+
 def _of_forms(subject: Subject, given: Inputs, rules: Rules) -> Chain:
     """The links of the network's own forms, and of its recorded output."""
     from repaconv.verification.divergence_location import locate
@@ -208,8 +219,8 @@ def _of_export(subject: Subject, export: Export, given: Inputs, rules: Rules) ->
         of = {"variant": variant.name, "sha256": exported.payload.sha256}
         return _idle(link, label, why_not).model_copy(update=of)
 
-    source = _source(rules, given, exported, exported.precision)
-    if why_not := source.gone or _cannot_take(exported, source.inputs):
+    source = _in_batches(_source(rules, given, exported, exported.precision), rules, _fixed(exported.batch))
+    if why_not := source.gone or _cannot_take(exported, source.inputs, subject):
         return Chain((), (idle(name, why_not),), (path,))
     ways = _graph_steps(subject, exported, path, name, label, rules, source.inputs)
     left: tuple[Link, ...] = ()
@@ -285,6 +296,10 @@ def _of_engine(
         return Chain((), (_idle("engine", engine.name, gone),), (engine,))
     first = model.inputs[0]
     shape, pixels = channels_first(first), first.dtype == "uint8" and given.size is not None
+    fixed = _fixed(shape[0] if shape else None)
+    given = _in_batches(Source(given), rules, fixed).inputs
+    if given.whole and (gone := other_batch(given, subject, fixed)):
+        return Chain((), (_idle("engine", engine.name, gone),), (engine,))
     if any(isinstance(has, int) and has != is_ for has, is_ in zip(shape[1:], given.shape[1:], strict=False)):
         raise UsageProblem(
             f"{engine} takes images of {list(shape[1:])}, these are of {list(given.shape[1:])}.",
@@ -298,8 +313,8 @@ def _of_engine(
             code="inputs.pixels",
         )
     compared = rules.compared(engine.name, "engine", given, precision)
-    run = _running(model, None if given.whole else _fixed(shape[0] if shape else None))
-    first_call = given.piece(0, _fixed(shape[0]) or 1).feeds(model.inputs)
+    run = _running(model, None if given.whole else fixed)
+    first_call = given.piece(0, fixed or 1).feeds(model.inputs)
     fallen = model.fallen(first_call) if isinstance(model, OnCard) else ()
     more = f" and {len(fallen) - NAMED} more" if len(fallen) > NAMED else ""
     note = f"on the processor: {', '.join(fallen[:NAMED])}{more}" if fallen else ""
@@ -334,8 +349,10 @@ def _idle(name: str, label: str, why_not: str) -> Link:
     return not_verified(name, REFERENCE, label, why_not)
 
 
-def _cannot_take(exported: ExportArtefact, given: Inputs) -> str:
-    """Why a graph cannot take these images; empty if it can."""
+def _cannot_take(exported: ExportArtefact, given: Inputs, subject: Subject) -> str:
+    """Why a graph cannot take these inputs; empty if it can."""
+    if subject.folded.whole and (why_not := other_batch(given, subject, _fixed(exported.batch))):
+        return why_not
     if exported.image_size in (None, "dynamic", given.size) or not exported.image_size:
         return ""
     only, these = ("x".join(map(str, size)) for size in (exported.image_size, given.size or ()))

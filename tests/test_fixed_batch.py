@@ -1,0 +1,98 @@
+"""Exports with a fixed batch size of graphs whose outputs have no row for each image, or that take no images."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from foreign_faults import INT, F, Net
+
+import repaconv as rc
+from repaconv.core.errors import UsageProblem
+from repaconv.verification.input_batches import random_inputs
+
+RANDOM = np.random.default_rng(5)  # of its own: that of foreign_faults makes the weights of other tests
+
+
+def normal(*shape: int) -> np.ndarray:
+    return RANDOM.standard_normal(shape) * shape[0] ** -0.5
+
+
+CONVS = [("Conv", "x w", "a", {"pads": [1] * 4}), ("Relu", "a", "b"), ("Conv", "b v", "c", {"pads": [1] * 4})]
+POOLED = [*CONVS, ("GlobalAveragePool", "c", "d"), ("Flatten", "d", "e"), ("MatMul", "e h", "f")]
+ROWS = [("MatMul", "x k", "r"), ("Relu", "r", "s"), ("MatMul", "s h", "y")]
+WEIGHTS = {"w": normal(8, 3, 3, 3), "v": normal(8, 8, 3, 3), "h": normal(8, 4), "k": normal(8, 8)}
+IMAGES = {"x": (F, ("n", 3, 8, 8))}
+NETS = {
+    "mean of the batch": Net([*POOLED, ("ReduceMean", "f first", "y", {"keepdims": 0})], WEIGHTS, IMAGES, {"y": F}),
+    "rows": Net(ROWS, WEIGHTS, {"x": (F, ("n", 8))}, {"y": F}),
+    "two inputs": Net([("Add", "q z", "x"), *ROWS], WEIGHTS, {"q": (F, ("n", 8)), "z": (F, ("n", 8))}, {"y": F}),
+    "indices": Net([("Gather", "table i", "x"), *ROWS], WEIGHTS, {"i": (INT, ("n", 6))}, {"y": F}),
+}
+for one in NETS.values():
+    one.weights.update(first=np.array([0]), table=normal(50, 8), two=np.array([2, 8]))
+
+
+def folded(net: Net):
+    onnx.save(net.model(), "net.onnx")
+    return rc.fold("net.onnx", measure=False)
+
+
+@pytest.mark.parametrize("precision", ["int8", "fp16"])
+@pytest.mark.parametrize("name", NETS)
+def test_a_lower_precision_is_calibrated_and_compared_in_its_batch(name, precision):
+    assert folded(NETS[name]).batch == "dynamic"
+    done = rc.export(precision=precision, batch=3)  # 32 images are no multiple of it
+    assert done.batch == 3
+    assert done.links[-1].metrics is not None
+    graph = onnx.load(Path("repaconv-out/net") / done.payload.path).graph
+    assert {value.type.tensor_type.shape.dim[0].dim_value for value in graph.input} == {3}
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_verify_runs_it_in_its_batch(name):
+    folded(NETS[name])
+    rc.export(batch=3)
+    links = {link.name: link for link in rc.verify(drift=True).links}
+    assert {name: link.verdict for name, link in links.items()} == dict.fromkeys(("fold", "stored", "onnx"), "passed")
+    assert links["onnx"].inputs or name == "mean of the batch"
+
+
+def test_images_are_joined_to_batches_and_the_last_repeats_its_own():
+    np.savez("images.npz", input=np.random.default_rng(0).standard_normal((5, 3, 8, 8), dtype=np.float32))
+    folded(NETS["mean of the batch"])
+    done = rc.export(precision="int8", batch=2, inputs="images.npz")
+    assert done.links[-1].verdict == "passed"
+    onnx_link = [link for link in rc.verify(inputs="images.npz").links if link.name == "int8"]
+    assert [link.verdict for link in onnx_link] == ["passed"]
+    given = random_inputs((3, 8, 8), count=5, seed=0)
+    joined = [batch.images for batch in given.together(2).batches()]
+    assert [len(each) for each in joined] == [5]  # an output with a row for each image needs no joining
+    whole = type(given)(**{**vars(given), "whole": True}).together(2)
+    single = given.images
+    for found, places in zip(whole.batches(), ([0, 1], [2, 3], [4, 4]), strict=True):
+        np.testing.assert_array_equal(found.images, single[places])
+
+
+def test_own_inputs_of_another_batch_are_refused_or_not_verified():
+    np.savez("calls.npz", x=np.random.default_rng(0).standard_normal((4, 8)).astype(np.float32))
+    folded(NETS["rows"])
+    with pytest.raises(UsageProblem, match=r"calls.npz: the graph takes a batch of 2 only, and x has 4 rows"):
+        rc.export(precision="int8", batch=2, inputs="calls.npz")
+    rc.export(batch=2)
+    links = {link.name: link for link in rc.verify(inputs="calls.npz").links}
+    assert (links["stored"].verdict, links["onnx"].verdict) == ("passed", "not verified")
+    assert "the graph takes a batch of 2 only, and x has 4 rows" in links["onnx"].note
+
+
+def test_a_graph_that_runs_in_one_batch_only_has_that_batch():
+    """It declares any, and reshapes to two."""
+    rows = [*POOLED[:-1], ("Reshape", "e two", "g"), ("MatMul", "g h", "y")]
+    assert folded(Net(rows, NETS["rows"].weights, IMAGES, {"y": F})).batch == 2
+    for how in ({}, {"batch": 2}, {"precision": "int8"}):
+        assert rc.export(**how).batch == 2
+    assert {link.verdict for link in rc.verify().links if link.name in ("fold", "stored", "onnx")} == {"passed"}
+    with pytest.raises(UsageProblem, match="a fixed batch size of 2; 3 was requested"):
+        rc.export(batch=3)

@@ -13,6 +13,20 @@ Matrix = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
 
+def channel_vector(numbers: NDArray[np.float64], axis: int, width: int) -> Vector | None:
+    """Return an array as one number per channel, or None if it differs along another axis.
+
+    Args:
+        numbers: An array with as many axes as the value that it is broadcast to.
+        axis: The axis of channels.
+        width: The number of channels; the array may have one for all.
+    """
+    whole = np.moveaxis(numbers, axis, 0).reshape(numbers.shape[axis], -1)
+    if not whole.size or (whole.shape[1] > 1 and not (whole == whole[:, :1]).all()):
+        return None
+    return np.broadcast_to(whole[:, 0], (width,)).astype(np.float64)
+
+
 @dataclass(frozen=True)
 class Pick:
     """The map out[i] = scale[i] * in[index[i]], or 0 where index[i] is -1: identity, diagonal, split, concat, pad.

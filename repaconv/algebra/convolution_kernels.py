@@ -220,22 +220,18 @@ def composed(second: Kernel, first: Kernel) -> Kernel | None:
 
     It is None if the second pads the output of the first with zeros, where the first itself would give other values
     there: its bias, or what it reads of the image beyond the border.
-
-        sum_u W[u] (sum_t V[t] x[s i + t] + c)[i + u] = sum_ut W[u] V[t] x[s (i + u) + t] + sum_u W[u] c
-
-    None where the second pads what the first gives, which is not what the first would give there: its bias, or what it
-    reads of the image beyond a border.
     """
-    plain = first.bias is None and all(taps == range(1) for taps in first.taps)
-    plain = plain and {*first.strides} <= {1} and not any(first.reach)
-    if second.is_padded and not plain:
+    if not is_zero_outside(first, second.pads):
         return None
     if second.is_diagonal:
         one = first.then(second.weight.reshape(-1), second.bias)
         return replace(one, learnt=first.learnt + second.learnt)
-    if first.is_diagonal:
+    taps: tuple[range, ...]
+    reach = tuple(a + s * b for a, s, b in zip(first.reach, first.strides, second.reach, strict=True))
+    if first.is_pointwise and first.weight.size == first.groups and {*first.strides} <= {1}:  # a scale, also a Pad
         one = second.of_scaled(first.weight.reshape(-1), first.bias)
-        return replace(one, learnt=second.learnt + first.learnt)
+        taps = tuple(_shifted(taps, own[0]) for taps, own in zip(second.taps, first.taps, strict=True))
+        return replace(one, taps=taps, reach=reach, learnt=second.learnt + first.learnt)
     groups = gcd(second.groups, first.groups)
     outer, inner = _coarser(second, groups), _coarser(first, groups)
     moved = _moved(second, first)
@@ -252,9 +248,24 @@ def composed(second: Kernel, first: Kernel) -> Kernel | None:
         shift = np.einsum("gom,gm->go", through, first.bias.reshape(groups, -1)).reshape(-1)
         bias = shift if bias is None else bias + shift
     strides = tuple(a * b for a, b in zip(first.strides, second.strides, strict=True))
-    reach = tuple(a + s * b for a, s, b in zip(first.reach, first.strides, second.reach, strict=True))
     weight = weight.reshape(len(second.weight), *weight.shape[2:])
     return Kernel(weight, bias, groups, strides, taps, reach, first.learnt + second.learnt)
+
+
+def is_zero_outside(kernel: Kernel, pads: Sequence[int]) -> bool:
+    """Return whether a kernel gives zeros in a border around its output, as far as there is one on a side.
+
+    Without a bias, an output before the first one reads positions up to ``taps[-1] - stride``, and one after the last
+    reads from ``taps[0] + reach`` beyond the last pixel on.
+    """
+    axes = zip(
+        pads[: len(kernel.taps)], pads[len(kernel.taps) :], kernel.taps, kernel.strides, kernel.reach, strict=True
+    )
+    return all(
+        (before <= 0 or (kernel.bias is None and taps[-1] < stride))
+        and (behind <= 0 or (kernel.bias is None and taps[0] + reach >= 0))
+        for before, behind, taps, stride, reach in axes
+    )
 
 
 def composed_size(second: Kernel, first: Kernel) -> int:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from repaconv.algebra.channel_maps import channel_vector
 from repaconv.graph.nodes_and_constants import Array, attribute, constant, is_constant
 from repaconv.graph.operator_facts import ARITHMETIC
 from repaconv.graph.symbolic_shapes import sizes
@@ -34,15 +35,16 @@ def channel_axis(value: ir.Value, axis: int, least: int = 4) -> int | None:
 
 
 def per_channel(numbers: Array | None, value: ir.Value, axis: int, least: int = 4) -> Vector | None:
-    """Return a constant as one number per channel of a value, or None if it is not one. See `channel_axis`."""
+    """Return a constant as one number per channel of a value, or None if it is not one. See `channel_axis`.
+
+    An exporter may write a vector that is expanded to an image of fixed size as large as the image.
+    """
     shape, place = sizes(value), channel_axis(value, axis, least)
     if numbers is None or shape is None or place is None or numbers.ndim > len(shape):
         return None
     whole = numbers.reshape((1,) * (len(shape) - numbers.ndim) + numbers.shape)
     width = shape[place]
-    if not isinstance(width, int) or whole.size != whole.shape[place]:
-        return None
-    return np.broadcast_to(whole.reshape(-1), (width,)).astype(np.float64)
+    return channel_vector(whole, place, width) if isinstance(width, int) else None
 
 
 def batchnorm(node: ir.Node) -> tuple[Vector, Vector] | None:

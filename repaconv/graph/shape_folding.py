@@ -1,12 +1,17 @@
 """Replace values that depend only on shapes and constants by constants.
 
+A constant is written if it is not larger than the constants that it is computed from. On the way to it, values may be
+larger: a kernel that a forward computes from parameters (OREPA) is a sum of outer products, each larger than its
+factors.
+
 If at most one dimension of a Reshape is dynamic, its target becomes a constant, so that it no longer reads other
 shapes.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from math import prod
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -28,9 +33,10 @@ def fold_shapes(model: ir.Model) -> None:
     from onnx_ir.passes.common import RemoveUnusedNodesPass
 
     known = Integers()
+    computed: dict[ir.Value, _Computed] = {}
     for node in tuple(model.graph):
         infer_node(known, node, model.graph.opset_imports.get("", 18), anew=not all(map(_is_known, node.outputs)))
-        _fold_constant(model, node, known)
+        _fold_constant(model, node, known, computed)
     for node in tuple(model.graph):
         if not node.domain and node.op_type in _RULES:
             _RULES[node.op_type](model, node)
@@ -42,7 +48,24 @@ def _is_known(value: ir.Value) -> bool:
     return value.dtype is not None and as_numbers(sizes(value) or (SymbolicSize(()),)) is not None
 
 
-def _fold_constant(model: ir.Model, node: ir.Node, known: Integers) -> None:
+SMALL, LARGE = 1 << 12, 1 << 22
+"""A constant of up to `SMALL` entries is written whatever it is computed from. A value of up to `LARGE` entries, or 16
+times what it is computed from, is computed because constants behind it may be smaller."""
+
+
+class _Computed(NamedTuple):
+    """A value that is known but not written, since it is larger than the constants that it is computed from.
+
+    Attributes:
+        numbers: Its numbers.
+        sources: The number of entries of every constant that it is computed from.
+    """
+
+    numbers: np.ndarray
+    sources: dict[ir.Value, int]
+
+
+def _fold_constant(model: ir.Model, node: ir.Node, known: Integers, computed: dict[ir.Value, _Computed]) -> None:
     """Replace a node by a constant if it depends only on known sizes or on constants."""
     import onnx_ir as ir
 
@@ -55,32 +78,48 @@ def _fold_constant(model: ir.Model, node: ir.Node, known: Integers) -> None:
         numbers = np.asarray(found, np.int64)
         if node.op_type in ("Equal", "Cast", "Where", "ConstantOfShape") and value.dtype != ir.DataType.INT64:
             return
-    elif (numbers := _evaluated(node, model.graph.opset_imports.get("", 18))) is None:  # type: ignore[assignment]
-        return
+    else:
+        result = _evaluated(node, model.graph.opset_imports.get("", 18), computed)
+        if result is None:
+            return
+        numbers = result.numbers
+        if numbers.size > max(sum(result.sources.values()), SMALL):
+            computed[value] = result
+            return
     new = Writer(model, node).exactly(numbers)
     value.replace_all_uses_with(new)
 
 
-def _evaluated(node: ir.Node, opset: int) -> np.ndarray | None:
+def _evaluated(node: ir.Node, opset: int, computed: dict[ir.Value, _Computed]) -> _Computed | None:
     """Evaluate a node with constant inputs; None if that fails or the output is much larger than the inputs."""
     import onnx_ir as ir
 
     values = [value for value in node.inputs if value is not None]
-    raw = [value.const_value for value in values if not value.is_graph_input()]
-    if (
-        node.domain
-        or not values
-        or any(v is None for v in raw)
-        or len(raw) < len(values)
-        or node.op_type in (*RANDOM, *QUANTIZING)
-    ):
+    inputs = [computed.get(value) or _stored(value) for value in values]
+    if node.domain or not values or node.op_type in (*RANDOM, *QUANTIZING):
         return None
     if any(entry.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for entry in node.attributes.values()):
         return None
-    arrays = {value.name: tensor.numpy() for value, tensor in zip(values, raw, strict=True) if tensor is not None}
-    large = max((array.size for array in arrays.values()), default=0)
+    known = [one for one in inputs if one is not None]
+    sources = {source: size for one in known for source, size in one.sources.items()}
+    largest = max(16 * sum(sources.values()), LARGE)
+    if len(known) < len(values) or _entries(node.outputs[0]) > largest:
+        return None
+    arrays = {value.name: one.numbers for value, one in zip(values, known, strict=True)}
     found = _gathered(node, *arrays.values()) if node.op_type == "GatherND" else _reference_output(node, arrays, opset)
-    return found if isinstance(found, np.ndarray) and found.size <= max(large, 4096) else None
+    return _Computed(found, sources) if isinstance(found, np.ndarray) and found.size <= largest else None
+
+
+def _stored(value: ir.Value) -> _Computed | None:
+    """A constant of the graph; None for any other value."""
+    if value.const_value is None or value.is_graph_input():
+        return None
+    return _Computed(value.const_value.numpy(), {value: value.const_value.size})
+
+
+def _entries(value: ir.Value) -> int:
+    """How many entries a value has, as far as its sizes are known."""
+    return prod(size for size in sizes(value) or () if isinstance(size, int))
 
 
 def _gathered(node: ir.Node, data: np.ndarray, indices: np.ndarray) -> np.ndarray | None:

@@ -24,6 +24,10 @@ SAME = ("contiguous", "to", "type_as", "float", "double", "detach", "dropout", "
 """Functions that return the same numbers unless they change the dtype; dropout does so in eval mode."""
 
 
+COPIES = (*SAME, "get", "clone")
+"""Functions that return the same numbers in a new tensor; ``get`` is reading an attribute such as ``data``."""
+
+
 SHAPED = ("view_as", "reshape_as", "expand_as", "type_as")
 """Functions that read the numbers of their first tensor only; of the others they read shape or dtype. Those in `LIKE`
 read no numbers at all."""
@@ -41,6 +45,7 @@ class Value:
         name: The name of the parameter or buffer; empty for other tensors.
         reads: The steps that read it.
         result: Whether it is an output of the run.
+        written: Whether the run assigned other numbers to this parameter or buffer.
     """
 
     tensor: Tensor
@@ -49,6 +54,15 @@ class Value:
     name: str = ""
     reads: list[Step] = field(default_factory=list)
     result: bool = False
+    written: bool = False
+
+    @property
+    def computed(self) -> bool:
+        """Whether the run computed these numbers from others."""
+        own = self
+        while own.step is not None and own.step.name in COPIES and own.step.inputs[0].shape == own.shape:
+            own = own.step.inputs[0]
+        return own.step is not None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -89,6 +103,11 @@ class Step:
     def inputs(self) -> list[Value]:
         """All values among the arguments."""
         return [leaf for leaf in tree_leaves((self.args, dict(self.kwargs))) if isinstance(leaf, Value)]
+
+    @property
+    def read(self) -> list[Value]:
+        """The values among the arguments whose numbers it reads."""
+        return [] if self.name in LIKE else self.inputs[:1] if self.name in SHAPED else self.inputs
 
     @property
     def same(self) -> Value | None:
@@ -145,6 +164,7 @@ class Trace(TorchFunctionMode):
         self._held: dict[tuple[Any, ...], Value] = {}  # parameters and buffers by memory address
         self._names: dict[int, list[str]] = {}  # all names of each submodule
         self._values: dict[int, Value] = {}
+        self._states: dict[Value, tuple[int, int]] = {}  # of parameters and buffers, before the run
         self._kept: list[Any] = []  # keeps tensors alive, so that no id is used twice
 
     @classmethod
@@ -159,6 +179,8 @@ class Trace(TorchFunctionMode):
         with trace:
             outputs(module, call, trace._attach)
         trace._open.clear()
+        for value, before in trace._states.items():
+            value.written = _state(value.tensor) != before
         return trace
 
     def called(self, name: str) -> list[Called]:
@@ -177,9 +199,10 @@ class Trace(TorchFunctionMode):
 
     def _attach(self, own: nn.Module) -> None:
         for name, tensor in (*own.named_parameters(), *own.named_buffers()):
-            self._values[id(tensor)] = Value(tensor, constant=True, name=name)
+            value = self._values[id(tensor)] = Value(tensor, constant=True, name=name)
+            self._states[value] = _state(tensor)
             if tensor.numel():
-                self._held.setdefault(_memory(tensor), self._values[id(tensor)])
+                self._held.setdefault(_memory(tensor), value)
         for name, part in own.named_modules(remove_duplicate=False):
             self._names.setdefault(id(part), []).append(name)
         for part in own.modules():
@@ -233,8 +256,7 @@ class Trace(TorchFunctionMode):
         own_args, own_kwargs = _held(tuple(args), self._value), _held(dict(kwargs), self._value)
         step = Step(plain, swapped, func, own_args, own_kwargs, self._open[-1].name, len(self.steps))
         self.steps.append(step)
-        read = [] if plain in LIKE else step.inputs[:1] if plain in SHAPED else step.inputs
-        for value in dict.fromkeys(read):
+        for value in dict.fromkeys(step.read):
             value.reads.append(step)
         if plain == "setitem":
             tensors = [args[0]]
@@ -242,7 +264,8 @@ class Trace(TorchFunctionMode):
         self._kept.append((args, kwargs, made))
 
     def _made(self, step: Step, tensors: list[Tensor]) -> None:
-        known = all(value.constant for value in step.inputs) and not any(word in step.name for word in DRAWN)
+        read = step.read if step.name in SHAPED else step.inputs
+        known = all(value.constant for value in read) and not any(word in step.name for word in DRAWN)
         for tensor in tensors:
             value = Value(tensor, step, constant=known)
             if len(tensors) == 1:
@@ -252,6 +275,11 @@ class Trace(TorchFunctionMode):
 
 def _memory(tensor: Tensor) -> tuple[Any, ...]:
     return tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride()
+
+
+def _state(tensor: Tensor) -> tuple[int, int]:
+    """Changes when a tensor's numbers are assigned or written into."""
+    return tensor.data_ptr(), tensor._version
 
 
 def inner_name(name: str, part: str) -> str:

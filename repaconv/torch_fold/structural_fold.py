@@ -1,6 +1,7 @@
 """Fold a module by its traced structure: linear layers in series or in parallel become one layer.
 
-- A submodule that is a chain with a sum of parallel layers becomes the same chain with one layer instead of the sum.
+- A submodule that is a chain with a sum of parallel layers becomes the same chain with one layer instead of the sum; so
+  does one that computes a layer's weight from parameters in every forward.
 - A per-channel scale and shift, such as a BatchNorm or LayerScale, goes into the layer before it or into all layers
   after it.
 - The affine of a norm goes into all layers after it.
@@ -28,9 +29,11 @@ from repaconv.torch_fold.module_trace import LOOKS, SAME, Called, Step, Trace, V
 from repaconv.torch_fold.submodules import holds_nothing, joined, shared
 from repaconv.torch_fold.traced_linear_maps import (
     ADDS,
+    COMPUTED,
     CONVOLUTIONS,
     IMAGE,
     LAST,
+    PARALLEL,
     Form,
     Forms,
     as_module,
@@ -53,12 +56,12 @@ class Layer(NamedTuple):
     Attributes:
         kernel: The kernel.
         axis: The axis of channels: `IMAGE` or `LAST`.
-        several: Whether it merges several layers or a sum.
+        merges: What it merges, as in `Form`.
     """
 
     kernel: Kernel
     axis: int
-    several: bool
+    merges: str
 
 
 Link = Layer | str | nn.Module
@@ -106,11 +109,11 @@ def _children(trace: Trace, call: Called) -> dict[Value, Called]:
 def _link(call: Called, value: Value, children: Mapping[Value, Called]) -> tuple[Link | None, Value] | None:
     """The last link before a value, and the value before that link; None if there is no such link."""
     forms = list(zip((IMAGE, LAST), forms_of(call, value), strict=True))
-    layers = [(Layer(k, axis, f.several), s) for axis, f in forms if f is not None for s, k in f.terms.items()]
+    layers = [(Layer(k, axis, f.merges), s) for axis, f in forms if f is not None for s, k in f.terms.items()]
     layers = [(layer, source) for layer, source in layers if source is not value]
-    several = next((one for one in layers if one[0].several), None)
-    if several is not None:
-        return several
+    merged = next((one for one in layers if one[0].merges), None)
+    if merged is not None:
+        return merged
     child = children.get(value)
     if child is not None and child.input is not None and (name := inner_name(child.name, call.name)):
         return name, child.input
@@ -155,7 +158,7 @@ def _form(call: Called, value: Value, axis: int) -> Form | None:
     for grow, share in ((True, True), (False, True), (False, False)):
         form = Forms(call, axis, grow=grow, share=share).of(value, top=True)
         kernel = next(iter(form.terms.values()), None)
-        if kernel is not None and len(form.terms) == 1 and (not form.several or kernel.weight.size <= kernel.learnt):
+        if kernel is not None and len(form.terms) == 1 and (not form.merges or kernel.weight.size <= kernel.learnt):
             return form
     return None
 
@@ -467,11 +470,12 @@ def _possible_folds(places: Places, refused: set[tuple[str, str]]) -> Iterator[C
 def _parallel(places: Places, call: Called) -> Iterator[Change | Unfolded]:
     """Fold a submodule that is a chain with parallel layers, if every call of it is the same chain."""
     links = chain_of(places.trace, call) or []
-    if not any(isinstance(link, Layer) and link.several for link in links):
+    merged = [link.merges for link in links if isinstance(link, Layer) and link.merges]
+    if not merged:
         yield from _sums(places, call)
         return
     kept = [joined(call.name, link) for link in links if isinstance(link, str)]
-    what, why = "layers in parallel", places.bound(call.name, kept=kept, repeats=True)
+    what, why = PARALLEL if PARALLEL in merged else COMPUTED, places.bound(call.name, kept=kept, repeats=True)
     calls = places.trace.called(call.name)
     if not why and not all(alike(links, chain_of(places.trace, one) or []) for one in calls if one is not call):
         why = "it computes something else in another call"
@@ -494,16 +498,16 @@ def _sums(places: Places, call: Called) -> Iterator[Unfolded]:
         for step in places.trace.steps[call.first : call.last]
         if step.module == call.name and step.name in ADDS and step.output is not None
     )
-    if any(form is not None and form.several for value in sums for form in forms_of(call, value)):
+    if any(form is not None and form.merges == PARALLEL for value in sums for form in forms_of(call, value)):
         why = "its forward does more with them than one layer after the other"
-        yield Unfolded(call.name, "layers in parallel", why)
+        yield Unfolded(call.name, PARALLEL, why)
 
 
 def _scale(places: Places, call: Called) -> Iterator[Change | Unfolded]:
     """Fold a submodule that starts with a scale and shift of its input, followed by its own children."""
     first, *rest = chain_of(places.trace, call) or [""]
     others = tuple(link for link in rest if not isinstance(link, Layer))
-    if not isinstance(first, Layer) or first.several or len(others) < len(rest):
+    if not isinstance(first, Layer) or first.merges or len(others) < len(rest):
         return
     if places.bound(call.name, kept=[joined(call.name, link) for link in others if isinstance(link, str)]):
         return

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from repaconv.algebra.channel_maps import Vector
+from repaconv.algebra.channel_maps import Vector, channel_vector
 from repaconv.algebra.convolution_kernels import Kernel, composed, composed_size, eye, fits, summed
-from repaconv.torch_fold.module_trace import Called, Step, Value
+from repaconv.torch_fold.module_trace import Called, Step, Value, inner_name
 
 # --- Images with an explicitly written border: `pad` and assignments into its result, as in Diverse Branch Block.
 
@@ -87,11 +87,15 @@ class Form(NamedTuple):
 
     Attributes:
         terms: The kernels by source value.
-        several: Whether it merges more than one layer with weights, or a sum.
+        merges: What it merges: `PARALLEL` if more than one layer with weights, or a sum; `COMPUTED` if only a layer
+            whose weight the forward computes from parameters; empty if nothing.
     """
 
     terms: dict[Value, Kernel]
-    several: bool = False
+    merges: str = ""
+
+
+PARALLEL, COMPUTED = "layers in parallel", "a weight that every forward computes"
 
 
 def numbers(value: Any) -> np.ndarray | None:
@@ -111,9 +115,7 @@ def per_channel(constant: Any, value: Value, axis: int) -> Vector | None:
     if found is None or constant is None or rank < 2 or found.ndim > rank:
         return None
     whole = found.reshape((1,) * (rank - found.ndim) + found.shape)
-    if whole.size != whole.shape[axis]:
-        return None
-    return np.broadcast_to(whole.reshape(-1), (value.shape[axis],)).astype(np.float64)
+    return channel_vector(whole, axis, value.shape[axis])
 
 
 class Forms:
@@ -156,13 +158,11 @@ class Forms:
                 return Form({x: kernel})
             terms[source] = new
         layers = not kernel.is_diagonal and not all(one.is_diagonal for one in inner.terms.values())
-        return Form(terms, inner.several or layers)
+        return Form(terms, PARALLEL if layers else inner.merges)
 
     def _fits(self, second: Kernel, first: Kernel) -> bool:
         """Whether two kernels in series may be composed, by the size of the result."""
-        if self.grow:
-            return second.is_pointwise or first.is_pointwise
-        return composed_size(second, first) <= second.weight.size + first.weight.size
+        return self.grow or composed_size(second, first) <= second.weight.size + first.weight.size
 
 
 def _none(_forms: Forms, _step: Step) -> None:
@@ -201,12 +201,28 @@ def _convolution(forms: Forms, step: Step) -> Form | None:
     kernel, x = convolution(step), step.given(0, "input")
     if kernel is None or forms.axis != IMAGE or len(x.shape) != kernel.weight.ndim:
         return None
-    return forms.behind(kernel, x)
+    return _with_own_weight(forms, forms.behind(kernel, x), step)
+
+
+def _with_own_weight(forms: Forms, form: Form, step: Step) -> Form:
+    """The form of a layer, which merges something if the forward computes the layer's weight or bias.
+
+    It may also assign them to a layer inside; the call of that layer alone merges nothing.
+    """
+
+    def is_computed(value: Value) -> bool:
+        return value.computed or (value.written and "." in inner_name(value.name, forms.inside.name))
+
+    given = (step.given(1, "weight"), step.given(2, "bias"))
+    computed = any(isinstance(value, Value) and is_computed(value) for value in given)
+    return form._replace(merges=form.merges or COMPUTED) if computed else form
 
 
 def _linear(forms: Forms, step: Step) -> Form | None:
     kernel, x = linear(step), step.given(0, "input")
-    return forms.behind(kernel, x) if kernel is not None and (forms.axis == LAST or len(x.shape) == 2) else None
+    if kernel is None or not (forms.axis == LAST or len(x.shape) == 2):
+        return None
+    return _with_own_weight(forms, forms.behind(kernel, x), step)
 
 
 def _batchnorm(forms: Forms, step: Step) -> Form | None:
@@ -230,7 +246,7 @@ def _scaled(forms: Forms, x: Value, scale: Vector, shift: Vector | None) -> Form
     for source, one in inner.terms.items():
         new = one.then(scale, None if terms else shift)
         terms[source] = replace(new, learnt=one.learnt + (len(scale) if one.is_diagonal else 0))
-    return Form(terms, inner.several)
+    return Form(terms, inner.merges)
 
 
 def _multiplied(forms: Forms, step: Step) -> Form | None:
@@ -268,13 +284,13 @@ def _added(forms: Forms, step: Step) -> Form | None:
             return None
     if len(found) == 1 and shift is not None:
         first, *rest = found[0].terms.items()
-        return Form({first[0]: first[1].then(np.ones(len(shift)), shift), **dict(rest)}, found[0].several)
+        return Form({first[0]: first[1].then(np.ones(len(shift)), shift), **dict(rest)}, found[0].merges)
     return _sum(*found) if len(found) == 2 else None
 
 
 def _signed(forms: Forms, value: Value, sign: float) -> Form | None:
     form = forms.of(value)
-    return Form({s: k.then(np.full(len(k.weight), sign), None) for s, k in form.terms.items()}, form.several)
+    return Form({s: k.then(np.full(len(k.weight), sign), None) for s, k in form.terms.items()}, form.merges)
 
 
 def _sum(a: Form, b: Form) -> Form | None:
@@ -283,7 +299,7 @@ def _sum(a: Form, b: Form) -> Form | None:
         if source in terms and not fits(terms[source], kernel, fixed=False):
             return None
         terms[source] = summed([terms[source], kernel]) if source in terms else kernel
-    return Form(terms, True)
+    return Form(terms, PARALLEL)
 
 
 def _pooled(forms: Forms, step: Step) -> Form | None:
@@ -311,7 +327,7 @@ def _bordered(forms: Forms, step: Step) -> Form | None:
     given = sum((one.bias for one in inner.terms.values() if one.bias is not None), np.zeros(x.shape[1]))
     if not np.allclose(border, given, rtol=1e-12, atol=0):
         return None
-    return Form({source: one.around(pads) for source, one in inner.terms.items()}, inner.several)
+    return Form({source: one.around(pads) for source, one in inner.terms.items()}, inner.merges)
 
 
 ADDS = ("add", "sub", "subtract")

@@ -34,7 +34,7 @@ from repaconv.graph.nodes_and_constants import Array, Writer, attribute, constan
 from repaconv.graph.rewrite_contract import Rewrite
 from repaconv.graph.symbolic_shapes import set_shape, sizes
 from repaconv.results import Change
-from repaconv.rewrites.fold.kernels_from_onnx import kernel_of, scale_of
+from repaconv.rewrites.fold.kernels_from_onnx import kernel_of, pad_value, scale_of, spatial_padding
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -56,7 +56,7 @@ def bordered(model: ir.Model, rewrite: str) -> Iterator[Change]:
         kernel = kernel_of(conv) if conv is not None else None
         if conv is None or kernel is None or not kernel.acts_by_place or not _is_read_once(conv.outputs[0]):
             continue
-        pads, found = _spatial_padding(pad), _border_after_pad(pad)
+        pads, found = spatial_padding(pad), _border_after_pad(pad)
         if pads is None or found is None:
             continue
         last, border = found
@@ -81,32 +81,18 @@ def _rounding(value: ir.Value) -> float:
     return {ir.DataType.DOUBLE: 1e-12, ir.DataType.FLOAT: 1e-6}.get(value.dtype or ir.DataType.UNDEFINED, 0.0)
 
 
-def _spatial_padding(pad: ir.Node) -> list[int] | None:
-    """The spatial padding of a Pad, before and after every axis; None if it pads other axes or crops."""
-    given = constant(pad.inputs[1])
-    if given is None or given.size % 2 or given.size < 6 or any(value is not None for value in pad.inputs[3:]):
-        return None
-    before, behind = given.reshape(2, -1).astype(int).tolist()
-    whole = not any((*before[:2], *behind[:2])) and min(*before, *behind) >= 0 and any((*before, *behind))
-    return (
-        [*before[2:], *behind[2:]]
-        if whole and attribute(pad, "mode", "constant") in ("constant", b"constant")
-        else None
-    )
-
-
 def _border_after_pad(pad: ir.Node) -> tuple[ir.Value, Array] | None:
     """The value after all assignments to the result of a Pad, and the constant of each channel in its border.
 
     Returns:
         None if the border is not constant per channel, or an assignment writes anything else.
     """
-    value, pads = pad.outputs[0], _spatial_padding(pad)
-    fill = constant(pad.inputs[2]) if len(pad.inputs) > 2 and pad.inputs[2] is not None else np.zeros(1)
+    value, pads = pad.outputs[0], spatial_padding(pad)
+    fill = pad_value(pad)
     size = [one for one in (sizes(value) or ())[1:] if isinstance(one, int)]
     if pads is None or fill is None or len(pads) != 2 * (len(size) - 1):
         return None
-    image, axes = np.full((1, *size), float(fill.reshape(-1)[0])), len(size) - 1
+    image, axes = np.full((1, *size), fill), len(size) - 1
     inner: Any = (..., *(slice(pads[axis], size[axis + 1] - pads[axis + axes]) for axis in range(axes)))
     image[inner] = np.nan
     perm = list(range(image.ndim))
@@ -135,9 +121,9 @@ def _border_after_pad(pad: ir.Node) -> tuple[ir.Value, Array] | None:
 #
 #     V * (W * x) = (V W) * x,    W * (s x + t) = (W s) * x + sum W t
 #
-# Both hold if the second convolution has no padding, or if the padding would be zero there: after a 1x1 convolution
-# without a bias, or a scale without a shift. Two operators that act on each pixel separately are left to the `affine`
-# rewrite.
+# Both hold if the second convolution has no padding, or if the first would give zeros there: a 1x1 convolution without
+# a bias, a scale without a shift, a Pad with zeros, a row before a column. Two operators that act on each pixel
+# separately are left to the `affine` rewrite.
 
 
 def composed_in_row(model: ir.Model, rewrite: str) -> Iterator[Change]:
@@ -159,7 +145,7 @@ def before(value: ir.Value | None) -> tuple[Kernel, ir.Value] | None:
 
 def _layer_before(value: ir.Value | None) -> tuple[ir.Node, ir.Value] | None:
     """The node that computes a value and its input, if it may be a kernel and nothing else reads the value."""
-    node = made_by(value, "Conv", "AveragePool", "BatchNormalization")
+    node = made_by(value, "Conv", "AveragePool", "Pad", "BatchNormalization")
     if node is None or value is None or node.inputs[0] is None or len(value.uses()) != 1 or value.is_graph_output():
         return None
     return node, node.inputs[0]
@@ -174,20 +160,16 @@ def line_of(value: ir.Value) -> Iterator[ir.Value]:
 
 
 def reduced(kernel: Kernel, x: ir.Value) -> tuple[Kernel, ir.Value]:
-    """Compose a kernel with the operators before its input, as long as one of the two is pointwise."""
-    while (found := before(x)) is not None:
-        inner, source = found
-        one = composed(kernel, inner) if kernel.is_pointwise or inner.is_pointwise else None
-        if one is None:
-            break
-        kernel, x = one, source
+    """Compose a kernel with the operators before its input, also if it grows: a sum may make up for it."""
+    while (found := before(x)) is not None and (one := composed(kernel, found[0])) is not None:
+        kernel, x = one, found[1]
     return kernel, x
 
 
 def _into_convolution_before(model: ir.Model, node: ir.Node, rewrite: str) -> Iterator[Change]:
-    """Compose a convolution with the convolution before it, if nothing else reads that."""
+    """Compose a convolution with the convolution or Pad before it, if nothing else reads that."""
     x, kernel = node.inputs[0], kernel_of(node)
-    first = made_by(x, "Conv")
+    first = made_by(x, "Conv", "Pad")
     found = before(x) if first is not None else None
     if x is None or kernel is None or first is None or found is None:
         return

@@ -10,6 +10,7 @@ from repaconv.graph.model_rewriting import tidy
 from repaconv.graph.rewrite_contract import Rewrite
 from repaconv.results import Change
 from repaconv.rewrites.fold.attention_head_joining import CHOOSE, JOIN
+from repaconv.rewrites.fold.computed_weights import WEIGHTS
 from repaconv.rewrites.fold.convolution_composition import CONVOLUTION
 from repaconv.rewrites.fold.linear_layer_composition import AFFINE
 from repaconv.rewrites.fold.max_pool_padding import POOL_PADDING
@@ -47,6 +48,7 @@ def without(names: Collection[str]) -> tuple[Rewrite, ...]:
 
 
 FOLDS: tuple[Rewrite, ...] = (
+    WEIGHTS,
     CONVOLUTION,
     UNSTACK,
     AFFINE,

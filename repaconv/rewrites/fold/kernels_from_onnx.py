@@ -1,4 +1,4 @@
-"""Read ONNX nodes (Conv, AveragePool, per-channel scales) as kernels of `repaconv.algebra.convolution_kernels`."""
+"""Read ONNX nodes (Conv, AveragePool, Pad, per-channel scales) as kernels of `repaconv.algebra.convolution_kernels`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from repaconv.algebra.convolution_kernels import Kernel, eye
 from repaconv.graph.channel_axes import IMAGE, scale_and_shift
-from repaconv.graph.nodes_and_constants import Array, attribute, constant
+from repaconv.graph.nodes_and_constants import Array, attribute, constant, scalar
 from repaconv.graph.symbolic_shapes import sizes
 
 if TYPE_CHECKING:
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 
 def kernel_of(node: ir.Node) -> Kernel | None:
-    """A Conv or AveragePool as a convolution kernel of its first input.
+    """A Conv, AveragePool or Pad as a convolution kernel of its first input.
 
     Returns:
         The kernel. None if the weights are not constant, or if the node is no convolution at the image border, such as
-        an average that does not count its padding.
+        an average that does not count its padding, or a Pad with other values than zeros.
     """
     shape, out = sizes(node.inputs[0]), sizes(node.outputs[0])
     padded = any(attribute(node, "pads", (0,)))
@@ -32,12 +32,34 @@ def kernel_of(node: ir.Node) -> Kernel | None:
     if node.op_type == "Conv":
         return _convolution(node, len(shape) - 2)
     counted = attribute(node, "count_include_pad", 0) or not padded
-    width = shape[1]
+    width = shape[1] if len(shape) > 2 else None
+    if node.op_type == "Pad" and isinstance(width, int):
+        pads, fill = spatial_padding(node), pad_value(node)
+        return None if pads is None or fill != 0 else eye(width, len(shape)).around(pads)
     if node.op_type != "AveragePool" or not counted or attribute(node, "ceil_mode", 0) or not isinstance(width, int):
         return None
     size = tuple(attribute(node, "kernel_shape", ()))
     mean = _placed(node, np.full((width, 1, *size), 1 / prod(size)), None, width)
     return replace(mean, learnt=0)
+
+
+def spatial_padding(pad: ir.Node) -> list[int] | None:
+    """The constant spatial padding of a Pad, before and after every axis; None if it pads other axes or crops."""
+    given = constant(pad.inputs[1])
+    if given is None or given.size % 2 or given.size < 6 or any(value is not None for value in pad.inputs[3:]):
+        return None
+    before, behind = given.reshape(2, -1).astype(int).tolist()
+    whole = not any((*before[:2], *behind[:2])) and min(*before, *behind) >= 0 and any((*before, *behind))
+    return (
+        [*before[2:], *behind[2:]]
+        if whole and attribute(pad, "mode", "constant") in ("constant", b"constant")
+        else None
+    )
+
+
+def pad_value(pad: ir.Node) -> float | None:
+    """The number that a Pad writes; None if it is computed."""
+    return scalar(pad.inputs[2]) if len(pad.inputs) > 2 and pad.inputs[2] is not None else 0.0
 
 
 def _convolution(node: ir.Node, axes: int) -> Kernel | None:

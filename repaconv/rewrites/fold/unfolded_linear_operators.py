@@ -12,16 +12,19 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from repaconv.algebra.convolution_kernels import composed_size, is_zero_outside
 from repaconv.graph import activation_patterns
 from repaconv.graph.channel_axes import IMAGE, LAST, scale_and_shift
 from repaconv.graph.nodes_and_constants import attribute, constant, is_constant, made_by
 from repaconv.graph.operator_facts import IMAGE_NORMS, MOVES, ROW_NORMS
 from repaconv.graph.symbolic_shapes import sizes
+from repaconv.rewrites.fold.kernels_from_onnx import kernel_of
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
 PADDED = "a padded convolution's border is zero, and what is added before it is not there"
+BORDER = "a padded convolution's border is zero, and what the one before it gives there is not"
 READ_BESIDE = "what is between them is read by {} as well"
 _POOLS = ("GlobalAveragePool", "AveragePool", "ReduceMean", "ReduceSum", "Pad")
 _THROUGH = (*MOVES, *_POOLS)
@@ -224,9 +227,19 @@ def _why_not_composed(before: LinearNode, one: LinearNode, path: list[ir.Value])
         return f"between them is {', '.join(kinds)}"
     if before.weight is not None and one.weight is not None:
         if before.has_spatial_kernel or one.has_spatial_kernel or before.is_grouped or one.is_grouped:
-            return "several read the first" if len(path[-1].uses()) > 1 else "one for both would cost more"
+            if len(path[-1].uses()) > 1:
+                return "several read the first"
+            return BORDER if _is_bound_by_border(before, one) else "one for both would cost more"
         return "one for both would cost more" if _costs_more(before, one) else "several read the first"
     return "no rule of the fold reaches them"
+
+
+def _is_bound_by_border(before: LinearNode, one: LinearNode) -> bool:
+    """Whether one convolution for two would cost no more, and would give other numbers at the border."""
+    first, second = kernel_of(before.node), kernel_of(one.node)
+    if first is None or second is None or is_zero_outside(first, second.pads):
+        return False
+    return composed_size(second, first) <= first.weight.size + second.weight.size
 
 
 def _costs_more(before: LinearNode, one: LinearNode) -> bool:

@@ -1,0 +1,35 @@
+"""weights: a weight that the graph computes from constants alone becomes one constant.
+
+Some networks compute a kernel from their parameters in every inference: the branches of OREPA (Hu et al. 2022) and of
+ECB (Zhang et al. 2021) are added as kernels, SPAN (Wan et al. 2023) multiplies those of its three convolutions. A
+computed weight hides its layer from all other rewrites.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from repaconv.graph.nodes_and_constants import is_constant, nodes_of
+from repaconv.graph.operator_facts import PRODUCTS
+from repaconv.graph.rewrite_contract import Rewrite
+from repaconv.graph.shape_folding import fold_shapes
+from repaconv.results import Change
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+
+def apply(model: ir.Model) -> Iterator[Change]:
+    """Fold all constants, and report the products whose weight or bias has become one; in place."""
+    products = [(node, place) for node in nodes_of(model, *PRODUCTS) for place in range(len(node.inputs))]
+    computed = [(node, place) for node, place in products if not is_constant(node.inputs[place])]
+    fold_shapes(model)
+    for node in dict.fromkeys(node for node, place in computed if is_constant(node.inputs[place])):
+        if node.graph is model.graph:  # not itself part of what was computed
+            yield Change(
+                rewrite=WEIGHTS.name, place=node.name or "", description="a computed weight or bias -> a constant"
+            )
+
+
+WEIGHTS = Rewrite("weights", "where a weight is computed from constants alone, and is not larger than they are", apply)

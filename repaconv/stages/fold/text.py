@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from repaconv.results import GraphFold, MethodFold
 
 WITHOUT = (
-    "not compared in float64: nothing here computes its operators in float64, or FP32 rounding changes its outputs by "
-    "more than 1%"
+    "not compared in float64: nothing here computes in float64 what its operators compute in ONNX Runtime, or FP32 "
+    "rounding changes its outputs by more than 1%"
 )
 
 

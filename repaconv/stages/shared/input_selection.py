@@ -64,7 +64,7 @@ def choose_inputs(
             given = input_batches.npz_calls(Path(inputs), subject.inputs, subject.outputs)
             if why_not := other_batch(given, subject, batch):
                 raise UsageProblem(
-                    f"{inputs}: {why_not}.", hint="Leave --batch out, or give such inputs.", code="batch"
+                    f"{inputs}: {why_not}.", hint="Leave --batch out, or give such inputs.", code="inputs.shape"
                 )
             return given
         return subject.drawn(number, seed, batch=batch)

@@ -276,10 +276,16 @@ def test_a_graph_is_run_at_an_even_size_as_well():
     assert judged(before, rewritten(pooled(0), FOLDS)[0]) == "failed"
 
 
+def drawn(seed: int) -> onnx.ModelProto:
+    """A random network of the experiment."""
+    found = runpy.run_path(str(Path(__file__).parent.parent / "benchmarks" / "verification_rates.py"))
+    model: onnx.ModelProto = found["network"](seed)
+    return model
+
+
 @pytest.mark.parametrize("seed", [393, 499, 787])
 def test_a_sound_fold_is_no_fault_where_few_draws_of_rounding_explain_too_little(seed):
     """393: a channel that saturates. 499, 787: norms of values that FP32 can hardly tell apart, exact or a step off."""
-    drawn = runpy.run_path(str(Path(__file__).parent.parent / "benchmarks" / "verification_rates.py"))["network"]
     before = drawn(seed)
     after = rewritten(before, FOLDS)[0]
     assert judged(before, after) == "passed"
@@ -309,3 +315,39 @@ def test_a_number_is_explained_by_the_least_rounding_that_suffices():
     comparison.add({"y": found}, {"y": right}, rounding=Rounding(MEASURED, lambda: [{"y": small}, {"y": large}]))
     (link,) = comparison.links("onnx", "original")
     assert (link.figures.left_out, link.figures.explained) == (1, 99)
+
+
+def test_what_was_left_out_everywhere_was_not_measured(repaconv):
+    """Where FP32 shows nothing, an error of 0.0 would look like an equal output."""
+    onnx.save(drawn(499), "vague.onnx")
+    code, told = repaconv("fold", "vague.onnx")[:2]
+    (link,) = rc.fold("vague.onnx").links
+    assert (code, link.reason, link.metrics, link.tolerance) == (0, "equal_in_float64", None, None)
+    assert link.figures.left_out == link.figures.compared
+    assert "not measured" in told
+    assert "0.0e+00" not in told
+
+
+@pytest.mark.parametrize(("out", "reason"), [(2, "explained_by_rounding"), (3, "rounding_decides")])
+def test_half_of_the_numbers_left_out_is_not_more_than_half(out, reason):
+    """Not verified is what has more than half of its numbers left out (docs/tolerances.md)."""
+    right = np.arange(4).reshape(4, 1)
+    found, moved = right.copy(), np.zeros((4, 1))
+    found[:out] += 1
+    moved[:out] = np.inf
+    comparison = Comparison("folded", Tolerance(kind="exact", rtol=1e-5), None, scale=PerNeighborhood)
+    comparison.add({"y": found}, {"y": right}, rounding=Rounding(MEASURED, lambda: [{"y": moved}]))
+    (link,) = comparison.links("onnx", "original")
+    assert link.reason == reason
+
+
+@pytest.mark.parametrize(("out", "reason"), [(2, "explained_by_rounding"), (3, "rounding_too_large")])
+def test_half_of_the_images_left_out_is_not_more_than_half(out, reason):
+    right = np.arange(1.0, 9.0).reshape(4, 2)
+    found, moved = right.copy(), np.zeros((4, 2))
+    found[:out] *= 1.1
+    moved[:out] = 1.0
+    comparison = Comparison("stored", Tolerance(kind="exact", rtol=1e-5), None)
+    comparison.add({"y": found}, {"y": right}, rounding=Rounding(MEASURED, lambda: [{"y": moved}]))
+    (link,) = comparison.links("stored", "original")
+    assert link.reason == reason

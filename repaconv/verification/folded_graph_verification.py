@@ -322,9 +322,11 @@ class _Pair:
         (link,) = found.links(self.name, f"{self.ends[0]}, float64", self.probes.told, **figures)
         if proved is None or link.reason not in ("rounding_too_large", "constant_output"):
             return link
+        link = link.because("equal_in_float64")
+        if link.figures.left_out == link.figures.compared:
+            return link  # nothing was measured in FP32
         metrics = found.metrics(output)
-        measured = {"metrics": metrics, "tolerance": raised(found.allowed, metrics)}
-        return link.because("equal_in_float64").model_copy(update=measured)
+        return link.model_copy(update={"metrics": metrics, "tolerance": raised(found.allowed, metrics)})
 
     def _movements(self, output: str, call: _OneOutput, own: Array) -> Iterator[Movement]:
         """The original's error in FP32; where that is small by chance, how far moved weights and inputs move it."""

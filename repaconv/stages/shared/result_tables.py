@@ -29,7 +29,7 @@ def links(links: Iterable[Link], for_scale: dict[str, Any] | None = None) -> Tab
         next(column for column in rows.columns if column.header == narrow).no_wrap = True
     compared = tuple(links)
     for link in compared:
-        error, *_ = _numbers(link.metrics)
+        error, *_ = _numbers_of(link)
         exact = link.tolerance is None or link.tolerance.kind == "exact"
         told = link.tolerance.description if link.tolerance else ""
         notes = [f"on {link.inputs}" if link.inputs else "", link.note, link.limit_told, link.lossy_told]
@@ -47,7 +47,7 @@ def links(links: Iterable[Link], for_scale: dict[str, Any] | None = None) -> Tab
 def _all_numbers(links: Iterable[Link], for_scale: dict[str, Any]) -> Table:
     rows = table("link", "candidate", "against", "max rel", "max abs", "cosine", "top-1", "allowed", "verdict")
     for link in links:
-        numbers = _numbers(link.metrics)
+        numbers = _numbers_of(link)
         allowed = link.tolerance.description if link.tolerance else ""
         note = "; ".join(filter(None, [f"on {link.inputs}" if link.inputs else "", link.note, link.limit_told]))
         verdict = colored(link.verdict) + (f" ({plain(note)})" if note else "")
@@ -69,6 +69,13 @@ def print_hidden_rows(kind: str, count: int) -> None:
     """Print how many rows are not shown."""
     if count > ROWS and not is_verbose():
         stdout().print(f"[dim]{count - ROWS} more {kind}: -v shows all[/]")
+
+
+def _numbers_of(link: Link) -> tuple[str, str, str, str]:
+    """A link may pass although nothing was measured in FP32: in float64 alone."""
+    if link.verdict == "passed" and link.metrics is None:
+        return "not measured", "", "", ""
+    return _numbers(link.metrics)
 
 
 def _numbers(metrics: Any) -> tuple[str, str, str, str]:

@@ -79,6 +79,10 @@ from repaconv.results.records import Origin as Origin
 from repaconv.results.records import Payload as Payload
 from repaconv.results.records import Preprocessing as Preprocessing
 from repaconv.results.records import Record as Record
+from repaconv.results.records import TaskAccuracy as TaskAccuracy
+from repaconv.results.records import TaskMetric as TaskMetric
+from repaconv.results.records import TaskName as TaskName
+from repaconv.results.records import TaskResult as TaskResult
 from repaconv.results.records import TensorInfo as TensorInfo
 from repaconv.results.records import Tolerance as Tolerance
 from repaconv.results.records import WeightSet as WeightSet

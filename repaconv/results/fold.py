@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from repaconv.results.records import (
     Artefact,
@@ -25,6 +25,7 @@ from repaconv.results.records import (
     Payload,
     Preprocessing,
     Record,
+    TaskName,
     TensorInfo,
     outputs_told,
 )
@@ -130,6 +131,7 @@ class FoldArtefact(Artefact):
         not_folded: What was not folded, and why, in words: norms that remain; of a graph also linear operators that
             remain next to each other. Empty in method folds of earlier versions.
         payload: The file of the folded network: ``model.safetensors`` for a method, an ONNX file for a graph.
+        task: What the network is for, by ``--task``; absent if the option was not given.
     """
 
     FORMER: ClassVar[Mapping[str, str]] = {"form": "preset", "keep": "fp32_modules", "quantiser": "quantizer"}
@@ -153,6 +155,15 @@ class FoldArtefact(Artefact):
     tolerance_reasons: dict[str, str] = Field(default_factory=dict)
     not_folded: tuple[str, ...] = ()
     payload: Payload
+    task: TaskName | None = None
+
+    @model_serializer(mode="wrap")
+    def _without_absent_task(self, plain: SerializerFunctionWrapHandler):  # type: ignore[no-untyped-def]  # noqa: ANN202
+        # a return type would replace the schema
+        found = plain(self)
+        if self.task is None:
+            found.pop("task", None)
+        return found
 
     @property
     def called(self) -> str:

@@ -6,7 +6,15 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationInfo,
+    model_serializer,
+    model_validator,
+)
 
 from repaconv.results.link_reasons import PHRASES, Reason, Verdict, reason_in_words, sentence, verdict_for
 
@@ -409,6 +417,102 @@ class Accuracy(Record):
     p_value: float
 
 
+TaskName = Literal["classify", "detect", "segment", "restore", "keypoints", "depth", "embed", "other"]
+"""What a network is for. ``other`` is compared by its numbers alone."""
+
+
+class TaskMetric(Record):
+    """One metric of a task: the candidate's results compared with the reference's, over all images.
+
+    Attributes:
+        name: The name of the metric in the field, e.g. ``mAP50-95``, ``mean IoU`` or ``PSNR``.
+        unit: ``share`` (0 to 1, higher is better), ``dB`` (higher is better) or ``error`` (relative, lower is better).
+        value: The metric.
+        low: The lower bound of its 95% interval over the images (bootstrap).
+        high: The upper bound of that interval.
+        limit: The value that a candidate must reach, or of an error the largest that is allowed; null if the metric is
+            only reported.
+    """
+
+    name: str
+    unit: Literal["share", "dB", "error"]
+    value: float
+    low: float
+    high: float
+    limit: float | None = None
+
+    @property
+    def within(self) -> bool:
+        """Whether it meets its limit; NaN meets none."""
+        if self.limit is None:
+            return True
+        return self.value <= self.limit if self.unit == "error" else self.value >= self.limit
+
+    def told(self, value: float | None = None) -> str:
+        """A value of this metric with its unit, its own if none is given."""
+        number = self.value if value is None else value
+        return f"{number:.1f} dB" if self.unit == "dB" else f"{number:.1%}"
+
+
+class TaskAccuracy(Record):
+    """A metric of the reference and of the candidate against labels, on the same images.
+
+    Attributes:
+        metric: The name of the metric, e.g. ``mAP50-95``.
+        images: The number of images with labels.
+        reference: The metric of the reference.
+        candidate: The metric of the candidate.
+        drop: How much worse the candidate is: the difference of the two, positive if the reference is better.
+        low: The lower bound of the 95% interval of ``drop`` (paired bootstrap over the images).
+        high: The upper bound of that interval.
+        source: What computed it: ``pycocotools`` or ``repaconv``.
+    """
+
+    metric: str
+    images: int
+    reference: float
+    candidate: float
+    drop: float
+    low: float
+    high: float
+    source: str = "repaconv"
+
+
+class TaskResult(Record):
+    """The results of a network in its own task: those of the candidate compared with those of the reference.
+
+    Attributes:
+        task: The task, e.g. ``detect``.
+        source: How the task is known: ``--task``, the architecture, or the outputs.
+        layout: How the outputs were read, e.g. ``Ultralytics: 3 classes, NMS at IoU 0.7``.
+        images: The number of images that were compared.
+        metrics: The metrics of the task.
+        changed: What ``disagreement`` is a share of, in words that follow it, e.g. ``of objects changed``.
+        disagreement: How much of the reference's results changed, from 0 to 1: what ``--max-disagreement`` limits.
+        accuracy: Both compared with labels; null without labels.
+    """
+
+    task: TaskName
+    source: str
+    layout: str
+    images: int
+    metrics: tuple[TaskMetric, ...]
+    changed: str
+    disagreement: float
+    accuracy: TaskAccuracy | None = None
+
+    @property
+    def within(self) -> bool:
+        """Whether all metrics meet their limits."""
+        return all(metric.within for metric in self.metrics)
+
+    @property
+    def description(self) -> str:
+        """All metrics, each with its limit."""
+        limits = {metric.name: f" (limit {metric.told(metric.limit)})" for metric in self.metrics if metric.limit}
+        return ", ".join(f"{metric.name} {metric.told()}{limits.get(metric.name, '')}" for metric in self.metrics)
+
+
 class Drift(Record):
     """How far the reference and the candidate differ at one place inside the network, on one image.
 
@@ -497,6 +601,8 @@ class Link(Record):
         accuracy: The top-1 accuracy of both on images with labels; null without labels or class scores.
         location: Where the candidate first differs from the reference; null if that was not searched for, as for an
             exact link that passed.
+        task: The results in the network's own task, e.g. the objects of a detector, for the link about all outputs
+            together; absent from all other links.
     """
 
     name: str
@@ -513,6 +619,15 @@ class Link(Record):
     note: str = ""
     accuracy: Accuracy | None = None
     location: Location | None = None
+    task: TaskResult | None = None
+
+    @model_serializer(mode="wrap")
+    def _without_absent_task(self, plain: SerializerFunctionWrapHandler):  # type: ignore[no-untyped-def]  # noqa: ANN202
+        # a return type would replace the schema
+        found = plain(self)
+        if self.task is None:
+            found.pop("task", None)
+        return found
 
     @model_validator(mode="before")
     @classmethod
@@ -563,6 +678,8 @@ class Link(Record):
     def lossy_told(self) -> str:
         """What was measured of a lossy link, each with its limit; empty where nothing was, and of an exact one."""
         seen, allowed = self.metrics, self.tolerance
+        if self.task is not None:
+            return self.task.description
         if seen is None or allowed is None or allowed.kind == "exact":
             return ""
         cosine = [] if seen.cosine is None else [(f"cosine {seen.cosine:.4f}", f"{allowed.cosine}")]

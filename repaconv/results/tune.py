@@ -55,8 +55,9 @@ class Candidate(Record):
         memory_bytes: The peak memory of this process while it was loaded and run once, in bytes, beyond what was in use
             before; null if it was not loaded in this search, runs on a GPU or elsewhere, or if the system does not
             report it.
-        disagreement: The share (0 to 1) of images of the validation split whose top-1 prediction differs from FP32;
-            null for an FP32 deployment, and for one that was not evaluated.
+        disagreement: The share (0 to 1) of images of the validation split whose top-1 prediction differs from FP32, or
+            how much of FP32's results changed in another task; null for an FP32 deployment, and for one that was not
+            evaluated.
         link: The comparison with FP32 on these images; null where ``disagreement`` is.
         description: How far it came in the search, in words, e.g. ``finalist``, ``the fastest`` or why it was ruled
             out.
@@ -79,8 +80,10 @@ class Sensitivity(Record):
 
     Attributes:
         layers: The layers of the group, by the names of their modules.
-        disagreement: The share (0 to 1) of images whose top-1 prediction differs from FP32.
-        kl_divergence: The mean KL divergence from the class probabilities of FP32, in nats.
+        disagreement: The share (0 to 1) of images whose top-1 prediction differs from FP32; in another task, how much
+            of FP32's results changed.
+        kl_divergence: The mean KL divergence from the class probabilities of FP32, in nats; 0 in tasks other than
+            classification.
     """
 
     layers: tuple[str, ...]
@@ -110,18 +113,18 @@ class TuneArtefact(Artefact):
         deployment: The fastest deployment among those whose confidence interval is above a speedup of 1; the baseline
             if there is none.
         ratio: The speedup of ``deployment`` over the baseline, in time per image; null if it is the baseline.
-        allowed_disagreement: The largest share (0 to 1) of changed top-1 predictions that was allowed; null if none was
-            given.
-        allowed_accuracy_drop: The largest loss of top-1 accuracy that was allowed, as a share (0 to 1); null if none
-            was given. Without either limit only FP32 deployments are considered.
+        allowed_disagreement: The largest share (0 to 1) of changed top-1 predictions that was allowed, or of what
+            changes in another task; null if none was given.
+        allowed_accuracy_drop: The largest loss of top-1 accuracy that was allowed, or of the metric of another task, as
+            a share (0 to 1); null if none was given. Without either limit only FP32 deployments are considered.
         candidates: Every deployment that was considered; the first one is ``deployment``.
         images: The images and how they were split, in words; empty if no loss was allowed.
         image_preprocessing: How image files were read, in words; empty if there were none.
         scores: Where the labels are from, and which output is taken as class scores, in words; empty if there was
             nothing to decide.
-        disagreement: The share (0 to 1) of changed top-1 predictions of the fastest lossy candidate, on images that
-            neither calibrated nor chose; null if an FP32 deployment was the fastest. If the loss is too large,
-            ``deployment`` is the fastest FP32 one.
+        disagreement: The share (0 to 1) of changed top-1 predictions, or of what changes in another task, of the
+            fastest lossy candidate, on images that neither calibrated nor chose; null if an FP32 deployment was the
+            fastest. If the loss is too large, ``deployment`` is the fastest FP32 one.
         link: The comparison with FP32 on the same images; null where ``disagreement`` is.
         sensitivities: How sensitive each group of layers is to INT8, the most sensitive first, by target; only of
             targets on which INT8 in all layers lost too much.

@@ -19,7 +19,7 @@ values are equal or not; those that rounding decides are left out.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +38,9 @@ from repaconv.verification.tolerances import (
     lossy_words,
     verdict_by,
 )
+
+if TYPE_CHECKING:
+    from repaconv.tasks.evaluation import Evaluation
 
 Array = NDArray[Any]
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]
@@ -458,10 +461,14 @@ class Comparison:
         scale: Scale = PerImage,
         fixed: Collection[str] = (),
         vague: float = VAGUE,
+        evaluation: Evaluation | None = None,
     ) -> None:
-        """``fixed`` has outputs that depend on no input, so that they need not change."""
+        """``fixed`` has outputs that depend on no input, so that they need not change.
+
+        ``evaluation`` compares the results in the network's task, from all outputs together, in a link of its own.
+        """
         self.candidate, self.allowed, self.scores = candidate, allowed, scores
-        self.scale, self.fixed, self.vague = scale, fixed, vague
+        self.scale, self.fixed, self.vague, self.evaluation = scale, fixed, vague, evaluation
         self.outputs: dict[str, _Output] = {}
 
     def add(
@@ -474,6 +481,7 @@ class Comparison:
         whole: bool = False,
         rounding: Rounding | None = None,
         given: Shapes = (),
+        truths: Sequence[Any] | None = None,
     ) -> None:
         """One call.
 
@@ -486,13 +494,19 @@ class Comparison:
             whole: Every output is one, not one for each image, and may have another shape at each call.
             rounding: How far rounding alone moves the reference; asked where the tolerance does not suffice.
             given: The shapes of the inputs.
+            truths: What is right in each image by labels of the network's task, None where that is unknown.
 
         Raises:
             Refused: If one does not stand in place of the other and the outputs are others, in number or in shape.
         """
         if not self.scale.replaces:
             found = self._paired(found, right, whole=whole)
+        if self.evaluation is not None:
+            self.evaluation.add(found, right, truths)
+        lists = self.evaluation.lists if self.evaluation is not None else ()
         for name in (*right, *(more for more in found if more not in right)):
+            if name in lists:
+                continue
             if name not in self.outputs:
                 self.outputs[name] = _Output(self, name, fixed=name in self.fixed)
             own = labels if name == self.scores else None
@@ -520,9 +534,16 @@ class Comparison:
         )
 
     def links(self, name: str, reference: str, note: str = "", **figures: Any) -> tuple[Link, ...]:
-        """A link for every output, in the order in which they came; ``figures`` are what else is known of all."""
-        several = len(self.outputs) > 1
-        return tuple(
+        """A link for every output, in the order in which they came, then that of the task, if it is evaluated.
+
+        ``figures`` are what else is known of all.
+        """
+        several, evaluated = len(self.outputs) > 1, self.evaluation
+        note = "; ".join(filter(None, [note, evaluated.fallback if evaluated else ""]))
+        of_task: list[Link] = []
+        if evaluated is not None and evaluated.task is not None:
+            of_task = [evaluated.link(name=name, reference=reference, candidate=self.candidate)]
+        of_outputs = (
             one.link(
                 note,
                 figures,
@@ -532,6 +553,7 @@ class Comparison:
             )
             for output, one in self.outputs.items()
         )
+        return (*of_outputs, *of_task)
 
     def metrics(self, output: str) -> Metrics:
         """What was measured of one output of numbers, whatever its verdict."""
@@ -542,7 +564,8 @@ class Comparison:
     @property
     def worst(self) -> dict[str, int]:
         """Of each output, in the order of `links`, the image or call with the largest error."""
-        return {name: one.worst for name, one in self.outputs.items()}
+        found = {name: one.worst for name, one in self.outputs.items()}
+        return {**found, "": self.evaluation.worst} if self.evaluation and self.evaluation.task else found
 
 
 def run_both(

@@ -79,7 +79,7 @@ def _cropped(image: Image.Image, wanted: Preprocessing, size: tuple[int, int]) -
     from PIL.Image import Resampling
 
     height, width = size
-    across, down = _size_before_crop(image.size, wanted, size)
+    across, down = size_before_crop(image.size, wanted, size)
     if across < width or down < height:
         raise Refused(
             f"an image of {image.height} x {image.width} is resized to {down} x {across}, less than the crop "
@@ -92,7 +92,7 @@ def _cropped(image: Image.Image, wanted: Preprocessing, size: tuple[int, int]) -
     return resized.crop((left, top, left + width, top + height))
 
 
-def _size_before_crop(given: tuple[int, int], wanted: Preprocessing, size: tuple[int, int]) -> tuple[int, int]:
+def size_before_crop(given: tuple[int, int], wanted: Preprocessing, size: tuple[int, int]) -> tuple[int, int]:
     """The (width, height) after resizing and before the crop, for an image of (width, height) ``given``."""
     edge = wanted.resize_edge or max(size)
     if not wanted.keep_ratio:

@@ -43,6 +43,7 @@ class Batch:
         labels: Classes of the images [n], -1 where unknown.
         pixels: The images before normalization, [n, H, W, C] in uint8.
         whole: Whether the outputs are compared as a whole, not image by image.
+        truths: What is right in each image by labels of the network's task, e.g. its objects; None where unknown.
     """
 
     given: Feeds
@@ -50,6 +51,7 @@ class Batch:
     labels: NDArray[np.int64] | None = None
     pixels: NDArray[np.uint8] | None = None
     whole: bool = False
+    truths: tuple[Any, ...] | None = None
 
     @property
     def images(self) -> NDArray[Any]:
@@ -76,7 +78,8 @@ class Batch:
         official = [part.recorded or {} for part in parts]
         recorded = {name: np.concatenate([part[name] for part in official]) for name in official[0]}
         labels, pixels = every([part.labels for part in parts]), every([part.pixels for part in parts])
-        return cls(given, recorded or None, labels, pixels, first.whole)
+        truths = tuple(truth for part in parts for truth in part.truths or ()) or None
+        return cls(given, recorded or None, labels, pixels, first.whole, truths)
 
     def feeds(self, inputs: Sequence[Port]) -> Feeds:
         """Return the inputs for a model: pixels for uint8 inputs, floating-point arrays in the model's own dtypes.

@@ -26,6 +26,7 @@ from repaconv.stages.shared.exports_of_run import export_for
 from repaconv.stages.shared.input_selection import choose_inputs, scores_output
 from repaconv.stages.shared.option_definitions import by_name
 from repaconv.stages.shared.preset_choice import ResolvedOptions, resolve_preset
+from repaconv.stages.shared.task_choice import evaluation_of
 from repaconv.stages.shared.unavailable_targets import remote_commands, why_not_here
 from repaconv.verification.model_runners import load_onnx
 from repaconv.verification.random_inputs import dims_of
@@ -296,7 +297,7 @@ def _engine_links(plan: _Plan, progress: Progress) -> tuple[Link, ...]:
     )
     after = FixedBatch(load_session(plan.engine, plan.file, plan.given.session(plan.device, precision)), batch)
     before = FixedBatch(load_onnx(plan.source), batch)
-    found = Comparison(plan.file.name, allowed, scores)
+    found = Comparison(plan.file.name, allowed, scores, evaluation=evaluation_of(subject, precision, given.size))
     for piece in given.batches(AT_ONCE):
         feeds, rounding = piece.feeds(before.inputs), network_rounding(subject, piece.feeds(subject.inputs))
         found.add(after.run(feeds), before.run(feeds), whole=whole, rounding=rounding)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar
 
-from repaconv.stages.shared.common_options import AllowUnverified, Images, Target, is_tune_result
+from repaconv.stages.shared.common_options import AllowUnverified, Images, Target, Task, is_tune_result
 from repaconv.stages.shared.option_definitions import (
     BATCH,
     GRAPH,
@@ -119,4 +119,5 @@ class ExportOptions(Options):
         ),
     ] = None
     images: Images = None
+    task: Task = None
     allow_unverified: AllowUnverified = False

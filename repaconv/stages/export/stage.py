@@ -44,6 +44,7 @@ from repaconv.stages.shared.input_selection import (
 from repaconv.stages.shared.lower_precision import LowPrecisionGraph, int8_for, lower_and_compare, require_supported
 from repaconv.stages.shared.option_definitions import by_name
 from repaconv.stages.shared.preset_choice import GraphPreset, preset_for, resolve_export_preset
+from repaconv.stages.shared.task_choice import task_of
 
 if TYPE_CHECKING:
     import onnx as onnx_package
@@ -123,6 +124,7 @@ def _plan(options: ExportOptions, run: str | Path | None, onnx: str | Path | Non
     taken = run_folder.find_run(Path(run) if run else None)
     subject = subject_of(taken)
     folded = subject.folded
+    task_of(subject, options.task)  # refuses an unknown one
     options = resolve_export_preset(options, folded)
     overridden = run_folder.require_passed_checks(taken, folded, unverified=options.allow_unverified)
     target = load_target(options.target)
@@ -270,6 +272,7 @@ def _in_precision(plan: _Plan, graph: Graph, progress: Progress) -> LowPrecision
         device=plan.device,
         form=form,
         nodes=nodes_kept_in_fp32(graph.model, plan.variant.fp32_modules, precision, partial(_plain_export, plan)),
+        task=plan.options.task,
         progress=progress,
     )
     if plan.options.inputs or plan.options.images:
@@ -353,7 +356,7 @@ def _artefact(
         unquantized_layers=() if precision == "fp32" else unquantized_layers(typed.model, precision),
         calibration=plan.given.told if plan.given else "",
         image_preprocessing=plan.given.given.preprocessing if plan.given else "",
-        scores=scores_note(plan.subject, plan.given.given) if plan.given else "",
+        scores=scores_note(plan.subject, plan.given.given, plan.options.task) if plan.given else "",
         images=image_set(plan.given, plan.options.inputs, plan.options.images),
         quantizer=(plan.form.quantizer or QUANTIZERS[0]) if precision == "int8" else "",
         unsupported_ops=plan.device.unsupported_ops,

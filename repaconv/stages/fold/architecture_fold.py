@@ -29,6 +29,7 @@ from repaconv.stages.fold.options import FoldOptions
 from repaconv.stages.fold.size_and_speed_reverts import Kept, fold_with_reverts
 from repaconv.stages.shared.common_checks import made_by, with_files
 from repaconv.stages.shared.file_hash_check import require_pinned
+from repaconv.tasks.recognition import task_named
 from repaconv.verification.evaluated_graph import Evaluated
 from repaconv.verification.folded_graph_verification import not_equal, proved
 from repaconv.verification.onnx_model_loading import folded, left_alone
@@ -278,6 +279,7 @@ def _artefact(plan: _Plan, known: Known | None, exporter: str, record: Mapping[s
         options=plan.options.words(),
         origin=plan.found.origin,
         settings=dict(plan.options.settings or {}),
+        task=task_named(plan.options.task) if plan.options.task else None,
         preprocessing=plan.images.preprocessing,
         facts=(*plan.images.facts, *_attribute_facts(plan.built)),
         arch=plan.arch.name,

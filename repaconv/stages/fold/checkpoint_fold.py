@@ -21,6 +21,7 @@ from repaconv.stages.shared.common_checks import contradictions, made_by, with_f
 from repaconv.stages.shared.file_hash_check import read_hashed
 from repaconv.stages.shared.option_definitions import by_name
 from repaconv.stages.shared.safetensors_weights import write_weights
+from repaconv.tasks.recognition import task_named
 
 if TYPE_CHECKING:
     from repaconv.backbones.parameter_and_mac_counts import Norms
@@ -305,6 +306,7 @@ def _artefact(plan: _Plan, done: _WrittenFold) -> MethodFold:
         method=plan.method.name,
         applied=(plan.method.name, *trained.applied),
         settings=dict(plan.settings),
+        task=task_named(plan.options.task) if plan.options.task else None,
         backbone=trained.backbone,
         config=plan.backbone.to_json(trained.config),
         preset=plan.written.name,

@@ -28,6 +28,7 @@ from repaconv.stages.fold.size_and_speed_reverts import Kept, fold_with_reverts
 from repaconv.stages.shared.common_checks import made_by, with_files
 from repaconv.stages.shared.file_hash_check import require_pinned
 from repaconv.stages.shared.preset_choice import GraphPreset, choose_preset
+from repaconv.tasks.recognition import task_named
 from repaconv.verification.evaluated_graph import Evaluated
 from repaconv.verification.folded_graph_verification import not_equal, proved
 from repaconv.verification.onnx_model_loading import folded, inputs_of, left_alone, loaded
@@ -230,6 +231,7 @@ def _artefact(
         options=plan.options.words(),
         origin=_origin(plan),
         settings=dict(plan.options.settings or {}),
+        task=task_named(plan.options.task) if plan.options.task else None,
         preset=plan.written.name,
         rewrites=plan.written.rewrites,
         fp32_modules=plan.written.fp32_modules,

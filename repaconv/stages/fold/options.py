@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from repaconv.stages.shared.common_options import Arch, Settings, Sha256, Weights
+from repaconv.stages.shared.common_options import Arch, Settings, Sha256, Task, Weights
 from repaconv.stages.shared.option_definitions import INPUT, MEASURE, OUTPUT, Option, Options
 
 
@@ -23,6 +23,7 @@ class FoldOptions(Options):
         ),
     ] = "auto"
     arch: Arch = None
+    task: Task = None
     settings: Settings = None
     weights: Weights = None
     sha256: Sha256 = None

@@ -18,6 +18,7 @@ from repaconv.stages.fold.options import FoldOptions
 from repaconv.stages.shared.fetched_files import local_path
 from repaconv.stages.shared.file_hash_check import read_hashed
 from repaconv.stages.shared.option_definitions import options_of, renamed
+from repaconv.tasks.recognition import task_named
 
 if TYPE_CHECKING:
     from torch import nn
@@ -37,6 +38,7 @@ def fold(
     *,
     method: str = "auto",
     arch: str | None = None,
+    task: str | None = None,
     settings: Mapping[str, str] | None = None,
     weights: str | None = None,
     sha256: str | None = None,
@@ -81,6 +83,8 @@ def fold(
     if isinstance(checkpoint, (str, Path)):
         require_valid_name(Path(checkpoint))
         checkpoint = local_path(checkpoint)
+    if known.get("task"):
+        task_named(known["task"])  # refuses an unknown one
     if isinstance(checkpoint, (str, Path)) and is_graph(Path(checkpoint)):
         return _fold_graph(Path(checkpoint), method, settings, known)
     if isinstance(checkpoint, (str, Path)) and (known.get("arch") or Path(checkpoint).is_dir()):

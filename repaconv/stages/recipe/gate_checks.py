@@ -48,10 +48,24 @@ def link_sentence(link: Link) -> str:
         words.append(f"{link.tolerance.description} is allowed" if exact else f"lossy: {link.lossy_told}")
         if exact and link.metrics.top1_agreement is not None:
             words.append(f"top-1 agreement {link.metrics.top1_agreement:.1%}")
+    if link.task:
+        words.append(f"{link.task.task} on {link.task.images} images: lossy: {link.lossy_told}")
+        if found := link.task.accuracy:
+            words.append(f"{found.metric} {found.reference:.2%} -> {found.candidate:.2%}")
     if link.accuracy:
         words.append(f"accuracy {link.accuracy.reference:.2%} -> {link.accuracy.candidate:.2%}")
     words += filter(None, [link.note, link.limit_told])
     return "; ".join(words)
+
+
+def _changed(link: Link) -> list[tuple[float, str]]:
+    """How much a lossy version changed, from 0 to 1, and what; empty if that was not evaluated."""
+    if link.task:
+        return [(link.task.disagreement, link.task.changed)]
+    lossy = link.tolerance is not None and link.tolerance.kind == "lossy"
+    if lossy and link.metrics and link.metrics.top1_agreement is not None:
+        return [(1 - link.metrics.top1_agreement, "of top-1 predictions changed")]
+    return []
 
 
 # The checks
@@ -136,6 +150,7 @@ class RecipeChecks:
         for link in done.links:
             self.link("verify", link)
         self._accuracy(done, recipe)
+        self._task(done, recipe)
         if done.verdict == "not verified":
             self.note("verify", "chain", "inconclusive", "no link shows anything of this network", ("verify",))
         for claim in done.claims if any(link.accuracy for link in done.links) else ():
@@ -157,6 +172,8 @@ class RecipeChecks:
         limits: list[tuple[tuple[str, ...], float, str, bool]] = []
         if verify.min_top1 is not None:
             limits.append((("verify", "min_top1"), verify.min_top1, "[verify] min_top1", True))
+        if verify.labels:  # of another task
+            return
         if reference is not None and recipe.convert and not given:
             told = "[reference] top1 is of the network before its conversion: [verify] max_drop enforces it"
             self.note("verify", "accuracy", "not verified", told, ("reference", "top1"))
@@ -171,6 +188,46 @@ class RecipeChecks:
                 continue
             worst = min(measured, key=lambda link: link.accuracy.candidate if link.accuracy else 1.0)
             self._accuracy_of(worst, len(measured), least, told, keys)
+
+    def _task(self, done: VerifyArtefact, recipe: Recipe) -> None:
+        """Compare lossy versions with the recipe's limits in the network's task, against the original network."""
+        limit, drop = recipe.verify.max_disagreement, recipe.verify.max_drop
+        if limit is not None:
+            found = [(share, link, what) for link in done.links for share, what in _changed(link)]
+            self._limited(
+                "disagreement",
+                max(found, key=lambda each: each[0], default=None),
+                limit,
+                f"max_disagreement = {limit:g}",
+                "no lossy version was evaluated by classes or in a task",
+            )
+        if recipe.verify.labels:
+            lost = [
+                (link.task.accuracy.drop, link, f"of {link.task.accuracy.metric} lost")
+                for link in done.links
+                if link.task and link.task.accuracy
+            ]
+            self._limited(
+                "accuracy",
+                max(lost, key=lambda each: each[0], default=None),
+                drop / 100,
+                f"max_drop = {drop:g}",
+                "no lossy version was compared with the labels",
+            )
+
+    def _limited(
+        self, name: str, worst: tuple[float, Link, str] | None, limit: float, told: str, otherwise: str
+    ) -> None:
+        """Add the check of one limit on the worst version; without any, it fails."""
+        key = ("verify", told.partition(" ")[0])
+        keys: tuple[str, ...] = key if key in self.lines else ("verify",)
+        if worst is None:
+            self.note("verify", name, "failed", f"{otherwise}, and {told} limits it", keys)
+            return
+        value, link, what = worst
+        verdict = "failed" if value > limit + ROUNDING else "passed"
+        message = f"{link.candidate}: {value:.2%} {what}; [verify] {told}: {limit:.2%} at most"
+        self.note("verify", name, verdict, message, keys)
 
     def _accuracy_of(self, worst: Link, versions: int, least: float, told: str, keys: tuple[str, ...]) -> None:
         """Add the check of one limit, ``least`` in percent."""

@@ -19,7 +19,7 @@ from repaconv.verification.tolerances import LINKS
 
 READ_FILES = {
     "convert": ("inputs", "images", "classes"),
-    "verify": ("inputs", "images", "classes", "engine"),
+    "verify": ("inputs", "images", "classes", "labels", "engine"),
     "export": ("inputs", "images"),
     "bundle": ("inputs", "images"),
     "bench": ("against",),

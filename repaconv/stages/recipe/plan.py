@@ -605,6 +605,7 @@ def _with_versions(each: Planned, placed: LocatedRecipe, journal: Journal) -> Pl
 
 def _fold_step(placed: LocatedRecipe) -> Planned:
     told = placed.recipe.model_dump(include={"checkpoint", "method", "arch", "force", "weights", "sha256", "set"})
+    told |= {"task": placed.recipe.task} if placed.recipe.task else {}
     told["where the checkpoint lies"] = str(placed.place(placed.recipe.checkpoint).resolve())  # recorded in fold.json
     return Planned(Step("fold", told, placed.sources), "fold", None)
 

@@ -31,7 +31,7 @@ from pydantic import Field, ValidationError
 
 from repaconv.core.errors import UsageProblem, did_you_mean
 from repaconv.core.toml_positions import InvalidToml, Position, Positions, Problem, position_of, problems, read_toml
-from repaconv.results import Record
+from repaconv.results import Record, TaskName
 from repaconv.stages.bench.options import BenchOptions
 from repaconv.stages.build.options import BuildOptions
 from repaconv.stages.bundle.options import BundleOptions
@@ -60,9 +60,22 @@ class VerifySection(VerifyOptions):
     ] = None
     max_drop: Annotated[
         float,
-        Option("How many points the top-1 accuracy may be below [reference] top1.", recorded=False),
+        Option(
+            "How many points the top-1 accuracy may be below [reference] top1; with labels of another task, how many "
+            "points its metric may be below that of the original network.",
+            recorded=False,
+        ),
         Field(ge=0, lt=100),
     ] = 1.0
+    max_disagreement: Annotated[
+        float | None,
+        Option(
+            "Largest share of changed top-1 predictions of a lossy version, e.g. 0.05, or of what changes in the "
+            "network's task.",
+            recorded=False,
+        ),
+        Field(ge=0, le=1),
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,8 +148,8 @@ NOT_IN_RECIPES: dict[str, tuple[str, ...]] = {
     "build": ("preset", "allow_unverified"),
     "bundle": ("checkpoint", "preset", "allow_unverified", "out"),
     "report": (),
-    "verify": ("checkpoint", "drift", "out"),
-    "export": ("precision", "preset", "allow_unverified"),
+    "verify": ("task", "checkpoint", "drift", "out"),
+    "export": ("task", "precision", "preset", "allow_unverified"),
     "bench": ("preset", "update_baseline", "accept_inconclusive", "allow_unverified", "out"),
 }
 """Options of a section's stage that a recipe may not set."""
@@ -173,6 +186,9 @@ class Recipe(Record):
     extends: str | None = Field(default=None, description="Recipe whose keys are used where this one has none.")
     arch: str | None = Field(
         default=None, description="How to build the network: timm:NAME, or FILE.py:FUNCTION (which runs that file)."
+    )
+    task: TaskName | None = Field(
+        default=None, description="What the network is for; decides by what lower precision is evaluated."
     )
     method: str = Field(default="auto", description="Method of the checkpoint, or auto to recognize it.")
     force: bool = Field(default=False, description="Accept settings that contradict the checkpoint; results record it.")
@@ -253,7 +269,11 @@ WITHOUT_EFFECT: tuple[tuple[str, tuple[str, ...], Callable[[Any], Any], str], ..
     (
         "verify",
         ("max_drop",),
-        lambda recipe: (recipe.verify.inputs or recipe.verify.images) and _reference_top1(recipe) is None,
+        lambda recipe: (
+            (recipe.verify.inputs or recipe.verify.images)
+            and _reference_top1(recipe) is None
+            and not recipe.verify.labels
+        ),
         "there is no [reference] top1",
     ),
     ("", ("method", "arch"), lambda recipe: recipe.convert, "convert says what is made of it"),

@@ -238,6 +238,7 @@ def _fold(each: Planned, placed: LocatedRecipe, journal: Journal, progress: Prog
             placed.place(recipe.checkpoint),
             method=recipe.method,
             arch=str(placed.place(recipe.arch)) if recipe.arch and own else recipe.arch,
+            task=recipe.task,
             settings=recipe.settings,
             weights=recipe.weights,
             sha256=recipe.sha256,

@@ -126,6 +126,23 @@ Arch = Annotated[
         panel=INPUT,
     ),
 ]
+Labels = Annotated[
+    str | Path | None,
+    Option(
+        "Labels of the images for the network's task: COCO annotations (.json), a folder of masks (.png), or an .npz "
+        "with 'labels'; classes need none, they are the names of subfolders.",
+        panel=IMAGES,
+    ),
+]
+Task = Annotated[
+    str | None,
+    Option(
+        "What the network is for: classify, detect, segment, restore, keypoints, depth, embed or other; decides how "
+        "lower precision is evaluated.",
+        default_text="by the architecture, or the outputs",
+        panel=INPUT,
+    ),
+]
 ImageSize = Annotated[
     int | tuple[int, int] | None,
     Option(
@@ -152,6 +169,9 @@ Rounds = Annotated[
 COUNT_OF_NPZ = NoEffect(("count",), lambda options: options.inputs, "an .npz is taken whole")
 SEED_OF_RANDOM_IMAGES = NoEffect(
     ("seed",), lambda options: options.inputs or options.images, "it is of random images, and others are given"
+)
+LABELS_OF_IMAGES = NoEffect(
+    ("labels",), lambda options: not (options.inputs or options.images), "they are of images, and none are given"
 )
 CLASSES_OF_IMAGES = NoEffect(("classes",), lambda options: not options.images, "it names the classes of images")
 ACCEPTED_IN_BASELINE = NoEffect(

@@ -105,19 +105,22 @@ def taken_as_scores(scores: ClassScores, by: str) -> str:
     )
 
 
-def scores_output(subject: Subject, given: Inputs) -> str:
+def scores_output(subject: Subject, given: Inputs, task: str | None = None) -> str:
     """Name of the output with class scores; empty if there is none, or it is not known to be one.
 
-    An output known by its shape only counts as class scores if the images have labels.
+    An output known by its shape only counts as class scores if the images have labels, or if ``task`` (the option of
+    this command or of `fold`) is ``classify``. Any other task has none.
     """
     scores = subject.scores
+    if named := task or subject.folded.task:
+        return scores.output if scores and named == "classify" else ""
     return scores.output if scores and (given.labeled or not scores.assumed) else ""
 
 
-def scores_note(subject: Subject, given: Inputs) -> str:
+def scores_note(subject: Subject, given: Inputs, task: str | None = None) -> str:
     """What was assumed about labels and class scores in a lossy comparison, in words."""
     scores, told = subject.scores, [given.labels] if given.labels else []
-    if scores and not scores_output(subject, given):
+    if scores and not (task or subject.folded.task or scores_output(subject, given)):
         told.append(
             f"the output {scores.told} is compared as numbers, not as the scores of {scores.classes} classes: only its "
             f"shape says so (if it is: fold --set classes={scores.classes})"

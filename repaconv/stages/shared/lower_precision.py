@@ -16,6 +16,7 @@ from repaconv.engines.contract import Feeds, Session
 from repaconv.results import Link
 from repaconv.sources.verified_onnx_export import BF16_NOTE, runnable
 from repaconv.stages.shared.input_selection import Split, fill_batch, scores_output
+from repaconv.stages.shared.task_choice import evaluation_of
 from repaconv.verification.divergence_location import PLACES_AT_ONCE
 from repaconv.verification.model_runners import OnnxTrace, load_onnx, named
 
@@ -127,6 +128,7 @@ def lower_and_compare(
     device: Target,
     form: GraphPreset,
     nodes: Collection[str] = (),
+    task: str | None = None,
     progress: Progress,
 ) -> LowPrecisionGraph:
     """Convert a graph, and compare it with the FP32 graph on images that did not calibrate it.
@@ -139,6 +141,7 @@ def lower_and_compare(
         device: The target.
         form: The INT8 quantizer, and the modules that INT8 keeps in FP32.
         nodes: Names of nodes that stay in FP32 in any precision.
+        task: What the network is for, as ``--task`` names it.
         progress: See `Progress`.
     """
     from repaconv.verification.comparison import Comparison
@@ -149,17 +152,18 @@ def lower_and_compare(
     progress(f"to {precision}", 0, 0)
     calibration, how = given.calibration_batches(), int8_for(device, form.quantizer)
     typed, kept = to_precision(model, precision, calibration, how, form.fp32_modules, nodes)
-    scores = scores_output(subject, given.given)
+    scores = scores_output(subject, given.given, task)
     allowed = tolerance(precision, logits=bool(scores), decides=subject.decides)
     runs_here, load = runnable(typed, precision), loader_for(device.architecture, precision)
     batch = None if given.whole else given.batch
     before = FixedBatch(load_onnx(model), batch)
     after = FixedBatch(load(runs_here.SerializeToString()), batch)
     progress(f"{precision} against float32", 0, 0)
-    found = Comparison(f"ONNX, {precision}", allowed, scores)
+    evaluation = evaluation_of(subject, precision, given.given.size, task)
+    found = Comparison(f"ONNX, {precision}", allowed, scores, evaluation=evaluation)
     for images in given.test_batches():
         outputs = after.run(images.given), before.run(images.given)
-        found.add(*outputs, labels=images.labels, whole=given.whole)
+        found.add(*outputs, labels=images.labels, whole=given.whole, truths=images.truths)
     links = found.links(precision, "ONNX, float32", BF16_NOTE if precision == "bf16" else "")
     right, wrong = (OnnxTrace(*form, by_module=False) for form in ((model, load_onnx), (runs_here, load)))
     # a broken layer is already wrong on a calibration image; on others, values beyond the range would look like one

@@ -122,6 +122,16 @@ def accuracy_text(name: str, found: Accuracy) -> str:
     )
 
 
+def print_task_accuracies(links: Iterable[Link]) -> None:
+    """Print the metric against labels of both networks, of links in a task."""
+    for link in links:
+        if link.task and (found := link.task.accuracy):
+            stdout().print(
+                f"{plain(link.name)}: {found.metric} {found.reference:.2%} -> {found.candidate:.2%} on {found.images} "
+                f"images with labels; loss {found.drop:+.2%} (95% interval {found.low:+.2%} to {found.high:+.2%})"
+            )
+
+
 def costs(training: Cost, deploy: Cost) -> Table:
     """Table of the costs before and after the fold, and the saving."""
     rows = table("", "training form", "deploy form", "saved")

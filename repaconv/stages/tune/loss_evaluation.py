@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from math import ceil
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from repaconv.core.errors import RepaconvError, UsageProblem, first_line
@@ -17,6 +18,7 @@ from repaconv.stages.shared.common_checks import load_target
 from repaconv.stages.shared.input_selection import Split, choose_inputs, taken_as_scores
 from repaconv.stages.shared.lower_precision import loader_for
 from repaconv.stages.shared.preset_choice import open_deployment
+from repaconv.stages.shared.task_choice import settled, task_of, with_labels
 from repaconv.stages.tune.options import TuneOptions
 from repaconv.stages.tune.search import Candidates
 from repaconv.verification.accuracy_budget import Budget
@@ -26,6 +28,8 @@ from repaconv.verification.tolerances import bounded
 if TYPE_CHECKING:
     from repaconv.engines.contract import Session
     from repaconv.sources.source_model import Subject
+    from repaconv.tasks.evaluation import Evaluation
+    from repaconv.tasks.recognition import Choice
     from repaconv.verification.input_batches import Batch
 
 SMALLEST = 0.001
@@ -138,6 +142,8 @@ class LossEvaluation:
         whole = self.graphs.given is not None and self.graphs.given.whole
         runner = FixedBatch(session, None if whole else deployment.batch)
         allowed = tolerance(precision, decides=self.graphs.subject.decides)
+        if (evaluation := self.graphs.evaluation(precision)) is not None:
+            return self._evaluate_in_task(deployment, runner, calls, expected, evaluation)
         compared = Comparison(f"{deployment.runtime}, {precision}", allowed)
         for call, right_outputs in zip(calls, expected, strict=True):
             got = runner.run(_feeds(session, call))
@@ -149,14 +155,41 @@ class LossEvaluation:
         told = "" if link.verdict == "passed" else f"{link.verdict} as a link"
         return Loss(other, link, self._too_much(other, link) or told)
 
+    def _evaluate_in_task(
+        self,
+        deployment: Deployment,
+        runner: FixedBatch,
+        calls: Sequence[Batch],
+        expected: Sequence[Mapping[str, Any]],
+        evaluation: Evaluation,
+    ) -> Loss:
+        """The same by the results of all outputs together, e.g. the objects of a detector."""
+        from repaconv.verification.comparison import Comparison
+        from repaconv.verification.tolerances import tolerance
+
+        precision, whole = deployment.precision, self.graphs.given is not None and self.graphs.given.whole
+        allowed = tolerance(precision, logits=False, decides=self.graphs.subject.decides)
+        compared = Comparison(f"{deployment.runtime}, {precision}", allowed, "", evaluation=evaluation)
+        for call, right in zip(calls, expected, strict=True):
+            compared.add(runner.run(call.given), right, whole=whole, truths=call.truths)
+        links = compared.links(precision, "ONNX, float32")
+        link = links[-1]
+        if link.task is None:
+            return Loss(None, None, f"left: {link.note}")
+        told = next((f"{each.verdict} as a link" for each in links if each.verdict != "passed"), "")
+        return Loss(link.task.disagreement, link, self._too_much(link.task.disagreement, link) or told)
+
     def _too_much(self, other: float, link: Link) -> str:
         """Which part of the budget is exceeded, in words; empty if none."""
         more = link.accuracy.difference if link.accuracy else 0.0
+        if link.task and link.task.accuracy:
+            more = -link.task.accuracy.drop
         if self.allowed.allows(other, more):
             return ""
         if self.allowed.max_disagreement is not None and other > self.allowed.max_disagreement:
             return "disagrees with float32 more than allowed"
-        return f"loses {-more:.2%} of accuracy, more than allowed"
+        metric = link.task.accuracy.metric if link.task and link.task.accuracy else "accuracy"
+        return f"loses {-more:.2%} of {metric}, more than allowed"
 
 
 def final_rows(
@@ -194,12 +227,14 @@ def require_evaluation_images(options: TuneOptions, subject: Subject) -> Split |
     """The images for lower precision; None if no loss is allowed.
 
     Raises:
-        UsageProblem: If the network has no class scores, an accuracy drop is allowed but the images have no labels, or
-            the test split is so small that one image is more than the allowed share.
+        UsageProblem: If the network has no class scores and no task with an evaluation, an accuracy drop is allowed but
+            the images have no labels, or the test split is so small that one image is more than the allowed share.
     """
     budget = Budget.of(options)
     if not budget.asked:
         return None
+    if (choice := task_of_losses(options, subject)) is not None:
+        return _images_of_task(options, subject, choice, budget)
     scores = subject.scores
     if scores is None:
         raise UsageProblem(
@@ -218,6 +253,36 @@ def require_evaluation_images(options: TuneOptions, subject: Subject) -> Split |
         if share is not None:
             _require_enough(given, name, bounded(name, share, 1))
     return given
+
+
+def task_of_losses(options: TuneOptions, subject: Subject) -> Choice | None:
+    """The task in which losses are evaluated; None if by class scores, or if the outputs are of no such task."""
+    from repaconv.tasks.evaluation import TASKS
+
+    choice = task_of(subject, options.task)
+    if choice.task == "classify" or (choice.task is None and subject.scores is not None):
+        return None
+    choice = settled(choice, subject)
+    return choice if choice.task in TASKS else None
+
+
+def _images_of_task(options: TuneOptions, subject: Subject, choice: Choice, budget: Budget) -> Split:
+    """The images, with labels of the task if there are some."""
+    given = choose_inputs(subject, inputs=options.inputs, images=options.images)
+    if options.labels:
+        given = with_labels(
+            subject, given, Path(options.labels), choice, images=Path(options.images) if options.images else None
+        )
+    elif budget.max_accuracy_drop is not None:
+        raise UsageProblem(
+            f"{given.name} have no labels, and the accuracy of {choice.task} is against labels.",
+            hint="Give --labels. --max-disagreement needs none.",
+            code="tune.no-labels",
+        )
+    for name, share in budget._asdict().items():
+        if share is not None:
+            bounded(name, share, 1)
+    return Split.of(given).halved()
 
 
 def _require_enough(given: Split, name: str, allowed: float) -> None:

@@ -8,7 +8,16 @@ from pathlib import Path
 from typing import Annotated, ClassVar
 
 from repaconv.stages.bench.options import Objective
-from repaconv.stages.shared.common_options import AllowUnverified, BatchSize, Images, Seed, Settings, Target
+from repaconv.stages.shared.common_options import (
+    AllowUnverified,
+    BatchSize,
+    Images,
+    Labels,
+    Seed,
+    Settings,
+    Target,
+    Task,
+)
 from repaconv.stages.shared.option_definitions import (
     MEASURE,
     NAMES,
@@ -28,7 +37,7 @@ class TuneOptions(Options):
 
     NO_EFFECT: ClassVar[tuple[NoEffect, ...]] = (
         NoEffect(
-            ("inputs", "images"),
+            ("inputs", "images", "labels", "task"),
             lambda options: options.max_disagreement is None and options.max_accuracy_drop is None,
             "they evaluate lower precision, which max_disagreement or max_accuracy_drop asks for",
         ),
@@ -72,7 +81,8 @@ class TuneOptions(Options):
     max_disagreement: Annotated[
         float | None,
         Option(
-            "Also try lower precision; largest share of changed top-1 predictions, e.g. 0.5%.",
+            "Also try lower precision; largest share of changed top-1 predictions, e.g. 0.5%, or of what changes in "
+            "the network's task.",
             text=SHARE,
             panel=PRECISION,
         ),
@@ -80,7 +90,8 @@ class TuneOptions(Options):
     max_accuracy_drop: Annotated[
         float | None,
         Option(
-            "Also try lower precision; largest drop of the accuracy on labeled images, e.g. 1%.",
+            "Also try lower precision; largest drop of the accuracy on labeled images, e.g. 1%, or of the metric of "
+            "the network's task.",
             text=SHARE,
             panel=PRECISION,
         ),
@@ -93,6 +104,8 @@ class TuneOptions(Options):
         ),
     ] = None
     images: Images = None
+    labels: Labels = None
+    task: Task = None
     seed: Seed = 0
     rewrites: Annotated[
         Sequence[str] | None,

@@ -23,6 +23,7 @@ from repaconv.stages.shared.common_checks import default_rewrites, load_target
 from repaconv.stages.shared.engine_files import runtime_lowers, takes_networks
 from repaconv.stages.shared.input_selection import Split
 from repaconv.stages.shared.lower_precision import int8_for, loader_for, to_precision
+from repaconv.stages.shared.task_choice import evaluation_by
 from repaconv.stages.tune.options import TuneOptions
 from repaconv.stages.tune.speed_prediction import NOISE, Observation, Predictor, observed
 from repaconv.verification.model_runners import named
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from repaconv.engines.contract import Engine, Feeds, Network
     from repaconv.engines.targets import Target
     from repaconv.graph.rewrite_contract import Rewrite
+    from repaconv.tasks.evaluation import Evaluation
+    from repaconv.tasks.recognition import Choice
     from repaconv.verification.input_batches import Batch
 
 
@@ -593,6 +596,7 @@ class Candidates:
         made: Files of written graphs, the least recently used first.
         counted: MACs of written FP32 graphs.
         sensitive: INT8 sensitivity of layer groups by target, if it was measured.
+        choice: The task in which losses are evaluated; None for class scores.
     """
 
     subject: Subject
@@ -604,12 +608,17 @@ class Candidates:
     made: dict[tuple[Any, ...], Path] = field(default_factory=dict)
     counted: dict[Path, int] = field(default_factory=dict)
     sensitive: dict[str, tuple[Sensitivity, ...]] = field(default_factory=dict)
+    choice: Choice | None = None
 
     @property
     def place_of_scores(self) -> int:
         """Index of the output with class scores."""
         scores = self.subject.scores
         return self.subject.outputs.index(scores.output) if scores else 0
+
+    def evaluation(self, precision: str) -> Evaluation | None:
+        """A new evaluation of a precision in the network's task; None if it is evaluated by its class scores."""
+        return None if self.choice is None else evaluation_by(self.choice, self.subject, precision)
 
     def arm(self, start: Deployment, tries: Sequence[Any]) -> Trial:
         """A trial with its target's default preset.
@@ -722,7 +731,10 @@ class Candidates:
             return []
         if start.target not in self.sensitive:
             plain, calls = onnx.load(self.exact(start)), self.given.calibration_batches()
-            found = sensitivities(plain, calls, load_target(start.target), self.place_of_scores, progress=self.progress)
+            device = load_target(start.target)
+            found = sensitivities(
+                plain, calls, device, self.place_of_scores, evaluation=self.evaluation, progress=self.progress
+            )
             self.sensitive[start.target] = tuple(found)
         steps = growing_sets([each.layers for each in self.sensitive[start.target]])
         return [trial._replace(start=start.model_copy(update={"fp32_modules": keep})) for keep in steps]
@@ -770,9 +782,15 @@ def output_check_batch(subject: Subject) -> Batch:
 
 
 def sensitivities(
-    model: onnx.ModelProto, calls: Sequence[Feeds], device: Target, output: int = 0, *, progress: Progress
+    model: onnx.ModelProto,
+    calls: Sequence[Feeds],
+    device: Target,
+    output: int = 0,
+    *,
+    evaluation: Callable[[str], Evaluation | None] = lambda _: None,
+    progress: Progress,
 ) -> list[Sensitivity]:
-    """INT8 sensitivity of the layer groups of an FP32 graph that outputs logits, the most sensitive first.
+    """INT8 sensitivity of the layer groups of an FP32 graph, the most sensitive first: by its logits, or in its task.
 
     One group at a time is in INT8 and all others in FP32, with one pass over the images for each group.
 
@@ -781,6 +799,7 @@ def sensitivities(
         calls: The calibration images, on which the sensitivity is measured as well.
         device: The target of the INT8 graph.
         output: Index of the logits among the outputs.
+        evaluation: Returns a new evaluation of a precision in the network's task; None if it outputs logits.
         progress: See `Progress`.
     """
     from repaconv.onnx_export.fp16_and_int8 import to_int8
@@ -791,18 +810,24 @@ def sensitivities(
     low = to_int8(model, calls, how=int8_for(device))
     groups, load = groups_of(model), loader_for(device.architecture, "int8")
 
-    def logits(graph: onnx.ModelProto) -> list[Any]:
+    def outputs(graph: onnx.ModelProto) -> list[Mapping[str, Any]]:
         session = load(graph.SerializeToString())
         ports = [port.name for port in session.inputs]
-        return [list(session.run(named(ports, call)).values())[output] for call in calls]
+        return [session.run(named(ports, call)) for call in calls]
 
-    right = logits(model)
+    right = outputs(model)
     found = []
     for place, group in enumerate(groups):
         progress("tune: layers in int8", place, len(groups))
-        compared = Comparison("int8", tolerance("int8"))
-        for got, expected in zip(logits(with_int8_rounding(model, low, nodes_of(model, group))), right, strict=True):
-            compared.add({"logits": got}, {"logits": expected})
+        compared, of_task = Comparison("int8", tolerance("int8")), evaluation("int8")
+        for got, expected in zip(outputs(with_int8_rounding(model, low, nodes_of(model, group))), right, strict=True):
+            if of_task is not None:
+                of_task.add(named(list(expected), got), expected)
+            else:
+                compared.add(*({"logits": list(each.values())[output]} for each in (got, expected)))
+        if of_task is not None:
+            found.append(Sensitivity(layers=group, disagreement=of_task.disagreement(), kl_divergence=0.0))
+            continue
         seen = compared.metrics("logits")
         flips = seen.top1_flips / seen.images
         found.append(Sensitivity(layers=group, disagreement=flips, kl_divergence=seen.kl_divergence or 0.0))

@@ -23,7 +23,13 @@ from repaconv.stages.shared.common_checks import at_least_one, load_target, made
 from repaconv.stages.shared.input_selection import Split, choose_inputs
 from repaconv.stages.shared.option_definitions import by_name
 from repaconv.stages.shared.preset_choice import TUNED, cached_result, shapes_sha256
-from repaconv.stages.tune.loss_evaluation import Loss, LossEvaluation, final_rows, require_evaluation_images
+from repaconv.stages.tune.loss_evaluation import (
+    Loss,
+    LossEvaluation,
+    final_rows,
+    require_evaluation_images,
+    task_of_losses,
+)
 from repaconv.stages.tune.options import TuneOptions
 from repaconv.stages.tune.search import (
     Candidates,
@@ -50,6 +56,7 @@ if TYPE_CHECKING:
     from repaconv.sources.source_model import Subject
     from repaconv.stages.tune.search import Trial
     from repaconv.stages.tune.speed_prediction import Observation
+    from repaconv.tasks.recognition import Choice
 
 
 EARLIER = 12
@@ -101,7 +108,15 @@ def loss_dependencies(options: TuneOptions, subject: Subject) -> dict[str, Any]:
         "preprocessing": folded.preprocessing.model_dump(mode="json") if folded.preprocessing else None,
         "policy": POLICY,
         "nncf": version_of("nncf"),
+        **({"task": task} if (task := options.task or folded.task) else {}),
+        **({"labels": _labels_sha256(Path(options.labels))} if options.labels else {}),
     }
+
+
+def _labels_sha256(labels: Path) -> dict[str, str]:
+    """The hash of a file of labels, or of each in a folder of masks, by name."""
+    files = sorted(labels.rglob("*.png")) if labels.is_dir() else [labels]
+    return {file.name: sha256_of(file) for file in files}
 
 
 # The stage
@@ -169,6 +184,7 @@ class _Plan(NamedTuple):
     rounds: int
     names: list[str]
     given: Split | None
+    choice: Choice | None
     measurer: Measurer | None
     path: Path
     known: Path
@@ -229,6 +245,7 @@ def _plan(
         rounds=rounds,
         names=names,
         given=given,
+        choice=task_of_losses(options, subject) if given else None,
         measurer=measurer,
         path=path,
         known=cache_path(folded, machine, lossy),
@@ -290,7 +307,7 @@ def _search(plan: _Plan, scratch: Path, progress: Progress) -> TuneArtefact:
     """Search: the fastest allowed configuration, and all that were considered."""
     from repaconv.stages.tune.search import search, search_exhaustively
 
-    graphs = Candidates(plan.subject, plan.names, plan.given, scratch, progress)
+    graphs = Candidates(plan.subject, plan.names, plan.given, scratch, progress, choice=plan.choice)
     here = plan.measurer is None
     left: list[str] = []
     arms = _trials(plan, graphs, left, here=here)

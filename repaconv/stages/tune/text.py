@@ -15,9 +15,11 @@ FEW = 3
 
 def show_tune(done: TuneArtefact) -> None:
     """Print the fastest configurations, their losses, and the winner."""
-    labelled = any(row.link and row.link.accuracy for row in done.candidates)
-    accuracy = ["accuracy"] if labelled else []
-    rows = table("runtime", "precision", "form", "speedup", "MiB", "other classes", *accuracy, "")
+    labelled = any(_accuracy_change(row.link) for row in done.candidates)
+    of_task = next((row.link.task for row in done.candidates if row.link and row.link.task), None)
+    accuracy = [of_task.accuracy.metric if of_task and of_task.accuracy else "accuracy"] if labelled else []
+    changed = "changed" if of_task else "other classes"
+    rows = table("runtime", "precision", "form", "speedup", "MiB", changed, *accuracy, "")
     for row in _shown(done):
         found = row.ratio.cell if row.ratio else "1" if row.deployment == done.baseline else ""
         lost = "" if row.disagreement is None else f"{row.disagreement:.2%}"
@@ -39,8 +41,9 @@ def show_tune(done: TuneArtefact) -> None:
     )
     if done.disagreement is not None:
         other = "" if best.precision != "fp32" else "the rejected choice has "
-        accurate = f", accuracy {found}" if (found := _accuracy_change(done.link)) else ""
-        stdout().print(f"{other}{done.disagreement:.2%} changed top-1 predictions on the test images{accurate}")
+        accurate = f", {''.join(accuracy)} {found}" if (found := _accuracy_change(done.link)) else ""
+        what = done.link.task.changed if done.link and done.link.task else "changed top-1 predictions"
+        stdout().print(f"{other}{done.disagreement:.2%} {what} on the test images{accurate}")
     if done.images:
         stdout().print(f"[dim]by {plain(done.images)}[/]")
     for what, told in (("images", done.image_preprocessing), ("classes", done.scores)):
@@ -54,6 +57,8 @@ def show_tune(done: TuneArtefact) -> None:
 
 def _accuracy_change(link: Link | None) -> str:
     """The change in accuracy against FP32, if the images have labels."""
+    if link and link.task and link.task.accuracy:
+        return f"{-link.task.accuracy.drop:+.2%}"
     return f"{link.accuracy.difference:+.2%}" if link and link.accuracy else ""
 
 

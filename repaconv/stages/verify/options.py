@@ -10,10 +10,13 @@ from typing import Annotated, ClassVar
 from repaconv.stages.shared.common_options import (
     CLASSES_OF_IMAGES,
     COUNT_OF_NPZ,
+    LABELS_OF_IMAGES,
     SEED_OF_RANDOM_IMAGES,
     Checkpoint,
     Classes,
     Images,
+    Labels,
+    Task,
 )
 from repaconv.stages.shared.option_definitions import (
     IMAGES,
@@ -36,6 +39,7 @@ class VerifyOptions(Options):
         COUNT_OF_NPZ,
         SEED_OF_RANDOM_IMAGES,
         CLASSES_OF_IMAGES,
+        LABELS_OF_IMAGES,
     )
 
     inputs: Annotated[
@@ -47,6 +51,8 @@ class VerifyOptions(Options):
     ] = None
     images: Images = None
     classes: Classes = None
+    labels: Labels = None
+    task: Task = None
     checkpoint: Checkpoint = None
     count: Annotated[
         int | None, Option("Number of images.", least=1, default_text="4 random ones, or all of --images", panel=IMAGES)

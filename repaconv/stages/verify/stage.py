@@ -21,6 +21,7 @@ from repaconv.stages.shared.evaluation_images import without_evidence
 from repaconv.stages.shared.exports_of_run import exports_of
 from repaconv.stages.shared.input_selection import choose_inputs, scores_note
 from repaconv.stages.shared.option_definitions import by_name
+from repaconv.stages.shared.task_choice import settled, task_of, with_labels
 from repaconv.stages.verify.link_to_unconverted_network import ParentLink, parent_link
 from repaconv.stages.verify.options import VerifyOptions
 from repaconv.stages.verify.verification_chain import REFERENCE, Chain, Rules, Step, chain_of
@@ -58,6 +59,7 @@ def verify_by(options: VerifyOptions, run: str | Path | None = None, *, progress
         plan.run.payload_of_fold(plan.subject.folded),
         *dict.fromkeys(plan.chain.took),
         *([Path(options.inputs)] if options.inputs else []),
+        *([Path(options.labels)] if options.labels else []),
     ]
     return with_files(artefact, took, [plan.path, *curves])
 
@@ -104,7 +106,20 @@ def _plan(options: VerifyOptions, taken: run_folder.Run) -> _Plan:
     engine = Path(options.engine) if options.engine else None
     built = build_of(engine) if engine else None
     drawn = not (options.inputs or options.images)
-    rules = Rules(subject, options.rtol, options.atol, drawn=drawn, count=options.count, seed=options.seed)
+    choice = task_of(subject, options.task)
+    if options.labels:
+        folder = Path(options.images) if options.images else None
+        known = settled(choice, subject)
+        given = with_labels(subject, given, Path(options.labels), known, images=folder, count=options.count)
+    rules = Rules(
+        subject,
+        options.rtol,
+        options.atol,
+        drawn=drawn,
+        count=options.count,
+        seed=options.seed,
+        task=options.task,
+    )
     chain = chain_of(subject, exports, given, rules, engine, built)
     _require_used(asked, chain)
     parent = parent_link(subject, drawn=drawn)
@@ -170,6 +185,7 @@ def _add(plan: _Plan, step: Step, batch: Batch, reference: Mapping[str, Any], ro
         undecided=None if settled else plan.subject.exact.undecided,
         whole=batch.whole,
         rounding=None if asked else rounding,
+        truths=batch.truths,
     )
 
 
@@ -258,7 +274,7 @@ def _artefact(plan: _Plan, links: Sequence[Link], curves: Sequence[Path], scale:
     folded, given = plan.subject.folded, plan.given
     every = [inputs for inputs, _ in _by_inputs(plan)]
     lossy = [step.inputs for step in plan.chain.steps if step.compared.allowed.kind == "lossy"]
-    labels = [given.labels, *(scores_note(plan.subject, each) for each in lossy)]
+    labels = [given.labels, *(scores_note(plan.subject, each, plan.options.task) for each in lossy)]
     return VerifyArtefact(
         made_by=made_by("torch", "onnxruntime"),
         verdict=verdict_of(links),

@@ -21,6 +21,7 @@ from repaconv.stages.shared.evaluation_images import NO_IMAGES, evaluation_image
 from repaconv.stages.shared.exports_of_run import Export
 from repaconv.stages.shared.input_selection import choose_inputs, other_batch, scores_output
 from repaconv.stages.shared.lower_precision import loader_for
+from repaconv.stages.shared.task_choice import evaluation_of
 from repaconv.stages.verify.layer_divergence import ENGINE, RECORDED, within_engine, within_graph
 from repaconv.verification.comparison import Comparison
 from repaconv.verification.model_runners import channels_first
@@ -98,7 +99,7 @@ class Rules:
     """The tolerances of a run's links: the policy for its network, and the user's own by link.
 
     ``drawn`` says that the images are random, of this ``seed``; lossy links are then evaluated on the images of their
-    export, at most ``count`` of them. ``read`` caches these images.
+    export, at most ``count`` of them. ``read`` caches these images. ``task`` is ``--task``.
     """
 
     subject: Subject
@@ -107,12 +108,14 @@ class Rules:
     drawn: bool = False
     count: int | None = None
     seed: int = 0
+    task: str | None = None
     read: dict[tuple[Any, Any], Inputs | str] = field(default_factory=dict)
 
     def compared(self, candidate: str, name: str, given: Inputs, precision: str = "fp32") -> Comparison:
         """The comparison of a link on these images, whose candidate computes in ``precision``."""
-        scores = scores_output(self.subject, given)
-        return Comparison(candidate, self.allowed(name, precision, logits=bool(scores)), scores)
+        scores, lossy = scores_output(self.subject, given, self.task), name if precision == "fp32" else precision
+        evaluation = evaluation_of(self.subject, lossy, given.size, self.task)
+        return Comparison(candidate, self.allowed(name, precision, logits=bool(scores)), scores, evaluation=evaluation)
 
     def allowed(self, name: str, precision: str = "fp32", *, logits: bool = True) -> Tolerance:
         """The tolerance of a link; ``logits`` says whether its output is class scores."""

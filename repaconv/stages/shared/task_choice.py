@@ -1,0 +1,230 @@
+"""The task of a run, and the evaluation of lossy steps in it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from repaconv.core.errors import Refused, UsageProblem
+from repaconv.results import NetworkFold, Preprocessing
+from repaconv.stages.shared.input_selection import preprocessing_for
+from repaconv.tasks.contract import About
+from repaconv.tasks.detection import Labeled
+from repaconv.tasks.labels import coco_images, label_array, mask_files, read_mask
+from repaconv.tasks.recognition import Choice, by_architecture, by_outputs, task_named
+from repaconv.verification.image_files import image_files, size_before_crop
+from repaconv.verification.tolerances import LOSSY
+
+if TYPE_CHECKING:
+    from repaconv.sources.source_model import Subject
+    from repaconv.tasks.evaluation import Evaluation
+    from repaconv.verification.input_batches import Batch, Inputs
+
+Frame = tuple[tuple[int, int], tuple[int, int]]
+"""How an image becomes the network's: its (width, height) after resizing, and (left, top) of the crop."""
+
+
+def task_of(subject: Subject, asked: str | None = None) -> Choice:
+    """The task of a run: by ``--task`` of this command or of `fold`, by its architecture, or by its class scores.
+
+    It is open if none of these shows it; the outputs then decide.
+
+    Raises:
+        UsageProblem: There is no such task, or it is ``classify`` and no output is class scores.
+    """
+    folded, scores = subject.folded, subject.scores
+    about = _about(subject)
+    if named := asked or folded.task:
+        task = task_named(named)
+        if task == "classify" and scores is None:
+            raise UsageProblem(
+                f"--task classify: this network outputs {', '.join(subject.outputs)}, and not one output of shape "
+                "[images, classes] alone.",
+                hint="If one output is class scores: fold --set classes=N.",
+                code="task.classes",
+            )
+        return Choice(task, "--task", True, about)
+    if isinstance(folded, NetworkFold) and (known := by_architecture(folded.arch, folded.config)):
+        return Choice(known, "the architecture", False, about)
+    if scores is not None and not scores.assumed:
+        return Choice("classify", scores.source, False, about)
+    return Choice(None, "", False, about)
+
+
+def _about(subject: Subject) -> About:
+    """What is known of the network besides its outputs."""
+    folded = subject.folded
+    if not isinstance(folded, NetworkFold):
+        return About(size=folded.image_size)
+    yaml = folded.config.get("yaml")
+    classes = yaml.get("nc") if isinstance(yaml, dict) else folded.classes
+    return About(folded.arch, classes if isinstance(classes, int) else None, folded.image_size)
+
+
+def evaluation_of(
+    subject: Subject, precision: str, size: tuple[int, int] | None, asked: str | None = None
+) -> Evaluation | None:
+    """The evaluation of a precision in the run's task; None if it is exact, or evaluated by classes or numbers alone.
+
+    Args:
+        subject: The source model.
+        precision: The precision of the candidate.
+        size: (height, width) of the images that are run.
+        asked: ``--task``.
+    """
+    if precision not in LOSSY:
+        return None
+    choice = task_of(subject, asked)
+    if choice.task in ("classify", "other") or size is None:
+        return None
+    about = About(choice.about.architecture, choice.about.classes, size)
+    return evaluation_by(choice._replace(about=about), subject, precision)
+
+
+def evaluation_by(choice: Choice, subject: Subject, precision: str) -> Evaluation:
+    """A new evaluation of a precision in this task."""
+    from repaconv.tasks.evaluation import Evaluation
+
+    return Evaluation(choice, precision, _channels(subject))
+
+
+def _channels(subject: Subject) -> int | None:
+    """The channels of the network's images; None if it takes others."""
+    shape = subject.inputs[0].shape if subject.inputs else ()
+    return shape[1] if len(shape) == 4 and isinstance(shape[1], int) else None
+
+
+def settled(choice: Choice, subject: Subject) -> Choice:
+    """A choice whose task is known: the network is run on one random image where its outputs decide."""
+    if choice.task is not None:
+        return choice
+    outputs = subject.stored.run(subject.drawn(1, 0).piece(0, 1).feeds(subject.inputs))
+    task, shown = by_outputs(outputs, choice.about, _channels(subject))
+    return choice._replace(task=task, source=f"the outputs: {shown}")
+
+
+# --- Labels
+
+
+def with_labels(
+    subject: Subject,
+    given: Inputs,
+    labels: Path,
+    choice: Choice,
+    *,
+    images: Path | None = None,
+    count: int | None = None,
+) -> Inputs:
+    """The images with what is right in each, by labels of the network's task.
+
+    Labels of an image folder belong to the images of the same name, and are resized and cropped with them. Labels of an
+    .npz are in the order of its images.
+
+    Args:
+        subject: The source model.
+        given: The images.
+        labels: The labels.
+        choice: The task.
+        images: The folder that the images are from; None if they are of an .npz.
+        count: The largest number of images taken from it.
+
+    Raises:
+        UsageProblem: The task is unknown or takes no labels.
+        Refused: The labels cannot be read, or are not of these images.
+    """
+    files = [path.relative_to(images) for path in image_files(images, count)] if images else None
+    truths: list[Any]
+    if choice.task == "detect":
+        truths = _of_coco(subject, given, labels, files, images)
+    elif choice.task == "segment":
+        truths = _of_masks(subject, given, labels, files)
+    elif choice.task in ("restore", "depth") and files is None:
+        truths = list(label_array(labels))
+    else:
+        evaluated = choice.task not in (None, "other")
+        what = f"those of {choice.task} are not read" if evaluated else "the task of this network is not known"
+        raise UsageProblem(
+            f"--labels {labels}: {what}.",
+            hint="Name the task: --task detect, segment, restore or depth (the latter two with --inputs alone). "
+            "Classes are the names of subfolders, or 'labels' in the .npz.",
+            code="labels.task",
+        )
+    if len(truths) != given.shape[0]:
+        raise Refused(
+            f"{labels} has labels of {len(truths)} images, and {given.name} are {given.shape[0]}.",
+            hint="Give labels in the order of the images of the .npz, one for each.",
+            code="labels.count",
+        )
+    if all(truth is None for truth in truths):
+        raise Refused(
+            f"{labels} has labels of none of the {given.name}.",
+            hint="Files belong together by their names.",
+            code="labels.count",
+        )
+
+    def piece(start: int, stop: int) -> Batch:
+        return replace(given.piece(start, stop), truths=tuple(truths[start:stop]))
+
+    known = sum(truth is not None for truth in truths)
+    return replace(given, piece=piece, labels=f"{labels.name}, of {known} images")
+
+
+def _of_coco(
+    subject: Subject, given: Inputs, path: Path, files: Sequence[Path] | None, images: Path | None
+) -> list[Any]:
+    """The objects of each image."""
+    found = coco_images(path)
+    if files is None or images is None or given.size is None:
+        return [image.objects for image in found]
+    by_name = {image.name: image for image in found}
+    wanted, truths = preprocessing_for(subject, given.size), list[Any]()
+    for file in files:
+        image = by_name.get(file.as_posix(), by_name.get(file.name))
+        if image is None:
+            truths.append(None)
+            continue
+        size = image.size if all(image.size) else _size_of(images / file)
+        (across, down), corner = _frame(size, wanted, given.size)
+        scale, moved = np.tile(np.divide((across, down), size), 2), np.tile(corner, 2)
+        boxes = (image.objects.boxes * scale - moved).clip(0, np.tile(given.size[::-1], 2))
+        inside = (boxes[:, 2:] > boxes[:, :2]).all(1)
+        truths.append(Labeled(boxes[inside], *(each[inside] for each in image.objects[1:])))
+    return truths
+
+
+def _of_masks(subject: Subject, given: Inputs, folder: Path, files: Sequence[Path] | None) -> list[Any]:
+    """The mask of each image."""
+    masks = mask_files(folder)
+    if files is None or given.size is None:
+        return [np.asarray(read_mask(path)).astype(int) for path in masks]
+    by_name = {path.relative_to(folder).with_suffix(""): path for path in masks}
+    by_stem = {path.stem: path for path in masks}
+    wanted, truths = preprocessing_for(subject, given.size), list[Any]()
+    for file in files:
+        path = by_name.get(file.with_suffix(""), by_stem.get(file.stem))
+        if path is None:
+            truths.append(None)
+            continue
+        mask = read_mask(path)
+        (across, down), (left, top) = _frame(mask.size, wanted, given.size)
+        height, width = given.size
+        resized = mask.resize((across, down), 0).crop((left, top, left + width, top + height))  # 0: the nearest pixel
+        truths.append(np.asarray(resized).astype(int))
+    return truths
+
+
+def _frame(size: tuple[int, int], wanted: Preprocessing, crop: tuple[int, int]) -> Frame:
+    """How an image of (width, height) becomes one of (height, width) ``crop``; as `read_image` does it."""
+    across, down = size_before_crop(size, wanted, crop)
+    return (across, down), (round((across - crop[1]) / 2), round((down - crop[0]) / 2))
+
+
+def _size_of(path: Path) -> tuple[int, int]:
+    from PIL import Image
+
+    with Image.open(path) as image:
+        return image.width, image.height

@@ -1,0 +1,150 @@
+"""The interface of a task: how outputs are read, how the results of two networks are compared, and by which metrics.
+
+`repaconv.tasks.evaluation` does the rest for every task: batches, intervals, limits and the verdict.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from repaconv.results import TaskName
+
+Array = NDArray[Any]
+Outputs = Mapping[str, Array]
+Row = dict[str, Any]
+"""What is kept of one image: counts or numbers, by name."""
+
+
+class Unreadable(Exception):
+    """The outputs cannot be read as results of the task; the message is the reason, as the end of a sentence."""
+
+
+class Nothing(Exception):
+    """The reference's results show nothing, e.g. no object in any image; the message says so."""
+
+
+@dataclass(frozen=True)
+class About:
+    """What is known of a network besides its outputs.
+
+    Attributes:
+        architecture: Its name, e.g. ``transformers:DetrForObjectDetection``; empty if unknown.
+        classes: The number of classes; None if unknown.
+        size: (height, width) of its images in pixels; None if unknown.
+    """
+
+    architecture: str = ""
+    classes: int | None = None
+    size: tuple[int, int] | None = None
+
+
+class Metric(NamedTuple):
+    """A metric that a task reports.
+
+    Attributes:
+        name: Its name in the field.
+        unit: See `repaconv.results.TaskMetric`.
+        limits: The limit by precision; without one, the metric is only reported.
+    """
+
+    name: str
+    unit: Literal["share", "dB", "error"]
+    limits: Mapping[str, float] = {}
+
+
+class Task(ABC):
+    """One task, for one network: it remembers how the outputs are read.
+
+    Attributes:
+        name: Its name, as ``--task`` takes it.
+        metrics: What it reports.
+        accuracy: The metric that is compared with labels; empty if it takes none.
+        labels: What labels are, in words.
+        changed: What the disagreement is a share of, in words that follow the share.
+        library: The package that computes the metric against labels where it is installed; empty if there is none.
+        layout: How the outputs are read, in words; known after the first `read`.
+        lists: The outputs whose rows are a list in the order of scores, so that row i of two networks may be of two
+            objects: they cannot be compared number by number.
+    """
+
+    name: ClassVar[TaskName]
+    metrics: ClassVar[tuple[Metric, ...]]
+    accuracy: ClassVar[str] = ""
+    labels: ClassVar[str] = ""
+    changed: ClassVar[str]
+    library: ClassVar[str] = ""
+
+    def __init__(self, about: About) -> None:
+        self.about, self.layout, self.lists = about, "", frozenset[str]()
+
+    @abstractmethod
+    def read(self, outputs: Outputs) -> list[Any]:
+        """Read the results of every image from the outputs of one batch. The reference's first batch decides how.
+
+        Raises:
+            Unreadable: The outputs are not those of this task.
+        """
+
+    def truth(self, result: Any) -> Any:
+        """What other results are compared with, made of the reference's own result."""
+        return result
+
+    @abstractmethod
+    def row(self, result: Any, truth: Any) -> Row:
+        """Compare the results of one image."""
+
+    def labeled_row(self, result: Any, label: Any) -> Row:
+        """Compare the result of one image with its label."""
+        return self.row(result, label)
+
+    def by_library(self, rows: Sequence[Row]) -> float | None:
+        """The metric against labels as the field's own `library` has it; None where that is not installed."""
+        return None
+
+    def settled(self, rows: Sequence[Row]) -> Sequence[Row]:
+        """Complete the rows, where an image is compared with all others."""
+        return rows
+
+    @abstractmethod
+    def summary(self, rows: Sequence[Row]) -> dict[str, float]:
+        """All metrics, over the images of these rows.
+
+        Raises:
+            Nothing: The reference's results show nothing.
+        """
+
+    @abstractmethod
+    def disagreement(self, summary: Mapping[str, float]) -> float:
+        """How much of the reference's results changed, from 0 to 1."""
+
+    @abstractmethod
+    def agreement(self, row: Row) -> float:
+        """How near one image is; the layers are searched on the image with the least."""
+
+
+def only_output(outputs: Outputs, axes: Sequence[int], wanted: str) -> Array:
+    """The only output of floats or integers with so many axes.
+
+    Raises:
+        Unreadable: There is none, or there are several.
+    """
+    found = [array for array in outputs.values() if array.ndim in axes]
+    if len(found) != 1:
+        raise Unreadable(f"{'none' if not found else 'several'} of its outputs ({told(outputs)}) can be {wanted}")
+    return found[0]
+
+
+def told(outputs: Outputs) -> str:
+    """The outputs with their shapes, in words."""
+    return ", ".join(f"{name} {list(np.shape(array))}" for name, array in outputs.items())
+
+
+def mean(rows: Sequence[Row], name: str) -> float:
+    """The mean of one number over the images."""
+    return float(np.mean([row[name] for row in rows]))

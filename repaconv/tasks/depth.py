@@ -1,0 +1,64 @@
+"""Depth estimation: the relative error of depth or disparity (AbsRel), and the share of pixels within 25% of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from repaconv.tasks.contract import Array, Metric, Nothing, Outputs, Row, Task, Unreadable, mean
+
+LEAST = 1e-3
+"""Share of an image's largest depth below which a pixel is not compared: a relative error means nothing near zero."""
+NEAR = 1.25
+
+
+class Depth(Task):
+    """Maps [H, W] of depth or disparity, above zero."""
+
+    name = "depth"
+    accuracy = "AbsRel"
+    labels = "depth maps (.npz with labels [N, H, W])"
+    changed = "of depth changed (AbsRel)"
+    metrics = (
+        Metric("AbsRel", "error", {"tf32": 0.02, "fp16": 0.02, "bf16": 0.1, "int8": 0.1}),
+        Metric("within 25%", "share", {"tf32": 0.99, "fp16": 0.99, "bf16": 0.9, "int8": 0.9}),
+    )
+
+    def read(self, outputs: Outputs) -> list[Array]:
+        """Read the maps of a batch, [N, H, W] or [N, 1, H, W]."""
+        found = [each for each in outputs.values() if each.ndim == 3 or (each.ndim == 4 and each.shape[1] == 1)]
+        if len(found) != 1:
+            shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in outputs.items())
+            raise Unreadable(f"not one of its outputs ({shapes}) is a map [N, H, W] or [N, 1, H, W]")
+        self.layout = "depth or disparity per pixel"
+        return list(found[0].reshape(len(found[0]), *found[0].shape[-2:]).astype(float))
+
+    def row(self, result: Array, truth: Array) -> Row:
+        """AbsRel of one image, over the pixels where the reference is above zero."""
+        there = truth > LEAST * max(float(truth.max()), 0.0)
+        there &= truth > 0
+        if not there.any():
+            return {"pixels": 0, "AbsRel": 0.0, "within 25%": 1.0}
+        a, b = np.maximum(result[there], 0.0), truth[there]
+        ratio = np.maximum(a / b, b / np.maximum(a, 1e-12))
+        return {
+            "pixels": int(there.sum()),
+            "AbsRel": float((np.abs(result[there] - b) / b).mean()),
+            "within 25%": float((ratio < NEAR).mean()),
+        }
+
+    def summary(self, rows: Sequence[Row]) -> dict[str, float]:
+        """The means over the images."""
+        rows = [row for row in rows if row["pixels"]]
+        if not rows:
+            raise Nothing("no pixel of the reference is above zero")
+        return {name: mean(rows, name) for name in ("AbsRel", "within 25%")}
+
+    def disagreement(self, summary: Mapping[str, float]) -> float:
+        """AbsRel."""
+        return min(1.0, summary["AbsRel"])
+
+    def agreement(self, row: Row) -> float:
+        """One image's AbsRel, less being better."""
+        return -float(row["AbsRel"])

@@ -1,0 +1,380 @@
+"""Object detection: boxes after NMS, matched by class and IoU; precision, recall, F1 and COCO's mAP50-95.
+
+The reference's objects with a score of at least `SCORE` take the place of labels. Precision, recall and F1 are of the
+candidate's objects above the same score, matched at IoU 0.5. The average precision is that of COCO (101 recall levels,
+10 IoU thresholds, at most 100 detections per image), and equal to pycocotools'.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stdout
+from functools import partial
+from importlib import import_module
+from io import StringIO
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from repaconv.tasks.contract import About, Array, Metric, Nothing, Outputs, Row, Task, Unreadable, told
+
+SCORE = 0.25
+"""Score from which on a detection counts as an object: the default of Ultralytics' ``predict``."""
+LEAST_SCORE = 0.001
+"""Score from which on a detection counts for the average precision, as in Ultralytics' ``val``."""
+NMS_IOU = 0.7
+"""IoU above which NMS removes the box with the lower score: the default of Ultralytics."""
+IOUS = np.linspace(0.5, 0.95, 10)
+RECALLS = np.linspace(0.0, 1.0, 101)
+MOST, MOST_BEFORE_NMS = 100, 2000
+BOXES, SCORES, CLASSES = ("boxes",), ("scores",), ("labels", "classes")
+DETR_BOXES, DETR_LOGITS = ("pred_boxes",), ("logits", "pred_logits")
+SIGMOID = ("rtdetr", "deformable", "conditional", "dab", "dfine")
+"""Of relatives of DETR, those with a sigmoid for each class."""
+STRIDES = (8, 16, 32)
+
+
+class Objects(NamedTuple):
+    """The objects of one image, by falling score.
+
+    ``boxes`` [M, 4] are x1, y1, x2, y2 in pixels of the network's image; ``scores`` [M]; ``classes`` [M]; ``places``
+    [M] are the rows of the output that they were read from.
+    """
+
+    boxes: Array
+    scores: Array
+    classes: Array
+    places: Array
+
+    @classmethod
+    def of(cls, boxes: Array, scores: Array, classes: Array, least: float = LEAST_SCORE) -> Objects:
+        """Sort, and leave out what has next to no score."""
+        places = np.argsort(-scores, kind="stable")
+        places = places[scores[places] >= least]
+        return cls(boxes[places].astype(float), scores[places].astype(float), classes[places].astype(int), places)
+
+    def only(self, places: Array) -> Objects:
+        """Those at these places."""
+        return Objects(self.boxes[places], self.scores[places], self.classes[places], self.places[places])
+
+
+class Labeled(NamedTuple):
+    """The objects that labels say of one image.
+
+    ``boxes`` [M, 4] are x1, y1, x2, y2 in pixels of the network's image; ``ids`` [M] are COCO's category numbers, and
+    ``places`` [M] those of a network without gaps, in the same order; ``crowd`` [M] are boxes around groups.
+    """
+
+    boxes: Array
+    ids: Array
+    places: Array
+    crowd: Array
+
+
+Reader = Callable[[Outputs], list[Objects]]
+
+
+class Detection(Task):
+    """Boxes with scores and classes."""
+
+    name = "detect"
+    accuracy = "mAP50-95"
+    labels = "COCO annotations (.json)"
+    changed = "of objects changed"
+    library = "pycocotools"
+    metrics = (
+        Metric("precision", "share"),
+        Metric("recall", "share"),
+        Metric("F1", "share", {"tf32": 0.95, "fp16": 0.95, "bf16": 0.9, "int8": 0.8}),
+        Metric("mAP50-95", "share", {"tf32": 0.95, "fp16": 0.95, "bf16": 0.85, "int8": 0.7}),
+    )
+
+    def __init__(self, about: About) -> None:
+        super().__init__(about)
+        self.reader: Reader | None = None
+        self.by_id = False
+
+    def read(self, outputs: Outputs) -> list[Objects]:
+        """Read boxes after NMS."""
+        if self.reader is None:
+            self.reader, self.layout, self.lists = reader_of(outputs, self.about)
+            self.by_id = bool(_named(outputs, SCORES, CLASSES)) or "DETR" in self.layout
+        return self.reader(outputs)
+
+    def truth(self, result: Objects) -> Objects:
+        """The objects that are there, by the reference."""
+        return result.only(result.scores >= SCORE)
+
+    def row(self, result: Objects, truth: Objects) -> Row:
+        """Match the objects of one image, class by class."""
+        result = result.only(np.arange(len(result.scores)) < MOST)
+        matched = matches(result, truth)
+        shown = result.scores >= SCORE
+        hits = int(matched[shown, 0].sum())
+        return {
+            "scores": result.scores,
+            "classes": result.classes,
+            "matched": matched,
+            "truths": truth.classes,
+            "hits": hits,
+            "shown": int(shown.sum()),
+            "there": len(truth.scores),
+        }
+
+    def labeled_row(self, result: Objects, label: Labeled) -> Row:
+        """Match the objects of one image with those of COCO; boxes around groups are no objects."""
+        classes, single = label.ids if self.by_id else label.places, ~label.crowd
+        count = int(single.sum())
+        truth = Objects(label.boxes[single], np.ones(count), classes[single], np.arange(count))
+        result = result.only(np.arange(len(result.scores)) < MOST)
+        return {**self.row(result, truth), "boxes": result.boxes, "label": label, "label classes": classes}
+
+    def by_library(self, rows: Sequence[Row]) -> float | None:
+        """mAP50-95 by pycocotools, which ignores what lies in boxes around groups."""
+        try:
+            coco, cocoeval = (import_module(f"pycocotools.{name}") for name in ("coco", "cocoeval"))
+        except ImportError:
+            return None
+        there: list[dict[str, Any]] = []
+        found: list[dict[str, Any]] = []
+        for image, row in enumerate(rows, 1):
+            label: Labeled = row["label"]
+            for box, kind, crowd in zip(label.boxes, row["label classes"], label.crowd, strict=True):
+                at = _as_coco(image, box, kind)
+                there.append({**at, "id": len(there) + 1, "iscrowd": int(crowd), "area": at["bbox"][2] * at["bbox"][3]})
+            for box, kind, score in zip(row["boxes"], row["classes"], row["scores"], strict=True):
+                found.append({**_as_coco(image, box, kind), "score": float(score)})
+        if not found:
+            return 0.0
+        with redirect_stdout(StringIO()):
+            labels = coco.COCO()
+            labels.dataset = {
+                "info": {},
+                "images": [{"id": image} for image in range(1, len(rows) + 1)],
+                "annotations": there,
+                "categories": [{"id": kind} for kind in sorted({each["category_id"] for each in (*there, *found)})],
+            }
+            labels.createIndex()
+            evaluated = cocoeval.COCOeval(labels, labels.loadRes(found), "bbox")
+            evaluated.evaluate()
+            evaluated.accumulate()
+            evaluated.summarize()
+        return float(evaluated.stats[0])
+
+    def summary(self, rows: Sequence[Row]) -> dict[str, float]:
+        """Precision, recall, F1 and mAP50-95."""
+        hits, shown, there = (sum(row[name] for row in rows) for name in ("hits", "shown", "there"))
+        if not there:
+            raise Nothing(f"the reference finds no object with a score of {SCORE:g} in any image")
+        return {
+            "precision": hits / shown if shown else 0.0,
+            "recall": hits / there,
+            "F1": 2 * hits / (shown + there),
+            "mAP50-95": average_precision(rows),
+        }
+
+    def disagreement(self, summary: Mapping[str, float]) -> float:
+        """The share of objects that are missing, new, moved or of another class."""
+        return 1 - summary["F1"]
+
+    def agreement(self, row: Row) -> float:
+        """F1 of one image."""
+        return 2 * row["hits"] / (row["shown"] + row["there"]) if row["shown"] + row["there"] else 1.0
+
+
+def _as_coco(image: int, box: Array, kind: int) -> dict[str, Any]:
+    """The fields that COCO's annotations and results share."""
+    left, top, right, bottom = map(float, box)
+    return {"image_id": image, "category_id": int(kind) + 1, "bbox": [left, top, right - left, bottom - top]}
+
+
+# --- Matching and average precision, as in COCO
+
+
+def ious(a: Array, b: Array) -> Array:
+    """IoU [M, N] of boxes [M, 4] and [N, 4]."""
+    corner = np.minimum(a[:, None, 2:], b[None, :, 2:]) - np.maximum(a[:, None, :2], b[None, :, :2])
+    inside = corner.clip(0).prod(2)
+    areas = [(each[:, 2:] - each[:, :2]).clip(0).prod(1) for each in (a, b)]
+    union = areas[0][:, None] + areas[1][None] - inside
+    found: Array = np.where(union > 0, inside / np.where(union > 0, union, 1), 0.0)
+    return found
+
+
+def matches(found: Objects, truth: Objects) -> Array:
+    """Which objects [M, 10] match one of the truth's at each IoU threshold: the best free one, by falling score."""
+    overlap = ious(found.boxes, truth.boxes)
+    overlap[found.classes[:, None] != truth.classes[None]] = -1
+    matched, taken = np.zeros((len(found.scores), len(IOUS)), bool), np.zeros((len(IOUS), len(truth.scores)), bool)
+    if not len(truth.scores):
+        return matched
+    for place in range(len(found.scores)):
+        free = np.where(taken, -1.0, overlap[place][None])
+        best = free.argmax(1)
+        hit = free[np.arange(len(IOUS)), best] >= np.minimum(IOUS, 1 - 1e-10)
+        matched[place] = hit
+        taken[np.flatnonzero(hit), best[hit]] = True
+    return matched
+
+
+def average_precision(rows: Sequence[Row]) -> float:
+    """mAP50-95: the mean over IoU thresholds and the classes that are there."""
+    scores, classes = (np.concatenate([row[name] for row in rows]) for name in ("scores", "classes"))
+    matched, truths = (np.concatenate([row[name] for row in rows]) for name in ("matched", "truths"))
+    order = np.argsort(-scores, kind="stable")
+    classes, matched = classes[order], matched[order]
+    return float(
+        np.mean([_of_class(matched[classes == each], int((truths == each).sum())) for each in np.unique(truths)])
+    )
+
+
+def _of_class(matched: Array, there: int) -> float:
+    """The mean over IoU thresholds of the precision at 101 levels of recall."""
+    if not len(matched):
+        return 0.0
+    right = matched.cumsum(0)
+    recall, precision = right / there, right / np.arange(1, len(matched) + 1)[:, None]
+    envelope = np.maximum.accumulate(precision[::-1], 0)[::-1]
+    found = []
+    for column in range(matched.shape[1]):
+        places = np.searchsorted(recall[:, column], RECALLS, side="left")
+        there_is = places < len(matched)
+        found.append(np.where(there_is, envelope[np.minimum(places, len(matched) - 1), column], 0.0).mean())
+    return float(np.mean(found))
+
+
+def suppressed(objects: Objects, threshold: float = NMS_IOU) -> Objects:
+    """NMS within each class."""
+    objects = objects.only(np.arange(len(objects.scores)) < MOST_BEFORE_NMS)
+    kept: list[int] = []
+    open_ones = np.ones(len(objects.scores), bool)
+    for place in range(len(objects.scores)):
+        if not open_ones[place]:
+            continue
+        kept.append(place)
+        later = (
+            np.flatnonzero(open_ones[place + 1 :] & (objects.classes[place + 1 :] == objects.classes[place]))
+            + place
+            + 1
+        )
+        overlap = ious(objects.boxes[place : place + 1], objects.boxes[later])[0]
+        open_ones[later[overlap > threshold]] = False
+        if len(kept) >= 3 * MOST:
+            break
+    return objects.only(np.asarray(kept, dtype=int))
+
+
+# --- Layouts of outputs
+
+
+def reader_of(outputs: Outputs, about: About) -> tuple[Reader, str, frozenset[str]]:
+    """How outputs of this kind are read, what that is called, and which are lists in the order of scores.
+
+    Raises:
+        Unreadable: In no known way.
+    """
+    if found := _named(outputs, BOXES, SCORES, CLASSES):
+        return partial(_torchvision, names=found), "boxes, scores and labels after NMS", frozenset(outputs)
+    detr = _named(outputs, DETR_BOXES, DETR_LOGITS) or _named(outputs, BOXES, DETR_LOGITS)
+    if detr and outputs[detr[0]].ndim == 3 and outputs[detr[1]].ndim == 3 and about.size is not None:
+        softmax = _has_no_object_class(outputs[detr[1]], about.architecture)
+        how = "softmax with a class for no object" if softmax else "sigmoid"
+        return partial(_detr, names=detr, size=about.size, softmax=softmax), f"DETR: {how}", frozenset(outputs)
+    first = next(iter(outputs.values()))
+    if first.ndim == 3 and after_nms(first):
+        name = next(iter(outputs))
+        return partial(_rows_after_nms, name=name), "x1, y1, x2, y2, score, class after NMS", frozenset(outputs)
+    if first.ndim == 3:
+        classes = classes_of(outputs, about)
+        layout = f"Ultralytics: {classes} classes, NMS at IoU {NMS_IOU:g}"
+        return partial(ultralytics, name=next(iter(outputs)), classes=classes), layout, frozenset()
+    raise Unreadable(
+        f"its outputs ({told(outputs)}) are none of: boxes, scores and labels; logits and pred_boxes; [N, M, 6] with "
+        "x1, y1, x2, y2, score and class; [N, 4 + classes, M] as Ultralytics has them"
+    )
+
+
+def _named(outputs: Outputs, *names: tuple[str, ...]) -> tuple[str, ...]:
+    """The outputs that are called so; empty if one is missing."""
+    found = [next((name for name in outputs if name.lower() in each), "") for each in names]
+    return tuple(found) if all(found) else ()
+
+
+def _torchvision(outputs: Outputs, names: tuple[str, ...]) -> list[Objects]:
+    """Of one image [M, 4], [M], [M], or of several [N, M, 4], [N, M], [N, M]."""
+    boxes, scores, classes = (outputs[name] for name in names)
+    if boxes.ndim == 2:
+        boxes, scores, classes = boxes[None], scores[None], classes[None]
+    if boxes.ndim != 3 or boxes.shape[2] != 4 or scores.shape != boxes.shape[:2] or classes.shape != scores.shape:
+        raise Unreadable(f"boxes, scores and labels do not fit each other: {told(outputs)}")
+    return [Objects.of(*each) for each in zip(boxes, scores, classes, strict=True)]
+
+
+def _has_no_object_class(logits: Array, architecture: str) -> bool:
+    """Whether the last class is "no object": so in DETR, not in RT-DETR and Deformable DETR, which have sigmoids."""
+    name = architecture.lower().replace("_", "")
+    if "detr" in name:
+        return not any(word in name for word in SIGMOID)
+    return bool((logits.argmax(2) == logits.shape[2] - 1).mean() > 0.5)
+
+
+def _detr(outputs: Outputs, names: tuple[str, ...], size: tuple[int, int], *, softmax: bool) -> list[Objects]:
+    """Boxes [N, Q, 4] as center, width and height relative to the image, and logits [N, Q, K]; no NMS."""
+    boxes, logits = (np.asarray(outputs[name], float) for name in names)
+    if boxes.ndim != 3 or boxes.shape[2] != 4 or logits.shape[:2] != boxes.shape[:2]:
+        raise Unreadable(f"logits and boxes do not fit each other: {told(outputs)}")
+    if softmax:
+        shifted = np.exp(logits - logits.max(2, keepdims=True))
+        scores = (shifted / shifted.sum(2, keepdims=True))[:, :, :-1]
+    else:
+        scores = 1 / (1 + np.exp(-logits))
+    corners = corners_of(boxes) * np.tile(np.asarray(size[::-1], float), 2)
+    return [Objects.of(box, score.max(1), score.argmax(1)) for box, score in zip(corners, scores, strict=True)]
+
+
+def corners_of(boxes: Array) -> Array:
+    """Boxes [..., 4] of center, width and height as x1, y1, x2, y2."""
+    middle, half = boxes[..., :2], boxes[..., 2:4] / 2
+    return np.concatenate([middle - half, middle + half], -1)
+
+
+def after_nms(array: Array) -> bool:
+    """Whether rows [N, M, 6 and more] are corners, a score and a class."""
+    if array.shape[2] < 6 or not array.shape[1]:
+        return False
+    scores, classes = array[:, :, 4], array[:, :, 5]
+    ordered = (array[:, :, 2] >= array[:, :, 0]) & (array[:, :, 3] >= array[:, :, 1])
+    whole = (classes == np.round(classes)) & (classes >= -1)
+    return bool(whole.all() and ordered.all() and scores.min() >= 0 and scores.max() <= 1)
+
+
+def _rows_after_nms(outputs: Outputs, name: str) -> list[Objects]:
+    return [Objects.of(each[:, :4], each[:, 4], np.round(each[:, 5])) for each in outputs[name]]
+
+
+def classes_of(outputs: Outputs, about: About, more: int = 0) -> int:
+    """The number of classes of an output [N, 4 + classes + more, M] of Ultralytics, checked by its scores.
+
+    Raises:
+        Unreadable: It has no row for a class, or what should be scores are none.
+    """
+    name, first = next(iter(outputs.items()))
+    rows = first.shape[1] - 4 - more
+    classes = about.classes if about.classes and about.classes <= rows else rows
+    if classes < 1 or first.shape[1] >= first.shape[2]:
+        raise Unreadable(f"{name} {list(first.shape)} is not [N, 4 + classes, M] with more boxes M than rows")
+    scores = first[:, 4 : 4 + classes]
+    if scores.min() < 0 or scores.max() > 1:
+        raise Unreadable(
+            f"{name} {list(first.shape)} has scores from {scores.min():.2g} to {scores.max():.2g}, not 0 to 1"
+        )
+    return classes
+
+
+def ultralytics(outputs: Outputs, name: str, classes: int) -> list[Objects]:
+    """Boxes and scores [N, 4 + classes, M]: center, width and height in pixels, then scores; NMS within each class."""
+    found = []
+    for each in outputs[name]:
+        scores = each[4 : 4 + classes]
+        found.append(suppressed(Objects.of(corners_of(each[:4].T), scores.max(0), scores.argmax(0))))
+    return found

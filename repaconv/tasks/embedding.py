@@ -1,0 +1,57 @@
+"""Embeddings: the cosine similarity to the reference's vector, and whether the same image is found as the nearest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from repaconv.tasks.contract import Array, Metric, Nothing, Outputs, Row, Task, mean, only_output
+
+
+class Embedding(Task):
+    """Vectors [D]. The gallery are the reference's vectors of all images, the query is the candidate's of one."""
+
+    name = "embed"
+    changed = "of nearest images changed"
+    metrics = (
+        Metric("cosine", "share", {"tf32": 0.999, "fp16": 0.999, "bf16": 0.99, "int8": 0.95}),
+        Metric("nearest image agreement", "share", {"tf32": 0.95, "fp16": 0.95, "bf16": 0.8, "int8": 0.8}),
+    )
+
+    def read(self, outputs: Outputs) -> list[Array]:
+        """Read the vectors of a batch."""
+        vectors = only_output(outputs, (2,), "vectors [N, D]").astype(float)
+        self.layout = f"vectors of {vectors.shape[1]} numbers"
+        return list(vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-30))
+
+    def row(self, result: Array, truth: Array) -> Row:
+        """The cosine of one image."""
+        return {"query": result, "vector": truth, "cosine": float(result @ truth)}
+
+    def settled(self, rows: Sequence[Row]) -> Sequence[Row]:
+        """Whether each image finds the nearest of the others that the reference finds."""
+        if len(rows) < 3:
+            raise Nothing(f"{len(rows)} images have no nearest one among them to choose")
+        gallery = np.stack([row["vector"] for row in rows])
+        found = []
+        for place, row in enumerate(rows):
+            nearest = []
+            for query in (row["query"], row["vector"]):
+                near = gallery @ query
+                near[place] = -np.inf
+                nearest.append(int(near.argmax()))
+            found.append({"cosine": row["cosine"], "nearest": float(nearest[0] == nearest[1])})
+        return found
+
+    def summary(self, rows: Sequence[Row]) -> dict[str, float]:
+        """The means over the images."""
+        return {"cosine": mean(rows, "cosine"), "nearest image agreement": mean(rows, "nearest")}
+
+    def disagreement(self, summary: Mapping[str, float]) -> float:
+        """The share of images with another nearest one."""
+        return 1 - summary["nearest image agreement"]
+
+    def agreement(self, row: Row) -> float:
+        """The cosine of one image."""
+        return float(row["cosine"])

@@ -1,0 +1,212 @@
+"""Compare a candidate's results with the reference's in the network's task, batch by batch: metrics, limits, a link.
+
+Intervals are percentiles of a seeded bootstrap over the images, in which reference and candidate are drawn together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from repaconv.core.errors import Refused
+from repaconv.results import Figures, Link, TaskAccuracy, TaskMetric, TaskName, TaskResult, Tolerance
+from repaconv.tasks.contract import Array, Nothing, Outputs, Row, Task, Unreadable
+from repaconv.tasks.depth import Depth
+from repaconv.tasks.detection import Detection
+from repaconv.tasks.embedding import Embedding
+from repaconv.tasks.keypoints import Keypoints
+from repaconv.tasks.recognition import Choice, by_outputs
+from repaconv.tasks.restoration import Restoration
+from repaconv.tasks.segmentation import Segmentation
+
+TASKS: dict[TaskName, type[Task]] = {
+    each.name: each for each in (Detection, Segmentation, Restoration, Keypoints, Depth, Embedding)
+}
+"""The tasks with an evaluation of their own; ``classify`` is evaluated by top-1 predictions, ``other`` by numbers."""
+SAMPLES, LEVEL = 100, (2.5, 97.5)
+"""Samples of the bootstrap, and the percentiles of a 95% interval."""
+ACCURACY_LOSS = 0.02
+"""A lossy step may lose so much of the metric against labels; more is a failure where the whole interval is above."""
+
+
+class Evaluation:
+    """The results of a candidate in one task, against the reference's and against labels.
+
+    Attributes:
+        task: The task with what was seen of the outputs; None if they are compared as numbers alone.
+        fallback: Why they are, where the task was recognized and its outputs cannot be read; empty otherwise.
+    """
+
+    def __init__(self, choice: Choice, precision: str, channels: int | None = None) -> None:
+        self.choice, self.precision, self.channels = choice, precision, channels
+        self.source, self.fallback = choice.source, ""
+        self.task: Task | None = TASKS[choice.task](choice.about) if choice.task in TASKS else None
+        self._open = choice.task is None
+        self.rows: list[Row] = []
+        self.labeled: list[tuple[Row, ...]] = []
+        self.not_finite = False
+
+    @property
+    def lists(self) -> frozenset[str]:
+        """The outputs that cannot be compared number by number; see `Task.lists`."""
+        return self.task.lists if self.task else frozenset()
+
+    def add(self, found: Outputs, right: Outputs, labels: Sequence[Any] | None = None) -> None:
+        """One batch: the candidate's and the reference's outputs by name, and what is right by labels, if known.
+
+        Raises:
+            Refused: The user named the task, and the outputs are not those of such a network.
+        """
+        if self._open:
+            name, shown = by_outputs(right, self.choice.about, self.channels)
+            self._open, self.source = False, f"the outputs: {shown}"
+            self.task = TASKS[name](self.choice.about) if name in TASKS else None
+        if self.task is None:
+            return
+        try:
+            expected = self.task.read(right)
+            got = self.task.read(_finite(found))
+            rows = [self.task.row(a, self.task.truth(b)) for a, b in zip(got, expected, strict=True)]
+            for place, label in enumerate(labels or ()):
+                if label is not None:
+                    both = got[place], expected[place]
+                    self.labeled.append(tuple(self.task.labeled_row(each, label) for each in both))
+        except Unreadable as problem:
+            self._unreadable(problem)
+            return
+        self.rows += rows
+        self.not_finite = self.not_finite or _not_finite(found, right)
+
+    def _unreadable(self, problem: Unreadable) -> None:
+        """Refuse outputs of another kind, or compare them as numbers if the task was only recognized."""
+        assert self.task is not None
+        if self.choice.asked:
+            raise Refused(
+                f"--task {self.task.name}: {problem}.",
+                hint="Export the network with outputs of this task, or give --task other, which compares numbers.",
+                code="task.outputs",
+            ) from problem
+        self.fallback = f"compared as numbers, not as results of {self.task.name} ({self.source}): {problem}"
+        self.task, self.rows, self.labeled = None, [], []
+
+    @property
+    def worst(self) -> int:
+        """The image with the least agreement."""
+        assert self.task is not None
+        return int(np.argmin([self.task.agreement(row) for row in self.rows])) if self.rows else 0
+
+    def result(self) -> TaskResult:
+        """All metrics with their intervals.
+
+        Raises:
+            Nothing: The reference's results show nothing.
+        """
+        task = self.task
+        assert task is not None
+        rows = task.settled(self.rows)
+        found, spread = task.summary(rows), _bootstrap(task.summary, rows)
+        metrics = tuple(
+            TaskMetric(
+                name=each.name,
+                unit=each.unit,
+                value=found[each.name],
+                low=float(np.percentile(spread[each.name], LEVEL[0])),
+                high=float(np.percentile(spread[each.name], LEVEL[1])),
+                limit=each.limits.get(self.precision),
+            )
+            for each in task.metrics
+        )
+        return TaskResult(
+            task=task.name,
+            source=self.source,
+            layout=task.layout,
+            images=len(rows),
+            metrics=metrics,
+            changed=task.changed,
+            disagreement=min(1.0, max(0.0, task.disagreement(found))),
+            accuracy=self._accuracy(task),
+        )
+
+    def disagreement(self) -> float:
+        """How much of the reference's results changed, from 0 to 1; 0 where they show nothing, 1 if they are unread."""
+        if self.task is None:
+            return 1.0
+        try:
+            found = self.task.summary(self.task.settled(self.rows))
+        except Nothing:
+            return 0.0
+        return min(1.0, max(0.0, self.task.disagreement(found)))
+
+    def _accuracy(self, task: Task) -> TaskAccuracy | None:
+        """The metric against labels of both; None without labels."""
+        if not self.labeled:
+            return None
+        name = task.accuracy
+        worse = 1.0 if next(each.unit for each in task.metrics if each.name == name) == "error" else -1.0
+
+        def both(pairs: Sequence[tuple[Row, ...]]) -> dict[str, float]:
+            candidate, reference = (task.summary([pair[end] for pair in pairs])[name] for end in (0, 1))
+            return {"candidate": candidate, "reference": reference, "drop": worse * (candidate - reference)}
+
+        try:
+            found = both(self.labeled)
+        except Nothing:
+            return None
+        spread = _bootstrap(both, self.labeled)["drop"]
+        low, high = (float(np.percentile(spread, level)) for level in LEVEL)
+        source = "repaconv"
+        ends = [task.by_library([pair[end] for pair in self.labeled]) for end in (0, 1)]
+        if (candidate := ends[0]) is not None and (reference := ends[1]) is not None:
+            found = {"candidate": candidate, "reference": reference, "drop": worse * (candidate - reference)}
+            source = task.library
+        return TaskAccuracy(metric=name, images=len(self.labeled), low=low, high=high, source=source, **found)
+
+    def link(self, name: str, reference: str, candidate: str) -> Link:
+        """The link about all outputs together, with its verdict."""
+        assert self.task is not None
+        of: dict[str, Any] = {"name": name, "reference": reference, "candidate": f"{candidate}, {self.task.name}"}
+        if not self.rows:
+            return Link.concluded("not_run", **of)
+        try:
+            found = self.result()
+        except Nothing as problem:
+            return Link.concluded("unsuitable_inputs", figures=Figures(detail=str(problem)), **of)
+        lost = found.accuracy is not None and found.accuracy.low > ACCURACY_LOSS
+        wrong = "its outputs have NaN or infinity" if self.not_finite else ""
+        within = found.within and not lost and not self.not_finite
+        return Link.concluded(
+            "within_tolerance" if within else "exceeds_tolerance",
+            figures=Figures(unit="images", compared=found.images, detail=wrong),
+            note=f"{found.disagreement:.2%} {found.changed}; {found.layout}; known by {found.source}",
+            tolerance=Tolerance(kind="lossy"),
+            task=found,
+            **of,
+        )
+
+
+def _bootstrap(summary: Callable[[Sequence[Any]], Mapping[str, float]], rows: Sequence[Any]) -> dict[str, Array]:
+    """Every metric over samples of the images."""
+    chance, found = np.random.default_rng(0), []
+    for _ in range(SAMPLES):
+        try:
+            found.append(summary([rows[place] for place in chance.integers(0, len(rows), len(rows))]))
+        except Nothing:  # of a sample without any object
+            continue
+    found = found or [summary(rows)]
+    return {name: np.asarray([each[name] for each in found]) for name in found[0]}
+
+
+def _finite(outputs: Outputs) -> Outputs:
+    """Outputs with zeros for what is no number; `_not_finite` finds it."""
+    return {
+        name: np.nan_to_num(array, nan=0.0, posinf=0.0, neginf=0.0) if array.dtype.kind == "f" else array
+        for name, array in outputs.items()
+    }
+
+
+def _not_finite(found: Outputs, right: Outputs) -> bool:
+    """Whether the candidate's outputs have NaN or infinity, and the reference's have none."""
+    real = [name for name, array in right.items() if array.dtype.kind == "f" and np.isfinite(array).all()]
+    return any(not np.isfinite(found[name]).all() for name in real)

@@ -1,0 +1,117 @@
+"""Labels of tasks other than classes: COCO annotations, masks, and arrays of an .npz."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from repaconv.core.errors import Refused, describe_exception
+from repaconv.tasks.contract import Array
+from repaconv.tasks.detection import Labeled
+
+
+class CocoImage(NamedTuple):
+    """One image of a COCO file: its name, its (width, height) in pixels, 0 if unknown, and its objects."""
+
+    name: str
+    size: tuple[int, int]
+    objects: Labeled
+
+
+def coco_images(path: Path) -> list[CocoImage]:
+    """The images of a COCO file of bounding boxes, in its order.
+
+    Raises:
+        Refused: It is none.
+    """
+    try:
+        found = json.loads(path.read_text())
+        order = {kind: place for place, kind in enumerate(sorted(each["id"] for each in found["categories"]))}
+        objects: dict[Any, list[dict[str, Any]]] = {image["id"]: [] for image in found["images"]}
+        for each in found["annotations"]:
+            objects[each["image_id"]].append(each)
+        return [
+            CocoImage(
+                str(image["file_name"]),
+                (int(image.get("width", 0)), int(image.get("height", 0))),
+                _labeled(objects[image["id"]], order),
+            )
+            for image in found["images"]
+        ]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise Refused(
+            f"{path} is no COCO file of bounding boxes: {describe_exception(error)}.",
+            hint="It needs images (id, file_name), annotations (image_id, category_id, bbox) and categories (id).",
+            code="labels.unreadable",
+        ) from error
+
+
+def _labeled(annotations: list[dict[str, Any]], order: dict[Any, int]) -> Labeled:
+    boxes = np.asarray([each["bbox"] for each in annotations], float).reshape(-1, 4)
+    boxes[:, 2:] += boxes[:, :2]
+    ids = np.asarray([each["category_id"] for each in annotations], int)
+    places = np.asarray([order[each["category_id"]] for each in annotations], int)
+    crowd = np.asarray([bool(each.get("iscrowd")) for each in annotations], bool)
+    return Labeled(boxes, ids, places, crowd)
+
+
+def mask_files(folder: Path) -> list[Path]:
+    """The masks of a folder, sorted by path.
+
+    Raises:
+        Refused: There are none.
+    """
+    found = sorted(folder.rglob("*.png")) if folder.is_dir() else []
+    if not found:
+        raise Refused(
+            f"{folder} holds no masks.",
+            hint="Give a folder of .png files, one for each image, whose pixels are class numbers.",
+            code="labels.unreadable",
+        )
+    return found
+
+
+def read_mask(path: Path) -> Any:
+    """A mask as a Pillow image of class numbers.
+
+    Raises:
+        Refused: It is no image of one channel.
+    """
+    from PIL import Image
+
+    try:
+        image = Image.open(path, formats=("PNG",))
+        image.load()
+    except Exception as error:  # Pillow raises whatever its decoder meets
+        raise Refused(
+            f"{path} is not a readable image: {describe_exception(error)}.",
+            hint="Give masks as .png.",
+            code="labels.unreadable",
+        ) from error
+    if image.mode not in ("L", "P", "I", "I;16", "1"):
+        raise Refused(
+            f"{path} is a picture in colors (mode {image.mode}), not a mask of class numbers.",
+            hint="Save masks with one channel: the number of the class, 255 for pixels that do not count.",
+            code="labels.unreadable",
+        )
+    return image
+
+
+def label_array(path: Path) -> Array:
+    """The array ``labels`` of an .npz.
+
+    Raises:
+        Refused: There is none.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            return np.asarray(archive["labels"])
+    except Exception as error:  # numpy and zipfile raise many classes
+        raise Refused(
+            f"{path} has no array 'labels': {describe_exception(error)}.",
+            hint="Save it with numpy.savez(path, labels=array), one row for each image.",
+            code="labels.unreadable",
+        ) from error

@@ -1,0 +1,518 @@
+"""Lossy steps evaluated in the network's own task: metrics by hand, layouts of outputs, and an INT8 detector."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from onnx import numpy_helper
+from test_tuning import ratio_of
+
+import repaconv as rc
+from repaconv.core.errors import Refused, UsageProblem
+from repaconv.core.run_folder import find_run
+from repaconv.onnx_export import fp16_and_int8
+from repaconv.tasks.contract import About, Nothing, Unreadable
+from repaconv.tasks.depth import Depth
+from repaconv.tasks.detection import Detection, Objects, ious, suppressed
+from repaconv.tasks.embedding import Embedding
+from repaconv.tasks.evaluation import TASKS, Evaluation
+from repaconv.tasks.keypoints import Keypoints
+from repaconv.tasks.labels import coco_images
+from repaconv.tasks.recognition import ARCHITECTURES, Choice, by_architecture, by_outputs, task_named
+from repaconv.tasks.restoration import Restoration, ssim
+from repaconv.tasks.segmentation import Segmentation
+from repaconv.verification.comparison import Comparison
+from repaconv.verification.tolerances import tolerance
+
+SHAPES = Path(__file__).resolve().parents[1] / "benchmarks" / "train" / "shapes.py"
+SIZE = (64, 64)
+ABOUT = About(size=SIZE)
+
+
+def shapes():
+    """benchmarks/train/shapes.py as a module."""
+    spec = importlib.util.spec_from_file_location("shapes", SHAPES)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def compared(task, candidate, reference):
+    """All metrics of a candidate's outputs against a reference's."""
+    expected = task.read(reference)
+    return task.summary(
+        task.settled([task.row(a, task.truth(b)) for a, b in zip(task.read(candidate), expected, strict=True)])
+    )
+
+
+# --- Detection
+
+BOXES = np.asarray([[8.0, 8, 24, 24], [30, 30, 60, 50], [2, 40, 20, 62]])
+SCORES, CLASSES = np.asarray([0.9, 0.8, 0.6]), np.asarray([0, 2, 1])
+
+
+def in_layout(kind, boxes=BOXES, scores=SCORES, classes=CLASSES):
+    """The same objects of one image, as networks of different origins give them; with a second, lower box each."""
+    wide = boxes[:, 2:] - boxes[:, :2]
+    middle = boxes[:, :2] + wide / 2
+    boxes_twice, scores_twice = np.concatenate([boxes, boxes + 0.5]), np.concatenate([scores, scores / 2])
+    if kind == "torchvision":
+        return {"boxes": boxes, "labels": classes, "scores": scores}
+    if kind == "after nms":
+        rows = np.concatenate([boxes, scores[:, None], classes[:, None].astype(float)], 1)
+        return {"output0": np.concatenate([rows, np.zeros((5, 6))])[None]}
+    scored = np.zeros((len(scores), 3))
+    scored[np.arange(len(scores)), classes] = scores
+    if kind == "ultralytics":
+        both = np.concatenate([middle, wide], 1), np.concatenate([middle + 0.5, wide], 1)
+        raw = np.concatenate([np.concatenate(both), np.concatenate([scored, scored / 2])], 1)
+        return {"output0": np.concatenate([raw, np.zeros((20, 7))]).T[None]}
+    relative = np.concatenate([middle, wide], 1) / 64
+    if kind == "rt-detr":
+        with np.errstate(divide="ignore"):
+            return {"logits": np.log(scored / (1 - scored)).clip(-20)[None], "pred_boxes": relative[None]}
+    rest = np.concatenate([scored, 1 - scored.sum(1, keepdims=True)], 1).clip(1e-9)
+    nothing = np.tile(np.log([1e-9, 1e-9, 1e-9, 1.0]), (6, 1))
+    assert boxes_twice.shape[0] == len(scores_twice)
+    return {
+        "logits": np.concatenate([np.log(rest), nothing])[None],
+        "pred_boxes": np.concatenate([relative, np.zeros((6, 4))])[None],
+    }
+
+
+LAYOUTS = ("torchvision", "after nms", "ultralytics", "rt-detr", "detr")
+
+
+@pytest.mark.parametrize("kind", LAYOUTS)
+def test_the_same_objects_are_read_from_every_layout(kind):
+    name = {"rt-detr": "transformers:RTDetrForObjectDetection", "detr": "transformers:DetrForObjectDetection"}.get(
+        kind, ""
+    )
+    task = Detection(About(name, 3, SIZE))
+    (found,) = task.read(in_layout(kind))
+    found = task.truth(found)
+    assert np.allclose(found.boxes, BOXES, atol=1e-4)
+    assert np.allclose(found.scores, SCORES, atol=1e-6)
+    assert found.classes.tolist() == CLASSES.tolist()
+    assert by_outputs(in_layout(kind), ABOUT, 3)[0] == ("other" if kind == "ultralytics" else "detect")  # no 84 places
+    assert bool(task.lists) == (kind != "ultralytics")
+
+
+def test_precision_recall_and_average_precision_by_hand():
+    task, right = Detection(About(classes=3, size=SIZE)), in_layout("torchvision")
+    assert compared(task, right, right) == {"precision": 1, "recall": 1, "F1": 1, "mAP50-95": 1}
+    lost = in_layout("torchvision", BOXES[:2], SCORES[:2], CLASSES[:2])
+    assert compared(task, lost, right) == pytest.approx({"precision": 1, "recall": 2 / 3, "F1": 0.8, "mAP50-95": 2 / 3})
+    other = in_layout("torchvision", classes=np.asarray([0, 2, 2]))
+    assert compared(task, other, right) == pytest.approx(
+        {"precision": 2 / 3, "recall": 2 / 3, "F1": 2 / 3, "mAP50-95": 2 / 3}
+    )
+    # 16 x 16 moved by 2 has IoU 14/18 = 0.78: a hit at 0.5 ... 0.75, so 6 of 10 thresholds; the other two boxes stay
+    moved = in_layout("torchvision", BOXES + np.asarray([[2, 0, 2, 0], [0] * 4, [0] * 4]))
+    found = compared(task, moved, right)
+    assert found["F1"] == 1
+    assert found["mAP50-95"] == pytest.approx((0.6 + 1 + 1) / 3)
+    with pytest.raises(Nothing, match="no object"):
+        compared(task, right, in_layout("torchvision", scores=SCORES / 10))
+
+
+def test_average_precision_is_that_of_pycocotools():
+    pytest.importorskip("pycocotools")
+    chance, task = np.random.default_rng(0), Detection(About(classes=3, size=SIZE))
+    task.by_id = False
+    rows = []
+    for _ in range(20):
+        boxes = chance.uniform(0, 40, (5, 4))
+        boxes[:, 2:] = boxes[:, :2] + chance.uniform(5, 20, (5, 2))
+        found = np.concatenate(
+            [boxes + chance.normal(0, 1.5, (5, 4)), chance.uniform(0, 30, (4, 4)) + np.asarray([0, 0, 30, 30])]
+        )
+        classes = chance.integers(0, 3, 5)
+        guesses = np.concatenate([np.where(chance.random(5) < 0.8, classes, 0), chance.integers(0, 3, 4)])
+        label = SimpleNamespace(boxes=boxes, ids=classes + 1, places=classes, crowd=np.zeros(5, bool))
+        rows.append(task.labeled_row(Objects.of(found, chance.random(9), guesses), label))
+    assert task.by_library(rows) == pytest.approx(task.summary(rows)["mAP50-95"], abs=1e-9)
+
+
+def test_nms_keeps_the_best_box_of_each_class():
+    boxes = np.asarray([[0.0, 0, 10, 10], [1, 0, 11, 10], [1, 0, 11, 10], [40, 40, 50, 50]])
+    kept = suppressed(Objects.of(boxes, np.asarray([0.9, 0.8, 0.7, 0.6]), np.asarray([0, 0, 1, 0])), 0.5)
+    assert kept.scores.tolist() == [0.9, 0.7, 0.6]
+    assert ious(boxes[:1], boxes[1:2])[0, 0] == pytest.approx(90 / 110)
+
+
+# --- Other tasks
+
+
+def test_pixel_agreement_and_mean_iou_by_hand():
+    truth = np.zeros((1, 4, 4), int)
+    truth[0, :2] = 1
+    truth[0, 0, 0] = 255
+    found = np.where(truth == 255, 2, truth)  # what is ignored is not compared
+    found[0, 3] = 1
+    task = Segmentation(ABOUT)
+    (a,), (b,) = task.read({"classes": found}), [truth[0]]
+    found_metrics = task.summary([task.row(a, b)])
+    assert found_metrics["pixel agreement"] == pytest.approx(11 / 15)
+    assert found_metrics["mean IoU"] == pytest.approx((4 / 8 + 7 / 11) / 2)
+    with pytest.raises(Nothing):
+        task.summary([task.row(a * 0, b * 0)])
+
+
+def test_segmentation_reads_scores_of_classes_and_of_one_class():
+    scores = np.random.default_rng(0).normal(size=(2, 5, 16, 16))
+    (first, _) = Segmentation(About(size=(16, 16))).read({"out": scores, "aux": scores})
+    assert (first == scores[0].argmax(0)).all()
+    assert Segmentation(ABOUT).read({"logits": scores})[0].shape == SIZE  # bilinear, to the size of the image
+    assert (Segmentation(About(size=(16, 16))).read({"x": scores[:, :1]})[0] == (scores[0, 0] > 0)).all()
+    with pytest.raises(Unreadable):
+        Segmentation(ABOUT).read({"logits": scores[:, :, 0, 0]})
+
+
+def test_psnr_ssim_and_relative_depth_by_hand():
+    chance = np.random.default_rng(0)
+    image = chance.random((1, 3, 32, 32))
+    task = Restoration(ABOUT)
+    assert compared(task, {"y": image}, {"y": image}) == {"PSNR": 100, "SSIM": pytest.approx(1)}
+    assert compared(task, {"y": image + 0.1}, {"y": image})["PSNR"] == pytest.approx(20)
+    assert ssim(image[0], 1 - image[0], 1.0) < 0
+    depth = 1 + chance.random((2, 1, 8, 8))
+    found = compared(Depth(ABOUT), {"depth": 1.1 * depth}, {"depth": depth})
+    assert found == {"AbsRel": pytest.approx(0.1), "within 25%": 1}
+    assert compared(Depth(ABOUT), {"depth": 2 * depth}, {"depth": depth})["within 25%"] == 0
+
+
+def test_nearest_images_of_embeddings():
+    vectors = np.eye(6)[:, :3] + 0.1 * np.random.default_rng(1).normal(size=(6, 3))
+    same = compared(Embedding(ABOUT), {"v": 3 * vectors}, {"v": vectors})
+    assert same == {"cosine": pytest.approx(1), "nearest image agreement": 1}
+    other = compared(Embedding(ABOUT), {"v": -vectors}, {"v": vectors})
+    assert other["cosine"] == pytest.approx(-1)
+    assert other["nearest image agreement"] < 0.5
+
+
+def test_keypoints_of_heatmaps_and_of_ultralytics():
+    maps = np.zeros((1, 2, 16, 16))
+    maps[0, 0, 4, 5] = maps[0, 1, 10, 3] = 1
+    moved = np.zeros_like(maps)
+    moved[0, 0, 4, 6] = moved[0, 1, 10, 10] = 1  # by one cell of 4 pixels, and by seven
+    task = Keypoints(ABOUT)
+    assert np.allclose(task.read({"maps": maps})[0].points[0], [[20, 16], [12, 40]])
+    assert compared(task, {"maps": moved}, {"maps": maps})["PCK@0.05"] == 0  # 4 pixels are more than 5% of 64
+    raw = np.zeros((1, 5 + 6, 20))
+    raw[0, :5, 3] = [30, 30, 40, 40, 0.9]
+    raw[0, 5:, 3] = [20, 20, 1, 40, 40, 1]
+    other = raw.copy()
+    other[0, 5, 3] += 3
+    found = compared(Keypoints(About(classes=1, size=SIZE)), {"o": other}, {"o": raw})
+    assert found["PCK@0.05"] == 0.5
+    assert 0.5 < found["OKS"] < 1
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_every_task_has_limits_for_every_lossy_precision(name):
+    """A metric with a limit has one in every precision, and the reference itself meets all of them."""
+    from repaconv.verification.tolerances import LOSSY
+
+    limited = [metric for metric in TASKS[name].metrics if metric.limits]
+    assert limited
+    assert all(metric.limits.keys() == LOSSY.keys() for metric in limited)
+    assert TASKS[name].accuracy in ("", *(metric.name for metric in TASKS[name].metrics))
+
+
+# --- Which task it is
+
+
+def test_tasks_by_architecture_and_by_outputs():
+    assert by_architecture("ultralytics:yolo11n-pose.yaml", {"task": "pose"}) == "keypoints"
+    for name, task in {
+        "torchvision:lraspp_mobilenet_v3_large": "segment",
+        "torchvision:ssdlite320_mobilenet_v3_large": "detect",
+        "transformers:DetrForObjectDetection": "detect",
+        "transformers:DepthAnythingForDepthEstimation": "depth",
+        "transformers:Swin2SRForImageSuperResolution": "restore",
+        "transformers:CLIPVisionModelWithProjection": "embed",
+        "timm:resnet18": None,
+    }.items():
+        assert by_architecture(name, {}) == task, name
+    assert len({pattern for pattern, _ in ARCHITECTURES}) == len(ARCHITECTURES)
+    wide = {"output0": np.zeros((1, 84, 84))}
+    assert by_outputs(wide, ABOUT, 3)[0] == "detect"
+    assert by_outputs({**wide, "output1": np.zeros((1, 32, 16, 16))}, ABOUT, 3)[0] == "segment"
+    assert by_outputs({"y": np.zeros((1, 21, 64, 64))}, ABOUT, 3)[0] == "segment"
+    assert by_outputs({"y": np.zeros((1, 3, 128, 128))}, ABOUT, 3)[0] == "restore"
+    assert by_outputs({"y": np.zeros((1, 3, 64, 64))}, ABOUT, 3)[0] == "other"  # an image, or three classes
+    assert by_outputs({"y": np.zeros((1, 1000))}, ABOUT, 3)[0] == "other"
+    with pytest.raises(UsageProblem, match="there is no task"):
+        task_named("detection")
+
+
+def test_outputs_of_another_kind_are_refused_if_the_task_was_named_and_else_compared_as_numbers():
+    outputs = {"logits": np.random.default_rng(0).normal(size=(4, 10))}
+    with pytest.raises(Refused, match=r"--task detect: its outputs .* are none of") as refused:
+        Evaluation(Choice("detect", "--task", True, ABOUT), "int8").add(outputs, outputs)
+    assert refused.value.code == "task.outputs"
+    known = Evaluation(Choice("detect", "the architecture", False, ABOUT), "int8")
+    found = Comparison("int8", tolerance("int8", logits=False), "", evaluation=known)
+    found.add(outputs, outputs)
+    (link,) = found.links("int8", "float32")
+    assert link.verdict == "passed"
+    assert link.task is None
+    assert "compared as numbers, not as results of detect (the architecture): its outputs" in link.note
+    assert "task" not in link.model_dump()  # results without a task are as before
+
+
+def test_nan_in_the_outputs_fails_in_every_task():
+    right = in_layout("torchvision")
+    found = Comparison(
+        "int8", tolerance("int8", logits=False), "", evaluation=Evaluation(Choice("detect", "", True, ABOUT), "int8")
+    )
+    wrong = {**right, "boxes": np.where(np.arange(3)[:, None] == 2, np.nan, right["boxes"])}
+    found.add(wrong, right, whole=True)
+    (link,) = found.links("int8", "float32")
+    assert (link.verdict, link.figures.detail) == ("failed", "its outputs have NaN or infinity")
+
+
+def test_a_list_of_objects_is_compared_as_objects_and_not_row_by_row():
+    """Two objects with nearly equal scores in the other order: by numbers another output, by objects the same."""
+    right = in_layout("torchvision", scores=np.asarray([0.9, 0.62, 0.61]))
+    order = [0, 2, 1]
+    swapped = {name: array[order] for name, array in right.items()} | {"scores": np.asarray([0.9, 0.615, 0.612])}
+    for evaluation, verdicts in ((None, {"failed", "passed", "not verified"}), ("detect", {"passed"})):
+        choice = Evaluation(Choice("detect", "", True, ABOUT), "int8") if evaluation else None
+        found = Comparison("int8", tolerance("int8", logits=False), "", evaluation=choice)
+        found.add(swapped, right, whole=True)
+        found.add(right, right, whole=True)
+        links = found.links("int8", "float32")
+        assert {link.verdict for link in links} <= verdicts
+        assert ("failed" in {link.verdict for link in links}) == (evaluation is None)
+
+
+# --- From a checkpoint to INT8
+
+
+@pytest.fixture(scope="module")
+def detector(tmp_path_factory):
+    """A folder with a detector that was trained for a few seconds, and images with labels."""
+    folder, made = tmp_path_factory.mktemp("detector"), shapes()
+    net = made.trained("detector", made.made(240, 0), steps=200, seed=0, batch=16)
+    torch.save({"state_dict": net.state_dict()}, folder / "detector.pth")
+    made.write_data(folder, 0, calibration=32, held_out=48)
+    return folder
+
+
+def folded(detector, **options):
+    return rc.fold(
+        detector / "detector.pth", arch=f"{SHAPES}:detector", settings={"image_size": "64"}, measure=False, **options
+    )
+
+
+def with_scale(factor, layer):
+    """`to_int8` that multiplies the scale of the weights of a layer."""
+    right = fp16_and_int8.to_int8
+
+    def broken(model, *arguments, **named):
+        low = right(model, *arguments, **named)
+        made = {name: node for node in low.graph.node for name in node.output}
+        stored = {weight.name: weight for weight in low.graph.initializer}
+        convolutions = [node for node in low.graph.node if node.op_type == "Conv" and layer in node.name]
+        (node,) = [made[node.input[1]] for node in convolutions]
+        scale = stored[node.input[1]]
+        scale.CopyFrom(numpy_helper.from_array(factor * numpy_helper.to_array(scale), scale.name))
+        return low
+
+    return broken
+
+
+def test_an_int8_detector_is_evaluated_by_its_objects(detector, repaconv):
+    done = folded(detector, task="detect")
+    assert done.task == "detect"
+    assert json.loads(Path("repaconv-out/detector/fold.json").read_text())["task"] == "detect"
+    made = rc.export(precision="int8", inputs=detector / "shapes.calibration.npz")
+    numbers, objects = [link for link in made.links if link.name == "int8"]
+    assert numbers.task is None
+    assert objects.task.task == "detect"
+    assert objects.task.layout == "Ultralytics: 3 classes, NMS at IoU 0.7"
+    assert {link.verdict for link in made.links} == {"passed"}
+    seen = rc.verify(inputs=detector / "shapes.npz", labels=detector / "shapes.json")
+    (link,) = [link for link in seen.links if link.task]
+    assert link.verdict == seen.verdict == "passed"
+    assert link.task.images == link.task.accuracy.images == 48
+    assert link.task.accuracy.metric == "mAP50-95"
+    assert link.task.accuracy.reference > 0.05  # it has learned something
+    assert link.task.accuracy.low <= link.task.accuracy.drop <= link.task.accuracy.high
+    assert all(metric.low <= metric.value + 0.02 and metric.value - 0.02 <= metric.high for metric in link.task.metrics)
+    code, out, _ = repaconv("verify", "--inputs", detector / "shapes.npz", "--labels", detector / "shapes.json")
+    assert code == 0
+    assert "of objects changed" in out
+    assert "mAP50-95" in out
+
+
+@pytest.mark.parametrize(("layer", "factor"), [("score.1/", 2.0), ("box.1/", 1.5)])
+def test_a_broken_scale_in_one_head_is_caught_by_the_objects_alone(layer, factor, detector, monkeypatch):
+    folded(detector, task="detect")
+    monkeypatch.setattr(fp16_and_int8, "to_int8", with_scale(factor, layer))
+    made = rc.export(precision="int8", inputs=detector / "shapes.calibration.npz")
+    numbers, objects = [link for link in made.links if link.name == "int8"]
+    assert numbers.metrics.cosine > numbers.tolerance.cosine
+    assert numbers.metrics.norm_error < numbers.tolerance.norm_error
+    assert objects.reason in ("exceeds_tolerance",)
+    assert not objects.task.within
+    assert made.verdict == "failed"
+
+
+def test_labels_that_do_not_belong_to_the_images_are_refused(detector):
+    folded(detector, task="detect")
+    with pytest.raises(Refused, match="no COCO file"):
+        rc.verify(inputs=detector / "shapes.npz", labels=detector / "shapes.npz")
+    with pytest.raises(Refused, match=r"labels of 48 images, and .* are 32"):
+        rc.verify(inputs=detector / "shapes.calibration.npz", labels=detector / "shapes.json")
+    assert len(coco_images(detector / "shapes.json")) == 48
+    folded(detector)
+    with pytest.raises(UsageProblem, match="the task of this network is not known"):
+        rc.verify(inputs=detector / "shapes.npz", labels=detector / "shapes.json")
+    with pytest.raises(UsageProblem, match="there is no task 'boxes'"):
+        rc.verify(task="boxes")
+    with pytest.raises(UsageProblem, match="--task classify: this network outputs"):
+        rc.verify(task="classify")
+
+
+def test_boxes_and_masks_follow_their_images_through_resizing_and_crop(detector, tmp_path):
+    """An image of twice the size with its labels has the same objects and mask as the image itself."""
+    from PIL import Image
+
+    from repaconv.sources.source_of_run import subject_of
+    from repaconv.stages.shared.input_selection import choose_inputs
+    from repaconv.stages.shared.task_choice import task_of, with_labels
+
+    folded(detector, task="detect")
+    made = shapes()
+    data = made.made(3, 7)
+    Path("images").mkdir()
+    Path("masks").mkdir()
+    coco = made.coco(data)
+    for number, (image, mask) in enumerate(zip(data.images, data.masks, strict=True)):
+        pixels = ((image * made.STD + made.MEAN).clip(0, 1) * 255).astype(np.uint8).transpose(1, 2, 0)
+        Image.fromarray(pixels).resize((128, 128)).save(f"images/{number:04}.png")
+        Image.fromarray(mask).resize((128, 128), 0).save(f"masks/{number:04}.png")
+    for image in coco["images"]:
+        image |= {"width": 128, "height": 128}
+    for each in coco["annotations"]:
+        each["bbox"] = [2 * side for side in each["bbox"]]
+    Path("coco.json").write_text(json.dumps(coco))
+    rc.fold(
+        detector / "detector.pth",
+        arch=f"{SHAPES}:detector",
+        settings={"image_size": "64", "mean": "127.5", "std": "63.75"},
+        task="detect",
+        measure=False,
+        force=True,
+    )
+    subject = subject_of(find_run(None))
+    given = choose_inputs(subject, images="images")
+    choice = task_of(subject)
+    labeled = with_labels(subject, given, Path("coco.json"), choice, images=Path("images"))
+    for truth, boxes in zip(labeled.piece(0, 3).truths, data.boxes, strict=True):
+        assert np.allclose(truth.boxes, boxes[:, :4])
+        assert truth.places.tolist() == boxes[:, 4].tolist()
+    masked = with_labels(subject, given, Path("masks"), choice._replace(task="segment"), images=Path("images"))
+    for truth, mask in zip(masked.piece(0, 3).truths, data.masks, strict=True):
+        assert (truth != mask).mean() < 0.02
+
+
+def test_the_gate_holds_a_detector_to_budgets_of_its_task(detector, repaconv):
+    def gated(disagreement, drop):
+        Path("d.toml").write_text(
+            f'checkpoint = "{detector}/detector.pth"\narch = "{SHAPES}:detector"\ntask = "detect"\nout = "d"\n'
+            f'report = false\n[set]\nimage_size = 64\n[export]\nprecisions = ["fp32", "int8"]\n'
+            f'inputs = "{detector}/shapes.calibration.npz"\n[verify]\ninputs = "{detector}/shapes.npz"\n'
+            f'labels = "{detector}/shapes.json"\nmax_disagreement = {disagreement}\nmax_drop = {drop}\n'
+        )
+        code, out, err = repaconv("gate", "d.toml", "--format", "json")
+        assert out, err
+        (done,) = json.loads(out)["data"]["recipes"]
+        return code, {check["name"]: check for check in done["checks"] if check["stage"] == "verify"}
+
+    code, checks = gated(0.5, 20.0)
+    assert code == 0, checks
+    assert checks["disagreement"]["verdict"] == checks["accuracy"]["verdict"] == "passed"
+    assert "of objects changed; [verify] max_disagreement = 0.5: 50.00% at most" in checks["disagreement"]["message"]
+    assert "of mAP50-95 lost; [verify] max_drop = 20: 20.00% at most" in checks["accuracy"]["message"]
+    code, checks = gated(0.0001, 20.0)
+    assert code == 1
+    assert checks["disagreement"]["verdict"] == "failed"
+    assert checks["disagreement"]["line"] == 14
+
+
+def test_tune_chooses_within_a_budget_of_the_task(detector, repaconv):
+    folded(detector, task="detect")
+    asked = {"inputs": detector / "shapes.npz", "labels": detector / "shapes.json", "rewrites": ["bias-forward"]}
+
+    def by_int8(_reference, others, _rounds, **_):
+        return {name: ratio_of(2.0 if name.startswith("int8") else 1.0) for name in others}
+
+    with pytest.raises(UsageProblem, match="accuracy of detect is against labels"):
+        rc.tune(max_accuracy_drop=0.05, inputs=detector / "shapes.npz", measurer=by_int8)
+    done = rc.tune(max_disagreement=0.5, max_accuracy_drop=0.2, measurer=by_int8, **asked)
+    assert done.deployment.precision == "int8"
+    assert done.link.task.task == "detect"
+    assert done.disagreement == done.link.task.disagreement
+    assert done.link.task.accuracy.images == done.link.task.images == 12
+    images = ("--inputs", detector / "shapes.npz", "--labels", detector / "shapes.json")
+    few = ("--budget", "1", "--rounds", "2", "--rewrites", "bias-forward")
+    code, out, _ = repaconv("tune", "--max-disagreement", "0.0001%", *images, *few)
+    assert code == 0
+    assert "exact, float32" in out
+
+
+@pytest.fixture(scope="module")
+def segmenter(tmp_path_factory):
+    """A folder with a segmenter that was trained for half a minute, and images with masks."""
+    folder, made = tmp_path_factory.mktemp("segmenter"), shapes()
+    net = made.trained("segmenter", made.made(800, 1), steps=300, seed=1)
+    torch.save({"state_dict": net.state_dict()}, folder / "segmenter.pth")
+    made.write_data(folder, 0, calibration=32, held_out=48)
+    return folder
+
+
+@pytest.mark.slow
+def test_an_int8_segmenter_is_evaluated_by_its_pixels(segmenter, monkeypatch):
+    """Its task shows in its output: four numbers for each pixel."""
+    rc.fold(segmenter / "segmenter.pth", arch=f"{SHAPES}:segmenter", settings={"image_size": "64"}, measure=False)
+    asked = {"precision": "int8", "inputs": segmenter / "shapes.calibration.npz"}
+    made = rc.export(**asked)
+    (link,) = [link for link in made.links if link.task]
+    assert link.verdict == made.verdict == "passed"
+    assert (link.task.task, link.task.source) == ("segment", "the outputs: an output of 4 numbers per pixel")
+    seen = rc.verify(inputs=segmenter / "shapes.npz", labels=segmenter / "masks", task="segment")
+    (link,) = [link for link in seen.links if link.task]
+    assert link.task.accuracy.metric == "mean IoU"
+    assert link.task.accuracy.reference > 0.2
+    assert (link.verdict, seen.verdict) == ("passed", "passed")
+    monkeypatch.setattr(fp16_and_int8, "to_int8", with_scale(3.0, "join/"))
+    broken = rc.export(**asked)
+    numbers, pixels = [link for link in broken.links if link.name == "int8"]
+    assert not pixels.task.within
+    assert broken.verdict == "failed"
+    assert numbers.name == "int8"
+
+
+def test_the_page_has_the_limits_of_the_code():
+    rows = "".join(
+        f"| {metric.name} ({task.name}) | "
+        + " | ".join(
+            f"{metric.limits[name]:g} dB" if metric.unit == "dB" else f"{metric.limits[name]:.1%}"
+            for name in ("fp16", "bf16", "int8")
+        )
+        + " |\n"
+        for task in TASKS.values()
+        for metric in task.metrics
+        if metric.limits
+    )
+    assert rows in (SHAPES.parents[2] / "docs" / "tasks.md").read_text(), rows

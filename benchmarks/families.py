@@ -4,9 +4,9 @@
 
 Networks of timm, Ultralytics, spandrel, docTR and transformers are the packages' own, with their own conversions; the
 blocks of the other families are in `family_blocks.py`. Weights are random, BatchNorm statistics those of noise, varied.
-Each row is made in a process of its own: layers (convolutions and matrix products) and nodes of the exported network,
-of its own inference-time form, and after `fold model.onnx`, `fold --arch` and `repaconv.fold(module)`. It is appended
-to `benchmarks/results/families.jsonl`; networks that have one are left out, so that an interrupted run resumes.
+Each network is folded in a process of its own: layers (convolutions and matrix products) and nodes of the exported
+network, of its own inference-time form, and after `fold model.onnx`, `fold --arch` and `repaconv.fold(module)`. The row
+goes to `benchmarks/results/families.jsonl`; networks that have one are left out, so that an interrupted run resumes.
 ``--page`` writes `docs/families.md` from the results.
 """
 
@@ -44,6 +44,8 @@ class Family(NamedTuple):
         deployed: Makes its inference-time form; None if its authors have none.
         size: Height and width of an image.
         source: The package, or what it was written from.
+        dynamo: Whether PyTorch's newer exporter takes it; it ends with a segmentation fault where a forward assigns
+            weights.
     """
 
     title: str
@@ -51,6 +53,7 @@ class Family(NamedTuple):
     deployed: Callable[[nn.Module], nn.Module] | None
     size: tuple[int, int] = (32, 32)
     source: str = "own writing"
+    dynamo: bool = True
 
 
 # --- Networks of our own, one for each block.
@@ -133,11 +136,16 @@ def _by_timm(module: nn.Module) -> nn.Module:
 
 
 def repvgg() -> nn.Module:
-    return _timm("test_byobnet")
+    from timm.models.byobnet import ByobNet, ByoModelCfg, _rep_vgg_bcfg
+
+    return ByobNet(ByoModelCfg(blocks=_rep_vgg_bcfg(d=(1, 2, 2, 1), wf=(0.25,) * 4), stem_type="rep", stem_chs=16))
 
 
 def mobileone() -> nn.Module:
-    return _timm("mobileone_s0")
+    from timm.models.byobnet import ByobNet, ByoModelCfg, _mobileone_bcfg
+
+    cfg = _mobileone_bcfg(d=(1, 2, 2, 1), wf=(0.5,) * 4, num_conv_branches=2)
+    return ByobNet(ByoModelCfg(blocks=cfg, stem_type="one", stem_chs=16))
 
 
 def repghost() -> nn.Module:
@@ -145,7 +153,7 @@ def repghost() -> nn.Module:
 
 
 def repvit() -> nn.Module:
-    return _timm("repvit_m0_9", distillation=False)
+    return _timm("repvit_m0_9", distillation=False, depth=(1, 1, 2, 1))
 
 
 def mobileclip() -> nn.Module:
@@ -161,15 +169,15 @@ def fastvithd() -> nn.Module:
 
 
 def edgenext() -> nn.Module:
-    return _timm("edgenext_xx_small")
+    return _timm("edgenext_xx_small", depths=(1, 1, 2, 1))
 
 
 def efficientformer() -> nn.Module:
-    return _timm("efficientformer_l1")
+    return _timm("efficientformer_l1", depths=(1, 1, 2, 2))
 
 
 def efficientformerv2() -> nn.Module:
-    return _timm("efficientformerv2_s0")
+    return _timm("efficientformerv2_s0", depths=(1, 1, 2, 2))
 
 
 def levit() -> nn.Module:
@@ -252,26 +260,26 @@ def _by_doctr(module: nn.Module) -> nn.Module:
 FAMILIES: dict[str, Family] = {
     "repconv": Family("RepConv, one activation for all layers", repconv, _by_ultralytics, source="Ultralytics"),
     "repcsp": Family("RepC3, RepVGGDW, RepNCSPELAN4", repcsp, _by_ultralytics, source="Ultralytics"),
-    "repvgg": Family("RepVGG blocks of a small ByobNet", repvgg, _by_timm, (64, 64), "timm"),
-    "mobileone": Family("MobileOne-S0", mobileone, _by_timm, (64, 64), "timm"),
+    "repvgg": Family("RepVGG (fewer layers)", repvgg, _by_timm, (64, 64), "timm"),
+    "mobileone": Family("MobileOne (fewer layers)", mobileone, _by_timm, (64, 64), "timm"),
     "span_blocks": Family("SPAN's Conv3XC, as it is trained", span_blocks, blocks.deployed),
-    "span": Family("SPAN, its kernels computed in every forward", span, _by_spandrel, (24, 24), "spandrel"),
+    "span": Family("SPAN, kernels computed in every forward", span, _by_spandrel, (24, 24), "spandrel", dynamo=False),
     "ecb": Family("ECB, as it is trained", ecb, blocks.deployed),
-    "ecb_online": Family("ECB, its kernel computed in every forward", ecb_online, blocks.deployed),
+    "ecb_online": Family("ECB, kernel computed in every forward", ecb_online, blocks.deployed),
     "replknet": Family("RepLKNet's parallel kernels", replknet, blocks.deployed),
     "repnext": Family("RepNeXt's kernels of all shapes", repnext, blocks.deployed),
     "unireplknet": Family("UniRepLKNet's dilated branches", unireplknet, blocks.deployed),
     "dbb": Family("Diverse Branch Block, also grouped and depthwise", dbb, blocks.deployed),
     "acnet": Family("ACNet", acnet, blocks.deployed),
-    "orepa": Family("OREPA, its kernel computed in every forward", orepa, blocks.deployed),
+    "orepa": Family("OREPA, kernel computed in every forward", orepa, blocks.deployed),
     "repghost": Family("RepGhostNet-0.5x", repghost, _by_timm, (64, 64), "timm"),
-    "repvit": Family("RepViT-M0.9", repvit, _by_timm, (64, 64), "timm"),
+    "repvit": Family("RepViT-M0.9 (fewer layers)", repvit, _by_timm, (64, 64), "timm"),
     "mobileclip": Family("MobileCLIP's image encoder (MCi0, fewer layers)", mobileclip, _by_timm, (256, 256), "timm"),
     "fastvithd": Family("FastViTHD's five stages (narrow)", fastvithd, _by_timm, (256, 256), "timm"),
-    "edgenext": Family("EdgeNeXt-XXS", edgenext, None, (64, 64), "timm"),
-    "efficientformer": Family("EfficientFormer-L1, attention biases", efficientformer, None, (224, 224), "timm"),
-    "efficientformerv2": Family("EfficientFormerV2-S0, attention biases", efficientformerv2, None, (224, 224), "timm"),
-    "levit": Family("LeViT-128S, attention biases", levit, _by_timm, (224, 224), "timm"),
+    "edgenext": Family("EdgeNeXt-XXS (fewer layers)", edgenext, None, (64, 64), "timm"),
+    "efficientformer": Family("EfficientFormer-L1 (fewer layers)", efficientformer, None, (224, 224), "timm"),
+    "efficientformerv2": Family("EfficientFormerV2-S0 (fewer layers)", efficientformerv2, None, (224,) * 2, "timm"),
+    "levit": Family("LeViT-128S", levit, _by_timm, (224, 224), "timm"),
     "implicit": Family("YOLOv7's implicit knowledge", implicit, blocks.deployed),
     "qarepvgg": Family("QARepVGG, BatchNorm behind the sum", qarepvgg, blocks.deployed),
     "pp_lcnet": Family("PP-LCNetV3's learnable layers", pp_lcnet, None, source="transformers"),
@@ -301,14 +309,16 @@ def __getattr__(name: str) -> Callable[[], nn.Module]:
     raise AttributeError(name)
 
 
-def exported(module: nn.Module, size: tuple[int, int], path: str) -> tuple[int, int]:
+def exported(module: nn.Module, family: Family, path: str) -> tuple[int, int]:
     """Write it as ONNX, as torch's exporter does in float32; layers and nodes."""
     import onnx
 
-    images = torch.zeros(1, 3, *size)
-    torch.onnx.export(
-        module.float(), (images,), path, dynamo=True, opset_version=20, external_data=False, verbose=False
-    )
+    images = (torch.zeros(1, 3, *family.size),)
+    if family.dynamo:
+        more = {"dynamo": True, "external_data": False, "verbose": False}
+        torch.onnx.export(module.float(), images, path, opset_version=20, **more)
+    else:
+        torch.onnx.export(module.float(), images, path, opset_version=17, dynamo=False)
     return counts(onnx.load(path))
 
 
@@ -333,23 +343,37 @@ def apart(module: nn.Module, other: nn.Module, size: tuple[int, int]) -> float:
 def trained(name: str) -> dict[str, Any]:
     """The network as it is trained, and its own inference-time form."""
     family, module = FAMILIES[name], network(name)
-    found: dict[str, Any] = {"counts": exported(deepcopy(module), family.size, "model.onnx")}
+    found: dict[str, Any] = {"counts": exported(deepcopy(module), family, "model.onnx")}
     if family.deployed is not None:
         with torch.no_grad():
             own = family.deployed(deepcopy(module).double())
         found["error"] = apart(module, own, family.size)
-        found["own"] = exported(own, family.size, "own.onnx")
+        found["own"] = exported(own, family, "own.onnx")
     return found
 
 
 def by_graph(name: str) -> dict[str, Any]:
-    """``fold model.onnx``."""
-    exported(network(name), FAMILIES[name].size, "model.onnx")
-    return _run("model.onnx")
+    """``fold model.onnx``; the rewrites are compared in float64."""
+    import onnx
+
+    from repaconv.graph.element_type_conversion import to_float64
+    from repaconv.graph.model_rewriting import rewritten
+    from repaconv.rewrites.fold.fold_pipeline import FOLDS
+    from repaconv.verification.float64_graphs import Float64
+
+    size = FAMILIES[name].size
+    if not Path("model.onnx").is_file():
+        exported(network(name), FAMILIES[name], "model.onnx")
+    found = _run("model.onnx")
+    model = to_float64(onnx.load("model.onnx"))
+    images = {model.graph.input[0].name: torch.randn(1, 3, *size, dtype=torch.float64).numpy()}
+    ends = [Float64(each).run(images).values() for each in (model, rewritten(model, FOLDS)[0])]
+    error = max(abs(after - before).max() / abs(before).max() for before, after in zip(*ends, strict=True))
+    return {**found, "error": float(error)}
 
 
 def by_arch(name: str) -> dict[str, Any]:
-    """``fold weights.pth --arch families.py:arch_NAME``."""
+    """``fold weights.pth --arch families.py:arch_NAME``; the command compares in float64."""
     torch.save(network(name).state_dict(), "weights.pth")
     height, width = FAMILIES[name].size
     return _run("weights.pth", arch=f"{HERE}:arch_{name}", settings={"image_size": f"{height}x{width}"})
@@ -365,15 +389,10 @@ def _run(path: str, **how: Any) -> dict[str, Any]:
         fold = repaconv.fold(path, measure=False, **how)
     except RepaconvError as error:
         return {"refused": f"{error.code}: {error.message}"}
-    graph = onnx.load(next(Path("repaconv-out").glob("*/*.folded.onnx")))
-    links = [link for link in fold.links if link.candidate == "fold"]
-    return {
-        "counts": counts(graph),
-        "verdict": fold.verdict,
-        "error": max((link.float64 or 0.0 for link in links), default=0.0) if links else None,
-        "not_folded": fold.not_folded,
-        "reverted": fold.reverted,
-    }
+    graph = onnx.load(next(Path("repaconv-out", Path(path).stem).glob("*.folded.onnx")))
+    errors = [link.figures.error_in_float64 or 0.0 for link in fold.links]
+    more = {"verdict": fold.verdict, "not_folded": fold.not_folded, "reverted": fold.reverted}
+    return {"counts": counts(graph), "error": max(errors, default=0.0), **more}
 
 
 def by_module(name: str) -> dict[str, Any]:
@@ -389,9 +408,10 @@ def by_module(name: str) -> dict[str, Any]:
         return {"refused": f"{error.code}: {error.message}"}
     error = apart(module, folded, family.size)
     left = [why for step in folded.fold_certificate for why in step.not_folded]
-    return {"counts": exported(folded, family.size, "model.onnx"), "error": error, "not_folded": left}
+    return {"counts": exported(folded, family, "module.onnx"), "error": error, "not_folded": left}
 
 
+ALL = "all"
 DOORS: dict[str, Callable[[str], dict[str, Any]]] = {
     "trained": trained,
     "graph": by_graph,
@@ -401,15 +421,15 @@ DOORS: dict[str, Callable[[str], dict[str, Any]]] = {
 
 
 def _in_its_own(name: str, door: str) -> dict[str, Any]:
-    """One door, in a process and a folder of its own; of one that dies, how it did."""
+    """The rows of one door or all, in a process and a folder of its own; of one that dies, how it did."""
     command = [sys.executable, str(HERE), name, "--door", door]
     with tempfile.TemporaryDirectory() as folder:
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False, cwd=folder)
         except subprocess.TimeoutExpired:
-            return {"problem": f"took longer than {LIMIT_S} s"}
+            return {door: {"problem": f"took longer than {LIMIT_S} s"}}
     if done.returncode:
-        return {"problem": f"exit {done.returncode}: {(done.stderr.strip().splitlines() or [''])[-1]}"[:300]}
+        return {door: {"problem": f"exit {done.returncode}: {(done.stderr.strip().splitlines() or [''])[-1]}"[:300]}}
     row: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return row
 
@@ -426,24 +446,96 @@ def main() -> None:
     options.add_argument("names", nargs="*", help=f"of {', '.join(FAMILIES)}; all if left out")
     options.add_argument("--seconds", type=float, default=float("inf"), help="start no row after so many")
     options.add_argument("--page", action="store_true", help="write the page from the results only")
-    options.add_argument("--door", choices=DOORS, help=argparse.SUPPRESS)
+    options.add_argument("--door", choices=(*DOORS, ALL), help=argparse.SUPPRESS)
     given = options.parse_args()
     if given.door:
-        sys.stdout.write(json.dumps(DOORS[given.door](given.names[0])) + "\n")
+        doors = DOORS if given.door == ALL else [given.door]
+        sys.stdout.write(json.dumps({door: DOORS[door](given.names[0]) for door in doors}) + "\n")
         return
     end = time.monotonic() + given.seconds
     for name in [] if given.page else given.names or [name for name in FAMILIES if name not in known()]:
         if time.monotonic() < end:
-            row = {"name": name, **{door: _in_its_own(name, door) for door in DOORS}}
+            found = _in_its_own(name, ALL)
+            if ALL in found:  # one of them died
+                found = {key: one for door in DOORS for key, one in _in_its_own(name, door).items()}
+            row = {"name": name, **found}
             rows = {**known(), name: row}
             RESULTS.write_text("".join(json.dumps(rows[each]) + "\n" for each in FAMILIES if each in rows))
             sys.stdout.write(f"{name}: {', '.join(map(str, told(row)))}\n")
             sys.stdout.flush()
+    PAGE.write_text(page())
 
 
 def told(row: dict[str, Any]) -> list[str]:
-    """The cells of a row."""
+    """The counts of a row, or what went wrong."""
     return [json.dumps(row[door].get("counts", row[door])) for door in DOORS]
+
+
+# --- The page.
+
+INTRODUCTION = """# Re-parameterized families
+
+Each network is here as it is trained, with its parallel branches, layers in series and computed weights. The table
+compares what repaconv leaves of it with what the family's own conversion leaves (`switch_to_deploy`, `reparameterize`,
+`fuse`). *Layers* are convolutions and matrix products, *nodes* are all nodes of the ONNX graph that PyTorch's exporter
+writes. The three doors are `fold model.onnx`, `fold weights.pth --arch` and `repaconv.fold(module)`, which is exported
+afterwards. A row *reaches* the own conversion by a door if it has no more layers and no more nodes.
+
+The last column is the largest difference in float64 of all doors, relative to the largest output. Networks are small,
+with random weights and varied BatchNorm statistics. *Own writing* means that the block was written for this table from
+the paper's equations, conversion included, since no installed package has it.
+
+`make bench-families` continues where it stopped and writes this page from `benchmarks/results/families.jsonl`.
+"""
+
+
+def page() -> str:
+    """The page, from the results."""
+    rows = known()
+    doors = {"graph": "`fold model.onnx`", "arch": "`--arch`", "module": "module"}
+    reached = {door: sum(reaches(row, door) for row in rows.values()) for door in doors}
+    own = sum("own" in row["trained"] for row in rows.values())
+    told = ", ".join(f"{reached[door]} by {what}" for door, what in doors.items())
+    head = "| Network | From | As trained: layers, nodes | Own conversion | `fold model.onnx` | `--arch` | module |"
+    lines = [f"{head} float64 |", "|---|---|---|---|---|---|---|---|"]
+    for name, row in rows.items():
+        family = FAMILIES[name]
+        cells = [_counted(row["trained"].get("counts")), _counted(row["trained"].get("own")) or "none"]
+        cells += [_cell(row, door) for door in doors]
+        errors = [row[door].get("error") for door in doors]
+        error = max((one for one in errors if one is not None), default=0.0)
+        lines.append(f"| {family.title} | {family.source} | {' | '.join(cells)} | {error:.0e} |")
+    summary = f"Of {own} networks with a conversion of their own, {told} come to what it leaves, or to less."
+    return "\n".join([INTRODUCTION, summary, "", *lines, "", *_left(rows)]).rstrip() + "\n"
+
+
+def reaches(row: dict[str, Any], door: str) -> bool:
+    """Whether a door leaves no more layers and nodes than the family's own conversion."""
+    own, ours = row["trained"].get("own"), row[door].get("counts")
+    return own is not None and ours is not None and all(a <= b for a, b in zip(ours, own, strict=True))
+
+
+def _counted(found: list[int] | None) -> str:
+    return f"{found[0]}, {found[1]}" if found else ""
+
+
+def _cell(row: dict[str, Any], door: str) -> str:
+    """The counts of a door; in bold where the own conversion leaves less."""
+    if "counts" not in row[door]:
+        return "refused" if "refused" in row[door] else "failed"
+    missed = "own" in row["trained"] and not reaches(row, door)
+    return f"**{_counted(row[door]['counts'])}**" if missed else _counted(row[door]["counts"])
+
+
+def _left(rows: dict[str, dict[str, Any]]) -> list[str]:
+    """A sentence for each door that gives no network."""
+    problems = [
+        f"- {FAMILIES[name].title}, {door}: {row[door].get('refused') or row[door]['problem']}"
+        for name, row in rows.items()
+        for door in ("graph", "arch", "module")
+        if "counts" not in row[door]
+    ]
+    return ["## What is refused", "", *problems] if problems else []
 
 
 if __name__ == "__main__":

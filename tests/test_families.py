@@ -262,3 +262,21 @@ def test_a_vector_expanded_to_the_image_is_one_number_per_channel():
     folded = rc.fold(net.double(), example=torch.randn(2, 3, 12, 12, dtype=torch.float64))
     assert told(folded) == [f"2: {PARALLEL} -> {folded[2][0]}"] or "Conv2d" in str(folded[2])
     same(net, folded, torch.randn(3, 3, 9, 7))
+
+
+# --- A concatenation of parts of one value.
+
+
+def test_parts_that_a_concatenation_joins_again_leave_one_convolution_behind_it():
+    half, whole = normal(3, 4, 1, 1), normal(5, 11, 1, 1)
+    rows = [("Relu", "x", "h"), ("Split", "h", "a b", {"axis": 1, "num_outputs": 2}), ("Conv", "b v", "c")]
+    rows += [("Sigmoid", "c", "d"), ("Concat", "a b d", "e", {"axis": 1}), ("Conv", "e w", "f"), ("Tanh", "f", "y")]
+    bias = [("Conv", "x u", "i"), ("Add", "i s", "j")]  # which the fold changes
+    rows[0] = ("Relu", "j", "h")
+    weights = {"v": half, "w": whole, "u": normal(8, 2, 1, 1), "s": normal(8, 1, 1)}
+    model = graph([*bias, *rows], weights, {"x": (2, 2, 5, 6)})
+    after, changes = rewritten(model, FOLDS)
+    assert changes
+    assert kinds(after) == ["Concat", "Conv", "Conv", "Conv", "Relu", "Sigmoid", "Split", "Tanh"]
+    x = {"x": normal(2, 2, 5, 6)}
+    assert np.allclose(Float64(after).run(x)["y"], Float64(model).run(x)["y"], rtol=1e-12)

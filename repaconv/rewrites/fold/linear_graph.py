@@ -200,6 +200,13 @@ def is_row(vertex: Vertex) -> bool:
     return len(edges) > 1 and plain and vertex.shift is None and cover_each_channel_once([edge.rows for edge in edges])
 
 
+def is_part(vertex: Vertex) -> bool:
+    """Whether the vertex is a plain slice of one value that can be removed."""
+    edges = list(vertex.inputs.values())
+    plain = len(edges) == 1 and isinstance(edges[0], Pick) and edges[0].is_range
+    return plain and not vertex.is_fixed and vertex.shift is None
+
+
 def are_same_sum(a: Vertex, b: Vertex) -> bool:
     """Whether two vertices with the same inputs compute the same sum, up to float64 rounding."""
     shifts = (a.shift, b.shift)
@@ -370,6 +377,7 @@ class LinearGraph:
 
     def fold(self) -> None:
         """Remove vertices, merge equal sums, drop unread channels and rearrange products, until nothing changes."""
+        self._join_parts()
         while True:
             self._remove_vertices()
             again = [self._merge_equals(), self._drop_channels(), arrange(self)]
@@ -390,6 +398,21 @@ class LinearGraph:
         self._removals.clear()
 
     # --- removal of vertices
+
+    def _join_parts(self) -> None:
+        """Let concatenations of several parts of one value read that value.
+
+        Otherwise a removed concatenation (`revert_useless_removals`) could not stand again: its reader would have
+        changed, since the parts are removed after it.
+        """
+        for vertex in tuple(self.vertices):
+            parts: dict[Vertex, list[Vertex]] = {}
+            for part in vertex.inputs if is_row(vertex) else ():
+                if is_part(part):
+                    parts.setdefault(next(iter(part.inputs)), []).append(part)
+            for part in (part for several in parts.values() if len(several) > 1 for part in several):
+                if part in self.vertices:
+                    self._remove(part)
 
     def _remove_vertices(self) -> None:
         gains = {vertex: gain for vertex in self.vertices if (gain := gain_of(vertex)) is not None}

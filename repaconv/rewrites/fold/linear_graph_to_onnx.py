@@ -246,7 +246,7 @@ class _Emitter:
         if not np.logical_or.reduce([edge.rows for _, edge in picks]).all():
             return None
         parts, order, scale = [], [], np.ones(len(picks[0][1].rows))
-        for value, edge in picks:
+        for value, edge in sorted(picks, key=lambda pick: int(np.flatnonzero(pick[1].rows)[0])):
             rows = np.flatnonzero(edge.rows)
             parts.append(self._chosen(value, edge.index[rows]))
             order.append(rows)

@@ -128,7 +128,8 @@ class TuneArtefact(Artefact):
         link: The comparison with FP32 on the same images; null where ``disagreement`` is.
         sensitivities: How sensitive each group of layers is to INT8, the most sensitive first, by target; only of
             targets on which INT8 in all layers lost too much.
-        skipped: The runtimes and quantizers that were not tried, each with the reason.
+        skipped: The runtimes and quantizers that were not tried, each with the reason; and why no lower precision was,
+            if the images cannot tell what it loses.
         seconds: How long the search took with its last measurement, in s.
         budget_s: The time limit of the search, in s.
         complete: Whether the search finished before the time limit.

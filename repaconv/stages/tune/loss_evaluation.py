@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 
 SMALLEST = 0.001
 """Smallest allowed share for which more images are demanded: 1000 test images are always enough."""
+FEW_OTHERS = 0.05
+"""Share of images with another top-1 prediction than most, up to which FP32 predicts nearly always the same."""
 
 
 class Loss(NamedTuple):
@@ -82,19 +85,80 @@ class LossEvaluation:
         key = _without_concurrency(deployment)
         if key not in self.losses:
             self.progress(f"tune: what {deployment.precision} on {deployment.runtime} loses", 0, 0)
-            assert self.graphs.given is not None
-            batches = list(self.graphs.given.validation_batches())
-            if not self._expected:
-                with self._timed(self.baseline):
-                    self._expected = self._fp32_outputs(batches)
+            expected = self._fp32_on_validation()
             try:
                 with self._timed(deployment):
-                    self.losses[key] = self._evaluate(deployment, batches, self._expected)
+                    self.losses[key] = self._evaluate(deployment, self._validation, expected)
             except RepaconvError as problem:
                 self.losses[key] = Loss(None, None, f"left: {problem.message}")
             except Exception as error:  # each runtime raises classes of its own
                 self.losses[key] = Loss(None, None, f"left: it does not run: {first_line(error)}")
         return self.losses[key]
+
+    def too_slow(self, left_s: float) -> str:
+        """Why there is no time to evaluate lower precision, in words; empty if there is, by the first batch in FP32."""
+        assert self.graphs.given is not None
+        images = len(self.graphs.given.validation) + len(self.graphs.given.test)
+        first = next(self.graphs.given.validation_batches())
+        right = load_onnx(self.graphs.path(self.baseline))
+        begun = time.monotonic()
+        right.run(_feeds(right, first))
+        expected_s = (time.monotonic() - begun) * images / first.count
+        if expected_s < left_s:
+            return ""
+        return (
+            f"FP32 alone takes about {expected_s:.0f} s on the {images} images that evaluate it, and there are "
+            f"{max(left_s, 0):.0f} s. Give a larger --budget, or fewer images."
+        )
+
+    def same_predictions(self) -> str:
+        """Why these images cannot tell what lower precision loses, in words; empty if they can, or any loss is allowed.
+
+        They cannot if FP32 gives (nearly) all of the validation split the same top-1 prediction: a model that ignores
+        its input and always gives that one would be within the budget as well. Other tasks have no top-1 predictions.
+        """
+        limits = Budget(*(share if share is not None and share < 1 else None for share in self.allowed))
+        if not limits.asked or self.graphs.choice is not None:
+            return ""
+        self.progress("tune: what FP32 predicts", 0, 0)
+        predicted, labeled = self._fp32_predictions()
+        ((most, count),) = Counter(predicted).most_common(1)
+        others = (len(predicted) - count) / len(predicted)
+        gain = sum((label == most) - (label == top1) for top1, label in labeled) / max(len(labeled), 1)
+        nearly_all = others <= max(FEW_OTHERS, limits.max_disagreement or 0.0)
+        if not nearly_all or not Budget(None, limits.max_accuracy_drop).allows(None, gain):
+            return ""
+        some = f"all {count}" if count == len(predicted) else f"{count} of {len(predicted)}"
+        return (
+            f"FP32 gives {some} validation images the same top-1 prediction. A model that ignores its input would be "
+            "within the budget as well, so that agreement shows nothing. Give images with several predictions, or "
+            "--max-disagreement 100% to choose by speed alone."
+        )
+
+    def _fp32_predictions(self) -> tuple[list[int], list[tuple[int, int]]]:
+        """Top-1 predictions of FP32 on the validation split; and those of labeled images, each with its label."""
+        predicted: list[int] = []
+        labeled: list[tuple[int, int]] = []
+        for call, outputs in zip(self._validation, self._fp32_on_validation(), strict=True):
+            scores = list(outputs.values())[self.graphs.place_of_scores]
+            top1 = scores.reshape(len(scores), -1).argmax(1).tolist()
+            predicted += top1
+            if call.labels is not None:
+                labels = call.labels.tolist()
+                labeled += [(mine, label) for mine, label in zip(top1, labels, strict=True) if label >= 0]
+        return predicted, labeled
+
+    @property
+    def _validation(self) -> list[Batch]:
+        assert self.graphs.given is not None
+        return list(self.graphs.given.validation_batches())
+
+    def _fp32_on_validation(self) -> list[Mapping[str, Any]]:
+        """FP32 outputs on the validation split."""
+        if not self._expected:
+            with self._timed(self.baseline):
+                self._expected = self._fp32_outputs(self._validation)
+        return self._expected
 
     @contextmanager
     def _timed(self, deployment: Deployment) -> Iterator[None]:

@@ -82,7 +82,7 @@ class TuneOptions(Options):
         float | None,
         Option(
             "Also try lower precision; largest share of changed top-1 predictions, e.g. 0.5%, or of what changes in "
-            "the network's task.",
+            "the network's task; 100% for speed alone.",
             text=SHARE,
             panel=PRECISION,
         ),

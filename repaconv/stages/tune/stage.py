@@ -24,6 +24,7 @@ from repaconv.stages.shared.input_selection import Split, choose_inputs
 from repaconv.stages.shared.option_definitions import by_name
 from repaconv.stages.shared.preset_choice import TUNED, cached_result, shapes_sha256
 from repaconv.stages.tune.loss_evaluation import (
+    FEW_OTHERS,
     Loss,
     LossEvaluation,
     final_rows,
@@ -107,6 +108,7 @@ def loss_dependencies(options: TuneOptions, subject: Subject) -> dict[str, Any]:
         "images": {str(file.relative_to(images) if options.images else file.name): sha256_of(file) for file in files},
         "preprocessing": folded.preprocessing.model_dump(mode="json") if folded.preprocessing else None,
         "policy": POLICY,
+        "few_others": FEW_OTHERS,
         "nncf": version_of("nncf"),
         **({"task": task} if (task := options.task or folded.task) else {}),
         **({"labels": _labels_sha256(Path(options.labels))} if options.labels else {}),
@@ -331,6 +333,12 @@ def _search(plan: _Plan, scratch: Path, progress: Progress) -> TuneArtefact:
 
     evaluation = LossEvaluation(graphs, baseline, Budget.of(plan.options), here, progress)
     journal.evaluations = evaluation.took
+    if plan.given:
+        too_slow = evaluation.too_slow(journal.left_s())
+        journal.cut = bool(too_slow)
+        if why := too_slow or evaluation.same_predictions():
+            left.append(f"lower precision: {why}")
+            arms = [trial for trial in arms if trial.start.precision == "fp32"]
     if plan.options.exhaustive:
         rows = search_exhaustively(arms, journal.measure, evaluation.allows, plan.rounds, milder)
     else:

@@ -858,7 +858,8 @@ def test_what_is_lossy_on_another_runtime_is_exported_built_measured_and_gated(r
     blob = f"repaconv-out/tiny/build/{name}.blob"  # loads as it was built
     assert package.verify(engine=blob).links[-1].verdict == "passed"
     Path("recipe.toml").write_text(
-        'checkpoint = "tiny.pth"\nform = "tuned.json"\n[verify]\ninputs = "x.npz"\n[bench]\nrounds = 10\n[set]\nnum_heads = 3\n'
+        'checkpoint = "tiny.pth"\nform = "tuned.json"\n[verify]\ninputs = "x.npz"\n[bench]\nrounds = 10\n'
+        "[set]\nnum_heads = 3\n"
     )
     checks = package.gate(["recipe.toml"]).recipes[0].checks
     assert not [check for check in checks if check.verdict in ("failed", "error")]

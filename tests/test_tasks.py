@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from onnx import numpy_helper
+from test_converting import HEADS, images, plain_weights
 from test_tuning import ratio_of
 
 import repaconv as rc
@@ -27,6 +28,7 @@ from repaconv.tasks.labels import coco_images
 from repaconv.tasks.recognition import ARCHITECTURES, Choice, by_architecture, by_outputs, task_named
 from repaconv.tasks.restoration import Restoration, ssim
 from repaconv.tasks.segmentation import Segmentation
+from repaconv.verification.accuracy_budget import Budget
 from repaconv.verification.comparison import Comparison
 from repaconv.verification.tolerances import tolerance
 
@@ -469,6 +471,28 @@ def test_tune_chooses_within_a_budget_of_the_task(detector, repaconv):
     code, out, _ = repaconv("tune", "--max-disagreement", "0.0001%", *images, *few)
     assert code == 0
     assert "exact, float32" in out
+
+
+def test_a_conversion_without_classes_is_held_to_the_nearest_images_that_it_finds():
+    torch.save(plain_weights(classes=0), "vit.pth")
+    np.savez("x.npz", input=images())
+    asked = {"inputs": "x.npz", "settings": {"num_heads": str(HEADS)}, "blocks": "3"}
+    done = rc.convert("vit.pth", max_disagreement=0.95, **asked)
+    assert done.evaluation.task.task == "embed"
+    assert done.evaluation.reason == "within_budget"
+    assert "of nearest images changed" in done.evaluation.note
+    assert done.tried[-1].within
+    assert done.tried[-1].agreement is not None
+    (link,) = [link for link in rc.verify(inputs="x.npz").links if link.name == "converted"]
+    assert (link.reason, link.task.changed) == ("within_budget", "of nearest images changed")
+    half = done.evaluation.task.model_copy(update={"disagreement": 0.5})
+    changed = done.evaluation.model_copy(update={"task": half})
+    assert Budget(max_disagreement=0.05).judged(changed).reason == "exceeds_budget"
+    assert Budget(max_disagreement=0.45).judged(changed).reason == "within_budget"  # chance explains the rest
+    with pytest.raises(UsageProblem, match="outputs features"):
+        rc.convert("vit.pth", max_accuracy_drop=0.1, **asked)
+    plain = rc.convert("vit.pth", **asked)
+    assert plain.evaluation.task is None  # as before
 
 
 @pytest.fixture(scope="module")

@@ -8,11 +8,19 @@ from torch import Tensor, nn
 from repaconv.conversion.image_splits import Split
 from repaconv.conversion.plain_vit import map_batches
 from repaconv.results import Link, Tolerance, Tried
+from repaconv.tasks.contract import About
+from repaconv.tasks.evaluation import Evaluation as TaskEvaluation
+from repaconv.tasks.recognition import Choice
 from repaconv.verification.accuracy_budget import Budget
 from repaconv.verification.comparison import judge
 
 LINK = "converted"
 ORIGINAL = "the original, float32"
+
+
+def of_features() -> TaskEvaluation:
+    """The evaluation of a network without classes: what it finds as the nearest image."""
+    return TaskEvaluation(Choice("embed", "the network, which outputs features", False, About()), "fp32")
 
 
 class Evaluation:
@@ -32,6 +40,8 @@ class Evaluation:
         found = net if isinstance(net, Tensor) else self._outputs(net)
         link = self._link(found, Budget())
         agreement = link.metrics.top1_agreement if link.metrics else None
+        if not self.logits and budget.asked:
+            agreement = 1 - self._embedded(found).disagreement()
         accuracy = link.accuracy.difference if link.accuracy else None
         divergence = link.metrics.kl_divergence if link.metrics else None
         tried = Tried(
@@ -47,7 +57,16 @@ class Evaluation:
     def _link(self, found: Tensor, budget: Budget) -> Link:
         ends = (ORIGINAL, self.right.numpy()), ("converted, float32", found.numpy())
         allowed = Tolerance(kind="lossy")
-        return budget.judged(judge(LINK, *ends, logits=self.logits, tolerance=allowed, labels=self.part.labels))
+        link = judge(LINK, *ends, logits=self.logits, tolerance=allowed, labels=self.part.labels)
+        if not self.logits and budget.asked:
+            link = link.model_copy(update={"task": self._embedded(found).result()})
+        return budget.judged(link)
+
+    def _embedded(self, found: Tensor) -> TaskEvaluation:
+        """Features by the nearest images that they find."""
+        evaluation = of_features()
+        evaluation.add({"features": found.numpy()}, {"features": self.right.numpy()})
+        return evaluation
 
     def error(self, found: Tensor) -> float:
         """Return |found - right| / |right| over all outputs."""

@@ -232,7 +232,8 @@ class ConvertArtefact(Artefact):
         ridge: The ridge regularization of the least squares, relative to the mean square of the features; null unless
             ``fit`` is ``squares``.
         schedule: The number of tokens that are merged in each block; empty if none are.
-        max_disagreement: The budget: the largest share (0 to 1) of changed top-1 predictions; null if none was given.
+        max_disagreement: The budget: the largest share (0 to 1) of changed top-1 predictions, or without classes of
+            images that find another nearest image; null if none was given.
         max_accuracy_drop: The budget: the largest loss of top-1 accuracy, as a share (0 to 1); null if none was given.
         description: Which weights were taken over and which were fitted, in words, for ``training-form``; empty
             otherwise.

@@ -59,13 +59,15 @@ class Evaluation:
         Raises:
             Refused: The user named the task, and the outputs are not those of such a network.
         """
-        if self._open:
+        if self._open and all(isinstance(array, np.ndarray) for array in right.values()):
             name, shown = by_outputs(right, self.choice.about, self.channels)
             self._open, self.source = False, f"the outputs: {shown}"
             self.task = TASKS[name](self.choice.about) if name in TASKS else None
         if self.task is None:
             return
         try:
+            if not all(isinstance(array, np.ndarray) for array in (*found.values(), *right.values())):
+                raise Unreadable("its outputs are sequences or maps, not tensors")
             expected = self.task.read(right)
             got = self.task.read(_finite(found))
             rows = [self.task.row(a, self.task.truth(b)) for a, b in zip(got, expected, strict=True)]

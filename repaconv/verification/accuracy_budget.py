@@ -41,7 +41,7 @@ class Budget(NamedTuple):
     def judged(self, link: Link, note: str = "") -> Link:
         """The link with what the images that judge say; there is nothing that it may differ by but this budget."""
         told = "; ".join(filter(None, [_told(link, self), note]))
-        kept = {name: getattr(link, name) for name in ("name", "reference", "candidate", "metrics", "accuracy")}
+        kept = {name: getattr(link, name) for name in ("name", "reference", "candidate", "metrics", "accuracy", "task")}
         return Link.concluded(self._reason(link), note=told, **kept)
 
     def _reason(self, link: Link) -> Reason:
@@ -49,6 +49,8 @@ class Budget(NamedTuple):
         if not self.asked or link.metrics is None:
             return "no_budget"
         flips, images, lost = link.metrics.top1_flips, link.metrics.images, link.accuracy
+        if link.task is not None:
+            flips, images = round(link.task.disagreement * link.task.images), link.task.images
         many = self.max_disagreement is not None and by_chance(flips, images, self.max_disagreement) < UNLIKELY
         wrong = self.max_accuracy_drop is not None and lost is not None and lost.high < -self.max_accuracy_drop
         return "exceeds_budget" if many or wrong else "within_budget"
@@ -60,6 +62,8 @@ def _told(link: Link, budget: Budget) -> str:
     words = ["lossy, against the network before conversion"]
     if metrics and metrics.top1_agreement is not None:
         words.append(f"{metrics.top1_agreement:.1%} of {metrics.images} top-1 predictions agree")
+    if link.task is not None:
+        words.append(f"{link.task.disagreement:.1%} {link.task.changed} ({link.task.images} images)")
     if budget.max_disagreement is not None:
         words.append(f"{budget.max_disagreement:.2%} may differ")
     if budget.max_accuracy_drop is not None:

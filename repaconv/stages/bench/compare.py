@@ -22,6 +22,7 @@ from repaconv.stages.shared.evaluation_images import MAX_IMAGES, NO_IMAGES, eval
 from repaconv.stages.shared.exports_of_run import exports_of
 from repaconv.stages.shared.input_selection import choose_inputs, scores_output
 from repaconv.stages.shared.option_definitions import by_name
+from repaconv.stages.shared.task_choice import evaluation_of
 from repaconv.verification.float64_agreement import graph_rounding
 from repaconv.verification.rounding import network_rounding
 from repaconv.verification.tolerances import coarser
@@ -198,7 +199,8 @@ def _compare_outputs(
             scores = given.scores if subject or whole else _class_scores(options, expected, labels)
             exact = Tolerance(kind="exact", rtol=options.rtol, rtol_reason="given by --rtol") if options.rtol else None
             allowed = exact or tolerance(link, logits=bool(scores), **usual)
-            compared = Comparison(other.told.name, allowed, scores)
+            evaluation = evaluation_of(subject, low, subject.folded.image_size) if subject else None
+            compared = Comparison(other.told.name, allowed, scores, evaluation=evaluation)
         rounding = None if roundings is None or _has_pixels(own) else roundings(own)
         compared.add(got, expected, labels=None if whole else labels, whole=whole, rounding=rounding)
     assert compared is not None

@@ -193,7 +193,8 @@ class ConvertOptions(Options):
     max_disagreement: Annotated[
         float | None,
         Option(
-            "Budget: largest share of changed top-1 predictions, e.g. 2%; exit code 1 above it.",
+            "Budget: largest share of changed top-1 predictions, e.g. 2%, or without classes of changed nearest "
+            "images; exit code 1 above it.",
             text=SHARE,
             panel=CONVERSION,
         ),

@@ -28,12 +28,16 @@ class ParentLink:
 
     def __init__(self, done: Lossy, subject: Subject, why_not: str) -> None:
         """``why_not`` says why it cannot be measured; empty if it can."""
+        from repaconv.conversion.conversion_evaluation import of_features
         from repaconv.results import Tolerance
+        from repaconv.verification.accuracy_budget import Budget
         from repaconv.verification.comparison import Comparison
 
         self.done, self.subject, self.why_not = done, subject, why_not
         self.parent: nn.Module | None = None if why_not else _parent(done)
-        self.compared = Comparison(_FOLDED, Tolerance(kind="lossy"))
+        features = subject.scores is None and Budget.of(done).asked
+        self.features = of_features() if features else None
+        self.compared = Comparison(_FOLDED, Tolerance(kind="lossy"), evaluation=self.features)
         self.judging = self.left_out = 0
 
     def add(self, batch: Batch) -> None:
@@ -67,7 +71,8 @@ class ParentLink:
             return not_verified(LINK, ORIGINAL, _FOLDED, self.why_not or none)
         budget = Budget.of(self.done)
         left_out = f"{self.left_out} images of the calibration and validation splits are left out"
-        (link,) = self.compared.links(LINK, ORIGINAL)
+        link, *of_task = self.compared.links(LINK, ORIGINAL)
+        link = link.model_copy(update={"task": of_task[0].task}) if of_task else link
         return budget.judged(link, left_out)
 
 

@@ -182,6 +182,8 @@ def test_psnr_ssim_and_relative_depth_by_hand():
     image = chance.random((1, 3, 32, 32))
     task = Restoration(ABOUT)
     assert compared(task, {"y": image}, {"y": image}) == {"PSNR": 100, "SSIM": pytest.approx(1)}
+    with pytest.raises(Unreadable, match="compared with labels"):
+        task.row(image[0], image[0, :, :16])
     assert compared(task, {"y": image + 0.1}, {"y": image})["PSNR"] == pytest.approx(20)
     assert ssim(image[0], 1 - image[0], 1.0) < 0
     depth = 1 + chance.random((2, 1, 8, 8))
@@ -214,6 +216,8 @@ def test_keypoints_of_heatmaps_and_of_ultralytics():
     other[0, 5, 3] += 3
     found = compared(Keypoints(About(classes=1, size=SIZE)), {"o": other}, {"o": raw})
     assert found["PCK@0.05"] == 0.5
+    (nothing,) = Keypoints(About(classes=1, size=SIZE)).read({"o": 0 * raw})
+    assert nothing.points.shape == (0, 2, 2)
     assert 0.5 < found["OKS"] < 1
 
 

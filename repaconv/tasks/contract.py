@@ -140,6 +140,16 @@ def only_output(outputs: Outputs, axes: Sequence[int], wanted: str) -> Array:
     return found[0]
 
 
+def require_same_shape(result: Array, truth: Array) -> None:
+    """Refuse labels of another size than the results.
+
+    Raises:
+        Unreadable: They differ.
+    """
+    if result.shape != truth.shape:
+        raise Unreadable(f"results of {list(result.shape)} are compared with labels of {list(truth.shape)}")
+
+
 def told(outputs: Outputs) -> str:
     """The outputs with their shapes, in words."""
     return ", ".join(f"{name} {list(np.shape(array))}" for name, array in outputs.items())

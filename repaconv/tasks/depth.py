@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from repaconv.tasks.contract import Array, Metric, Nothing, Outputs, Row, Task, Unreadable, mean
+from repaconv.tasks.contract import Array, Metric, Nothing, Outputs, Row, Task, Unreadable, mean, require_same_shape
 
 LEAST = 1e-3
 """Share of an image's largest depth below which a pixel is not compared: a relative error means nothing near zero."""
@@ -36,6 +36,7 @@ class Depth(Task):
 
     def row(self, result: Array, truth: Array) -> Row:
         """AbsRel of one image, over the pixels where the reference is above zero."""
+        require_same_shape(result, truth)
         there = truth > LEAST * max(float(truth.max()), 0.0)
         there &= truth > 0
         if not there.any():

@@ -160,6 +160,7 @@ def _ultralytics(outputs: Outputs, name: str, classes: int) -> list[Poses]:
         scores = each[4 : 4 + classes]
         objects = suppressed(Objects.of(corners_of(each[:4].T), scores.max(0), scores.argmax(0)))
         objects = objects.only(objects.scores >= SCORE)
-        points = each[4 + classes :, objects.places].T.reshape(len(objects.places), -1, 3)
+        numbers = each[4 + classes :, objects.places].T
+        points = numbers.reshape(len(numbers), numbers.shape[1] // 3, 3)
         found.append(Poses(objects.boxes, points[:, :, :2].astype(float), points[:, :, 2] >= VISIBLE))
     return found

@@ -7,7 +7,7 @@ from math import log10
 
 import numpy as np
 
-from repaconv.tasks.contract import About, Array, Metric, Outputs, Row, Task, mean, only_output
+from repaconv.tasks.contract import About, Array, Metric, Outputs, Row, Task, mean, only_output, require_same_shape
 
 LARGEST_PSNR = 100.0
 """PSNR in dB of equal images, which would be infinite."""
@@ -41,6 +41,7 @@ class Restoration(Task):
 
     def row(self, result: Array, truth: Array) -> Row:
         """PSNR and SSIM of one image."""
+        require_same_shape(result, truth)
         error = float(((result - truth) ** 2).mean())
         psnr = min(LARGEST_PSNR, 10 * log10(self.peak**2 / error)) if error > 0 else LARGEST_PSNR
         return {"PSNR": psnr if error == error else 0.0, "SSIM": ssim(result, truth, self.peak)}

@@ -20,6 +20,7 @@ from repaconv.tasks.contract import (
     Unreadable,
     mean,
     only_output,
+    require_same_shape,
     told,
 )
 from repaconv.tasks.detection import SCORE, classes_of, ultralytics
@@ -86,8 +87,7 @@ class Segmentation(Task):
 
     def row(self, result: Array, truth: Array) -> Row:
         """Count the pixels of each class: in both maps, and in either."""
-        if result.shape != truth.shape:
-            raise Unreadable(f"a map of {list(truth.shape)} pixels is compared with one of {list(result.shape)}")
+        require_same_shape(result, truth)
         valid = truth != IGNORED
         a, b = result[valid].ravel(), truth[valid].ravel()
         count = int(max(a.max(initial=0), b.max(initial=0))) + 1

@@ -7,7 +7,7 @@ TRT_RTX := tensorrt-rtx-cu13 tensorrt-rtx-cu13-bindings tensorrt-rtx-cu13-libs
 WORKERS := -n $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 7 ? n + 1 : 8))) --dist worksteal
 
 .PHONY: demo test test-quick test-slow release-check dist golden golden-write lint arm docker-steps torture mutants code-mutants train clean
-.PHONY: recipes bench-throughput bench-blocks bench-convert bench-curve bench-deploy bench-estimate bench-export bench-fold bench-forms bench-gate bench-hand bench-noise bench-task-noise bench-power bench-precision bench-profile bench-tasks bench-torch bench-tuner bench-ultralytics bench-zoo
+.PHONY: recipes bench-throughput bench-blocks bench-convert bench-curve bench-deploy bench-estimate bench-export bench-families bench-fold bench-forms bench-gate bench-hand bench-noise bench-task-noise bench-power bench-precision bench-profile bench-tasks bench-torch bench-tuner bench-ultralytics bench-zoo
 .PHONY: gpu-kit gpu-results gpu-bare docs lock locked sbom
 
 demo: .venv/installed
@@ -122,6 +122,9 @@ bench-tasks: .venv/installed
 bench-task-noise: .venv/installed
 	$(BIN)/python benchmarks/train/shapes.py -o build/shapes --steps 1200 --count 3000
 	$(BIN)/python benchmarks/task_noise.py build/shapes -o benchmarks/results/task_noise.jsonl
+
+bench-families: .venv/installed
+	$(BIN)/python benchmarks/families.py $(if $(SECONDS),--seconds $(SECONDS))
 
 bench-ultralytics: .venv/installed
 	$(BIN)/python benchmarks/ultralytics_files.py $(VERSIONS:%=--versions %) $(if $(SECONDS),--seconds $(SECONDS))

@@ -231,6 +231,22 @@ def test_a_riformer_block_in_an_unknown_net():
     same(Net(), folded, torch.randn(2, 8, 7, 5))
 
 
+def test_norms_of_such_names_behind_the_layers_are_no_idle_ffn():
+    class Behind(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc1, self.norm1 = nn.Conv2d(4, 12, 1), nn.BatchNorm2d(12)
+            self.fc2, self.norm2 = nn.Conv2d(12, 4, 1), nn.BatchNorm2d(4)
+
+        def forward(self, x):
+            return self.norm2(self.fc2(torch.relu(self.norm1(self.fc1(x)))))
+
+    model = trained(Behind()).double()
+    folded = rc.fold(model, example=torch.randn(2, 4, 5, 5).double())
+    assert not any(isinstance(part, nn.BatchNorm2d) for part in folded.modules())
+    same(model, folded, torch.randn(2, 4, 6, 5))
+
+
 def test_what_is_not_what_it_looks_like_stays():
     class Other(IdleFfn):
         def forward(self, x):

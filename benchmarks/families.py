@@ -479,9 +479,12 @@ Each network is here as it is trained, with its parallel branches, layers in ser
 compares what repaconv leaves of it with what the family's own conversion leaves (`switch_to_deploy`, `reparameterize`,
 `fuse`). *Layers* are convolutions and matrix products, *nodes* are all nodes of the ONNX graph that PyTorch's exporter
 writes. The three doors are `fold model.onnx`, `fold weights.pth --arch` and `repaconv.fold(module)`, which is exported
-afterwards. A row *reaches* the own conversion by a door if it has no more layers and no more nodes.
+afterwards. A row *reaches* the own conversion by a door if it has no more layers and no more nodes; where it does not,
+the number is bold. `--arch` exports with a dynamic batch, which can take some more nodes for shapes; the other columns
+are of one image.
 
-The last column is the largest difference in float64 of all doors, relative to the largest output. Networks are small,
+The last column is the largest difference in float64 of all doors, relative to the largest output; deep networks of
+random weights amplify rounding, in their own conversion as well. Networks are small,
 with random weights and varied BatchNorm statistics. *Own writing* means that the block was written for this table from
 the paper's equations, conversion included, since no installed package has it.
 
@@ -505,7 +508,7 @@ def page() -> str:
         errors = [row[door].get("error") for door in doors]
         error = max((one for one in errors if one is not None), default=0.0)
         lines.append(f"| {family.title} | {family.source} | {' | '.join(cells)} | {error:.0e} |")
-    summary = f"Of {own} networks with a conversion of their own, {told} come to what it leaves, or to less."
+    summary = f"Of {own} networks with a conversion of their own, these come to what it leaves, or to less: {told}."
     return "\n".join([INTRODUCTION, summary, "", *lines, "", *_left(rows)]).rstrip() + "\n"
 
 

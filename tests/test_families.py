@@ -280,3 +280,15 @@ def test_parts_that_a_concatenation_joins_again_leave_one_convolution_behind_it(
     assert kinds(after) == ["Concat", "Conv", "Conv", "Conv", "Relu", "Sigmoid", "Split", "Tanh"]
     x = {"x": normal(2, 2, 5, 6)}
     assert np.allclose(Float64(after).run(x)["y"], Float64(model).run(x)["y"], rtol=1e-12)
+
+
+# --- The table.
+
+
+def test_the_page_is_the_result():
+    assert families.page() == families.PAGE.read_text()
+    rows = families.known()
+    assert set(rows) == set(families.FAMILIES)
+    own = [row for row in rows.values() if "own" in row["trained"]]
+    doors = ("graph", "arch", "module")
+    assert all(row[door]["counts"][0] <= row["trained"]["own"][0] for row in own for door in doors)

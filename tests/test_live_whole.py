@@ -302,7 +302,7 @@ def test_rounding_in_float64_is_measured_on_the_original_and_does_not_excuse_eve
     wrong = in_float64(folded)
     wrong.conv.bias.data *= 1 + 1e-12  # ten thousand times that, 1e-8, is more than rounding does
     assert whole.compare(wrong).verdict == "failed"
-    large = rc.fold(Amplified(1e5), example=example)
+    large = rc.fold(Amplified(1.5e5), example=example)
     assert rows(large) == [("norm", "norm -> conv")]
     assert "on 5 inputs" in large.fold_certificate[-1].folded[0]  # of 6: 30 times as large ones show nothing
     assert rows(rc.fold(Amplified(1e9), example=example)) == []  # rounding moves its outputs by more than 1e-9

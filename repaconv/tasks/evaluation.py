@@ -17,7 +17,7 @@ from repaconv.tasks.depth import Depth
 from repaconv.tasks.detection import Detection
 from repaconv.tasks.embedding import Embedding
 from repaconv.tasks.keypoints import Keypoints
-from repaconv.tasks.recognition import Choice, by_outputs
+from repaconv.tasks.recognition import UNKNOWN, Choice, by_outputs
 from repaconv.tasks.restoration import Restoration
 from repaconv.tasks.segmentation import Segmentation
 
@@ -36,7 +36,8 @@ class Evaluation:
 
     Attributes:
         task: The task with what was seen of the outputs; None if they are compared as numbers alone.
-        fallback: Why they are, where the task was recognized and its outputs cannot be read; empty otherwise.
+        fallback: Why they are, where the task was recognized and its outputs cannot be read, or where ``--task`` may
+            help; empty otherwise.
     """
 
     def __init__(self, choice: Choice, precision: str, channels: int | None = None) -> None:
@@ -63,6 +64,8 @@ class Evaluation:
             name, shown = by_outputs(right, self.choice.about, self.channels)
             self._open, self.source = False, f"the outputs: {shown}"
             self.task = TASKS[name](self.choice.about) if name in TASKS else None
+            if name == "other" and shown != UNKNOWN:
+                self.fallback = f"compared as numbers: {shown}"
         if self.task is None:
             return
         try:

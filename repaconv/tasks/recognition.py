@@ -39,6 +39,8 @@ ARCHITECTURES: tuple[tuple[str, TaskName], ...] = (
 )
 """Names of architectures, as ``--arch`` takes them, and their tasks."""
 
+UNKNOWN = "no known kind of output"
+
 
 class Choice(NamedTuple):
     """The task of a run.
@@ -79,7 +81,11 @@ def by_architecture(name: str, config: Mapping[str, Any]) -> TaskName | None:
 
 
 def by_outputs(outputs: Outputs, about: About, channels: int | None) -> tuple[TaskName, str]:
-    """The task by names and shapes of outputs, and what shows it; ``other`` if nothing does."""
+    """The task by names and shapes of outputs, and what shows it; ``other`` if nothing does.
+
+    Numbers per pixel may be scores of classes, an image, optical flow or heatmaps, so they show no task; what is said
+    of them offers ``--task``.
+    """
     names = {name.lower() for name in outputs}
     if {"boxes", "scores", "keypoints"} <= names:
         return "keypoints", "outputs named boxes, scores and keypoints"
@@ -87,7 +93,9 @@ def by_outputs(outputs: Outputs, about: About, channels: int | None) -> tuple[Ta
         return "detect", "outputs named boxes, scores and labels"
     if "pred_boxes" in names and names & {"logits", "pred_logits"}:
         return "detect", "outputs named logits and pred_boxes"
-    first, *others = (np.asarray(array) for array in outputs.values())
+    if not outputs or not all(isinstance(array, np.ndarray) for array in outputs.values()):
+        return "other", UNKNOWN
+    first, *others = outputs.values()
     if first.ndim == 3 and about.size and first.shape[2] == _anchors(about.size) and first.shape[1] > 4:
         masks = len(others) == 1 and others[0].ndim == 4 and others[0].shape[1] == COEFFICIENTS
         if masks or not others:
@@ -97,10 +105,13 @@ def by_outputs(outputs: Outputs, about: About, channels: int | None) -> tuple[Ta
     if first.ndim == 4 and not others and about.size and channels:
         high, low = np.divide(first.shape[2:], about.size)
         if high == low == 1 and first.shape[1] not in (1, channels):
-            return "segment", f"an output of {first.shape[1]} numbers per pixel"
+            return "other", f"{first.shape[1]} numbers per pixel (--task segment if they are scores of classes)"
         if high == low and high >= 2 and high == int(high) and first.shape[1] == channels:
-            return "restore", f"an output of images {int(high)} times as large"
-    return "other", "no known kind of output"
+            return (
+                "other",
+                f"{channels} numbers per pixel, {int(high)} times as large (--task restore if it is an image)",
+            )
+    return "other", UNKNOWN
 
 
 def _anchors(size: tuple[int, int]) -> int:

@@ -103,7 +103,7 @@ def test_the_same_objects_are_read_from_every_layout(kind):
     assert np.allclose(found.scores, SCORES, atol=1e-6)
     assert found.classes.tolist() == CLASSES.tolist()
     assert by_outputs(in_layout(kind), ABOUT, 3)[0] == ("other" if kind == "ultralytics" else "detect")  # no 84 places
-    assert bool(task.lists) == (kind != "ultralytics")
+    assert bool(task.lists) == (kind not in ("ultralytics", "detr"))
 
 
 def test_precision_recall_and_average_precision_by_hand():
@@ -281,6 +281,44 @@ def test_nan_in_the_outputs_fails_in_every_task():
     found.add(wrong, right, whole=True)
     (link,) = found.links("int8", "float32")
     assert (link.verdict, link.figures.detail) == ("failed", "its outputs have NaN or infinity")
+
+
+def links_of(found, right, name="", kind="detect", precision="int8", classes=None, labels=None):
+    """All links of a candidate's outputs against a reference's."""
+    choice = Choice(kind, "", True, About(name, classes, SIZE))
+    compared = Comparison(precision, tolerance(precision, logits=False), "", evaluation=Evaluation(choice, precision))
+    for _ in range(2):
+        compared.add(found, right, whole=True, truths=labels)
+    return compared.links(precision, "float32")
+
+
+@pytest.mark.parametrize("kind", LAYOUTS)
+def test_a_broken_candidate_fails_where_the_reference_finds_nothing(kind):
+    """Where neither shows an object, lists of objects are compared as the numbers that they are."""
+    name = {"rt-detr": "x:RTDetrForObjectDetection", "detr": "x:DetrForObjectDetection"}.get(kind, "")
+    low, asked = in_layout(kind, scores=SCORES / 10), {"name": name, "classes": 3}
+
+    def verdicts(found):
+        return [link.verdict for link in links_of(found, low, **asked)]
+
+    *numbers, objects = links_of(low, low, **asked)
+    assert (objects.verdict, len(numbers)) == ("not verified", len(low))
+    assert "failed" not in verdicts(low)
+    nan = {name: array * np.nan for name, array in low.items()}
+    objects = links_of(nan, low, **asked)[-1]
+    assert (objects.verdict, objects.figures.detail) == ("failed", "its outputs have NaN or infinity")
+    objects = links_of(in_layout(kind), low, **asked)[-1]
+    assert objects.verdict == "failed"
+    assert "in any image, the candidate finds 6" in objects.figures.detail
+    assert "failed" in verdicts(in_layout(kind, boxes=BOXES[::-1] * [1, 1, 1.5, 1.5], scores=SCORES / 10))
+
+
+@pytest.mark.parametrize("kind", LAYOUTS)
+def test_outputs_that_are_not_read_as_objects_are_compared_as_numbers(kind):
+    name = {"rt-detr": "x:RTDetrForObjectDetection", "detr": "x:DetrForObjectDetection"}.get(kind, "")
+    right = in_layout(kind) | {"pred_masks": np.random.default_rng(0).normal(size=(1, 6, 8, 8))}
+    *_, masks, objects = links_of(right | {"pred_masks": -right["pred_masks"]}, right, name, classes=3)
+    assert (masks.verdict, objects.verdict) == ("failed", "passed")
 
 
 def test_a_list_of_objects_is_compared_as_objects_and_not_row_by_row():

@@ -29,6 +29,10 @@ class Nothing(Exception):
     """The reference's results show nothing, e.g. no object in any image; the message says so."""
 
 
+class Invented(Nothing):
+    """The reference's results show nothing, and the candidate's show something."""
+
+
 @dataclass(frozen=True)
 class About:
     """What is known of a network besides its outputs.
@@ -69,8 +73,8 @@ class Task(ABC):
         changed: What the disagreement is a share of, in words that follow the share.
         library: The package that computes the metric against labels where it is installed; empty if there is none.
         layout: How the outputs are read, in words; known after the first `read`.
-        lists: The outputs whose rows are a list in the order of scores, so that row i of two networks may be of two
-            objects: they cannot be compared number by number.
+        lists: The outputs that `read` takes the results from and whose rows are a list in the order of scores, so that
+            row i of two networks may be of two objects: they are compared number by number only if they show nothing.
     """
 
     name: ClassVar[TaskName]
@@ -116,7 +120,7 @@ class Task(ABC):
         """All metrics, over the images of these rows.
 
         Raises:
-            Nothing: The reference's results show nothing.
+            Nothing: The reference's results show nothing; `Invented` if the candidate's show something.
         """
 
     @abstractmethod

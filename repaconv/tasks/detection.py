@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from repaconv.tasks.contract import About, Array, Metric, Nothing, Outputs, Row, Task, Unreadable, told
+from repaconv.tasks.contract import About, Array, Invented, Metric, Nothing, Outputs, Row, Task, Unreadable, told
 
 SCORE = 0.25
 """Score from which on a detection counts as an object: the default of Ultralytics' ``predict``."""
@@ -165,7 +165,8 @@ class Detection(Task):
         """Precision, recall, F1 and mAP50-95."""
         hits, shown, there = (sum(row[name] for row in rows) for name in ("hits", "shown", "there"))
         if not there:
-            raise Nothing(f"the reference finds no object with a score of {SCORE:g} in any image")
+            nothing = f"the reference finds no object with a score of {SCORE:g} in any image"
+            raise Invented(f"{nothing}, the candidate finds {shown}") if shown else Nothing(nothing)
         return {
             "precision": hits / shown if shown else 0.0,
             "recall": hits / there,
@@ -268,22 +269,25 @@ def suppressed(objects: Objects, threshold: float = NMS_IOU) -> Objects:
 
 
 def reader_of(outputs: Outputs, about: About) -> tuple[Reader, str, frozenset[str]]:
-    """How outputs of this kind are read, what that is called, and which are lists in the order of scores.
+    """How outputs of this kind are read, what that is called, and which of those are lists in the order of scores.
+
+    The queries of DETR with a class for no object stay in their order; other networks select theirs by score.
 
     Raises:
         Unreadable: In no known way.
     """
     if found := _named(outputs, BOXES, SCORES, CLASSES):
-        return partial(_torchvision, names=found), "boxes, scores and labels after NMS", frozenset(outputs)
+        return partial(_torchvision, names=found), "boxes, scores and labels after NMS", frozenset(found)
     detr = _named(outputs, DETR_BOXES, DETR_LOGITS) or _named(outputs, BOXES, DETR_LOGITS)
     if detr and outputs[detr[0]].ndim == 3 and outputs[detr[1]].ndim == 3 and about.size is not None:
         softmax = _has_no_object_class(outputs[detr[1]], about.architecture)
         how = "softmax with a class for no object" if softmax else "sigmoid"
-        return partial(_detr, names=detr, size=about.size, softmax=softmax), f"DETR: {how}", frozenset(outputs)
+        lists = frozenset(() if softmax else detr)
+        return partial(_detr, names=detr, size=about.size, softmax=softmax), f"DETR: {how}", lists
     first = next(iter(outputs.values()))
     if first.ndim == 3 and after_nms(first):
         name = next(iter(outputs))
-        return partial(_rows_after_nms, name=name), "x1, y1, x2, y2, score, class after NMS", frozenset(outputs)
+        return partial(_rows_after_nms, name=name), "x1, y1, x2, y2, score, class after NMS", frozenset((name,))
     if first.ndim == 3:
         classes = classes_of(outputs, about)
         layout = f"Ultralytics: {classes} classes, NMS at IoU {NMS_IOU:g}"

@@ -12,7 +12,7 @@ import numpy as np
 
 from repaconv.core.errors import Refused
 from repaconv.results import Figures, Link, TaskAccuracy, TaskMetric, TaskName, TaskResult, Tolerance
-from repaconv.tasks.contract import Array, Nothing, Outputs, Row, Task, Unreadable
+from repaconv.tasks.contract import Array, Invented, Nothing, Outputs, Row, Task, Unreadable
 from repaconv.tasks.depth import Depth
 from repaconv.tasks.detection import Detection
 from repaconv.tasks.embedding import Embedding
@@ -51,8 +51,19 @@ class Evaluation:
 
     @property
     def lists(self) -> frozenset[str]:
-        """The outputs that cannot be compared number by number; see `Task.lists`."""
-        return self.task.lists if self.task else frozenset()
+        """The outputs that the link of the task is about, and not the numbers; see `Task.lists`.
+
+        There are none where the results of both show nothing: then the numbers are all there is.
+        """
+        if self.task is None or not self.task.lists:
+            return frozenset()
+        try:
+            self.task.summary(self.task.settled(self.rows))
+        except Invented:
+            return self.task.lists
+        except Nothing:
+            return frozenset()
+        return self.task.lists
 
     def add(self, found: Outputs, right: Outputs, labels: Sequence[Any] | None = None) -> None:
         """One batch: the candidate's and the reference's outputs by name, and what is right by labels, if known.
@@ -135,11 +146,14 @@ class Evaluation:
         )
 
     def disagreement(self) -> float:
-        """How much of the reference's results changed, from 0 to 1; 0 where they show nothing, 1 if they are unread."""
+        """How much of the reference's results changed, from 0 to 1; 1 if they are unread, or only the candidate's show
+        anything; 0 where neither do."""
         if self.task is None:
             return 1.0
         try:
             found = self.task.summary(self.task.settled(self.rows))
+        except Invented:
+            return 1.0
         except Nothing:
             return 0.0
         return min(1.0, max(0.0, self.task.disagreement(found)))
@@ -174,12 +188,15 @@ class Evaluation:
         of: dict[str, Any] = {"name": name, "reference": reference, "candidate": f"{candidate}, {self.task.name}"}
         if not self.rows:
             return Link.concluded("not_run", **of)
+        wrong = "its outputs have NaN or infinity" if self.not_finite else ""
         try:
             found = self.result()
         except Nothing as problem:
+            if wrong or isinstance(problem, Invented):
+                figures = Figures(unit="images", compared=len(self.rows), detail=wrong or str(problem))
+                return Link.concluded("exceeds_tolerance", figures=figures, tolerance=Tolerance(kind="lossy"), **of)
             return Link.concluded("unsuitable_inputs", figures=Figures(detail=str(problem)), **of)
         lost = found.accuracy is not None and found.accuracy.low > ACCURACY_LOSS
-        wrong = "its outputs have NaN or infinity" if self.not_finite else ""
         within = found.within and not lost and not self.not_finite
         return Link.concluded(
             "within_tolerance" if within else "exceeds_tolerance",

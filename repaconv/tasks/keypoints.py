@@ -97,8 +97,9 @@ def _reader_of(outputs: Outputs, about: About) -> tuple[Callable[[Outputs], list
     Raises:
         Unreadable: In no known way.
     """
-    if {"boxes", "keypoints", "scores"} <= set(outputs):
-        return _torchvision, "boxes, scores and keypoints after NMS", frozenset(outputs)
+    lists = {"boxes", "keypoints", "scores"}
+    if lists <= set(outputs):
+        return _torchvision, "boxes, scores and keypoints after NMS", frozenset(lists)
     name, first = next(iter(outputs.items()))
     if len(outputs) == 1 and first.ndim == 4 and about.size:
         return partial(_of_maps, name=name, size=about.size), f"heatmaps of {first.shape[1]} points", frozenset()

@@ -503,10 +503,7 @@ class Comparison:
             found = self._paired(found, right, whole=whole)
         if self.evaluation is not None:
             self.evaluation.add(found, right, truths)
-        lists = self.evaluation.lists if self.evaluation is not None else ()
         for name in (*right, *(more for more in found if more not in right)):
-            if name in lists:
-                continue
             if name not in self.outputs:
                 self.outputs[name] = _Output(self, name, fixed=name in self.fixed)
             own = labels if name == self.scores else None
@@ -538,7 +535,8 @@ class Comparison:
 
         ``figures`` are what else is known of all.
         """
-        several, evaluated = len(self.outputs) > 1, self.evaluation
+        evaluated, by_number = self.evaluation, self._by_number()
+        several = len(by_number) > 1
         note = "; ".join(filter(None, [note, evaluated.fallback if evaluated else ""]))
         of_task: list[Link] = []
         if evaluated is not None and evaluated.task is not None:
@@ -551,9 +549,14 @@ class Comparison:
                 reference=reference,
                 candidate=f"{self.candidate}, output {output}" if several else self.candidate,
             )
-            for output, one in self.outputs.items()
+            for output, one in by_number.items()
         )
         return (*of_outputs, *of_task)
+
+    def _by_number(self) -> dict[str, _Output]:
+        """The outputs that are compared as numbers: all but lists of objects, which the link of the task is about."""
+        lists = self.evaluation.lists if self.evaluation is not None else ()
+        return {name: one for name, one in self.outputs.items() if name not in lists}
 
     def metrics(self, output: str) -> Metrics:
         """What was measured of one output of numbers, whatever its verdict."""
@@ -564,7 +567,7 @@ class Comparison:
     @property
     def worst(self) -> dict[str, int]:
         """Of each output, in the order of `links`, the image or call with the largest error."""
-        found = {name: one.worst for name, one in self.outputs.items()}
+        found = {name: one.worst for name, one in self._by_number().items()}
         return {**found, "": self.evaluation.worst} if self.evaluation and self.evaluation.task else found
 
 

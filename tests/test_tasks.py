@@ -124,6 +124,27 @@ def test_precision_recall_and_average_precision_by_hand():
         compared(task, right, in_layout("torchvision", scores=SCORES / 10))
 
 
+def test_a_perfect_candidate_of_many_objects_passes():
+    """COCO counts 100 detections of an image; the reference's objects are all of its objects."""
+    places = np.stack(np.meshgrid(np.arange(15), np.arange(15)), -1).reshape(-1, 2)[:200] * 40.0
+    right = in_layout("torchvision", np.concatenate([places, places + 30], 1), np.linspace(0.9, 0.5, 200), np.ones(200))
+    task = Detection(ABOUT)
+    assert compared(task, right, right) == {"precision": 1, "recall": 1, "F1": 1, "mAP50-95": 1}
+    half = {name: array[:100] for name, array in right.items()}
+    assert compared(task, half, right)["recall"] == 0.5
+
+
+def test_a_score_next_to_the_limit_neither_loses_an_object_nor_makes_one():
+    def metrics(low, reference):
+        both = [in_layout("torchvision", scores=np.asarray([0.9, 0.8, score])) for score in (low, reference)]
+        found = compared(Detection(ABOUT), *both)
+        return found["precision"], found["recall"]
+
+    assert metrics(0.2499, 0.2501) == metrics(0.2501, 0.2499) == metrics(0.26, 0.1) == (1, 1)
+    assert metrics(0.22, 0.2501) == (1, pytest.approx(2 / 3))
+    assert metrics(0.28, 0.2499) == (pytest.approx(2 / 3), 1)
+
+
 def test_average_precision_is_that_of_pycocotools():
     pytest.importorskip("pycocotools")
     chance, task = np.random.default_rng(0), Detection(About(classes=3, size=SIZE))
@@ -219,6 +240,47 @@ def test_keypoints_of_heatmaps_and_of_ultralytics():
     (nothing,) = Keypoints(About(classes=1, size=SIZE)).read({"o": 0 * raw})
     assert nothing.points.shape == (0, 2, 2)
     assert 0.5 < found["OKS"] < 1
+
+
+def persons(boxes, points, visible=1.0, scores=(0.9, 0.8)):
+    """Keypoints as torchvision gives them: one row of everything for each person."""
+    count = len(boxes)
+    numbers = np.concatenate([points[:count], np.full((count, points.shape[1], 1), visible)], 2)
+    return {"boxes": np.asarray(boxes, float), "scores": np.asarray(scores[:count]), "keypoints": numbers}
+
+
+def test_persons_that_are_invented_lost_or_without_points_count_as_wrong():
+    points = np.random.default_rng(0).uniform(0, 60, (2, 5, 2))
+    points[1] = points[0]
+    both = persons([[0, 0, 60, 60], [4, 0, 62, 60]], points)
+    one = persons([[0, 0, 60, 60]], points)
+
+    def found(candidate, reference):
+        return compared(Keypoints(ABOUT), candidate, reference)
+
+    assert found(both, both) == found(one, one) == {"PCK@0.05": 1, "OKS": 1}
+    two_thirds = {"PCK@0.05": pytest.approx(2 / 3), "OKS": pytest.approx(2 / 3)}
+    assert found(one, both) == two_thirds  # both overlap: the one that is left is matched once
+    assert found(both, one) == two_thirds
+    assert found(persons([[0, 0, 60, 60]], points, visible=0.0), one) == {"PCK@0.05": 0, "OKS": 0}
+    assert found(persons([[0, 0, 60, 60]], points, scores=[0.249]), one)["PCK@0.05"] == 1
+    low = persons([[0, 0, 60, 60], [4, 0, 62, 60]], points, scores=[0.9, 0.251])
+    assert found(low, one)["PCK@0.05"] == 1  # next to the limit
+    hidden = persons([[0, 0, 60, 60]], points, visible=0.0)
+    with pytest.raises(Nothing):
+        found(hidden, hidden)
+    objects = links_of(both, hidden, kind="keypoints")[-1]
+    assert (objects.verdict, objects.task) == ("failed", None)
+
+
+def test_keypoints_of_several_images_are_read_image_by_image():
+    points = np.random.default_rng(0).uniform(0, 60, (2, 5, 2))
+    one = persons([[0, 0, 60, 60], [4, 0, 62, 60]], points)
+    first, second = Keypoints(ABOUT).read({name: np.stack([array, array]) for name, array in one.items()})
+    assert np.allclose(first.points, points)
+    assert np.allclose(second.points, points)
+    with pytest.raises(Unreadable, match="do not fit each other"):
+        Keypoints(ABOUT).read({**one, "scores": np.ones(3)})
 
 
 @pytest.mark.parametrize("name", TASKS)

@@ -1,8 +1,9 @@
 """Object detection: boxes after NMS, matched by class and IoU; precision, recall, F1 and COCO's mAP50-95.
 
 The reference's objects with a score of at least `SCORE` take the place of labels. Precision, recall and F1 are of the
-candidate's objects above the same score, matched at IoU 0.5. The average precision is that of COCO (101 recall levels,
-10 IoU thresholds, at most 100 detections per image), and equal to pycocotools'.
+candidate's objects above the same score, matched at IoU 0.5; within `MARGIN` of it, matched objects count and others do
+not. The average precision is that of COCO (101 recall levels, 10 IoU thresholds), and against labels (of at most 100
+detections per image) equal to pycocotools'.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from repaconv.tasks.contract import About, Array, Invented, Metric, Nothing, Out
 
 SCORE = 0.25
 """Score from which on a detection counts as an object: the default of Ultralytics' ``predict``."""
+MARGIN = 0.02
+"""A score that lower precision moves by no more than that across `SCORE` neither loses an object nor makes one."""
 LEAST_SCORE = 0.001
 """Score from which on a detection counts for the average precision, as in Ultralytics' ``val``."""
 NMS_IOU = 0.7
@@ -107,16 +110,15 @@ class Detection(Task):
 
     def row(self, result: Objects, truth: Objects) -> Row:
         """Match the objects of one image, class by class."""
-        result = result.only(np.arange(len(result.scores)) < MOST)
         matched = matches(result, truth)
-        shown = result.scores >= SCORE
-        hits = int(matched[shown, 0].sum())
+        hit = matched[:, 0] & (result.scores >= SCORE - MARGIN)
+        shown = hit | (result.scores >= SCORE + MARGIN)
         return {
             "scores": result.scores,
             "classes": result.classes,
             "matched": matched,
             "truths": truth.classes,
-            "hits": hits,
+            "hits": int(hit.sum()),
             "shown": int(shown.sum()),
             "there": len(truth.scores),
         }
@@ -203,17 +205,23 @@ def ious(a: Array, b: Array) -> Array:
 
 
 def matches(found: Objects, truth: Objects) -> Array:
-    """Which objects [M, 10] match one of the truth's at each IoU threshold: the best free one, by falling score."""
+    """Which objects [M, 10] match one of the truth's at each IoU threshold; see `matched_to`."""
+    found_one: Array = matched_to(found, truth) >= 0
+    return found_one
+
+
+def matched_to(found: Objects, truth: Objects) -> Array:
+    """Which of the truth each matches at each IoU threshold [M, 10]: the best free one, by falling score, or -1."""
     overlap = ious(found.boxes, truth.boxes)
     overlap[found.classes[:, None] != truth.classes[None]] = -1
-    matched, taken = np.zeros((len(found.scores), len(IOUS)), bool), np.zeros((len(IOUS), len(truth.scores)), bool)
+    matched, taken = np.full((len(found.scores), len(IOUS)), -1), np.zeros((len(IOUS), len(truth.scores)), bool)
     if not len(truth.scores):
         return matched
     for place in range(len(found.scores)):
         free = np.where(taken, -1.0, overlap[place][None])
         best = free.argmax(1)
         hit = free[np.arange(len(IOUS)), best] >= np.minimum(IOUS, 1 - 1e-10)
-        matched[place] = hit
+        matched[place] = np.where(hit, best, -1)
         taken[np.flatnonzero(hit), best[hit]] = True
     return matched
 

@@ -1,7 +1,9 @@
 """Keypoints (pose, landmarks): PCK and OKS of the points of matched objects.
 
-PCK@0.05 is the share of points within 5% of the object's longer side of the reference's point. OKS is COCO's object
-keypoint similarity, with one falloff for all points.
+Objects of both networks are matched one to one, by falling score, at an IoU of 0.5. A point is near if it is visible in
+both and within 5% of the object's longer side of the reference's point. PCK@0.05 is the F1 of points that are near: of
+all visible points of both networks, those of objects without a match among them. OKS is COCO's object keypoint
+similarity, with one falloff for all points, as the F1 of objects; points visible in one network alone have none.
 """
 
 from __future__ import annotations
@@ -12,19 +14,17 @@ from typing import NamedTuple
 
 import numpy as np
 
-from repaconv.tasks.contract import About, Array, Metric, Nothing, Outputs, Row, Task, Unreadable, told
-from repaconv.tasks.detection import NMS_IOU, SCORE, Objects, classes_of, corners_of, ious, suppressed
+from repaconv.tasks.contract import About, Array, Invented, Metric, Nothing, Outputs, Row, Task, Unreadable, told
+from repaconv.tasks.detection import MARGIN, NMS_IOU, SCORE, Objects, classes_of, corners_of, matched_to, suppressed
 
 NEAR, FALLOFF = 0.05, 0.05
-SAME_OBJECT = 0.5
-"""IoU from which on two boxes are of one object."""
 VISIBLE = 0.25
 
 
 class Poses(NamedTuple):
-    """The objects of one image: ``boxes`` [M, 4], ``points`` [M, K, 2] in pixels, and whether each is ``visible``."""
+    """The objects of one image, with their ``points`` [M, K, 2] in pixels, and whether each is ``visible`` [M, K]."""
 
-    boxes: Array
+    objects: Objects
     points: Array
     visible: Array
 
@@ -49,46 +49,56 @@ class Keypoints(Task):
             self.reader, self.layout, self.lists = _reader_of(outputs, self.about)
         return self.reader(outputs)
 
+    def truth(self, result: Poses) -> Poses:
+        """The objects that are there, by the reference."""
+        there = np.flatnonzero(result.objects.scores >= SCORE)
+        return Poses(result.objects.only(there), result.points[there], result.visible[there])
+
     def row(self, result: Poses, truth: Poses) -> Row:
-        """Compare the visible points of the reference with those of the object at the same place."""
-        overlap = ious(truth.boxes, result.boxes)
-        near, similar = [], []
-        for place, (box, points, visible) in enumerate(zip(truth.boxes, truth.points, truth.visible, strict=True)):
-            if not visible.any():
+        """Compare the points of matched objects."""
+        matched = matched_to(result.objects, truth.objects)[:, 0]
+        shown = (matched >= 0) | (result.objects.scores >= SCORE + MARGIN)
+        near, similar = 0, 0.0
+        for place in np.flatnonzero(matched >= 0):
+            box = truth.objects.boxes[matched[place]]
+            seen = np.stack([result.visible[place], truth.visible[matched[place]]])
+            if not seen.any():
                 continue
-            match = int(overlap[place].argmax()) if overlap.shape[1] else -1
-            if match < 0 or overlap[place, match] < SAME_OBJECT:
-                near += [False] * int(visible.sum())
-                similar.append(0.0)
-                continue
-            off = np.linalg.norm(result.points[match] - points, axis=1)[visible]
-            sides = box[2:] - box[:2]
-            near += (off <= NEAR * sides.max()).tolist()
-            similar.append(float(np.exp(-(off**2) / (2 * sides.prod() * (2 * FALLOFF) ** 2)).mean()))
+            off = np.linalg.norm(result.points[place] - truth.points[matched[place]], axis=1)
+            sides, both = box[2:] - box[:2], seen.all(0)
+            near += int((both & (off <= NEAR * sides.max())).sum())
+            with np.errstate(divide="ignore", invalid="ignore"):
+                alike = np.exp(-(off**2) / (2 * sides.prod() * (2 * FALLOFF) ** 2))
+            similar += float(np.where(both, alike, 0.0)[seen.any(0)].mean())
         return {
-            "points": len(near),
-            "near": sum(near),
-            "objects": len(similar),
-            "similar": float(sum(similar)),
+            "points": int(truth.visible.sum()),
+            "points shown": int(result.visible[shown].sum()),
+            "near": near,
+            "objects": int(truth.visible.any(1).sum()),
+            "objects shown": int(result.visible[shown].any(1).sum()),
+            "similar": similar,
         }
 
     def summary(self, rows: Sequence[Row]) -> dict[str, float]:
         """PCK over all points, OKS over all objects."""
-        points, objects = sum(row["points"] for row in rows), sum(row["objects"] for row in rows)
+        points, shown = (sum(row[name] for row in rows) for name in ("points", "points shown"))
         if not points:
-            raise Nothing("the reference finds no visible point in any image")
+            nothing = "the reference finds no visible point in any image"
+            raise Invented(f"{nothing}, the candidate finds {shown}") if shown else Nothing(nothing)
+        objects = sum(row["objects"] + row["objects shown"] for row in rows)
         return {
-            "PCK@0.05": sum(row["near"] for row in rows) / points,
-            "OKS": sum(row["similar"] for row in rows) / objects,
+            "PCK@0.05": 2 * sum(row["near"] for row in rows) / (points + shown),
+            "OKS": 2 * sum(row["similar"] for row in rows) / objects,
         }
 
     def disagreement(self, summary: Mapping[str, float]) -> float:
-        """The share of points that moved."""
+        """The share of points that moved, are missing or new."""
         return 1 - summary["PCK@0.05"]
 
     def agreement(self, row: Row) -> float:
         """OKS of one image."""
-        return row["similar"] / row["objects"] if row["objects"] else 1.0
+        objects = row["objects"] + row["objects shown"]
+        return 2 * row["similar"] / objects if objects else 1.0
 
 
 def _reader_of(outputs: Outputs, about: About) -> tuple[Callable[[Outputs], list[Poses]], str, frozenset[str]]:
@@ -97,9 +107,9 @@ def _reader_of(outputs: Outputs, about: About) -> tuple[Callable[[Outputs], list
     Raises:
         Unreadable: In no known way.
     """
-    lists = {"boxes", "keypoints", "scores"}
-    if lists <= set(outputs):
-        return _torchvision, "boxes, scores and keypoints after NMS", frozenset(lists)
+    if {"boxes", "keypoints", "scores"} <= set(outputs):
+        lists = frozenset({"boxes", "keypoints", "scores", "labels"} & set(outputs))
+        return _torchvision, "boxes, scores and keypoints after NMS", lists
     name, first = next(iter(outputs.items()))
     if len(outputs) == 1 and first.ndim == 4 and about.size:
         return partial(_of_maps, name=name, size=about.size), f"heatmaps of {first.shape[1]} points", frozenset()
@@ -124,10 +134,20 @@ def _reader_of(outputs: Outputs, about: About) -> tuple[Callable[[Outputs], list
 
 
 def _torchvision(outputs: Outputs) -> list[Poses]:
-    """Of one image: boxes [M, 4], scores [M], keypoints [M, K, 3]."""
-    shown = outputs["scores"] >= SCORE
-    points = outputs["keypoints"][shown]
-    return [Poses(outputs["boxes"][shown].astype(float), points[:, :, :2].astype(float), points[:, :, 2] > 0)]
+    """Of one image: boxes [M, 4], scores [M], keypoints [M, K, 3], and labels [M] if any; or of several, N first."""
+    boxes, scores, points = (outputs[name] for name in ("boxes", "scores", "keypoints"))
+    classes = outputs["labels"] if "labels" in outputs else np.zeros(scores.shape)
+    if boxes.ndim == 2:
+        boxes, scores, points, classes = boxes[None], scores[None], points[None], classes[None]
+    fit = boxes.ndim == 3 and points.ndim == 4 and scores.shape == boxes.shape[:2] == points.shape[:2] == classes.shape
+    if not fit or boxes.shape[2] != 4 or points.shape[3] != 3:
+        raise Unreadable(f"boxes, scores and keypoints do not fit each other: {told(outputs)}")
+    found = []
+    for box, score, point, kind in zip(boxes, scores, points, classes, strict=True):
+        objects = Objects.of(box, score, kind, SCORE - MARGIN)
+        numbers = point[objects.places]
+        found.append(Poses(objects, numbers[:, :, :2].astype(float), numbers[:, :, 2] > 0))
+    return found
 
 
 def _of_maps(outputs: Outputs, name: str, size: tuple[int, int]) -> list[Poses]:
@@ -150,8 +170,8 @@ def _of_points(outputs: Outputs, name: str, size: tuple[int, int], *, relative: 
     return [Poses(_whole(size), each[None], shown[None]) for each, shown in zip(places, seen, strict=True)]
 
 
-def _whole(size: tuple[int, int]) -> Array:
-    return np.asarray([[0.0, 0.0, size[1], size[0]]])
+def _whole(size: tuple[int, int]) -> Objects:
+    return Objects.of(np.asarray([[0.0, 0.0, size[1], size[0]]]), np.ones(1), np.zeros(1))
 
 
 def _ultralytics(outputs: Outputs, name: str, classes: int) -> list[Poses]:
@@ -160,8 +180,8 @@ def _ultralytics(outputs: Outputs, name: str, classes: int) -> list[Poses]:
     for each in outputs[name]:
         scores = each[4 : 4 + classes]
         objects = suppressed(Objects.of(corners_of(each[:4].T), scores.max(0), scores.argmax(0)))
-        objects = objects.only(objects.scores >= SCORE)
+        objects = objects.only(np.flatnonzero(objects.scores >= SCORE - MARGIN))
         numbers = each[4 + classes :, objects.places].T
         points = numbers.reshape(len(numbers), numbers.shape[1] // 3, 3)
-        found.append(Poses(objects.boxes, points[:, :, :2].astype(float), points[:, :, 2] >= VISIBLE))
+        found.append(Poses(objects, points[:, :, :2].astype(float), points[:, :, 2] >= VISIBLE))
     return found

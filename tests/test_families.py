@@ -292,3 +292,109 @@ def test_the_page_is_the_result():
     own = [row for row in rows.values() if "own" in row["trained"]]
     doors = ("graph", "arch", "module")
     assert all(row[door]["counts"][0] <= row["trained"]["own"][0] for row in own for door in doors)
+
+
+class Dependent(nn.Module):
+    """A convolution whose weight is doubled for bright images, written by one of several ways."""
+
+    def __init__(self, write):
+        super().__init__()
+        self.a, self.conv = nn.Parameter(torch.randn(4, 4, 3, 3)), nn.Conv2d(4, 4, 3, padding=1)
+        self.register_buffer("k", torch.ones(4, 1, 1, 1))
+        self.write = write
+
+    def forward(self, x):
+        return F.conv2d(x, self.write(self, 1 + (x.mean() > 50)), padding=1)
+
+
+def _by_data(net, factor):
+    net.conv.weight.data = net.a * factor
+    return net.conv.weight
+
+
+def _by_view(net, factor):
+    weight = net.a * 1
+    weight.view(4, -1).mul_(factor)
+    return weight
+
+
+def _by_index(net, factor):
+    weight = net.a * 1
+    weight[:, :, 1].mul_(factor)
+    return weight
+
+
+def _by_buffer(net, factor):
+    net.k.view(-1).fill_(1).mul_(factor)
+    return net.a * net.k
+
+
+@pytest.mark.parametrize("write", [_by_data, _by_view, _by_index, _by_buffer])
+def test_a_weight_that_depends_on_the_input_is_no_constant_however_it_is_written(write):
+    torch.manual_seed(0)
+    net = Dependent(write).eval().double()
+    folded = rc.fold(net, example=torch.randn(2, 4, 16, 16).double())
+    bright = torch.randn(2, 4, 16, 16).double() + 60
+    with torch.no_grad():
+        assert torch.equal(net(bright), folded(bright))
+
+
+class Counting(nn.Module):
+    """Another weight from the second call on."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.n = nn.Parameter(torch.randn(4, 4, 3, 3)), nn.Parameter(torch.randn(4, 4, 3, 3)), 0
+
+    def forward(self, x):
+        self.n += 1
+        return F.conv2d(x, self.a + self.b if self.n == 1 else self.a, padding=1)
+
+
+class Decaying(nn.Module):
+    """A weight that every call halves."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.conv = nn.Parameter(torch.randn(4, 4, 3, 3)), nn.Conv2d(4, 4, 3, padding=1)
+
+    def forward(self, x):
+        self.conv.weight.data = self.conv.weight.data * 0.5 + self.a
+        return self.conv(x)
+
+
+@pytest.mark.parametrize("kind", [Counting, Decaying])
+def test_a_forward_that_changes_itself_is_not_folded_as_its_first_call(kind):
+    torch.manual_seed(0)
+    net, x = kind().eval().double(), torch.randn(2, 4, 9, 9).double()
+    folded = rc.fold(net, example=x)
+    with torch.no_grad():
+        for _ in range(3):
+            assert torch.equal(net(x), folded(x))
+
+
+@pytest.mark.parametrize(
+    ("nodes", "shape"),
+    [
+        ([("Cast", "p", "h", {"to": 10}), ("Cast", "h", "w", {"to": 1})], (4, 4, 3, 3)),
+        (
+            [("Resize", "p  scales", "w", {"coordinate_transformation_mode": "align_corners", "mode": "linear"})],
+            (4, 4, 8, 7),
+        ),
+        ([("Dropout", "p half yes", "w", {"seed": 1})], (4, 4, 3, 3)),
+    ],
+)
+def test_what_a_runtime_computes_otherwise_is_not_computed_in_advance(nodes, shape):
+    """Rounding to half precision, corners that are no whole sizes apart, and random numbers."""
+    held = {"p": normal(*shape).astype(np.float32), "scales": np.array([1, 1, 0.4, 0.5], np.float32)}
+    held |= {"half": np.array(0.5, np.float32), "yes": np.array(True)}
+    made = [onnx.helper.make_node(kind, read.split(" "), [out], **given) for kind, read, out, given in nodes]
+    used = {name for node in made for name in node.input}
+    made.append(onnx.helper.make_node("Conv", ["x", "w"], ["y"]))
+    weights = [onnx.numpy_helper.from_array(array, name) for name, array in held.items() if name in used]
+    ports = [onnx.helper.make_tensor_value_info(name, 1, [1, None, None, None]) for name in "xy"]
+    ports[0].type.tensor_type.shape.dim[1].dim_value = 4
+    whole = onnx.helper.make_graph(made, "g", ports[:1], ports[1:], weights)
+    model = onnx.helper.make_model(whole, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=9)
+    after, _ = rewritten(model, FOLDS)
+    assert kinds(after) == sorted([*(kind for kind, *_ in nodes), "Conv"])

@@ -509,8 +509,8 @@ def test_lower_precision_is_lossy_judged_on_images_and_kept_within_what_is_allow
 def test_lower_precision_may_be_held_to_accuracy_where_images_have_labels(repaconv, capfd):
     """A trained network; one bright pixel takes the range of its first layer, and int8 is right less often."""
     package.fold(models.checkpoint("repavit"), out="run")
-    held = np.load(models.HELD_OUT)
-    images, labels = held["input"][:96].copy(), held["labels"][:96]
+    with np.load(models.HELD_OUT) as held:
+        images, labels = held["input"][:96].copy(), held["labels"][:96]
     images[:, :, 0, 0] = 300
     np.savez("right.npz", input=images, labels=labels)
     np.savez("wrong.npz", input=images, labels=(labels + 1) % 10)

@@ -58,6 +58,20 @@ def outputs(module: nn.Module, call: Call, prepare: Callable[[nn.Module], None] 
         return dict(tensors_in(own(*args, **kwargs)))
 
 
+def keeps_state(module: nn.Module, call: Call) -> bool:
+    """Whether a copy of the module gives other outputs when it is called a second time."""
+    own, (args, kwargs) = copy.deepcopy(module), copy.deepcopy(call)
+    runs = []
+    for _ in range(2):
+        with _reproducible():
+            found = tensors_in(own(*copy.deepcopy(args), **copy.deepcopy(kwargs)))
+            runs.append({name: tensor.clone() for name, tensor in dict(found).items()})
+    first, second = runs
+    return first.keys() != second.keys() or not all(
+        torch.allclose(first[name], second[name], rtol=1e-9, atol=0.0, equal_nan=True) for name in first
+    )
+
+
 def with_random_inputs(call: Call, seed: int = 0, scale: float = 1.0, offset: float = 0.0) -> Call:
     """The same call with normally distributed random numbers of that scale and mean as floating-point inputs."""
     generator = torch.Generator().manual_seed(seed)

@@ -248,7 +248,11 @@ class Trace(TorchFunctionMode):
         name = str(getattr(func, "__name__", func))
         plain = name.strip("_")
         tensors = [leaf for leaf in tree_leaves(made) if isinstance(leaf, Tensor)]
-        if plain == "set" or (not tensors and plain not in (*LOOKS, "setitem")):
+        if plain == "set":  # tensor.data = other
+            if len(args) == 2 and all(isinstance(each, Tensor) for each in args) and not self._value(args[1]).constant:
+                self._vary(args[0])
+            return
+        if not tensors and plain not in (*LOOKS, "setitem"):
             return
         swapped = name.startswith("__r") and plain[1:] in ("add", "sub", "mul", "truediv", "matmul", "div")
         inside = name.startswith("__i") and plain[1:] in ("add", "sub", "mul", "truediv", "matmul", "div")
@@ -261,6 +265,10 @@ class Trace(TorchFunctionMode):
         if plain == "setitem":
             tensors = [args[0]]
         self._made(step, tensors)
+        if plain == "setitem" or inside or "out" in kwargs or (name.endswith("_") and not name.startswith("_")):
+            for tensor in tensors:
+                if not self._value(tensor).constant:
+                    self._vary(tensor)
         self._kept.append((args, kwargs, made))
 
     def _made(self, step: Step, tensors: list[Tensor]) -> None:
@@ -271,6 +279,19 @@ class Trace(TorchFunctionMode):
             if len(tensors) == 1:
                 step.output = value
             self._values[id(tensor)] = value
+
+    def _vary(self, written: Tensor) -> None:
+        """Take no tensor for a constant whose numbers lie where a number was written that depends on an input."""
+        self._value(written).constant = False
+        place = _storage(written)
+        for value in self._values.values():
+            if value.constant and place is not None and _storage(value.tensor) == place:
+                value.constant = False
+
+
+def _storage(tensor: Tensor) -> int | None:
+    """The memory that a tensor shares with its views; None if it has none of its own, e.g. a sparse one."""
+    return tensor.untyped_storage().data_ptr() if tensor.layout == strided and tensor.numel() else None
 
 
 def _memory(tensor: Tensor) -> tuple[Any, ...]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,6 +26,7 @@ from torch.utils._pytree import tree_map
 from repaconv.algebra.channel_maps import Vector
 from repaconv.algebra.convolution_kernels import Kernel, per_output_channel
 from repaconv.rewrites.fold.unfolded_linear_operators import PADDED, READ_BESIDE
+from repaconv.torch_fold.module_calls import keeps_state
 from repaconv.torch_fold.module_trace import LOOKS, SAME, Called, Step, Trace, Value, inner_name, parameters_of
 from repaconv.torch_fold.submodules import holds_nothing, joined, shared
 from repaconv.torch_fold.traced_linear_maps import (
@@ -377,9 +379,10 @@ def fold_structure(module: nn.Module, whole: Whole, edits: int, shared_names: se
     trial = _Trial(module, whole, edits)
     made: list[Change] = []
     wrong: dict[tuple[str, str], tuple[Change, Equality]] = {}
+    changing = cache(lambda: keeps_state(module, whole.calls[0]))
     while True:
         trace = Trace.of(trial.module, whole.calls[0])
-        places = Places(trial.module, trace, shared(trial.module) | shared_names)
+        places = Places(trial.module, trace, shared(trial.module) | shared_names, changing)
         every = list(_possible_folds(places, set(wrong)))
         found = sorted((c for c in every if isinstance(c, Change)), key=lambda c: _class_name(trial.module, c))
         if not found:
@@ -479,6 +482,8 @@ def _parallel(places: Places, call: Called) -> Iterator[Change | Unfolded]:
     calls = places.trace.called(call.name)
     if not why and not all(alike(links, chain_of(places.trace, one) or []) for one in calls if one is not call):
         why = "it computes something else in another call"
+    if not why and places.keeps_state():
+        why = "the module gives other outputs when it is called again"
     if why:
         yield Unfolded(call.name, what, why)
     elif call is calls[0]:

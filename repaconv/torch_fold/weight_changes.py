@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -97,10 +97,11 @@ class Places:
         root: The module.
         trace: A trace of the module.
         shared: Names of modules and tensors that have another name as well.
+        keeps_state: Whether the module gives other outputs when it is called again.
     """
 
-    def __init__(self, root: nn.Module, trace: Trace, shared: set[str]) -> None:
-        self.root, self.trace, self._shared = root, trace, shared
+    def __init__(self, root: nn.Module, trace: Trace, shared: set[str], keeps_state: Callable[[], bool]) -> None:
+        self.root, self.trace, self._shared, self.keeps_state = root, trace, shared, keeps_state
         self._calls = Counter(call.name for call in trace.calls)
         self.users = Counter(v.name for step in trace.steps for v in dict.fromkeys(step.inputs) if v.name)
         self._held = {name for name, _ in root.named_parameters()}

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
+import torch
+from test_converting import HEADS, images, plain_weights
 
+from repaconv.conversion.image_splits import role_of
+from repaconv.core.errors import Refused
+from repaconv.stages.tune.loss_evaluation import LossEvaluation
 from repaconv.tasks.contract import About
+from repaconv.tasks.detection import Labeled
 from repaconv.tasks.evaluation import Evaluation
 from repaconv.tasks.recognition import Choice, by_outputs
+from repaconv.tasks.segmentation import Segmentation
+from repaconv.verification.accuracy_budget import Budget
 from repaconv.verification.comparison import Comparison
 from repaconv.verification.tolerances import tolerance
 
@@ -43,3 +53,114 @@ def test_larger_images_and_sequences_show_no_task():
     assert by_outputs({"y": np.zeros((1, 3, 128, 128))}, ABOUT, 3)[0] == "other"
     assert "--task restore" in by_outputs({"y": np.zeros((1, 3, 128, 128))}, ABOUT, 3)[1]
     assert by_outputs({"y": [np.zeros(2), np.zeros(3)]}, ABOUT, 3)[0] == "other"
+
+
+# --- Labels that do not fit
+
+
+def labeled(boxes, ids):
+    count = len(ids)
+    return Labeled(
+        np.asarray(boxes, float).reshape(-1, 4), np.asarray(ids, int), np.zeros(count, int), np.zeros(count, bool)
+    )
+
+
+BOXES = np.array([[i * 8, 0, i * 8 + 7, 15.0] for i in range(8)])
+OBJECTS = {"boxes": BOXES, "scores": np.linspace(0.9, 0.5, 8), "labels": np.zeros(8, int)}
+SCORES = np.random.default_rng(0).normal(size=(4, 5, 64, 64))
+DEPTH = 1 + np.random.default_rng(1).random((4, 16, 16))
+IMAGES = np.random.default_rng(2).random((4, 3, 32, 32))
+
+
+@pytest.mark.parametrize(
+    ("task", "outputs", "right", "wrong"),
+    [
+        ("detect", OBJECTS, [labeled(BOXES, [0] * 8)], [labeled(BOXES, [1] * 8)]),
+        ("segment", {"y": SCORES}, list(SCORES.argmax(1)), list(SCORES.argmax(1)[:, ::-1])),
+        ("restore", {"y": IMAGES}, list(IMAGES), list(255 * IMAGES)),
+        ("depth", {"y": DEPTH}, list(DEPTH), list(1000 * DEPTH)),
+    ],
+)
+def test_labels_that_the_original_network_does_not_meet_at_all_are_refused(task, outputs, right, wrong):
+    """Nothing can be lost of nothing: a drop of 0 would be within every budget."""
+    accuracy = links_of(task, outputs, outputs, labels=right)[-1].task.accuracy
+    assert accuracy.drop == 0
+    with pytest.raises(Refused, match="the original network finds nothing of the labels") as refused:
+        links_of(task, outputs, outputs, labels=wrong)
+    assert refused.value.code == "labels.mismatch"
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_labels_of_another_size_are_refused_however_the_task_is_known(asked):
+    with pytest.raises(Refused, match=r"labels of \[32, 32\]") as refused:
+        links_of("segment", {"y": SCORES}, {"y": SCORES}, labels=[np.zeros((32, 32), int)] * 4, asked=asked)
+    assert refused.value.code == "labels.size"
+
+
+@pytest.mark.parametrize("hole", [np.nan, np.inf])
+def test_a_hole_in_a_depth_map_leaves_the_other_pixels(hole):
+    truth = DEPTH.copy()
+    truth[:, 0, 0] = hole
+    accuracy = links_of("depth", {"y": DEPTH * 1.5}, {"y": DEPTH}, precision="int8", labels=list(truth))[
+        -1
+    ].task.accuracy
+    assert (accuracy.reference, accuracy.candidate) == pytest.approx((0, 0.5))
+
+
+def test_labels_that_show_nothing_give_no_accuracy_and_meet_no_budget():
+    one_class = [np.zeros((64, 64), int)] * 4
+    link = links_of("segment", {"y": SCORES}, {"y": SCORES}, labels=one_class)[-1]
+    assert link.task.accuracy is None
+    assert "no mean IoU against the labels" in link.note
+    told = LossEvaluation._too_much(SimpleNamespace(allowed=Budget(None, 0.5)), 0.0, link)
+    assert told == "no accuracy could be evaluated with these labels"
+    assert LossEvaluation._too_much(SimpleNamespace(allowed=Budget(0.1, None)), 0.0, link) == ""
+    assert not Budget(None, 0.5).allows(0.0, None)
+
+
+def test_disagreement_that_is_not_known_is_the_largest():
+    vectors = np.eye(2)
+    evaluation = Evaluation(Choice("embed", "", True, ABOUT), "int8")
+    evaluation.add({"y": vectors}, {"y": vectors})
+    assert evaluation.disagreement() == 1.0  # two images: nothing to choose
+    lost = Evaluation(Choice("restore", "", True, ABOUT), "int8")
+    lost.add({"y": IMAGES}, {"y": np.where(IMAGES > 0.99, np.nan, IMAGES)})
+    assert lost.disagreement() == lost.result().disagreement == 1.0
+
+
+def test_a_conversion_by_nearest_images_needs_some(repaconv):
+    torch.save(plain_weights(classes=0), "vit.pth")
+    few = images(400)
+    roles = [role_of(image) for image in few]
+    kept = [image for image, role in zip(few, roles, strict=True) if role != "test"][:60]
+    kept += [image for image, role in zip(few, roles, strict=True) if role == "test"][:2]
+    np.savez("x.npz", input=np.stack(kept))
+    asked = ("--inputs", "x.npz", "--set", f"num_heads={HEADS}", "--blocks", "3")
+    code, _, err = repaconv("convert", "vit.pth", "--max-disagreement", "0.95", *asked)
+    assert code == 4
+    assert "3 images or more, and there are 2 for test" in err
+    assert repaconv("convert", "vit.pth", *asked)[0] == 0
+
+
+# --- Maps of classes
+
+
+def test_pixels_without_a_class_do_not_count_and_a_network_may_have_a_class_255():
+    task = Segmentation(ABOUT)
+    result, truth = np.asarray([[0, 1, 2, 2]]), np.asarray([[0, 1, -1, -1]])
+    assert task.row(result, truth)["iou"] == 1
+    assert task.row(np.asarray([[0, -1]]), np.asarray([[0, 1]]))["agreement"] == 0.5
+    assert task.row(np.full((2, 2), 7), np.full((2, 2), 255))["agreement"] == 0
+    assert task.labeled_row(result, np.asarray([[0, 1, 255, 255]]))["iou"] == 1
+    assert task.labeled_row(np.asarray([[0, 255]]), np.asarray([[0, 1]]))["agreement"] == 0.5
+
+
+def test_painted_instances_are_compared_with_masks_of_the_image_s_size():
+    raw = np.zeros((1, 4 + 3 + 32, 84))
+    raw[0, :5, 3] = [16, 32, 32, 64, 0.9]
+    raw[0, 7, 3] = 1
+    outputs = {"output0": raw, "output1": np.ones((1, 32, 16, 16))}
+    mask = np.zeros((64, 64), int)
+    mask[:, :32] = 1
+    link = links_of("segment", outputs, outputs, labels=[mask], about=About("", 3, SIZE))[-1]
+    assert link.task.accuracy.reference == 1

@@ -181,11 +181,11 @@ def test_pixel_agreement_and_mean_iou_by_hand():
     found[0, 3] = 1
     task = Segmentation(ABOUT)
     (a,), (b,) = task.read({"classes": found}), [truth[0]]
-    found_metrics = task.summary([task.row(a, b)])
+    found_metrics = task.summary([task.labeled_row(a, b)])
     assert found_metrics["pixel agreement"] == pytest.approx(11 / 15)
     assert found_metrics["mean IoU"] == pytest.approx((4 / 8 + 7 / 11) / 2)
     with pytest.raises(Nothing):
-        task.summary([task.row(a * 0, b * 0)])
+        task.summary([task.labeled_row(a * 0, b * 0)])
 
 
 def test_segmentation_reads_scores_of_classes_and_of_one_class():

@@ -12,6 +12,7 @@ from repaconv.conversion.plain_vit import PlainViT
 from repaconv.conversion.token_merging import read_schedule
 from repaconv.core.errors import Refused, UsageProblem
 from repaconv.methods.pyra.merging_schedules import first_merging_block
+from repaconv.tasks.embedding import LEAST_IMAGES
 from repaconv.verification.accuracy_budget import Budget
 
 if TYPE_CHECKING:
@@ -178,6 +179,7 @@ def read_budget(options: ConvertOptions, splits: ImageSplits, *, classes: int, c
 
     Raises:
         UsageProblem: If it cannot be measured: the network has no classes, or the images have no labels.
+        Refused: If it is of nearest images, and there are too few to have one.
     """
     budget = Budget.of(options)
     of_features = not classes and budget.max_disagreement is not None and budget.max_accuracy_drop is None
@@ -190,6 +192,8 @@ def read_budget(options: ConvertOptions, splits: ImageSplits, *, classes: int, c
             "--max-disagreement alone limits the share of images that find another nearest image.",
             code="convert.no-classes",
         )
+    if budget.asked and of_features:
+        require_neighbors(splits)
     if budget.max_accuracy_drop is not None and not all((part.labels >= 0).any() for part in splits[1:]):
         raise UsageProblem(
             "--max-accuracy-drop needs labeled images.",
@@ -200,6 +204,22 @@ def read_budget(options: ConvertOptions, splits: ImageSplits, *, classes: int, c
             code="convert.no-labels",
         )
     return budget
+
+
+def require_neighbors(splits: ImageSplits) -> None:
+    """Require images that have a nearest one among others to choose.
+
+    Raises:
+        Refused: If the validation or the test split has fewer than 3.
+    """
+    few = [(name, len(part.images)) for name, part in splits._asdict().items() if name != "calibration"]
+    if few := [(name, count) for name, count in few if count < LEAST_IMAGES]:
+        raise Refused(
+            f"the budget is of nearest images, which takes {LEAST_IMAGES} images or more, and there are "
+            f"{' and '.join(f'{count} for {name}' for name, count in few)}.",
+            hint="Give more images; a few hundred are usual.",
+            code="convert.too-few",
+        )
 
 
 def require_enough(splits: ImageSplits, patches: int, width: int) -> None:

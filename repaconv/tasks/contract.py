@@ -20,6 +20,9 @@ Outputs = Mapping[str, Array]
 Row = dict[str, Any]
 """What is kept of one image: counts or numbers, by name."""
 
+BY_CHANCE = 0.01
+"""Shares of agreement with labels, or above that of chance, which say that nothing agrees."""
+
 
 class Unreadable(Exception):
     """The outputs cannot be read as results of the task; the message is the reason, as the end of a sentence."""
@@ -106,6 +109,10 @@ class Task(ABC):
     def labeled_row(self, result: Any, label: Any) -> Row:
         """Compare the result of one image with its label."""
         return self.row(result, label)
+
+    def by_chance(self, _rows: Sequence[Row], value: float) -> bool:
+        """Whether this metric against labels is no better than that of a network that knows nothing of them."""
+        return value < BY_CHANCE
 
     def by_library(self, rows: Sequence[Row]) -> float | None:
         """The metric against labels as the field's own `library` has it; None where that is not installed."""

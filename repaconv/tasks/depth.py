@@ -8,9 +8,11 @@ import numpy as np
 
 from repaconv.tasks.contract import Array, Metric, Nothing, Outputs, Row, Task, Unreadable, mean, require_same_shape
 
-LEAST = 1e-3
+LEAST = 0.01
 """Share of an image's largest depth below which a pixel is not compared: a relative error means nothing near zero."""
 NEAR = 1.25
+OTHER_SCALE = 0.9
+"""AbsRel from which on depth is not that of the labels."""
 
 
 class Depth(Task):
@@ -37,8 +39,8 @@ class Depth(Task):
     def row(self, result: Array, truth: Array) -> Row:
         """AbsRel of one image, over the pixels where the reference is above zero."""
         require_same_shape(result, truth)
-        there = truth > LEAST * max(float(truth.max()), 0.0)
-        there &= truth > 0
+        there = np.isfinite(truth) & (truth > 0)
+        there &= truth > LEAST * truth[there].max(initial=0.0)
         if not there.any():
             return {"pixels": 0, "AbsRel": 0.0, "within 25%": 1.0}
         a, b = np.maximum(result[there], 0.0), truth[there]
@@ -55,6 +57,10 @@ class Depth(Task):
         if not rows:
             raise Nothing("no pixel of the reference is above zero")
         return {name: mean(rows, name) for name in ("AbsRel", "within 25%")}
+
+    def by_chance(self, _rows: Sequence[Row], value: float) -> bool:
+        """Whether the depth is as wrong as a map of zeros, whose AbsRel is 1: it has another scale."""
+        return value >= OTHER_SCALE
 
     def disagreement(self, summary: Mapping[str, float]) -> float:
         """AbsRel."""

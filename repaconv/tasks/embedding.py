@@ -8,6 +8,9 @@ import numpy as np
 
 from repaconv.tasks.contract import Array, Metric, Nothing, Outputs, Row, Task, mean, only_output
 
+LEAST_IMAGES = 3
+"""Images from which on there is a choice of the nearest one."""
+
 
 class Embedding(Task):
     """Vectors [D]. The gallery are the reference's vectors of all images, the query is the candidate's of one."""
@@ -31,7 +34,7 @@ class Embedding(Task):
 
     def settled(self, rows: Sequence[Row]) -> Sequence[Row]:
         """Whether each image finds the nearest of the others that the reference finds."""
-        if len(rows) < 3:
+        if len(rows) < LEAST_IMAGES:
             raise Nothing(f"{len(rows)} images have no nearest one among them to choose")
         gallery = np.stack([row["vector"] for row in rows])
         found = []

@@ -48,6 +48,7 @@ class Evaluation:
         self.rows: list[Row] = []
         self.labeled: list[tuple[Row, ...]] = []
         self.not_finite = False
+        self.no_accuracy = ""
 
     @property
     def lists(self) -> frozenset[str]:
@@ -69,7 +70,8 @@ class Evaluation:
         """One batch: the candidate's and the reference's outputs by name, and what is right by labels, if known.
 
         Raises:
-            Refused: The user named the task, and the outputs are not those of such a network.
+            Refused: The user named the task, and the outputs are not those of such a network; or labels are of another
+                size than its results.
         """
         if self._open and all(isinstance(array, np.ndarray) for array in right.values()):
             name, shown = by_outputs(right, self.choice.about, self.channels)
@@ -85,15 +87,25 @@ class Evaluation:
             expected = self.task.read(right)
             got = self.task.read(_finite(found))
             rows = [self.task.row(a, self.task.truth(b)) for a, b in zip(got, expected, strict=True)]
-            for place, label in enumerate(labels or ()):
-                if label is not None:
-                    both = got[place], expected[place]
-                    self.labeled.append(tuple(self.task.labeled_row(each, label) for each in both))
         except Unreadable as problem:
             self._unreadable(problem)
             return
         self.rows += rows
+        for place, label in enumerate(labels or ()):
+            if label is not None:
+                self.labeled.append(self._labeled(self.task, (got[place], expected[place]), label))
         self.not_finite = self.not_finite or _not_finite(found, right)
+
+    def _labeled(self, task: Task, results: tuple[Any, Any], label: Any) -> tuple[Row, ...]:
+        """The candidate's and the reference's result of one image against its label."""
+        try:
+            return tuple(task.labeled_row(each, label) for each in results)
+        except Unreadable as problem:
+            raise Refused(
+                f"the labels are not of the size of this network's results: {problem}.",
+                hint=f"Give {task.labels} of that size, or image folders, with which masks are resized.",
+                code="labels.size",
+            ) from problem
 
     def _unreadable(self, problem: Unreadable) -> None:
         """Refuse outputs of another kind, or compare them as numbers if the task was only recognized."""
@@ -141,25 +153,26 @@ class Evaluation:
             images=len(rows),
             metrics=metrics,
             changed=task.changed,
-            disagreement=min(1.0, max(0.0, task.disagreement(found))),
+            disagreement=_share(task.disagreement(found)),
             accuracy=self._accuracy(task),
         )
 
     def disagreement(self) -> float:
-        """How much of the reference's results changed, from 0 to 1; 1 if they are unread, or only the candidate's show
-        anything; 0 where neither do."""
+        """How much of the reference's results changed, from 0 to 1; 1 where that is not known."""
         if self.task is None:
             return 1.0
         try:
             found = self.task.summary(self.task.settled(self.rows))
-        except Invented:
-            return 1.0
         except Nothing:
-            return 0.0
-        return min(1.0, max(0.0, self.task.disagreement(found)))
+            return 1.0
+        return _share(self.task.disagreement(found))
 
     def _accuracy(self, task: Task) -> TaskAccuracy | None:
-        """The metric against labels of both; None without labels."""
+        """The metric against labels of both; None without labels, or if it is not known (`no_accuracy` says why).
+
+        Raises:
+            Refused: The original network agrees with the labels by chance alone, so that it has nothing to lose.
+        """
         if not self.labeled:
             return None
         name = task.accuracy
@@ -172,7 +185,18 @@ class Evaluation:
         try:
             found = both(self.labeled)
         except Nothing:
+            self.no_accuracy = f"no {name} against the labels: they show nothing on these images"
             return None
+        if not np.isfinite(list(found.values())).all():
+            self.no_accuracy = f"no {name} against the labels: it is no finite number"
+            return None
+        if task.by_chance([pair[1] for pair in self.labeled], found["reference"]):
+            raise Refused(
+                f"the original network finds nothing of the labels: {name} {found['reference']:.2%} on "
+                f"{len(self.labeled)} images, no better than chance.",
+                hint="Are the categories, the scale and the order of the labels those of the network?",
+                code="labels.mismatch",
+            )
         spread = _bootstrap(both, self.labeled)["drop"]
         low, high = (float(np.percentile(spread, level)) for level in LEVEL)
         source = "repaconv"
@@ -201,11 +225,17 @@ class Evaluation:
         return Link.concluded(
             "within_tolerance" if within else "exceeds_tolerance",
             figures=Figures(unit="images", compared=found.images, detail=wrong),
-            note=f"{found.disagreement:.2%} {found.changed}; {found.layout}; known by {found.source}",
+            note=f"{found.disagreement:.2%} {found.changed}; {found.layout}; known by {found.source}"
+            + (f"; {self.no_accuracy}" if self.no_accuracy else ""),
             tolerance=Tolerance(kind="lossy"),
             task=found,
             **of,
         )
+
+
+def _share(value: float) -> float:
+    """A number as a share from 0 to 1; 1, the worst, for NaN."""
+    return min(1.0, max(0.0, value)) if value == value else 1.0
 
 
 def _bootstrap(summary: Callable[[Sequence[Any]], Mapping[str, float]], rows: Sequence[Any]) -> dict[str, Array]:

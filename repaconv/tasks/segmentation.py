@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from repaconv.tasks.contract import (
+    BY_CHANCE,
     About,
     Array,
     Metric,
@@ -86,12 +87,12 @@ class Segmentation(Task):
         self.how, self.layout = "classes", "class numbers per pixel"
 
     def row(self, result: Array, truth: Array) -> Row:
-        """Count the pixels of each class: in both maps, and in either."""
+        """Count the pixels of each class: in both maps, and in either; negative numbers in ``truth`` do not count."""
         require_same_shape(result, truth)
-        valid = truth != IGNORED
+        valid = truth >= 0
         a, b = result[valid].ravel(), truth[valid].ravel()
         count = int(max(a.max(initial=0), b.max(initial=0))) + 1
-        both, left, right = (np.bincount(each, minlength=count) for each in (a[a == b], a, b))
+        both, left, right = (np.bincount(each, minlength=count) for each in (a[a == b], a[a >= 0], b))
         union = left + right - both
         there = union > 0
         return {
@@ -101,6 +102,23 @@ class Segmentation(Task):
             "agreement": both.sum() / max(1, len(b)),
             "iou": float((both[there] / union[there]).mean()) if there.any() else 1.0,
         }
+
+    def labeled_row(self, result: Array, label: Array) -> Row:
+        """Compare one map with its mask; painted instances are enlarged to the image."""
+        if self.how == "instances" and label.shape == self.about.size:
+            high, wide = (np.arange(to) * of // to for to, of in zip(label.shape, result.shape, strict=True))
+            result = result[high[:, None], wide]
+        return self.row(result, np.where(label == IGNORED, -1, label))
+
+    def by_chance(self, rows: Sequence[Row], value: float) -> bool:
+        """Whether a map with as many pixels of each class, at any places, would have this mean IoU as well."""
+        both, union, there = (_sum([row[name] for row in rows]) for name in ("both", "union", "there"))
+        total = max(1, there.sum())
+        of_labels, of_network = there / total, (union + both - there) / total
+        common = of_labels * of_network
+        seen = union > 0
+        chance = (common[seen] / (of_labels + of_network - common)[seen]).mean()
+        return bool(value < chance + BY_CHANCE)
 
     def summary(self, rows: Sequence[Row]) -> dict[str, float]:
         """Pixel agreement and mean IoU, over all pixels of all images."""

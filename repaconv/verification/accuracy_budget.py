@@ -32,10 +32,11 @@ class Budget(NamedTuple):
 
         Args:
             disagreement: The share of images with another first class; None, where it is not known, is all of them.
-            accuracy: How much more of the labelled images are right than before; None, where it is not known, is none.
+            accuracy: How much more of the labeled images are right than before; None, where it is not known, is all
+                fewer.
         """
         near = self.max_disagreement is None or (1.0 if disagreement is None else disagreement) <= self.max_disagreement
-        right = self.max_accuracy_drop is None or (0.0 if accuracy is None else -accuracy) <= self.max_accuracy_drop
+        right = self.max_accuracy_drop is None or (1.0 if accuracy is None else -accuracy) <= self.max_accuracy_drop
         return near and right
 
     def judged(self, link: Link, note: str = "") -> Link:

@@ -104,10 +104,12 @@ class _Plan(NamedTuple):
 def _plan(options: FinetuneOptions, given: Path | None) -> _Plan:
     """Check everything that may be refused before training."""
     from repaconv.checkpoints import read_checkpoint
+    from repaconv.conversion.conversion_option_parsing import require_neighbors
     from repaconv.conversion.finetuning.original_networks import read_original
     from repaconv.conversion.finetuning.training_architectures import training_plan_of
     from repaconv.conversion.finetuning.training_loop import images_hash
     from repaconv.conversion.image_splits import role_in_training, split_images
+    from repaconv.verification.accuracy_budget import Budget
 
     source = _conversion_run(given)
     done = read_artefact(source.convert_json, ConvertArtefact)
@@ -119,6 +121,8 @@ def _plan(options: FinetuneOptions, given: Path | None) -> _Plan:
     inputs = read_images(options, original.reading)
     teacher, taught_by = _teacher(options, parent, original)
     splits = split_images(inputs, options.samples, role_in_training)
+    if Budget.of(done).asked and not original.reading.config.classes:
+        require_neighbors(splits)
     run = run_folder.Run(
         Path(options.out) if options.out else source.folder.with_name(f"{source.folder.name}-finetuned")
     )

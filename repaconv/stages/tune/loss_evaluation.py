@@ -90,6 +90,8 @@ class LossEvaluation:
                 with self._timed(deployment):
                     self.losses[key] = self._evaluate(deployment, self._validation, expected)
             except RepaconvError as problem:
+                if problem.code.startswith("labels."):  # nothing of this configuration
+                    raise
                 self.losses[key] = Loss(None, None, f"left: {problem.message}")
             except Exception as error:  # each runtime raises classes of its own
                 self.losses[key] = Loss(None, None, f"left: it does not run: {first_line(error)}")
@@ -245,13 +247,15 @@ class LossEvaluation:
 
     def _too_much(self, other: float, link: Link) -> str:
         """Which part of the budget is exceeded, in words; empty if none."""
-        more = link.accuracy.difference if link.accuracy else 0.0
+        more = link.accuracy.difference if link.accuracy else None
         if link.task and link.task.accuracy:
             more = -link.task.accuracy.drop
         if self.allowed.allows(other, more):
             return ""
         if self.allowed.max_disagreement is not None and other > self.allowed.max_disagreement:
             return "disagrees with float32 more than allowed"
+        if more is None:
+            return "no accuracy could be evaluated with these labels"
         metric = link.task.accuracy.metric if link.task and link.task.accuracy else "accuracy"
         return f"loses {-more:.2%} of {metric}, more than allowed"
 

@@ -106,6 +106,55 @@ def test_the_same_objects_are_read_from_every_layout(kind):
     assert bool(task.lists) == (kind not in ("ultralytics", "detr"))
 
 
+def test_logits_are_read_with_sigmoids_unless_the_network_has_a_class_for_no_object():
+    logits = np.full((1, 300, 91), -5.0)
+    logits[0, :4, 5] = 1.0
+    outputs = {"logits": logits, "pred_boxes": np.full((1, 300, 4), 0.2)}
+    layouts = {}
+    for name in ("LwDetr", "RfDetr", "RTDetrV2", "DFine", "ConditionalDetr", "Detr", "TableTransformer", "Yolos"):
+        task = Detection(About(f"transformers:{name}ForObjectDetection", None, SIZE))
+        (objects,) = task.read(outputs)
+        layouts.setdefault(task.layout.split()[1], []).append(name)
+        assert objects.scores[0] == pytest.approx(0.7311 if "sigmoid" in task.layout else 0.8176, abs=1e-4)
+    assert layouts == {
+        "sigmoid": ["LwDetr", "RfDetr", "RTDetrV2", "DFine", "ConditionalDetr"],
+        "softmax": ["Detr", "TableTransformer", "Yolos"],
+    }
+    one = {"logits": logits[:, :, 5:6], "pred_boxes": outputs["pred_boxes"]}
+    (objects,) = Detection(About("transformers:DetrForObjectDetection", None, SIZE)).read(one)
+    assert (objects.scores >= 0.5).sum() == 4
+
+
+def test_padding_after_nms_is_not_part_of_the_layout():
+    rows = np.zeros((1, 300, 6))
+    rows[0, :3] = np.concatenate([BOXES, SCORES[:, None], CLASSES[:, None]], 1)
+    rows[0, 7] = [12, 10, 11.9, 12, 0.0004, 3]  # next to no score, and a corner off by rounding
+    rows[0, 10:] = -1
+    (found,) = Detection(About(classes=80, size=SIZE)).read({"output0": rows})
+    assert np.allclose(found.boxes, BOXES)
+    assert by_outputs({"y": rows}, ABOUT, 3)[0] == "detect"
+    for nothing in (np.zeros((1, 300, 6)), np.full((1, 300, 6), -1.0)):
+        assert by_outputs({"y": nothing}, ABOUT, 3)[0] == "other"
+        (found,) = Detection(About(classes=80, size=SIZE)).read({"output0": nothing})
+        assert not len(found.scores)
+    with pytest.raises(Unreadable, match="of 300 classes"):  # 300 queries with 300 scores, not 296 scores of 304 boxes
+        Detection(About(classes=300, size=SIZE)).read({"o": np.random.default_rng(0).random((1, 300, 304))})
+
+
+def test_a_loss_against_few_labels_is_no_failure():
+    """The interval of one image is a point: whatever moves a box would be a significant loss."""
+    boxes = np.asarray([[i * 20.0, 0, i * 20 + 15, 15] for i in range(8)])
+    right = in_layout("torchvision", boxes, np.linspace(0.9, 0.5, 8), np.zeros(8, int))
+    moved = {**right, "boxes": boxes + np.asarray([1.0, 0, 1, 0]) * (np.arange(8) == 0)[:, None]}
+    label = SimpleNamespace(boxes=boxes, ids=np.zeros(8, int), places=np.zeros(8, int), crowd=np.zeros(8, bool))
+    for count, verdict in ((1, "passed"), (19, "passed"), (20, "failed")):
+        evaluation = Evaluation(Choice("detect", "", True, ABOUT), "int8")
+        for _ in range(count):
+            evaluation.add(moved, right, [label])
+        link = evaluation.link("int8", "reference", "candidate")
+        assert (link.verdict, link.task.accuracy.low > 0.02) == (verdict, True)
+
+
 def test_precision_recall_and_average_precision_by_hand():
     task, right = Detection(About(classes=3, size=SIZE)), in_layout("torchvision")
     assert compared(task, right, right) == {"precision": 1, "recall": 1, "F1": 1, "mAP50-95": 1}

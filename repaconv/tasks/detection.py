@@ -32,8 +32,10 @@ RECALLS = np.linspace(0.0, 1.0, 101)
 MOST, MOST_BEFORE_NMS = 100, 2000
 BOXES, SCORES, CLASSES = ("boxes",), ("scores",), ("labels", "classes")
 DETR_BOXES, DETR_LOGITS = ("pred_boxes",), ("logits", "pred_logits")
-SIGMOID = ("rtdetr", "deformable", "conditional", "dab", "dfine")
+SIGMOID = ("rtdetr", "lwdetr", "rfdetr", "deformable", "conditional", "dab", "dfine")
 """Of relatives of DETR, those with a sigmoid for each class."""
+SOFTMAX = ("detr", "tabletransformer", "yolos")
+"""How the names of those begin that have a class for no object; of others, the logits decide."""
 STRIDES = (8, 16, 32)
 
 
@@ -293,7 +295,7 @@ def reader_of(outputs: Outputs, about: About) -> tuple[Reader, str, frozenset[st
         lists = frozenset(() if softmax else detr)
         return partial(_detr, names=detr, size=about.size, softmax=softmax), f"DETR: {how}", lists
     first = next(iter(outputs.values()))
-    if first.ndim == 3 and after_nms(first):
+    if first.ndim == 3 and (after_nms(first) or _without_objects(first)):
         name = next(iter(outputs))
         return partial(_rows_after_nms, name=name), "x1, y1, x2, y2, score, class after NMS", frozenset((name,))
     if first.ndim == 3:
@@ -324,9 +326,11 @@ def _torchvision(outputs: Outputs, names: tuple[str, ...]) -> list[Objects]:
 
 def _has_no_object_class(logits: Array, architecture: str) -> bool:
     """Whether the last class is "no object": so in DETR, not in RT-DETR and Deformable DETR, which have sigmoids."""
-    name = architecture.lower().replace("_", "")
-    if "detr" in name:
-        return not any(word in name for word in SIGMOID)
+    name = architecture.lower().replace("_", "").replace("-", "")
+    if logits.shape[2] == 1 or any(word in name for word in SIGMOID):
+        return False
+    if name.split(":")[-1].startswith(SOFTMAX):
+        return True
     return bool((logits.argmax(2) == logits.shape[2] - 1).mean() > 0.5)
 
 
@@ -351,13 +355,19 @@ def corners_of(boxes: Array) -> Array:
 
 
 def after_nms(array: Array) -> bool:
-    """Whether rows [N, M, 6 and more] are corners, a score and a class."""
-    if array.shape[2] < 6 or not array.shape[1]:
+    """Whether rows [N, M, 6 and more] are corners, a score and a class; those next to no score may be anything."""
+    if array.shape[2] < 6:
         return False
-    scores, classes = array[:, :, 4], array[:, :, 5]
-    ordered = (array[:, :, 2] >= array[:, :, 0]) & (array[:, :, 3] >= array[:, :, 1])
-    whole = (classes == np.round(classes)) & (classes >= -1)
-    return bool(whole.all() and ordered.all() and scores.min() >= 0 and scores.max() <= 1)
+    rows = array[array[:, :, 4] >= LEAST_SCORE]
+    scores, classes = rows[:, 4], rows[:, 5]
+    ordered = (rows[:, 2] >= rows[:, 0]) & (rows[:, 3] >= rows[:, 1])
+    whole = (classes == np.round(classes)) & (classes >= 0)
+    return bool(len(rows) and whole.all() and ordered.all() and scores.max() <= 1)
+
+
+def _without_objects(array: Array) -> bool:
+    """Whether rows [N, M, 6] are those of images without objects: padding, of which nothing shows the layout."""
+    return array.shape[2] == 6 and bool((array[:, :, 4] < LEAST_SCORE).all())
 
 
 def _rows_after_nms(outputs: Outputs, name: str) -> list[Objects]:
@@ -372,7 +382,9 @@ def classes_of(outputs: Outputs, about: About, more: int = 0) -> int:
     """
     name, first = next(iter(outputs.items()))
     rows = first.shape[1] - 4 - more
-    classes = about.classes if about.classes and about.classes <= rows else rows
+    classes = about.classes or rows
+    if classes != rows:
+        raise Unreadable(f"{name} {list(first.shape)} is not [N, 4 + classes, M] of {classes} classes")
     if classes < 1 or first.shape[1] >= first.shape[2]:
         raise Unreadable(f"{name} {list(first.shape)} is not [N, 4 + classes, M] with more boxes M than rows")
     scores = first[:, 4 : 4 + classes]

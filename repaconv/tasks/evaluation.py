@@ -29,6 +29,8 @@ SAMPLES, LEVEL = 100, (2.5, 97.5)
 """Samples of the bootstrap, and the percentiles of a 95% interval."""
 ACCURACY_LOSS = 0.02
 """A lossy step may lose so much of the metric against labels; more is a failure where the whole interval is above."""
+LEAST_LABELED = 20
+"""Labeled images from which on the loss may be a failure: the interval of fewer is too narrow, that of one a point."""
 
 
 class Evaluation:
@@ -220,7 +222,8 @@ class Evaluation:
                 figures = Figures(unit="images", compared=len(self.rows), detail=wrong or str(problem))
                 return Link.concluded("exceeds_tolerance", figures=figures, tolerance=Tolerance(kind="lossy"), **of)
             return Link.concluded("unsuitable_inputs", figures=Figures(detail=str(problem)), **of)
-        lost = found.accuracy is not None and found.accuracy.low > ACCURACY_LOSS
+        accuracy = found.accuracy
+        lost = accuracy is not None and accuracy.images >= LEAST_LABELED and accuracy.low > ACCURACY_LOSS
         within = found.within and not lost and not self.not_finite
         return Link.concluded(
             "within_tolerance" if within else "exceeds_tolerance",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,10 +13,12 @@ from test_converting import HEADS, images, plain_weights
 
 from repaconv.conversion.image_splits import role_of
 from repaconv.core.errors import Refused
+from repaconv.stages.recipe.recipe_file import check_recipe
 from repaconv.stages.tune.loss_evaluation import LossEvaluation
 from repaconv.tasks.contract import About
 from repaconv.tasks.detection import Labeled
 from repaconv.tasks.evaluation import Evaluation
+from repaconv.tasks.labels import coco_images, label_array
 from repaconv.tasks.recognition import Choice, by_outputs
 from repaconv.tasks.segmentation import Segmentation
 from repaconv.verification.accuracy_budget import Budget
@@ -164,3 +168,50 @@ def test_painted_instances_are_compared_with_masks_of_the_image_s_size():
     mask[:, :32] = 1
     link = links_of("segment", outputs, outputs, labels=[mask], about=About("", 3, SIZE))[-1]
     assert link.task.accuracy.reference == 1
+
+
+# --- Files of labels, and recipes
+
+
+COCO = {
+    "images": [{"id": 1, "file_name": "a"}],
+    "categories": [{"id": 1}],
+    "annotations": [{"image_id": 1, "category_id": 1, "bbox": [1, 1, 5, 5]}],
+}
+
+
+def with_box(*box):
+    return json.dumps({**COCO, "annotations": [{**COCO["annotations"][0], "bbox": box}]})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 100000,
+        json.dumps({**COCO, "images": [{"id": 1, "file_name": "a", "width": float("inf"), "height": 1}]}),
+        json.dumps({**COCO, "categories": [{"id": 1}, {"id": 1}]}),
+        with_box(float("nan"), 1, 1, 1),
+        with_box(5, 5, -3, 3),
+        with_box(*[1] * 8),
+    ],
+)
+def test_coco_files_that_make_no_sense_are_refused(text):
+    Path("coco.json").write_text(text)
+    with pytest.raises(Refused, match="no COCO file"):
+        coco_images(Path("coco.json"))
+
+
+def test_labels_of_one_number_are_refused():
+    np.savez("labels.npz", labels=np.float32(3))
+    with pytest.raises(Refused, match="one number"):
+        label_array(Path("labels.npz"))
+
+
+def test_top1_limits_next_to_labels_of_another_task_are_errors_of_the_recipe():
+    Path("r.toml").write_text(
+        'checkpoint = "c.onnx"\n[reference]\nsource = "s"\ntop1 = 90.0\n[verify]\ninputs = "x.npz"\nlabels = "l.json"\n'
+        "min_top1 = 90.0\n"
+    )
+    told = [each.told for each in check_recipe(Path("r.toml")).wrong]
+    assert any("verify.min_top1 would do nothing here" in each for each in told)
+    assert any("reference.top1 would do nothing here" in each for each in told)

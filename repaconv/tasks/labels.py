@@ -29,7 +29,10 @@ def coco_images(path: Path) -> list[CocoImage]:
     """
     try:
         found = json.loads(path.read_text())
-        order = {kind: place for place, kind in enumerate(sorted(each["id"] for each in found["categories"]))}
+        numbers = [each["id"] for each in found["categories"]]
+        if len(set(numbers)) < len(numbers):
+            raise ValueError("two categories have one id")
+        order = {kind: place for place, kind in enumerate(sorted(numbers))}
         objects: dict[Any, list[dict[str, Any]]] = {image["id"]: [] for image in found["images"]}
         for each in found["annotations"]:
             objects[each["image_id"]].append(each)
@@ -41,7 +44,7 @@ def coco_images(path: Path) -> list[CocoImage]:
             )
             for image in found["images"]
         ]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise Refused(
             f"{path} is no COCO file of bounding boxes: {describe_exception(error)}.",
             hint="It needs images (id, file_name), annotations (image_id, category_id, bbox) and categories (id).",
@@ -51,6 +54,8 @@ def coco_images(path: Path) -> list[CocoImage]:
 
 def _labeled(annotations: list[dict[str, Any]], order: dict[Any, int]) -> Labeled:
     boxes = np.asarray([each["bbox"] for each in annotations], float).reshape(-1, 4)
+    if len(boxes) != len(annotations) or not np.isfinite(boxes).all() or (boxes[:, 2:] < 0).any():
+        raise ValueError("a bbox is not x, y, width and height, all finite and the last two not negative")
     boxes[:, 2:] += boxes[:, :2]
     ids = np.asarray([each["category_id"] for each in annotations], int)
     places = np.asarray([order[each["category_id"]] for each in annotations], int)
@@ -108,7 +113,10 @@ def label_array(path: Path) -> Array:
     """
     try:
         with np.load(path, allow_pickle=False) as archive:
-            return np.asarray(archive["labels"])
+            found = np.asarray(archive["labels"])
+            if not found.ndim:
+                raise ValueError("it is one number")
+            return found
     except Exception as error:  # numpy and zipfile raise many classes
         raise Refused(
             f"{path} has no array 'labels': {describe_exception(error)}.",

@@ -259,6 +259,7 @@ def schema() -> dict[str, Any]:
 
 # Reading and validation
 
+TOP1_WITH_LABELS = "verify.labels are of another task than classes, and max_drop limits what is lost of its metric"
 WITHOUT_EFFECT: tuple[tuple[str, tuple[str, ...], Callable[[Any], Any], str], ...] = (
     (
         "verify",
@@ -276,6 +277,8 @@ WITHOUT_EFFECT: tuple[tuple[str, tuple[str, ...], Callable[[Any], Any], str], ..
         ),
         "there is no [reference] top1",
     ),
+    ("verify", ("min_top1",), lambda recipe: recipe.verify.labels, TOP1_WITH_LABELS),
+    ("reference", ("top1",), lambda recipe: recipe.verify.labels, TOP1_WITH_LABELS),
     ("", ("method", "arch"), lambda recipe: recipe.convert, "convert says what is made of it"),
     ("bench", ("require",), lambda recipe: not recipe.bench.baseline, "there is no baseline"),
 )

@@ -7,6 +7,9 @@ import math
 import pytest
 from tune_replay import Net, recorded, replayed
 
+from repaconv.results import Deployment
+from repaconv.stages.tune.speed_measurements import MeasurementCosts, Timing
+
 LARGEST_LOSS = 0.02
 LONGER = 1.05
 """Costs have a noise of 30% there, and what was begun is finished."""
@@ -47,3 +50,11 @@ def test_quantized_graphs_are_written_once():
     net = next(net for net in recorded() if net.isa == "amx" and "repavit-deit-tiny" in net.name)
     made = replayed(net, 0).simulation.quantized
     assert len(made) == len(set(made)) > 1
+
+
+def test_the_time_to_quantize_is_not_that_of_a_graph_which_is_on_disk():
+    """After one of the baseline, quantizing was expected to take no time, and six were begun at once."""
+    plain = Deployment(target="x86-64", runtime="onnxruntime", rewrites=(), precision="fp32", threads=1, batch=1)
+    lowered = plain.model_copy(update={"precision": "int8", "quantizer": "nncf"})
+    timed = MeasurementCosts(plain, {plain: Timing(0.002, 0.5, 0.34)}, 17e9)
+    assert timed.seconds([lowered], 6) - timed.seconds([lowered], 6, written=True) > 10

@@ -244,9 +244,12 @@ class MeasurementCosts:
     def _prepare_s(self, deployment: Deployment) -> float:
         if deployment in self.timings or self._plain(deployment) in map(self._plain, self.timings):
             return 0.0
-        scale = [(timed.prepare_s, self._usual_s(each)) for each, timed in self.timings.items()]
-        took, usual = (sum(part) for part in zip(*scale, strict=True)) if scale else (1.0, 1.0)
-        return self._usual_s(deployment) * took / usual
+        alike = [timed.prepare_s for each, timed in self.timings.items() if self._written_alike(each, deployment)]
+        return sum(alike) / len(alike) if alike else self._usual_s(deployment)
+
+    def _written_alike(self, timed: Deployment, other: Deployment) -> bool:
+        """Whether the time to write one graph tells that of the other; the baseline's is on disk before it is timed."""
+        return timed != self.baseline and (timed.precision, timed.quantizer) == (other.precision, other.quantizer)
 
     def _usual_s(self, deployment: Deployment) -> float:
         lowered = PREPARE_S.get((deployment.precision, deployment.quantizer), (0.0, 0.0))

@@ -175,7 +175,7 @@ def test_what_is_left_is_foretold_only_by_what_it_took_before(tmp_path, monkeypa
 
 
 def test_digests_are_of_what_is_there(tmp_path, monkeypatch):
-    monkeypatch.setattr(plan, "SETTLED_NS", -(10**18))  # as if all had been written long ago
+    monkeypatch.setattr(plan, "TIME_STEP_NS", -(10**18))  # as if all had been written long ago
     folder = tmp_path / "f"
     (folder / "inside" / "__pycache__").mkdir(parents=True)
     (folder / "inside" / "a").write_text("1")

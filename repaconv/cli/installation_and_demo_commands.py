@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -108,11 +107,11 @@ def doctor(
 def summary(found: list[PluginRow]) -> Iterator[tuple[str, str]]:
     """Return the rows of `doctor`: versions, what works here, what is broken, and what is not installed. They fit a
     screen of 80 x 24."""
-    from repaconv.benchmark.machine_fingerprint import cpu_model
+    from repaconv.benchmark.machine_fingerprint import cpu_model, version_of
     from repaconv.core import plugins
     from repaconv.stages.build.stage import work_possible
 
-    packages = [f"{name} {_version(name)}" for name in ("repaconv", "torch", "onnx")]
+    packages = [f"{name} {version_of(name) or 'not installed'}" for name in ("repaconv", "torch", "onnx")]
     yield "versions", ", ".join([*packages, f"Python {platform.python_version()}"])
     yield "machine", f"{cpu_model() or platform.machine()}, {os.cpu_count()} cores"
     works = [row for row in found if not row.problem]
@@ -133,13 +132,6 @@ def summary(found: list[PluginRow]) -> Iterator[tuple[str, str]]:
     if missing:
         yield "not installed", ", ".join(missing)
         yield "to install", f"{plugins.Extra('EXTRA', (), '').line}; repaconv doctor -v says what each is for"
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:  # a source tree on the path
-        return "not installed"
 
 
 def _with_package(row: PluginRow) -> str:

@@ -163,7 +163,8 @@ def plugin_rows() -> list[PluginRow]:
         for name, point in registered(group).items():
             try:
                 plugin = load(group, name)
-                found.append(PluginRow(group, name, point.value, "", _runtime(plugin) if group == ENGINES else ""))
+                note = "".join(_version_or_problem(plugin)) if group == ENGINES else ""
+                found.append(PluginRow(group, name, point.value, "", note))
             except EnvironmentProblem as error:
                 found.append(PluginRow(group, name, point.value, error.message))
     return found + [_extra(extra) for extra in EXTRAS]
@@ -179,14 +180,12 @@ def _extra(extra: Extra) -> PluginRow:
 
 def runtime_version(name: str) -> str:
     """Return the version of a runtime; empty if it is not available on this machine."""
-    try:
-        return str(load(ENGINES, name).version())
-    except EnvironmentProblem:
-        return ""
+    return _version_or_problem(load(ENGINES, name))[0]
 
 
-def _runtime(engine: Any) -> str:
+def _version_or_problem(engine: Any) -> tuple[str, str]:
+    """The version of a runtime, and why it is not available; one of them is empty."""
     try:
-        return str(engine.version())
+        return str(engine.version()), ""
     except EnvironmentProblem as error:
-        return f"not on this machine: {error.message}"
+        return "", f"not on this machine: {error.message}"

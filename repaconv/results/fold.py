@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import Field
 
 from repaconv.results.records import (
     Artefact,
@@ -25,6 +25,7 @@ from repaconv.results.records import (
     Payload,
     Preprocessing,
     Record,
+    TaskIfAny,
     TaskName,
     TensorInfo,
     outputs_told,
@@ -95,7 +96,7 @@ Batch = int | Literal["dynamic"]
 Saved = tuple[tuple[str, float, float], ...]
 
 
-class FoldArtefact(Artefact):
+class FoldArtefact(TaskIfAny, Artefact):
     """The keys of every fold, whatever was folded.
 
     Attributes:
@@ -156,14 +157,6 @@ class FoldArtefact(Artefact):
     not_folded: tuple[str, ...] = ()
     payload: Payload
     task: TaskName | None = None
-
-    @model_serializer(mode="wrap")
-    def _without_absent_task(self, plain: SerializerFunctionWrapHandler):  # type: ignore[no-untyped-def]  # noqa: ANN202
-        # a return type would replace the schema
-        found = plain(self)
-        if self.task is None:
-            found.pop("task", None)
-        return found
 
     @property
     def called(self) -> str:

@@ -577,7 +577,19 @@ class Figures(Record):
     detail: str = ""
 
 
-class Link(Record):
+class TaskIfAny(Record):
+    """A record whose JSON has ``task`` only if there is one."""
+
+    @model_serializer(mode="wrap")
+    def _without_absent_task(self, plain: SerializerFunctionWrapHandler):  # type: ignore[no-untyped-def]  # noqa: ANN202
+        # a return type would replace the schema
+        found = plain(self)
+        if found.get("task") is None:
+            found.pop("task", None)
+        return found
+
+
+class Link(TaskIfAny):
     """One comparison in the verification chain: a candidate against a reference on the same inputs, with a verdict.
 
     Attributes:
@@ -620,14 +632,6 @@ class Link(Record):
     accuracy: Accuracy | None = None
     location: Location | None = None
     task: TaskResult | None = None
-
-    @model_serializer(mode="wrap")
-    def _without_absent_task(self, plain: SerializerFunctionWrapHandler):  # type: ignore[no-untyped-def]  # noqa: ANN202
-        # a return type would replace the schema
-        found = plain(self)
-        if self.task is None:
-            found.pop("task", None)
-        return found
 
     @model_validator(mode="before")
     @classmethod

@@ -49,8 +49,6 @@ LARGEST, MOST_REPEATS = 1 << 16, 1000
 """Largest number in a YAML, and most repetitions of a layer: anything larger is meant to exhaust memory."""
 SPARE = 1 << 26
 """Numbers that a network may have beside those of its checkpoint, which its heads for training have."""
-IMAGE_SIZE = {"classify": 224}
-"""Ultralytics' default image size by task; 640 for all others."""
 
 
 # What a checkpoint says of its network

@@ -147,7 +147,7 @@ def only_output(outputs: Outputs, axes: Sequence[int], wanted: str) -> Array:
     """
     found = [array for array in outputs.values() if array.ndim in axes]
     if len(found) != 1:
-        raise Unreadable(f"{'none' if not found else 'several'} of its outputs ({told(outputs)}) can be {wanted}")
+        raise Unreadable(f"{'none' if not found else 'several'} of its outputs ({described(outputs)}) can be {wanted}")
     return found[0]
 
 
@@ -161,7 +161,7 @@ def require_same_shape(result: Array, truth: Array) -> None:
         raise Unreadable(f"results of {list(result.shape)} are compared with labels of {list(truth.shape)}")
 
 
-def told(outputs: Outputs) -> str:
+def described(outputs: Outputs) -> str:
     """The outputs with their shapes, in words."""
     return ", ".join(f"{name} {list(np.shape(array))}" for name, array in outputs.items())
 

@@ -6,7 +6,18 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from repaconv.tasks.contract import Array, Metric, Nothing, Outputs, Row, Task, Unreadable, mean, require_same_shape
+from repaconv.tasks.contract import (
+    Array,
+    Metric,
+    Nothing,
+    Outputs,
+    Row,
+    Task,
+    Unreadable,
+    described,
+    mean,
+    require_same_shape,
+)
 
 LEAST = 0.01
 """Share of an image's largest depth below which a pixel is not compared: a relative error means nothing near zero."""
@@ -31,8 +42,7 @@ class Depth(Task):
         """Read the maps of a batch, [N, H, W] or [N, 1, H, W]."""
         found = [each for each in outputs.values() if each.ndim == 3 or (each.ndim == 4 and each.shape[1] == 1)]
         if len(found) != 1:
-            shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in outputs.items())
-            raise Unreadable(f"not one of its outputs ({shapes}) is a map [N, H, W] or [N, 1, H, W]")
+            raise Unreadable(f"not one of its outputs ({described(outputs)}) is a map [N, H, W] or [N, 1, H, W]")
         self.layout = "depth or disparity per pixel"
         return list(found[0].reshape(len(found[0]), *found[0].shape[-2:]).astype(float))
 

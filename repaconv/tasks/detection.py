@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from repaconv.tasks.contract import About, Array, Invented, Metric, Nothing, Outputs, Row, Task, Unreadable, told
+from repaconv.tasks.contract import About, Array, Invented, Metric, Nothing, Outputs, Row, Task, Unreadable, described
 
 SCORE = 0.25
 """Score from which on a detection counts as an object: the default of Ultralytics' ``predict``."""
@@ -303,8 +303,8 @@ def reader_of(outputs: Outputs, about: About) -> tuple[Reader, str, frozenset[st
         layout = f"Ultralytics: {classes} classes, NMS at IoU {NMS_IOU:g}"
         return partial(ultralytics, name=next(iter(outputs)), classes=classes), layout, frozenset()
     raise Unreadable(
-        f"its outputs ({told(outputs)}) are none of: boxes, scores and labels; logits and pred_boxes; [N, M, 6] with "
-        "x1, y1, x2, y2, score and class; [N, 4 + classes, M] as Ultralytics has them"
+        f"its outputs ({described(outputs)}) are none of: boxes, scores and labels; logits and pred_boxes; [N, M, 6] "
+        "with x1, y1, x2, y2, score and class; [N, 4 + classes, M] as Ultralytics has them"
     )
 
 
@@ -320,7 +320,7 @@ def _torchvision(outputs: Outputs, names: tuple[str, ...]) -> list[Objects]:
     if boxes.ndim == 2:
         boxes, scores, classes = boxes[None], scores[None], classes[None]
     if boxes.ndim != 3 or boxes.shape[2] != 4 or scores.shape != boxes.shape[:2] or classes.shape != scores.shape:
-        raise Unreadable(f"boxes, scores and labels do not fit each other: {told(outputs)}")
+        raise Unreadable(f"boxes, scores and labels do not fit each other: {described(outputs)}")
     return [Objects.of(*each) for each in zip(boxes, scores, classes, strict=True)]
 
 
@@ -338,7 +338,7 @@ def _detr(outputs: Outputs, names: tuple[str, ...], size: tuple[int, int], *, so
     """Boxes [N, Q, 4] as center, width and height relative to the image, and logits [N, Q, K]; no NMS."""
     boxes, logits = (np.asarray(outputs[name], float) for name in names)
     if boxes.ndim != 3 or boxes.shape[2] != 4 or logits.shape[:2] != boxes.shape[:2]:
-        raise Unreadable(f"logits and boxes do not fit each other: {told(outputs)}")
+        raise Unreadable(f"logits and boxes do not fit each other: {described(outputs)}")
     if softmax:
         shifted = np.exp(logits - logits.max(2, keepdims=True))
         scores = (shifted / shifted.sum(2, keepdims=True))[:, :, :-1]

@@ -61,7 +61,7 @@ class Evaluation:
         if self.task is None or not self.task.lists:
             return frozenset()
         try:
-            self.task.summary(self.task.settled(self.rows))
+            self._summary(self.task)
         except Invented:
             return self.task.lists
         except Nothing:
@@ -137,13 +137,14 @@ class Evaluation:
         assert task is not None
         rows = task.settled(self.rows)
         found, spread = task.summary(rows), _bootstrap(task.summary, rows)
+        intervals = {name: _interval(values) for name, values in spread.items()}
         metrics = tuple(
             TaskMetric(
                 name=each.name,
                 unit=each.unit,
                 value=found[each.name],
-                low=float(np.percentile(spread[each.name], LEVEL[0])),
-                high=float(np.percentile(spread[each.name], LEVEL[1])),
+                low=intervals[each.name][0],
+                high=intervals[each.name][1],
                 limit=each.limits.get(self.precision),
             )
             for each in task.metrics
@@ -159,12 +160,16 @@ class Evaluation:
             accuracy=self._accuracy(task),
         )
 
+    def _summary(self, task: Task) -> dict[str, float]:
+        """All metrics over all images; see `Task.summary`."""
+        return task.summary(task.settled(self.rows))
+
     def disagreement(self) -> float:
         """How much of the reference's results changed, from 0 to 1; 1 where that is not known."""
         if self.task is None:
             return 1.0
         try:
-            found = self.task.summary(self.task.settled(self.rows))
+            found = self._summary(self.task)
         except Nothing:
             return 1.0
         return _share(self.task.disagreement(found))
@@ -199,8 +204,7 @@ class Evaluation:
                 hint="Are the categories, the scale and the order of the labels those of the network?",
                 code="labels.mismatch",
             )
-        spread = _bootstrap(both, self.labeled)["drop"]
-        low, high = (float(np.percentile(spread, level)) for level in LEVEL)
+        low, high = _interval(_bootstrap(both, self.labeled)["drop"])
         source = "repaconv"
         ends = [task.by_library([pair[end] for pair in self.labeled]) for end in (0, 1)]
         if (candidate := ends[0]) is not None and (reference := ends[1]) is not None:
@@ -239,6 +243,12 @@ class Evaluation:
 def _share(value: float) -> float:
     """A number as a share from 0 to 1; 1, the worst, for NaN."""
     return min(1.0, max(0.0, value)) if value == value else 1.0
+
+
+def _interval(spread: Array) -> tuple[float, float]:
+    """The 95% interval of a metric over samples of the images."""
+    low, high = (float(np.percentile(spread, level)) for level in LEVEL)
+    return low, high
 
 
 def _bootstrap(summary: Callable[[Sequence[Any]], Mapping[str, float]], rows: Sequence[Any]) -> dict[str, Array]:

@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from repaconv.tasks.contract import About, Array, Invented, Metric, Nothing, Outputs, Row, Task, Unreadable, told
-from repaconv.tasks.detection import MARGIN, NMS_IOU, SCORE, Objects, classes_of, corners_of, matched_to, suppressed
+from repaconv.tasks.contract import About, Array, Invented, Metric, Nothing, Outputs, Row, Task, Unreadable, described
+from repaconv.tasks.detection import MARGIN, NMS_IOU, SCORE, Objects, classes_of, matched_to, ultralytics
 
 NEAR, FALLOFF = 0.05, 0.05
 VISIBLE = 0.25
@@ -128,7 +128,7 @@ def _reader_of(outputs: Outputs, about: About) -> tuple[Callable[[Outputs], list
             layout = f"Ultralytics: {points} points, NMS at IoU {NMS_IOU:g}"
             return partial(_ultralytics, name=name, classes=classes), layout, frozenset()
     raise Unreadable(
-        f"its outputs ({told(outputs)}) are none of: boxes, scores and keypoints; heatmaps [N, K, H, W]; points "
+        f"its outputs ({described(outputs)}) are none of: boxes, scores and keypoints; heatmaps [N, K, H, W]; points "
         "[N, K, 2]; [N, 5 + 3 K, M] as Ultralytics has them"
     )
 
@@ -141,7 +141,7 @@ def _torchvision(outputs: Outputs) -> list[Poses]:
         boxes, scores, points, classes = boxes[None], scores[None], points[None], classes[None]
     fit = boxes.ndim == 3 and points.ndim == 4 and scores.shape == boxes.shape[:2] == points.shape[:2] == classes.shape
     if not fit or boxes.shape[2] != 4 or points.shape[3] != 3:
-        raise Unreadable(f"boxes, scores and keypoints do not fit each other: {told(outputs)}")
+        raise Unreadable(f"boxes, scores and keypoints do not fit each other: {described(outputs)}")
     found = []
     for box, score, point, kind in zip(boxes, scores, points, classes, strict=True):
         objects = Objects.of(box, score, kind, SCORE - MARGIN)
@@ -177,9 +177,7 @@ def _whole(size: tuple[int, int]) -> Objects:
 def _ultralytics(outputs: Outputs, name: str, classes: int) -> list[Poses]:
     """[N, 4 + classes + 3 K, M]: a box, scores, then x, y and visibility of each point."""
     found = []
-    for each in outputs[name]:
-        scores = each[4 : 4 + classes]
-        objects = suppressed(Objects.of(corners_of(each[:4].T), scores.max(0), scores.argmax(0)))
+    for each, objects in zip(outputs[name], ultralytics(outputs, name, classes), strict=True):
         objects = objects.only(np.flatnonzero(objects.scores >= SCORE - MARGIN))
         numbers = each[4 + classes :, objects.places].T
         points = numbers.reshape(len(numbers), numbers.shape[1] // 3, 3)

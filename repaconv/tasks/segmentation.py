@@ -19,10 +19,10 @@ from repaconv.tasks.contract import (
     Row,
     Task,
     Unreadable,
+    described,
     mean,
     only_output,
     require_same_shape,
-    told,
 )
 from repaconv.tasks.detection import SCORE, classes_of, ultralytics
 
@@ -83,7 +83,9 @@ class Segmentation(Task):
             return
         maps = only_output(several, (3,), "class numbers [N, H, W]")
         if maps.dtype.kind not in "iu":
-            raise Unreadable(f"its outputs ({told(outputs)}) are neither scores [N, classes, H, W] nor class numbers")
+            raise Unreadable(
+                f"its outputs ({described(outputs)}) are neither scores [N, classes, H, W] nor class numbers"
+            )
         self.how, self.layout = "classes", "class numbers per pixel"
 
     def row(self, result: Array, truth: Array) -> Row:

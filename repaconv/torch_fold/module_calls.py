@@ -52,24 +52,25 @@ def in_float64(module: nn.Module) -> nn.Module:
 
 def outputs(module: nn.Module, call: Call, prepare: Callable[[nn.Module], None] = lambda own: None) -> Outputs:
     """Run a copy of the module and return its output tensors; ``prepare`` may attach hooks to that copy."""
-    own, (args, kwargs) = copy.deepcopy(module), copy.deepcopy(call)
+    own = copy.deepcopy(module)
     prepare(own)
-    with _reproducible():
-        return dict(tensors_in(own(*args, **kwargs)))
+    return _run(own, call)
 
 
 def keeps_state(module: nn.Module, call: Call) -> bool:
     """Whether a copy of the module gives other outputs when it is called a second time."""
-    own, (args, kwargs) = copy.deepcopy(module), copy.deepcopy(call)
-    runs = []
-    for _ in range(2):
-        with _reproducible():
-            found = tensors_in(own(*copy.deepcopy(args), **copy.deepcopy(kwargs)))
-            runs.append({name: tensor.clone() for name, tensor in dict(found).items()})
-    first, second = runs
+    own = copy.deepcopy(module)
+    first = {name: tensor.clone() for name, tensor in _run(own, call).items()}  # the second call may write into them
+    second = _run(own, call)
     return first.keys() != second.keys() or not all(
         torch.allclose(first[name], second[name], rtol=1e-9, atol=0.0, equal_nan=True) for name in first
     )
+
+
+def _run(module: nn.Module, call: Call) -> Outputs:
+    args, kwargs = copy.deepcopy(call)
+    with _reproducible():
+        return dict(tensors_in(module(*args, **kwargs)))
 
 
 def with_random_inputs(call: Call, seed: int = 0, scale: float = 1.0, offset: float = 0.0) -> Call:

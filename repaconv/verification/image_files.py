@@ -79,7 +79,7 @@ def _cropped(image: Image.Image, wanted: Preprocessing, size: tuple[int, int]) -
     from PIL.Image import Resampling
 
     height, width = size
-    across, down = size_before_crop(image.size, wanted, size)
+    (across, down), (left, top) = frame(image.size, wanted, size)
     if across < width or down < height:
         raise Refused(
             f"an image of {image.height} x {image.width} is resized to {down} x {across}, less than the crop "
@@ -88,11 +88,20 @@ def _cropped(image: Image.Image, wanted: Preprocessing, size: tuple[int, int]) -
             code="images.crop",
         )
     resized = image.resize((across, down), Resampling[wanted.interpolation.upper()])
-    left, top = round((across - width) / 2), round((down - height) / 2)
     return resized.crop((left, top, left + width, top + height))
 
 
-def size_before_crop(given: tuple[int, int], wanted: Preprocessing, size: tuple[int, int]) -> tuple[int, int]:
+Frame = tuple[tuple[int, int], tuple[int, int]]
+
+
+def frame(given: tuple[int, int], wanted: Preprocessing, size: tuple[int, int]) -> Frame:
+    """How an image of (width, height) ``given`` becomes one of (height, width) ``size``: its (width, height) after
+    resizing, and (left, top) of the crop."""
+    across, down = _size_before_crop(given, wanted, size)
+    return (across, down), (round((across - size[1]) / 2), round((down - size[0]) / 2))
+
+
+def _size_before_crop(given: tuple[int, int], wanted: Preprocessing, size: tuple[int, int]) -> tuple[int, int]:
     """The (width, height) after resizing and before the crop, for an image of (width, height) ``given``."""
     edge = wanted.resize_edge or max(size)
     if not wanted.keep_ratio:

@@ -19,6 +19,7 @@ from repaconv.core import plugins, run_folder
 from repaconv.core.errors import Refused, RepaconvError
 from repaconv.core.file_replacement import remove_written
 from repaconv.core.files import (
+    TIME_STEP_NS,
     cache_folder,
     canonical_json,
     read_artefact,
@@ -52,8 +53,6 @@ from repaconv.stages.shared.preset_choice import TUNED
 # Digests of files and folders. A file that was not touched since it was hashed is not read again.
 
 GONE = "gone"
-SETTLED_NS = 2_000_000_000
-"""Age in ns below which a file is hashed again: a second write in one clock tick leaves the same timestamps."""
 
 
 class Seen(Record):
@@ -84,7 +83,7 @@ class Digests:
         known = self.seen.get(name) or self.before.get(name)
         if known is None or known.stamp != stamp:
             known = Seen(stamp=stamp, sha256=_content(path))
-        if max((s.st_ctime_ns for s in files.values()), default=0) < time.time_ns() - SETTLED_NS:
+        if max((s.st_ctime_ns for s in files.values()), default=0) < time.time_ns() - TIME_STEP_NS:
             self.seen[name] = known
         return known.sha256
 

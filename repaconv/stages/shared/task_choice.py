@@ -10,22 +10,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from repaconv.core.errors import Refused, UsageProblem
-from repaconv.results import NetworkFold, Preprocessing
+from repaconv.results import NetworkFold
 from repaconv.stages.shared.input_selection import preprocessing_for
 from repaconv.tasks.contract import About
 from repaconv.tasks.detection import Labeled
 from repaconv.tasks.labels import coco_images, label_array, mask_files, read_mask
 from repaconv.tasks.recognition import Choice, by_architecture, by_outputs, task_named
-from repaconv.verification.image_files import image_files, size_before_crop
+from repaconv.verification.image_files import frame, image_files
 from repaconv.verification.tolerances import LOSSY
 
 if TYPE_CHECKING:
     from repaconv.sources.source_model import Subject
     from repaconv.tasks.evaluation import Evaluation
     from repaconv.verification.input_batches import Batch, Inputs
-
-Frame = tuple[tuple[int, int], tuple[int, int]]
-"""How an image becomes the network's: its (width, height) after resizing, and (left, top) of the crop."""
 
 
 def task_of(subject: Subject, asked: str | None = None) -> Choice:
@@ -188,7 +185,7 @@ def _of_coco(
             truths.append(None)
             continue
         size = image.size if all(image.size) else _size_of(images / file)
-        (across, down), corner = _frame(size, wanted, given.size)
+        (across, down), corner = frame(size, wanted, given.size)
         scale, moved = np.tile(np.divide((across, down), size), 2), np.tile(corner, 2)
         boxes = (image.objects.boxes * scale - moved).clip(0, np.tile(given.size[::-1], 2))
         inside = (boxes[:, 2:] > boxes[:, :2]).all(1)
@@ -210,17 +207,11 @@ def _of_masks(subject: Subject, given: Inputs, folder: Path, files: Sequence[Pat
             truths.append(None)
             continue
         mask = read_mask(path)
-        (across, down), (left, top) = _frame(mask.size, wanted, given.size)
+        (across, down), (left, top) = frame(mask.size, wanted, given.size)
         height, width = given.size
         resized = mask.resize((across, down), 0).crop((left, top, left + width, top + height))  # 0: the nearest pixel
         truths.append(np.asarray(resized).astype(int))
     return truths
-
-
-def _frame(size: tuple[int, int], wanted: Preprocessing, crop: tuple[int, int]) -> Frame:
-    """How an image of (width, height) becomes one of (height, width) ``crop``; as `read_image` does it."""
-    across, down = size_before_crop(size, wanted, crop)
-    return (across, down), (round((across - crop[1]) / 2), round((down - crop[0]) / 2))
 
 
 def _size_of(path: Path) -> tuple[int, int]:

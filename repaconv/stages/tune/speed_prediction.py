@@ -132,7 +132,7 @@ class Predictor:
         across = features.covariance(old, fresh)
         solved = np.linalg.solve(known, np.column_stack([np.array([each.gain for each in seen]), across]))
         means = across.T @ solved[:, 0]
-        variances = features.variances(fresh) - np.einsum("ij,ij->j", across, solved[:, 1:])
+        variances = np.diag(features.covariance(fresh, fresh)) - np.einsum("ij,ij->j", across, solved[:, 1:])
         return Prediction(means, np.sqrt(np.maximum(variances, 1e-12)))
 
 
@@ -198,13 +198,3 @@ class _Features(NamedTuple):
             + trial * own * same(self.layers) * FP32_LAYERS**2
             + own * same(self.whole) * REST**2
         )
-
-    def variances(self, rows: slice) -> Vector:
-        """Variances of the gains of rows."""
-        import numpy as np
-
-        rewrites, settings = self.rewrites[rows].sum(1), self.settings[rows].sum(1)
-        constant = PRECISION**2 + PRECISION_BY_SIZE**2 + PRECISION_OWN**2 + RUNTIME_BY_SIZE**2 + RUNTIME_OWN**2
-        constant += TRIAL**2 + TRIAL_BY_SIZE**2 + TRIAL_OWN**2 + CONCURRENCY_OWN**2 + FP32_LAYERS**2 + REST**2
-        found = constant + rewrites * (REWRITE**2 + REWRITE_OWN**2 + REWRITE_OF_TRIAL**2)
-        return np.asarray(found + settings * (SETTING**2 + SETTING_OWN**2))

@@ -58,3 +58,21 @@ def test_the_time_to_quantize_is_not_that_of_a_graph_which_is_on_disk():
     lowered = plain.model_copy(update={"precision": "int8", "quantizer": "nncf"})
     timed = MeasurementCosts(plain, {plain: Timing(0.002, 0.5, 0.34)}, 17e9)
     assert timed.seconds([lowered], 6) - timed.seconds([lowered], 6, written=True) > 10
+
+
+def test_a_graph_that_is_measured_again_with_other_settings_does_not_make_the_next_one_cheaper():
+    """Its second configuration finds it written; the next graph has to be quantized."""
+    base = Deployment(target="x86-64", runtime="onnxruntime", rewrites=())
+    first, second = (base.model_copy(update={"precision": "int8", "rewrites": each}) for each in ((), ("a",)))
+    again = first.model_copy(update={"settings": ("other",)})
+    timings = {base: Timing(0.0, 0.1, 0.01), first: Timing(50.0, 0.1, 0.01), again: Timing(0.0, 0.1, 0.01)}
+    costs = MeasurementCosts(base, timings, 17e9)
+    assert costs.seconds([second], 6) - costs.seconds([second], 6, written=True) == pytest.approx(50)
+
+
+def test_an_inference_of_a_batch_takes_as_long_as_its_images():
+    base = Deployment(target="x86-64", runtime="onnxruntime", rewrites=())
+    larger = base.model_copy(update={"batch": 16})
+    costs = MeasurementCosts(base, {base: Timing(0.0, 0.0, 0.5)}, 17e9)
+    assert costs.evaluation_s(larger, 160) == pytest.approx(costs.evaluation_s(base, 160))
+    assert costs.seconds([larger], 6) > 16 * costs.seconds([], 6) / 2

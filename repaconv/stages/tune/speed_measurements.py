@@ -244,8 +244,11 @@ class MeasurementCosts:
     def _prepare_s(self, deployment: Deployment) -> float:
         if deployment in self.timings or self._plain(deployment) in map(self._plain, self.timings):
             return 0.0
-        alike = [timed.prepare_s for each, timed in self.timings.items() if self._written_alike(each, deployment)]
-        return sum(alike) / len(alike) if alike else self._usual_s(deployment)
+        alike: dict[Deployment, float] = {}
+        for each, timed in self.timings.items():
+            if self._written_alike(each, deployment):
+                alike.setdefault(self._plain(each), timed.prepare_s)  # the first one has written the graph
+        return sum(alike.values()) / len(alike) if alike else self._usual_s(deployment)
 
     def _written_alike(self, timed: Deployment, other: Deployment) -> bool:
         """Whether the time to write one graph tells that of the other; the baseline's is on disk before it is timed."""
@@ -263,8 +266,9 @@ class MeasurementCosts:
         return sum(alike) / len(alike) if alike else self._by_size(LOAD_S)
 
     def _run_s(self, deployment: Deployment) -> float:
-        timed = self.timings.get(deployment) or self.timings.get(self.baseline)
-        return timed.run_s if timed else self._by_size(RUN_S)
+        own = deployment if deployment in self.timings else self.baseline
+        run_s = self.timings[own].run_s if own in self.timings else self._by_size(RUN_S)
+        return run_s * deployment.batch / (own.batch if own in self.timings else 1)
 
     def _by_size(self, seconds: tuple[float, float]) -> float:
         return seconds[0] + seconds[1] * self.macs / 1e9

@@ -696,6 +696,28 @@ def test_what_is_reported_has_chosen_nothing_and_what_loses_more_there_makes_way
     slow = [rows[0], rows[1].model_copy(update={"ratio": ratio_of(1.0)}), rows[2]]
     assert loss_evaluation.final_rows(slow, Judged("too much"), exact)[0][0].deployment == exact
     assert loss_evaluation.final_rows(held, Judged("not asked"), exact) == (held, None)
+    faster = Candidate(deployment=other.model_copy(update={"threads": 2}), ratio=ratio_of(1.3), description="measured")
+    wrong = Candidate(
+        deployment=other.model_copy(update={"threads": 3}), ratio=ratio_of(1.4), description="left: wrong"
+    )
+    in_time = loss_evaluation.final_rows([*rows, wrong, faster], Judged("too much"), exact)[0]
+    assert (in_time[0].deployment, in_time[0].description) == (faster.deployment, "the best exact one")
+
+
+def test_an_exhaustive_search_evaluates_nothing_after_its_time():
+    arms = [arm("a", names=("a",)), arm("a", names=("a",), precision="int8")]
+    asked = []
+
+    def measure(ways, _rounds):
+        return {way: ratio_of(2.0 if way.precision == "int8" else 1.1) for way in ways}
+
+    def allowed(way):
+        return not asked.append(way)
+
+    over = search_exhaustively(arms, measure, allowed, 40, time_left=lambda: False)
+    assert (over[0].deployment.precision, asked) == ("fp32", [])
+    in_time = search_exhaustively(arms, measure, allowed, 40, time_left=lambda: True)
+    assert in_time[0].deployment.precision == "int8"
 
 
 def test_forms_by_name_and_what_is_no_form(repaconv, tiny):

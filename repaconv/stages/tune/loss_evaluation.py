@@ -272,8 +272,9 @@ def final_rows(
     loss = evaluation.final_loss(rows[0].deployment)
     if not loss.told:
         return rows, loss
-    exact = [row for row in rows[1:] if row.deployment.precision == "fp32" and row.description == "finalist"]
-    exact = [row for row in exact if row.ratio is not None and row.ratio.low > 1]
+    exact = [row for row in rows[1:] if row.deployment.precision == "fp32" and not row.description.startswith("left")]
+    shown = {row.deployment: row.ratio.median for row in exact if row.ratio is not None and row.ratio.low > 1}
+    exact = sorted((row for row in exact if row.deployment in shown), key=lambda row: -shown[row.deployment])
     exact += [row for row in rows if row.deployment == baseline]
     given_up = rows[0].model_copy(update={"description": f"{loss.told}, on images that chose nothing"})
     others = [row for row in rows[1:] if row is not exact[0]]

@@ -187,15 +187,27 @@ def search(
 
 
 def search_exhaustively(
-    trials: Sequence[Trial], measure: Measure, allowed: Allowed, rounds: int, milder: Fp32Variants = _no_variants
+    trials: Sequence[Trial],
+    measure: Measure,
+    allowed: Allowed,
+    rounds: int,
+    milder: Fp32Variants = _no_variants,
+    time_left: Callable[[], bool] = lambda: True,
 ) -> list[Candidate]:
-    """Measure every combination of rewrites with each of the trial's other settings; arguments as for `search`."""
+    """Measure every combination of rewrites with each of the trial's other settings; arguments as for `search`.
+
+    Lower precision is evaluated only while `time_left`.
+    """
+
+    def in_time(each: Deployment) -> bool:
+        return each.precision == "fp32" or (time_left() and allowed(each))
+
     rows = _Rows(trials[0].start, measure)
     trials = [other for trial in trials for other in (trial, *milder(trial))]
     forms = [(trial, trial.toggled(names)) for trial in trials for names in _subsets(trial.rewrites)]
     wanted = [form.model_copy(update=dict(each)) for trial, form in forms for each in ({}, *trial.tries)]
     found = rows.measured(wanted, min(MIDDLE, rounds), "measured")
-    finalists = _finalists(sorted(found, key=lambda each: -found[each]), allowed)
+    finalists = _finalists(sorted(found, key=lambda each: -found[each]), in_time)
     rows.measured(finalists, rounds, "finalist")
     return rows.finished(finalists)
 

@@ -340,7 +340,7 @@ def _search(plan: _Plan, scratch: Path, progress: Progress) -> TuneArtefact:
             left.append(f"lower precision: {why}")
             arms = [trial for trial in arms if trial.start.precision == "fp32"]
     if plan.options.exhaustive:
-        rows = search_exhaustively(arms, journal.measure, evaluation.allows, plan.rounds, milder)
+        rows = search_exhaustively(arms, journal.measure, evaluation.allows, plan.rounds, milder, journal.time_left)
     else:
         journal.macs = float(work(baseline))
         rows = search(arms, work, journal, evaluation.allows, plan.rounds, milder, _records(plan))

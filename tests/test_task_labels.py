@@ -13,6 +13,7 @@ from test_converting import HEADS, images, plain_weights
 
 from repaconv.conversion.image_splits import role_of
 from repaconv.core.errors import Refused
+from repaconv.results import Tolerance
 from repaconv.stages.recipe.recipe_file import check_recipe
 from repaconv.stages.tune.loss_evaluation import LossEvaluation
 from repaconv.tasks.contract import About
@@ -22,7 +23,7 @@ from repaconv.tasks.labels import coco_images, label_array
 from repaconv.tasks.recognition import Choice, by_outputs
 from repaconv.tasks.segmentation import Segmentation
 from repaconv.verification.accuracy_budget import Budget
-from repaconv.verification.comparison import Comparison
+from repaconv.verification.comparison import Comparison, judge
 from repaconv.verification.tolerances import tolerance
 
 SIZE = (64, 64)
@@ -62,11 +63,9 @@ def test_larger_images_and_sequences_show_no_task():
 # --- Labels that do not fit
 
 
-def labeled(boxes, ids):
-    count = len(ids)
-    return Labeled(
-        np.asarray(boxes, float).reshape(-1, 4), np.asarray(ids, int), np.zeros(count, int), np.zeros(count, bool)
-    )
+def labeled(boxes, ids, names=None):
+    boxes, ids = np.asarray(boxes, float).reshape(-1, 4), np.asarray(ids, int)
+    return Labeled(boxes, ids, np.zeros(len(ids), bool), dict.fromkeys(ids.tolist(), "") if names is None else names)
 
 
 BOXES = np.array([[i * 8, 0, i * 8 + 7, 15.0] for i in range(8)])
@@ -79,7 +78,7 @@ IMAGES = np.random.default_rng(2).random((4, 3, 32, 32))
 @pytest.mark.parametrize(
     ("task", "outputs", "right", "wrong"),
     [
-        ("detect", OBJECTS, [labeled(BOXES, [0] * 8)], [labeled(BOXES, [1] * 8)]),
+        ("detect", OBJECTS, [labeled(BOXES, [0] * 8)], [labeled(BOXES, [1] * 8, {0: "", 1: ""})]),
         ("segment", {"y": SCORES}, list(SCORES.argmax(1)), list(SCORES.argmax(1)[:, ::-1])),
         ("restore", {"y": IMAGES}, list(IMAGES), list(255 * IMAGES)),
         ("depth", {"y": DEPTH}, list(DEPTH), list(1000 * DEPTH)),
@@ -92,6 +91,53 @@ def test_labels_that_the_original_network_does_not_meet_at_all_are_refused(task,
     with pytest.raises(Refused, match="the original network finds nothing of the labels") as refused:
         links_of(task, outputs, outputs, labels=wrong)
     assert refused.value.code == "labels.mismatch"
+
+
+COCO_IDS = [number for number in range(1, 91) if number not in (12, 26, 29, 30, 45, 66, 68, 69, 71, 83)]
+EIGHT = np.asarray([0, 2, 15, 16, 3, 77, 0, 1])  # places among COCO's categories
+RT_DETR, DETR = "transformers:RTDetrForObjectDetection", "transformers:DetrForObjectDetection"
+
+
+def queries(classes, numbers, softmax):
+    """Outputs of a relative of DETR with an object for each number."""
+    logits = np.full((1, 20, classes + softmax), -9.0)
+    if softmax:
+        logits[0, :, -1] = 9
+    logits[0, np.arange(8), numbers] = 3.0
+    logits[0, :8, classes:] = -9
+    middle, side = (BOXES[:, :2] + BOXES[:, 2:]) / 2, BOXES[:, 2:] - BOXES[:, :2]
+    boxes = np.full((1, 20, 4), 0.5)
+    boxes[0, :8] = np.concatenate([middle, side], 1) / 64
+    return {"logits": logits, "pred_boxes": boxes}
+
+
+def accuracy_of(outputs, ids, names, architecture="", own=()):
+    label, about = labeled(BOXES, ids, names), About(architecture, size=SIZE, names=own)
+    return links_of("detect", outputs, outputs, labels=[label], about=about)[-1].task.accuracy.reference
+
+
+def test_categories_of_coco_are_the_classes_of_the_network_however_it_counts_them():
+    ids, names = np.asarray(COCO_IDS)[EIGHT], dict.fromkeys(COCO_IDS, "")
+    named = {"boxes": BOXES, "scores": np.linspace(0.9, 0.5, 8)}
+    assert accuracy_of(queries(80, EIGHT, False), ids, names, RT_DETR) == 1  # without gaps
+    assert accuracy_of(queries(91, ids, True), ids, names, DETR) == 1  # by their ids
+    assert accuracy_of({**named, "labels": EIGHT}, ids, names) == 1
+    assert accuracy_of({**named, "labels": ids}, ids, names) == 1
+    few = dict.fromkeys(ids.tolist(), "")
+    assert accuracy_of(queries(91, ids, True), ids, few, DETR) == 1
+    with pytest.raises(Refused, match=r"have 7 categories \(ids 1, 2, 3, \.\.\.\), and the network has 80") as refused:
+        accuracy_of(queries(80, EIGHT, False), ids, few, RT_DETR)
+    assert refused.value.code == "labels.categories"
+    words = {kind: f"Name {place}" for place, kind in zip(EIGHT.tolist(), ids.tolist(), strict=True)}
+    own = tuple(f"name {place}" for place in range(80))
+    assert accuracy_of(queries(80, EIGHT, False), ids, words, RT_DETR, own) == 1
+
+
+def test_a_file_of_few_categories_is_refused_where_both_ways_of_counting_fit():
+    """Of the objects 0, 1 is found as 1 and 1 as 0: ids 1 and 2 agree with one, and the order with another."""
+    objects = {"boxes": BOXES[:2], "scores": np.asarray([0.9, 0.8]), "labels": np.asarray([0, 2])}
+    with pytest.raises(Refused, match="1 objects of the network agree with the ids"):
+        links_of("detect", objects, objects, labels=[labeled(BOXES[:2], [1, 2], {1: "", 2: ""})])
 
 
 @pytest.mark.parametrize("asked", [True, False])
@@ -120,6 +166,50 @@ def test_labels_that_show_nothing_give_no_accuracy_and_meet_no_budget():
     assert told == "no accuracy could be evaluated with these labels"
     assert LossEvaluation._too_much(SimpleNamespace(allowed=Budget(0.1, None)), 0.0, link) == ""
     assert not Budget(None, 0.5).allows(0.0, None)
+
+
+def test_a_loss_that_is_not_known_is_not_within_a_budget():
+    features = np.random.default_rng(0).normal(size=(8, 5))
+    link = judge("converted", ("a", features), ("b", features), logits=True, tolerance=Tolerance(kind="lossy"))
+    assert Budget(0.5, None).judged(link).reason == "within_budget"
+    unknown = Budget(0.5, 0.5).judged(link)  # no labels
+    assert (unknown.reason, unknown.verdict) == ("loss_unknown", "not verified")
+    assert "the budget limits a loss that these images do not show" in unknown.note
+    known = judge(
+        "converted",
+        ("a", features),
+        ("b", features),
+        logits=True,
+        tolerance=Tolerance(kind="lossy"),
+        labels=features.argmax(1),
+    )
+    assert Budget(0.5, 0.5).judged(known).reason == "within_budget"
+    flipped = judge("converted", ("a", features), ("b", -features), logits=True, tolerance=Tolerance(kind="lossy"))
+    assert Budget(0.1, 0.5).judged(flipped).reason == "exceeds_budget"
+    no_classes = judge("converted", ("a", features), ("b", features), logits=False, tolerance=Tolerance(kind="lossy"))
+    assert Budget(0.5, None).judged(no_classes).reason == "loss_unknown"
+
+
+def test_the_row_of_numbers_says_that_the_task_has_its_own():
+    objects, alone = (links_of(task, OBJECTS, OBJECTS, asked=True) for task in ("detect", "other"))
+    assert "labels" not in {link.candidate for link in objects}
+    raw = {"y": SCORES}
+    numbers, pixels = links_of("segment", raw, raw)
+    assert "the results of segment have a row of their own" in numbers.note
+    assert "by cosine and error alone" not in numbers.note
+    assert pixels.task is not None
+    assert all("row of their own" not in link.note for link in alone)
+    assert "evaluated by cosine and error alone" in links_of("other", raw, raw)[0].note
+
+
+def test_of_integers_that_differ_it_is_said_how_many():
+    right = {"y": np.asarray([[1, 2], [3, 4], [5, 6]])}
+    compared = Comparison("b", tolerance("onnx"))
+    compared.add({"y": np.asarray([[1, 2], [3, 5], [5, 7]])}, right)
+    (link,) = compared.links("onnx", "float32")
+    assert link.reason == "discrete_values_differ"
+    assert "2 of 3 images differ" in link.note
+    assert "by up to" not in link.note
 
 
 def test_disagreement_that_is_not_known_is_the_largest():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,7 +19,7 @@ from repaconv.core.run_folder import find_run
 from repaconv.onnx_export import fp16_and_int8
 from repaconv.tasks.contract import About, Nothing, Unreadable
 from repaconv.tasks.depth import Depth
-from repaconv.tasks.detection import Detection, Objects, ious, suppressed
+from repaconv.tasks.detection import Detection, Labeled, Objects, ious, suppressed
 from repaconv.tasks.embedding import Embedding
 from repaconv.tasks.evaluation import TASKS, Evaluation
 from repaconv.tasks.keypoints import Keypoints
@@ -146,7 +145,7 @@ def test_a_loss_against_few_labels_is_no_failure():
     boxes = np.asarray([[i * 20.0, 0, i * 20 + 15, 15] for i in range(8)])
     right = in_layout("torchvision", boxes, np.linspace(0.9, 0.5, 8), np.zeros(8, int))
     moved = {**right, "boxes": boxes + np.asarray([1.0, 0, 1, 0]) * (np.arange(8) == 0)[:, None]}
-    label = SimpleNamespace(boxes=boxes, ids=np.zeros(8, int), places=np.zeros(8, int), crowd=np.zeros(8, bool))
+    label = Labeled(boxes, np.zeros(8, int), np.zeros(8, bool), {0: ""})
     for count, verdict in ((1, "passed"), (19, "passed"), (20, "failed")):
         evaluation = Evaluation(Choice("detect", "", True, ABOUT), "int8")
         for _ in range(count):
@@ -197,8 +196,7 @@ def test_a_score_next_to_the_limit_neither_loses_an_object_nor_makes_one():
 def test_average_precision_is_that_of_pycocotools():
     pytest.importorskip("pycocotools")
     chance, task = np.random.default_rng(0), Detection(About(classes=3, size=SIZE))
-    task.by_id = False
-    rows = []
+    pairs = []
     for _ in range(20):
         boxes = chance.uniform(0, 40, (5, 4))
         boxes[:, 2:] = boxes[:, :2] + chance.uniform(5, 20, (5, 2))
@@ -207,8 +205,9 @@ def test_average_precision_is_that_of_pycocotools():
         )
         classes = chance.integers(0, 3, 5)
         guesses = np.concatenate([np.where(chance.random(5) < 0.8, classes, 0), chance.integers(0, 3, 4)])
-        label = SimpleNamespace(boxes=boxes, ids=classes + 1, places=classes, crowd=np.zeros(5, bool))
-        rows.append(task.labeled_row(Objects.of(found, chance.random(9), guesses), label))
+        label = Labeled(boxes, classes + 1, np.zeros(5, bool), {1: "", 2: "", 3: ""})
+        pairs.append((task.labeled_row(Objects.of(found, chance.random(9), guesses), label),) * 2)
+    rows = [pair[0] for pair in task.settled_labels(pairs)]
     assert task.by_library(rows) == pytest.approx(task.summary(rows)["mAP50-95"], abs=1e-9)
 
 
@@ -573,7 +572,7 @@ def test_boxes_and_masks_follow_their_images_through_resizing_and_crop(detector,
     labeled = with_labels(subject, given, Path("coco.json"), choice, images=Path("images"))
     for truth, boxes in zip(labeled.piece(0, 3).truths, data.boxes, strict=True):
         assert np.allclose(truth.boxes, boxes[:, :4])
-        assert truth.places.tolist() == boxes[:, 4].tolist()
+        assert truth.ids.tolist() == boxes[:, 4].tolist()
     masked = with_labels(subject, given, Path("masks"), choice._replace(task="segment"), images=Path("images"))
     for truth, mask in zip(masked.piece(0, 3).truths, data.masks, strict=True):
         assert (truth != mask).mean() < 0.02

@@ -31,6 +31,7 @@ Reason = Literal[
     "not_comparable",
     "discrete_in_low_precision",
     "unsuitable_inputs",
+    "loss_unknown",
     "no_budget",
     "not_run",
 ]
@@ -56,6 +57,7 @@ PHRASES: dict[Reason, str] = {
     "not_comparable": "not compared",
     "discrete_in_low_precision": "lower precision decides discrete values differently, which is counted only",
     "unsuitable_inputs": "",
+    "loss_unknown": "the budget limits a loss that these images do not show",
     "no_budget": "",
     "not_run": "",
 }

@@ -24,6 +24,10 @@ BY_CHANCE = 0.01
 """Shares of agreement with labels, or above that of chance, which say that nothing agrees."""
 
 
+class Unmatched(Exception):
+    """It is not known which category of the labels is which class; the message is a whole clause."""
+
+
 class Unreadable(Exception):
     """The outputs cannot be read as results of the task; the message is the reason, as the end of a sentence."""
 
@@ -44,11 +48,13 @@ class About:
         architecture: Its name, e.g. ``transformers:DetrForObjectDetection``; empty if unknown.
         classes: The number of classes; None if unknown.
         size: (height, width) of its images in pixels; None if unknown.
+        names: The names of its classes, in their order; empty if unknown.
     """
 
     architecture: str = ""
     classes: int | None = None
     size: tuple[int, int] | None = None
+    names: tuple[str, ...] = ()
 
 
 class Metric(NamedTuple):
@@ -107,8 +113,20 @@ class Task(ABC):
         """Compare the results of one image."""
 
     def labeled_row(self, result: Any, label: Any) -> Row:
-        """Compare the result of one image with its label."""
+        """Compare the result of one image with its label.
+
+        Raises:
+            Unreadable: The label is of another size than the result.
+        """
         return self.row(result, label)
+
+    def settled_labels(self, pairs: Sequence[tuple[Row, ...]]) -> Sequence[tuple[Row, ...]]:
+        """Complete the rows of `labeled_row`, (candidate's, reference's) of each image, where it takes all of them.
+
+        Raises:
+            Unmatched: Nothing tells which category of the labels is which class of the network.
+        """
+        return pairs
 
     def by_chance(self, _rows: Sequence[Row], value: float) -> bool:
         """Whether this metric against labels is no better than that of a network that knows nothing of them."""

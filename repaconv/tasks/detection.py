@@ -17,7 +17,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from repaconv.tasks.contract import About, Array, Invented, Metric, Nothing, Outputs, Row, Task, Unreadable, described
+from repaconv.tasks.contract import (
+    About,
+    Array,
+    Invented,
+    Metric,
+    Nothing,
+    Outputs,
+    Row,
+    Task,
+    Unmatched,
+    Unreadable,
+    described,
+)
 
 SCORE = 0.25
 """Score from which on a detection counts as an object: the default of Ultralytics' ``predict``."""
@@ -66,14 +78,18 @@ class Objects(NamedTuple):
 class Labeled(NamedTuple):
     """The objects that labels say of one image.
 
-    ``boxes`` [M, 4] are x1, y1, x2, y2 in pixels of the network's image; ``ids`` [M] are COCO's category numbers, and
-    ``places`` [M] those of a network without gaps, in the same order; ``crowd`` [M] are boxes around groups.
+    ``boxes`` [M, 4] are x1, y1, x2, y2 in pixels of the network's image; ``ids`` [M] are the categories; ``crowd`` [M]
+    are boxes around groups; ``categories`` are the names of all categories of the file by id, empty where it has none.
     """
 
     boxes: Array
     ids: Array
-    places: Array
     crowd: Array
+    categories: Mapping[int, str]
+
+    def only(self, places: Array) -> Labeled:
+        """Those at these places."""
+        return Labeled(self.boxes[places], self.ids[places], self.crowd[places], self.categories)
 
 
 Reader = Callable[[Outputs], list[Objects]]
@@ -97,13 +113,13 @@ class Detection(Task):
     def __init__(self, about: About) -> None:
         super().__init__(about)
         self.reader: Reader | None = None
-        self.by_id = False
+        self.count: int | None = None
+        self.numbers: Mapping[int, int] | None = None
 
     def read(self, outputs: Outputs) -> list[Objects]:
         """Read boxes after NMS."""
         if self.reader is None:
-            self.reader, self.layout, self.lists = reader_of(outputs, self.about)
-            self.by_id = bool(_named(outputs, SCORES, CLASSES)) or "DETR" in self.layout
+            self.reader, self.layout, self.lists, self.count = reader_of(outputs, self.about)
         return self.reader(outputs)
 
     def truth(self, result: Objects) -> Objects:
@@ -126,11 +142,21 @@ class Detection(Task):
         }
 
     def labeled_row(self, result: Objects, label: Labeled) -> Row:
-        """Match the objects of one image with those of COCO; boxes around groups are no objects."""
-        classes, single = label.ids if self.by_id else label.places, ~label.crowd
-        count = int(single.sum())
-        truth = Objects(label.boxes[single], np.ones(count), classes[single], np.arange(count))
-        result = result.only(np.arange(len(result.scores)) < MOST)
+        """Keep both: which class a category is may take all images."""
+        return {"result": result.only(np.arange(len(result.scores)) < MOST), "label": label}
+
+    def settled_labels(self, pairs: Sequence[tuple[Row, ...]]) -> Sequence[tuple[Row, ...]]:
+        """Match the objects of every image with those of COCO."""
+        if self.numbers is None:
+            references = [pair[1] for pair in pairs]
+            self.numbers = class_numbers(references[0]["label"].categories, self.count, self.about, references)
+        return [tuple(self._against(row["result"], row["label"], self.numbers) for row in pair) for pair in pairs]
+
+    def _against(self, result: Objects, label: Labeled, numbers: Mapping[int, int]) -> Row:
+        """Match the objects of one image; boxes around groups are no objects."""
+        single = label.only(~label.crowd)
+        truth = _objects_of(single, numbers)
+        classes = np.asarray([numbers[kind] for kind in label.ids.tolist()], int)
         return {**self.row(result, truth), "boxes": result.boxes, "label": label, "label classes": classes}
 
     def by_library(self, rows: Sequence[Row]) -> float | None:
@@ -185,6 +211,70 @@ class Detection(Task):
     def agreement(self, row: Row) -> float:
         """F1 of one image."""
         return 2 * row["hits"] / (row["shown"] + row["there"]) if row["shown"] + row["there"] else 1.0
+
+
+# --- Which category is which class
+
+COCO_CLASSES = 91
+"""Classes of networks that count by the ids of COCO's 80 categories, which are 1 to 90 with gaps."""
+
+
+def class_numbers(
+    categories: Mapping[int, str], count: int | None, about: About, references: Sequence[Row]
+) -> Mapping[int, int]:
+    """The network's number of every category, by id.
+
+    By the names of the network's classes, if it has all of the file's; else by how many classes the network tells
+    apart. As many as there are categories: in the order of their ids. One more than the largest id, or 91: the ids. If
+    that number is not known (outputs named boxes, scores and labels), the ids or their order, whichever more of the
+    original network's objects agree with.
+
+    Args:
+        categories: All categories of the file: names by id.
+        count: The number of classes that the network tells apart; None if it is not known.
+        about: What else is known of the network.
+        references: The original network's ``result`` and ``label`` of every image.
+
+    Raises:
+        Unmatched: None of these tells it.
+    """
+    ids = sorted(categories)
+    own, order = {kind: kind for kind in ids}, {kind: place for place, kind in enumerate(ids)}
+    places = {name.strip().lower(): number for number, name in enumerate(about.names)}
+    named = {kind: places.get(name.strip().lower()) for kind, name in categories.items() if name.strip()}
+    by_name = {kind: place for kind, place in named.items() if place is not None}
+    if ids and len(by_name) == len(ids) == len(set(by_name.values())):
+        return by_name
+    if own == order or not ids:
+        return own
+    if count is not None:
+        if len(ids) == count:
+            return order
+        if ids[-1] < count and count in (ids[-1] + 1, COCO_CLASSES):
+            return own
+        shown = ", ".join(map(str, ids[:3])) + (", ..." if len(ids) > 3 else "")
+        raise Unmatched(f"the labels have {len(ids)} categories (ids {shown}), and the network has {count} classes")
+    if about.architecture.startswith("torchvision:"):
+        return own
+    agreed = [sum(_agreed(row["result"], row["label"], numbers) for row in references) for numbers in (own, order)]
+    if agreed[0] == agreed[1] > 0:
+        raise Unmatched(
+            f"{agreed[0]} objects of the network agree with the ids of the labels' categories, and as many with their "
+            "order"
+        )
+    return own if agreed[0] >= agreed[1] else order
+
+
+def _objects_of(label: Labeled, numbers: Mapping[int, int]) -> Objects:
+    count = len(label.ids)
+    classes = np.asarray([numbers[kind] for kind in label.ids.tolist()], int)
+    return Objects(label.boxes, np.ones(count), classes, np.arange(count))
+
+
+def _agreed(result: Objects, label: Labeled, numbers: Mapping[int, int]) -> int:
+    """How many objects match one of the labels with its class."""
+    shown = result.only(result.scores >= SCORE)
+    return int(matches(shown, _objects_of(label.only(~label.crowd), numbers))[:, 0].sum())
 
 
 def _as_coco(image: int, box: Array, kind: int) -> dict[str, Any]:
@@ -278,8 +368,10 @@ def suppressed(objects: Objects, threshold: float = NMS_IOU) -> Objects:
 # --- Layouts of outputs
 
 
-def reader_of(outputs: Outputs, about: About) -> tuple[Reader, str, frozenset[str]]:
-    """How outputs of this kind are read, what that is called, and which of those are lists in the order of scores.
+def reader_of(outputs: Outputs, about: About) -> tuple[Reader, str, frozenset[str], int | None]:
+    """How outputs of this kind are read, what that is called, which of those are lists in the order of scores.
+
+    The last is how many classes the network tells apart, if that is known.
 
     The queries of DETR with a class for no object stay in their order; other networks select theirs by score.
 
@@ -287,21 +379,23 @@ def reader_of(outputs: Outputs, about: About) -> tuple[Reader, str, frozenset[st
         Unreadable: In no known way.
     """
     if found := _named(outputs, BOXES, SCORES, CLASSES):
-        return partial(_torchvision, names=found), "boxes, scores and labels after NMS", frozenset(found)
+        return partial(_torchvision, names=found), "boxes, scores and labels after NMS", frozenset(found), None
     detr = _named(outputs, DETR_BOXES, DETR_LOGITS) or _named(outputs, BOXES, DETR_LOGITS)
     if detr and outputs[detr[0]].ndim == 3 and outputs[detr[1]].ndim == 3 and about.size is not None:
         softmax = _has_no_object_class(outputs[detr[1]], about.architecture)
         how = "softmax with a class for no object" if softmax else "sigmoid"
         lists = frozenset(() if softmax else detr)
-        return partial(_detr, names=detr, size=about.size, softmax=softmax), f"DETR: {how}", lists
+        count = outputs[detr[1]].shape[2] - softmax
+        return partial(_detr, names=detr, size=about.size, softmax=softmax), f"DETR: {how}", lists, count
     first = next(iter(outputs.values()))
     if first.ndim == 3 and (after_nms(first) or _without_objects(first)):
         name = next(iter(outputs))
-        return partial(_rows_after_nms, name=name), "x1, y1, x2, y2, score, class after NMS", frozenset((name,))
+        layout, count = "x1, y1, x2, y2, score, class after NMS", about.classes or len(about.names) or None
+        return partial(_rows_after_nms, name=name), layout, frozenset((name,)), count
     if first.ndim == 3:
         classes = classes_of(outputs, about)
         layout = f"Ultralytics: {classes} classes, NMS at IoU {NMS_IOU:g}"
-        return partial(ultralytics, name=next(iter(outputs)), classes=classes), layout, frozenset()
+        return partial(ultralytics, name=next(iter(outputs)), classes=classes), layout, frozenset(), classes
     raise Unreadable(
         f"its outputs ({described(outputs)}) are none of: boxes, scores and labels; logits and pred_boxes; [N, M, 6] "
         "with x1, y1, x2, y2, score and class; [N, 4 + classes, M] as Ultralytics has them"

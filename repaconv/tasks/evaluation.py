@@ -12,7 +12,7 @@ import numpy as np
 
 from repaconv.core.errors import Refused
 from repaconv.results import Figures, Link, TaskAccuracy, TaskMetric, TaskName, TaskResult, Tolerance
-from repaconv.tasks.contract import Array, Invented, Nothing, Outputs, Row, Task, Unreadable
+from repaconv.tasks.contract import Array, Invented, Nothing, Outputs, Row, Task, Unmatched, Unreadable
 from repaconv.tasks.depth import Depth
 from repaconv.tasks.detection import Detection
 from repaconv.tasks.embedding import Embedding
@@ -182,6 +182,15 @@ class Evaluation:
         """
         if not self.labeled:
             return None
+        try:
+            labeled = task.settled_labels(self.labeled)
+        except Unmatched as problem:
+            raise Refused(
+                f"{problem}: which category is which class is not known.",
+                hint="List all categories of the network in the file, one for each of its classes, in their order by "
+                "id; the annotations may use some of them.",
+                code="labels.categories",
+            ) from problem
         name = task.accuracy
         worse = 1.0 if next(each.unit for each in task.metrics if each.name == name) == "error" else -1.0
 
@@ -190,27 +199,27 @@ class Evaluation:
             return {"candidate": candidate, "reference": reference, "drop": worse * (candidate - reference)}
 
         try:
-            found = both(self.labeled)
+            found = both(labeled)
         except Nothing:
             self.no_accuracy = f"no {name} against the labels: they show nothing on these images"
             return None
         if not np.isfinite(list(found.values())).all():
             self.no_accuracy = f"no {name} against the labels: it is no finite number"
             return None
-        if task.by_chance([pair[1] for pair in self.labeled], found["reference"]):
+        if task.by_chance([pair[1] for pair in labeled], found["reference"]):
             raise Refused(
                 f"the original network finds nothing of the labels: {name} {found['reference']:.2%} on "
-                f"{len(self.labeled)} images, no better than chance.",
+                f"{len(labeled)} images, no better than chance.",
                 hint="Are the categories, the scale and the order of the labels those of the network?",
                 code="labels.mismatch",
             )
-        low, high = _interval(_bootstrap(both, self.labeled)["drop"])
+        low, high = _interval(_bootstrap(both, labeled)["drop"])
         source = "repaconv"
-        ends = [task.by_library([pair[end] for pair in self.labeled]) for end in (0, 1)]
+        ends = [task.by_library([pair[end] for pair in labeled]) for end in (0, 1)]
         if (candidate := ends[0]) is not None and (reference := ends[1]) is not None:
             found = {"candidate": candidate, "reference": reference, "drop": worse * (candidate - reference)}
             source = task.library
-        return TaskAccuracy(metric=name, images=len(self.labeled), low=low, high=high, source=source, **found)
+        return TaskAccuracy(metric=name, images=len(labeled), low=low, high=high, source=source, **found)
 
     def link(self, name: str, reference: str, candidate: str) -> Link:
         """The link about all outputs together, with its verdict."""

@@ -32,7 +32,7 @@ def coco_images(path: Path) -> list[CocoImage]:
         numbers = [each["id"] for each in found["categories"]]
         if len(set(numbers)) < len(numbers):
             raise ValueError("two categories have one id")
-        order = {kind: place for place, kind in enumerate(sorted(numbers))}
+        categories = {int(each["id"]): str(each.get("name", "")) for each in found["categories"]}
         objects: dict[Any, list[dict[str, Any]]] = {image["id"]: [] for image in found["images"]}
         for each in found["annotations"]:
             objects[each["image_id"]].append(each)
@@ -40,7 +40,7 @@ def coco_images(path: Path) -> list[CocoImage]:
             CocoImage(
                 str(image["file_name"]),
                 (int(image.get("width", 0)), int(image.get("height", 0))),
-                _labeled(objects[image["id"]], order),
+                _labeled(objects[image["id"]], categories),
             )
             for image in found["images"]
         ]
@@ -52,15 +52,16 @@ def coco_images(path: Path) -> list[CocoImage]:
         ) from error
 
 
-def _labeled(annotations: list[dict[str, Any]], order: dict[Any, int]) -> Labeled:
+def _labeled(annotations: list[dict[str, Any]], categories: dict[int, str]) -> Labeled:
     boxes = np.asarray([each["bbox"] for each in annotations], float).reshape(-1, 4)
     if len(boxes) != len(annotations) or not np.isfinite(boxes).all() or (boxes[:, 2:] < 0).any():
         raise ValueError("a bbox is not x, y, width and height, all finite and the last two not negative")
     boxes[:, 2:] += boxes[:, :2]
     ids = np.asarray([each["category_id"] for each in annotations], int)
-    places = np.asarray([order[each["category_id"]] for each in annotations], int)
+    if unknown := set(ids.tolist()) - set(categories):
+        raise ValueError(f"an annotation has the category {min(unknown)}, which is not among the categories")
     crowd = np.asarray([bool(each.get("iscrowd")) for each in annotations], bool)
-    return Labeled(boxes, ids, places, crowd)
+    return Labeled(boxes, ids, crowd, categories)
 
 
 def mask_files(folder: Path) -> list[Path]:

@@ -49,12 +49,26 @@ class Budget(NamedTuple):
         """Whether the images that judge speak against it: no more than chance explains."""
         if not self.asked or link.metrics is None:
             return "no_budget"
-        flips, images, lost = link.metrics.top1_flips, link.metrics.images, link.accuracy
+        flips, images = link.metrics.top1_flips, link.metrics.images
         if link.task is not None:
             flips, images = round(link.task.disagreement * link.task.images), link.task.images
         many = self.max_disagreement is not None and by_chance(flips, images, self.max_disagreement) < UNLIKELY
-        wrong = self.max_accuracy_drop is not None and lost is not None and lost.high < -self.max_accuracy_drop
-        return "exceeds_budget" if many or wrong else "within_budget"
+        drop = _least_drop(link)
+        wrong = self.max_accuracy_drop is not None and drop is not None and drop > self.max_accuracy_drop
+        if many or wrong:
+            return "exceeds_budget"
+        compared = link.task is not None or link.metrics.top1_agreement is not None
+        unknown = (self.max_disagreement is not None and not compared) or (
+            self.max_accuracy_drop is not None and drop is None
+        )
+        return "loss_unknown" if unknown else "within_budget"
+
+
+def _least_drop(link: Link) -> float | None:
+    """The least of accuracy that was lost, by its 95% interval; None if it is not known."""
+    if link.task is not None:
+        return link.task.accuracy.low if link.task.accuracy else None
+    return -link.accuracy.high if link.accuracy else None
 
 
 def _told(link: Link, budget: Budget) -> str:

@@ -93,7 +93,7 @@ class Tally:
         """Of the reason."""
         counts: dict[str, Any] = {"unit": self.unit, "compared": self.compared}
         counts |= {name: getattr(self, name) or None for name in ("different", "left_out", "explained")}
-        if self.different:
+        if self.error:  # of numbers; integers and truth values are equal or not
             counts["error"] = self.error
         if self.kind is not None and (self.explained or self.left_out):
             kind = self.kind
@@ -399,7 +399,8 @@ class _Output:
         told = Figures(detail=self.doubt) if reason == "not_comparable" and self.doubt else found.tally.figures
         words = ""
         if allowed.kind == "lossy" and isinstance(self.kind, Reals) and verdict_for(reason) != "not verified":
-            words = lossy_words(found.metrics, allowed, found.accuracy)
+            evaluated = self.owner.evaluation.task if self.owner.evaluation else None
+            words = lossy_words(found.metrics, allowed, found.accuracy, task=evaluated.name if evaluated else "")
         if reason == "explained_by_rounding":
             allowed = raised(allowed, found.metrics)
         return Link.concluded(

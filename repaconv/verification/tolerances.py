@@ -210,8 +210,13 @@ def by_chance(count: int, n: int, share: float) -> float:
     return sum(exp(way + odd) for way, odd in zip(ways, odds, strict=True))
 
 
-def lossy_words(metrics: Metrics, allowed: Tolerance, accuracy: Accuracy | None) -> str:
-    """What a lossy link's verdict says of first classes, and what was not looked at."""
+def lossy_words(metrics: Metrics, allowed: Tolerance, accuracy: Accuracy | None, *, task: str = "") -> str:
+    """What a lossy link's verdict says of first classes, and what was not looked at.
+
+    ``task`` is the one that a link of its own is about.
+    """
+    if task:
+        return f"these are the numbers; the results of {task} have a row of their own"
     if metrics.top1_agreement is None or allowed.flips is None or allowed.flips_within_noise is None:
         return "no top-1 predictions to compare: evaluated by cosine and error alone"
     many = _too_many(metrics, allowed)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,6 @@ from repaconv.core.errors import Refused, UsageProblem
 from repaconv.results import NetworkFold
 from repaconv.stages.shared.input_selection import preprocessing_for
 from repaconv.tasks.contract import About
-from repaconv.tasks.detection import Labeled
 from repaconv.tasks.labels import coco_images, label_array, mask_files, read_mask
 from repaconv.tasks.recognition import Choice, by_architecture, by_outputs, task_named
 from repaconv.verification.image_files import frame, image_files
@@ -59,7 +58,18 @@ def _about(subject: Subject) -> About:
         return About(size=folded.image_size)
     yaml = folded.config.get("yaml")
     classes = yaml.get("nc") if isinstance(yaml, dict) else folded.classes
-    return About(folded.arch, classes if isinstance(classes, int) else None, folded.image_size)
+    return About(
+        folded.arch, classes if isinstance(classes, int) else None, folded.image_size, _class_names(folded.config)
+    )
+
+
+def _class_names(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """The names of classes in the ``config.json`` of a Hugging Face folder, in their order; empty if it has none."""
+    names = config.get("id2label")
+    if not isinstance(names, dict):
+        return ()
+    found = tuple(str(names.get(str(number), "")) for number in range(len(names)))
+    return () if all(name == f"LABEL_{number}" for number, name in enumerate(found)) else found
 
 
 def evaluation_of(
@@ -78,8 +88,7 @@ def evaluation_of(
     choice = task_of(subject, asked)
     if choice.task in ("classify", "other") or size is None:
         return None
-    about = About(choice.about.architecture, choice.about.classes, size)
-    return evaluation_by(choice._replace(about=about), subject, precision)
+    return evaluation_by(choice._replace(about=replace(choice.about, size=size)), subject, precision)
 
 
 def evaluation_by(choice: Choice, subject: Subject, precision: str) -> Evaluation:
@@ -189,7 +198,7 @@ def _of_coco(
         scale, moved = np.tile(np.divide((across, down), size), 2), np.tile(corner, 2)
         boxes = (image.objects.boxes * scale - moved).clip(0, np.tile(given.size[::-1], 2))
         inside = (boxes[:, 2:] > boxes[:, :2]).all(1)
-        truths.append(Labeled(boxes[inside], *(each[inside] for each in image.objects[1:])))
+        truths.append(image.objects._replace(boxes=boxes).only(inside))
     return truths
 
 

@@ -44,7 +44,7 @@ lint: .venv/installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/codespell
-	$(BIN)/codespell --builtin clear,en-GB_to_en-US -L $(NAMES) -S docs/reference,*.svg README.md CONTRIBUTING.md docs
+	$(BIN)/codespell --builtin clear,en-GB_to_en-US -L $(NAMES) -S docs/reference,*.svg README.md CONTRIBUTING.md docs examples
 
 arm: .venv/installed-dev
 	$(BIN)/python tests/arm.py .arm

@@ -14,7 +14,7 @@ from repaconv.cli.main import app
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS, *sorted((ROOT / "examples").glob("*/README.md"))]
 ERRORS = ("GateFailed", "UsageProblem", "EnvironmentProblem", "Refused", "Inconclusive", "RepaconvError")
 
 PRIVATE = {

@@ -18,7 +18,7 @@ from repaconv.stages.recipe.recipe_file import check_recipe
 from repaconv.stages.tune.loss_evaluation import LossEvaluation
 from repaconv.tasks.contract import About
 from repaconv.tasks.detection import Labeled
-from repaconv.tasks.evaluation import Evaluation
+from repaconv.tasks.evaluation import Evaluation, _bootstrap, _interval
 from repaconv.tasks.labels import coco_images, label_array
 from repaconv.tasks.recognition import Choice, by_outputs
 from repaconv.tasks.segmentation import Segmentation
@@ -200,6 +200,18 @@ def test_the_row_of_numbers_says_that_the_task_has_its_own():
     assert pixels.task is not None
     assert all("row of their own" not in link.note for link in alone)
     assert "evaluated by cosine and error alone" in links_of("other", raw, raw)[0].note
+
+
+def test_the_ends_of_an_interval_are_known_to_a_twentieth_of_its_width():
+    """The interval of a mean of 200 numbers is known: 1.96 standard errors to each side."""
+    off = []
+    for seed in range(30):
+        rows = [{"x": number} for number in np.random.default_rng(seed).normal(size=200)]
+        values = np.asarray([row["x"] for row in rows])
+        low, high = _interval(_bootstrap(lambda some: {"x": np.mean([row["x"] for row in some])}, rows)["x"])
+        side = 1.96 * values.std() / np.sqrt(len(values))
+        off += [(low - values.mean() + side) / (2 * side), (high - values.mean() - side) / (2 * side)]
+    assert np.sqrt(np.mean(np.square(off))) < 0.05
 
 
 def test_of_integers_that_differ_it_is_said_how_many():

@@ -27,6 +27,7 @@ from repaconv.tasks.labels import coco_images
 from repaconv.tasks.recognition import ARCHITECTURES, Choice, by_architecture, by_outputs, task_named
 from repaconv.tasks.restoration import Restoration, ssim
 from repaconv.tasks.segmentation import Segmentation
+from repaconv.tasks.text_recognition import TextRecognition, edit_distance
 from repaconv.verification.accuracy_budget import Budget
 from repaconv.verification.comparison import Comparison
 from repaconv.verification.tolerances import tolerance
@@ -270,6 +271,71 @@ def test_nearest_images_of_embeddings():
     assert other["nearest image agreement"] < 0.5
 
 
+def test_an_image_that_is_nearly_as_near_is_as_good_an_answer():
+    """Frames of a video: which of two near-identical frames is nearest is a matter of rounding."""
+    rng = np.random.default_rng(0)
+    frames = np.repeat(rng.normal(size=(8, 16)), 3, 0) + 1e-4 * rng.normal(size=(24, 16))
+    moved = frames + 1e-3 * rng.normal(size=frames.shape)
+    assert compared(Embedding(ABOUT), {"v": moved}, {"v": frames})["nearest image agreement"] == 1
+    same = np.repeat(rng.normal(size=(8, 16)), 3, 0)
+    assert compared(Embedding(ABOUT), {"v": same + 1e-6 * rng.normal(size=same.shape)}, {"v": same}) == {
+        "cosine": pytest.approx(1),
+        "nearest image agreement": 1,
+    }
+    others = rng.permutation(frames)
+    assert compared(Embedding(ABOUT), {"v": others}, {"v": frames})["nearest image agreement"] < 0.5
+    # alike vectors, whose similarities are all within 1%, are no ties: the margin is a share of how far they differ
+    alike = 10 + rng.normal(size=(24, 16))
+    assert compared(Embedding(ABOUT), {"v": rng.permutation(alike)}, {"v": alike})["nearest image agreement"] < 0.5
+
+
+def scores_of(*lines, characters=5, blank=0):
+    """Scores [N, T, C] with one step for each class number of a line."""
+    steps = max(map(len, lines))
+    found = np.zeros((len(lines), steps, characters + 1))
+    found[:, :, blank] = 0.5
+    for image, line in enumerate(lines):
+        found[image, np.arange(len(line)), line] = 1
+    return {"logits": found}
+
+
+def test_lines_of_text_are_compared_by_characters():
+    task = TextRecognition(ABOUT)
+    lines = [0, 1, 1, 0, 1, 0, 2, 0], [0, 0, 0, 3, 3, 3, 0, 0]
+    assert task.read(scores_of(*lines)) == [(1, 1, 2), (3,)]
+    assert task.layout == "CTC: 5 characters, the blank is class 0"
+    last = [5, 1, 1, 5, 1, 5, 2, 5], [5, 5, 5, 3, 3, 3, 5, 5]
+    assert TextRecognition(ABOUT).read(scores_of(*last, blank=5)) == [(1, 1, 2), (3,)]
+    longer = [0, 1, 1, 1, 1, 0, 2, 0], [0, 0, 0, 3, 3, 3, 0, 0]  # 1 2 for 1 1 2: one of four characters is missing
+    found = compared(TextRecognition(ABOUT), scores_of(*longer), scores_of(*lines))
+    assert found == {"equal lines": 0.5, "CER": 0.25}
+    wide = {"logits": 3 * scores_of(*lines)["logits"] - 1}
+    assert compared(TextRecognition(ABOUT), wide, scores_of(*lines)) == {"equal lines": 1, "CER": 0}
+    one = {"logits": scores_of(lines[0])["logits"].transpose(1, 0, 2)}
+    assert TextRecognition(ABOUT).read(one) == [(1, 1, 2)]
+    assert [edit_distance(*pair) for pair in (((), ()), ((1, 2), ()), ((1, 2, 3), (2, 3, 4)))] == [0, 2, 2]
+    empty = scores_of([0, 0, 0], [0, 0, 0])
+    with pytest.raises(Nothing, match="reads no character"):
+        compared(TextRecognition(ABOUT), empty, empty)
+    with pytest.raises(Unreadable):
+        TextRecognition(ABOUT).read({"logits": np.zeros((2, 7))})
+
+
+def test_text_that_a_broken_recognizer_reads_fails_where_its_numbers_pass():
+    """All scores of one step have two classes that are nearly equal: a small error of the numbers reads other text."""
+    rng = np.random.default_rng(0)
+    right = rng.normal(size=(40, 12, 20)) * 10
+    right[:, ::2, 0] += 60
+    best = right.argmax(2)
+    second = right.copy()
+    np.put_along_axis(second, best[..., None], right.max(2, keepdims=True) - 8, 2)
+    numbers, text = links_of({"y": second}, {"y": right}, kind="recognize")
+    assert numbers.metrics.cosine > tolerance("int8", logits=False).cosine
+    assert numbers.verdict != "failed"
+    assert text.verdict == "failed"
+    assert text.task.changed == "of lines changed"
+
+
 def test_keypoints_of_heatmaps_and_of_ultralytics():
     maps = np.zeros((1, 2, 16, 16))
     maps[0, 0, 4, 5] = maps[0, 1, 10, 3] = 1
@@ -455,7 +521,7 @@ def detector(tmp_path_factory):
     folder, made = tmp_path_factory.mktemp("detector"), shapes()
     net = made.trained("detector", made.made(240, 0), steps=200, seed=0, batch=16)
     torch.save({"state_dict": net.state_dict()}, folder / "detector.pth")
-    made.write_data(folder, 0, calibration=32, held_out=48)
+    made.write_data(folder, 0, calibration=32, held_out=80)
     return folder
 
 
@@ -495,7 +561,7 @@ def test_an_int8_detector_is_evaluated_by_its_objects(detector, repaconv):
     seen = rc.verify(inputs=detector / "shapes.npz", labels=detector / "shapes.json")
     (link,) = [link for link in seen.links if link.task]
     assert link.verdict == seen.verdict == "passed"
-    assert link.task.images == link.task.accuracy.images == 48
+    assert link.task.images == link.task.accuracy.images == 80
     assert link.task.accuracy.metric == "mAP50-95"
     assert link.task.accuracy.reference > 0.05  # it has learned something
     assert link.task.accuracy.low <= link.task.accuracy.drop <= link.task.accuracy.high
@@ -523,9 +589,9 @@ def test_labels_that_do_not_belong_to_the_images_are_refused(detector):
     folded(detector, task="detect")
     with pytest.raises(Refused, match="no COCO file"):
         rc.verify(inputs=detector / "shapes.npz", labels=detector / "shapes.npz")
-    with pytest.raises(Refused, match=r"labels of 48 images, and .* are 32"):
+    with pytest.raises(Refused, match=r"labels of 80 images, and .* are 32"):
         rc.verify(inputs=detector / "shapes.calibration.npz", labels=detector / "shapes.json")
-    assert len(coco_images(detector / "shapes.json")) == 48
+    assert len(coco_images(detector / "shapes.json")) == 80
     folded(detector)
     with pytest.raises(UsageProblem, match="the task of this network is not known"):
         rc.verify(inputs=detector / "shapes.npz", labels=detector / "shapes.json")
@@ -615,7 +681,19 @@ def test_tune_chooses_within_a_budget_of_the_task(detector, repaconv):
     assert done.deployment.precision == "int8"
     assert done.link.task.task == "detect"
     assert done.disagreement == done.link.task.disagreement
-    assert done.link.task.accuracy.images == done.link.task.images == 12
+    assert done.link.task.accuracy.images == done.link.task.images == 24
+    for few, told in ((0.0001, "it takes 1000 to tell whether no more than 0.01%"), (0.002, "it takes 500 to tell")):
+        exact = rc.tune(max_disagreement=few, inputs=detector / "shapes.npz", rewrites=[], measurer=by_int8)
+        assert exact.deployment.precision == "fp32"
+        assert f"objects in the validation images, and {told}" in exact.skipped[0]
+    data = np.load(detector / "shapes.npz")["input"]
+    np.savez("few.npz", input=data[:40])
+    with pytest.raises(UsageProblem, match=r"10 images cannot tell whether no more than 50\.00% is lost") as refused:
+        rc.tune(max_disagreement=0.5, inputs="few.npz", measurer=by_int8)
+    assert refused.value.code == "tune.too-few"
+    with pytest.raises(UsageProblem, match=r"24 labeled images cannot tell whether no more than 1\.00% is lost"):
+        rc.tune(max_accuracy_drop=0.01, measurer=by_int8, **asked)
+    assert rc.tune(max_disagreement=1.0, inputs="few.npz", rewrites=[], measurer=by_int8).skipped == ()
     images = ("--inputs", detector / "shapes.npz", "--labels", detector / "shapes.json")
     few = ("--budget", "1", "--rounds", "2", "--rewrites", "bias-forward")
     code, out, _ = repaconv("tune", "--max-disagreement", "0.0001%", *images, *few)

@@ -417,7 +417,7 @@ class Accuracy(Record):
     p_value: float
 
 
-TaskName = Literal["classify", "detect", "segment", "restore", "keypoints", "depth", "embed", "other"]
+TaskName = Literal["classify", "detect", "segment", "restore", "keypoints", "depth", "embed", "recognize", "other"]
 """What a network is for. ``other`` is compared by its numbers alone."""
 
 

@@ -80,6 +80,7 @@ class Task(ABC):
         accuracy: The metric that is compared with labels; empty if it takes none.
         labels: What labels are, in words.
         changed: What the disagreement is a share of, in words that follow the share.
+        counted: What the disagreement is a share of, in the plural, e.g. ``objects``; empty if it is no count.
         library: The package that computes the metric against labels where it is installed; empty if there is none.
         layout: How the outputs are read, in words; known after the first `read`.
         lists: The outputs that `read` takes the results from and whose rows are a list in the order of scores, so that
@@ -91,6 +92,7 @@ class Task(ABC):
     accuracy: ClassVar[str] = ""
     labels: ClassVar[str] = ""
     changed: ClassVar[str]
+    counted: ClassVar[str] = ""
     library: ClassVar[str] = ""
 
     def __init__(self, about: About) -> None:
@@ -151,6 +153,10 @@ class Task(ABC):
     @abstractmethod
     def disagreement(self, summary: Mapping[str, float]) -> float:
         """How much of the reference's results changed, from 0 to 1."""
+
+    def count(self, rows: Sequence[Row]) -> int:
+        """How many of what is `counted` the reference's results show."""
+        return len(rows)
 
     @abstractmethod
     def agreement(self, row: Row) -> float:

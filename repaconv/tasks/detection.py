@@ -102,6 +102,7 @@ class Detection(Task):
     accuracy = "mAP50-95"
     labels = "COCO annotations (.json)"
     changed = "of objects changed"
+    counted = "objects"
     library = "pycocotools"
     metrics = (
         Metric("precision", "share"),
@@ -113,13 +114,13 @@ class Detection(Task):
     def __init__(self, about: About) -> None:
         super().__init__(about)
         self.reader: Reader | None = None
-        self.count: int | None = None
+        self.classes: int | None = None
         self.numbers: Mapping[int, int] | None = None
 
     def read(self, outputs: Outputs) -> list[Objects]:
         """Read boxes after NMS."""
         if self.reader is None:
-            self.reader, self.layout, self.lists, self.count = reader_of(outputs, self.about)
+            self.reader, self.layout, self.lists, self.classes = reader_of(outputs, self.about)
         return self.reader(outputs)
 
     def truth(self, result: Objects) -> Objects:
@@ -149,7 +150,7 @@ class Detection(Task):
         """Match the objects of every image with those of COCO."""
         if self.numbers is None:
             references = [pair[1] for pair in pairs]
-            self.numbers = class_numbers(references[0]["label"].categories, self.count, self.about, references)
+            self.numbers = class_numbers(references[0]["label"].categories, self.classes, self.about, references)
         return [tuple(self._against(row["result"], row["label"], self.numbers) for row in pair) for pair in pairs]
 
     def _against(self, result: Objects, label: Labeled, numbers: Mapping[int, int]) -> Row:
@@ -207,6 +208,10 @@ class Detection(Task):
     def disagreement(self, summary: Mapping[str, float]) -> float:
         """The share of objects that are missing, new, moved or of another class."""
         return 1 - summary["F1"]
+
+    def count(self, rows: Sequence[Row]) -> int:
+        """The objects of the reference."""
+        return sum(row["there"] for row in rows)
 
     def agreement(self, row: Row) -> float:
         """F1 of one image."""

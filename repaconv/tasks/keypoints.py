@@ -34,6 +34,7 @@ class Keypoints(Task):
 
     name = "keypoints"
     changed = "of points moved (PCK@0.05)"
+    counted = "points"
     metrics = (
         Metric("PCK@0.05", "share", {"tf32": 0.95, "fp16": 0.95, "bf16": 0.8, "int8": 0.8}),
         Metric("OKS", "share", {"tf32": 0.95, "fp16": 0.95, "bf16": 0.8, "int8": 0.8}),
@@ -94,6 +95,10 @@ class Keypoints(Task):
     def disagreement(self, summary: Mapping[str, float]) -> float:
         """The share of points that moved, are missing or new."""
         return 1 - summary["PCK@0.05"]
+
+    def count(self, rows: Sequence[Row]) -> int:
+        """The visible points of the reference."""
+        return sum(row["points"] for row in rows)
 
     def agreement(self, row: Row) -> float:
         """OKS of one image."""

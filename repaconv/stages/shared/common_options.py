@@ -137,8 +137,8 @@ Labels = Annotated[
 Task = Annotated[
     str | None,
     Option(
-        "What the network is for: classify, detect, segment, restore, keypoints, depth, embed or other; decides how "
-        "lower precision is evaluated.",
+        "What the network is for: classify, detect, segment, restore, keypoints, depth, embed, recognize or other; "
+        "decides how lower precision is evaluated.",
         default_text="by the architecture, or the outputs",
         panel=INPUT,
     ),

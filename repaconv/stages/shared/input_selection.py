@@ -243,9 +243,10 @@ class Split(NamedTuple):
         return f"{self.given.name}: {', '.join([*calibrate, *choose, others])}"
 
     def labeled_count(self, places: Sequence[int]) -> int:
-        """How many of these images have a label."""
-        found = (self.given.piece(place, place + 1).labels for place in places)
-        return sum(int((labels >= 0).sum()) for labels in found if labels is not None)
+        """How many of these images have a label, of their class or of the network's task."""
+        found = [self.given.piece(place, place + 1) for place in places]
+        classes = sum(int((piece.labels >= 0).sum()) for piece in found if piece.labels is not None)
+        return classes + sum(truth is not None for piece in found for truth in piece.truths or ())
 
     def calibration_batches(self) -> list[Feeds]:
         """The calibration batches; with a fixed batch size the last one is filled by repeating its own images."""

@@ -137,6 +137,26 @@ class LossEvaluation:
             "--max-disagreement 100% to choose by speed alone."
         )
 
+    def few_results(self) -> str:
+        """Why FP32 shows too few results for the allowed share of them, in words; empty if it shows enough.
+
+        A share of objects takes as many objects as a share of top-1 predictions takes images: below 1 / share, one that
+        changed is more than allowed, and none that changed shows nothing.
+        """
+        allowed, evaluation = self.allowed.max_disagreement, self.graphs.evaluation("int8")
+        if evaluation is None or allowed is None or allowed >= 1:
+            return ""
+        self.progress("tune: what FP32 shows", 0, 0)
+        for outputs in self._fp32_on_validation():
+            evaluation.add(outputs, outputs)
+        task, wanted = evaluation.task, _wanted(allowed)
+        if task is None or not task.counted or (count := task.count(evaluation.rows)) >= wanted:
+            return ""
+        return (
+            f"FP32 shows {count} {task.counted} in the validation images, and it takes {wanted} to tell whether no "
+            f"more than {allowed:.2%} of them change. Give more images, or allow more."
+        )
+
     def _fp32_predictions(self) -> tuple[list[int], list[tuple[int, int]]]:
         """Top-1 predictions of FP32 on the validation split; and those of labeled images, each with its label."""
         predicted: list[int] = []
@@ -348,15 +368,39 @@ def _images_of_task(options: TuneOptions, subject: Subject, choice: Choice, budg
             hint="Give --labels. --max-disagreement needs none.",
             code="tune.no-labels",
         )
+    split = Split.of(given).halved()
     for name, share in budget._asdict().items():
-        if share is not None:
-            bounded(name, share, 1)
-    return Split.of(given).halved()
+        if share is not None and bounded(name, share, 1) < 1:
+            _require_enough_of_task(split, name, share)
+    return split
+
+
+def _require_enough_of_task(given: Split, name: str, allowed: float) -> None:
+    """Refuse too few images for an interval, or labels of fewer than the allowed share can be of."""
+    from repaconv.tasks.evaluation import LEAST_LABELED
+
+    parts, wanted, of = (given.validation, given.test), LEAST_LABELED, "images"
+    counts = [len(places) for places in parts]
+    if name == "max_accuracy_drop":
+        counts, of = [given.labeled_count(places) for places in parts], "labeled images"
+        wanted = max(wanted, _wanted(allowed))
+    if min(counts) < wanted:
+        raise UsageProblem(
+            f"{given.told}: {min(counts)} {of} cannot tell whether no more than {allowed:.2%} is lost.",
+            hint=f"Give {wanted} {of} or more for validation and as many for evaluation "
+            f"({2 * wanted + len(given.calibration)} in all), or allow more.",
+            code="tune.too-few",
+        )
+
+
+def _wanted(allowed: float) -> int:
+    """So many that one of them is no more than the allowed share."""
+    return ceil(1 / max(allowed, SMALLEST))
 
 
 def _require_enough(given: Split, name: str, allowed: float) -> None:
     """Refuse a test split too small to resolve the allowed loss; ``name`` is the option that allows it."""
-    wanted, count = ceil(1 / max(allowed, SMALLEST)), len(given.test)
+    wanted, count = _wanted(allowed), len(given.test)
     if name == "max_accuracy_drop":
         count = min(given.labeled_count(places) for places in (given.test, given.validation))
     if not count:

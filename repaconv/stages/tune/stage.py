@@ -336,7 +336,7 @@ def _search(plan: _Plan, scratch: Path, progress: Progress) -> TuneArtefact:
     if plan.given:
         too_slow = evaluation.too_slow(journal.left_s())
         journal.cut = bool(too_slow)
-        if why := too_slow or evaluation.same_predictions():
+        if why := too_slow or evaluation.same_predictions() or evaluation.few_results():
             left.append(f"lower precision: {why}")
             arms = [trial for trial in arms if trial.start.precision == "fp32"]
     if plan.options.exhaustive:

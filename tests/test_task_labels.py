@@ -272,6 +272,23 @@ def test_painted_instances_are_compared_with_masks_of_the_image_s_size():
     assert link.task.accuracy.reference == 1
 
 
+def test_masks_of_painted_instances_count_from_one_and_those_of_scores_from_zero():
+    """Ultralytics: 0 is none, and class c is c + 1; the page of the docs says so."""
+    raw = np.zeros((1, 4 + 3 + 32, 84))
+    raw[0, :4, 3], raw[0, 4 + 2, 3], raw[0, 7, 3] = [16, 32, 32, 64], 0.9, 1  # of class 2, the left half
+    raw[0, :4, 4], raw[0, 4 + 0, 4], raw[0, 7, 4] = [56, 32, 16, 64], 0.8, 1  # of class 0, the right quarter
+    outputs = {"output0": raw, "output1": np.ones((1, 32, 16, 16))}
+    classes = np.zeros((64, 64), int)
+    classes[:, :32], classes[:, 48:] = 3, 1
+    about = About("", 3, SIZE)
+    link = links_of("segment", outputs, outputs, labels=[classes], about=about)[-1]
+    assert link.task.accuracy.reference == 1
+    from_zero = links_of("segment", outputs, outputs, labels=[np.where(classes, classes - 1, 255)], about=about)[-1]
+    assert from_zero.task.accuracy is None or from_zero.task.accuracy.reference < 0.7
+    told = (Path(__file__).resolve().parents[1] / "docs" / "tasks.md").read_text()
+    assert "0 where there is none, and the class number plus 1 elsewhere" in told
+
+
 # --- Files of labels, and recipes
 
 

@@ -26,6 +26,7 @@ from repaconv.tasks.keypoints import Keypoints
 from repaconv.tasks.labels import coco_images
 from repaconv.tasks.recognition import ARCHITECTURES, Choice, by_architecture, by_outputs, task_named
 from repaconv.tasks.restoration import Restoration, ssim
+from repaconv.tasks.rotated_boxes import rotated_ious
 from repaconv.tasks.segmentation import Segmentation
 from repaconv.tasks.text_recognition import TextRecognition, edit_distance
 from repaconv.verification.accuracy_budget import Budget
@@ -510,6 +511,114 @@ def test_a_list_of_objects_is_compared_as_objects_and_not_row_by_row():
         links = found.links("int8", "float32")
         assert {link.verdict for link in links} <= verdicts
         assert ("failed" in {link.verdict for link in links}) == (evaluation is None)
+
+
+def instances(boxes, scores, classes, masks):
+    """As Mask R-CNN gives them: masks [M, 1, 64, 64] of numbers from 0 to 1."""
+    return {"boxes": boxes, "labels": classes, "scores": scores, "masks": masks[:, None]}
+
+
+def painted(boxes):
+    """A mask of the inside of each box."""
+    masks = np.full((len(boxes), 64, 64), 0.1)
+    for mask, (left, top, right, bottom) in zip(masks, boxes.astype(int), strict=True):
+        mask[top:bottom, left:right] = 0.9
+    return masks
+
+
+def test_masks_of_single_instances_are_those_of_matched_boxes():
+    """One object that is lost shifts all rows below it: by numbers all is wrong, by objects one."""
+    right = instances(BOXES, SCORES, CLASSES, painted(BOXES))
+    assert compared(Detection(ABOUT), right, right)["mask IoU"] == 1
+    first_lost = {name: array[1:] for name, array in right.items()}
+    found = compared(Detection(ABOUT), first_lost, right)
+    assert (found["mask IoU"], found["F1"]) == (1, pytest.approx(0.8))
+    (link,) = links_of(first_lost, right)  # nothing is left that is compared row by row
+    assert link.task.layout == "boxes, scores, labels and masks after NMS"
+    assert {metric.name for metric in link.task.metrics} >= {"F1", "mask IoU"}
+    half = painted(BOXES)
+    half[0, :, 16:] = 0.1
+    assert compared(Detection(ABOUT), {**right, "masks": half[:, None]}, right)["mask IoU"] == pytest.approx(2.5 / 3)
+    (broken,) = links_of({**right, "masks": half[:, None]}, right)
+    assert broken.verdict == "failed"
+    several = {name: np.stack([array, array]) for name, array in right.items()}
+    assert compared(Detection(ABOUT), several, several)["mask IoU"] == 1
+
+
+@pytest.mark.parametrize("kind", ["detect", "keypoints"])
+def test_other_outputs_with_a_row_for_each_object_are_compared_by_the_rows_that_match(kind):
+    rng = np.random.default_rng(0)
+    features = {"features": rng.normal(size=(3, 4)), "pooled": rng.normal(size=(1, 8))}
+    right = in_layout("torchvision") | features
+    if kind == "keypoints":
+        right = {name: array for name, array in right.items() if name != "labels"}
+        points = np.concatenate([BOXES[:, None, :2] + [[3, 3]], np.ones((3, 1, 1))], 2)
+        right |= {"keypoints": points}
+    order = [2, 1]  # the first object is lost, and the others change places
+    moved = {name: array if name == "pooled" else array[order] for name, array in right.items()}
+    moved["scores"] = moved["scores"][::-1]
+    wrong = {**moved, "features": moved["features"] + 3}
+    outcomes = {}
+    for name, candidate in (("moved", moved), ("wrong", wrong)):
+        links = links_of(candidate, right, kind=kind)
+        outcomes[name] = {link.candidate.rpartition("output ")[2]: link.verdict for link in links[:-1]}
+        assert links[-1].task is not None
+    assert outcomes["moved"]["features"] != "failed"
+    assert outcomes["wrong"]["features"] == "failed"
+
+
+def rotated_output(boxes, scores, classes):
+    """[N, 4 + 3 + 1, M] of Ultralytics' oriented boxes: x, y, width, height, scores, and the angle last."""
+    scored = np.zeros((len(scores), 3))
+    scored[np.arange(len(scores)), classes] = scores
+    rows = np.concatenate([boxes[:, :4], scored, boxes[:, 4:]], 1)
+    padding = np.zeros((20, 8))
+    padding[:, 7] = -0.5
+    return {"output0": np.concatenate([rows, padding]).T[None]}
+
+
+TURNED = np.asarray([[20.0, 20, 30, 6, 0.7], [40, 40, 24, 8, -0.3], [20, 44, 20, 10, 1.2]])
+
+
+def test_rotated_boxes_are_matched_by_rotated_iou():
+    right = rotated_output(TURNED, SCORES, CLASSES)
+    task = Detection(ABOUT)
+    assert compared(task, right, right)["mAP50-95"] == 1
+    assert task.layout == "Ultralytics: 3 classes, rotated boxes, NMS at IoU 0.7"
+    swapped = TURNED[:, [0, 1, 3, 2, 4]] + [0, 0, 0, 0, np.pi / 2]  # the same rectangles
+    assert compared(Detection(ABOUT), rotated_output(swapped, SCORES, CLASSES), right)["mAP50-95"] == 1
+    turned = TURNED + np.asarray([0, 0, 0, 0, 0.6])  # nearly the same upright boxes, other rectangles
+    assert compared(Detection(ABOUT), rotated_output(turned, SCORES, CLASSES), right)["F1"] < 0.7
+    known = Detection(About("ultralytics:yolo11n-obb.yaml", 3, SIZE, rotated=True))
+    after_nms = np.concatenate([TURNED[:, :4], SCORES[:, None], CLASSES[:, None], TURNED[:, 4:]], 1)[None]
+    assert compared(known, {"output0": after_nms}, {"output0": after_nms})["F1"] == 1
+    assert known.layout == "x, y, width, height, score, class, angle after NMS"
+    (link, *_) = links_of(right, right)[-1:]
+    assert link.task.task == "detect"
+    labels = [Labeled(BOXES, CLASSES, np.zeros(3, bool), {0: "", 1: "", 2: ""})]
+    with pytest.raises(Refused, match="COCO annotations are upright") as refused:
+        links_of(right, right, labels=labels)
+    assert refused.value.code == "labels.rotated"
+
+
+def test_rotated_iou_is_that_of_pixels():
+    square, diamond = np.asarray([[0.0, 0, 2, 2, 0]]), np.asarray([[0.0, 0, 2, 2, np.pi / 4]])
+    octagon = 8 * (np.sqrt(2) - 1)
+    assert rotated_ious(square, diamond)[0, 0] == pytest.approx(octagon / (8 - octagon))
+    assert rotated_ious(square, square + np.asarray([2, 0, 0, 0, 0]))[0, 0] == 0
+    rng = np.random.default_rng(0)
+    boxes = np.concatenate([rng.uniform(10, 40, (8, 2)), rng.uniform(4, 20, (8, 2)), rng.uniform(-2, 2, (8, 1))], 1)
+    grid = np.stack(np.meshgrid(*[np.arange(-10, 60, 0.1) + 0.05] * 2), -1)
+    pixels = []
+    for x, y, width, height, angle in boxes:
+        along = (grid - [x, y]) @ [np.cos(angle), np.sin(angle)]
+        across = (grid - [x, y]) @ [-np.sin(angle), np.cos(angle)]
+        pixels.append((abs(along) <= width / 2) & (abs(across) <= height / 2))
+    by_pixels = [[(a & b).sum() / (a | b).sum() for b in pixels] for a in pixels]
+    assert np.allclose(rotated_ious(boxes, boxes), by_pixels, atol=2e-3)
+    upright = boxes * [1, 1, 1, 1, 0]
+    corners = np.concatenate([upright[:, :2] - upright[:, 2:4] / 2, upright[:, :2] + upright[:, 2:4] / 2], 1)
+    assert np.allclose(rotated_ious(upright, upright), ious(corners, corners), atol=1e-12)
 
 
 # --- From a checkpoint to INT8

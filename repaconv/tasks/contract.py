@@ -49,12 +49,14 @@ class About:
         classes: The number of classes; None if unknown.
         size: (height, width) of its images in pixels; None if unknown.
         names: The names of its classes, in their order; empty if unknown.
+        rotated: Whether its boxes are rotated.
     """
 
     architecture: str = ""
     classes: int | None = None
     size: tuple[int, int] | None = None
     names: tuple[str, ...] = ()
+    rotated: bool = False
 
 
 class Metric(NamedTuple):
@@ -105,6 +107,10 @@ class Task(ABC):
         Raises:
             Unreadable: The outputs are not those of this task.
         """
+
+    def matched_rows(self, result: Any, truth: Any) -> tuple[Array, Array]:
+        """Of `lists`, the rows of the objects of one image that match: of the candidate, and of the reference."""
+        raise NotImplementedError
 
     def truth(self, result: Any) -> Any:
         """What other results are compared with, made of the reference's own result."""

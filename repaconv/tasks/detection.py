@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from repaconv.core.errors import Refused
 from repaconv.tasks.contract import (
     About,
     Array,
@@ -30,6 +31,7 @@ from repaconv.tasks.contract import (
     Unreadable,
     described,
 )
+from repaconv.tasks.rotated_boxes import rotated_ious
 
 SCORE = 0.25
 """Score from which on a detection counts as an object: the default of Ultralytics' ``predict``."""
@@ -43,6 +45,8 @@ IOUS = np.linspace(0.5, 0.95, 10)
 RECALLS = np.linspace(0.0, 1.0, 101)
 MOST, MOST_BEFORE_NMS = 100, 2000
 BOXES, SCORES, CLASSES = ("boxes",), ("scores",), ("labels", "classes")
+MASKS, MASK_THRESHOLD = "masks", 0.5
+"""Of instances, the largest output, and from which number on a pixel is part of one, as in torchvision."""
 DETR_BOXES, DETR_LOGITS = ("pred_boxes",), ("logits", "pred_logits")
 SIGMOID = ("rtdetr", "lwdetr", "rfdetr", "deformable", "conditional", "dab", "dfine")
 """Of relatives of DETR, those with a sigmoid for each class."""
@@ -54,14 +58,16 @@ STRIDES = (8, 16, 32)
 class Objects(NamedTuple):
     """The objects of one image, by falling score.
 
-    ``boxes`` [M, 4] are x1, y1, x2, y2 in pixels of the network's image; ``scores`` [M]; ``classes`` [M]; ``places``
-    [M] are the rows of the output that they were read from.
+    ``boxes`` [M, 4] are x1, y1, x2, y2 in pixels of the network's image, or [M, 5] rotated: center, width, height and
+    angle; ``scores`` [M]; ``classes`` [M]; ``places`` [M] are the rows of the output that they were read from;
+    ``masks`` [M, H, W] are the pixels of each, if the network gives them.
     """
 
     boxes: Array
     scores: Array
     classes: Array
     places: Array
+    masks: Array | None = None
 
     @classmethod
     def of(cls, boxes: Array, scores: Array, classes: Array, least: float = LEAST_SCORE) -> Objects:
@@ -72,7 +78,8 @@ class Objects(NamedTuple):
 
     def only(self, places: Array) -> Objects:
         """Those at these places."""
-        return Objects(self.boxes[places], self.scores[places], self.classes[places], self.places[places])
+        masks = None if self.masks is None else self.masks[places]
+        return Objects(self.boxes[places], self.scores[places], self.classes[places], self.places[places], masks)
 
 
 class Labeled(NamedTuple):
@@ -109,6 +116,7 @@ class Detection(Task):
         Metric("recall", "share"),
         Metric("F1", "share", {"tf32": 0.95, "fp16": 0.95, "bf16": 0.9, "int8": 0.8}),
         Metric("mAP50-95", "share", {"tf32": 0.95, "fp16": 0.95, "bf16": 0.85, "int8": 0.7}),
+        Metric("mask IoU", "share", {"tf32": 0.98, "fp16": 0.98, "bf16": 0.95, "int8": 0.88}),
     )
 
     def __init__(self, about: About) -> None:
@@ -129,7 +137,9 @@ class Detection(Task):
 
     def row(self, result: Objects, truth: Objects) -> Row:
         """Match the objects of one image, class by class."""
-        matched = matches(result, truth)
+        to = matched_to(result, truth)
+        matched = to >= 0
+        masks = mask_ious(result, truth, to[:, 0])
         hit = matched[:, 0] & (result.scores >= SCORE - MARGIN)
         shown = hit | (result.scores >= SCORE + MARGIN)
         return {
@@ -140,10 +150,21 @@ class Detection(Task):
             "hits": int(hit.sum()),
             "shown": int(shown.sum()),
             "there": len(truth.scores),
+            **({} if masks is None else {"masks": masks}),
         }
+
+    def matched_rows(self, result: Objects, truth: Objects) -> tuple[Array, Array]:
+        """The rows of objects that match."""
+        return rows_that_match(result, truth)
 
     def labeled_row(self, result: Objects, label: Labeled) -> Row:
         """Keep both: which class a category is may take all images."""
+        if result.boxes.shape[1] != 4:
+            raise Refused(
+                "the boxes of COCO annotations are upright, and those of this network are rotated.",
+                hint="Leave --labels out: the results are compared with those of the original network.",
+                code="labels.rotated",
+            )
         return {"result": result.only(np.arange(len(result.scores)) < MOST), "label": label}
 
     def settled_labels(self, pairs: Sequence[tuple[Row, ...]]) -> Sequence[tuple[Row, ...]]:
@@ -203,6 +224,7 @@ class Detection(Task):
             "recall": hits / there,
             "F1": 2 * hits / (shown + there),
             "mAP50-95": average_precision(rows),
+            **mask_iou(rows),
         }
 
     def disagreement(self, summary: Mapping[str, float]) -> float:
@@ -292,7 +314,9 @@ def _as_coco(image: int, box: Array, kind: int) -> dict[str, Any]:
 
 
 def ious(a: Array, b: Array) -> Array:
-    """IoU [M, N] of boxes [M, 4] and [N, 4]."""
+    """IoU [M, N] of boxes [M, 4] and [N, 4], or of rotated ones [M, 5] and [N, 5]."""
+    if a.shape[1] == 5:
+        return rotated_ious(a, b)
     corner = np.minimum(a[:, None, 2:], b[None, :, 2:]) - np.maximum(a[:, None, :2], b[None, :, :2])
     inside = corner.clip(0).prod(2)
     areas = [(each[:, 2:] - each[:, :2]).clip(0).prod(1) for each in (a, b)]
@@ -321,6 +345,29 @@ def matched_to(found: Objects, truth: Objects) -> Array:
         matched[place] = np.where(hit, best, -1)
         taken[np.flatnonzero(hit), best[hit]] = True
     return matched
+
+
+def rows_that_match(found: Objects, truth: Objects) -> tuple[Array, Array]:
+    """The rows of the outputs that matched objects were read from: of these, and of the truth's."""
+    to = matched_to(found, truth)[:, 0]
+    return found.places[to >= 0], truth.places[to[to >= 0]]
+
+
+def mask_ious(found: Objects, truth: Objects, to: Array) -> Array | None:
+    """IoU of the masks of objects that match; None if there are no masks."""
+    if found.masks is None or truth.masks is None:
+        return None
+    a, b = found.masks[to >= 0], truth.masks[to[to >= 0]]
+    union = (a | b).sum((1, 2))
+    return np.asarray(np.where(union > 0, (a & b).sum((1, 2)) / np.maximum(union, 1), 1.0))
+
+
+def mask_iou(rows: Sequence[Row]) -> dict[str, float]:
+    """The mean IoU of the masks of all objects that match; 0 if none does, and nothing if there are no masks."""
+    if not all("masks" in row for row in rows):
+        return {}
+    found = np.concatenate([row["masks"] for row in rows])
+    return {"mask IoU": float(found.mean()) if len(found) else 0.0}
 
 
 def average_precision(rows: Sequence[Row]) -> float:
@@ -384,6 +431,10 @@ def reader_of(outputs: Outputs, about: About) -> tuple[Reader, str, frozenset[st
         Unreadable: In no known way.
     """
     if found := _named(outputs, BOXES, SCORES, CLASSES):
+        masks = next((name for name in outputs if name.lower() == MASKS), None)
+        if masks is not None and outputs[masks].ndim == outputs[found[1]].ndim + 3:
+            layout, lists = "boxes, scores, labels and masks after NMS", frozenset({*found, masks})
+            return partial(_torchvision, names=found, masks=masks), layout, lists, None
         return partial(_torchvision, names=found), "boxes, scores and labels after NMS", frozenset(found), None
     detr = _named(outputs, DETR_BOXES, DETR_LOGITS) or _named(outputs, BOXES, DETR_LOGITS)
     if detr and outputs[detr[0]].ndim == 3 and outputs[detr[1]].ndim == 3 and about.size is not None:
@@ -393,6 +444,14 @@ def reader_of(outputs: Outputs, about: About) -> tuple[Reader, str, frozenset[st
         count = outputs[detr[1]].shape[2] - softmax
         return partial(_detr, names=detr, size=about.size, softmax=softmax), f"DETR: {how}", lists, count
     first = next(iter(outputs.values()))
+    if about.rotated and first.ndim == 3 and first.shape[2] == 7:
+        name, count = next(iter(outputs)), about.classes or len(about.names) or None
+        layout = "x, y, width, height, score, class, angle after NMS"
+        return partial(_rotated_after_nms, name=name), layout, frozenset((name,)), count
+    if first.ndim == 3 and (classes := rotated_classes(first, about)):
+        layout = f"Ultralytics: {classes} classes, rotated boxes, NMS at IoU {NMS_IOU:g}"
+        reader = partial(ultralytics, name=next(iter(outputs)), classes=classes, rotated=True)
+        return reader, layout, frozenset(), classes
     if first.ndim == 3 and (after_nms(first) or _without_objects(first)):
         name = next(iter(outputs))
         layout, count = "x1, y1, x2, y2, score, class after NMS", about.classes or len(about.names) or None
@@ -413,14 +472,20 @@ def _named(outputs: Outputs, *names: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(found) if all(found) else ()
 
 
-def _torchvision(outputs: Outputs, names: tuple[str, ...]) -> list[Objects]:
-    """Of one image [M, 4], [M], [M], or of several [N, M, 4], [N, M], [N, M]."""
-    boxes, scores, classes = (outputs[name] for name in names)
-    if boxes.ndim == 2:
-        boxes, scores, classes = boxes[None], scores[None], classes[None]
-    if boxes.ndim != 3 or boxes.shape[2] != 4 or scores.shape != boxes.shape[:2] or classes.shape != scores.shape:
+def _torchvision(outputs: Outputs, names: tuple[str, ...], masks: str = "") -> list[Objects]:
+    """Of one image [M, 4], [M], [M], or of several [N, M, 4], [N, M], [N, M]; with ``masks`` [M, 1, H, W] of 0 to 1."""
+    given = [outputs[name] for name in (*names, *filter(None, [masks]))]
+    if given[0].ndim == 2:
+        given = [each[None] for each in given]
+    boxes, scores, classes = given[:3]
+    fit = boxes.ndim == 3 and boxes.shape[2] == 4 and all(each.shape[:2] == boxes.shape[:2] for each in given)
+    if not fit or scores.ndim != 2 or classes.ndim != 2:
         raise Unreadable(f"boxes, scores and labels do not fit each other: {described(outputs)}")
-    return [Objects.of(*each) for each in zip(boxes, scores, classes, strict=True)]
+    found = [Objects.of(*each) for each in zip(boxes, scores, classes, strict=True)]
+    if not masks:
+        return found
+    pixels = (each[objects.places][:, 0] >= MASK_THRESHOLD for each, objects in zip(given[3], found, strict=True))
+    return [objects._replace(masks=each) for objects, each in zip(found, pixels, strict=True)]
 
 
 def _has_no_object_class(logits: Array, architecture: str) -> bool:
@@ -494,10 +559,33 @@ def classes_of(outputs: Outputs, about: About, more: int = 0) -> int:
     return classes
 
 
-def ultralytics(outputs: Outputs, name: str, classes: int) -> list[Objects]:
-    """Boxes and scores [N, 4 + classes, M]: center, width and height in pixels, then scores; NMS within each class."""
+def ultralytics(outputs: Outputs, name: str, classes: int, *, rotated: bool = False) -> list[Objects]:
+    """Boxes and scores [N, 4 + classes, M]: center, width and height in pixels, then scores; NMS within each class.
+
+    ``rotated`` ones have their angle in one more row.
+    """
     found = []
     for each in outputs[name]:
         scores = each[4 : 4 + classes]
-        found.append(suppressed(Objects.of(corners_of(each[:4].T), scores.max(0), scores.argmax(0))))
+        boxes = each[[0, 1, 2, 3, 4 + classes]].T if rotated else corners_of(each[:4].T)
+        found.append(suppressed(Objects.of(boxes, scores.max(0), scores.argmax(0))))
     return found
+
+
+def rotated_classes(array: Array, about: About) -> int:
+    """The classes of an output [N, 4 + classes + 1, M] whose last row is an angle; 0 if it is none.
+
+    It is one if the network is known to have rotated boxes, if there is a row more than scores of its classes, or if
+    the last row alone has numbers that are no scores.
+    """
+    classes = array.shape[1] - 5
+    if classes < 1 or array.shape[1] >= array.shape[2]:
+        return 0
+    scores, angles = array[:, 4:-1], array[:, -1]
+    known = about.rotated or about.classes == classes
+    shown = about.classes is None and (angles.min() < 0 or angles.max() > 1) and np.abs(angles).max() <= np.pi
+    return classes if (known or shown) and scores.min() >= 0 and scores.max() <= 1 else 0
+
+
+def _rotated_after_nms(outputs: Outputs, name: str) -> list[Objects]:
+    return [Objects.of(each[:, [0, 1, 2, 3, 6]], each[:, 4], np.round(each[:, 5])) for each in outputs[name]]

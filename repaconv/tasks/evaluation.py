@@ -5,7 +5,7 @@ Intervals are percentiles of a seeded bootstrap over the images, in which refere
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -53,6 +53,7 @@ class Evaluation:
         self.labeled: list[tuple[Row, ...]] = []
         self.not_finite = False
         self.no_accuracy = ""
+        self._matched: tuple[Outputs, Outputs] = {}, {}
 
     @property
     def lists(self) -> frozenset[str]:
@@ -83,6 +84,7 @@ class Evaluation:
             self.task = TASKS[name](self.choice.about) if name in TASKS else None
             if name == "other" and shown != UNKNOWN:
                 self.fallback = f"compared as numbers: {shown}"
+        self._matched = {}, {}
         if self.task is None:
             return
         try:
@@ -95,10 +97,35 @@ class Evaluation:
             self._unreadable(problem)
             return
         self.rows += rows
+        self._matched = self._rows_that_match(self.task, (found, right), zip(got, expected, strict=True))
         for place, label in enumerate(labels or ()):
             if label is not None:
                 self.labeled.append(self._labeled(self.task, (got[place], expected[place]), label))
         self.not_finite = self.not_finite or _not_finite(found, right)
+
+    def aligned(self, outputs: Outputs, end: int) -> Outputs:
+        """Outputs of the last batch as they are compared by number: the candidate's (``end`` 0) or the reference's (1).
+
+        Outputs with a row for each object of a list, e.g. scores of keypoints, have the rows of objects that match.
+        """
+        return {**outputs, **self._matched[end]}
+
+    def _rows_that_match(
+        self, task: Task, ends: tuple[Outputs, Outputs], images: Iterable[tuple[Any, Any]]
+    ) -> tuple[Outputs, Outputs]:
+        if not task.lists:
+            return {}, {}
+        others = [_per_row(outputs, task.lists) for outputs in ends]
+        names = [name for name in others[1] if name in others[0]]
+        pairs = [task.matched_rows(a, task.truth(b)) for a, b in images] if names else []
+        batched = min(ends[1][name].ndim for name in task.lists) > 1
+
+        def kept(end: int, name: str) -> Array:
+            array = ends[end][name] if batched else ends[end][name][None]
+            return np.concatenate([each[pair[end]] for each, pair in zip(array, pairs, strict=True)])
+
+        candidate, reference = ({name: kept(end, name) for name in names} for end in (0, 1))
+        return candidate, reference
 
     def _labeled(self, task: Task, results: tuple[Any, Any], label: Any) -> tuple[Row, ...]:
         """The candidate's and the reference's result of one image against its label."""
@@ -150,6 +177,7 @@ class Evaluation:
                 limit=each.limits.get(self.precision),
             )
             for each in task.metrics
+            if each.name in found
         )
         return TaskResult(
             task=task.name,
@@ -249,6 +277,12 @@ class Evaluation:
             task=found,
             **of,
         )
+
+
+def _per_row(outputs: Outputs, lists: frozenset[str]) -> list[str]:
+    """All other outputs with a row for each row of the lists: [M, ...] next to [M], [N, M, ...] next to [N, M]."""
+    rows = min((outputs[name].shape for name in lists), key=len)[:2]
+    return [name for name, array in outputs.items() if name not in lists and array.shape[: len(rows)] == rows]
 
 
 def _share(value: float) -> float:

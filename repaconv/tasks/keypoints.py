@@ -15,7 +15,16 @@ from typing import NamedTuple
 import numpy as np
 
 from repaconv.tasks.contract import About, Array, Invented, Metric, Nothing, Outputs, Row, Task, Unreadable, described
-from repaconv.tasks.detection import MARGIN, NMS_IOU, SCORE, Objects, classes_of, matched_to, ultralytics
+from repaconv.tasks.detection import (
+    MARGIN,
+    NMS_IOU,
+    SCORE,
+    Objects,
+    classes_of,
+    matched_to,
+    rows_that_match,
+    ultralytics,
+)
 
 NEAR, FALLOFF = 0.05, 0.05
 VISIBLE = 0.25
@@ -54,6 +63,10 @@ class Keypoints(Task):
         """The objects that are there, by the reference."""
         there = np.flatnonzero(result.objects.scores >= SCORE)
         return Poses(result.objects.only(there), result.points[there], result.visible[there])
+
+    def matched_rows(self, result: Poses, truth: Poses) -> tuple[Array, Array]:
+        """The rows of objects that match."""
+        return rows_that_match(result.objects, truth.objects)
 
     def row(self, result: Poses, truth: Poses) -> Row:
         """Compare the points of matched objects."""

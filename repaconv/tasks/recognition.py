@@ -21,9 +21,9 @@ ULTRALYTICS: dict[str, TaskName] = {
     "detect": "detect",
     "segment": "segment",
     "pose": "keypoints",
-    "obb": "other",
+    "obb": "detect",
 }
-"""Ultralytics' names of its tasks; boxes that are rotated are not evaluated here."""
+"""Ultralytics' names of its tasks."""
 
 ARCHITECTURES: tuple[tuple[str, TaskName], ...] = (
     (r"transformers:\w+ForImageClassification(WithTeacher)?", "classify"),

@@ -504,6 +504,7 @@ class Comparison:
             found = self._paired(found, right, whole=whole)
         if self.evaluation is not None:
             self.evaluation.add(found, right, truths)
+            found, right = (self.evaluation.aligned(outputs, end) for end, outputs in enumerate((found, right)))
         for name in (*right, *(more for more in found if more not in right)):
             if name not in self.outputs:
                 self.outputs[name] = _Output(self, name, fixed=name in self.fixed)

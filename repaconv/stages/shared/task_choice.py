@@ -59,7 +59,11 @@ def _about(subject: Subject) -> About:
     yaml = folded.config.get("yaml")
     classes = yaml.get("nc") if isinstance(yaml, dict) else folded.classes
     return About(
-        folded.arch, classes if isinstance(classes, int) else None, folded.image_size, _class_names(folded.config)
+        folded.arch,
+        classes if isinstance(classes, int) else None,
+        folded.image_size,
+        _class_names(folded.config),
+        rotated=folded.config.get("task") == "obb",
     )
 
 

@@ -121,6 +121,7 @@ bench-tasks: .venv/installed
 
 bench-task-noise: .venv/installed
 	$(BIN)/python benchmarks/train/shapes.py -o build/shapes --steps 1200 --count 3000
+	$(BIN)/python benchmarks/train/shape_networks.py -o build/shapes --steps 800
 	$(BIN)/python benchmarks/task_noise.py build/shapes -o benchmarks/results/task_noise.jsonl
 
 bench-families: .venv/installed

@@ -187,7 +187,7 @@ def _targets(boxes: list[NDArray[np.float32]]) -> tuple[Tensor, Tensor, Tensor]:
 def _detector_loss(net: nn.Module, images: Tensor, targets: tuple[Tensor, Tensor, Tensor]) -> Tensor:
     there, kinds, wanted = targets
     corners, logits = net.raw(images)
-    right = functional.one_hot(kinds, len(CLASSES)).transpose(1, 2) * there[:, None]
+    right = functional.one_hot(kinds, logits.shape[1]).transpose(1, 2) * there[:, None]
     scores = logits.sigmoid()
     weight = torch.where(right > 0, (1 - scores) ** 2, scores**2).detach()
     loss = (weight * functional.binary_cross_entropy_with_logits(logits, right.float(), reduction="none")).sum()

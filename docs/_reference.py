@@ -291,11 +291,12 @@ FILES = {
 """Where each result is found; all other records are parts of these."""
 
 ENVELOPE = """```json
-{"schema_version": 3, "command": "verify", "status": "ok", "exit_code": 0, "data": {}, "errors": []}
+{"schema_version": %d, "command": "verify", "status": "ok", "exit_code": 0, "data": {}, "errors": []}
 ```
 
 `--format json` prints this envelope on stdout, also if the command fails. `data` is the result. `errors` has one entry
-`{code, message, hint}` for each error: see [error codes](codes.md)."""
+`{code, message, hint}` for each error: see [error codes](codes.md). Its `schema_version` is that of the envelope; the
+result in `data` has its own."""
 
 
 def _records() -> dict[str, Any]:
@@ -312,19 +313,21 @@ def _records() -> dict[str, Any]:
 
 def results() -> str:
     """Every key of every result."""
+    from repaconv.cli.text_and_json_output import SCHEMA_VERSION as ENVELOPE_VERSION
     from repaconv.results import SCHEMA_VERSION, Artefact
 
     records = _records()
     head = (
-        f"# Results (JSON)\n\n{ENVELOPE}\n\nThe schema version is {SCHEMA_VERSION}; files of version "
-        f"{SCHEMA_VERSION - 1} are still read. [The JSON Schema](results.schema.json) describes all results.\n\n"
+        f"# Results (JSON)\n\n{ENVELOPE % ENVELOPE_VERSION}\n\n"
+        f"The schema version of results is {SCHEMA_VERSION}; files of version {SCHEMA_VERSION - 1} are still read. "
+        "[The JSON Schema](results.schema.json) describes all\nresults.\n\n"
         "| Result | Where |\n|---|---|\n"
     )
     rows = "".join(f"| [{name}](#{name.lower()}) | {where} |\n" for name, where in FILES.items())
     own = "".join(_record(name, records[name]) for name in FILES)
     parts = "".join(_record(name, each) for name, each in records.items() if name not in FILES and each is not Artefact)
     shared = _record("Artefact", Artefact, "Keys of every result that is a file of a run")
-    return head.replace('"schema_version": 3', f'"schema_version": {SCHEMA_VERSION}') + rows + shared + own + parts
+    return head + rows + shared + own + parts
 
 
 def _record(name: str, model: Any, title: str = "") -> str:

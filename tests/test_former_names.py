@@ -19,7 +19,9 @@ PLUGIN = Path(__file__).parent / "data" / "plugin_of_0_1"
 @pytest.mark.parametrize("former", FORMER)
 def test_a_former_name_gives_todays_module(former):
     sys.modules.pop(f"repaconv.{former}", None)
-    with pytest.warns(DeprecationWarning, match="the former name goes with the next release"):
+    with pytest.warns(
+        DeprecationWarning, match=rf"repaconv\.{former} is deprecated: use .* It is removed in repaconv 0\.3\.0\."
+    ):
         found = import_module(f"repaconv.{former}")
     for name in FORMER[former].split():
         for entry, value in vars(import_module(f"repaconv.{name}")).items():

@@ -15,6 +15,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.models import CommandInfo
 
 from repaconv.cli.shell_completion import completion_of
+from repaconv.core.deprecation import Deprecation
 from repaconv.core.terminal import set_verbose
 from repaconv.stages.shared.option_definitions import (
     PANEL_ORDER,
@@ -65,11 +66,11 @@ def with_typer_parameters(command: Callable[..., Any]) -> Callable[..., Any]:
     called.__signature__ = signature(command).replace(parameters=listed)  # type: ignore[attr-defined]
     called.options_types = tuple(types.values())  # type: ignore[attr-defined]
     called.former_options = {  # type: ignore[attr-defined]
-        f"--{each.definition.former.replace('_', '-')}": each.option
+        spelled: former._replace(what=spelled, use=each.option)
         for options in types.values()
         for each in options_of(options)
-        if each.definition.former
-    } | getattr(command, "former_options", {})
+        if (former := each.definition.former) and (spelled := f"--{former.what.replace('_', '-')}")
+    }
     return called
 
 
@@ -155,13 +156,13 @@ class Strict(TyperCommand):
         from repaconv.core import terminal
 
         _keep_text_for_completion(self, ctx)
-        former: dict[str, str] = getattr(self.callback, "former_options", {})
+        former: dict[str, Deprecation] = getattr(self.callback, "former_options", {})
         ends = args.index("--") if "--" in args else len(args)
         for place, word in enumerate(args[:ends]):
             name, mark, value = word.partition("=")
             if name in former:
-                terminal.print_message(f"{name} is now called {former[name]}; the old name goes with the next release")
-                args[place] = f"{former[name]}{mark}{value}"
+                terminal.print_message(str(former[name]))
+                args[place] = f"{former[name].use}{mark}{value}"
         rest: list[str] = super().parse_args(ctx, args)
         return rest
 

@@ -1,16 +1,14 @@
-"""Module names of release 0.1, so that plug-ins of that release still import; each import gives a warning.
-
-They are removed in the next release.
-"""
+"""Module names of release 0.1, so that plug-ins of that release still import; each import gives a warning."""
 
 from __future__ import annotations
 
 import sys
-import warnings
 from collections.abc import Sequence
 from importlib import import_module
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+
+from repaconv.core.deprecation import Deprecation
 
 FORMER = {
     "affine": "algebra.affine_maps",
@@ -380,11 +378,7 @@ class _Finder:
 
     def exec_module(self, module: ModuleType) -> None:
         today = [f"repaconv.{name}" for name in FORMER[module.__name__.partition(".")[2]].split()]
-        warnings.warn(
-            f"{module.__name__} is now {' and '.join(today)}; the former name goes with the next release of repaconv",
-            DeprecationWarning,
-            stacklevel=2,
-        )
+        Deprecation(module.__name__, " and ".join(today), removed_in="0.3.0").warn()
         found = [import_module(name) for name in today]
         if len(found) == 1:
             sys.modules[module.__name__] = found[0]

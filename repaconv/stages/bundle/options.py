@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar
 
+from repaconv.core.deprecation import Deprecation
 from repaconv.stages.shared.common_options import (
     COUNT_OF_NPZ,
     SEED_OF_RANDOM_IMAGES,
@@ -49,7 +50,7 @@ class BundleOptions(Options):
             "Rewrite preset of the run's ONNX model to pack, or the result file of `tune`, which also sets the "
             "precision.",
             panel=INPUT,
-            former="form",
+            former=Deprecation("form", "preset", removed_in="0.3.0"),
         ),
     ] = None
     inputs: Annotated[

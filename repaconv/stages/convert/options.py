@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar
 
+from repaconv.core.deprecation import Deprecation
 from repaconv.stages.shared.common_options import CLASSES_OF_IMAGES, Classes, Images, Settings, Target, Weights
 from repaconv.stages.shared.option_definitions import (
     CONVERSION,
@@ -265,10 +266,22 @@ class FinetuneOptions(Options):
     epochs: Annotated[int, Option("Number of passes over the images.", least=1, panel=TRAINING)] = 3
     batch: Annotated[int, Option("Batch size in images.", least=1, panel=TRAINING)] = 32
     grad_accum_steps: Annotated[
-        int, Option("Batches per optimizer step (gradient accumulation).", least=1, panel=TRAINING, former="accumulate")
+        int,
+        Option(
+            "Batches per optimizer step (gradient accumulation).",
+            least=1,
+            panel=TRAINING,
+            former=Deprecation("accumulate", "grad_accum_steps", removed_in="0.3.0"),
+        ),
     ] = 1
     lr: Annotated[
-        float | None, Option("Peak learning rate.", default_text="the method's own", panel=TRAINING, former="rate")
+        float | None,
+        Option(
+            "Peak learning rate.",
+            default_text="the method's own",
+            panel=TRAINING,
+            former=Deprecation("rate", "lr", removed_in="0.3.0"),
+        ),
     ] = None
     precision: Annotated[
         str,
@@ -284,7 +297,7 @@ class FinetuneOptions(Options):
             "Start from the beginning instead of resuming an interrupted training.",
             recorded=False,
             panel=TRAINING,
-            former="again",
+            former=Deprecation("again", "restart", removed_in="0.3.0"),
         ),
     ] = False
     out: Annotated[

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar
 
+from repaconv.core.deprecation import Deprecation
 from repaconv.stages.shared.common_options import AllowUnverified, Images, Target, Task, is_tune_result
 from repaconv.stages.shared.option_definitions import (
     BATCH,
@@ -95,7 +96,7 @@ class ExportOptions(Options):
             "Rewrite preset: default, official, fastest-known, or the result file of `tune`.",
             default_text="the preset recorded by fold",
             panel=GRAPH,
-            former="form",
+            former=Deprecation("form", "preset", removed_in="0.3.0"),
         ),
     ] = None
     with_preprocessing: Annotated[
@@ -107,7 +108,7 @@ class ExportOptions(Options):
             "INT8 quantizer: onnxruntime or nncf (for OpenVINO); append -symmetric for symmetric activations.",
             usual="onnxruntime",
             panel=PRECISION,
-            former="quantiser",
+            former=Deprecation("quantiser", "quantizer", removed_in="0.3.0"),
         ),
     ] = None
     inputs: Annotated[

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+from repaconv.core.deprecation import Deprecation
 from repaconv.stages.shared.common_options import Arch, Settings, Sha256, Task, Weights
 from repaconv.stages.shared.option_definitions import INPUT, MEASURE, OUTPUT, Option, Options
 
@@ -67,7 +68,7 @@ class FoldOptions(Options):
         Option(
             "Rewrite preset for the exported graph: default, official, fastest-known, or the result file of `tune`.",
             panel=OUTPUT,
-            former="form",
+            former=Deprecation("form", "preset", removed_in="0.3.0"),
         ),
     ] = "default"
     measure: Annotated[

@@ -29,6 +29,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field, ValidationError
 
+from repaconv.core.deprecation import Deprecation
 from repaconv.core.errors import UsageProblem, did_you_mean
 from repaconv.core.toml_positions import InvalidToml, Position, Positions, Problem, position_of, problems, read_toml
 from repaconv.results import Record, TaskName
@@ -38,7 +39,7 @@ from repaconv.stages.bundle.options import BundleOptions
 from repaconv.stages.convert.options import ConvertOptions
 from repaconv.stages.export.options import ExportOptions
 from repaconv.stages.shared.common_options import Target, is_tune_result
-from repaconv.stages.shared.option_definitions import NoEffect, Option, OptionField, Options, former_names, options_of
+from repaconv.stages.shared.option_definitions import NoEffect, Option, OptionField, Options, deprecations, options_of
 from repaconv.stages.verify.options import VerifyOptions
 
 # Sections and keys
@@ -231,8 +232,8 @@ class Recipe(Record):
         }
 
 
-FORMER = {"form": "preset"}
-"""Top-level keys that were renamed; the previous release's names are still read."""
+FORMER = (Deprecation("form", "preset", removed_in="0.3.0"),)
+"""Top-level keys that were renamed; their former names are still read."""
 
 
 def own_file(arch: str) -> str:
@@ -415,13 +416,14 @@ def _with_base(path: Path, above: tuple[Path, ...]) -> tuple[dict[str, Any], Pos
 
 
 def _with_current_names(plain: dict[str, Any], lines: Positions) -> tuple[dict[str, Any], Positions]:
-    """A recipe's table and the places of its keys, with the previous release's keys under their current names."""
-    former: dict[tuple[str, ...], tuple[str, ...]] = {(old,): (new,) for old, new in FORMER.items()}
-    former |= {
-        (section, old): (section, new)
-        for section, options in SECTIONS.items()
-        for old, new in former_names(options).items()
+    """A recipe's table and the places of its keys, with deprecated keys under their current names."""
+    known: dict[tuple[str, ...], Deprecation] = {(old.what,): old for old in FORMER}
+    known |= {
+        (section, name): old for section, options in SECTIONS.items() for name, old in deprecations(options).items()
     }
+    former = {keys: (*keys[:-1], old.use) for keys, old in known.items()}
+    for keys in known.keys() & lines.keys():
+        known[keys]._replace(what=f"the recipe key {'.'.join(keys)}", use=".".join(former[keys])).warn()
 
     def current(value: Any, above: tuple[str, ...] = ()) -> Any:
         if not isinstance(value, dict) or len(above) > 1:

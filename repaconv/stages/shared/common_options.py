@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
+from repaconv.core.deprecation import Deprecation
 from repaconv.stages.shared.option_definitions import (
     BASELINE,
     CLUSTER,
@@ -40,7 +41,7 @@ AllowUnverified = Annotated[
     Option(
         "Continue after a failed check, and record the override in every later result.",
         panel=VERIFICATION,
-        former="unverified",
+        former=Deprecation("unverified", "allow_unverified", removed_in="0.3.0"),
     ),
 ]
 Settings = Annotated[
@@ -83,7 +84,7 @@ RunPreset = Annotated[
         "and its options.",
         default_text="the preset recorded by fold",
         panel=INPUT,
-        former="form",
+        former=Deprecation("form", "preset", removed_in="0.3.0"),
     ),
 ]
 Threads = Annotated[
@@ -118,7 +119,13 @@ TlsCa = Annotated[
 ]
 TlsCert = Annotated[Path | None, Option("TLS certificate of this machine (PEM).", recorded=False, panel=CLUSTER)]
 TlsKey = Annotated[Path | None, Option("Private key of --tls-cert (PEM).", recorded=False, panel=CLUSTER)]
-Rerun = Annotated[bool, Option("Run every step again, including those whose results are up to date.", former="again")]
+Rerun = Annotated[
+    bool,
+    Option(
+        "Run every step again, including those whose results are up to date.",
+        former=Deprecation("again", "rerun", removed_in="0.3.0"),
+    ),
+]
 Arch = Annotated[
     str | None,
     Option(

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import inspect
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields
 from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
+from repaconv.core.deprecation import Deprecation
 from repaconv.core.errors import UsageProblem
 
 # Values that are read from text and written as text again
@@ -125,7 +125,8 @@ class Option:
         default_text: How the help describes the default, if it is not a plain value ("from the target").
         panel: The group of `--help` that lists the option; see `repaconv.stages.shared.option_definitions`.
         recorded: Whether results record it. Paths of results and limits that they are compared with are not recorded.
-        former: Former name of the field; for one release it is still accepted in Python, in recipes and as an option.
+        former: The field's former name, which is still accepted in Python, in recipes and as an option, and the field's
+            name.
     """
 
     help: str
@@ -137,7 +138,7 @@ class Option:
     default_text: str | None = None
     panel: str | None = None
     recorded: bool = True
-    former: str = ""
+    former: Deprecation | None = None
 
     __is_annotated_types_grouped_metadata__ = True
 
@@ -257,17 +258,17 @@ def _option_field(field: Field[Any], hint: Any) -> OptionField:
     )
 
 
-def former_names(options: type[Options]) -> dict[str, str]:
-    """Former field names of the previous release, mapped to the present ones."""
-    return {each.definition.former: each.name for each in options_of(options) if each.definition.former}
+def deprecations(options: type[Options]) -> dict[str, Deprecation]:
+    """Former field names that are still accepted, with what to use in their place."""
+    return {old.what: old for each in options_of(options) if (old := each.definition.former)}
 
 
 def renamed(given: Mapping[str, Any], options: type[Options]) -> dict[str, Any]:
     """Arguments by name, with former names replaced; each is reported by a `DeprecationWarning`."""
-    former = former_names(options)
+    former = deprecations(options)
     for name in former.keys() & given.keys():
-        warnings.warn(f"{name} is now called {former[name]}", DeprecationWarning, stacklevel=3)
-    return {former.get(name, name): value for name, value in given.items()}
+        former[name].warn(stacklevel=3)
+    return {former[name].use if name in former else name: value for name, value in given.items()}
 
 
 def _several(asked: OptionField, value: Any) -> Any:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar
 
+from repaconv.core.deprecation import Deprecation
 from repaconv.stages.bench.options import Objective
 from repaconv.stages.shared.common_options import (
     AllowUnverified,
@@ -123,7 +124,12 @@ class TuneOptions(Options):
         ),
     ] = False
     rerun: Annotated[
-        bool, Option("Search again even if a result for this machine is cached.", panel=SEARCH, former="again")
+        bool,
+        Option(
+            "Search again even if a result for this machine is cached.",
+            panel=SEARCH,
+            former=Deprecation("again", "rerun", removed_in="0.3.0"),
+        ),
     ] = False
     allow_unverified: AllowUnverified = False
     out: Annotated[

@@ -1,0 +1,66 @@
+"""Deprecations: what is going, what to use in its place, and the version of repaconv in which it is removed.
+
+`tests/test_deprecations.py` fails once repaconv has that version, so that no deprecation outlives it. The version is
+therefore always written as a literal, ``removed_in="0.3.0"``. docs/releasing.md says how long a former name is kept.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
+
+Marked = TypeVar("Marked", bound=Callable[..., Any])
+
+
+class Deprecation(NamedTuple):
+    """A name that still works, and is going.
+
+    Attributes:
+        what: The name, as its user writes it.
+        use: What to use in its place.
+        removed_in: The first version without it.
+    """
+
+    what: str
+    use: str
+    removed_in: str
+
+    def __str__(self) -> str:
+        """What its user reads."""
+        return f"{self.what} is deprecated: use {self.use}. It is removed in repaconv {self.removed_in}."
+
+    def warn(self, stacklevel: int = 2) -> None:
+        """Give a `DeprecationWarning`.
+
+        Args:
+            stacklevel: As in `warnings.warn`: 2 is the line that called the function that calls this method.
+        """
+        warnings.warn(str(self), DeprecationWarning, stacklevel=stacklevel + 1)
+
+
+def deprecated(use: str, *, removed_in: str) -> Callable[[Marked], Marked]:
+    """Decorate a function or class that is going: every call gives a `DeprecationWarning`.
+
+    Args:
+        use: What to use in its place.
+        removed_in: The first version without it.
+    """
+    from functools import wraps
+
+    def mark(old: Marked) -> Marked:
+        deprecation = Deprecation(f"{old.__module__}.{old.__qualname__}", use, removed_in)
+        marked: Any = old  # as mypy has no type for the constructor of any class
+        target = marked.__init__ if isinstance(old, type) else marked
+
+        @wraps(target)
+        def call(*arguments: Any, **named: Any) -> Any:
+            deprecation.warn()
+            return target(*arguments, **named)
+
+        if not isinstance(old, type):
+            return call  # type: ignore[return-value]  # of the same signature
+        marked.__init__ = call
+        return old
+
+    return mark

@@ -14,11 +14,13 @@ from test_truth import ill_conditioned
 
 import repaconv as rc
 from repaconv.core.run_folder import Run
-from repaconv.results import Link
+from repaconv.engines.contract import SessionSpec
+from repaconv.engines.onnxruntime_cpu import settings_for
+from repaconv.results import Link, Tolerance
 from repaconv.sources.onnx_model_variants import GraphForm
 from repaconv.sources.source_of_run import subject_of
-from repaconv.verification import float64_graphs
-from repaconv.verification.comparison import Comparison
+from repaconv.verification import float64_agreement, float64_graphs
+from repaconv.verification.comparison import Comparison, PerNeighborhood, surely_within
 from repaconv.verification.evaluated_graph import Evaluated
 from repaconv.verification.float64_agreement import AT_ONCE, differing_operators, graph_rounding
 from repaconv.verification.folded_graph_verification import proved
@@ -201,3 +203,78 @@ def test_rounding_ranges_sizes_control_flow_and_sequences_are_no_difference(rows
 
 def test_large_numbers_that_cancel_are_rounding():
     assert doubt(ill_conditioned()) == ""
+
+
+# --- in pieces, and quickly
+
+CHAIN = [("Abs", f"a{at}", f"a{at + 1}") for at in range(AT_ONCE)]
+ACROSS = {
+    "a sequence": [("SplitToSequence", "a", "s", {"axis": 1}), *CHAIN, ("ConcatFromSequence", "s", "b", {"axis": 1})],
+    "what a subgraph reads": [
+        ("ReduceMax", "a", "m", {"keepdims": 0}), ("Greater", "m one", "c"), *CHAIN,
+        ("If", "c", "b", {"then_branch": branch("Relu"), "else_branch": branch("Erf")}),
+    ],
+    "a constant": [
+        ("Constant", "", "k", {"value_floats": [1.0, 1.0, 2.0, 2.0]}), *CHAIN,
+        ("Resize", "a none k", "r", {"mode": "nearest"}), ("ReduceMean", "r", "b", {"keepdims": 1}),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("between", ACROSS)
+def test_values_that_are_read_far_behind_are_those_of_the_graph(between, wrong_kernel):
+    rows = [("Conv", "x w", "a"), ("Abs", "a", "a0"), *ACROSS[between], ("Tanh", "b", "t")]
+    weights = {"w": KERNEL, "one": np.array(1.0), "none": np.zeros(0)}
+    model = Net([*rows, ("Add", f"t a{AT_ONCE}", "y")], weights, {"x": (F, (2, 4, 8, 8))}, {"y": F}).model()
+    assert doubt(model) == ""
+    wrong_kernel()
+    assert doubt(model) == "the float64 evaluation of Tanh t is not what ONNX Runtime computes"
+
+
+def test_every_node_is_computed_once_per_inference(monkeypatch):
+    computed, opened = [], float64_agreement.load_onnx
+
+    def counting(model, **options):
+        session = opened(model, **options)
+        run = session.run
+        session.run = lambda feeds: computed.extend(node.output[0] for node in model.graph.node) or run(feeds)
+        return session
+
+    monkeypatch.setattr(float64_agreement, "load_onnx", counting)
+    model = net(2, [("Conv", "x w", "a0"), *CHAIN, ("Abs", f"a{AT_ONCE}", "b"), ("Add", "a0 b", "y")])
+    calls = [images(2, seed) for seed in range(3)]
+    assert differing_operators(model, Evaluated(model).float64, *calls) == ""
+    assert sorted(computed) == sorted(3 * [node.output[0] for node in model.graph.node])
+
+
+def test_threads_of_a_verification_do_not_compute_while_they_wait():
+    entry = "session.intra_op.allow_spinning"
+    assert settings_for(SessionSpec(threads=2, lean=True)).get_session_config_entry(entry) == "0"
+    with pytest.raises(RuntimeError):  # unset, so that what is measured is ONNX Runtime's default
+        settings_for(SessionSpec(threads=2)).get_session_config_entry(entry)
+
+
+def test_what_is_quickly_within_the_tolerance_is_so_in_the_comparison():
+    random = np.random.default_rng(0)
+    quick = 0
+    for at in range(600):
+        shape = tuple(random.integers(1, 6, at % 4))
+        scale = 10.0 ** random.integers(-6, 6) * 10.0 ** random.integers(-4, 1, shape)
+        right = np.asarray(random.standard_normal(shape) * scale, np.float32)
+        off = random.standard_normal(shape) * 10.0 ** random.integers(-7, -3) * np.abs(right).max()
+        found = np.asarray(right + off * random.random(shape) ** 8, np.float32)
+        if at % 7 == 0 and found.size:
+            found.flat[0] = (np.nan, np.inf, right.flat[0])[at % 3]
+        compared = Comparison("", Tolerance(kind="exact", rtol=1e-5), None, scale=PerNeighborhood, vague=np.inf)
+        compared.add({"y": found.astype(np.float64)}, {"y": right.astype(np.float64)})
+        within = compared.links("", "")[0].verdict != "failed"
+        assert surely_within(found, right, 1e-5, 0.0) in (within, False)
+        quick += surely_within(found, right, 1e-5, 0.0) == within
+    assert quick > 590  # and it is of use: almost always it answers
+
+
+def test_integers_types_and_shapes_are_not_quickly_equal_if_they_differ():
+    one = np.arange(4)
+    assert surely_within(one, one.copy(), 1e-5, 0.0)
+    for other in (one + 1, one.astype(np.int32), one[:3]):
+        assert not surely_within(other, one, 1e-5, 0.0)

@@ -187,7 +187,7 @@ sbom: .venv/installed build/supply/installed
 release-check:
 	grep -qx 'version = "$(VERSION)"' pyproject.toml
 	grep -qx 'version: $(VERSION)' CITATION.cff
-	grep -q '^## $(VERSION) (20[0-9][0-9]-' CHANGELOG.md
+	grep -q '^## \[$(VERSION)\] - 20[0-9][0-9]-' CHANGELOG.md
 
 # dist/: source archive and wheel, built twice with equal bytes.
 dist: build/supply/installed

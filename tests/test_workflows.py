@@ -56,6 +56,16 @@ def test_a_form_asks_for_commands_that_exist(path, repaconv):
 def test_package_citation_and_changelog_have_one_version():
     (version,) = re.findall(r'^version = "(.*)"', (ROOT / "pyproject.toml").read_text(), re.M)
     assert read(ROOT / "CITATION.cff")["version"] == version
-    newest = re.search(r"^## (\S+) \((.+)\)", (ROOT / "CHANGELOG.md").read_text(), re.M)
+    newest = re.search(r"^## \[(\S+)\] - (.+)", (ROOT / "CHANGELOG.md").read_text(), re.M)
     assert newest[1] == version
     assert newest[2] == "unreleased" or re.fullmatch(r"20\d\d-\d\d-\d\d", newest[2])
+
+
+def test_the_changelog_is_what_users_notice_by_kind():
+    """Keep a Changelog's sections, in its order, and short enough to be read."""
+    text = (ROOT / "CHANGELOG.md").read_text()
+    kinds = ["Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"]
+    for section in re.split(r"^## ", text, flags=re.M)[1:]:
+        found = re.findall(r"^### (.+)", section, re.M)
+        assert found == [kind for kind in kinds if kind in found]
+        assert len(section.splitlines()) <= 150

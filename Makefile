@@ -117,7 +117,8 @@ bench-zoo: .venv/installed
 	$(BIN)/python benchmarks/zoo_table.py
 
 bench-tasks: .venv/installed
-	$(BIN)/python benchmarks/task_networks.py $(if $(SECONDS),--seconds $(SECONDS))
+	$(BIN)/python benchmarks/task_zoo.py $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SPEED),--speed)
+	$(BIN)/python benchmarks/zoo_table.py
 
 bench-task-noise: .venv/installed
 	$(BIN)/python benchmarks/train/shapes.py -o build/shapes --steps 1200 --count 3000

@@ -39,7 +39,7 @@ def row_of(given: Path, size: tuple[int, int] | None) -> dict[str, Any]:
     assert agreement is not None
     measured = {"ratio": ratio.median, "low": ratio.low, "high": ratio.high}
     row |= {name: round(value, 4) for name, value in measured.items()}
-    return row | {"openings": found.openings, "agreement": agreement.verdict}
+    return row | {"openings": found.session_loads, "agreement": agreement.verdict}
 
 
 def main() -> None:

@@ -19,6 +19,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,15 +59,32 @@ def sweep(given: argparse.Namespace) -> None:
     from zoo_networks import names
 
     path = {speed: MEASURED, paired: given.into / "pairs.jsonl"}.get(given.what, FOLDED)
-    end = time.monotonic() + given.seconds
-    here = _processor() if given.what is speed else {}
+    command = [sys.executable, __file__, "--one", "--into", str(given.into)]
+    command += {speed: ["--speed"], paired: ["--pairs"]}.get(given.what, [])
+    here = processor() if given.what is speed else {}
+    written(path, given.names or names(), lambda name: in_its_own([*command, name]), given.seconds, here)
+
+
+def written(
+    path: Path, names: list[str], row_of: Callable[[str], dict[str, Any]], seconds: float, here: dict[str, str]
+) -> None:
+    """Append a row for every network that has none in the file; one that starts in time is finished.
+
+    Args:
+        path: The file, one row per line.
+        names: The networks, in this order.
+        row_of: Makes the row of one.
+        seconds: Start no network after so many.
+        here: What the rows are of besides, such as this processor; rows of others do not count.
+    """
+    end = time.monotonic() + seconds
     done = {row["name"] for row in rows(path) if here.items() <= row.items()}
-    for name in given.names or names():
+    for name in names:
         if time.monotonic() > end:
             break
         if name in done:
             continue
-        row = _in_its_own(name, given)
+        row = row_of(name)
         with path.open("a") as file:
             file.write(json.dumps({"name": name, **row, **here}) + "\n")
         sys.stdout.write(f"{name}: {row.get('problem') or row}\n")
@@ -77,15 +96,14 @@ def rows(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
 
 
-def _in_its_own(name: str, given: argparse.Namespace) -> dict[str, Any]:
-    command = [sys.executable, __file__, name, "--one", "--into", str(given.into)]
-    command += {speed: ["--speed"], paired: ["--pairs"]}.get(given.what, [])
+def in_its_own(command: list[str], limit_s: float = LIMIT_S, cwd: str | None = None) -> dict[str, Any]:
+    """The row that a process of its own prints last; of one that dies, how it did."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s, check=False, cwd=cwd)
     except subprocess.TimeoutExpired:
-        return {"problem": f"took longer than {LIMIT_S} s"}
+        return {"problem": f"took longer than {limit_s} s"}
     if done.returncode:
-        return {"problem": (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1][:300]}
+        return {"problem": f"exit {done.returncode}: {(done.stderr.strip().splitlines() or [''])[-1]}"[:300]}
     row: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return row
 
@@ -186,40 +204,63 @@ def timed(command: list[str]) -> dict[str, Any]:
 
 def pair_of(name: str, into: Path, *, measure: bool = False) -> tuple[Path, Path]:
     """Its target's form, and the same graph through onnxsim; made once, but anew where the fold measures."""
-    import onnx
-    import onnxsim
-
-    import repaconv
-
-    stem, run = name.replace(":", "_"), into / "run"
-    best, simple = into / f"{stem}.best.onnx", into / f"{stem}.simple.onnx"
+    exported = into / f"{name.replace(':', '_')}.onnx"
+    best, simple = exported.with_suffix(".best.onnx"), exported.with_suffix(".simple.onnx")
     if simple.is_file() and not measure:
         return best, simple
-    exported, _ = graph_of(name, into)
+    graph_of(name, into)
+    return pair(exported, measure=measure)
+
+
+def pair(exported: Path, *, measure: bool = False) -> tuple[Path, Path]:
+    """The same of a graph that is there."""
+    import repaconv
+
+    run, best = exported.with_suffix(".run"), exported.with_suffix(".best.onnx")
     shutil.rmtree(run, ignore_errors=True)
     best.unlink(missing_ok=True)
     repaconv.fold(exported, out=run, force=True, measure=measure)
     repaconv.export(run, onnx=best)
+    return best, simplified(exported)
+
+
+def simplified(exported: Path) -> Path:
+    """The graph through onnxsim, made once."""
+    import onnx
+    import onnxsim
+
+    simple = exported.with_suffix(".simple.onnx")
     if not simple.is_file():
         part = simple.with_suffix(".part")
         onnx.save(onnxsim.simplify(onnx.load(exported))[0], part)
-        part.replace(simple)  # last, and whole: it says that both are there
-    return best, simple
+        part.replace(simple)  # last, and whole: it says that all are there
+    return simple
 
 
 def speed(name: str, into: Path) -> dict[str, Any]:
     """The row of one network that is measured."""
     heavy = {row["name"] for row in rows(FOLDED) if (row.get("macs") or [0])[-1] > HEAVY}
     rounds = FEWER if name in heavy else ROUNDS
-    best, simple = pair_of(name, into)
-    if _alike(best, simple):
+    return compared(partial(pair_of, name, into), rounds)
+
+
+def compared(pair: Callable[..., tuple[Path, Path]], rounds: int, **how: Any) -> dict[str, Any]:
+    """The row of a pair; of one that is slower, that of more rounds, and then of a fold that measures.
+
+    Args:
+        pair: Makes both graphs; ``measure`` says whether the fold measures.
+        rounds: Rounds of the first measurement.
+        how: Options of `repaconv.bench`.
+    """
+    ours, other = pair()
+    if _alike(ours, other):
         return SAME
     for more in (1, AGAIN):
-        row = _beside(best, simple, more * rounds)
+        row = _beside(ours, other, more * rounds, **how)
         if row["ratio"] >= SLOWER:
             return row
-    best, simple = pair_of(name, into, measure=True)
-    again = SAME if _alike(best, simple) else _beside(best, simple, AGAIN * rounds)
+    ours, other = pair(measure=True)
+    again = SAME if _alike(ours, other) else _beside(ours, other, AGAIN * rounds, **how)
     return {**again, "without_its_measurement": row["ratio"]}
 
 
@@ -234,17 +275,17 @@ def _alike(one: Path, other: Path) -> bool:
     return told(one) == told(other)
 
 
-def _beside(best: Path, simple: Path, rounds: int) -> dict[str, Any]:
+def _beside(best: Path, simple: Path, rounds: int, **how: Any) -> dict[str, Any]:
     """Their ratio, and its interval over openings."""
     import repaconv
 
-    found = repaconv.bench(best, against=simple, rounds=rounds, threads=1, batch=1)
+    found = repaconv.bench(best, against=simple, rounds=rounds, threads=1, **{"batch": 1, **how})
     assert found.ratio is not None
     row = {"ratio": found.ratio.median, "low": found.ratio.low, "high": found.ratio.high}
-    return {**{name: round(value, 4) for name, value in row.items()}, "openings": found.openings}
+    return {**{name: round(value, 4) for name, value in row.items()}, "openings": found.session_loads}
 
 
-def _processor() -> dict[str, str]:
+def processor() -> dict[str, str]:
     """What the rows of a measurement are of."""
     from repaconv.benchmark.cpu_isa_level import isa_level
     from repaconv.benchmark.machine_fingerprint import cpu_model

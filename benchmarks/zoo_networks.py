@@ -71,20 +71,65 @@ class Network(NamedTuple):
     shape: tuple[int, int, int]
 
 
-def load_torchvision() -> None:
-    """Import it beside a torch of another build: operators that it does not bring are defined by name, unusable."""
+SCHEMAS = {
+    "nms": "(Tensor boxes, Tensor scores, float threshold) -> Tensor",
+    "roi_align": "(Tensor input, Tensor rois, float spatial_scale, SymInt pooled_height, SymInt pooled_width, "
+    "int sampling_ratio, bool aligned) -> Tensor",
+}
+"""Of torchvision's operators; the others get that of the first."""
+
+
+def load_torchvision(*, boxes: bool = False) -> None:
+    """Import it beside a torch of another build: operators that it does not bring are defined by name, unusable.
+
+    Args:
+        boxes: Make those of detectors usable, by a plain writing of theirs.
+    """
     library = torch.library.Library("torchvision", "FRAGMENT")
     while True:
         try:
             importlib.import_module("torchvision")
-            return
+            break
         except RuntimeError as error:
             if (missing := re.search(r"torchvision::(\w+)", str(error))) is None:
                 raise
-            library.define(f"{missing[1]}(Tensor boxes, Tensor scores, float threshold) -> Tensor")
+            library.define(missing[1] + SCHEMAS.get(missing[1], SCHEMAS["nms"]))
             for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
                 del sys.modules[name]
             _KEPT.append(library)
+    if boxes:
+        _write_box_operators()
+
+
+def _write_box_operators() -> None:
+    """torchvision's `nms` and `roi_align` on a CPU, if they are missing; their ONNX operators it names itself."""
+    from torchvision import extension
+    from torchvision.ops import boxes
+
+    if extension._has_ops():
+        return
+    pooling = importlib.import_module("torchvision.ops.roi_align")
+    library = torch.library.Library("torchvision", "FRAGMENT")
+    for name, written in {"nms": _nms, "roi_align": pooling._roi_align}.items():
+        if not hasattr(torch.ops.torchvision, name):
+            library.define(name + SCHEMAS[name])
+        library.impl(name, written, "CPU")
+    _KEPT.append(library)
+    boxes._assert_has_ops = pooling._assert_has_ops = lambda: None
+    pooling._has_ops = lambda: True
+
+
+def _nms(boxes: torch.Tensor, scores: torch.Tensor, threshold: float) -> torch.Tensor:
+    """Boxes that no better one overlaps by more than that, the best first."""
+    from torchvision.ops import box_iou
+
+    order = scores.argsort(descending=True, stable=True)
+    overlaps = box_iou(boxes[order], boxes[order]) > threshold
+    kept: list[int] = []
+    for one in range(len(order)):
+        if not bool(overlaps[kept, one].any()):
+            kept.append(one)
+    return order[kept]
 
 
 _KEPT: list[torch.library.Library] = []
@@ -195,11 +240,16 @@ def drawn(module: nn.Module) -> None:
             mean, variance = part.running_mean, part.running_var
             mean.add_(torch.randn(mean.shape, generator=random), alpha=0.2)
             variance.mul_(0.5 + torch.rand(variance.shape, generator=random))
-            if part.weight is not None and part.weight.abs().mean() < 0.1:  # what starts as nothing
-                part.weight.add_(1)
+            _awake(part)
     for weight in module.parameters():
         if weight.ndim < 2 or bool((weight == weight.flatten()[0]).all()):
             weight.add_(torch.randn(weight.shape, generator=random), alpha=0.1)
+
+
+def _awake(norm: nn.Module) -> None:
+    """What starts as nothing lets its input through, in place."""
+    if isinstance(norm.weight, torch.Tensor) and norm.weight.abs().mean() < 0.1:
+        norm.weight.add_(1)
 
 
 def measured(module: nn.Module, shape: tuple[int, int, int]) -> None:
@@ -207,6 +257,7 @@ def measured(module: nn.Module, shape: tuple[int, int, int]) -> None:
     to what comes in, nothing of an image arrives at the other."""
     norms = [part for part in module.modules() if isinstance(part, nn.BatchNorm2d)]
     for norm in norms:
+        _awake(norm)
         norm.reset_running_stats()
         norm.momentum = 1.0
         norm.train()

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from math import exp, log
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
+import task_zoo
 from zoo import FOLDED, MEASURED, SLOWER, rows
 
 PAGE = Path(__file__).parents[1] / "docs" / "zoo.md"
@@ -15,8 +16,25 @@ HEAD = """# Network zoo
 
 What `repaconv fold model.onnx` does to networks of timm, torchvision and transformers. Weights, statistics and affines
 are random with a fixed seed. PyTorch exported each network in float64 at the smallest image that it accepts. `make
-bench-zoo` continues where it stopped and writes this page from `benchmarks/results/zoo.jsonl`.
+bench-zoo` continues where it stopped and writes this page from `benchmarks/results/zoo.jsonl`. Networks of
+[other tasks](#networks-of-other-tasks) are below.
 """
+TASKS = """## Networks of other tasks
+
+Networks of Ultralytics, torchvision, transformers, segmentation-models-pytorch, timm, spandrel and docTR with random
+weights, and trained ONNX files of PP-OCR that RapidOCR brings. What was made narrower or shorter is named. Each is
+folded three times: `fold model.onnx` from PyTorch's float32 export, `fold --arch`, and `repaconv.fold(module)`. The
+first two columns say on how many of five seeds `verify` passed; the result is exported as well. *Nothing to fold* is
+where PyTorch's exporter left nothing. The column *module* is the largest difference between the module and the module
+that was folded in float64, over five seeds, relative to the largest output; all folded modules are exported by PyTorch.
+Parameters and nodes are those of the ONNX graph before and after the fold.
+
+The speedups are measured at the second size: the exported graph over the original graph simplified by onnxsim, both on
+ONNX Runtime; and the exported graph for OpenVINO over the original graph, both on OpenVINO; interleaved over several
+session loads, one thread. `make bench-tasks` continues where it stopped and writes this section from
+`benchmarks/results/task_networks.jsonl` and `benchmarks/results/task_speed.jsonl`.
+"""
+TASK_COLUMNS = ("network", "from", "pixels", "parameters", "nodes", "`fold model.onnx`", "`--arch`", "module")
 COLUMNS = (
     "network",
     "parameters: module, graph, folded (timm's own)",
@@ -105,5 +123,118 @@ def _faster(speed: dict[str, Any] | None) -> str:
     return told if speed["openings"] else "the same graph"
 
 
+class TaskRows(NamedTuple):
+    """All rows of one network: by door, and of its speed by processor family."""
+
+    doors: dict[str, dict[str, Any]]
+    speeds: dict[str, dict[str, Any]]
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What the network is; every row says it."""
+        found: dict[str, Any] = next(iter((*self.doors.values(), *self.speeds.values())))
+        return found
+
+
+def tasks(folds: Sequence[dict[str, Any]], speeds: Sequence[dict[str, Any]]) -> str:
+    """The section of networks of other tasks.
+
+    Args:
+        folds: The rows of `task_zoo.py`, one per network and door.
+        speeds: Its rows of what was measured.
+    """
+    networks: dict[str, TaskRows] = {}
+    for row in folds:
+        door, _, name = row["name"].partition(":")
+        networks.setdefault(name, TaskRows({}, {})).doors[door] = row
+    for row in speeds:
+        if "problem" not in row:
+            networks.setdefault(row["name"], TaskRows({}, {})).speeds[row["family"]] = row
+    families = list(dict.fromkeys(family for each in networks.values() for family in each.speeds))
+    told = [TASKS, _summed_tasks(networks, families)]
+    columns = [*TASK_COLUMNS, *(f"{what}, {family}" for family in families for what in ("speedup", "OpenVINO"))]
+    for task in dict.fromkeys(each.about["task"] for each in networks.values()):
+        of_task = [each for each in networks.values() if each.about["task"] == task]
+        told += [f"### {task.capitalize()}", "", f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]
+        told += [*(_task_line(each, families) for each in of_task), ""]
+    if left := [line for each in networks.values() for line in _not_folded(each)]:
+        told += ["### Not folded, or not on every seed", "", *left, ""]
+    return "\n".join(told)
+
+
+def _summed_tasks(networks: dict[str, TaskRows], families: Sequence[str]) -> str:
+    """In words."""
+    doors = [row for each in networks.values() for row in each.doors.values()]
+    passed = sum(_passes(row) for row in doors)
+    lines = [
+        f"{len(networks)} networks, {len(doors)} folds of them: {passed} without a wrong number, "
+        f"{sum('refused' in row for row in doors)} refused, {sum('problem' in row for row in doors)} ended otherwise."
+    ]
+    for family in families:
+        fast = [each.speeds[family] for each in networks.values() if family in each.speeds]
+        for key, what in (("onnxsim", "onnxsim's graph on ONNX Runtime"), ("openvino", "the original on OpenVINO")):
+            ratios = [row[key]["ratio"] for row in fast]
+            mean = exp(sum(map(log, ratios)) / len(ratios))
+            lines.append(
+                f"Speedup over {what}, {fast[0]['cpu']} ({family}): **{mean:.3f}x** (geometric mean of {len(ratios)}), "
+                f"the slowest {min(ratios):.3f}x."
+            )
+    return "\n\n".join(lines) + "\n"
+
+
+MODULE_ERROR = 1e-9
+"""What a fold of a module in float64 may be off by, of the largest output; deep random networks amplify rounding."""
+
+
+def _passes(row: dict[str, Any]) -> bool:
+    """Whether the row of a door shows a fold that computes the same."""
+    if "verify" in row:
+        return all(each["verdict"] == "passed" for each in row["verify"].values())
+    return "float64" in row and row["float64"] < MODULE_ERROR
+
+
+def _task_line(network: TaskRows, families: Sequence[str]) -> str:
+    about, graph = network.about, network.doors.get("graph", {})
+    sizes = dict.fromkeys(
+        "x".join(map(str, row["size"])) for row in (*network.doors.values(), *network.speeds.values())
+    )
+    cells = [about["title"], about["package"], ", ".join(sizes)]
+    cells += [", ".join(f"{count:,}" for count in dict.fromkeys(graph.get(key, ()))) for key in ("parameters", "nodes")]
+    cells += [_door(network.doors.get(door)) for door in ("graph", "arch", "module")]
+    for family in families:
+        speed = network.speeds.get(family, {})
+        cells += [_faster(speed.get(key)) for key in ("onnxsim", "openvino")]
+    return f"| {' | '.join(cells)} |"
+
+
+def _door(row: dict[str, Any] | None) -> str:
+    """What a door gave, in a few words."""
+    if row is None:
+        return ""
+    if "verify" in row:
+        seeds = [each["verdict"] == "passed" for each in row["verify"].values()]
+        nothing = "" if row.get("applied", row["parameters"][0] != row["parameters"][1]) else "nothing to fold, "
+        return f"{nothing}{sum(seeds)} of {len(seeds)}"
+    return f"{row['float64']:.0e}" if "float64" in row else "refused" if "refused" in row else "failed"
+
+
+def _not_folded(network: TaskRows) -> list[str]:
+    """A line for each door that gave no network, or one that did not pass on all seeds."""
+    lines = []
+    for door, row in network.doors.items():
+        said = row.get("refused") or row.get("problem")
+        if not said and not _passes(row):
+            links = [link for each in row.get("verify", {}).values() for link in each.get("links", [])]
+            said = "; ".join(dict.fromkeys(links)) or f"off by {row['float64']:.0e}"
+        if said:
+            lines.append(f"- {network.about['title']}, {door}: {said}")
+    return lines
+
+
+def whole() -> str:
+    """The page of both."""
+    return page(rows(FOLDED), rows(MEASURED)) + "\n" + tasks(rows(task_zoo.FOLDED), rows(task_zoo.MEASURED))
+
+
 if __name__ == "__main__":
-    PAGE.write_text(page(rows(FOLDED), rows(MEASURED)))
+    PAGE.write_text(whole())

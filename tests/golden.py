@@ -579,7 +579,7 @@ def export_network(name: str) -> None:
     if library == "task":
         import task_networks
 
-        module, shape = task_networks.network(called), (3, *task_networks.TASKS[called][2])
+        module, shape = task_networks.network(called), (3, *task_networks.NETWORKS[called].size)
         library = {"yolov8n": "ultralytics", "yolo11n_seg": "ultralytics", "safmn": "spandrel"}.get(called, "")
     else:
         module, shape = zoo_networks.network(name)

@@ -8,9 +8,8 @@ import onnx
 import pytest
 import torch
 from torch import nn
-from zoo import FOLDED, MEASURED, rows
 from zoo_networks import drawn
-from zoo_table import page
+from zoo_table import tasks, whole
 
 import repaconv as rc
 from repaconv.graph.element_type_conversion import retyped
@@ -19,7 +18,39 @@ from repaconv.onnx_export.float64_exporter import network_to_onnx
 
 def test_the_page_of_the_docs_is_that_of_the_results():
     root = Path(__file__).parents[1]
-    assert (root / "docs/zoo.md").read_text() == page(rows(FOLDED), rows(MEASURED))
+    assert (root / "docs/zoo.md").read_text() == whole()
+
+
+def test_rows_of_other_tasks_say_what_went_wrong():
+    about = {"task": "depth", "title": "Deep", "package": "own", "size": [8, 8], "parameters": [9, 7], "nodes": [5, 4]}
+    seeds = {"0": {"verdict": "passed"}, "1": {"verdict": "failed", "links": ["onnx: failed: off by 1"]}}
+    folds = [
+        {**about, "name": "graph:deep", "verify": seeds, "applied": 1},
+        {**about, "name": "arch:deep", "refused": "export.unsupported: it loops"},
+        {**about, "name": "module:deep", "float64": 0.5},
+    ]
+    ratio = {"ratio": 1.5, "low": 1.4, "high": 1.6, "openings": 5}
+    same = {"ratio": 1.0, "low": 1.0, "high": 1.0, "openings": 0}
+    speeds = [
+        {
+            **about,
+            "name": "deep",
+            "size": [16, 16],
+            "cpu": "a CPU",
+            "family": "avx2",
+            "onnxsim": ratio,
+            "openvino": same,
+        }
+    ]
+    told = tasks(folds, speeds)
+    assert (
+        "| Deep | own | 8x8, 16x16 | 9, 7 | 5, 4 | 1 of 2 | refused | 5e-01 | 1.50 (1.40 to 1.60) | the same graph |"
+        in told
+    )
+    assert "1 networks, 3 folds of them: 0 without a wrong number, 1 refused, 0 ended otherwise." in told
+    assert "- Deep, graph: onnx: failed: off by 1" in told
+    assert "- Deep, arch: export.unsupported: it loops" in told
+    assert "- Deep, module: off by 5e-01" in told
 
 
 class Branches(nn.Module):

@@ -45,13 +45,13 @@ def net(batch: int | str = "n", rows: list | None = None) -> onnx.ModelProto:
 @pytest.fixture
 def wrong_kernel(monkeypatch):
     """A function that makes the evaluator's Tanh wrong from then on."""
-    right = float64_graphs.by_torch
+    right = float64_graphs.own_operators
 
     class Tanh(OpRun):
         def _run(self, x):
             return (np.tanh(x) * (1 + WRONG),)
 
-    return lambda: monkeypatch.setattr(float64_graphs, "by_torch", lambda: [*right(), Tanh])
+    return lambda: monkeypatch.setattr(float64_graphs, "own_operators", lambda: [*right(), Tanh])
 
 
 def images(count: int = 4, seed: int = 0) -> dict[str, np.ndarray]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import warnings
+from itertools import product
 
 import numpy as np
 import onnx
@@ -11,12 +14,13 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from torch import nn
+from torch.nn import functional
 
 import repaconv as rc
 from repaconv.graph.graph_without_weights import check
 from repaconv.results import VerifyArtefact
 from repaconv.verification.float64_graphs import Float64, widened
-from repaconv.verification.float64_operators import by_torch
+from repaconv.verification.float64_operators import own_operators
 from repaconv.verification.model_runners import load_onnx
 
 F, INT, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
@@ -174,7 +178,58 @@ def test_boxes_are_suppressed_as_onnx_runtime_does(center):
     boxes = np.concatenate([corners, corners + RANDOM.uniform(-0.2, 0.6, (2, 40, 2))], -1).astype(np.float32)
     feeds = {"boxes": np.abs(boxes) if center else boxes}
     feeds["scores"] = RANDOM.integers(0, 20, (2, 3, 40)).astype(np.float32) / 20
-    reference = ReferenceEvaluator(model, new_ops=by_torch()).run(None, feeds)[0]
+    reference = ReferenceEvaluator(model, new_ops=own_operators()).run(None, feeds)[0]
     found = load_onnx(model).run(feeds)["kept"]
     assert len(found) > 12
     np.testing.assert_array_equal(reference, found)
+
+
+CONVOLUTIONS = (functional.conv1d, functional.conv2d, functional.conv3d)
+MOST = (functional.max_pool1d, functional.max_pool2d, functional.max_pool3d)
+MEAN = (functional.avg_pool1d, functional.avg_pool2d, functional.avg_pool3d)
+
+
+def in_float64(kind: str, *given: np.ndarray, **named) -> np.ndarray:
+    """What our own operator gives."""
+    names = [f"x{place}" for place in range(len(given))]
+    inputs = {name: (TensorProto.DOUBLE, list(each.shape)) for name, each in zip(names, given, strict=True)}
+    net = graph([node(kind, " ".join(names), "y", **named)], {}, {"y": (TensorProto.DOUBLE, None)}, inputs)
+    model = helper.make_model(net, opset_imports=[helper.make_opsetid("", 20)])
+    feeds = dict(zip(names, given, strict=True))
+    found: np.ndarray = ReferenceEvaluator(model, new_ops=own_operators()).run(None, feeds)[0]
+    return found
+
+
+@pytest.mark.parametrize("rank", [1, 2, 3])
+def test_convolutions_in_float64_are_those_of_torch(rank):
+    random = np.random.default_rng(rank)
+    for k, step, apart, groups, pad in product((1, 3), (1, 2), (1, 2), (1, 2, 8), (0, 2)):
+        x = random.standard_normal((2, 8, *[9] * rank))
+        weight, bias = random.standard_normal((16, 8 // groups, *[k] * rank)), random.standard_normal(16)
+        shape = {"strides": [step] * rank, "dilations": [apart] * rank, "pads": [pad] * 2 * rank, "group": groups}
+        right = CONVOLUTIONS[rank - 1](*map(torch.from_numpy, (x, weight, bias)), step, pad, apart, groups).numpy()
+        np.testing.assert_allclose(in_float64("Conv", x, weight, bias, **shape), right, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("rank", [1, 2, 3])
+def test_pools_in_float64_are_those_of_torch(rank):
+    x = np.random.default_rng(rank).standard_normal((2, 3, *[11] * rank))
+    for k, step, pad, ceil in product((2, 3), (1, 2, 3), (0, 1), (False, True)):
+        shape = {"kernel_shape": [k] * rank, "strides": [step] * rank, "pads": [pad] * 2 * rank, "ceil_mode": int(ceil)}
+        most = MOST[rank - 1](torch.from_numpy(x), k, step, pad, 1, ceil).numpy()
+        np.testing.assert_array_equal(in_float64("MaxPool", x, **shape), most)
+        for counted in (False, True) if not ceil else (False,):
+            mean = MEAN[rank - 1](torch.from_numpy(x), k, step, pad, ceil, counted).numpy()
+            found = in_float64("AveragePool", x, **shape, count_include_pad=int(counted))
+            np.testing.assert_allclose(found, mean, rtol=0, atol=1e-14)
+
+
+def test_a_network_of_convolutions_is_folded_and_evaluated_in_float64_without_importing_torch():
+    written(graph(CONV_BN, WEIGHTS, {"n": (F, ["N", 4, "H", "W"])}, IMAGES))
+    code = (
+        "import sys; import repaconv; done = repaconv.fold('net.onnx', measure=False); "
+        "assert done.applied and 'torch' not in sys.modules, done.applied; print(done.float64)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "reference implementation in float64" in done.stdout

@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from repaconv.checkpoints import read_mmconfig
 from repaconv.core.errors import SettingNeeded, UsageProblem, did_you_mean, nearest_name
 from repaconv.results import Fact
 
@@ -187,6 +186,8 @@ def said_in(record: Mapping[str, Any], *path: str) -> Mapping[str, Any]:
 
 def run_config(record: Mapping[str, Any]) -> dict[str, Any]:
     """Read mmengine's configuration of the run, from the places where its Runner stores it; {} without one."""
+    from repaconv.checkpoints import read_mmconfig  # imports torch, which folding a graph may not need
+
     places = (record.get("meta"), (record.get("message_hub") or {}).get("runtime_info"))
     for place in places:
         if isinstance(place, Mapping) and isinstance(text := place.get("cfg") or place.get("config"), str):

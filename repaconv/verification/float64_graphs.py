@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from repaconv.engines.contract import Array, Feeds
-from repaconv.verification.float64_operators import by_torch
+from repaconv.verification.float64_operators import own_operators
 from repaconv.verification.model_runners import load_onnx
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import onnx
 
 RUNTIME = "a float64 copy under ONNX Runtime"
-REFERENCE = "onnx's reference implementation in float64, convolutions and pools by torch"
+REFERENCE = "onnx's reference implementation in float64, convolutions and pools by NumPy"
 LACKED = ("Conv", "ConvTranspose", "GRU", "LSTM")
 """Operators without a working float64 kernel in ONNX Runtime; a graph with one is not loaded there at all."""
 FLOATS = (1, 10, 16)
@@ -80,7 +80,7 @@ class ReferenceEvaluation:
 
         self._weights = {weight.name: weight for weight in model.graph.initializer}
         self._kept = kept_constants(model, WIDER)
-        evaluator = ReferenceEvaluator(widened(with_initializers(model, ())), new_ops=by_torch())
+        evaluator = ReferenceEvaluator(widened(with_initializers(model, ())), new_ops=own_operators())
         self.nodes: list[Any] = evaluator.rt_nodes_
         self.outputs = [output.name for output in model.graph.output]
         self._start: dict[str, Any] = {"": None, **evaluator.rt_inits_}

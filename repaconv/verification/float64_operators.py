@@ -1,13 +1,16 @@
-"""ONNX operators evaluated in float64 by torch or NumPy, for onnx's reference implementation.
+"""ONNX operators evaluated in float64 by NumPy or torch, for onnx's reference implementation.
 
-Each falls back to onnx's own operator for attributes for which torch computes something else. They replace onnx's own
-since its convolutions, pools and samplers take minutes, its erf and its cubic Resize round to float32, its
-BatchNormalization is wrong in older opsets, its Pad does not crop, and its MaxPool does not pad at the end.
+They replace onnx's own since its convolutions, pools and samplers take minutes, its erf and its cubic Resize round to
+float32, its BatchNormalization is wrong in older opsets, its Pad does not crop, and its MaxPool does not pad at the
+end. Each falls back to onnx's own for attributes that are not supported here.
+
+torch is imported when an operator runs that needs it: importing it takes as long as evaluating a small network.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import prod
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -141,7 +144,7 @@ def before_places(x: NDArray[Any], scales: Any, mode: str | None) -> NDArray[Any
 # The operators
 
 
-def by_torch() -> list[Any]:
+def own_operators() -> list[Any]:
     """Return the operator classes, to be passed to onnx's `ReferenceEvaluator` as `new_ops`."""
     return [
         *_convolution_operators(),
@@ -158,24 +161,21 @@ def by_torch() -> list[Any]:
 
 def _convolution_operators() -> list[Any]:
     from onnx.reference.ops import op_col2im, op_conv, op_conv_transpose
-    from torch.nn import functional
 
     class Conv(op_conv.Conv):  # type: ignore[misc]
         def _run(self, *given: Any, **how: Any) -> Any:
             window = _Window(given[0].ndim - 2, how, given[0].shape[2:], given[1].shape[2:])
-            if window.no_pads or window.rank > 3:
+            if window.no_pads:
                 return super()._run(*given, **how)
-            x, weight, bias = _conv_tensors(*given)
-            conv = (functional.conv1d, functional.conv2d, functional.conv3d)[window.rank - 1]
-            x, groups = functional.pad(x, window.torch_pads()), how.get("group") or 1
-            done = conv(x, weight, bias, window.of("strides"), 0, window.of("dilations"), groups)
-            return (done.numpy(),)
+            return (convolution(*given, window=window, groups=how.get("group") or 1),)
 
     class ConvTranspose(op_conv_transpose.ConvTranspose):  # type: ignore[misc]
         def _run(self, *given: Any, **how: Any) -> Any:
             window = _Window(given[0].ndim - 2, how)
             if window.no_pads or window.rank != 2 or not window.even or how.get("output_shape") is not None:
                 return super()._run(*given, **how)
+            from torch.nn import functional
+
             x, weight, bias = _conv_tensors(*given)
             further, groups = list(how.get("output_padding") or [0, 0])[:2], how.get("group") or 1
             shape = window.of("strides"), window.begins, further, groups, window.of("dilations")
@@ -186,6 +186,8 @@ def _convolution_operators() -> list[Any]:
             window = _Window(len(block), how)
             if window.rank != 2 or not window.even:
                 return super()._run(x, size, block, **how)
+            from torch.nn import functional
+
             shape = [window.of("dilations"), window.begins, window.of("strides")]
             done = functional.fold(_tensor(x), *(tuple(map(int, each)) for each in (size, block, *shape)))
             return (done.numpy(),)
@@ -257,7 +259,6 @@ def _gather_operators() -> list[Any]:
 
 def _grid_sample_operator() -> Any:
     from onnx.reference.ops import op_grid_sample
-    from torch.nn import functional
 
     modes = {
         "linear": "bilinear",
@@ -277,6 +278,8 @@ def _grid_sample_operator() -> Any:
             mode, border = modes.get(how.get("mode") or "linear"), how.get("padding_mode") or "zeros"
             if mode is None or x.ndim not in (4, 5):
                 return super()._run(x, grid, **how)
+            from torch.nn import functional
+
             corners = bool(how.get("align_corners"))
             return (functional.grid_sample(_tensor(x), _tensor(grid), mode, border, corners).numpy(),)
 
@@ -284,16 +287,18 @@ def _grid_sample_operator() -> Any:
 
 
 def _pointwise_operators() -> list[Any]:
-    import torch
     from onnx.reference.op_run import OpRun
-    from torch.nn import functional
 
     class Erf(OpRun):  # type: ignore[misc]
         def _run(self, x: Any) -> Any:
+            import torch
+
             return (torch.erf(_tensor(x)).numpy(),)
 
     class Gelu(OpRun):  # type: ignore[misc]
         def _run(self, x: Any, approximate: str = "none") -> Any:
+            from torch.nn import functional
+
             return (functional.gelu(_tensor(x), approximate=approximate or "none").numpy(),)
 
     class HardSigmoid(OpRun):  # type: ignore[misc]
@@ -306,7 +311,7 @@ def _pointwise_operators() -> list[Any]:
 
     class HardSwish(OpRun):  # type: ignore[misc]
         def _run(self, x: Any) -> Any:
-            return (functional.hardswish(_tensor(x)).numpy(),)
+            return (x * np.clip(x + 3, 0, 6) / 6,)
 
     class BatchNormalization(OpRun):  # type: ignore[misc]
         """BatchNormalization with the stored statistics; onnx's own uses those of the batch in opsets 9 to 13."""
@@ -314,9 +319,9 @@ def _pointwise_operators() -> list[Any]:
         def _run(self, x: Any, *given: Any, epsilon: Any = None, training_mode: Any = None, **_how: Any) -> Any:
             if training_mode:
                 raise NotImplementedError("a BatchNormalization in training mode")
-            scale, bias, mean, variance = map(_tensor, given)
-            eps = 1e-5 if epsilon is None else epsilon
-            return (functional.batch_norm(_tensor(x), mean, variance, scale, bias, False, 0.0, eps).numpy(),)
+            scale, bias, mean, variance = (each.reshape(-1, *[1] * (x.ndim - 2)) for each in given)
+            factor = scale / np.sqrt(variance + (1e-5 if epsilon is None else epsilon))
+            return (x * factor + (bias - mean * factor),)
 
     class LRN(OpRun):  # type: ignore[misc]
         """LRN; onnx's own counts channels up to the size of the batch, and supports images only."""
@@ -334,39 +339,31 @@ def _pointwise_operators() -> list[Any]:
 
 
 def _pool_operators() -> list[Any]:
-    import torch
     from onnx.reference.ops import op_average_pool, op_max_pool
-    from torch.nn import functional
-
-    most = (functional.max_pool1d, functional.max_pool2d, functional.max_pool3d)
-    mean = (functional.avg_pool1d, functional.avg_pool2d, functional.avg_pool3d)
 
     class MaxPool(op_max_pool.MaxPool):  # type: ignore[misc]
         def _run(self, x: Any, **how: Any) -> Any:
             shape = how["kernel_shape"]
-            window, ceil = _Window(x.ndim - 2, how, x.shape[2:], shape), bool(how.get("ceil_mode"))
-            even = window.fits_torch(shape)
-            if window.no_pads or window.rank > 3 or len(self.onnx_node.output) > 1 or (ceil and not even):
+            window = _Window(x.ndim - 2, how, x.shape[2:], shape)
+            if window.no_pads or len(self.onnx_node.output) > 1 or (how.get("ceil_mode") and not window.usual(shape)):
                 return super()._run(x, **how)
-            given = _tensor(x) if even else functional.pad(_tensor(x), window.torch_pads(), value=-torch.inf)
-            begins = window.begins if even else 0
-            done = most[window.rank - 1](given, shape, window.of("strides"), begins, window.of("dilations"), ceil)
-            return (done.numpy(),)
+            least = -np.inf if x.dtype.kind == "f" else np.iinfo(x.dtype).min
+            pieces = window.pieces(x, shape, least, ceil=bool(how.get("ceil_mode")))
+            found = next(pieces).copy()
+            for piece in pieces:
+                np.maximum(found, piece, out=found)
+            return (found,)
 
     class AveragePool(op_average_pool.AveragePool_19):  # type: ignore[misc]
         def _run(self, x: Any, **how: Any) -> Any:
-            shape = how["kernel_shape"]
-            window, ceil = _Window(x.ndim - 2, how, x.shape[2:], shape), bool(how.get("ceil_mode"))
-            counted, even = bool(how.get("count_include_pad")) and any(window.pads), window.fits_torch(shape)
-            if window.no_pads or window.rank > 3 or max(window.of("dilations")) > 1 or (ceil and (counted or not even)):
+            shape, ceil = how["kernel_shape"], bool(how.get("ceil_mode"))
+            window = _Window(x.ndim - 2, how, x.shape[2:], shape)
+            counted = bool(how.get("count_include_pad")) and any(window.pads)
+            if window.no_pads or max(window.of("dilations")) > 1 or (ceil and (counted or not window.usual(shape))):
                 return super()._run(x, **how)
-            pool, given, steps = mean[window.rank - 1], _tensor(x), window.of("strides")
-            if even:
-                return (pool(given, shape, steps, window.begins, ceil, counted).numpy(),)
-            done, share = (
-                pool(functional.pad(each, window.torch_pads()), shape, steps) for each in (given, given * 0 + 1)
-            )
-            return ((done if counted else done / share).numpy(),)
+            ones = np.ones((1, 1, *x.shape[2:]), x.dtype)
+            count = prod(shape) if counted else sum(window.pieces(ones, shape, 0, ceil=ceil))
+            return (sum(window.pieces(x, shape, 0, ceil=ceil)) / count,)
 
     return [MaxPool, AveragePool]
 
@@ -474,17 +471,63 @@ class _Window:
         self.begins = self.pads[:rank]
         self.even = self.begins == self.pads[rank:]
 
-    def fits_torch(self, shape: Sequence[int]) -> bool:
-        """Whether torch's pools support this padding: equal at both ends and at most half of the kernel."""
-        return self.even and all(2 * pad <= size for pad, size in zip(self.begins, shape, strict=True))
+    def usual(self, kernel: Sequence[int]) -> bool:
+        """Whether pads are equal at both ends and at most half of the kernel; only then all runtimes round up alike."""
+        return self.even and all(2 * pad <= size for pad, size in zip(self.begins, kernel, strict=True))
 
     def of(self, name: str) -> list[int]:
         """Return the strides or dilations, 1 by default."""
         return list(self.how.get(name) or [1] * self.rank)
 
-    def torch_pads(self) -> list[int]:
-        """Return the pads in the order of ``torch.nn.functional.pad``: last axis first, (begin, end) per axis."""
-        return [self.pads[axis + side * self.rank] for axis in reversed(range(self.rank)) for side in (0, 1)]
+    def sizes(self, given: Sequence[int], kernel: Sequence[int], *, ceil: bool = False) -> list[int]:
+        """Return the sizes of the output; ``ceil`` counts a last window that begins within image or padding."""
+        found = []
+        steps = zip(given, kernel, self.of("strides"), self.of("dilations"), strict=True)
+        for axis, (size, k, step, apart) in enumerate(steps):
+            rest = size + self.begins[axis] + self.pads[self.rank + axis] - apart * (k - 1) - 1
+            count = -(-rest // step) if ceil else rest // step
+            found.append(count + (count * step < size + self.begins[axis] or not ceil))
+        return found
+
+    def pieces(
+        self, x: NDArray[Any], kernel: Sequence[int], fill: float, *, ceil: bool = False
+    ) -> Iterator[NDArray[Any]]:
+        """Yield for each place of the kernel what it reads, [N, C, *output]; ``fill`` is the padding."""
+        sizes, apart, steps = self.sizes(x.shape[2:], kernel, ceil=ceil), self.of("dilations"), self.of("strides")
+        reach = [
+            (size - 1) * step + (k - 1) * far + 1
+            for size, step, k, far in zip(sizes, steps, kernel, apart, strict=True)
+        ]
+        ends = [max(end - begin - old, 0) for end, begin, old in zip(reach, self.begins, x.shape[2:], strict=True)]
+        if any(self.begins) or any(ends):
+            x = np.pad(x, [(0, 0), (0, 0), *zip(self.begins, ends, strict=True)], constant_values=fill)
+        for place in np.ndindex(*kernel):
+            axes = zip(place, apart, steps, sizes, strict=True)
+            read = [slice(at * far, at * far + (n - 1) * step + 1, step) for at, far, step, n in axes]
+            index = (slice(None), slice(None), *read)
+            yield x[index]
+
+
+def convolution(
+    x: NDArray[Any], weight: NDArray[Any], bias: NDArray[Any] | None = None, *, window: _Window, groups: int = 1
+) -> NDArray[Any]:
+    """Convolve images [N, C, *sizes] with a kernel [O, C / groups, *kernel], as products of matrices image by image."""
+    kernel, outputs, per_group = weight.shape[2:], len(weight), weight.shape[1]
+    sizes = window.sizes(x.shape[2:], kernel)
+    found = np.empty((len(x), outputs, *sizes), x.dtype)
+    matrices = weight.reshape(groups, outputs // groups, -1)
+    for image, into in zip(x[:, None], found, strict=True):
+        read = window.pieces(image, kernel, 0)
+        if per_group == 1:  # a product per number
+            by_place = weight.reshape(groups, outputs // groups, -1, *[1] * len(kernel))
+            total = sum(by_place[:, :, at] * piece[0][:, None] for at, piece in enumerate(read))
+            into[:] = np.reshape(total, into.shape)
+        else:
+            columns = np.stack([piece[0].reshape(groups, per_group, -1) for piece in read], 2)
+            into[:] = (matrices @ columns.reshape(groups, -1, prod(sizes))).reshape(into.shape)
+        if bias is not None:
+            into += bias.reshape(-1, *[1] * len(kernel))
+    return found
 
 
 def _conv_tensors(x: NDArray[Any], weight: NDArray[Any], bias: NDArray[Any] | None = None) -> tuple[Any, Any, Any]:

@@ -7,7 +7,7 @@ TRT_RTX := tensorrt-rtx-cu13 tensorrt-rtx-cu13-bindings tensorrt-rtx-cu13-libs
 WORKERS := -n $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 7 ? n + 1 : 8))) --dist worksteal
 
 .PHONY: demo test test-quick test-slow release-check dist golden golden-write lint arm docker-steps torture mutants code-mutants train clean
-.PHONY: recipes bench-throughput bench-blocks bench-convert bench-curve bench-deploy bench-estimate bench-export bench-families bench-fold bench-forms bench-gate bench-hand bench-noise bench-task-noise bench-power bench-precision bench-profile bench-tasks bench-torch bench-tuner bench-ultralytics bench-zoo
+.PHONY: recipes bench-throughput bench-blocks bench-convert bench-curve bench-deploy bench-estimate bench-export bench-families bench-fold bench-forms bench-gate bench-hand bench-noise bench-task-noise bench-power bench-precision bench-profile bench-roofline bench-tasks bench-torch bench-tuner bench-ultralytics bench-zoo
 .PHONY: gpu-kit gpu-results gpu-bare docs lock locked sbom
 
 demo: .venv/installed
@@ -91,6 +91,11 @@ bench-power: .venv/installed
 
 bench-profile: .venv/installed
 	$(BIN)/python benchmarks/profile_totals.py -o $(CURDIR)/benchmarks/results/profile_totals.json
+
+# Row by row into benchmarks/results/roofline.jsonl, and docs/roofline.md. ROWS: names of networks; MODELS: ONNX files.
+bench-roofline: .venv/installed-dev
+	PYTHONPATH=benchmarks OMP_NUM_THREADS=1 $(BIN)/python benchmarks/roofline.py $(if $(ROWS),--rows $(ROWS)) \
+	$(if $(MODELS),--models $(MODELS))
 
 bench-export: .venv/installed
 	$(BIN)/python benchmarks/export_huge.py -o benchmarks/results/export_huge.json

@@ -37,9 +37,10 @@ import repaconv
 from repaconv.benchmark.interleaved_protocol import Entrant, Protocol, measure, pinned_to_cores
 from repaconv.benchmark.machine_fingerprint import fingerprint
 from repaconv.benchmark.measurement_quality import FEWEST
+from repaconv.benchmark.roofline import measured_limits
 from repaconv.core.files import canonical_json
 from repaconv.engines.contract import SessionSpec
-from repaconv.engines.onnxruntime_cpu import ENGINE, peak_gflops
+from repaconv.engines.onnxruntime_cpu import ENGINE
 from repaconv.graph.compute_costs import known_macs_of_file
 from repaconv.verification.input_batches import random_inputs
 from repaconv.verification.model_runners import Images
@@ -87,7 +88,7 @@ def compared(
         same = agreement({name: load() for name, load in opened.items()}, size, batch)
         # a merge that float32 rounding decides may go either way: most images must agree there, elsewhere all
         assert same["agreeing"] > same["images"] // 2 if model.merges else same["agreeing"] == same["images"], same
-        peak = peak_gflops(threads)
+        peak = measured_limits(ENGINE, (), threads, lambda: None).product_gflops()
     images = random_inputs((3, *size), count=batch, seed=1).images
     entrants = {name: Entrant(load, lambda run, _: partial(run, images)) for name, load in opened.items()}
     measured = measure(entrants, Protocol(rounds, warmup_rounds=10 if judged else 3, cores=threads))

@@ -45,10 +45,12 @@ from repaconv.benchmark.machine_fingerprint import (
 from repaconv.benchmark.measurement_quality import quality
 from repaconv.benchmark.module_profile import Event, bars_svg, parent_of, profile_of
 from repaconv.benchmark.paper_protocols import protocol_named
+from repaconv.benchmark.roofline import Limits
 from repaconv.benchmark.system_monitor import MachineChanges, PeakMemory, changes_between, state
 from repaconv.core.errors import EnvironmentProblem, UsageProblem
 from repaconv.engines.contract import GpuTimed
 from repaconv.graph.onnx_files import flops_of
+from repaconv.results import Bandwidth, ProductPeak
 
 RUN = Path("repaconv-out/tiny")
 QUIET = MachineChanges(
@@ -405,6 +407,9 @@ def test_flops_and_modules():
         2 * 2 * 14 * 14 * 768 * 3 * 16 * 16
     )
     assert flops_of("Conv", [(1, 64, 8, 8), (64, 1, 3, 3)], [(1, 64, 8, 8)]) == 2 * 64 * 64 * 9  # depthwise
+    channels_last = [(1, 56, 56, 64), (), (), (256, 64, 1, 1), (256,), (256,)]
+    assert flops_of("QLinearConv", channels_last, [(1, 56, 56, 256)]) == 2 * 56 * 56 * 64 * 256
+    assert flops_of("ConvTranspose", [(1, 16, 8, 8), (16, 4, 2, 2)], [(1, 4, 16, 16)]) == 2 * 8 * 8 * 16 * 4 * 2 * 2
     tokens, keys, values = (1, 5, 12 * 64), (1, 197, 12 * 64), (1, 197, 12 * 32)
     assert flops_of("Attention", [tokens, keys, values], [(1, 5, 12 * 32)]) == 2 * 12 * 5 * 197 * (64 + 32)
     assert flops_of("Softmax", [(1, 12, 197, 197)], [(1, 12, 197, 197)]) == 0
@@ -414,6 +419,9 @@ def test_flops_and_modules():
     assert parent_of("head") == "head"
 
 
+SLOW = Limits((ProductPeak(operator="MatMul", precision="fp32", gflops=1.0),), (Bandwidth(bytes=2**20, gb_s=1.0),))
+
+
 def test_events_are_summed_by_node_and_by_module():
     events = [
         Event("blocks.0.attn.qkv/Gemm_1", "Gemm", 1000.0, ((10, 20), (20, 30)), ((10, 30),)),
@@ -421,7 +429,7 @@ def test_events_are_summed_by_node_and_by_module():
         Event("head/Add_3", "Add", 1000.0, ((10, 20), (20,)), ((10, 20),)),
     ] * 2
     found = profile_of(
-        events, 2, end_to_end_ms=6.0, peak_gflops=1.0, order={"head/Add_3": 1, "blocks.0.attn.qkv/Gemm_1": 0}
+        events, 2, end_to_end_ms=6.0, limits=SLOW, order={"head/Add_3": 1, "blocks.0.attn.qkv/Gemm_1": 0}
     )
     assert (found.total_ms, [node.name.split("/")[1] for node in found.nodes]) == (5.0, ["Gemm_1", "Add_3", "Gemm_2"])
     attention = found.modules[0]
@@ -445,6 +453,7 @@ def test_a_profile_of_a_run(tiny, repaconv):
     code, out, _ = repaconv("bench", "--rounds", "25", "--profile")
     assert code in (0, 5)
     assert "what one large matrix product reaches" in out
+    assert "products alone take" in " ".join(out.split())
     assert repaconv("bench", "--rounds", "2", "--profile")[0] == 5
 
 
@@ -452,8 +461,9 @@ def test_what_has_no_profile_is_told(tiny):
     pytest.importorskip("openvino", reason="OpenVINO is absent")
     rc.fold(tiny)
     rc.export(target="x86-64-openvino", batch=1)
+    rc.build(target="x86-64-openvino")
     with pytest.raises(EnvironmentProblem, match="no profile"):
-        rc.bench(target="x86-64-openvino", rounds=2, batch=1, profile=True)
+        rc.bench(RUN / "build/x86-64-openvino.b1.blob", rounds=2, image_size=32, profile=True)
 
 
 # --- the machine ------------------------------------------------------------------------------------------

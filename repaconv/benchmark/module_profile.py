@@ -1,27 +1,44 @@
-"""Aggregate node times by module, with FLOPs and the share of peak performance."""
+"""Aggregate node times by module and by kind of layer, with FLOPs, bytes and the limits of the cores."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
+from math import prod
 from typing import Any, NamedTuple
 
+from repaconv.benchmark.roofline import Layer, Limits, is_product, roofline_of
 from repaconv.graph.onnx_files import flops_of
 from repaconv.results import ModuleTime, NodeTime, Profile
 
 
 class Event(NamedTuple):
-    """One execution of a node: name (``module/Operator_n``), operator, microseconds, input and output shapes."""
+    """One execution of a node: name (``module/Operator_n``), operator, microseconds, input and output shapes.
+
+    Attributes:
+        precision: See `repaconv.results.NodeTime`.
+        bytes: Bytes of all inputs and outputs.
+        flops: Operations, if the runtime's shapes do not tell them.
+    """
 
     name: str
     operator: str
     us: float
     inputs: tuple[tuple[int, ...], ...]
     outputs: tuple[tuple[int, ...], ...]
+    precision: str = "fp32"
+    bytes: int = 0
+    flops: int | None = None
+
+    @property
+    def operations(self) -> int:
+        """Operations, 2 for each MAC."""
+        return flops_of(self.operator, self.inputs, self.outputs) if self.flops is None else self.flops
 
 
 def profile_of(
-    events: Iterable[Event], runs: int, *, end_to_end_ms: float, peak_gflops: float, order: Mapping[str, int]
+    events: Iterable[Event], runs: int, *, end_to_end_ms: float, limits: Limits, order: Mapping[str, int]
 ) -> Profile:
     """Aggregate the profiler events of several runs.
 
@@ -29,7 +46,7 @@ def profile_of(
         events: The events of all runs.
         runs: Number of runs.
         end_to_end_ms: Latency of one inference without the profiler.
-        peak_gflops: Rate of one large matrix product on this machine, with the same threads.
+        limits: What the same cores reach.
         order: Position of each node in the graph, by name.
     """
     spent: dict[str, float] = {}
@@ -38,64 +55,101 @@ def profile_of(
         spent[event.name] = spent.get(event.name, 0.0) + event.us / 1e3 / runs
         first.setdefault(event.name, event)
     total = sum(spent.values())
-    nodes = tuple(
-        NodeTime(
-            name=name,
-            module=name.rpartition("/")[0],
-            operator=first[name].operator,
-            mean_ms=round(milliseconds, 6),
-            share=round(milliseconds / total, 6),
-            flops=flops_of(first[name].operator, first[name].inputs, first[name].outputs),
-        )
-        for name, milliseconds in sorted(spent.items(), key=lambda pair: order.get(pair[0], len(order)))
-    )
+    names = sorted(spent, key=lambda name: order.get(name, len(order)))
+    layers = {
+        name: Layer(first[name].operator, spent[name], first[name].operations, first[name].bytes, first[name].precision)
+        for name in names
+    }
+    nodes = tuple(_node(name, layer, total, limits) for name, layer in layers.items())
+    flops, peak = sum(node.flops for node in nodes), limits.product_gflops()
     return Profile(
         runs=runs,
         total_ms=round(total, 6),
         end_to_end_ms=round(end_to_end_ms, 6),
-        peak_gflops=round(peak_gflops, 3),
-        gflops=round(sum(node.flops for node in nodes) / total / 1e6, 3),
-        share_of_peak=round(sum(node.flops for node in nodes) / end_to_end_ms / 1e6 / peak_gflops, 4),
+        peak_gflops=round(peak, 3),
+        gflops=round(flops / total / 1e6, 3),
+        share_of_peak=round(flops / end_to_end_ms / 1e6 / peak, 4),
         nodes=nodes,
-        modules=tuple(_rolled_up(nodes, total, peak_gflops)),
+        modules=tuple(_rolled_up(nodes, total, peak)),
+        roofline=roofline_of(list(layers.values()), limits, end_to_end_ms),
+    )
+
+
+def _node(name: str, layer: Layer, total: float, limits: Limits) -> NodeTime:
+    limit, limited_by = layer.limit(limits)
+    return NodeTime(
+        name=name,
+        module=name.rpartition("/")[0],
+        operator=layer.operator,
+        mean_ms=round(layer.ms, 6),
+        share=round(layer.ms / total, 6),
+        flops=layer.flops,
+        bytes=layer.bytes,
+        precision=layer.precision,
+        group=layer.group,
+        limit_ms=round(limit, 6),
+        limited_by=limited_by,
     )
 
 
 def events_of(kernels: Iterable[Mapping[str, Any]], weights: Mapping[str, tuple[tuple[int, ...], ...]]) -> list[Event]:
-    """Convert ONNX Runtime's profiler events, named ``<node>_kernel_time``.
+    """Convert profiler events as ONNX Runtime writes them, named ``<node>_kernel_time``.
 
     Args:
         kernels: The events.
         weights: Shapes of each node's constants; the profile lacks those that were prepacked.
     """
-
-    def shapes(given: Any) -> tuple[tuple[int, ...], ...]:
-        return tuple(tuple(shape) for entry in given or () for shape in entry.values())
-
     found = []
     for kernel in kernels:
-        name = str(kernel["name"]).removesuffix("_kernel_time")
-        inputs = shapes(kernel["args"].get("input_type_shape"))
+        name, told = str(kernel["name"]).removesuffix("_kernel_time"), kernel["args"]
+        given, made = (_typed(told.get(f"{side}_type_shape")) for side in ("input", "output"))
+        inputs = tuple(shape for _, shape in given)
+        packed = tuple(shape for shape in weights.get(name, ()) if shape not in inputs)
+        operator = str(told["op_name"])
+        low = any(kind in INT8 and len(shape) > 1 for kind, shape in given) or any(part in operator for part in ON_INT8)
+        precision = "int8" if low else PRECISIONS.get(given[0][0] if given else "", "fp32")
         found.append(
             Event(
                 name=name,
-                operator=str(kernel["args"]["op_name"]),
+                operator=operator,
                 us=float(kernel["dur"]),
-                inputs=inputs + tuple(shape for shape in weights.get(name, ()) if shape not in inputs),
-                outputs=shapes(kernel["args"].get("output_type_shape")),
+                inputs=inputs + packed,
+                outputs=tuple(shape for _, shape in made),
+                precision=str(told.get("precision", precision)),
+                bytes=sum(_width(kind) * prod(shape) for kind, shape in (*given, *made))
+                + (1 if low else 4) * sum(map(prod, packed)),
+                flops=told.get("flops"),
             )
         )
     return found
+
+
+INT8 = ("uint8", "int8", "u8", "i8")
+ON_INT8 = ("QLinear", "Integer", "DynamicQuantizeMatMul", "QGemm")
+"""Parts of the names of ONNX Runtime's products whose prepacked weights are int8."""
+PRECISIONS = {"float16": "fp16", "f16": "fp16", "bfloat16": "bf16", "bf16": "bf16"}
+
+
+def _typed(told: Any) -> list[tuple[str, tuple[int, ...]]]:
+    return [(kind, tuple(shape)) for entry in told or () for kind, shape in entry.items()]
+
+
+def _width(kind: str) -> int:
+    """Bytes of a type, named as ONNX Runtime (``float``, ``int64``) or OpenVINO (``f32``, ``u8``) does."""
+    bits = re.search(r"\d+$", kind)
+    return {"float": 4, "double": 8}.get(kind, max(1, int(bits[0]) // 8) if bits else 1)
 
 
 def _rolled_up(nodes: Sequence[NodeTime], total: float, peak: float) -> Iterable[ModuleTime]:
     """Sum the nodes of the layers of each module: ``blocks.0.attn`` has its qkv, scores and proj."""
     spent: dict[str, float] = {}
     flops: dict[str, int] = {}
+    limit: dict[str, float] = {}
     for node in nodes:
         module = parent_of(node.module)
         spent[module] = spent.get(module, 0.0) + node.mean_ms
         flops[module] = flops.get(module, 0) + node.flops
+        limit[module] = limit.get(module, 0.0) + node.limit_ms * is_product(node.group)
     for module, milliseconds in spent.items():
         rate = flops[module] / milliseconds / 1e6 if milliseconds else 0.0
         yield ModuleTime(
@@ -105,6 +159,7 @@ def _rolled_up(nodes: Sequence[NodeTime], total: float, peak: float) -> Iterable
             flops=flops[module],
             gflops=round(rate, 3),
             share_of_peak=round(rate / peak, 4),
+            limit_ms=round(limit[module], 6),
         )
 
 

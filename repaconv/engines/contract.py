@@ -95,14 +95,17 @@ class Profiled(NamedTuple):
     """Profiling data of a session.
 
     Attributes:
-        kernels: Events of the runtime's profiler, without the warm-up runs.
+        kernels: Events of the runtime's profiler, without the warm-up runs, as ONNX Runtime writes them: ``name`` with
+            ``_kernel_time`` after it, ``dur`` in microseconds, and ``args`` with ``op_name``, ``input_type_shape`` and
+            ``output_type_shape``. A runtime whose shapes do not tell the operations or the precision of a node adds
+            ``flops`` and ``precision``. What was fused into an operator follows its name after a ``+``.
         weights: The shapes of the constants of each executed node, in execution order.
-        peak_gflops: Rate of one large matrix product on the same device and threads.
+        peak_gflops: No longer read: peaks are measured by opening large products.
     """
 
     kernels: list[dict[str, Any]]
     weights: dict[str, tuple[tuple[int, ...], ...]]
-    peak_gflops: float
+    peak_gflops: float = 0.0
 
 
 class Session(Protocol):
@@ -299,6 +302,6 @@ def cannot(engine: str, ability: Ability) -> EnvironmentProblem:
     """Return the error for a method that is not in the engine's ``can``."""
     return EnvironmentProblem(
         f"{engine} does not report a {ability}.",
-        hint="ONNX Runtime does: choose a target that uses it.",
+        hint="ONNX Runtime and OpenVINO do: choose a target that uses one of them.",
         code="runtime.cannot",
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -154,8 +153,7 @@ class OrtSession:
             Refused: If ONNX Runtime rejects the model.
         """
 
-        found = profiled(self._model, self._spec, feeds, runs=runs, warmup_runs=warmup_runs)
-        return Profiled(*found, peak_gflops(self._spec.threads))
+        return Profiled(*profiled(self._model, self._spec, feeds, runs=runs, warmup_runs=warmup_runs))
 
 
 class OnnxRuntime:
@@ -366,6 +364,14 @@ def profiled(
         events = json.loads(Path(session.end_profiling()).read_text())
     kernels = [event for event in events if event.get("cat") == "Node" and event["name"].endswith("_kernel_time")]
     kept = len(kernels) // (warmup_runs + runs) * runs
+    fused = {
+        node.name: f"+{entry.s.decode()}"
+        for node in optimised.graph.node
+        for entry in node.attribute
+        if entry.name == "activation"
+    }
+    for event in kernels:
+        event["args"]["op_name"] += fused.get(str(event["name"]).removesuffix("_kernel_time"), "")
     shapes = {weight.name: tuple(weight.dims) for weight in optimised.graph.initializer}
     nodes = {n.name: tuple(shapes[name] for name in n.input if name in shapes) for n in optimised.graph.node}
     return kernels[-kept:], nodes
@@ -383,27 +389,3 @@ def _optimized(model: Deployable, spec: SessionSpec, path: Path) -> onnx.ModelPr
     restore_names(optimised, onnx.load_from_string(model) if isinstance(model, bytes) else read_graph(model))
     onnx.save(optimised, path)
     return optimised
-
-
-def peak_gflops(threads: int) -> float:
-    """Measure one large float32 matrix product, [512, 1024] x [1024, 1024]: the best rate of 25 runs."""
-    from onnx import TensorProto, helper, numpy_helper
-
-    weight = numpy_helper.from_array(np.ones((1024, 1024), dtype=np.float32), "w")
-    made = helper.make_graph(
-        [helper.make_node("MatMul", ["x", "w"], ["y"], "peak")],
-        "peak",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, (512, 1024))],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, (512, 1024))],
-        [weight],
-    )
-    opset = [helper.make_opsetid("", 17)]
-    model: onnx.ModelProto = helper.make_model(made, opset_imports=opset, ir_version=8)
-    session = OrtSession(model.SerializeToString(), SessionSpec(threads=threads))
-    feeds = {"x": np.ones((512, 1024), dtype=np.float32)}
-    best = float("inf")
-    for _ in range(25):
-        begin = time.perf_counter()
-        session.run(feeds)
-        best = min(best, time.perf_counter() - begin)
-    return 2 * 512 * 1024 * 1024 / best / 1e9

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import io
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from math import prod
 from pathlib import Path
 from threading import local
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -52,9 +54,9 @@ COMPUTING = ("FullyConnected", "MatMul", "Convolution", "ScaledDotProductAttenti
 class OpenVinoSession:
     """A compiled model. ``options`` lists the settings in effect."""
 
-    def __init__(self, compiled: Any, options: Mapping[str, str]) -> None:
-        """See `OpenVino.open`."""
-        self._compiled, self.options = compiled, dict(options)
+    def __init__(self, compiled: Any, options: Mapping[str, str], counting: Callable[[], Counted] | None) -> None:
+        """See `OpenVino.open`. ``counting`` compiles the model again, with a clock in every layer."""
+        self._compiled, self.options, self._counting = compiled, dict(options), counting
         self._own = local()
         self.inputs = tuple(map(_port, compiled.inputs))
         self.outputs = tuple(map(_port, compiled.outputs))
@@ -74,12 +76,30 @@ class OpenVinoSession:
         return {node.get_friendly_name(): DEVICE for node in self._compiled.get_runtime_model().get_ordered_ops()}
 
     def profile(self, feeds: Feeds, *, runs: int, warmup_runs: int) -> Profiled:
-        """Raise: profiling is not supported.
+        """Profile with OpenVINO's performance counters.
 
         Raises:
-            EnvironmentProblem: Always.
+            EnvironmentProblem: If the model was loaded compiled, and therefore without the original layers.
         """
-        raise cannot("OpenVINO", "profile")
+        if self._counting is None:
+            raise cannot("a compiled OpenVINO model", "profile")
+        model, flops, kinds = self._counting()
+        request = model.create_infer_request()
+        spent: list[Counter[str]] = []
+        for count in (warmup_runs, warmup_runs + runs):
+            for _ in range(runs if spent else warmup_runs):
+                request.infer(dict(feeds))
+            spent.append(Counter({name: us * count for name, us in _mean_us(model)}))
+        layers = _executed(model, flops, kinds, spent[1], spent[0], runs)
+        return Profiled(layers * runs, {str(layer["name"]).removesuffix("_kernel_time"): () for layer in layers})
+
+
+class Counted(NamedTuple):
+    """A model compiled with performance counters, and the original layers by name: their FLOPs and their operator."""
+
+    model: Any
+    flops: dict[str, int]
+    kinds: dict[str, str]
 
 
 class OpenVino:
@@ -89,7 +109,7 @@ class OpenVino:
     suffix = ".blob"
     opens: tuple[str, ...] = (".blob",)
     device = "cpu"
-    can: frozenset[Ability] = frozenset({"run", "placement", "streams"})
+    can: frozenset[Ability] = frozenset({"run", "profile", "placement", "streams"})
     takes: tuple[str, ...] = ()
 
     def version(self) -> str:
@@ -104,7 +124,20 @@ class OpenVino:
             Refused: If OpenVINO rejects the model.
         """
         require_device("OpenVINO", spec, "cpu")
-        return OpenVinoSession(*self._compiled(deployable, spec))
+        compiled, options = self._compiled(deployable, spec)
+        ready = isinstance(deployable, Path) and deployable.suffix == self.suffix
+        counting = None if spec.lean or ready else partial(self._counted, deployable, spec)
+        return OpenVinoSession(compiled, options, counting)
+
+    def _counted(self, model: Deployable, spec: SessionSpec) -> Counted:
+        read = self._read(self._package().Core(), model, spec)
+        kinds = {node.get_friendly_name(): node.get_type_name() for node in read.get_ordered_ops()}
+        flops = {node.get_friendly_name(): _flops(node) for node in read.get_ordered_ops()}
+        return Counted(self._compiled(model, spec, counters=True)[0], flops, kinds)
+
+    def _read(self, core: Any, model: Deployable, spec: SessionSpec) -> Any:
+        source = io.BytesIO(model) if isinstance(model, bytes) else str(model)
+        return _sized(core.read_model(source), model, spec.sizes)
 
     def build(self, order: Order) -> Built:
         """Compile a model for this CPU.
@@ -137,10 +170,10 @@ class OpenVino:
         multiplies = "BF16" in self._package().Core().get_property(DEVICE, "OPTIMIZATION_CAPABILITIES")
         return (REST,) if precision == "int8" and multiplies else ()
 
-    def _compiled(self, model: Deployable, spec: SessionSpec) -> tuple[Any, dict[str, str]]:
+    def _compiled(self, model: Deployable, spec: SessionSpec, *, counters: bool = False) -> tuple[Any, dict[str, str]]:
         """Compile or load a model; return it with the options in effect."""
         core = self._package().Core()
-        options = self._options(core, spec)
+        options = {**self._options(core, spec), **({"PERF_COUNT": True} if counters else {})}
         ready = model if isinstance(model, Path) and model.suffix == self.suffix else None
         if isinstance(model, Path) and ready is None:
             require_inside(model)
@@ -148,8 +181,7 @@ class OpenVino:
             if ready is not None:
                 compiled = core.import_model(io.BytesIO(ready.read_bytes()), DEVICE, options)
             else:
-                source = io.BytesIO(model) if isinstance(model, bytes) else str(model)
-                read = _sized(core.read_model(source), model, spec.sizes)
+                read = self._read(core, model, spec)
                 if _crashes(read):
                     options[SNIPPETS] = "DISABLE"
                 compiled = core.compile_model(read, DEVICE, options)
@@ -237,6 +269,113 @@ def _types(model: Any) -> dict[str, int]:
         if kind in COMPUTING:
             found[f"{kind}.{TYPES.get(precision, precision.upper())}"] += 1
     return dict(sorted(found.items()))
+
+
+# Profiling.
+
+UNSEEN = ("Constant", "Const", "Input", "Output", "Parameter", "Result")
+WITHOUT_BIAS = "/WithoutBiases"
+"""What OpenVINO adds to the name of a Conv or Gemm before its bias is added."""
+
+
+def _mean_us(model: Any) -> Iterator[tuple[str, int]]:
+    """Yield the layers that were executed, with their mean time over all inferences so far in whole microseconds."""
+    for layer in model.get_runtime_model().get_ordered_ops():
+        told = str(layer.get_rt_info()["execTimeMcs"].value) if "execTimeMcs" in layer.get_rt_info() else ""
+        if told.isdigit():
+            yield layer.get_friendly_name(), int(told)
+
+
+def _executed(
+    model: Any,
+    flops: Mapping[str, int],
+    kinds: Mapping[str, str],
+    after: Mapping[str, int],
+    before: Mapping[str, int],
+    runs: int,
+) -> list[dict[str, Any]]:
+    """Describe the layers that were executed, in order, as `Profiled` says.
+
+    Args:
+        model: The compiled model, with counters.
+        flops: The operations of the original layers.
+        kinds: The operators of the original layers.
+        after: Microseconds of each layer in all inferences.
+        before: Microseconds of each layer in the warm-up.
+        runs: Number of inferences after the warm-up.
+    """
+    found, modules = [], dict[str, str]()
+    for place, layer in enumerate(model.get_runtime_model().get_ordered_ops()):
+        info, name = layer.get_rt_info(), layer.get_friendly_name()
+        kind = str(info["layerType"].value) if "layerType" in info else layer.get_type_name()
+        names = str(info["originalLayersNames"].value).split(",") if "originalLayersNames" in info else []
+        known = [each for each in names if each in kinds]
+        sources = [port.get_source_output().get_node().get_friendly_name() for port in layer.inputs()]
+        # the product names a fused layer, and a layer of OpenVINO's own belongs to the module before it
+        own = max(known, key=lambda each: (flops.get(each, 0), "/" in each), default="").removesuffix(WITHOUT_BIAS)
+        before_it = next((modules[source] for source in sources if modules.get(source)), "")
+        modules[name] = own.rpartition("/")[0] or before_it
+        multiplied = sum(flops.get(each, 0) for each in names)
+        # OpenVINO counts whole microseconds, and reports layers that take less as not executed
+        product = multiplied or kind in COMPUTING
+        if kind in UNSEEN or (name not in after and not product):
+            continue
+        found.append(
+            {
+                "name": f"{own or f'{before_it}/{kind}_{place}'.lstrip('/')}_kernel_time",
+                "dur": max(0, after.get(name, 0) - before.get(name, 0)) / runs,
+                "args": {
+                    "op_name": _operator(kind, multiplied, dict.fromkeys(kinds[each] for each in known)),
+                    "input_type_shape": [_typed(port) for port in layer.inputs()],
+                    "output_type_shape": [_typed(port) for port in layer.outputs()],
+                    "precision": PRECISIONS.get(str(info["runtimePrecision"].value), "fp32"),
+                    **({"flops": multiplied} if multiplied or not product else {}),
+                },
+            }
+        )
+    return found
+
+
+PRECISIONS = {"u8": "int8", "i8": "int8", "bf16": "bf16", "f16": "fp16"}
+QUANTIZES = ("FakeQuantize", "Convert", "Multiply", "Subtract", "Add", "Reshape")
+"""What OpenVINO writes QuantizeLinear and DequantizeLinear as."""
+SILENT = (*QUANTIZES, "MatMul", "Convolution", "GroupConvolution", "MVN")
+"""Operators that the name of a layer need not mention: its own, a bias, scales and zero points."""
+
+
+def _operator(kind: str, flops: int, originals: Iterable[str]) -> str:
+    """Name a layer by its kind and what was fused into it; a Subgraph is named after its purpose."""
+    kept = [each for each in originals if each not in SILENT]
+    if kind == "Subgraph":
+        quantizes = not kept and "Add" not in originals and any(each in QUANTIZES[:2] for each in originals)
+        kind = "MHA" if flops else "FakeQuantize" if quantizes else kind
+    return "+".join([kind, *kept])
+
+
+def _typed(port: Any) -> dict[str, list[int]]:
+    return {port.get_element_type().get_type_name(): list(port.get_shape())}
+
+
+def _flops(node: Any) -> int:
+    """Return two FLOPs per multiply-accumulate of an original layer; 0 if a shape is dynamic or nothing multiplies."""
+    kind = node.get_type_name()
+    if kind not in MULTIPLIES or any(port.get_partial_shape().is_dynamic for port in (*node.inputs(), *node.outputs())):
+        return 0
+    given, made = ([tuple(map(int, port.get_shape())) for port in side] for side in (node.inputs(), node.outputs()))
+    if kind == "MatMul":
+        turned = bool(node.get_attributes().get("transpose_a")) and len(given[0]) > 1
+        return 2 * prod(made[0]) * given[0][-2 if turned else -1]
+    if kind == "ScaledDotProductAttention":
+        return 2 * given[1][-2] * (prod(given[0]) + prod(made[0]))
+    weights = given[1][2 if kind.startswith("Group") else 1 :]
+    return 2 * prod(given[0] if kind.endswith("BackpropData") else made[0]) * prod(weights)
+
+
+MULTIPLIES = (
+    *("MatMul", "Convolution", "GroupConvolution", "ScaledDotProductAttention"),
+    *("ConvolutionBackpropData", "GroupConvolutionBackpropData"),
+)
+"""OpenVINO's operators that multiply matrices, before it fuses them."""
 
 
 def _refused(model: Deployable, error: Exception) -> Refused:

@@ -159,15 +159,23 @@ def require_inside(path: Path) -> None:
 def restore_names(model: onnx.ModelProto, exported: onnx.ModelProto) -> None:
     """Rename nodes that a simplifier or runtime made after the modules whose weights or inputs they compute, in place.
 
-    All nodes are renumbered, so that names are unique.
+    All nodes are renumbered, so that names are unique. A node without a module, such as the DequantizeLinear of a
+    weight, belongs to the module that reads its output; the largest weight of a node decides.
     """
     made_in = {name: _scope(node) for node in exported.graph.node for name in node.output}
-    used_in = {name: module for node in exported.graph.node if (module := _scope(node)) for name in node.input}
-    weights = {weight.name for weight in exported.graph.initializer}
+    used_in: dict[str, str] = {}
+    for node in reversed(exported.graph.node):
+        reader = _scope(node) or next((used_in[name] for name in node.output if name in used_in), "")
+        for name in node.input if reader else ():
+            used_in.setdefault(name, reader)
+    weights = {weight.name: prod(weight.dims) for weight in exported.graph.initializer}
     feeds: dict[str, str] = {}
     for number, node in reversed(list(enumerate(model.graph.node))):
         same = [made_in[name] for name in node.output if name in made_in]
-        known = [used_in[name] for name in node.input if name in weights and name in used_in]
+        own = sorted(
+            (name for name in node.input if name in weights and name in used_in), key=lambda name: -weights[name]
+        )
+        known = [used_in[name] for name in own]
         following = [feeds[name] for name in node.output if name in feeds]
         module = next(iter(same or known or following), "")
         node.name = f"{module}/{node.op_type}_{number}".lstrip("/")
@@ -182,14 +190,15 @@ def flops_of(operator: str, inputs: Sequence[tuple[int, ...]], outputs: Sequence
     """Return two FLOPs per multiply-accumulate of a node's matrix products and convolutions; 0 for other operators.
 
     Attention has two products, of queries and keys and of weights and values; its inputs are [B, N, H e] or [B, H,
-    N, e]. Scales and zero points of quantized operators are not matrices.
+    N, e]. Scales and zero points of quantized operators are not matrices. Channels of a convolution's images may be
+    first, last or in blocks.
     """
     matrices = [shape for shape in inputs if len(shape) >= 2]
     if outputs and len(matrices) > 1 and "Conv" in operator:
-        batch, _, *places = outputs[0]
-        return 2 * batch * prod(places) * prod(matrices[1])
+        images = inputs[0] if "Transpose" in operator else outputs[0]
+        return 2 * prod(images) * prod(matrices[1][1:])
     if outputs and operator == "Attention" and len(inputs) > 1 and len(inputs[1]) in (3, 4):
         return 2 * inputs[1][-2] * (prod(inputs[0]) + prod(outputs[0]))
-    if outputs and matrices and ("MatMul" in operator or "Gemm" in operator):
+    if outputs and matrices and any(name in operator for name in ("MatMul", "Gemm", "FullyConnected")):
         return 2 * prod(outputs[0]) * matrices[0][-1]
     return 0

@@ -1,5 +1,6 @@
 """What every command returns and writes: frozen records, one file per command."""
 
+from repaconv.results.bench import Bandwidth as Bandwidth
 from repaconv.results.bench import Baseline as Baseline
 from repaconv.results.bench import Baselines as Baselines
 from repaconv.results.bench import BenchArtefact as BenchArtefact
@@ -8,15 +9,18 @@ from repaconv.results.bench import ComparedEnd as ComparedEnd
 from repaconv.results.bench import EstimateArtefact as EstimateArtefact
 from repaconv.results.bench import HistoryEntry as HistoryEntry
 from repaconv.results.bench import Latency as Latency
+from repaconv.results.bench import LayerGroup as LayerGroup
 from repaconv.results.bench import Limits as Limits
 from repaconv.results.bench import MeasuredModel as MeasuredModel
 from repaconv.results.bench import ModuleTime as ModuleTime
 from repaconv.results.bench import NodeEstimate as NodeEstimate
 from repaconv.results.bench import NodeTime as NodeTime
+from repaconv.results.bench import ProductPeak as ProductPeak
 from repaconv.results.bench import Profile as Profile
 from repaconv.results.bench import Quality as Quality
 from repaconv.results.bench import Ratio as Ratio
 from repaconv.results.bench import Regression as Regression
+from repaconv.results.bench import Roofline as Roofline
 from repaconv.results.bench import Throughput as Throughput
 from repaconv.results.bench import ThroughputArtefact as ThroughputArtefact
 from repaconv.results.build import BuildArtefact as BuildArtefact

@@ -274,11 +274,16 @@ class NodeTime(Record):
     Attributes:
         name: The name of the node: that of its module, ``/``, and its operator with a number.
         module: The module that the node is in, by its dotted name; empty if the name of the node has none.
-        operator: The operator of the node, as the runtime calls it.
+        operator: The operator of the node, as the runtime calls it; after ``+``, what the runtime fused into it.
         mean_ms: The mean time of the node per inference, in ms.
         share: The share (0 to 1) of ``total_ms``.
         flops: Floating-point operations per inference, 2 for each MAC; 0 for all but matrix products, convolutions and
             attention.
+        bytes: The bytes that the node reads and writes; 0 if they are unknown.
+        precision: The type that a product multiplies, e.g. ``fp32`` or ``int8``; of other nodes, that of their input.
+        group: What the node is, as ``roofline`` names it; empty in results of earlier versions.
+        limit_ms: The least time that the node takes at the limits of the cores in use, in ms; at most ``mean_ms``.
+        limited_by: ``arithmetic`` or ``memory``: what sets ``limit_ms``; empty if nothing does.
     """
 
     name: str
@@ -287,6 +292,11 @@ class NodeTime(Record):
     mean_ms: float
     share: float
     flops: int
+    bytes: int = 0
+    precision: str = ""
+    group: str = ""
+    limit_ms: float = 0.0
+    limited_by: str = ""
 
 
 class ModuleTime(Record):
@@ -300,6 +310,7 @@ class ModuleTime(Record):
         flops: Floating-point operations per inference, 2 for each MAC, of matrix products, convolutions and attention.
         gflops: ``flops`` divided by the time, in GFLOP/s.
         share_of_peak: ``gflops`` divided by ``peak_gflops``.
+        limit_ms: The sum of the ``limit_ms`` of its products.
     """
 
     module: str
@@ -308,6 +319,103 @@ class ModuleTime(Record):
     flops: int
     gflops: float
     share_of_peak: float
+    limit_ms: float = 0.0
+
+
+class ProductPeak(Record):
+    """What one large product reaches on the cores in use.
+
+    Attributes:
+        operator: ``MatMul`` of 512 rows by 1024 x 1024, or ``Conv``: 3 x 3, 256 channels, 28 x 28 pixels.
+        precision: The type that is multiplied: ``fp32``, ``fp16``, ``bf16`` or ``int8``.
+        gflops: 1e9 operations/s, 2 for each MAC.
+    """
+
+    operator: Literal["MatMul", "Conv"]
+    precision: str
+    gflops: PositiveFloat
+
+
+class Bandwidth(Record):
+    """How fast a copy moves bytes on the cores in use, with the data in the caches that it fits into.
+
+    Attributes:
+        bytes: How many bytes are moved: those that are read, and as many that are written.
+        gb_s: 1e9 bytes/s.
+    """
+
+    bytes: int
+    gb_s: PositiveFloat
+
+
+class LayerGroup(Record):
+    """The time of all layers of one kind, next to the limits.
+
+    Attributes:
+        group: ``products``, ``products with an activation`` (fused, so that their times cannot be told apart),
+            ``activations``, ``norms``, ``quantize``, ``layout`` (transposes, reorders, copies), ``elementwise`` (sums
+            and gates), ``pooling``, ``other``, or ``between layers``: what an inference takes beyond its layers.
+        layers: The number of layers.
+        mean_ms: Their time per inference, in ms.
+        share: The share (0 to 1) of the latency.
+        arithmetic_ms: The part of ``limit_ms`` of layers whose operations are their limit.
+        memory_ms: The part of ``limit_ms`` of layers whose bytes are their limit; less only by moving fewer bytes.
+        limit_ms: The least time that these layers take at the limits of the cores, in ms.
+        removable_ms: ``mean_ms`` without ``limit_ms``.
+    """
+
+    group: str
+    layers: int
+    mean_ms: float
+    share: float
+    arithmetic_ms: float
+    memory_ms: float
+    limit_ms: float
+    removable_ms: float
+
+
+class Roofline(Record):
+    """How far a model is from the limit of the cores in use, which the same runtime measured in turn with it.
+
+    Attributes:
+        peaks: What large products reach, by operator and precision.
+        bandwidth: How fast copies of several sizes move bytes.
+        limit_ms: What the products of the model alone take at these limits, in ms.
+        share_of_limit: ``limit_ms`` divided by the latency.
+        at_limit: Whether that is 0.9 or more.
+        largest_removable: The group with the largest ``removable_ms``; empty if the model is at the limit.
+        groups: The time of each group, the largest first.
+    """
+
+    peaks: tuple[ProductPeak, ...]
+    bandwidth: tuple[Bandwidth, ...]
+    limit_ms: float
+    share_of_limit: float
+    at_limit: bool
+    largest_removable: str
+    groups: tuple[LayerGroup, ...]
+
+    @property
+    def peaks_told(self) -> str:
+        """The largest peak of each precision, e.g. ``fp32 105 GFLOP/s (Conv)``."""
+        best = {each.precision: each for each in sorted(self.peaks, key=lambda each: each.gflops)}
+        return ", ".join(f"{name} {each.gflops:.0f} GFLOP/s ({each.operator})" for name, each in sorted(best.items()))
+
+    @property
+    def description(self) -> str:
+        """How far it is from the limit, and what could be removed, in words."""
+        products = f"products alone take {self.limit_ms:.3f} ms at the limit, {self.share_of_limit:.0%} of the latency"
+        if self.at_limit:
+            return f"{products}: the model is at the limit"
+        most = next((each for each in self.groups if each.group == self.largest_removable), None)
+        memory = [each for each in self.groups if each.memory_ms > max(each.removable_ms, 0.02 * self.limit_ms)]
+        bound = ", ".join(f"{each.group} ({each.memory_ms:.3f} ms)" for each in memory)
+        parts = [products, *([f"largest removable part: {most.group}, {most.removable_ms:.3f} ms"] if most else [])]
+        total = sum(each.share for each in self.groups)
+        disturbed = f"disturbed while it was profiled: the layers took {total:.2f} times the latency"
+        return "; ".join(
+            [*parts, *([f"bound by memory: {bound}"] if bound else []), *([disturbed] if total > 1.1 else [])]
+        )
 
 
 class Profile(Record):
@@ -322,6 +430,7 @@ class Profile(Record):
         share_of_peak: The operations of all nodes divided by ``end_to_end_ms``, as a share of ``peak_gflops``.
         nodes: The time of each node, in the order of the graph.
         modules: The time of each module.
+        roofline: The time by kind of layer, next to the limits; null in results of earlier versions.
     """
 
     runs: int
@@ -332,6 +441,7 @@ class Profile(Record):
     share_of_peak: float
     nodes: tuple[NodeTime, ...]
     modules: tuple[ModuleTime, ...]
+    roofline: Roofline | None = None
 
 
 class HistoryEntry(Record):

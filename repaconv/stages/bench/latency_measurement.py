@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from repaconv.core import run_folder
+from repaconv.core import plugins, run_folder
 from repaconv.core.errors import EnvironmentProblem, Refused, RepaconvError, UsageProblem, first_line
 from repaconv.core.progress import Progress
 from repaconv.engines.contract import shapes_told
@@ -207,11 +207,11 @@ def _measure_batch(plan: Plan, batch: int, progress: Progress) -> BenchMeasureme
     profile = None
     if plan.options.profile:
         with pinned_to_cores(plan.threads):
-            profile = _profile(plan.subjects[0], measured)
+            profile = _profile(plan.subjects[0], measured, plan.threads)
     return BenchMeasurement(measured, batch, profile)
 
 
-def _profile(subject: BenchmarkSubject, measured: Measurement) -> Profile:
+def _profile(subject: BenchmarkSubject, measured: Measurement, threads: int) -> Profile:
     """Time by module of the model under test, next to its measured latency.
 
     Raises:
@@ -220,19 +220,27 @@ def _profile(subject: BenchmarkSubject, measured: Measurement) -> Profile:
     import numpy as np
 
     from repaconv.benchmark.module_profile import events_of, profile_of
+    from repaconv.benchmark.roofline import measured_limits
 
     model: OpenedModel = measured.loaded[subject.name]
     if not model.profiles:
         raise EnvironmentProblem(
             f"{model.engine.partition(' ')[0]} gives no profile of {subject.path.name}.",
-            hint="Profile the ONNX model of a target that uses ONNX Runtime.",
+            hint="Profile the ONNX model of a target that uses ONNX Runtime or OpenVINO.",
             code="bench.profile",
         )
     found = model.session.profile(measured.inputs.feeds(model), runs=PROFILE_RUNS, warmup_runs=PROFILE_RUNS // 4)
+    events = events_of(found.kernels, found.weights)
+    limits = measured_limits(
+        plugins.load(plugins.ENGINES, model.engine.partition(" ")[0]),
+        {event.precision for event in events if event.operations},
+        threads,
+        measured.inputs.call(model),
+    )
     return profile_of(
-        events_of(found.kernels, found.weights),
+        events,
         PROFILE_RUNS,
         end_to_end_ms=float(np.median(measured.samples_ms[subject.name])),
-        peak_gflops=found.peak_gflops,
+        limits=limits,
         order={node: place for place, node in enumerate(found.weights)},
     )

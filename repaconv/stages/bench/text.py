@@ -8,7 +8,7 @@ from repaconv.core.terminal import colored, is_verbose, plain, print_table, stdo
 from repaconv.stages.shared.result_tables import accuracy_text, links, rounds_text, size_text
 
 if TYPE_CHECKING:
-    from repaconv.results import BenchArtefact, CompareArtefact, EstimateArtefact, Profile, ThroughputArtefact
+    from repaconv.results import BenchArtefact, CompareArtefact, EstimateArtefact, Profile, Roofline, ThroughputArtefact
 
 
 # Latency
@@ -58,16 +58,30 @@ def show_bench(done: BenchArtefact) -> None:
 
 
 def profiling(found: Profile) -> None:
-    """Print the slowest modules, and the share of the peak throughput that is reached."""
-    print_table = table("module", "ms", "share", "GFLOP/s", "of peak")
+    """Print the slowest modules, and how far all layers are from the limits of the cores."""
+    print_table = table("module", "ms", "share", "GFLOP/s", "of peak", "limit ms")
     for row in sorted(found.modules, key=lambda row: -row.mean_ms)[:12]:
-        rates = (f"{row.gflops:.1f}", f"{row.share_of_peak:.0%}") if row.flops else ("", "")
+        rates = (f"{row.gflops:.1f}", f"{row.share_of_peak:.0%}", f"{row.limit_ms:.3f}") if row.flops else ("", "", "")
         print_table.add_row(plain(row.module or "-"), f"{row.mean_ms:.3f}", f"{row.share:.1%}", *rates)
     stdout().print(print_table)
     stdout().print(
         f"nodes take {found.total_ms:.3f} ms of {found.end_to_end_ms:.3f} end to end; the whole runs at "
         f"[bold]{found.share_of_peak:.0%}[/] of {found.peak_gflops:.0f} GFLOP/s, what one large matrix product reaches"
     )
+    if found.roofline:
+        roofline(found.roofline)
+
+
+def roofline(found: Roofline) -> None:
+    """Print the time by kind of layer next to the limits, and what could be removed."""
+    print_table = table("layers", "number", "ms", "share", "limit ms", "of it memory", "removable ms")
+    for row in found.groups:
+        times = (f"{value:.3f}" for value in (row.limit_ms, row.memory_ms, row.removable_ms))
+        print_table.add_row(plain(row.group), f"{row.layers}", f"{row.mean_ms:.3f}", f"{row.share:.1%}", *times)
+    stdout().print(print_table)
+    stdout().print(f"limit: {plain(found.description)}")
+    rates = ", ".join(f"{each.gb_s:.0f} GB/s for {each.bytes / 2**20:g} MiB" for each in found.bandwidth)
+    stdout().print(f"[dim]measured here: {plain(found.peaks_told)}; copying {rates}[/]")
 
 
 # Estimate

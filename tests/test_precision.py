@@ -23,8 +23,9 @@ from repaconv.core import plugins
 from repaconv.core.errors import UsageProblem
 from repaconv.core.progress import silent
 from repaconv.engines.contract import SessionSpec
-from repaconv.engines.onnxruntime_cpu import APART, NOT_IN_INT8, OFF, session_of, settings_for
+from repaconv.engines.onnxruntime_cpu import APART, ENGINE, NOT_IN_INT8, OFF, session_of, settings_for
 from repaconv.onnx_export import fp16_and_int8 as precision_module
+from repaconv.onnx_export import nncf_quantization
 from repaconv.onnx_export.bfloat16 import rounded_in_float32, to_bf16
 from repaconv.onnx_export.fp16_and_int8 import (
     Int8,
@@ -394,6 +395,60 @@ def test_int8_about_zero_has_no_zero_points_and_passes(tiny, by):
     rc.fold(tiny)
     done = rc.export(target="x86-64-openvino", precision="int8", quantizer=by)
     assert (done.quantizer, done.verdict) == (by, "passed")
+
+
+def convolutional() -> tuple[onnx.ModelProto, np.ndarray]:
+    """Two convolutions with a GELU between them and a sum around them: values with a range that is not symmetric."""
+    random = np.random.default_rng(0)
+    weights = {name: random.standard_normal((16, 16, 3, 3)).astype(np.float32) / 12 for name in ("v", "w")}
+    nodes = [
+        helper.make_node("Conv", ["x", "v"], ["a"], "conv1/Conv", pads=[1, 1, 1, 1]),
+        helper.make_node("Gelu", ["a"], ["b"], "act/Gelu"),
+        helper.make_node("Conv", ["b", "w"], ["c"], "conv2/Conv", pads=[1, 1, 1, 1]),
+        helper.make_node("Add", ["c", "x"], ["y"], "Add"),
+    ]
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, (1, 16, 8, 8)) for name in ("x", "y")]
+    held = [onnx.numpy_helper.from_array(value, name) for name, value in weights.items()]
+    made = helper.make_graph(nodes, "convolutional", ends[:1], ends[1:], held)
+    return helper.make_model(made, opset_imports=[helper.make_opsetid("", 20)], ir_version=9), (
+        random.standard_normal((4, 1, 16, 8, 8)).astype(np.float32) + 0.5
+    )
+
+
+def test_nncf_zero_points_are_unsigned_so_that_openvino_computes_each_convolution_in_int8(tmp_path, monkeypatch):
+    """OpenVINO adds only an unsigned zero point to a convolution; with AMX it computes others in float32."""
+    pytest.importorskip("nncf")
+    openvino = pytest.importorskip("openvino")
+    model, calls = convolutional()
+    kept = []
+    rewrite = nncf_quantization.make_zero_points_unsigned
+    monkeypatch.setattr(
+        nncf_quantization,
+        "make_zero_points_unsigned",
+        lambda low: (kept.append(onnx.ModelProto.FromString(low.SerializeToString())), rewrite(low))[1],
+    )
+    low = to_int8(model, [{"x": each} for each in calls], (), Int8(by="nncf"))
+    check(low)
+    signed, unsigned = (points(each) for each in (*kept, low))
+    assert any(point.dtype == np.int8 and point.any() for point in signed)  # as NNCF writes them
+    assert any(point.dtype == np.uint8 for point in unsigned)
+    assert not any(point.dtype == np.int8 and point.any() for point in unsigned)
+    before, after = (ENGINE.open(each.SerializeToString(), SessionSpec(as_written=True)) for each in (*kept, low))
+    for each in calls:
+        assert np.array_equal(before.run({"x": each})["y"], after.run({"x": each})["y"])
+    path = tmp_path / "low.onnx"
+    onnx.save(low, path)
+    compiled = openvino.Core().compile_model(str(path), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    layers = [layer.get_rt_info() for layer in compiled.get_runtime_model().get_ordered_ops()]
+    executed = [str(i["runtimePrecision"].value) for i in layers if str(i["layerType"].value) == "Convolution"]
+    assert len(executed) == 2
+    assert set(executed) <= {"u8", "i8"}
+
+
+def points(model: onnx.ModelProto) -> list[np.ndarray]:
+    """The zero points of all activations."""
+    held = {weight.name: onnx.numpy_helper.to_array(weight) for weight in model.graph.initializer}
+    return [held[node.input[2]] for node in model.graph.node if node.op_type == "QuantizeLinear"]
 
 
 def test_a_quantizer_that_there_is_not_or_that_is_for_others_is_refused_before_anything(tiny, repaconv, monkeypatch):

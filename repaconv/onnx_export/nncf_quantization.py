@@ -9,6 +9,8 @@ from importlib.util import find_spec
 from io import StringIO
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from repaconv.core.errors import EnvironmentProblem, Refused, first_line, require_module
 
 if TYPE_CHECKING:
@@ -61,7 +63,39 @@ def quantize_with_nncf(
             hint="Leave --quantizer out to use ONNX Runtime's quantizer.",
             code="nncf.graph",
         ) from error
+    make_zero_points_unsigned(low)
     return low
+
+
+def make_zero_points_unsigned(model: onnx.ModelProto) -> None:
+    """Write activations of int8 with a zero point z as uint8 with z + 128, in place: the same values are represented.
+
+    OpenVINO (2026.4) adds a zero point to a convolution only if both are uint8 (FuseConvolutionAndZeroPoints). On CPUs
+    without AMX it makes every input of a convolution uint8 itself; with AMX it keeps int8, subtracts the zero point in
+    a layer of its own, and computes the convolution in float32.
+    """
+    import onnx
+
+    weights = {weight.name: weight for weight in model.graph.initializer}
+    readers: dict[str, list[onnx.NodeProto]] = {}
+    for node in model.graph.node:
+        for name in node.input:
+            readers.setdefault(name, []).append(node)
+    outputs = {value.name for value in model.graph.output}
+    changed = set[str]()
+    for node in model.graph.node:
+        zero = weights.get(node.input[2]) if node.op_type == "QuantizeLinear" and len(node.input) > 2 else None
+        if zero is None or zero.data_type != onnx.TensorProto.INT8 or node.output[0] in outputs:
+            continue
+        point = onnx.numpy_helper.to_array(zero).astype(np.int16)
+        dequantizing = readers.get(node.output[0], [])
+        alone = len(readers[zero.name]) == 1 + len(dequantizing)  # no other value has this zero point
+        if alone and point.any() and all(each.input[2:] == [zero.name] for each in dequantizing):
+            zero.CopyFrom(onnx.numpy_helper.from_array((point + 128).astype(np.uint8), zero.name))
+            changed |= {node.output[0], zero.name}
+    for value in model.graph.value_info:
+        if value.name in changed:
+            value.type.tensor_type.elem_type = onnx.TensorProto.UINT8
 
 
 def require_nncf() -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from repaconv.core.errors import Refused, first_line
 from repaconv.core.files import once_per_content
+from repaconv.graph.operator_facts import QUANTIZING
 
 if TYPE_CHECKING:
     import onnx
@@ -159,22 +160,22 @@ def require_inside(path: Path) -> None:
 def restore_names(model: onnx.ModelProto, exported: onnx.ModelProto) -> None:
     """Rename nodes that a simplifier or runtime made after the modules whose weights or inputs they compute, in place.
 
-    All nodes are renumbered, so that names are unique. A node without a module, such as the DequantizeLinear of a
-    weight, belongs to the module that reads its output; the largest weight of a node decides.
+    All nodes are renumbered, so that names are unique. The DequantizeLinear of a weight is of the module that reads its
+    output. Scales and zero points decide only for nodes without other weights.
     """
     made_in = {name: _scope(node) for node in exported.graph.node for name in node.output}
     used_in: dict[str, str] = {}
     for node in reversed(exported.graph.node):
-        reader = _scope(node) or next((used_in[name] for name in node.output if name in used_in), "")
+        passes = node.op_type in QUANTIZING and any(name in used_in for name in node.output)
+        reader = _scope(node) or (used_in[node.output[0]] if passes else "")
         for name in node.input if reader else ():
             used_in.setdefault(name, reader)
     weights = {weight.name: prod(weight.dims) for weight in exported.graph.initializer}
     feeds: dict[str, str] = {}
     for number, node in reversed(list(enumerate(model.graph.node))):
         same = [made_in[name] for name in node.output if name in made_in]
-        own = sorted(
-            (name for name in node.input if name in weights and name in used_in), key=lambda name: -weights[name]
-        )
+        own = [name for name in node.input if name in weights and name in used_in]
+        own.sort(key=lambda name: weights[name] <= 1)
         known = [used_in[name] for name in own]
         following = [feeds[name] for name in node.output if name in feeds]
         module = next(iter(same or known or following), "")

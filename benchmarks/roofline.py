@@ -149,7 +149,7 @@ HEADER = """| network | in | ms | products at the limit, ms | share | largest re
 INTRODUCTION = """# Distance from the limit of a core
 
 `repaconv bench --profile` compares the time of each layer with what the core reaches. This page has its results for
-published sizes of five methods, folded and in the default preset of each runtime. `make bench-roofline` measures
+published sizes, folded and in the default preset of each runtime. `make bench-roofline` measures
 again; `benchmarks/results/roofline.jsonl` has all figures. [How repaconv measures](measuring.md#limits-of-the-core)
 explains them.
 

@@ -7,7 +7,7 @@ TRT_RTX := tensorrt-rtx-cu13 tensorrt-rtx-cu13-bindings tensorrt-rtx-cu13-libs
 WORKERS := -n $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 7 ? n + 1 : 8))) --dist worksteal
 
 .PHONY: demo test test-quick test-slow release-check dist golden golden-write lint arm docker-steps torture mutants code-mutants train clean
-.PHONY: recipes bench-throughput bench-blocks bench-convert bench-curve bench-deploy bench-estimate bench-export bench-families bench-fold bench-forms bench-gate bench-hand bench-noise bench-task-noise bench-power bench-precision bench-profile bench-roofline bench-tasks bench-torch bench-tuner bench-ultralytics bench-zoo
+.PHONY: recipes bench-throughput bench-blocks bench-convert bench-curve bench-deploy bench-estimate bench-export bench-families bench-fold bench-forms bench-gate bench-hand bench-noise bench-originals bench-task-noise bench-power bench-precision bench-profile bench-roofline bench-tasks bench-torch bench-tuner bench-ultralytics bench-zoo
 .PHONY: gpu-kit gpu-results gpu-bare docs lock locked sbom
 
 demo: .venv/installed
@@ -56,6 +56,11 @@ docker-steps:
 bench-deploy: .venv/installed-dev
 	PYTHONPATH=benchmarks OMP_NUM_THREADS=$(or $(THREADS),1) $(BIN)/python -m peers $(if $(ROWS),--rows $(ROWS)) \
 	--batch $(or $(BATCH),1) --threads $(or $(THREADS),1) --budget $(or $(BUDGET),300) $(if $(SECONDS),--seconds $(SECONDS))
+
+# The same for arbitrary networks, for which timm and others must be installed; INT8=1 after FP32.
+bench-originals: .venv/installed-dev
+	PYTHONPATH=benchmarks OMP_NUM_THREADS=$(or $(THREADS),1) $(BIN)/python -m peers --originals $(if $(INT8),--int8) \
+	$(if $(ROWS),--rows $(ROWS)) --budget $(or $(BUDGET),60) --openings 20 $(if $(SECONDS),--seconds $(SECONDS))
 
 bench-hand: .venv/installed
 	$(BIN)/python benchmarks/deploy_forms.py --batch 1 8 32 --threads 1 2 --rounds 45 --other-rounds 6 --vit-large-batch 1 -o $(CURDIR)/benchmarks/results/deploy_forms.json

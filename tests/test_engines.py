@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -12,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 import repaconv as rc
 from repaconv.benchmark.interleaved_protocol import Burst
@@ -360,6 +361,23 @@ def test_a_sum_and_its_norm_stay_apart_where_that_is_set():
     )
     assert [len(session.placement(feeds)) for session in (usual, apart)] == [1, 2]
     assert np.allclose(usual.run(feeds)["y"], apart.run(feeds)["y"], atol=1e-6)
+
+
+def test_all_input_channels_of_a_pointwise_convolution_are_summed_at_once():
+    """One of the settings that `tune` tries: sums are rounded in another order."""
+    assert (onnxruntime_cpu.AT_ONCE,) in onnxruntime_cpu.ENGINE.tries("fp32")
+    ports = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 320, 7, 7]) for name in "xy"]
+    random = np.random.default_rng(0)
+    weight = numpy_helper.from_array(random.standard_normal((320, 320, 1, 1)).astype(np.float32), "w")
+    graph = helper.make_graph([helper.make_node("Conv", ["x", "w"], ["y"])], "g", ports[:1], ports[1:], [weight])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10).SerializeToString()
+    feeds = {"x": random.standard_normal((1, 320, 7, 7)).astype(np.float32)}
+    usual, at_once = (
+        onnxruntime_cpu.ENGINE.open(model, SessionSpec(settings=each)).run(feeds)["y"]
+        for each in ((), (onnxruntime_cpu.AT_ONCE,))
+    )
+    assert np.allclose(usual, at_once, atol=1e-4)
+    assert platform.machine() != "x86_64" or not np.array_equal(usual, at_once)  # it is in effect
 
 
 @pytest.mark.parametrize("before", [False, True])

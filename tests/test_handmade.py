@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,8 @@ import torch
 from conftest import TINY
 from deploy_table import markdown
 from handmade import dwconv, nondeep, pyra, repavit, riformer
-from peers import page
+from peers import page, row
+from peers.by_hand import Contender
 from peers.nets import NETS
 
 from repaconv import models
@@ -95,7 +97,55 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def test_the_page_of_the_peers_shows_the_result():
-    assert page.written(peers.kept(peers.RESULT)) == (ROOT / "docs" / "peers.md").read_text()
+    assert (
+        page.written(peers.kept(peers.RESULT), peers.kept(peers.ORIGINALS)) == (ROOT / "docs" / "peers.md").read_text()
+    )
+
+
+def original_row(net, ratio, kind="fp32"):
+    part = {
+        "ours": "ours, tuned",
+        "peer": "original, OpenVINO",
+        "ratio": [ratio, ratio, ratio],
+        "measurement": "trusted",
+    }
+    return {
+        "net": net, "kind": kind, "size": [64, 32], "batch": 1, "threads": 1, "date": "2026-11-25",
+        "machine": {"cpu": "X", "onnxruntime": "1", "openvino": "1", "torch": "1"},
+        "ways": {"ours, tuned": {"runtime": "onnxruntime", "precision": "fp32", "settings": []}},
+        "times_hand": {name: [1.0, 1.0, 1.0] for name in ("original, OpenVINO", "ours, tuned")},
+        "exact": part, "lower": part if kind == "int8" else None, "tune": {"seconds": 12.3},
+    }  # fmt: skip
+
+
+def test_original_networks_have_a_mean_of_all_and_the_slower_ones_by_name():
+    rows = [original_row("quick", 1.21), original_row("slow", 0.9), original_row("quick", 2.0, "int8")]
+    text = page.written([], rows)
+    assert "| quick | 64x32 | 1.00 OpenVINO | 1.00 onnxruntime | 1.210 (1.210 to 1.210) | 12 s |" in text
+    assert "FP32: geometric mean over 2 networks **1.044x** of the fastest competitor; 1 below 0.98: slow." in text
+    assert "speed only: geometric mean over 1 networks **2.000x** of the fastest competitor; 0 below 0.98." in text
+    assert [line.count("|") for line in text.splitlines() if line.startswith(("| quick", "| slow"))] == [10, 10]
+
+
+def test_who_is_far_behind_in_a_first_look_is_loaded_no_more(tmp_path):
+    loads = []
+
+    def contender(name, seconds):
+        def run(images):
+            time.sleep(seconds)
+            return images.reshape(len(images), -1)
+
+        return Contender(name, lambda: loads.append(name) or run)
+
+    everybody = [contender("original, ONNX Runtime", 0.002), contender("original, OpenVINO", 0.02)]
+    everybody.append(contender("ours, tuned", 0.002))
+    images = np.ones((4, 3, 2, 2), np.float32)
+    ready = row.Prepared(None, None, images, None, [2, 3])
+    found = row.interleaved(ready, row.Place(1, 1, 20, 0.0, 0.01), everybody, within=1.5)
+    assert loads.count("original, OpenVINO") == 1 < loads.count("original, ONNX Runtime")
+    assert found["exact"]["peer"] == "original, ONNX Runtime"
+    assert found["times_hand"]["original, OpenVINO"][0] < 0.3
+    assert found["p50_ms"]["original, OpenVINO"] > 15
 
 
 def test_the_page_shows_the_result():
@@ -105,15 +155,15 @@ def test_the_page_shows_the_result():
 
 def test_the_page_shows_what_tune_chose_next_to_the_best_of_ours():
     """On the Xeon with AMX, `tune` left RePaViT-Base at 4.68 where a configuration of ours reached 5.91."""
-    rows = [row for row in peers.kept(peers.RESULT) if row["machine"].get("family") == "amx"]
-    row = next(row for row in rows if row["net"] == "repavit-deit-base-0.75")
+    rows = [each for each in peers.kept(peers.RESULT) if each["machine"].get("family") == "amx"]
+    base = next(each for each in rows if each["net"] == "repavit-deit-base-0.75")
 
     def line(found):
         return next(text for text in page.written([found]).splitlines() if text.startswith(f"| {found['net']}"))
 
-    assert "| 5.91 openvino int8 by onnxruntime-symmetric with bf16 |" in line(row)
-    assert line(row).endswith("| 4.68 openvino int8 by onnxruntime-symmetric in 172 s |")
+    assert "| 5.91 openvino int8 by onnxruntime-symmetric with bf16 |" in line(base)
+    assert line(base).endswith("| 4.68 openvino int8 by onnxruntime-symmetric in 172 s |")
     name = "ours, chosen by tune"  # recorded from now on: whatever it is, also what does not count in the row
-    ways, times = {**row["ways"], name: row["ways"]["ours, tuned"]}, {**row["times_hand"], name: [1.5, 1.4, 1.6]}
-    assert line({**row, "ways": ways, "times_hand": times}).endswith("| 1.50 onnxruntime in 172 s |")
-    assert line({**row, "tune": {}}).endswith("| not recorded |")
+    ways, times = {**base["ways"], name: base["ways"]["ours, tuned"]}, {**base["times_hand"], name: [1.5, 1.4, 1.6]}
+    assert line({**base, "ways": ways, "times_hand": times}).endswith("| 1.50 onnxruntime in 172 s |")
+    assert line({**base, "tune": {}}).endswith("| not recorded |")

@@ -9,6 +9,9 @@ leaves it, exact and within 0.5% of other first classes. Networks are the five t
 that nothing saw judge what each loses; and published sizes with seeded weights, where a way of ours counts only if it
 lost no more than that on the trained net of its method. Seeded weights tell nothing of quality, only of speed.
 
+Arbitrary networks are measured as well (`make bench-originals`): every competing tool gets the original graph, ours
+is what `tune` leaves; `original_networks.py` says which, `original_row.py` measures a row.
+
 `nets.py` says which networks, `by_hand.py` and `by_nncf.py` make the peers, `ours.py` what repaconv makes, `row.py`
 measures a row, `page.py` writes `docs/peers.md`.
 """

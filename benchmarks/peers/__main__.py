@@ -3,6 +3,11 @@
 PYTHONPATH=benchmarks python -m peers [--rows NAME ...] [--batch 1] [--threads 1] [--budget 300] [--seconds N]
 PYTHONPATH=benchmarks python -m peers --list
 PYTHONPATH=benchmarks python -m peers --page            # docs/peers.md of what was measured
+
+PYTHONPATH=benchmarks python -m peers --originals [--int8] [--prepare] [--rows NAME ...] [--budget 60] [--openings 25]
+
+The last measures arbitrary networks: FP32, then lower precision of those whose FP32 is known. ``--prepare`` makes
+what is not timed, for a machine on which others wait for the time that is measured.
 """
 
 from __future__ import annotations
@@ -17,14 +22,16 @@ from typing import Any
 
 import torch
 
-from peers import ours, page, row
+from peers import original_row, ours, page, row
 from peers.nets import NETS, Net
+from peers.original_networks import NETWORKS
 from peers.ours import Ours
 from peers.row import Place
 from repaconv.benchmark.machine_fingerprint import fingerprint, machine_key
 
 ROOT = Path(__file__).resolve().parents[2]
-RESULT, WORK = ROOT / "benchmarks/results/deploy_peers.jsonl", ROOT / "build/peers"
+RESULTS, WORK = ROOT / "benchmarks/results", ROOT / "build/peers"
+RESULT, ORIGINALS = RESULTS / "deploy_peers.jsonl", RESULTS / "original_peers.jsonl"
 ROUNDS = 40
 
 
@@ -75,10 +82,40 @@ def measured(given: argparse.Namespace) -> None:
         print(page.told(found), flush=True)
 
 
+def originals(given: argparse.Namespace) -> None:
+    """Rows of arbitrary networks, each appended as it comes; those that are known are not measured again."""
+    begun, place = time.monotonic(), Place(given.batch, given.threads, given.rounds, given.budget, given.openings)
+    kind, here = "int8" if given.int8 else "fp32", machine_key(fingerprint(()))
+    for network in [each for each in NETWORKS if not given.rows or each.name in given.rows]:
+        known = {page.key(found): found for found in kept(ORIGINALS)}
+        places = (here, network.name, place.batch, place.threads)
+        exact = known.get((*places, "fp32"))
+        late = given.seconds is not None and time.monotonic() - begun > given.seconds
+        if late or ((*places, kind) in known and not given.again) or (given.int8 and exact is None):
+            continue
+        work = WORK / f"{network.name}-b{place.batch}-t{place.threads}"
+        if given.prepare:
+            if exact and given.int8:
+                original_row.prepare_lower(network, place, work, exact)
+            else:
+                original_row.prepare_exact(network, place, work, compiled=given.compile)
+            print(f"{network.name}: prepared", flush=True)
+            continue
+        if given.int8:
+            found = original_row.measured_lower(network, place, work)
+        else:
+            found = original_row.measured_exact(network, place, work, compiled=given.compile)
+        with ORIGINALS.open("a") as lines:
+            lines.write(json.dumps(found) + "\n")
+        print(page.told(found), flush=True)
+
+
 def main() -> None:
     """Measure, and write the page where that is asked for."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--rows", nargs="+", choices=[net.name for net in NETS], help="these networks; all")
+    options.add_argument(
+        "--rows", nargs="+", choices=[net.name for net in (*NETS, *NETWORKS)], help="these networks; all"
+    )
     options.add_argument("--batch", type=int, default=1)
     options.add_argument("--threads", type=int, default=1)
     options.add_argument("--rounds", type=int, default=ROUNDS)
@@ -88,16 +125,20 @@ def main() -> None:
     options.add_argument("--again", action="store_true", help="measure what is trusted, too")
     options.add_argument("--list", action="store_true", help="say which networks there are")
     options.add_argument("--page", action="store_true", help="write docs/peers.md of what was measured, no more")
+    options.add_argument("--originals", action="store_true", help="arbitrary networks")
+    options.add_argument("--int8", action="store_true", help="of those, lower precision")
+    options.add_argument("--compile", action="store_true", help="of those, with torch.compile, which takes minutes")
+    options.add_argument("--prepare", action="store_true", help="of those, only what is not timed")
     options.add_argument("-o", "--out", type=Path, default=RESULT)
     given = options.parse_args()
     if given.list:
-        print("\n".join(net.name for net in NETS))
+        print("\n".join(net.name for net in (NETWORKS if given.originals else NETS)))
         return
     if not given.page:
         torch.set_num_threads(given.threads)
-        measured(given)
-    if given.out == RESULT:
-        (ROOT / "docs/peers.md").write_text(page.written(kept(given.out)))
+        (originals if given.originals else measured)(given)
+    if given.out == RESULT and not given.prepare:
+        (ROOT / "docs/peers.md").write_text(page.written(kept(given.out), kept(ORIGINALS)))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What other people's tools make of the deploy form that was made by hand, each with its own defaults."""
+"""What other people's tools make of a graph, each with its own defaults: of a hand-made deploy form, or an original."""
 
 from __future__ import annotations
 
@@ -30,31 +30,33 @@ class Contender(NamedTuple):
 
 
 class Hand(NamedTuple):
-    """The hand-made form: its module, its graph, the images that calibrate [n, B, C, H, W], and how it is called.
+    """The form that competing tools get: its module if there is one, its graph, the images that calibrate
+    [n, B, C, H, W], and how it is called.
 
-    What was quantised of it once is in ``made``, for those who open it again.
+    What was quantised of it once is in ``made``, for those who open it again. ``kind`` precedes each tool's name.
     """
 
-    module: nn.Module
+    module: nn.Module | None
     graph: Path
     calls: Images
     threads: int
     made: set[Path]
+    kind: str = "hand-made"
 
 
 def exact(hand: Hand) -> Iterator[Contender]:
     """In float32; the first is what all are compared with."""
-    yield Contender("hand-made, ONNX Runtime", partial(pipeline.runner, hand.graph, hand.threads))
-    yield Contender("hand-made, OpenVINO", partial(_openvino, hand.graph, hand.threads, "f32"))
-    yield Contender("hand-made, torch.compile", partial(_compiled, hand))
+    yield Contender(f"{hand.kind}, ONNX Runtime", partial(pipeline.runner, hand.graph, hand.threads))
+    yield Contender(f"{hand.kind}, OpenVINO", partial(_openvino, hand.graph, hand.threads, "f32"))
+    yield Contender(f"{hand.kind}, torch.compile", partial(_compiled, hand))
 
 
 def lower(hand: Hand) -> Iterator[Contender]:
     """In lower precision."""
-    yield Contender("hand-made, OpenVINO bf16", partial(_openvino_bf16, hand), lossy=True)
+    yield Contender(f"{hand.kind}, OpenVINO bf16", partial(_openvino_bf16, hand), lossy=True)
     for kind in (_static, _dynamic):
-        yield Contender(f"hand-made, ONNX Runtime int8,{kind.__name__.replace('_', ' ')}", partial(kind, hand), True)
-    yield Contender("hand-made, NNCF int8", partial(_nncf, hand), lossy=True)
+        yield Contender(f"{hand.kind}, ONNX Runtime int8,{kind.__name__.replace('_', ' ')}", partial(kind, hand), True)
+    yield Contender(f"{hand.kind}, NNCF int8", partial(_nncf, hand), lossy=True)
 
 
 def _openvino(path: Path, threads: int, precision: str | None) -> Run:
@@ -76,6 +78,8 @@ def _openvino_bf16(hand: Hand) -> Run:
 
 
 def _compiled(hand: Hand) -> Run:
+    if hand.module is None:
+        raise RuntimeError("torch.compile took no part: it takes modules")
     torch.set_num_threads(hand.threads)
     call = torch.compile(hand.module, dynamic=False)
 

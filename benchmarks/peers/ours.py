@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
@@ -16,6 +17,7 @@ from repaconv.core.progress import silent
 from repaconv.results import Candidate, Deployment, TuneArtefact
 from repaconv.sources.source_of_run import subject_of
 from repaconv.stages.shared.common_checks import load_target
+from repaconv.stages.shared.input_selection import Split, choose_inputs
 from repaconv.stages.shared.preset_choice import open_deployment
 from repaconv.stages.tune.loss_evaluation import LossEvaluation, require_evaluation_images
 from repaconv.stages.tune.options import TuneOptions
@@ -48,7 +50,7 @@ def way_of(deployment: Deployment) -> str:
 def tuned(ours: Ours, loss: float | None, budget_s: float) -> TuneArtefact:
     """What `tune` finds in so many seconds."""
     given: dict[str, Any] = {"inputs": ours.images, "max_disagreement": loss} if loss is not None else {}
-    return repaconv.tune(ours.run, batch=ours.batch, threads=ours.threads, budget_s=budget_s, **given)
+    return repaconv.tune(ours.run, batch=ours.batch, threads=ours.threads, budget_s=budget_s, rerun=True, **given)
 
 
 def fastest(found: TuneArtefact, taken: Callable[[Deployment], bool]) -> Deployment | None:
@@ -95,20 +97,31 @@ def losses(ours: Ours, scratch: Path) -> dict[str, float]:
 
 def plain(ours: Ours, scratch: Path) -> dict[str, Deployment]:
     """Every lossy way in the default form of its runtime."""
-    return {way_of(each): each for each in _lossy(_arms(ours, _graphs(ours, scratch, 1.0)))}
+    return {way_of(each): each for each in _lossy(_arms(ours, _graphs(ours, scratch)))}
 
 
-def _graphs(ours: Ours, scratch: Path, allowed: float) -> Candidates:
+def _graphs(ours: Ours, scratch: Path, allowed: float | None = None) -> Candidates:
+    """Its graphs; whether losses can be evaluated on its images is checked if some are allowed."""
     subject = subject_of(run_folder.Run(ours.run))
-    given = require_evaluation_images(TuneOptions(inputs=ours.images, max_disagreement=allowed), subject)
+    given = _split(ours)
+    if allowed is not None:
+        given = require_evaluation_images(TuneOptions(inputs=ours.images, max_disagreement=allowed), subject) or given
     return Candidates(subject, sorted(plugins.registered(plugins.REWRITES)), given, scratch, silent)
 
 
+def _split(ours: Ours) -> Split:
+    return Split.of(choose_inputs(subject_of(run_folder.Run(ours.run)), inputs=ours.images)).halved()
+
+
 def _arms(ours: Ours, graphs: Candidates) -> list[Trial]:
-    """Every runtime in every precision, the baseline first."""
+    """Every runtime in every precision that takes the network, the baseline first."""
     machine = available_runtimes(TuneOptions(), load_target(TARGET), here=True)
     called = Workload("latency", ours.threads, ours.batch, False)
-    return [graphs.arm(*each) for each in initial_trials(machine, called, lossy=True, here=True)]
+    arms = []
+    for each in initial_trials(machine, called, lossy=True, here=True):
+        with suppress(RepaconvError):
+            arms.append(graphs.arm(*each))
+    return arms
 
 
 def _lossy(arms: list[Trial]) -> Iterator[Deployment]:
@@ -119,9 +132,35 @@ def _lossy(arms: list[Trial]) -> Iterator[Deployment]:
             yield from (arm.start.model_copy(update=dict(each)) for each in arm.tries if REST in each["settings"])
 
 
+class Written(NamedTuple):
+    """A deployment whose graph is a file, and the sizes of its dynamic dimensions."""
+
+    way: Deployment
+    graph: Path
+    sizes: dict[str, int]
+
+    def opened(self) -> Run:
+        """As its runtime takes it."""
+        run: Run = Images(open_deployment(self.way, self.graph, self.sizes)).run
+        return run
+
+
+def written(ours: Ours, scratch: Path, chosen: dict[str, Deployment]) -> dict[str, Written]:
+    """Those deployments that can be written, each with a file of its own in a folder."""
+    graphs, made = _graphs(ours, scratch), {}
+    for name, way in chosen.items():
+        with suppress(RepaconvError):
+            graph = graphs.deployable(way)
+            assert isinstance(graph, Path)
+            kept = scratch / f"{name.replace(' ', '-').replace('%', '')}{graph.suffix}"
+            shutil.copy(graph, kept)
+            made[name] = Written(way, kept, dict(graphs.sizes(way.batch)))
+    return made
+
+
 def contenders(ours: Ours, scratch: Path, chosen: dict[str, Deployment]) -> Iterator[Contender]:
     """Those deployments, each opened as its runtime takes it; the images calibrate what is in int8."""
-    graphs = _graphs(ours, scratch, 1.0)
+    graphs = _graphs(ours, scratch)
 
     def opened(way: Deployment) -> Run:
         run: Run = Images(open_deployment(way, graphs.deployable(way), graphs.sizes(way.batch))).run
@@ -133,8 +172,5 @@ def contenders(ours: Ours, scratch: Path, chosen: dict[str, Deployment]) -> Iter
 
 def fitting(ours: Ours) -> tuple[list[int], list[int]]:
     """Places of the images that calibrate, ours and everybody's, and of those that judge everybody."""
-    given = require_evaluation_images(
-        TuneOptions(inputs=ours.images, max_disagreement=1.0), subject_of(run_folder.Run(ours.run))
-    )
-    assert given is not None
+    given = _split(ours)
     return given.calibration, given.test

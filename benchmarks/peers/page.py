@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import exp, log
 from typing import Any
 
 from repaconv.benchmark.machine_fingerprint import machine_key
 
 Row = dict[str, Any]
+KIND = "original"
+"""What precedes the names of tools that got an original graph."""
 HEAD = """# Competing toolchains
 
 Each row is one network. All figures are speedups over the *manual baseline*: the official inference-time network,
@@ -35,11 +38,29 @@ configuration of ours counts only if it lost no more than 0.5% on the trained ne
 
 The number after a CPU's name is its family and model: 26.2 is a Zen 5. Rows of AVX512-BF16 without a number are older,
 from a CPU that took 2.3 times as long for the same graphs."""
+ORIGINALS = """### Arbitrary networks
+
+Here speedups are over the *original graph* on ONNX Runtime with its defaults: what `torch.onnx.export` writes of a
+network of timm, Ultralytics, segmentation_models_pytorch, spandrel or transformers, or the ONNX file of PP-OCR. Every
+competing tool gets that graph, with its defaults; ours is what `repaconv tune` leaves of it in 60 s. In lower precision
+the comparison is of speed only: weights are random but those of PP-OCR, accuracy was not evaluated, and no row counts
+as within 0.5%. Ours is there the default preset in INT8 of each quantizer; whoever is faster in FP32 stays in FP32.
+`torch.compile` took part in the networks marked with *c*. `make bench-originals` measures again;
+`benchmarks/results/original_peers.jsonl` has all samples."""
+REASONS = {
+    "ppocr_v4_detector": "`tune` compares outputs on noise, for which this trained network outputs at most 5e-6. The "
+    "rounding of its sigmoid (1e-7) is 2% of that, so that OpenVINO, with which it is the fastest, is rejected.",
+    "segformer_b0": "OpenVINO was faster in the search as well (1.05), but not conclusively on a busy machine.",
+}
+"""Why a network was slower than a competitor, as far as it is known."""
+LEAST = 0.98
+"""Of the fastest competitor's speed, below which a row counts as slower."""
 
 
-def key(row: Row) -> tuple[str, str, int, int]:
-    """What a row is of."""
-    return machine_key(row["machine"]), row["net"], row["batch"], row["threads"]
+def key(row: Row) -> tuple[Any, ...]:
+    """What a row is of; those of original networks have a precision."""
+    place = machine_key(row["machine"]), row["net"], row["batch"], row["threads"]
+    return (*place, row["kind"]) if "kind" in row else place
 
 
 def trusted(row: Row) -> bool:
@@ -49,7 +70,8 @@ def trusted(row: Row) -> bool:
 
 def told(row: Row) -> str:
     """A row as a line."""
-    words = [f"{row['net']}, batch {row['batch']}, {row['threads']} thread(s), tuned in {row['tune']['seconds']:.0f} s"]
+    words = [f"{row['net']}, batch {row['batch']}, {row['threads']} thread(s)"]
+    words += [f"tuned in {row['tune']['seconds']:.0f} s"] if row.get("tune") else []
     for kind in ("exact", "lower"):
         if part := row[kind]:
             words.append(f"{kind}: {_times(row, part['ours'])} of {part['ours']} ({_way(row, part['ours'])})")
@@ -58,17 +80,20 @@ def told(row: Row) -> str:
     return "\n  ".join([*words, *(f"{name}: {why}" for name, why in row["missing"].items())])
 
 
-def written(rows: list[Row]) -> str:
-    """The page."""
-    parts = [HEAD] if rows else [HEAD, "Nothing has been measured yet."]
-    for machine in sorted({key(row)[0] for row in rows}):
+def written(rows: list[Row], originals: Sequence[Row] = ()) -> str:
+    """The page: of the methods' networks, and of original ones."""
+    every = [*rows, *originals]
+    parts = [HEAD] if every else [HEAD, "Nothing has been measured yet."]
+    for machine in sorted({key(row)[0] for row in every}):
         own = [row for row in rows if key(row)[0] == machine]
-        parts += [f"## {machine}", _about(own)]
+        others = [row for row in originals if key(row)[0] == machine]
+        parts += [f"## {machine}", _about([*own, *others])]
         for place in sorted({key(row)[2:] for row in own}):
             there = [row for row in own if key(row)[2:] == place]
             parts += [_heading(place), _speed(there), *_means(there)]
         if lossy := [row for row in own if row["trained"] and row["allowed"]]:
             parts += ["### What lower precision loses", _losses(lossy)]
+        parts += [ORIGINALS, *_originals(others)] if others else []
     return "\n\n".join(parts) + "\n"
 
 
@@ -78,9 +103,9 @@ def _about(rows: list[Row]) -> str:
     return f"{' to '.join(dict.fromkeys((days[0], days[-1])))}, {versions}."
 
 
-def _heading(place: tuple[int, int]) -> str:
+def _heading(place: tuple[int, int], level: str = "###") -> str:
     batch, threads = place
-    return f"### Batch {batch}, {threads} thread{'s' if threads > 1 else ''}"
+    return f"{level} Batch {batch}, {threads} thread{'s' if threads > 1 else ''}"
 
 
 def _speed(rows: list[Row]) -> str:
@@ -115,7 +140,7 @@ def _cells(row: Row, kind: str) -> list[str]:
     if not part:
         return ["-", "-", "-"]
     doubt = "" if part["measurement"] == "trusted" else f", {part['measurement']}"
-    peer = f"{_times(row, part['peer'])} {part['peer'].removeprefix('hand-made, ')}"
+    peer = f"{_times(row, part['peer'])} {part['peer'].removeprefix('hand-made, ').removeprefix(f'{KIND}, ')}"
     return [peer, f"{_times(row, part['ours'])} {_way(row, part['ours'])}", _interval(part["ratio"]) + doubt]
 
 
@@ -131,6 +156,39 @@ def _means(rows: list[Row]) -> list[str]:
     return [
         f"Geometric mean over {len(methods)} methods, published sizes: **{mean:.3f}x** over the fastest competitor."
     ]
+
+
+def _originals(rows: list[Row]) -> list[str]:
+    """The tables of original networks by batch size and threads, each with its means."""
+    parts = []
+    for place in sorted({key(row)[2:4] for row in rows}):
+        there = [row for row in rows if key(row)[2:4] == place]
+        exact = {row["net"]: row for row in there if row["kind"] == "fp32"}
+        lower = {row["net"]: row for row in there if row["kind"] == "int8"}
+        heads = ["network", "image", "fastest competitor, FP32", "ours, exact", "ours / competitor", "tuned in"]
+        heads += ["fastest competitor, lower", "ours, lower", "ours / competitor"] if lower else []
+        lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+        for net, row in exact.items():
+            compiled = " *c*" if f"{KIND}, torch.compile" in row["times_hand"] else ""
+            cells = [net + compiled, "x".join(map(str, row["size"])), *_cells(row, "exact")]
+            cells.append(f"{row['tune']['seconds']:.0f} s")
+            cells += _cells(lower[net], "lower") if net in lower else ["-", "-", "-"] if lower else []
+            lines.append(f"| {' | '.join(cells)} |")
+        parts += [_heading(place, "####"), "\n".join(lines)]
+        parts.append(_mean(list(exact.values()), "exact", "FP32"))
+        parts += [_mean(list(lower.values()), "lower", "Lower precision, speed only")] if lower else []
+    return parts
+
+
+def _mean(rows: list[Row], kind: str, called: str) -> str:
+    """Geometric mean of ours by the competitor, and which rows are slower."""
+    found = {row["net"]: row[kind]["ratio"][0] for row in rows if row[kind]}
+    mean = exp(sum(map(log, found.values())) / len(found))
+    slower = [net for net, ratio in found.items() if ratio < LEAST]
+    named = f": {', '.join(slower)}" if slower else ""
+    summary = f"{called}: geometric mean over {len(found)} networks **{mean:.3f}x** of the fastest competitor"
+    why = [f"- {net}: {REASONS[net]}" for net in slower if net in REASONS]
+    return "\n".join([f"{summary}; {len(slower)} below {LEAST}{named}.", *([""] if why else []), *why])
 
 
 def _losses(rows: list[Row]) -> str:

@@ -40,6 +40,8 @@ IMAGES, LARGE = 48, 8
 """Random images of published sizes, of which a third judges: they say whether all compute the same, no more."""
 SAME = 1e-4
 """Of the largest output, by which float32 contenders may differ."""
+FEWEST = 8
+"""Rounds of a first look."""
 OPENINGS = 400
 """Most of a pair: what takes half a millisecond differs by a tenth from one to another."""
 PACKAGES = ("onnxruntime", "openvino", "torch")
@@ -126,7 +128,7 @@ def measured(net: Net, place: Place, work: Path, allowed: Mapping[str, float]) -
     row |= {"threads": place.threads, "rounds": place.rounds, "date": datetime.date.today().isoformat()}
     row |= {"ways": {name: way.model_dump(mode="json") for name, way in chosen.items()}, "allowed": dict(allowed)}
     row |= {"tune": {"seconds": found.seconds, "budget_s": place.budget_s, "complete": found.complete}}
-    return row | _interleaved(ready, place, everybody)
+    return row | interleaved(ready, place, everybody)
 
 
 def _is_exact(way: Deployment) -> bool:
@@ -137,27 +139,37 @@ def _gain_of(way: Deployment, found: Any) -> float:
     return next((row.ratio.low for row in found.candidates if row.deployment == way and row.ratio), 1.0)
 
 
-def _interleaved(ready: Prepared, place: Place, everybody: list[Contender]) -> dict[str, Any]:
-    """Times, ratios and losses of all that run, and why others do not."""
+def interleaved(
+    ready: Prepared, place: Place, everybody: list[Contender], *, within: float | None = None
+) -> dict[str, Any]:
+    """Times, ratios and losses of all that run, and why others do not.
+
+    The first of everybody is what all are compared with. With ``within``, who took more than that many times as long as
+    the fastest in a first session load takes no part in the others.
+    """
+    base = everybody[0].name
     with pinned_to_cores(place.threads) as cores:
         machine = {**fingerprint(tuple(cores)), **{name: version_of(name) for name in PACKAGES}}
         opened, missing = _opened(everybody)
-        losses = {name: _loss(run, opened[HAND], ready, place.batch) for name, run in opened.items()}
+        losses = {name: _loss(run, opened[base], ready, place.batch) for name, run in opened.items()}
         _require_same(losses, {each.name for each in everybody if each.lossy})
         images = np.resize(ready.images, (place.batch, *ready.images.shape[1:]))
         running = [each for each in everybody if each.name in opened]
-        opened.clear()
         clock = _Clock(running, images, place)
-        timed = clock.measured(list(losses), more=False)
+        first = clock.first_look(opened) if within else None
+        opened.clear()
+        near = _near(first, within, base) if first and within else list(losses)
+        timed = clock.measured(near, more=False)
         lossy = {each.name for each in everybody if each.lossy}
-        exact = _fastest(timed, [name for name in losses if name not in lossy])
-        lower = _fastest(timed, list(losses)) if lossy & set(losses) else None
+        exact = _fastest(timed, [name for name in near if name not in lossy])
+        lower = _fastest(timed, near) if lossy & set(losses) else None
         against = {pair: _against(clock, *pair) for pair in {exact, lower} if pair}
+    by = {name: timed if name in near else first or timed for name in losses}
     return {
         "machine": machine,
-        "p50_ms": {name: round(float(np.median(times)), 4) for name, times in timed.samples_ms.items()},
+        "p50_ms": {name: round(_median(by[name], name), 4) for name in losses},
         "openings": timed.session_loads,
-        "times_hand": {name: _kept(timed.ratio(name, HAND)) for name in losses},
+        "times_hand": {name: _kept(by[name].ratio(name, base)) for name in losses},
         "exact": against.get(exact),
         "lower": against.get(lower),
         "losses": losses,
@@ -172,6 +184,14 @@ class _Clock:
     running: list[Contender]
     images: Images
     place: Place
+
+    def first_look(self, opened: Mapping[str, Run]) -> Measurement:
+        """All, as they are opened already."""
+        calls = {name: partial(run, self.images) for name, run in opened.items()}
+        return measure(
+            {name: Entrant(partial(_given, call)) for name, call in calls.items()},
+            Protocol(FEWEST, warmup_rounds=2, cores=self.place.threads, session_loads=1),
+        )
 
     def measured(self, names: list[str], *, more: bool) -> Measurement:
         """These, opened anew by turns."""
@@ -189,6 +209,21 @@ class _Clock:
     def _call(self, each: Contender) -> Callable[[], Any]:
         gc.collect()
         return partial(_quietly(each), self.images)
+
+
+def _given(call: Callable[[], Any]) -> Callable[[], Any]:
+    return call
+
+
+def _median(timed: Measurement, name: str) -> float:
+    return float(np.median(timed.samples_ms[name]))
+
+
+def _near(first: Measurement, within: float, base: str) -> list[str]:
+    """Those that may be the fastest, ours, and what all are compared with."""
+    medians = {name: _median(first, name) for name in first.samples_ms}
+    most = within * min(medians.values())
+    return [name for name, median in medians.items() if median <= most or name in (base, EXACT)]
 
 
 def _quietly(each: Contender) -> Run:
@@ -212,7 +247,8 @@ def _opened(everybody: list[Contender]) -> tuple[dict[str, Run], dict[str, str]]
 def _loss(run: Run, right: Run, ready: Prepared, batch: int) -> dict[str, float]:
     """What one loses on the images that judge: first classes, right ones where labels tell, and how near it comes."""
     images = ready.images[ready.judging]
-    mine, theirs = (np.concatenate(list(_batched(each, images, batch)))[: len(images)] for each in (run, right))
+    every = (np.concatenate(list(_batched(each, images, batch)))[: len(images)] for each in (run, right))
+    mine, theirs = (found.reshape(len(images), -1) for found in every)
     first = mine.argmax(1)
     found = {"images": len(images), "disagreement": round(float((first != theirs.argmax(1)).mean()), 5)}
     found["max_rel_error"] = float((abs(mine - theirs).max(1) / abs(theirs).max(1)).max())
@@ -234,7 +270,7 @@ def _require_same(losses: Mapping[str, Mapping[str, float]], lossy: set[str]) ->
 
 def _fastest(timed: Measurement, names: list[str]) -> tuple[str, str] | None:
     """The best of ours that counts and their fastest; None where one of us is not there."""
-    medians = {name: float(np.median(timed.samples_ms[name])) for name in names}
+    medians = {name: _median(timed, name) for name in names}
     mine = [name for name in names if name == EXACT or name.startswith(LOWER)]
     theirs = [name for name in names if not name.startswith("ours")]
     if not mine or not theirs:

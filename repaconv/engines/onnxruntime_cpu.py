@@ -85,7 +85,10 @@ APART = f"{OFF}=SkipLayerNormFusion"
 # With a known batch size this optimizer fuses MatMul and Add to a Gemm before int8 is matched; it then runs in float32.
 NOT_IN_INT8 = "MatMulAddFusion"
 DENORMALS = "session.set_denormal_as_zero=1"
-TRIES = ((DENORMALS,), (f"{LEVEL}=extended",), (APART,))
+# By default 1x1 convolutions sum 128 input channels at a time, and load and store their outputs once for each.
+POINTWISE = "mlas.nchwc_pointwise_conv_max_input_channel_batch"
+AT_ONCE = f"{POINTWISE}=4096"
+TRIES = ((DENORMALS,), (f"{LEVEL}=extended",), (APART,), (AT_ONCE,))
 # ONNX Runtime uses the names of C++ types.
 DTYPES = {"float": "float32", "double": "float64"}
 
@@ -173,7 +176,8 @@ class OnnxRuntime:
     def tries(self, precision: str) -> tuple[tuple[str, ...], ...]:
         """Return the settings to try: see `repaconv.engines.tunable_session_settings.Tunable`.
 
-        They flush denormals, do not lay out weights for this CPU, and do not fuse normalizations.
+        They flush denormals, do not lay out weights for this CPU, do not fuse normalizations, and sum all input
+        channels of a 1x1 convolution at once.
         """
         return TRIES
 

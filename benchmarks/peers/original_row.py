@@ -1,0 +1,126 @@
+"""One row of an arbitrary network: every competing tool gets its original graph, ours is what `tune` leaves.
+
+FP32 first. In lower precision weights are random, so that only speed is measured: our default presets in INT8 next to
+the quantizers of others. What takes long and is not timed (graphs, folds, quantized files) is prepared beforehand.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import repaconv
+from peers import by_hand, ours
+from peers.by_hand import Contender, Hand
+from peers.original_networks import Original, module_of, write_graph
+from peers.ours import Ours, Written
+from peers.page import KIND
+from peers.row import EXACT, LOWER, Place, Prepared, interleaved
+from repaconv.results import Deployment
+from repaconv.verification.input_batches import random_inputs
+
+IMAGES = 24
+"""Half of them calibrate; a quarter says whether all compute the same."""
+WITHIN = {"fp32": 1.2, "int8": 1.3}
+"""Times as long as the fastest, from which one takes no further part."""
+Row = dict[str, Any]
+
+
+def prepared(network: Original, place: Place, work: Path, *, compiled: bool = False) -> Prepared:
+    """Graph, fold and images, in a folder where what is there already is taken; the module if it is to be compiled."""
+    work.mkdir(parents=True, exist_ok=True)
+    os.environ["XDG_CACHE_HOME"] = str(work / "cache")
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(work / "inductor")
+    graph, run, given = work / "original.onnx", work / "run", work / "images.npz"
+    module = module_of(network, work / "weights.pth") if compiled or not graph.is_file() else None
+    if not graph.is_file():
+        part = work / "part.onnx"
+        write_graph(network, module, part, place.batch)
+        part.replace(graph)
+    if not (run / "fold.json").is_file():
+        repaconv.fold(graph, out=run, force=True)
+    images = random_inputs(network.shape, count=IMAGES, seed=0).images
+    if not given.is_file():
+        np.savez(given, **{_input_of(graph): images})
+    taken = Ours(run, given, place.batch, place.threads)
+    fitting, judging = ours.fitting(taken)
+    calls = np.resize(images[fitting], (-(-len(fitting) // place.batch), place.batch, *network.shape))
+    typed = {graph.with_suffix(suffix) for suffix in (".static.onnx", ".dynamic.onnx", ".nncf.xml")}
+    made = {each for each in typed if each.is_file()}
+    hand = Hand(module if compiled else None, graph, calls, place.threads, made, KIND)
+    return Prepared(hand, taken, images, None, judging)
+
+
+def _input_of(graph: Path) -> str:
+    import onnx
+
+    return str(onnx.load(graph, load_external_data=False).graph.input[0].name)
+
+
+def prepare_exact(network: Original, place: Place, work: Path, *, compiled: bool) -> None:
+    """All of FP32 that is not timed."""
+    ready = prepared(network, place, work, compiled=compiled)
+    _open_once(by_hand.exact(ready.hand) if compiled else iter(()))
+
+
+def prepare_lower(network: Original, place: Place, work: Path, exact: Row) -> None:
+    """All of lower precision that is not timed."""
+    ready = prepared(network, place, work)
+    _open_once(by_hand.lower(ready.hand))
+    scratch = work / "int8"
+    scratch.mkdir(exist_ok=True)
+    chosen = {EXACT: Deployment.model_validate(exact["ways"][EXACT])}
+    chosen |= {
+        f"{LOWER}, {way}": each for way, each in ours.plain(ready.ours, scratch).items() if each.precision == "int8"
+    }
+    made = ours.written(ready.ours, scratch, chosen)
+    told = {name: [one.way.model_dump(mode="json"), str(one.graph), one.sizes] for name, one in made.items()}
+    (scratch / "written.json").write_text(json.dumps(told))
+
+
+def _open_once(everybody: Iterator[Contender]) -> None:
+    for each in everybody:
+        with contextlib.suppress(Exception):  # told when it is measured
+            each.open()
+
+
+def measured_exact(network: Original, place: Place, work: Path, *, compiled: bool) -> Row:
+    """The row in FP32."""
+    ready = prepared(network, place, work, compiled=compiled)
+    found = ours.tuned(ready.ours, None, place.budget_s)
+    chosen = {EXACT: found.deployment}
+    scratch = work / "graphs"
+    scratch.mkdir(exist_ok=True)
+    everybody = [*by_hand.exact(ready.hand), *ours.contenders(ready.ours, scratch, chosen)]
+    row = _about(network, place, "fp32", chosen)
+    row["tune"] = {"seconds": found.seconds, "budget_s": place.budget_s, "complete": found.complete}
+    row["tune"]["ratio"] = found.ratio.median if found.ratio else None
+    return row | interleaved(ready, place, everybody, within=WITHIN["fp32"])
+
+
+def measured_lower(network: Original, place: Place, work: Path) -> Row:
+    """The row in lower precision, of what was prepared."""
+    ready = prepared(network, place, work)
+    told = json.loads((work / "int8" / "written.json").read_text())
+    made = {
+        name: Written(Deployment.model_validate(way), Path(graph), sizes) for name, (way, graph, sizes) in told.items()
+    }
+    theirs = [each for each in by_hand.exact(ready.hand) if "torch" not in each.name] + [*by_hand.lower(ready.hand)]
+    mine = [Contender(name, one.opened, one.way.precision != "fp32") for name, one in made.items()]
+    row = _about(network, place, "int8", {name: one.way for name, one in made.items()})
+    return row | interleaved(ready, place, [*theirs, *mine], within=WITHIN["int8"])
+
+
+def _about(network: Original, place: Place, kind: str, chosen: dict[str, Deployment]) -> Row:
+    row: Row = {"net": network.name, "kind": kind, "trained": network.file is not None, "size": network.shape[1:]}
+    row |= {"batch": place.batch, "threads": place.threads, "rounds": place.rounds}
+    row["date"] = datetime.date.today().isoformat()
+    row["ways"] = {name: way.model_dump(mode="json") for name, way in chosen.items()}
+    return row

@@ -22,11 +22,11 @@ bench-zoo` continues where it stopped and writes this page from `benchmarks/resu
 TASKS = """## Networks of other tasks
 
 Networks of Ultralytics, torchvision, transformers, segmentation-models-pytorch, timm, spandrel and docTR with random
-weights, and trained ONNX files of PP-OCR that RapidOCR brings. What was made narrower or shorter is named. Each is
-folded three times: `fold model.onnx` from PyTorch's float32 export, `fold --arch`, and `repaconv.fold(module)`. The
-first two columns say on how many of five seeds `verify` passed; the result is exported as well. *Nothing to fold* is
-where PyTorch's exporter left nothing. The column *module* is the largest difference between the module and the module
-that was folded in float64, over five seeds, relative to the largest output; all folded modules are exported by PyTorch.
+weights, and trained ONNX files of PP-OCR that RapidOCR brings, whose sizes are dynamic. What was made narrower or
+shorter is named. The doors are `fold model.onnx` from PyTorch's float32 export, `fold --arch`, and
+`repaconv.fold(module)`; an empty cell was not tried yet. The first two columns say on how many of five seeds `verify`
+passed; *nothing to fold* is where PyTorch's exporter left nothing. The column *module* is the largest difference
+between the module and the module that was folded in float64, over five seeds, relative to the largest output.
 Parameters and nodes are those of the ONNX graph before and after the fold.
 
 The speedups are measured at the second size: the exported graph over the original graph simplified by onnxsim, both on
@@ -166,9 +166,12 @@ def _summed_tasks(networks: dict[str, TaskRows], families: Sequence[str]) -> str
     """In words."""
     doors = [row for each in networks.values() for row in each.doors.values()]
     passed = sum(_passes(row) for row in doors)
+    whole = sum({*each.doors} == {"graph", "arch", "module"} for each in networks.values())
+    exported = sum(row.get("export") == "passed" or "exported_nodes" in row for row in doors)
     lines = [
         f"{len(networks)} networks, {len(doors)} folds of them: {passed} without a wrong number, "
-        f"{sum('refused' in row for row in doors)} refused, {sum('problem' in row for row in doors)} ended otherwise."
+        f"{sum('refused' in row for row in doors)} refused, {sum('problem' in row for row in doors)} ended otherwise. "
+        f"{whole} networks have all three doors so far. {exported} of the folds were also exported."
     ]
     for family in families:
         fast = [each.speeds[family] for each in networks.values() if family in each.speeds]
@@ -213,7 +216,11 @@ def _door(row: dict[str, Any] | None) -> str:
         return ""
     if "verify" in row:
         seeds = [each["verdict"] == "passed" for each in row["verify"].values()]
-        nothing = "" if row.get("applied", row["parameters"][0] != row["parameters"][1]) else "nothing to fold, "
+        nothing = (
+            ""
+            if row.get("applied", any(row[key][0] != row[key][1] for key in ("parameters", "nodes")))
+            else "nothing to fold, "
+        )
         return f"{nothing}{sum(seeds)} of {len(seeds)}"
     return f"{row['float64']:.0e}" if "float64" in row else "refused" if "refused" in row else "failed"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -679,6 +680,41 @@ def test_an_int8_detector_is_evaluated_by_its_objects(detector, repaconv):
     assert code == 0
     assert "of objects changed" in out
     assert "mAP50-95" in out
+
+
+def half_the_scores(raw):
+    """A detector that loses half of its objects, by numbers that are next to nothing beside the boxes'."""
+    broken = raw.copy()
+    broken[:, 4:, ::2] *= 0.1
+    return broken
+
+
+def test_bench_and_collect_evaluate_a_detector_by_its_objects(detector, monkeypatch):
+    from repaconv.sources.source_of_run import subject_of
+    from repaconv.stages.bundle import collect
+    from repaconv.stages.shared.model_opening import compare_outputs
+    from repaconv.verification.input_batches import Batch
+
+    folded(detector, task="detect")
+    run, given = find_run(None), np.load(detector / "shapes.npz")["input"][:24]
+    subject = subject_of(run)
+    (right,) = subject.stored.run({"input": given}).values()
+    models = {name: SimpleNamespace(precision=name, session=None) for name in ("int8", "fp32")}
+    for found, verdict in ((right + 1e-4, "passed"), (half_the_scores(right), "failed")):
+        outputs = [{"int8": {"output": found}, "fp32": {"output": right}}]
+        link = compare_outputs(run, models, [Batch({"input": given})], outputs, scores="")
+        assert (link.verdict, link.task.task) == (verdict, "detect")
+        assert link.metrics.cosine > 0.999
+
+    described = {"outputs": [{"name": "output"}], "inputs": [{"shape": [24, 3, 64, 64]}], "whole": False}
+    monkeypatch.setattr(collect, "expected_in", lambda _bundle: (described, [(right,)]))
+    made = SimpleNamespace(tolerance=tolerance("int8", logits=False), precision="int8", batch=24, images=24)
+    for found, verdict in ((right, "passed"), (half_the_scores(right), "failed")):
+        shape = "x".join(map(str, found.shape))
+        board = [{"name": "output", "dimensions": shape, "values": found.ravel().tolist()}]
+        files = {"output_0.json": json.dumps(board).encode()}
+        numbers, objects = collect._engine_links(files, made, Path(), "board", subject)
+        assert (numbers.verdict, objects.verdict, objects.task.task) == ("passed", verdict, "detect")
 
 
 @pytest.mark.parametrize(("layer", "factor"), [("score.1/", 2.0), ("box.1/", 1.5)])

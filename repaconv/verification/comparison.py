@@ -671,6 +671,15 @@ def joined(links: Sequence[Link]) -> Link:
     return worst.model_copy(update={"note": "; ".join(filter(None, [outputs_told(links), worst.note]))})
 
 
+def joined_with_task(links: Sequence[Link]) -> Link:
+    """One link of those of several outputs and of their task: its results, unless a comparison of numbers failed."""
+    *numbers, of_task = links
+    worst = joined(numbers) if numbers else None
+    if of_task.task is None or (worst and worst.verdict == "failed"):
+        return joined(links)
+    return of_task.model_copy(update={"metrics": worst.metrics}) if worst else of_task
+
+
 def raised(allowed: Tolerance, metrics: Metrics) -> Tolerance:
     """The tolerance, or the largest error that rounding explains where that is more."""
     if metrics.max_rel_error <= (allowed.rtol or 0.0) or metrics.max_abs_error <= (allowed.atol or 0.0):

@@ -33,6 +33,11 @@ def show_bench(done: BenchArtefact) -> None:
         limit = f", {plain(allowed)}" if allowed else ""
         on = f" on {plain(link.inputs)}" if link.inputs else ""
         stdout().print(f"outputs: relative error {seen.max_rel_error:.1e}{on}{limit}: {colored(link.verdict)}{words}")
+    elif done.agreement and done.agreement.task:
+        link = done.agreement
+        on = f" on {plain(link.inputs)}" if link.inputs else ""
+        told = f"{plain(link.task.description)}{on}: {colored(link.verdict)} ({plain(link.note)})" if link.task else ""
+        stdout().print(f"results: {told}")
     elif done.agreement:
         stdout().print(f"outputs were not compared: {plain(done.agreement.note)}")
     if done.image_preprocessing:

@@ -13,6 +13,7 @@ from repaconv.graph.onnx_files import metadata_of, read_graph
 from repaconv.results import Link
 from repaconv.sources.source_of_run import subject_of
 from repaconv.stages.shared.engine_files import build_of, engine_of, open_engine
+from repaconv.stages.shared.task_choice import evaluation_of
 from repaconv.verification.float64_agreement import graph_rounding
 from repaconv.verification.onnx_model_loading import inputs_of
 from repaconv.verification.rounding import network_rounding
@@ -147,7 +148,7 @@ def compare_outputs(
         The link over all outputs, whose reference is the model of the higher precision; None if the outputs are not
         comparable.
     """
-    from repaconv.verification.comparison import Comparison, joined
+    from repaconv.verification.comparison import Comparison, joined_with_task
     from repaconv.verification.tolerances import tolerance
 
     subject, other = models
@@ -164,7 +165,11 @@ def compare_outputs(
         has = network.folded
         usual = {"usual": has.tolerances, "reasons": has.tolerance_reasons, "decides": network.decides}
     scores = scores if network else "logits"
-    compared = Comparison(candidate, tolerance(link, logits=scores in names, **usual), scores)
+    shape = next(iter(calls[0].given.values())).shape
+    size = (shape[2], shape[3]) if len(shape) == 4 else None
+    evaluation = evaluation_of(network, low, size) if network else None
+    allowed = tolerance(link, logits=scores in names, **usual)
+    compared = Comparison(candidate, allowed, scores, evaluation=evaluation)
     own = graph_rounding(graph) if graph and low == "fp32" else None
     session = models[other].session
     roundings, ports = (partial(network_rounding, network), network.inputs) if network else (own, session.inputs)
@@ -173,7 +178,7 @@ def compare_outputs(
         undecided = _undecided(network, call) if low == "fp32" else None
         rounding = None if roundings is None else roundings(call.feeds(ports))
         compared.add(got, right, undecided=undecided, whole=whole, rounding=rounding)
-    return joined(compared.links("agreement", reference))
+    return joined_with_task(compared.links("agreement", reference))
 
 
 def _undecided(network: Subject | None, call: Batch) -> NDArray[np.bool_] | None:

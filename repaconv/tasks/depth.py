@@ -34,8 +34,8 @@ class Depth(Task):
     labels = "depth maps (.npz with labels [N, H, W])"
     changed = "of depth changed (AbsRel)"
     metrics = (
-        Metric("AbsRel", "error", {"tf32": 0.02, "fp16": 0.02, "bf16": 0.1, "int8": 0.1}),
-        Metric("within 25%", "share", {"tf32": 0.99, "fp16": 0.99, "bf16": 0.9, "int8": 0.9}),
+        Metric("AbsRel", "error", {"tf32": 0.01, "fp16": 0.01, "bf16": 0.03, "int8": 0.05}),
+        Metric("within 25%", "share", {"tf32": 0.99, "fp16": 0.99, "bf16": 0.95, "int8": 0.9}),
     )
 
     def read(self, outputs: Outputs) -> list[Array]:

@@ -45,8 +45,8 @@ class Keypoints(Task):
     changed = "of points moved (PCK@0.05)"
     counted = "points"
     metrics = (
-        Metric("PCK@0.05", "share", {"tf32": 0.95, "fp16": 0.95, "bf16": 0.8, "int8": 0.8}),
-        Metric("OKS", "share", {"tf32": 0.95, "fp16": 0.95, "bf16": 0.8, "int8": 0.8}),
+        Metric("PCK@0.05", "share", {"tf32": 0.97, "fp16": 0.97, "bf16": 0.9, "int8": 0.8}),
+        Metric("OKS", "share", {"tf32": 0.97, "fp16": 0.97, "bf16": 0.9, "int8": 0.85}),
     )
 
     def __init__(self, about: About) -> None:

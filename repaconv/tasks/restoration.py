@@ -23,8 +23,8 @@ class Restoration(Task):
     labels = "images (.npz with labels [N, C, H, W])"
     changed = "of SSIM lost"
     metrics = (
-        Metric("PSNR", "dB", {"tf32": 45, "fp16": 45, "bf16": 30, "int8": 30}),
-        Metric("SSIM", "share", {"tf32": 0.99, "fp16": 0.99, "bf16": 0.9, "int8": 0.9}),
+        Metric("PSNR", "dB", {"tf32": 50, "fp16": 50, "bf16": 40, "int8": 35}),
+        Metric("SSIM", "share", {"tf32": 0.995, "fp16": 0.995, "bf16": 0.98, "int8": 0.95}),
     )
 
     def __init__(self, about: About) -> None:

@@ -35,8 +35,8 @@ class TextRecognition(Task):
     changed = "of lines changed"
     counted = "lines"
     metrics = (
-        Metric("equal lines", "share", {"tf32": 0.95, "fp16": 0.95, "bf16": 0.9, "int8": 0.8}),
-        Metric("CER", "error", {"tf32": 0.02, "fp16": 0.02, "bf16": 0.05, "int8": 0.05}),
+        Metric("equal lines", "share", {"tf32": 0.97, "fp16": 0.97, "bf16": 0.9, "int8": 0.8}),
+        Metric("CER", "error", {"tf32": 0.01, "fp16": 0.01, "bf16": 0.02, "int8": 0.05}),
     )
 
     def __init__(self, about: About) -> None:

@@ -298,7 +298,7 @@ def test_tune_folds_searches_writes_and_is_taken_by_export(repaconv, monkeypatch
     form = next(link for link in exported.links if link.name == "form")
     assert form.verdict == "passed"
     assert repaconv("verify")[0] == 0
-    recipe = f'checkpoint = "first.pth"\nout = "gated"\nform = "{tuned}"\n[set]\nnum_heads = 3\n'
+    recipe = f'checkpoint = "first.pth"\nout = "gated"\npreset = "{tuned}"\n[set]\nnum_heads = 3\n'
     Path("recipe.toml").write_text(recipe)
     assert package.gate(["recipe.toml"]).exit_code == 0
     assert read_artefact(Path("gated/export.form-x86-64.json"), ExportArtefact).preset == "x86-64.json"

@@ -6,7 +6,7 @@ TRT_RTX := tensorrt-rtx-cu13 tensorrt-rtx-cu13-bindings tensorrt-rtx-cu13-libs
 # One more than processors: some tests wait for processes of their own.
 WORKERS := -n $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 7 ? n + 1 : 8))) --dist worksteal
 
-.PHONY: demo test test-quick test-slow release-check dist golden golden-write lint arm docker-steps torture mutants code-mutants train clean
+.PHONY: demo test test-quick test-lowest test-slow release-check dist golden golden-write lint arm docker-steps torture mutants code-mutants train clean
 .PHONY: recipes bench-throughput bench-blocks bench-convert bench-curve bench-deploy bench-estimate bench-export bench-families bench-fold bench-forms bench-gate bench-hand bench-noise bench-originals bench-task-noise bench-power bench-precision bench-profile bench-roofline bench-tasks bench-torch bench-tuner bench-ultralytics bench-zoo
 .PHONY: gpu-kit gpu-results gpu-bare docs lock locked sbom
 
@@ -22,6 +22,14 @@ QUICK := $(addprefix tests/test_,affine.py checkpoint.py cli.py comparison.py dw
 lora.py nondeep.py proof.py pyra.py ranks.py repavit.py repconv.py riformer.py schema.py)
 test-quick: .venv/installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/pytest $(WORKERS) $(QUICK)
+
+# The quick tests with the lowest version that pyproject.toml allows of each package that it names, on the lowest Python:
+# LOWEST_PYTHON is its name or path. pip has no such choice; uv does. torch comes with CUDA, 5 GB,
+# unless UV_TORCH_BACKEND=cpu.
+test-lowest: build/supply/installed
+	build/supply/bin/uv venv --quiet --clear --python $(or $(LOWEST_PYTHON),3.10) build/lowest
+	VIRTUAL_ENV=build/lowest build/supply/bin/uv pip install --quiet --resolution lowest-direct -e ".[dev]"
+	OMP_NUM_THREADS=1 build/lowest/bin/pytest $(WORKERS) $(QUICK)
 
 test-slow: .venv/installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/pytest $(WORKERS) -m slow

@@ -393,77 +393,39 @@ def results_schema() -> str:
 
 # --- versions -------------------------------------------------------------------------------------------
 
-EXTRAS = {
-    "onnxruntime-gpu": "target `cuda-ort`",
-    "openvino": "target `x86-64-openvino`",
-    "tensorrt": "targets `a100`, `h100`, `t4`; Jetson boards only if repaconv itself runs on them. "
-    "A board's own trtexec, also of TensorRT 8, works through `bundle` without this package",
-    "tensorrt-rtx": "targets `rtx-30`, `rtx-40`, `rtx-50`",
-    "polygraphy": "TensorRT engines without a torch that sees the GPU",
-    "nncf": "`--quantizer nncf`",
-    "timm": "`--arch timm:NAME`",
-    "torchvision": "`--arch torchvision:NAME`",
-    "transformers": "Hugging Face folders",
-    "huggingface-hub": "`fetch hf://...`",
-    "distributed": "clusters",
-}
-"""What needs a package that is not installed with repaconv itself."""
-
 
 def versions() -> str:
-    """Versions of packages, runtimes and opsets that are supported, and those that CI installs."""
+    """Versions of Python, packages, runtimes and opsets that are supported, by ``_versions.toml`` and the targets."""
     if sys.version_info >= (3, 11):
         import tomllib
     else:
         import tomli as tomllib
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    extras = [each for name, each in project["optional-dependencies"].items() if name not in ("all", "dev", "docs")]
-    tested = _tested()
-    rows = [_version(each, tested, "repaconv itself") for each in sorted(project["dependencies"])]
-    also = {each for several in extras for each in several}
-    more = [_version(each, tested, EXTRAS.get(_name(each), "")) for each in sorted(also) if _name(each) in EXTRAS]
+    found = tomllib.loads((ROOT / "docs" / "_versions.toml").read_text())
+    python = found["python"] | {"tested": "these and all between", "use": ""}
+    rows = [_version("Python", python), *(_version(*each) for each in found["packages"].items())]
     head = (
         "# Supported versions\n\n```sh\nrepaconv doctor\n```\n\n`doctor` lists what is installed, what is missing, and "
-        f"the command that installs it.\n\nPython: {project['requires-python']}. Operating system: Linux (x86-64, "
-        "arm64).\n\n## Packages\n\nTested is the version that CI installs; `-`: CI does not install it.\n\n"
-        "| Package | Supported | Tested | Needed for |\n|---|---|---|---|\n"
+        "the command that installs it.\n\nOperating system: Linux (x86-64, arm64).\n\n## Packages\n\nLowest: older "
+        "versions are not installed with repaconv. Newest: the newest version that was tried; newer ones may be "
+        "installed. Tests run with the newest versions (`make test`) and, in part, with the lowest ones on the lowest "
+        "Python (`make test-lowest`).\n\n| Package | Lowest | Newest | Tested | Needed for |\n|---|---|---|---|---|\n"
     )
-    return head + "".join(rows + more) + _runtimes() + OPSETS
+    return head + "".join(rows) + _runtimes() + _opsets(**found["opsets"])
 
 
-OPSETS = """
-## Opsets
-
-| Opset | Read (`fold model.onnx`) | Written (`export`) |
-|---|---|---|
-| 7 to 12 | yes, converted to opset 13 first | no |
-| 13 to 23 | yes | yes, as the target asks |
-
-Operators of other domains are kept as they are.
-"""
+def _version(name: str, row: dict[str, str]) -> str:
+    use = row.get("use", "repaconv itself")
+    return f"| {name} | {row['lowest']} | {row.get('newest', '-')} | {row['tested']} | {use} |\n"
 
 
-def _name(requirement: str) -> str:
-    return re.split(r"[^\w-]", requirement)[0]
-
-
-def _tested() -> dict[str, str]:
-    """The versions that CI installs, of the newer of two where they differ by Python."""
-    found: dict[str, str] = {}
-    for line in (ROOT / "constraints.txt").read_text().splitlines():
-        if "==" in line:
-            name, _, rest = line.partition("==")
-            version, _, marker = rest.partition(";")
-            if "<" not in marker:
-                found[name] = version.strip()
-    return found
-
-
-def _version(requirement: str, tested: dict[str, str], use: str) -> str:
-    plain = requirement.partition(";")[0].strip()
-    name = _name(plain)
-    seen = tested.get(name) or tested.get(f"{name}-cu13", "-")
-    return f"| {name} | {plain[len(name) :].replace('>=', '>= ')} | {seen} | {use} |\n"
+def _opsets(read: list[int], written: list[int]) -> str:
+    """Opsets that are read and written, each as [lowest, newest]."""
+    return (
+        "\n## Opsets\n\n| Opset | Read (`fold model.onnx`) | Written (`export`) |\n|---|---|---|\n"
+        f"| {read[0]} to {written[0] - 1} | yes, converted to opset {written[0]} first | no |\n"
+        f"| {written[0]} to {written[1]} | yes | yes, as the target asks |\n\n"
+        "Operators of other domains are kept as they are.\n"
+    )
 
 
 def _runtimes() -> str:

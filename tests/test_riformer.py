@@ -9,6 +9,7 @@ import oracle
 import pytest
 import torch
 from conftest import OFFICIAL, TINY, one_quick
+from packaging.version import Version
 
 import repaconv as rc
 from repaconv.core.errors import Refused, UsageProblem
@@ -165,8 +166,12 @@ def test_images_that_are_too_small_are_refused():
     with pytest.raises(UsageProblem, match="too small"):
         rc.fold("c.pth", settings={"image_size": "1"})
     rc.fold("c.pth", settings={"image_size": "3"})
-    rc.export()
-    assert max(links(rc.verify()).values()) <= 1e-5
+    if Version(torch.__version__) < Version("2.8"):  # its graph does not run at a second size this small
+        with pytest.raises(Refused, match="does not run under ONNX Runtime"):
+            rc.export()
+    else:
+        rc.export()
+        assert max(links(rc.verify()).values()) <= 1e-5
     np.savez("small.npz", input=np.zeros((1, 3, 1, 9)))
     with pytest.raises(UsageProblem, match="too small"):
         rc.verify(inputs="small.npz")

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from repaconv.core.errors import first_line
+from repaconv.core.errors import Refused, first_line
 from repaconv.core.file_replacement import write_payload
 from repaconv.core.progress import Progress
 from repaconv.onnx_export.onnx_simplifiers import not_run_link
@@ -94,6 +94,9 @@ def exported_graph(
         tensors: Its weights.
         shape: [C, H, W] of its images.
         output: Name of the output.
+
+    Raises:
+        Refused: If torch cannot export it, or what it writes is not valid or does not run.
     """
     from repaconv.onnx_export.torch_exporter import DATA, check, to_onnx
     from repaconv.verification.model_runners import TorchRunner
@@ -117,7 +120,14 @@ def exported_graph(
     judge = judge._replace(folder=scratch if data else None)
     check(exported, judge.folder)
     ways.progress(f"{ways.form}: ONNX Runtime", 0, 0)
-    before = judge.run(exported)
+    try:
+        before = judge.run(exported)
+    except Exception as error:  # ONNX Runtime raises anything
+        raise Refused(
+            f"the exported graph does not run under ONNX Runtime: {first_line(error)}.",
+            hint="Export with a newer PyTorch, or at a fixed --image-size that is larger.",
+            code="export.does-not-run",
+        ) from error
     link = judge.link("exported", (f"{ways.form} in torch, float32", EXPORTED), before)
     if data is not None:
         return Graph(exported, (link, not_run_link("not tried on a net above 2 GiB")), "none", False, data)

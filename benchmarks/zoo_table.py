@@ -173,8 +173,8 @@ def _summed_tasks(networks: dict[str, TaskRows], families: Sequence[str]) -> str
     lines = [
         f"{len(networks)} networks, {len(doors)} folds of them: {passed} without a wrong number, "
         f"{sum('refused' in row for row in doors)} refused, {sum('problem' in row for row in doors)} ended otherwise. "
-        f"{whole} networks have all three doors so far. {exported} of the folds were also exported; those of a graph or of "
-        "`--arch` that were not are of an earlier version of this benchmark."
+        f"{whole} networks have all three doors so far. {exported} of the folds were also exported; those of "
+        "a graph or of `--arch` that were not are of an earlier version of this benchmark."
     ]
     for family in families:
         fast = [each.speeds[family] for each in networks.values() if family in each.speeds]

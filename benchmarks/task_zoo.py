@@ -35,15 +35,8 @@ ROUNDS = 48
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("names", nargs="*", help="e.g. yolo11n, or graph:yolo11n for one door; all if left out")
-    options.add_argument("--seconds", type=float, default=float("inf"), help="start no network after so many")
-    what = options.add_mutually_exclusive_group()
-    what.add_argument("--speed", dest="what", action="store_const", const=speed, help="measure, instead of folding")
-    what.add_argument("--pairs", dest="what", action="store_const", const=paired, help="make what --speed measures")
-    options.add_argument("--into", type=Path, default=Path("build/task-zoo"), help="where the exported graphs are kept")
-    options.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
-    given = options.parse_args()
+    named = "e.g. yolo11n, or graph:yolo11n for one door; all if left out"
+    given = zoo.arguments(__doc__, named, Path("build/task-zoo"), speed, paired)
     if given.one:
         sys.stdout.write("\n" + json.dumps(_one(given)) + "\n")
         return

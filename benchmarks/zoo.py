@@ -38,20 +38,28 @@ MIB = 2**20
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("names", nargs="*", help="e.g. timm:mobileone_s1; all, the smallest first, if left out")
-    options.add_argument("--seconds", type=float, default=float("inf"), help="start no network after so many")
-    what = options.add_mutually_exclusive_group()
-    what.add_argument("--speed", dest="what", action="store_const", const=speed, help="measure, instead of folding")
-    what.add_argument("--pairs", dest="what", action="store_const", const=paired, help="make what --speed measures")
-    options.add_argument("--into", type=Path, default=Path("build/zoo"), help="where the exported graphs are kept")
-    options.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
-    given = options.parse_args()
+    named = "e.g. timm:mobileone_s1; all, the smallest first, if left out"
+    given = arguments(__doc__, named, Path("build/zoo"), speed, paired)
     given.into.mkdir(parents=True, exist_ok=True)
     if given.one:
         sys.stdout.write(json.dumps((given.what or folded)(given.names[0], given.into)) + "\n")
         return
     sweep(given)
+
+
+def arguments(
+    about: str | None, named: str, into: Path, speed: Callable[..., Any], pairs: Callable[..., Any]
+) -> argparse.Namespace:
+    """The command line of a sweep: names, and whether ``speed`` or ``pairs`` takes the place of folding."""
+    options = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("names", nargs="*", help=named)
+    options.add_argument("--seconds", type=float, default=float("inf"), help="start no network after so many")
+    what = options.add_mutually_exclusive_group()
+    what.add_argument("--speed", dest="what", action="store_const", const=speed, help="measure, instead of folding")
+    what.add_argument("--pairs", dest="what", action="store_const", const=pairs, help="make what --speed measures")
+    options.add_argument("--into", type=Path, default=into, help="where the exported graphs are kept")
+    options.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
+    return options.parse_args()
 
 
 def sweep(given: argparse.Namespace) -> None:

@@ -443,23 +443,21 @@ def reader_of(outputs: Outputs, about: About) -> tuple[Reader, str, frozenset[st
         lists = frozenset(() if softmax else detr)
         count = outputs[detr[1]].shape[2] - softmax
         return partial(_detr, names=detr, size=about.size, softmax=softmax), f"DETR: {how}", lists, count
-    first = next(iter(outputs.values()))
+    (name, first), known = next(iter(outputs.items())), about.classes or len(about.names) or None
     if about.rotated and first.ndim == 3 and first.shape[2] == 7:
-        name, count = next(iter(outputs)), about.classes or len(about.names) or None
         layout = "x, y, width, height, score, class, angle after NMS"
-        return partial(_rotated_after_nms, name=name), layout, frozenset((name,)), count
+        return partial(_rotated_after_nms, name=name), layout, frozenset((name,)), known
     if first.ndim == 3 and (classes := rotated_classes(first, about)):
         layout = f"Ultralytics: {classes} classes, rotated boxes, NMS at IoU {NMS_IOU:g}"
-        reader = partial(ultralytics, name=next(iter(outputs)), classes=classes, rotated=True)
+        reader = partial(ultralytics, name=name, classes=classes, rotated=True)
         return reader, layout, frozenset(), classes
     if first.ndim == 3 and (after_nms(first) or _without_objects(first)):
-        name = next(iter(outputs))
-        layout, count = "x1, y1, x2, y2, score, class after NMS", about.classes or len(about.names) or None
-        return partial(_rows_after_nms, name=name), layout, frozenset((name,)), count
+        layout = "x1, y1, x2, y2, score, class after NMS"
+        return partial(_rows_after_nms, name=name), layout, frozenset((name,)), known
     if first.ndim == 3:
         classes = classes_of(outputs, about)
         layout = f"Ultralytics: {classes} classes, NMS at IoU {NMS_IOU:g}"
-        return partial(ultralytics, name=next(iter(outputs)), classes=classes), layout, frozenset(), classes
+        return partial(ultralytics, name=name, classes=classes), layout, frozenset(), classes
     raise Unreadable(
         f"its outputs ({described(outputs)}) are none of: boxes, scores and labels; logits and pred_boxes; [N, M, 6] "
         "with x1, y1, x2, y2, score and class; [N, 4 + classes, M] as Ultralytics has them"

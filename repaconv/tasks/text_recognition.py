@@ -46,8 +46,8 @@ class TextRecognition(Task):
     def read(self, outputs: Outputs) -> list[Line]:
         """Read the lines of a batch, of scores [N, T, C], or [T, 1, C] of one image.
 
-        The blank is the first class or the last, whichever the reference's first batch has more of: most steps of a
-        line are blank.
+        The blank has the lowest class number or the highest, whichever the reference's first batch has more of: most
+        steps of a line are blank.
         """
         scores = only_output(outputs, (3,), "scores of characters [N, T, C]")
         if scores.shape[2] < 2:

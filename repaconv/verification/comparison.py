@@ -152,9 +152,7 @@ class PerNeighborhood:
         a, b = found.astype(np.float64), right.astype(np.float64)
         error, size, scale = apart(a, b), largest(b), neighborhood(b)
         relative, least = self.tolerance.rtol or 0.0, self.tolerance.atol or 0.0
-        if relative >= SATURATED:  # else it is for numbers in float64
-            least = max(least, SATURATED * min(1.0, float(size.max(initial=0.0))))
-        allowed = np.maximum(relative * scale, least)
+        allowed = np.maximum(relative * scale, _absolute(relative, least, float(size.max(initial=0.0))))
         explained = np.zeros(b.shape)
         if rounding is not None and not (error <= allowed).all():
             self._tally.kind = rounding.kind
@@ -201,8 +199,7 @@ def surely_within(found: Array, right: Array, relative: float, least: float) -> 
     most = float(size.max())
     if not TINY < most < np.inf:
         return False  # NaN included
-    if relative >= SATURATED:
-        least = max(least, SATURATED * min(1.0, most))
+    least = _absolute(relative, least, most)
     beyond = ~(error <= NEARLY * np.maximum(np.float32(relative) * size, np.float32(least)))
     at = np.nonzero(np.atleast_1d(beyond))
     if not len(at[0]):
@@ -213,6 +210,11 @@ def surely_within(found: Array, right: Array, relative: float, least: float) -> 
         others = tuple(other for other in range(size.ndim) if other != axis)
         scale = np.minimum(scale, size.max(others)[at[axis]])
     return bool((error <= np.maximum(relative * scale, least)).all())
+
+
+def _absolute(relative: float, least: float, most: float) -> float:
+    """The absolute tolerance next to numbers of at most ``most``; a tolerance for numbers in float64 stays as it is."""
+    return max(least, SATURATED * min(1.0, most)) if relative >= SATURATED else least
 
 
 def largest(b: Array) -> Array:

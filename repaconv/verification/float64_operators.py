@@ -516,10 +516,10 @@ def convolution(
     sizes = window.sizes(x.shape[2:], kernel)
     found = np.empty((len(x), outputs, *sizes), x.dtype)
     matrices = weight.reshape(groups, outputs // groups, -1)
+    by_place = matrices.reshape(*matrices.shape, *[1] * len(kernel))
     for image, into in zip(x[:, None], found, strict=True):
         read = window.pieces(image, kernel, 0)
         if per_group == 1:  # a product per number
-            by_place = weight.reshape(groups, outputs // groups, -1, *[1] * len(kernel))
             total = sum(by_place[:, :, at] * piece[0][:, None] for at, piece in enumerate(read))
             into[:] = np.reshape(total, into.shape)
         else:

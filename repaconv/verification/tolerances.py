@@ -211,7 +211,7 @@ def by_chance(count: int, n: int, share: float) -> float:
 
 
 def lossy_words(metrics: Metrics, allowed: Tolerance, accuracy: Accuracy | None, *, task: str = "") -> str:
-    """What a lossy link's verdict says of first classes, and what was not looked at.
+    """What a lossy link's verdict says of top-1 predictions, and what was not looked at.
 
     ``task`` is the one that a link of its own is about.
     """

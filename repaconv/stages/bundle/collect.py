@@ -19,7 +19,7 @@ from repaconv.sources.source_of_run import subject_of
 from repaconv.stages.bundle.stage import expected_in
 from repaconv.stages.shared.common_checks import made_by, with_files
 from repaconv.stages.shared.exports_of_run import exports_of
-from repaconv.stages.shared.task_choice import evaluation_of
+from repaconv.stages.shared.task_choice import evaluation_of, size_in
 from repaconv.stages.verify.verification_chain import REFERENCE
 
 if TYPE_CHECKING:
@@ -232,8 +232,8 @@ def _engine_links(
 
     described, calls = expected_in(bundle)
     names, shape = [output["name"] for output in described["outputs"]], described["inputs"][0]["shape"]
-    size = (int(shape[2]), int(shape[3])) if len(shape) == 4 else None
-    compared = Comparison(candidate, made.tolerance, evaluation=evaluation_of(subject, made.precision, size))
+    evaluation = evaluation_of(subject, made.precision, size_in(shape))
+    compared = Comparison(candidate, made.tolerance, evaluation=evaluation)
     for at, expected in enumerate(calls):
         tensors = trtexec_logs.outputs(_as_json(found, f"output_{at}.json"))
         if lacking := set(names) - tensors.keys():

@@ -13,7 +13,7 @@ from repaconv.graph.onnx_files import metadata_of, read_graph
 from repaconv.results import Link
 from repaconv.sources.source_of_run import subject_of
 from repaconv.stages.shared.engine_files import build_of, engine_of, open_engine
-from repaconv.stages.shared.task_choice import evaluation_of
+from repaconv.stages.shared.task_choice import evaluation_of, size_in
 from repaconv.verification.float64_agreement import graph_rounding
 from repaconv.verification.onnx_model_loading import inputs_of
 from repaconv.verification.rounding import network_rounding
@@ -166,8 +166,7 @@ def compare_outputs(
         usual = {"usual": has.tolerances, "reasons": has.tolerance_reasons, "decides": network.decides}
     scores = scores if network else "logits"
     shape = next(iter(calls[0].given.values())).shape
-    size = (shape[2], shape[3]) if len(shape) == 4 else None
-    evaluation = evaluation_of(network, low, size) if network else None
+    evaluation = evaluation_of(network, low, size_in(shape)) if network else None
     allowed = tolerance(link, logits=scores in names, **usual)
     compared = Comparison(candidate, allowed, scores, evaluation=evaluation)
     own = graph_rounding(graph) if graph and low == "fp32" else None

@@ -76,6 +76,11 @@ def _class_names(config: Mapping[str, Any]) -> tuple[str, ...]:
     return () if all(name == f"LABEL_{number}" for number, name in enumerate(found)) else found
 
 
+def size_in(shape: Sequence[int]) -> tuple[int, int] | None:
+    """The (height, width) of images of this shape [N, C, H, W]; None for other inputs."""
+    return (int(shape[2]), int(shape[3])) if len(shape) == 4 else None
+
+
 def evaluation_of(
     subject: Subject, precision: str, size: tuple[int, int] | None, asked: str | None = None
 ) -> Evaluation | None:

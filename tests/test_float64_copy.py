@@ -20,7 +20,7 @@ import repaconv as rc
 from repaconv.graph.graph_without_weights import check
 from repaconv.results import VerifyArtefact
 from repaconv.verification.float64_graphs import Float64, widened
-from repaconv.verification.float64_operators import own_operators
+from repaconv.verification.float64_operators import _not_suppressed, _overlaps, own_operators
 from repaconv.verification.model_runners import load_onnx
 
 F, INT, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
@@ -182,6 +182,23 @@ def test_boxes_are_suppressed_as_onnx_runtime_does(center):
     found = load_onnx(model).run(feeds)["kept"]
     assert len(found) > 12
     np.testing.assert_array_equal(reference, found)
+
+
+@pytest.mark.parametrize("overlap", [-0.1, 0.0, 0.3])
+@np.errstate(invalid="ignore")
+def test_boxes_far_apart_are_left_out_of_the_comparison_alone(overlap):
+    """Boxes of several classes set apart, some without area, one that is infinite, one that is no number."""
+    corners = RANDOM.uniform(0, 1, (90, 2)) + RANDOM.integers(0, 3, (90, 1)) * 2
+    boxes = np.concatenate([corners, corners + RANDOM.integers(0, 3, (90, 2)) / 4], 1)
+    boxes[3], boxes[5, 2], boxes[7] = np.nan, np.inf, boxes[8]
+    order = RANDOM.permutation(90)[:80]
+    kept: list[int] = []
+    for one in order:
+        if all(_overlaps(boxes[other], boxes[[one]].T)[0] <= overlap for other in kept):
+            kept.append(one)
+    assert _not_suppressed(boxes, order, overlap, 90) == kept
+    assert _not_suppressed(boxes, order, overlap, 4) == kept[:4]
+    assert (len(kept) == 1) == (overlap < 0)
 
 
 CONVOLUTIONS = (functional.conv1d, functional.conv2d, functional.conv3d)

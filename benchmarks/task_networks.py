@@ -123,6 +123,13 @@ def _retinanet(*, heads: bool = False) -> nn.Module:
     return Tensors((_Heads if heads else _Listed)(RetinaNet(backbone, 91, **sides)))
 
 
+def _faster_rcnn() -> nn.Module:
+    """Boxes of random weights lie so far outside of the image that none is left, unless they move little."""
+    network = _torchvision("detection", "fasterrcnn_mobilenet_v3_large_320_fpn", rpn_score_thresh=0.0)
+    network.rpn.box_coder.weights = network.roi_heads.box_coder.weights = (1e5,) * 4  # type: ignore[union-attr,assignment]
+    return Tensors(_Listed(network))
+
+
 def _smp(decoder: str, encoder: str) -> nn.Module:
     import segmentation_models_pytorch
 
@@ -362,7 +369,7 @@ NETWORKS: dict[str, TaskNetwork] = {
     "faster_rcnn": _of_torchvision(
         "Faster R-CNN, MobileNetV3-320",
         DETECT,
-        partial(_detector, "fasterrcnn_mobilenet_v3_large_320_fpn"),
+        _faster_rcnn,
         (320, 320),
         (320, 320),
         dynamo=False,

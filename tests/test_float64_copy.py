@@ -184,6 +184,27 @@ def test_boxes_are_suppressed_as_onnx_runtime_does(center):
     np.testing.assert_array_equal(reference, found)
 
 
+@pytest.mark.parametrize("opset", [10, 16, 21])
+@pytest.mark.parametrize("samples", [0, 2])
+@pytest.mark.parametrize("mode", ["half_pixel", "output_half_pixel"])
+def test_boxes_are_pooled_as_onnx_runtime_does(opset, samples, mode):
+    """Two images; boxes inside, at the edge, outside, without area, and with their corners exchanged."""
+    how = {"output_height": 3, "output_width": 2, "sampling_ratio": samples, "spatial_scale": 0.5}
+    how |= {"coordinate_transformation_mode": mode} if opset >= 16 else {}
+    shapes = {"x": (F, [2, 3, 9, 7]), "boxes": (F, [16, 4]), "images": (INT, [16])}
+    net = graph([node("RoiAlign", "x boxes images", "y", **how)], {}, {"y": (F, [16, 3, 3, 2])}, shapes)
+    model = written(net, opset=opset)
+    corners = RANDOM.uniform(-6, 18, (16, 2))
+    boxes = np.concatenate([corners, corners + RANDOM.uniform(-1, 12, (16, 2))], 1).astype(np.float32)
+    boxes[0], boxes[1], boxes[2, 2:] = [0, 0, 14, 18], [13, 17, 14, 18], boxes[2, :2]
+    feeds = {"x": RANDOM.standard_normal((2, 3, 9, 7)).astype(np.float32), "boxes": boxes}
+    feeds["images"] = RANDOM.integers(0, 2, 16)
+    right = load_onnx(model).run(feeds)["y"]
+    found = ReferenceEvaluator(model, new_ops=own_operators()).run(None, feeds)[0]
+    assert np.abs(right).max() > 0.5
+    np.testing.assert_allclose(found, right, atol=2e-6)
+
+
 @pytest.mark.parametrize("overlap", [-0.1, 0.0, 0.3])
 @np.errstate(invalid="ignore")
 def test_boxes_far_apart_are_left_out_of_the_comparison_alone(overlap):

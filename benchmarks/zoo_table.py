@@ -34,6 +34,8 @@ ONNX Runtime; and the exported graph for OpenVINO over the original graph, both 
 session loads, one thread. `make bench-tasks` continues where it stopped and writes this section from
 `benchmarks/results/task_networks.jsonl` and `benchmarks/results/task_speed.jsonl`.
 """
+FILES = "RapidOCR"
+"""The package whose networks are ONNX files, which have one door."""
 TASK_COLUMNS = ("network", "from", "pixels", "parameters", "nodes", "`fold model.onnx`", "`--arch`", "module")
 COLUMNS = (
     "network",
@@ -170,12 +172,15 @@ def _summed_tasks(networks: dict[str, TaskRows], families: Sequence[str]) -> str
     passed = sum(_passes(row) for row in doors)
     whole = sum({*each.doors} == {"graph", "arch", "module"} for each in networks.values())
     exported = sum(row.get("export") == "passed" or "exported_nodes" in row for row in doors)
-    lines = [
+    built = sum(each.about["package"] != FILES for each in networks.values())
+    told = (
         f"{len(networks)} networks, {len(doors)} folds of them: {passed} without a wrong number, "
         f"{sum('refused' in row for row in doors)} refused, {sum('problem' in row for row in doors)} ended otherwise. "
-        f"{whole} networks have all three doors so far. {exported} of the folds were also exported; those of "
-        "a graph or of `--arch` that were not are of an earlier version of this benchmark."
-    ]
+        f"{whole} of the {built} networks that are not ONNX files have all three doors. {exported} of the folds were "
+        "also exported"
+    )
+    earlier = "; those of a graph or of `--arch` that were not are of an earlier version of this benchmark"
+    lines = [told + (earlier if exported < passed else "") + "."]
     for family in families:
         fast = [each.speeds[family] for each in networks.values() if family in each.speeds]
         for key, what in (("onnxsim", "onnxsim's graph on ONNX Runtime"), ("openvino", "the original on OpenVINO")):
@@ -183,7 +188,9 @@ def _summed_tasks(networks: dict[str, TaskRows], families: Sequence[str]) -> str
             mean = exp(sum(map(log, ratios)) / len(ratios))
             lines.append(
                 f"Speedup over {what}, {fast[0]['cpu']} ({family}): **{mean:.3f}x** (geometric mean of {len(ratios)}), "
-                f"the slowest {min(ratios):.3f}x."
+                f"the slowest {min(ratios):.3f}x. The interval is above 1 for "
+                f"{sum(row[key]['low'] > 1 for row in fast)} of them, and below 1 for "
+                f"{sum(row[key]['high'] < 1 for row in fast)}."
             )
     return "\n\n".join(lines) + "\n"
 

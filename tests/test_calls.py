@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import onnx
 import pytest
 import torch
@@ -43,6 +45,14 @@ class Single(Net):
     def forward(self, x):
         return nn.functional.linear(self.stem(x), torch.ones(3, 2))
 
+class Unshuffled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Conv2d(4, 8, 4, 4)
+
+    def forward(self, x):
+        return self.stem(nn.functional.pixel_unshuffle(x, 2))
+
 class Drawing(Net):
     def forward(self, x):
         return self.stem(x) + torch.rand_like(x[:, :1, ::4, ::4])
@@ -81,6 +91,18 @@ def test_what_takes_or_gives_something_else_is_told_so(code, kind, told, code_of
 def test_channels_are_those_of_the_first_convolution(code):
     assert rc.fold("c.pth", arch="./net.py:Net", **code).verdict == "passed"
     assert built(Architecture("net.py:Net", {}), read_checkpoint("c.pth")).channels == 3
+
+
+@pytest.mark.parametrize(("width", "channels"), [(12, 3), (4, 1)])
+def test_blocks_of_pixels_that_become_channels_are_no_channels_of_an_image(code, width, channels):
+    code["settings"] = {"image_size": "16x16"}
+    Path("net.py").write_text(CODE.replace("nn.Conv2d(4, 8, 4, 4)", f"nn.Conv2d({width}, 8, 4, 4)"))
+    torch.save(_named(nn.Conv2d(width, 8, 4, 4)).state_dict(), "c.pth")
+    assert rc.fold("c.pth", arch="./net.py:Unshuffled", **code).verdict == "passed"
+    rc.export()
+    (image,) = onnx.load("repaconv-out/c/model.onnx").graph.input
+    assert image.type.tensor_type.shape.dim[1].dim_value == channels
+    assert rc.verify().verdict == "passed"
 
 
 def test_a_tower_says_how_large_its_images_are():

@@ -340,13 +340,31 @@ def _plan(options: FoldOptions, path: Path, found: Checkpoint | None) -> _Plan:
     run = run_folder.prepare_run(
         weights, found.origin.sha256, out, force=options.force, payload=payload, files=[out / data]
     )
-    with norms_run(network.module) as norms:
-        gives = called(network.module, (network.channels, *images.size))
+    network, gives, norms = _first_run(network, images.size)
     head = head_of(network, gives)
     network = network._replace(classes=head if classes is None else classes)
     outputs = outputs_of(network, gives)
     scores = class_scores(widths_of(outputs, gives), classes, head)
     return _Plan(options, arch, found, network, images, scores, outputs, len(norms), run, payload, data)
+
+
+def _first_run(network: Built, size: tuple[int, int]) -> tuple[Built, Any, list[str]]:
+    """Run the network on an image, also of three channels or one if it does not take those of its first convolution.
+
+    A network that starts by moving blocks of pixels into channels has more there: YOLOX has 12, Real-ESRGAN x2 too.
+
+    Returns:
+        The network with the channels that it took, its output, and the names of the BatchNorms that ran.
+    """
+    refused: Refused | None = None
+    for channels in dict.fromkeys((network.channels, 3, 1)):
+        with norms_run(network.module) as norms:
+            try:
+                return network._replace(channels=channels), called(network.module, (channels, *size)), norms
+            except Refused as error:
+                refused = refused or error
+    assert refused is not None
+    raise refused
 
 
 def _require_holdable(found: Checkpoint) -> None:

@@ -35,6 +35,21 @@ def test_rounding_explains_so_many_times_what_it_does_and_no_more(scale, kind):
     assert compared(RIGHT + 0.9 * times * moved, scale=scale).reason == "exceeds_tolerance"
 
 
+@pytest.mark.parametrize("scale", [PerImage, PerNeighborhood])
+def test_rounding_is_drawn_again_as_long_as_a_difference_is_not_explained(scale):
+    def drawn():
+        for moved in (1e-7, 1e-4, 1e-3):
+            asked.append(moved)
+            yield {"y": np.full(RIGHT.shape, moved)}
+
+    for difference, needed, verdict in ((4e-4, 2, "passed"), (0.0, 0, "passed"), (1.0, 3, "failed")):
+        asked: list[float] = []
+        one = Comparison("candidate", EXACT, scale=scale)
+        one.add({"y": RIGHT + difference}, {"y": RIGHT}, rounding=Rounding(MEASURED, drawn))
+        (link,) = one.links("onnx", "reference")
+        assert (len(asked), link.verdict) == (needed, verdict)
+
+
 @pytest.mark.parametrize(("scale", "kind"), [(PerImage, MEASURED), (PerNeighborhood, JITTERED)])
 def test_where_rounding_moves_most_by_more_than_one_percent_nothing_is_verified(scale, kind):
     size = np.abs(RIGHT).max()

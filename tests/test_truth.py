@@ -22,18 +22,18 @@ from repaconv.sources.source_of_run import subject_of
 from repaconv.verification.comparison import Comparison, PerNeighborhood
 from repaconv.verification.evaluated_graph import Evaluated
 from repaconv.verification.folded_graph_verification import proved
-from repaconv.verification.rounding import MEASURED, Rounding, network_rounding
+from repaconv.verification.rounding import DRAWS, MEASURED, Rounding, network_rounding
 from repaconv.verification.tolerances import tolerance
 
 
-def ill_conditioned(*last: tuple[Any, ...], kind: int = F) -> onnx.ModelProto:
+def ill_conditioned(*last: tuple[Any, ...], kind: int = F, **more: Any) -> onnx.ModelProto:
     """The difference of large numbers behind a convolution and its norm: float32 keeps three digits of it."""
     rows = [
         ("Conv", "x w", "a", {"pads": [1] * 4}), ("BatchNormalization", "a nw nb nm nv", "b"),
         ("Add", "b high", "c"), ("Relu", "c", "d"), ("Sub", "d high", "e"),
         *(last or [("Identity", "e", "y")]),
     ]  # fmt: skip
-    weights = {"w": normal(4, 4, 3, 3), "high": np.array(3e4), **norm(4)}
+    weights = {"w": normal(4, 4, 3, 3), "high": np.array(3e4), **norm(4), **more}
     return Net(rows, weights, {"x": (F, (1, 4, 8, 8))}, {"y": kind}).model()
 
 
@@ -355,3 +355,31 @@ def test_half_of_the_images_left_out_is_not_more_than_half(out, reason):
     comparison.add({"y": found}, {"y": right}, rounding=Rounding(MEASURED, lambda: [{"y": moved}]))
     (link,) = comparison.links("stored", "original")
     assert link.reason == reason
+
+
+def test_what_a_choice_by_rounding_gathers_is_verified_in_float64_where_float32_tells_nothing(monkeypatch):
+    """As of boxes in the order of their scores: other rows of a table whose numbers are mostly zero."""
+    last = [
+        ("Reshape", "e flat", "f", {}), ("TopK", "f most", "values indices", {"axis": 1}),
+        ("Gather", "table indices", "y", {"axis": 0}),
+    ]  # fmt: skip
+    table = np.where(np.arange(512).reshape(256, 2) % 61 == 0, normal(256, 2), 0.0)
+    net = ill_conditioned(*last, flat=np.array([1, -1]), most=np.array([250]), high=np.array(3e5), table=table)
+    onnx.save(net, "net.onnx")
+    (link,) = rc.fold("net.onnx", measure=False).links
+    assert (link.verdict, link.reason, link.metrics) == ("passed", "equal_in_float64", None)
+    planted(monkeypatch, weight("nb", lambda b: b * np.float32(1.5)))
+    with pytest.raises(GateFailed, match="computed in float64"):
+        rc.fold("net.onnx", out="wrong.onnx", measure=False)
+
+
+def test_an_original_runs_again_on_moved_inputs_where_one_run_does_not_explain():
+    rows = [("Conv", "x w", "a", {}), ("BatchNormalization", "a nw nb nm nv", "b"), ("Relu", "b", "y")]
+    shape = (1, 4, 8, 8)
+    onnx.save(Net(rows, {"w": normal(4, 4, 1, 1), **norm(4)}, {"x": (F, shape)}, {"y": F}).model(), "net.onnx")
+    rc.fold("net.onnx", out="run", measure=False)
+    subject = subject_of(Run(Path("run")))
+    movements = list(network_rounding(subject, {"x": normal(*shape).astype(np.float32)}).of("y"))
+    assert len(movements) == 1 + DRAWS
+    assert all(1e-8 < one.max() < 1e-4 for one in movements)
+    assert len({one.tobytes() for one in movements}) == 1 + DRAWS

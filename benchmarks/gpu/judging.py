@@ -2,6 +2,7 @@
 
 Refused: what was changed on the way, what is no such result, what another kit made, a rehearsal. Marked partial: what
 was cut off, or lacked pieces. What is kept is judged anew from the samples and the links, never by the result's word.
+It fills the tables of docs/gpu.md and the presets of the targets.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from gpu.plan import OFFICIAL, OURS, VANILLA
+from gpu.plan import MADE, OFFICIAL, OURS, VANILLA
 from gpu.session import FORMAT, canonical
 from repaconv.benchmark.latency_statistics import ratio
 from repaconv.core.errors import Refused, RepaconvError
@@ -54,13 +55,23 @@ def _refused(message: str, code: str) -> Refused:
 
 def judged(result: dict[str, Any], kit: dict[str, Any]) -> dict[str, Any]:
     """The result with a verdict for every step, and for the whole."""
-    steps = {step["name"]: step for step in result["steps"]}
-    rows = [_judged(step) for step in result["steps"]]
-    absent = [name for name in kit["plan"] if name not in steps]
-    open_ones = [row["name"] for row in rows if row["status"] == "not run"] + absent
-    partial = [f"{len(open_ones)} of {len(kit['plan'])} steps were not run"] if open_ones else []
+    return _whole(result, [_judged(step) for step in result["steps"]], kit)
+
+
+def joined(found: dict[str, Any], kept: dict[str, Any], kit: dict[str, Any]) -> dict[str, Any]:
+    """A judged result, and of an earlier one of the same GPU what was not run now; such a step names its kit."""
+    earlier = {step["name"]: {"kit": kept["kit"], **step} for step in kept["steps"] if step["verdict"] == "passed"}
+    rows = [step if step["verdict"] != "not verified" else earlier.get(step["name"], step) for step in found["steps"]]
+    return _whole(found, rows, kit)
+
+
+def _whole(result: dict[str, Any], rows: list[dict[str, Any]], kit: dict[str, Any]) -> dict[str, Any]:
+    measuring, there = [row for row in rows if row["kind"] not in MADE], {row["name"] for row in rows}
+    absent = [name for name in kit["plan"] if name not in there]
+    open_ones = [row["name"] for row in measuring if row["status"] == "not run"] + absent
+    partial = [f"{len(open_ones)} of {len(measuring) + len(absent)} steps were not run"] if open_ones else []
     partial += [f"without {bundle}: {why}" for bundle, why in result["missing"].items()]
-    verdicts = [row["verdict"] for row in rows if row["kind"] not in ("prepare", "graphs")]
+    verdicts = [row["verdict"] for row in measuring]
     failed, passed = "failed" in verdicts, "passed" in verdicts
     verdict = "failed" if failed else "passed" if passed else "not verified"
     return {**result, "steps": rows, "partial": partial, "verdict": verdict, "not_run": open_ones}
@@ -175,6 +186,7 @@ def place_of(result: dict[str, Any], folder: Path = RESULTS) -> Path:
 def main() -> None:
     """See the module's words."""
     from gpu.tables import markdown, put
+    from gpu.target_presets import put_presets
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("result", type=Path)
@@ -183,12 +195,18 @@ def main() -> None:
     try:
         kit = json.loads(given.kit.read_text())
         found = judged(read(given.result, kit), kit)
-        print(markdown(found))
-        place = place_of(found)
+        try:
+            place = place_of(found)
+            if place.is_file():
+                found = joined(found, json.loads(place.read_text()), kit)
+        finally:
+            print(markdown(found))
     except RepaconvError as error:
         raise SystemExit(_told(error)) from error
     place.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
     put(found)
+    for path in put_presets(found, f"benchmarks/results/{place.name}"):
+        print(f"{path}: presets; `make golden` says which exports they change")
     print(f"\n{place}: {found['verdict']}{''.join(f'; partial: {why}' for why in found['partial'])}")
     raise SystemExit({"passed": 0, "failed": 1}.get(found["verdict"], 3))
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import math
 import shutil
 import subprocess
 import sys
@@ -143,6 +144,7 @@ def script(bundles: Mapping[str, Mapping[str, str]], python: str) -> tuple[str, 
         "pieces": pieces,
         "bundles": {name: list(parts) for name, parts in bundles.items()},
         "plan": [step.name for step in steps()],
+        "earlier": earlier(),
     }
     known["id"] = hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:16]
     body = (Path(__file__).parent / "unpacking.py").read_text()
@@ -150,6 +152,27 @@ def script(bundles: Mapping[str, Mapping[str, str]], python: str) -> tuple[str, 
     head = '#!/bin/sh\n# See the words below. PYTHON=python3.12 names another Python.\nKIT_FOLDER=$(dirname "$0")\n'
     call = 'export KIT_FOLDER\nexec "${PYTHON:-python3}" - "$@" <<\'END_OF_KIT\'\n'
     return f"{head}{call}{body}\nEND_OF_KIT\n", known
+
+
+def earlier(results: Path = ROOT / "benchmarks/results") -> dict[str, Any]:
+    """What earlier results predict: speedups on CPUs, and speedups and seconds on the GPUs that were measured."""
+    from gpu.plan import OFFICIAL, Step
+    from gpu.step_selection import PRESET, Cell, Known, known_of
+
+    known, seconds = [], {}
+    for row in json.loads((results / "family_forms.json").read_text())["rows"]:
+        times, method = row["times_hand"], row["net"].partition("-")[0]
+        for target, runtime in (("x86-64", "onnxruntime"), ("x86-64-openvino", "openvino")):
+            ours, plain = times.get(f"default, {runtime}"), times[f"safest, {runtime}"]
+            for over, number in ((OFFICIAL, (ours or plain)[0]), (PRESET, ours[0] / plain[0] if ours else 1.0)):
+                cell = Cell(over, method, row["net"], 1, target, "fp32", row["machine"]["family"])
+                known.append(Known(cell, math.log(number)))
+    for path in sorted(results.glob("gpu_*.json")):
+        found = json.loads(path.read_text())
+        for step in found["steps"]:
+            known += known_of(Step(*(step[each] for each in Step._fields)), step, found["machine"]["card"]["name"])
+            seconds |= {step["name"]: step["seconds"]} if step["status"] == "done" else {}
+    return {"known": known, "seconds": seconds}
 
 
 def benchmarks() -> dict[str, Path]:
@@ -200,7 +223,7 @@ def main() -> None:
     """See the module's words."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--python", default="3.12", help="of the machine with the card")
+    parser.add_argument("--python", default="3.12", help="of the machine with the GPU")
     given = parser.parse_args()
     known = make(given.folder, given.python)
     for bundle, pieces in known["bundles"].items():

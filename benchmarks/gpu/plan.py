@@ -1,4 +1,4 @@
-"""What is measured on a card, the most important first: the papers' models at the papers' own protocols."""
+"""Every step of the kit: the papers' models at the papers' own protocols; `step_selection` chooses from them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ CASES = (
     Case("repavit", "deit-tiny/0.75", 128, Claim(4470.8 / 3435.1, f"Table 4, {A6000}")),
     Case("pyra", "vit-base/high", 128, Claim(1365 / 425, f"Table 3, {RTX3090}")),
 )
-# Runtimes by target, with the precisions, in the order in which their rows come.
+# Runtimes by target, with the precisions, in the order of the table's rows.
 WAYS = (
     ("cuda", "fp32"),
     ("cuda-ort", "fp32"),
@@ -64,13 +64,23 @@ WAYS = (
     ("cuda-ort", "bf16"),
     ("cuda-ort@tensorrt", "fp16"),
 )
-ENGINES = (("rtx-40", "fp32"), ("rtx-50", "fp32"), ("rtx-40", "fp16"), ("rtx-50", "fp16"))
-"""Targets of TensorRT-RTX, with precisions: float32 is built ahead of time anywhere, the other on its card alone."""
+ENGINES = tuple(
+    (target, precision)
+    for precision in ("fp32", "fp16")
+    for target in ("rtx-30", "rtx-40", "rtx-50", "t4", "a100", "h100")
+)
+"""Targets of TensorRT-RTX and of TensorRT, with precisions: TensorRT-RTX builds float32 ahead of time anywhere, all
+others are built on their GPU alone."""
 BATCHES = (1, 8, 64)
 """Images a call, of an engine that is opened."""
-TUNED = ("repavit-deit-tiny-0.75", "riformer-s12", "nondeep-6x2-value-sum")
+TUNED = ("cuda-ort", *dict.fromkeys(target for target, _ in ENGINES))
+"""Targets whose presets are measured, one network per method."""
+TUNE_S = 60
+"""Seconds of each search for a preset."""
 SMALL = {"dwconv": "vit-base/6", "pyra": "vit-base/low"}
-"""Where the largest network would be no better an example of an engine."""
+"""Where the largest network would be no better an example of an engine, or of a preset."""
+MADE = ("prepare", "graphs")
+"""Kinds of steps that make what others measure."""
 
 
 class Step(NamedTuple):
@@ -92,13 +102,14 @@ class Step(NamedTuple):
 
 
 def steps(rehearsal: bool = False) -> list[Step]:
-    """All of them in order; a rehearsal has small networks on a processor, and each kind of step once."""
+    """All of them, each after what it needs; a rehearsal has small networks on the CPU, and each kind of step once."""
     cases = REHEARSED if rehearsal else CASES
     ways = (("cpu-torch", "fp32"), ("x86-64", "fp32"), ("cpu-torch", "bf16")) if rehearsal else WAYS
     engines = (("rtx-40", "fp32"), ("x86-64", "fp32"), ("rtx-40", "fp16")) if rehearsal else ENGINES
+    tuned = ("x86-64",) if rehearsal else TUNED
     made: dict[str, Step] = {}
-    for step in (*_rows(cases, ways), *_tuned(cases, rehearsal), *_engines(cases, engines)):
-        for needed in _needs(step):
+    for step in (*_rows(cases, ways), *_tuned(cases, tuned, 15 if rehearsal else TUNE_S), *_engines(cases, engines)):
+        for needed in needs(step):
             made.setdefault(needed.name, needed)
         made[step.name] = step
     return list(made.values())
@@ -127,24 +138,27 @@ def _rows(cases: tuple[Case, ...], ways: tuple[tuple[str, str], ...]) -> Iterato
             yield Step(name, "row", case.model, given, 300 if "compiled" in target else 150)
 
 
+def _examples(cases: tuple[Case, ...]) -> list[Case]:
+    """One network per method."""
+    chosen = {each.method: each for each in cases}
+    return [each._replace(size=SMALL.get(each.method, each.size)) for each in chosen.values()]
+
+
 def _engines(cases: tuple[Case, ...], engines: tuple[tuple[str, str], ...]) -> Iterator[Step]:
-    """One network a method."""
-    chosen = {each.method: (each.method, SMALL.get(each.method, each.size), each.note) for each in cases}
     for target, precision in engines:
-        for method, size, note in chosen.values():
-            model = Case(method, size, 1, None, note).model
-            given = {"target": target, "precision": precision, "method": method, "size": size, "claim": None}
-            yield Step(f"{model}.{target}.{precision}", "engine", model, given, 600)
+        for case in _examples(cases):
+            given = {"target": target, "precision": precision, "method": case.method, "size": case.size, "claim": None}
+            yield Step(f"{case.model}.{target}.{precision}", "engine", case.model, given, 600)
 
 
-def _tuned(cases: tuple[Case, ...], rehearsal: bool) -> Iterator[Step]:
-    for case in () if rehearsal else cases:
-        if case.model in TUNED:
-            given = {"target": "cuda-ort", "batch": min(case.batch, 128)}
-            yield Step(f"{case.model}.b{case.batch}.tune", "tune", case.model, given, 240)
+def _tuned(cases: tuple[Case, ...], targets: tuple[str, ...], budget_s: int) -> Iterator[Step]:
+    for target in targets:
+        for case in _examples(cases):
+            given = {"target": target, "batch": min(case.batch, 64), "method": case.method, "budget_s": budget_s}
+            yield Step(f"{case.model}.{target}.tune", "tune", case.model, given, 2 * budget_s + 60)
 
 
-def _needs(step: Step) -> Iterator[Step]:
+def needs(step: Step) -> Iterator[Step]:
     """What must be made before: the network, and its graphs where a runtime takes those."""
     yield Step(f"{step.model}.prepare", "prepare", step.model, {}, 300)
     target = step.given.get("target", "")

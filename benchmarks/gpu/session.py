@@ -1,7 +1,7 @@
-"""All steps on this machine, within a time limit: `python -m gpu.session --work DIR --seconds N -o result.json`.
+"""The steps that gain most on this machine within a time limit: `python -m gpu.session --work DIR --seconds N -o FILE`.
 
-The result is written anew after every step, so that a session that is cut off has given what it had. Called again with
-the same folder it goes on where it was.
+`step_selection` chooses anew after every step, with what the step told and how long it took. The result is written
+after every step, so that an interrupted session has given what it had. Called again with the same folder, it resumes.
 """
 
 from __future__ import annotations
@@ -14,17 +14,18 @@ import platform
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from gpu.plan import Step, steps
+from gpu.plan import MADE, Step, needs, steps
+from gpu.step_selection import TOGETHER, Cell, Chosen, Known, Machine, Selection, known_of, listed, unable
 
 FORMAT = "repaconv-gpu-result/1"
 LARGEST = 16 * 2**20
-TOGETHER = 4
-"""Networks that are made at once, before anything is timed."""
-MADE = ("prepare", "graphs")
+SPARE_S = 5.0
+"""Seconds that remain for writing the result."""
 PACKAGES = (
     "repaconv", "torch", "numpy", "onnx", "onnxscript", "onnxruntime", "onnxruntime-gpu", "triton", "nvidia-cudnn-cu13",
     "tensorrt", "tensorrt-rtx-cu13", "nvidia-ml-py",
@@ -32,36 +33,79 @@ PACKAGES = (
 
 
 class Session:
-    """What was done so far, and what is written of it."""
+    """What was done so far, what is done next, and what is written of it."""
 
-    def __init__(self, given: argparse.Namespace) -> None:
+    clock: Callable[[], float] = staticmethod(time.monotonic)
+
+    def __init__(self, given: argparse.Namespace, facts: Mapping[str, Any]) -> None:
+        """``facts`` is what `facts` returns."""
         self.work, self.out, self.rehearsal = given.work.resolve(), given.out, given.rehearsal
-        self.ends = time.monotonic() + given.seconds
-        self.kit = json.loads((given.kit or given.work / "kit.json").read_text())
+        self.ends = self.clock() + given.seconds
+        self.kit = given.kit
         self.missing = json.loads(given.missing)
         self.rows = self.work / ("rehearsed" if given.rehearsal else "rows")
-        self.rows.mkdir(parents=True, exist_ok=True)
         self.plan = _chosen(steps(given.rehearsal), given.only)
-        self.machine, absent = facts(self.plan)
-        self.idle = _idle(self.plan, absent)
+        self.described, self.machine = facts["machine"], Machine(**facts["for_selection"])
+        self.left_out = {step.name: why for step in self.plan if (why := unable(step, self.machine))}
+        earlier = self.kit.get("earlier", {})
+        self.known = [Known(Cell(*cell), gain) for cell, gain in earlier.get("known", ())]
+        self.earlier_s = dict(earlier.get("seconds", {}))
+        if given.resume is not None:
+            self.resume(given.resume)
+        self.done: dict[str, dict[str, Any]] = {}
+        for step in self.plan:
+            self.take(step)
 
     def left(self) -> float:
         """Seconds."""
-        return self.ends - time.monotonic()
+        return self.ends - self.clock()
 
-    def known(self, step: Step) -> dict[str, Any] | None:
-        """What came of a step, if it was done or cannot be."""
-        if step.name in self.idle:
-            return {"status": "not verified", "why": self.idle[step.name]}
+    def take(self, step: Step) -> None:
+        """Take in what a step has written, if it was run to its end."""
         path = self.rows / f"{step.name}.json"
-        return json.loads(path.read_text()) if path.is_file() else None
+        if path.is_file() and step.name not in self.left_out:
+            self.done[step.name] = json.loads(path.read_text())
+            self.known += known_of(step, self.done[step.name], self.machine.device)
 
-    def ready(self, step: Step) -> bool:
-        """Whether its network was made; one that was cut off is made another time, one that failed is the reason."""
-        made = self.known(next(each for each in self.plan if each.kind == "prepare" and each.model == step.model))
-        if made is not None and made["status"] != "done":
-            self.idle[step.name] = f"{step.model} was not made; see its step."
-        return made is not None and made["status"] == "done"
+    def outcome(self, step: Step) -> dict[str, Any] | None:
+        """What came of a step, if it was done or cannot be."""
+        if step.name in self.left_out:
+            return {"status": "not verified", "why": self.left_out[step.name]}
+        return self.done.get(step.name)
+
+    def resume(self, path: Path) -> None:
+        """Take in an earlier result: of this kit and GPU what was measured, of any other what it predicts.
+
+        Raises:
+            SystemExit: If it is not a result.
+        """
+        try:
+            found = json.loads(path.read_text())
+            device = found["machine"]["card"].get("name", "")
+            rows = [({each: row.pop(each) for each in Step._fields}, row) for row in found["steps"]]
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            sys.stderr.write(f"{path} is not a result of the kit: {error!r}.\n")
+            raise SystemExit(2) from error
+        here = (self.kit["id"], self.machine.device, self.rehearsal)
+        same = here == (found.get("kit"), device, found.get("rehearsal"))
+        self.rows.mkdir(parents=True, exist_ok=True)
+        for fields, outcome in rows:
+            step, place = Step(**fields), self.rows / f"{fields['name']}.json"
+            if outcome.get("status") == "done" and "seconds" in outcome:
+                self.earlier_s[step.name] = outcome["seconds"]
+            if not same:
+                self.known += known_of(step, outcome, device)
+            elif outcome.get("status") == "done" and step.kind not in MADE and not place.is_file():
+                place.write_text(json.dumps(outcome))
+
+    def chosen(self) -> list[Chosen]:
+        """The steps that are run in the time that is left, the next one first."""
+        for step in self.plan:
+            for needed in needs(step) if step.kind not in MADE and step.name not in self.done else ():
+                if self.done.get(needed.name, {}).get("status", "done") != "done":
+                    self.left_out.setdefault(step.name, f"{needed.name} did not come out; see that step.")
+        selection = Selection(self.plan, self.machine, self.done, self.left_out, self.known, self.earlier_s)
+        return selection.chosen(self.left() - SPARE_S)
 
     def do(self, step: Step) -> None:
         """A process, its end, and what it left; what fails for want of time is done again another time."""
@@ -74,7 +118,7 @@ class Session:
                 [*command, *(["--rehearsal"] if self.rehearsal else [])],
                 stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
                 env={**os.environ, "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // TOGETHER))}
-                if step.kind in ("prepare", "graphs") else None,
+                if step.kind in MADE else None,
             )  # fmt: skip
             try:
                 code = child.wait(timeout=max(1, limit))
@@ -93,12 +137,12 @@ class Session:
 
     def write(self) -> dict[str, Any]:
         """The result as it is now; traces go first where it would grow too large."""
-        rows = [{**step._asdict(), **(self.known(step) or {"status": "not run"})} for step in self.plan]
+        rows = [{**step._asdict(), **(self.outcome(step) or {"status": "not run"})} for step in self.plan]
         result = {
             "format": FORMAT,
             "kit": self.kit["id"],
             "rehearsal": self.rehearsal,
-            "machine": self.machine,
+            "machine": self.described,
             "missing": self.missing,
             "steps": rows,
         }
@@ -127,8 +171,8 @@ def _chosen(plan: list[Step], only: str | None) -> list[Step]:
     return [step for step in plan if step.name in wanted or (step.kind in MADE and step.model in models)]
 
 
-def facts(plan: list[Step]) -> tuple[dict[str, Any], dict[str, str]]:
-    """The machine, and why each target is not here; asked by a process that goes, since it takes part of the card."""
+def facts(plan: list[Step]) -> dict[str, Any]:
+    """The machine; asked by a process that ends, since it takes some of the GPU's memory."""
     targets = sorted({step.given["target"] for step in plan if step.kind not in MADE})
     done = subprocess.run(
         [sys.executable, "-c", f"from gpu.session import tell; tell({targets!r})"],
@@ -137,8 +181,7 @@ def facts(plan: list[Step]) -> tuple[dict[str, Any], dict[str, str]]:
     if done.returncode:
         print(f"not verified: repaconv does not run on this Python, which ended with {done.returncode}")
         raise SystemExit(3)
-    told = json.loads(done.stdout.splitlines()[-1])
-    return told["machine"], told["absent"]
+    return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
 def tell(targets: list[str]) -> None:
@@ -149,53 +192,80 @@ def tell(targets: list[str]) -> None:
     from repaconv.core.errors import EnvironmentProblem
     from repaconv.stages.shared.common_checks import load_target
 
-    absent = {}
-    for target in targets:
+    absent, devices = {}, {target: load_target(target) for target in targets}
+    engines = {target: plugins.load(plugins.ENGINES, device.runtime) for target, device in devices.items()}
+    for target, engine in engines.items():
         try:
-            plugins.load(plugins.ENGINES, load_target(target).runtime).version()
+            engine.version()
         except EnvironmentProblem as problem:
             absent[target] = problem.message
     machine = {
-        "card": describe_gpu(),
+        "card": (card := describe_gpu()),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "python": platform.python_version(),
         "cores": os.cpu_count(),
         "packages": {name: found for name in PACKAGES if (found := version_of(name))},
     }
-    print(json.dumps({"machine": machine, "absent": absent}))
+    for_selection = {
+        "device": card.get("name", ""),
+        "capability": card.get("compute_capability", ""),
+        "memory_gib": card.get("memory_gib", 0.0),
+        "capabilities": {target: device.compute_capability for target, device in devices.items()},
+        "absent": absent,
+        "ahead": [target for target, engine in engines.items() if "elsewhere" in engine.can],
+    }
+    print(json.dumps({"machine": machine, "for_selection": for_selection}))
 
 
-def _idle(plan: list[Step], absent: dict[str, str]) -> dict[str, str]:
-    """Steps that cannot be run here, and what is made for those alone; each with the reason."""
-    idle = {step.name: absent[step.given["target"]] for step in plan if step.given.get("target") in absent}
-    live = [step for step in plan if step.name not in idle and step.kind not in MADE]
-    models = {step.model for step in live}
-    graphs = {step.model for step in live if "ort" in step.given["target"] or step.given["target"] == "x86-64"}
-    for step in plan:
-        if step.kind in MADE and step.model not in (models if step.kind == "prepare" else graphs):
-            idle[step.name] = "nothing that is here needs it"
-    return idle
+def assumed(found: dict[str, Any], target: str, memory_gib: float, missing: Iterable[str]) -> dict[str, Any]:
+    """The facts of a machine with the GPU of a target: what is absent there is what the kit lacks.
+
+    Raises:
+        SystemExit: If the target is for no single compute capability.
+    """
+    known = found["for_selection"]
+    if not known["capabilities"].get(target):
+        names = ", ".join(name for name, capability in known["capabilities"].items() if capability)
+        sys.stderr.write(f"{target} is not a target with a compute capability: {names}.\n")
+        raise SystemExit(2)
+    bundles = {each: bundle for each in known["capabilities"] if (bundle := _bundle(each, known["ahead"]))}
+    why = {each: f"the bundle {bundle} is missing." for each, bundle in bundles.items() if bundle in missing}
+    why |= {each: "TensorRT is not in the kit." for each, bundle in bundles.items() if bundle == TENSORRT}
+    changed = {"device": target, "capability": known["capabilities"][target], "memory_gib": memory_gib, "absent": why}
+    return {**found, "for_selection": {**known, **changed}}
+
+
+TENSORRT = "tensorrt"
+
+
+def _bundle(target: str, ahead: Iterable[str]) -> str:
+    """The bundle that brings a target's runtime; empty if PyTorch is all that it needs."""
+    if target in ahead:
+        return "tensorrt-rtx"
+    if target.startswith("cuda"):
+        return {"cuda-ort": "onnxruntime", "cuda-ort@tensorrt": TENSORRT}.get(target, "")
+    return "" if target.startswith(("x86-64", "cpu")) else TENSORRT
 
 
 def run(session: Session) -> dict[str, Any]:
-    """Networks together, all else alone, in the order of the plan; a step whose need failed is not run."""
-    todo = [step for step in session.plan if session.known(step) is None]
-    for why in sorted(set(session.idle.values()) - {"nothing that is here needs it"}):
-        print(f"not verified: {why}", flush=True)
-    made = [step for step in todo if step.kind == "prepare"]
-    with ThreadPoolExecutor(TOGETHER) as pool:
-        list(pool.map(session.do, made))
-    session.write()
-    for step in todo:
-        if step.kind == "prepare" or not session.ready(step):
-            continue
-        if session.left() < 10:
-            break
-        begin = time.monotonic()
-        session.do(step)
-        found = session.known(step) or {"status": "not run", "why": "the time is over"}
-        print(f"{step.name}: {found['status']} {found.get('why') or found.get('not_verified', '')}".rstrip(),
-              f"({time.monotonic() - begin:.0f} s)", flush=True)  # fmt: skip
+    """Each time what gains most in the time that is left, alone; all missing networks, or graphs, when it needs one."""
+    session.rows.mkdir(parents=True, exist_ok=True)
+    for why in sorted(set(session.left_out.values())):
+        print(f"left out: {why}", flush=True)
+    while chosen := session.chosen():
+        if kind := next((kind for kind in MADE if any(step.kind == kind for step in chosen[0].needed)), None):
+            missing = [step for each in chosen for step in each.needed if step.kind == kind]
+            with ThreadPoolExecutor(TOGETHER) as pool:
+                list(pool.map(session.do, missing))
+            for step in missing:
+                session.take(step)
+        else:
+            step, begun = chosen[0].step, session.clock()
+            session.do(step)
+            session.take(step)
+            found = session.outcome(step) or {"status": "not run", "why": "the time is over"}
+            print(f"{step.name}: {found['status']} {found.get('why') or found.get('not_verified', '')}".rstrip(),
+                  f"({session.clock() - begun:.0f} s, {chosen[0].seconds:.0f} expected)", flush=True)  # fmt: skip
         session.write()
     return session.write()
 
@@ -209,16 +279,40 @@ def exit_code(result: dict[str, Any]) -> int:
 
 
 def main() -> None:
-    """See the module's words."""
+    """See the module's description."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, required=True)
-    parser.add_argument("--seconds", type=float, default=1200)
+    parser.add_argument("--seconds", type=float, default=1800)
     parser.add_argument("--only", help="steps whose names have this in them")
-    parser.add_argument("--rehearsal", action="store_true", help="small networks on the processor: no result of a card")
+    parser.add_argument("--plan", action="store_true", help="say which steps would be run, in order, and why; run none")
+    parser.add_argument(
+        "--gpu", metavar="TARGET", help="plan for the GPU of a target, e.g. h100, in place of this machine's"
+    )
+    parser.add_argument("--memory", type=float, default=0.0, metavar="GIB", help="memory of that GPU")
+    parser.add_argument(
+        "--resume", type=Path, metavar="RESULT", help="an earlier result, of this GPU or of another one"
+    )
+    parser.add_argument("--rehearsal", action="store_true", help="small networks on the CPU: no result of a GPU")
     parser.add_argument("--kit", type=Path, help="kit.json, where it is not in the folder")
     parser.add_argument("--missing", default="{}", help="what did not arrive, and why (JSON)")
     parser.add_argument("-o", "--out", type=Path, default=Path("result.json"))
-    result = run(Session(parser.parse_args()))
+    given = parser.parse_args()
+    if given.gpu and not given.plan:
+        parser.error("--gpu is for --plan: a session measures the GPU of this machine")
+    if given.memory and not given.gpu:
+        parser.error("--memory is for --gpu")
+    try:
+        given.kit = json.loads((given.kit or given.work / "kit.json").read_text())
+    except (OSError, ValueError) as error:
+        parser.error(f"no kit.json can be read: {error}")
+    found = facts(steps(given.rehearsal))
+    if given.gpu:
+        found = assumed(found, given.gpu, given.memory, json.loads(given.missing))
+    session = Session(given, found)
+    if given.plan:
+        print("\n".join(listed(session.chosen(), session.left_out)))
+        return
+    result = run(session)
     counts: dict[str, int] = {}
     for step in result["steps"]:
         counts[step["status"]] = counts.get(step["status"], 0) + 1

@@ -178,7 +178,11 @@ def tuned(step: Step, folder: Path) -> dict[str, Any]:
     import repaconv
 
     found = repaconv.tune(
-        folder / "run", target=step.given["target"], batch=step.given["batch"], budget_s=120, rerun=True
+        folder / "run",
+        target=step.given["target"],
+        batch=step.given["batch"],
+        budget_s=step.given["budget_s"],
+        rerun=True,
     )
     return {"tuned": found.model_dump(mode="json")}
 

@@ -43,6 +43,9 @@ def _head(result: dict[str, Any]) -> Iterator[str]:
     yield f"{'; '.join([*told, machine['system']])}. Kit {result['kit']}: **{result['verdict']}**."
     for why in result["partial"]:
         yield f"*Partial*: {why}."
+    earlier = [step["kit"] for step in result["steps"] if step.get("kit", result["kit"]) != result["kit"]]
+    if earlier:
+        yield f"{len(earlier)} steps are of earlier kits ({', '.join(sorted(set(earlier)))})."
 
 
 def _rows(result: dict[str, Any]) -> Iterator[str]:

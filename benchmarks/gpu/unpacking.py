@@ -2,7 +2,8 @@
 
     sh gpu.sh                      take the pieces beside it, unpack them, run all that they allow
     sh gpu.sh --take               take pieces only: others come later, or alone
-    sh gpu.sh --seconds 500 --out result.json [--only cuda.fp32] [--rehearsal]
+    sh gpu.sh --plan [--gpu h100]  say what would be run, in order, and why: on this GPU, or on another one
+    sh gpu.sh --seconds 1800 --out result.json [--only cuda.fp32] [--resume earlier.json] [--rehearsal]
 
 Wheels are unpacked into a folder of their own, which goes before what this Python has: nothing is installed, and the
 torch that is here stays what it is.
@@ -107,6 +108,7 @@ def main():
     parser.add_argument("--work", type=Path, default=Path("/tmp/repaconv-gpu"))
     parser.add_argument("--take", action="store_true", help="take pieces, and do no more")
     parser.add_argument("-o", "--out", type=Path, default=Path("result.json"))
+    parser.add_argument("--resume", type=Path)
     given, rest = parser.parse_known_args()
     given.work = given.work.resolve()
     given.work.mkdir(parents=True, exist_ok=True)
@@ -126,6 +128,7 @@ def main():
     sites = [site_of(given.work, bundle) for bundle in reversed(whole)]  # of two the later one's comes first
     before = [*sites, str(given.work / "core" / "benchmarks"), os.environ.get("PYTHONPATH", "")]
     told = ["--work", str(given.work), "--missing", json.dumps(missing), "--out", str(given.out.resolve())]
+    told += ["--resume", str(given.resume.resolve())] if given.resume else []
     environment = dict(os.environ, PYTHONPATH=os.pathsep.join(filter(None, before)))
     # from a folder of its own: what lies where it was called may have the same names
     return subprocess.call([sys.executable, "-m", "gpu.session", *told, *rest], env=environment, cwd=str(given.work))

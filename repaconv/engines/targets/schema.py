@@ -57,8 +57,9 @@ class Target(Record):
         forms: The rewrites of the default preset, in order: by method, or under ``default`` for all others. Under the
             name of a lower precision: those of them that its graphs use. Under ``safest``: those for CPUs without
             measurements.
-        measured: By CPU ISA level (`repaconv.benchmark.cpu_isa_level`): the measurement that the default preset rests
-            on, and its date. An ISA level may have presets of its own: ``default@amx``, or for a method ``pyra@amx``.
+        measured: By CPU ISA level (`repaconv.benchmark.cpu_isa_level`), or by the name of a GPU: the measurement that
+            the default preset rests on. An ISA level may have presets of its own: ``default@amx``, or for a method
+            ``pyra@amx``.
         unsupported_ops: Operators of the opset that the parser does not support.
         forbids: Other features that it does not support; see `repaconv.onnx_export.target_operator_rules`.
         domains: Supported operator domains other than ONNX's own.

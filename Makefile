@@ -65,10 +65,10 @@ bench-deploy: .venv/installed-dev
 	PYTHONPATH=benchmarks OMP_NUM_THREADS=$(or $(THREADS),1) $(BIN)/python -m peers $(if $(ROWS),--rows $(ROWS)) \
 	--batch $(or $(BATCH),1) --threads $(or $(THREADS),1) --budget $(or $(BUDGET),300) $(if $(SECONDS),--seconds $(SECONDS))
 
-# The same for arbitrary networks, for which timm and others must be installed; INT8=1 after FP32.
+# The same for arbitrary networks, for which timm and others must be installed; INT8=1 after FP32; BATCH=8 THREADS=2.
 bench-originals: .venv/installed-dev
 	PYTHONPATH=benchmarks OMP_NUM_THREADS=$(or $(THREADS),1) $(BIN)/python -m peers --originals $(if $(INT8),--int8) \
-	$(if $(ROWS),--rows $(ROWS)) --budget $(or $(BUDGET),60) --openings 20 $(if $(SECONDS),--seconds $(SECONDS))
+	--batch $(or $(BATCH),1) --threads $(or $(THREADS),1) $(if $(ROWS),--rows $(ROWS)) --budget $(or $(BUDGET),60) --openings 20 $(if $(SECONDS),--seconds $(SECONDS))
 
 bench-hand: .venv/installed
 	$(BIN)/python benchmarks/deploy_forms.py --batch 1 8 32 --threads 1 2 --rounds 45 --other-rounds 6 --vit-large-batch 1 -o $(CURDIR)/benchmarks/results/deploy_forms.json

@@ -4,7 +4,8 @@ PYTHONPATH=benchmarks python -m peers [--rows NAME ...] [--batch 1] [--threads 1
 PYTHONPATH=benchmarks python -m peers --list
 PYTHONPATH=benchmarks python -m peers --page            # docs/peers.md of what was measured
 
-PYTHONPATH=benchmarks python -m peers --originals [--int8] [--prepare] [--rows NAME ...] [--budget 60] [--openings 25]
+PYTHONPATH=benchmarks python -m peers --originals [--int8] [--prepare] [--rows NAME ...] [--batch 8 --threads 2]
+    [--budget 60] [--openings 25]
 
 The last measures arbitrary networks: FP32, then lower precision of those whose FP32 is known. ``--prepare`` makes
 what is not timed, for a machine on which others wait for the time that is measured.

@@ -110,7 +110,9 @@ def _graphs(ours: Ours, scratch: Path, allowed: float | None = None) -> Candidat
 
 
 def _split(ours: Ours) -> Split:
-    return Split.of(choose_inputs(subject_of(run_folder.Run(ours.run)), inputs=ours.images)).halved()
+    subject = subject_of(run_folder.Run(ours.run))
+    fixed = subject.folded.batch if isinstance(subject.folded.batch, int) else None
+    return Split.of(choose_inputs(subject, inputs=ours.images), batch=fixed).halved()
 
 
 def _arms(ours: Ours, graphs: Candidates) -> list[Trial]:

@@ -53,6 +53,12 @@ class Unshuffled(nn.Module):
     def forward(self, x):
         return self.stem(nn.functional.pixel_unshuffle(x, 2))
 
+class Windows(Net):
+    def forward(self, x):
+        windows = self.stem(x).permute(0, 2, 3, 1).reshape(-1, 1, 2, 8)
+        images = int(windows.shape[0] / (2 * 2 / 1 / 2))  # as SwinIR does
+        return windows.view(images, 2, 1, 1, 2, -1).flatten(1, 4) + self.place.mean()
+
 class Drawing(Net):
     def forward(self, x):
         return self.stem(x) + torch.rand_like(x[:, :1, ::4, ::4])
@@ -102,6 +108,13 @@ def test_blocks_of_pixels_that_become_channels_are_no_channels_of_an_image(code,
     rc.export()
     (image,) = onnx.load("repaconv-out/c/model.onnx").graph.input
     assert image.type.tensor_type.shape.dim[1].dim_value == channels
+    assert rc.verify().verdict == "passed"
+
+
+def test_an_exported_graph_that_holds_for_the_batch_of_its_example_alone_gets_a_fixed_batch(code):
+    done = rc.fold("c.pth", arch="./net.py:Windows", **code)
+    assert (done.verdict, done.batch) == ("passed", 1)
+    rc.export()
     assert rc.verify().verdict == "passed"
 
 

@@ -23,15 +23,19 @@ OPSET, OLD_OPSET = 20, 17
 
 
 def network_to_onnx(
-    module: nn.Module, shape: tuple[int, int, int], *, input_name: str, outputs: Sequence[str]
+    module: nn.Module, shape: tuple[int, int, int], *, input_name: str, outputs: Sequence[str], dynamic: bool = True
 ) -> tuple[onnx.ModelProto, str]:
     """Export a module of images [B, C, H, W] with the first exporter that succeeds, with a dynamic batch if possible.
+
+    A dynamic batch may be wrong: ``int(windows.shape[0] / 16)`` in a forward, as in SwinIR, becomes the 2 of the
+    example. The caller has to compare at another batch size, and to export again with ``dynamic=False``.
 
     Args:
         module: A module in eval mode and float64.
         shape: Shape [C, H, W] of one image.
         input_name: Name of the input.
         outputs: Names of the outputs, in order.
+        dynamic: Whether to try a dynamic batch; else the batch is one image.
 
     Returns:
         The graph in float64, and the name of the exporter.
@@ -48,8 +52,9 @@ def network_to_onnx(
         (NEW, _new, False, nullcontext),
         (OLD, _old, True, nullcontext),
         (NEW, _new, True, _decomposed_attention),
+        (OLD, _old, False, nullcontext),
     ):
-        if moved and name == NEW:
+        if (moved and name == NEW) or (free and not dynamic):
             continue
         try:
             with _quiet(), attention(), _float64_numbers(), warnings.catch_warnings():

@@ -233,8 +233,7 @@ def fold_network_by(
     progress("to ONNX", 0, 0)
     names, shape = plan.outputs, (plan.built.channels, *plan.images.size)
     module = doubled(plan.built.module, shape)
-    exported, by = network_to_onnx(module, shape, input_name=plan.built.input_name, outputs=names)
-    link = _exported_link(module, exported, plan.built.input_name, shape, names)
+    exported, by, link = _exported(module, plan.built.input_name, shape, names)
     progress("fold", 0, 0)
     given, kept = _kept_fold(plan, exported, progress)
     links = (link, *(proved(plan.found.path, given, kept.graph) if kept.changes else ()))
@@ -253,6 +252,28 @@ def fold_network_by(
         artefact = run_folder.write_fold(plan.run, _artefact(plan, known, by, record))
         run_folder.set_newest(plan.run)
     return with_files(artefact, [plan.found.path], [target, data, plan.run.fold_json])
+
+
+def _exported(
+    module: nn.Module, name: str, shape: tuple[int, int, int], names: tuple[str, ...]
+) -> tuple[onnx.ModelProto, str, Link]:
+    """The graph, the exporter and their comparison: with a dynamic batch, unless that computes something else.
+
+    Raises:
+        Refused: No exporter writes the network, or what is written gives another shape, also for one image.
+        GateFailed: It computes something else, also for one image.
+    """
+    exported, by = network_to_onnx(module, shape, input_name=name, outputs=names)
+    try:
+        return exported, by, _exported_link(module, exported, name, shape, names)
+    except (GateFailed, Refused) as error:  # of other numbers, of another shape
+        if exported.graph.input[0].type.tensor_type.shape.dim[0].HasField("dim_value"):
+            raise
+        try:
+            exported, by = network_to_onnx(module, shape, input_name=name, outputs=names, dynamic=False)
+        except Refused:
+            raise error from None
+    return exported, by, _exported_link(module, exported, name, shape, names)
 
 
 def _kept_fold(plan: _Plan, exported: onnx.ModelProto, progress: Progress) -> tuple[Evaluated, Kept]:
@@ -404,7 +425,7 @@ def _images(arch: Architecture, network: Built, folder: Path | None, knobs: Knob
 def _exported_link(
     module: nn.Module, exported: onnx.ModelProto, name: str, shape: tuple[int, int, int], names: tuple[str, ...]
 ) -> Link:
-    """Compare the module in float64 with its exported graph, on two random images.
+    """Compare the module in float64 with its exported graph, on three random images; its example were two.
 
     The graph is evaluated in float64, or in float32 if the evaluator does not support it.
 
@@ -420,7 +441,7 @@ def _exported_link(
     from repaconv.verification.onnx_model_loading import inputs_of
     from repaconv.verification.tolerances import EXPORTED_RTOL, tolerance
 
-    feeds = {name: random_inputs(shape, count=2, seed=0).images}
+    feeds = {name: random_inputs(shape, count=3, seed=0).images}
     runner = NetworkRunner(module, module.state_dict(), double=True, inputs=(name,), outputs=names)
     right, ports = runner.run(feeds), inputs_of(exported)
     batch = ports[0].shape[0] if isinstance(ports[0].shape[0], int) else None

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from repaconv.graph.rewrite_contract import Rewrite
     from repaconv.tasks.evaluation import Evaluation
     from repaconv.tasks.recognition import Choice
-    from repaconv.verification.input_batches import Batch
 
 
 # The search
@@ -782,12 +781,6 @@ class Candidates:
             total += path.stat().st_size
             if total > GRAPH_BYTES and path != there[0]:
                 path.unlink()
-
-
-def output_check_batch(subject: Subject) -> Batch:
-    """Random inputs for checking FP32 configurations: 3 images, the fixed batch, or one call of other inputs."""
-    count = subject.folded.batch if isinstance(subject.folded.batch, int) else 1 if subject.folded.whole else 3
-    return subject.drawn(count, 0).piece(0, count)
 
 
 # INT8 sensitivity of groups of layers

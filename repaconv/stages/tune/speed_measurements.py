@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from repaconv.core.errors import Refused, RepaconvError, first_line
 from repaconv.core.files import canonical_json, sha256_of_bytes, write_text
@@ -18,9 +18,9 @@ from repaconv.engines.contract import OnCard
 from repaconv.results import Deployment, ImageSize, Ratio
 from repaconv.stages.shared.input_selection import CALIBRATION_IMAGES
 from repaconv.stages.shared.preset_choice import open_deployment
-from repaconv.stages.tune.search import Candidates, output_check_batch
-from repaconv.verification.model_runners import FixedBatch, call_of, load_onnx
-from repaconv.verification.rounding import network_rounding
+from repaconv.stages.tune.output_check import OutputCheck
+from repaconv.stages.tune.search import Candidates
+from repaconv.verification.model_runners import call_of, load_onnx
 
 if TYPE_CHECKING:
     from repaconv.engines.contract import Feeds, Session
@@ -32,36 +32,6 @@ Measurer = Callable[..., Mapping[str, Ratio]]
 """Takes (reference, graphs by name, rounds, image_size=), returns speedups over the reference by name."""
 Found = Mapping[Deployment, Ratio | str]
 """The ratio of each configuration, or why it was not measured."""
-
-
-@dataclass
-class OutputCheck:
-    """Checks that FP32 configurations give the baseline's outputs on one batch; a wrong one is not measured."""
-
-    graphs: Candidates
-    baseline: Deployment
-    expected: Any = None
-
-    def passes(self, deployment: Deployment, session: Session, batch: int | None) -> bool:
-        """Whether the configuration's outputs are right; ``batch`` is the session's fixed batch size. Lower precision
-        passes here.
-        """
-        from repaconv.verification.comparison import Comparison
-        from repaconv.verification.tolerances import tolerance, verdict_of
-
-        if deployment.precision != "fp32":
-            return True
-        subject = self.graphs.subject
-        call = output_check_batch(subject)
-        if self.expected is None:
-            right = load_onnx(self.graphs.path(self.baseline))
-            self.expected = right.run(call.feeds(right.inputs))
-        found = Comparison("form", tolerance("form", usual=subject.folded.tolerances))
-        got = FixedBatch(session, None if call.whole else batch).run(call.feeds(session.inputs))
-        rounding = network_rounding(subject, call.feeds(subject.inputs))
-        outputs = dict(zip(self.expected, got.values(), strict=True))
-        found.add(outputs, self.expected, whole=call.whole, rounding=rounding)
-        return verdict_of(found.links("form", "default preset")) == "passed"
 
 
 class Timing(NamedTuple):

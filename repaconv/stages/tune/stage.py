@@ -32,6 +32,7 @@ from repaconv.stages.tune.loss_evaluation import (
     task_of_losses,
 )
 from repaconv.stages.tune.options import TuneOptions
+from repaconv.stages.tune.output_check import OutputCheck
 from repaconv.stages.tune.search import (
     Candidates,
     MachineRuntimes,
@@ -44,7 +45,6 @@ from repaconv.stages.tune.speed_measurements import (
     Journal,
     LocalMeasurement,
     Measurer,
-    OutputCheck,
     WorkerMeasurement,
 )
 from repaconv.stages.tune.speed_prediction import own_history, shipped_records

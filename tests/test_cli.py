@@ -190,7 +190,7 @@ def test_nothing_is_lost_when_the_reader_of_a_file_is_other_weights(repaconv, ti
         ("bench --baseline b.json --accept-inconclusive", "--accept-inconclusive"),
         ("gate r.toml --accept-inconclusive", "--accept-inconclusive"),
         ("bench here.onnx --precision int8", "--precision"),
-        ("tune c.pth --inputs x.npz", "--inputs"),
+        ("tune c.pth --labels x.json", "--labels"),
         ("tune . --set a=b", "--set"),
         ("sweep m.toml --wait 3", "--wait"),
     ],

@@ -442,20 +442,19 @@ def test_an_answer_is_of_its_question(monkeypatch):
         np.savez(f"{name}.npz", input=images)
     low = {"max_disagreement": 1.0, "inputs": "a.npz"}
     first, measured = asked(**low)
-    assert (first.note, {*measured[0]}) == (
-        "",
-        {"fp16", "int8"},
-    )  # the exact forms were measured, what is lossy was not
+    assert (first.note, set.union(*measured)) == ("", {"fp32", "fp16", "int8"})  # outputs are compared on the images
     judged = [row for row in first.candidates if row.link]
     assert {row.link.tolerance.kind for row in judged} == {"lossy"}
     assert asked(**low)[0].candidates == first.candidates
     assert asked(**low)[1] == []
-    for other in ({**low, "inputs": "b.npz"}, {**low, "max_disagreement": 0.5}, {**low, "name": "second.pth"}):
+    found, measured = asked(**{**low, "max_disagreement": 0.5})
+    # judged anew; times are of the shapes: at most what wins now is measured in more rounds, and what is exact where
+    # four images cannot tell what lower precision loses
+    assert (found.note, len(measured) <= 1 + bool(found.skipped)) == ("", True)
+    for other in ({**low, "inputs": "b.npz"}, {**low, "name": "second.pth"}):
         found, measured = asked(**other)
-        # judged anew; times are of the shapes: at most what wins now is measured in more rounds, and what is exact
-        # where four images cannot tell what lower precision loses
-        assert (found.note, len(measured) <= 1 + bool(found.skipped)) == ("", True), other
-        assert [row.link for row in found.candidates if row.link] != [row.link for row in judged] or "0.5" in str(other)
+        assert (found.note, bool(measured)) == ("", True), other
+        assert [row.link for row in found.candidates if row.link] != [row.link for row in judged], other
     assert asked(name="second.pth")[0].note
     with pytest.raises(Refused, match=r"gone\.npz"):
         asked(**{**low, "inputs": "gone.npz"})

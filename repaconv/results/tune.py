@@ -118,7 +118,8 @@ class TuneArtefact(Artefact):
         allowed_accuracy_drop: The largest loss of top-1 accuracy that was allowed, or of the metric of another task, as
             a share (0 to 1); null if none was given. Without either limit only FP32 deployments are considered.
         candidates: Every deployment that was considered; the first one is ``deployment``.
-        images: The images and how they were split, in words; empty if no loss was allowed.
+        images: The images and how they were split, or that outputs were compared on them, in words; empty if none were
+            given.
         image_preprocessing: How image files were read, in words; empty if there were none.
         scores: Where the labels are from, and which output is taken as class scores, in words; empty if there was
             nothing to decide.

@@ -38,7 +38,7 @@ class TuneOptions(Options):
 
     NO_EFFECT: ClassVar[tuple[NoEffect, ...]] = (
         NoEffect(
-            ("inputs", "images", "labels", "task"),
+            ("labels", "task"),
             lambda options: options.max_disagreement is None and options.max_accuracy_drop is None,
             "they evaluate lower precision, which max_disagreement or max_accuracy_drop asks for",
         ),
@@ -100,7 +100,8 @@ class TuneOptions(Options):
     inputs: Annotated[
         str | Path | None,
         Option(
-            "Images (.npz: 'input' [N, C, H, W], optionally 'labels' [N]), split into calibration and test images.",
+            "Images (.npz: 'input' [N, C, H, W], optionally 'labels' [N]): outputs are compared on some of them; for "
+            "lower precision they are split into calibration and test images.",
             panel=PRECISION,
         ),
     ] = None

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from repaconv.core.errors import Refused, RepaconvError, first_line
+from repaconv.core.errors import RepaconvError, first_line
 from repaconv.core.files import canonical_json, sha256_of_bytes, write_text
 from repaconv.core.progress import Progress
 from repaconv.engines.contract import OnCard
@@ -97,7 +97,7 @@ class LocalMeasurement:
         """Load a configuration, and its inputs; the first time its memory is measured and its outputs are checked.
 
         Raises:
-            Refused: If its outputs differ from the baseline's; or see `open_deployment`.
+            Refused: If its outputs are not the baseline's, or cannot tell; or see `open_deployment`.
         """
         from repaconv.benchmark.system_monitor import PeakMemory
 
@@ -114,10 +114,8 @@ class LocalMeasurement:
             session.run(feeds)
             done = time.monotonic()
             self.timings.setdefault(deployment, Timing(prepared - begun, loaded - prepared, done - loaded))
-            if not self.check.passes(deployment, session, deployment.batch):
-                raise Refused(
-                    "its outputs differ from those of the baseline.", hint="Do not use it.", code="tune.wrong"
-                )
+            if (refused := self.check.refusal(deployment, session, deployment.batch)) is not None:
+                raise refused
         known.add(deployment)
         return session, feeds
 
@@ -142,21 +140,21 @@ class WorkerMeasurement:
     def __call__(self, deployments: Sequence[Deployment], rounds: int) -> Found:
         """Measure these in rounds with the baseline; the outputs of FP32 graphs are checked here first."""
         paths = {each: self.graphs.path(each) for each in deployments}
-        right = {each: self.check.passes(each, load_onnx(path), None) for each, path in paths.items() if _is_fp32(each)}
-        names = {f"{each.precision}-{path.stem[:16]}": each for each, path in paths.items() if right.get(each, True)}
+        refused = {
+            each: self.check.refusal(each, load_onnx(path), None)
+            for each, path in paths.items()
+            if each.precision == "fp32"
+        }
+        wrong = {each: f"left: {refusal.message}" for each, refusal in refused.items() if refusal is not None}
+        names = {f"{each.precision}-{path.stem[:16]}": each for each, path in paths.items() if each not in wrong}
         others = {name: paths[each] for name, each in names.items()}
         reference = self.graphs.path(self.baseline)
         found = self.measurer(reference, others, rounds, image_size=self.image_size) if others else {}
-        wrong = {each: "left: it does not compute what the baseline does." for each, fine in right.items() if not fine}
         return {**wrong, **{names[name]: ratio for name, ratio in found.items()}}
 
 
 def _reason(error: Exception) -> str:
     return error.message if isinstance(error, RepaconvError) else f"it does not run: {first_line(error)}"
-
-
-def _is_fp32(deployment: Deployment) -> bool:
-    return deployment.precision == "fp32"
 
 
 # How long measurements take

@@ -20,7 +20,7 @@ from repaconv.sources.source_of_run import subject_of
 from repaconv.stages.bench.options import OBJECTIVES, THROUGHPUT
 from repaconv.stages.fold.stage import fold
 from repaconv.stages.shared.common_checks import at_least_one, load_target, made_by, with_files
-from repaconv.stages.shared.input_selection import Split, choose_inputs
+from repaconv.stages.shared.input_selection import Split, choose_inputs, require_same_size
 from repaconv.stages.shared.option_definitions import by_name
 from repaconv.stages.shared.preset_choice import TUNED, cached_result, shapes_sha256
 from repaconv.stages.tune.loss_evaluation import (
@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from repaconv.stages.tune.search import Trial
     from repaconv.stages.tune.speed_prediction import Observation
     from repaconv.tasks.recognition import Choice
+    from repaconv.verification.input_batches import Inputs
 
 
 EARLIER = 12
@@ -94,23 +95,28 @@ def rewrite_packages(names: Sequence[str]) -> dict[str, str]:
     return {name: f"{dist.name} {dist.version}" if (dist := packages.get(name)) else "" for name in names}
 
 
-def loss_dependencies(options: TuneOptions, subject: Subject) -> dict[str, Any]:
-    """What a result with lower precision depends on in addition: weights and images, by their hashes."""
-    from repaconv.benchmark.machine_fingerprint import version_of
+def image_dependencies(options: TuneOptions, subject: Subject) -> dict[str, Any]:
+    """What a result depends on in addition if images are given: the weights, and the images by their hashes."""
     from repaconv.verification.image_files import image_files
 
-    folded = subject.folded
-    choose_inputs(subject, inputs=options.inputs, images=options.images)  # refuses unreadable images before any work
-    images = Path(options.images or "")
+    folded, images = subject.folded, Path(options.images or "")
     files = [Path(options.inputs)] if options.inputs else image_files(images, None)
     return {
         "weights": folded.payload.sha256,
         "images": {str(file.relative_to(images) if options.images else file.name): sha256_of(file) for file in files},
         "preprocessing": folded.preprocessing.model_dump(mode="json") if folded.preprocessing else None,
+    }
+
+
+def loss_dependencies(options: TuneOptions, subject: Subject) -> dict[str, Any]:
+    """What a result with lower precision depends on in addition to its images."""
+    from repaconv.benchmark.machine_fingerprint import version_of
+
+    return {
         "policy": POLICY,
         "few_others": FEW_OTHERS,
         "nncf": version_of("nncf"),
-        **({"task": task} if (task := options.task or folded.task) else {}),
+        **({"task": task} if (task := options.task or subject.folded.task) else {}),
         **({"labels": _labels_sha256(Path(options.labels))} if options.labels else {}),
     }
 
@@ -171,6 +177,8 @@ class _Plan(NamedTuple):
     """The resolved options for one network.
 
     Attributes:
+        given: The images for lower precision.
+        checked: The user's images or inputs, on some of which outputs are compared.
         known: File of the cached result.
         measured: File of the log of measurements.
         again: Whether a cached result is ignored.
@@ -186,6 +194,7 @@ class _Plan(NamedTuple):
     rounds: int
     names: list[str]
     given: Split | None
+    checked: Inputs | None
     choice: Choice | None
     measurer: Measurer | None
     path: Path
@@ -197,6 +206,13 @@ class _Plan(NamedTuple):
     def folded(self) -> FoldArtefact:
         """The result of `fold`."""
         return self.subject.folded
+
+    @property
+    def images(self) -> str:
+        """The images and what they are for, in words; empty if there are none."""
+        if self.given or self.checked is None:
+            return self.given.told if self.given else ""
+        return f"{self.checked.name}: outputs of FP32 configurations are compared on some of them"
 
     def answer(self) -> TuneArtefact | None:
         """The cached result, unless its search was cut short with less time than there is now."""
@@ -215,6 +231,7 @@ def _plan(
     subject = subject_of(run)
     folded = subject.folded
     given = require_evaluation_images(options, subject)
+    checked = given.given if given else _images_for_check(options, subject)
     overridden = run_folder.require_passed_checks(run, folded, unverified=options.allow_unverified)
     device = load_target(options.target)
     machine = available_runtimes(options, device, here=measurer is None)
@@ -231,6 +248,7 @@ def _plan(
         "elsewhere": None if measurer is None else where,
         "rewrites": rewrite_packages(names),
         "exhaustive": options.exhaustive,
+        **({"checked_on": image_dependencies(options, subject)} if checked else {}),
     }
     path = Path(options.out) if options.out else run.folder / TUNED / f"{device.name}.json"
     require_replaceable(path, "tune")
@@ -247,6 +265,7 @@ def _plan(
         rounds=rounds,
         names=names,
         given=given,
+        checked=checked,
         choice=task_of_losses(options, subject) if given else None,
         measurer=measurer,
         path=path,
@@ -271,6 +290,21 @@ def _require_valid(options: TuneOptions) -> None:
             hint="Give --inputs FILE.npz or --images DIR.",
             code="tune.images",
         )
+
+
+def _images_for_check(options: TuneOptions, subject: Subject) -> Inputs | None:
+    """The images or inputs on which outputs are compared in a search that allows no loss; None if none are given.
+
+    Raises:
+        UsageProblem: If both kinds are given, they are of another size than the network's, or it takes no such.
+    """
+    if not (options.inputs or options.images):
+        return None
+    given = choose_inputs(subject, inputs=options.inputs, images=options.images)
+    if given.size is not None and subject.folded.image_size is not None:
+        require_same_size(given, subject.folded.image_size)
+    given.piece(0, 1).feeds(subject.inputs)  # refuses normalized images for a network that takes pixels
+    return given
 
 
 def _run_of(source: str | Path | None, settings: Mapping[str, str] | None, progress: Progress) -> run_folder.Run:
@@ -379,7 +413,7 @@ def _trials(plan: _Plan, graphs: Candidates, left: list[str], *, here: bool) -> 
 
 def _measurement(plan: _Plan, graphs: Candidates, baseline: Deployment) -> LocalMeasurement | WorkerMeasurement:
     """What measures configurations with the baseline: this machine or a cluster."""
-    sound = OutputCheck(graphs, baseline)
+    sound = OutputCheck(graphs, baseline, plan.checked)
     if plan.measurer is not None:
         return WorkerMeasurement(graphs, sound, baseline, plan.measurer, plan.folded.image_size)
     together = plan.options.objective == THROUGHPUT
@@ -410,8 +444,8 @@ def _artefact(plan: _Plan, rows: list[Candidate], loss: Loss | None, journal: Jo
         allowed_disagreement=plan.options.max_disagreement,
         allowed_accuracy_drop=plan.options.max_accuracy_drop,
         candidates=tuple(rows),
-        images=plan.given.told if plan.given else "",
-        image_preprocessing=plan.given.given.preprocessing if plan.given else "",
+        images=plan.images,
+        image_preprocessing=plan.checked.preprocessing if plan.checked else "",
         scores=plan.given.given.labels if plan.given else "",
         disagreement=loss.disagreement if loss else None,
         link=loss.link if loss else None,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 
 import pytest
-from tune_replay import Net, recorded, replayed
+from tune_replay import Net, Simulation, recorded, replayed
 
 from repaconv.results import Deployment
-from repaconv.stages.tune.speed_measurements import MeasurementCosts, Timing
+from repaconv.stages.tune.speed_measurements import Journal, MeasurementCosts, Timing
 
 LARGEST_LOSS = 0.02
 LONGER = 1.05
@@ -68,6 +68,26 @@ def test_a_graph_that_is_measured_again_with_other_settings_does_not_make_the_ne
     timings = {base: Timing(0.0, 0.1, 0.01), first: Timing(50.0, 0.1, 0.01), again: Timing(0.0, 0.1, 0.01)}
     costs = MeasurementCosts(base, timings, 17e9)
     assert costs.seconds([second], 6) - costs.seconds([second], 6, written=True) == pytest.approx(50)
+
+
+def test_the_time_to_quantize_for_one_runtime_is_not_that_for_another():
+    base = Deployment(target="x86-64", runtime="onnxruntime", rewrites=())
+    lowered = base.model_copy(update={"precision": "int8"})
+    other = lowered.model_copy(update={"target": "x86-64-openvino", "runtime": "openvino"})
+    costs = MeasurementCosts(base, {base: Timing(0.0, 0.1, 0.01), other: Timing(500.0, 0.1, 0.01)}, 17e9)
+    assert costs.seconds([lowered], 6) - costs.seconds([lowered], 6, written=True) < 100
+
+
+def test_what_is_measured_in_more_rounds_than_are_asked_for_says_so(tmp_path):
+    net = recorded()[0]
+    simulation, base = Simulation(net, 0), net.trials()[0].start
+    other = base.model_copy(update={"rewrites": ("other-0",)})
+    journal = Journal(
+        tmp_path / "log.json", 0.0, 1e6, base, 50, simulation, simulation, lambda *_: None, clock=lambda: simulation.now
+    )
+    assert journal.measure([other], 6)[other].rounds == 6
+    assert journal.measure([other], 50)[other].rounds == 50
+    assert journal.measure([other], 6)[other].rounds == 50
 
 
 def test_an_inference_of_a_batch_takes_as_long_as_its_images():

@@ -21,7 +21,7 @@ from onnx import numpy_helper
 import repaconv as package
 from repaconv import models
 from repaconv.backbones.metaformer import MetaFormer
-from repaconv.core import plugins
+from repaconv.core import plugins, run_folder
 from repaconv.core.errors import EnvironmentProblem, Refused, UsageProblem
 from repaconv.core.files import cache_folder, read_artefact, write_artefact
 from repaconv.engines.openvino import OpenVino
@@ -32,14 +32,17 @@ from repaconv.methods.repavit.published_models import Example
 from repaconv.methods.riformer import METHOD
 from repaconv.results import Candidate, Change, Deployment, ExportArtefact, Ratio, TuneArtefact
 from repaconv.sources.source_model import GraphSpec
+from repaconv.sources.source_of_run import subject_of
 from repaconv.sources.verified_onnx_export import Proving, exported_graph
 from repaconv.stages.shared.common_checks import load_target
 from repaconv.stages.shared.input_selection import Split
 from repaconv.stages.tune import loss_evaluation, stage
 from repaconv.stages.tune import search as candidates
+from repaconv.stages.tune.output_check import OutputCheck
 from repaconv.stages.tune.search import (
     FIRST,
     MIDDLE,
+    Measured,
     Trial,
     Workload,
     initial_trials,
@@ -47,6 +50,7 @@ from repaconv.stages.tune.search import (
     search_exhaustively,
 )
 from repaconv.stages.tune.search import MachineRuntimes as Runtimes
+from repaconv.stages.tune.speed_measurements import LocalMeasurement, MeasurementCosts
 from repaconv.stages.tune.text import show_tune
 from repaconv.verification.accuracy_budget import Budget
 from repaconv.verification.input_batches import Batch, random_inputs
@@ -102,13 +106,14 @@ class Source:
         self.now, self.cut, self.found = 0.0, False, {}
 
     def measure(self, ways, rounds):
-        if self.left_s() > 0:
-            self.now += self.predicted_s(ways, rounds)
-            self.found |= {way: (ratio, rounds) for way, ratio in self.by(ways, rounds).items()}
-        return {way: self.found[way][0] for way in ways if way in self.found}
+        new = [way for way in ways if self.found.get(way, (None, 0))[1] < rounds]
+        if self.left_s() > 0 and new:
+            self.now += self.predicted_s(new, rounds)
+            self.found |= {way: Measured(ratio, rounds) for way, ratio in self.by(new, rounds).items()}
+        return {way: self.found[way] for way in ways if way in self.found}
 
     def known(self):
-        return ()
+        return list(self.found)
 
     def predicted_s(self, ways, rounds, *, written=False):
         new = [way for way in ways if self.found.get(way, (None, 0))[1] < rounds]
@@ -148,7 +153,8 @@ def test_the_winner_is_within_three_percent_of_the_best_of_all_in_a_third_of_the
     arms = [arm("a", "b")]
     won = search(arms, lambda _way: 100, Source(tuner.measure), anything, 40)[0]
     best = max(
-        (row.deployment.rewrites for row in search_exhaustively(arms, patient.measure, anything, 40)), key=patient.gain
+        (row.deployment.rewrites for row in search_exhaustively(arms, Source(patient.measure), anything, 40)),
+        key=patient.gain,
     )
     assert tuner.gain(won.deployment.rewrites) >= 0.97 * patient.gain(best)
     assert tuner.rounds <= patient.rounds / 3
@@ -228,7 +234,9 @@ def test_in_place_of_what_loses_too_much_comes_what_leaves_layers_in_float32(eno
     assert searched == ({enough} if enough else set())
     measured = {len(row.deployment.fp32_modules) for row in rows if row.ratio}
     assert measured == {0, 1, 2, 3} if enough is None else measured >= set(range(enough + 1))
-    shares = {len(row.deployment.fp32_modules) for row in search_exhaustively(arms, measure, allowed, 40, milder)}
+    shares = {
+        len(row.deployment.fp32_modules) for row in search_exhaustively(arms, Source(measure), allowed, 40, milder)
+    }
     assert shares == {0, 1, 2, 3}
 
 
@@ -703,20 +711,57 @@ def test_what_is_reported_has_chosen_nothing_and_what_loses_more_there_makes_way
     assert (in_time[0].deployment, in_time[0].description) == (faster.deployment, "the best exact one")
 
 
-def test_an_exhaustive_search_evaluates_nothing_after_its_time():
-    arms = [arm("a", names=("a",)), arm("a", names=("a",), precision="int8")]
-    asked = []
+def test_an_exhaustive_search_keeps_time_for_its_last_measurement_and_for_evaluating_the_winner():
+    """63 configurations take 630 s. Whatever the time, what is chosen is evaluated in it, on both splits."""
+    arms = [arm("a", names=NAMES[:5]), arm("a", names=NAMES[:5], precision="int8")]
 
     def measure(ways, _rounds):
         return {way: ratio_of(2.0 if way.precision == "int8" else 1.1) for way in ways}
 
-    def allowed(way):
-        return not asked.append(way)
+    found = {}
+    for budget_s in (0, 10, 30, 60, 300, 450, 600, 2000):
+        source = Source(measure, budget_s, run_s=0.25, load_s=7.0, evaluation_s=4.0)
+        asked = []
+        allowed = source.timed(lambda way, asked=asked: not asked.append(way))
+        rows = search_exhaustively(arms, source, allowed, 40)
+        best = rows[0].deployment
+        late = 2 * source.each_s if best.precision == "int8" else 0.0  # the test split, and FP32 on it
+        assert source.left_s() - late >= 0 or budget_s == 10, budget_s  # 10 s: one configuration at least
+        assert source.cut == (budget_s < 2000)
+        assert best.precision == ("int8" if asked else "fp32")
+        assert bool(asked) or budget_s < 600  # FP32 is measured first
+        found[budget_s] = sum(row.ratio is not None for row in rows)
+    assert (found[0], found[10], found[2000]) == (0, 1, 63)
+    assert sorted(found.values()) == list(found.values())
 
-    over = search_exhaustively(arms, measure, allowed, 40, time_left=lambda: False)
-    assert (over[0].deployment.precision, asked) == ("fp32", [])
-    in_time = search_exhaustively(arms, measure, allowed, 40, time_left=lambda: True)
-    assert in_time[0].deployment.precision == "int8"
+
+def test_rounds_are_those_of_the_measurement_that_is_shown():
+    """50 are known of an earlier search; this one asked for 6."""
+    known = arm("b").start
+    source = Source(lambda ways, _rounds: {way: ratio_of(1.0) for way in ways})
+    source.found = {known: Measured(ratio_of(0.9), 50)}
+    for rows in (
+        search([arm("a")], lambda _: 1, source, anything, 50),
+        search_exhaustively([arm("a")], source, anything, 50),
+    ):
+        assert next(row.rounds for row in rows if row.deployment == known) == 50
+
+
+def test_the_time_to_write_a_graph_is_known_though_counting_its_macs_has_written_it(tiny, tmp_path):
+    """Loading then finds it on disk, and other rewritten graphs were expected to take no time."""
+    package.fold(tiny)
+    seconds = iter(range(10**6))
+    subject = subject_of(run_folder.Run(Path("repaconv-out/tiny")))
+    names = sorted(plugins.registered(plugins.REWRITES))
+    graphs = candidates.Candidates(subject, names, None, tmp_path, lambda *_: None, clock=lambda: next(seconds))
+    baseline = Deployment(target="x86-64", runtime="onnxruntime", rewrites=())
+    one, another = (baseline.model_copy(update={"rewrites": (name,)}) for name in graphs.arm(baseline, ()).rewrites[:2])
+    assert graphs.macs(one) > 0
+    measuring = LocalMeasurement(graphs, OutputCheck(graphs, baseline), baseline, 1, 0, False)
+    measuring._load(one, set())
+    assert measuring.timings[one].prepare_s == 1
+    costs = MeasurementCosts(baseline, measuring.timings, 1e9)
+    assert costs.seconds([another], 6) - costs.seconds([another], 6, written=True) >= 1
 
 
 def test_forms_by_name_and_what_is_no_form(repaconv, tiny):

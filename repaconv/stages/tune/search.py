@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
@@ -51,7 +52,16 @@ if TYPE_CHECKING:
 
 Form = tuple[str, ...]
 """Names of rewrites, in the order of their application."""
-Measure = Callable[[Sequence[Deployment], int], Mapping[Deployment, Ratio]]
+
+
+class Measured(NamedTuple):
+    """A speedup over the baseline, and in how many rounds it was measured: in more than asked for if it was known."""
+
+    ratio: Ratio
+    rounds: int
+
+
+Measure = Callable[[Sequence[Deployment], int], Mapping[Deployment, Measured]]
 """Measures configurations in so many rounds with the baseline; returns speedups, without those that were skipped."""
 Work = Callable[[Deployment], int]
 """Multiply-accumulates."""
@@ -88,7 +98,7 @@ class SpeedSource(Protocol):
 
     cut: bool
 
-    def measure(self, deployments: Sequence[Deployment], rounds: int) -> Mapping[Deployment, Ratio]:
+    def measure(self, deployments: Sequence[Deployment], rounds: int) -> Mapping[Deployment, Measured]:
         """See `Measure`."""
         ...
 
@@ -187,28 +197,79 @@ def search(
 
 def search_exhaustively(
     trials: Sequence[Trial],
-    measure: Measure,
+    source: SpeedSource,
     allowed: Allowed,
     rounds: int,
     milder: Fp32Variants = _no_variants,
-    time_left: Callable[[], bool] = lambda: True,
 ) -> list[Candidate]:
     """Measure every combination of rewrites with each of the trial's other settings; arguments as for `search`.
 
-    Lower precision is evaluated only while `time_left`.
+    Time is set aside for the last measurements, and for evaluating what they choose on both splits. At least one
+    configuration is measured if there is any time, so that repeating the search completes it.
     """
+    rows = _Rows(trials[0].start, source.measure)
+    most_s = FINAL_SHARE * source.left_s()
+
+    def end_s(found: Mapping[Deployment, float]) -> float:
+        """Seconds set aside after these measurements."""
+        finalists = _finalists(_fastest_first(found), lambda _: True)
+        final_s = min(source.predicted_s(finalists, rounds, written=True), most_s)
+        return final_s + _decision_s(finalists, source.evaluation_s, rows.baseline, evaluations=2)
 
     def in_time(each: Deployment) -> bool:
-        return each.precision == "fp32" or (time_left() and allowed(each))
+        """Whether a configuration is allowed, and there is time to evaluate it and to decide on the test split."""
+        if each.precision == "fp32":
+            return True
+        final_s = min(source.predicted_s([each], rounds, written=True), most_s)
+        enough = final_s + _decision_s([each], source.evaluation_s, rows.baseline, evaluations=2) < source.left_s()
+        source.cut |= not enough
+        return enough and allowed(each)
 
-    rows = _Rows(trials[0].start, measure)
     trials = [other for trial in trials for other in (trial, *milder(trial))]
     forms = [(trial, trial.toggled(names)) for trial in trials for names in _subsets(trial.rewrites)]
-    wanted = [form.model_copy(update=dict(each)) for trial, form in forms for each in ({}, *trial.tries)]
-    found = rows.measured(wanted, min(MIDDLE, rounds), "measured")
-    finalists = _finalists(sorted(found, key=lambda each: -found[each]), in_time)
-    rows.measured(finalists, rounds, "finalist")
+    every = [form.model_copy(update=dict(each)) for trial, form in forms for each in ({}, *trial.tries)]
+    first = min(MIDDLE, rounds)
+    known = set(source.known())
+    found = rows.measured([each for each in every if each in known], first, "measured")
+    wanted = [each for each in dict.fromkeys(every) if each not in found and each != rows.baseline]
+    begun = False
+    while wanted:
+        some = wanted[:GROUP]
+        while some and source.predicted_s(some, first) + end_s(found) >= source.left_s():
+            some = some[: len(some) // 2]
+        if not some and (begun or source.left_s() <= 0):
+            source.cut = True
+            break
+        some = some or wanted[:1]
+        found |= rows.measured(some, first, "measured")
+        wanted, begun = wanted[len(some) :], True
+    finalists = _finalists(_fastest_first(found), in_time)
+    left_s = source.left_s() - _decision_s(finalists, source.evaluation_s, rows.baseline)
+    fewer = (count for count in (rounds, rounds // 2, MIDDLE) if source.predicted_s(finalists, count) < left_s)
+    if finalists and (last := next(fewer, 0)):
+        source.cut |= last < rounds
+        rows.measured(finalists, last, "finalist")
+    else:
+        source.cut |= bool(finalists)
     return rows.finished(finalists)
+
+
+def _fastest_first(found: Mapping[Deployment, float]) -> list[Deployment]:
+    return sorted(found, key=lambda each: -found[each])
+
+
+def _decision_s(
+    candidates: Iterable[Deployment],
+    evaluation_s: Callable[[Deployment], float],
+    baseline: Deployment,
+    evaluations: int = 1,
+) -> float:
+    """Seconds of so many evaluations of the slowest lossy one of these.
+
+    The last of them is on the test split, on which FP32 has to be run as well.
+    """
+    lossy = [evaluation_s(each) for each in candidates if each.precision != "fp32"]
+    return evaluations * max(lossy) + evaluation_s(baseline) if lossy else 0.0
 
 
 @dataclass
@@ -225,8 +286,8 @@ class _Rows:
     def measured(self, wanted: Iterable[Deployment], rounds: int, told: str) -> dict[Deployment, float]:
         """Measure and record; returns the speedup over the baseline of those whose speedup is known."""
         asked = [each for each in dict.fromkeys(wanted) if each != self.baseline]
-        for each, ratio in self.measure(asked, rounds).items() if asked else ():
-            self.record(each, rounds=rounds, ratio=ratio, description=told)
+        for each, known in self.measure(asked, rounds).items() if asked else ():
+            self.record(each, rounds=known.rounds, ratio=known.ratio, description=told)
         return {each: self.speedup(each) for each in asked if self.found.get(each) and self.found[each].ratio}
 
     def record(self, deployment: Deployment, **more: Any) -> None:
@@ -434,11 +495,8 @@ class _Search:
         return self.source.evaluation_s(self.rows.baseline) / math.exp(self._predicted([deployment])[0][0])
 
     def _decision_s(self, candidates: Sequence[Deployment], evaluations: int = 1) -> float:
-        """Seconds of so many evaluations of the slowest lossy one of these, of which the last is on the test split, on
-        which FP32 has to be run as well.
-        """
-        lossy = [self._evaluation_s(each) for each in candidates if each.precision != "fp32"]
-        return evaluations * max(lossy) + self._evaluation_s(self.rows.baseline) if lossy else 0.0
+        """See `_decision_s`."""
+        return _decision_s(candidates, self._evaluation_s, self.rows.baseline, evaluations)
 
     # Loss
 
@@ -606,8 +664,10 @@ class Candidates:
         known: Exported graphs, by export settings.
         made: Files of written graphs, the least recently used first.
         counted: MACs of written FP32 graphs.
+        took_s: Seconds that each graph took to be written, by what it is.
         sensitive: INT8 sensitivity of layer groups by target, if it was measured.
         choice: The task in which losses are evaluated; None for class scores.
+        clock: Seconds on a clock that never goes back.
     """
 
     subject: Subject
@@ -618,8 +678,10 @@ class Candidates:
     known: dict[str, Graphs] = field(default_factory=dict)
     made: dict[tuple[Any, ...], Path] = field(default_factory=dict)
     counted: dict[Path, int] = field(default_factory=dict)
+    took_s: dict[tuple[Any, ...], float] = field(default_factory=dict)
     sensitive: dict[str, tuple[Sensitivity, ...]] = field(default_factory=dict)
     choice: Choice | None = None
+    clock: Callable[[], float] = time.monotonic
 
     @property
     def place_of_scores(self) -> int:
@@ -697,7 +759,7 @@ class Candidates:
     def exact(self, deployment: Deployment) -> Path:
         """File of the configuration's FP32 graph; equal graphs share a file."""
         device = load_target(deployment.target)
-        return self._file((device.name, deployment.rewrites), lambda: self._graphs(device).model(deployment.rewrites))
+        return self._file(_exact_key(deployment), lambda: self._graphs(device).model(deployment.rewrites))
 
     def same(self, deployment: Deployment) -> str:
         """A key that is equal for configurations with equal graphs."""
@@ -705,7 +767,7 @@ class Candidates:
 
     def _named(self, deployment: Deployment) -> Path:
         """Path of the FP32 graph, whose file may have been removed to free disk space."""
-        known = self.made.get((deployment.target, deployment.rewrites))
+        known = self.made.get(_exact_key(deployment))
         return known or self.exact(deployment)
 
     def bytes(self, deployment: Deployment) -> int:
@@ -730,6 +792,17 @@ class Candidates:
             return to_precision(onnx.load(plain), precision, calls, how, deployment.fp32_modules)[0]
 
         return self._file((plain, precision, how, deployment.fp32_modules), typed)
+
+    def written_s(self, deployment: Deployment) -> float:
+        """Seconds that its graph took to be written, whenever that was: counting its MACs writes it as well."""
+        exact = _exact_key(deployment)
+        plain_s = self.took_s.get(exact, 0.0)
+        if deployment.precision == "fp32":
+            return plain_s
+        how = int8_for(load_target(deployment.target), deployment.quantizer)
+        return plain_s + self.took_s.get(
+            (self.made.get(exact), deployment.precision, how, deployment.fp32_modules), 0.0
+        )
 
     def mixed(self, trial: Trial) -> list[Trial]:
         """Replacements of an INT8 trial that keep more and more of the most sensitive layers in FP32."""
@@ -765,10 +838,12 @@ class Candidates:
         """A graph's file, written if it does not exist; equal graphs share a file."""
         path = self.made.pop(key, None)
         if path is None or not path.is_file():
+            begun = self.clock()
             content = make().SerializeToString(deterministic=True)
             path = self.scratch / f"{sha256_of_bytes(content)}.onnx"
             if not path.is_file():
                 write_bytes(path, content)
+            self.took_s[key] = self.clock() - begun
         self.made[key] = path  # moved to the end: the order is that of use
         self._make_room()
         return path
@@ -781,6 +856,11 @@ class Candidates:
             total += path.stat().st_size
             if total > GRAPH_BYTES and path != there[0]:
                 path.unlink()
+
+
+def _exact_key(deployment: Deployment) -> tuple[Any, ...]:
+    """What its FP32 graph depends on."""
+    return deployment.target, deployment.rewrites
 
 
 # INT8 sensitivity of groups of layers

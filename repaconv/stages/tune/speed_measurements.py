@@ -19,7 +19,7 @@ from repaconv.results import Deployment, ImageSize, Ratio
 from repaconv.stages.shared.input_selection import CALIBRATION_IMAGES
 from repaconv.stages.shared.preset_choice import open_deployment
 from repaconv.stages.tune.output_check import OutputCheck
-from repaconv.stages.tune.search import Candidates
+from repaconv.stages.tune.search import Candidates, Measured
 from repaconv.verification.model_runners import call_of, load_onnx
 
 if TYPE_CHECKING:
@@ -101,10 +101,9 @@ class LocalMeasurement:
         """
         from repaconv.benchmark.system_monitor import PeakMemory
 
-        begun = time.monotonic()
         deployable, sizes = self.graphs.deployable(deployment), self.graphs.sizes(deployment.batch)
         drawn = self.graphs.subject.drawn(deployment.batch, self.seed, batch=deployment.batch)
-        prepared, taken = time.monotonic(), None if deployment in known else PeakMemory()
+        begun, taken = time.monotonic(), None if deployment in known else PeakMemory()
         session = open_deployment(deployment, deployable, sizes)
         feeds = drawn.piece(0, deployment.batch).feeds(session.inputs)
         session.run(feeds)
@@ -113,7 +112,8 @@ class LocalMeasurement:
             self._remember(deployment, session, taken.peak())
             session.run(feeds)
             done = time.monotonic()
-            self.timings.setdefault(deployment, Timing(prepared - begun, loaded - prepared, done - loaded))
+            prepare_s = self.graphs.written_s(deployment)
+            self.timings.setdefault(deployment, Timing(prepare_s, loaded - begun, done - loaded))
             if (refused := self.check.refusal(deployment, session, deployment.batch)) is not None:
                 raise refused
         known.add(deployment)
@@ -220,7 +220,8 @@ class MeasurementCosts:
 
     def _written_alike(self, timed: Deployment, other: Deployment) -> bool:
         """Whether the time to write one graph tells that of the other; the baseline's is on disk before it is timed."""
-        return timed != self.baseline and (timed.precision, timed.quantizer) == (other.precision, other.quantizer)
+        kinds = [(each.runtime, each.precision, each.quantizer) for each in (timed, other)]
+        return timed != self.baseline and kinds[0] == kinds[1]
 
     def _usual_s(self, deployment: Deployment) -> float:
         lowered = PREPARE_S.get((deployment.precision, deployment.quantizer), (0.0, 0.0))
@@ -344,7 +345,7 @@ class Journal:
         self.rows, self.deployments = {}, {}
         self.path.unlink(missing_ok=True)
 
-    def measure(self, deployments: Sequence[Deployment], rounds: int) -> dict[Deployment, Ratio]:
+    def measure(self, deployments: Sequence[Deployment], rounds: int) -> dict[Deployment, Measured]:
         """Speedups over the baseline, without configurations that are wrong or exceed the time budget.
 
         Configurations with as many or more rounds in the log are not measured again.
@@ -353,7 +354,8 @@ class Journal:
             if not self._measured(deployments[start : start + AT_A_TIME], rounds):
                 self.cut = True
                 break
-        return {each: self.rows[_key(each)][1] for each in deployments if self._known(each, rounds)}
+        found = {each: self.rows[_key(each)] for each in deployments if self._known(each, rounds)}
+        return {each: Measured(ratio, count) for each, (count, ratio) in found.items()}
 
     def _measured(self, deployments: Sequence[Deployment], rounds: int) -> bool:
         """Measure those without a result yet; returns whether the time was enough for all."""

@@ -373,10 +373,10 @@ def _search(plan: _Plan, scratch: Path, progress: Progress) -> TuneArtefact:
         if why := too_slow or evaluation.same_predictions() or evaluation.few_results():
             left.append(f"lower precision: {why}")
             arms = [trial for trial in arms if trial.start.precision == "fp32"]
+    journal.macs = float(work(baseline))
     if plan.options.exhaustive:
-        rows = search_exhaustively(arms, journal.measure, evaluation.allows, plan.rounds, milder, journal.time_left)
+        rows = search_exhaustively(arms, journal, evaluation.allows, plan.rounds, milder)
     else:
-        journal.macs = float(work(baseline))
         rows = search(arms, work, journal, evaluation.allows, plan.rounds, milder, _records(plan))
     rows = [row.model_copy(update={"memory_bytes": journal.memory(row.deployment)}) for row in rows]
     told, loss = final_rows([evaluation.completed_row(row, journal.left) for row in rows], evaluation, baseline)

@@ -10,19 +10,20 @@ import contextlib
 import datetime
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 import repaconv
 from peers import by_hand, ours
-from peers.by_hand import Contender, Hand
+from peers.by_hand import Contender, Hand, Run
 from peers.original_networks import Original, module_of, write_graph
 from peers.ours import Ours, Written
 from peers.page import KIND
-from peers.row import EXACT, LOWER, Place, Prepared, interleaved
+from peers.row import EXACT, LOWER, Check, Place, Prepared, interleaved
+from repaconv.engines.contract import Feeds, Port
 from repaconv.results import Deployment
 from repaconv.verification.input_batches import random_inputs
 
@@ -64,6 +65,25 @@ def _input_of(graph: Path) -> str:
     return str(onnx.load(graph, load_external_data=False).graph.input[0].name)
 
 
+def _check(ready: Prepared, place: Place, scratch: Path) -> Check:
+    """The check of outputs of `tune`, for everybody."""
+    check = ours.output_check(ready.ours, scratch)
+    inputs = check.graphs.subject.inputs
+
+    def verdict(run: Run) -> str:
+        called = Called(inputs, lambda feeds: {"output": run(next(iter(feeds.values())))})
+        return check.verdict(called, place.batch)
+
+    return verdict
+
+
+class Called(NamedTuple):
+    """Who takes part, as a session of one output."""
+
+    inputs: tuple[Port, ...]
+    run: Callable[[Feeds], dict[str, Any]]
+
+
 def prepare_exact(network: Original, place: Place, work: Path, *, compiled: bool) -> None:
     """All of FP32 that is not timed."""
     ready = prepared(network, place, work, compiled=compiled)
@@ -102,7 +122,8 @@ def measured_exact(network: Original, place: Place, work: Path, *, compiled: boo
     row = _about(network, place, "fp32", chosen)
     row["tune"] = {"seconds": found.seconds, "budget_s": place.budget_s, "complete": found.complete}
     row["tune"]["ratio"] = found.ratio.median if found.ratio else None
-    return row | interleaved(ready, place, everybody, within=WITHIN["fp32"])
+    row["tune"]["runtimes"] = ours.by_runtime(found)
+    return row | interleaved(ready, place, everybody, within=WITHIN["fp32"], check=_check(ready, place, scratch))
 
 
 def measured_lower(network: Original, place: Place, work: Path) -> Row:

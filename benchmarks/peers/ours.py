@@ -21,7 +21,16 @@ from repaconv.stages.shared.input_selection import Split, choose_inputs
 from repaconv.stages.shared.preset_choice import open_deployment
 from repaconv.stages.tune.loss_evaluation import LossEvaluation, require_evaluation_images
 from repaconv.stages.tune.options import TuneOptions
-from repaconv.stages.tune.search import MIDDLE, Candidates, Trial, Workload, available_runtimes, initial_trials
+from repaconv.stages.tune.output_check import OutputCheck
+from repaconv.stages.tune.search import (
+    MIDDLE,
+    Candidates,
+    MachineRuntimes,
+    Trial,
+    Workload,
+    available_runtimes,
+    initial_trials,
+)
 from repaconv.verification.accuracy_budget import Budget
 from repaconv.verification.model_runners import Images
 
@@ -65,6 +74,22 @@ def fastest(found: TuneArtefact, taken: Callable[[Deployment], bool]) -> Deploym
     return None
 
 
+def by_runtime(found: TuneArtefact) -> dict[str, dict[str, Any]]:
+    """What the search found of every runtime in FP32: its fastest by the longest measurements, or why none counted."""
+    told: dict[str, dict[str, Any]] = {}
+    for runtime in dict.fromkeys(row.deployment.runtime for row in found.candidates):
+        rows = [row for row in found.candidates if row.deployment.runtime == runtime]
+        rows = [row for row in rows if row.deployment.precision == "fp32" and row.deployment != found.baseline]
+        timed = [row for row in rows if row.ratio is not None and not row.description.startswith("left")]
+        best = max((row for row in timed if row.rounds == _most(timed)), key=_gain, default=None)
+        if best is not None and best.ratio is not None:
+            ratio = [round(value, 4) for value in (best.ratio.median, best.ratio.low, best.ratio.high)]
+            told[runtime] = {"ratio": ratio, "rounds": best.rounds}
+        elif rows:
+            told[runtime] = {"left": rows[0].description}
+    return told
+
+
 def _most(rows: list[Candidate]) -> int:
     return max((row.rounds for row in rows), default=0)
 
@@ -100,6 +125,13 @@ def plain(ours: Ours, scratch: Path) -> dict[str, Deployment]:
     return {way_of(each): each for each in _lossy(_arms(ours, _graphs(ours, scratch)))}
 
 
+def output_check(ours: Ours, scratch: Path) -> OutputCheck:
+    """What `tune` compares outputs by, with random inputs."""
+    graphs = _graphs(ours, scratch)
+    baseline = next(start for start, _ in initial_trials(_runtimes(), _workload(ours), lossy=False, here=True))
+    return OutputCheck(graphs, graphs.arm(baseline, ()).start)
+
+
 def _graphs(ours: Ours, scratch: Path, allowed: float | None = None) -> Candidates:
     """Its graphs; whether losses can be evaluated on its images is checked if some are allowed."""
     subject = subject_of(run_folder.Run(ours.run))
@@ -117,13 +149,19 @@ def _split(ours: Ours) -> Split:
 
 def _arms(ours: Ours, graphs: Candidates) -> list[Trial]:
     """Every runtime in every precision that takes the network, the baseline first."""
-    machine = available_runtimes(TuneOptions(), load_target(TARGET), here=True)
-    called = Workload("latency", ours.threads, ours.batch, False)
     arms = []
-    for each in initial_trials(machine, called, lossy=True, here=True):
+    for each in initial_trials(_runtimes(), _workload(ours), lossy=True, here=True):
         with suppress(RepaconvError):
             arms.append(graphs.arm(*each))
     return arms
+
+
+def _runtimes() -> MachineRuntimes:
+    return available_runtimes(TuneOptions(), load_target(TARGET), here=True)
+
+
+def _workload(ours: Ours) -> Workload:
+    return Workload("latency", ours.threads, ours.batch, False)
 
 
 def _lossy(arms: list[Trial]) -> Iterator[Deployment]:

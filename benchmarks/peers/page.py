@@ -42,17 +42,12 @@ ORIGINALS = """### Arbitrary networks
 
 Here speedups are over the *original graph* on ONNX Runtime with its defaults: what `torch.onnx.export` writes of a
 network of timm, Ultralytics, segmentation_models_pytorch, spandrel or transformers, or the ONNX file of PP-OCR. Every
-competing tool gets that graph, with its defaults; ours is what `repaconv tune` leaves of it in 60 s. In lower precision
+competing tool gets that graph, with its defaults; ours is what `repaconv tune` leaves of it in 60 s. Outputs of all in
+FP32 are compared as `tune` does it, and what computes something else takes no part. In lower precision
 the comparison is of speed only: weights are random but those of PP-OCR, accuracy was not evaluated, and no row counts
 as within 0.5%. Ours is there the default preset in INT8 of each quantizer; whoever is faster in FP32 stays in FP32.
 `torch.compile` took part in the networks marked with *c*. `make bench-originals` measures again;
 `benchmarks/results/original_peers.jsonl` has all samples."""
-REASONS = {
-    "ppocr_v4_detector": "`tune` compares outputs on noise, for which this trained network outputs at most 5e-6. The "
-    "rounding of its sigmoid (1e-7) is 2% of that, so that OpenVINO, with which it is the fastest, is rejected.",
-    "segformer_b0": "OpenVINO was faster in the search as well (1.05), but not conclusively on a busy machine.",
-}
-"""Why a network was slower than a competitor, as far as it is known."""
 LEAST = 0.98
 """Of the fastest competitor's speed, below which a row counts as slower."""
 
@@ -187,8 +182,25 @@ def _mean(rows: list[Row], kind: str, called: str) -> str:
     slower = [net for net, ratio in found.items() if ratio < LEAST]
     named = f": {', '.join(slower)}" if slower else ""
     summary = f"{called}: geometric mean over {len(found)} networks **{mean:.3f}x** of the fastest competitor"
-    why = [f"- {net}: {REASONS[net]}" for net in slower if net in REASONS]
+    why = [f"- {row['net']}: {told}" for row in rows if row["net"] in slower and (told := _why_slower(row))]
     return "\n".join([f"{summary}; {len(slower)} below {LEAST}{named}.", *([""] if why else []), *why])
+
+
+def _why_slower(row: Row) -> str:
+    """What the search itself found of the fastest competitor's runtime, where that is recorded."""
+    runtimes, exact = row.get("tune", {}).get("runtimes", {}), row["exact"]
+    runtime = exact["peer"].removeprefix(f"{KIND}, ").lower().replace(" ", "") if exact else ""
+    if not (found := runtimes.get(runtime)):
+        return ""
+    chosen = row["ways"][exact["ours"]]["runtime"]
+    if "left" in found:
+        return f"`tune` did not take {runtime}: {found['left'].removeprefix('left: ')}"
+    speed = f"in the search, {runtime} was {_interval(found['ratio'])} times as fast as the baseline"
+    if chosen == runtime:
+        return f"{speed}, and it was chosen"
+    other = runtimes.get(chosen)
+    rest = f", and {chosen}, which was chosen, {_interval(other['ratio'])}" if other and "ratio" in other else ""
+    return f"{speed}{rest or f', and {chosen} was chosen'}"
 
 
 def _losses(rows: list[Row]) -> str:

@@ -47,6 +47,10 @@ OPENINGS = 400
 PACKAGES = ("onnxruntime", "openvino", "torch")
 
 
+Check = Callable[[Run], str]
+"""The verdict on the outputs of one who takes part, in float32."""
+
+
 class Place(NamedTuple):
     """How a row is called, and how long what may take: the search, and all openings of everybody."""
 
@@ -140,19 +144,31 @@ def _gain_of(way: Deployment, found: Any) -> float:
 
 
 def interleaved(
-    ready: Prepared, place: Place, everybody: list[Contender], *, within: float | None = None
+    ready: Prepared,
+    place: Place,
+    everybody: list[Contender],
+    *,
+    within: float | None = None,
+    check: Check | None = None,
 ) -> dict[str, Any]:
     """Times, ratios and losses of all that run, and why others do not.
 
     The first of everybody is what all are compared with. With ``within``, who took more than that many times as long as
-    the fastest in a first session load takes no part in the others.
+    the fastest in a first session load takes no part in the others. With ``check``, it says of everybody in float32
+    whether the outputs are right; who computes something else takes no part.
     """
     base = everybody[0].name
     with pinned_to_cores(place.threads) as cores:
         machine = {**fingerprint(tuple(cores)), **{name: version_of(name) for name in PACKAGES}}
         opened, missing = _opened(everybody)
+        lossy = {each.name for each in everybody if each.lossy}
+        checked = {name: check(run) for name, run in opened.items() if check and name not in lossy}
+        for name in [name for name, verdict in checked.items() if verdict == "failed"]:
+            missing[name] = "its outputs differ"
+            del opened[name]
         losses = {name: _loss(run, opened[base], ready, place.batch) for name, run in opened.items()}
-        _require_same(losses, {each.name for each in everybody if each.lossy})
+        if check is None:
+            _require_same(losses, lossy)
         images = np.resize(ready.images, (place.batch, *ready.images.shape[1:]))
         running = [each for each in everybody if each.name in opened]
         clock = _Clock(running, images, place)
@@ -160,7 +176,6 @@ def interleaved(
         opened.clear()
         near = _near(first, within, base) if first and within else list(losses)
         timed = clock.measured(near, more=False)
-        lossy = {each.name for each in everybody if each.lossy}
         exact = _fastest(timed, [name for name in near if name not in lossy])
         lower = _fastest(timed, near) if lossy & set(losses) else None
         against = {pair: _against(clock, *pair) for pair in {exact, lower} if pair}
@@ -174,6 +189,7 @@ def interleaved(
         "lower": against.get(lower),
         "losses": losses,
         "missing": missing,
+        **({"checked": checked} if check else {}),
     }
 
 

@@ -15,6 +15,7 @@ import onnx_ir as ir
 import pytest
 import torch
 from conftest import TINY
+from foreign_faults import F, Net, norm, normal
 from forms_page import PAGE, page
 from onnx import numpy_helper
 
@@ -984,3 +985,21 @@ def test_throughput_tries_a_stream_for_every_core_and_larger_batches_beside_one_
     assert (
         dict(initial_trials(machine, Workload("latency", 4, 1, True), lossy=True, here=False))[next(iter(found))] == []
     )
+
+
+def test_a_network_of_a_fixed_batch_size_is_evaluated_in_lower_precision(tmp_path, monkeypatch):
+    """Four images at a time, and 11 to choose by: the last call is filled up."""
+    monkeypatch.chdir(tmp_path)
+    rows = [
+        ("Conv", "x w", "a", {}), ("BatchNormalization", "a nw nb nm nv", "b"), ("Relu", "b", "c"),
+        ("GlobalAveragePool", "c", "d"), ("Flatten", "d", "e"), ("Gemm", "e h hb", "logits"),
+    ]  # fmt: skip
+    weights = {"w": normal(4, 3, 3, 3), **norm(4), "h": normal(4, 10), "hb": normal(10)}
+    onnx.save(Net(rows, weights, {"x": (F, (4, 3, 8, 8))}, {"logits": F}).model(), "net.onnx")
+    np.savez("x.npz", x=np.random.default_rng(0).standard_normal((44, 3, 8, 8)).astype(np.float32))
+    assert package.fold("net.onnx", measure=False).batch == 4
+    done = package.tune(
+        max_disagreement=1.0, inputs="x.npz", runtimes=["onnxruntime"], rewrites=["bias-forward"], rounds=2
+    )
+    low = [row for row in done.candidates if row.deployment.precision == "int8"]
+    assert any(row.ratio for row in low)

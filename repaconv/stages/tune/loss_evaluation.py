@@ -102,7 +102,7 @@ class LossEvaluation:
         assert self.graphs.given is not None
         images = len(self.graphs.given.validation) + len(self.graphs.given.test)
         first = next(self.graphs.given.validation_batches())
-        right = load_onnx(self.graphs.path(self.baseline))
+        right = self._fp32()
         begun = time.monotonic()
         right.run(_feeds(right, first))
         expected_s = (time.monotonic() - begun) * images / first.count
@@ -196,8 +196,14 @@ class LossEvaluation:
 
     def _fp32_outputs(self, calls: Sequence[Batch]) -> list[Mapping[str, Any]]:
         """FP32 outputs of the baseline's graph."""
-        right = load_onnx(self.graphs.path(self.baseline))
+        right = self._fp32()
         return [right.run(_feeds(right, call)) for call in calls]
+
+    def _fp32(self) -> FixedBatch:
+        """The baseline's graph; the last call of a fixed batch size has fewer images."""
+        assert self.graphs.given is not None
+        batch = None if self.graphs.given.whole else self.graphs.given.batch
+        return FixedBatch(load_onnx(self.graphs.path(self.baseline)), batch)
 
     def completed_row(self, row: Candidate, left: Mapping[Deployment, str]) -> Candidate:
         """A row of the search, completed with its loss or with the reason why it was skipped."""
@@ -337,11 +343,16 @@ def require_evaluation_images(options: TuneOptions, subject: Subject) -> Split |
     if scores.assumed and not images.labeled:
         by = taken_as_scores(scores, "its shape, and since top-1 predictions were asked for")
         images = replace(images, labels="; ".join(filter(None, [images.labels, by])))
-    given = Split.of(images).halved()
+    given = Split.of(images, batch=_fixed_batch(subject)).halved()
     for name, share in budget._asdict().items():
         if share is not None:
             _require_enough(given, name, bounded(name, share, 1))
     return given
+
+
+def _fixed_batch(subject: Subject) -> int | None:
+    """The batch size of a network that takes no other."""
+    return subject.folded.batch if isinstance(subject.folded.batch, int) else None
 
 
 def task_of_losses(options: TuneOptions, subject: Subject) -> Choice | None:
@@ -368,7 +379,7 @@ def _images_of_task(options: TuneOptions, subject: Subject, choice: Choice, budg
             hint="Give --labels. --max-disagreement needs none.",
             code="tune.no-labels",
         )
-    split = Split.of(given).halved()
+    split = Split.of(given, batch=_fixed_batch(subject)).halved()
     for name, share in budget._asdict().items():
         if share is not None and bounded(name, share, 1) < 1:
             _require_enough_of_task(split, name, share)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import re
 from itertools import product
 
 import numpy as np
 import onnxruntime
 import pytest
+import torch
 from onnx import TensorProto, helper, numpy_helper
 
 from repaconv.verification.float64_graphs import ReferenceEvaluation
+from repaconv.verification.float64_operators import error_function
 
 RANDOM = np.random.default_rng(0)
 IMAGE = (2, 4, 13, 11)
@@ -151,3 +154,22 @@ def test_the_float64_evaluator_is_onnx_runtime_but_for_rounding(name):
         return
     assert found.dtype == np.float64
     np.testing.assert_allclose(found, right, rtol=1e-5, atol=1e-5)
+
+
+def test_the_error_function_is_that_of_math_and_of_torch():
+    grid = np.arange(6 * 1024 + 3) / 1024  # where values are kept, next to it, and half-way between
+    places = [grid, np.nextafter(grid, -1), np.nextafter(grid, 9), grid + 2.0**-11]
+    places += [np.geomspace(1e-300, 30, 5000), *(RANDOM.standard_normal(20_000) * width for width in (0.01, 0.5, 3))]
+    x = np.concatenate([sign * each for each in places for sign in (1, -1)])
+    found = error_function(x.reshape(2, -1)).reshape(-1)
+    for right in (np.array([math.erf(one) for one in x]), torch.erf(torch.from_numpy(x)).numpy()):
+        assert (np.abs(found - right) <= 2 * np.spacing(np.abs(right))).all()
+
+
+def test_the_error_function_of_what_is_no_finite_number():
+    given = np.array([np.inf, -np.inf, np.nan, 0.0, -0.0, 5e-324], np.float64)
+    found = error_function(given)
+    np.testing.assert_array_equal(found, [1, -1, np.nan, 0, 0, 5e-324])
+    assert np.signbit(found[4])
+    assert error_function(np.zeros((0, 3))).shape == (0, 3)
+    assert error_function(np.float64(1.0)).shape == ()

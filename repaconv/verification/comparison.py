@@ -200,16 +200,21 @@ def surely_within(found: Array, right: Array, relative: float, least: float) -> 
         return False
     if right.dtype != np.float32:
         return right.dtype.kind in "iub" and bool((found == right).all())
-    size, error = np.abs(right), np.abs(found - right)
+    found, right = np.atleast_1d(found), np.atleast_1d(right)
+    size, error = np.abs(right), found - right
+    np.abs(error, out=error)
     most = float(size.max())
     if not TINY < most < np.inf:
         return False  # NaN included
     least = _absolute(relative, least, most)
-    beyond = ~(error <= NEARLY * np.maximum(np.float32(relative) * size, np.float32(least)))
-    at = np.nonzero(np.atleast_1d(beyond))
-    if not len(at[0]):
+    limit = size * np.float32(relative)
+    np.maximum(limit, np.float32(least), out=limit)
+    limit *= NEARLY
+    within = error <= limit
+    if within.all():
         return True
-    size, error = np.atleast_1d(size), np.abs(np.atleast_1d(found)[at].astype(np.float64) - np.atleast_1d(right)[at])
+    at = np.unravel_index(np.flatnonzero(~within), within.shape)  # np.nonzero takes ten times as long
+    error = np.abs(found[at].astype(np.float64) - right[at])
     scale = np.full(len(at[0]), most)
     for axis in range(size.ndim):
         others = tuple(other for other in range(size.ndim) if other != axis)

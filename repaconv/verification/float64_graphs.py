@@ -132,5 +132,5 @@ def _values_to_free(nodes: Sequence[Any], wanted: Sequence[str]) -> list[list[st
 
 
 def wide(array: Array) -> Array:
-    """Convert a floating-point array to float64; return any other array itself."""
-    return array.astype(np.float64) if array.dtype.kind == "f" else array
+    """Convert a floating-point array to float64; return one that is, or any other array, itself."""
+    return array.astype(np.float64, copy=False) if array.dtype.kind == "f" else array

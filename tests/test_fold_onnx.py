@@ -449,6 +449,178 @@ def test_a_fold_that_is_wrong_is_not_written(small, repaconv, monkeypatch):
     assert not Path("repaconv-out").exists()
 
 
+def _with_last(model: onnx.ModelProto, *nodes: onnx.NodeProto) -> onnx.ModelProto:
+    """The graph with nodes between its last one and its output."""
+    model.graph.node[-1].output[0] = "before"
+    model.graph.node.extend(nodes)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        ("dropout", "Dropout drop in training mode"),
+        ("noise", "RandomNormalLike noise"),
+        ("in a branch", "Bernoulli coin"),
+    ],
+)
+def test_a_graph_that_computes_something_else_every_time_is_refused(small, repaconv, kind, says):
+    model = onnx.load(small)
+    output = model.graph.output[0].name
+    if kind == "dropout":
+        model.graph.initializer.append(numpy_helper.from_array(np.array(0.5, np.float32), "share"))
+        model.graph.initializer.append(numpy_helper.from_array(np.array(True), "mode"))
+        _with_last(model, helper.make_node("Dropout", ["before", "share", "mode"], [output], name="drop"))
+    elif kind == "noise":
+        noise = helper.make_node("RandomNormalLike", ["before"], ["n"], name="noise")
+        _with_last(model, noise, helper.make_node("Add", ["before", "n"], [output]))
+    else:
+        coin = helper.make_node("Bernoulli", ["before"], ["t"], name="coin")
+        then = helper.make_graph([coin], "t", [], [helper.make_tensor_value_info("t", 1, None)])
+        other = helper.make_node("Identity", ["before"], ["e"])
+        otherwise = helper.make_graph([other], "e", [], [helper.make_tensor_value_info("e", 1, None)])
+        model.graph.initializer.append(numpy_helper.from_array(np.array(True), "which"))
+        _with_last(model, helper.make_node("If", ["which"], [output], then_branch=then, else_branch=otherwise))
+    onnx.save(model, "random.onnx")
+    code, _, err = repaconv("fold", "random.onnx")
+    assert code == 4
+    assert "onnx.random" in err
+    assert says in " ".join(err.split())
+    assert not Path("repaconv-out").exists()
+
+
+def test_random_numbers_that_nothing_reads_and_a_dropout_in_inference_are_none(small):
+    model = onnx.load(small)
+    output = model.graph.output[0].name
+    model.graph.initializer.append(numpy_helper.from_array(np.array(0.5, np.float32), "share"))
+    model.graph.initializer.append(numpy_helper.from_array(np.array(False), "mode"))
+    _with_last(
+        model,
+        helper.make_node("RandomNormalLike", ["before"], ["unread"]),
+        helper.make_node("Dropout", ["before", "share", "mode"], [output]),
+    )
+    onnx.save(model, "still.onnx")
+    assert rc.fold("still.onnx").verdict == "passed"
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"), [("float64", "net.float()"), ("operator", "standard ones"), ("names", "a name of its own")]
+)
+def test_a_graph_that_onnx_runtime_does_not_load_is_refused_with_what_to_do(repaconv, changed, says):
+    kind = TensorProto.DOUBLE if changed == "float64" else TensorProto.FLOAT
+    weight = numpy_helper.from_array(np.ones((4, 3, 3, 3), np.float64 if changed == "float64" else np.float32), "w")
+    nodes = [helper.make_node("Conv", ["x", "w"], ["c"], name="same"), helper.make_node("Relu", ["c"], ["y"])]
+    if changed == "operator":
+        nodes[1].op_type, nodes[1].domain = "Swoosh", "com.acme"
+    if changed == "names":
+        nodes[1].name = "same"
+    ends = [[helper.make_tensor_value_info(name, kind, [1, size, 8, 8])] for name, size in (("x", 3), ("y", 4))]
+    for dim in ends[1][0].type.tensor_type.shape.dim:
+        dim.Clear()
+    imports = [helper.make_opsetid("", 20), helper.make_opsetid("com.acme", 1)]
+    model = helper.make_model(helper.make_graph(nodes, "g", *ends, [weight]), opset_imports=imports, ir_version=9)
+    onnx.save(model, "net.onnx")
+    code, _, err = repaconv("fold", "net.onnx")
+    assert code == 4
+    assert "onnx.unloadable" in err
+    assert says in " ".join(err.split())
+
+
+def _convolution(changed: str = "") -> onnx.ModelProto:
+    """Two convolutions with a norm, [N, 3, 8, 8] to [N, 2, 8, 8], with the shapes of all values."""
+    random = np.random.default_rng(0)
+    held = {"k": (4, 3, 3, 3), "s": (4,), "b": (4,), "m": (4,), "l": (2, 4, 1, 1)}
+    held = {name: random.standard_normal(shape).astype(np.float32) for name, shape in held.items()}
+    held["v"] = np.zeros(4, np.float32) if changed == "variance" else np.ones(4, np.float32)
+    nodes = [
+        helper.make_node("Conv", ["x", "k"], ["c"], pads=[1, 1, 1, 1]),
+        helper.make_node("BatchNormalization", [*"csbmv"], ["n"]),
+        helper.make_node("Relu", ["n"], ["r"]),
+        helper.make_node("Conv", ["r", "l"], ["y"]),
+    ]
+    ends = [[helper.make_tensor_value_info(name, 1, [1, size, 8, 8])] for name, size in (("x", 3), ("y", 2))]
+    weights = [numpy_helper.from_array(array, name) for name, array in held.items()]
+    imports = [helper.make_opsetid("", 20)]
+    graph = helper.make_graph(nodes, "g", *ends, weights)
+    return onnx.shape_inference.infer_shapes(helper.make_model(graph, opset_imports=imports, ir_version=9))
+
+
+@pytest.mark.parametrize("changed", ["batch", "size", "output"])
+def test_shapes_that_are_declared_wrong_are_set_right(changed):
+    """As after the shape of an input was changed by hand; runtimes only warn."""
+    model = _convolution()
+    if changed == "output":
+        model.graph.output[0].type.tensor_type.shape.dim[1].dim_value = 7
+    elif changed == "batch":
+        model.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "N"
+    else:
+        for dim in model.graph.input[0].type.tensor_type.shape.dim[2:]:
+            dim.dim_value = 10
+    onnx.save(model, "edited.onnx")
+    done = rc.fold("edited.onnx")
+    assert (done.verdict, len(done.changes)) == ("passed", 1)
+    rc.export("repaconv-out/edited")
+    found = onnx.load("repaconv-out/edited/model.onnx").graph.output[0].type.tensor_type.shape.dim
+    sizes = {"output": [1, 2, 8, 8], "batch": ["batch", 2, 8, 8], "size": [1, 2, 10, 10]}[changed]
+    assert [dim.dim_param or dim.dim_value for dim in found] == sizes
+
+
+def test_an_output_whose_rank_is_known_at_run_time_only_is_compared(repaconv):
+    model = _convolution()
+    shape = numpy_helper.from_array(np.array([1, 2, 64]), "three")
+    then = helper.make_node("Reshape", ["z", "three"], ["t"])
+    other = helper.make_node("Identity", ["z"], ["o"])
+    values = [helper.make_tensor_value_info(name, 1, None) for name in ("t", "o")]
+    graphs = [helper.make_graph([node], "g", [], [value]) for node, value in zip((then, other), values, strict=True)]
+    model.graph.node[-1].output[0] = "z"
+    model.graph.node.extend(
+        [
+            helper.make_node("ReduceMean", ["z"], ["mean"], keepdims=0),
+            helper.make_node("Greater", ["mean", "zero"], ["which"]),
+            helper.make_node("If", ["which"], ["y"], then_branch=graphs[0], else_branch=graphs[1]),
+        ]
+    )
+    model.graph.initializer.extend([shape, numpy_helper.from_array(np.zeros((), np.float32), "zero")])
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    onnx.save(model, "ranks.onnx")
+    assert rc.fold("ranks.onnx").verdict == "passed"
+    assert repaconv("export", "repaconv-out/ranks")[0] == 0
+
+
+def test_sparse_weights_are_weights(repaconv):
+    model = _convolution()
+    dense = next(weight for weight in model.graph.initializer if weight.name == "l")
+    array = numpy_helper.to_array(dense).copy()
+    array[0, 1:] = 0
+    places = np.flatnonzero(array)
+    values = numpy_helper.from_array(array.reshape(-1)[places], "l")
+    indices = numpy_helper.from_array(places, "l_places")
+    model.graph.initializer.remove(dense)
+    model.graph.sparse_initializer.append(helper.make_sparse_tensor(values, indices, list(array.shape)))
+    onnx.save(model, "sparse.onnx")
+    assert rc.fold("sparse.onnx").verdict == "passed"
+    assert repaconv("export", "repaconv-out/sparse")[0] == 0
+
+
+def test_an_output_that_is_a_map_is_refused_with_what_to_do(repaconv):
+    """As skl2onnx writes the probabilities of a classifier."""
+    names = {"classlabels_int64s": [0, 1, 2]}
+    nodes = [
+        helper.make_node("Scaler", ["x"], ["s"], domain="ai.onnx.ml", offset=[0.5], scale=[2.0]),
+        helper.make_node("ZipMap", ["s"], ["z"], domain="ai.onnx.ml", **names),
+    ]
+    graph = helper.make_graph(nodes, "g", [helper.make_tensor_value_info("x", 1, ["N", 3])], [])
+    output = graph.output.add(name="z")
+    of_one = output.type.sequence_type.elem_type.map_type
+    of_one.key_type, of_one.value_type.tensor_type.elem_type = TensorProto.INT64, TensorProto.FLOAT
+    imports = [helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.ml", 3)]
+    onnx.save(helper.make_model(graph, opset_imports=imports, ir_version=8), "classes.onnx")
+    code, _, err = repaconv("fold", "classes.onnx")
+    assert code == 4
+    assert "onnx.map" in err
+    assert "zipmap" in err
+
+
 def test_half_precision_stays_half(small):
     model = onnx.load(small)
     for weight in model.graph.initializer:

@@ -160,3 +160,41 @@ def test_a_function_of_numbers_above_one_is_given_those():
     write([node("Acosh", "z")], {"z": (F, ["N", 5])}, {"n": (F, ["N", 4, 8, 8]), "y": (F, ["N", 5])})
     assert rc.fold("net.onnx", measure=False).verdict == "passed"
     assert all(link.verdict == "passed" for link in rc.verify().links)
+
+
+@pytest.mark.parametrize("reader", ["Conv", "MatMul", "BatchNormalization", "Mul"])
+def test_a_dynamic_dimension_that_a_weight_decides_has_its_size(reader):
+    """The channels of an image in a graph of which all sizes are dynamic, last in what a MatMul reads."""
+    before = [helper.make_node("Transpose", ["x"], ["t"], perm=[0, 2, 3, 1]), helper.make_node("Relu", ["t"], ["r"])]
+    nodes = {
+        "Conv": [helper.make_node("Conv", ["x", "w"], ["y"], group=3)],
+        "MatMul": [*before, helper.make_node("MatMul", ["r", "w"], ["y"])],
+        "BatchNormalization": [helper.make_node("BatchNormalization", ["x", "w", "w", "w", "w"], ["y"])],
+        "Mul": [helper.make_node("Mul", ["w", "x"], ["y"])],
+    }[reader]
+    shape = {"Conv": (6, 1, 3, 3), "MatMul": (3, 5), "BatchNormalization": (3,), "Mul": (3, 1, 1)}[reader]
+    weight = numpy_helper.from_array(np.random.default_rng(0).random(shape).astype(np.float32), "w")
+    ends = [[helper.make_tensor_value_info(name, F, dims)] for name, dims in (("x", [*"abcd"]), ("y", None))]
+    imports = [helper.make_opsetid("", 18)]
+    model = helper.make_model(helper.make_graph(nodes, "g", *ends, [weight]), opset_imports=imports, ir_version=9)
+    onnx.save(model, "net.onnx")
+    done = rc.fold("net.onnx", measure=False)
+    assert done.verdict == "passed"
+    assert all(f"{name} " in done.links[0].note for name in "acd")  # they vary
+
+
+def test_inputs_are_no_larger_than_memory_however_many_sizes_are_dynamic(monkeypatch):
+    from repaconv.verification import probe_inputs
+
+    monkeypatch.setattr(probe_inputs, "LARGEST", 10**6)
+    ends = [helper.make_tensor_value_info(name, F, [*"abcde"]) for name in "xy"]
+    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", ends[:1], ends[1:])
+    model, sizes = helper.make_model(graph), list[int]()
+
+    def run(feeds):
+        sizes.append(feeds["x"].size)
+        raise RuntimeError("no size is right")
+
+    with pytest.raises(probe_inputs.Unrunnable, match="no size is right"):
+        probe_inputs.probes(model, run)
+    assert 0 < max(sizes) <= 10**6

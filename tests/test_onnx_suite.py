@@ -19,6 +19,7 @@ LEAST = 1000
 REASONS = {
     "onnx.unrunnable: of type sequence": "its inputs are sequences or optional values, which no .npz holds",
     "onnx.unrunnable: of type optional": "the same",
+    "onnx.random: in every inference": "its outputs are random numbers",
     "onnx.invalid: takes nothing": "it has no inputs, and nothing to compare by",
 }
 """Why a model may be refused: the code, and what the sentence says; what that means."""

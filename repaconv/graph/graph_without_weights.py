@@ -5,7 +5,7 @@ ONNX's tools copy a graph several times, but need only the shapes of weights.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +30,54 @@ def infer_shapes(model: onnx.ModelProto) -> None:
     model.graph.node.extend(found.node)
 
 
+def correct_shapes(model: onnx.ModelProto) -> None:
+    """Replace declared shapes of values and outputs that contradict those that follow from the inputs, in place.
+
+    Whoever changes the batch of a graph's input by hand leaves the shapes of all other values as they were. Runtimes
+    ignore them.
+    """
+    import onnx
+
+    bare = weights_as_inputs(model)
+    del bare.graph.value_info[:]
+    for value in bare.graph.output:
+        if value.type.HasField("tensor_type"):
+            value.type.tensor_type.ClearField("shape")
+    found = onnx.shape_inference.infer_shapes(bare).graph
+    inferred = {value.name: value.type.tensor_type for value in (*found.value_info, *found.output)}
+    dynamic = {dim.dim_param for value in model.graph.input for dim in value.type.tensor_type.shape.dim} - {""}
+    for value in (*model.graph.value_info, *model.graph.output):
+        right = inferred.get(value.name)
+        if right is not None and _contradicts(value.type.tensor_type, right, dynamic):
+            value.type.tensor_type.shape.CopyFrom(right.shape)
+
+
+def _contradicts(declared: onnx.TypeProto.Tensor, inferred: onnx.TypeProto.Tensor, dynamic: Collection[str]) -> bool:
+    """Whether a declared shape is of another rank than the inferred one, or has another size, or any size where that
+    has a dynamic dimension of an input. Other names are those of sizes that ONNX does not know."""
+    if not (declared.HasField("shape") and inferred.HasField("shape")):
+        return False
+    one, other = declared.shape.dim, inferred.shape.dim
+    return len(one) != len(other) or any(
+        a.HasField("dim_value") and (b.dim_param in dynamic or (b.HasField("dim_value") and b.dim_value != a.dim_value))
+        for a, b in zip(one, other, strict=True)
+    )
+
+
+def embed_sparse_weights(model: onnx.ModelProto) -> None:
+    """Write sparse weights as dense ones, in place: ONNX's own shape inference does not know them."""
+    import numpy as np
+    from onnx import numpy_helper
+
+    for sparse in model.graph.sparse_initializer:
+        values, indices = numpy_helper.to_array(sparse.values), numpy_helper.to_array(sparse.indices)
+        dense = np.zeros(tuple(sparse.dims), values.dtype)
+        places = tuple(indices.T) if indices.ndim > 1 else np.unravel_index(indices, dense.shape)
+        dense[places] = values
+        model.graph.initializer.append(numpy_helper.from_array(dense, sparse.values.name))
+    del model.graph.sparse_initializer[:]
+
+
 def check(model: onnx.ModelProto, *, full: bool = False) -> None:
     """Run ONNX's checker on a graph and all its weights; ``full`` adds strict shape inference.
 
@@ -41,7 +89,17 @@ def check(model: onnx.ModelProto, *, full: bool = False) -> None:
     for weight in model.graph.initializer:
         if _is_large(weight):
             onnx.checker.check_tensor(weight)
-    onnx.checker.check_model(weights_as_inputs(model), full_check=full)
+    bare = weights_as_inputs(model)
+    shaped = [
+        value for value in bare.graph.output if value.type.WhichOneof("value") != "tensor_type" or _has_rank(value)
+    ]
+    del bare.graph.output[:]
+    bare.graph.output.extend(shaped)  # the checker wants a rank, which an output may have at run time only
+    onnx.checker.check_model(bare, full_check=full)
+
+
+def _has_rank(value: onnx.ValueInfoProto) -> bool:
+    return bool(value.type.tensor_type.HasField("shape"))
 
 
 def split_off_weights(model: onnx.ModelProto) -> tuple[onnx.ModelProto, dict[str, NDArray[Any]]]:

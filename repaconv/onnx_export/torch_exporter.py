@@ -211,9 +211,11 @@ def check(model: onnx.ModelProto, folder: Path | None = None) -> None:
     """
     import onnx
 
+    from repaconv.graph import graph_without_weights
+
     try:
         if folder is None:
-            onnx.checker.check_model(model, full_check=True)
+            graph_without_weights.check(model, full=True)
             return
         path = folder / "checked.onnx"  # external weights are found only from a file
         path.write_bytes(model.SerializeToString())

@@ -57,6 +57,8 @@ if TYPE_CHECKING:
     from repaconv.verification.probe_inputs import Probes, Unrunnable
 
 GIVEN, FOLDED = "original ONNX", "ONNX folded"
+DOUBLE = 11
+"""ONNX's number of float64."""
 
 
 def proved(
@@ -112,6 +114,8 @@ def unrunnable(source: Path, model: onnx.ModelProto, error: Unrunnable) -> Refus
             hint="Export it again; `repaconv inspect` shows what it holds.",
             code="onnx.invalid",
         )
+    if isinstance(error.__cause__, Refused) and error.__cause__.code == "onnx.unloadable":
+        return _not_loaded(source, model, error.__cause__.message)
     suspects = ", ".join(error.suspects)
     why = f" The input that it does not take is probably {suspects}." if suspects else ""
     arrays = ", ".join(f"{name}=..." for name in error.inputs)
@@ -514,13 +518,38 @@ def _require_opened(source: Path, graph: Evaluated, *, folded: bool = False) -> 
     try:
         graph.session  # noqa: B018
     except Refused as error:
-        why = error.message.partition(": ")[2].removesuffix(".")
-        defect = "This is a defect of repaconv; please report it with `repaconv inspect` of the file."
-        raise Refused(
-            f"ONNX Runtime does not load {'the fold of ' * folded}{source}: {why}.",
-            hint=defect if folded else "It cannot be verified; give a graph of standard operators.",
-            code="onnx.rewrite" if folded else "onnx.unloadable",
-        ) from error
+        raise _not_loaded(source, graph.model, error.message, folded=folded) from error
+
+
+def _not_loaded(source: Path, model: onnx.ModelProto, message: str, *, folded: bool = False) -> Refused:
+    """What is raised where ONNX Runtime does not load a graph, by the message of its engine."""
+    why = message.partition(": ")[2].removesuffix(".")
+    defect = "This is a defect of repaconv; please report it with `repaconv inspect` of the file."
+    return Refused(
+        f"ONNX Runtime does not load {'the fold of ' * folded}{source}: {why}.",
+        hint=defect if folded else f"{_how_to_load(model, why)} Without running it, nothing could be verified.",
+        code="onnx.rewrite" if folded else "onnx.unloadable",
+    )
+
+
+def _how_to_load(model: onnx.ModelProto, why: str) -> str:
+    """What to do about a graph that ONNX Runtime does not load, by what it says."""
+    if "not a registered function" in why or "No Op registered" in why:
+        return (
+            "This ONNX Runtime has no such operator: write it with standard ones, or fold what is before and after it."
+        )
+    if "IR version" in why:
+        return "Its file format is newer than this ONNX Runtime: update that, or write a lower model.ir_version."
+    if "same node name" in why:
+        return "Give each node a name of its own, or none."
+    if "Could not find an implementation" in why:
+        double = any(value.type.tensor_type.elem_type == DOUBLE for value in model.graph.input)
+        return (
+            "It has few operators in float64: export the network in float32, net.float()."
+            if double
+            else "It lacks this operator in this type: export it in float32, or for another opset."
+        )
+    return "Export it again; `repaconv inspect` shows what it holds."
 
 
 def not_equal(source: Path, links: tuple[Link, ...]) -> GateFailed:

@@ -11,6 +11,7 @@ from repaconv.core.errors import Refused, first_line
 from repaconv.core.memory_release import release_freed_memory
 from repaconv.graph.onnx_files import clear_dynamic_sizes, external_files_of, opset_of, require_inside
 from repaconv.graph.opset_upgrade import OLDEST
+from repaconv.graph.random_operators import random_operators
 from repaconv.onnx_export.torch_exporter import ONE_FILE_BYTES
 from repaconv.results import Change
 
@@ -33,7 +34,7 @@ def loaded(path: Path) -> onnx.ModelProto:
     """
     import onnx
 
-    from repaconv.graph.graph_without_weights import check, infer_shapes
+    from repaconv.graph.graph_without_weights import check, correct_shapes, embed_sparse_weights, infer_shapes
 
     if not path.is_file():
         raise Refused(f"there is no file {path}.", hint="Check the path to the graph.", code="onnx.missing")
@@ -56,6 +57,8 @@ def loaded(path: Path) -> onnx.ModelProto:
     try:
         model = onnx.load(path)
         clear_dynamic_sizes(model)
+        embed_sparse_weights(model)
+        correct_shapes(model)
         infer_shapes(model)  # outputs may lack declared shapes
         check(model)
     except Exception as error:
@@ -74,7 +77,8 @@ def _require_runnable(path: Path, model: onnx.ModelProto) -> None:
     """Refuse a valid graph that cannot be run for a comparison.
 
     Raises:
-        Refused: The graph has no inputs or no outputs, an input of unknown type, or a loop with too many iterations.
+        Refused: The graph has no inputs or no outputs, an input of unknown type, an output that is a map, a loop with
+            too many iterations, or random numbers in its outputs.
     """
     if not inputs_of(model) or not model.graph.output:
         raise Refused(
@@ -88,7 +92,18 @@ def _require_runnable(path: Path, model: onnx.ModelProto) -> None:
             hint="Export it again; `repaconv inspect` shows what it holds.",
             code="onnx.invalid",
         )
+    if maps := [value.name for value in model.graph.output if _has_map(value.type)]:
+        raise Refused(
+            f"{path} gives {maps[0]}, a map from classes to numbers, which is no tensor and cannot be rewritten.",
+            hint="Export it with tensors only; for skl2onnx: to_onnx(model, x, options={'zipmap': False}).",
+            code="onnx.map",
+        )
     _require_finite_loops(path, model)
+    _require_repeatable(path, model)
+
+
+def _has_map(kind: onnx.TypeProto) -> bool:
+    return kind.HasField("map_type") or (kind.HasField("sequence_type") and _has_map(kind.sequence_type.elem_type))
 
 
 def _require_finite_loops(path: Path, model: onnx.ModelProto) -> None:
@@ -104,6 +119,19 @@ def _require_finite_loops(path: Path, model: onnx.ModelProto) -> None:
                 hint="Give its loops an end that is reached.",
                 code="onnx.endless",
             )
+
+
+def _require_repeatable(path: Path, model: onnx.ModelProto) -> None:
+    """Refuse graphs that compute something else each time they run."""
+    if found := random_operators(model):
+        more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+        raise Refused(
+            f"{path} computes something else in every inference, because of {found[0]}{more}: two runs of it cannot "
+            "be compared.",
+            hint="Export the network in inference mode, net.eval(). If its random numbers are wanted, let it take them "
+            "as an input.",
+            code="onnx.random",
+        )
 
 
 def stored(model: onnx.ModelProto) -> dict[str, onnx.TensorProto]:

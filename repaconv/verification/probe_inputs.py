@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import product
+from math import prod
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from repaconv.core.errors import first_line
+from repaconv.graph.sizes_by_weights import sizes_by_weights
 from repaconv.verification.random_inputs import NUMBERS, Draw, dims_of, draws
 
 if TYPE_CHECKING:
@@ -43,6 +45,10 @@ USUAL = {
 
 IN_USE = (224, 256, 320, 384, 512, 640, 128, 96, 64, 48, 32, 28, 16, 8)
 """Likely image sizes of a network with dynamic height and width."""
+
+LARGEST = 2**25
+"""Most numbers of all inputs of a probe, if the dynamic dimensions have a choice: 128 MiB in FP32. Several dimensions
+of 512 would take more memory than there is."""
 
 WANTED = 3
 """Number of size assignments to find."""
@@ -88,7 +94,8 @@ class Search:
         usual: The sizes to try for each kind.
         below: Upper bound of integers without known meaning; one of `NUMBERS`.
         wanted: Number of size assignments to find.
-        problem: The last error of the runtime.
+        problem: The last error of the runtime, as a line.
+        cause: The error itself.
         lengths: The first shape of each output that was seen, by the output's name and the input shapes.
     """
 
@@ -99,6 +106,7 @@ class Search:
     below: int
     wanted: int = WANTED
     problem: str = ""
+    cause: Exception | None = None
     lengths: dict[Any, tuple[int, ...]] = field(default_factory=dict)
 
     def assignments(self) -> list[Sizes]:
@@ -136,12 +144,23 @@ class Search:
                 seed += 1
                 yield one
 
+    @cached_property
+    def _largest(self) -> int:
+        """`LARGEST`, or what the smallest assignment takes if that is more."""
+        return max(LARGEST, min(self._numbers(sizes) for sizes in self._candidates(())))
+
+    def _numbers(self, sizes: Sizes) -> int:
+        """How many numbers all inputs have."""
+        return sum(prod(sizes.get(dim, 1) if isinstance(dim, str) else dim for dim in one.dims) for one in self.inputs)
+
     def _runs(self, sizes: Sizes, seed: int) -> bool:
         """Whether the graph runs with these sizes, on the inputs that become their probe (at gain 1)."""
+        if sizes and self._numbers(sizes) > self._largest:
+            return False
         try:
             self.run(self.drawn(sizes, seed, 1.0))
         except Exception as error:  # the runtime raises many classes
-            self.problem = first_line(error)
+            self.problem, self.cause = first_line(error), error
             return False
         return True
 
@@ -331,7 +350,8 @@ def probes(
             plain = tuple(search.drawn(sizes, seed, gain) for seed, sizes in enumerate(found))
             more = partial(search.more, plain, found, gain, still)
             return Probes(plain, more, search.told(found), usually, found[0], gain, below)
-    raise Unrunnable(search.problem, [one.name for one in inputs], _suspects(model, inputs, search.problem))
+    why = Unrunnable(search.problem, [one.name for one in inputs], _suspects(model, inputs, search.problem))
+    raise why from search.cause
 
 
 SAMPLE = "the sample inputs"
@@ -406,6 +426,7 @@ def _inputs(model: onnx.ModelProto, held: Mapping[str, Any] = MappingProxyType({
     import onnx
 
     distributions = draws(model, held)
+    sizes = sizes_by_weights(model, {value.name: dims_of(value) for value in model.graph.input})
     found = []
     for value in model.graph.input:
         if value.name not in distributions:
@@ -416,7 +437,8 @@ def _inputs(model: onnx.ModelProto, held: Mapping[str, Any] = MappingProxyType({
             what = str(value.type.WhichOneof("value") or "value").removesuffix("_type") if dtype is None else dtype.name
             why = f"its input {value.name} is of type {what}, and no tensor of numbers or text"
             raise Unrunnable(why, drawable=False)
-        found.append(Input(value.name, dims_of(value), dtype, distributions[value.name]))
+        dims = tuple(sizes.get(dim, dim) if isinstance(dim, str) else dim for dim in dims_of(value))
+        found.append(Input(value.name, dims, dtype, distributions[value.name]))
     return found
 
 

@@ -1,0 +1,71 @@
+"""Operators by which a graph computes something else in every inference: random numbers, Dropout in training mode."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from repaconv.graph.operator_facts import RANDOM
+
+if TYPE_CHECKING:
+    import onnx
+
+
+def random_operators(model: onnx.ModelProto) -> list[str]:
+    """Describe the nodes whose random numbers reach an output, in the order of the graph; empty if there are none.
+
+    Nodes of subgraphs and of functions count for the node that holds or calls them. A Dropout whose mode an input
+    decides is none: it is run in inference mode.
+    """
+    nodes = list(model.graph.node)
+    found = {place: name for place, node in enumerate(nodes) if (name := next(_random(model, [node]), ""))}
+    read, told = {value.name for value in model.graph.output}, list[str]()
+    for place, node in reversed(list(enumerate(nodes)) if found else []):
+        if read.isdisjoint(node.output):
+            continue
+        read.update(_read_by(node))
+        if place in found:
+            told.append(found[place])
+    return told[::-1]
+
+
+def _random(model: onnx.ModelProto, nodes: Iterable[onnx.NodeProto]) -> Iterator[str]:
+    """Describe the random nodes among these, and in what they hold or call."""
+    functions = {(each.domain, each.name): each for each in model.functions}
+    for node in nodes:
+        function = functions.get((node.domain, node.op_type))
+        if function is not None:
+            yield from _random(model, function.node)
+        elif node.domain in ("", "ai.onnx") and (node.op_type in RANDOM or _drops(model, node)):
+            mode = " in training mode" if node.op_type == "Dropout" else ""
+            yield f"{node.op_type} {node.name or next(iter(node.output), '')}{mode}"
+        for inner in _subgraphs(node):
+            yield from _random(model, inner.node)
+
+
+def _drops(model: onnx.ModelProto, node: onnx.NodeProto) -> bool:
+    """Whether a Dropout drops values in every inference: its mode is a true constant, its share is not a constant 0."""
+    from onnx import numpy_helper
+
+    if node.op_type != "Dropout" or len(node.input) < 3:
+        return False
+    known = {weight.name: weight for weight in model.graph.initializer}
+    known |= {each.output[0]: each.attribute[0].t for each in model.graph.node if each.op_type == "Constant"}
+    share, mode = known.get(node.input[1]), known.get(node.input[2])
+    if mode is None or not numpy_helper.to_array(mode).all():
+        return False
+    return not node.input[1] or share is None or bool(numpy_helper.to_array(share).any())
+
+
+def _read_by(node: onnx.NodeProto) -> Iterator[str]:
+    """Names of the values that a node reads, those of its subgraphs included."""
+    yield from node.input
+    for inner in _subgraphs(node):
+        yield from (value.name for value in inner.output)
+        for each in inner.node:
+            yield from _read_by(each)
+
+
+def _subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    for entry in node.attribute:
+        yield from [*([entry.g] if entry.HasField("g") else []), *entry.graphs]

@@ -1,0 +1,82 @@
+"""Dynamic dimensions of a graph's inputs that can have one size only, because a weight is of that size."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from repaconv.graph.operator_facts import ARITHMETIC, ROW_NORMS, UNARY
+
+if TYPE_CHECKING:
+    import onnx
+
+Dims = tuple[int | str, ...]
+_SAME = UNARY | {"Cast", "Clip", "Dropout", "Identity", "QuantizeLinear", "DequantizeLinear"}
+
+
+def sizes_by_weights(model: onnx.ModelProto, inputs: Mapping[str, Dims]) -> dict[str, int]:
+    """Return the sizes that weights demand of dynamic dimensions, such as the channels of an image.
+
+    Inputs are followed through elementwise operators and transposes to the first layers that read them.
+
+    Args:
+        model: The graph.
+        inputs: The dimensions of its inputs, by name; a dynamic one is given by its name.
+    """
+    weights = {weight.name: tuple(weight.dims) for weight in model.graph.initializer}
+    weights |= {
+        node.output[0]: tuple(node.attribute[0].t.dims)
+        for node in model.graph.node
+        if node.op_type == "Constant" and node.attribute and node.attribute[0].HasField("t")
+    }
+    known, found = {name: dims for name, dims in inputs.items() if dims}, dict[str, int]()
+    for node in model.graph.node if known else ():
+        if node.domain not in ("", "ai.onnx") or not node.input:
+            continue
+        place = next((place for place, name in enumerate(node.input[:2]) if name in known), None)
+        if place is None:
+            continue
+        dims = known[node.input[place]]
+        others = [weights.get(name) for name in node.input]
+        for axis, size in _demanded(node, place, dims, others):
+            if -len(dims) <= axis < len(dims) and isinstance(dim := dims[axis], str):
+                found.setdefault(dim, size)
+        if (after := _dims_after(node, place, dims, others)) is not None:
+            known[node.output[0]] = after
+    return found
+
+
+def _demanded(
+    node: onnx.NodeProto, place: int, dims: Dims, weights: Sequence[tuple[int, ...] | None]
+) -> list[tuple[int, int]]:
+    """The axes of a node's input whose sizes its weights decide, and the sizes."""
+    kind, number = node.op_type, {entry.name: entry.i for entry in node.attribute}
+    other = weights[1 - place] if len(weights) > 1 else None
+    if other is None or (place and kind not in ("MatMul", *ARITHMETIC)):
+        return []
+    if kind == "Conv" and len(other) > 2:
+        return [(1, other[1] * number.get("group", 1))]
+    if kind in ("ConvTranspose", "BatchNormalization", "InstanceNormalization"):
+        return [(1, other[0])]
+    if kind == "MatMul" and len(other) > 1:
+        return [(-2, other[-1])] if place else [(-1, other[-2])]
+    if kind == "Gemm":
+        return [(0 if number.get("transA") else 1, other[1 if number.get("transB") else 0])]
+    if kind in ROW_NORMS:
+        return [(axis - len(other), size) for axis, size in enumerate(other) if size > 1]
+    if kind in ARITHMETIC and len(other) <= len(dims):
+        return [(axis - len(other), size) for axis, size in enumerate(other) if size > 1]
+    return []
+
+
+def _dims_after(node: onnx.NodeProto, place: int, dims: Dims, weights: Sequence[tuple[int, ...] | None]) -> Dims | None:
+    """The dimensions of a node's output if they are those of its input; None where that is unknown."""
+    if node.op_type in _SAME and not place:
+        return dims
+    if node.op_type in ARITHMETIC and (other := weights[1 - place]) is not None and len(other) <= len(dims):
+        return dims
+    if node.op_type == "Transpose":
+        order = next((list(entry.ints) for entry in node.attribute if entry.name == "perm"), [])
+        order = order or list(range(len(dims)))[::-1]
+        return tuple(dims[axis] for axis in order) if len(order) == len(dims) else None
+    return None

@@ -133,6 +133,29 @@ MAY_REFUSE = re.compile(
 """What is not evaluated in float64, since onnx defines it in another way than ONNX Runtime, or does not run it."""
 
 
+@pytest.mark.parametrize("axes", [1, 2, 3])
+def test_transposed_convolutions_of_all_axes_are_those_of_torch(axes, monkeypatch):
+    """onnx's own loop over single numbers; of three axes it takes minutes."""
+    from onnx.reference.ops.op_conv_transpose import ConvTranspose
+
+    def slow(*_given, **_how):
+        raise AssertionError("onnx's own")
+
+    monkeypatch.setattr(ConvTranspose, "_run", slow)
+    shape, weight = (2, 4, *(5, 4, 3)[:axes]), numpy_helper.from_array(normal(4, 3, *(3, 2, 3)[:axes]), "w")
+    how = {"strides": [2, 1, 2][:axes], "output_padding": [1, 0, 1][:axes], "dilations": [1, 2, 1][:axes]}
+    node = helper.make_node("ConvTranspose", ["x", "w"], ["y"], **how)
+    ends = [
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, dims)] for name, dims in (("x", shape), ("y", None))
+    ]
+    graph = helper.make_graph([node], "one", *ends, [weight])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
+    x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    right = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": x})[0]
+    found = ReferenceEvaluation(model).run({"x": x.astype(np.float64)})["y"]
+    np.testing.assert_allclose(found, right, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("name", CASES, ids=lambda name: name.replace("coordinate_transformation_mode=", ""))
 def test_the_float64_evaluator_is_onnx_runtime_but_for_rounding(name):
     kind, weights, how, opset = CASES[name]

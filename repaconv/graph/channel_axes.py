@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from repaconv.algebra.channel_maps import channel_vector
 from repaconv.graph.nodes_and_constants import Array, attribute, constant, is_constant
-from repaconv.graph.operator_facts import ARITHMETIC
+from repaconv.graph.operator_facts import ARITHMETIC, EPSILON
 from repaconv.graph.symbolic_shapes import sizes
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def batchnorm(node: ir.Node) -> tuple[Vector, Vector] | None:
     if any(part is None for part in parts) or len(parts) != 4 or attribute(node, "training_mode", 0):
         return None
     gamma, beta, mean, variance = (part for part in parts if part is not None)
-    scale = gamma / np.sqrt(variance + float(attribute(node, "epsilon", 1e-5)))
+    scale = gamma / np.sqrt(variance + float(attribute(node, "epsilon", EPSILON)))
     return scale, beta - mean * scale
 
 

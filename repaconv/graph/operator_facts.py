@@ -41,5 +41,8 @@ IMAGE_NORMS = ("InstanceNormalization", "GroupNormalization")
 
 REDUCTIONS = ("ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin")
 
+EPSILON = 9.999999747378752e-06
+"""The epsilon of a norm that has none as an attribute: 1e-5 in float32, as all attributes are."""
+
 RANDOM = ("RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Multinomial", "Bernoulli")
 QUANTIZING = ("DequantizeLinear", "QuantizeLinear")

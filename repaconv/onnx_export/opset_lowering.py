@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from repaconv.core.errors import Refused
 from repaconv.graph.onnx_files import split_evenly
+from repaconv.graph.operator_facts import EPSILON
 
 if TYPE_CHECKING:
     import onnx
@@ -163,7 +164,7 @@ class _Lowering:
         x = node.input[0]
         centred = step("Sub", x, step.mean(x))
         variance = step.mean(step("Mul", centred, centred))
-        deviation = step("Sqrt", step("Add", variance, step.number(attributes.get("epsilon", 1e-5), x)))
+        deviation = step("Sqrt", step("Add", variance, step.number(attributes.get("epsilon", EPSILON), x)))
         y = step("Div", centred, deviation)
         scale, shift = node.input[1], (node.input[2] if len(node.input) > 2 else "")
         if not self._is_all(scale, 1.0):

@@ -17,6 +17,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from repaconv.graph.operator_facts import EPSILON
+
 # Resize and Upsample in float64, one axis after the other. onnx's own loop over single numbers, and round to float32
 # if they are cubic.
 
@@ -214,14 +216,18 @@ def _convolution_operators() -> list[Any]:
     class ConvTranspose(op_conv_transpose.ConvTranspose):  # type: ignore[misc]
         def _run(self, *given: Any, **how: Any) -> Any:
             window = _Window(given[0].ndim - 2, how)
-            if window.no_pads or window.rank != 2 or not window.even or how.get("output_shape") is not None:
+            rank = window.rank
+            if window.no_pads or rank > 3 or not window.even or how.get("output_shape") is not None:
                 return super()._run(*given, **how)
             from torch.nn import functional
 
             x, weight, bias = _conv_tensors(*given)
-            further, groups = list(how.get("output_padding") or [0, 0])[:2], how.get("group") or 1
+            further, groups = list(how.get("output_padding") or [0] * rank)[:rank], how.get("group") or 1
             shape = window.of("strides"), window.begins, further, groups, window.of("dilations")
-            return (functional.conv_transpose2d(x, weight, bias, *shape).numpy(),)
+            transposed = (functional.conv_transpose1d, functional.conv_transpose2d, functional.conv_transpose3d)[
+                rank - 1
+            ]
+            return (transposed(x, weight, bias, *shape).numpy(),)
 
     class Col2Im(op_col2im.Col2Im):  # type: ignore[misc]
         def _run(self, x: Any, size: Any, block: Any, **how: Any) -> Any:
@@ -362,7 +368,7 @@ def _pointwise_operators() -> list[Any]:
             if training_mode:
                 raise NotImplementedError("a BatchNormalization in training mode")
             scale, bias, mean, variance = (each.reshape(-1, *[1] * (x.ndim - 2)) for each in given)
-            factor = scale / np.sqrt(variance + (1e-5 if epsilon is None else epsilon))
+            factor = scale / np.sqrt(variance + (EPSILON if epsilon is None else epsilon))
             return (x * factor + (bias - mean * factor),)
 
     class LRN(OpRun):  # type: ignore[misc]

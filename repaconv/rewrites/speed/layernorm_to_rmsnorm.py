@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from repaconv.graph.axis_tracking import FULL, axis_after, axis_before
 from repaconv.graph.nodes_and_constants import Writer, attribute, constant, is_constant, nodes_of
-from repaconv.graph.operator_facts import MOVES
+from repaconv.graph.operator_facts import EPSILON, MOVES
 from repaconv.graph.rewrite_contract import Rewrite
 from repaconv.graph.symbolic_shapes import rank_of, sizes
 from repaconv.results import Change
@@ -183,7 +183,11 @@ def _rms_norms(model: ir.Model) -> Iterator[Change]:
 
 def _write_rms(model: ir.Model, norm: ir.Node) -> None:
     write = Writer(model, norm)
-    settings = {"axis": -1, "epsilon": attribute(norm, "epsilon", 1e-5), "stash_type": attribute(norm, "stash_type", 1)}
+    settings = {
+        "axis": -1,
+        "epsilon": attribute(norm, "epsilon", EPSILON),
+        "stash_type": attribute(norm, "stash_type", 1),
+    }
     out = write("RMSNormalization", norm.inputs[0], norm.inputs[1], **settings)
     shift = norm.inputs[2] if len(norm.inputs) > 2 else None
     write.replace(norm.outputs[0], out if shift is None else write("Add", out, shift))

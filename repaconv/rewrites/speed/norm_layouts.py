@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from repaconv.graph.nodes_and_constants import Writer, attribute, constant, nodes_of, only_reader
+from repaconv.graph.operator_facts import EPSILON
 from repaconv.graph.rewrite_contract import Rewrite
 from repaconv.graph.symbolic_shapes import rank_of, sizes
 from repaconv.graph.view_chains import view_of
@@ -30,7 +31,7 @@ def _norm_in_place(model: ir.Model) -> Iterator[Change]:
         axes = write.constant(list(range(1, rank)))
         apart = write("Sub", x, write("ReduceMean", x, axes, keepdims=1))
         spread = write("ReduceMean", write("Mul", apart, apart), axes, keepdims=1)
-        epsilon = write.constant(attribute(norm, "epsilon", 1e-5))
+        epsilon = write.constant(attribute(norm, "epsilon", EPSILON))
         new = write("Div", apart, write("Sqrt", write("Add", spread, epsilon)))
         column = (-1, *(1,) * (rank - 2))
         if (scale != 1).any():

@@ -594,6 +594,23 @@ def test_an_output_whose_rank_is_known_at_run_time_only_is_compared(repaconv):
     assert repaconv("export", "repaconv-out/ranks")[0] == 0
 
 
+def test_a_function_of_the_graph_counts_as_its_nodes():
+    """As one node, it was fewer than what its fold leaves, which was undone."""
+    model = _convolution()
+    imports = [helper.make_opsetid("", 20)]
+    body = [helper.make_node("Conv", ["x", "k"], ["c"], pads=[1, 1, 1, 1])]
+    body.append(helper.make_node("BatchNormalization", [*"csbmv"], ["n"]))
+    block = helper.make_function("own", "Block", [*"xksbmv"], ["n"], body, imports)
+    del model.graph.node[:2], model.graph.value_info[:]
+    model.graph.node.insert(0, helper.make_node("Block", [*"xksbmv"], ["n"], domain="own"))
+    model.functions.append(block)
+    model.opset_import.append(helper.make_opsetid("own", 1))
+    onnx.save(model, "functions.onnx")
+    done = rc.fold("functions.onnx")
+    assert (done.verdict, done.nodes, len(done.changes)) == ("passed", (4, 3), 1)
+    assert rc.verify().verdict == "passed"
+
+
 def test_sparse_weights_are_weights(repaconv):
     model = _convolution()
     dense = next(weight for weight in model.graph.initializer if weight.name == "l")

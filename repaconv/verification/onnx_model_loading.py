@@ -33,6 +33,7 @@ def loaded(path: Path) -> onnx.ModelProto:
         Refused: The file is not valid ONNX, cannot be run, refers to files outside its folder, or exceeds 2 GiB.
     """
     import onnx
+    from onnx.inliner import inline_local_functions
 
     from repaconv.graph.graph_without_weights import check, correct_shapes, embed_sparse_weights, infer_shapes
 
@@ -56,6 +57,8 @@ def loaded(path: Path) -> onnx.ModelProto:
     before = {file: stamp_of(file) for file in (path, *weights)}
     try:
         model = onnx.load(path)
+        if model.functions:  # a call counts as one node, whatever it computes
+            model = inline_local_functions(model)
         clear_dynamic_sizes(model)
         embed_sparse_weights(model)
         correct_shapes(model)

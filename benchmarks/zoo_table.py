@@ -186,12 +186,14 @@ def _summed_tasks(networks: dict[str, TaskRows], families: Sequence[str]) -> str
         for key, what in (("onnxsim", "onnxsim's graph on ONNX Runtime"), ("openvino", "the original on OpenVINO")):
             ratios = [row[key]["ratio"] for row in fast]
             mean = exp(sum(map(log, ratios)) / len(ratios))
-            lines.append(
+            told = (
                 f"Speedup over {what}, {fast[0]['cpu']} ({family}): **{mean:.3f}x** (geometric mean of {len(ratios)}), "
                 f"the slowest {min(ratios):.3f}x. The interval is above 1 for "
                 f"{sum(row[key]['low'] > 1 for row in fast)} of them, and below 1 for "
                 f"{sum(row[key]['high'] < 1 for row in fast)}."
             )
+            slow = [f"{row['title']} ({row[key]['ratio']:.3f})" for row in fast if row[key]["ratio"] < SLOWER]
+            lines.append(f"{told} Below {SLOWER}: {', '.join(slow) or 'none'}.")
     return "\n\n".join(lines) + "\n"
 
 

@@ -312,7 +312,7 @@ def _without_concurrency(deployment: Deployment) -> Deployment:
     return deployment.model_copy(update={"threads": 1, "streams": 1})
 
 
-def _feeds(session: Session, call: Batch) -> dict[str, Any]:
+def _feeds(session: Session | FixedBatch, call: Batch) -> dict[str, Any]:
     from repaconv.verification.model_runners import named
 
     return named([port.name for port in session.inputs], call.given)

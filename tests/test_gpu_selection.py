@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import subprocess
 import sys
 import threading
@@ -351,7 +352,8 @@ def test_what_is_no_result_is_refused_in_a_sentence(tmp_path, capsys, text):
 def test_a_plan_is_printed_without_a_gpu(tmp_path):
     (tmp_path / "kit.json").write_text(json.dumps(kit.script({}, "3.11")[1]))
     command = [sys.executable, "-m", "gpu.session", "--plan", "--gpu", "rtx-40", "--work", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    where = {**os.environ, "PYTHONPATH": str(Path(session.__file__).parents[1])}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=where)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines[0].split() == ["gain", "seconds", "total", "step"]

@@ -17,7 +17,7 @@ from repaconv.core.progress import silent
 from repaconv.results import Candidate, Deployment, TuneArtefact
 from repaconv.sources.source_of_run import subject_of
 from repaconv.stages.shared.common_checks import load_target
-from repaconv.stages.shared.input_selection import Split, choose_inputs
+from repaconv.stages.shared.input_selection import Split, choose_inputs, fixed_batch
 from repaconv.stages.shared.preset_choice import open_deployment
 from repaconv.stages.tune.loss_evaluation import LossEvaluation, require_evaluation_images
 from repaconv.stages.tune.options import TuneOptions
@@ -143,8 +143,7 @@ def _graphs(ours: Ours, scratch: Path, allowed: float | None = None) -> Candidat
 
 def _split(ours: Ours) -> Split:
     subject = subject_of(run_folder.Run(ours.run))
-    fixed = subject.folded.batch if isinstance(subject.folded.batch, int) else None
-    return Split.of(choose_inputs(subject, inputs=ours.images), batch=fixed).halved()
+    return Split.of(choose_inputs(subject, inputs=ours.images), batch=fixed_batch(subject)).halved()
 
 
 def _arms(ours: Ours, graphs: Candidates) -> list[Trial]:

@@ -37,6 +37,7 @@ from repaconv.stages.shared.input_selection import (
     CALIBRATION_IMAGES,
     Split,
     choose_inputs,
+    fixed_batch,
     preprocessing_for,
     require_same_size,
     scores_note,
@@ -218,7 +219,7 @@ def _images(options: ExportOptions, subject: Subject, size: ImageSize | None, fr
     if options.precision == "fp32":
         return None
     count = 2 * CALIBRATION_IMAGES if options.preset is None or options.preset in NAMED else None  # as in tune
-    fixed = options.batch or (subject.folded.batch if isinstance(subject.folded.batch, int) else None)
+    fixed = options.batch or fixed_batch(subject)
     given = choose_inputs(
         subject,
         inputs=options.inputs,

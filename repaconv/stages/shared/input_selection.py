@@ -190,6 +190,11 @@ def _unsupported_preprocessing(subject: Subject) -> list[Fact]:
     return [fact for fact in subject.folded.facts if fact.name == PREPROCESSING]
 
 
+def fixed_batch(subject: Subject) -> int | None:
+    """The batch size of a network that takes no other; else None."""
+    return subject.folded.batch if isinstance(subject.folded.batch, int) else None
+
+
 class Split(NamedTuple):
     """Images split into calibration, validation and test images.
 

@@ -16,7 +16,7 @@ from repaconv.core.errors import RepaconvError, UsageProblem, first_line
 from repaconv.core.progress import Progress
 from repaconv.results import Candidate, Deployment, Link
 from repaconv.stages.shared.common_checks import load_target
-from repaconv.stages.shared.input_selection import Split, choose_inputs, taken_as_scores
+from repaconv.stages.shared.input_selection import Split, choose_inputs, fixed_batch, taken_as_scores
 from repaconv.stages.shared.lower_precision import loader_for
 from repaconv.stages.shared.preset_choice import open_deployment
 from repaconv.stages.shared.task_choice import settled, task_of, with_labels
@@ -104,7 +104,7 @@ class LossEvaluation:
         first = next(self.graphs.given.validation_batches())
         right = self._fp32()
         begun = time.monotonic()
-        right.run(_feeds(right, first))
+        right.run(first.given)
         expected_s = (time.monotonic() - begun) * images / first.count
         if expected_s < left_s:
             return ""
@@ -197,7 +197,7 @@ class LossEvaluation:
     def _fp32_outputs(self, calls: Sequence[Batch]) -> list[Mapping[str, Any]]:
         """FP32 outputs of the baseline's graph."""
         right = self._fp32()
-        return [right.run(_feeds(right, call)) for call in calls]
+        return [right.run(call.given) for call in calls]
 
     def _fp32(self) -> FixedBatch:
         """The baseline's graph; the last call of a fixed batch size has fewer images."""
@@ -238,7 +238,7 @@ class LossEvaluation:
             return self._evaluate_in_task(deployment, runner, calls, expected, evaluation)
         compared = Comparison(f"{deployment.runtime}, {precision}", allowed)
         for call, right_outputs in zip(calls, expected, strict=True):
-            got = runner.run(_feeds(session, call))
+            got = runner.run(call.given)
             place = self.graphs.place_of_scores
             found, right = ({"logits": list(each.values())[place]} for each in (got, right_outputs))
             compared.add(found, right, labels=call.labels)
@@ -312,12 +312,6 @@ def _without_concurrency(deployment: Deployment) -> Deployment:
     return deployment.model_copy(update={"threads": 1, "streams": 1})
 
 
-def _feeds(session: Session | FixedBatch, call: Batch) -> dict[str, Any]:
-    from repaconv.verification.model_runners import named
-
-    return named([port.name for port in session.inputs], call.given)
-
-
 def require_evaluation_images(options: TuneOptions, subject: Subject) -> Split | None:
     """The images for lower precision; None if no loss is allowed.
 
@@ -343,16 +337,11 @@ def require_evaluation_images(options: TuneOptions, subject: Subject) -> Split |
     if scores.assumed and not images.labeled:
         by = taken_as_scores(scores, "its shape, and since top-1 predictions were asked for")
         images = replace(images, labels="; ".join(filter(None, [images.labels, by])))
-    given = Split.of(images, batch=_fixed_batch(subject)).halved()
+    given = Split.of(images, batch=fixed_batch(subject)).halved()
     for name, share in budget._asdict().items():
         if share is not None:
             _require_enough(given, name, bounded(name, share, 1))
     return given
-
-
-def _fixed_batch(subject: Subject) -> int | None:
-    """The batch size of a network that takes no other."""
-    return subject.folded.batch if isinstance(subject.folded.batch, int) else None
 
 
 def task_of_losses(options: TuneOptions, subject: Subject) -> Choice | None:
@@ -379,7 +368,7 @@ def _images_of_task(options: TuneOptions, subject: Subject, choice: Choice, budg
             hint="Give --labels. --max-disagreement needs none.",
             code="tune.no-labels",
         )
-    split = Split.of(given, batch=_fixed_batch(subject)).halved()
+    split = Split.of(given, batch=fixed_batch(subject)).halved()
     for name, share in budget._asdict().items():
         if share is not None and bounded(name, share, 1) < 1:
             _require_enough_of_task(split, name, share)

@@ -24,6 +24,7 @@ import numpy as np
 
 from repaconv.core.errors import Refused
 from repaconv.results import Deployment, Verdict
+from repaconv.stages.shared.input_selection import fixed_batch
 from repaconv.stages.tune.search import Candidates
 from repaconv.verification.evaluated_graph import Evaluated
 from repaconv.verification.float64_agreement import NEAR_ONE, differing_operators
@@ -257,7 +258,7 @@ def check_batches(subject: Subject, given: Inputs | None) -> Iterator[Batch]:
         subject: The source model.
         given: The user's images or inputs.
     """
-    fixed = subject.folded.batch if isinstance(subject.folded.batch, int) else None
+    fixed = fixed_batch(subject)
     count = fixed or (1 if subject.folded.whole else CHECKED_IMAGES)
     if given is not None:
         yield _of_given(given, count, fixed)

@@ -1,4 +1,4 @@
-"""Operators by which a graph computes something else in every inference: random numbers, Dropout in training mode."""
+"""Find what makes a graph compute something else in every inference: random numbers, Dropout in training mode."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from repaconv.core.errors import first_line
-from repaconv.graph.sizes_by_weights import sizes_by_weights
+from repaconv.graph.input_sizes_from_weights import input_sizes_from_weights
 from repaconv.verification.random_inputs import NUMBERS, Draw, dims_of, draws
 
 if TYPE_CHECKING:
@@ -426,7 +426,7 @@ def _inputs(model: onnx.ModelProto, held: Mapping[str, Any] = MappingProxyType({
     import onnx
 
     distributions = draws(model, held)
-    sizes = sizes_by_weights(model, {value.name: dims_of(value) for value in model.graph.input})
+    sizes = input_sizes_from_weights(model, {value.name: dims_of(value) for value in model.graph.input})
     found = []
     for value in model.graph.input:
         if value.name not in distributions:

@@ -1,4 +1,4 @@
-"""Dynamic dimensions of a graph's inputs that can have one size only, because a weight is of that size."""
+"""Sizes of a graph's dynamic input dimensions that its weights decide, e.g. the channels of an image."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Dims = tuple[int | str, ...]
 _SAME = UNARY | {"Cast", "Clip", "Dropout", "Identity", "QuantizeLinear", "DequantizeLinear"}
 
 
-def sizes_by_weights(model: onnx.ModelProto, inputs: Mapping[str, Dims]) -> dict[str, int]:
+def input_sizes_from_weights(model: onnx.ModelProto, inputs: Mapping[str, Dims]) -> dict[str, int]:
     """Return the sizes that weights demand of dynamic dimensions, such as the channels of an image.
 
     Inputs are followed through elementwise operators and transposes to the first layers that read them.

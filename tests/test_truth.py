@@ -6,6 +6,7 @@ import runpy
 from pathlib import Path
 from typing import Any
 
+import foreign_faults
 import numpy as np
 import onnx
 import pytest
@@ -357,8 +358,10 @@ def test_half_of_the_images_left_out_is_not_more_than_half(out, reason):
     assert link.reason == reason
 
 
-def test_what_a_choice_by_rounding_gathers_is_verified_in_float64_where_float32_tells_nothing(monkeypatch):
+@pytest.mark.parametrize(("seed", "by"), [(0, 1.5), (3, 1.01), (4, 1.5), (37, 1.01)])
+def test_what_a_choice_by_rounding_gathers_is_verified_in_float64_where_float32_tells_nothing(monkeypatch, seed, by):
     """As of boxes in the order of their scores: other rows of a table whose numbers are mostly zero."""
+    monkeypatch.setattr(foreign_faults, "RANDOM", np.random.default_rng(seed))
     last = [
         ("Reshape", "e flat", "f", {}), ("TopK", "f most", "values indices", {"axis": 1}),
         ("Gather", "table indices", "y", {"axis": 0}),
@@ -368,7 +371,7 @@ def test_what_a_choice_by_rounding_gathers_is_verified_in_float64_where_float32_
     onnx.save(net, "net.onnx")
     (link,) = rc.fold("net.onnx", measure=False).links
     assert (link.verdict, link.reason, link.metrics) == ("passed", "equal_in_float64", None)
-    planted(monkeypatch, weight("nb", lambda b: b * np.float32(1.5)))
+    planted(monkeypatch, weight("nb", lambda b: b * np.float32(by)))
     with pytest.raises(GateFailed, match="computed in float64"):
         rc.fold("net.onnx", out="wrong.onnx", measure=False)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import subprocess
 import sys
 
@@ -35,6 +36,27 @@ def test_the_table_of_packages_in_contributing_follows_from_the_imports():
     page = structure.PAGE.read_text()
     assert structure.BEGIN in page
     assert page == structure.written(page)
+
+
+def test_benchmarks_and_other_scripts_import_only_names_that_exist():
+    """A benchmark that runs once a month shows a renamed function only then, or leaves out what it should measure."""
+    folders = ("benchmarks", "docs", "examples", "recipes", "docker")
+    scripts = [path for folder in folders for path in sorted((structure.ROOT / folder).rglob("*.py"))]
+    named = {
+        (str(node.module), alias.name, str(path.relative_to(structure.ROOT)))
+        for path in scripts
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom) and str(node.module).split(".")[0] == "repaconv"
+        for alias in node.names
+    }
+    assert len(named) > 200
+    missing = [
+        f"{path}: from {module} import {name}"
+        for module, name, path in sorted(named)
+        if f"{module}.{name}" not in structure.modules()
+        and not (module in structure.modules() and hasattr(importlib.import_module(module), name))
+    ]
+    assert not missing, missing
 
 
 def test_help_and_version_import_nothing_heavy():

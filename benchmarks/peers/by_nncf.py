@@ -8,14 +8,13 @@ from __future__ import annotations
 import sys
 
 import numpy as np
-import openvino
 
-from repaconv.onnx_export.nncf_quantization import without_telemetry
+from repaconv.core.errors import require_module
 
 
 def main() -> None:
     """Quantise a graph by images [n, B, C, H, W]."""
-    nncf = without_telemetry()
+    openvino, nncf = (require_module(name, name, "pip install 'repaconv[nncf]'") for name in ("openvino", "nncf"))
     source, images, target = sys.argv[1:]
     quantised = nncf.quantize(openvino.Core().read_model(source), nncf.Dataset(list(np.load(images)["calls"])))
     openvino.save_model(quantised, target, compress_to_fp16=False)

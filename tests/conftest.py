@@ -13,6 +13,7 @@ from pathlib import Path
 
 import exported_once
 import hypothesis
+import numpy as np
 import pytest
 import torch
 
@@ -96,6 +97,14 @@ def own_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / ".cache"))
     monkeypatch.setattr("repaconv.sources.verified_onnx_export._LAST_EXPORT", {})
     monkeypatch.delenv("COLUMNS", raising=False)  # a terminal's, as wide as that of whoever starts the tests
+
+
+@pytest.fixture(autouse=True)
+def same_random_numbers(request, monkeypatch):
+    """A test's random numbers do not depend on which tests ran before it in the same process."""
+    for module in filter(None, (sys.modules.get("foreign_faults"), request.module)):
+        if isinstance(getattr(module, "RANDOM", None), np.random.Generator):
+            monkeypatch.setattr(module, "RANDOM", np.random.default_rng(7))
 
 
 @pytest.fixture

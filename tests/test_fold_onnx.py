@@ -228,6 +228,27 @@ def test_maps_in_a_row_beside_each_other_and_a_shortcut_are_one(tokens, c, h, d)
         assert kinds == ["MatMul", "Add"]
 
 
+@pytest.mark.parametrize("read_alone", [True, False])
+def test_a_concatenation_stays_whole_where_another_layer_reads_a_part_of_it(read_alone):
+    """As in YOLO's C3k2 and ELAN: half of a value goes through a convolution, and all of it is concatenated."""
+    weights = {"k": normal(8, 8, 3, 3), "w": normal(16, 24, 1, 1), "b": normal(16), "n": np.array([8, 8])}
+    rows = [
+        ("Relu", "x", "0"),
+        ("Split", "0 n", "1 2", {"axis": 1}),
+        ("Conv", "2 k", "3", {"pads": [1, 1, 1, 1]}),
+        ("Relu", "3", "4"),
+        ("Concat", "1 2 4", "5", {"axis": 1}),
+        ("Conv", "5 w b", "6"),
+        ("Relu", "6", "y"),
+    ]
+    if not read_alone:  # and of one more convolution that could be composed with it
+        weights["v"] = normal(8, 8, 1, 1)
+        rows += [("Conv", "1 v", "7"), ("Relu", "7", "z")]
+    outputs = ("y",) if read_alone else ("y", "z")
+    kinds = folded(graph(rows, weights, {"x": (1, 16, 5, 5)}, outputs), normal(1, 16, 5, 5))
+    assert sorted(kinds) == sorted(row[0] for row in rows)
+
+
 def test_a_thin_product_stays_in_two():
     rows = [("MatMul", "x w", "1"), ("MatMul", "1 v", "y")]
     weights = {"w": normal(16, 2), "v": normal(2, 16)}

@@ -201,10 +201,9 @@ def is_row(vertex: Vertex) -> bool:
 
 
 def is_part(vertex: Vertex) -> bool:
-    """Whether the vertex is a plain slice of one value that can be removed."""
+    """Whether the vertex is a plain slice of one value."""
     edges = list(vertex.inputs.values())
-    plain = len(edges) == 1 and isinstance(edges[0], Pick) and edges[0].is_range
-    return plain and not vertex.is_fixed and vertex.shift is None
+    return len(edges) == 1 and isinstance(edges[0], Pick) and edges[0].is_range and vertex.shift is None
 
 
 def are_same_sum(a: Vertex, b: Vertex) -> bool:
@@ -411,8 +410,19 @@ class LinearGraph:
                 if is_part(part):
                     parts.setdefault(next(iter(part.inputs)), []).append(part)
             for part in (part for several in parts.values() if len(several) > 1 for part in several):
-                if part in self.vertices:
+                if part.is_fixed:
+                    self._read_past(part, vertex)
+                elif part in self.vertices:
                     self._remove(part)
+
+    def _read_past(self, part: Vertex, vertex: Vertex) -> None:
+        """Let a vertex read the value of which the part that it reads is a slice; the part has other readers."""
+        ((source, inner),) = part.inputs.items()
+        new = composition(vertex.inputs.pop(part), inner)
+        part.outputs.pop(vertex)
+        vertex.inputs[source] = map_sum(vertex.inputs[source], new) if source in vertex.inputs else new
+        source.outputs[vertex], vertex.changed = None, True
+        vertex.absorbed = [*vertex.absorbed, operator_of(part)]
 
     def _remove_vertices(self) -> None:
         gains = {vertex: gain for vertex in self.vertices if (gain := gain_of(vertex)) is not None}

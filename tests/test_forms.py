@@ -36,6 +36,7 @@ from repaconv.rewrites.speed import (
     norm_layouts,
     patch_embedding,
     split_convolutions,
+    split_parts,
     token_gather,
 )
 from repaconv.rewrites.speed import bias_moves as biases
@@ -48,6 +49,7 @@ MODULES = (
         biases,
         layernorm_to_rmsnorm,
         split_convolutions,
+        split_parts,
         gate_broadcast,
         linear_layer_grouping,
         attention_as_matrices,
@@ -607,6 +609,32 @@ def test_random_compositions_compute_the_same(name, seed):
             onnx.checker.check_model(after, full_check=True)
             calls = slice(number % 3, number % 3 + 1)
             assert difference(expected[calls], results(after, calls)) <= EXACT, list(chosen)
+
+
+def split_and_joined(*, axis=1, among=1, whole=True):
+    """A value that is split along ``axis``, and joined along ``among`` with a part of it, twice or not at all."""
+    graph = Graph(x=[6, 6])
+    value = graph("Relu", "x")
+    head, tail = graph("Split", value, np.array([2, 4]), outputs=2, axis=axis)
+    other = graph("Neg", tail)
+    given = [value, other, value] if whole else [head, other]
+    return graph.model(graph("Concat", *given, axis=among), head)
+
+
+def test_a_concat_reads_the_parts_that_a_split_makes():
+    for axis, among in ((1, 1), (-2, 1), (2, -1)):
+        model = split_and_joined(axis=axis, among=among)
+        assert changed(model, "concat-parts") == ["concat-parts"]
+        after = rewritten(model, [REWRITES["concat-parts"]])[0]
+        (joined,) = (node for node in after.graph.node if node.op_type == "Concat")
+        assert len(joined.input) == 5
+        assert changed(after, "concat-parts") == []
+    assert changed(split_and_joined(whole=False), "concat-parts") == []
+    graph = Graph(x=[6, 4])
+    value = graph("Relu", "x")
+    first, second = graph("Split", value, np.array([2, 2]), outputs=2, axis=2)
+    joined = graph("Concat", value, graph("Neg", value), axis=1)  # along another axis
+    assert changed(graph.model(joined, first, second), "concat-parts") == []
 
 
 @pytest.mark.parametrize(

@@ -424,7 +424,7 @@ class Profile(Record):
     Attributes:
         runs: The number of profiled inferences.
         total_ms: The sum of the mean times of all nodes, in ms, as the profiler measured them.
-        end_to_end_ms: The median latency in ms, as measured without the profiler.
+        end_to_end_ms: The median latency in ms without the profiler, right before and after it.
         peak_gflops: What one large matrix product reaches on the same device and threads, in GFLOP/s.
         gflops: The operations of all nodes divided by ``total_ms``, in GFLOP/s.
         share_of_peak: The operations of all nodes divided by ``end_to_end_ms``, as a share of ``peak_gflops``.

@@ -510,6 +510,32 @@ def test_a_graph_that_computes_something_else_every_time_is_refused(small, repac
     assert not Path("repaconv-out").exists()
 
 
+@pytest.mark.parametrize(
+    ("weight", "value", "refused"),
+    [
+        ("w", np.nan, True),
+        ("b", np.inf, True),
+        ("s", np.nan, True),
+        ("s", -np.inf, False),  # a mask
+        ("one", np.nan, False),  # one number that is no weight
+    ],
+)
+def test_a_weight_that_is_not_finite_is_refused_by_name(repaconv, weight, value, refused):
+    """NaN is equal to NaN: the fold of such a network would pass."""
+    weights = {"w": normal(4, 3, 1, 1), "b": normal(4), "s": normal(4, 1, 1), "one": np.array(1.0)}
+    weights[weight].reshape(-1)[0] = value
+    rows = [("Conv", "x w b", "1"), ("Relu", "1", "2"), ("Add", "2 s", "3"), ("Max", "3 one", "y")]
+    typed = {name: array.astype(np.float32) for name, array in weights.items()}
+    onnx.save(graph(rows, typed, {"x": (1, 3, 5, 5)}, kind=TensorProto.FLOAT), "sick.onnx")
+    code, _, err = repaconv("fold", "sick.onnx", "--out", "run")
+    if refused:
+        assert code == 4
+        assert f"{weight}, a weight of sick.onnx, has 1 values that are NaN or infinite" in " ".join(err.split())
+        assert not Path("run").exists()
+    else:
+        assert "not-finite" not in err
+
+
 def test_random_numbers_that_nothing_reads_and_a_dropout_in_inference_are_none(small):
     model = onnx.load(small)
     output = model.graph.output[0].name

@@ -22,6 +22,11 @@ if TYPE_CHECKING:
 
 TURNS = 1_000_000
 """Maximum number of iterations of a loop in a graph that is run."""
+WEIGHTED = ("Conv", "ConvTranspose", "Gemm", "MatMul", "BatchNormalization", "InstanceNormalization",
+            "LayerNormalization", "GroupNormalization", "PRelu")  # fmt: skip
+"""Operators whose constants are weights. Others may read infinity on purpose: a mask, a limit."""
+SUMS = ("Add", "Sub", "Mul", "Div")
+"""Operators whose constants are weights if they are several numbers; infinity may be a mask."""
 CONTROL = ("If", "Loop", "Scan")
 QUANTISED = ("QuantizeLinear", "DequantizeLinear", "QLinearMatMul", "QLinearConv", "MatMulInteger", "ConvInteger")
 
@@ -81,7 +86,7 @@ def _require_runnable(path: Path, model: onnx.ModelProto) -> None:
 
     Raises:
         Refused: The graph has no inputs or no outputs, an input of unknown type, an output that is a map, a loop with
-            too many iterations, or random numbers in its outputs.
+            too many iterations, random numbers in its outputs, or a weight with NaN or infinity.
     """
     if not inputs_of(model) or not model.graph.output:
         raise Refused(
@@ -103,6 +108,31 @@ def _require_runnable(path: Path, model: onnx.ModelProto) -> None:
         )
     _require_finite_loops(path, model)
     _require_repeatable(path, model)
+    _require_finite_weights(path, model)
+
+
+def _require_finite_weights(path: Path, model: onnx.ModelProto) -> None:
+    """Refuse weights with NaN or infinity: NaN is equal to NaN, so that a comparison would tell nothing of them."""
+    import numpy as np
+    from onnx import numpy_helper
+
+    weights = stored(model)
+    for node in model.graph.node:
+        for name in node.input if node.op_type in (*WEIGHTED, *SUMS) and not node.domain else ():
+            if name not in weights:
+                continue
+            numbers = numpy_helper.to_array(weights.pop(name))
+            numbers = numbers.astype(np.float32) if numbers.dtype.kind == "V" else numbers  # bfloat16
+            with np.errstate(all="ignore"):
+                if numbers.dtype.kind != "f" or np.isfinite(numbers.sum(dtype=np.float64)):
+                    continue  # a sum of finite float64 numbers may overflow
+            wrong = int((np.isnan(numbers) if node.op_type in SUMS else ~np.isfinite(numbers)).sum())
+            if wrong and (numbers.size > 1 or node.op_type not in SUMS):
+                raise Refused(
+                    f"{name}, a weight of {path}, has {wrong} values that are NaN or infinite, of {numbers.size}.",
+                    hint="The training diverged or the file is damaged. Export an earlier checkpoint.",
+                    code="onnx.not-finite",
+                )
 
 
 def _has_map(kind: onnx.TypeProto) -> bool:

@@ -27,7 +27,7 @@ package adds its own by the entry point group `repaconv.rewrites`.
 """
 NOTE = """
 \\* in the default preset of x86-64; \\*\\* in that of a CPU level with blocks of that size; \\*\\*\\* in that of
-x86-64-openvino with AVX512-BF16 (`concat-parts` and `conv-each`: with every CPU).
+x86-64-openvino with AVX512-BF16 (`concat-parts`: with every CPU).
 """
 TAIL = """
 ## What is faster on x86-64 with ONNX Runtime
@@ -72,8 +72,12 @@ By OpenVINO's own clocks on an AMD EPYC (Zen 5); INT8 with BF16 for the remainin
 | `rows-by-gathernd` | 1.15 in INT8 (PYRA) | |
 | `patch-gemm` | 1.01 in INT8 | |
 | `column-as-sum` | 1.00 to 1.01 | |
-| `concat-parts`, `conv-each` | 1.07 (YOLOv9t), 1.11 (YOLO12n), 1.00 (YOLO11n) | no Split is copied (AMX, FP32) |
+| `concat-parts`, `linear-each` | 1.13 (1.12 to 1.15) on YOLO12n | no Split is copied; FP32, Xeon with AMX |
+| `linear-each` | 1.03 (1.01 to 1.04) on EfficientViT-M2 | queries, keys and values by 1x1 convolutions; the same CPU |
 | symmetric INT8 (`--quantizer onnxruntime-symmetric`) | 1.01 to 1.13 | no zero points |
+
+Not faster here: `conv-each` on Res2Net-50 (0.94, 0.92 to 0.97) and CS3Darknet-S (1.00, 0.99 to 1.01), FP32, Xeon with
+AMX.
 """
 
 

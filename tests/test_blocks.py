@@ -183,6 +183,31 @@ def test_a_convolution_that_is_split_is_one_for_each_part(act):
     assert changed(model(axis=2), "conv-each") == changed(model(shown=True), "conv-each") == []
 
 
+@pytest.mark.parametrize("size", [1, 3])
+def test_a_convolution_whose_parts_become_tokens_is_one_for_each_part(size):
+    """As queries, keys and values of YOLO12; OpenVINO copies the parts of a Split before a Reshape."""
+
+    def model(reshaped=True, axis=1, shown=False):
+        graph = Graph(x=[6, 6, 6])
+        y = conv(graph, "x", 6, 6, size)
+        parts = graph("Split", y, np.array([1, 2, 3]), outputs=3, axis=axis)
+        first = graph("Reshape", parts[0], np.array([0, -1])) if reshaped else graph("Relu", parts[0])
+        return graph.model(first, graph("Relu", parts[1]), graph("Relu", parts[2]), *([y] if shown else []))
+
+    assert changed(model(), "linear-each") == ["linear-each"] * (size == 1)
+    assert changed(model(axis=-3), "linear-each") == ["linear-each"] * (size == 1)
+    for other in (model(reshaped=False), model(axis=2), model(shown=True)):
+        assert changed(other, "linear-each") == []
+
+
+def test_openvino_divides_no_convolution_whose_parts_stay_images():
+    target = load(TARGETS, "x86-64-openvino")
+    for family in ("avx2", "avx512-bf16", "amx", ""):
+        names = target.form("network", family)
+        assert "conv-each" not in names
+        assert {"linear-each", "concat-parts"} <= set(names)
+
+
 @pytest.mark.parametrize(
     ("family", "forms"),
     [

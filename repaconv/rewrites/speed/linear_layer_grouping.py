@@ -7,12 +7,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from repaconv.graph.channel_axes import IMAGE
 from repaconv.graph.index_selections import split_sizes
 from repaconv.graph.linear_layers import linear_of, linears, write_linear
-from repaconv.graph.nodes_and_constants import Writer, attribute, nodes_of, only_reader
+from repaconv.graph.nodes_and_constants import Writer, attribute, constant, made_by, nodes_of, only_reader
 from repaconv.graph.rewrite_contract import Rewrite
 from repaconv.graph.symbolic_shapes import rank_of, sizes
+from repaconv.graph.token_grids import static_grid
 from repaconv.results import Change
+from repaconv.rewrites.speed.split_convolutions import split_convolution
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -20,6 +23,9 @@ if TYPE_CHECKING:
 
 def _a_layer_for_each_part(model: ir.Model) -> Iterator[Change]:
     for split in nodes_of(model, "Split"):
+        if _is_made_for_tokens(split):
+            yield from split_convolution(model, split, "linear-each")
+            continue
         linear = linear_of(split.inputs[0])
         if linear is None or only_reader(linear.out) is None:
             continue
@@ -35,6 +41,19 @@ def _a_layer_for_each_part(model: ir.Model) -> Iterator[Change]:
             place=linear.node.name or "",
             description=f"{linear.weight.shape[0]} x {linear.weight.shape[1]} as {len(weights)} layers",
         )
+
+
+def _is_made_for_tokens(split: ir.Node) -> bool:
+    """Whether a 1x1 convolution makes queries, keys and values: its channels are split, and a part is reshaped.
+
+    A runtime with channels last or in blocks copies each part into another layout before the Reshape.
+    """
+    conv = made_by(split.inputs[0], "Conv")
+    weight = constant(conv.inputs[1]) if conv is not None else None
+    if static_grid(split.inputs[0]) is None or weight is None or weight.shape[2:] != (1, 1):
+        return False
+    reshaped = any(made_by(node.outputs[0], "Reshape") for part in split.outputs for node in part.consumers())
+    return reshaped and attribute(split, "axis", 0) in (IMAGE, IMAGE - 4)
 
 
 def _sum_in_the_product(model: ir.Model) -> Iterator[Change]:
@@ -78,7 +97,7 @@ def _one_column_as_sum(model: ir.Model) -> Iterator[Change]:
 
 LINEAR_EACH = Rewrite(
     "linear-each",
-    "a linear layer whose output is only split along channels",
+    "a linear layer whose output is only split along channels; a 1x1 convolution too, if a part is reshaped",
     _a_layer_for_each_part,
     order=70,
     keeps=True,

@@ -28,11 +28,12 @@ def _a_convolution_for_each_part(model: ir.Model) -> Iterator[Change]:
     if splits:
         group(model)
         for split in splits:
-            yield from _split_convolution(model, split)
+            yield from split_convolution(model, split, "conv-each")
         ungroup(model)
 
 
-def _split_convolution(model: ir.Model, split: ir.Node) -> Iterator[Change]:
+def split_convolution(model: ir.Model, split: ir.Node, rewrite: str) -> Iterator[Change]:
+    """Replace the convolution of a Split along channels by one for each part, if nothing else reads it."""
     value = split.inputs[0]
     between: list[ir.Node] = []
     while value is not None and only_reader(value) and (node := value.producer()) is not None and is_activation(node):
@@ -54,7 +55,7 @@ def _split_convolution(model: ir.Model, split: ir.Node) -> Iterator[Change]:
             part = _as_shaped(_copied_node(write, node, part), old)
         write.replace(old, part)
     description = f"{weight.shape[0]} channels as {' + '.join(map(str, parts))}"
-    yield Change(rewrite="conv-each", place=conv.name or "", description=description)
+    yield Change(rewrite=rewrite, place=conv.name or "", description=description)
 
 
 def _copied_node(write: Writer, node: ir.Node, value: ir.Value) -> ir.Value:

@@ -72,7 +72,8 @@ By OpenVINO's own clocks on an AMD EPYC (Zen 5); INT8 with BF16 for the remainin
 | `rows-by-gathernd` | 1.15 in INT8 (PYRA) | |
 | `patch-gemm` | 1.01 in INT8 | |
 | `column-as-sum` | 1.00 to 1.01 | |
-| `concat-parts`, `linear-each` | 1.13 (1.12 to 1.15) on YOLO12n | no Split is copied; FP32, Xeon with AMX |
+| `concat-parts` | 1.09 (1.08 to 1.10) on YOLOv9t | no Split is copied; FP32, Xeon with AMX |
+| the same, `linear-each` | 1.13 (1.12 to 1.15) on YOLO12n | the same CPU |
 | `linear-each` | 1.03 (1.01 to 1.04) on EfficientViT-M2 | queries, keys and values by 1x1 convolutions; the same CPU |
 | symmetric INT8 (`--quantizer onnxruntime-symmetric`) | 1.01 to 1.13 | no zero points |
 

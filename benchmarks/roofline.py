@@ -86,7 +86,7 @@ def measured(row: Row) -> dict[str, Any]:
         "precision": done.precision,
         "date": datetime.date.today().isoformat(),
         "machine": done.machine,
-        "p50_ms": done.latencies[0].p50_ms,
+        "p50_ms": done.profile.end_to_end_ms,
         "total_ms": done.profile.total_ms,
         "quality": done.quality.model_dump(include={"verdict", "reasons"}),
         "roofline": done.profile.roofline.model_dump(mode="json"),
@@ -155,7 +155,7 @@ explains them.
 
 | Column | Meaning |
 |---|---|
-| ms | median latency; with the verdict of the measurement unless it is *trusted* |
+| ms | median latency (AMX: right before and after the profile); with the verdict of the measurement unless it is *trusted* |
 | products at the limit | what matrix products and convolutions alone take at the peak, or by their bytes |
 | share | that time, divided by the latency; from 90% on, the row is *at the limit* |
 | largest removable part | the kind of layer with the most time beyond its limit |

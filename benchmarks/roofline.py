@@ -155,7 +155,7 @@ explains them.
 
 | Column | Meaning |
 |---|---|
-| ms | median latency (AMX: right before and after the profile); with the verdict of the measurement unless it is *trusted* |
+| ms | median latency (AMX: next to the profile); with the verdict of the measurement unless it is *trusted* |
 | products at the limit | what matrix products and convolutions alone take at the peak, or by their bytes |
 | share | that time, divided by the latency; from 90% on, the row is *at the limit* |
 | largest removable part | the kind of layer with the most time beyond its limit |

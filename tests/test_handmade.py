@@ -104,8 +104,8 @@ def test_a_slower_row_says_what_its_search_found_of_the_fastest_competitors_runt
     row["times_hand"]["original, OpenVINO"] = [1.1, 1.0, 1.2]
     found = {"onnxruntime": {"ratio": [1.03, 1.01, 1.05], "rounds": 50}}
     reasons = {
-        "in the search, openvino was 1.050 (1.000 to 1.100) times as fast as the baseline, and onnxruntime, which was "
-        "chosen, 1.030 (1.010 to 1.050)": {"ratio": [1.05, 1.0, 1.1], "rounds": 50},
+        "in the search, the speedup of openvino over the baseline was 1.050 (1.000 to 1.100), and that of onnxruntime, "
+        "which was chosen, 1.030 (1.010 to 1.050)": {"ratio": [1.05, 1.0, 1.1], "rounds": 50},
         "`tune` did not take openvino: its outputs differ.": {"left": "left: its outputs differ."},
     }
     row["tune"].pop("runtimes", None)

@@ -195,12 +195,13 @@ def _why_slower(row: Row) -> str:
     chosen = row["ways"][exact["ours"]]["runtime"]
     if "left" in found:
         return f"`tune` did not take {runtime}: {found['left'].removeprefix('left: ')}"
-    speed = f"in the search, {runtime} was {_interval(found['ratio'])} times as fast as the baseline"
+    speed = f"in the search, the speedup of {runtime} over the baseline was {_interval(found['ratio'])}"
     if chosen == runtime:
         return f"{speed}, and it was chosen"
     other = runtimes.get(chosen)
-    rest = f", and {chosen}, which was chosen, {_interval(other['ratio'])}" if other and "ratio" in other else ""
-    return f"{speed}{rest or f', and {chosen} was chosen'}"
+    if not (other and "ratio" in other):
+        return f"{speed}, and {chosen} was chosen"
+    return f"{speed}, and that of {chosen}, which was chosen, {_interval(other['ratio'])}"
 
 
 def _losses(rows: list[Row]) -> str:

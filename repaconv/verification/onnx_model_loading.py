@@ -25,6 +25,8 @@ TURNS = 1_000_000
 WEIGHTED = ("Conv", "ConvTranspose", "Gemm", "MatMul", "BatchNormalization", "InstanceNormalization",
             "LayerNormalization", "GroupNormalization", "PRelu")  # fmt: skip
 """Operators whose constants are weights. Others may read infinity on purpose: a mask, a limit."""
+FLOATS = (1, 10, 11, 16)
+"""ONNX's float32, float16, float64 and bfloat16."""
 SUMS = ("Add", "Sub", "Mul", "Div")
 """Operators whose constants are weights if they are several numbers; infinity may be a mask."""
 CONTROL = ("If", "Loop", "Scan")
@@ -119,12 +121,13 @@ def _require_finite_weights(path: Path, model: onnx.ModelProto) -> None:
     weights = stored(model)
     for node in model.graph.node:
         for name in node.input if node.op_type in (*WEIGHTED, *SUMS) and not node.domain else ():
-            if name not in weights:
+            weight = weights.pop(name, None)
+            if weight is None or weight.data_type not in FLOATS:  # a Constant may have no tensor, but one number
                 continue
-            numbers = numpy_helper.to_array(weights.pop(name))
+            numbers = numpy_helper.to_array(weight)
             numbers = numbers.astype(np.float32) if numbers.dtype.kind == "V" else numbers  # bfloat16
             with np.errstate(all="ignore"):
-                if numbers.dtype.kind != "f" or np.isfinite(numbers.sum(dtype=np.float64)):
+                if np.isfinite(numbers.sum(dtype=np.float64)):
                     continue  # a sum of finite float64 numbers may overflow
             wrong = int((np.isnan(numbers) if node.op_type in SUMS else ~np.isfinite(numbers)).sum())
             if wrong and (numbers.size > 1 or node.op_type not in SUMS):

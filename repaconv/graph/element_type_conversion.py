@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -162,10 +162,7 @@ class _Retyping:
         """Yield the attributes that name an element type, with their default."""
         if node.domain in ("", "ai.onnx") and node.op_type in _DEFAULTS:
             yield _DEFAULTS[node.op_type], 1
-        schema = self._schema(node)
-        for name in TYPED if schema else ():
-            if name in schema.attributes and schema.attributes[name].default_value.i:
-                yield name, schema.attributes[name].default_value.i
+        yield from self._types(node).defaults
 
     def kept(self, graph: onnx.GraphProto) -> set[str]:
         """Return the names of constants that all readers accept in the old types only."""
@@ -189,38 +186,66 @@ class _Retyping:
 
     def narrow_inputs(self, node: onnx.NodeProto) -> dict[int, int]:
         """Return the input indices where an operator accepts only the old types, with that type."""
-        schema = self._schema(node)
-        return {} if schema is None else dict(self._narrow(schema.inputs, node.input))
+        return dict(self._narrow(self._types(node).inputs, node.input))
 
     def narrow_outputs(self, node: onnx.NodeProto) -> dict[int, int]:
         """Return the output indices where an operator gives only the old types, with that type."""
-        schema = self._schema(node)
-        return {} if schema is None else dict(self._narrow(schema.outputs, node.output))
+        return dict(self._narrow(self._types(node).outputs, node.output))
 
-    def _narrow(self, formals: Sequence[Any], names: Sequence[str]) -> Iterator[tuple[int, int]]:
+    def _narrow(self, formals: Sequence[frozenset[str]], names: Sequence[str]) -> Iterator[tuple[int, int]]:
         for place, name in enumerate(names):
-            formal = formals[min(place, len(formals) - 1)] if formals else None
-            if not name or formal is None:
+            types = formals[min(place, len(formals) - 1)] if formals else None
+            if not name or types is None:
                 continue
-            old = [kind for kind in self.kinds if f"tensor({_WORDS[kind]})" in formal.types]
-            new = any(f"tensor({_WORDS[self.kinds[kind]]})" in formal.types for kind in old)
-            if old and not new and (formal.types <= _FLOATS or self.known.get(name) in self.kinds):
+            old = [kind for kind in self.kinds if f"tensor({_WORDS[kind]})" in types]
+            new = any(f"tensor({_WORDS[self.kinds[kind]]})" in types for kind in old)
+            if old and not new and (types <= _FLOATS or self.known.get(name) in self.kinds):
                 yield place, old[0]
 
-    def _schema(self, node: onnx.NodeProto) -> Any:
-        domain = "" if node.domain == "ai.onnx" else node.domain
-        return _schema(node.op_type, self.opsets.get(domain, self.opsets.get(node.domain, 0)), domain)
+    def _types(self, node: onnx.NodeProto) -> _Types:
+        return _types(node.op_type, self._opset(node), _domain(node))
+
+    def _opset(self, node: onnx.NodeProto) -> int:
+        return self.opsets.get(_domain(node), self.opsets.get(node.domain, 0))
+
+
+class _Types(NamedTuple):
+    """What the schema of an operator says of types.
+
+    Attributes:
+        inputs: The types that each input accepts.
+        outputs: The types that each output may have.
+        defaults: The attributes that name an element type, with their default.
+    """
+
+    inputs: tuple[frozenset[str], ...] = ()
+    outputs: tuple[frozenset[str], ...] = ()
+    defaults: tuple[tuple[str, int], ...] = ()
+
+
+def _domain(node: onnx.NodeProto) -> str:
+    return "" if node.domain == "ai.onnx" else node.domain
 
 
 @lru_cache(maxsize=1024)
-def _schema(operator: str, opset: int, domain: str) -> Any:
-    """Return the schema of an operator, or None if this version of onnx has none."""
+def _types(operator: str, opset: int, domain: str) -> _Types:
+    """Read what an operator's schema says of types; nothing if this version of onnx has none.
+
+    onnx builds its lists and sets anew each time that they are read from a schema.
+    """
     import onnx
 
     try:
-        return onnx.defs.get_schema(operator, opset, domain)
+        schema = onnx.defs.get_schema(operator, opset, domain)
     except Exception:  # the module of onnx's exception class differs between versions
-        return None
+        return _Types()
+    known = schema.attributes
+    defaults = ((name, known[name].default_value.i) for name in TYPED if name in known)
+    return _Types(
+        tuple(frozenset(formal.types) for formal in schema.inputs),
+        tuple(frozenset(formal.types) for formal in schema.outputs),
+        tuple((name, kind) for name, kind in defaults if kind),
+    )
 
 
 def _retyped(tensor: onnx.TensorProto, kinds: Mapping[int, int]) -> onnx.TensorProto:

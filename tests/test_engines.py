@@ -309,18 +309,32 @@ def test_torch_compiled_does_not_warn_that_there_is_no_gpu():
 
 def test_what_a_card_is_asked_for_as_one_kernel_is_the_same(monkeypatch):
     from repaconv.backbones import shared_layers
+    from repaconv.backbones.convolution_mixers import DepthwiseSpec
+    from repaconv.backbones.token_merging_block import KeyedAttention
+    from repaconv.backbones.vit_inference_block import ReadOutAttention
+    from repaconv.backbones.vit_layers import AttentionSpec
 
     torch.manual_seed(0)
     q, k, v = torch.randn(2, 3, 5, 4), torch.randn(2, 1, 7, 4), torch.randn(2, 3, 7, 6)
+    size = torch.randint(1, 5, (2, 7, 1)).float()
     torch.testing.assert_close(shared_layers.fused_attention(q, k, v), shared_layers.attention(q, k, v))
-    x = torch.randn(2, 4, 3, 5)
-    for net in (shared_layers.Norm("GN", 4, 1e-5, affine=False), shared_layers.NormThenScale("GN", 4, 1e-5)):
+    torch.testing.assert_close(shared_layers.fused_attention(q, k, v, size), shared_layers.attention(q, k, v, size))
+    x, tokens, sizes = torch.randn(2, 4, 3, 5), torch.randn(2, 6, 12), torch.randint(1, 5, (2, 6, 1)).float()
+    equal, unequal = AttentionSpec(3, 4, 4), AttentionSpec(3, 5, 2)
+    keys, values = AttentionSpec(3, 12, 4, key="input"), AttentionSpec(3, 4, 12, value="input")
+    nets = [(shared_layers.Norm("GN", 4, 1e-5, affine=False), x), (shared_layers.NormThenScale("GN", 4, 1e-5), x)]
+    nets += [(spec.build(12, (2, 3)), tokens) for spec in (equal, unequal, keys, values)]
+    nets += [(DepthwiseSpec(3, mean).build(12, (2, 3)), tokens) for mean in (False, True)]
+    nets += [(kind, tokens, given) for kind in (KeyedAttention(12, equal), ReadOutAttention(12, equal, 1))
+             for given in (None, sizes)]  # fmt: skip
+    for net, *inputs in nets:
         for parameter in net.parameters():
             torch.nn.init.normal_(parameter)
-        apart = net(x)
-        with monkeypatch.context() as patched:
-            patched.setattr(shared_layers, "_use_fused_kernels", lambda _: True)
-            torch.testing.assert_close(net(x), apart)
+        with torch.no_grad():
+            apart = net(*inputs)
+            with monkeypatch.context() as patched:
+                patched.setattr(shared_layers, "runs_on_gpu", lambda _: True)
+                torch.testing.assert_close(net(*inputs), apart)
 
 
 @pytest.mark.parametrize(("name", "threads"), [("onnxruntime", 1), ("onnxruntime", 2), ("openvino", 1)])

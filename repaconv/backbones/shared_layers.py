@@ -15,20 +15,45 @@ ActivationKind = Literal["GELU", "GELU-tanh", "QuickGELU", "ReLU", "SiLU"]
 _BATCHNORM_EPS = 2.0**-17
 
 
-def _use_fused_kernels(x: Tensor) -> bool:
-    """Whether to call torch's fused kernels: on a GPU, unless the module is being exported to a graph."""
+def runs_on_gpu(x: Tensor) -> bool:
+    """Whether to compute what is fastest in torch on a GPU: fused kernels, few calls. Not for an export to a graph."""
     return x.is_cuda and not torch.compiler.is_exporting()
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """softmax(q k^T) v of [B, H, N, dh]; the divisor is in q. Keys and values may be [B, 1, N, dh], for all heads."""
-    return fused_attention(q, k, v) if _use_fused_kernels(q) else (q @ k.transpose(-2, -1)).softmax(-1) @ v
+def attention(q: Tensor, k: Tensor, v: Tensor, size: Tensor | None = None) -> Tensor:
+    """softmax(q k^T + log size) v of [B, H, N, dh]; the divisor is in q.
+
+    Keys and values may be [B, 1, N, dh], for all heads. ``size`` [B, N, 1] is how many tokens each key stands for.
+    """
+    if runs_on_gpu(q):
+        return fused_attention(q, k, v, size)
+    scores = q @ k.transpose(-2, -1)
+    if size is not None:
+        scores = scores + _of_scores(size)
+    return scores.softmax(-1) @ v
 
 
-def fused_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def fused_attention(q: Tensor, k: Tensor, v: Tensor, size: Tensor | None = None) -> Tensor:
     """The same as `attention`, by torch's fused attention."""
-    k, v = (each.expand(-1, q.shape[1], -1, -1) for each in (k, v))
-    return F.scaled_dot_product_attention(q, k, v, scale=1.0)
+    k, v = (each if each.shape[1] == q.shape[1] else each.expand(-1, q.shape[1], -1, -1) for each in (k, v))
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=None if size is None else _of_scores(size), scale=1.0)
+
+
+def _of_scores(size: Tensor) -> Tensor:
+    """What sizes [B, N, 1] of keys add to the scores, [B, 1, 1, N]."""
+    return size.log().transpose(1, 2).unsqueeze(1)
+
+
+def heads_of(qkv: Tensor, heads: int, widths: list[int] | None = None) -> tuple[Tensor, ...]:
+    """Split [B, N, q | k | v] into q, k and v of all heads, [B, H, N, dh] each.
+
+    They are equally wide, unless ``widths`` says how wide each is.
+    On a GPU by as few calls as there are: a small network takes as long there as the launch of its kernels.
+    """
+    if runs_on_gpu(qkv) and len({*(widths or ())}) < 2:
+        return torch.unbind(qkv.view(*qkv.shape[:2], 3, heads, -1).permute(2, 0, 3, 1, 4))
+    parts = torch.split(qkv, widths, -1) if widths else qkv.chunk(3, -1)
+    return tuple(part.view(*part.shape[:2], heads, -1).transpose(1, 2) for part in parts)
 
 
 class QuickGELU(nn.Module):
@@ -66,7 +91,7 @@ class Norm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, C, H, W] -> [B, C, H, W]."""
-        if self.kind == "GN" and self.weight is None and not _use_fused_kernels(x):
+        if self.kind == "GN" and self.weight is None and not runs_on_gpu(x):
             # equal to group_norm, which the exporter would translate with an additional product with ones
             return F.instance_norm(x.flatten(1).unsqueeze(1), eps=self.eps).view_as(x)
         if self.kind == "GN":
@@ -95,7 +120,7 @@ class NormThenScale(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, C, H, W] -> [B, C, H, W]."""
-        if self.norm.kind == "GN" and _use_fused_kernels(x):
+        if self.norm.kind == "GN" and runs_on_gpu(x):
             return F.group_norm(x, 1, self.weight, self.bias, self.norm.eps)
         return F.batch_norm(
             self.norm(x), self.mean, self.variance, self.weight, self.bias, training=False, eps=_BATCHNORM_EPS

@@ -14,6 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from repaconv.backbones.shared_layers import attention, heads_of
 from repaconv.backbones.vit_layers import AttentionSpec, MlpSpec
 
 Sized = tuple[Tensor, Tensor | None]
@@ -161,12 +162,8 @@ class KeyedAttention(nn.Module):
 
     def forward(self, x: Tensor, size: Tensor | None) -> tuple[Tensor, Tensor]:
         """x [B, N, d], size [B, N, 1] -> [B, N, d] and keys [B, N, dh]."""
-        q, k, v = (part.view(*x.shape[:2], self.heads, -1).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
-        scores = q @ k.transpose(-2, -1)
-        if size is not None:
-            scores = scores + size.log().transpose(1, 2).unsqueeze(1)
-        mixed = (scores.softmax(-1) @ v).transpose(1, 2).flatten(2)
-        return self.proj(mixed), k.mean(1)
+        q, k, v = heads_of(self.qkv(x), self.heads)
+        return self.proj(attention(q, k, v, size).transpose(1, 2).flatten(2)), k.mean(1)
 
 
 class MergingBlock(nn.Module):

@@ -27,11 +27,7 @@ class ReadOutAttention(nn.Module):
         """x [B, N, d], size [B, N, 1] or None -> [B, reads, d]."""
         k, v = self.kv(x).chunk(2, -1)
         q, k, v = (p.view(*p.shape[:2], self.heads, -1).transpose(1, 2) for p in (self.q(x[:, : self.reads]), k, v))
-        if size is None:
-            mixed = attention(q, k, v)
-        else:
-            mixed = (q @ k.transpose(-2, -1) + size.log().transpose(1, 2).unsqueeze(1)).softmax(-1) @ v
-        out: Tensor = self.proj(mixed.transpose(1, 2).flatten(2))
+        out: Tensor = self.proj(attention(q, k, v, size).transpose(1, 2).flatten(2))
         return out
 
 

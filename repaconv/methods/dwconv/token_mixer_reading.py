@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from repaconv.backbones.convolution_mixers import DepthwiseSpec, EnsembledSpec, FullConvSpec, ScatteredSpec
@@ -87,12 +89,23 @@ class Mixer:
         """Expand dw.weight or dw.bias [rows, ...] to the channels of the convolving heads, [c, ...]."""
         head, conv = width // self.heads, [h for h, is_conv in enumerate(self.conv) if is_conv]
         if self.rows == width:
-            return weight[self.channels(width, conv=True)]
+            return weight[index_for(weight, self.channels(width, conv=True))]
         if self.rows == len(conv) * head:
             return weight
         if self.rows == self.heads:
-            weight = weight[conv]
+            weight = weight[index_for(weight, conv)]
         return weight.repeat_interleave(head, 0)
+
+
+def index_for(x: Tensor, places: list[int]) -> list[int] | Tensor:
+    """The places as an index of a tensor: on a GPU one that is there already, since a CUDA graph captures no copy."""
+    return _on_gpu(tuple(places), x.device) if x.is_cuda else places
+
+
+@cache
+def _on_gpu(places: tuple[int, ...], device: torch.device) -> Tensor:
+    with torch.inference_mode(mode=False):
+        return torch.tensor(places, dtype=torch.int64, device=device)
 
 
 def read_mixer(

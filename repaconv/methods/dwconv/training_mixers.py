@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from repaconv.backbones.convolution_mixers import to_grid, to_tokens
-from repaconv.methods.dwconv.token_mixer_reading import Mixer
+from repaconv.methods.dwconv.token_mixer_reading import Mixer, index_for
 
 
 class DropIn(nn.Module):
@@ -63,7 +63,9 @@ class DropIn(nn.Module):
     def _by_head(self, x: Tensor) -> Tensor:
         """The concatenated output of all heads, whether attention or convolution."""
         mixer, width = self.mixer, self.width
-        attending, convolving = (mixer.channels(width, conv=conv) for conv in (False, True))
+        channels = [mixer.channels(width, conv=conv) for conv in (False, True)]
+        ascending = index_for(x, sorted(range(width), key=[*channels[0], *channels[1]].__getitem__))
+        attending, convolving = (index_for(x, each) for each in channels)
         if mixer.qkv:
             some = mixer.queries(width)
             q, k, v = self.qkv(x).split([some, some, width], -1)
@@ -72,20 +74,20 @@ class DropIn(nn.Module):
         else:
             v = self.v(x)
         outputs = []
-        if attending:
+        if channels[0]:
             heads = mixer.heads - sum(mixer.conv)
             parts = (part.view(*part.shape[:2], heads, -1).transpose(1, 2) for part in (q, k, v[..., attending]))
             mixed = nn.functional.scaled_dot_product_attention(*parts)
             outputs.append(mixed.transpose(1, 2).flatten(2))
-        if convolving:
+        if channels[1]:
             kernels = mixer.kernels(self.dw.weight, width)
             bias = None if self.dw.bias is None else mixer.kernels(self.dw.bias, width)
             outputs.append(self._convolved(v[..., convolving], kernels, bias, convolving))
-        order = attending + convolving
-        ascending = sorted(range(width), key=order.__getitem__)
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)[..., ascending]
 
-    def _convolved(self, v: Tensor, kernels: Tensor, bias: Tensor | None, channels: list[int] | None = None) -> Tensor:
+    def _convolved(
+        self, v: Tensor, kernels: Tensor, bias: Tensor | None, channels: list[int] | Tensor | None = None
+    ) -> Tensor:
         padding, grid = self.mixer.kernel // 2, to_grid(v, self.grid)
         out = to_tokens(nn.functional.conv2d(grid, kernels, bias, padding=padding, groups=len(kernels)))
         if not self.mixer.mean:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -17,7 +18,7 @@ from pathlib import Path
 import pytest
 from gpu import kit, session
 from gpu.judging import joined, judged
-from gpu.plan import CASES, MADE, OFFICIAL, needs, steps
+from gpu.plan import CASES, MADE, OFFICIAL, VANILLA, needs, steps
 from gpu.step_selection import (
     PRESET,
     Cell,
@@ -124,8 +125,9 @@ def test_records_of_cpus_predict_a_preset_and_one_that_is_known_is_not_searched_
     assert known.gain([cell], False) < elsewhere.gain([cell], False) < helped.gain([cell], False)
 
 
-def test_the_kit_carries_what_earlier_results_tell():
-    earlier = kit.earlier()
+def test_the_kit_carries_what_earlier_results_tell(tmp_path):
+    shutil.copy(kit.ROOT / "benchmarks/results/family_forms.json", tmp_path)
+    earlier = kit.earlier(tmp_path)
     known = [Known(Cell(*cell), gain) for cell, gain in json.loads(json.dumps(earlier["known"]))]
     assert {each.cell.over for each in known} == {OFFICIAL, PRESET}
     nondeep = [each.gain for each in known if (each.cell.method, each.cell.over) == ("nondeep", OFFICIAL)]
@@ -134,6 +136,17 @@ def test_the_kit_carries_what_earlier_results_tell():
     first = with_records["nondeep-6x2-value-sum.b32.cuda.fp32"]
     assert "official 1.7" in first.why
     assert "the paper has 1.65x" in first.why
+
+
+def test_the_kit_carries_what_a_gpu_has_told():
+    earlier = kit.earlier()
+    known = [Known(Cell(*cell), gain) for cell, gain in json.loads(json.dumps(earlier["known"]))]
+    there = {(each.cell.model, each.cell.batch, each.cell.target, each.cell.precision, each.cell.over): each.gain
+             for each in known if each.cell.device == "NVIDIA H200"}  # fmt: skip
+    claimed = "nondeep-6x2-value-sum", 32, "cuda", "fp32"
+    assert math.exp(there[(*claimed, OFFICIAL)]) == pytest.approx(1.81, abs=0.01)
+    assert math.exp(there[(*claimed, VANILLA)]) == pytest.approx(1.28, abs=0.01)
+    assert earlier["seconds"]["nondeep-6x2-value-sum.b32.cuda.fp32"] == pytest.approx(7.5)
 
 
 # --- what cannot be run -------------------------------------------------------------------------------

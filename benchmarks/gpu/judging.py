@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from gpu.plan import MADE, OFFICIAL, OURS, VANILLA
+from gpu.plan import MADE, OFFICIAL, OURS, TRAINING, VANILLA
 from gpu.session import FORMAT, canonical
 from repaconv.benchmark.latency_statistics import ratio
 from repaconv.core.errors import Refused, RepaconvError
@@ -81,8 +81,11 @@ def _judged(step: dict[str, Any]) -> dict[str, Any]:
     faults = list(_faults(step)) if step["status"] in ("done", "not verified") else []
     if step["status"] == "failed":
         faults = [step.get("why") or "it does not say why"]
-    verdict = "failed" if faults else "passed" if step["status"] == "done" else "not verified"
+    changed = _changed_by_precision(step)
+    verdict = "failed" if faults else "passed" if step["status"] == "done" and not changed else "not verified"
     told = {**step, "verdict": verdict, "faults": faults, "remarks": list(_remarks(step))}
+    if verdict == "not verified" and changed:
+        told["why"] = changed
     if "batches" in step:
         return {**told, "batches": [_summed(each) for each in step["batches"]]}
     return _summed(told)
@@ -96,9 +99,18 @@ def _summed(row: dict[str, Any]) -> dict[str, Any]:
     return {**bare, "p50_ms": _medians(row), "ratios": _ratios(row)}
 
 
+def _changed_by_precision(step: dict[str, Any]) -> str:
+    """Why ours cannot be verified: in that precision the training-time network computes something else, too."""
+    links, precision = step.get("links", {}), step["given"].get("precision", "fp32")
+    wrong = [name for name in (OURS, TRAINING) if name in links and links[name]["verdict"] != "passed"]
+    if precision == "fp32" or wrong != [OURS, TRAINING]:
+        return ""
+    return f"in {precision} the training-time network, with these random weights, computes something else, too."
+
+
 def _faults(step: dict[str, Any]) -> Iterator[str]:
     """Everything that is wrong with our side of a step that ran, each by the name of what it is of."""
-    if OURS in step.get("links", {}):
+    if OURS in step.get("links", {}) and not _changed_by_precision(step):
         link = Link.model_validate(step["links"][OURS])
         yield from _wrong(OURS, link)
         if (precision := step["given"].get("precision")) in LOW and link.verdict == "passed" and _error(link) < FLOAT32:
@@ -125,10 +137,10 @@ def _of_engine(step: dict[str, Any]) -> Iterator[str]:
 
 
 def _remarks(step: dict[str, Any]) -> Iterator[str]:
-    """What is wrong with the others' side, and what speaks against its times."""
-    for name, link in step.get("links", {}).items():
-        if name != OURS:
-            yield from _wrong(name, Link.model_validate(link))
+    """What is wrong with the others' side, or with all because of the precision, and what speaks against its times."""
+    others = {name: link for name, link in step.get("links", {}).items() if name != OURS or _changed_by_precision(step)}
+    for name, link in others.items():
+        yield from _wrong(name, Link.model_validate(link))
     for row in (step, *step.get("batches", ())):
         yield from row.get("quality", {}).get("reasons", ())
     yield from (f"batch {row['batch']}: {row['why']}" for row in step.get("batches", ()) if "why" in row)

@@ -9,7 +9,7 @@ of these parts predicts each number from those that are known (Rasmussen and Wil
 The expected gain of a cell of the table is E|x - mean|, by how much the best guess without it is expected to be off,
 and a little for a cell that is empty. That of a preset is E[max(0, x)]: how much faster it is expected to make
 networks. Both are logarithms of speedups, and shown in percent. What is known, or well predicted from other numbers,
-gains little. Untested on hardware.
+gains little.
 """
 
 from __future__ import annotations

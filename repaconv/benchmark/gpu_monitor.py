@@ -1,6 +1,6 @@
 """Monitor an NVIDIA GPU during a measurement: clocks, temperature, power, throttling and other processes.
 
-It uses NVML (nvidia-ml-py), if installed. Untested on hardware; the tests use recorded values.
+It uses NVML (nvidia-ml-py), if installed. It ran on an H200; the tests use recorded values.
 """
 
 from __future__ import annotations

@@ -130,3 +130,64 @@ def test_several_tensors_under_one_name_are_numbered(code):
     graph = onnx.load(rc.export().output_files[0]).graph
     assert [value.name for value in graph.output] == ["wide", "states_0", "states_1"]
     assert done.verdict == "passed"
+
+
+def _prefixed(weights, prefix):
+    return {f"{prefix}{name}": tensor for name, tensor in weights.items()}
+
+
+def test_weights_under_a_prefix_of_a_training_framework_are_found_beside_others(code):
+    weights = torch.load("c.pth")
+    plain = rc.fold("c.pth", arch="./net.py:Net", out="plain", **code)
+    beside = {**_prefixed(weights, "net."), "loss.weight": torch.ones(3), "net.extra": torch.ones(2)}
+    torch.save({"state_dict": beside, "epoch": 3}, "framework.pth")
+    done = rc.fold("framework.pth", arch="./net.py:Net", out="prefixed", **code)
+    assert (done.verdict, plain.verdict) == ("passed", "passed")
+    assert [(fact.value, fact.source) for fact in done.facts if fact.name == "weights"] == [
+        ("net.*", "the only names that are the network's")
+    ]
+    graphs = [onnx.load(Path(folder) / f"{name}.folded.onnx").graph for folder, name in
+              (("plain", "c"), ("prefixed", "framework"))]  # fmt: skip
+    assert graphs[0].initializer == graphs[1].initializer
+    assert rc.verify("prefixed").verdict == "passed"  # which loads them again
+
+
+def test_a_moving_average_under_another_prefix_is_chosen_by_weights(code):
+    weights = torch.load("c.pth")
+    average = {name: tensor / 2 for name, tensor in weights.items()}
+    torch.save({"state_dict": {**_prefixed(weights, "net."), **_prefixed(average, "average.module.")}}, "c.pth")
+    with pytest.raises(Refused, match=r"under several prefixes: average, net\.") as caught:
+        rc.fold("c.pth", arch="./net.py:Net", **code)
+    assert caught.value.code == "arch.ambiguous"
+    assert "--weights average" in caught.value.hint
+    for chosen, expected in (("average", average), ("net", weights)):
+        done = rc.fold("c.pth", arch="./net.py:Net", weights=chosen, out=chosen, **code)
+        assert (done.verdict, done.origin.weights) == ("passed", chosen)
+        stored = onnx.load(Path(chosen) / "c.folded.onnx").graph.initializer
+        (kernel,) = [one for one in map(onnx.numpy_helper.to_array, stored) if one.shape == (8, 3, 4, 4)]
+        assert (kernel == expected["stem.weight"].numpy()).all()
+        assert rc.verify(chosen).verdict == "passed"
+    with pytest.raises(Refused, match="no set of weights named 'other'"):
+        rc.fold("c.pth", arch="./net.py:Net", weights="other", **code)
+
+
+@pytest.mark.parametrize(
+    ("value", "told"), [(float("nan"), "place has 1 values"), (float("inf"), "place has 1 values")]
+)
+def test_weights_that_are_no_numbers_are_named(code, value, told):
+    weights = torch.load("c.pth")
+    weights["place"][0, 0, 0, 0] = value
+    torch.save(weights, "c.pth")
+    with pytest.raises(Refused, match=told) as caught:
+        rc.fold("c.pth", arch="./net.py:Net", **code)
+    assert caught.value.code == "checkpoint.not-finite"
+
+
+@pytest.mark.parametrize("index", ["model.safetensors.index.json", "pytorch_model.bin.index.json"])
+def test_the_index_of_weights_in_several_files_is_told_so(code, index):
+    Path(index).write_text('{"metadata": {"total_size": 1}, "weight_map": {"stem.weight": "pytorch_model-1.bin"}}')
+    with pytest.raises(Refused, match="the index of weights in several files"):
+        rc.fold(index, arch="./net.py:Net", **code)
+    Path("c.json").write_text('{"lr": 1, "model": "pytorch"}')
+    with pytest.raises(Refused, match="it is JSON text"):
+        rc.fold("c.json", arch="./net.py:Net", **code)

@@ -88,7 +88,8 @@ def read_checkpoint(
 
     Args:
         path: .pth, .pt, .bin (torch zip, legacy, tar) or .safetensors.
-        weights: Dotted key of the set of weights, e.g. ``model_ema``; None selects it by rule.
+        weights: Dotted key of the set of weights, e.g. ``model_ema``, or a prefix of the names in one set; None selects
+            the set by rule.
         sha256: The file's hash, if known.
         again: Whether the file's own checksums were verified before for this hash.
 
@@ -101,9 +102,12 @@ def read_checkpoint(
     every = list(_weight_sets(contents.value, ".", DEEPEST, set(), iter(range(MOST))))
     sets = {place: found for place, found, _ in every}
     modules = {place: module for place, _, module in every if module}
-    place, reason = _choose(path, sets, modules, weights, contents)
-    pickled = modules.get(place)
-    tensors = _only_tensors(path, place, sets[place])
+    if under := _under_prefix(sets, weights):
+        place, reason = under[0], "asked for with --weights, as the prefix of names"
+    else:
+        place, reason = _choose(path, sets, modules, weights, contents)
+    pickled = modules.get(place) if not under else None
+    tensors = _only_tensors(path, place, under[1] if under else sets[place])
     if not again:
         contents.checksums.require(tensors)
     names, stripped = _strip_wrappers(list(tensors))
@@ -115,7 +119,7 @@ def read_checkpoint(
             bytes=path.stat().st_size,
             container=contents.container,
             checksums=contents.checksums.told,
-            weights=place,
+            weights=(weights if under else None) or place,
             weights_reason=f"{reason}; a pickled {pickled.qualified_name}" if pickled else reason,
             stripped=stripped,
         ),
@@ -157,6 +161,18 @@ def _weight_sets(
     for key, entry in entries.items():
         if isinstance(key, str) and not any(word in key for word in ("optim", "sched", "scaler", "message_hub")):
             yield from _weight_sets(entry, key if place == "." else f"{place}.{key}", depth - 1, seen, room)
+
+
+def _under_prefix(sets: Mapping[str, Mapping[str, Any]], wanted: str | None) -> tuple[str, dict[str, Any]] | None:
+    """The place of the one set that has tensors under this prefix, and those without it; None if it is no prefix."""
+    if not wanted or wanted in sets:
+        return None
+    found = []
+    for place, weights in sets.items():
+        prefix = f"{wanted.removeprefix(f'{place}.')}."
+        if under := {name.removeprefix(prefix): one for name, one in weights.items() if name.startswith(prefix)}:
+            found.append((place, under))
+    return found[0] if len(found) == 1 else None
 
 
 def _export_hint(path: Path, placeholders: Collection[str]) -> str:

@@ -406,6 +406,12 @@ def _what_it_looks_like(head: bytes) -> str:
         return "it is a git-lfs pointer, so run `git lfs pull` first"
     if head.lstrip()[:1] == b"<":
         return "it is a web page, so the download got an error page instead of the file"
+    if b'"weight_map"' in head:
+        return (
+            "it is the index of weights in several files, so save them as one, with save_pretrained(max_shard_size=...)"
+        )
+    if head.lstrip()[:1] in (b"{", b"["):
+        return "it is JSON text"
     if head[:1] == b"\x80":
         return "it is a pickle that torch.save did not write"
     if (head[:1] == b"\x08" and b"onnx" in head.lower()) or b"pytorch" in head[:64]:

@@ -161,6 +161,7 @@ class Built(NamedTuple):
         channels: Channels of its images.
         versions: Version of the package that built it, by name.
         taken: What was set as it is in a pickled module, e.g. ``stem.bn.eps=0.001``.
+        prefix: Prefix of the names of its weights, if there are other weights, too; else empty.
     """
 
     module: nn.Module
@@ -169,6 +170,7 @@ class Built(NamedTuple):
     channels: int
     versions: Mapping[str, str]
     taken: tuple[str, ...] = ()
+    prefix: str = ""
 
 
 def of_folder(folder: Path) -> tuple[Architecture, Path]:
@@ -240,12 +242,14 @@ def built(arch: Architecture, found: Checkpoint) -> Built:
     Raises:
         EnvironmentProblem: The package is not installed or does not load.
         UsageProblem: The architecture does not exist.
-        Refused: The weights are not those of the architecture; the message names tensors.
+        Refused: The weights are not those of the architecture, or not numbers; the message names tensors.
     """
     from repaconv.sources.library_preprocessing import own_channels
 
     weights = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in found.tensors.items()}
-    module = _build_and_load(arch, weights, found.names).eval().requires_grad_(False)
+    module, prefix = _build_and_load(arch, weights, found.names)
+    module.eval().requires_grad_(False)
+    _require_numbers(module)
     taken = take_attributes(module, _modules_by_name(module, found), arch.name)
     if arch.library == ultralytics_networks.PACKAGE:
         module = ultralytics_networks.prepare(module)
@@ -256,7 +260,17 @@ def built(arch: Architecture, found: Checkpoint) -> Built:
     channels = own_channels(arch.config) or _image_channels(module)
     versions = {arch.library: version(arch.library)} if arch.library else {}
     classes = 0 if getattr(module, "num_classes", None) == 0 else None
-    return Built(module, classes, INPUTS.get(arch.library, "input"), channels, versions, taken)
+    return Built(module, classes, INPUTS.get(arch.library, "input"), channels, versions, taken, prefix)
+
+
+def _require_numbers(module: nn.Module) -> None:
+    """Refuse NaN and infinity in weights and statistics; other buffers, such as masks, may hold them."""
+    from repaconv.checkpoints import require_sound
+
+    statistics = (
+        each for each in module.named_buffers() if each[0].rpartition(".")[2] in ("running_mean", "running_var")
+    )
+    require_sound({**dict(module.named_parameters()), **dict(statistics)}, {})
 
 
 def _modules_by_name(module: nn.Module, found: Checkpoint) -> dict[str, PickledModule]:
@@ -277,10 +291,16 @@ def _image_channels(module: nn.Module) -> int:
     return first or next((p.shape[1] for p in module.parameters() if p.ndim == 4), 3)
 
 
-def _build_and_load(arch: Architecture, weights: Mapping[str, Tensor], full: Mapping[str, str]) -> nn.Module:
-    """Build the network and load these weights, of which none may be missing or left over."""
+def _build_and_load(
+    arch: Architecture, weights: Mapping[str, Tensor], full: Mapping[str, str]
+) -> tuple[nn.Module, str]:
+    """Build the network and load these weights, of which none may be missing or left over.
+
+    Returns:
+        The network, and the prefix of its weights' names if there are others next to them.
+    """
     if arch.library == "transformers":
-        return _from_transformers(arch, {full[name]: tensor for name, tensor in weights.items()})
+        return _from_transformers(arch, {full[name]: tensor for name, tensor in weights.items()}), ""
     if arch.library == ultralytics_networks.PACKAGE:
         module = ultralytics_networks.build(arch.config, {full[name]: tensor for name, tensor in weights.items()})
     else:
@@ -289,9 +309,39 @@ def _build_and_load(arch: Architecture, weights: Mapping[str, Tensor], full: Map
     named = _with_batch_counts(module, {full[name]: tensor for name, tensor in weights.items()})
     weights = _with_batch_counts(module, weights)
     weights = named if set(named) == set(module.state_dict()) else weights
+    weights, prefix = _under_prefix(arch, module, weights)
     _require_same(arch, module, weights)
     module.load_state_dict(weights, strict=True, assign=True)
-    return module
+    return module, prefix
+
+
+def _under_prefix(
+    arch: Architecture, module: nn.Module, weights: Mapping[str, Tensor]
+) -> tuple[Mapping[str, Tensor], str]:
+    """The weights under the one prefix that makes them the network's, as training frameworks save them, and it.
+
+    Raises:
+        Refused: They are the network's under several prefixes, as where there is a moving average, too.
+    """
+    own = {name: tensor.shape for name, tensor in module.state_dict().items()}
+    counts = {name for name in own if name.rpartition(".")[2] == "num_batches_tracked"}
+    named = [name for name in own if name not in counts]
+    if not named or weights.keys() >= set(named):
+        return weights, ""
+    prefixes = [name.removesuffix(named[0]) for name in weights if name.endswith(f".{named[0]}")]
+    shapes = {name: tensor.shape for name, tensor in weights.items()}
+    found = [prefix for prefix in prefixes if all(shapes.get(f"{prefix}{name}") == own[name] for name in named)]
+    if len(found) > 1:
+        places = [prefix.removesuffix(".") for prefix in sorted(found)]
+        raise Refused(
+            f"the weights of {arch.name} are under several prefixes: {', '.join(places)}.",
+            hint=f"Select one with --weights, e.g. --weights {places[0]}.",
+            code="arch.ambiguous",
+        )
+    if not found:
+        return weights, ""
+    taken = {name: weights[f"{found[0]}{name}"] for name in own if f"{found[0]}{name}" in weights}
+    return {**_with_batch_counts(module, {}), **taken}, found[0]
 
 
 def _with_batch_counts(module: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -302,7 +302,7 @@ def _artefact(plan: _Plan, known: Known | None, exporter: str, record: Mapping[s
         settings=dict(plan.options.settings or {}),
         task=task_named(plan.options.task) if plan.options.task else None,
         preprocessing=plan.images.preprocessing,
-        facts=(*plan.images.facts, *_attribute_facts(plan.built)),
+        facts=(*plan.images.facts, *_weight_facts(plan.built)),
         arch=plan.arch.name,
         known=known,
         config=dict(plan.arch.config),
@@ -318,13 +318,14 @@ LARGEST_TOLD = 5
 """Maximum number of attributes that a fact lists."""
 
 
-def _attribute_facts(built: Built) -> tuple[Fact, ...]:
-    """What was set on the network as it is in a pickled module; nothing for plain weights."""
-    if not built.taken:
-        return ()
-    rest = f" and {len(built.taken) - LARGEST_TOLD} more" if len(built.taken) > LARGEST_TOLD else ""
-    value = ", ".join(built.taken[:LARGEST_TOLD]) + rest
-    return (Fact(name="attributes", value=value, source="the pickled module, other than the code has them"),)
+def _weight_facts(built: Built) -> Iterator[Fact]:
+    """Where the weights are, if others are next to them, and what was set as it is in a pickled module."""
+    if built.prefix:
+        yield Fact(name="weights", value=f"{built.prefix}*", source="the only names that are the network's")
+    if built.taken:
+        rest = f" and {len(built.taken) - LARGEST_TOLD} more" if len(built.taken) > LARGEST_TOLD else ""
+        value = ", ".join(built.taken[:LARGEST_TOLD]) + rest
+        yield Fact(name="attributes", value=value, source="the pickled module, other than the code has them")
 
 
 class _Plan(NamedTuple):

@@ -154,6 +154,25 @@ def test_a_wrong_operator_is_found_wherever_it_is(wrong_kernel):
 # --- a right one is not doubted
 
 
+@pytest.mark.parametrize("by", [1e-30, 1e-4, np.inf])
+def test_a_wrong_move_of_numbers_is_found(by, monkeypatch):
+    """One that gives other numbers, and one that fails on float32, which float64 decides."""
+    right = float64_graphs.own_operators
+
+    class Transpose(OpRun):
+        def _run(self, x, perm=None):
+            if np.isinf(by) and x.dtype == np.float32:
+                raise TypeError(x.dtype)
+            moved = np.transpose(x, perm)
+            return (moved if np.isinf(by) else moved + by * (moved > 0),)
+
+    rows = [("Conv", "x w", "a", {"pads": [1] * 4}), ("Transpose", "a", "b", {"perm": [0, 1, 3, 2]}),
+            ("Conv", "b w", "y")]  # fmt: skip
+    assert not doubt(net(rows=rows))
+    monkeypatch.setattr(float64_graphs, "own_operators", lambda: [*right(), Transpose])
+    assert ("Transpose b" in doubt(net(rows=rows))) == (by == 1e-4)
+
+
 @pytest.mark.parametrize("name", NETS)
 def test_networks_of_all_kinds_are_not_doubted(name):
     assert doubt(NETS[name].model()) == ""

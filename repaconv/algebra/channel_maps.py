@@ -138,12 +138,16 @@ def composition(second: Map, first: Map) -> Map:
     """Return the composition second(first(x))."""
     if isinstance(second, Pick):
         kept = second.rows
+        if second.is_diagonal and isinstance(first, Dense):  # of large matrices, gathering takes most of the time
+            return first if second.is_identity else Dense(first.matrix * second.scale[:, None])
         if isinstance(first, Pick):
             index = np.where(kept, first.index[second.index], -1)
             return Pick(index, np.where(index >= 0, second.scale * first.scale[second.index], 0.0), first.width)
         return Dense(np.where(kept[:, None], first.matrix[second.index] * second.scale[:, None], 0.0))
     if isinstance(first, Dense):
         return Dense(second.matrix @ first.matrix)
+    if first.is_diagonal:
+        return second if first.is_identity else Dense(second.matrix * first.scale)
     matrix = np.zeros((len(second.matrix), first.width))
     places = np.flatnonzero(first.rows)
     index, columns = first.index[places], second.matrix[:, places] * first.scale[places]

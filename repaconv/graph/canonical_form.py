@@ -108,6 +108,8 @@ def _row_by_row(node: ir.Node) -> int | None:
     """Return which input a node processes row by row, its other inputs being constant; None if there is none."""
     if node.domain or len(node.outputs) > 1:
         return None
+    if node.op_type not in (*UNARY, *ARITHMETIC, "LayerNormalization", "MatMul", "Pow"):
+        return None
     numbers = [constant(value) for value in node.inputs]
     vectors = all(other is not None and other.ndim < 2 for other in numbers[1:])
     if node.op_type in UNARY:

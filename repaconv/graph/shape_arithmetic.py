@@ -27,8 +27,11 @@ class Integers(dict["ir.Value", "list[Size] | Size"]):
             return None
         if value in self:
             return self[value]
+        stored = value.const_value
+        if stored is None or stored.size > SMALL or len(stored.shape) > 1:  # of weights, not one is read
+            return None
         found = constant(value)
-        if found is None or found.dtype.kind not in "iub" or found.size > SMALL or found.ndim > 1:
+        if found is None or found.dtype.kind not in "iub":
             return None
         return [int(entry) for entry in found] if found.ndim else int(found)
 

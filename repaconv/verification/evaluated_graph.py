@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
@@ -75,6 +76,12 @@ class Evaluated:
         if key not in self._float64_outputs:
             self._float64_outputs[key] = self.float64.run(feeds)
         return dict(self._float64_outputs[key])
+
+    def truths(self, calls: Sequence[Feeds]) -> None:
+        """Evaluate the graph in float64 on several inputs at the cost of one conversion of its weights; see `truth`."""
+        with self.float64.weights_kept():
+            for feeds in calls:
+                self.truth(feeds)
 
     @cached_property
     def probes(self) -> Probes:

@@ -53,6 +53,11 @@ ACTIVATIONS = ("Celu", "Elu", "Erf", "Gelu", "Mish", "Selu", "Sigmoid", "Softplu
 """Functions whose kernels round numbers near 1 on the way, so that small values have errors of that size."""
 NEAR_ONE = 4 * SATURATED
 """Such an error. ONNX Runtime's Sigmoid is off by 1.3e-7."""
+MOVES = (
+    *("Concat", "DepthToSpace", "Expand", "Flatten", "Gather", "Identity", "Reshape", "Slice", "SpaceToDepth"),
+    *("Split", "Squeeze", "Tile", "Transpose", "Unsqueeze"),
+)
+"""Operators that move numbers and compute none: they are compared in float32, in a fraction of the time."""
 SHOWN = 3
 """Differing operators that are named."""
 
@@ -103,8 +108,10 @@ def _differing(runtime: _RuntimeValues, feeds: Feeds) -> Iterator[Any]:
     for nodes, values in runtime.pieces(feeds):
         known = {**feeds, **values}
         for node in nodes:
-            held = {name: _wide(known[name]) for name in _read_by(node.onnx_node) if name in known} | between
             found = {name: values[name] for name in node.output if name in values}
+            if node.op_type in MOVES and found and _gives(node, reference, known | between, found):
+                continue
+            held = {name: _wide(known[name]) for name in _read_by(node.onnx_node) if name in known} | between
             if not runtime.made.issuperset(name for name in node.output if name):
                 between.update(reference.run_node(node, held))
             elif found and not _agrees(node, reference, held, found):
@@ -230,6 +237,14 @@ def _wide(value: Any) -> Any:
 
 def _array(value: Any) -> Any:
     return np.asarray(value) if isinstance(value, np.generic) else value
+
+
+def _gives(node: Any, reference: ReferenceEvaluation, held: Mapping[str, Any], found: Mapping[str, Any]) -> bool:
+    """Whether a node gives the very numbers that it gives under ONNX Runtime, on values of the same types."""
+    with suppress(Exception):  # of many classes: then float64 decides
+        given = reference.run_node(node, held)
+        return all(isinstance(one, np.ndarray) and np.array_equal(one, given[name]) for name, one in found.items())
+    return False
 
 
 @np.errstate(all="ignore")

@@ -7,8 +7,8 @@ with operators of our own where that is slow or wrong (`repaconv.verification.fl
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -54,6 +54,10 @@ class Float64:
         """Run the graph and return all outputs, floating-point ones in float64."""
         return dict(self._run({name: wide(array) for name, array in feeds.items()}))
 
+    def weights_kept(self) -> AbstractContextManager[None]:
+        """Within it, weights that were converted to float64 are kept for the next inference: a copy of all of them."""
+        return nullcontext() if self.reference is None else self.reference.weights_kept()
+
 
 def widened(model: onnx.ModelProto) -> onnx.ModelProto:
     """Convert all floating-point values of a graph to float64, its inputs and outputs included."""
@@ -65,7 +69,8 @@ def widened(model: onnx.ModelProto) -> onnx.ModelProto:
 class ReferenceEvaluation:
     """A graph that onnx's reference implementation evaluates in float64, with operators of our own.
 
-    Weights are converted when a node reads them, and values are freed after their last use.
+    Weights are converted when a node reads them (within `weights_kept`, once), and values are freed after their last
+    use.
 
     Attributes:
         nodes: The nodes in order, those included that convert values for operators without float64.
@@ -84,6 +89,17 @@ class ReferenceEvaluation:
         self.nodes: list[Any] = evaluator.rt_nodes_
         self.outputs = [output.name for output in model.graph.output]
         self._start: dict[str, Any] = {"": None, **evaluator.rt_inits_}
+        self._converted: dict[str, Any] | None = None
+
+    @contextmanager
+    def weights_kept(self) -> Iterator[None]:
+        """See `Float64.weights_kept`."""
+        before = self._converted
+        self._converted = {} if before is None else before
+        try:
+            yield
+        finally:
+            self._converted = before
 
     @np.errstate(all="ignore")  # the comparison reports values that are not finite
     def run(self, feeds: Feeds) -> dict[str, Any]:
@@ -114,8 +130,14 @@ class ReferenceEvaluation:
 
         if name in held or name in self._start:
             return held[name] if name in held else self._start[name]
+        if self._converted is not None and name in self._converted:
+            return self._converted[name]
         array = numpy_helper.to_array(self._weights[name])
-        return array if name in self._kept or self._weights[name].data_type not in FLOATS else array.astype(np.float64)
+        if name not in self._kept and self._weights[name].data_type in FLOATS:
+            array = array.astype(np.float64)
+        if self._converted is not None:
+            self._converted[name] = array
+        return array
 
 
 def _values_to_free(nodes: Sequence[Any], wanted: Sequence[str]) -> list[list[str]]:

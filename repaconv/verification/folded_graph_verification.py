@@ -257,13 +257,17 @@ class _Pair:
         self.before.close()
         self.after.close()
         try:
-            self.doubt = self._doubt()
-            if self.doubt:
-                return {}
+            with self.before.float64.weights_kept():
+                self.doubt = self._doubt()
+                if self.doubt:
+                    return {}
+                self.before.truths(self.probes.feeds)
             exact = self._exact()
             if self.coarse and exact is None:
                 return {}
-            calls = [self._call(feeds, exact) for feeds in self.probes.feeds]
+            folded = [exact.run(feeds) if exact else {} for feeds in self.probes.feeds]
+            del exact  # as large as the weights in float64
+            calls = [self._call(*each) for each in zip(self.probes.feeds, folded, strict=True)]
             answers = {output: self._of_output(output, [call.of(output) for call in calls]) for output in differ}
             answers |= {output: self._by_movement(output, [call.of(output) for call in calls]) for output in constant}
         except Exception:  # whatever cannot be evaluated in float64, of many classes: then nothing more is known
@@ -295,12 +299,12 @@ class _Pair:
         except Exception:  # as above
             return None
 
-    def _call(self, feeds: Feeds, exact: Runner | None) -> _Call:
+    def _call(self, feeds: Feeds, exact: Mapping[str, Any]) -> _Call:
         truth, folded = self.before.truth(feeds), self.after.run(feeds)
         unfused = {name for name in truth if _overflows(folded.get(name), truth[name])}
         if unfused:
             folded |= self.after.as_written(feeds)
-        return _Call(feeds, self.before.run(feeds), folded, truth, exact.run(feeds) if exact else {}, unfused)
+        return _Call(feeds, self.before.run(feeds), folded, truth, exact, unfused)
 
     def _of_output(self, output: str, calls: Sequence[_OneOutput]) -> Link | None:
         """What float64 says of one output; None where its numbers do not compare."""
@@ -384,6 +388,7 @@ class _Pair:
             return None
         found = self._comparison()
         try:
+            self.after.truths([call.feeds for call in calls])
             for call in calls:
                 written, rounding = self._as_written(output, call)
                 found.add({output: written}, {output: call.truth}, rounding=rounding)

@@ -97,9 +97,8 @@ def prepare_lower(network: Original, place: Place, work: Path, exact: Row) -> No
     scratch = work / "int8"
     scratch.mkdir(exist_ok=True)
     chosen = {EXACT: Deployment.model_validate(exact["ways"][EXACT])}
-    chosen |= {
-        f"{LOWER}, {way}": each for way, each in ours.plain(ready.ours, scratch).items() if each.precision == "int8"
-    }
+    plain = ours.plain(ready.ours, scratch)
+    chosen |= {f"{LOWER}, {way}": each for way, each in plain.items() if each.precision in ("int8", "bf16")}
     made = ours.written(ready.ours, scratch, chosen)
     told = {name: [one.way.model_dump(mode="json"), str(one.graph), one.sizes] for name, one in made.items()}
     (scratch / "written.json").write_text(json.dumps(told))

@@ -52,7 +52,7 @@ def require_exact(expected: Mapping[str, Tensor], tensors: Mapping[str, Tensor],
         "checkpoint.unexpected-keys",
         "has keys that no part of this net takes:",
         [names.get(name, name) for name in tensors.keys() - expected.keys()],
-        "Folding only a part would be wrong. If they are no weights of the net, select its own by their prefix, with --weights.",
+        "Folding only a part would be wrong. If they are not its weights, select those by prefix, with --weights.",
     )
     for name, wanted in expected.items():
         found = tensors[name]

@@ -210,6 +210,14 @@ def test_expected_seconds_correct_themselves_from_steps_that_were_run():
     tune = step_of(kind="tune", target="cuda-ort")
     assert seconds[tune.name] == usual_s(tune)
     assert Durations({tune.name: 44.0}).all_seconds([tune]) == {tune.name: 44.0}
+    prepared = next(step for step in PLAN if step.kind == "prepare")
+    graphs = next(step for step in PLAN if step.kind == "graphs" and step.model != prepared.model)
+    for took in (
+        Durations({prepared.name: 0.5 * usual_s(prepared)}),  # in an earlier session
+        Durations(now=[(prepared, 0.5 * usual_s(prepared))]),
+        Durations({prepared.name: usual_s(prepared)}, [(prepared, 0.5 * usual_s(prepared))]),
+    ):
+        assert took.all_seconds(PLAN)[graphs.name] == pytest.approx(0.5 * usual_s(graphs))
     slow = Durations(now=[(eager, 100 * usual_s(eager))]).all_seconds(PLAN)
     assert slow[other_eager.name] == other_eager.limit_s  # after which it is ended
 

@@ -269,21 +269,36 @@ class Durations:
     now: Sequence[tuple[Step, float]] = ()
 
     def all_seconds(self, plan: Iterable[Step]) -> dict[str, float]:
-        """Expected seconds by name: as usual, times how much longer than usual steps of this kind took, by this target
-        if one was run.
-        """
-        logs: dict[tuple[str, ...], list[float]] = {}
-        for step, took in self.now:
-            for key in ((step.kind,), (step.kind, step.given.get("target", ""))):
-                logs.setdefault(key, []).append(math.log(max(took, 0.1) / self._usual_s(step)))
-        found = {}
-        for step in plan:
-            alike = logs.get((step.kind, step.given.get("target", "")), logs.get((step.kind,), [0.0]))
-            found[step.name] = min(self._usual_s(step) * math.exp(sum(alike) / len(alike)), float(step.limit_s))
-        return found
+        """Expected seconds by name.
 
-    def _usual_s(self, step: Step) -> float:
-        return self.earlier.get(step.name) or usual_s(step)
+        They are those of an earlier session, or as usual, times how much longer than usual others took in earlier
+        sessions; and that times how much longer than so expected the steps of this session took.
+        """
+        plan = list(plan)
+        before = _Excess((step, self.earlier[step.name] / usual_s(step)) for step in plan if step.name in self.earlier)
+        expected = {step.name: self.earlier.get(step.name) or usual_s(step) * before.of(step) for step in plan}
+        now = _Excess((step, max(took, 0.1) / (expected.get(step.name) or usual_s(step))) for step, took in self.now)
+        return {step.name: min(expected[step.name] * now.of(step), float(step.limit_s)) for step in plan}
+
+
+class _Excess:
+    """How much longer than expected steps took, by target or by kind; networks and graphs, made by CPUs, are one."""
+
+    def __init__(self, took: Iterable[tuple[Step, float]]) -> None:
+        self._logs: dict[tuple[str, ...], list[float]] = {}
+        for step, factor in took:
+            for key in self._keys(step):
+                self._logs.setdefault(key, []).append(math.log(factor))
+
+    def of(self, step: Step) -> float:
+        """Of steps like this one, the geometric mean; 1 if none was run."""
+        alike = next((self._logs[key] for key in self._keys(step) if key in self._logs), [0.0])
+        return math.exp(sum(alike) / len(alike))
+
+    def _keys(self, step: Step) -> list[tuple[str, ...]]:
+        if step.kind in MADE:
+            return [(step.kind,), MADE]
+        return [(step.kind, step.given.get("target", "")), (step.kind,)]
 
 
 # Which steps can be run, and which are chosen

@@ -206,6 +206,8 @@ def test_openvino_divides_no_convolution_whose_parts_stay_images():
         names = target.form("network", family)
         assert "conv-each" not in names
         assert {"linear-each", "concat-parts"} <= set(names)
+        assert ("silu-as-quotient" in names) == (family == "amx")  # it was measured there alone
+    assert "silu-as-quotient" in target.kept(target.form("network", "amx"), "int8")
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import torch
 from conftest import one_net_a_method
 from mutants import Mutant, difference, results
 from onnx import helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
 
 from repaconv.backbones.convolution_mixers import DepthwiseSpec, EnsembledSpec, ScatteredSpec
 from repaconv.backbones.metaformer import MetaFormer, MetaFormerConfig
@@ -35,6 +36,7 @@ from repaconv.rewrites.speed import (
     linear_layer_grouping,
     norm_layouts,
     patch_embedding,
+    silu_quotient,
     split_convolutions,
     split_parts,
     token_gather,
@@ -50,6 +52,7 @@ MODULES = (
         layernorm_to_rmsnorm,
         split_convolutions,
         split_parts,
+        silu_quotient,
         gate_broadcast,
         linear_layer_grouping,
         attention_as_matrices,
@@ -619,6 +622,36 @@ def split_and_joined(*, axis=1, among=1, whole=True):
     other = graph("Neg", tail)
     given = [value, other, value] if whole else [head, other]
     return graph.model(graph("Concat", *given, axis=among), head)
+
+
+def silu(*, factor=None, gate=None, after="Conv", shown=False):
+    """x sigmoid(x) of a convolution's output x, or with another factor, gate, or operator before it."""
+    graph = Graph(x=[4, 6, 6])
+    kernel = np.random.default_rng(0).standard_normal((8, 4, 3, 3))
+    x = graph("Conv", "x", kernel) if after == "Conv" else graph(after, "x")
+    scaled = x if factor is None else graph("Mul", np.array(factor), x)
+    sigmoid = graph("Sigmoid", graph(gate, x) if gate else scaled)
+    return graph.model(graph("Mul", sigmoid, x), *([sigmoid] if shown else []))
+
+
+@pytest.mark.parametrize("factor", [None, 1.702, -0.5])
+def test_silu_after_a_convolution_is_a_quotient(factor):
+    model = silu(factor=factor)
+    after, changes = rewritten(model, [REWRITES["silu-as-quotient"]])
+    assert [change.rewrite for change in changes] == ["silu-as-quotient"]
+    assert not {"Sigmoid"} & {node.op_type for node in after.graph.node}
+    assert changed(after, "silu-as-quotient") == []
+    assert changed(model, "silu-as-quotient") == ["silu-as-quotient"]
+    image = np.random.default_rng(1).standard_normal((1, 4, 6, 6))
+    for size in (1.0, 10.0, 1e3, 1e5):  # of which exp overflows
+        with np.errstate(all="ignore"):
+            (before,), (now,) = (ReferenceEvaluator(each).run(None, {"x": size * image}) for each in (model, after))
+        np.testing.assert_allclose(now, before, rtol=1e-11, atol=1e-300)
+
+
+def test_a_gate_that_is_not_silu_of_a_convolution_stays():
+    for model in (silu(gate="Tanh"), silu(after="Relu"), silu(shown=True), silu(factor=[0.5] * 6)):
+        assert changed(model, "silu-as-quotient") == []
 
 
 def test_a_concat_reads_the_parts_that_a_split_makes():

@@ -24,6 +24,7 @@ from repaconv.core.errors import UsageProblem
 from repaconv.core.progress import silent
 from repaconv.engines.contract import SessionSpec
 from repaconv.engines.onnxruntime_cpu import APART, ENGINE, NOT_IN_INT8, OFF, session_of, settings_for
+from repaconv.graph.model_rewriting import rewritten
 from repaconv.onnx_export import fp16_and_int8 as precision_module
 from repaconv.onnx_export import nncf_quantization
 from repaconv.onnx_export.bfloat16 import rounded_in_float32, to_bf16
@@ -45,6 +46,7 @@ from repaconv.onnx_export.fp32_layer_selection import (
 )
 from repaconv.onnx_export.target_operator_rules import violations
 from repaconv.onnx_export.torch_exporter import check, to_onnx
+from repaconv.rewrites.speed.silu_quotient import SILU_AS_QUOTIENT
 from repaconv.stages.shared.common_checks import load_target
 from repaconv.stages.shared.lower_precision import int8_for, largest_values, loader_for
 from repaconv.stages.tune.search import sensitivities
@@ -443,6 +445,31 @@ def test_nncf_zero_points_are_unsigned_so_that_openvino_computes_each_convolutio
     executed = [str(i["runtimePrecision"].value) for i in layers if str(i["layerType"].value) == "Convolution"]
     assert len(executed) == 2
     assert set(executed) <= {"u8", "i8"}
+
+
+@pytest.mark.parametrize("by", ["nncf", "nncf-symmetric", "onnxruntime-symmetric"])
+def test_a_quantizer_leaves_the_exponential_of_silu_in_float(by):
+    """The sum 1 + exp(-x) has no range that int8 could cover; both convolutions are int8 all the same."""
+    pytest.importorskip("nncf")
+    model, calls = convolutional()
+    gelu = next(node for node in model.graph.node if node.op_type == "Gelu")
+    sigmoid = helper.make_node("Sigmoid", ["a"], ["s"], "act/Sigmoid")
+    model.graph.node.insert(1, sigmoid)
+    gelu.CopyFrom(helper.make_node("Mul", ["a", "s"], ["b"], "act/Mul"))
+    other, changes = rewritten(model, [SILU_AS_QUOTIENT])
+    assert len(changes) == 1
+    low = [to_int8(each, [{"x": call} for call in calls], (), Int8(by=by)) for each in (model, other)]
+    dequantized = {name for node in low[1].graph.node if node.op_type == "DequantizeLinear" for name in node.output}
+    (power,) = (node for node in low[1].graph.node if node.op_type == "Exp")
+    (one_more,) = (node for node in low[1].graph.node if power.output[0] in node.input)
+    (quotient,) = (node for node in low[1].graph.node if node.op_type == "Div")
+    assert (one_more.op_type, quotient.input[1]) == ("Add", one_more.output[0])
+    assert not dequantized.intersection((*power.input, *one_more.input, *quotient.input[1:]))
+    assert [unquantized_layers(each, "int8") for each in low] == [(), ()]
+    outputs = [[ENGINE.open(each.SerializeToString(), SessionSpec()).run({"x": call})["y"] for call in calls]
+               for each in (model, *low)]  # fmt: skip
+    before, after = (np.linalg.norm(np.subtract(each, outputs[0])) for each in outputs[1:])
+    assert after < 1.2 * before
 
 
 def points(model: onnx.ModelProto) -> list[np.ndarray]:

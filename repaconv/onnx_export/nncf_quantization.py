@@ -43,6 +43,7 @@ def quantize_with_nncf(
     nncf.set_log_level(logging.ERROR)
     copied = onnx.ModelProto()
     copied.CopyFrom(model)
+    kept = [*keep, *nodes_around_exponentials(model)]
     how = nncf.AdvancedQuantizationParameters(
         overflow_fix=nncf.OverflowFix.ENABLE if narrow else nncf.OverflowFix.DISABLE
     )
@@ -54,7 +55,7 @@ def quantize_with_nncf(
                 subset_size=len(calls),
                 preset=nncf.QuantizationPreset.PERFORMANCE if symmetric else nncf.QuantizationPreset.MIXED,
                 model_type=nncf.ModelType.TRANSFORMER if _is_transformer(model) else None,
-                ignored_scope=nncf.IgnoredScope(names=list(keep), validate=False) if keep else None,
+                ignored_scope=nncf.IgnoredScope(names=kept, validate=False) if kept else None,
                 advanced_parameters=how,
             )
     except Exception as error:  # NNCF raises errors of many classes
@@ -65,6 +66,23 @@ def quantize_with_nncf(
         ) from error
     make_zero_points_unsigned(low)
     return low
+
+
+def nodes_around_exponentials(model: onnx.ModelProto) -> list[str]:
+    """Return the names of Exp nodes, and of the sums, products and quotients that read or write their values.
+
+    NNCF would quantize the sum 1 + exp(-x) of `silu-as-quotient`, whose values have no range that int8 could cover.
+    """
+    powers = [node for node in model.graph.node if node.op_type == "Exp"]
+    arithmetic = [node for node in model.graph.node if node.op_type in ("Add", "Sub", "Mul", "Div")]
+    found = {node.name: None for node in powers}
+    near, sources = {name for node in powers for name in node.output}, {name for node in powers for name in node.input}
+    found |= {node.name: None for node in arithmetic if not sources.isdisjoint(node.output)}
+    sums = [node for node in arithmetic if not near.isdisjoint(node.input)]
+    quotients = {name for node in sums for name in node.output}
+    found |= {node.name: None for node in sums}
+    found |= {node.name: None for node in arithmetic if node.op_type == "Div" and not quotients.isdisjoint(node.input)}
+    return list(found)
 
 
 def make_zero_points_unsigned(model: onnx.ModelProto) -> None:

@@ -75,8 +75,8 @@ By OpenVINO's own clocks on an AMD EPYC (Zen 5); INT8 with BF16 for the remainin
 | `concat-parts` | 1.09 (1.08 to 1.10) on YOLOv9t | no Split is copied; FP32, Xeon with AMX |
 | the same, `linear-each` | 1.13 (1.12 to 1.15) on YOLO12n | the same CPU |
 | `linear-each` | 1.03 (1.01 to 1.04) on EfficientViT-M2 | queries, keys and values by 1x1 convolutions; the same CPU |
-| `silu-as-quotient` | 1.02 in FP32, 1.15 in BF16, 1.65 in INT8 (YOLOv8n) | no convolution computes SiLU; Xeon with AMX |
-| the same | 1.03, 1.33, 1.48 (YOLO11n); 1.01, 1.13, 1.00 (EfficientNet-B0) | the same CPU |
+| `silu-as-quotient` | FP32 1.02, BF16 1.15, INT8 1.65 on YOLOv8n | no convolution computes SiLU; Xeon with AMX |
+| the same | 1.03, 1.33, 1.48 on YOLO11n; 1.01, 1.13, 1.00 on EfficientNet-B0 | the same CPU |
 | symmetric INT8 (`--quantizer onnxruntime-symmetric`) | 1.01 to 1.13 | no zero points |
 
 Not faster here: `conv-each` on Res2Net-50 (0.94, 0.92 to 0.97) and CS3Darknet-S (1.00, 0.99 to 1.01), FP32, Xeon with

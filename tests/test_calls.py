@@ -65,6 +65,31 @@ class Drawing(Net):
 """
 
 
+VIT = """
+class Vit(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.patch_embed = nn.Module()
+        self.patch_embed.proj = nn.Conv2d(3, 8, 4, 4)
+
+    def forward(self, x):
+        return self.patch_embed.proj(x)
+"""
+NORMED = """
+class Normed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.stem, self.norm = nn.Conv2d(3, 8, 4, 4), nn.BatchNorm2d(8)
+
+    def forward(self, x):
+        return self.norm(self.stem(x))
+"""
+
+
+class Trained(nn.Module):
+    """Of a class that the reader does not have."""
+
+
 @pytest.fixture
 def code(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -139,36 +164,73 @@ def _prefixed(weights, prefix):
 def test_weights_under_a_prefix_of_a_training_framework_are_found_beside_others(code):
     weights = torch.load("c.pth")
     plain = rc.fold("c.pth", arch="./net.py:Net", out="plain", **code)
-    beside = {**_prefixed(weights, "net."), "loss.weight": torch.ones(3), "net.extra": torch.ones(2)}
-    torch.save({"state_dict": beside, "epoch": 3}, "framework.pth")
+    framework = {"state_dict": {**_prefixed(weights, "net."), "loss.weight": torch.ones(3)}, "epoch": 3}
+    torch.save(framework, "framework.pth")
     done = rc.fold("framework.pth", arch="./net.py:Net", out="prefixed", **code)
     assert (done.verdict, plain.verdict) == ("passed", "passed")
     assert [(fact.value, fact.source) for fact in done.facts if fact.name == "weights"] == [
-        ("net.*", "the only names that are the network's")
+        ("net.*", "the only prefix under which all weights of the network are")
     ]
     graphs = [onnx.load(Path(folder) / f"{name}.folded.onnx").graph for folder, name in
               (("plain", "c"), ("prefixed", "framework"))]  # fmt: skip
     assert graphs[0].initializer == graphs[1].initializer
     assert rc.verify("prefixed").verdict == "passed"  # which loads them again
+    framework["state_dict"]["net.scale"] = torch.ones(2)  # of a layer that the code lacks
+    torch.save(framework, "framework.pth")
+    with pytest.raises(Refused, match=r"not in it: scale\."):
+        rc.fold("framework.pth", arch="./net.py:Net", out="left", **code)
+
+
+def test_a_backbone_that_is_known_by_its_stem_is_found_next_to_others(code):
+    """The prefix of a patch embedding is stripped when a file is read, and no other tensor has it."""
+    Path("net.py").write_text(CODE.replace("stem", "patch_embed") + VIT)
+    net = nn.Module()
+    net.patch_embed = nn.Module()
+    net.patch_embed.proj = nn.Conv2d(3, 8, 4, 4)
+    torch.save({**_prefixed(net.state_dict(), "model."), "loss.weight": torch.ones(3)}, "c.pth")
+    assert rc.fold("c.pth", arch="./net.py:Vit", **code).verdict == "passed"
+
+
+def test_the_settings_of_a_pickled_module_under_a_prefix_are_those_of_the_file(code):
+    """A norm's eps is taken from it, and a layer that is set up otherwise is refused."""
+    Path("net.py").write_text(CODE + NORMED)
+    for eps, stride in ((0.5, 4), (1e-5, 2)):
+        whole = nn.Module()
+        whole.net = Trained()
+        whole.net.stem, whole.net.norm = nn.Conv2d(3, 8, 4, stride), nn.BatchNorm2d(8, eps=eps)
+        whole.loss = nn.Linear(2, 2)
+        torch.save(whole, "m.pth")
+        for weights in (None, "net"):
+            if stride == 2:
+                with pytest.raises(Refused, match=r"stem\.stride is") as caught:
+                    rc.fold("m.pth", arch="./net.py:Normed", weights=weights, force=True, **code)
+                assert caught.value.code == "arch.attributes"
+                continue
+            done = rc.fold("m.pth", arch="./net.py:Normed", weights=weights, force=True, **code)
+            assert ("attributes", "norm.eps=0.5") in [(fact.name, fact.value) for fact in done.facts]
 
 
 def test_a_moving_average_under_another_prefix_is_chosen_by_weights(code):
     weights = torch.load("c.pth")
     average = {name: tensor / 2 for name, tensor in weights.items()}
     torch.save({"state_dict": {**_prefixed(weights, "net."), **_prefixed(average, "average.module.")}}, "c.pth")
-    with pytest.raises(Refused, match=r"under several prefixes: average, net\.") as caught:
+    with pytest.raises(Refused, match=r"under several prefixes: average\.module, net\.") as caught:
         rc.fold("c.pth", arch="./net.py:Net", **code)
     assert caught.value.code == "arch.ambiguous"
-    assert "--weights average" in caught.value.hint
-    for chosen, expected in (("average", average), ("net", weights)):
-        done = rc.fold("c.pth", arch="./net.py:Net", weights=chosen, out=chosen, **code)
+    assert caught.value.hint == "Select one with --weights, e.g. --weights average.module."
+    for chosen, expected in (("average.module", average), ("average.*", average), ("net", weights)):
+        done = rc.fold("c.pth", arch="./net.py:Net", weights=chosen, out="run", force=True, **code)
         assert (done.verdict, done.origin.weights) == ("passed", chosen)
-        stored = onnx.load(Path(chosen) / "c.folded.onnx").graph.initializer
+        stored = onnx.load(Path("run/c.folded.onnx")).graph.initializer
         (kernel,) = [one for one in map(onnx.numpy_helper.to_array, stored) if one.shape == (8, 3, 4, 4)]
         assert (kernel == expected["stem.weight"].numpy()).all()
-        assert rc.verify(chosen).verdict == "passed"
+        assert rc.verify("run").verdict == "passed"
     with pytest.raises(Refused, match="no set of weights named 'other'"):
         rc.fold("c.pth", arch="./net.py:Net", weights="other", **code)
+    torch.save({"state_dict": _prefixed(weights, "net."), "ema": _prefixed(average, "net.")}, "c.pth")
+    with pytest.raises(Refused, match=r"several sets of weights with that prefix: state_dict\.net, ema\.net"):
+        rc.fold("c.pth", arch="./net.py:Net", weights="net", **code)
+    assert rc.fold("c.pth", arch="./net.py:Net", weights="ema.net", out="run", force=True, **code).verdict == "passed"
 
 
 @pytest.mark.parametrize(
@@ -189,5 +251,8 @@ def test_the_index_of_weights_in_several_files_is_told_so(code, index):
     with pytest.raises(Refused, match="the index of weights in several files"):
         rc.fold(index, arch="./net.py:Net", **code)
     Path("c.json").write_text('{"lr": 1, "model": "pytorch"}')
+    with pytest.raises(Refused, match="it is JSON text"):
+        rc.fold("c.json", arch="./net.py:Net", **code)
+    Path("c.json").write_text('{"meta":{"a":1}}')  # as in safetensors, the ninth byte is a brace
     with pytest.raises(Refused, match="it is JSON text"):
         rc.fold("c.json", arch="./net.py:Net", **code)

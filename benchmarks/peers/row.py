@@ -236,10 +236,11 @@ def _median(timed: Measurement, name: str) -> float:
 
 
 def _near(first: Measurement, within: float, base: str) -> list[str]:
-    """Those that may be the fastest, ours, and what all are compared with."""
+    """Those that may be the fastest, the fastest of the others', ours in FP32, and what all are compared with."""
     medians = {name: _median(first, name) for name in first.samples_ms}
     most = within * min(medians.values())
-    return [name for name, median in medians.items() if median <= most or name in (base, EXACT)]
+    theirs = min((name for name in medians if not name.startswith("ours")), key=medians.__getitem__)
+    return [name for name, median in medians.items() if median <= most or name in (base, EXACT, theirs)]
 
 
 def _quietly(each: Contender) -> Run:

@@ -102,11 +102,11 @@ def read_checkpoint(
     every = list(_weight_sets(contents.value, ".", DEEPEST, set(), iter(range(MOST))))
     sets = {place: found for place, found, _ in every}
     modules = {place: module for place, _, module in every if module}
-    if under := _under_prefix(sets, weights):
+    if under := _under_prefix(path, sets, weights):
         place, reason = under[0], "asked for with --weights, as the prefix of names"
     else:
         place, reason = _choose(path, sets, modules, weights, contents)
-    pickled = modules.get(place) if not under else None
+    pickled = modules.get(place)
     tensors = _only_tensors(path, place, under[1] if under else sets[place])
     if not again:
         contents.checksums.require(tensors)
@@ -128,7 +128,7 @@ def read_checkpoint(
         tensors={short: tensors[full] for short, full in names.items()},
         names=names,
         record=_record(contents.value, place, sets),
-        modules=submodules_of(pickled) if pickled else {},
+        modules=_submodules(pickled, under[2] if under else "") if pickled else {},
         stamp=stamp,
     )
 
@@ -163,16 +163,29 @@ def _weight_sets(
             yield from _weight_sets(entry, key if place == "." else f"{place}.{key}", depth - 1, seen, room)
 
 
-def _under_prefix(sets: Mapping[str, Mapping[str, Any]], wanted: str | None) -> tuple[str, dict[str, Any]] | None:
-    """The place of the one set that has tensors under this prefix, and those without it; None if it is no prefix."""
+def _under_prefix(
+    path: Path, sets: Mapping[str, Mapping[str, Any]], wanted: str | None
+) -> tuple[str, dict[str, Any], str] | None:
+    """The place of the one set that has tensors under this prefix, those without it, and it; None if there is none."""
     if not wanted or wanted in sets:
         return None
     found = []
     for place, weights in sets.items():
-        prefix = f"{wanted.removeprefix(f'{place}.')}."
-        if under := {name.removeprefix(prefix): one for name, one in weights.items() if name.startswith(prefix)}:
-            found.append((place, under))
-    return found[0] if len(found) == 1 else None
+        prefix = f"{wanted.removesuffix('*').removesuffix('.').removeprefix(f'{place}.')}."
+        under = {name.removeprefix(prefix): one for name, one in weights.items() if name.startswith(prefix)}
+        if any(isinstance(one, Tensor) for one in under.values()):
+            found.append((place, under, prefix))
+    if len(found) > 1:
+        raise _ambiguous(path, "several sets of weights with that prefix", [f"{each[0]}.{wanted}" for each in found])
+    return found[0] if found else None
+
+
+def _submodules(pickled: Placeholder, prefix: str) -> dict[str, PickledModule]:
+    """All modules in a pickled module, or those under a prefix by their names without it."""
+    every = {f"{name}.": part for name, part in submodules_of(pickled).items()}
+    return {
+        name.removeprefix(prefix).removesuffix("."): part for name, part in every.items() if name.startswith(prefix)
+    }
 
 
 def _export_hint(path: Path, placeholders: Collection[str]) -> str:

@@ -214,6 +214,10 @@ LEGACY_PROTOCOL = 1001
 # Sequential format: magic, protocol, system, object, storage keys, then (elements, bytes) per storage.
 
 
+LONGEST_HEADER = 2**40
+"""Bytes of a safetensors header, which its first eight bytes tell; eight letters tell of more."""
+
+
 def starts_with_magic(path: Path) -> bool:
     """Return whether the file has the sequential format."""
     with path.open("rb") as file:
@@ -385,7 +389,7 @@ def _open_by_first_bytes(path: Path) -> Contents:
         return open_zip(path)
     if head[:2] == b"\x80\x02" and starts_with_magic(path):
         return open_sequential(path)
-    if len(head) > 8 and head[8:9] == b"{":
+    if len(head) > 8 and head[8:9] == b"{" and int.from_bytes(head[:8], "little") < LONGEST_HEADER:
         return _safetensors(path)
     if len(head) >= 262 and head[257:262] == b"ustar":
         return open_tar(path)

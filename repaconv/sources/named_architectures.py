@@ -161,7 +161,7 @@ class Built(NamedTuple):
         channels: Channels of its images.
         versions: Version of the package that built it, by name.
         taken: What was set as it is in a pickled module, e.g. ``stem.bn.eps=0.001``.
-        prefix: Prefix of the names of its weights, if there are other weights, too; else empty.
+        prefix: Prefix that its weights' names have in the file, where it was found by their names; else empty.
     """
 
     module: nn.Module
@@ -246,11 +246,10 @@ def built(arch: Architecture, found: Checkpoint) -> Built:
     """
     from repaconv.sources.library_preprocessing import own_channels
 
-    weights = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in found.tensors.items()}
-    module, prefix = _build_and_load(arch, weights, found.names)
+    module, prefix = _build_and_load(arch, found)
     module.eval().requires_grad_(False)
-    _require_numbers(module)
-    taken = take_attributes(module, _modules_by_name(module, found), arch.name)
+    _require_numbers(module, {name: f"{prefix}{name}" for name in module.state_dict()} if prefix else found.names)
+    taken = take_attributes(module, _modules_by_name(module, found, prefix), arch.name)
     if arch.library == ultralytics_networks.PACKAGE:
         module = ultralytics_networks.prepare(module)
     for part in module.modules():  # attributes of ONNX operators and arguments of float32 kernels are float32
@@ -263,24 +262,29 @@ def built(arch: Architecture, found: Checkpoint) -> Built:
     return Built(module, classes, INPUTS.get(arch.library, "input"), channels, versions, taken, prefix)
 
 
-def _require_numbers(module: nn.Module) -> None:
+def _require_numbers(module: nn.Module, names: Mapping[str, str]) -> None:
     """Refuse NaN and infinity in weights and statistics; other buffers, such as masks, may hold them."""
     from repaconv.checkpoints import require_sound
 
     statistics = (
         each for each in module.named_buffers() if each[0].rpartition(".")[2] in ("running_mean", "running_var")
     )
-    require_sound({**dict(module.named_parameters()), **dict(statistics)}, {})
+    require_sound({**dict(module.named_parameters()), **dict(statistics)}, names)
 
 
-def _modules_by_name(module: nn.Module, found: Checkpoint) -> dict[str, PickledModule]:
-    """The pickled modules by their names in the network, which may lack a wrapper's prefix; empty for plain weights."""
+def _modules_by_name(module: nn.Module, found: Checkpoint, prefix: str) -> dict[str, PickledModule]:
+    """The pickled modules by their names in the network, which may lack a prefix; empty for plain weights."""
+    every = {f"{name}.": part for name, part in found.modules.items()}
+    if prefix:
+        return {
+            name.removeprefix(prefix).removesuffix("."): part for name, part in every.items() if name.startswith(prefix)
+        }
     short, full = next(iter(found.names.items()))
     prefix = full.removesuffix(short)
     names = {name for name, _ in module.named_modules()}
     if not prefix or names & found.modules.keys() != {""}:
         return dict(found.modules)
-    return {f"{name}.".removeprefix(prefix).removesuffix("."): part for name, part in found.modules.items()}
+    return {name.removeprefix(prefix).removesuffix("."): part for name, part in every.items()}
 
 
 def _image_channels(module: nn.Module) -> int:
@@ -291,46 +295,62 @@ def _image_channels(module: nn.Module) -> int:
     return first or next((p.shape[1] for p in module.parameters() if p.ndim == 4), 3)
 
 
-def _build_and_load(
-    arch: Architecture, weights: Mapping[str, Tensor], full: Mapping[str, str]
-) -> tuple[nn.Module, str]:
-    """Build the network and load these weights, of which none may be missing or left over.
+def _build_and_load(arch: Architecture, found: Checkpoint) -> tuple[nn.Module, str]:
+    """Build the network and load the checkpoint's weights, of which none may be missing.
+
+    None may be left over either, except tensors that do not have the prefix of the network's weights.
 
     Returns:
-        The network, and the prefix of its weights' names if there are others next to them.
+        The network, and that prefix; empty if all of the file's tensors are the network's.
     """
+    weights = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in found.tensors.items()}
+    named, prefix = {found.names[name]: tensor for name, tensor in weights.items()}, ""
     if arch.library == "transformers":
-        return _from_transformers(arch, {full[name]: tensor for name, tensor in weights.items()}), ""
+        return _from_transformers(arch, named), ""
     if arch.library == ultralytics_networks.PACKAGE:
-        module = ultralytics_networks.build(arch.config, {full[name]: tensor for name, tensor in weights.items()})
+        module = ultralytics_networks.build(arch.config, named)
     else:
         build = _builder(arch)
-        module = build(_checkpoint_classes(_default_network(build), weights) if arch.library else None)
-    named = _with_batch_counts(module, {full[name]: tensor for name, tensor in weights.items()})
-    weights = _with_batch_counts(module, weights)
+        module = _default_network(build) if arch.library else build(None)
+        weights, prefix = _own_weights(arch, module, weights, named)
+        if arch.library:
+            module = build(_checkpoint_classes(module, weights))
+    weights, named = (_with_batch_counts(module, each) for each in (weights, named))
     weights = named if set(named) == set(module.state_dict()) else weights
-    weights, prefix = _under_prefix(arch, module, weights)
     _require_same(arch, module, weights)
     module.load_state_dict(weights, strict=True, assign=True)
     return module, prefix
 
 
-def _under_prefix(
-    arch: Architecture, module: nn.Module, weights: Mapping[str, Tensor]
-) -> tuple[Mapping[str, Tensor], str]:
-    """The weights under the one prefix that makes them the network's, as training frameworks save them, and it.
+def _own_weights(
+    arch: Architecture, module: nn.Module, weights: dict[str, Tensor], named: dict[str, Tensor]
+) -> tuple[dict[str, Tensor], str]:
+    """The tensors whose names are the network's, without a prefix that they have in the file, and that prefix.
+
+    A training framework saves a network as a part of something else: Lightning's checkpoints have ``model.*`` next to
+    the tensors of a loss.
+
+    Args:
+        arch: The architecture.
+        module: The network, with any number of classes.
+        weights: All tensors, by their names without the prefixes of known wrappers.
+        named: The same by their names in the file.
+
+    Returns:
+        All tensors and no prefix, if their names are the network's or those under no prefix are.
 
     Raises:
-        Refused: They are the network's under several prefixes, as where there is a moving average, too.
+        Refused: The tensors under several prefixes are the network's, as where there is a moving average, too.
     """
-    own = {name: tensor.shape for name, tensor in module.state_dict().items()}
-    counts = {name for name in own if name.rpartition(".")[2] == "num_batches_tracked"}
-    named = [name for name in own if name not in counts]
-    if not named or weights.keys() >= set(named):
+    own = set(_plain_names(module.state_dict()))
+    if not own or own in (set(_plain_names(weights)), set(_plain_names(named))):
         return weights, ""
-    prefixes = [name.removesuffix(named[0]) for name in weights if name.endswith(f".{named[0]}")]
-    shapes = {name: tensor.shape for name, tensor in weights.items()}
-    found = [prefix for prefix in prefixes if all(shapes.get(f"{prefix}{name}") == own[name] for name in named)]
+    first = next(iter(_plain_names(module.state_dict())))
+    prefixes = [name.removesuffix(first) for name in named if name.endswith(f".{first}")]
+    parts = {prefix: {name.removeprefix(prefix): one for name, one in named.items() if name.startswith(prefix)}
+             for prefix in prefixes}  # fmt: skip
+    whole = [prefix for prefix in prefixes if own <= parts[prefix].keys()]
+    found = [prefix for prefix in whole if own == set(_plain_names(parts[prefix]))] or whole
     if len(found) > 1:
         places = [prefix.removesuffix(".") for prefix in sorted(found)]
         raise Refused(
@@ -338,10 +358,12 @@ def _under_prefix(
             hint=f"Select one with --weights, e.g. --weights {places[0]}.",
             code="arch.ambiguous",
         )
-    if not found:
-        return weights, ""
-    taken = {name: weights[f"{found[0]}{name}"] for name in own if f"{found[0]}{name}" in weights}
-    return {**_with_batch_counts(module, {}), **taken}, found[0]
+    return (parts[found[0]], found[0]) if found else (weights, "")
+
+
+def _plain_names(tensors: Mapping[str, Tensor]) -> list[str]:
+    """The names of tensors, without the counters of BatchNorms, which old files lack."""
+    return [name for name in tensors if name.rpartition(".")[2] != "num_batches_tracked"]
 
 
 def _with_batch_counts(module: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -319,9 +319,13 @@ LARGEST_TOLD = 5
 
 
 def _weight_facts(built: Built) -> Iterator[Fact]:
-    """Where the weights are, if others are next to them, and what was set as it is in a pickled module."""
+    """The prefix of the weights' names in the file, and what was set as it is in a pickled module."""
     if built.prefix:
-        yield Fact(name="weights", value=f"{built.prefix}*", source="the only names that are the network's")
+        yield Fact(
+            name="weights",
+            value=f"{built.prefix}*",
+            source="the only prefix under which all weights of the network are",
+        )
     if built.taken:
         rest = f" and {len(built.taken) - LARGEST_TOLD} more" if len(built.taken) > LARGEST_TOLD else ""
         value = ", ".join(built.taken[:LARGEST_TOLD]) + rest

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 from gpu import kit, unpacking
-from gpu.judging import judged, place_of, read
-from gpu.plan import BATCHES, CASES, MADE, OURS, steps
+from gpu.judging import joined, judged, place_of, read
+from gpu.plan import BATCHES, CASES, MADE, OURS, TRAINING, steps
 from gpu.session import canonical
 from gpu.steps import measured
 from gpu.tables import END, START, markdown, put
@@ -193,7 +193,7 @@ def given(precision):
     [
         (
             {"links": link(verdict="failed", location={"module": "blocks.1.attn", "reason": "off by 1.0e+00"})},
-            "repaconv computes something else than the training form at blocks.1.attn",
+            "repaconv computes something else than the training form in float64 at blocks.1.attn",
         ),
         ({"given": given("fp16")}, "fp16 was not honoured: repaconv is"),
         ({"fallen": ["blocks.0.merge/TopK_3"]}, "1 nodes fell back to the processor: blocks.0.merge/TopK_3"),
@@ -229,7 +229,7 @@ def worse(links):
 @pytest.mark.parametrize(
     ("fields", "told"),
     [
-        ({"links": worse}, "repaconv computes something else than the training form at blocks.1.attn"),
+        ({"links": worse}, "repaconv computes something else than the training form in float64 at blocks.1.attn"),
         (
             {"engine_types": {"gemm.FLOAT": 24, "mha.HALF": 2}},
             "the opened engine computes in 24 gemm.FLOAT, 2 mha.HALF",
@@ -249,16 +249,43 @@ def test_what_fails_of_an_engine_is_named(fields, told):
     assert f"**failed** {ENGINE}" in markdown(done)
 
 
+@pytest.mark.parametrize(
+    ("ours", "training", "precision", "verdict"),
+    [
+        (0.4, ("failed", 0.5), "fp16", "not verified"),
+        (0.4, ("failed", 0.5), "fp32", "failed"),  # in which nothing is excused
+        (1.2, ("failed", 0.5), "fp16", "failed"),
+        (float("inf"), ("failed", 0.5), "fp16", "failed"),
+        (0.4, ("not verified", 0.5), "fp16", "failed"),
+        (0.4, ("passed", 0.5), "fp16", "failed"),
+    ],
+)
+def test_a_precision_in_which_the_training_form_is_as_far_off_tells_nothing(ours, training, precision, verdict):
+    step = next(each for each in RECORDED["steps"] if each["name"] == ROW)
+    links = dict(step["links"])
+    for name, (said, error) in ((OURS, ("failed", ours)), (TRAINING, training)):
+        metrics = {**links[OURS]["metrics"], "max_rel_error": error}
+        links[name] = {**links[OURS], "candidate": name, "verdict": said, "metrics": metrics}
+    result = changed(links=links, given={**step["given"], "precision": precision})
+    row = found(result)
+    assert (row["verdict"], bool(row["faults"])) == (verdict, verdict == "failed")
+    earlier = judged({**RECORDED, "kit": "old"}, KIT)
+    both = joined(judged(result, KIT), earlier, KIT)
+    again = next(each for each in both["steps"] if each["name"] == ROW)
+    assert (again["verdict"], again.get("kit")) == (verdict, None)  # it ran, so no earlier result stands for it
+
+
 def test_what_an_engine_does_not_hold_or_tell_is_said_and_no_fault():
     told = "the card's memory does not hold 64 images at once."
     result = of_engine(
         batches=lambda rows: [*rows[:2], {"batch": 64, "why": told}], without={"official": "no kernel for TopK"}
     )
     assert found(result, ENGINE)["verdict"] == "passed"
-    (line,) = [line for line in markdown(judged(result, KIT)).splitlines() if line.startswith(f"- {ENGINE}: ")]
-    assert f"batch 64: {told}" in line
-    assert "official is not beside it: no kernel for TopK" in line
-    assert "the opened engine tells no types of its layers" in line
+    lines = markdown(judged(result, KIT)).splitlines()
+    said = lines[lines.index(f"- {ENGINE}:") + 1 :]
+    assert f"    - batch 64: {told}" in said
+    assert "    - official is not beside it: no kernel for TopK" in said
+    assert "    - the opened engine tells no types of its layers" in said
     layers = of_engine(engine_types={"gemm.HALF": 24, "conv.FLOAT": 1}, given=lambda has: {**has, "precision": "fp16"})
     assert not any("types" in fault or "opened" in fault for fault in found(layers, ENGINE)["faults"])
 

@@ -105,7 +105,8 @@ def _faults(result: dict[str, Any]) -> Iterator[str]:
         for fault in step["faults"]:
             yield f"- **failed** {step['name']}: {fault}"
         if step["remarks"]:
-            yield f"- {step['name']}: {'; '.join(step['remarks'])}"
+            yield f"- {step['name']}:"
+        yield from (f"    - {remark}" for remark in step["remarks"])
         for note in step.get("notes", ()):
             yield f"- {step['name']}: {note} It was measured on {step['batch']}."
     causes: dict[str, list[str]] = {}
@@ -113,4 +114,5 @@ def _faults(result: dict[str, Any]) -> Iterator[str]:
         if step["verdict"] == "not verified" and "built" not in step and step["status"] != "not run":
             causes.setdefault(step.get("why") or "it does not say why", []).append(step["name"])
     for why, names in causes.items():
-        yield f"- not verified: {len(names)} step{'s' if len(names) > 1 else ''} ({names[0]} first): {why}"
+        several = f"{len(names)} steps ({names[0]} first)" if len(names) > 1 else names[0]
+        yield f"- not verified: {several}: {why}"

@@ -48,7 +48,7 @@ def heads_of(qkv: Tensor, heads: int, widths: list[int] | None = None) -> tuple[
     """Split [B, N, q | k | v] into q, k and v of all heads, [B, H, N, dh] each.
 
     They are equally wide, unless ``widths`` says how wide each is.
-    On a GPU by as few calls as there are: a small network takes as long there as the launch of its kernels.
+    On a GPU with as few calls as possible, since a small network takes as long there as the launches of its kernels.
     """
     if runs_on_gpu(qkv) and len({*(widths or ())}) < 2:
         return torch.unbind(qkv.view(*qkv.shape[:2], 3, heads, -1).permute(2, 0, 3, 1, 4))

@@ -32,6 +32,10 @@ WIDER = dict.fromkeys(FLOATS, 11)
 """Maps each of these data types to float64."""
 
 
+KEPT = 2**30
+"""Bytes of weights in float64 that are kept between inferences, next to the sessions that are open meanwhile."""
+
+
 class Float64:
     """A graph that is evaluated in float64, with at most one copy of its weights.
 
@@ -93,9 +97,10 @@ class ReferenceEvaluation:
 
     @contextmanager
     def weights_kept(self) -> Iterator[None]:
-        """See `Float64.weights_kept`."""
+        """See `Float64.weights_kept`; of a graph with more than `KEPT` bytes of weights none is kept."""
         before = self._converted
-        self._converted = {} if before is None else before
+        if before is None and sum(map(_bytes_in_float64, self._weights.values())) <= KEPT:
+            self._converted = {}
         try:
             yield
         finally:
@@ -138,6 +143,10 @@ class ReferenceEvaluation:
         if self._converted is not None:
             self._converted[name] = array
         return array
+
+
+def _bytes_in_float64(weight: onnx.TensorProto) -> int:
+    return 8 * int(np.prod(weight.dims, dtype=np.int64)) if weight.data_type in FLOATS else 0
 
 
 def _values_to_free(nodes: Sequence[Any], wanted: Sequence[str]) -> list[list[str]]:

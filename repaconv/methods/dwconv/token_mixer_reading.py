@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import lru_cache
 from typing import Literal
 
 import torch
@@ -99,10 +99,10 @@ class Mixer:
 
 def index_for(x: Tensor, places: list[int]) -> list[int] | Tensor:
     """The places as an index of a tensor: on a GPU one that is there already, since a CUDA graph captures no copy."""
-    return _on_gpu(tuple(places), x.device) if x.is_cuda else places
+    return places if not x.is_cuda or torch.compiler.is_compiling() else _on_gpu(tuple(places), x.device)
 
 
-@cache
+@lru_cache(maxsize=256)
 def _on_gpu(places: tuple[int, ...], device: torch.device) -> Tensor:
     with torch.inference_mode(mode=False):
         return torch.tensor(places, dtype=torch.int64, device=device)

@@ -57,7 +57,7 @@ Settings = Annotated[
 Weights = Annotated[
     str | None,
     Option(
-        "Which set of weights to read if the file has several, e.g. model_ema, or the prefix of their names.",
+        "Which set of weights to read if the file has several, e.g. model_ema, or a prefix of names within one set.",
         default_text="the set that the training code evaluates, reported by inspect",
         panel=INPUT,
     ),

@@ -45,7 +45,7 @@ network of timm, Ultralytics, segmentation_models_pytorch, spandrel or transform
 competing tool gets that graph, with its defaults; ours is what `repaconv tune` leaves of it in 60 s. Outputs of all in
 FP32 are compared as `tune` does it, and what computes something else takes no part. In lower precision
 the comparison is of speed only: weights are random but those of PP-OCR, accuracy was not evaluated, and no row counts
-as within 0.5%. Ours is there the default preset in INT8 of each quantizer; whoever is faster in FP32 stays in FP32.
+as within 0.5%. Ours is there the default preset in BF16 and, by each quantizer, INT8; what is faster in FP32 stays so.
 `torch.compile` took part in the networks marked with *c*. `make bench-originals` measures again;
 `benchmarks/results/original_peers.jsonl` has all samples."""
 LEAST = 0.98

@@ -44,16 +44,14 @@ def _of_scores(size: Tensor) -> Tensor:
     return size.log().transpose(1, 2).unsqueeze(1)
 
 
-def heads_of(qkv: Tensor, heads: int, widths: list[int] | None = None) -> tuple[Tensor, ...]:
-    """Split [B, N, q | k | v] into q, k and v of all heads, [B, H, N, dh] each.
+def heads_of(qkv: Tensor, heads: int) -> tuple[Tensor, ...]:
+    """Split [B, N, q | k | v], equally wide, into q, k and v of all heads, [B, H, N, dh] each.
 
-    They are equally wide, unless ``widths`` says how wide each is.
     On a GPU with as few calls as possible, since a small network takes as long there as the launches of its kernels.
     """
-    if runs_on_gpu(qkv) and len({*(widths or ())}) < 2:
+    if runs_on_gpu(qkv):
         return torch.unbind(qkv.view(*qkv.shape[:2], 3, heads, -1).permute(2, 0, 3, 1, 4))
-    parts = torch.split(qkv, widths, -1) if widths else qkv.chunk(3, -1)
-    return tuple(part.view(*part.shape[:2], heads, -1).transpose(1, 2) for part in parts)
+    return tuple(part.view(*part.shape[:2], heads, -1).transpose(1, 2) for part in qkv.chunk(3, -1))
 
 
 class QuickGELU(nn.Module):

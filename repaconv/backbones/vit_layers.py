@@ -12,6 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from repaconv.backbones import shared_layers
 from repaconv.backbones.shared_layers import ActivationKind, activation, attention, heads_of
 
 
@@ -53,14 +54,14 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, N, d] -> [B, N, d]."""
-        if self.spec.key == self.spec.value == "linear":
-            q, k, v = heads_of(self.qkv(x), self.spec.heads, self.sizes)
+        qkv = self.qkv(x)
+        if len({*self.sizes}) == 1 and shared_layers.runs_on_gpu(x):
+            mixed = attention(*heads_of(qkv, self.spec.heads))
         else:
-            q, k, v = self.qkv(x).split(self.sizes, -1)
-            q, tokens = self._heads(q), x.unsqueeze(1)  # [B, 1, N, d]: for all heads
-            k = self._heads(k) if self.spec.key == "linear" else tokens
-            v = self._heads(v) if self.spec.value == "linear" else tokens
-        mixed = attention(q, k, v)
+            q, k, v = qkv.split(self.sizes, -1)
+            key = self._heads(k) if self.spec.key == "linear" else x.unsqueeze(1)  # [B, H or 1, N, qk]
+            value = self._heads(v) if self.spec.value == "linear" else x.unsqueeze(1)
+            mixed = attention(self._heads(q), key, value)
         out: Tensor = self.proj(mixed.transpose(1, 2).flatten(2))
         return out
 

@@ -46,7 +46,7 @@ from repaconv.onnx_export.fp32_layer_selection import (
 )
 from repaconv.onnx_export.target_operator_rules import violations
 from repaconv.onnx_export.torch_exporter import check, to_onnx
-from repaconv.rewrites.speed.silu_quotient import SILU_AS_QUOTIENT
+from repaconv.rewrites.speed.silu_as_quotient import SILU_AS_QUOTIENT
 from repaconv.stages.shared.common_checks import load_target
 from repaconv.stages.shared.lower_precision import int8_for, largest_values, loader_for
 from repaconv.stages.tune.search import sensitivities

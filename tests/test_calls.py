@@ -161,7 +161,7 @@ def _prefixed(weights, prefix):
     return {f"{prefix}{name}": tensor for name, tensor in weights.items()}
 
 
-def test_weights_under_a_prefix_of_a_training_framework_are_found_beside_others(code):
+def test_weights_under_a_prefix_of_a_training_framework_are_found_next_to_others(code):
     weights = torch.load("c.pth")
     plain = rc.fold("c.pth", arch="./net.py:Net", out="plain", **code)
     framework = {"state_dict": {**_prefixed(weights, "net."), "loss.weight": torch.ones(3)}, "epoch": 3}

@@ -81,12 +81,12 @@ def _whole(result: dict[str, Any], rows: list[dict[str, Any]], kit: dict[str, An
 
 
 def _judged(step: dict[str, Any]) -> dict[str, Any]:
-    faults = list(_faults(step)) if step["status"] in ("done", "not verified") else []
+    changed = _changed_by_precision(step)
+    faults = list(_faults(step, bool(changed))) if step["status"] in ("done", "not verified") else []
     if step["status"] == "failed":
         faults = [step.get("why") or "it does not say why"]
-    changed = _changed_by_precision(step)
     verdict = "failed" if faults else "passed" if step["status"] == "done" and not changed else "not verified"
-    told = {**step, "verdict": verdict, "faults": faults, "remarks": list(_remarks(step))}
+    told = {**step, "verdict": verdict, "faults": faults, "remarks": list(_remarks(step, bool(changed)))}
     if verdict == "not verified" and changed:
         told["why"] = changed
     if "batches" in step:
@@ -114,9 +114,12 @@ def _changed_by_precision(step: dict[str, Any]) -> str:
     return f"in {precision} the training-time network is as far from itself in float64."
 
 
-def _faults(step: dict[str, Any]) -> Iterator[str]:
-    """Everything that is wrong with our side of a step that ran, each by the name of what it is of."""
-    if OURS in step.get("links", {}) and not _changed_by_precision(step):
+def _faults(step: dict[str, Any], changed: bool) -> Iterator[str]:
+    """Everything that is wrong with our side of a step that ran, each by the name of what it is of.
+
+    ``changed``: what ours computes is wrong because of the precision alone, and no fault.
+    """
+    if OURS in step.get("links", {}) and not changed:
         link = Link.model_validate(step["links"][OURS])
         yield from _wrong(OURS, link)
         if (precision := step["given"].get("precision")) in LOW and link.verdict == "passed" and _error(link) < FLOAT32:
@@ -142,11 +145,11 @@ def _of_engine(step: dict[str, Any]) -> Iterator[str]:
         yield f"{step['given']['precision']} was not honoured: the opened engine computes in {found}"
 
 
-def _remarks(step: dict[str, Any]) -> Iterator[str]:
+def _remarks(step: dict[str, Any], changed: bool) -> Iterator[str]:
     """What is wrong with the others' side, or with all because of the precision, and what speaks against its times."""
-    others = {name: link for name, link in step.get("links", {}).items() if name != OURS or _changed_by_precision(step)}
-    for name, link in others.items():
-        yield from _wrong(name, Link.model_validate(link))
+    for name, link in step.get("links", {}).items():
+        if name != OURS or changed:
+            yield from _wrong(name, Link.model_validate(link))
     for row in (step, *step.get("batches", ())):
         yield from row.get("quality", {}).get("reasons", ())
     yield from (f"batch {row['batch']}: {row['why']}" for row in step.get("batches", ()) if "why" in row)

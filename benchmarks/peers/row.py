@@ -10,7 +10,7 @@ import datetime
 import gc
 import io
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -239,7 +239,7 @@ def _near(first: Measurement, within: float, base: str) -> list[str]:
     """Those that may be the fastest, the fastest of the others', ours in FP32, and what all are compared with."""
     medians = {name: _median(first, name) for name in first.samples_ms}
     most = within * min(medians.values())
-    theirs = min((name for name in medians if not name.startswith("ours")), key=medians.__getitem__)
+    theirs = min(_theirs(medians), key=medians.__getitem__)
     return [name for name, median in medians.items() if median <= most or name in (base, EXACT, theirs)]
 
 
@@ -289,10 +289,14 @@ def _fastest(timed: Measurement, names: list[str]) -> tuple[str, str] | None:
     """The best of ours that counts and their fastest; None where one of us is not there."""
     medians = {name: _median(timed, name) for name in names}
     mine = [name for name in names if name == EXACT or name.startswith(LOWER)]
-    theirs = [name for name in names if not name.startswith("ours")]
+    theirs = _theirs(names)
     if not mine or not theirs:
         return None
     return min(mine, key=medians.__getitem__), min(theirs, key=medians.__getitem__)
+
+
+def _theirs(names: Iterable[str]) -> list[str]:
+    return [name for name in names if not name.startswith("ours")]
 
 
 def _against(clock: _Clock, ours: str, peer: str) -> dict[str, Any]:

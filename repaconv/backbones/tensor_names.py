@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 from torch import Tensor
 
 from repaconv.checkpoints import Checkpoint
+from repaconv.checkpoints.checkpoint_reader import under_prefix
 from repaconv.core.errors import Refused
 from repaconv.results import Fact
 
@@ -90,7 +91,7 @@ def weight_of(tensors: Mapping[str, Tensor], name: str, dims: int) -> Tensor:
 
 def block_tensors(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     """The tensors whose names start with ``prefix``, by their names without it."""
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+    return under_prefix(tensors, prefix)
 
 
 def in_float64(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -57,7 +57,7 @@ class Attention(nn.Module):
         qkv = self.qkv(x)
         if len({*self.sizes}) == 1 and shared_layers.runs_on_gpu(x):
             mixed = attention(*heads_of(qkv, self.spec.heads))
-        else:
+        else:  # in this order, in which exported graphs have their nodes
             q, k, v = qkv.split(self.sizes, -1)
             key = self._heads(k) if self.spec.key == "linear" else x.unsqueeze(1)  # [B, H or 1, N, qk]
             value = self._heads(v) if self.spec.value == "linear" else x.unsqueeze(1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -41,6 +41,9 @@ DEEPEST = 4
 """Maximum nesting depth of the mapping that holds the weights."""
 RECORDED = 100_000
 """Maximum number of other values that are read from a file."""
+
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -102,12 +105,13 @@ def read_checkpoint(
     every = list(_weight_sets(contents.value, ".", DEEPEST, set(), iter(range(MOST))))
     sets = {place: found for place, found, _ in every}
     modules = {place: module for place, _, module in every if module}
-    if under := _under_prefix(path, sets, weights):
-        place, reason = under[0], "asked for with --weights, as the prefix of names"
+    prefix = ""
+    if weights and (found := _find_prefix(path, sets, weights)):
+        (place, prefix), reason = found, "asked for with --weights, as the prefix of names"
     else:
         place, reason = _choose(path, sets, modules, weights, contents)
     pickled = modules.get(place)
-    tensors = _only_tensors(path, place, under[1] if under else sets[place])
+    tensors = _only_tensors(path, place, under_prefix(sets[place], prefix))
     if not again:
         contents.checksums.require(tensors)
     names, stripped = _strip_wrappers(list(tensors))
@@ -119,7 +123,7 @@ def read_checkpoint(
             bytes=path.stat().st_size,
             container=contents.container,
             checksums=contents.checksums.told,
-            weights=(weights if under else None) or place,
+            weights=weights if weights and prefix else place,
             weights_reason=f"{reason}; a pickled {pickled.qualified_name}" if pickled else reason,
             stripped=stripped,
         ),
@@ -128,7 +132,7 @@ def read_checkpoint(
         tensors={short: tensors[full] for short, full in names.items()},
         names=names,
         record=_record(contents.value, place, sets),
-        modules=_submodules(pickled, under[2] if under else "") if pickled else {},
+        modules=modules_under_prefix(submodules_of(pickled), prefix) if pickled else {},
         stamp=stamp,
     )
 
@@ -163,29 +167,29 @@ def _weight_sets(
             yield from _weight_sets(entry, key if place == "." else f"{place}.{key}", depth - 1, seen, room)
 
 
-def _under_prefix(
-    path: Path, sets: Mapping[str, Mapping[str, Any]], wanted: str | None
-) -> tuple[str, dict[str, Any], str] | None:
-    """The place of the one set that has tensors under this prefix, those without it, and it; None if there is none."""
-    if not wanted or wanted in sets:
+def under_prefix(named: Mapping[str, T], prefix: str) -> dict[str, T]:
+    """What has a name with this prefix, by the names without it; all if the prefix is empty."""
+    return {name.removeprefix(prefix): one for name, one in named.items() if name.startswith(prefix)}
+
+
+def modules_under_prefix(modules: Mapping[str, PickledModule], prefix: str) -> dict[str, PickledModule]:
+    """The modules whose tensors have names with this prefix, e.g. ``net.``, by their names within."""
+    ended = {f"{name}.": part for name, part in modules.items()}  # net itself has the prefix, too
+    return {name.removesuffix("."): part for name, part in under_prefix(ended, prefix).items()}
+
+
+def _find_prefix(path: Path, sets: Mapping[str, Mapping[str, Any]], wanted: str) -> tuple[str, str] | None:
+    """The place of the one set that has tensors under this prefix, and the prefix; None if there is none."""
+    if wanted in sets:
         return None
     found = []
     for place, weights in sets.items():
         prefix = f"{wanted.removesuffix('*').removesuffix('.').removeprefix(f'{place}.')}."
-        under = {name.removeprefix(prefix): one for name, one in weights.items() if name.startswith(prefix)}
-        if any(isinstance(one, Tensor) for one in under.values()):
-            found.append((place, under, prefix))
+        if any(isinstance(one, Tensor) for one in under_prefix(weights, prefix).values()):
+            found.append((place, prefix))
     if len(found) > 1:
         raise _ambiguous(path, "several sets of weights with that prefix", [f"{each[0]}.{wanted}" for each in found])
     return found[0] if found else None
-
-
-def _submodules(pickled: Placeholder, prefix: str) -> dict[str, PickledModule]:
-    """All modules in a pickled module, or those under a prefix by their names without it."""
-    every = {f"{name}.": part for name, part in submodules_of(pickled).items()}
-    return {
-        name.removeprefix(prefix).removesuffix("."): part for name, part in every.items() if name.startswith(prefix)
-    }
 
 
 def _export_hint(path: Path, placeholders: Collection[str]) -> str:

@@ -214,10 +214,6 @@ LEGACY_PROTOCOL = 1001
 # Sequential format: magic, protocol, system, object, storage keys, then (elements, bytes) per storage.
 
 
-LONGEST_HEADER = 2**40
-"""Bytes of a safetensors header, which its first eight bytes tell; eight letters tell of more."""
-
-
 def starts_with_magic(path: Path) -> bool:
     """Return whether the file has the sequential format."""
     with path.open("rb") as file:
@@ -424,6 +420,9 @@ def _what_it_looks_like(head: bytes) -> str:
 
 
 # safetensors.
+
+LONGEST_HEADER = 2**40
+"""More bytes than any header has. The first eight bytes say how many it has; eight letters would say more."""
 
 
 def _safetensors(path: Path) -> Contents:

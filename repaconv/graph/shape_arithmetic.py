@@ -28,7 +28,7 @@ class Integers(dict["ir.Value", "list[Size] | Size"]):
         if value in self:
             return self[value]
         stored = value.const_value
-        if stored is None or stored.size > SMALL or len(stored.shape) > 1:  # of weights, not one is read
+        if stored is None or stored.size > SMALL or len(stored.shape) > 1:  # before it is converted: weights are large
             return None
         found = constant(value)
         if found is None or found.dtype.kind not in "iub":

@@ -75,14 +75,16 @@ def nodes_around_exponentials(model: onnx.ModelProto) -> list[str]:
     """
     powers = [node for node in model.graph.node if node.op_type == "Exp"]
     arithmetic = [node for node in model.graph.node if node.op_type in ("Add", "Sub", "Mul", "Div")]
-    found = {node.name: None for node in powers}
-    near, sources = {name for node in powers for name in node.output}, {name for node in powers for name in node.input}
-    found |= {node.name: None for node in arithmetic if not sources.isdisjoint(node.output)}
-    sums = [node for node in arithmetic if not near.isdisjoint(node.input)]
-    quotients = {name for node in sums for name in node.output}
-    found |= {node.name: None for node in sums}
-    found |= {node.name: None for node in arithmetic if node.op_type == "Div" and not quotients.isdisjoint(node.input)}
-    return list(found)
+    read = {name for node in powers for name in node.input}
+    arguments = [node for node in arithmetic if not read.isdisjoint(node.output)]
+    sums = _readers(powers, arithmetic)
+    quotients = [node for node in _readers(sums, arithmetic) if node.op_type == "Div"]
+    return list(dict.fromkeys(node.name for node in (*powers, *arguments, *sums, *quotients)))
+
+
+def _readers(sources: Sequence[onnx.NodeProto], among: Sequence[onnx.NodeProto]) -> list[onnx.NodeProto]:
+    given = {name for node in sources for name in node.output}
+    return [node for node in among if not given.isdisjoint(node.input)]
 
 
 def make_zero_points_unsigned(model: onnx.ModelProto) -> None:

@@ -274,17 +274,16 @@ def _require_numbers(module: nn.Module, names: Mapping[str, str]) -> None:
 
 def _modules_by_name(module: nn.Module, found: Checkpoint, prefix: str) -> dict[str, PickledModule]:
     """The pickled modules by their names in the network, which may lack a prefix; empty for plain weights."""
-    every = {f"{name}.": part for name, part in found.modules.items()}
+    from repaconv.checkpoints.checkpoint_reader import modules_under_prefix
+
     if prefix:
-        return {
-            name.removeprefix(prefix).removesuffix("."): part for name, part in every.items() if name.startswith(prefix)
-        }
+        return modules_under_prefix(found.modules, prefix)
     short, full = next(iter(found.names.items()))
     prefix = full.removesuffix(short)
     names = {name for name, _ in module.named_modules()}
     if not prefix or names & found.modules.keys() != {""}:
         return dict(found.modules)
-    return {name.removeprefix(prefix).removesuffix("."): part for name, part in every.items()}
+    return {f"{name}.".removeprefix(prefix).removesuffix("."): part for name, part in found.modules.items()}
 
 
 def _image_channels(module: nn.Module) -> int:
@@ -342,13 +341,14 @@ def _own_weights(
     Raises:
         Refused: The tensors under several prefixes are the network's, as where there is a moving average, too.
     """
-    own = set(_plain_names(module.state_dict()))
+    from repaconv.checkpoints.checkpoint_reader import under_prefix
+
+    names = _plain_names(module.state_dict())
+    own = set(names)
     if not own or own in (set(_plain_names(weights)), set(_plain_names(named))):
         return weights, ""
-    first = next(iter(_plain_names(module.state_dict())))
-    prefixes = [name.removesuffix(first) for name in named if name.endswith(f".{first}")]
-    parts = {prefix: {name.removeprefix(prefix): one for name, one in named.items() if name.startswith(prefix)}
-             for prefix in prefixes}  # fmt: skip
+    prefixes = [name.removesuffix(names[0]) for name in named if name.endswith(f".{names[0]}")]
+    parts = {prefix: under_prefix(named, prefix) for prefix in prefixes}
     whole = [prefix for prefix in prefixes if own <= parts[prefix].keys()]
     found = [prefix for prefix in whole if own == set(_plain_names(parts[prefix]))] or whole
     if len(found) > 1:
@@ -363,14 +363,18 @@ def _own_weights(
 
 def _plain_names(tensors: Mapping[str, Tensor]) -> list[str]:
     """The names of tensors, without the counters of BatchNorms, which old files lack."""
-    return [name for name in tensors if name.rpartition(".")[2] != "num_batches_tracked"]
+    return [name for name in tensors if not _is_batch_count(name)]
+
+
+def _is_batch_count(name: str) -> bool:
+    return name.rpartition(".")[2] == "num_batches_tracked"
 
 
 def _with_batch_counts(module: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Add missing ``num_batches_tracked`` of BatchNorms, which old files lack and inference does not read."""
     import torch
 
-    counts = (name for name in module.state_dict() if name.rpartition(".")[2] == "num_batches_tracked")
+    counts = filter(_is_batch_count, module.state_dict())
     return {**{name: torch.zeros((), dtype=torch.int64) for name in counts}, **weights}
 
 

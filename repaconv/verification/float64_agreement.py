@@ -109,9 +109,10 @@ def _differing(runtime: _RuntimeValues, feeds: Feeds) -> Iterator[Any]:
         known = {**feeds, **values}
         for node in nodes:
             found = {name: values[name] for name in node.output if name in values}
-            if node.op_type in MOVES and found and _gives(node, reference, known | between, found):
+            read = {name: known[name] for name in _read_by(node.onnx_node) if name in known}
+            if node.op_type in MOVES and found and _gives(node, reference, read | between, found):
                 continue
-            held = {name: _wide(known[name]) for name in _read_by(node.onnx_node) if name in known} | between
+            held = {name: _wide(value) for name, value in read.items()} | between
             if not runtime.made.issuperset(name for name in node.output if name):
                 between.update(reference.run_node(node, held))
             elif found and not _agrees(node, reference, held, found):

@@ -85,8 +85,8 @@ class Merge(nn.Module):
         source, kept = self._choice(scores.amax(-1))
         target = 2 * scores.argmax(-1).gather(1, source) + odd
         first, others = torch.arange(prefix, device=x.device), torch.arange(odd, x.shape[1], 2, device=x.device)
-        before = [first.expand(len(x), -1)] if prefix else []
-        remaining = torch.cat([*before, 2 * kept + even, others.expand(len(x), -1)], 1)  # [B, N - r]
+        before = [first.expand(x.shape[0], -1)] if prefix else []
+        remaining = torch.cat([*before, 2 * kept + even, others.expand(x.shape[0], -1)], 1)  # [B, N - r]
         both = torch.cat([2 * source + even, target], 1)
         assignment = (remaining.unsqueeze(2) == target.unsqueeze(1)).to(x.dtype)  # [B, N - r, r]
         z = pairs = _rows(x, both)  # [B, 2 r, d]

@@ -7,7 +7,7 @@ numbers, so that large networks fit in memory.
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,12 +24,35 @@ if TYPE_CHECKING:
 
 Array = NDArray[np.floating]
 
-PLACES_AT_ONCE = 64
+# A piece of a trace loads the whole graph once more, so pieces are as large as memory allows.
+FIRST_PIECE, GROWTH, PIECE_BYTES = 16, 8, 2**29
 # Factor on the tolerance for intermediate values: some have small scales, e.g. those after a norm.
 BEYOND = 3.0
 # A lossy link differs everywhere. A layer is broken if its relative RMS difference is JUMP times the largest one before
 # it (at least FLOOR), and above LARGE. Correct INT8 graphs jump by up to 2.6 (tests/test_precision.py).
 JUMP, FLOOR, LARGE = 4.0, 0.03, 0.1
+
+
+def values_by_piece(
+    places: Sequence[Place], traces: Sequence[Trace], feeds: Feeds
+) -> Iterator[tuple[Sequence[Place], list[dict[Place, Array]]]]:
+    """Yield some places at a time, and their values in each trace, of about 512 MiB in all.
+
+    Args:
+        places: The places, in the order of the graph.
+        traces: The traces.
+        feeds: Inputs [n, ...] by name.
+    """
+    start, count = 0, FIRST_PIECE
+    while start < len(places):
+        piece = places[start : start + count]
+        start += count
+        found = [trace.values(piece, feeds) for trace in traces]
+        held = sum(value.nbytes for values in found for value in values.values())
+        fitting = int(PIECE_BYTES * len(piece) / max(held, 1))
+        yield piece, found
+        del found
+        count = max(1, min(GROWTH * count, fitting))
 
 
 def drift(
@@ -46,12 +69,11 @@ def drift(
     there = set(candidate.places(feeds))
     common = [place for place in reference.places(feeds) if place in there and (only is None or place in only)]
     found: list[tuple[Place, Drift]] = []
-    for start in range(0, len(common), PLACES_AT_ONCE):
-        piece = common[start : start + PLACES_AT_ONCE]
-        before, after = reference.values(piece, feeds), candidate.values(piece, feeds)
+    for piece, (before, after) in values_by_piece(common, (reference, candidate), feeds):
         for place in piece:
             if place in before and place in after and before[place].size == after[place].size > 0:
-                found.append((place, _difference(place, after[place].ravel(), before[place].ravel())))
+                a, b = (values[place].ravel().astype(np.float64) for values in (after, before))
+                found.append((place, _difference(place, a, b)))
     return found
 
 

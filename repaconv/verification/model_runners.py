@@ -429,11 +429,8 @@ class OnnxTrace:
                 model.graph.output.append(onnx.ValueInfoProto(name=name))
         session = self._load(model.SerializeToString())
         found = session.run(named([port.name for port in session.inputs], feeds))
-        return {
-            place: np.asarray(found[name], dtype=np.float64)
-            for place, name in wanted.items()
-            if np.issubdtype(np.asarray(found[name]).dtype, np.floating)
-        }
+        arrays = {place: np.asarray(found[name]) for place, name in wanted.items()}
+        return {place: array for place, array in arrays.items() if np.issubdtype(array.dtype, np.floating)}
 
     def module_of(self, place: Place) -> str:
         """Return the torch module that computes the value; see `Trace`."""

@@ -17,7 +17,7 @@ from repaconv.results import Link
 from repaconv.sources.verified_onnx_export import BF16_NOTE, runnable
 from repaconv.stages.shared.input_selection import Split, fill_batch, scores_output
 from repaconv.stages.shared.task_choice import evaluation_of
-from repaconv.verification.divergence_location import PLACES_AT_ONCE
+from repaconv.verification.divergence_location import values_by_piece
 from repaconv.verification.model_runners import OnnxTrace, load_onnx, named
 
 if TYPE_CHECKING:
@@ -218,8 +218,7 @@ def largest_values(
     for call in calls:
         feeds = named(names, call)
         found |= {name: max(found[name], float(np.abs(array).max(initial=0.0))) for name, array in feeds.items()}
-        places = trace.places(feeds)
-        for start in range(0, len(places), PLACES_AT_ONCE):
-            for place, value in trace.values(places[start : start + PLACES_AT_ONCE], feeds).items():
+        for _, (values,) in values_by_piece(trace.places(feeds), (trace,), feeds):
+            for place, value in values.items():
                 found[place.name] = float(np.maximum(found.get(place.name, 0.0), np.abs(value).max(initial=0.0)))
     return found

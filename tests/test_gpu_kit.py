@@ -12,8 +12,10 @@ import sys
 import zipfile
 from pathlib import Path
 
+import numpy as np
+import onnx
 import pytest
-from gpu import kit, unpacking
+from gpu import kit, models, unpacking
 from gpu.judging import joined, judged, place_of, read
 from gpu.plan import BATCHES, CASES, MADE, OURS, TRAINING, steps
 from gpu.session import canonical
@@ -22,6 +24,8 @@ from gpu.tables import END, START, markdown, put
 
 from repaconv.core.errors import Refused
 from repaconv.engines.nvidia_gpu import within_memory
+from repaconv.sources.verified_onnx_export import runnable
+from repaconv.verification.model_runners import load_onnx
 
 RECORDED = json.loads((Path(__file__).parent / "data/gpu/rehearsal.json").read_text())
 KIT = {"id": RECORDED["kit"], "plan": [step["name"] for step in RECORDED["steps"]]}
@@ -299,6 +303,20 @@ def test_a_form_that_the_card_chose_is_shown():
     text = markdown(judged({**RECORDED, "steps": [*RECORDED["steps"], step]}, KIT))
     shown = "| m | 128 | cuda-ort | no-key-bias, linear-each | 1.070 (1.060 to 1.080) | what 120 s allowed |"
     assert shown in text
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+def test_graphs_by_hand_have_no_operator_in_a_type_that_onnx_does_not_allow(tmp_path, precision):
+    folder = tmp_path / "repavit-tiny"
+    models.prepare("repavit-tiny", folder)
+    images, right, _ = models.truth(folder)
+    for path in models.by_hand(folder, precision).values():
+        graph = onnx.load(path)
+        onnx.shape_inference.infer_shapes(graph, check_type=True, strict_mode=True)
+        session = load_onnx(runnable(graph, precision).SerializeToString())
+        if path.stem.startswith("official"):
+            (found,) = session.run({session.inputs[0].name: images}).values()
+            assert 0 < np.abs(found - right).max() / np.abs(right).max() < 0.05
 
 
 def test_a_smaller_batch_is_said():

@@ -302,14 +302,31 @@ def test_a_session_keeps_to_its_time_and_measures_one_at_a_time_after_what_it_ne
     assert one.now <= 300
     assert one.left() < 100  # and uses it
     for place, step in enumerate(one.ran):
-        assert {each.name for each in needs(step)} - {step.name} <= {
-            each.name for each in one.ran[:place]
-        } or step.kind in MADE
+        assert {each.name for each in needs(step)} - {step.name} <= {each.name for each in one.ran[:place]}
     assert len({step.name for step in one.ran}) == len(one.ran)
     done = {step["name"] for step in result["steps"] if step["status"] == "done"}
     assert done == {step.name for step in one.ran}
     left = [step for step in result["steps"] if step["status"] == "not verified"]
     assert {step["why"] for step in left} >= {"TensorRT is not in the kit."}
+
+
+def test_what_is_made_at_once_is_of_different_networks_and_the_first_row_does_not_wait_for_all(tmp_path):
+    class Watched(Simulated):
+        together = ()
+
+        def made_together(self, chosen):
+            found = super().made_together(chosen)
+            self.together = (*self.together, found)
+            return found
+
+    one = Watched(tmp_path, 3600, only="cuda-ort.")
+    session.run(one)
+    made = [step for found in one.together for step in found]
+    assert {step.kind for step in made} == set(MADE)
+    for found in one.together:
+        assert len({step.model for step in found}) == len(found) <= session.TOGETHER
+    first = next(place for place, step in enumerate(one.ran) if step.kind not in MADE)
+    assert first <= 2 * session.TOGETHER < len(made)
 
 
 def test_a_runtime_that_fails_gets_less_time_and_its_failures_are_told(tmp_path):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import torch
 from deploy_models import MODELS, Model
 from handmade import dwconv, nondeep, repavit, vanilla
@@ -20,6 +21,7 @@ from gpu.plan import OFFICIAL, OURS, TRAINING, VANILLA, Case
 from repaconv.core import run_folder
 from repaconv.engines.contract import Network
 from repaconv.methods.nondeep.published_models import example_meta
+from repaconv.onnx_export.bfloat16 import to_bf16
 from repaconv.sources.source_model import DEPLOY, Subject
 from repaconv.sources.source_model import TRAINING as AS_TRAINED
 from repaconv.sources.source_of_run import subject_of
@@ -33,7 +35,6 @@ OTHERS = (
     Model("repavit", "tiny", None, partial(repavit.deployed, heads=3), {"args": REHEARSED}),
     Model("nondeep", "tiny", None, nondeep.deployed, {"meta": example_meta()}),
 )
-DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 def model_of(name: str) -> Model:
@@ -139,8 +140,10 @@ def by_hand(folder: Path, precision: str) -> dict[str, Path]:
         written[name] = folder / f"{Path(file).stem}.{precision}.onnx"
         if not written[name].is_file():
             module = torch.load(folder / file, weights_only=False)
-            typed = module if precision == "fp32" else In(module, DTYPES[precision])
+            typed = In(module, torch.float16) if precision == "fp16" else module
             part = written[name].with_suffix(".part")  # a step may be ended in the middle of it
             pipeline.export(typed, (2, *truth(folder)[0].shape[1:]), part, free_batch=True)
+            if precision == "bf16":  # torch writes convolutions that ONNX Runtime has in no bfloat16
+                onnx.save(to_bf16(onnx.load(part)), part)
             part.replace(written[name])
     return written

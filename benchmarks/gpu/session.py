@@ -14,7 +14,7 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -106,6 +106,18 @@ class Session:
                     self.left_out.setdefault(step.name, f"{needed.name} did not come out; see that step.")
         selection = Selection(self.plan, self.machine, self.done, self.left_out, self.known, self.earlier_s)
         return selection.chosen(self.left() - SPARE_S)
+
+    def made_together(self, chosen: Sequence[Chosen]) -> list[Step]:
+        """The networks, or graphs, that are made at once for the next steps; none if the very next one needs none.
+
+        One per network, since two steps would write into the same folder, and none before what it needs itself.
+        """
+        kind = next((kind for kind in MADE if any(step.kind == kind for step in chosen[0].needed)), None)
+        found: dict[str, Step] = {}
+        for step in (step for each in chosen for step in each.needed if step.kind == kind):
+            if all(needed.name == step.name or needed.name in self.done for needed in needs(step)):
+                found.setdefault(step.model, step)
+        return list(found.values())[:TOGETHER]
 
     def do(self, step: Step) -> None:
         """A process, its end, and what it left; what fails for want of time is done again another time."""
@@ -248,16 +260,15 @@ def _bundle(target: str, ahead: Iterable[str]) -> str:
 
 
 def run(session: Session) -> dict[str, Any]:
-    """Each time what gains most in the time that is left, alone; all missing networks, or graphs, when it needs one."""
+    """Each time what gains most in the time that is left, alone, after what is made for it and for the next ones."""
     session.rows.mkdir(parents=True, exist_ok=True)
     for why in sorted(set(session.left_out.values())):
         print(f"left out: {why}", flush=True)
     while chosen := session.chosen():
-        if kind := next((kind for kind in MADE if any(step.kind == kind for step in chosen[0].needed)), None):
-            missing = [step for each in chosen for step in each.needed if step.kind == kind]
+        if made := session.made_together(chosen):
             with ThreadPoolExecutor(TOGETHER) as pool:
-                list(pool.map(session.do, missing))
-            for step in missing:
+                list(pool.map(session.do, made))
+            for step in made:
                 session.take(step)
         else:
             step, begun = chosen[0].step, session.clock()

@@ -79,9 +79,8 @@ class Evaluated:
 
     def truths(self, calls: Sequence[Feeds]) -> None:
         """Evaluate the graph in float64 on several inputs at the cost of one conversion of its weights; see `truth`."""
-        with self.float64.weights_kept():
-            for feeds in calls:
-                self.truth(feeds)
+        missing = {key: feeds for feeds in calls if (key := key_of(feeds)) not in self._float64_outputs}
+        self._float64_outputs |= zip(missing, self.float64.run_all([*missing.values()]), strict=True)
 
     @cached_property
     def probes(self) -> Probes:

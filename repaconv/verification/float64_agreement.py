@@ -89,25 +89,50 @@ def differing_operators(model: onnx.ModelProto, float64: Float64, *calls: Feeds)
     if float64.reference is None:
         return ""
     runtime = _RuntimeValues(model, float64.reference)
-    return next(filter(None, (_differing_on(runtime, feeds) for feeds in calls)), "")
+    inferences = [_Inference(runtime, feeds) for feeds in calls]
+    for place in range(len(runtime.pieces)):
+        with float64.weights_kept(inf):
+            for number, inference in enumerate(inferences):
+                if not inference.compare(place):  # those after it are not told of any more
+                    inferences = inferences[: number + 1]
+                    break
+        runtime.pieces[place].close()
+    return next(filter(None, (inference.told() for inference in inferences)), "")
 
 
-def _differing_on(runtime: _RuntimeValues, feeds: Feeds) -> str:
-    """The same for one inference."""
-    try:
-        found = list(_differing(runtime, feeds))
-    except Exception as error:  # of either runtime, of many classes
-        return f"its float64 evaluation could not be compared with ONNX Runtime ({first_line(error)})"
-    more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
-    named = ", ".join(f"{node.op_type} {node.onnx_node.name or node.output[0]}" for node in found[:SHOWN])
-    return f"the float64 evaluation of {named}{more} is not what ONNX Runtime computes" if found else ""
+class _Inference:
+    """The comparison of all operators on the values of one inference, piece by piece."""
 
+    def __init__(self, runtime: _RuntimeValues, feeds: Feeds) -> None:
+        self._runtime, self._feeds = runtime, feeds
+        self._values = dict[str, Any]()
+        self._between = dict[str, Any]()  # values of nodes that the graph does not have: they convert
+        self._differing: list[Any] = []
+        self._error = ""
 
-def _differing(runtime: _RuntimeValues, feeds: Feeds) -> Iterator[Any]:
-    reference, between = runtime.reference, dict[str, Any]()  # of nodes that the graph does not have: they convert
-    for nodes, values in runtime.pieces(feeds):
-        known = {**feeds, **values}
-        for node in nodes:
+    def compare(self, place: int) -> bool:
+        """Run the next piece under ONNX Runtime and compare its operators; whether all of them agreed so far."""
+        if not self._error:
+            try:
+                self._compare(place)
+            except Exception as error:  # of either runtime, of many classes
+                self._error = first_line(error)
+        return not (self._error or self._differing)
+
+    def told(self) -> str:
+        """What is to be said of it; empty if all operators agree."""
+        if self._error:
+            return f"its float64 evaluation could not be compared with ONNX Runtime ({self._error})"
+        found = self._differing
+        more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
+        named = ", ".join(f"{node.op_type} {node.onnx_node.name or node.output[0]}" for node in found[:SHOWN])
+        return f"the float64 evaluation of {named}{more} is not what ONNX Runtime computes" if found else ""
+
+    def _compare(self, place: int) -> None:
+        runtime, reference, between = self._runtime, self._runtime.reference, self._between
+        values = self._values = self._values | runtime.pieces[place].run(self._feeds, self._values)
+        known = {**self._feeds, **values}
+        for node in runtime.compared[place]:
             found = {name: values[name] for name in node.output if name in values}
             read = {name: known[name] for name in _read_by(node.onnx_node) if name in known}
             if node.op_type in MOVES and found and _gives(node, reference, read | between, found):
@@ -116,7 +141,8 @@ def _differing(runtime: _RuntimeValues, feeds: Feeds) -> Iterator[Any]:
             if not runtime.made.issuperset(name for name in node.output if name):
                 between.update(reference.run_node(node, held))
             elif found and not _agrees(node, reference, held, found):
-                yield node
+                self._differing.append(node)
+        self._values = {name: value for name, value in values.items() if name in runtime.later[place]}
 
 
 class _RuntimeValues:
@@ -128,6 +154,9 @@ class _RuntimeValues:
     Attributes:
         reference: The graph's evaluator in float64.
         made: Names of the values that the graph's nodes compute.
+        pieces: The pieces in order.
+        compared: For each piece, the evaluator's nodes of which all is known after it.
+        later: For each piece, the values that are read after it.
     """
 
     def __init__(self, model: onnx.ModelProto, reference: ReferenceEvaluation) -> None:
@@ -136,30 +165,22 @@ class _RuntimeValues:
         self.made = {name for node in nodes for name in node.output if name}
         cut = [nodes[start : start + AT_ONCE] for start in range(0, len(nodes), AT_ONCE)]
         at = {name: place for place, piece in enumerate(cut) for node in piece for name in node.output}
-        self._compared: list[list[Any]] = [[] for _ in cut]
+        self.compared: list[list[Any]] = [[] for _ in cut]
         place = 0
         for node in reference.nodes:  # with the first piece after which all is known that it reads and gives
             place = max([place, *(at.get(name, 0) for name in (*_read_by(node.onnx_node), *node.output))])
-            self._compared[place].append(node)
+            self.compared[place].append(node)
         shown = {name for node in reference.nodes for name in _read_by(node.onnx_node)} | set(reference.outputs)
         later: set[str] = set()
-        self._later, self._pieces = list[set[str]](), list[_Piece]()
-        for nodes, compared in zip(cut[::-1], self._compared[::-1], strict=True):
-            self._later.append(later)
+        self.later, self.pieces = list[set[str]](), list[_Piece]()
+        for nodes, compared in zip(cut[::-1], self.compared[::-1], strict=True):
+            self.later.append(later)
             gives = {name for node in nodes for name in node.output} & (shown | later) & self.made
-            self._pieces.append(_Piece(model, nodes, gives))
+            self.pieces.append(_Piece(model, nodes, gives))
             later = later.union(*({*_read_by(node)} for node in nodes))
             later = later.union(*({*_read_by(node.onnx_node), *node.output} for node in compared))
-        self._later.reverse()
-        self._pieces.reverse()
-
-    def pieces(self, feeds: Feeds) -> Iterator[tuple[list[Any], dict[str, Any]]]:
-        """Piece by piece, the evaluator's nodes and all values that they read and give."""
-        values: dict[str, Any] = {}
-        for piece, compared, later in zip(self._pieces, self._compared, self._later, strict=True):
-            values |= piece.run(feeds, values)
-            yield compared, values
-            values = {name: value for name, value in values.items() if name in later}
+        self.later.reverse()
+        self.pieces.reverse()
 
 
 class _Piece:
@@ -185,6 +206,10 @@ class _Piece:
             self._alone, self._session = False, None
         self._session = self._session or load_onnx(self._whole(), as_written=True)
         return dict(self._session.run(feeds))
+
+    def close(self) -> None:
+        """Release the session, which is as large as the weights that the nodes read."""
+        self._session = None
 
     def _cut_out(self, known: Mapping[str, Any]) -> onnx.ModelProto:
         """The nodes as a graph; constants that they read are computed in it, since some operators want constants."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,7 +33,7 @@ WIDER = dict.fromkeys(FLOATS, 11)
 """Maps each of these data types to float64."""
 
 
-KEPT = 2**30
+KEPT = 2**28
 """Bytes of weights in float64 that are kept between inferences, next to the sessions that are open meanwhile."""
 
 
@@ -58,9 +59,19 @@ class Float64:
         """Run the graph and return all outputs, floating-point ones in float64."""
         return dict(self._run({name: wide(array) for name, array in feeds.items()}))
 
-    def weights_kept(self) -> AbstractContextManager[None]:
-        """Within it, weights that were converted to float64 are kept for the next inference: a copy of all of them."""
-        return nullcontext() if self.reference is None else self.reference.weights_kept()
+    def run_all(self, calls: Sequence[Feeds]) -> list[dict[str, Any]]:
+        """Run the graph on each of several inputs, at the cost of one conversion of its weights; see `run`."""
+        if self.reference is None:
+            return [self.run(feeds) for feeds in calls]
+        return self.reference.run_all([{name: wide(array) for name, array in feeds.items()} for feeds in calls])
+
+    def weights_kept(self, limit: float = KEPT) -> AbstractContextManager[None]:
+        """Within it, weights that were converted to float64 are kept for the next inference.
+
+        Args:
+            limit: Bytes of all weights in float64; if they take more, none is kept.
+        """
+        return nullcontext() if self.reference is None else self.reference.weights_kept(limit)
 
 
 def widened(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -88,6 +99,7 @@ class ReferenceEvaluation:
         from repaconv.graph.graph_without_weights import with_initializers
 
         self._weights = {weight.name: weight for weight in model.graph.initializer}
+        self._bytes = sum(map(_bytes_in_float64, model.graph.initializer))
         self._kept = kept_constants(model, WIDER)
         evaluator = ReferenceEvaluator(widened(with_initializers(model, ())), new_ops=own_operators())
         self.nodes: list[Any] = evaluator.rt_nodes_
@@ -96,10 +108,10 @@ class ReferenceEvaluation:
         self._converted: dict[str, Any] | None = None
 
     @contextmanager
-    def weights_kept(self) -> Iterator[None]:
-        """See `Float64.weights_kept`; of a graph with more than `KEPT` bytes of weights none is kept."""
+    def weights_kept(self, limit: float) -> Iterator[None]:
+        """See `Float64.weights_kept`."""
         before = self._converted
-        if before is None and sum(map(_bytes_in_float64, self._weights.values())) <= KEPT:
+        if before is None and self._bytes <= limit:
             self._converted = {}
         try:
             yield
@@ -115,6 +127,21 @@ class ReferenceEvaluation:
             for name in done:
                 held.pop(name, None)
         return {name: self._value(name, held) for name in self.outputs}
+
+    @np.errstate(all="ignore")
+    def run_all(self, calls: Sequence[Feeds]) -> list[dict[str, Any]]:
+        """Run the graph on each of several float64 inputs: node by node if its weights are too large to be kept."""
+        if self._bytes <= KEPT:
+            with self.weights_kept(KEPT):
+                return [self.run(feeds) for feeds in calls]
+        all_held: list[dict[str, Any]] = [{**self._start, **feeds} for feeds in calls]
+        for node, done in zip(self.nodes, _values_to_free(self.nodes, self.outputs), strict=True):
+            with self.weights_kept(inf):
+                for held in all_held:
+                    held.update(self.run_node(node, held))
+                    for name in done:
+                        held.pop(name, None)
+        return [{name: self._value(name, held) for name in self.outputs} for held in all_held]
 
     @np.errstate(all="ignore")
     def run_node(self, node: Any, held: Mapping[str, Any]) -> dict[str, Any]:

@@ -26,7 +26,6 @@ from repaconv.verification.comparison import Comparison, PerNeighborhood, neighb
 from repaconv.verification.evaluated_graph import Evaluated
 from repaconv.verification.float64_agreement import differing_operators
 from repaconv.verification.float64_graphs import Float64, widened
-from repaconv.verification.model_runners import Runner
 from repaconv.verification.onnx_model_loading import checker_says, stored
 from repaconv.verification.rounding import (
     ALGEBRA,
@@ -265,7 +264,7 @@ class _Pair:
             exact = self._exact()
             if self.coarse and exact is None:
                 return {}
-            folded = [exact.run(feeds) if exact else {} for feeds in self.probes.feeds]
+            folded = exact.run_all(self.probes.feeds) if exact else [{} for _ in self.probes.feeds]
             del exact  # as large as the weights in float64
             calls = [self._call(*each) for each in zip(self.probes.feeds, folded, strict=True)]
             answers = {output: self._of_output(output, [call.of(output) for call in calls]) for output in differ}
@@ -290,7 +289,7 @@ class _Pair:
 
         return rewritten(widened(self.before.model), FOLDS)[0]
 
-    def _exact(self) -> Runner | None:
+    def _exact(self) -> Float64 | None:
         """The candidate in float64, a fold as it is made there; None where that does not run."""
         try:
             if self.ends[1] != FOLDED:

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -28,6 +29,7 @@ from repaconv.core.errors import Refused
 from repaconv.core.files import canonical_json
 from repaconv.graph import model_rewriting
 from repaconv.rewrites.fold.fold_pipeline import FOLDS
+from repaconv.verification import folded_graph_verification
 from repaconv.verification.comparison import beside, largest
 from repaconv.verification.evaluated_graph import Evaluated
 from repaconv.verification.float64_graphs import Float64, widened
@@ -116,9 +118,14 @@ def faulty(model: onnx.ModelProto, size: float, name: str = "") -> onnx.ModelPro
 @contextmanager
 def starts_wrong(size: float) -> Iterator[None]:
     """Every fold, that in float64 included, starts from another graph than the comparison."""
-    right = model_rewriting.rewritten
-    with patch.object(model_rewriting, "rewritten", lambda model, *more: right(faulty(model, size, "0.b"), *more)):
+    with ExitStack() as patches:
+        for module, name in ((model_rewriting, "rewritten"), (folded_graph_verification, "rewritten_in_float64")):
+            patches.enter_context(patch.object(module, name, partial(_from_faulty, getattr(module, name), size)))
         yield
+
+
+def _from_faulty(right: Callable[..., Any], size: float, model: onnx.ModelProto, *more: Any) -> Any:
+    return right(faulty(model, size, "0.b"), *more)
 
 
 def ended(before: onnx.ModelProto, after: onnx.ModelProto) -> tuple[str, str]:

@@ -18,7 +18,7 @@ from repaconv.graph import model_rewriting as graphs
 from repaconv.graph.element_type_conversion import retyped
 from repaconv.results import Tolerance
 from repaconv.rewrites.fold.linear_layer_composition import AFFINE
-from repaconv.verification import evaluated_graph, rounding
+from repaconv.verification import evaluated_graph, folded_graph_verification, rounding
 from repaconv.verification.comparison import Comparison, PerNeighborhood, run_both
 from repaconv.verification.evaluated_graph import Evaluated
 from repaconv.verification.model_runners import load_onnx
@@ -28,19 +28,23 @@ from repaconv.verification.rounding import jitter_rounding
 
 
 def planted(monkeypatch, plant) -> None:
-    """Let the fold start from another graph than the proof."""
-    right = graphs.rewritten
+    """Let the fold, also that in float64, start from another graph than the proof."""
+    right, right_in_float64 = graphs.rewritten, folded_graph_verification.rewritten_in_float64
 
-    def wrong(model, rewrites, *layers):
+    def faulty(model):
         other = onnx.ModelProto()
         other.CopyFrom(model)
         del other.graph.value_info[:]
         for value in other.graph.output:
             value.type.tensor_type.ClearField("shape")
         plant(other)
-        return right(onnx.shape_inference.infer_shapes(other), (AFFINE,), *layers)  # enough to change each
+        return onnx.shape_inference.infer_shapes(other)
 
-    monkeypatch.setattr(graphs, "rewritten", wrong)
+    fewer = (AFFINE,)  # enough to change each
+    monkeypatch.setattr(graphs, "rewritten", lambda model, _, *layers: right(faulty(model), fewer, *layers))
+    monkeypatch.setattr(
+        folded_graph_verification, "rewritten_in_float64", lambda model, _: right_in_float64(faulty(model), fewer)
+    )
 
 
 LARGE = ("encoder", "pixels", "rows")  # more faults than in all others

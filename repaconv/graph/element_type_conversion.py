@@ -249,11 +249,16 @@ def _types(operator: str, opset: int, domain: str) -> _Types:
 
 
 def _retyped(tensor: onnx.TensorProto, kinds: Mapping[int, int]) -> onnx.TensorProto:
-    """Convert a tensor to its new type, or return it unchanged if it has none."""
+    """Convert a tensor to its new type, or return it unchanged if it has none; of an external one, the type alone."""
     from onnx import helper, numpy_helper
 
     if tensor.data_type not in kinds:
         return tensor
+    if tensor.data_location == tensor.EXTERNAL:
+        found = type(tensor)()
+        found.CopyFrom(tensor)
+        found.data_type = kinds[tensor.data_type]
+        return found
     dtype, array = helper.tensor_dtype_to_np_dtype(kinds[tensor.data_type]), numpy_helper.to_array(tensor)
     if array.dtype == np.float64 and dtype == np.float32:  # the lowest number of a mask stays finite
         largest = np.finfo(dtype).max

@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     import onnx
 
+APART = "given apart"
+"""Location of a weight that is marked as external."""
 LARGE = 1024
 """Maximum number of entries of a weight that stays; small ones may be shapes."""
 
@@ -106,9 +108,15 @@ def split_off_weights(model: onnx.ModelProto) -> tuple[onnx.ModelProto, dict[str
     """Split a graph into one without its large weights of plain types, and these weights by name."""
     from onnx import numpy_helper
 
-    plain = {weight.name: weight for weight in model.graph.initializer if _is_large(weight) and _is_plain(weight)}
-    weights = (_as_external(weight) if weight.name in plain else weight for weight in model.graph.initializer)
-    return with_initializers(model, weights), {name: numpy_helper.to_array(weight) for name, weight in plain.items()}
+    bare, large = mark_as_external(model)
+    return bare, {name: numpy_helper.to_array(weight) for name, weight in large.items()}
+
+
+def mark_as_external(model: onnx.ModelProto) -> tuple[onnx.ModelProto, dict[str, onnx.TensorProto]]:
+    """The same, with the weights as the model holds them: no number is copied."""
+    large = {weight.name: weight for weight in model.graph.initializer if _is_large(weight) and _is_plain(weight)}
+    weights = (_as_external(weight) if weight.name in large else weight for weight in model.graph.initializer)
+    return with_initializers(model, weights), large
 
 
 def _is_plain(weight: onnx.TensorProto) -> bool:
@@ -125,7 +133,7 @@ def _as_external(weight: onnx.TensorProto) -> onnx.TensorProto:
 
     kinds = onnx.TensorProto
     found = kinds(name=weight.name, dims=weight.dims, data_type=weight.data_type, data_location=kinds.EXTERNAL)
-    found.external_data.add(key="location", value="given apart")
+    found.external_data.add(key="location", value=APART)
     return found
 
 

@@ -57,26 +57,39 @@ def rewritten(
         observe: Called once with the model; returns a function that completes the changes of each rewrite.
     """
     model = read(proto)
-    changes: list[Change] = []
-    completed = observe(model) if observe else None
-    for rewrite in rewrites:
-        made = list(rewrite.apply(model))
-        if made:
-            made = completed(made) if completed else made
-            tidy(model)
-            model.graph.opset_imports[""] = max(model.graph.opset_imports[""], rewrite.opset)
-        changes += made
+    changes = rewrite(model, rewrites, observe(model) if observe else None)
     if not changes:
         release_weights(model)
         return proto, []
-    tidy(model)
+    return write_like(proto, model), changes
+
+
+def rewrite(
+    model: ir.Model, rewrites: Iterable[Rewrite], completed: Callable[[list[Change]], list[Change]] | None = None
+) -> list[Change]:
+    """Apply rewrites to a model that was read, in place; ``completed`` completes the changes of each."""
+    changes: list[Change] = []
+    for each in rewrites:
+        made = list(each.apply(model))
+        if made:
+            made = completed(made) if completed else made
+            tidy(model)
+            model.graph.opset_imports[""] = max(model.graph.opset_imports[""], each.opset)
+        changes += made
+    if changes:
+        tidy(model)
+    return changes
+
+
+def write_like(proto: onnx.ModelProto, model: ir.Model) -> onnx.ModelProto:
+    """Convert a model that was read from ``proto``, with the shapes of its inputs and outputs, and release it."""
     written = write(model)
     release_weights(model)
     ends = zip(written.graph.output, proto.graph.output, strict=True)
     for now, before in (*zip(written.graph.input, proto.graph.input, strict=True), *ends):
         if before.type.tensor_type.HasField("shape"):
             now.CopyFrom(before)  # drops names that we gave to dynamic dimensions
-    return written, changes
+    return written
 
 
 def release_weights(model: ir.Model) -> None:

@@ -7,9 +7,11 @@ with operators of our own where that is slow or wrong (`repaconv.verification.fl
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from math import inf
+from functools import partial
+from math import inf, prod
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,6 +24,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     import onnx
+    import onnx_ir as ir
+
+    from repaconv.graph.rewrite_contract import Rewrite
 
 RUNTIME = "a float64 copy under ONNX Runtime"
 REFERENCE = "onnx's reference implementation in float64, convolutions and pools by NumPy"
@@ -29,10 +34,14 @@ LACKED = ("Conv", "ConvTranspose", "GRU", "LSTM")
 """Operators without a working float64 kernel in ONNX Runtime; a graph with one is not loaded there at all."""
 FLOATS = (1, 10, 16)
 """ONNX data types float32, float16 and bfloat16."""
-WIDER = dict.fromkeys(FLOATS, 11)
+DOUBLE = 11
+"""ONNX data type float64."""
+WIDER = dict.fromkeys(FLOATS, DOUBLE)
 """Maps each of these data types to float64."""
 
 
+Weights = Mapping[str, "ir.TensorProtocol"]
+"""Large weights by name, which are converted or computed when they are read."""
 KEPT = 2**28
 """Bytes of weights in float64 that are kept between inferences, next to the sessions that are open meanwhile."""
 
@@ -45,13 +54,19 @@ class Float64:
         reference: onnx's reference implementation; None where ONNX Runtime evaluates the graph.
     """
 
-    def __init__(self, model: onnx.ModelProto) -> None:
-        """Choose ONNX Runtime if it has all kernels in float64, else onnx's reference implementation."""
+    def __init__(self, model: onnx.ModelProto, weights: Weights = MappingProxyType({})) -> None:
+        """Choose ONNX Runtime if it has all kernels in float64, else onnx's reference implementation.
+
+        Args:
+            model: The graph.
+            weights: Those of its weights that it has marked as external, in float64.
+        """
         session = None
         with suppress(Exception):  # the runtime raises many classes
             if not any(node.op_type in LACKED for node in model.graph.node):
-                session = load_onnx(widened(model), as_written=True)
-        self.reference = ReferenceEvaluation(model) if session is None else None
+                apart = {name: weight.numpy() for name, weight in weights.items()}
+                session = load_onnx(widened(model), apart, as_written=True)
+        self.reference = ReferenceEvaluation(model, weights) if session is None else None
         self.told = REFERENCE if session is None else RUNTIME
         self._run: Callable[[Feeds], Mapping[str, Any]] = (session or self.reference).run  # type: ignore[union-attr]
 
@@ -81,6 +96,44 @@ def widened(model: onnx.ModelProto) -> onnx.ModelProto:
     return retyped(model, WIDER)
 
 
+def rewritten_in_float64(model: onnx.ModelProto, rewrites: Iterable[Rewrite]) -> tuple[onnx.ModelProto, Weights]:
+    """Apply rewrites to a graph in float64, for `Float64`; its large weights are converted when a rewrite reads them.
+
+    Returns:
+        The graph, with large weights marked as external, and these weights.
+    """
+    import onnx_ir as ir
+
+    from repaconv.graph.element_type_conversion import retyped
+    from repaconv.graph.graph_without_weights import APART, LARGE, mark_as_external
+    from repaconv.graph.model_rewriting import read, rewrite, write_like
+
+    bare, large = mark_as_external(model)
+    typed = retyped(bare, WIDER)
+    graph = read(typed)
+    initializers = graph.graph.initializers
+    for name, weight in large.items():
+        given = initializers[name].const_value
+        assert given is not None
+        read_now = partial(_read_weight, weight, given.dtype)
+        initializers[name].const_value = ir.LazyTensor(read_now, given.dtype, given.shape, name=name)
+    rewrite(graph, rewrites)
+    weights = {}
+    for name, value in initializers.items():
+        known = value.const_value
+        if known is not None and known.dtype == ir.DataType.DOUBLE and known.size > LARGE:
+            weights[name] = known
+            value.const_value = ir.ExternalTensor(APART, None, None, known.dtype, shape=known.shape, name=name)
+    return write_like(typed, graph), weights
+
+
+def _read_weight(weight: onnx.TensorProto, kind: ir.DataType) -> ir.TensorProtocol:
+    import onnx_ir as ir
+    from onnx import numpy_helper
+
+    return ir.tensor(numpy_helper.to_array(weight).astype(kind.numpy(), copy=False))
+
+
 class ReferenceEvaluation:
     """A graph that onnx's reference implementation evaluates in float64, with operators of our own.
 
@@ -92,14 +145,17 @@ class ReferenceEvaluation:
         outputs: Names of the outputs.
     """
 
-    def __init__(self, model: onnx.ModelProto) -> None:
+    def __init__(self, model: onnx.ModelProto, weights: Weights = MappingProxyType({})) -> None:
+        """See `Float64`."""
         from onnx.reference import ReferenceEvaluator
 
         from repaconv.graph.element_type_conversion import kept_constants
         from repaconv.graph.graph_without_weights import with_initializers
 
         self._weights = {weight.name: weight for weight in model.graph.initializer}
-        self._bytes = sum(map(_bytes_in_float64, model.graph.initializer))
+        self._apart = weights
+        kinds = (*FLOATS, DOUBLE)
+        self._bytes = 8 * sum(prod(weight.dims) for weight in model.graph.initializer if weight.data_type in kinds)
         self._kept = kept_constants(model, WIDER)
         evaluator = ReferenceEvaluator(widened(with_initializers(model, ())), new_ops=own_operators())
         self.nodes: list[Any] = evaluator.rt_nodes_
@@ -164,16 +220,12 @@ class ReferenceEvaluation:
             return held[name] if name in held else self._start[name]
         if self._converted is not None and name in self._converted:
             return self._converted[name]
-        array = numpy_helper.to_array(self._weights[name])
+        array = self._apart[name].numpy() if name in self._apart else numpy_helper.to_array(self._weights[name])
         if name not in self._kept and self._weights[name].data_type in FLOATS:
             array = array.astype(np.float64)
         if self._converted is not None:
             self._converted[name] = array
         return array
-
-
-def _bytes_in_float64(weight: onnx.TensorProto) -> int:
-    return 8 * int(np.prod(weight.dims, dtype=np.int64)) if weight.data_type in FLOATS else 0
 
 
 def _values_to_free(nodes: Sequence[Any], wanted: Sequence[str]) -> list[list[str]]:

@@ -25,7 +25,7 @@ from repaconv.results import Figures, Link, Tolerance
 from repaconv.verification.comparison import Comparison, PerNeighborhood, neighborhood, raised, run_both
 from repaconv.verification.evaluated_graph import Evaluated
 from repaconv.verification.float64_agreement import differing_operators
-from repaconv.verification.float64_graphs import Float64, widened
+from repaconv.verification.float64_graphs import DOUBLE, Float64, Weights, rewritten_in_float64
 from repaconv.verification.onnx_model_loading import checker_says, stored
 from repaconv.verification.rounding import (
     ALGEBRA,
@@ -57,8 +57,6 @@ if TYPE_CHECKING:
     from repaconv.verification.probe_inputs import Probes, Unrunnable
 
 GIVEN, FOLDED = "original ONNX", "ONNX folded"
-DOUBLE = 11
-"""ONNX's number of float64."""
 
 
 def proved(
@@ -283,18 +281,17 @@ class _Pair:
         before = self.before
         return differing_operators(before.model, before.float64, *self.probes.feeds)
 
-    def _folded_in_float64(self) -> onnx.ModelProto:
-        from repaconv.graph.model_rewriting import rewritten
+    def _folded_in_float64(self) -> tuple[onnx.ModelProto, Weights]:
         from repaconv.rewrites.fold.fold_pipeline import FOLDS
 
-        return rewritten(widened(self.before.model), FOLDS)[0]
+        return rewritten_in_float64(self.before.model, FOLDS)
 
     def _exact(self) -> Float64 | None:
         """The candidate in float64, a fold as it is made there; None where that does not run."""
         try:
             if self.ends[1] != FOLDED:
                 return self.after.float64
-            return Float64(self._folded_in_float64())
+            return Float64(*self._folded_in_float64())
         except Exception:  # as above
             return None
 
@@ -407,7 +404,7 @@ class _Pair:
         if not _chooses(link):
             return False
         try:
-            rounded = Float64(_rounded(self._folded_in_float64()))
+            rounded = Float64(*_rounded(*self._folded_in_float64()))
             found = self._comparison(Tolerance(kind="exact", rtol=ALGEBRA))
             for call in calls:
                 found.add({output: self.after.truth(call.feeds)[output]}, {output: rounded.run(call.feeds)[output]})
@@ -492,19 +489,24 @@ def _chooses(link: Link) -> bool:
     return link.reason == "exceeds_tolerance" and (link.figures.rounding or 0.0) >= 1.0
 
 
-def _rounded(model: onnx.ModelProto) -> onnx.ModelProto:
+def _rounded(model: onnx.ModelProto, weights: Weights) -> tuple[onnx.ModelProto, Weights]:
     """A graph in float64 with weights that are rounded to float32."""
+    import onnx_ir as ir
     from onnx import numpy_helper
 
     from repaconv.graph.graph_without_weights import with_initializers
 
     def rounded(weight: onnx.TensorProto) -> onnx.TensorProto:
-        if weight.data_type != DOUBLE:
+        if weight.data_type != DOUBLE or weight.name in weights:
             return weight
         numbers = numpy_helper.to_array(weight).astype(np.float32).astype(np.float64)
         return numpy_helper.from_array(numbers, weight.name)
 
-    return with_initializers(model, map(rounded, model.graph.initializer))
+    def read(weight: ir.TensorProtocol) -> ir.TensorProtocol:
+        return ir.tensor(weight.numpy().astype(np.float32).astype(np.float64))
+
+    apart = {name: ir.LazyTensor(partial(read, each), each.dtype, each.shape) for name, each in weights.items()}
+    return with_initializers(model, map(rounded, model.graph.initializer)), apart
 
 
 def _own_rounding(single: Array, truth: Array) -> Array:
@@ -545,11 +547,13 @@ def _rounded_anew(before: onnx.ModelProto, after: onnx.ModelProto) -> dict[str, 
 
 def _made(before: onnx.ModelProto, after: onnx.ModelProto) -> Collection[str]:
     """The constants that a fold computed and rounded, by name; a single number may be one."""
-    given, made = (
-        {name: _numbers(weight) for name, weight in stored(model).items() if weight.data_type}
-        for model in (before, after)
-    )
-    return {name for name, numbers in made.items() if numbers != given.get(name)}
+    given, made = stored(before), stored(after)
+    kept = {
+        name
+        for name, weight in made.items()
+        if name in given and weight.data_type == given[name].data_type and _numbers(weight) == _numbers(given[name])
+    }
+    return {name for name, weight in made.items() if weight.data_type} - kept
 
 
 def _numbers(weight: onnx.TensorProto) -> tuple[int, bytes]:

@@ -265,7 +265,11 @@ def run_module(
 
 
 def load_onnx(
-    model: Path | bytes | onnx.ModelProto, folder: Path | None = None, *, timed: bool = False, as_written: bool = False
+    model: Path | bytes | onnx.ModelProto,
+    folder: Path | Mapping[str, Array] | None = None,
+    *,
+    timed: bool = False,
+    as_written: bool = False,
 ) -> Session:
     """Open an ONNX Runtime session on all cores that this process may use.
 
@@ -273,7 +277,7 @@ def load_onnx(
 
     Args:
         model: A path, a serialized model or a model.
-        folder: Folder of the model's external weights, if there are some.
+        folder: Folder of the model's external weights, or these weights by name, if there are some.
         timed: Whether the session will be benchmarked. If not, and the model is in memory, the session releases memory
             after every inference, since a comparison holds several sessions.
         as_written: Whether to turn off fusions.

@@ -19,7 +19,9 @@ from torch.nn import functional
 import repaconv as rc
 from repaconv.graph.graph_without_weights import check
 from repaconv.results import VerifyArtefact
-from repaconv.verification.float64_graphs import Float64, widened
+from repaconv.rewrites.fold.fold_pipeline import FOLDS
+from repaconv.verification import float64_graphs
+from repaconv.verification.float64_graphs import RUNTIME, Float64, rewritten_in_float64, widened
 from repaconv.verification.float64_operators import _not_suppressed, _overlaps, own_operators
 from repaconv.verification.model_runners import load_onnx
 
@@ -271,3 +273,56 @@ def test_a_network_of_convolutions_is_folded_and_evaluated_in_float64_without_im
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "reference implementation in float64" in done.stdout
+
+
+# --- weights that are apart from their graph ----------------------------------------------------------
+
+ROWS = {"x": (F, ["N", 40])}
+
+
+def two_layers(*more: str, **unread) -> onnx.ModelProto:
+    """Two linear layers that fold into one of 1600 numbers."""
+    layers = [
+        node("MatMul", "x v", "a"),
+        node("Add", "a b", "c"),
+        node("MatMul", "c w", "d"),
+        *more,
+        node("Relu", "d", "y"),
+    ]
+    weights = {"v": (40, 40), "b": (40,), "w": (40, 40), **unread}
+    return written(graph(layers, weights, {"y": (F, ["N", 40])}, ROWS))
+
+
+def test_a_fold_whose_weights_are_apart_runs_where_its_original_does():
+    model = two_layers()
+    found, weights = rewritten_in_float64(model, FOLDS)
+    assert [weight.size for weight in weights.values()] == [1600]
+    exact = Float64(found, weights)
+    assert exact.told == Float64(model).told == RUNTIME
+    feeds = {"x": RANDOM.standard_normal((3, 40)).astype(np.float32)}
+    np.testing.assert_allclose(exact.run(feeds)["y"], Float64(model).run(feeds)["y"], rtol=1e-12, atol=1e-12)
+    assert require_verified().verdict == "passed"
+
+
+@pytest.mark.parametrize("kept", [0, 2**28])
+def test_several_inputs_at_once_give_what_each_gives(monkeypatch, kept):
+    monkeypatch.setattr(float64_graphs, "KEPT", kept)
+    nodes = [*CONV_BN, node("Relu", "n", "y")]
+    model = written(graph(nodes, {**WEIGHTS, "w": (4, 3, 12, 12)}, {"y": (F, ["N", 4, "I", "J"])}, IMAGES))
+    calls = [{"x": RANDOM.standard_normal((n, 3, 16, 16)).astype(np.float32)} for n in (1, 3, 2, 1)]
+    for evaluator in (Float64(model), Float64(*rewritten_in_float64(model, FOLDS))):
+        assert evaluator.reference is not None
+        for feeds, found in zip(calls, evaluator.run_all(calls), strict=True):
+            assert (found["y"] == evaluator.run(feeds)["y"]).all()
+    assert evaluator.reference._apart  # a graph whose weights are read when they are needed
+
+
+def test_a_large_weight_that_nothing_reads_is_no_obstacle():
+    two_layers(unread=(50, 50))
+    assert require_verified().verdict == "passed"
+
+
+def test_a_constant_without_a_tensor_is_no_obstacle():
+    nodes = [node("Relu", "x", "a"), node("Constant", "", "p", value_floats=[0.5]), node("Pow", "a p", "y")]
+    written(graph(nodes, {}, {"y": (F, ["N", 40])}, ROWS))
+    assert rc.fold("net.onnx", measure=False).verdict == "passed"

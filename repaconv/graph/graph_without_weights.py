@@ -5,7 +5,7 @@ ONNX's tools copy a graph several times, but need only the shapes of weights.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -113,10 +113,25 @@ def split_off_weights(model: onnx.ModelProto) -> tuple[onnx.ModelProto, dict[str
 
 
 def mark_as_external(model: onnx.ModelProto) -> tuple[onnx.ModelProto, dict[str, onnx.TensorProto]]:
-    """The same, with the weights as the model holds them: no number is copied."""
-    large = {weight.name: weight for weight in model.graph.initializer if _is_large(weight) and _is_plain(weight)}
+    """Copy a graph with its large weights of plain types marked as external, and return these as the graph holds them.
+
+    Weights that nothing reads stay, since ONNX Runtime drops them before it looks for them.
+    """
+    read = set(_names_read(model.graph))
+    weights_read = (weight for weight in model.graph.initializer if weight.name in read)
+    large = {weight.name: weight for weight in weights_read if _is_large(weight) and _is_plain(weight)}
     weights = (_as_external(weight) if weight.name in large else weight for weight in model.graph.initializer)
     return with_initializers(model, weights), large
+
+
+def _names_read(graph: onnx.GraphProto) -> Iterator[str]:
+    """Names that the nodes of a graph and of its subgraphs read, and those of its outputs."""
+    yield from (value.name for value in graph.output)
+    for node in graph.node:
+        yield from node.input
+        for entry in node.attribute:
+            for inner in (entry.g, *entry.graphs):
+                yield from _names_read(inner)
 
 
 def _is_plain(weight: onnx.TensorProto) -> bool:

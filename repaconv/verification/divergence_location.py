@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 Array = NDArray[np.floating]
 
-# A piece of a trace loads the whole graph once more, so pieces are as large as memory allows.
-FIRST_PIECE, GROWTH, PIECE_BYTES = 16, 8, 2**29
+# A piece of a trace loads the whole graph once more, so a piece is as large as the values before it allow.
+FIRST_PIECE, LARGEST_PIECE, PIECE_BYTES = 16, 128, 2**28
 # Factor on the tolerance for intermediate values: some have small scales, e.g. those after a norm.
 BEYOND = 3.0
 # A lossy link differs everywhere. A layer is broken if its relative RMS difference is JUMP times the largest one before
@@ -36,7 +36,7 @@ JUMP, FLOOR, LARGE = 4.0, 0.03, 0.1
 def values_by_piece(
     places: Sequence[Place], traces: Sequence[Trace], feeds: Feeds
 ) -> Iterator[tuple[Sequence[Place], list[dict[Place, Array]]]]:
-    """Yield some places at a time, and their values in each trace, of about 512 MiB in all.
+    """Yield some places at a time and their values in each trace, which are freed before the next ones are computed.
 
     Args:
         places: The places, in the order of the graph.
@@ -51,8 +51,9 @@ def values_by_piece(
         held = sum(value.nbytes for values in found for value in values.values())
         fitting = int(PIECE_BYTES * len(piece) / max(held, 1))
         yield piece, found
-        del found
-        count = max(1, min(GROWTH * count, fitting))
+        for values in found:
+            values.clear()  # the caller's variables hold them
+        count = max(1, min(LARGEST_PIECE, fitting))
 
 
 def drift(

@@ -116,7 +116,7 @@ class _Inference:
             try:
                 self._compare(place)
             except Exception as error:  # of either runtime, of many classes
-                self._error = first_line(error)
+                self._error, self._values, self._between = first_line(error), {}, {}
         return not (self._error or self._differing)
 
     def told(self) -> str:
@@ -149,7 +149,7 @@ class _RuntimeValues:
     """The values of a graph under ONNX Runtime as it is written, those of `AT_ONCE` nodes at a time.
 
     The graph is cut into pieces of so many nodes. Each runs in a session of its own, on values of those before it. So
-    every node is computed once, and a value is freed after its last use.
+    every node is computed once, and `_Inference` frees a value after its last use.
 
     Attributes:
         reference: The graph's evaluator in float64.

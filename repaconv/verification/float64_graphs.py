@@ -64,7 +64,7 @@ class Float64:
         session = None
         with suppress(Exception):  # the runtime raises many classes
             if not any(node.op_type in LACKED for node in model.graph.node):
-                apart = {name: weight.numpy() for name, weight in weights.items()}
+                apart = {name: np.ascontiguousarray(weight.numpy()) for name, weight in weights.items()}
                 session = load_onnx(widened(model), apart, as_written=True)
         self.reference = ReferenceEvaluation(model, weights) if session is None else None
         self.told = REFERENCE if session is None else RUNTIME
@@ -75,7 +75,7 @@ class Float64:
         return dict(self._run({name: wide(array) for name, array in feeds.items()}))
 
     def run_all(self, calls: Sequence[Feeds]) -> list[dict[str, Any]]:
-        """Run the graph on each of several inputs, at the cost of one conversion of its weights; see `run`."""
+        """Run the graph on each of several inputs; weights are converted once for as many as memory allows."""
         if self.reference is None:
             return [self.run(feeds) for feeds in calls]
         return self.reference.run_all([{name: wide(array) for name, array in feeds.items()} for feeds in calls])
@@ -186,18 +186,34 @@ class ReferenceEvaluation:
 
     @np.errstate(all="ignore")
     def run_all(self, calls: Sequence[Feeds]) -> list[dict[str, Any]]:
-        """Run the graph on each of several float64 inputs: node by node if its weights are too large to be kept."""
+        """Run the graph on each of several float64 inputs.
+
+        If its weights are too large to be kept, several inputs go through it node by node: as many as have values that
+        take no more memory than the weights.
+        """
         if self._bytes <= KEPT:
             with self.weights_kept(KEPT):
                 return [self.run(feeds) for feeds in calls]
+        found, together = list[dict[str, Any]](), 1
+        while len(found) < len(calls):
+            outputs, largest = self._run_together(calls[len(found) : len(found) + together])
+            found += outputs
+            together = max(1, int(self._bytes * together / max(largest, 1)))
+        return found
+
+    def _run_together(self, calls: Sequence[Feeds]) -> tuple[list[dict[str, Any]], int]:
+        """The outputs for each of several inputs, and the most bytes that values took at a time."""
         all_held: list[dict[str, Any]] = [{**self._start, **feeds} for feeds in calls]
+        largest = 0
         for node, done in zip(self.nodes, _values_to_free(self.nodes, self.outputs), strict=True):
             with self.weights_kept(inf):
                 for held in all_held:
                     held.update(self.run_node(node, held))
-                    for name in done:
-                        held.pop(name, None)
-        return [{name: self._value(name, held) for name in self.outputs} for held in all_held]
+            largest = max(largest, sum(getattr(value, "nbytes", 0) for held in all_held for value in held.values()))
+            for name in done:
+                for held in all_held:
+                    held.pop(name, None)
+        return [{name: self._value(name, held) for name in self.outputs} for held in all_held], largest
 
     @np.errstate(all="ignore")
     def run_node(self, node: Any, held: Mapping[str, Any]) -> dict[str, Any]:

@@ -406,8 +406,8 @@ class _Pair:
         try:
             rounded = Float64(*_rounded(*self._folded_in_float64()))
             found = self._comparison(Tolerance(kind="exact", rtol=ALGEBRA))
-            for call in calls:
-                found.add({output: self.after.truth(call.feeds)[output]}, {output: rounded.run(call.feeds)[output]})
+            for call, right in zip(calls, rounded.run_all([call.feeds for call in calls]), strict=True):
+                found.add({output: self.after.truth(call.feeds)[output]}, {output: right[output]})
         except Exception:  # whatever cannot be evaluated in float64, of many classes
             return False
         return found.links("", "", "")[0].reason == "within_tolerance"
@@ -505,8 +505,8 @@ def _rounded(model: onnx.ModelProto, weights: Weights) -> tuple[onnx.ModelProto,
     def read(weight: ir.TensorProtocol) -> ir.TensorProtocol:
         return ir.tensor(weight.numpy().astype(np.float32).astype(np.float64))
 
-    apart = {name: ir.LazyTensor(partial(read, each), each.dtype, each.shape) for name, each in weights.items()}
-    return with_initializers(model, map(rounded, model.graph.initializer)), apart
+    lazy = {name: ir.LazyTensor(partial(read, each), each.dtype, each.shape) for name, each in weights.items()}
+    return with_initializers(model, map(rounded, model.graph.initializer)), lazy
 
 
 def _own_rounding(single: Array, truth: Array) -> Array:
@@ -548,12 +548,14 @@ def _rounded_anew(before: onnx.ModelProto, after: onnx.ModelProto) -> dict[str, 
 def _made(before: onnx.ModelProto, after: onnx.ModelProto) -> Collection[str]:
     """The constants that a fold computed and rounded, by name; a single number may be one."""
     given, made = stored(before), stored(after)
-    kept = {
+    return {
         name
         for name, weight in made.items()
-        if name in given and weight.data_type == given[name].data_type and _numbers(weight) == _numbers(given[name])
+        if weight.data_type
+        and not (
+            name in given and given[name].data_type == weight.data_type and _numbers(given[name]) == _numbers(weight)
+        )
     }
-    return {name for name, weight in made.items() if weight.data_type} - kept
 
 
 def _numbers(weight: onnx.TensorProto) -> tuple[int, bytes]:

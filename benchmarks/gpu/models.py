@@ -143,7 +143,7 @@ def by_hand(folder: Path, precision: str) -> dict[str, Path]:
             typed = In(module, torch.float16) if precision == "fp16" else module
             part = written[name].with_suffix(".part")  # a step may be ended in the middle of it
             pipeline.export(typed, (2, *truth(folder)[0].shape[1:]), part, free_batch=True)
-            if precision == "bf16":  # torch writes convolutions that ONNX Runtime has in no bfloat16
+            if precision == "bf16":  # torch's own would have a Conv of a type that ONNX does not allow
                 onnx.save(to_bf16(onnx.load(part)), part)
             part.replace(written[name])
     return written

@@ -115,8 +115,8 @@ def rewritten_in_float64(model: onnx.ModelProto, rewrites: Iterable[Rewrite]) ->
     for name, weight in large.items():
         given = initializers[name].const_value
         assert given is not None
-        read_now = partial(_read_weight, weight, given.dtype)
-        initializers[name].const_value = ir.LazyTensor(read_now, given.dtype, given.shape, name=name)
+        converted = partial(_converted, weight, given.dtype)
+        initializers[name].const_value = ir.LazyTensor(converted, given.dtype, given.shape, name=name)
     rewrite(graph, rewrites)
     weights = {}
     for name, value in initializers.items():
@@ -127,7 +127,7 @@ def rewritten_in_float64(model: onnx.ModelProto, rewrites: Iterable[Rewrite]) ->
     return write_like(typed, graph), weights
 
 
-def _read_weight(weight: onnx.TensorProto, kind: ir.DataType) -> ir.TensorProtocol:
+def _converted(weight: onnx.TensorProto, kind: ir.DataType) -> ir.TensorProtocol:
     import onnx_ir as ir
     from onnx import numpy_helper
 
@@ -177,12 +177,8 @@ class ReferenceEvaluation:
     @np.errstate(all="ignore")  # the comparison reports values that are not finite
     def run(self, feeds: Feeds) -> dict[str, Any]:
         """Run the graph on float64 inputs and return all outputs."""
-        held: dict[str, Any] = {**self._start, **feeds}
-        for node, done in zip(self.nodes, _values_to_free(self.nodes, self.outputs), strict=True):
-            held.update(self.run_node(node, held))
-            for name in done:
-                held.pop(name, None)
-        return {name: self._value(name, held) for name in self.outputs}
+        (found,), _ = self._run_together([feeds])
+        return found
 
     @np.errstate(all="ignore")
     def run_all(self, calls: Sequence[Feeds]) -> list[dict[str, Any]]:

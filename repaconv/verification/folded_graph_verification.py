@@ -499,11 +499,13 @@ def _rounded(model: onnx.ModelProto, weights: Weights) -> tuple[onnx.ModelProto,
     def rounded(weight: onnx.TensorProto) -> onnx.TensorProto:
         if weight.data_type != DOUBLE or weight.name in weights:
             return weight
-        numbers = numpy_helper.to_array(weight).astype(np.float32).astype(np.float64)
-        return numpy_helper.from_array(numbers, weight.name)
+        return numpy_helper.from_array(in_single(numpy_helper.to_array(weight)), weight.name)
+
+    def in_single(numbers: Array) -> Array:
+        return numbers.astype(np.float32).astype(np.float64)
 
     def read(weight: ir.TensorProtocol) -> ir.TensorProtocol:
-        return ir.tensor(weight.numpy().astype(np.float32).astype(np.float64))
+        return ir.tensor(in_single(weight.numpy()))
 
     lazy = {name: ir.LazyTensor(partial(read, each), each.dtype, each.shape) for name, each in weights.items()}
     return with_initializers(model, map(rounded, model.graph.initializer)), lazy

@@ -266,7 +266,7 @@ def run_module(
 
 def load_onnx(
     model: Path | bytes | onnx.ModelProto,
-    folder: Path | Mapping[str, Array] | None = None,
+    weights: Path | Mapping[str, Array] | None = None,
     *,
     timed: bool = False,
     as_written: bool = False,
@@ -277,17 +277,16 @@ def load_onnx(
 
     Args:
         model: A path, a serialized model or a model.
-        folder: Folder of the model's external weights, or these weights by name, if there are some.
+        weights: The model's external weights by name, or the folder that has them.
         timed: Whether the session will be benchmarked. If not, and the model is in memory, the session releases memory
             after every inference, since a comparison holds several sessions.
         as_written: Whether to turn off fusions.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     engine: Engine = plugins.load(plugins.ENGINES, "onnxruntime")
-    weights: Path | Mapping[str, Array] | None = folder
     lean = not (isinstance(model, Path) or timed)
     if not isinstance(model, Path | bytes):
-        bare, weights = (model, folder) if folder else split_off_weights(model)
+        bare, weights = (model, weights) if weights else split_off_weights(model)
         model = bare.SerializeToString()
     spec = SessionSpec(threads=cores or 1, weights=weights, lean=lean, as_written=as_written)
     return load_session(engine, model, spec)

@@ -249,6 +249,22 @@ def test_a_concatenation_stays_whole_where_another_layer_reads_a_part_of_it(read
     assert sorted(kinds) == sorted(row[0] for row in rows)
 
 
+def test_slices_of_a_slice_become_splits_of_a_split():
+    weights = {"w": normal(6, 8), "v": normal(8, 8), **{f"{n}": np.array([n]) for n in (0, 1, 2, 3, 4, 5, 8)}}
+    rows = [
+        ("MatMul", "x w", "a"),
+        ("MatMul", "a v", "b"),
+        ("Slice", "b 0 4 2", "head"),
+        ("Slice", "b 4 8 2", "tail"),
+        ("Slice", "head 0 1 1", "first"),
+        ("Slice", "head 1 5 1", "rest"),
+        *((kind, name, f"{name}.out") for kind, name in (("Tanh", "first"), ("Relu", "rest"), ("Exp", "tail"))),
+    ]
+    outputs = ("first.out", "rest.out", "tail.out")
+    after = require_exact(graph(rows, weights, {"x": (1, 5, 6)}, outputs), 1, 5, 6)
+    assert sorted(node.op_type for node in after.graph.node) == ["Exp", "MatMul", "Relu", "Split", "Split", "Tanh"]
+
+
 def test_a_thin_product_stays_in_two():
     rows = [("MatMul", "x w", "1"), ("MatMul", "1 v", "y")]
     weights = {"w": normal(16, 2), "v": normal(2, 16)}

@@ -54,7 +54,9 @@ def _split(model: ir.Model) -> None:
         if chosen is not None and chosen.places.size and are_consecutive(chosen.places):
             found.setdefault((chosen.value, chosen.axis), {})[node] = int(chosen.places[0])
     order = {node: place for place, node in enumerate(model.graph)}
-    for (value, axis), starts in found.items():
+    part_of: dict[ir.Value, ir.Value] = {}  # what took the place of a slice that is sliced further
+    for (whole, axis), starts in found.items():
+        value = part_of.get(whole, whole)
         slices = sorted(starts, key=lambda node: starts[node])
         widths = [width for node in slices if isinstance(width := (sizes(node.outputs[0]) or ())[axis], int)]
         ends = [int(end) for end in np.cumsum([0, *widths])]
@@ -64,6 +66,7 @@ def _split(model: ir.Model) -> None:
             parts = Writer(model, min(slices, key=lambda node: order[node])).split(value, widths, axis)
             for node, part in zip(slices, parts, strict=True):
                 set_shape(part, sizes(node.outputs[0]), value)
+                part_of[node.outputs[0]] = part
                 Writer(model, node).replace(node.outputs[0], part)
 
 

@@ -14,6 +14,7 @@ from repaconv.graph.constants_of_dynamic_shape import broadcast_constant, slice_
 from repaconv.graph.index_selections import selection_of
 from repaconv.graph.nodes_and_constants import attribute, constant, is_constant
 from repaconv.graph.operator_facts import PRODUCTS
+from repaconv.graph.rotary_embedding_patterns import embedding_nodes
 from repaconv.graph.symbolic_shapes import sizes
 from repaconv.rewrites.fold.linear_graph import LinearGraph, Vertex
 from repaconv.rewrites.fold.norm_affines import of_norm
@@ -43,7 +44,10 @@ def linear_graph(model: ir.Model, axis: int) -> LinearGraph:
             found[value] = graph.add(Vertex(width, value))
         return found[value]
 
+    embedding = embedding_nodes(model)
     for node in model.graph:
+        if node in embedding:
+            continue  # pairs of channels that it turns are not combined further
         for value in node.outputs:
             width = _width(value, axis)
             edges = _edges(node, value, axis) if width is not None else None

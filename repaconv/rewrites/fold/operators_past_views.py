@@ -25,6 +25,7 @@ from repaconv.graph.nodes_and_constants import (
     only_reader,
 )
 from repaconv.graph.operator_facts import ARITHMETIC, ROW_NORMS, SELECTIONS, VIEWS
+from repaconv.graph.rotary_embedding_patterns import embedding_nodes
 from repaconv.graph.symbolic_shapes import Sizes, as_numbers, set_shape, sizes
 from repaconv.graph.tensor_views import View, reshaped
 from repaconv.graph.view_chains import view_of
@@ -37,9 +38,12 @@ if TYPE_CHECKING:
 
 def move_before_views(model: ir.Model) -> None:
     """Move selections, constants, BatchNormalizations and sums to before the views that they act on; in place."""
+    embedding = embedding_nodes(model)
     for node in tuple(model.graph):
         if node.graph is not model.graph or node.domain:
             continue
+        if node in embedding:
+            continue  # a rotary embedding mixes the halves of every head again, so that no layer can absorb a selection
         if node.op_type in SELECTIONS:
             for value in node.outputs:
                 _move_selection(model, node, value)
@@ -69,6 +73,7 @@ def _move_selection(model: ir.Model, node: ir.Node, value: ir.Value) -> None:
         or view is None
         or view.source is selected.value
         or not (value.uses() or value.is_graph_output())
+        or _is_read_whole(selected.value)
     ):
         return
     merged = view.merged(selected.axis)
@@ -91,6 +96,11 @@ def _move_selection(model: ir.Model, node: ir.Node, value: ir.Value) -> None:
     seen = merged.narrowed(new, factor, len(selected.places) if selected.keeps else None).write(write)
     if seen is not None:
         write.replace(value, seen)
+
+
+def _is_read_whole(value: ir.Value) -> bool:
+    """Whether something other than a selection reads the value, so that no linear layer can absorb the selections."""
+    return value.is_graph_output() or any(node.op_type not in SELECTIONS for node, _ in value.uses())
 
 
 def _follows_linear_layer(value: ir.Value) -> bool:

@@ -1,0 +1,413 @@
+"""Find rotary position embeddings in a graph, however they are written.
+
+A rotary embedding turns pairs (a, b) of a head's channels by angles t that depend on the token and the pair:
+
+    y_a = c (x_a cos t - x_b sin t)
+    y_b = c (x_a sin t + x_b cos t)
+
+Exporters write it as slices, negations, concatenations, products with constants, and sums. All of these move numbers,
+multiply them by constants, or add them, so that every entry of y is a sum of few entries of x with constant factors.
+`terms_of` computes these sums, and the pairs, cosines and sines are read from them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from repaconv.graph.attention_patterns import heads_of
+from repaconv.graph.index_selections import axes_of, perm_of, selected_positions
+from repaconv.graph.nodes_and_constants import Array, attribute, constant, nodes_of, only_reader, scalar
+from repaconv.graph.operator_facts import MOVES, SELECTIONS, VIEWS
+from repaconv.graph.symbolic_shapes import as_numbers, rank_of, sizes
+from repaconv.graph.view_chains import view_of
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+MOST_NODES = 64
+"""The most nodes between x and y."""
+MOST_TERMS = 4
+"""The most terms in the sum of one entry of y."""
+MOST_ENTRIES = 2**23
+"""The most entries of x for which sums are computed."""
+BATCH = 2
+"""The batch size for which sums are computed if it is dynamic; with 1, a mix of two images would not be seen."""
+
+
+@dataclass(frozen=True)
+class RotaryEmbedding:
+    """One rotary embedding.
+
+    Attributes:
+        x: The tokens [B, N, C], or heads [B, N, H, d] or [B, H, N, d].
+        y: The embedded heads, [B, N, H, d] or [B, H, N, d].
+        x_axes: The axes of x: "bnc", "bnhd" or "bhnd".
+        y_axes: The axes of y: "bnhd" or "bhnd".
+        offset: The first channel of x that y is computed from, with heads side by side.
+        interleaved: Whether the channels 2i and 2i + 1 are a pair; otherwise i and i + r/2 are.
+        cos: c cos t, [N, H, r/2], or [N, 1, r/2] if it is the same for all heads; in float64. The channels of a head
+            from r on stay as they are.
+        sin: c sin t, in the same shape.
+    """
+
+    x: ir.Value
+    y: ir.Value
+    x_axes: str
+    y_axes: str
+    offset: int
+    interleaved: bool
+    cos: Array
+    sin: Array
+
+    @property
+    def heads(self) -> int:
+        """The number of heads H."""
+        return self._size("h")
+
+    @property
+    def width(self) -> int:
+        """The number of channels d of a head."""
+        return self._size("d")
+
+    def _size(self, axis: str) -> int:
+        found = (sizes(self.y) or ())[self.y_axes.index(axis)]
+        assert isinstance(found, int)
+        return found
+
+
+def rotary_embeddings(model: ir.Model) -> Iterator[RotaryEmbedding]:
+    """Find the rotary embeddings whose result is a factor of a matrix product, directly or through views and scales."""
+    for found in _of_heads(model):
+        yield _of_tokens(found)
+
+
+def embedding_nodes(model: ir.Model) -> set[ir.Node]:
+    """Return the nodes that compute rotary embeddings of heads."""
+    nodes: set[ir.Node] = set()
+    for found in _of_heads(model):
+        todo = [found.y]
+        while todo:
+            value = todo.pop()
+            node = value.producer()
+            if value is not found.x and node is not None and node not in nodes:
+                nodes.add(node)
+                todo += _operands(node)
+    return nodes
+
+
+def _of_heads(model: ir.Model) -> Iterator[RotaryEmbedding]:
+    """Find rotary embeddings of the nearest value that each is computed from alone."""
+    ends: dict[ir.Value, None] = {}
+    for product in nodes_of(model, "MatMul", "Attention"):
+        for value in product.inputs[:3]:
+            end = _sum_or_concat(value)
+            if end is not None:
+                ends[end] = None
+    for end in ends:
+        found = next((one for x in _sources(end) if (one := _embedding(x, end)) is not None), None)
+        if found is not None:
+            yield found
+
+
+def _of_tokens(found: RotaryEmbedding) -> RotaryEmbedding:
+    """The same embedding, as one of the tokens that its heads are a view of."""
+    if found.x_axes != "bhnd":
+        return found
+    heads = heads_of(found.x)
+    if heads is not None and (heads.count, heads.width) == (found.heads, found.width):
+        cos, sin = heads.factor * found.cos, heads.factor * found.sin
+        return replace(found, x=heads.source, x_axes="bnc", offset=heads.offset, cos=cos, sin=sin)
+    view = view_of(found.x)
+    if view is None or len(view.of) != 4 or view.places or view.scale != 1:
+        return found
+    batch, tokens, count, width = view.of
+    return replace(found, x=view.source, x_axes="bnhd") if view.axes == (batch, count, tokens, width) else found
+
+
+def _sum_or_concat(value: ir.Value | None) -> ir.Value | None:
+    """The sum or concatenation of four axes that a value is, up to views and a factor; None if it is none."""
+    while value is not None and (node := value.producer()) is not None and node.domain == "":
+        if node.op_type in ("Add", "Sub", "Concat"):
+            return value if rank_of(value) == 4 else _with_four_axes(value)
+        numbers = [scalar(entry) for entry in node.inputs] if node.op_type in ("Mul", "Div") else [None, None]
+        if node.op_type not in VIEWS and numbers == [None, None]:
+            return None
+        value = node.inputs[0 if numbers[0] is None else 1]
+    return None
+
+
+def _with_four_axes(value: ir.Value) -> ir.Value | None:
+    """The first view of a value that has four axes, if nothing else reads it: pairs [.., d/2, 2] as [.., d]."""
+    while rank_of(value) != 4:
+        view = only_reader(value, *VIEWS)
+        if view is None:
+            return None
+        value = view.outputs[0]
+    return value
+
+
+# --- What y is computed from.
+
+
+def _sources(y: ir.Value) -> list[ir.Value]:
+    """The values of which each alone determines y, by moves, products with constants and sums; the nearest first."""
+    nodes: dict[ir.Node, None] = {}
+    todo = [y]
+    while todo:
+        node = todo.pop().producer()
+        if node is None or node in nodes or not _is_linear(node):
+            continue
+        nodes[node] = None
+        if len(nodes) > MOST_NODES:
+            return []
+        todo += _operands(node)
+    if not any(node.op_type in ("Add", "Sub") for node in nodes):
+        return []
+    values = dict.fromkeys(value for node in nodes for value in _operands(node))
+    return [value for value in values if value is not y and _is_only_source(value, y, nodes)]
+
+
+def _is_only_source(x: ir.Value, y: ir.Value, nodes: dict[ir.Node, None]) -> bool:
+    """Whether every way up from y leads to x, through these nodes."""
+    todo, seen = [y], {y}
+    while todo:
+        value = todo.pop()
+        if value is x:
+            continue
+        node = value.producer()
+        if node not in nodes:
+            return False
+        assert node is not None
+        new = [one for one in _operands(node) if one not in seen]
+        seen.update(new)
+        todo += new
+    return True
+
+
+def _is_linear(node: ir.Node) -> bool:
+    """Whether a node only moves numbers, multiplies them by constants, or adds them."""
+    if node.domain:
+        return False
+    if node.op_type in MOVES:
+        return _is_plain(node)
+    if node.op_type in ("Mul", "Div"):
+        fixed = [_numbers(value) is not None for value in node.inputs]
+        return fixed == [False, True] or (node.op_type == "Mul" and fixed == [True, False])
+    return node.op_type in ("Neg", "Add", "Sub", "Concat") and all(_numbers(value) is None for value in node.inputs)
+
+
+def _operands(node: ir.Node) -> list[ir.Value]:
+    """The inputs of a linear node that are not constant."""
+    given = node.inputs[:1] if node.op_type in MOVES else node.inputs
+    return [value for value in given if value is not None and _numbers(value) is None]
+
+
+def _numbers(value: ir.Value | None) -> Array | None:
+    """A constant's numbers, also of a constant that was moved or converted; None if it is computed otherwise."""
+    found = constant(value)
+    node = None if value is None else value.producer()
+    if found is not None or value is None or node is None or node.domain or not _is_plain(node):
+        return found
+    whole = _numbers(node.inputs[0])
+    return None if whole is None else _moved(node, value, whole)
+
+
+def _is_plain(node: ir.Node) -> bool:
+    """Whether a node moves numbers of its first input by constants, or converts them without rounding."""
+    if node.op_type == "Cast":
+        given, to = (value.dtype if value is not None else None for value in (node.inputs[0], node.outputs[0]))
+        return given is not None and to is not None and given.is_floating_point() and to.bitwidth >= given.bitwidth
+    return node.op_type in MOVES and all(constant(entry) is not None for entry in node.inputs[1:] if entry is not None)
+
+
+# --- Sums of entries of x.
+
+
+@dataclass(frozen=True)
+class Terms:
+    """A tensor whose every entry is sum_k factor[k] x.flat[place[k]]; both arrays are [K, *shape]."""
+
+    place: NDArray[np.int64]
+    factor: NDArray[np.float64]
+
+
+def terms_of(y: ir.Value, x: ir.Value) -> Terms | None:
+    """Compute what y is of x, which alone determines it; None if the sums are too long or a shape is not known."""
+    shape = sizes(x)
+    rest = None if shape is None else as_numbers(shape[1:])
+    if shape is None or rest is None:
+        return None
+    whole = (shape[0] if isinstance(shape[0], int) else BATCH, *rest)
+    if math.prod(whole) > MOST_ENTRIES:
+        return None
+    places = np.arange(math.prod(whole)).reshape(1, *whole)
+    known: dict[ir.Value, Terms | None] = {x: Terms(places, np.ones(places.shape))}
+
+    def terms(value: ir.Value) -> Terms | None:
+        if value not in known:
+            node = value.producer()
+            assert node is not None
+            parts = [terms(one) for one in _operands(node)]
+            known[value] = None if any(one is None for one in parts) else _applied(node, value, parts)  # type: ignore[arg-type]
+        return known[value]
+
+    return terms(y)
+
+
+def _applied(node: ir.Node, value: ir.Value, parts: list[Terms]) -> Terms | None:
+    """The terms of a node's output, from those of its operands."""
+    first = parts[0]
+    if node.op_type in MOVES:
+        return Terms(_each_moved(node, value, first.place), _each_moved(node, value, first.factor))
+    if node.op_type == "Neg":
+        return replace(first, factor=-first.factor)
+    if node.op_type in ("Mul", "Div"):
+        by = next(numbers for entry in node.inputs if (numbers := _numbers(entry)) is not None)
+        factor = first.factor / by if node.op_type == "Div" else first.factor * by
+        return Terms(first.place, factor) if factor.shape == first.place.shape else None
+    if node.op_type == "Concat":
+        axis, most = int(attribute(node, "axis", 0)) % rank_of(value), max(len(one.place) for one in parts)
+        same = [_with_length(one, most) for one in parts]
+        return Terms(
+            np.concatenate([one.place for one in same], axis + 1),
+            np.concatenate([one.factor for one in same], axis + 1),
+        )
+    second = parts[-1]  # x + x has one operand twice
+    if first.place.shape[1:] != second.place.shape[1:] or len(first.place) + len(second.place) > MOST_TERMS:
+        return None
+    sign = -1.0 if node.op_type == "Sub" else 1.0
+    return Terms(np.concatenate([first.place, second.place]), np.concatenate([first.factor, sign * second.factor]))
+
+
+def _with_length(terms: Terms, length: int) -> Terms:
+    """The same sums with terms of factor 0."""
+    more = [(0, length - len(terms.place)), *[(0, 0)] * (terms.place.ndim - 1)]
+    return Terms(np.pad(terms.place, more), np.pad(terms.factor, more))
+
+
+def _each_moved(node: ir.Node, value: ir.Value, arrays: Array) -> Array:
+    """The output of a view or selection for each of these arrays; a single one is not copied."""
+    moved = [_moved(node, value, array) for array in arrays]
+    return moved[0][None] if len(moved) == 1 else np.stack(moved)
+
+
+def _moved(node: ir.Node, value: ir.Value, array: Array) -> Array:
+    """The output ``value`` of a view or selection of this array."""
+    if node.op_type in SELECTIONS:
+        taken: Array = array
+        for axis, places in sorted((selected_positions(node, value) or {}).items(), reverse=True):
+            taken = np.take(taken, places, axis)
+        return taken
+    if node.op_type == "Transpose":
+        turned: Array = array.transpose(perm_of(node, array.ndim))
+        return turned
+    if node.op_type == "Reshape":
+        target = constant(node.inputs[1])
+        assert target is not None
+        shape = [array.shape[i] if size == 0 else int(size) for i, size in enumerate(target)]
+        reshaped: Array = array.reshape(shape)
+        return reshaped
+    if node.op_type == "Flatten":
+        axis = int(attribute(node, "axis", 1)) % (array.ndim + 1)
+        flat: Array = array.reshape(math.prod(array.shape[:axis]), -1)
+        return flat
+    if node.op_type == "Squeeze":
+        given = axes_of(node, array.ndim)
+        return array.squeeze(None if given is None else tuple(given))
+    if node.op_type == "Unsqueeze":
+        return np.expand_dims(array, tuple(axes_of(node, rank_of(value)) or ()))
+    return array
+
+
+# --- Pairs, cosines and sines from the sums.
+
+
+def _embedding(x: ir.Value, y: ir.Value) -> RotaryEmbedding | None:
+    """The rotary embedding that makes y of x, or None."""
+    start, end = sizes(x), sizes(y)
+    if start is None or end is None or start[0] != end[0] or as_numbers(end[1:]) is None or len(start) not in (3, 4):
+        return None
+    terms = terms_of(y, x)
+    if terms is None or len(terms.place) < 2:
+        return None
+    found = [
+        one
+        for x_axes in (("bnc",) if len(start) == 3 else ("bhnd", "bnhd"))
+        for y_axes in ("bhnd", "bnhd")
+        if (one := _read(x, y, x_axes, y_axes, terms)) is not None
+    ]
+    # with the axes of heads and tokens exchanged, it is an embedding with another angle for every head
+    return min(found, key=lambda one: one.cos.shape[1] > 1, default=None)
+
+
+def _read(x: ir.Value, y: ir.Value, x_axes: str, y_axes: str, terms: Terms) -> RotaryEmbedding | None:
+    order = (0, *(1 + y_axes.index(axis) for axis in "bnhd"))
+    place, factor = terms.place.transpose(order), terms.factor.transpose(order)
+    _, batch, tokens, heads, width = place.shape
+    start = [batch, *(size for size in (sizes(x) or ())[1:] if isinstance(size, int))]
+    length = dict(zip(x_axes, start, strict=True))
+    if length["n"] != tokens or heads * width > math.prod(start[1:]) // tokens or length.get("d", width) != width:
+        return None
+    read = factor != 0
+    offset = int(place[:, 0, 0][read[:, 0, 0]].min(initial=place.size)) if x_axes != "bhnd" else 0
+    own = np.arange(width)
+    source = place - _places(x_axes, length, (batch, tokens, heads, width)) - offset + own
+    if ((source < 0) | (source >= width))[read].any():
+        return None  # another token or another head
+    stays, moves = read & (source == own), read & (source != own)
+    pair = np.where(moves, source, -1).max((0, 1, 2, 3))
+    first, second, interleaved = _pairs(pair)
+    if not len(first) or (moves & (source != pair)).any():
+        return None  # a channel is mixed with several others
+    cos, sin = (np.where(which, factor, 0.0).sum(0) for which in (stays, moves))
+    if (cos != cos[:1]).any() or (sin != sin[:1]).any():
+        return None  # images differ
+    alike = (cos == cos[:, :, :1]).all() and (sin == sin[:, :, :1]).all()
+    cos, sin = (angles[0, :, : 1 if alike else heads] for angles in (cos, sin))
+    rest = np.setdiff1d(own, [*first, *second])
+    turned = (cos[..., first] == cos[..., second]).all() and (sin[..., first] == -sin[..., second]).all()
+    if not turned or (cos[..., rest] != 1).any() or (sin[..., rest] != 0).any():
+        return None
+    return RotaryEmbedding(x, y, x_axes, y_axes, offset, interleaved, cos[..., first], sin[..., second])
+
+
+def _places(x_axes: str, length: dict[str, int], shape: tuple[int, ...]) -> NDArray[np.int64]:
+    """The places in x of the entries [B, N, H, d], with heads side by side from its first channel on."""
+    strides, step = {}, 1
+    for axis in reversed(x_axes):
+        strides[axis] = step
+        step *= length[axis]
+    steps = [strides.get(axis, shape[3] if axis == "h" else 1) for axis in "bnhd"]
+    found: NDArray[np.int64] = sum(
+        (by * at for by, at in zip(steps, np.ix_(*map(np.arange, shape)), strict=True)), np.int64(0)
+    )
+    return found
+
+
+def _pairs(pair: NDArray[np.int64]) -> tuple[Array, Array, bool]:
+    """The first and the second channels of all pairs, and whether they are interleaved; empty if they are neither.
+
+    Args:
+        pair: The channel that each channel is mixed with; -1 for a channel that is mixed with none.
+    """
+    width, none = len(pair), np.zeros(0, np.int64)
+    mixed = np.flatnonzero(pair >= 0)
+    if not len(mixed):
+        return none, none, False
+    apart = int(abs(pair[mixed[0]] - mixed[0]))
+    for first, second, interleaved in (
+        (np.arange(apart), np.arange(apart) + apart, False),
+        (np.arange(0, width - 1, 2), np.arange(1, width, 2), True),
+    ):
+        partner = np.full(width, -1)
+        if len(second) and second[-1] < width:
+            partner[first], partner[second] = second, first
+        if (pair[mixed] == partner[mixed]).all():
+            return first, second, interleaved
+    return none, none, False

@@ -36,6 +36,7 @@ from repaconv.rewrites.speed import (
     linear_layer_grouping,
     norm_layouts,
     patch_embedding,
+    rotary_embedding_operator,
     silu_as_quotient,
     split_convolutions,
     split_parts,
@@ -48,6 +49,7 @@ from repaconv.rewrites.speed import token_matrix_gemm as rows
 MODULES = (
     *(
         attention_operator,
+        rotary_embedding_operator,
         biases,
         layernorm_to_rmsnorm,
         split_convolutions,

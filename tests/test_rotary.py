@@ -201,6 +201,63 @@ def test_heads_with_angles_of_their_own():
         assert changed(attending(embed, **settings), "rotary-op") == ["rotary-op"] * 2
 
 
+def test_a_factor_of_heads_whose_rest_stays():
+    def embed(graph, x):
+        return partly(graph, graph("Mul", x, np.array(0.25)))
+
+    assert changed(attending(embed, fused=False), "rotary-op") == ["rotary-op"] * 2
+
+
+def test_keys_that_several_heads_of_queries_share():
+    graph, random = Graph(x=[TOKENS, 6]), np.random.default_rng(0)
+    heads = []
+    for count in (4, 2, 2):
+        part = graph(
+            "Reshape", graph("MatMul", "x", random.standard_normal((6, count * WIDTH))), np.array([0, 0, count, -1])
+        )
+        heads.append(graph("Transpose", part, perm=[0, 2, 1, 3]))
+    q, k = (in_halves(graph, part) for part in heads[:2])
+    k, v = (
+        graph(
+            "Reshape",
+            graph("Expand", graph("Unsqueeze", part, np.array([2])), np.array([1, 1, 2, 1, 1])),
+            np.array([0, 4, TOKENS, WIDTH]),
+        )
+        for part in (k, heads[2])
+    )
+    scores = graph("Softmax", graph("MatMul", q, graph("Transpose", k, perm=[0, 1, 3, 2])), axis=-1)
+    model = graph.model(graph("MatMul", scores, v))
+    assert changed(model, "rotary-op") == ["rotary-op"] * 2
+
+
+def test_angles_that_are_joined_and_repeated_by_the_graph():
+    def embed(graph, x):
+        parts = graph("Split", np.concatenate(angles(), -1)[:, ::4], np.array([2, 2]), outputs=2, axis=1)
+        cos, sin = (
+            graph(
+                "Reshape",
+                graph("Expand", graph("Unsqueeze", part, np.array([2])), np.array([1, 1, 2])),
+                np.array([0, -1]),
+            )
+            for part in parts
+        )
+        cos, sin = (graph("Concat", part, part, axis=-1) for part in (cos, sin))
+        return graph("Add", graph("Mul", x, cos), graph("Mul", half(graph, x), sin))
+
+    assert changed(attending(embed), "rotary-op") == ["rotary-op"] * 2
+
+
+def test_a_constant_with_more_axes_than_the_tokens_stays():
+    graph, random = Graph(x=[TOKENS, WIDTH]), np.random.default_rng(0)
+    cos, sin = (t[None, None] for t in angles())
+    a, b = graph("Split", "x", np.array([4, 4]), outputs=2, axis=-1)
+    turned = graph("Add", graph("Mul", "x", cos), graph("Mul", graph("Concat", graph("Neg", b), a, axis=-1), sin))
+    model = graph.model(graph("MatMul", turned, random.standard_normal((1, 1, WIDTH, TOKENS))))
+    changed(model, "rotary-op")
+    product = graph("MatMul", turned, graph("Transpose", turned, perm=[0, 1, 3, 2]))
+    changed(graph.model(product), "rotary-op")
+
+
 def unlike(*, halves=False, sign=False, swapped=False):
     """An embedding with another angle for each half, with the wrong sign, or of swapped tokens."""
 
@@ -232,7 +289,23 @@ def test_an_embedding_that_mixes_two_images_stays():
         changed(model, "rotary-op")  # the embedding itself is one; what comes before it must stay
 
 
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize(
+    ("operator", "given"),
+    [
+        ("Slice", ([-1], [-(2**31)], [0], [-1])),  # the images backwards
+        ("Reshape", ([1, HEADS, TOKENS, WIDTH],)),  # which fits a single image only
+    ],
+)
+def test_what_moves_images_stays(operator, given):
+    def embed(graph, x):
+        cos, sin = angles()
+        moved = graph(operator, half(graph, x), *map(np.array, given))
+        return graph("Add", graph("Mul", x, cos), graph("Mul", moved, sin))
+
+    assert rewritten(attending(embed), [REWRITES["rotary-op"]])[1] == []
+
+
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 8))])
 @pytest.mark.parametrize("embed", FORMS)
 def test_what_is_nearly_an_embedding_computes_the_same(embed, seed):
     random = np.random.default_rng([seed, FORMS.index(embed)])

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -109,10 +110,16 @@ def _of_heads(model: ir.Model) -> Iterator[RotaryEmbedding]:
             end = _sum_or_concat(value)
             if end is not None:
                 ends[end] = None
+    known: dict[object, RotaryEmbedding | None] = {}
     for end in ends:
-        found = next((one for x in _sources(end) if (one := _embedding(x, end)) is not None), None)
-        if found is not None:
-            yield found
+        for x in _sources(end):
+            key = _computation(x, end)
+            if key not in known:
+                known[key] = _embedding(x, end)
+            found = known[key]
+            if found is not None:
+                yield replace(found, x=x, y=end)
+                break
 
 
 def _of_tokens(found: RotaryEmbedding) -> RotaryEmbedding:
@@ -120,7 +127,8 @@ def _of_tokens(found: RotaryEmbedding) -> RotaryEmbedding:
     if found.x_axes != "bhnd":
         return found
     heads = heads_of(found.x)
-    if heads is not None and (heads.count, heads.width) == (found.heads, found.width):
+    whole = 2 * found.cos.shape[-1] == found.width  # else a factor of x is one of the channels that stay, too
+    if heads is not None and (heads.count, heads.width) == (found.heads, found.width) and (whole or heads.factor == 1):
         cos, sin = heads.factor * found.cos, heads.factor * found.sin
         return replace(found, x=heads.source, x_axes="bnc", offset=heads.offset, cos=cos, sin=sin)
     view = view_of(found.x)
@@ -136,7 +144,7 @@ def _sum_or_concat(value: ir.Value | None) -> ir.Value | None:
         if node.op_type in ("Add", "Sub", "Concat"):
             return value if rank_of(value) == 4 else _with_four_axes(value)
         numbers = [scalar(entry) for entry in node.inputs] if node.op_type in ("Mul", "Div") else [None, None]
-        if node.op_type not in VIEWS and numbers == [None, None]:
+        if node.op_type not in (*VIEWS, "Expand") and numbers == [None, None]:  # Expand: keys of several queries' heads
             return None
         value = node.inputs[0 if numbers[0] is None else 1]
     return None
@@ -155,25 +163,25 @@ def _with_four_axes(value: ir.Value) -> ir.Value | None:
 # --- What y is computed from.
 
 
-def _sources(y: ir.Value) -> list[ir.Value]:
+def _sources(y: ir.Value) -> Iterator[ir.Value]:
     """The values of which each alone determines y, by moves, products with constants and sums; the nearest first."""
-    nodes: dict[ir.Node, None] = {}
+    operands: dict[ir.Node, list[ir.Value]] = {}
     todo = [y]
     while todo:
         node = todo.pop().producer()
-        if node is None or node in nodes or not _is_linear(node):
+        if node is None or node in operands or not _is_linear(node):
             continue
-        nodes[node] = None
-        if len(nodes) > MOST_NODES:
-            return []
-        todo += _operands(node)
-    if not any(node.op_type in ("Add", "Sub") for node in nodes):
-        return []
-    values = dict.fromkeys(value for node in nodes for value in _operands(node))
-    return [value for value in values if value is not y and _is_only_source(value, y, nodes)]
+        operands[node] = _operands(node)
+        if len(operands) > MOST_NODES:
+            return
+        todo += operands[node]
+    if any(node.op_type in ("Add", "Sub") for node in operands):
+        for value in dict.fromkeys(value for values in operands.values() for value in values):
+            if value is not y and rank_of(value) in (3, 4) and _is_only_source(value, y, operands):
+                yield value
 
 
-def _is_only_source(x: ir.Value, y: ir.Value, nodes: dict[ir.Node, None]) -> bool:
+def _is_only_source(x: ir.Value, y: ir.Value, operands: dict[ir.Node, list[ir.Value]]) -> bool:
     """Whether every way up from y leads to x, through these nodes."""
     todo, seen = [y], {y}
     while todo:
@@ -181,13 +189,34 @@ def _is_only_source(x: ir.Value, y: ir.Value, nodes: dict[ir.Node, None]) -> boo
         if value is x:
             continue
         node = value.producer()
-        if node not in nodes:
+        if node is None or node not in operands:
             return False
-        assert node is not None
-        new = [one for one in _operands(node) if one not in seen]
+        new = [one for one in operands[node] if one not in seen]
         seen.update(new)
         todo += new
     return True
+
+
+def _computation(x: ir.Value, y: ir.Value) -> object:
+    """What is computed of x to give y: equal for queries and keys of all layers that are turned by the same angles."""
+    order = {x: 0}
+    steps: list[object] = [sizes(x), sizes(y)]
+
+    def number(value: ir.Value) -> int:
+        if value not in order:
+            node = value.producer()
+            assert node is not None
+            operands = _operands(node)
+            given = tuple(number(one) for one in operands)
+            fixed = [_numbers(one) for one in node.inputs if one is not None and one not in operands]
+            constants = tuple((one.shape, sha256(one.tobytes()).digest()) for one in fixed if one is not None)
+            attributes = tuple(sorted((name, str(entry.value)) for name, entry in node.attributes.items()))
+            steps.append((node.op_type, node.outputs.index(value), attributes, given, constants))
+            order[value] = len(order)
+        return order[value]
+
+    number(y)
+    return tuple(steps)
 
 
 def _is_linear(node: ir.Node) -> bool:
@@ -196,6 +225,9 @@ def _is_linear(node: ir.Node) -> bool:
         return False
     if node.op_type in MOVES:
         return _is_plain(node)
+    if node.op_type == "Cast":
+        given, to = (value.dtype if value is not None else None for value in (node.inputs[0], node.outputs[0]))
+        return given is not None and given == to
     if node.op_type in ("Mul", "Div"):
         fixed = [_numbers(value) is not None for value in node.inputs]
         return fixed == [False, True] or (node.op_type == "Mul" and fixed == [True, False])
@@ -204,7 +236,7 @@ def _is_linear(node: ir.Node) -> bool:
 
 def _operands(node: ir.Node) -> list[ir.Value]:
     """The inputs of a linear node that are not constant."""
-    given = node.inputs[:1] if node.op_type in MOVES else node.inputs
+    given = node.inputs[:1] if node.op_type in (*MOVES, "Cast") else node.inputs
     return [value for value in given if value is not None and _numbers(value) is None]
 
 
@@ -212,8 +244,14 @@ def _numbers(value: ir.Value | None) -> Array | None:
     """A constant's numbers, also of a constant that was moved or converted; None if it is computed otherwise."""
     found = constant(value)
     node = None if value is None else value.producer()
-    if found is not None or value is None or node is None or node.domain or not _is_plain(node):
+    if found is not None or value is None or node is None or node.domain:
         return found
+    if node.op_type == "Concat":
+        parts = [numbers for entry in node.inputs if (numbers := _numbers(entry)) is not None]
+        joined = len(parts) == len(node.inputs)
+        return np.concatenate(parts, int(attribute(node, "axis", 0))) if joined else None
+    if not _is_plain(node):
+        return None
     whole = _numbers(node.inputs[0])
     return None if whole is None else _moved(node, value, whole)
 
@@ -222,8 +260,16 @@ def _is_plain(node: ir.Node) -> bool:
     """Whether a node moves numbers of its first input by constants, or converts them without rounding."""
     if node.op_type == "Cast":
         given, to = (value.dtype if value is not None else None for value in (node.inputs[0], node.outputs[0]))
-        return given is not None and to is not None and given.is_floating_point() and to.bitwidth >= given.bitwidth
-    return node.op_type in MOVES and all(constant(entry) is not None for entry in node.inputs[1:] if entry is not None)
+        return (
+            given is not None
+            and to is not None
+            and given.is_floating_point()
+            and (to == given or to.bitwidth > given.bitwidth)
+        )
+    if node.op_type in SELECTIONS and any(selected_positions(node, value) is None for value in node.outputs):
+        return False
+    fixed = all(constant(entry) is not None for entry in node.inputs[1:] if entry is not None)
+    return node.op_type in (*MOVES, "Expand") and fixed
 
 
 # --- Sums of entries of x.
@@ -233,7 +279,7 @@ def _is_plain(node: ir.Node) -> bool:
 class Terms:
     """A tensor whose every entry is sum_k factor[k] x.flat[place[k]]; both arrays are [K, *shape]."""
 
-    place: NDArray[np.int64]
+    place: NDArray[np.int32]
     factor: NDArray[np.float64]
 
 
@@ -246,7 +292,7 @@ def terms_of(y: ir.Value, x: ir.Value) -> Terms | None:
     whole = (shape[0] if isinstance(shape[0], int) else BATCH, *rest)
     if math.prod(whole) > MOST_ENTRIES:
         return None
-    places = np.arange(math.prod(whole)).reshape(1, *whole)
+    places = np.arange(math.prod(whole), dtype=np.int32).reshape(1, *whole)
     known: dict[ir.Value, Terms | None] = {x: Terms(places, np.ones(places.shape))}
 
     def terms(value: ir.Value) -> Terms | None:
@@ -257,20 +303,24 @@ def terms_of(y: ir.Value, x: ir.Value) -> Terms | None:
             known[value] = None if any(one is None for one in parts) else _applied(node, value, parts)  # type: ignore[arg-type]
         return known[value]
 
-    return terms(y)
+    try:
+        return terms(y)
+    except ValueError:  # a Reshape or Squeeze that fits another batch size only
+        return None
 
 
 def _applied(node: ir.Node, value: ir.Value, parts: list[Terms]) -> Terms | None:
     """The terms of a node's output, from those of its operands."""
     first = parts[0]
-    if node.op_type in MOVES:
+    if node.op_type in (*MOVES, "Cast"):
         return Terms(_each_moved(node, value, first.place), _each_moved(node, value, first.factor))
     if node.op_type == "Neg":
         return replace(first, factor=-first.factor)
     if node.op_type in ("Mul", "Div"):
         by = next(numbers for entry in node.inputs if (numbers := _numbers(entry)) is not None)
-        factor = first.factor / by if node.op_type == "Div" else first.factor * by
-        return Terms(first.place, factor) if factor.shape == first.place.shape else None
+        if np.broadcast_shapes(by.shape, first.place.shape[1:]) != first.place.shape[1:]:
+            return None
+        return Terms(first.place, first.factor / by if node.op_type == "Div" else first.factor * by)
     if node.op_type == "Concat":
         axis, most = int(attribute(node, "axis", 0)) % rank_of(value), max(len(one.place) for one in parts)
         same = [_with_length(one, most) for one in parts]
@@ -301,7 +351,9 @@ def _moved(node: ir.Node, value: ir.Value, array: Array) -> Array:
     """The output ``value`` of a view or selection of this array."""
     if node.op_type in SELECTIONS:
         taken: Array = array
-        for axis, places in sorted((selected_positions(node, value) or {}).items(), reverse=True):
+        held = selected_positions(node, value)
+        assert held is not None
+        for axis, places in sorted(held.items(), reverse=True):
             taken = np.take(taken, places, axis)
         return taken
     if node.op_type == "Transpose":
@@ -313,6 +365,10 @@ def _moved(node: ir.Node, value: ir.Value, array: Array) -> Array:
         shape = [array.shape[i] if size == 0 else int(size) for i, size in enumerate(target)]
         reshaped: Array = array.reshape(shape)
         return reshaped
+    if node.op_type == "Expand":
+        target = constant(node.inputs[1])
+        assert target is not None
+        return np.broadcast_to(array, np.broadcast_shapes(array.shape, tuple(int(size) for size in target)))
     if node.op_type == "Flatten":
         axis = int(attribute(node, "axis", 1)) % (array.ndim + 1)
         flat: Array = array.reshape(math.prod(array.shape[:axis]), -1)
@@ -336,40 +392,45 @@ def _embedding(x: ir.Value, y: ir.Value) -> RotaryEmbedding | None:
     terms = terms_of(y, x)
     if terms is None or len(terms.place) < 2:
         return None
-    found = [
-        one
-        for x_axes in (("bnc",) if len(start) == 3 else ("bhnd", "bnhd"))
-        for y_axes in ("bhnd", "bnhd")
-        if (one := _read(x, y, x_axes, y_axes, terms)) is not None
-    ]
+    if [*terms.place.shape[2:]] != [*end[1:]]:
+        return None
+    found: RotaryEmbedding | None = None
     # with the axes of heads and tokens exchanged, it is an embedding with another angle for every head
-    return min(found, key=lambda one: one.cos.shape[1] > 1, default=None)
+    for x_axes in ("bnc",) if len(start) == 3 else ("bhnd", "bnhd"):
+        for y_axes in ("bhnd", "bnhd"):
+            one = _read(x, y, x_axes, y_axes, terms)
+            if one is not None and one.cos.shape[1] == 1:
+                return one
+            found = found or one
+    return found
 
 
 def _read(x: ir.Value, y: ir.Value, x_axes: str, y_axes: str, terms: Terms) -> RotaryEmbedding | None:
     order = (0, *(1 + y_axes.index(axis) for axis in "bnhd"))
-    place, factor = terms.place.transpose(order), terms.factor.transpose(order)
-    _, batch, tokens, heads, width = place.shape
+    _, batch, tokens, heads, width = (terms.place.shape[axis] for axis in order)
     start = [batch, *(size for size in (sizes(x) or ())[1:] if isinstance(size, int))]
     length = dict(zip(x_axes, start, strict=True))
     if length["n"] != tokens or heads * width > math.prod(start[1:]) // tokens or length.get("d", width) != width:
         return None
+    place, factor = terms.place.transpose(order), terms.factor.transpose(order)
     read = factor != 0
     offset = int(place[:, 0, 0][read[:, 0, 0]].min(initial=place.size)) if x_axes != "bhnd" else 0
     own = np.arange(width)
-    source = place - _places(x_axes, length, (batch, tokens, heads, width)) - offset + own
+    # the channel, counted from the first one of the same head of the same token
+    source = place - (_places(x_axes, length, (batch, tokens, heads, width)) + (offset - own))
+    if (factor != factor[:, :1]).any() or ((source != source[:, :1]) & read).any():
+        return None  # images differ
+    source, factor, read = source[:, 0], factor[:, 0], read[:, 0]
     if ((source < 0) | (source >= width))[read].any():
         return None  # another token or another head
     stays, moves = read & (source == own), read & (source != own)
-    pair = np.where(moves, source, -1).max((0, 1, 2, 3))
+    pair = np.where(moves, source, -1).max((0, 1, 2))
     first, second, interleaved = _pairs(pair)
     if not len(first) or (moves & (source != pair)).any():
         return None  # a channel is mixed with several others
     cos, sin = (np.where(which, factor, 0.0).sum(0) for which in (stays, moves))
-    if (cos != cos[:1]).any() or (sin != sin[:1]).any():
-        return None  # images differ
-    alike = (cos == cos[:, :, :1]).all() and (sin == sin[:, :, :1]).all()
-    cos, sin = (angles[0, :, : 1 if alike else heads] for angles in (cos, sin))
+    if (cos == cos[:, :1]).all() and (sin == sin[:, :1]).all():
+        cos, sin = cos[:, :1], sin[:, :1]
     rest = np.setdiff1d(own, [*first, *second])
     turned = (cos[..., first] == cos[..., second]).all() and (sin[..., first] == -sin[..., second]).all()
     if not turned or (cos[..., rest] != 1).any() or (sin[..., rest] != 0).any():
@@ -377,16 +438,17 @@ def _read(x: ir.Value, y: ir.Value, x_axes: str, y_axes: str, terms: Terms) -> R
     return RotaryEmbedding(x, y, x_axes, y_axes, offset, interleaved, cos[..., first], sin[..., second])
 
 
-def _places(x_axes: str, length: dict[str, int], shape: tuple[int, ...]) -> NDArray[np.int64]:
+def _places(x_axes: str, length: dict[str, int], shape: tuple[int, ...]) -> NDArray[np.int32]:
     """The places in x of the entries [B, N, H, d], with heads side by side from its first channel on."""
     strides, step = {}, 1
     for axis in reversed(x_axes):
         strides[axis] = step
         step *= length[axis]
     steps = [strides.get(axis, shape[3] if axis == "h" else 1) for axis in "bnhd"]
-    found: NDArray[np.int64] = sum(
-        (by * at for by, at in zip(steps, np.ix_(*map(np.arange, shape)), strict=True)), np.int64(0)
-    )
+    counts = np.ix_(*(np.arange(size, dtype=np.int32) for size in shape))
+    found: NDArray[np.int32] = np.zeros((), np.int32)
+    for by, count in zip(steps, counts, strict=True):
+        found = found + by * count
     return found
 
 

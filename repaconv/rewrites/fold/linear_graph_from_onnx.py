@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,7 +14,6 @@ from repaconv.graph.constants_of_dynamic_shape import broadcast_constant, slice_
 from repaconv.graph.index_selections import selection_of
 from repaconv.graph.nodes_and_constants import attribute, constant, is_constant
 from repaconv.graph.operator_facts import PRODUCTS
-from repaconv.graph.rotary_embedding_patterns import embedding_nodes
 from repaconv.graph.symbolic_shapes import sizes
 from repaconv.rewrites.fold.linear_graph import LinearGraph, Vertex
 from repaconv.rewrites.fold.norm_affines import of_norm
@@ -26,12 +25,13 @@ Edges = tuple[list[tuple["ir.Value", Map]], "Vector | None"]
 """The affine map that computes a value: the sources with the map of each, and the constant."""
 
 
-def linear_graph(model: ir.Model, axis: int) -> LinearGraph:
+def linear_graph(model: ir.Model, axis: int, left_out: Collection[ir.Node] = ()) -> LinearGraph:
     """Read the linear part of an ONNX graph.
 
     Args:
         model: In the form that `repaconv.graph.canonical_form` makes.
         axis: The axis of channels: `LAST`, or `IMAGE` for axis 1 of values with four or more dimensions.
+        left_out: Nodes that stay as they are.
     """
     graph = LinearGraph()
     found: dict[ir.Value, Vertex] = {}
@@ -44,10 +44,9 @@ def linear_graph(model: ir.Model, axis: int) -> LinearGraph:
             found[value] = graph.add(Vertex(width, value))
         return found[value]
 
-    embedding = embedding_nodes(model)
     for node in model.graph:
-        if node in embedding:
-            continue  # pairs of channels that it turns are not combined further
+        if node in left_out:
+            continue
         for value in node.outputs:
             width = _width(value, axis)
             edges = _edges(node, value, axis) if width is not None else None

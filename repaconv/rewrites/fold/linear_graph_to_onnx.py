@@ -26,7 +26,7 @@ EPSILON = 1e-5
 
 
 def emit(model: ir.Model, graph: LinearGraph, axis: int, rewrite: str) -> Iterator[Change]:
-    """Write the changed vertices of a linear graph into the model; in place.
+    """Write the changed vertices of a linear graph into the model; in place, and without keeping the graph's maps.
 
     Args:
         model: The model that the graph was read from.
@@ -35,12 +35,15 @@ def emit(model: ir.Model, graph: LinearGraph, axis: int, rewrite: str) -> Iterat
         rewrite: The name of the rewrite for the reported changes.
     """
     written = {vertex: vertex.value for vertex in graph.vertices if vertex.value is not None and not vertex.changed}
+    for vertex in written:
+        vertex.inputs.clear()  # in float64 they are twice as large as the weights
     pending = [vertex for vertex in graph.vertices if vertex.changed or vertex.value is None]
     while pending:
         ready = [v for v in pending if all(source in written for source in _sources(v))]
         assert ready, "a linear graph has no cycles"
         for vertex in ready:
             yield from _emit(model, vertex, written, axis, rewrite)
+            vertex.inputs.clear()
         pending = [vertex for vertex in pending if vertex not in written]
 
 

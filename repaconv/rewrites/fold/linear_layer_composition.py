@@ -15,6 +15,7 @@ from repaconv.graph.canonical_form import normalize, shorten_views
 from repaconv.graph.channel_axes import IMAGE, LAST
 from repaconv.graph.model_rewriting import clean, merge_equal_constants
 from repaconv.graph.rewrite_contract import Rewrite
+from repaconv.graph.rotary_embedding_patterns import embedding_nodes
 from repaconv.results import Change
 from repaconv.rewrites.fold import norm_affines, operators_past_means, operators_past_views
 from repaconv.rewrites.fold.linear_graph_from_onnx import linear_graph
@@ -46,13 +47,14 @@ def apply(model: ir.Model) -> Iterator[Change]:
 
 
 def _round(model: ir.Model) -> Iterator[Change]:
-    operators_past_views.move_before_views(model)
+    embeddings = embedding_nodes(model)
+    operators_past_views.move_before_views(model, embeddings)
     shorten_views(model)
     clean(model)
     for layer in operators_past_means.move_past_means(model):
         yield Change(rewrite=AFFINE.name, place=layer, description=f"{layer} acts on a mean, not on all that it is of")
     for axis in (LAST, IMAGE):
-        graph = linear_graph(model, axis)
+        graph = linear_graph(model, axis, embeddings)
         graph.fold()
         yield from emit(model, graph, axis, AFFINE.name)
         graph.clear()

@@ -7,6 +7,7 @@ selections along one axis of the source, constants that vary along one such axis
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,7 +26,6 @@ from repaconv.graph.nodes_and_constants import (
     only_reader,
 )
 from repaconv.graph.operator_facts import ARITHMETIC, ROW_NORMS, SELECTIONS, VIEWS
-from repaconv.graph.rotary_embedding_patterns import embedding_nodes
 from repaconv.graph.symbolic_shapes import Sizes, as_numbers, set_shape, sizes
 from repaconv.graph.tensor_views import View, reshaped
 from repaconv.graph.view_chains import view_of
@@ -36,14 +36,16 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 
-def move_before_views(model: ir.Model) -> None:
-    """Move selections, constants, BatchNormalizations and sums to before the views that they act on; in place."""
-    embedding = embedding_nodes(model)
+def move_before_views(model: ir.Model, embeddings: Collection[ir.Node] = ()) -> None:
+    """Move selections, constants, BatchNormalizations and sums to before the views that they act on; in place.
+
+    Args:
+        model: In the form that `repaconv.graph.canonical_form` makes.
+        embeddings: The nodes of rotary embeddings. They mix the halves of every head, so that no layer can absorb them.
+    """
     for node in tuple(model.graph):
-        if node.graph is not model.graph or node.domain:
+        if node.graph is not model.graph or node.domain or node in embeddings:
             continue
-        if node in embedding:
-            continue  # a rotary embedding mixes the halves of every head again, so that no layer can absorb a selection
         if node.op_type in SELECTIONS:
             for value in node.outputs:
                 _move_selection(model, node, value)

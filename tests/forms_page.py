@@ -39,7 +39,7 @@ AVX-512.
 |---|---|---|
 | `read-tokens` | 1.05 to 1.12 | where a class token is read: the last block computes one row |
 | `attention-op` | 1.02 to 1.06 | saves transposes; more with narrower heads |
-| `rotary-op` | 1.25 on EVA02-Tiny, 1.13 on DINOv3-Tiny | one pass over queries and keys, not seven; Xeon with AMX |
+| `rotary-op` | 1.25 on EVA02-Tiny, 1.12 on DINOv3-Tiny | one pass over queries and keys, not seven; Xeon with AMX |
 | `linear-each` after them | 1.01 to 1.03; 1.08 at batch size 8 | three products need no copy to be split |
 | `linear-as-gemm` with `rows-throughout` | 1.01 to 1.02 | the bias is added inside the product |
 | `no-key-bias`, `value-bias-forward` | up to 1.02 | |
@@ -78,11 +78,11 @@ By OpenVINO's own clocks on an AMD EPYC (Zen 5); INT8 with BF16 for the remainin
 | `linear-each` | 1.03 (1.01 to 1.04) on EfficientViT-M2 | queries, keys and values by 1x1 convolutions; the same CPU |
 | `silu-as-quotient` | FP32 1.02, BF16 1.15, INT8 1.65 on YOLOv8n | no convolution computes SiLU; Xeon with AMX |
 | the same | 1.03, 1.33, 1.48 on YOLO11n; 1.01, 1.13, 1.00 on EfficientNet-B0 | the same CPU |
-| `rotary-op` | FP32 1.19, BF16 1.39 on EVA02-Tiny; 1.00 on DINOv3-Tiny | Xeon with AMX |
+| `rotary-op` | FP32 1.33, BF16 1.56 on EVA02-Tiny; 1.03, 1.04 on DINOv3-Tiny | Xeon with AMX |
 | symmetric INT8 (`--quantizer onnxruntime-symmetric`) | 1.01 to 1.13 | no zero points |
 
-Not faster here: `conv-each` on Res2Net-50 (0.94, 0.92 to 0.97) and CS3Darknet-S (1.00, 0.99 to 1.01), FP32, Xeon with
-AMX.
+Not faster here, on a Xeon with AMX: `attention-op` (DeiT-Tiny 0.96 in BF16, 0.99 in FP32), and `conv-each` in FP32 on
+Res2Net-50 (0.94, 0.92 to 0.97) and CS3Darknet-S (1.00, 0.99 to 1.01).
 """
 
 

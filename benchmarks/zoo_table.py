@@ -86,7 +86,7 @@ def _summed(folds: Sequence[dict[str, Any]], done: list[dict[str, Any]], fast: S
         f"{max(times):.1f}), verification included, without measurement. These times are older than the comparison of "
         "each operator with ONNX Runtime. With it, on a busy Xeon with AMX: ResNet-18 0.5 times, YOLO11n 0.7, "
         "ConvNeXtV2-Atto 1.2, FastViT-T8 1.5, ResNet-50 1.7, DeiT-Tiny 2.3, XCiT-Nano 3.8, Swin-Tiny 4.6, ViT-L 4.4; "
-        "in 0.6 to 0.9 times its memory. ViT-L (304 M parameters, a file of 1.2 GB) takes 7.4 GiB.",
+        "in 0.6 to 0.9 times its memory. ViT-L (304 M parameters, a file of 1.2 GB) takes 7.0 GiB.",
     ]
     most = max(map(len, fast.values()), default=0)
     for family, of in fast.items():

@@ -1,6 +1,6 @@
 """Find rotary position embeddings in a graph, however they are written.
 
-A rotary embedding turns pairs (a, b) of a head's channels by angles t that depend on the token and the pair:
+A rotary embedding rotates pairs (a, b) of a head's channels by angles t that depend on the token and the pair:
 
     y_a = c (x_a cos t - x_b sin t)
     y_b = c (x_a sin t + x_b cos t)
@@ -37,8 +37,9 @@ MOST_TERMS = 4
 """The most terms in the sum of one entry of y."""
 MOST_ENTRIES = 2**23
 """The most entries of x for which sums are computed."""
-BATCH = 2
-"""The batch size for which sums are computed if it is dynamic; with 1, a mix of two images would not be seen."""
+BATCHES = (2, 3, 5, 7, 11, 13)
+"""Batch sizes for which sums are computed if it is dynamic: the first one that divides no other size of x. Otherwise
+images and heads could be exchanged unseen."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,7 @@ def _of_heads(model: ir.Model) -> Iterator[RotaryEmbedding]:
         for x in _sources(end):
             key = _computation(x, end)
             if key not in known:
-                known[key] = _embedding(x, end)
+                known[key] = _rotary_embedding_between(x, end)
             found = known[key]
             if found is not None:
                 yield replace(found, x=x, y=end)
@@ -139,7 +140,7 @@ def _of_tokens(found: RotaryEmbedding) -> RotaryEmbedding:
 
 
 def _sum_or_concat(value: ir.Value | None) -> ir.Value | None:
-    """The sum or concatenation of four axes that a value is, up to views and a factor; None if it is none."""
+    """The sum or concatenation of four axes that a value is, up to views and a factor; None for any other value."""
     while value is not None and (node := value.producer()) is not None and node.domain == "":
         if node.op_type in ("Add", "Sub", "Concat"):
             return value if rank_of(value) == 4 else _with_four_axes(value)
@@ -198,7 +199,7 @@ def _is_only_source(x: ir.Value, y: ir.Value, operands: dict[ir.Node, list[ir.Va
 
 
 def _computation(x: ir.Value, y: ir.Value) -> object:
-    """What is computed of x to give y: equal for queries and keys of all layers that are turned by the same angles."""
+    """What is computed of x to give y: equal for queries and keys of all layers that are rotated by the same angles."""
     order = {x: 0}
     steps: list[object] = [sizes(x), sizes(y)]
 
@@ -207,11 +208,9 @@ def _computation(x: ir.Value, y: ir.Value) -> object:
             node = value.producer()
             assert node is not None
             operands = _operands(node)
-            given = tuple(number(one) for one in operands)
-            fixed = [_numbers(one) for one in node.inputs if one is not None and one not in operands]
-            constants = tuple((one.shape, sha256(one.tobytes()).digest()) for one in fixed if one is not None)
+            inputs = tuple(number(one) if one in operands else _digest(one) for one in node.inputs)
             attributes = tuple(sorted((name, str(entry.value)) for name, entry in node.attributes.items()))
-            steps.append((node.op_type, node.outputs.index(value), attributes, given, constants))
+            steps.append((node.op_type, node.outputs.index(value), len(node.outputs), attributes, inputs))
             order[value] = len(order)
         return order[value]
 
@@ -219,9 +218,15 @@ def _computation(x: ir.Value, y: ir.Value) -> object:
     return tuple(steps)
 
 
+def _digest(value: ir.Value | None) -> object:
+    """What stands for the numbers of a constant input; None for one that is left out."""
+    numbers = _numbers(value)
+    return None if numbers is None else (numbers.shape, sha256(numbers.tobytes()).digest())
+
+
 def _is_linear(node: ir.Node) -> bool:
     """Whether a node only moves numbers, multiplies them by constants, or adds them."""
-    if node.domain:
+    if node.domain or any(sizes(value) is None for value in node.outputs):
         return False
     if node.op_type in MOVES:
         return _is_plain(node)
@@ -266,6 +271,8 @@ def _is_plain(node: ir.Node) -> bool:
             and given.is_floating_point()
             and (to == given or to.bitwidth > given.bitwidth)
         )
+    if any(sizes(value) is None for value in node.outputs):
+        return False
     if node.op_type in SELECTIONS and any(selected_positions(node, value) is None for value in node.outputs):
         return False
     fixed = all(constant(entry) is not None for entry in node.inputs[1:] if entry is not None)
@@ -289,7 +296,8 @@ def terms_of(y: ir.Value, x: ir.Value) -> Terms | None:
     rest = None if shape is None else as_numbers(shape[1:])
     if shape is None or rest is None:
         return None
-    whole = (shape[0] if isinstance(shape[0], int) else BATCH, *rest)
+    other = next((size for size in BATCHES if all(length % size for length in rest)), BATCHES[-1])
+    whole = (shape[0] if isinstance(shape[0], int) else other, *rest)
     if math.prod(whole) > MOST_ENTRIES:
         return None
     places = np.arange(math.prod(whole), dtype=np.int32).reshape(1, *whole)
@@ -322,7 +330,7 @@ def _applied(node: ir.Node, value: ir.Value, parts: list[Terms]) -> Terms | None
             return None
         return Terms(first.place, first.factor / by if node.op_type == "Div" else first.factor * by)
     if node.op_type == "Concat":
-        axis, most = int(attribute(node, "axis", 0)) % rank_of(value), max(len(one.place) for one in parts)
+        axis, most = int(attribute(node, "axis", 0)) % (first.place.ndim - 1), max(len(one.place) for one in parts)
         same = [_with_length(one, most) for one in parts]
         return Terms(
             np.concatenate([one.place for one in same], axis + 1),
@@ -357,8 +365,8 @@ def _moved(node: ir.Node, value: ir.Value, array: Array) -> Array:
             taken = np.take(taken, places, axis)
         return taken
     if node.op_type == "Transpose":
-        turned: Array = array.transpose(perm_of(node, array.ndim))
-        return turned
+        transposed: Array = array.transpose(perm_of(node, array.ndim))
+        return transposed
     if node.op_type == "Reshape":
         target = constant(node.inputs[1])
         assert target is not None
@@ -370,7 +378,8 @@ def _moved(node: ir.Node, value: ir.Value, array: Array) -> Array:
         assert target is not None
         return np.broadcast_to(array, np.broadcast_shapes(array.shape, tuple(int(size) for size in target)))
     if node.op_type == "Flatten":
-        axis = int(attribute(node, "axis", 1)) % (array.ndim + 1)
+        axis = int(attribute(node, "axis", 1))
+        axis += array.ndim if axis < 0 else 0
         flat: Array = array.reshape(math.prod(array.shape[:axis]), -1)
         return flat
     if node.op_type == "Squeeze":
@@ -384,10 +393,12 @@ def _moved(node: ir.Node, value: ir.Value, array: Array) -> Array:
 # --- Pairs, cosines and sines from the sums.
 
 
-def _embedding(x: ir.Value, y: ir.Value) -> RotaryEmbedding | None:
+def _rotary_embedding_between(x: ir.Value, y: ir.Value) -> RotaryEmbedding | None:
     """The rotary embedding that makes y of x, or None."""
     start, end = sizes(x), sizes(y)
     if start is None or end is None or start[0] != end[0] or as_numbers(end[1:]) is None or len(start) not in (3, 4):
+        return None
+    if 0 in (*start, *end):
         return None
     terms = terms_of(y, x)
     if terms is None or len(terms.place) < 2:
@@ -398,14 +409,14 @@ def _embedding(x: ir.Value, y: ir.Value) -> RotaryEmbedding | None:
     # with the axes of heads and tokens exchanged, it is an embedding with another angle for every head
     for x_axes in ("bnc",) if len(start) == 3 else ("bhnd", "bnhd"):
         for y_axes in ("bhnd", "bnhd"):
-            one = _read(x, y, x_axes, y_axes, terms)
+            one = _from_terms(x, y, x_axes, y_axes, terms)
             if one is not None and one.cos.shape[1] == 1:
                 return one
             found = found or one
     return found
 
 
-def _read(x: ir.Value, y: ir.Value, x_axes: str, y_axes: str, terms: Terms) -> RotaryEmbedding | None:
+def _from_terms(x: ir.Value, y: ir.Value, x_axes: str, y_axes: str, terms: Terms) -> RotaryEmbedding | None:
     order = (0, *(1 + y_axes.index(axis) for axis in "bnhd"))
     _, batch, tokens, heads, width = (terms.place.shape[axis] for axis in order)
     start = [batch, *(size for size in (sizes(x) or ())[1:] if isinstance(size, int))]
@@ -416,6 +427,8 @@ def _read(x: ir.Value, y: ir.Value, x_axes: str, y_axes: str, terms: Terms) -> R
     read = factor != 0
     offset = int(place[:, 0, 0][read[:, 0, 0]].min(initial=place.size)) if x_axes != "bhnd" else 0
     own = np.arange(width)
+    if x_axes != "bhnd" and offset + heads * width > math.prod(start[1:]) // tokens:
+        return None  # the next token's channels
     # the channel, counted from the first one of the same head of the same token
     source = place - (_places(x_axes, length, (batch, tokens, heads, width)) + (offset - own))
     if (factor != factor[:, :1]).any() or ((source != source[:, :1]) & read).any():
@@ -432,8 +445,8 @@ def _read(x: ir.Value, y: ir.Value, x_axes: str, y_axes: str, terms: Terms) -> R
     if (cos == cos[:, :1]).all() and (sin == sin[:, :1]).all():
         cos, sin = cos[:, :1], sin[:, :1]
     rest = np.setdiff1d(own, [*first, *second])
-    turned = (cos[..., first] == cos[..., second]).all() and (sin[..., first] == -sin[..., second]).all()
-    if not turned or (cos[..., rest] != 1).any() or (sin[..., rest] != 0).any():
+    rotates = (cos[..., first] == cos[..., second]).all() and (sin[..., first] == -sin[..., second]).all()
+    if not rotates or (cos[..., rest] != 1).any() or (sin[..., rest] != 0).any():
         return None
     return RotaryEmbedding(x, y, x_axes, y_axes, offset, interleaved, cos[..., first], sin[..., second])
 

@@ -25,13 +25,13 @@ Edges = tuple[list[tuple["ir.Value", Map]], "Vector | None"]
 """The affine map that computes a value: the sources with the map of each, and the constant."""
 
 
-def linear_graph(model: ir.Model, axis: int, left_out: Collection[ir.Node] = ()) -> LinearGraph:
+def linear_graph(model: ir.Model, axis: int, excluded: Collection[ir.Node] = ()) -> LinearGraph:
     """Read the linear part of an ONNX graph.
 
     Args:
         model: In the form that `repaconv.graph.canonical_form` makes.
         axis: The axis of channels: `LAST`, or `IMAGE` for axis 1 of values with four or more dimensions.
-        left_out: Nodes that stay as they are.
+        excluded: Nodes that stay as they are.
     """
     graph = LinearGraph()
     found: dict[ir.Value, Vertex] = {}
@@ -45,7 +45,7 @@ def linear_graph(model: ir.Model, axis: int, left_out: Collection[ir.Node] = ())
         return found[value]
 
     for node in model.graph:
-        if node in left_out:
+        if node in excluded:
             continue
         for value in node.outputs:
             width = _width(value, axis)

@@ -41,7 +41,7 @@ def move_before_views(model: ir.Model, embeddings: Collection[ir.Node] = ()) -> 
 
     Args:
         model: In the form that `repaconv.graph.canonical_form` makes.
-        embeddings: The nodes of rotary embeddings. They mix the halves of every head, so that no layer can absorb them.
+        embeddings: The nodes of rotary embeddings, which stay: they mix the halves of every head.
     """
     for node in tuple(model.graph):
         if node.graph is not model.graph or node.domain or node in embeddings:
@@ -75,7 +75,6 @@ def _move_selection(model: ir.Model, node: ir.Node, value: ir.Value) -> None:
         or view is None
         or view.source is selected.value
         or not (value.uses() or value.is_graph_output())
-        or _is_read_whole(selected.value)
     ):
         return
     merged = view.merged(selected.axis)
@@ -98,11 +97,6 @@ def _move_selection(model: ir.Model, node: ir.Node, value: ir.Value) -> None:
     seen = merged.narrowed(new, factor, len(selected.places) if selected.keeps else None).write(write)
     if seen is not None:
         write.replace(value, seen)
-
-
-def _is_read_whole(value: ir.Value) -> bool:
-    """Whether something other than a selection reads the value, so that no linear layer can absorb the selections."""
-    return value.is_graph_output() or any(node.op_type not in SELECTIONS for node, _ in value.uses())
 
 
 def _follows_linear_layer(value: ir.Value) -> bool:

@@ -3,12 +3,12 @@
 y_a = x_a cos t - x_b sin t,   y_b = x_a sin t + x_b cos t
 
 for pairs (a, b) of channels of every head. Written as slices, negations, concatenations, products and sums, it reads
-and writes all tokens about seven times. A token that is not turned, such as a class token, has cos t = 1 and sin t = 0.
+and writes all tokens about seven times. A class token, which is not rotated, has cos t = 1 and sin t = 0.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,13 +25,19 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 
-def _as_one_operator(model: ir.Model) -> Iterator[Change]:
+TYPES = ("FLOAT", "FLOAT16", "BFLOAT16")
+"""Element types that ONNX's operator takes."""
+
+
+def write_operators(model: ir.Model, types: Collection[str] = TYPES) -> Iterator[Change]:
+    """Write the rotary embeddings of these element types as one operator each; in place."""
     if nodes_of(model, "Neg", "Sub"):
         fold_shapes(model)  # angles may be computed from constants
     shared = _SharedInputs()
     for found in list(rotary_embeddings(model)):
         node = found.y.producer()
-        assert node is not None
+        if node is None or found.y.dtype is None or found.y.dtype.name not in types:
+            continue
         write = Writer(model, node)
         x = _input(write, found)
         view = None if x is None else _embedded(write, x, found, shared)
@@ -127,8 +133,8 @@ class _SharedInputs:
 
 ROTARY_OP = Rewrite(
     "rotary-op",
-    "queries or keys of which pairs of channels are turned by angles that depend on the token alone",
-    _as_one_operator,
+    "queries or keys of which pairs of channels are rotated by angles that depend on the token and the pair",
+    write_operators,
     opset=23,
     order=59,
     keeps=True,

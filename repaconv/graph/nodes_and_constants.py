@@ -73,6 +73,11 @@ def attribute(node: ir.Node, name: str, default: Any) -> Any:
     return default if found is None else found.value
 
 
+def attributes_key(node: ir.Node) -> tuple[tuple[str, str], ...]:
+    """Return a key that is equal for nodes with the same attributes."""
+    return tuple(sorted((name, str(entry.value)) for name, entry in node.attributes.items()))
+
+
 class Writer:
     """Writes new nodes before an existing node, with its name scope and its element type."""
 

@@ -23,7 +23,15 @@ from numpy.typing import NDArray
 
 from repaconv.graph.attention_patterns import heads_of
 from repaconv.graph.index_selections import axes_of, perm_of, selected_positions
-from repaconv.graph.nodes_and_constants import Array, attribute, constant, nodes_of, only_reader, scalar
+from repaconv.graph.nodes_and_constants import (
+    Array,
+    attribute,
+    attributes_key,
+    constant,
+    nodes_of,
+    only_reader,
+    scalar,
+)
 from repaconv.graph.operator_facts import MOVES, SELECTIONS, VIEWS
 from repaconv.graph.symbolic_shapes import as_numbers, rank_of, sizes
 from repaconv.graph.view_chains import view_of
@@ -209,8 +217,7 @@ def _computation(x: ir.Value, y: ir.Value) -> object:
             assert node is not None
             operands = _operands(node)
             inputs = tuple(number(one) if one in operands else _digest(one) for one in node.inputs)
-            attributes = tuple(sorted((name, str(entry.value)) for name, entry in node.attributes.items()))
-            steps.append((node.op_type, node.outputs.index(value), len(node.outputs), attributes, inputs))
+            steps.append((node.op_type, node.outputs.index(value), len(node.outputs), attributes_key(node), inputs))
             order[value] = len(order)
         return order[value]
 
@@ -219,7 +226,7 @@ def _computation(x: ir.Value, y: ir.Value) -> object:
 
 
 def _digest(value: ir.Value | None) -> object:
-    """What stands for the numbers of a constant input; None for one that is left out."""
+    """A key of a constant input's numbers; None for an input that is left out."""
     numbers = _numbers(value)
     return None if numbers is None else (numbers.shape, sha256(numbers.tobytes()).digest())
 
@@ -231,7 +238,7 @@ def _is_linear(node: ir.Node) -> bool:
     if node.op_type in MOVES:
         return _is_plain(node)
     if node.op_type == "Cast":
-        given, to = (value.dtype if value is not None else None for value in (node.inputs[0], node.outputs[0]))
+        given, to = _cast_types(node)
         return given is not None and given == to
     if node.op_type in ("Mul", "Div"):
         fixed = [_numbers(value) is not None for value in node.inputs]
@@ -264,19 +271,22 @@ def _numbers(value: ir.Value | None) -> Array | None:
 def _is_plain(node: ir.Node) -> bool:
     """Whether a node moves numbers of its first input by constants, or converts them without rounding."""
     if node.op_type == "Cast":
-        given, to = (value.dtype if value is not None else None for value in (node.inputs[0], node.outputs[0]))
-        return (
-            given is not None
-            and to is not None
-            and given.is_floating_point()
-            and (to == given or to.bitwidth > given.bitwidth)
-        )
+        given, to = _cast_types(node)
+        if given is None or to is None or not given.is_floating_point():
+            return False
+        return bool(to == given or to.bitwidth > given.bitwidth)
     if any(sizes(value) is None for value in node.outputs):
         return False
     if node.op_type in SELECTIONS and any(selected_positions(node, value) is None for value in node.outputs):
         return False
     fixed = all(constant(entry) is not None for entry in node.inputs[1:] if entry is not None)
     return node.op_type in (*MOVES, "Expand") and fixed
+
+
+def _cast_types(node: ir.Node) -> tuple[ir.DataType | None, ir.DataType | None]:
+    """The element types before and after a Cast."""
+    x = node.inputs[0]
+    return None if x is None else x.dtype, node.outputs[0].dtype
 
 
 # --- Sums of entries of x.
@@ -398,12 +408,8 @@ def _rotary_embedding_between(x: ir.Value, y: ir.Value) -> RotaryEmbedding | Non
     start, end = sizes(x), sizes(y)
     if start is None or end is None or start[0] != end[0] or as_numbers(end[1:]) is None or len(start) not in (3, 4):
         return None
-    if 0 in (*start, *end):
-        return None
-    terms = terms_of(y, x)
-    if terms is None or len(terms.place) < 2:
-        return None
-    if [*terms.place.shape[2:]] != [*end[1:]]:
+    terms = None if 0 in (*start, *end) else terms_of(y, x)
+    if terms is None or len(terms.place) < 2 or [*terms.place.shape[2:]] != [*end[1:]]:
         return None
     found: RotaryEmbedding | None = None
     # with the axes of heads and tokens exchanged, it is an embedding with another angle for every head
@@ -421,13 +427,13 @@ def _from_terms(x: ir.Value, y: ir.Value, x_axes: str, y_axes: str, terms: Terms
     _, batch, tokens, heads, width = (terms.place.shape[axis] for axis in order)
     start = [batch, *(size for size in (sizes(x) or ())[1:] if isinstance(size, int))]
     length = dict(zip(x_axes, start, strict=True))
-    if length["n"] != tokens or heads * width > math.prod(start[1:]) // tokens or length.get("d", width) != width:
+    if length["n"] != tokens or length.get("d", width) != width:
         return None
     place, factor = terms.place.transpose(order), terms.factor.transpose(order)
     read = factor != 0
     offset = int(place[:, 0, 0][read[:, 0, 0]].min(initial=place.size)) if x_axes != "bhnd" else 0
     own = np.arange(width)
-    if x_axes != "bhnd" and offset + heads * width > math.prod(start[1:]) // tokens:
+    if offset + heads * width > math.prod(start[1:]) // tokens:
         return None  # the next token's channels
     # the channel, counted from the first one of the same head of the same token
     source = place - (_places(x_axes, length, (batch, tokens, heads, width)) + (offset - own))

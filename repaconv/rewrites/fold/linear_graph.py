@@ -37,6 +37,7 @@ from repaconv.algebra.channel_maps import (
     map_sum,
     selection,
 )
+from repaconv.graph.nodes_and_constants import attributes_key
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -218,11 +219,7 @@ def are_same_sum(a: Vertex, b: Vertex) -> bool:
 
 def kind_of(node: ir.Node) -> Any:
     """A key that is equal for activation nodes with the same operator and attributes."""
-    return (
-        node.domain,
-        node.op_type,
-        tuple(sorted((name, str(entry.value)) for name, entry in node.attributes.items())),
-    )
+    return node.domain, node.op_type, attributes_key(node)
 
 
 def operator_of(vertex: Vertex) -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from repaconv.graph.compute_costs import multiplies
 from repaconv.graph.model_rewriting import merge_equal_constants
-from repaconv.graph.nodes_and_constants import OPAQUE, is_constant, only_reader
+from repaconv.graph.nodes_and_constants import OPAQUE, attributes_key, is_constant, only_reader
 from repaconv.graph.rewrite_contract import Rewrite
 from repaconv.graph.shape_folding import fold_shapes
 from repaconv.results import Change
@@ -47,9 +47,8 @@ def _surroundings(product: ir.Node) -> tuple[Any, ...]:
 def _kind(node: ir.Node | None) -> tuple[Any, ...]:
     if node is None:
         return ()
-    entries = sorted((name, str(entry.value)) for name, entry in node.attributes.items())
     constants = [(place, value.name) for place, value in enumerate(node.inputs) if value and is_constant(value)]
-    return node.domain, node.op_type, tuple(entries), tuple(constants)
+    return node.domain, node.op_type, attributes_key(node), tuple(constants)
 
 
 KEEP_SHARED = Rewrite(UNSHARE, "weights of several products in unlike surroundings stay one weight", apply, keeps=True)

@@ -125,8 +125,7 @@ class _SharedInputs:
                 every = write("Expand", write.constant(row), shape)
                 for value in (size, shape, every):
                     value.dtype = ir.DataType.INT64
-                set_shape(every, (batch, tokens), x)
-                every.dtype = ir.DataType.INT64
+                set_shape(every, (batch, tokens))
             self._positions[batch, tokens] = every
         return self._positions[batch, tokens]
 

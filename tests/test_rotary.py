@@ -23,12 +23,11 @@ IN_FLOAT64 = replace(ALL_REWRITES["rotary-op"], apply=partial(write_operators, t
 REWRITES = {**ALL_REWRITES, "rotary-op": IN_FLOAT64}
 
 
-def angles(*, tokens=TOKENS, pairs=WIDTH // 2, repeat=np.tile, heads=None):
-    """Cosines and sines [N, d], or [H, N, d]; ``repeat`` says where the second channel of a pair is."""
-    shape = (tokens, pairs) if heads is None else (heads, tokens, pairs)
-    theta = np.random.default_rng(3).standard_normal(shape)
-    turned = np.cos(theta), np.sin(theta)
-    return [np.concatenate([t, t], -1) if repeat is np.tile else np.repeat(t, 2, -1) for t in turned]
+def angles(*, tokens=TOKENS, pairs=WIDTH // 2, interleaved=False, heads=()):
+    """Cosines and sines [N, d] or [H, N, d], of pairs in halves or interleaved."""
+    theta = np.random.default_rng(3).standard_normal((*heads, tokens, pairs))
+    wide = np.repeat(theta, 2, -1) if interleaved else np.concatenate([theta, theta], -1)
+    return [np.cos(wide), np.sin(wide)]
 
 
 def half(graph, x):
@@ -49,12 +48,12 @@ def every_other(graph, x, start):
 
 
 def in_halves(graph, x):
-    cos, sin = angles(repeat=np.tile)
+    cos, sin = angles()
     return graph("Add", graph("Mul", x, cos), graph("Mul", half(graph, x), sin))
 
 
 def interleaved(graph, x):
-    cos, sin = angles(repeat=np.repeat)
+    cos, sin = angles(interleaved=True)
     return graph("Add", graph("Mul", pairs(graph, x), sin), graph("Mul", cos, x))
 
 
@@ -68,7 +67,7 @@ def by_halves(graph, x):
 def as_complex(graph, x):
     """Real and imaginary parts of products of complex numbers, stacked and flattened."""
     real, imaginary = (every_other(graph, x, start) for start in (0, 1))
-    cos, sin = (t[:, ::2] for t in angles(repeat=np.repeat))
+    cos, sin = (t[:, ::2] for t in angles(interleaved=True))
     parts = (
         graph("Sub", graph("Mul", real, cos), graph("Mul", imaginary, sin)),
         graph("Add", graph("Mul", real, sin), graph("Mul", imaginary, cos)),
@@ -202,7 +201,7 @@ def test_the_positions_of_a_dynamic_batch_are_written_once():
 
 def test_heads_with_angles_of_their_own():
     def embed(graph, x):
-        cos, sin = angles(heads=HEADS)
+        cos, sin = angles(heads=[HEADS])
         return graph("Add", graph("Mul", x, cos), graph("Mul", half(graph, x), sin))
 
     for settings in ({}, {"fused": False, "normed": True}, {"scaled": True}):
@@ -291,7 +290,7 @@ def test_images_that_are_mixed_at_other_batch_sizes_only():
     """Twice transposed and reshaped, heads and images are exchanged, except at batch sizes 1 and 2."""
 
     def embed(graph, x):
-        cos, sin = angles(heads=None)
+        cos, sin = angles()
         moved = half(graph, x)
         for _ in range(2):
             moved = graph("Reshape", graph("Transpose", moved, perm=[1, 0, 2, 3]), np.array([-1, 2, TOKENS, WIDTH]))
@@ -304,7 +303,25 @@ def test_images_that_are_mixed_at_other_batch_sizes_only():
     assert changed(model, "rotary-op") == []
 
 
-def test_two_computations_that_differ_in_the_number_of_parts_or_an_input_left_out():
+def test_two_computations_that_differ_in_an_input_left_out():
+    """1 and 2 are the axes of a Slice, or, with axes left out, its steps: all tokens, or every second one."""
+    (cos, sin), random = angles(), np.random.default_rng(0)
+    for order in ((True, False), (False, True)):
+        graph, outputs = Graph(x=[2, TOKENS, WIDTH]), []
+        for by_axes in order:
+            ends = np.array([0, 0]), np.array([2**31 - 1] * 2)
+            last = (np.array([1, 2]),) if by_axes else ("", np.array([1, 2]))
+            part = graph("Slice", half(graph, "x"), *ends, *last)
+            moved = graph("Slice", graph("Concat", part, part, axis=1), np.array([0]), np.array([2]), np.array([1]))
+            embedded = graph("Add", graph("Mul", "x", cos), graph("Mul", moved, sin))
+            outputs.append(graph("MatMul", embedded, random.standard_normal((WIDTH, 3))))
+        model = graph.model(*outputs)
+        model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 2
+        model = onnx.shape_inference.infer_shapes(model, data_prop=True)
+        assert changed(model, "rotary-op") == ["rotary-op"]
+
+
+def test_two_computations_that_differ_in_the_number_of_parts():
     def halves(parts):
         def embed(graph, x):
             a, b = graph("Split", x, outputs=parts, axis=-1)[:2]

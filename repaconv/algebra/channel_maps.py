@@ -53,26 +53,36 @@ class Pick:
         read[self.index[self.rows]] = True
         return read
 
-    @property
+    @cached_property
     def is_identity(self) -> bool:
         """Whether it is the identity."""
         same = len(self.index) == self.width and bool((self.index == np.arange(self.width)).all())
         return same and bool((self.scale == 1).all())
 
-    @property
+    @cached_property
     def is_free(self) -> bool:
         """Whether it costs nothing: an unscaled slice, or a negation that becomes a subtraction."""
         return self.is_range or (self.is_diagonal and bool((self.scale == -1).all()))
 
-    @property
+    @cached_property
     def is_diagonal(self) -> bool:
         """Whether every channel keeps its index."""
         return len(self.index) == self.width and bool((self.index == np.arange(self.width)).all())
 
-    @property
+    @cached_property
     def is_range(self) -> bool:
         """Whether it is an unscaled slice of consecutive channels."""
         return bool((self.scale == 1).all()) and bool((np.diff(self.index) == 1).all()) and bool(self.rows.all())
+
+    @cached_property
+    def is_zero(self) -> bool:
+        """Whether all outputs are always 0."""
+        return not self.rows.any()
+
+    @cached_property
+    def cost(self) -> int:
+        """Multiply-accumulates per token; a slice is free."""
+        return 0 if self.is_free else int(self.rows.sum())
 
     def dense(self) -> Matrix:
         """Return the matrix, [out, in]."""
@@ -102,6 +112,16 @@ class Dense:
     def cols(self) -> Mask:
         """Mask of the inputs that are read, [in]."""
         return np.asarray(self.matrix.any(0))
+
+    @cached_property
+    def is_zero(self) -> bool:
+        """Whether all outputs are always 0."""
+        return not self.rows.any()
+
+    @cached_property
+    def cost(self) -> int:
+        """Multiply-accumulates per token."""
+        return int(self.rows.sum()) * int(self.cols.sum())
 
     def dense(self) -> Matrix:
         """Return the matrix, [out, in]."""
@@ -188,48 +208,48 @@ def are_equal(a: Map, b: Map) -> bool:
 
 
 @dataclass(frozen=True)
-class MapCost:
-    """The cost of a map, known without computing its matrix.
+class Unmade:
+    """A matrix that was not computed, of which only the cost is known.
 
     Attributes:
         rows: Mask of the outputs that are not always 0.
         cols: Mask of the inputs that are read.
-        pick: The map itself, if it is a `Pick`.
     """
 
     rows: Mask
     cols: Mask
-    pick: Pick | None = None
 
-    @property
+    @cached_property
+    def is_zero(self) -> bool:
+        """Whether all outputs are always 0."""
+        return not self.rows.any()
+
+    @cached_property
     def cost(self) -> int:
-        """Multiply-accumulates per token; a slice is free."""
-        if self.pick is None:
-            return int(self.rows.sum()) * int(self.cols.sum())
-        return 0 if self.pick.is_free else int(self.rows.sum())
+        """Multiply-accumulates per token."""
+        return int(self.rows.sum()) * int(self.cols.sum())
 
 
-def cost_of(a: Map) -> MapCost:
-    """Return the cost of an existing map."""
-    return MapCost(a.rows, a.cols, a if isinstance(a, Pick) else None)
+Costed = Map | Unmade
+"""Anything whose cost is known."""
 
 
-def cost_of_composition(second: Map, first: Map) -> MapCost:
-    """Return the cost of second(first(x)), without computing it."""
+def composition_to_cost(second: Map, first: Map) -> Costed:
+    """Return second(first(x)), computed only where that is cheap."""
     if isinstance(second, Pick) and isinstance(first, Pick):
-        return cost_of(composition(second, first))
+        return composition(second, first)
     if isinstance(second, Pick):
-        return MapCost(second.rows & first.rows[second.index], first.cols)
+        return Unmade(second.rows & first.rows[second.index], first.cols)
     if isinstance(first, Pick):
         cols = np.zeros(first.width, bool)
         places = np.flatnonzero(first.rows & second.cols)
         cols[first.index[places]] = True
-        return MapCost(second.rows, cols)
-    return MapCost(second.rows, first.cols)
+        return Unmade(second.rows, cols)
+    return Unmade(second.rows, first.cols)
 
 
-def cost_of_sum(a: MapCost, b: MapCost) -> MapCost:
-    """Return the cost of a sum, without computing it."""
-    if a.pick is not None and b.pick is not None:
-        return cost_of(map_sum(a.pick, b.pick))
-    return MapCost(a.rows | b.rows, a.cols | b.cols)
+def sum_to_cost(a: Costed, b: Costed) -> Costed:
+    """Return a(x) + b(x), computed only where that is cheap."""
+    if isinstance(a, Pick) and isinstance(b, Pick):
+        return map_sum(a, b)
+    return Unmade(a.rows | b.rows, a.cols | b.cols)

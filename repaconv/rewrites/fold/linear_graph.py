@@ -16,26 +16,26 @@ activation. docs/design/linear-graph.md explains the method.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from repaconv.algebra.channel_maps import (
+    Costed,
     Dense,
     Map,
-    MapCost,
     Mask,
     Pick,
     Vector,
     applied,
     are_equal,
     composition,
-    cost_of,
-    cost_of_composition,
-    cost_of_sum,
+    composition_to_cost,
     map_sum,
     selection,
+    sum_to_cost,
 )
 from repaconv.graph.nodes_and_constants import attributes_key
 
@@ -109,19 +109,19 @@ def gain_of(vertex: Vertex) -> int | None:
         return None  # every reader would need its own copy of the shared matrix
     if vertex.of_norm and _is_alone(vertex) and any(_is_bare(user, vertex) for user in vertex.outputs):
         return None  # the reader would need a separate shift, which costs nothing inside the norm
-    before = _cost(vertex, {source: cost_of(edge) for source, edge in vertex.inputs.items()}, vertex.shift is not None)
-    if len(vertex.outputs) > 1 and any(edge.pick is None for edge in map(cost_of, vertex.inputs.values())):
+    before = _cost(vertex, vertex.inputs, vertex.shift is not None)
+    if len(vertex.outputs) > 1 and any(isinstance(edge, Dense) for edge in vertex.inputs.values()):
         before -= 1  # at equal cost, one product that several vertices read is better than several products
     saved, arranged = before, len(vertex.outputs) > 1 and arrangement(vertex) is not None
     for user in vertex.outputs:
-        now = {source: cost_of(edge) for source, edge in user.inputs.items()}
+        now: dict[Vertex, Costed] = {**user.inputs}
         if arranged:  # the product's channels could be reordered and scaled so that this reader only slices
-            now[vertex] = cost_of(_as_slice(user.inputs[vertex]))
+            now[vertex] = _as_slice(user.inputs[vertex])
         then = {source: edge for source, edge in now.items() if source is not vertex}
         for source, inner in vertex.inputs.items():
-            new = cost_of_composition(user.inputs[vertex], inner)
-            then[source] = cost_of_sum(then[source], new) if source in then else new
-        if not any(edge.rows.any() for edge in then.values()):
+            new = composition_to_cost(user.inputs[vertex], inner)
+            then[source] = sum_to_cost(then[source], new) if source in then else new
+        if all(edge.is_zero for edge in then.values()):
             return None  # all edges would cancel, and a vertex without edges cannot be written
         shifted = user.shift is not None
         saved += _cost(user, now, shifted) - _cost(user, then, shifted or vertex.shift is not None)
@@ -180,12 +180,12 @@ def _as_slice(edge: Map) -> Map:
 
 def product_of(vertex: Vertex) -> int:
     """Multiply-accumulates per token of the vertex's own edges."""
-    return _cost(vertex, {source: cost_of(edge) for source, edge in vertex.inputs.items()}, False)
+    return _cost(vertex, vertex.inputs, False)
 
 
-def _cost(vertex: Vertex, edges: dict[Vertex, MapCost], shifted: bool) -> int:
-    live = [edge for edge in edges.values() if edge.rows.any()]
-    free = any(edge.pick is None for edge in live)  # a matrix product's bias costs nothing
+def _cost(vertex: Vertex, edges: Mapping[Vertex, Costed], shifted: bool) -> int:
+    live = [edge for edge in edges.values() if not edge.is_zero]
+    free = any(not isinstance(edge, Pick) for edge in live)  # a matrix product's bias costs nothing
     return sum(edge.cost for edge in live) + vertex.width * (max(len(live) - 1, 0) + int(shifted and not free))
 
 

@@ -8,6 +8,10 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import repaconv as rc
+from repaconv.graph.compute_costs import macs_at_ones
+from repaconv.graph.model_rewriting import as_stored, clean
+from repaconv.sources.graph_fold_record import macs_of
+from repaconv.verification.evaluated_graph import Evaluated
 
 F = TensorProto.FLOAT
 
@@ -77,3 +81,29 @@ def test_an_image_without_a_batch_is_one():
 def test_a_fixed_batch_is_a_batch():
     write([3, 3, 32, 32], [3, 4, 16, 16], *layers())
     assert rc.fold("net.onnx", measure=False).batch == 3
+
+
+def test_a_batch_of_one_is_counted_without_fixing_it_unless_a_size_is_computed_from_it():
+    """With the batch added to or divided, the graph is read again at that size."""
+    width = np.ones((8, 5), np.float32)
+    write(["N", 4, 8], ["N", 4, 5], [helper.make_node("MatMul", ["x", "w"], ["y"])], {"w": width})
+    assert macs_at_ones(Evaluated(onnx.load("net.onnx")).settled, ["N"]) == 4 * 8 * 5
+    assert macs_at_ones(Evaluated(onnx.load("net.onnx")).settled, ["M"]) is None
+    rows = [
+        helper.make_node("Concat", ["x", "more"], ["longer"], axis=0),
+        helper.make_node("MatMul", ["longer", "w"], ["y"]),
+    ]
+    write(["N", 4, 8], ["M", 4, 5], rows, {"w": width, "more": np.ones((2, 4, 8), np.float32)})
+    graph = Evaluated(onnx.load("net.onnx"))
+    assert macs_at_ones(graph.settled, ["N"]) is None
+    assert macs_of(graph, {"N": 1}) == 3 * 4 * 8 * 5
+
+
+def test_cleaning_sorts_a_graph_that_is_not_sorted():
+    rows = [helper.make_node("Relu", ["a"], ["y"]), helper.make_node("Abs", ["x"], ["a"])]
+    graph = helper.make_graph(
+        rows, "net", [helper.make_tensor_value_info("x", F, [2])], [helper.make_tensor_value_info("y", F, [2])]
+    )
+    model = as_stored(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)]))
+    clean(model)
+    assert [node.op_type for node in model.graph] == ["Abs", "Relu"]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from math import ceil, prod
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from repaconv.graph.model_rewriting import read
-from repaconv.graph.nodes_and_constants import Array, constant, made_by, only_reader
+from repaconv.graph.nodes_and_constants import Array, constant, made_by, nodes_of, only_reader
 from repaconv.graph.onnx_files import flops_of
 from repaconv.graph.operator_facts import (
     IMAGE_NORMS,
@@ -127,6 +127,19 @@ def macs(model: ir.Model) -> int | None:
     found = list(_macs(model))
     known = [count for count in found if count is not None]
     return sum(known) if len(known) == len(found) else None
+
+
+def macs_at_ones(model: ir.Model, names: Collection[str]) -> int | None:
+    """Count the multiply-accumulates of one inference in which the dynamic dimensions of these names are 1.
+
+    None if some shape is unknown, or depends on them otherwise than as a product.
+    """
+    for node in nodes_of(model, *PRODUCTS):
+        for value in (*node.inputs, *node.outputs):
+            for size in sizes(value) or ():
+                if not isinstance(size, int) and not set(size.names) <= set(names):
+                    return None
+    return macs(model)
 
 
 def macs_at(proto: onnx.ModelProto, at: Mapping[str, int]) -> int | None:

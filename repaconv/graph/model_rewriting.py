@@ -17,9 +17,13 @@ if TYPE_CHECKING:
 
 def read(proto: onnx.ModelProto) -> ir.Model:
     """Read a model for rewriting: functions inlined, constants as initializers, missing shapes inferred."""
+    return with_shapes(as_stored(proto))
+
+
+def with_shapes(model: ir.Model) -> ir.Model:
+    """Name the dynamic dimensions of a model and infer the shapes that are missing, in place."""
     from repaconv.graph.shape_inference import infer, name_sizes
 
-    model = as_stored(proto)
     name_sizes(model)
     infer(model)
     return model
@@ -114,7 +118,27 @@ def clean(model: ir.Model) -> None:
     from onnx_ir.passes.common import RemoveUnusedNodesPass, TopologicalSortPass
 
     RemoveUnusedNodesPass()(model)
-    TopologicalSortPass()(model)
+    if not _is_sorted(model.graph):
+        TopologicalSortPass()(model)
+
+
+def _is_sorted(graph: ir.Graph) -> bool:
+    """Whether every node stands behind those that it reads; False if there is control flow, which is not looked into.
+
+    The sort keeps the order of a sorted graph, and takes many times as long.
+    """
+    import onnx_ir as ir
+
+    seen: set[ir.Node] = set()
+    for node in graph:
+        if any(entry.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for entry in node.attributes.values()):
+            return False
+        for value in node.inputs:
+            producer = None if value is None else value.producer()
+            if producer is not None and producer not in seen:
+                return False
+        seen.add(node)
+    return True
 
 
 def merge_equal_constants(model: ir.Model) -> None:

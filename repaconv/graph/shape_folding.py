@@ -99,6 +99,8 @@ def _evaluated(node: ir.Node, opset: int, computed: dict[ir.Value, _Computed]) -
     import onnx_ir as ir
 
     values = [value for value in node.inputs if value is not None]
+    if not all(value in computed or (value.const_value is not None) for value in values):
+        return None
     inputs = [computed.get(value) or _stored(value) for value in values]
     if node.domain or not values or node.op_type in (*RANDOM, *QUANTIZING) or _computed_otherwise(node, opset):
         return None

@@ -271,6 +271,14 @@ def structure_of(model: onnx.ModelProto) -> str:
 # The record
 
 
+def macs_of(graph: Evaluated, usual: Mapping[str, int]) -> int | None:
+    """Multiply-accumulates of one inference of usual sizes; None if some shape is unknown."""
+    from repaconv.graph.compute_costs import macs_at, macs_at_ones
+
+    found = macs_at_ones(graph.settled, usual.keys()) if set(usual.values()) <= {1} else None
+    return macs_at(graph.model, usual) if found is None and usual else found
+
+
 def recorded(
     before: Evaluated,
     after: Evaluated,
@@ -289,12 +297,11 @@ def recorded(
         taken: The measured properties.
         left: Descriptions of what was not folded.
     """
-    from repaconv.graph.compute_costs import macs, macs_at, parameters
     from repaconv.rewrites.fold.unfolded_linear_operators import unfolded_operators
 
-    given, smaller = before.settled, after.settled
+    smaller = after.settled
     usual = taken.sizes.usual
-    multiplied = (macs_at(before.model, usual), macs_at(after.model, usual)) if usual else (macs(given), macs(smaller))
+    multiplied = macs_of(before, usual), macs_of(after, usual)
     return {
         "verdict": verdict_of(links),
         "applied": tuple(dict.fromkeys(change.rewrite for change in changes)),
@@ -306,7 +313,7 @@ def recorded(
         "structure": taken.structure,
         "float64": taken.float64,
         "sizes": taken.sizes,
-        "parameters": (parameters(before.stored), parameters(after.stored)),
+        "parameters": (before.parameters, after.parameters),
         "macs": None if None in multiplied else multiplied,
         "nodes": (len(before.model.graph.node), len(after.model.graph.node)),
         "operators": operators_of(after.model),

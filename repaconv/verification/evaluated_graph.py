@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from repaconv.core.memory_release import release_freed_memory
 from repaconv.engines.contract import Feeds, Port, Session
@@ -17,6 +17,8 @@ from repaconv.verification.probe_inputs import Probes, probes
 if TYPE_CHECKING:
     import onnx
     import onnx_ir as ir
+
+    from repaconv.graph.compute_costs import Matrices
 
 DEAR = 10**9
 """Multiply-accumulate operations per image above which a graph is verified on fewer batches, to save time."""
@@ -93,28 +95,46 @@ class Evaluated:
 
         return probes(self.model, self.run, dear=(macs(self.settled) or 0) > DEAR, sample=self.sample)
 
-    @cached_property
-    def stored(self) -> ir.Model:
-        """The graph as stored in its file, for counting parameters."""
-        from repaconv.graph.model_rewriting import as_stored
+    @property
+    def parameters(self) -> int:
+        """See `repaconv.graph.compute_costs.parameters`."""
+        return self._read.parameters
 
-        return as_stored(self.model)
+    @property
+    def matrices(self) -> Matrices:
+        """See `repaconv.graph.compute_costs.matrices`."""
+        return self._read.matrices
 
-    @cached_property
+    @property
     def settled(self) -> ir.Model:
         """The graph with all inferred shapes, for reading only."""
-        from repaconv.graph.model_rewriting import read
+        return self._read.settled
+
+    @cached_property
+    def _read(self) -> _Read:
+        """Read once: constants are counted as they are stored, before shapes that are computed become constants."""
+        from repaconv.graph.compute_costs import matrices, parameters
+        from repaconv.graph.model_rewriting import as_stored, with_shapes
         from repaconv.graph.shape_folding import fold_shapes
 
-        graph = read(self.model)
-        fold_shapes(graph)
-        return graph
+        graph = as_stored(self.model)
+        counted = parameters(graph), matrices(graph)
+        fold_shapes(with_shapes(graph))
+        return _Read(*counted, graph)
 
     @cached_property
     def single(self) -> Evaluated:
         """The graph converted to float32 if it has half precision, which not every runtime supports; else itself."""
         model = in_single(self.model)
         return self if model is self.model else Evaluated(model, self.sample)
+
+
+class _Read(NamedTuple):
+    """What was read of a graph."""
+
+    parameters: int
+    matrices: Matrices
+    settled: ir.Model
 
 
 def key_of(feeds: Feeds) -> bytes:

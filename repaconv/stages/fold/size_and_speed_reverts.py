@@ -168,12 +168,12 @@ def why_too_large(before: Size, after: Size) -> str:
 
 def size_of(graph: Evaluated) -> Size:
     """The size of a graph; operators of unknown shape count as nothing."""
-    from repaconv.graph.compute_costs import known_macs, matrices, parameters
+    from repaconv.graph.compute_costs import known_macs
 
     model = graph.settled
     nodes = len(graph.model.graph.node) - sum(map(_is_read_by_matmuls_only, nodes_of(model, "Transpose")))
-    found = matrices(graph.stored)
-    return Size(known_macs(model), found.held, parameters(graph.stored), nodes, found.read - found.held)
+    found = graph.matrices
+    return Size(known_macs(model), found.held, graph.parameters, nodes, found.read - found.held)
 
 
 def _is_read_by_matmuls_only(node: ir.Node) -> bool:

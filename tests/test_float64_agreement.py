@@ -266,6 +266,61 @@ def test_every_node_is_computed_once_per_inference(monkeypatch):
     assert sorted(computed) == sorted(3 * [node.output[0] for node in model.graph.node])
 
 
+REPEATED = [
+    ("Conv", "x w", "a", {"pads": [1] * 4}), ("Tanh", "a", "b"), ("Conv", "b w", "c", {"pads": [1] * 4}),
+    ("Tanh", "c", "d"), ("Mul", "d large", "e"), ("Tanh", "e", "f"), ("Conv", "f w", "y"),
+]  # fmt: skip
+
+
+def test_of_equal_operators_on_values_of_one_range_one_stands_for_all(monkeypatch):
+    compared = []
+    right = float64_agreement._agrees
+    monkeypatch.setattr(
+        float64_agreement, "_agrees", lambda node, *given: compared.append(node.output[0]) or right(node, *given)
+    )
+    weights = {"w": 0.1 * KERNEL, "large": np.array(1e4)}
+    assert not doubt(Net(REPEATED, weights, {"x": (F, (2, 4, 8, 8))}, {"y": F}).model())
+    first = compared[: compared.index("y") + 1]  # the last convolution has another shape
+    assert first == ["a", "b", "e", "f", "y"]  # c is like a, d is like b, and f reads far larger numbers than both
+
+
+@pytest.mark.parametrize("range_of", [lambda x: x.max() > 100, lambda x: x.max() < 0])
+def test_an_operator_that_is_wrong_for_some_values_alone_is_found_behind_a_right_one(range_of, monkeypatch):
+    right = float64_graphs.own_operators
+
+    class Tanh(OpRun):
+        def _run(self, x):
+            return (np.tanh(x) * (1 + WRONG * range_of(x)),)
+
+    monkeypatch.setattr(float64_graphs, "own_operators", lambda: [*right(), Tanh])
+    rows = [
+        ("Conv", "x w", "in"), ("Tanh", "in", "a"), ("Mul", "a large", "b"), ("Tanh", "b", "c"), ("Sub", "a two", "d"),
+        ("Tanh", "d", "y"),
+    ]  # fmt: skip
+    weights = {"w": KERNEL, "large": np.array(1e4), "two": np.array(2.0)}
+    model = Net(rows, weights, {"x": (F, (2, 4, 8, 8))}, {"c": F, "y": F}).model()
+    assert "the float64 evaluation of Tanh" in doubt(model)
+
+
+@pytest.mark.parametrize("last", [("Elu", "in", "b", {"alpha": 2.0}), ("Clip", "in zero two", "b")])
+def test_operators_that_differ_in_an_attribute_or_a_small_input_are_all_compared(last, monkeypatch):
+    right = float64_graphs.own_operators
+
+    class Elu(OpRun):
+        def _run(self, x, alpha=None):
+            return (np.where(x < 0, alpha * np.expm1(x), x) * (1 + WRONG * (alpha > 1)),)
+
+    class Clip(OpRun):
+        def _run(self, x, least, most):
+            return (np.clip(x, least, most) * (1 + WRONG * (most > 1)),)
+
+    monkeypatch.setattr(float64_graphs, "own_operators", lambda: [*right(), Elu, Clip])
+    rows = [("Conv", "x w", "in"), ("Elu", "in", "a", {"alpha": 1.0}), ("Clip", "in zero one", "c"), last]
+    weights = {"w": KERNEL, "zero": np.array(0.0), "one": np.array(1.0), "two": np.array(2.0)}
+    model = Net([*rows, ("Sum", "a b c", "y")], weights, {"x": (F, (2, 4, 8, 8))}, {"y": F}).model()
+    assert f"the float64 evaluation of {last[0]} b is not" in doubt(model)
+
+
 def test_threads_of_a_verification_do_not_compute_while_they_wait():
     entry = "session.intra_op.allow_spinning"
     assert settings_for(SessionSpec(threads=2, lean=True)).get_session_config_entry(entry) == "0"

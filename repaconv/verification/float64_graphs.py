@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
-from math import inf, prod
+from math import frexp, inf, isfinite, prod
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -134,6 +134,10 @@ def _converted(weight: onnx.TensorProto, kind: ir.DataType) -> ir.TensorProtocol
     return ir.tensor(numpy_helper.to_array(weight).astype(kind.numpy(), copy=False))
 
 
+SMALL = 16
+"""Inputs of at most so many numbers are sizes, axes, scales or limits: they decide what a node computes."""
+
+
 class ReferenceEvaluation:
     """A graph that onnx's reference implementation evaluates in float64, with operators of our own.
 
@@ -225,6 +229,27 @@ class ReferenceEvaluation:
         """The values that a node reads as inputs, by name."""
         return {name: self._value(name, held) for name in node.input if name}
 
+    def kind_of(self, node: Any, held: Mapping[str, Any]) -> Any:
+        """A key that is equal for nodes of one operator with equal attributes, small inputs, shapes and ranges.
+
+        None for control flow, and for inputs that are no arrays of finite numbers.
+        """
+        if node.need_context():
+            return None
+        given: list[Any] = []
+        for name in node.input:
+            weight = None if name in held or name in self._start else self._weights[name]
+            if weight is not None and prod(weight.dims) > SMALL:
+                given.append((weight.data_type, tuple(weight.dims)))
+                continue
+            value = self._value(name, held)
+            key = None if value is None else _kind_of_value(value)
+            if value is not None and key is None:
+                return None
+            given.append(key)
+        attributes = sorted(entry.SerializeToString() for entry in node.onnx_node.attribute)
+        return node.onnx_node.domain, node.op_type, tuple(attributes), tuple(given)
+
     def _value(self, name: str, held: Mapping[str, Any]) -> Any:
         from onnx import numpy_helper
 
@@ -238,6 +263,18 @@ class ReferenceEvaluation:
         if self._converted is not None:
             self._converted[name] = array
         return array
+
+
+def _kind_of_value(value: Any) -> Any:
+    """A key of an array: its numbers if it is small, else the signs that occur and its largest number's power of 16."""
+    if not isinstance(value, np.ndarray) or value.dtype.kind not in "fiub":
+        return None
+    if value.size <= SMALL:
+        return value.dtype, value.shape, value.tobytes()
+    least, most = float(value.min()), float(value.max())
+    if not (isfinite(least) and isfinite(most)):
+        return None
+    return value.dtype, value.shape, least < 0, most > 0, frexp(max(-least, most))[1] // 4
 
 
 def _values_to_free(nodes: Sequence[Any], wanted: Sequence[str]) -> list[list[str]]:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from repaconv.results import Tolerance
-from repaconv.verification.comparison import Comparison, PerImage, PerNeighborhood, joined
+from repaconv.verification.comparison import Channels, Comparison, PerImage, PerNeighborhood, joined
 from repaconv.verification.rounding import JITTERED, JITTERED_TIMES, MEASURED, MEASURED_TIMES, VAGUE, Rounding
 from repaconv.verification.tolerances import MOVES, tolerance
 
@@ -86,3 +86,35 @@ def test_a_lossy_link_counts_no_exact_differences():
     one.add({"y": RIGHT * (1 + 1e-4)}, {"y": RIGHT})
     link = joined(one.links("fp16", "reference"))
     assert (link.verdict, link.reason, link.figures.different) == ("passed", "within_tolerance", None)
+
+
+def test_channels_are_as_large_as_in_any_probe_relative_to_it_and_no_larger_than_in_all():
+    one, other = np.array([[1.0, 4.0, 1e-9]]), np.array([[100.0, 1.0, 0.0]])
+    channels = Channels([{"y": one, "mask": one > 0}, {"y": other, "mask": other > 0}])
+    np.testing.assert_allclose(channels.scale("y", one), [[4, 4, 1e-9]])
+    np.testing.assert_allclose(channels.scale("y", other), [[100, 4, 1e-9]])
+    np.testing.assert_allclose(channels.scale("unknown", one), one)
+    longer = np.array([[2.0, 4.0, 8.0, 16.0]])  # of another length: no channel of it was seen
+    np.testing.assert_allclose(channels.scale("y", longer), longer)
+
+
+def test_channels_never_make_an_image_larger_than_its_largest_number():
+    loud, quiet = 1e4 * RIGHT, RIGHT[:1]
+    channels = Channels([{"y": loud}, {"y": quiet}])
+    assert (channels.scale("y", np.abs(quiet)) <= np.abs(quiet).max()).all()
+    assert (channels.scale("y", np.abs(quiet)) >= np.abs(quiet)).all()
+
+
+def test_a_class_near_zero_in_one_image_is_held_to_its_size_in_all():
+    right = np.array([[1e-7, 1.0, 2.0, 1e-3]])
+    channels = Channels([{"y": right}, {"y": np.array([[1.0, 1.0, 1.0, 1e-3]])}])
+
+    def verdict(error, channels):
+        one = Comparison("candidate", EXACT, scale=PerNeighborhood, fixed=["y"], channels=channels)
+        one.add({"y": right + np.array(error)}, {"y": right})
+        return one.links("onnx", "reference")[0].verdict
+
+    assert verdict([1e-5, 0, 0, 0], channels) == "passed"
+    assert verdict([1e-5, 0, 0, 0], None) == "failed"
+    assert verdict([1e-4, 0, 0, 0], channels) == "failed"
+    assert verdict([0, 0, 0, 1e-6], channels) == "failed"  # a small channel next to large ones

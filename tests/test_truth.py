@@ -20,6 +20,7 @@ from repaconv.graph.model_rewriting import rewritten
 from repaconv.results import Reason, Tolerance
 from repaconv.rewrites.fold.fold_pipeline import FOLDS
 from repaconv.sources.source_of_run import subject_of
+from repaconv.verification import folded_graph_verification
 from repaconv.verification.comparison import Comparison, PerNeighborhood
 from repaconv.verification.evaluated_graph import Evaluated
 from repaconv.verification.folded_graph_verification import proved
@@ -76,14 +77,125 @@ def test_of_many_classes_one_near_zero_may_come_out_exact_by_luck():
     rows = [
         ("Conv", "x w", "a", {"pads": [1] * 4}), ("BatchNormalization", "a nw nb nm nv", "b"), ("Relu", "b", "c"),
         ("Add", "c high", "up"), ("Sub", "up high", "down"),
-        ("GlobalAveragePool", "down", "d"), ("Flatten", "d", "e"), ("MatMul", "e head", "y"),
+        ("GlobalAveragePool", "down", "d"), ("Flatten", "d", "e"), ("MatMul", "e head", "f"), ("Squeeze", "f", "y"),
     ]  # fmt: skip
     random = np.random.default_rng(0)
     weights = {"w": random.standard_normal((64, 4, 3, 3)), "head": random.standard_normal((64, 4000))}
     weights |= {"nw": np.ones(64), "nb": np.ones(64), "nm": np.zeros(64), "nv": np.ones(64), "high": np.array(300.0)}
-    onnx.save(Net(rows, weights, {"x": (F, ("n", 4, 8, 8))}, {"y": F}).model(), "many.onnx")
+    onnx.save(Net(rows, weights, {"x": (F, (1, 4, 8, 8))}, {"y": F}).model(), "many.onnx")
     (link,) = rc.fold("many.onnx").links
     assert (link.reason, link.figures.source) == ("explained_by_rounding", "float32 against float64")
+
+
+def classifier(classes: int) -> onnx.ModelProto:
+    """A convolution with its norm and a head of many classes, of which some are near zero in every image."""
+    rows = [
+        ("Conv", "x w", "a", {"pads": [1] * 4}), ("BatchNormalization", "a nw nb nm nv", "b"), ("Mul", "b gain", "c"),
+        ("Relu", "c", "d"), ("GlobalAveragePool", "d", "e"), ("Flatten", "e", "f"), ("MatMul", "f head", "y"),
+    ]  # fmt: skip
+    weights = {"w": normal(8, 4, 3, 3), "head": 100 * normal(8, classes), "gain": np.array(1.5), **norm(8)}
+    return Net(rows, weights, {"x": (F, (1, 4, 8, 8))}, {"y": F}).model()
+
+
+def test_classes_near_zero_lead_to_float64_for_one_input(monkeypatch):
+    onnx.save(classifier(1000), "net.onnx")
+    asked = []
+    right = folded_graph_verification.differing_operators
+    monkeypatch.setattr(
+        folded_graph_verification, "differing_operators", lambda *given: asked.append(len(given) - 2) or right(*given)
+    )
+    (link,) = rc.fold("net.onnx").links
+    assert (link.verdict, link.reason, asked) == ("passed", "within_tolerance", [1])
+    assert link.figures.error_in_float64 < 1e-12
+    assert "in float64 for 1 of " in link.note
+    assert link.figures.compared == 4 * 1000  # all inputs, in FP32 or float64
+
+
+def test_a_fault_that_is_within_the_tolerance_in_fp32_is_found_in_float64_for_that_input(monkeypatch):
+    onnx.save(classifier(1000), "net.onnx")
+    planted(monkeypatch, weight("nb", lambda b: b * np.float32(1 + 1e-6)))
+    with pytest.raises(GateFailed, match="computed in float64"):
+        rc.fold("net.onnx", out="wrong.onnx", measure=False)
+
+
+def test_inputs_that_fp32_leaves_open_are_all_evaluated_in_float64():
+    """A number that is added and subtracted again is lost in the rounding of large inputs, and not in that of small."""
+    for high, inputs in ((3e3, 2), (3e4, 3)):
+        onnx.save(ill_conditioned(high=np.array(high)), "net.onnx")
+        (link,) = rc.fold("net.onnx", out=f"run-{inputs}", measure=False).links
+        assert link.verdict == "passed"
+        assert f"in float64 for {inputs} of 4 inputs" in link.note
+
+
+def bounded_next_to_unbounded() -> onnx.ModelProto:
+    """Eight classes from 0 to 1 next to 600 numbers that grow with the input, and a branch that large inputs enter."""
+    rows = [
+        ("Conv", "x w", "a", {"pads": [1] * 4}), ("BatchNormalization", "a nw nb nm nv", "b"), ("Relu", "b", "c"),
+        ("Conv", "x eye low", "s"), ("Relu", "s", "t"), ("Mul", "t little", "u"),
+        ("Conv", "u o", "v", {"pads": [1] * 4}), ("BatchNormalization", "v ow ob om ov", "d"), ("Add", "c d", "e"),
+        ("GlobalAveragePool", "e", "p"),
+        ("Flatten", "p", "f"), ("Sigmoid", "f", "bounded"),
+        ("Conv", "x g", "h", {"pads": [1] * 4}), ("BatchNormalization", "h mw mb mm mv", "i"),
+        ("GlobalAveragePool", "i", "q"), ("Flatten", "q", "r"), ("Mul", "r r", "rr"), ("Mul", "rr r", "unbounded"),
+        ("Concat", "bounded unbounded", "y", {"axis": 1}),
+    ]  # fmt: skip
+    random = np.random.default_rng(3)
+
+    def batch_norm(name: str, channels: int) -> dict[str, np.ndarray]:
+        parts = np.ones(channels), np.zeros(channels), np.zeros(channels), 0.5 + random.random(channels)
+        return {f"{name}{part}": numbers for part, numbers in zip("wbmv", parts, strict=True)}
+
+    weights = {"eye": np.eye(4)[..., None, None], "low": np.full(4, -40.0), "little": np.array(0.05)}
+    weights |= {"w": 0.05 * random.standard_normal((8, 4, 3, 3)), "o": 0.3 * random.standard_normal((8, 4, 3, 3))}
+    weights |= {"g": random.standard_normal((600, 4, 3, 3))}
+    weights |= batch_norm("n", 8) | batch_norm("o", 8) | batch_norm("m", 600)
+    return Net(rows, weights, {"x": (F, (1, 4, 8, 8))}, {"y": F}).model()
+
+
+def test_a_bounded_output_is_not_excused_by_one_that_grows_with_the_input(monkeypatch):
+    before = bounded_next_to_unbounded()
+    (link,) = proved(Path("net.onnx"), Evaluated(before), Evaluated(rewritten(before, FOLDS)[0]))
+    assert link.verdict == "passed"
+    assert "in float64 for 1 of 4 inputs" in link.note
+    wrong = onnx.ModelProto()
+    wrong.CopyFrom(before)
+    weight("o", lambda o: o * np.float32(1 + 1e-2))(wrong)
+    right = folded_graph_verification.rewritten_in_float64
+    monkeypatch.setattr(folded_graph_verification, "rewritten_in_float64", lambda _, folds: right(wrong, folds))
+    (link,) = proved(Path("net.onnx"), Evaluated(before), Evaluated(rewritten(wrong, FOLDS)[0]))
+    assert link.verdict == "failed"
+
+
+@pytest.mark.parametrize("seed", [1, 3])
+def test_what_rounding_chooses_for_some_inputs_is_evaluated_for_all(seed):
+    """Of the rows of a table, those of the largest numbers are taken; a fold that chooses others is sound."""
+    rows = [
+        ("Conv", "x w", "a", {"pads": [1] * 4}), ("BatchNormalization", "a nw nb nm nv", "b"),
+        ("Add", "b high", "c"), ("Relu", "c", "d"), ("Sub", "d high", "e"), ("Reshape", "e flat", "f"),
+        ("TopK", "f most", "values indices", {"axis": 1}), ("Gather", "table indices", "y", {"axis": 0}),
+    ]  # fmt: skip
+    random = np.random.default_rng(seed)
+    weights = {"w": random.standard_normal((4, 4, 3, 3)), "high": np.array(3e3), "flat": np.array([1, -1])}
+    weights |= {name: 0.5 + random.random(4) for name in ("nw", "nb", "nm", "nv")}
+    weights |= {"most": np.array([250]), "table": random.uniform(0.1, 1, (256, 1)) * (1 + random.random((256, 2)))}
+    onnx.save(Net(rows, weights, {"x": (F, (1, 4, 8, 8))}, {"y": F}).model(), "net.onnx")
+    (link,) = rc.fold("net.onnx", measure=False).links
+    assert (link.verdict, "in float64 for" in link.note) == ("passed", False)
+
+
+def test_an_input_on_which_an_output_is_no_number_is_not_all_that_is_evaluated():
+    """The root of a mean, which is negative for the smallest input."""
+    rows = [
+        ("Conv", "x w", "a", {"pads": [1] * 4}), ("BatchNormalization", "a nw nb nm nv", "b"), ("Relu", "b", "c"),
+        ("GlobalAveragePool", "c", "d"), ("Flatten", "d", "e"), ("MatMul", "e head", "f"),
+        ("ReduceMean", "x axes", "g", {"keepdims": 0}), ("Neg", "g", "h"), ("Unsqueeze", "h one", "i"),
+        ("Sqrt", "i", "j"), ("Mul", "f j", "y"),
+    ]  # fmt: skip
+    weights = {"w": normal(8, 4, 3, 3), "head": 100 * normal(8, 1000), **norm(8)}
+    weights |= {"axes": np.array([1, 2, 3]), "one": np.array([1])}
+    onnx.save(Net(rows, weights, {"x": (F, ("n", 4, 8, 8))}, {"y": F}).model(), "net.onnx")
+    (link,) = rc.fold("net.onnx", measure=False).links
+    assert link.verdict == "passed"
 
 
 def test_classes_that_hang_on_a_rounding_are_left_out_and_wrong_ones_are_not(monkeypatch):

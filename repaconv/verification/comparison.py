@@ -6,7 +6,7 @@ Every comparison in repaconv is one of these: `verify`, `fold`, `export`, `build
 - `PerImage`: relative to the largest number of the image. For networks on images, of which there may be many.
 - `PerNeighborhood`: relative to the largest number next to each number, along the axis where that is smallest, so that
   a small channel next to a large one is held to its own size. For an arbitrary graph and what replaces it, on a few
-  probes; there names, types and shapes must be equal as well.
+  probes; there names, types and shapes must be equal as well. `Channels` says how large they are over all probes.
 
 A number (of an image, or of a neighborhood) is *equal* within the tolerance. If some are not, it is asked how far
 rounding moves the original network (`repaconv.verification.rounding`): a difference that rounding explains is no fault,
@@ -150,19 +150,19 @@ class PerNeighborhood:
     def __init__(self, tolerance: Tolerance, vague: float) -> None:
         self.tolerance, self.vague, self._tally = tolerance, vague, Tally(self.unit)
 
-    def add(
-        self, found: Array, right: Array, name: str, rounding: Rounding | None
-    ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    def add(self, found: Array, right: Array, call: _Call) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
         """One probe: which numbers are left out, and which are equal as NaN and infinity are."""
+        rounding = call.rounding
         a, b = found.astype(np.float64), right.astype(np.float64)
-        error, size, scale = apart(a, b), largest(b), neighborhood(b)
+        error, size = apart(a, b), largest(b)
+        scale = neighborhood(b) if call.channels is None else call.channels.scale(call.output, size)
         relative, least = self.tolerance.rtol or 0.0, self.tolerance.atol or 0.0
         allowed = np.maximum(relative * scale, _absolute(relative, least, float(size.max(initial=0.0))))
         explained = np.zeros(b.shape)
         if rounding is not None and not (error <= allowed).all():
             self._tally.kind = rounding.kind
             moved, doubted = np.zeros(b.shape), np.ones(b.shape, np.bool_)
-            for one in rounding.of(name):  # one that moves a number as far says enough of that
+            for one in rounding.of(call.output):  # one that moves a number as far says enough of that
                 moved = np.maximum(moved, one if one.shape == b.shape else np.inf)
                 explained = np.where(doubted, rounding.kind.times * beside(size, moved)[1], explained)
                 doubted = ~(error <= np.maximum(allowed, explained))
@@ -178,6 +178,48 @@ class PerNeighborhood:
 
 
 Scale = type[PerImage] | type[PerNeighborhood]
+
+
+class Channels:
+    """How large the channels of outputs are over several probes; in place of `neighborhood`, which knows one of them.
+
+    If a probe is one image, each class is one number, which may be near zero by chance. Over all probes a class has a
+    size: its largest number, and its largest share of the largest number of a probe. It is held to the lesser of both,
+    so that a class that is bounded is not excused by others that grow with the probe. The same holds for every axis but
+    the first, which is that of images.
+    """
+
+    def __init__(self, probes: Iterable[Mapping[str, Any]]) -> None:
+        """``probes`` has the outputs of each, by name."""
+        self._shares: dict[tuple[str, int, int, int], Array] = {}
+        self._largest: dict[tuple[str, int, int, int], Array] = {}
+        for outputs in probes:
+            for name, value in outputs.items():
+                numbers = _numbers(value)
+                if numbers is not None and numbers.size and (most := (size := largest(numbers)).max()) > 0:
+                    for axis in range(1, size.ndim):
+                        key = name, size.ndim, axis, size.shape[axis]
+                        there = _along(size, axis)
+                        self._largest[key] = np.maximum(self._largest.get(key, 0.0), there)
+                        self._shares[key] = np.maximum(self._shares.get(key, 0.0), there / most)
+
+    def scale(self, output: str, size: Array) -> Array:
+        """The scale of every number of an output, as `neighborhood` has it, by how large they are."""
+        most = least = size.max(keepdims=True, initial=0.0)
+        for axis in range(size.ndim):
+            shape = [1] * axis + [-1] + [1] * (size.ndim - 1 - axis)
+            key = output, size.ndim, axis, size.shape[axis]
+            share = self._shares.get(key, 0.0) * most.max(initial=0.0)
+            known = np.minimum(share, self._largest.get(key, 0.0))
+            least = np.minimum(least, np.maximum(_along(size, axis), known).reshape(shape))
+        return np.broadcast_to(least, size.shape)
+
+
+def _along(size: Array, axis: int) -> Array:
+    """The largest number at every index of an axis."""
+    return np.asarray(size.max(tuple(other for other in range(size.ndim) if other != axis), initial=0.0))
+
+
 NEARLY = 1 - 1e-6
 """Of what is allowed, what `surely_within` uses up: float32 rounds the error and the limit by 1e-7."""
 TINY = 1e-30
@@ -271,7 +313,7 @@ class Reals:
         """One batch of both."""
         rows = (1, -1) if call.whole else (-1, 1) if right.ndim < 2 else (len(right), -1)
         if isinstance(self.scale, PerNeighborhood):
-            left_out, same = self.scale.add(found, right, call.output, call.rounding)
+            left_out, same = self.scale.add(found, right, call)
             found = np.where(left_out | same, right, found)
         a, b = (each.reshape(rows) for each in _alike(found, right))
         moved = np.zeros(len(b))
@@ -364,6 +406,7 @@ class _Call(NamedTuple):
     undecided: NDArray[np.bool_] | None
     whole: bool
     rounding: Rounding | None
+    channels: Channels | None
 
 
 class _Output:
@@ -513,13 +556,16 @@ class Comparison:
         fixed: Collection[str] = (),
         vague: float = VAGUE,
         evaluation: Evaluation | None = None,
+        channels: Channels | None = None,
     ) -> None:
         """``fixed`` has outputs that depend on no input, so that they need not change.
 
+        ``channels`` says how large channels are over several probes, in place of one; for `PerNeighborhood`.
         ``evaluation`` compares the results in the network's task, from all outputs together, in a link of its own.
         """
         self.candidate, self.allowed, self.scores = candidate, allowed, scores
         self.scale, self.fixed, self.vague, self.evaluation = scale, fixed, vague, evaluation
+        self.channels = channels
         self.outputs: dict[str, _Output] = {}
 
     def add(
@@ -559,7 +605,7 @@ class Comparison:
             if name not in self.outputs:
                 self.outputs[name] = _Output(self, name, fixed=name in self.fixed)
             own = labels if name == self.scores else None
-            call = _Call(name, own, undecided, whole, rounding)
+            call = _Call(name, own, undecided, whole, rounding, self.channels)
             self.outputs[name].add(found.get(name), right.get(name), call, given)
 
     def _paired(self, found: Mapping[str, Any], right: Mapping[str, Any], *, whole: bool) -> Mapping[str, Any]:

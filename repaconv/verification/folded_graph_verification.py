@@ -1,10 +1,12 @@
 """The verification of a folded graph: it and the original under ONNX Runtime, on inputs that excite both.
 
-1. Outputs are compared in FP32, by the tolerance alone. Nearly all networks end here.
+1. Outputs are compared in FP32, by the tolerance alone.
 2. An output that is left open is compared in float64, where that runs. The fold, made once more in float64, must be
    equal to the original there up to `ALGEBRA`; so its algebra is right. The folded graph in FP32 may be no further from
    the original in float64 than the original in FP32 is, times a stated factor; evaluated in float64, it may differ by
-   no more than the rounding of its weights explains. So it was written down right.
+   no more than the rounding of its weights explains. So it was written down right. As that takes as long as all else,
+   it is done for some inputs: the smallest one, and those that FP32 leaves open by how large channels are over all
+   inputs. What does not pass by them is evaluated for all.
 3. Where nothing evaluates the graph in float64, the original with moved weights and inputs says how far rounding goes.
 """
 
@@ -12,7 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
+from functools import cached_property, partial
+from itertools import chain
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -22,7 +25,7 @@ import numpy as np
 from repaconv.core.errors import GateFailed, Refused, first_line
 from repaconv.engines.contract import Array, Feeds
 from repaconv.results import Figures, Link, Tolerance
-from repaconv.verification.comparison import Comparison, PerNeighborhood, neighborhood, raised, run_both
+from repaconv.verification.comparison import Channels, Comparison, PerNeighborhood, neighborhood, raised, run_both
 from repaconv.verification.evaluated_graph import Evaluated
 from repaconv.verification.float64_agreement import differing_operators
 from repaconv.verification.float64_graphs import DOUBLE, Float64, Weights, rewritten_in_float64
@@ -185,6 +188,7 @@ class _Pair:
         coarse: Weights that were rounded to half precision anew, and how far that moves each.
         moved: The original with other roundings, each opened when it is first asked.
         moved_written: The folded graph in float64, with other roundings of its weights.
+        chosen: The inputs that are evaluated in float64.
     """
 
     doubt = ""
@@ -204,13 +208,19 @@ class _Pair:
 
         self.before, self.after, self.probes = before, after, probes
         self.name, self.allowed, self.coarse, self.ends = name, allowed, coarse, ends
-        self.fixed = unmoved(before.model)
-        by, others = JITTER_SHARE * (allowed.rtol or 0.0), (after,)
-        anew = _made(before.model, after.model)
-        self.moved_written = [
-            Jittered(after, WRITTEN_MOVED, n, probes.feeds, {}, (before,), anew=anew, double=True) for n in range(DRAWS)
-        ]
-        self.moved = [Jittered(before, by, seed, probes.feeds, coarse, others) for seed in range(DRAWS)]
+        self.fixed, self._anew = unmoved(before.model), _made(before.model, after.model)
+        self.chosen: Sequence[Feeds] = probes.feeds
+        self._drawn_for: Sequence[Feeds] = ()
+
+    def _draw(self, feeds: Sequence[Feeds]) -> None:
+        """Prepare the graphs with other roundings, which run on all of these inputs when one is first asked."""
+        if feeds is self._drawn_for:
+            return
+        written = partial(Jittered, self.after, WRITTEN_MOVED, anew=self._anew, double=True)
+        given = partial(Jittered, self.before, JITTER_SHARE * (self.allowed.rtol or 0.0))
+        self.moved_written = [written(seed, feeds, {}, (self.before,)) for seed in range(DRAWS)]
+        self.moved = [given(seed, feeds, self.coarse, (self.after,)) for seed in range(DRAWS)]
+        self._drawn_for = feeds
 
     def links(self) -> tuple[Link, ...]:
         """One for every output.
@@ -229,9 +239,16 @@ class _Pair:
         doubted = _open(found) if self.doubt else set()
         return tuple(link.noted(self.doubt) if output in doubted else link for output, link in found.items())
 
-    def _comparison(self, allowed: Tolerance | None = None, vague: float = VAGUE) -> Comparison:
-        allowed = allowed or self.allowed
-        return Comparison(self.ends[1], allowed, None, scale=PerNeighborhood, fixed=self.fixed, vague=vague)
+    def _comparison(
+        self,
+        allowed: Tolerance | None = None,
+        vague: float = VAGUE,
+        channels: Channels | None = None,
+        fixed: Collection[str] = (),
+    ) -> Comparison:
+        allowed, fixed = allowed or self.allowed, {*self.fixed, *fixed}
+        scale = PerNeighborhood
+        return Comparison(self.ends[1], allowed, None, scale=scale, fixed=fixed, vague=vague, channels=channels)
 
     def _by_output(self, found: Comparison) -> dict[str, Link]:
         return dict(zip(found.outputs, found.links(self.name, self.ends[0], self.probes.told), strict=True))
@@ -240,6 +257,7 @@ class _Pair:
         """By how far moved weights and inputs move the original."""
         if not doubted:
             return {}
+        self._draw(self.probes.feeds)
         noises = [LOSSY[link][1] for link, by in HALVES.values() if by in self.coarse.values()]
         found = self._comparison(vague=max([VAGUE, *noises]))
         run_both(self.before, self.after, self.probes.feeds, found, partial(jitter_rounding, self.moved))
@@ -247,24 +265,70 @@ class _Pair:
 
     # --- in float64
 
+    @cached_property
+    def _channels(self) -> Channels:
+        return Channels(map(self.before.run, self.probes.feeds))
+
+    @property
+    def _others(self) -> list[Feeds]:
+        """The inputs that are compared in FP32 alone."""
+        return [each for each in self.probes.feeds if all(each is not one for one in self.chosen)]
+
+    @property
+    def _told(self) -> str:
+        others = f"in float64 for {len(self.chosen)} of {len(self.probes.feeds)} inputs" if self._others else ""
+        return "; ".join(filter(None, [others, self.probes.told]))
+
+    def _inputs_for_float64(self, differ: Collection[str], constant: Collection[str]) -> Sequence[Feeds]:
+        """The smallest one, and those that FP32 leaves open by how large channels are over all of them.
+
+        How far inputs move an output in float64 is known by all of them alone.
+        """
+        feeds = self.probes.feeds
+        if constant or self.coarse:
+            return feeds
+
+        def left_open(each: Feeds) -> bool:
+            found = run_both(self.before, self.after, [each], self._comparison(channels=self._channels))
+            return not _open(self._by_output(found)).isdisjoint(differ)
+
+        smallest = min(feeds, key=lambda each: sum(array.size for array in each.values()))
+        found = [each for each in feeds if each is smallest or left_open(each)]
+        return feeds if len(found) == len(feeds) else found
+
     def _in_float64(self, differ: Collection[str], constant: Collection[str]) -> dict[str, Link]:
-        """Of the outputs that float64 tells of, where it runs."""
+        """Of the outputs that float64 tells of, where it runs.
+
+        An output that some inputs do not show to be equal is evaluated for all: that it has numbers, or that rounding
+        chooses others, may be seen by other inputs alone.
+        """
         if self.name != "onnx" or not (differ or constant):
             return {}
+        self.chosen = self._inputs_for_float64(differ, constant)
+        told = self._told_by_float64(differ, constant)
+        if self._others and not self.doubt and not all(_is_equal(told.get(output)) for output in differ):
+            self.chosen = self.probes.feeds
+            told = self._told_by_float64(differ, constant)
+        return told
+
+    def _told_by_float64(self, differ: Collection[str], constant: Collection[str]) -> dict[str, Link]:
+        """The same, for the inputs that are chosen."""
+        feeds = self.chosen
+        self._draw(feeds)
         self.before.close()
         self.after.close()
         try:
             with self.before.float64.weights_kept():
-                self.doubt = self._doubt()
+                self.doubt = differing_operators(self.before.model, self.before.float64, *feeds)
                 if self.doubt:
                     return {}
-                self.before.truths(self.probes.feeds)
+                self.before.truths(feeds)
             exact = self._exact()
-            if self.coarse and exact is None:
+            if exact is None and (self.coarse or self._others):
                 return {}
-            folded = exact.run_all(self.probes.feeds) if exact else [{} for _ in self.probes.feeds]
+            folded = exact.run_all(feeds) if exact else [{} for _ in feeds]
             del exact  # as large as the weights in float64
-            calls = [self._call(*each) for each in zip(self.probes.feeds, folded, strict=True)]
+            calls = [self._call(*each) for each in zip(feeds, folded, strict=True)]
             answers = {output: self._of_output(output, [call.of(output) for call in calls]) for output in differ}
             answers |= {output: self._by_movement(output, [call.of(output) for call in calls]) for output in constant}
         except Exception:  # whatever cannot be evaluated in float64, of many classes: then nothing more is known
@@ -276,15 +340,14 @@ class _Pair:
             if link is not None
         }
 
-    def _doubt(self) -> str:
-        """What of float64 is not ONNX Runtime's on some probe, so that float64 tells nothing."""
-        before = self.before
-        return differing_operators(before.model, before.float64, *self.probes.feeds)
-
     def _folded_in_float64(self) -> tuple[onnx.ModelProto, Weights]:
         from repaconv.rewrites.fold.fold_pipeline import FOLDS
 
         return rewritten_in_float64(self.before.model, FOLDS)
+
+    def _fixed(self, output: str) -> Collection[str]:
+        """The output, where one input may be all that is compared: whether it changes is seen by all, in FP32."""
+        return [output] if self._others else []
 
     def _exact(self) -> Float64 | None:
         """The candidate in float64, a fold as it is made there; None where that does not run."""
@@ -316,7 +379,8 @@ class _Pair:
         if written is not None and written.verdict == "failed":
             return written
         allowed = max(self.allowed.rtol or 0.0, HALF_ROUNDINGS * max(self.coarse.values(), default=0.0))
-        found = self._comparison(self.allowed.model_copy(update={"rtol": allowed}))
+        channels = self._channels if self._others else None
+        found = self._comparison(self.allowed.model_copy(update={"rtol": allowed}), channels=channels)
         for call, moved in zip(calls, own, strict=True):
             if call.truth.dtype.kind != "f" and proved is not None and (written is not None or self.coarse):
                 moved = np.where(call.folded != call.truth, inf, moved)  # equal in float64: FP32 decides otherwise
@@ -325,12 +389,16 @@ class _Pair:
             right = {output: call.truth}
             rounding = Rounding(MEASURED, partial(self._movements, output, call, moved))
             found.add({output: call.folded.astype(call.truth.dtype)}, right, rounding=rounding)
+        for feeds in self._others:
+            found.add({output: self.after.run(feeds)[output]}, {output: self.before.run(feeds)[output]})
         exactly = proved.metrics.max_rel_error if proved is not None and proved.metrics else None
         figures = {"error_in_float64": exactly, "unfused": sum(call.unfused for call in calls) or None}
-        (link,) = found.links(self.name, f"{self.ends[0]}, float64", self.probes.told, **figures)
+        (link,) = found.links(self.name, f"{self.ends[0]}, float64", self._told, **figures)
+        if self._others and written is None:
+            return None
         # where rounding moves numbers by all that is next to them, it chooses others: the boxes that a detector keeps
         chosen = written is not None and written.verdict == "passed" and _chooses(link)
-        if proved is None or not (chosen or link.reason in ("rounding_too_large", "constant_output")):
+        if self._others or proved is None or not (chosen or link.reason in ("rounding_too_large", "constant_output")):
             return link
         link = link.because("equal_in_float64")
         if chosen or link.figures.left_out == link.figures.compared:  # nothing was measured in FP32
@@ -359,7 +427,7 @@ class _Pair:
 
     def _algebra(self, output: str, calls: Sequence[_OneOutput], own: Sequence[Array]) -> Link:
         """The fold computed in float64 against the original there."""
-        probes, others = self.probes.feeds, (self.after,)
+        probes, others = self.chosen, (self.after,)
         doubles = [Jittered(self.before, JITTER * TO_FLOAT64, n, probes, {}, others, double=True) for n in range(DRAWS)]
 
         def movements(call: _OneOutput, moved: Array) -> Iterator[Movement]:
@@ -370,19 +438,19 @@ class _Pair:
                 yield {name: JITTERED_TIMES / ALGEBRAIC.times * array for name, array in further.items()}
             yield from self._like_errors(output, call)
 
-        found = self._comparison(Tolerance(kind="exact", rtol=ALGEBRA))
+        found = self._comparison(Tolerance(kind="exact", rtol=ALGEBRA), fixed=self._fixed(output))
         for call, moved in zip(calls, own, strict=True):
             rounding = Rounding(ALGEBRAIC, partial(movements, call, moved))
             found.add({output: call.exact}, {output: call.truth}, rounding=rounding)
         detail = "computed in float64"
-        (link,) = found.links(self.name, f"{self.ends[0]}, float64", self.probes.told, detail=detail)
+        (link,) = found.links(self.name, f"{self.ends[0]}, float64", self._told, detail=detail)
         return link
 
     def _written(self, output: str, calls: Sequence[_OneOutput]) -> Link | None:
         """The folded graph as it was written, in float64; None where that does not run, or is in half precision."""
         if self.coarse:
             return None
-        found = self._comparison()
+        found = self._comparison(fixed=self._fixed(output))
         try:
             self.after.truths([call.feeds for call in calls])
             for call in calls:
@@ -392,7 +460,7 @@ class _Pair:
             return None
         detail = "the folded graph as it was written, computed in float64"
         unfused = sum(call.unfused for call in calls) or None
-        (link,) = found.links(self.name, f"{self.ends[0]}, float64", self.probes.told, detail=detail, unfused=unfused)
+        (link,) = found.links(self.name, f"{self.ends[0]}, float64", self._told, detail=detail, unfused=unfused)
         return link
 
     def _rounding_chose(self, link: Link, output: str, calls: Sequence[_OneOutput]) -> bool:
@@ -405,7 +473,7 @@ class _Pair:
             return False
         try:
             rounded = Float64(*_rounded(*self._folded_in_float64()))
-            found = self._comparison(Tolerance(kind="exact", rtol=ALGEBRA))
+            found = self._comparison(Tolerance(kind="exact", rtol=ALGEBRA), fixed=self._fixed(output))
             for call, right in zip(calls, rounded.run_all([call.feeds for call in calls]), strict=True):
                 found.add({output: self.after.truth(call.feeds)[output]}, {output: right[output]})
         except Exception:  # whatever cannot be evaluated in float64, of many classes
@@ -417,6 +485,16 @@ class _Pair:
         written = self.after.truth(call.feeds)[output]
         return written, jitter_rounding(self.moved_written, call.feeds, {output: written}, WRITTEN)
 
+    def _written_within(self, limit: float, output: str, call: _OneOutput) -> bool:
+        """Whether the folded graph as it was written is off by less, besides what its weights' rounding explains."""
+        written, rounding = self._as_written(output, call)
+        off, explained = apart(written, call.truth), np.zeros(written.shape)
+        for moved in chain([explained], rounding.of(output)):  # each takes as long as the network
+            explained = np.maximum(explained, moved if moved.shape == written.shape else 0.0)
+            if float(np.where(off > WRITTEN.times * explained, off, 0.0).max(initial=0.0)) < limit:
+                return True
+        return False
+
     def _by_movement(self, output: str, calls: Sequence[_OneOutput]) -> Link | None:
         """What is one number in FP32 for all inputs, and is not in float64: the fold there, by how far it moves."""
         if not all(call.comparable and call.exact is not None and call.truth.dtype.kind == "f" for call in calls):
@@ -427,11 +505,10 @@ class _Pair:
             for other in (first[call.truth.shape], *([call.truth[:1]] if call.truth.ndim else [])):
                 moves = max(moves, float(apart(call.truth, other).max(initial=0.0)))
             off = max(off, float(apart(call.exact, call.truth).max(initial=0.0)))
-            if not self.coarse:
-                written, rounding = self._as_written(output, call)
-                beyond = apart(written, call.truth) - WRITTEN.times * rounding.largest(output, written.shape)
-                off = max(off, float(beyond.max(initial=0.0)))
-        if not (np.isfinite(moves) and off < MOVED_SHARE * moves):
+        least = MOVED_SHARE * moves
+        if not (np.isfinite(moves) and off < least):
+            return None
+        if not self.coarse and not all(self._written_within(least, output, call) for call in calls):
             return None
         ends = {"name": self.name, "reference": f"{self.ends[0]}, float64", "candidate": self.ends[1]}
         figures = Figures(error_in_float64=off / moves)
@@ -482,6 +559,11 @@ def _overflows(found: Any, truth: Any) -> bool:
     """Whether one is no number where the other is."""
     real = all(isinstance(one, np.ndarray) and one.dtype.kind == "f" for one in (found, truth))
     return real and found.shape == truth.shape and bool((np.isfinite(truth) & ~np.isfinite(found)).any())
+
+
+def _is_equal(link: Link | None) -> bool:
+    """Whether numbers were compared and are equal, but for rounding."""
+    return link is not None and link.reason in ("within_tolerance", "explained_by_rounding")
 
 
 def _chooses(link: Link) -> bool:

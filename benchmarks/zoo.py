@@ -1,12 +1,13 @@
 """What `repaconv fold model.onnx` does to every kind of network: exactness, sizes, its own time, and speed.
 
-    python benchmarks/zoo.py [--seconds N] [--pairs | --speed] [NAME ...]
+    python benchmarks/zoo.py [--seconds N] [--pairs | --speed | --cost] [NAME ...]
 
 Every network is exported, folded and simplified in a process of its own, by the commands that a user types; a line for
 each is appended to `benchmarks/results/zoo.jsonl`, and those that have one are left out, so that it goes on where it
 was stopped. ``--speed`` measures instead (`benchmarks/results/zoo_speed.jsonl`): the folded graph in its target's form
 beside the same graph through onnxsim, interleaved, one thread; it wants a quiet machine. Its rows are a processor
-family's, and what is measured on one is measured on another all the same.
+family's, and what is measured on one is measured on another all the same. ``--cost`` measures what both commands take
+(`benchmarks/results/zoo_cost.jsonl`), in turn, since their CPU time depends on what else the machine does.
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
-FOLDED, MEASURED = RESULTS / "zoo.jsonl", RESULTS / "zoo_speed.jsonl"
+FOLDED, MEASURED, COSTS = (RESULTS / f"{name}.jsonl" for name in ("zoo", "zoo_speed", "zoo_cost"))
 LIMIT_S = 1200
 """A network that takes longer is told as one that did."""
+COST_ROUNDS = 3
 ROUNDS, FEWER, HEAVY = 80, 32, 2e9
 """Rounds; fewer of a graph that is known to multiply more than that."""
 SLOWER, AGAIN = 0.98, 3
@@ -39,7 +41,7 @@ MIB = 2**20
 
 def main() -> None:
     named = "e.g. timm:mobileone_s1; all, the smallest first, if left out"
-    given = arguments(__doc__, named, Path("build/zoo"), speed, paired)
+    given = arguments(__doc__, named, Path("build/zoo"), speed, paired, cost)
     given.into.mkdir(parents=True, exist_ok=True)
     if given.one:
         sys.stdout.write(json.dumps((given.what or folded)(given.names[0], given.into)) + "\n")
@@ -48,15 +50,24 @@ def main() -> None:
 
 
 def arguments(
-    about: str | None, named: str, into: Path, speed: Callable[..., Any], pairs: Callable[..., Any]
+    about: str | None,
+    named: str,
+    into: Path,
+    speed: Callable[..., Any],
+    pairs: Callable[..., Any],
+    cost: Callable[..., Any] | None = None,
 ) -> argparse.Namespace:
-    """The command line of a sweep: names, and whether ``speed`` or ``pairs`` takes the place of folding."""
+    """The command line of a sweep: names, and whether ``speed``, ``pairs`` or ``cost`` takes the place of folding."""
     options = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("names", nargs="*", help=named)
     options.add_argument("--seconds", type=float, default=float("inf"), help="start no network after so many")
     what = options.add_mutually_exclusive_group()
     what.add_argument("--speed", dest="what", action="store_const", const=speed, help="measure, instead of folding")
     what.add_argument("--pairs", dest="what", action="store_const", const=pairs, help="make what --speed measures")
+    if cost is not None:
+        what.add_argument(
+            "--cost", dest="what", action="store_const", const=cost, help="measure what both commands take"
+        )
     options.add_argument("--into", type=Path, default=into, help="where the exported graphs are kept")
     options.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     return options.parse_args()
@@ -66,10 +77,10 @@ def sweep(given: argparse.Namespace) -> None:
     """One network after the other, each in a process of its own; a row each."""
     from zoo_networks import names
 
-    path = {speed: MEASURED, paired: given.into / "pairs.jsonl"}.get(given.what, FOLDED)
+    path = {speed: MEASURED, cost: COSTS, paired: given.into / "pairs.jsonl"}.get(given.what, FOLDED)
     command = [sys.executable, __file__, "--one", "--into", str(given.into)]
-    command += {speed: ["--speed"], paired: ["--pairs"]}.get(given.what, [])
-    here = processor() if given.what is speed else {}
+    command += {speed: ["--speed"], cost: ["--cost"], paired: ["--pairs"]}.get(given.what, [])
+    here = processor() if given.what in (speed, cost) else {}
     written(path, given.names or names(), lambda name: in_its_own([*command, name]), given.seconds, here)
 
 
@@ -122,12 +133,8 @@ def in_its_own(command: list[str], limit_s: float = LIMIT_S, cwd: str | None = N
 def folded(name: str, into: Path) -> dict[str, Any]:
     """The row of one network that is folded and simplified."""
     exported, about = graph_of(name, into)
-    run, simple = into / "run", into / "simple.onnx"
-    shutil.rmtree(run, ignore_errors=True)
-    for left in (simple, simple.with_name("simple.onnx.data")):  # to which onnxsim would append
-        left.unlink(missing_ok=True)
-    ours = timed(["repaconv", "fold", str(exported), "-o", str(run), "--no-measure", "--format", "json"])
-    theirs = timed(["onnxsim", str(exported), str(simple)])
+    run = into / "run"
+    ours, theirs = both_timed(exported, into)
     row = {**about, "fold": ours.pop("row"), "onnxsim": theirs.pop("row")}
     said = json.loads(ours["stdout"])
     if said["status"] != "ok" and said["errors"]:
@@ -135,6 +142,27 @@ def folded(name: str, into: Path) -> dict[str, Any]:
     fold = json.loads((run / "fold.json").read_text())
     kept = ("verdict", "parameters", "macs", "nodes", "applied")
     return {**row, **{key: fold[key] for key in kept}, "float64": _float64(exported)}
+
+
+def both_timed(exported: Path, into: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """See `timed`: `repaconv fold`, and onnxsim."""
+    run, simple = into / "run", into / "simple.onnx"
+    shutil.rmtree(run, ignore_errors=True)
+    for left in (simple, simple.with_name("simple.onnx.data")):  # to which onnxsim would append
+        left.unlink(missing_ok=True)
+    ours = timed(["repaconv", "fold", str(exported), "-o", str(run), "--no-measure", "--format", "json"])
+    return ours, timed(["onnxsim", str(exported), str(simple)])
+
+
+def cost(name: str, into: Path) -> dict[str, Any]:
+    """What both commands take: the least CPU time, and the most memory, of several runs in turn."""
+    exported, _ = graph_of(name, into)
+    rounds = [[one["row"] for one in both_timed(exported, into)] for _ in range(COST_ROUNDS)]
+    fold, onnxsim = (
+        {"cpu_s": min(row["cpu_s"] for row in rows), "memory_mib": max(row["memory_mib"] for row in rows)}
+        for rows in zip(*rounds, strict=True)
+    )
+    return {"fold": fold, "onnxsim": onnxsim, "file_mib": round(exported.stat().st_size / MIB)}
 
 
 def graph_of(name: str, into: Path) -> tuple[Path, dict[str, Any]]:
@@ -192,22 +220,36 @@ def _float64(path: Path) -> float | None:
     return float(max(apart)) if np.isfinite(apart).all() else None
 
 
+_TIMED = """
+import json, os, resource, subprocess, sys
+with open(sys.argv[1], "w") as out:
+    code = subprocess.run(sys.argv[2:], stdout=out, stderr=subprocess.DEVNULL).returncode
+used = resource.getrusage(resource.RUSAGE_CHILDREN)
+print(json.dumps([used.ru_utime + used.ru_stime, used.ru_maxrss, code]))
+"""
+"""A small process starts the command: the memory of one that was started by a large process is at least that one's."""
+
+
 def timed(command: list[str]) -> dict[str, Any]:
-    """Run one of the commands in this environment, on one thread: its CPU seconds, and its memory at most."""
+    """Run one of the commands in this environment, on one thread: its CPU seconds, and its memory at most.
+
+    Python keeps what it compiled, as of an installed package.
+    """
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    with tempfile.TemporaryFile("w+") as out:
-        started = subprocess.Popen(
-            [str(Path(sys.executable).parent / command[0]), *command[1:]],
-            stdout=out,
-            stderr=subprocess.DEVNULL,
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "out"
+        program = str(Path(sys.executable).parent / command[0])
+        done = subprocess.run(
+            [sys.executable, "-c", _TIMED, str(out), program, *command[1:]],
+            stdout=subprocess.PIPE,
+            text=True,
             env=environment,
+            check=True,
         )
-        _, status, used = os.wait4(started.pid, 0)
-        started.returncode = os.waitstatus_to_exitcode(status)
-        out.seek(0)
-        said = out.read()
-    memory, spent = round(used.ru_maxrss * 1024 / MIB), round(used.ru_utime + used.ru_stime, 2)
-    return {"row": {"cpu_s": spent, "memory_mib": memory, "exit_code": started.returncode}, "stdout": said}
+        spent, memory, code = json.loads(done.stdout)
+        row = {"cpu_s": round(spent, 2), "memory_mib": round(memory * 1024 / MIB), "exit_code": code}
+        return {"row": row, "stdout": out.read_text()}
 
 
 def pair_of(name: str, into: Path, *, measure: bool = False) -> tuple[Path, Path]:

@@ -101,6 +101,10 @@ def own_history(results: Iterable[TuneArtefact], machine: Mapping[str, Any], obj
     return found
 
 
+DIGITS = 9
+"""Of a prediction: the last digits depend on the CPU on which it is computed, and would decide between equal ones."""
+
+
 class Prediction(NamedTuple):
     """Predicted logarithms of speedups, and their standard deviations."""
 
@@ -133,7 +137,7 @@ class Predictor:
         solved = np.linalg.solve(known, np.column_stack([np.array([each.gain for each in seen]), across]))
         means = across.T @ solved[:, 0]
         variances = np.diag(features.covariance(fresh, fresh)) - np.einsum("ij,ij->j", across, solved[:, 1:])
-        return Prediction(means, np.sqrt(np.maximum(variances, 1e-12)))
+        return Prediction(means.round(DIGITS), np.sqrt(np.maximum(variances, 1e-12)).round(DIGITS))
 
 
 class _Features(NamedTuple):

@@ -131,7 +131,7 @@ bench-blocks: .venv/installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/odd_channels.py -o benchmarks/results/odd_channels.json
 
 bench-zoo: .venv/installed
-	$(BIN)/python benchmarks/zoo.py $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SPEED),--speed)
+	$(BIN)/python benchmarks/zoo.py $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SPEED),--speed) $(if $(COST),--cost)
 	$(BIN)/python benchmarks/zoo_table.py
 
 bench-tasks: .venv/installed

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import exp, log
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
 import task_zoo
-from zoo import FOLDED, MEASURED, SLOWER, rows
+from zoo import COSTS, FOLDED, MEASURED, SLOWER, rows
 
 PAGE = Path(__file__).parents[1] / "docs" / "zoo.md"
 HEAD = """# Network zoo
@@ -48,32 +48,38 @@ Speeds = dict[str, dict[str, dict[str, Any]]]
 """Rows of what was measured, by processor family and network."""
 
 
-def page(folds: Sequence[dict[str, Any]], speeds: Sequence[dict[str, Any]]) -> str:
+def page(
+    folds: Sequence[dict[str, Any]], speeds: Sequence[dict[str, Any]], costs: Sequence[dict[str, Any]] = ()
+) -> str:
     """The whole page.
 
     Args:
         folds: The rows of networks that were folded.
         speeds: Of those that were measured.
+        costs: Of those whose fold was measured next to onnxsim, in turn.
     """
+    cost = {row["name"]: row for row in costs if "problem" not in row}
     done = [row for row in folds if "problem" not in row]
     fast: Speeds = {}
     for row in speeds:
         if "problem" not in row:
             fast.setdefault(row["family"], {})[row["name"]] = row
     columns = [*COLUMNS, *(f"speedup, {family}" for family in fast)]
-    told = [HEAD, _summed(folds, done, fast), f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}"]
-    told += [_line(row, [of.get(row["name"]) for of in fast.values()]) for row in done]
+    told = [HEAD, _summed(folds, done, fast, cost), f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}"]
+    told += [_line(row, [of.get(row["name"]) for of in fast.values()], cost.get(row["name"])) for row in done]
     if bad := [row for row in folds if "problem" in row]:
         told += ["", "Not folded:", "", *(f"- {row['name']}: {row['problem']}" for row in bad)]
     return "\n".join([*told, ""])
 
 
-def _summed(folds: Sequence[dict[str, Any]], done: list[dict[str, Any]], fast: Speeds) -> str:
+def _summed(
+    folds: Sequence[dict[str, Any]], done: list[dict[str, Any]], fast: Speeds, cost: Mapping[str, dict[str, Any]]
+) -> str:
     """In words."""
     exact = [row["float64"] for row in done if row["float64"] is not None]
     more = [row["name"] for row in done if row["macs"] and row["macs"][1] > row["macs"][0]]
     over = [row["name"] for row in done if row["reparameterized"] and row["parameters"][1] > row["reparameterized"]]
-    times = [row["fold"]["cpu_s"] / row["onnxsim"]["cpu_s"] for row in done]
+    times = [_ratio(row, "cpu_s") for row in done]
     proved = sum(row["verdict"] == "passed" for row in done)
     idle = sum(not row["applied"] for row in done)
     nothing = f" In {idle} there is nothing to fold beyond what torch's exporter does." if idle else ""
@@ -82,11 +88,9 @@ def _summed(folds: Sequence[dict[str, Any]], done: list[dict[str, Any]], fast: S
         f"where the fold is off by at most {max(exact, default=0.0):.0e} of the largest output.",
         f"More multiplications than before: {', '.join(more) or 'none'}. More parameters than timm's "
         f"`reparameterize_model` leaves: {', '.join(over) or 'none'}.",
-        f"The command takes {median(times):.1f} times the CPU time of `onnxsim` (median; at most "
-        f"{max(times):.1f}), verification included, without measurement. These times are older than the comparison of "
-        "each operator with ONNX Runtime. With it, on a busy Xeon with AMX: ResNet-18 0.5 times, YOLO11n 0.7, "
-        "ConvNeXtV2-Atto 1.2, FastViT-T8 1.5, ResNet-50 1.7, DeiT-Tiny 2.3, XCiT-Nano 3.8, Swin-Tiny 4.6, ViT-L 4.4; "
-        "in 0.6 to 0.9 times its memory. ViT-L (304 M parameters, a file of 1.2 GB) takes 7.0 GiB.",
+        *_told_costs(cost),
+        f"{'Older times' if cost else 'Times'} (in brackets) are of a single run of each command, on all networks: "
+        f"{median(times):.1f} times the CPU time of `onnxsim` (median; at most {max(times):.1f}).",
     ]
     most = max(map(len, fast.values()), default=0)
     for family, of in fast.items():
@@ -98,6 +102,27 @@ def _summed(folds: Sequence[dict[str, Any]], done: list[dict[str, Any]], fast: S
         f"network below {SLOWER} is folded once more with it."
     )
     return "\n\n".join(lines) + "\n"
+
+
+def _told_costs(cost: Mapping[str, dict[str, Any]]) -> list[str]:
+    """What folding takes, in words; nothing if that was not measured."""
+    if not cost:
+        return []
+    times = {name: _ratio(row, "cpu_s") for name, row in cost.items()}
+    memory = [_ratio(row, "memory_mib") for row in cost.values()]
+    dearest = sorted(times, key=lambda name: times[name])[-3:][::-1]
+    one = next(iter(cost.values()))
+    return [
+        f"`repaconv fold` takes {median(times.values()):.2f} times the CPU time of `onnxsim` (median of {len(times)} "
+        f"networks, {sum(time <= 1 for time in times.values())} of them at most as much; the most: "
+        f"{', '.join(f'{times[name]:.1f} {name}' for name in dearest)}) and {min(memory):.1f} to {max(memory):.1f} "
+        f"times its memory, verification included, without measurement of speed; both in turn, {one['cpu']} "
+        f"({one['family']}). ViT-L (304 M parameters, a file of 1.2 GB) takes 7.0 GiB."
+    ]
+
+
+def _ratio(row: dict[str, Any], of: str) -> float:
+    return float(row["fold"][of] / row["onnxsim"][of])
 
 
 def _measured(family: str, fast: list[dict[str, Any]]) -> str:
@@ -112,12 +137,12 @@ def _measured(family: str, fast: list[dict[str, Any]]) -> str:
     )
 
 
-def _line(row: dict[str, Any], speeds: Sequence[dict[str, Any] | None]) -> str:
+def _line(row: dict[str, Any], speeds: Sequence[dict[str, Any] | None], cost: dict[str, Any] | None) -> str:
     counts = [row["module"], *row["parameters"]]
     own = f" ({row['reparameterized']:,})" if row["reparameterized"] else ""
     macs = "; ".join(f"{count / 1e6:,.1f} M" for count in dict.fromkeys(row["macs"])) if row["macs"] else ""
     exact = f"{row['float64']:.0e}" if row["float64"] is not None else ""
-    times = f"{row['fold']['cpu_s'] / row['onnxsim']['cpu_s']:.1f}"
+    times = f"{_ratio(cost, 'cpu_s'):.1f}" if cost else f"({_ratio(row, 'cpu_s'):.1f})"
     faster = " | ".join(map(_faster, speeds))
     told = ", ".join(f"{count:,}" for count in counts) + own
     told += "" if row["applied"] else "; nothing to fold"
@@ -256,7 +281,9 @@ def _not_folded(network: TaskRows) -> list[str]:
 
 def whole() -> str:
     """The page of both."""
-    return page(rows(FOLDED), rows(MEASURED)) + "\n" + tasks(rows(task_zoo.FOLDED), rows(task_zoo.MEASURED))
+    return (
+        page(rows(FOLDED), rows(MEASURED), rows(COSTS)) + "\n" + tasks(rows(task_zoo.FOLDED), rows(task_zoo.MEASURED))
+    )
 
 
 if __name__ == "__main__":

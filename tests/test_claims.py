@@ -49,7 +49,9 @@ from repaconv.stages.report.tradeoff_plots import PALE, pareto_svg, trade_svg
 from repaconv.verification.evaluated_graph import Evaluated
 from repaconv.verification.onnx_model_loading import folded
 
-CLAIM = re.compile(r"\b(faster|slower|fastest|differ(?:ent)?|times as (?:fast|long|many)|speedup \d\S*|1\.4[0-9]+)\b")
+CLAIM = re.compile(
+    r"\b(faster|slower|fastest|differ(?:ent)?|times as (?:fast|long|many)|speedup \d\S*|(?<!load )1\.4[0-9]+)\b"
+)
 """Words, and figures to more than a digit, that only a measurement may use that shows something."""
 NOT = "not conclusive (about 1.4x)"
 

@@ -27,6 +27,16 @@ def channel_vector(numbers: NDArray[np.float64], axis: int, width: int) -> Vecto
     return np.broadcast_to(whole[:, 0], (width,)).astype(np.float64)
 
 
+def _is_zero(a: Costed) -> bool:
+    """Whether all outputs are always 0."""
+    return not a.rows.any()
+
+
+def _cost_of_matrix(a: Dense | Unmade) -> int:
+    """Multiply-accumulates per token."""
+    return int(a.rows.sum()) * int(a.cols.sum())
+
+
 @dataclass(frozen=True)
 class Pick:
     """The map out[i] = scale[i] * in[index[i]], or 0 where index[i] is -1: identity, diagonal, split, concat, pad.
@@ -74,10 +84,7 @@ class Pick:
         """Whether it is an unscaled slice of consecutive channels."""
         return bool((self.scale == 1).all()) and bool((np.diff(self.index) == 1).all()) and bool(self.rows.all())
 
-    @cached_property
-    def is_zero(self) -> bool:
-        """Whether all outputs are always 0."""
-        return not self.rows.any()
+    is_zero = cached_property(_is_zero)
 
     @cached_property
     def cost(self) -> int:
@@ -113,15 +120,8 @@ class Dense:
         """Mask of the inputs that are read, [in]."""
         return np.asarray(self.matrix.any(0))
 
-    @cached_property
-    def is_zero(self) -> bool:
-        """Whether all outputs are always 0."""
-        return not self.rows.any()
-
-    @cached_property
-    def cost(self) -> int:
-        """Multiply-accumulates per token."""
-        return int(self.rows.sum()) * int(self.cols.sum())
+    is_zero = cached_property(_is_zero)
+    cost = cached_property(_cost_of_matrix)
 
     def dense(self) -> Matrix:
         """Return the matrix, [out, in]."""
@@ -219,15 +219,8 @@ class Unmade:
     rows: Mask
     cols: Mask
 
-    @cached_property
-    def is_zero(self) -> bool:
-        """Whether all outputs are always 0."""
-        return not self.rows.any()
-
-    @cached_property
-    def cost(self) -> int:
-        """Multiply-accumulates per token."""
-        return int(self.rows.sum()) * int(self.cols.sum())
+    is_zero = cached_property(_is_zero)
+    cost = cached_property(_cost_of_matrix)
 
 
 Costed = Map | Unmade

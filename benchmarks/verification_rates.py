@@ -27,9 +27,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from repaconv.core.errors import Refused
 from repaconv.core.files import canonical_json
-from repaconv.graph import model_rewriting
+from repaconv.graph import float64_rewriting, model_rewriting
 from repaconv.rewrites.fold.fold_pipeline import FOLDS
-from repaconv.verification import folded_graph_verification
 from repaconv.verification.comparison import beside, largest
 from repaconv.verification.evaluated_graph import Evaluated
 from repaconv.verification.float64_graphs import Float64, widened
@@ -119,7 +118,7 @@ def faulty(model: onnx.ModelProto, size: float, name: str = "") -> onnx.ModelPro
 def starts_wrong(size: float) -> Iterator[None]:
     """Every fold, that in float64 included, starts from another graph than the comparison."""
     with ExitStack() as patches:
-        for module, name in ((model_rewriting, "rewritten"), (folded_graph_verification, "rewritten_in_float64")):
+        for module, name in ((model_rewriting, "rewritten"), (float64_rewriting, "rewritten_in_float64")):
             patches.enter_context(patch.object(module, name, partial(_from_faulty, getattr(module, name), size)))
         yield
 

@@ -329,7 +329,7 @@ def test_the_door_of_a_fold(disturbed, monkeypatch):
     graph = helper.make_graph(nodes, "net", ports[:1], ports[1:], [numpy_helper.from_array(weights, "w")])
     model = helper.make_model(graph, ir_version=10, opset_imports=[helper.make_opsetid("", 20)])
     given = Evaluated(model)
-    smaller, changes = folded(Path("net.onnx"), model)
+    smaller, changes, _ = folded(Path("net.onnx"), model)
     assert changes
     monkeypatch.setattr(size_and_speed_reverts, "LEAST_MS", 0.0)
     whole = Kept(Evaluated(smaller), changes)

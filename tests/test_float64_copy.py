@@ -17,11 +17,12 @@ from torch import nn
 from torch.nn import functional
 
 import repaconv as rc
+from repaconv.graph.float64_rewriting import rewritten_in_float64
 from repaconv.graph.graph_without_weights import check
 from repaconv.results import VerifyArtefact
 from repaconv.rewrites.fold.fold_pipeline import FOLDS
 from repaconv.verification import float64_graphs
-from repaconv.verification.float64_graphs import RUNTIME, Float64, rewritten_in_float64, widened
+from repaconv.verification.float64_graphs import RUNTIME, Float64, widened
 from repaconv.verification.float64_operators import _not_suppressed, _overlaps, own_operators
 from repaconv.verification.model_runners import load_onnx
 
@@ -295,7 +296,7 @@ def two_layers(*more: str, **unread) -> onnx.ModelProto:
 
 def test_a_fold_whose_weights_are_apart_runs_where_its_original_does():
     model = two_layers()
-    found, weights = rewritten_in_float64(model, FOLDS)
+    found, weights, _ = rewritten_in_float64(model, FOLDS)[0]
     assert [weight.size for weight in weights.values()] == [1600]
     exact = Float64(found, weights)
     assert exact.told == Float64(model).told == RUNTIME
@@ -310,7 +311,7 @@ def test_several_inputs_at_once_give_what_each_gives(monkeypatch, kept):
     nodes = [*CONV_BN, node("Relu", "n", "y")]
     model = written(graph(nodes, {**WEIGHTS, "w": (4, 3, 12, 12)}, {"y": (F, ["N", 4, "I", "J"])}, IMAGES))
     calls = [{"x": RANDOM.standard_normal((n, 3, 16, 16)).astype(np.float32)} for n in (1, 3, 2, 1)]
-    for evaluator in (Float64(model), Float64(*rewritten_in_float64(model, FOLDS))):
+    for evaluator in (Float64(model), Float64(*rewritten_in_float64(model, FOLDS)[0][:2])):
         assert evaluator.reference is not None
         for feeds, found in zip(calls, evaluator.run_all(calls), strict=True):
             assert (found["y"] == evaluator.run(feeds)["y"]).all()

@@ -14,11 +14,12 @@ from onnx import TensorProto, numpy_helper
 
 import repaconv as rc
 from repaconv.core.errors import GateFailed, Refused
+from repaconv.graph import float64_rewriting
 from repaconv.graph import model_rewriting as graphs
 from repaconv.graph.element_type_conversion import retyped
 from repaconv.results import Tolerance
 from repaconv.rewrites.fold.linear_layer_composition import AFFINE
-from repaconv.verification import evaluated_graph, folded_graph_verification, rounding
+from repaconv.verification import evaluated_graph, rounding
 from repaconv.verification.comparison import Comparison, PerNeighborhood, run_both
 from repaconv.verification.evaluated_graph import Evaluated
 from repaconv.verification.model_runners import load_onnx
@@ -29,7 +30,7 @@ from repaconv.verification.rounding import jitter_rounding
 
 def planted(monkeypatch, plant) -> None:
     """Let the fold, also that in float64, start from another graph than the proof."""
-    right, right_in_float64 = graphs.rewritten, folded_graph_verification.rewritten_in_float64
+    right, right_in_float64 = graphs.rewritten, float64_rewriting.rewritten_in_float64
 
     def faulty(model):
         other = onnx.ModelProto()
@@ -43,7 +44,9 @@ def planted(monkeypatch, plant) -> None:
     fewer = (AFFINE,)  # enough to change each
     monkeypatch.setattr(graphs, "rewritten", lambda model, _, *layers: right(faulty(model), fewer, *layers))
     monkeypatch.setattr(
-        folded_graph_verification, "rewritten_in_float64", lambda model, _: right_in_float64(faulty(model), fewer)
+        float64_rewriting,
+        "rewritten_in_float64",
+        lambda model, _, *layers: right_in_float64(faulty(model), fewer, *layers),
     )
 
 

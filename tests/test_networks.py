@@ -29,7 +29,7 @@ from repaconv.verification.comparison import Comparison
 from repaconv.verification.float64_graphs import REFERENCE, RUNTIME, Float64, ReferenceEvaluation
 from repaconv.verification.input_batches import npz_calls
 from repaconv.verification.model_runners import load_onnx
-from repaconv.verification.onnx_model_loading import folded
+from repaconv.verification.onnx_model_loading import Folded, folded
 from repaconv.verification.rounding import float64_rounding
 from repaconv.verification.tolerances import EXPLAINED, exact_rtols, tolerance
 
@@ -636,12 +636,12 @@ def off_by(fault: float, monkeypatch) -> None:
     """Plant it in one weight of the head of whatever is folded in float64 from now on."""
 
     def wrong(*given, **how):
-        model, changes = folded(*given, **how)
+        model, changes, _ = folded(*given, **how)
         head = next(weight for weight in model.graph.initializer if sorted(weight.dims) == [5, 16])
         numbers = numpy_helper.to_array(head).copy()
         numbers.flat[np.abs(numbers).argmax()] *= 1 + fault
         head.CopyFrom(numpy_helper.from_array(numbers, head.name))
-        return model, changes
+        return Folded(model, changes)
 
     monkeypatch.setattr("repaconv.sources.named_architecture_source.folded", wrong)
     monkeypatch.setattr("repaconv.sources.onnx_source.folded", wrong)

@@ -71,7 +71,7 @@ def test_a_defect_of_repaconv_is_called_one(repaconv, monkeypatch):
     def fail(*_):
         raise IndexError("planted")
 
-    monkeypatch.setattr("repaconv.graph.model_rewriting.rewritten", fail)
+    monkeypatch.setattr("repaconv.rewrites.fold.fold_pipeline.without", fail)
     with pytest.raises(Refused, match="cannot be rewritten: planted") as caught:
         rc.fold("net.onnx", measure=False)
     assert "defect of repaconv" in caught.value.hint

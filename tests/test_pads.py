@@ -75,7 +75,7 @@ def test_what_a_runtime_makes_otherwise_is_no_rounding(tmp_path, monkeypatch):
 def test_what_cures_is_taken_back_for_no_harm():
     model = padded(20)
     refold = partial(folded, Path("given.onnx"), model)
-    smaller, changes = refold(())
+    smaller, changes, _ = refold(())
     kept = revert_harmful(
         Kept(Evaluated(smaller), changes), Evaluated(model), refold, lambda _: FoldEvaluation(0, "it is slower")
     )

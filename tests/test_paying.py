@@ -72,7 +72,7 @@ def without_losses(model: onnx.ModelProto, speed: Callable[[onnx.ModelProto], fl
     def judge(one: Kept) -> FoldEvaluation:
         return evaluate_speed(as_fast(speed(one.graph.model)) if one.changes else None, "a machine")
 
-    smaller, changes = refold(())
+    smaller, changes, _ = refold(())
     return revert_harmful(Kept(Evaluated(smaller), changes), given, refold, judge)
 
 
@@ -118,6 +118,6 @@ def test_a_run_folds_again_as_it_was_folded(normed, tmp_path, monkeypatch):
 
 def test_a_graph_of_microseconds_is_not_measured(normed):
     given = Evaluated(normed)
-    smaller, changes = folded(Path("net.onnx"), normed)
+    smaller, changes, _ = folded(Path("net.onnx"), normed)
     whole = Kept(Evaluated(smaller), changes)
     assert revert_slower(whole, given, partial(folded, Path("net.onnx"), normed)) is whole

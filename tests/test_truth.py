@@ -16,6 +16,7 @@ from test_fold_proof import planted
 import repaconv as rc
 from repaconv.core.errors import GateFailed, Refused
 from repaconv.core.run_folder import Run
+from repaconv.graph import float64_rewriting
 from repaconv.graph.model_rewriting import rewritten
 from repaconv.results import Reason, Tolerance
 from repaconv.rewrites.fold.fold_pipeline import FOLDS
@@ -160,8 +161,8 @@ def test_a_bounded_output_is_not_excused_by_one_that_grows_with_the_input(monkey
     wrong = onnx.ModelProto()
     wrong.CopyFrom(before)
     weight("o", lambda o: o * np.float32(1 + 1e-2))(wrong)
-    right = folded_graph_verification.rewritten_in_float64
-    monkeypatch.setattr(folded_graph_verification, "rewritten_in_float64", lambda _, folds: right(wrong, folds))
+    right = float64_rewriting.rewritten_in_float64
+    monkeypatch.setattr(float64_rewriting, "rewritten_in_float64", lambda _, folds: right(wrong, folds))
     (link,) = proved(Path("net.onnx"), Evaluated(before), Evaluated(rewritten(wrong, FOLDS)[0]))
     assert link.verdict == "failed"
 

@@ -105,7 +105,7 @@ class NetworkSubject(GraphSubject):
     def exact(self) -> GraphForm:
         """The exported graph, folded again, in float64."""
         has = self.folded
-        smaller = folded(self.source, self.exported, has.reverted)[0] if has.changes else self.exported
+        smaller = folded(self.source, self.exported, has.reverted).model if has.changes else self.exported
         return self._form(smaller, double=bool(has.float64))
 
     @cached_property

@@ -233,7 +233,8 @@ class GraphSubject:
     def exact(self) -> GraphForm:
         """The graph folded again, with constants in float64; in float32 where it cannot be evaluated in float64."""
         from repaconv.graph.element_type_conversion import unsupported
-        from repaconv.verification.float64_graphs import WIDER, widened
+        from repaconv.graph.float64_rewriting import WIDER
+        from repaconv.verification.float64_graphs import widened
 
         double = bool(self.folded.float64)
         known = to_oldest(Evaluated(self.given)).graph.model if self.folded.changes else self.given
@@ -241,7 +242,7 @@ class GraphSubject:
         if not self.folded.changes:
             return self._form(given, double=double)
         typed = not (double and unsupported(known, WIDER))
-        return self._form(folded(self.source, given, self.folded.reverted, typed=typed)[0], double=double)
+        return self._form(folded(self.source, given, self.folded.reverted, typed=typed).model, double=double)
 
     @property
     def as_exported(self) -> GraphForm | None:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
     from repaconv.graph.compute_costs import Matrices
+    from repaconv.graph.float64_rewriting import Float64Graph
 
 DEAR = 10**9
 """Multiply-accumulate operations per image above which a graph is verified on fewer batches, to save time."""
@@ -30,10 +31,13 @@ class Evaluated:
     Attributes:
         model: The graph, with its weights.
         sample: Sample inputs, if the user gave some.
+        in_float64: The same graph before its weights were rounded, where it was folded in float64.
     """
 
-    def __init__(self, model: onnx.ModelProto, sample: Feeds | None = None) -> None:
-        self.model, self.sample = model, sample
+    def __init__(
+        self, model: onnx.ModelProto, sample: Feeds | None = None, in_float64: Float64Graph | None = None
+    ) -> None:
+        self.model, self.sample, self.in_float64 = model, sample, in_float64
         self._outputs: dict[bytes, dict[str, Any]] = {}
         self._float64_outputs: dict[bytes, dict[str, Any]] = {}
 

@@ -7,9 +7,8 @@ with operators of our own where that is slow or wrong (`repaconv.verification.fl
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from functools import partial
 from math import frexp, inf, isfinite, prod
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from repaconv.engines.contract import Array, Feeds
+from repaconv.graph.float64_rewriting import DOUBLE, FLOATS, WIDER, Weights
 from repaconv.verification.float64_operators import own_operators
 from repaconv.verification.model_runners import load_onnx
 
@@ -24,24 +24,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     import onnx
-    import onnx_ir as ir
-
-    from repaconv.graph.rewrite_contract import Rewrite
 
 RUNTIME = "a float64 copy under ONNX Runtime"
 REFERENCE = "onnx's reference implementation in float64, convolutions and pools by NumPy"
 LACKED = ("Conv", "ConvTranspose", "GRU", "LSTM")
 """Operators without a working float64 kernel in ONNX Runtime; a graph with one is not loaded there at all."""
-FLOATS = (1, 10, 16)
-"""ONNX data types float32, float16 and bfloat16."""
-DOUBLE = 11
-"""ONNX data type float64."""
-WIDER = dict.fromkeys(FLOATS, DOUBLE)
-"""Maps each of these data types to float64."""
-
-
-Weights = Mapping[str, "ir.TensorProtocol"]
-"""Large weights by name, which are converted or computed when they are read."""
 KEPT = 2**28
 """Bytes of weights in float64 that are kept between inferences, next to the sessions that are open meanwhile."""
 
@@ -94,44 +81,6 @@ def widened(model: onnx.ModelProto) -> onnx.ModelProto:
     from repaconv.graph.element_type_conversion import retyped
 
     return retyped(model, WIDER)
-
-
-def rewritten_in_float64(model: onnx.ModelProto, rewrites: Iterable[Rewrite]) -> tuple[onnx.ModelProto, Weights]:
-    """Apply rewrites to a graph in float64, for `Float64`; its large weights are converted when a rewrite reads them.
-
-    Returns:
-        The graph, with large weights marked as external, and these weights.
-    """
-    import onnx_ir as ir
-
-    from repaconv.graph.element_type_conversion import retyped
-    from repaconv.graph.graph_without_weights import APART, LARGE, mark_as_external
-    from repaconv.graph.model_rewriting import read, rewrite, write_like
-
-    bare, large = mark_as_external(model)
-    typed = retyped(bare, WIDER)
-    graph = read(typed)
-    initializers = graph.graph.initializers
-    for name, weight in large.items():
-        given = initializers[name].const_value
-        assert given is not None
-        converted = partial(_converted, weight, given.dtype)
-        initializers[name].const_value = ir.LazyTensor(converted, given.dtype, given.shape, name=name)
-    rewrite(graph, rewrites)
-    weights = {}
-    for name, value in initializers.items():
-        known = value.const_value
-        if known is not None and known.dtype == ir.DataType.DOUBLE and known.size > LARGE:
-            weights[name] = known
-            value.const_value = ir.ExternalTensor(APART, None, None, known.dtype, shape=known.shape, name=name)
-    return write_like(typed, graph), weights
-
-
-def _converted(weight: onnx.TensorProto, kind: ir.DataType) -> ir.TensorProtocol:
-    import onnx_ir as ir
-    from onnx import numpy_helper
-
-    return ir.tensor(numpy_helper.to_array(weight).astype(kind.numpy(), copy=False))
 
 
 SMALL = 16

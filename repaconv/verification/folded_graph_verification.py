@@ -24,11 +24,12 @@ import numpy as np
 
 from repaconv.core.errors import GateFailed, Refused, first_line
 from repaconv.engines.contract import Array, Feeds
+from repaconv.graph.float64_rewriting import DOUBLE, Weights
 from repaconv.results import Figures, Link, Tolerance
 from repaconv.verification.comparison import Channels, Comparison, PerNeighborhood, neighborhood, raised, run_both
 from repaconv.verification.evaluated_graph import Evaluated
 from repaconv.verification.float64_agreement import differing_operators
-from repaconv.verification.float64_graphs import DOUBLE, Float64, Weights, rewritten_in_float64
+from repaconv.verification.float64_graphs import Float64
 from repaconv.verification.onnx_model_loading import checker_says, stored
 from repaconv.verification.rounding import (
     ALGEBRA,
@@ -341,9 +342,12 @@ class _Pair:
         }
 
     def _folded_in_float64(self) -> tuple[onnx.ModelProto, Weights]:
+        from repaconv.graph.float64_rewriting import rewritten_in_float64
         from repaconv.rewrites.fold.fold_pipeline import FOLDS
 
-        return rewritten_in_float64(self.before.model, FOLDS)
+        known = self.after.in_float64
+        found = rewritten_in_float64(self.before.model, FOLDS)[0] if known is None else known
+        return found.model, found.weights
 
     def _fixed(self, output: str) -> Collection[str]:
         """The output, where one input may be all that is compared: whether it changes is seen by all, in FP32."""

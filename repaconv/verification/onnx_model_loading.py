@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from repaconv.core.change_guard import require_unchanged, stamp_of
 from repaconv.core.errors import Refused, first_line
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import onnx
 
     from repaconv.engines.contract import Port
+    from repaconv.graph.float64_rewriting import Float64Graph
 
 TURNS = 1_000_000
 """Maximum number of iterations of a loop in a graph that is run."""
@@ -189,10 +190,19 @@ def in_single(model: onnx.ModelProto) -> onnx.ModelProto:
     return retyped(model, dict.fromkeys(halves, 1)) if kinds & halves else model
 
 
-def folded(
-    source: Path, model: onnx.ModelProto, taken_back: Collection[str] = (), *, typed: bool = True
-) -> tuple[onnx.ModelProto, list[Change]]:
-    """Apply the fold rewrites to a graph; return the folded graph and the changes.
+class Folded(NamedTuple):
+    """A folded graph, the changes, and the same fold before its weights were rounded to float32.
+
+    ``in_float64`` is None where nothing changed, and where the graph cannot be folded in float64 and rounded.
+    """
+
+    model: onnx.ModelProto
+    changes: list[Change]
+    in_float64: Float64Graph | None = None
+
+
+def folded(source: Path, model: onnx.ModelProto, taken_back: Collection[str] = (), *, typed: bool = True) -> Folded:
+    """Apply the fold rewrites to a graph.
 
     The folded graph is valid ONNX with the same inputs and outputs.
 
@@ -206,18 +216,15 @@ def folded(
         Refused: The graph is not valid ONNX, or a rewrite fails.
     """
     from repaconv.graph.graph_without_weights import check
-    from repaconv.graph.model_rewriting import rewritten
-    from repaconv.rewrites.fold.fold_pipeline import without
-    from repaconv.rewrites.fold.layers_before_and_after import changed_layers
 
     if not looked_into(model):
-        return model, []
+        return Folded(model, [])
     try:
-        smaller, changes = rewritten(model, without(taken_back), changed_layers)
+        found = _folded(model, taken_back)
         release_freed_memory()
-        check(smaller)
+        check(found.model)
         if typed:
-            _check_types(smaller, model)
+            _check_types(found.model, model)
     except Exception as error:  # an arbitrary graph may raise anything; nothing is written then
         if why := _checker_error_if_unloadable(model):
             raise Refused(
@@ -230,7 +237,25 @@ def folded(
             hint="This is a defect of repaconv; please report it with `repaconv inspect` of the file.",
             code="onnx.rewrite",
         ) from error
-    return smaller, changes
+    return found
+
+
+def _folded(model: onnx.ModelProto, taken_back: Collection[str]) -> Folded:
+    """Fold a graph in float64 and round it once; in its own types where float64 and back is not the same graph."""
+    from repaconv.graph.float64_rewriting import returns_from_float64, rewritten_in_float64, rounded_to_float32
+    from repaconv.graph.model_rewriting import rewritten
+    from repaconv.rewrites.fold.fold_pipeline import without
+    from repaconv.rewrites.fold.layers_before_and_after import changed_layers
+
+    if not returns_from_float64(model) or _may_write_borders(model):
+        return Folded(*rewritten(model, without(taken_back), changed_layers))
+    exact, changes = rewritten_in_float64(model, without(taken_back), changed_layers)
+    return Folded(rounded_to_float32(exact), changes, exact) if changes else Folded(model, [])
+
+
+def _may_write_borders(model: onnx.ModelProto) -> bool:
+    """Whether the graph may write borders into images that are equal to a bias up to float32's rounding only."""
+    return {"Pad", "ScatterND"} <= {node.op_type for node in model.graph.node}
 
 
 def _check_types(smaller: onnx.ModelProto, model: onnx.ModelProto) -> None:

@@ -19,7 +19,7 @@ from repaconv.graph.onnx_files import opset_of
 from repaconv.method_api.preprocessing import Images, Sized, images_by
 from repaconv.method_api.settings import Knobs
 from repaconv.onnx_export.float64_exporter import network_to_onnx
-from repaconv.results import Change, ClassScores, Exporting, Fact, Known, Link, NetworkFold
+from repaconv.results import ClassScores, Exporting, Fact, Known, Link, NetworkFold
 from repaconv.sources.class_score_outputs import LOGITS, asked_classes, class_scores
 from repaconv.sources.graph_fold_record import recorded, taken_by
 from repaconv.sources.named_architectures import Architecture, Built, built, completed, of_folder
@@ -32,7 +32,7 @@ from repaconv.stages.shared.file_hash_check import require_pinned
 from repaconv.tasks.recognition import task_named
 from repaconv.verification.evaluated_graph import Evaluated
 from repaconv.verification.folded_graph_verification import not_equal, proved
-from repaconv.verification.onnx_model_loading import folded, left_alone
+from repaconv.verification.onnx_model_loading import Folded, folded, left_alone
 
 if TYPE_CHECKING:
     import onnx
@@ -279,9 +279,9 @@ def _exported(
 def _kept_fold(plan: _Plan, exported: onnx.ModelProto, progress: Progress) -> tuple[Evaluated, Kept]:
     """The exported graph in float32, and what is kept of its fold, which is computed in float64."""
 
-    def fold(taken_back: tuple[str, ...]) -> tuple[onnx.ModelProto, list[Change]]:
-        smaller, changes = folded(plan.found.path, exported, taken_back)
-        return retyped(smaller, {11: 1}), changes
+    def fold(taken_back: tuple[str, ...]) -> Folded:
+        found = folded(plan.found.path, exported, taken_back)
+        return found._replace(model=retyped(found.model, {11: 1}))
 
     given = Evaluated(retyped(exported, {11: 1}))
     return given, fold_with_reverts(given, given, fold, measured=plan.options.measure, progress=progress)

@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
     from repaconv.engines.contract import Feeds
+    from repaconv.verification.onnx_model_loading import Folded
 
-Refold = Callable[[tuple[str, ...]], tuple["onnx.ModelProto", Sequence[Change]]]
+Refold = Callable[[tuple[str, ...]], "Folded"]
 """A function that folds the graph without the rewrites of these names."""
 
 
@@ -67,7 +68,7 @@ def revert_harmful(fold: Kept, given: Evaluated, refold: Refold, judge: Callable
     """
     evaluation = judge(fold)
     while evaluation.why and (names := _revertible(fold)):
-        tries = [refold_without(fold, name, refold, evaluation.why) for name in names]
+        tries = (refold_without(fold, name, refold, evaluation.why) for name in names)
         fold, evaluation = min(((one, judge(one)) for one in tries), key=lambda found: found[1].rank)
     return fold if fold.changes else fold._replace(graph=given)
 
@@ -80,8 +81,11 @@ def _revertible(fold: Kept) -> list[str]:
 def refold_without(fold: Kept, name: str, refold: Refold, why: str) -> Kept:
     """Fold again without one more rewrite; ``why`` is the reason that is recorded."""
     reverts = fold.reverts.with_revert(name, why)
-    model, changes = refold(reverts.names)
-    return Kept(Evaluated(model), changes, reverts)
+    return _kept(refold(reverts.names), reverts)
+
+
+def _kept(fold: Folded, reverts: Reverts) -> Kept:
+    return Kept(Evaluated(fold.model, in_float64=fold.in_float64), fold.changes, reverts)
 
 
 # Size: revert rewrites that enlarge the graph; the rule is the same on every machine
@@ -210,8 +214,8 @@ def fold_with_reverts(
         measured: Whether its speed is measured.
         progress: See `Progress`.
     """
-    model, changes = refold(())
-    fold = revert_larger(Kept(Evaluated(model) if changes else given, changes), given, before, refold)
+    found = refold(())
+    fold = revert_larger(_kept(found, Reverts()) if found.changes else Kept(given, ()), given, before, refold)
     if not measured:
         return fold
     progress("measure", 0, 0)

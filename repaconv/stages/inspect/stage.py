@@ -252,4 +252,4 @@ def _changes(path: Path, sha256: str | None) -> Sequence[Change]:
 
     require_pinned(path, sha256)
     raised = to_oldest(Evaluated(loaded(path)))
-    return folded(path, raised.graph.model)[1]
+    return folded(path, raised.graph.model).changes

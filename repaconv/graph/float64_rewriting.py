@@ -1,0 +1,141 @@
+"""Rewrite a graph in float64, and round what the rewrites computed to float32, once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+from repaconv.graph.element_type_conversion import TYPED, retyped, unsupported
+from repaconv.graph.graph_without_weights import APART, LARGE, mark_as_external
+from repaconv.graph.model_rewriting import read, rewrite, write_like
+from repaconv.results import Change
+
+if TYPE_CHECKING:
+    import onnx
+    import onnx_ir as ir
+
+    from repaconv.graph.rewrite_contract import Rewrite
+
+FLOAT, DOUBLE = 1, 11
+"""ONNX data types float32 and float64."""
+FLOATS = (FLOAT, 10, 16)
+"""ONNX data types float32, float16 and bfloat16."""
+WIDER = dict.fromkeys(FLOATS, DOUBLE)
+"""Maps each of these data types to float64."""
+
+Weights = Mapping[str, "ir.TensorProtocol"]
+"""Large weights by name, which are converted or computed when they are read."""
+
+
+class Float64Graph(NamedTuple):
+    """A graph in float64 without its large weights.
+
+    Attributes:
+        model: The graph; its large weights are marked as external.
+        weights: These weights.
+        unchanged: Those of them that no rewrite changed, as the given graph holds them.
+    """
+
+    model: onnx.ModelProto
+    weights: Weights
+    unchanged: Mapping[str, onnx.TensorProto]
+
+
+def rewritten_in_float64(
+    model: onnx.ModelProto,
+    rewrites: Iterable[Rewrite],
+    observe: Callable[[ir.Model], Callable[[list[Change]], list[Change]]] | None = None,
+) -> tuple[Float64Graph, list[Change]]:
+    """Apply rewrites to a graph in float64; its large weights are converted when a rewrite reads them.
+
+    Args:
+        model: The graph with all weights embedded; it is not modified.
+        rewrites: See `repaconv.graph.model_rewriting.rewritten`.
+        observe: The same.
+    """
+    import onnx_ir as ir
+
+    bare, large = mark_as_external(model)
+    typed = retyped(bare, WIDER)
+    graph = read(typed)
+    initializers = graph.graph.initializers
+    given: dict[int, onnx.TensorProto] = {}
+    for name, weight in large.items():
+        marked = initializers[name].const_value
+        assert marked is not None
+        converted = ir.LazyTensor(partial(_converted, weight, marked.dtype), marked.dtype, marked.shape, name=name)
+        initializers[name].const_value = converted
+        given[id(converted)] = weight
+    changes = rewrite(graph, rewrites, observe(graph) if observe else None)
+    weights, unchanged = {}, {}
+    for name, value in initializers.items():
+        known = value.const_value
+        if known is None or known.dtype != ir.DataType.DOUBLE or known.size <= LARGE:
+            continue
+        weights[name] = known
+        if id(known) in given:
+            unchanged[name] = given[id(known)]
+        value.const_value = ir.ExternalTensor(APART, None, None, known.dtype, shape=known.shape, name=name)
+    return Float64Graph(write_like(typed, graph), weights, unchanged), changes
+
+
+def _converted(weight: onnx.TensorProto, kind: ir.DataType) -> ir.TensorProtocol:
+    import onnx_ir as ir
+    from onnx import numpy_helper
+
+    return ir.tensor(numpy_helper.to_array(weight).astype(kind.numpy(), copy=False))
+
+
+def rounded_to_float32(graph: Float64Graph) -> onnx.ModelProto:
+    """Convert a graph from float64 to float32, with its weights."""
+    found = retyped(graph.model, {DOUBLE: FLOAT})
+    for weight in found.graph.initializer:
+        if weight.name in graph.weights:
+            weight.CopyFrom(_as_float32(graph, weight.name))
+    return found
+
+
+def _as_float32(graph: Float64Graph, name: str) -> onnx.TensorProto:
+    import numpy as np
+    from onnx import numpy_helper
+
+    given = graph.unchanged.get(name)
+    if given is None:
+        return numpy_helper.from_array(graph.weights[name].numpy().astype(np.float32), name)
+    if given.name == name:
+        return given
+    renamed = type(given)()
+    renamed.CopyFrom(given)
+    renamed.name = name
+    return renamed
+
+
+def returns_from_float64(model: onnx.ModelProto) -> bool:
+    """Whether a graph can be converted to float64 and back without a change.
+
+    All its floating-point numbers must be float32, and all its operators must compute in float64, too.
+    """
+    import onnx
+
+    kinds = onnx.TensorProto
+    others = {kinds.FLOAT16, kinds.BFLOAT16, kinds.DOUBLE}
+    if model.functions or not others.isdisjoint(_element_types(model.graph)) or unsupported(model, WIDER):
+        return False
+    if any(entry.HasField("g") for node in model.graph.node for entry in node.attribute):
+        return False
+    bare, _ = mark_as_external(model)
+    return len(retyped(bare, WIDER).graph.node) == len(model.graph.node)  # no Cast was inserted
+
+
+def _element_types(graph: onnx.GraphProto) -> Iterator[int]:
+    """The element types that a graph names."""
+    yield from (weight.data_type for weight in graph.initializer)
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        yield value.type.tensor_type.elem_type
+    for node in graph.node:
+        for entry in node.attribute:
+            if entry.HasField("t"):
+                yield entry.t.data_type
+            elif entry.name in TYPED:
+                yield entry.i

@@ -135,8 +135,8 @@ def _shorten_view(model: ir.Model, node: ir.Node) -> None:
     view = view_of(value)
     if view is None or view.source is value:
         return
-    length, wanted = _removable_nodes(value, view.source), _nodes_to_write(view)
-    if wanted >= length or view.shape != sizes(value):
+    length = _removable_nodes(value, view.source)
+    if _nodes_to_write(view, length) >= length or view.shape != sizes(value):
         return
     write = Writer(model, node)
     new = view.write(write)
@@ -155,11 +155,13 @@ def _removable_nodes(value: ir.Value, source: ir.Value) -> int:
     return length
 
 
-def _nodes_to_write(view: View) -> int:
-    """Return how many nodes it takes to write a view."""
+def _nodes_to_write(view: View, most: int) -> int:
+    """Return how many nodes it takes to write a view; ``most`` if it takes that many or more."""
     order = [factor for axis in view.of for factor in axis]
     wanted = [factor for axis in view.axes for factor in axis]
     if order == wanted:
         return int(view.shape != sizes(view.source))
+    if most <= 1:
+        return most
     middle = view.turned()
     return 1 + int(middle[0] != sizes(view.source)) + int(middle[1] != view.shape)

@@ -21,12 +21,29 @@ OPAQUE = "repaconv.opaque"
 _NUMBER = re.compile(r"_(\d{1,12})$")
 
 
+SMALL = 1024
+"""Numbers of a constant that is decoded once."""
+
+
 def constant(value: ir.Value | None) -> Array | None:
     """Return a constant's numbers, floats in float64; None if it is computed, a graph input, or opaque."""
-    if value is None or value.const_value is None or not is_constant(value):
+    if value is None or not is_constant(value):
         return None
-    found: Array = value.const_value.numpy()
-    return found.astype(np.float64) if found.dtype.kind == "f" or found.dtype.name == "bfloat16" else found
+    found = _stored(value)
+    is_float = found.dtype.kind == "f" or (found.dtype.kind == "V" and found.dtype.name == "bfloat16")
+    return found.astype(np.float64) if is_float else found
+
+
+def _stored(value: ir.Value) -> Array:
+    """A constant's numbers. Small ones, which are read many times, are decoded once."""
+    import onnx_ir as ir
+
+    known = value.const_value
+    assert known is not None
+    found: Array = known.numpy()
+    if isinstance(known, ir.serde.TensorProtoTensor) and found.size <= SMALL:
+        value.const_value = ir.Tensor(found, known.dtype, name=known.name)
+    return found
 
 
 def is_constant(value: ir.Value | None) -> bool:
@@ -114,7 +131,7 @@ class Writer:
         name = f"{self.scope}/constant_{_fresh(self.graph)}".lstrip("/")
         value = ir.Value(
             name=name,
-            const_value=ir.tensor(array, name=name),
+            const_value=ir.Tensor(np.asarray(array), name=name),
             type=ir.TensorType(ir.DataType.from_numpy(array.dtype)),
             shape=ir.Shape(array.shape),
         )

@@ -57,6 +57,8 @@ def _gathered(known: Integers, node: ir.Node) -> list[Size] | Size | None:
 
 def _sliced(known: Integers, node: ir.Node) -> list[Size] | None:
     data = known.int_of(node.inputs[0])
+    if not isinstance(data, list):
+        return None
     parts: list[list[int] | None] = []
     for value in node.inputs[1:]:
         found = known.int_of(value)
@@ -64,7 +66,7 @@ def _sliced(known: Integers, node: ir.Node) -> list[Size] | None:
         if value is not None and (not isinstance(found, list) or len(numbers) != len(found)):
             return None
         parts.append(None if value is None else numbers)
-    if not isinstance(data, list) or len(parts) < 2:
+    if len(parts) < 2:
         return None
     ((_, part),) = slices(parts, 1)
     places = slice_positions(part, len(data))

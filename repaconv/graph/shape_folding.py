@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from repaconv.graph.model_rewriting import remove_unused
 from repaconv.graph.nodes_and_constants import Writer, attribute, constant
 from repaconv.graph.operator_facts import QUANTIZING, RANDOM
 from repaconv.graph.shape_arithmetic import Integers
@@ -30,8 +31,6 @@ def fold_shapes(model: ir.Model) -> None:
 
     The graph's function stays the same.
     """
-    from onnx_ir.passes.common import RemoveUnusedNodesPass
-
     known = Integers()
     computed: dict[ir.Value, _Computed] = {}
     for node in tuple(model.graph):
@@ -40,7 +39,7 @@ def fold_shapes(model: ir.Model) -> None:
     for node in tuple(model.graph):
         if not node.domain and node.op_type in _RULES:
             _RULES[node.op_type](model, node)
-    RemoveUnusedNodesPass()(model)
+    remove_unused(model)
 
 
 def _is_known(value: ir.Value) -> bool:

@@ -85,7 +85,8 @@ def infer(model: ir.Model, *, only_new: bool = False) -> None:
 
 def infer_node(known: Integers, node: ir.Node, opset: int, *, anew: bool = True) -> None:
     """Infer the output shapes of a node unless ``anew`` is False, and its value if it is shape arithmetic."""
-    rule = INTS.get(node.op_type) if node.domain == "" else None
+    floats = node.outputs[0].dtype is not None and node.outputs[0].dtype.is_floating_point()
+    rule = INTS.get(node.op_type) if node.domain == "" and not floats else None
     if rule and (found := rule(known, node)) is not None:
         known[node.outputs[0]] = found
         if node.outputs[0].dtype is None:

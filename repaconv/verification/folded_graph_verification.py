@@ -1,8 +1,8 @@
 """The verification of a folded graph: it and the original under ONNX Runtime, on inputs that excite both.
 
 1. Outputs are compared in FP32, by the tolerance alone.
-2. An output that is left open is compared in float64, where that runs. The fold, made once more in float64, must be
-   equal to the original there up to `ALGEBRA`; so its algebra is right. The folded graph in FP32 may be no further from
+2. An output that is left open is compared in float64, where that runs. The fold in float64, before it is rounded, must
+   be equal to the original there up to `ALGEBRA`; so its algebra is right. The folded graph in FP32 may be no further from
    the original in float64 than the original in FP32 is, times a stated factor; evaluated in float64, it may differ by
    no more than the rounding of its weights explains. So it was written down right. As that takes as long as all else,
    it is done for some inputs: the smallest one, and those that FP32 leaves open by how large channels are over all

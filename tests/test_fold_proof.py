@@ -28,8 +28,9 @@ from repaconv.verification.random_inputs import draws
 from repaconv.verification.rounding import jitter_rounding
 
 
-def planted(monkeypatch, plant) -> None:
-    """Let the fold, also that in float64, start from another graph than the proof."""
+def planted(monkeypatch, plant, fewer=(AFFINE,)) -> None:
+    """Let the fold, also that in float64, start from another graph than the proof; by default by one rewrite alone,
+    which is enough to change each."""
     right, right_in_float64 = graphs.rewritten, float64_rewriting.rewritten_in_float64
 
     def faulty(model):
@@ -41,7 +42,6 @@ def planted(monkeypatch, plant) -> None:
         plant(other)
         return onnx.shape_inference.infer_shapes(other)
 
-    fewer = (AFFINE,)  # enough to change each
     monkeypatch.setattr(graphs, "rewritten", lambda model, _, *layers: right(faulty(model), fewer, *layers))
     monkeypatch.setattr(
         float64_rewriting,

@@ -12,6 +12,7 @@ from repaconv.results import Change
 from repaconv.rewrites.fold.attention_head_joining import CHOOSE, JOIN
 from repaconv.rewrites.fold.computed_weights import WEIGHTS
 from repaconv.rewrites.fold.convolution_composition import CONVOLUTION
+from repaconv.rewrites.fold.kept_values import RELEASE, keep, kept_values
 from repaconv.rewrites.fold.linear_layer_composition import AFFINE
 from repaconv.rewrites.fold.max_pool_padding import POOL_PADDING
 from repaconv.rewrites.fold.restored_operators import FINISH
@@ -40,11 +41,17 @@ def without(names: Collection[str]) -> tuple[Rewrite, ...]:
     """The fold rewrites without those named.
 
     Without ``affine``, ``join`` and ``heads`` are left out as well. `UNSHARE` names no rewrite: leaving it out adds
-    `KEEP_SHARED`, so that shared weights are not folded.
+    `KEEP_SHARED`, so that shared weights are not folded. Neither does ``value:NAME``: nothing is folded across that
+    value (`repaconv.rewrites.fold.kept_values`).
     """
     left_out = {*names, *((JOIN.name, CHOOSE.name) if AFFINE.name in names else ())}
     kept = tuple(fold for fold in FOLDS if fold.name not in left_out)
-    return (KEEP_SHARED, *kept) if UNSHARE in left_out else kept
+    kept = (KEEP_SHARED, *kept) if UNSHARE in left_out else kept
+    values = kept_values(names)
+    if not values:
+        return kept
+    last = tuple(fold for fold in kept if fold is FINISH)
+    return (keep(values), *(fold for fold in kept if fold is not FINISH), RELEASE, *last)
 
 
 FOLDS: tuple[Rewrite, ...] = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -26,12 +27,12 @@ from repaconv.sources.named_architectures import Architecture, Built, built, com
 from repaconv.sources.source_model import TRAINING
 from repaconv.sources.ultralytics_networks import PACKAGE
 from repaconv.stages.fold.options import FoldOptions
+from repaconv.stages.fold.rounding_reverts import compared_with_reverts
 from repaconv.stages.fold.size_and_speed_reverts import Kept, fold_with_reverts
 from repaconv.stages.shared.common_checks import made_by, with_files
 from repaconv.stages.shared.file_hash_check import require_pinned
 from repaconv.tasks.recognition import task_named
 from repaconv.verification.evaluated_graph import Evaluated
-from repaconv.verification.folded_graph_verification import not_equal, proved
 from repaconv.verification.onnx_model_loading import Folded, folded, left_alone
 
 if TYPE_CHECKING:
@@ -235,10 +236,8 @@ def fold_network_by(
     module = doubled(plan.built.module, shape)
     exported, by, link = _exported(module, plan.built.input_name, shape, names)
     progress("fold", 0, 0)
-    given, kept = _kept_fold(plan, exported, progress)
-    links = (link, *(proved(plan.found.path, given, kept.graph) if kept.changes else ()))
-    if any(each.verdict == "failed" for each in links):
-        raise not_equal(plan.found.path, links)
+    given, kept, links = _kept_fold(plan, exported, progress)
+    links = (link, *links)
     taken = taken_by(plan.found.path, given, kept.graph)
     left = (*kept.reverts.messages, *left_alone(given.model))
     record = recorded(given, kept.graph, kept.changes, links, taken, left)
@@ -276,15 +275,19 @@ def _exported(
     return exported, by, _exported_link(module, exported, name, shape, names)
 
 
-def _kept_fold(plan: _Plan, exported: onnx.ModelProto, progress: Progress) -> tuple[Evaluated, Kept]:
-    """The exported graph in float32, and what is kept of its fold, which is computed in float64."""
+def _kept_fold(plan: _Plan, exported: onnx.ModelProto, progress: Progress) -> tuple[Evaluated, Kept, tuple[Link, ...]]:
+    """The exported graph in float32, what is kept of its fold, which is computed in float64, and its comparison."""
 
     def fold(taken_back: tuple[str, ...]) -> Folded:
         found = folded(plan.found.path, exported, taken_back)
         return found._replace(model=retyped(found.model, {11: 1}))
 
     given = Evaluated(retyped(exported, {11: 1}))
-    return given, fold_with_reverts(given, given, fold, measured=plan.options.measure, progress=progress)
+    again = partial(fold_with_reverts, given, given, fold, measured=plan.options.measure, progress=progress)
+    kept = again()
+    if not kept.changes:
+        return given, kept, ()
+    return given, *compared_with_reverts(plan.found.path, kept, given, given, fold, again)
 
 
 def _exporting(plan: _Plan, exported: onnx.ModelProto, parameters: int) -> Exporting:

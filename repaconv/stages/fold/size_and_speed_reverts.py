@@ -203,7 +203,13 @@ TARGET = "x86-64"
 
 
 def fold_with_reverts(
-    given: Evaluated, before: Evaluated, refold: Refold, *, measured: bool, progress: Progress
+    given: Evaluated,
+    before: Evaluated,
+    refold: Refold,
+    *,
+    measured: bool,
+    progress: Progress,
+    reverts: Reverts | None = None,
 ) -> Kept:
     """Fold the graph, and revert what makes it larger or, if ``measured``, slower.
 
@@ -213,9 +219,12 @@ def fold_with_reverts(
         refold: Folds the graph without some of the rewrites.
         measured: Whether its speed is measured.
         progress: See `Progress`.
+        reverts: What is reverted from the start.
     """
-    found = refold(())
-    fold = revert_larger(_kept(found, Reverts()) if found.changes else Kept(given, ()), given, before, refold)
+    reverts = reverts or Reverts()
+    found = refold(reverts.names)
+    fold = _kept(found, reverts) if found.changes else Kept(given, (), reverts)
+    fold = revert_larger(fold, given, before, refold)
     if not measured:
         return fold
     progress("measure", 0, 0)

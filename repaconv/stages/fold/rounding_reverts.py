@@ -1,0 +1,120 @@
+"""Compare a fold with the original, and revert the steps by which it rounds worse in FP32.
+
+Such a fold is right: in float64 it equals the original, as it is computed and as it is written. But it was folded
+across a value that is small next to the others of a sum, for example a difference in which large numbers cancel. Such
+values are kept, the smallest first: one, two, four and so on of them, until the comparison passes. If it does not, it
+is rewrites that are reverted. What is left is compared like any other fold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from functools import reduce
+from pathlib import Path
+
+from repaconv.results import Link
+from repaconv.rewrites.fold.kept_values import PREFIX
+from repaconv.rewrites.fold.linear_layer_composition import AFFINE
+from repaconv.stages.fold.size_and_speed_reverts import (
+    FoldEvaluation,
+    Kept,
+    Refold,
+    Reverts,
+    refold_without,
+    revert_harmful,
+)
+from repaconv.verification.cancellation import small_values
+from repaconv.verification.evaluated_graph import Evaluated
+from repaconv.verification.folded_graph_verification import not_equal, proved, rounds_worse
+from repaconv.verification.rounding import MEASURED_TIMES
+
+Again = Callable[..., Kept]
+"""A function that folds the graph again without its ``reverts``, and reverts what makes it larger or slower."""
+
+FEW = 8
+"""How many values are kept at most if it is asked of each whether it need be: that takes a comparison."""
+SMALL = (
+    f"nothing is folded across it, since it is small next to the others of a sum: folded, the graph rounds by more "
+    f"than {MEASURED_TIMES} times what the original does in FP32"
+)
+ROUNDS = f"with it the graph rounds by more than {MEASURED_TIMES} times what the original does in FP32"
+
+
+def compared_with_reverts(
+    source: Path, fold: Kept, given: Evaluated, before: Evaluated, refold: Refold, again: Again
+) -> tuple[Kept, tuple[Link, ...]]:
+    """What is kept of the fold, and its comparison with the original; no links if no change remains.
+
+    Args:
+        source: The graph's file, for messages.
+        fold: The fold, with at least one change.
+        given: The original graph.
+        before: The graph that is folded: the original, possibly converted to a newer opset.
+        refold: Folds the graph again without some of the rewrites.
+        again: See `Again`.
+
+    Raises:
+        GateFailed: If a fold computes something else.
+    """
+    links = _compared(source, fold, given)
+    if _passes(links):
+        return fold, links
+
+    def keeping(values: Sequence[str]) -> tuple[Kept, tuple[Link, ...]] | None:
+        """The fold that keeps these values and its comparison; None if that fails, or if no change remains."""
+        less = again(reverts=reduce(_keeping, values, fold.reverts))
+        links = _compared(source, less, given)
+        return (less, links) if less.changes and _passes(links) else None
+
+    for values in _more_and_more(_small(fold, given, before)):
+        found = keeping(values)
+        if found is None:
+            continue
+        for value in values if 1 < len(values) <= FEW else ():
+            fewer = [one for one in values if one != value]
+            less = keeping(fewer) if fewer else None
+            values, found = (fewer, less) if less is not None else (values, found)
+        return found
+
+    def judge(one: Kept) -> FoldEvaluation:
+        failed = [link.figures.error or 0.0 for link in _compared(source, one, given) if link.verdict == "failed"]
+        return FoldEvaluation((max(failed, default=0.0), -len(one.changes)), ROUNDS if failed else "")
+
+    if all(change.rewrite != AFFINE.name for change in fold.changes):  # it moves constants without a change to report
+        other = refold_without(fold, AFFINE.name, refold, ROUNDS)
+        fold = other if other.changes and not judge(other).why else fold
+    kept = revert_harmful(fold, given, refold, judge)
+    return kept, _compared(source, kept, given)
+
+
+def _compared(source: Path, fold: Kept, given: Evaluated) -> tuple[Link, ...]:
+    """The comparison of a fold; empty if no change remains."""
+    links = proved(source, given, fold.graph, reverted=fold.reverts.names) if fold.changes else ()
+    if not _passes(links) and not rounds_worse(links):
+        raise not_equal(source, links)
+    return links
+
+
+def _passes(links: Sequence[Link]) -> bool:
+    return all(link.verdict != "failed" for link in links)
+
+
+def _small(fold: Kept, given: Evaluated, before: Evaluated) -> list[str]:
+    """Values that are small next to the others of a sum, and that the fold does not have; the smallest first."""
+    left = {name for node in fold.graph.model.graph.node for name in node.output}
+    with suppress(Exception):  # the runtime's own, of a value that it cannot show
+        return [name for name in small_values(before.single.model, given.probes.feeds) if name not in left]
+    return []
+
+
+def _more_and_more(values: Sequence[str]) -> Iterator[Sequence[str]]:
+    """The first of them, the first two, the first four and so on."""
+    count = 1
+    while count < 2 * len(values):
+        yield values[:count]
+        count *= 2
+
+
+def _keeping(reverts: Reverts, value: str) -> Reverts:
+    return Reverts((*reverts.names, f"{PREFIX}{value}"), (*reverts.messages, f"{value}: {SMALL}"))

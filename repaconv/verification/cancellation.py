@@ -1,0 +1,89 @@
+"""Find the values of a graph that are small next to the others of a sum: what is folded across them may round worse.
+
+- A sum of large numbers that cancel. A difference of two numbers that are nearly equal has no rounding error of its
+  own. What is folded across it sums the large numbers themselves, and rounds by as much more as they are larger.
+- A small term of a large sum. Folded across it, constants of both become one, whose rounding is that of the large one
+  and the same for all numbers of a channel, so that no mean averages it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from repaconv.engines.contract import Array, Feeds
+from repaconv.verification.comparison import beside, largest
+from repaconv.verification.model_runners import load_onnx
+from repaconv.verification.onnx_model_loading import stored
+
+if TYPE_CHECKING:
+    import onnx
+
+SUMS = ("Add", "Sub", "BatchNormalization")
+EXACT = 2.0
+"""How many times as large as their sum two terms are at least, if their difference is exact (Sterbenz)."""
+
+
+def small_values(model: onnx.ModelProto, calls: Sequence[Feeds]) -> list[str]:
+    """Names of values next to which the others of a sum are larger by more than `EXACT`, by how much, largest first.
+
+    Args:
+        model: The graph, in float32.
+        calls: Inputs with which it runs.
+    """
+    from onnx import numpy_helper
+
+    constants = {name: numpy_helper.to_array(weight) for name, weight in stored(model).items()}
+    sums = [node for node in model.graph.node if node.op_type in SUMS and not node.domain]
+    shown = _with_outputs(model, {name for node in sums for name in (*node.input, node.output[0]) if name})
+    runner, made = load_onnx(shown), {name for node in model.graph.node for name in node.output}
+    found: dict[str, float] = {}
+    for feeds in calls:
+        values = constants | dict(feeds) | dict(runner.run(feeds))
+        for node in sums:
+            terms = _terms(node, values)
+            for name, times in _times_larger(terms).items() if terms else ():
+                found[name] = max(found.get(name, 0.0), times)
+    small = (name for name, times in found.items() if times > EXACT and name in made)
+    return sorted(small, key=lambda name: -found[name])
+
+
+def _with_outputs(model: onnx.ModelProto, names: set[str]) -> onnx.ModelProto:
+    import onnx
+
+    made = {name for node in model.graph.node for name in node.output}
+    names = names & made - {output.name for output in model.graph.output}
+    shown = onnx.ModelProto()
+    shown.CopyFrom(model)
+    shown.graph.output.extend(onnx.ValueInfoProto(name=name) for name in sorted(names))
+    return shown
+
+
+def _terms(node: onnx.NodeProto, values: dict[str, Array]) -> dict[str, Array]:
+    """What the node adds up, and its sum, by name; nothing if it is a sum of integers, or of one value and itself."""
+    given = [values[name] for name in node.input if name in values]
+    if len({*node.input}) < len(node.input) or any(array.dtype.kind != "f" for array in given):
+        return {}
+    terms = dict(zip(node.input, given, strict=True))
+    if node.op_type == "BatchNormalization":
+        x, *numbers = given
+        scale, shift, mean, variance = (one.reshape(-1, *[1] * (x.ndim - 2)) for one in numbers)
+        epsilon = next((entry.f for entry in node.attribute if entry.name == "epsilon"), 1e-5)
+        factor = scale / np.sqrt(variance + epsilon)
+        terms = {node.input[0]: x * factor, node.input[2]: shift - mean * factor}
+    return terms | {node.output[0]: values[node.output[0]]}
+
+
+def _times_larger(terms: dict[str, Array]) -> dict[str, float]:
+    """How many times as large as each the largest of all is, by the numbers next to each other, at most."""
+    shape = np.broadcast_shapes(*(term.shape for term in terms.values()))
+    sizes = {name: np.broadcast_to(largest(term), shape) for name, term in terms.items()}
+    most = np.max([*sizes.values()], 0)
+    found = {}
+    for name, size in sizes.items():
+        least, there = beside(size, most)
+        least = np.where(least > 0, least, size.max(initial=0.0))  # a channel may be zero throughout
+        found[name] = float(np.max(np.divide(there, least, out=np.zeros(least.shape), where=least > 0), initial=0.0))
+    return found

@@ -1,0 +1,95 @@
+"""Two graphs cut at the operators that choose, so that both continue with the choice of the first.
+
+Where scores are almost equal, FP32 rounding decides which rows TopK takes, and every number after it is another one.
+That is told apart from a wrong fold by comparing what a choice is made of and what is made of it: both graphs give the
+scores as further outputs, and take the choice as further inputs. If both parts compute the same, so do the graphs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from repaconv.graph.discrete_outputs import DECIDING
+from repaconv.verification.evaluated_graph import Evaluated
+from repaconv.verification.model_runners import load_onnx
+from repaconv.verification.onnx_model_loading import stored
+
+if TYPE_CHECKING:
+    import onnx
+
+    from repaconv.engines.contract import Feeds
+
+SCORES = "{} {}, input {}"
+"""The name of what a choice is made of, as an output: the operator, its first output, and which input it is."""
+
+
+def cut_at_choices(before: Evaluated, after: Evaluated) -> tuple[Evaluated, Evaluated, str] | None:
+    """Both graphs cut, with the inputs of the first and its choices, and the operators; None if they share none."""
+    nodes = _choices(before.model)
+    others = _choices(after.model)
+    shared = [name for name, node in nodes.items() if name in others and _kind_of(node) == _kind_of(others[name])]
+    if not shared:
+        return None
+    chosen = [output for name in shared for output in nodes[name].output if output]
+    feeds = [dict(each) | _values(before.model, chosen, each) for each in before.probes.feeds]
+    types = {name: feeds[0][name].dtype for name in chosen}
+    ends = [Evaluated(_cut(end.model, shared, types)) for end in (before, after)]
+    for end in ends:
+        end.probes = replace(before.probes, plain=tuple(feeds), more=tuple)
+    return ends[0], ends[1], ", ".join(dict.fromkeys(nodes[name].op_type for name in shared))
+
+
+def _choices(model: onnx.ModelProto) -> dict[str, onnx.NodeProto]:
+    """The nodes that choose by a number that is computed, by their first output."""
+    constants = stored(model)
+    return {
+        node.output[0]: node
+        for node in model.graph.node
+        if node.op_type in DECIDING and not node.domain and any(name not in constants for name in node.input)
+    }
+
+
+def _kind_of(node: onnx.NodeProto) -> tuple[Any, ...]:
+    attributes = sorted(entry.SerializeToString(deterministic=True) for entry in node.attribute)
+    return node.op_type, tuple(node.output), tuple(attributes)
+
+
+def _values(model: onnx.ModelProto, names: Collection[str], feeds: Feeds) -> dict[str, Any]:
+    """Values inside a graph, under ONNX Runtime."""
+    import onnx
+
+    shown = onnx.ModelProto()
+    shown.CopyFrom(model)
+    given = {output.name for output in model.graph.output}
+    shown.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names if name not in given)
+    found = load_onnx(shown).run(feeds)
+    return {name: found[name] for name in names}
+
+
+def _cut(model: onnx.ModelProto, names: Collection[str], types: dict[str, np.dtype[Any]]) -> onnx.ModelProto:
+    """The graph without the nodes of these first outputs: it takes their outputs, and gives their inputs."""
+    import onnx
+    from onnx import helper
+
+    cut, constants = onnx.ModelProto(), stored(model)
+    cut.CopyFrom(model)
+    nodes = [node for node in cut.graph.node if node.output[0] not in names]
+    outputs = [output for output in cut.graph.output if output.name not in types]
+    for node in (node for node in model.graph.node if node.output[0] in names):
+        for place, name in enumerate(node.input):
+            if name and name not in constants and name not in types:
+                scores = SCORES.format(node.op_type, node.output[0], place)
+                nodes.append(helper.make_node("Identity", [name], [scores]))
+                outputs.append(onnx.ValueInfoProto(name=scores))
+    inputs = [
+        helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(kind), None) for name, kind in types.items()
+    ]
+    for field, values in (("node", nodes), ("output", outputs), ("input", [*cut.graph.input, *inputs])):
+        kept = [type(value).FromString(value.SerializeToString()) for value in values]
+        cut.graph.ClearField(field)
+        getattr(cut.graph, field).extend(kept)
+    return onnx.shape_inference.infer_shapes(cut)

@@ -32,7 +32,10 @@ from repaconv.results.records import (
 )
 
 NOTHING_TO_FOLD = "nothing to fold: the network stays as it is"
-NO_GAIN = "nothing to fold: rewrites were tried and undone, since none makes the network smaller or faster"
+NO_GAIN = (
+    "nothing to fold: rewrites were tried and undone, since none makes the network smaller or faster without larger "
+    "rounding errors"
+)
 """What every fold says that changed nothing: of a file, of an architecture, of a live module."""
 
 
@@ -256,7 +259,8 @@ class GraphFold(FoldArtefact):
     """The fold of an ONNX graph, which needs no knowledge of a method; the folded graph is the file ``payload``.
 
     If ``changes`` is empty, nothing was folded, and the folded graph is the original one. The verdict is *passed* if at
-    least one link passed and none failed. With ``--no-measure`` the same graph gives the same bytes on every machine.
+    least one link passed and none failed. With ``--no-measure`` the same graph gives the same bytes on every machine,
+    unless something is reverted because of its rounding in FP32, which depends on the CPU.
 
     Attributes:
         kind: Always ``graph``.
@@ -274,8 +278,9 @@ class GraphFold(FoldArtefact):
         nodes: The number of nodes of the graph [before, after] the fold.
         operators: How many nodes the folded graph has of each operator, by its name.
         changes: Every exact change of the graph: which rewrite, where, and what it did; empty if nothing was folded.
-        reverted: The rewrites that were reverted, by name, because they made the graph larger, or slower in a
-            measurement on this machine. ``not_folded`` has the reasons.
+        reverted: The rewrites that were reverted, by name, because they made the graph larger, slower in a
+            measurement on this machine, or less accurate in FP32; and ``value:NAME`` for a value across which nothing
+            was folded, because that is less accurate. ``not_folded`` has the reasons.
         links: The comparisons of the outputs before and after the fold, one for each output; of a network that was
             exported for the fold, the first one compares it with its exported graph. An output that could not be
             compared is a link that is *not verified*. Empty for an ONNX file of which nothing was folded.

@@ -8,6 +8,8 @@
    it is done for some inputs: the smallest one, and those that FP32 leaves open by how large channels are over all
    inputs. What does not pass by them is evaluated for all.
 3. Where nothing evaluates the graph in float64, the original with moved weights and inputs says how far rounding goes.
+4. What is equal in float64 and differs in FP32 alone is compared once more, both graphs with the choices (TopK) that
+   the original makes in FP32 (`given_choices`).
 """
 
 from __future__ import annotations

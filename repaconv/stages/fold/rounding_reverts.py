@@ -104,7 +104,7 @@ def _small(fold: Kept, given: Evaluated, before: Evaluated) -> list[str]:
     """Values that are small next to the others of a sum, and that the fold does not have; the smallest first."""
     left = {name for node in fold.graph.model.graph.node for name in node.output}
     with suppress(Exception):  # the runtime's own, of a value that it cannot show
-        return [name for name in small_values(before.single.model, given.probes.feeds) if name not in left]
+        return [name for name in small_values(before.single.model, given.single.probes.feeds) if name not in left]
     return []
 
 

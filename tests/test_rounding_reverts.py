@@ -20,6 +20,7 @@ from repaconv.verification.cancellation import small_values
 from repaconv.verification.evaluated_graph import Evaluated
 from repaconv.verification.folded_graph_verification import proved
 from repaconv.verification.given_choices import cut_at_choices
+from repaconv.verification.onnx_model_loading import folded
 
 
 def of_norm(random: np.random.Generator, width: int) -> dict[str, np.ndarray]:
@@ -107,10 +108,10 @@ def test_rewrites_are_reverted_where_no_value_helps(monkeypatch):
 
 def test_a_kept_value_is_no_output_afterwards_and_an_unknown_one_is_none():
     model = cancelling()
-    folded, changes = rewritten(model, without(["value:down", "value:nowhere"]))
+    fold, changes = rewritten(model, without(["value:down", "value:nowhere"]))
     assert changes
-    assert [output.name for output in folded.graph.output] == ["y"]
-    assert any("down" in node.output for node in folded.graph.node)
+    assert [output.name for output in fold.graph.output] == ["y"]
+    assert any("down" in node.output for node in fold.graph.node)
     assert not any("down" in node.output for node in rewritten(model, FOLDS)[0].graph.node)
 
 
@@ -119,9 +120,9 @@ def test_constants_are_rounded_once_when_the_graph_is_written():
     rows = [("Conv", "x w bias", "a"), ("Add", "a high", "b"), ("Sub", "b high", "c"), ("Identity", "c", "y")]
     random = np.random.default_rng(0)
     weights = {"w": random.standard_normal((4, 4, 1, 1)), "bias": random.standard_normal(4), "high": np.array(17300.7)}
-    folded, _ = rewritten(Net(rows, weights, {"x": (F, (1, 4, 8, 8))}, {"y": F}).model(), FOLDS)
-    (conv,) = (node for node in folded.graph.node if node.op_type == "Conv")
-    held = {tensor.name: numpy_helper.to_array(tensor) for tensor in folded.graph.initializer}
+    written = folded(Path("net.onnx"), Net(rows, weights, {"x": (F, (1, 4, 8, 8))}, {"y": F}).model()).model
+    (conv,) = (node for node in written.graph.node if node.op_type == "Conv")
+    held = {tensor.name: numpy_helper.to_array(tensor) for tensor in written.graph.initializer}
     np.testing.assert_allclose(held[conv.input[2]], weights["bias"], rtol=1e-6)
 
 

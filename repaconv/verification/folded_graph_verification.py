@@ -2,11 +2,11 @@
 
 1. Outputs are compared in FP32, by the tolerance alone.
 2. An output that is left open is compared in float64, where that runs. The fold in float64, before it is rounded, must
-   be equal to the original there up to `ALGEBRA`; so its algebra is right. The folded graph in FP32 may be no further from
-   the original in float64 than the original in FP32 is, times a stated factor; evaluated in float64, it may differ by
-   no more than the rounding of its weights explains. So it was written down right. As that takes as long as all else,
-   it is done for some inputs: the smallest one, and those that FP32 leaves open by how large channels are over all
-   inputs. What does not pass by them is evaluated for all.
+   be equal to the original there up to `ALGEBRA`; so its algebra is right. The folded graph in FP32 may be no further
+   from the original in float64 than the original in FP32 is, times a stated factor; evaluated in float64, it may differ
+   by no more than the rounding of its weights explains. So it was written down right. As that takes as long as all
+   else, it is done for some inputs: the smallest one, and those that FP32 leaves open by how large channels are over
+   all inputs. What does not pass by them is evaluated for all.
 3. Where nothing evaluates the graph in float64, the original with moved weights and inputs says how far rounding goes.
 4. What is equal in float64 and differs in FP32 alone is compared once more, both graphs with the choices (TopK) that
    the original makes in FP32 (`given_choices`).

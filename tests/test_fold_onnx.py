@@ -356,6 +356,15 @@ def test_means_and_norms_that_only_a_head_reads():
     assert learnt(after) == 3 * 6 * 9 + 6 + 6 * 4 + 4
 
 
+def test_a_group_norm_whose_shape_is_not_in_the_file():
+    """ONNX's inference leaves the output of a GroupNormalization open, and all that is computed of it."""
+    weights = {"k": normal(8, 3, 3, 3), "s": normal(8), "t": normal(8), "v": normal(4, 8, 1, 1)}
+    rows = [("Conv", "x k", "1"), ("GroupNormalization", "1 s t", "2", {"num_groups": 4}), ("Conv", "2 v", "y")]
+    model = graph(rows, weights, {"x": (1, 3, 6, 6)}, opset=21)
+    assert folded(model, normal(1, 3, 6, 6)) == ["Conv", "GroupNormalization", "Conv"]
+    assert learnt(rewritten(model, [AFFINE])[0]) == 8 * 27 + 8 * 4 + 4
+
+
 # --- the command -------------------------------------------------------------------------------------------
 
 

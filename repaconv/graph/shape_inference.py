@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -295,10 +295,16 @@ def _places(size: Size, end: int, stride: int) -> Size:
     return floor_divided(size_plus(size, end - 1 + stride), stride)
 
 
-_SHAPES: dict[str, Callable[[Integers, ir.Node], list[Size] | None]] = {
+def _as_input(_known: Integers, node: ir.Node) -> tuple[Size, ...] | None:
+    """Infer the output shape of a normalization, which ONNX's own inference leaves open."""
+    return sizes(node.inputs[0])
+
+
+_SHAPES: dict[str, Callable[[Integers, ir.Node], Sequence[Size] | None]] = {
     "Reshape": _reshape,
     "Expand": _expand,
     "Range": _range,
     "ConstantOfShape": _of_shape,
     **dict.fromkeys(("Conv", "AveragePool", "MaxPool"), _windowed),
+    **dict.fromkeys(("GroupNormalization", "MeanVarianceNormalization"), _as_input),
 }

@@ -365,6 +365,52 @@ def test_a_group_norm_whose_shape_is_not_in_the_file():
     assert learnt(rewritten(model, [AFFINE])[0]) == 8 * 27 + 8 * 4 + 4
 
 
+WHOLE = {
+    "Cast": ((), {"to": TensorProto.DOUBLE}),
+    "Dropout": ((), {}),
+    "Slice": ((np.array([0]), np.array([2**31 - 1]), np.array([2])), {}),
+    "Tile": ((np.array([1, 1, 1, 1]),), {}),
+    "Sum": ((), {}),
+    "Max": ((), {}),
+    "Concat": ((), {"axis": 1}),
+    "Resize": ((np.zeros(0), np.ones(4, np.float32)), {"mode": "linear"}),
+}
+"""Operators that return their first input as it is, by the other inputs and attributes with which they do."""
+
+
+@pytest.mark.parametrize("batch", [2, "b"])
+@pytest.mark.parametrize("operator", WHOLE)
+def test_what_returns_its_input_keeps_nothing_apart(operator, batch):
+    others, attributes = WHOLE[operator]
+    weights = {"k": normal(4, 3, 1, 1), "s": normal(4, 1, 1)}
+    weights |= {f"o{place}": other for place, other in enumerate(others)}
+    rows = [("Conv", "x k", "1"), (operator, " ".join(["1", *list(weights)[2:]]), "2", attributes), ("Mul", "2 s", "3")]
+    model = graph([*rows, ("Relu", "3", "y")], weights, {"x": (batch, 3, 4, 4)})
+    assert folded(model, normal(2, 3, 4, 4)) == ["Conv", "Relu"]
+
+
+def test_what_only_looks_like_its_input_stays():
+    """Every other row, a Resize by 2, and a Cast that rounds."""
+    weights = {"k": normal(4, 3, 1, 1), "s": normal(4, 1, 1)}
+    weights |= {"from": np.array([0]), "to": np.array([9]), "axis": np.array([2]), "step": np.array([-1])}
+    weights |= {"roi": np.zeros(0), "scales": np.array([1, 1, 2, 2], np.float32)}
+    rows = [("Conv", "x k", "1"), ("Slice", "1 to from axis step", "2"), ("Resize", "2 roi scales", "3")]
+    rows += [("Cast", "3", "4", {"to": TensorProto.FLOAT}), ("Cast", "4", "5", {"to": TensorProto.DOUBLE})]
+    model = graph([*rows, ("Mul", "5 s", "y")], weights, {"x": (1, 3, 4, 4)})
+    after, _ = rewritten(model, [AFFINE])
+    assert [node.op_type for node in after.graph.node] == ["Conv", "Slice", "Resize", "Cast", "Cast", "Mul"]
+
+
+@pytest.mark.parametrize("batch", [2, "b"])
+def test_sizes_behind_a_resize_by_constant_factors_are_known(batch):
+    """Of a graph without recorded shapes, whose Resize is by numbers that are no integers of type."""
+    weights = {"r": np.zeros(0), "f": np.array([1, 1, 2, 1.5], np.float32)}
+    model = graph([("Resize", "x r f", "1"), ("Relu", "1", "y")], weights, {"x": (batch, 3, 4, 5)})
+    del model.graph.value_info[:]
+    (found,) = (node.outputs[0].shape for node in read(model).graph if node.op_type == "Relu")
+    assert [str(size) for size in found] == [str(batch), "3", "8", "7"]
+
+
 # --- the command -------------------------------------------------------------------------------------------
 
 

@@ -7,7 +7,9 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from repaconv.graph.nodes_and_constants import attribute
+import numpy as np
+
+from repaconv.graph.nodes_and_constants import attribute, constant
 from repaconv.graph.shape_arithmetic import INTS, Integers
 from repaconv.graph.symbolic_shapes import (
     Size,
@@ -295,6 +297,30 @@ def _places(size: Size, end: int, stride: int) -> Size:
     return floor_divided(size_plus(size, end - 1 + stride), stride)
 
 
+def _scaled(_known: Integers, node: ir.Node) -> list[Size] | None:
+    """Infer the output shape of a Resize or Upsample by constant factors."""
+    before = sizes(node.inputs[0])
+    place = 2 if node.op_type == "Resize" and len(node.inputs) > 2 else 1
+    given = constant(node.inputs[place]) if len(node.inputs) > place else attribute(node, "scales", None)
+    if before is None or given is None or (len(node.inputs) > 3 and node.inputs[3] is not None):
+        return None
+    factors_of = dict(zip(attribute(node, "axes", range(len(before))), np.asarray(given, np.float64), strict=False))
+    if len(factors_of) < np.size(given) or not factors_of:
+        return None
+    unknown = [_recorded_size(node.outputs[0], axis) for axis in range(len(before))]
+    return [_times(size, factors_of.get(axis, 1.0), unknown[axis]) for axis, size in enumerate(before)]
+
+
+def _times(size: Size, factor: float, unknown: Size) -> Size:
+    """A size times a factor, rounded down; ``unknown`` where runtimes may round differently."""
+    if factor == int(factor):
+        return product([size, int(factor)])
+    if not isinstance(size, int):
+        return unknown
+    exact = size * factor
+    return int(exact) if abs(exact - round(exact)) > 1e-4 * size else unknown
+
+
 def _as_input(_known: Integers, node: ir.Node) -> tuple[Size, ...] | None:
     """Infer the output shape of a normalization, which ONNX's own inference leaves open."""
     return sizes(node.inputs[0])
@@ -307,4 +333,5 @@ _SHAPES: dict[str, Callable[[Integers, ir.Node], Sequence[Size] | None]] = {
     "ConstantOfShape": _of_shape,
     **dict.fromkeys(("Conv", "AveragePool", "MaxPool"), _windowed),
     **dict.fromkeys(("GroupNormalization", "MeanVarianceNormalization"), _as_input),
+    **dict.fromkeys(("Resize", "Upsample"), _scaled),
 }

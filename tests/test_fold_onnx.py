@@ -411,6 +411,44 @@ def test_sizes_behind_a_resize_by_constant_factors_are_known(batch):
     assert [str(size) for size in found] == [str(batch), "3", "8", "7"]
 
 
+def branching(decided: bool) -> onnx.ModelProto:
+    """A choice by the width of the image, which may be known, between two layers; both branches use the same names."""
+    rows = [("Shape", "x", "0"), ("Gather", "0 axis", "1"), ("Equal", "1 wide", "2")]
+    weights = {"axis": np.array(3), "wide": np.array(5), "k": normal(4, 3, 1, 1), "s": normal(4, 1, 1)}
+    head = graph([*rows, ("Conv", "x k", "3")], weights, {"x": (1, 3, 5, 5 if decided else "w")}, ("3",))
+    branches = []
+    for kernel in (normal(4, 4, 1, 1), normal(4, 4, 1, 1)):
+        nodes = [helper.make_node("Conv", ["3", "kk"], ["c"]), helper.make_node("Relu", ["c"], ["r"])]
+        out = [helper.make_tensor_value_info("r", TensorProto.DOUBLE, [None] * 4)]
+        branches.append(helper.make_graph(nodes, "branch", [], out, [numpy_helper.from_array(kernel, "kk")]))
+    for number in ("4", "5"):
+        head.graph.node.append(
+            helper.make_node("If", ["2"], [number], then_branch=branches[0], else_branch=branches[1])
+        )
+    head.graph.node.extend([helper.make_node("Add", ["4", "5"], ["6"]), helper.make_node("Mul", ["6", "s"], ["y"])])
+    head.graph.output[0].CopyFrom(helper.make_tensor_value_info("y", TensorProto.DOUBLE, [None] * 4))
+    onnx.checker.check_model(head)
+    return head
+
+
+def test_a_branch_that_the_sizes_decide_is_folded_into():
+    model = branching(decided=True)
+    after, _ = rewritten(model, fold_pipeline.FOLDS)
+    onnx.checker.check_model(after, full_check=True)
+    assert "If" not in {node.op_type for node in after.graph.node}
+    assert [node.op_type for node in after.graph.node].count("Conv") < 3
+    assert difference(model, after, normal(1, 3, 5, 5)) < 1e-12
+
+
+def test_a_branch_that_an_image_decides_stays():
+    model = branching(decided=False)
+    after, _ = rewritten(model, fold_pipeline.FOLDS)
+    assert [node.op_type for node in after.graph.node].count("If") in (0, 2)
+    for width in (5, 6):
+        image = normal(1, 3, 5, width)
+        assert difference(model, after, image) < 1e-12
+
+
 # --- the command -------------------------------------------------------------------------------------------
 
 
@@ -788,9 +826,10 @@ def test_branches_of_control_flow_are_left_alone(small):
     model = onnx.load(small)
     nodes = list(model.graph.node)
     del model.graph.node[:]
-    test = helper.make_node("Constant", [], ["c"], value=numpy_helper.from_array(np.array(True)))
+    test = [helper.make_node("ReduceMax", ["x"], ["max"], keepdims=0)]
+    test.append(helper.make_node("Greater", ["max", "max"], ["c"]))
     branch = helper.make_node("If", ["c"], ["2"], then_branch=then, else_branch=other)
-    model.graph.node.extend([nodes[0], test, branch, nodes[2]])
+    model.graph.node.extend([nodes[0], *test, branch, nodes[2]])
     onnx.save(model, "if.onnx")
     done = rc.fold("if.onnx")
     assert (done.verdict, [link.verdict for link in done.links]) == ("passed", ["passed"])  # the same graph, compared

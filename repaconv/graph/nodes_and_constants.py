@@ -149,6 +149,10 @@ class Writer:
         self.graph.insert_before(self.before, node)
         return list(node.outputs)
 
+    def name(self, name: str | None) -> str:
+        """Return a name that nothing in the graph has, for a value or node that is moved into it."""
+        return f"{name or self.before.op_type}_{_fresh(self.graph)}"
+
     def replace(self, old: ir.Value, new: ir.Value) -> None:
         """Replace all uses of the old value by the new one; a graph output keeps its name."""
         import onnx_ir as ir

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from repaconv.graph.constant_if_inlining import inline_constant_ifs
 from repaconv.graph.model_rewriting import remove_unused
 from repaconv.graph.nodes_and_constants import Writer, attribute, constant
 from repaconv.graph.operator_facts import QUANTIZING, RANDOM
 from repaconv.graph.shape_arithmetic import Integers
-from repaconv.graph.shape_inference import infer_node
+from repaconv.graph.shape_inference import infer, infer_node
 from repaconv.graph.symbolic_shapes import SymbolicSize, as_numbers, reshape_target, sizes
 
 if TYPE_CHECKING:
@@ -29,8 +30,16 @@ if TYPE_CHECKING:
 def fold_shapes(model: ir.Model) -> None:
     """Record every shape that can be inferred, turn Reshape targets into constants, and remove unused nodes.
 
-    The graph's function stays the same.
+    Where that decides an If, its branch takes its place, and what follows is folded as well. The graph's function stays
+    the same.
     """
+    _fold_shapes(model)
+    while inline_constant_ifs(model):
+        infer(model)
+        _fold_shapes(model)
+
+
+def _fold_shapes(model: ir.Model) -> None:
     known = Integers()
     computed: dict[ir.Value, _Computed] = {}
     for node in tuple(model.graph):
@@ -79,7 +88,9 @@ def _fold_constant(model: ir.Model, node: ir.Node, known: Integers, computed: di
     entries = found if isinstance(found, list) else [found]
     if found is not None and all(isinstance(entry, int) for entry in entries):
         numbers = np.asarray(found, np.int64)
-        if node.op_type in ("Equal", "Cast", "Where", "ConstantOfShape") and value.dtype != ir.DataType.INT64:
+        if node.op_type in ("Equal", "Cast") and value.dtype == ir.DataType.BOOL:
+            numbers = numbers.astype(bool)
+        elif node.op_type in ("Equal", "Cast", "Where", "ConstantOfShape") and value.dtype != ir.DataType.INT64:
             return
     else:
         result = _evaluated(node, model.graph.opset_imports.get("", 18), computed)

@@ -239,7 +239,7 @@ def fold_network_by(
     given, kept, links = _kept_fold(plan, exported, progress)
     links = (link, *links)
     taken = taken_by(plan.found.path, given, kept.graph)
-    left = (*kept.reverts.messages, *left_alone(given.model))
+    left = (*kept.reverts.messages, *left_alone(kept.graph.model))
     record = recorded(given, kept.graph, kept.changes, links, taken, left)
     target, data = plan.run.folder / plan.payload, plan.run.folder / plan.data
     with lock_folder(plan.run.folder):

@@ -210,7 +210,7 @@ def _artefact(
     """The result: what was folded, and the costs before and after."""
     beside = [payload_of(plan.copied, plan.run.folder)] if plan.copied else []
     images, classes = _images(plan, taken)
-    left = (*raised.left, *kept.reverts.messages, *left_alone(plan.model))
+    left = (*raised.left, *kept.reverts.messages, *left_alone(kept.graph.model))
     record = recorded(raised.graph, kept.graph if kept.changes else raised.graph, kept.changes, links, taken, left)
     record["nodes"] = len(given.model.graph.node), len(kept.graph.model.graph.node)  # not the converter's nodes
     record["operators"] = operators_of(kept.graph.model)

@@ -411,6 +411,25 @@ def test_sizes_behind_a_resize_by_constant_factors_are_known(batch):
     assert [str(size) for size in found] == [str(batch), "3", "8", "7"]
 
 
+@pytest.mark.parametrize("decision", ["size", "factor"])
+def test_a_fold_that_makes_sizes_known_is_not_taken_for_one_that_multiplies_more(decision):
+    """Behind an If, or a Tile of a free size, the sizes are known once it is gone, in the graph as given as well."""
+    weights = {"k": normal(4, 3, 1, 1), "s": normal(4, 1, 1), "v": normal(4, 4, 3, 3), "ones": np.ones(4, np.int64)}
+    weights = {name: a.astype(np.float32) if a.dtype.kind == "f" else a for name, a in weights.items()}
+    rows = [("Conv", "x k", "1"), ("Tile", "1 ones", "2"), ("Conv", "2 v", "3"), ("Mul", "3 s", "y")]
+    model = graph(rows, weights, {"x": ("b", 3, 9, 9)}, kind=TensorProto.FLOAT)
+    if decision == "size":
+        branch = helper.make_graph(
+            [helper.make_node("Relu", ["1"], ["r"])], "b", [], [helper.make_tensor_value_info("r", 1, [None] * 4)]
+        )
+        model.graph.initializer.append(numpy_helper.from_array(np.array(True), "yes"))
+        model.graph.node[1].CopyFrom(helper.make_node("If", ["yes"], ["2"], then_branch=branch, else_branch=branch))
+    del model.graph.value_info[:]
+    onnx.save(model, "sizes.onnx")
+    done = rc.fold("sizes.onnx", measure=False)
+    assert (done.verdict, bool(done.changes), done.reverted) == ("passed", True, ())
+
+
 def branching(decided: bool) -> onnx.ModelProto:
     """A choice by the width of the image, which may be known, between two layers; both branches use the same names."""
     rows = [("Shape", "x", "0"), ("Gather", "0 axis", "1"), ("Equal", "1 wide", "2")]

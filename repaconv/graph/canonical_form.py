@@ -11,11 +11,9 @@ from typing import TYPE_CHECKING
 
 from repaconv.graph.index_selections import swaps_last
 from repaconv.graph.model_rewriting import clean
-from repaconv.graph.no_op_nodes import remove_no_ops
 from repaconv.graph.nodes_and_constants import Writer, attribute, constant, is_constant, nodes_of
 from repaconv.graph.operator_facts import ARITHMETIC, UNARY, VIEWS
 from repaconv.graph.shape_folding import fold_shapes
-from repaconv.graph.shape_inference import infer
 from repaconv.graph.symbolic_shapes import rank_of, reshape_target, set_shape, sizes
 from repaconv.graph.tensor_views import View
 from repaconv.graph.view_chains import view_of
@@ -36,8 +34,6 @@ def normalize(model: ir.Model) -> None:
         return  # unchanged since the last call
     model.meta.setdefault(LAST, any(map(_is_last, nodes_of(model, "Transpose"))))
     fold_shapes(model)
-    if remove_no_ops(model):
-        infer(model)
     for node in tuple(model.graph):
         _gemm_as_matmul(model, node)
     for node in tuple(model.graph):

@@ -26,7 +26,9 @@ def remove_no_ops(model: ir.Model) -> bool:
         if node.domain or not _is_no_op(node):
             continue
         value, source = node.outputs[0], node.inputs[0]
-        if source is None or (value.is_graph_output() and (source.producer() is None or source.is_graph_output())):
+        if source is None or not (value.uses() or value.is_graph_output()):
+            continue
+        if value.is_graph_output() and (source.producer() is None or source.is_graph_output()):
             continue
         Writer(model, node).replace(value, source)
         removed = True

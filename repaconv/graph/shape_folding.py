@@ -17,6 +17,7 @@ import numpy as np
 
 from repaconv.graph.constant_if_inlining import inline_constant_ifs
 from repaconv.graph.model_rewriting import remove_unused
+from repaconv.graph.no_op_nodes import remove_no_ops
 from repaconv.graph.nodes_and_constants import Writer, attribute, constant
 from repaconv.graph.operator_facts import QUANTIZING, RANDOM
 from repaconv.graph.shape_arithmetic import Integers
@@ -30,11 +31,11 @@ if TYPE_CHECKING:
 def fold_shapes(model: ir.Model) -> None:
     """Record every shape that can be inferred, turn Reshape targets into constants, and remove unused nodes.
 
-    Where that decides an If, its branch takes its place, and what follows is folded as well. The graph's function stays
-    the same.
+    Where that decides an If, its branch takes its place. Nodes whose output is their input are removed. What follows is
+    folded again: it may have a known shape now. The graph's function stays the same.
     """
     _fold_shapes(model)
-    while inline_constant_ifs(model):
+    while inline_constant_ifs(model) | remove_no_ops(model):
         infer(model)
         _fold_shapes(model)
 

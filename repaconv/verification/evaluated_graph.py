@@ -116,14 +116,20 @@ class Evaluated:
 
     @cached_property
     def _read(self) -> _Read:
-        """Read once: constants are counted as they are stored, before shapes that are computed become constants."""
+        """Read once: constants are counted as they are stored, before shapes that are computed become constants.
+
+        Of a graph with an If that a constant decides they are counted afterwards: only then are all readers known.
+        """
         from repaconv.graph.compute_costs import matrices, parameters
         from repaconv.graph.model_rewriting import as_stored, with_shapes
+        from repaconv.graph.nodes_and_constants import nodes_of
         from repaconv.graph.shape_folding import fold_shapes
 
         graph = as_stored(self.model)
-        counted = parameters(graph), matrices(graph)
+        counted, undecided = (parameters(graph), matrices(graph)), len(nodes_of(graph, "If"))
         fold_shapes(with_shapes(graph))
+        if len(nodes_of(graph, "If")) < undecided:
+            counted = parameters(graph), matrices(graph)
         return _Read(*counted, graph)
 
     @cached_property

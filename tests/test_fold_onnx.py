@@ -430,6 +430,21 @@ def test_a_fold_that_makes_sizes_known_is_not_taken_for_one_that_multiplies_more
     assert (done.verdict, bool(done.changes), done.reverted) == ("passed", True, ())
 
 
+def test_a_weight_that_a_batch_norm_standardizes_is_a_constant():
+    """As BiT's are exported: a BatchNormalization in training mode, whose statistics nothing reads."""
+    weights = {"k": normal(1, 4, 27), "g": np.ones(4), "z": np.zeros(4), "shape": np.array([4, 3, 3, 3])}
+    rows = [("BatchNormalization", "k g z z g", "1 mean var", {"training_mode": 1}), ("Reshape", "1 shape", "2")]
+    model = graph([*rows, ("Conv", "x 2", "3"), ("Relu", "3", "y")], weights, {"x": (1, 3, 5, 5)})
+    after, _ = rewritten(model, fold_pipeline.FOLDS)
+    assert [node.op_type for node in after.graph.node] == ["Conv", "Relu"]
+    image = normal(1, 3, 5, 5)
+    kernel = ((k := weights["k"]) - k.mean(-1, keepdims=True)) / np.sqrt(k.var(-1, keepdims=True) + 1e-5)
+    plain = [("Conv", "x 2", "3"), ("Relu", "3", "y")]
+    (found,) = outputs(after, image)
+    (right,) = outputs(graph(plain, {"2": kernel.reshape(4, 3, 3, 3)}, {"x": (1, 3, 5, 5)}), image)
+    assert np.abs(found - right).max() < 1e-9 * np.abs(right).max()
+
+
 def branching(decided: bool) -> onnx.ModelProto:
     """A choice by the width of the image, which may be known, between two layers; both branches use the same names."""
     rows = [("Shape", "x", "0"), ("Gather", "0 axis", "1"), ("Equal", "1 wide", "2")]

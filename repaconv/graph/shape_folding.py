@@ -83,7 +83,7 @@ def _fold_constant(model: ir.Model, node: ir.Node, known: Integers, computed: di
     import onnx_ir as ir
 
     value = node.outputs[0]
-    if value.is_graph_output() or len(node.outputs) > 1:
+    if value.is_graph_output() or any(other.uses() or other.is_graph_output() for other in node.outputs[1:]):
         return
     found = known.get(value)
     entries = found if isinstance(found, list) else [found]

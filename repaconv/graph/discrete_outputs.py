@@ -16,6 +16,34 @@ _WHOLE = frozenset((2, 3, 4, 5, 6, 7, 9, 12, 13))
 """ONNX type numbers of integers and booleans."""
 
 
+_OF_CONSTANTS = DECIDING | {"Mod", "Range", "IsInf", "IsNaN"}
+"""Operators that may give something else if constants are computed in float64."""
+
+
+def has_constant_decision(model: onnx.ModelProto) -> bool:
+    """Return whether a discrete operator, or a cast to integers, reads floating values of constants and sizes alone.
+
+    An example is the size of an image times a scale, rounded down: 10 * 0.7 is 7 in float32, and less than 7 in float64
+    if 0.7 was rounded to float32. Such a value is a constant once its inputs are known.
+    """
+    real = {weight.name: weight.data_type not in _WHOLE for weight in model.graph.initializer}  # constants, by name
+    for node in model.graph.node:
+        inputs = [name for name in node.input if name]
+        if node.op_type in ("Shape", "Size"):
+            real |= dict.fromkeys(node.output, False)
+        elif node.op_type == "Constant":
+            held = node.attribute[0] if node.attribute else None
+            whole = held is None or held.name.startswith("value_int") or held.t.data_type in _WHOLE
+            real |= dict.fromkeys(node.output, not whole)
+        elif inputs and all(name in real for name in inputs):
+            to = next((entry.i for entry in node.attribute if entry.name == "to"), 0)
+            floats = any(real[name] for name in inputs)
+            if floats and (node.op_type in _OF_CONSTANTS or (node.op_type == "Cast" and to in _WHOLE)):
+                return True
+            real |= dict.fromkeys(node.output, to not in _WHOLE if node.op_type == "Cast" else floats)
+    return False
+
+
 def has_discrete_decision(model: onnx.ModelProto) -> bool:
     """Return whether a discrete operator, or a cast to integers, reads floating values computed from an input.
 

@@ -260,10 +260,14 @@ def _retyped(tensor: onnx.TensorProto, kinds: Mapping[int, int]) -> onnx.TensorP
         found.data_type = kinds[tensor.data_type]
         return found
     dtype, array = helper.tensor_dtype_to_np_dtype(kinds[tensor.data_type]), numpy_helper.to_array(tensor)
-    if array.dtype == np.float64 and dtype == np.float32:  # the lowest number of a mask stays finite
-        largest = np.finfo(dtype).max
-        array = np.where(np.isinf(array), array, array.clip(-largest, largest))
-    return numpy_helper.from_array(array.astype(dtype), tensor.name)
+    narrow = array.dtype == np.float64 and dtype == np.float32
+    return numpy_helper.from_array(as_float32(array) if narrow else array.astype(dtype), tensor.name)
+
+
+def as_float32(array: np.ndarray) -> np.ndarray:
+    """Round an array to float32; the lowest number of a mask stays finite."""
+    largest = np.finfo(np.float32).max
+    return np.where(np.isinf(array), array, array.clip(-largest, largest)).astype(np.float32)
 
 
 def _retype_value(kind: onnx.TypeProto, kinds: Mapping[int, int]) -> None:

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from repaconv.graph.element_type_conversion import TYPED, retyped, unsupported
+from repaconv.graph.discrete_outputs import has_constant_decision
+from repaconv.graph.element_type_conversion import TYPED, as_float32, retyped, unsupported
 from repaconv.graph.graph_without_weights import APART, LARGE, mark_as_external
 from repaconv.graph.model_rewriting import read, rewrite, write_like
 from repaconv.results import Change
@@ -60,13 +61,15 @@ def rewritten_in_float64(
     typed = retyped(bare, WIDER)
     graph = read(typed)
     initializers = graph.graph.initializers
-    given: dict[int, onnx.TensorProto] = {}
+    given: dict[
+        int, tuple[ir.TensorProtocol, onnx.TensorProto]
+    ] = {}  # the first keeps its number from being used again
     for name, weight in large.items():
         marked = initializers[name].const_value
         assert marked is not None
         converted = ir.LazyTensor(partial(_converted, weight, marked.dtype), marked.dtype, marked.shape, name=name)
         initializers[name].const_value = converted
-        given[id(converted)] = weight
+        given[id(converted)] = converted, weight
     changes = rewrite(graph, rewrites, observe(graph) if observe else None)
     weights, unchanged = {}, {}
     for name, value in initializers.items():
@@ -75,7 +78,7 @@ def rewritten_in_float64(
             continue
         weights[name] = known
         if id(known) in given:
-            unchanged[name] = given[id(known)]
+            unchanged[name] = given[id(known)][1]
         value.const_value = ir.ExternalTensor(APART, None, None, known.dtype, shape=known.shape, name=name)
     return Float64Graph(write_like(typed, graph), weights, unchanged), changes
 
@@ -97,12 +100,11 @@ def rounded_to_float32(graph: Float64Graph) -> onnx.ModelProto:
 
 
 def _as_float32(graph: Float64Graph, name: str) -> onnx.TensorProto:
-    import numpy as np
     from onnx import numpy_helper
 
     given = graph.unchanged.get(name)
     if given is None:
-        return numpy_helper.from_array(graph.weights[name].numpy().astype(np.float32), name)
+        return numpy_helper.from_array(as_float32(graph.weights[name].numpy()), name)
     if given.name == name:
         return given
     renamed = type(given)()
@@ -111,10 +113,11 @@ def _as_float32(graph: Float64Graph, name: str) -> onnx.TensorProto:
     return renamed
 
 
-def returns_from_float64(model: onnx.ModelProto) -> bool:
-    """Whether a graph can be converted to float64 and back without a change.
+def is_float64_convertible(model: onnx.ModelProto) -> bool:
+    """Whether a graph computes the same in float64 but for rounding, and is itself again when it is converted back.
 
-    All its floating-point numbers must be float32, and all its operators must compute in float64, too.
+    All its floating-point numbers must be float32, all its operators must compute in float64, and nothing that it
+    computes of constants and sizes alone may depend on how float32 rounds.
     """
     import onnx
 
@@ -125,7 +128,8 @@ def returns_from_float64(model: onnx.ModelProto) -> bool:
     if any(entry.HasField("g") for node in model.graph.node for entry in node.attribute):
         return False
     bare, _ = mark_as_external(model)
-    return len(retyped(bare, WIDER).graph.node) == len(model.graph.node)  # no Cast was inserted
+    casts = len(retyped(bare, WIDER).graph.node) - len(model.graph.node)
+    return casts == 0 and not has_constant_decision(model)
 
 
 def _element_types(graph: onnx.GraphProto) -> Iterator[int]:

@@ -33,8 +33,8 @@ from repaconv.results.records import (
 
 NOTHING_TO_FOLD = "nothing to fold: the network stays as it is"
 NO_GAIN = (
-    "nothing to fold: rewrites were tried and undone, since none makes the network smaller or faster without larger "
-    "rounding errors"
+    "nothing to fold: rewrites were tried and undone, since none makes the network smaller or faster, or they increase "
+    "rounding errors in FP32"
 )
 """What every fold says that changed nothing: of a file, of an architecture, of a live module."""
 

@@ -745,7 +745,7 @@ def _how_to_load(model: onnx.ModelProto, why: str) -> str:
 
 
 def rounds_worse(links: tuple[Link, ...]) -> bool:
-    """Whether all that failed differs in FP32 alone: in float64 it is equal, as it is computed and as it is written."""
+    """Whether all that failed differs in FP32 alone, and the fold in float64 equals the original."""
     failed = [link for link in links if link.verdict == "failed"]
     return bool(failed) and all(
         link.reason == "exceeds_tolerance" and link.figures.error_in_float64 is not None for link in failed

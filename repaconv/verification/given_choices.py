@@ -2,7 +2,8 @@
 
 Where scores are almost equal, FP32 rounding decides which rows TopK takes, and every number after it is another one.
 That is told apart from a wrong fold by comparing what a choice is made of and what is made of it: both graphs give the
-scores as further outputs, and take the choice as further inputs. If both parts compute the same, so do the graphs.
+scores as further outputs, and take the choice as further inputs. If both parts compute the same, so do the graphs. Two
+things are left to float64: constants that a choice reads, and choices among the results of another choice.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from repaconv.engines.contract import Feeds
 
 SCORES = "{} {}, input {}"
-"""The name of what a choice is made of, as an output: the operator, its first output, and which input it is."""
+"""Name of the output for an input of a choosing operator: the operator, its first output, and which input it is."""
 
 
 def cut_at_choices(before: Evaluated, after: Evaluated) -> tuple[Evaluated, Evaluated, str] | None:

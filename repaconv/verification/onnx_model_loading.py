@@ -241,20 +241,23 @@ def folded(source: Path, model: onnx.ModelProto, taken_back: Collection[str] = (
 
 
 def _folded(model: onnx.ModelProto, taken_back: Collection[str]) -> Folded:
-    """Fold a graph in float64 and round it once; in its own types where float64 and back is not the same graph."""
-    from repaconv.graph.float64_rewriting import returns_from_float64, rewritten_in_float64, rounded_to_float32
+    """Fold a graph in float64 and round it once; in its own types if float64 and back is another graph."""
+    from repaconv.graph.float64_rewriting import is_float64_convertible, rewritten_in_float64, rounded_to_float32
     from repaconv.graph.model_rewriting import rewritten
     from repaconv.rewrites.fold.fold_pipeline import without
     from repaconv.rewrites.fold.layers_before_and_after import changed_layers
 
-    if not returns_from_float64(model) or _may_write_borders(model):
+    if not is_float64_convertible(model) or _may_write_borders(model):
         return Folded(*rewritten(model, without(taken_back), changed_layers))
     exact, changes = rewritten_in_float64(model, without(taken_back), changed_layers)
     return Folded(rounded_to_float32(exact), changes, exact) if changes else Folded(model, [])
 
 
 def _may_write_borders(model: onnx.ModelProto) -> bool:
-    """Whether the graph may write borders into images that are equal to a bias up to float32's rounding only."""
+    """Whether the graph may write borders into images.
+
+    A border equals the bias that it stands for up to rounding in float32, and a fold in float64 would not take it.
+    """
     return {"Pad", "ScatterND"} <= {node.op_type for node in model.graph.node}
 
 

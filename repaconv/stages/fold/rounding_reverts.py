@@ -2,8 +2,8 @@
 
 Such a fold is right: in float64 it equals the original, as it is computed and as it is written. But it was folded
 across a value that is small next to the others of a sum, for example a difference in which large numbers cancel. Such
-values are kept, the smallest first: one, two, four and so on of them, until the comparison passes. If it does not, it
-is rewrites that are reverted. What is left is compared like any other fold.
+values are kept, the smallest first: one, two, four and so on of them, until the comparison passes. If it never does,
+rewrites are reverted instead. What is left is compared like any other fold.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from contextlib import suppress
 from functools import reduce
 from pathlib import Path
 
+from repaconv.core.errors import GateFailed, Refused
 from repaconv.results import Link
 from repaconv.rewrites.fold.kept_values import PREFIX
 from repaconv.rewrites.fold.linear_layer_composition import AFFINE
@@ -30,10 +31,11 @@ from repaconv.verification.folded_graph_verification import not_equal, proved, r
 from repaconv.verification.rounding import MEASURED_TIMES
 
 Again = Callable[..., Kept]
-"""A function that folds the graph again without its ``reverts``, and reverts what makes it larger or slower."""
+"""A function that folds the graph again without its ``reverts``, and reverts what makes it larger or, unless
+``measured`` is False, slower."""
 
 FEW = 8
-"""How many values are kept at most if it is asked of each whether it need be: that takes a comparison."""
+"""If at most so many values are kept, the fold is tried without each; that takes a comparison."""
 SMALL = (
     f"nothing is folded across it, since it is small next to the others of a sum: folded, the graph rounds by more "
     f"than {MEASURED_TIMES} times what the original does in FP32"
@@ -63,9 +65,12 @@ def compared_with_reverts(
 
     def keeping(values: Sequence[str]) -> tuple[Kept, tuple[Link, ...]] | None:
         """The fold that keeps these values and its comparison; None if that fails, or if no change remains."""
-        less = again(reverts=reduce(_keeping, values, fold.reverts))
-        links = _compared(source, less, given)
-        return (less, links) if less.changes and _passes(links) else None
+        with suppress(GateFailed, Refused):
+            less = again(reverts=reduce(_keeping, values, fold.reverts), measured=False)
+            links = _compared(source, less, given)
+            if less.changes and _passes(links):
+                return less, links
+        return None
 
     for values in _more_and_more(_small(fold, given, before)):
         found = keeping(values)
@@ -75,7 +80,8 @@ def compared_with_reverts(
             fewer = [one for one in values if one != value]
             less = keeping(fewer) if fewer else None
             values, found = (fewer, less) if less is not None else (values, found)
-        return found
+        kept = again(reverts=found[0].reverts)  # it may be slower than the original
+        return found if kept.reverts == found[0].reverts else (kept, _compared(source, kept, given))
 
     def judge(one: Kept) -> FoldEvaluation:
         failed = [link.figures.error or 0.0 for link in _compared(source, one, given) if link.verdict == "failed"]

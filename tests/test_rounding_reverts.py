@@ -16,10 +16,10 @@ from repaconv.core.errors import GateFailed
 from repaconv.graph.model_rewriting import rewritten
 from repaconv.rewrites.fold.fold_pipeline import FOLDS, without
 from repaconv.verification import folded_graph_verification
-from repaconv.verification.cancellation import small_values
+from repaconv.verification.cut_at_discrete_operators import cut_at_choices
 from repaconv.verification.evaluated_graph import Evaluated
 from repaconv.verification.folded_graph_verification import proved
-from repaconv.verification.given_choices import cut_at_choices
+from repaconv.verification.numerical_cancellation import small_values
 from repaconv.verification.onnx_model_loading import folded
 
 

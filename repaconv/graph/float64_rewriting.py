@@ -1,4 +1,4 @@
-"""Rewrite a graph in float64, and round what the rewrites computed to float32, once."""
+"""Rewrite a float32 graph in float64, and round the result to float32 once."""
 
 from __future__ import annotations
 

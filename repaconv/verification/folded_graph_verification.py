@@ -9,7 +9,7 @@
    all inputs. What does not pass by them is evaluated for all.
 3. Where nothing evaluates the graph in float64, the original with moved weights and inputs says how far rounding goes.
 4. What is equal in float64 and differs in FP32 alone is compared once more, both graphs with the choices (TopK) that
-   the original makes in FP32 (`given_choices`).
+   the original makes in FP32 (`cut_at_discrete_operators`).
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from repaconv.engines.contract import Array, Feeds
 from repaconv.graph.float64_rewriting import DOUBLE, Weights
 from repaconv.results import Figures, Link, Tolerance
 from repaconv.verification.comparison import Channels, Comparison, PerNeighborhood, neighborhood, raised, run_both
+from repaconv.verification.cut_at_discrete_operators import cut_at_choices
 from repaconv.verification.evaluated_graph import Evaluated
 from repaconv.verification.float64_agreement import differing_operators
 from repaconv.verification.float64_graphs import Float64
-from repaconv.verification.given_choices import cut_at_choices
 from repaconv.verification.onnx_model_loading import checker_says, stored
 from repaconv.verification.rounding import (
     ALGEBRA,

@@ -12,7 +12,7 @@ from repaconv.results import Change
 from repaconv.rewrites.fold.attention_head_joining import CHOOSE, JOIN
 from repaconv.rewrites.fold.computed_weights import WEIGHTS
 from repaconv.rewrites.fold.convolution_composition import CONVOLUTION
-from repaconv.rewrites.fold.kept_values import RELEASE, keep, kept_values
+from repaconv.rewrites.fold.fold_barriers import RELEASE, keep, kept_values
 from repaconv.rewrites.fold.linear_layer_composition import AFFINE
 from repaconv.rewrites.fold.max_pool_padding import POOL_PADDING
 from repaconv.rewrites.fold.restored_operators import FINISH
@@ -42,7 +42,7 @@ def without(names: Collection[str]) -> tuple[Rewrite, ...]:
 
     Without ``affine``, ``join`` and ``heads`` are left out as well. `UNSHARE` names no rewrite: leaving it out adds
     `KEEP_SHARED`, so that shared weights are not folded. Neither does ``value:NAME``: nothing is folded across that
-    value (`repaconv.rewrites.fold.kept_values`).
+    value (`repaconv.rewrites.fold.fold_barriers`).
     """
     left_out = {*names, *((JOIN.name, CHOOSE.name) if AFFINE.name in names else ())}
     kept = tuple(fold for fold in FOLDS if fold.name not in left_out)

@@ -1,4 +1,4 @@
-"""Two graphs cut at the operators that choose, so that both continue with the choice of the first.
+"""Cut two graphs at the operators that choose (TopK, ArgMax), so that both continue with the choices of the first.
 
 Where scores are almost equal, FP32 rounding decides which rows TopK takes, and every number after it is another one.
 That is told apart from a wrong fold by comparing what a choice is made of and what is made of it: both graphs give the

@@ -1,4 +1,6 @@
-"""Find the values of a graph that are small next to the others of a sum: what is folded across them may round worse.
+"""Find where large numbers cancel in a graph: values that are small next to the other terms of a sum.
+
+What is folded across such a value may round worse:
 
 - A sum of large numbers that cancel. A difference of two numbers that are nearly equal has no rounding error of its
   own. What is folded across it sums the large numbers themselves, and rounds by as much more as they are larger.

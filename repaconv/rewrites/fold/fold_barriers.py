@@ -1,4 +1,4 @@
-"""value:NAME: keep a value of the original graph, so that nothing is folded across it.
+"""Keep values of the original graph, so that nothing is folded across them.
 
 A fold may move a large constant to where it rounds worse than in the original: `mean(x) - 300` instead of
 `mean(x - 300)`. The value that the constant cancels in is kept then, and everything else is folded. Every rewrite
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 PREFIX = "value:"
-"""What stands before the name of a value in the list of what is reverted; other entries are names of rewrites."""
+"""Prefix of the name of a value in `reverted`; entries without it are names of rewrites."""
 COUNT = "repaconv.kept_values"
 """Metadata key: how many outputs of the graph are such values; they are the last ones."""
 

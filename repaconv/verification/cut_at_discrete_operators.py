@@ -16,13 +16,12 @@ import numpy as np
 
 from repaconv.graph.discrete_outputs import DECIDING
 from repaconv.verification.evaluated_graph import Evaluated
-from repaconv.verification.model_runners import load_onnx
+from repaconv.verification.model_runners import load_onnx, with_outputs
 from repaconv.verification.onnx_model_loading import stored
 
 if TYPE_CHECKING:
     import onnx
 
-    from repaconv.engines.contract import Feeds
 
 SCORES = "{} {}, input {}"
 """Name of the output for an input of a choosing operator: the operator, its first output, and which input it is."""
@@ -36,7 +35,10 @@ def cut_at_choices(before: Evaluated, after: Evaluated) -> tuple[Evaluated, Eval
     if not shared:
         return None
     chosen = [output for name in shared for output in nodes[name].output if output]
-    feeds = [dict(each) | _values(before.model, chosen, each) for each in before.probes.feeds]
+    runner, feeds = load_onnx(with_outputs(before.model, chosen)), []
+    for each in before.probes.feeds:
+        found = runner.run(each)
+        feeds.append(dict(each) | {name: found[name] for name in chosen})
     types = {name: feeds[0][name].dtype for name in chosen}
     ends = [Evaluated(_cut(end.model, shared, types)) for end in (before, after)]
     for end in ends:
@@ -57,18 +59,6 @@ def _choices(model: onnx.ModelProto) -> dict[str, onnx.NodeProto]:
 def _kind_of(node: onnx.NodeProto) -> tuple[Any, ...]:
     attributes = sorted(entry.SerializeToString(deterministic=True) for entry in node.attribute)
     return node.op_type, tuple(node.output), tuple(attributes)
-
-
-def _values(model: onnx.ModelProto, names: Collection[str], feeds: Feeds) -> dict[str, Any]:
-    """Values inside a graph, under ONNX Runtime."""
-    import onnx
-
-    shown = onnx.ModelProto()
-    shown.CopyFrom(model)
-    given = {output.name for output in model.graph.output}
-    shown.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names if name not in given)
-    found = load_onnx(shown).run(feeds)
-    return {name: found[name] for name in names}
 
 
 def _cut(model: onnx.ModelProto, names: Collection[str], types: dict[str, np.dtype[Any]]) -> onnx.ModelProto:

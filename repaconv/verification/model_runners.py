@@ -401,6 +401,17 @@ def _report_tensor(tell: Callable[[Place, Any], None], place: Place, value: Any)
         tell(place, value)
 
 
+def with_outputs(model: onnx.ModelProto, names: Iterable[str]) -> onnx.ModelProto:
+    """Copy a graph with these of its values as further outputs."""
+    import onnx
+
+    shown = onnx.ModelProto()
+    shown.CopyFrom(model)
+    given = {output.name for output in model.graph.output}
+    shown.graph.output.extend(onnx.ValueInfoProto(name=name) for name in dict.fromkeys(names) if name not in given)
+    return shown
+
+
 class OnnxTrace:
     """The intermediate values of an ONNX graph.
 
@@ -421,16 +432,8 @@ class OnnxTrace:
 
     def values(self, places: Iterable[Place], feeds: Feeds) -> dict[Place, Array]:
         """Return the values; see `Trace`. The graph is run with these values as further outputs."""
-        import onnx
-
         wanted = {place: self._value_names[place] for place in places if place in self._value_names}
-        model = onnx.ModelProto()
-        model.CopyFrom(self._model)
-        shown = {output.name for output in model.graph.output}
-        for name in dict.fromkeys(wanted.values()):
-            if name not in shown:
-                model.graph.output.append(onnx.ValueInfoProto(name=name))
-        session = self._load(model.SerializeToString())
+        session = self._load(with_outputs(self._model, wanted.values()).SerializeToString())
         found = session.run(named([port.name for port in session.inputs], feeds))
         arrays = {place: np.asarray(found[name]) for place, name in wanted.items()}
         return {place: array for place, array in arrays.items() if np.issubdtype(array.dtype, np.floating)}

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from repaconv.engines.contract import Array, Feeds
+from repaconv.graph.operator_facts import EPSILON
 from repaconv.verification.comparison import beside, largest
-from repaconv.verification.model_runners import load_onnx
+from repaconv.verification.model_runners import load_onnx, with_outputs
 from repaconv.verification.onnx_model_loading import stored
 
 if TYPE_CHECKING:
@@ -39,8 +40,9 @@ def small_values(model: onnx.ModelProto, calls: Sequence[Feeds]) -> list[str]:
 
     constants = {name: numpy_helper.to_array(weight) for name, weight in stored(model).items()}
     sums = [node for node in model.graph.node if node.op_type in SUMS and not node.domain]
-    shown = _with_outputs(model, {name for node in sums for name in (*node.input, node.output[0]) if name})
-    runner, made = load_onnx(shown), {name for node in model.graph.node for name in node.output}
+    made = {name for node in model.graph.node for name in node.output}
+    read = {name for node in sums for name in (*node.input, node.output[0]) if name}
+    runner = load_onnx(with_outputs(model, sorted(read & made)))
     found: dict[str, float] = {}
     for feeds in calls:
         values = constants | dict(feeds) | dict(runner.run(feeds))
@@ -52,17 +54,6 @@ def small_values(model: onnx.ModelProto, calls: Sequence[Feeds]) -> list[str]:
     return sorted(small, key=lambda name: -found[name])
 
 
-def _with_outputs(model: onnx.ModelProto, names: set[str]) -> onnx.ModelProto:
-    import onnx
-
-    made = {name for node in model.graph.node for name in node.output}
-    names = names & made - {output.name for output in model.graph.output}
-    shown = onnx.ModelProto()
-    shown.CopyFrom(model)
-    shown.graph.output.extend(onnx.ValueInfoProto(name=name) for name in sorted(names))
-    return shown
-
-
 def _terms(node: onnx.NodeProto, values: dict[str, Array]) -> dict[str, Array]:
     """What the node adds up, and its sum, by name; nothing if it is a sum of integers, or of one value and itself."""
     given = [values[name] for name in node.input if name in values]
@@ -72,7 +63,7 @@ def _terms(node: onnx.NodeProto, values: dict[str, Array]) -> dict[str, Array]:
     if node.op_type == "BatchNormalization":
         x, *numbers = given
         scale, shift, mean, variance = (one.reshape(-1, *[1] * (x.ndim - 2)) for one in numbers)
-        epsilon = next((entry.f for entry in node.attribute if entry.name == "epsilon"), 1e-5)
+        epsilon = next((entry.f for entry in node.attribute if entry.name == "epsilon"), EPSILON)
         factor = scale / np.sqrt(variance + epsilon)
         terms = {node.input[0]: x * factor, node.input[2]: shift - mean * factor}
     return terms | {node.output[0]: values[node.output[0]]}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from repaconv.graph.model_rewriting import read
-from repaconv.graph.nodes_and_constants import Array, constant, made_by, nodes_of, only_reader
+from repaconv.graph.nodes_and_constants import Array, constant, is_read, made_by, nodes_of, only_reader
 from repaconv.graph.onnx_files import flops_of
 from repaconv.graph.operator_facts import (
     IMAGE_NORMS,
@@ -316,9 +316,7 @@ def _lowered(precision: str, lowered: str | None) -> str:
 
 def _bytes(node: ir.Node, lowered: str | None) -> int | None:
     """Count bytes of all inputs and outputs; a selection reads only what it selects."""
-    written = [
-        _size(_written_value(value), lowered) for value in node.outputs if value.uses() or value.is_graph_output()
-    ]
+    written = [_size(_written_value(value), lowered) for value in node.outputs if is_read(value)]
     selects = node.op_type in SELECTIONS
     read = (
         written if selects else [_size(_quantized_source(value), lowered) for value in node.inputs if value is not None]

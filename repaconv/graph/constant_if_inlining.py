@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 def inline_constant_ifs(model: ir.Model) -> bool:
     """Inline the branch of every If of the graph that a constant decides, in place; return whether there was one."""
-    found = [node for node in nodes_of(model, "If") if _branch(node) is not None]
-    for node in found:
-        _inline(model, node)
+    found = [(node, branch) for node in nodes_of(model, "If") if (branch := _branch(node)) is not None]
+    for node, branch in found:
+        _inline(model, node, branch)
     return bool(found)
 
 
@@ -29,24 +29,23 @@ def _branch(node: ir.Node) -> ir.Graph | None:
     if decision is None or decision.size != 1:
         return None
     branch: ir.Graph = node.attributes["then_branch" if decision.reshape(-1)[0] else "else_branch"].as_graph()
-    words = any(value.dtype == ir.DataType.STRING for value in branch.initializers.values())
-    held = not words and all(
-        value.producer() is not None and value.producer() in set(branch) for value in branch.outputs
-    )
-    return branch if held and len(set(branch.outputs)) == len(branch.outputs) else None
+    if any(value.dtype == ir.DataType.STRING for value in branch.initializers.values()):
+        return None
+    computed = {value for inner in branch for value in inner.outputs}
+    apart = len(set(branch.outputs)) == len(branch.outputs)
+    return branch if apart and computed.issuperset(branch.outputs) else None
 
 
-def _inline(model: ir.Model, node: ir.Node) -> None:
+def _inline(model: ir.Model, node: ir.Node, branch: ir.Graph) -> None:
     """Move the nodes and constants of the branch that runs before its If, under new names."""
     import onnx_ir as ir
 
-    branch = _branch(node)
-    assert branch is not None
     outputs, inner = list(branch.outputs), list(branch)
     branch.outputs.clear()
     write = Writer(model, node)
     for value in list(branch.initializers.values()):
-        ir.convenience.replace_all_uses_with(value, _copied(write, value))  # renaming it would rename the file's
+        assert value.const_value is not None
+        ir.convenience.replace_all_uses_with(value, write.exactly(value.const_value.numpy()))
     branch.initializers.clear()
     branch.remove(inner)
     for one in inner:
@@ -69,15 +68,3 @@ def _release(node: ir.Node) -> None:
             _release(one)
             for place in range(len(one.inputs)):
                 one.replace_input_with(place, None)
-
-
-def _copied(write: Writer, value: ir.Value) -> ir.Value:
-    """A constant of a branch as one of the graph."""
-    import onnx_ir as ir
-
-    assert value.const_value is not None
-    name, numbers = write.name(value.name), value.const_value
-    tensor = ir.Tensor(numbers.numpy(), dtype=numbers.dtype, shape=numbers.shape, name=name)
-    new = ir.Value(name=name, const_value=tensor, type=ir.TensorType(numbers.dtype), shape=numbers.shape)
-    write.graph.register_initializer(new)
-    return new

@@ -36,11 +36,10 @@ def has_constant_decision(model: onnx.ModelProto) -> bool:
             whole = held is None or held.name.startswith("value_int") or held.t.data_type in _WHOLE
             real |= dict.fromkeys(node.output, not whole)
         elif inputs and all(name in real for name in inputs):
-            to = next((entry.i for entry in node.attribute if entry.name == "to"), 0)
-            floats = any(real[name] for name in inputs)
-            if floats and (node.op_type in _OF_CONSTANTS or (node.op_type == "Cast" and to in _WHOLE)):
+            floats, to_whole = any(real[name] for name in inputs), _casts_to_whole(node)
+            if floats and (node.op_type in _OF_CONSTANTS or to_whole):
                 return True
-            real |= dict.fromkeys(node.output, to not in _WHOLE if node.op_type == "Cast" else floats)
+            real |= dict.fromkeys(node.output, not to_whole if node.op_type == "Cast" else floats)
     return False
 
 
@@ -57,8 +56,7 @@ def has_discrete_decision(model: onnx.ModelProto) -> bool:
     }
     integers = {value.name for value in model.graph.input if value.name not in stored} - real
     for node in model.graph.node:
-        to = next((entry.i for entry in node.attribute if entry.name == "to"), 0)
-        if (node.op_type in DECIDING or (node.op_type == "Cast" and to in _WHOLE)) and real & set(node.input):
+        if (node.op_type in DECIDING or _casts_to_whole(node)) and real & set(node.input):
             return True
         inner = any(entry.HasField("g") for entry in node.attribute)  # a subgraph reads values of the outer graph
         if node.op_type in ("Shape", "Size"):
@@ -69,3 +67,8 @@ def has_discrete_decision(model: onnx.ModelProto) -> bool:
         elif integers & set(node.input):
             integers |= set(node.output)
     return False
+
+
+def _casts_to_whole(node: onnx.NodeProto) -> bool:
+    """Return whether a node is a Cast to integers or booleans."""
+    return node.op_type == "Cast" and any(entry.name == "to" and entry.i in _WHOLE for entry in node.attribute)

@@ -68,6 +68,19 @@ def unsupported(proto: onnx.ModelProto, kinds: Mapping[int, int]) -> str:
     return next((node.op_type for node in _every(proto.graph.node) if how.narrow_outputs(node)), "")
 
 
+def element_types(graph: onnx.GraphProto) -> Iterator[int]:
+    """The element types that a graph names."""
+    yield from (weight.data_type for weight in graph.initializer)
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        yield value.type.tensor_type.elem_type
+    for node in graph.node:
+        for entry in node.attribute:
+            if entry.HasField("t"):
+                yield entry.t.data_type
+            elif entry.name in TYPED:
+                yield entry.i
+
+
 def _opsets(proto: onnx.ModelProto) -> dict[str, int]:
     return {entry.domain: entry.version for entry in proto.opset_import}
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from repaconv.graph.discrete_outputs import has_constant_decision
-from repaconv.graph.element_type_conversion import TYPED, as_float32, retyped, unsupported
+from repaconv.graph.element_type_conversion import as_float32, element_types, retyped, unsupported
 from repaconv.graph.graph_without_weights import APART, LARGE, mark_as_external
 from repaconv.graph.model_rewriting import read, rewrite, write_like
 from repaconv.results import Change
@@ -61,15 +61,13 @@ def rewritten_in_float64(
     typed = retyped(bare, WIDER)
     graph = read(typed)
     initializers = graph.graph.initializers
-    given: dict[
-        int, tuple[ir.TensorProtocol, onnx.TensorProto]
-    ] = {}  # the first keeps its number from being used again
+    given: dict[ir.TensorProtocol, onnx.TensorProto] = {}
     for name, weight in large.items():
         marked = initializers[name].const_value
         assert marked is not None
         converted = ir.LazyTensor(partial(_converted, weight, marked.dtype), marked.dtype, marked.shape, name=name)
         initializers[name].const_value = converted
-        given[id(converted)] = converted, weight
+        given[converted] = weight
     changes = rewrite(graph, rewrites, observe(graph) if observe else None)
     weights, unchanged = {}, {}
     for name, value in initializers.items():
@@ -77,8 +75,8 @@ def rewritten_in_float64(
         if known is None or known.dtype != ir.DataType.DOUBLE or known.size <= LARGE:
             continue
         weights[name] = known
-        if id(known) in given:
-            unchanged[name] = given[id(known)][1]
+        if known in given:
+            unchanged[name] = given[known]
         value.const_value = ir.ExternalTensor(APART, None, None, known.dtype, shape=known.shape, name=name)
     return Float64Graph(write_like(typed, graph), weights, unchanged), changes
 
@@ -119,27 +117,11 @@ def is_float64_convertible(model: onnx.ModelProto) -> bool:
     All its floating-point numbers must be float32, all its operators must compute in float64, and nothing that it
     computes of constants and sizes alone may depend on how float32 rounds.
     """
-    import onnx
-
-    kinds = onnx.TensorProto
-    others = {kinds.FLOAT16, kinds.BFLOAT16, kinds.DOUBLE}
-    if model.functions or not others.isdisjoint(_element_types(model.graph)) or unsupported(model, WIDER):
+    others = {*FLOATS, DOUBLE} - {FLOAT}
+    if model.functions or not others.isdisjoint(element_types(model.graph)) or unsupported(model, WIDER):
         return False
     if any(entry.HasField("g") for node in model.graph.node for entry in node.attribute):
         return False
     bare, _ = mark_as_external(model)
     casts = len(retyped(bare, WIDER).graph.node) - len(model.graph.node)
     return casts == 0 and not has_constant_decision(model)
-
-
-def _element_types(graph: onnx.GraphProto) -> Iterator[int]:
-    """The element types that a graph names."""
-    yield from (weight.data_type for weight in graph.initializer)
-    for value in (*graph.input, *graph.output, *graph.value_info):
-        yield value.type.tensor_type.elem_type
-    for node in graph.node:
-        for entry in node.attribute:
-            if entry.HasField("t"):
-                yield entry.t.data_type
-            elif entry.name in TYPED:
-                yield entry.i

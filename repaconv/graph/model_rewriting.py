@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from repaconv.core.progress import only_errors
+from repaconv.graph.nodes_and_constants import is_read
 from repaconv.results import Change
 
 if TYPE_CHECKING:
@@ -129,13 +130,11 @@ def remove_unused(model: ir.Model) -> None:
     if any(map(_has_more_to_remove, model.graph)):
         RemoveUnusedNodesPass()(model)
         return
-    outputs = frozenset(model.graph.outputs)
     for node in reversed(model.graph):
-        if not any(value in outputs or value.uses() for value in node.outputs):
+        if not any(map(is_read, node.outputs)):
             model.graph.remove(node, safe=True)
-    needed = outputs.union(model.graph.inputs)
     for name, value in tuple(model.graph.initializers.items()):
-        if not (value in needed or value.uses()):
+        if not (is_read(value) or value.is_graph_input()):
             del model.graph.initializers[name]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from repaconv.graph.nodes_and_constants import Writer, attribute, constant
+from repaconv.graph.nodes_and_constants import Writer, attribute, constant, is_read
 from repaconv.graph.symbolic_shapes import sizes
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def remove_no_ops(model: ir.Model) -> bool:
         if node.domain or not _is_no_op(node):
             continue
         value, source = node.outputs[0], node.inputs[0]
-        if source is None or not (value.uses() or value.is_graph_output()):
+        if source is None or not is_read(value):
             continue
         if value.is_graph_output() and (source.producer() is None or source.is_graph_output()):
             continue
@@ -36,9 +36,7 @@ def remove_no_ops(model: ir.Model) -> bool:
 
 
 def _is_no_op(node: ir.Node) -> bool:
-    if not node.inputs or node.inputs[0] is None or any(value.uses() for value in node.outputs[1:]):
-        return False
-    if any(value.is_graph_output() for value in node.outputs[1:]):
+    if not node.inputs or node.inputs[0] is None or any(map(is_read, node.outputs[1:])):
         return False
     if node.op_type == "Cast":
         return node.inputs[0].dtype is not None and int(node.inputs[0].dtype) == attribute(node, "to", None)

@@ -61,6 +61,11 @@ def scalar(value: ir.Value | None) -> float | None:
     return float(found.reshape(())) if found is not None and found.size == 1 else None
 
 
+def is_read(value: ir.Value) -> bool:
+    """Return whether a node reads a value, or the graph outputs it."""
+    return bool(value.uses()) or value.is_graph_output()
+
+
 def made_by(value: ir.Value | None, *operators: str) -> ir.Node | None:
     """Return the node that computes a value, if it is one of these operators of ONNX's default domain."""
     node = None if value is None else value.producer()

@@ -18,7 +18,7 @@ import numpy as np
 from repaconv.graph.constant_if_inlining import inline_constant_ifs
 from repaconv.graph.model_rewriting import remove_unused
 from repaconv.graph.no_op_nodes import remove_no_ops
-from repaconv.graph.nodes_and_constants import Writer, attribute, constant
+from repaconv.graph.nodes_and_constants import Writer, attribute, constant, is_read
 from repaconv.graph.operator_facts import QUANTIZING, RANDOM
 from repaconv.graph.shape_arithmetic import Integers
 from repaconv.graph.shape_inference import infer, infer_node
@@ -83,7 +83,7 @@ def _fold_constant(model: ir.Model, node: ir.Node, known: Integers, computed: di
     import onnx_ir as ir
 
     value = node.outputs[0]
-    if value.is_graph_output() or any(other.uses() or other.is_graph_output() for other in node.outputs[1:]):
+    if value.is_graph_output() or any(map(is_read, node.outputs[1:])):
         return
     found = known.get(value)
     entries = found if isinstance(found, list) else [found]

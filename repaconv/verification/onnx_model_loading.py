@@ -180,14 +180,10 @@ def stored(model: onnx.ModelProto) -> dict[str, onnx.TensorProto]:
 
 def in_single(model: onnx.ModelProto) -> onnx.ModelProto:
     """Convert a graph with half-precision values (float16, bfloat16) to float32; return any other graph itself."""
-    from repaconv.graph.element_type_conversion import TYPED, retyped
+    from repaconv.graph.element_type_conversion import element_types, retyped
 
     halves = {10, 16}
-    values = (*model.graph.input, *model.graph.output)
-    kinds = {weight.data_type for weight in stored(model).values()}
-    kinds |= {value.type.tensor_type.elem_type for value in values}
-    kinds |= {entry.i for node in model.graph.node for entry in node.attribute if entry.name in TYPED}
-    return retyped(model, dict.fromkeys(halves, 1)) if kinds & halves else model
+    return model if halves.isdisjoint(element_types(model.graph)) else retyped(model, dict.fromkeys(halves, 1))
 
 
 class Folded(NamedTuple):

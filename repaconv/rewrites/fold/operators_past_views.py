@@ -21,6 +21,7 @@ from repaconv.graph.nodes_and_constants import (
     attribute,
     constant,
     is_constant,
+    is_read,
     made_by,
     nodes_of,
     only_reader,
@@ -70,12 +71,7 @@ def back_to_norms(model: ir.Model) -> None:
 def _move_selection(model: ir.Model, node: ir.Node, value: ir.Value) -> None:
     selected = selection_of(value)
     view = view_of(selected.value) if selected is not None else None
-    if (
-        selected is None
-        or view is None
-        or view.source is selected.value
-        or not (value.uses() or value.is_graph_output())
-    ):
+    if selected is None or view is None or view.source is selected.value or not is_read(value):
         return
     merged = view.merged(selected.axis)
     if merged is None or len(merged.axes[selected.axis]) != 1:

@@ -23,7 +23,7 @@ from repaconv.graph.canonical_form import NORMAL, normalize
 from repaconv.graph.index_selections import selection_of
 from repaconv.graph.linear_layers import linear_of
 from repaconv.graph.model_rewriting import release_weights
-from repaconv.graph.nodes_and_constants import Writer, attribute, constant, is_constant
+from repaconv.graph.nodes_and_constants import Writer, attribute, constant, is_constant, is_read
 from repaconv.graph.operator_facts import PRODUCTS, SELECTIONS, VIEWS
 from repaconv.graph.rewrite_contract import Rewrite
 from repaconv.graph.symbolic_shapes import rank_of, set_shape, sizes
@@ -107,7 +107,7 @@ def _all_pieces(source: ir.Value) -> list[_Piece] | None:
             return None
         for user, place in value.uses():
             if place == 0 and user.domain == "" and user.op_type in SELECTIONS:
-                pieces = [_piece(output) for output in user.outputs if output.uses() or output.is_graph_output()]
+                pieces = [_piece(output) for output in user.outputs if is_read(output)]
                 if any(piece is None or piece.view.source is not source for piece in pieces):
                     return None
                 found += [piece for piece in pieces if piece is not None]

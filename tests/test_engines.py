@@ -337,6 +337,27 @@ def test_what_a_card_is_asked_for_as_one_kernel_is_the_same(monkeypatch):
                 torch.testing.assert_close(net(*inputs), apart)
 
 
+@pytest.mark.parametrize("prefix", [0, 1, 2])
+@pytest.mark.parametrize("modulated", [False, True])
+@pytest.mark.parametrize("sized", [False, True])
+def test_tokens_are_merged_alike_by_fewer_kernels_on_a_gpu(prefix, modulated, sized, monkeypatch):
+    from repaconv.backbones import shared_layers
+    from repaconv.backbones.token_merging_block import Merge, MergeSpec
+
+    torch.manual_seed(0)
+    merge = Merge(MergeSpec(3, sized, prefix, modulated), 12).double()
+    for parameter in merge.parameters():
+        torch.nn.init.normal_(parameter)
+    x, metric = torch.randn(2, 11, 12).double(), torch.randn(2, 11, 4).double()
+    size = torch.randint(1, 5, (2, 11, 1)).double() if sized else None
+    with torch.no_grad():
+        expected = merge(x, size, metric)
+        monkeypatch.setattr(shared_layers, "runs_on_gpu", lambda _: True)
+        for found, right in zip(merge(x, size, metric), expected, strict=True):
+            assert found.shape[1] == 8
+            torch.testing.assert_close(found, right, rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.parametrize(("name", "threads"), [("onnxruntime", 1), ("onnxruntime", 2), ("openvino", 1)])
 def test_several_calls_at_once_each_get_their_own_answer(name, threads, graph):
     engine = plugins.load(plugins.ENGINES, name)

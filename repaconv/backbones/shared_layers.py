@@ -35,7 +35,9 @@ def attention(q: Tensor, k: Tensor, v: Tensor, size: Tensor | None = None) -> Te
 
 def fused_attention(q: Tensor, k: Tensor, v: Tensor, size: Tensor | None = None) -> Tensor:
     """The same as `attention`, by torch's fused attention."""
-    k, v = (each if each.shape[1] == q.shape[1] else each.expand(-1, q.shape[1], -1, -1) for each in (k, v))
+    heads = q.shape[1]
+    k = k if k.shape[1] == heads else k.expand(-1, heads, -1, -1)
+    v = v if v.shape[1] == heads else v.expand(-1, heads, -1, -1)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=None if size is None else _of_scores(size), scale=1.0)
 
 

@@ -14,6 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from repaconv.backbones import shared_layers
 from repaconv.backbones.shared_layers import attention, heads_of
 from repaconv.backbones.vit_layers import AttentionSpec, MlpSpec
 
@@ -57,6 +58,10 @@ class Modulation(nn.Module):
 
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
         """Pairs [B, r, d], by descending similarity -> [B, r, d]."""
+        if shared_layers.runs_on_gpu(source):  # the same by fewer kernels
+            n = self.norm(source + target)
+            by_channel = torch.addcmul(self.shift, self.scale, self.rows @ n).sigmoid()
+            return torch.addcmul(source, source * by_channel, self.channels(n).tanh(), value=2)
         n = self.norm(source - -target)  # ONNX Runtime makes SkipLayerNormalization of a plain sum, 7 times as slow
         by_channel = 2 * torch.sigmoid(self.scale * (self.rows @ n) + self.shift)  # [B, 1, d]
         by_row = torch.tanh(self.channels(n))  # [B, r, 1]
@@ -80,6 +85,8 @@ class Merge(nn.Module):
 
         The remaining tokens are therefore gathered once, and one product adds the contributions of the r merged ones.
         """
+        if shared_layers.runs_on_gpu(x):
+            return self._by_fewer_kernels(x, size, metric)
         r, prefix, (even, odd) = self.spec.r, self.spec.prefix, self._firsts
         scores = self._scores(metric)
         source, kept = self._choice(scores.amax(-1))
@@ -99,6 +106,33 @@ class Merge(nn.Module):
             size = _rows(size, remaining) + assignment @ sizes[:, :r]
         added = z[:, :r] if self.modulation is None else self.modulation(z[:, :r], z[:, r:])
         return _rows(x, remaining) + (assignment / size) @ (added - subtracted), size
+
+    def _by_fewer_kernels(self, x: Tensor, size: Tensor | None, metric: Tensor) -> Sized:
+        """The same as `forward`, by operators that a graph would lack, or run slowly.
+
+        Small networks take as long on a GPU as the launches of their kernels.
+        """
+        r, prefix, (even, odd) = self.spec.r, self.spec.prefix, self._firsts
+        best, partner = self._scores(metric).max(-1)  # of equal ones the first, like argmax
+        order = _largest(best, best.shape[1])
+        source, kept = order[:, :r], order[:, r:].sort(1).values
+        target = partner.gather(1, source)
+        evens, odds = x[:, even::2], x[:, odd::2]
+        assignment = (torch.arange(odds.shape[1], device=x.device)[:, None] == target.unsqueeze(1)).to(x.dtype)
+        z, into = _rows(evens, source), _rows(odds, target)
+        subtracted = into
+        if size is None:  # all sizes are 1
+            size_of_odds = 1 + assignment.sum(2, keepdim=True)
+            sizes = [size_of_odds.new_ones(len(x), prefix + kept.shape[1], 1), size_of_odds]
+        else:
+            sizes_of_evens, size_of_odds = size[:, even::2], size[:, odd::2]
+            merged = _rows(sizes_of_evens, source)
+            z, into, subtracted = z * merged, into * _rows(size_of_odds, target), into * merged
+            size_of_odds = torch.baddbmm(size_of_odds, assignment, merged)
+            sizes = [size[:, :prefix], _rows(sizes_of_evens, kept), size_of_odds]
+        added = z if self.modulation is None else self.modulation(z, into)
+        odds = torch.baddbmm(odds, assignment / size_of_odds, added - subtracted)
+        return torch.cat([x[:, :prefix], _rows(evens, kept), odds], 1), torch.cat(sizes, 1)
 
     def _choice(self, best: Tensor) -> tuple[Tensor, Tensor]:
         """Split the even tokens [B, E]: those that are merged, by descending similarity, and the others, ascending."""

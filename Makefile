@@ -63,7 +63,7 @@ docker-steps:
 # Row by row into benchmarks/results/deploy_peers.jsonl; broken off, it goes on. ROWS: names, `--list` says which.
 bench-deploy: .venv/installed-dev
 	PYTHONPATH=benchmarks OMP_NUM_THREADS=$(or $(THREADS),1) $(BIN)/python -m peers $(if $(ROWS),--rows $(ROWS)) \
-	--batch $(or $(BATCH),1) --threads $(or $(THREADS),1) --budget $(or $(BUDGET),300) $(if $(SECONDS),--seconds $(SECONDS))
+	--batch $(or $(BATCH),1) --threads $(or $(THREADS),1) --budget $(or $(BUDGET),60) $(if $(SECONDS),--seconds $(SECONDS))
 
 # The same for arbitrary networks, for which timm and others must be installed; INT8=1 after FP32; BATCH=8 THREADS=2.
 bench-originals: .venv/installed-dev

@@ -1,6 +1,6 @@
 """Measure rows, each kept as it comes; what is trusted already on this processor is not measured again.
 
-PYTHONPATH=benchmarks python -m peers [--rows NAME ...] [--batch 1] [--threads 1] [--budget 300] [--seconds N]
+PYTHONPATH=benchmarks python -m peers [--rows NAME ...] [--batch 1] [--threads 1] [--budget 60] [--seconds N]
 PYTHONPATH=benchmarks python -m peers --list
 PYTHONPATH=benchmarks python -m peers --page            # docs/peers.md of what was measured
 
@@ -120,7 +120,7 @@ def main() -> None:
     options.add_argument("--batch", type=int, default=1)
     options.add_argument("--threads", type=int, default=1)
     options.add_argument("--rounds", type=int, default=ROUNDS)
-    options.add_argument("--budget", type=float, default=300, help="seconds of `tune`, each row")
+    options.add_argument("--budget", type=float, default=60, help="seconds of `tune`, each row")
     options.add_argument("--openings", type=float, default=240, help="seconds in which everybody is opened anew")
     options.add_argument("--seconds", type=float, help="begin no row after that")
     options.add_argument("--again", action="store_true", help="measure what is trusted, too")

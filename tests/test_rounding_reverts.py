@@ -115,6 +115,49 @@ def test_a_kept_value_is_no_output_afterwards_and_an_unknown_one_is_none():
     assert not any("down" in node.output for node in rewritten(model, FOLDS)[0].graph.node)
 
 
+ROUNDS = 1.5 * 2**23
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [("Add", "a high", "up"), ("Sub", "up high", "r")],
+        [("Sub", "a high", "up"), ("Add", "up high", "r")],
+        [("Sub", "high a", "up"), ("Sub", "high up", "r")],
+        [("Add", "low a", "up"), ("Add", "up high", "r")],
+    ],
+    ids=["add-sub", "sub-add", "sub-sub", "add-add"],
+)
+def test_a_sum_that_rounds_on_purpose_stays(rows):
+    """In float64 it is no rounding, so that no comparison would find what is missing."""
+    random = np.random.default_rng(0)
+    weights = {"w": random.standard_normal((4, 3, 3, 3)), "v": random.standard_normal((5, 4, 1, 1))}
+    weights |= {"high": np.array(ROUNDS), "low": np.array(-ROUNDS)}
+    rows = [("Conv", "x w", "a0", {"pads": [1] * 4}), ("Relu", "a0", "a"), *rows, ("Conv", "r v", "y")]
+    onnx.save(Net(rows, weights, {"x": (F, (1, 3, 8, 8))}, {"y": F}).model(), "net.onnx")
+    done = rc.fold("net.onnx", measure=False)
+    assert not done.changes
+    assert any("a sum rounds on purpose there" in sentence for sentence in done.not_folded)
+
+
+@pytest.mark.parametrize("high", [300.0, 17300.7])
+def test_any_other_constant_that_is_subtracted_again_is_folded(high):
+    random = np.random.default_rng(0)
+    weights = {
+        "w": random.standard_normal((4, 3, 3, 3)),
+        "v": random.standard_normal((5, 4, 1, 1)),
+        "high": np.array(high),
+    }
+    rows = [
+        ("Conv", "x w", "a", {"pads": [1] * 4}),
+        ("Add", "a high", "up"),
+        ("Sub", "up high", "r"),
+        ("Conv", "r v", "y"),
+    ]
+    onnx.save(Net(rows, weights, {"x": (F, (1, 3, 8, 8))}, {"y": F}).model(), "net.onnx")
+    assert rc.fold("net.onnx", measure=False).operators == {"Conv": 2}
+
+
 def test_constants_are_rounded_once_when_the_graph_is_written():
     """Two rewrites, of which the second takes away again what the first added, to a bias that is 1e4 times smaller."""
     rows = [("Conv", "x w bias", "a"), ("Add", "a high", "b"), ("Sub", "b high", "c"), ("Identity", "c", "y")]

@@ -47,11 +47,8 @@ def without(names: Collection[str]) -> tuple[Rewrite, ...]:
     left_out = {*names, *((JOIN.name, CHOOSE.name) if AFFINE.name in names else ())}
     kept = tuple(fold for fold in FOLDS if fold.name not in left_out)
     kept = (KEEP_SHARED, *kept) if UNSHARE in left_out else kept
-    values = kept_values(names)
-    if not values:
-        return kept
     last = tuple(fold for fold in kept if fold is FINISH)
-    return (keep(values), *(fold for fold in kept if fold is not FINISH), RELEASE, *last)
+    return (keep(kept_values(names)), *(fold for fold in kept if fold is not FINISH), RELEASE, *last)
 
 
 FOLDS: tuple[Rewrite, ...] = (

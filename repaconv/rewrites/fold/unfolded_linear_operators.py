@@ -18,6 +18,7 @@ from repaconv.graph.channel_axes import IMAGE, LAST, scale_and_shift
 from repaconv.graph.nodes_and_constants import attribute, constant, is_constant, made_by
 from repaconv.graph.operator_facts import IMAGE_NORMS, MOVES, ROW_NORMS
 from repaconv.graph.symbolic_shapes import sizes
+from repaconv.rewrites.fold.fold_barriers import rounded_on_purpose
 from repaconv.rewrites.fold.kernels_from_onnx import kernel_of
 
 if TYPE_CHECKING:
@@ -219,6 +220,8 @@ def _why_not_composed(before: LinearNode, one: LinearNode, path: list[ir.Value])
     )
     between = [value.producer() for value in path]
     kinds = sorted({node.op_type for node in between if node is not None and linear(node) is None})
+    if any(map(rounded_on_purpose, (*path, *one.node.outputs))):
+        return "a sum rounds on purpose there: a large constant is added, and subtracted again"
     if one.is_padded and before.shifts:
         return PADDED
     if others:

@@ -162,13 +162,6 @@ class Rounding:
         """Whether rounding alone gives an output another shape than this."""
         return any(moved.shape != shape for moved in self.of(output))
 
-    def largest(self, output: str, shape: tuple[int, ...]) -> Array:
-        """The largest of all movements, for every number of an output of that shape."""
-        found = np.zeros(shape)
-        for moved in self.of(output):
-            found = np.maximum(found, moved) if moved.shape == shape else found
-        return found
-
 
 def movement(found: Mapping[str, Any], right: Mapping[str, Any], *, discrete: bool = False) -> Movement:
     """How far one set of outputs is from another; of discrete outputs only where that is asked for."""

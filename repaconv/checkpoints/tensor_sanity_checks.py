@@ -29,7 +29,7 @@ def require_sound(tensors: Mapping[str, Tensor], names: Mapping[str, str]) -> No
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
             bad = int((~torch.isfinite(tensor)).sum())
             raise Refused(
-                f"{names.get(name, name)} has {bad} values that are NaN or infinite, of {tensor.numel()}.",
+                f"{names.get(name, name)} has NaN or infinite values: {bad} of {tensor.numel()}.",
                 hint="The training diverged or the file is damaged. Use an earlier checkpoint.",
                 code="checkpoint.not-finite",
             )

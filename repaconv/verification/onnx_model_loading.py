@@ -133,7 +133,7 @@ def _require_finite_weights(path: Path, model: onnx.ModelProto) -> None:
             wrong = int((np.isnan(numbers) if node.op_type in SUMS else ~np.isfinite(numbers)).sum())
             if wrong and (numbers.size > 1 or node.op_type not in SUMS):
                 raise Refused(
-                    f"{name}, a weight of {path}, has {wrong} values that are NaN or infinite, of {numbers.size}.",
+                    f"{name}, a weight of {path}, has NaN or infinite values: {wrong} of {numbers.size}.",
                     hint="The training diverged or the file is damaged. Export an earlier checkpoint.",
                     code="onnx.not-finite",
                 )

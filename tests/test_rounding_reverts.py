@@ -125,19 +125,49 @@ ROUNDS = 1.5 * 2**23
         [("Sub", "a high", "up"), ("Add", "up high", "r")],
         [("Sub", "high a", "up"), ("Sub", "high up", "r")],
         [("Add", "low a", "up"), ("Add", "up high", "r")],
+        [("Unsqueeze", "high zero", "made"), ("Add", "a made", "up"), ("Sub", "up made", "r")],
+        [("Add", "a high", "up"), ("Sub", "up high", "r0"), ("Sub", "up more", "r1"), ("Mul", "r0 r1", "r")],
     ],
-    ids=["add-sub", "sub-add", "sub-sub", "add-add"],
+    ids=["add-sub", "sub-add", "sub-sub", "add-add", "constant of a node", "two differences"],
 )
 def test_a_sum_that_rounds_on_purpose_stays(rows):
     """In float64 it is no rounding, so that no comparison would find what is missing."""
     random = np.random.default_rng(0)
     weights = {"w": random.standard_normal((4, 3, 3, 3)), "v": random.standard_normal((5, 4, 1, 1))}
     weights |= {"high": np.array(ROUNDS), "low": np.array(-ROUNDS)}
+    weights |= {"zero": np.array([0]), "more": np.array(ROUNDS + 5)}
     rows = [("Conv", "x w", "a0", {"pads": [1] * 4}), ("Relu", "a0", "a"), *rows, ("Conv", "r v", "y")]
     onnx.save(Net(rows, weights, {"x": (F, (1, 3, 8, 8))}, {"y": F}).model(), "net.onnx")
     done = rc.fold("net.onnx", measure=False)
     assert not done.changes
+    assert "Identity" not in done.operators
     assert any("a sum rounds on purpose there" in sentence for sentence in done.not_folded)
+
+
+def test_a_product_does_not_take_a_constant_that_rounds_as_its_bias():
+    random = np.random.default_rng(0)
+    weights = {"w": random.standard_normal((16, 4)), "v": random.standard_normal((4, 3)), "high": np.full(4, ROUNDS)}
+    rows = [("MatMul", "x w", "a"), ("Add", "a high", "up"), ("Sub", "up high", "r"), ("MatMul", "r v", "y")]
+    onnx.save(Net(rows, weights, {"x": (F, (2, 16))}, {"y": F}).model(), "net.onnx")
+    assert rc.fold("net.onnx", measure=False).operators == {"MatMul": 2, "Add": 1, "Sub": 1}
+
+
+def test_a_graph_with_a_kept_value_has_no_unread_nodes():
+    random = np.random.default_rng(0)
+    weights = {"w": random.standard_normal((16, 4)), "b": random.standard_normal(4), "s": random.standard_normal(4)}
+    weights["v"] = random.standard_normal((4, 4))
+    rows = [
+        ("MatMul", "x w", "m"),
+        ("Add", "m b", "m1"),
+        ("Relu", "m1", "n"),
+        ("MatMul", "n v", "o"),
+        ("Mul", "o s", "y"),
+    ]
+    model = Net(rows, weights, {"x": (F, (2, 16))}, {"y": F}).model()
+    fold, _ = rewritten(model, without(["value:m1"]))
+    read = {name for node in fold.graph.node for name in node.input} | {output.name for output in fold.graph.output}
+    assert all(read.intersection(node.output) for node in fold.graph.node)
+    assert sorted(node.op_type for node in fold.graph.node) == ["Gemm", "MatMul", "Relu"]
 
 
 @pytest.mark.parametrize("high", [300.0, 17300.7])

@@ -108,7 +108,7 @@ class Merge(nn.Module):
         return _rows(x, remaining) + (assignment / size) @ (added - subtracted), size
 
     def _by_fewer_kernels(self, x: Tensor, size: Tensor | None, metric: Tensor) -> Sized:
-        """The same as `forward`, by operators that a graph would lack, or run slowly.
+        """The same as `forward`, by operators that ONNX lacks, or that runtimes run slowly.
 
         Small networks take as long on a GPU as the launches of their kernels.
         """
@@ -123,15 +123,15 @@ class Merge(nn.Module):
         subtracted = into
         if size is None:  # all sizes are 1
             size_of_odds = 1 + assignment.sum(2, keepdim=True)
-            sizes = [size_of_odds.new_ones(len(x), prefix + kept.shape[1], 1), size_of_odds]
+            sizes = [size_of_odds.new_ones(x.shape[0], prefix + kept.shape[1], 1), size_of_odds]
         else:
             sizes_of_evens, size_of_odds = size[:, even::2], size[:, odd::2]
             merged = _rows(sizes_of_evens, source)
             z, into, subtracted = z * merged, into * _rows(size_of_odds, target), into * merged
-            size_of_odds = torch.baddbmm(size_of_odds, assignment, merged)
+            size_of_odds = size_of_odds + assignment @ merged
             sizes = [size[:, :prefix], _rows(sizes_of_evens, kept), size_of_odds]
         added = z if self.modulation is None else self.modulation(z, into)
-        odds = torch.baddbmm(odds, assignment / size_of_odds, added - subtracted)
+        odds = odds + (assignment / size_of_odds) @ (added - subtracted)
         return torch.cat([x[:, :prefix], _rows(evens, kept), odds], 1), torch.cat(sizes, 1)
 
     def _choice(self, best: Tensor) -> tuple[Tensor, Tensor]:

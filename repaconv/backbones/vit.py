@@ -151,7 +151,7 @@ class ViT(nn.Module):
 
     def rest(self, tokens: Tokens, start: int) -> Tensor:
         """Run the network from block ``start`` on: the tokens [B, N, d] that enter it to the output."""
-        for block in list(self.blocks)[start:]:  # a slice of a ModuleList would be a new module
+        for block in list(self.blocks)[start:]:  # a slice of the ModuleList itself builds a module
             tokens = block(tokens)
         return self.read_out(*tokens) if isinstance(tokens, tuple) else self.read_out(tokens)
 

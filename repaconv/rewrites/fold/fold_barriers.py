@@ -1,16 +1,18 @@
 """Keep values of the original graph, so that nothing is folded across them.
 
 A fold may move a large constant to where it rounds worse than in the original: `mean(x) - 300` instead of
-`mean(x - 300)`. The value that the constant cancels in is kept then, and everything else is folded. A sum that rounds
-on purpose is always kept: `x + 12582912 - 12582912` is x rounded to an integer in FP32, and x itself in float64.
+`mean(x - 300)`. The value that the constant cancels in is kept then, and everything else is folded.
 
-Every rewrite keeps the outputs of a graph; so the value is an output while the graph is folded.
+A sum that rounds on purpose is always kept. In FP32, `x + 12582912 - 12582912` is x rounded to an integer; the fold
+computes in float64, where it is x, and would drop it.
+
+Every rewrite keeps the outputs of a graph; so a value is an output while the graph is folded.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -25,13 +27,11 @@ if TYPE_CHECKING:
 
 PREFIX = "value:"
 """Prefix of the name of a value in `reverted`; entries without it are names of rewrites."""
-COUNT = "repaconv.kept_values"
-"""Metadata key: how many outputs of the graph are such values; they are the last ones."""
-
-ROUNDED_TO = {"FLOAT": 2.0**-23, "DOUBLE": 2.0**-23, "FLOAT16": 2.0**-10, "BFLOAT16": 2.0**-7}
-"""Relative step of each data type; float64 has that of float32, which is folded in float64."""
-COARSE = 2.0**-15
-"""A sum whose numbers have steps of at least so much rounds on purpose, if what was added is subtracted again."""
+VALUES, SUMS = "repaconv.kept_values", "repaconv.kept_sums"
+"""Metadata keys: how many outputs of the graph are kept values, and how many, after those, belong to kept sums."""
+LEAST = {"FLOAT": 256.0, "DOUBLE": 256.0, "FLOAT16": 64.0, "BFLOAT16": 64.0}
+"""Constants that round what they are added to, by data type: below 2^-15 in float32 nobody rounds on purpose. Float32
+graphs are folded as float64."""
 ALIKE = 2.0**-9
 """Two constants that differ by less than so much of the larger one cancel."""
 
@@ -42,39 +42,54 @@ def kept_values(reverted: Collection[str]) -> tuple[str, ...]:
 
 
 def keep(names: Collection[str]) -> Rewrite:
-    """The rewrite before all others: it makes the values of these names, and sums that round, outputs of the graph."""
+    """The rewrite before all others: it makes the values of these names outputs of the graph."""
     return Rewrite("keep", "everywhere: values that nothing is folded across", partial(_keep, names), keeps=True)
 
 
 def _keep(names: Collection[str], model: ir.Model) -> Iterator[Change]:
-    produced = [value for node in model.graph for value in node.outputs]
-    rounding = {value for one in produced for value in rounded_on_purpose(one)}
-    found = [value for value in produced if value.name in names or value in rounding]
-    kept = [value for value in found if not value.is_graph_output()]
-    model.graph.outputs.extend(kept)
-    model.meta[COUNT] = len(kept)
+    _make_outputs(model, VALUES, [value for value in _values(model) if value.name in names])
     yield from ()
 
 
-def rounded_on_purpose(value: ir.Value) -> tuple[ir.Value, ...]:
-    """What is added to, the sum, and the differences, if this value is a sum that rounds on purpose; else empty.
+def _keep_sums(model: ir.Model) -> Iterator[Change]:
+    rounding = values_of_rounding_sums(model)
+    _make_outputs(model, SUMS, [value for value in _values(model) if value in rounding])
+    yield from ()
 
-    What is subtracted from it again is 2^k or 1.5 x 2^k, as in all code that rounds so, and so large that the sum has
-    coarse steps.
+
+def _values(model: ir.Model) -> Iterator[ir.Value]:
+    return (value for node in model.graph for value in node.outputs)
+
+
+def _make_outputs(model: ir.Model, key: str, values: Sequence[ir.Value]) -> None:
+    added = [value for value in values if not value.is_graph_output()]
+    model.graph.outputs.extend(added)
+    model.meta[key] = len(added)
+
+
+def values_of_rounding_sums(model: ir.Model) -> set[ir.Value]:
+    """All x, x + C and x + C - C of a graph in which the sum rounds on purpose."""
+    return {value for one in _values(model) for value in _rounded_on_purpose(one)}
+
+
+def _rounded_on_purpose(value: ir.Value) -> tuple[ir.Value, ...]:
+    """If a value is x + C and rounds on purpose: x, the value, and each x + C - D; else empty.
+
+    One D must be about C, and 2^k or 1.5 x 2^k, as in all code that rounds so.
     """
     node = value.producer()
-    users = [user for user, _ in value.uses() if user.op_type in ("Add", "Sub")]
+    users = [user for user, _ in value.uses() if user.op_type in ("Add", "Sub") and user.graph is value.graph]
     number = _number(node) if node is not None and users else None
     if node is None or number is None or value.dtype is None:
         return ()
-    if abs(number) * ROUNDED_TO.get(value.dtype.name, 0.0) < COARSE:
+    if abs(number) < LEAST.get(value.dtype.name, math.inf):
         return ()
     added = -number if node.op_type == "Sub" and constant(node.inputs[1]) is not None else number
-    differences = [user.outputs[0] for user in users if _cancels(user, added)]
-    if not differences:
+    if not any(_cancels(user, added) for user in users):
         return ()
-    before = node.inputs if node.op_type in ("Add", "Sub") else ()
-    return (*(each for each in before if each is not None and not is_constant(each)), value, *differences)
+    before = [each for each in node.inputs if each is not None and not is_constant(each)]
+    differences = [user.outputs[0] for user in users if _number(user) is not None]
+    return (*(before if node.op_type in ("Add", "Sub") else ()), value, *differences)
 
 
 def _cancels(node: ir.Node, added: float) -> bool:
@@ -96,16 +111,31 @@ def _number(node: ir.Node) -> float | None:
     return high if high - low <= ALIKE * max(abs(low), abs(high)) else None
 
 
-def _release(model: ir.Model) -> Iterator[Change]:
-    if not (count := model.meta.pop(COUNT, 0)):
+def _release_values(model: ir.Model) -> Iterator[Change]:
+    outputs = model.graph.outputs
+    of_sums = [outputs.pop() for _ in range(model.meta.get(SUMS, 0))]
+    _release(model, VALUES)
+    outputs.extend(reversed(of_sums))
+    yield from ()
+
+
+def _release_sums(model: ir.Model) -> Iterator[Change]:
+    _release(model, SUMS)
+    yield from ()
+
+
+def _release(model: ir.Model, key: str) -> None:
+    if not (count := model.meta.pop(key, 0)):
         return
-    del model.graph.outputs[-count:]
+    for _ in range(count):  # onnx-ir does not see a slice that is deleted
+        model.graph.outputs.pop()
     for node in nodes_of(model, "Identity"):  # a value that was equal to another one had to have its own name
         value, source = node.outputs[0], node.inputs[0]
         if source is not None and not value.is_graph_output():
             value.replace_all_uses_with(source)
             model.graph.remove(node, safe=True)
-    yield from ()
 
 
-RELEASE = Rewrite("release", "everywhere: kept values are values inside the graph again", _release, keeps=True)
+KEEP_SUMS = Rewrite("keep-sums", "everywhere: sums that round on purpose", _keep_sums, keeps=True)
+RELEASE = Rewrite("release", "everywhere: kept values are values inside the graph again", _release_values, keeps=True)
+RELEASE_SUMS = Rewrite("release-sums", "everywhere: so are the values of kept sums", _release_sums, keeps=True)

@@ -12,7 +12,7 @@ from repaconv.results import Change
 from repaconv.rewrites.fold.attention_head_joining import CHOOSE, JOIN
 from repaconv.rewrites.fold.computed_weights import WEIGHTS
 from repaconv.rewrites.fold.convolution_composition import CONVOLUTION
-from repaconv.rewrites.fold.fold_barriers import RELEASE, keep, kept_values
+from repaconv.rewrites.fold.fold_barriers import KEEP_SUMS, RELEASE, RELEASE_SUMS, keep, kept_values
 from repaconv.rewrites.fold.linear_layer_composition import AFFINE
 from repaconv.rewrites.fold.max_pool_padding import POOL_PADDING
 from repaconv.rewrites.fold.restored_operators import FINISH
@@ -47,12 +47,15 @@ def without(names: Collection[str]) -> tuple[Rewrite, ...]:
     left_out = {*names, *((JOIN.name, CHOOSE.name) if AFFINE.name in names else ())}
     kept = tuple(fold for fold in FOLDS if fold.name not in left_out)
     kept = (KEEP_SHARED, *kept) if UNSHARE in left_out else kept
-    last = tuple(fold for fold in kept if fold is FINISH)
-    return (keep(kept_values(names)), *(fold for fold in kept if fold is not FINISH), RELEASE, *last)
+    if values := kept_values(names):
+        place = next((place for place, fold in enumerate(kept) if fold is FINISH), len(kept))
+        kept = (keep(values), *kept[:place], RELEASE, *kept[place:])
+    return kept
 
 
 FOLDS: tuple[Rewrite, ...] = (
     WEIGHTS,
+    KEEP_SUMS,
     CONVOLUTION,
     UNSTACK,
     AFFINE,
@@ -61,4 +64,5 @@ FOLDS: tuple[Rewrite, ...] = (
     READ_TOKENS,
     POOL_PADDING,
     FINISH,
+    RELEASE_SUMS,
 )

@@ -18,7 +18,7 @@ from repaconv.graph.channel_axes import IMAGE, LAST, scale_and_shift
 from repaconv.graph.nodes_and_constants import attribute, constant, is_constant, made_by
 from repaconv.graph.operator_facts import IMAGE_NORMS, MOVES, ROW_NORMS
 from repaconv.graph.symbolic_shapes import sizes
-from repaconv.rewrites.fold.fold_barriers import rounded_on_purpose
+from repaconv.rewrites.fold.fold_barriers import values_of_rounding_sums
 from repaconv.rewrites.fold.kernels_from_onnx import kernel_of
 
 if TYPE_CHECKING:
@@ -76,6 +76,7 @@ def unfolded_operators(model: ir.Model) -> Iterator[str]:
         model: A model with inferred shapes; activations of several nodes are grouped in it, in place.
     """
     activation_patterns.group(model)
+    rounding = values_of_rounding_sums(model)
     found: dict[str, list[str]] = {}
     for node in model.graph:
         one = linear(node)
@@ -84,7 +85,9 @@ def unfolded_operators(model: ir.Model) -> Iterator[str]:
                 if not before.shifts and before.weight is None and one.shifts and one.weight is None:
                     continue  # a scale and its shift, as a norm's
                 description = f"{one.name} after {before.name}"
-                found.setdefault(f"after another, since {_why_not_composed(before, one, path)}", []).append(description)
+                found.setdefault(f"after another, since {_why_not_composed(before, one, path, rounding)}", []).append(
+                    description
+                )
         elif node.op_type in ("Add", "Sub", "Concat") and not node.domain and not _is_inner(node):
             for group, source in _parallel_groups(node):
                 why = _why_not_merged(group, source, node)
@@ -212,7 +215,7 @@ def _average(value: ir.Value) -> LinearNode | None:
     return LinearNode(node, node.inputs[0], None, False) if node is not None and node.inputs[0] is not None else None
 
 
-def _why_not_composed(before: LinearNode, one: LinearNode, path: list[ir.Value]) -> str:
+def _why_not_composed(before: LinearNode, one: LinearNode, path: list[ir.Value], rounding: set[ir.Value]) -> str:
     if any(value.is_graph_output() for value in path):
         return "what is between them is an output of the graph"
     others = sorted(
@@ -220,7 +223,7 @@ def _why_not_composed(before: LinearNode, one: LinearNode, path: list[ir.Value])
     )
     between = [value.producer() for value in path]
     kinds = sorted({node.op_type for node in between if node is not None and linear(node) is None})
-    if any(map(rounded_on_purpose, (*path, *one.node.outputs))):
+    if not rounding.isdisjoint(path):
         return "a sum rounds on purpose there: a large constant is added, and subtracted again"
     if one.is_padded and before.shifts:
         return PADDED

@@ -240,7 +240,9 @@ def test_unsound_weights_are_named(tmp_path, tiny_weights):
 
     bad = tiny_weights["head.fc.bias"].clone()
     bad[2] = float("nan")
-    assert "head.fc.bias has 1 values" in refused(with_(head__fc__bias=bad), "checkpoint.not-finite")
+    assert "head.fc.bias has NaN or infinite values: 1 of " in refused(
+        with_(head__fc__bias=bad), "checkpoint.not-finite"
+    )
     path = with_(bn__running_var=torch.tensor([-1.0]))
     assert "bn.running_var" in refused(path, "checkpoint.negative-variance")
     assert "extra.weight" in refused(with_(extra__weight=torch.ones(1)), "checkpoint.unexpected-keys")

@@ -133,14 +133,16 @@ def original_row(net, ratio, kind="fp32"):
         "machine": {"cpu": "X", "onnxruntime": "1", "openvino": "1", "torch": "1"},
         "ways": {"ours, tuned": {"runtime": "onnxruntime", "precision": "fp32", "settings": []}},
         "times_hand": {name: [1.0, 1.0, 1.0] for name in ("original, OpenVINO", "ours, tuned")},
-        "exact": part, "lower": part if kind == "int8" else None, "tune": {"seconds": 12.3},
+        "exact": part, "lower": part if kind == "int8" else None, "tune": {"seconds": 12.3, "budget_s": 60.0},
     }  # fmt: skip
 
 
 def test_original_networks_have_a_mean_of_all_and_the_slower_ones_by_name():
     rows = [original_row("quick", 1.21), original_row("slow", 0.9), original_row("quick", 2.0, "int8")]
     rows.append({name: value for name, value in original_row("slow", 0.9, "int8").items() if name != "tune"})
+    rows[1]["tune"]["budget_s"] = 300.0
     text = page.written([], rows)
+    assert "| 12 s of 300 s |" in text
     assert "| quick | 64x32 | 1.00 OpenVINO | 1.00 onnxruntime | 1.210 (1.210 to 1.210) | 12 s |" in text
     assert "FP32: geometric mean over 2 networks **1.044x** of the fastest competitor; 1 below 0.98: slow." in text
     assert (

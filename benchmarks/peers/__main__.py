@@ -120,7 +120,7 @@ def main() -> None:
     options.add_argument("--batch", type=int, default=1)
     options.add_argument("--threads", type=int, default=1)
     options.add_argument("--rounds", type=int, default=ROUNDS)
-    options.add_argument("--budget", type=float, default=60, help="seconds of `tune`, each row")
+    options.add_argument("--budget", type=float, default=page.BUDGET_S, help="seconds of `tune`, each row")
     options.add_argument("--openings", type=float, default=240, help="seconds in which everybody is opened anew")
     options.add_argument("--seconds", type=float, help="begin no row after that")
     options.add_argument("--again", action="store_true", help="measure what is trusted, too")

@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 PREFIX = "value:"
 """Prefix of the name of a value in `reverted`; entries without it are names of rewrites."""
 VALUES, SUMS = "repaconv.kept_values", "repaconv.kept_sums"
-"""Metadata keys: how many outputs of the graph are kept values, and how many, after those, belong to kept sums."""
+"""Metadata keys: the names of the outputs that are kept values, and of those that belong to kept sums."""
 LEAST = {"FLOAT": 256.0, "DOUBLE": 256.0, "FLOAT16": 64.0, "BFLOAT16": 64.0}
-"""Constants that round what they are added to, by data type: below 2^-15 in float32 nobody rounds on purpose. Float32
-graphs are folded as float64."""
+"""Smallest constant that counts as rounding on purpose, by data type; in float32 it rounds to multiples of 2^-15.
+Float32 graphs are folded as float64."""
 ALIKE = 2.0**-9
 """Two constants that differ by less than so much of the larger one cancel."""
 
@@ -64,7 +64,7 @@ def _values(model: ir.Model) -> Iterator[ir.Value]:
 def _make_outputs(model: ir.Model, key: str, values: Sequence[ir.Value]) -> None:
     added = [value for value in values if not value.is_graph_output()]
     model.graph.outputs.extend(added)
-    model.meta[key] = len(added)
+    model.meta[key] = {value.name for value in added}
 
 
 def values_of_rounding_sums(model: ir.Model) -> set[ir.Value]:
@@ -111,31 +111,20 @@ def _number(node: ir.Node) -> float | None:
     return high if high - low <= ALIKE * max(abs(low), abs(high)) else None
 
 
-def _release_values(model: ir.Model) -> Iterator[Change]:
-    outputs = model.graph.outputs
-    of_sums = [outputs.pop() for _ in range(model.meta.get(SUMS, 0))]
-    _release(model, VALUES)
-    outputs.extend(reversed(of_sums))
-    yield from ()
-
-
-def _release_sums(model: ir.Model) -> Iterator[Change]:
-    _release(model, SUMS)
-    yield from ()
-
-
-def _release(model: ir.Model, key: str) -> None:
-    if not (count := model.meta.pop(key, 0)):
-        return
-    for _ in range(count):  # onnx-ir does not see a slice that is deleted
-        model.graph.outputs.pop()
-    for node in nodes_of(model, "Identity"):  # a value that was equal to another one had to have its own name
+def _release(key: str, model: ir.Model) -> Iterator[Change]:
+    names, outputs = model.meta.pop(key, ()), model.graph.outputs
+    for value in [each for each in outputs if each.name in names]:
+        outputs.remove(value)
+    for node in nodes_of(model, "Identity") if names else ():  # what was equal to another had to have its own name
         value, source = node.outputs[0], node.inputs[0]
         if source is not None and not value.is_graph_output():
             value.replace_all_uses_with(source)
             model.graph.remove(node, safe=True)
+    yield from ()
 
 
 KEEP_SUMS = Rewrite("keep-sums", "everywhere: sums that round on purpose", _keep_sums, keeps=True)
-RELEASE = Rewrite("release", "everywhere: kept values are values inside the graph again", _release_values, keeps=True)
-RELEASE_SUMS = Rewrite("release-sums", "everywhere: so are the values of kept sums", _release_sums, keeps=True)
+RELEASE, RELEASE_SUMS = (
+    Rewrite(name, "everywhere: kept values are values inside the graph again", partial(_release, key), keeps=True)
+    for name, key in (("release", VALUES), ("release-sums", SUMS))
+)

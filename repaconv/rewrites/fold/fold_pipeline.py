@@ -47,10 +47,8 @@ def without(names: Collection[str]) -> tuple[Rewrite, ...]:
     left_out = {*names, *((JOIN.name, CHOOSE.name) if AFFINE.name in names else ())}
     kept = tuple(fold for fold in FOLDS if fold.name not in left_out)
     kept = (KEEP_SHARED, *kept) if UNSHARE in left_out else kept
-    if values := kept_values(names):
-        place = next((place for place, fold in enumerate(kept) if fold is FINISH), len(kept))
-        kept = (keep(values), *kept[:place], RELEASE, *kept[place:])
-    return kept
+    values = kept_values(names)
+    return (keep(values), *kept) if values else kept
 
 
 FOLDS: tuple[Rewrite, ...] = (
@@ -63,6 +61,7 @@ FOLDS: tuple[Rewrite, ...] = (
     _then(CHOOSE, AFFINE),
     READ_TOKENS,
     POOL_PADDING,
+    RELEASE,
     FINISH,
     RELEASE_SUMS,
 )

@@ -84,10 +84,8 @@ def unfolded_operators(model: ir.Model) -> Iterator[str]:
             for before, path in _linear_operators_before(one.data):
                 if not before.shifts and before.weight is None and one.shifts and one.weight is None:
                     continue  # a scale and its shift, as a norm's
-                description = f"{one.name} after {before.name}"
-                found.setdefault(f"after another, since {_why_not_composed(before, one, path, rounding)}", []).append(
-                    description
-                )
+                why = _why_not_composed(before, one, path, rounding)
+                found.setdefault(f"after another, since {why}", []).append(f"{one.name} after {before.name}")
         elif node.op_type in ("Add", "Sub", "Concat") and not node.domain and not _is_inner(node):
             for group, source in _parallel_groups(node):
                 why = _why_not_merged(group, source, node)

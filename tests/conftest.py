@@ -101,7 +101,8 @@ def own_folder(tmp_path, monkeypatch):
 
 @pytest.fixture(autouse=True)
 def same_random_numbers(request, monkeypatch):
-    """A test's random numbers do not depend on which tests ran before it in the same process."""
+    """A test's random numbers, weights included, do not depend on which tests ran before it in the same process."""
+    torch.manual_seed(7)
     for module in filter(None, (sys.modules.get("foreign_faults"), request.module)):
         if isinstance(getattr(module, "RANDOM", None), np.random.Generator):
             monkeypatch.setattr(module, "RANDOM", np.random.default_rng(7))

@@ -467,6 +467,25 @@ def test_presets_of_a_second_gpu_join_those_of_the_first(half_an_hour, tmp_path)
         assert parse(target.read_text(), "cuda-ort.toml").forms == second.forms
 
 
+def test_two_calls_with_different_steps_give_one_result(tmp_path):
+    session.run(first := Simulated(tmp_path / "a", 100, only="cuda.fp32"))
+    result = session.run(second := Simulated(tmp_path / "a", 100, only="cuda.fp16"))
+    ran = {step.name for step in (*first.ran, *second.ran)}
+    assert {step["name"] for step in result["steps"] if step["status"] == "done"} == ran
+    for each, precision in ((first, "fp32"), (second, "fp16")):
+        assert {step.given["precision"] for step in measured(each.ran)} == {precision}
+
+
+def test_what_a_result_does_not_even_list_stays_from_an_earlier_one(tmp_path):
+    whole = judged(session.run(Simulated(tmp_path / "a", 200)), KIT)
+    row = next(step for step in whole["steps"] if step["kind"] == "row" and step["verdict"] == "passed")
+    alone = {**whole, "steps": [row]}
+    both = joined({**alone, "kit": "new"}, {**whole, "kit": "old"}, KIT)
+    kept = {step["name"] for step in whole["steps"] if step["verdict"] == "passed"}
+    assert {step["name"] for step in both["steps"]} == kept
+    assert {step["name"] for step in both["steps"] if "kit" not in step} == {row["name"]}
+
+
 def test_what_a_second_session_did_not_run_stays_from_the_first(tmp_path):
     first = judged(session.run(Simulated(tmp_path / "a", 200)), KIT)
     second = judged(session.run(Simulated(tmp_path / "b", 200, fails=("cuda",))), KIT)

@@ -345,7 +345,7 @@ def test_attention_that_torch_exports_in_four_axes_alone_is_written_out(masks, w
     module, own = Attention(masks).eval(), torch.nn.functional.scaled_dot_product_attention
     graph, by = network_to_onnx(module, (4, 2, 3), input_name="x", outputs=["y"])
     x = torch.randn(2, 4, 2, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    np.testing.assert_allclose(Float64(graph).run({"x": x.numpy()})["y"], module(x), rtol=1e-12)
+    np.testing.assert_allclose(Float64(graph).run({"x": x.numpy()})["y"], module(x), rtol=1e-12, atol=1e-14)
     assert by == writer
     assert torch.nn.functional.scaled_dot_product_attention is own
 
@@ -370,7 +370,7 @@ def test_a_network_that_assigns_its_weights_is_exported_without_a_crash():
     module = FoldsItself().double().eval().requires_grad_(False)
     graph, by = network_to_onnx(module, (3, 8, 8), input_name="x", outputs=["y"])
     x = torch.randn(2, 3, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    np.testing.assert_allclose(Float64(graph).run({"x": x.numpy()})["y"], module(x), rtol=1e-12)
+    np.testing.assert_allclose(Float64(graph).run({"x": x.numpy()})["y"], module(x), rtol=1e-12, atol=1e-14)
     assert by == OLD
 
 

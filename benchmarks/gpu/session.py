@@ -44,7 +44,8 @@ class Session:
         self.kit = given.kit
         self.missing = json.loads(given.missing)
         self.rows = self.work / ("rehearsed" if given.rehearsal else "rows")
-        self.plan = _chosen(steps(given.rehearsal), given.only)
+        self.plan = steps(given.rehearsal)
+        self.wanted = _chosen(self.plan, given.only)
         self.described, self.machine = facts["machine"], Machine(**facts["for_selection"])
         self.left_out = {step.name: why for step in self.plan if (why := unable(step, self.machine))}
         earlier = self.kit.get("earlier", {})
@@ -100,11 +101,11 @@ class Session:
 
     def chosen(self) -> list[Chosen]:
         """The steps that are run in the time that is left, the next one first."""
-        for step in self.plan:
+        for step in self.wanted:
             for needed in needs(step) if step.kind not in MADE and step.name not in self.done else ():
                 if self.done.get(needed.name, {}).get("status", "done") != "done":
                     self.left_out.setdefault(step.name, f"{needed.name} did not come out; see that step.")
-        selection = Selection(self.plan, self.machine, self.done, self.left_out, self.known, self.earlier_s)
+        selection = Selection(self.wanted, self.machine, self.done, self.left_out, self.known, self.earlier_s)
         return selection.chosen(self.left() - SPARE_S)
 
     def made_together(self, chosen: Sequence[Chosen]) -> list[Step]:
@@ -262,7 +263,7 @@ def _bundle(target: str, ahead: Iterable[str]) -> str:
 def run(session: Session) -> dict[str, Any]:
     """Each time what gains most in the time that is left, alone, after what is made for it and for the next ones."""
     session.rows.mkdir(parents=True, exist_ok=True)
-    for why in sorted(set(session.left_out.values())):
+    for why in sorted({session.left_out[step.name] for step in session.wanted if step.name in session.left_out}):
         print(f"left out: {why}", flush=True)
     while chosen := session.chosen():
         if made := session.made_together(chosen):

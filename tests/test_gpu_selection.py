@@ -467,6 +467,20 @@ def test_presets_of_a_second_gpu_join_those_of_the_first(half_an_hour, tmp_path)
         assert parse(target.read_text(), "cuda-ort.toml").forms == second.forms
 
 
+def test_networks_and_graphs_are_made_before_the_runtime_arrives(tmp_path):
+    absent = gpu()._replace(absent={"cuda-ort": "the bundle onnxruntime is missing."})
+    session.make(making := Simulated(tmp_path / "a", 900, only="cuda-ort.fp16", machine=absent))
+    assert {step.kind for step in making.ran} == set(MADE)
+    assert {step.given.get("precision", "fp16") for step in making.ran} == {"fp16"}
+    wanted = [step for step in PLAN if "cuda-ort.fp16" in step.name]
+    assert {step.name for step in making.ran} == {each.name for step in wanted for each in needs(step)}
+    for place, step in enumerate(making.ran):
+        assert {each.name for each in needs(step)} - {step.name} <= {each.name for each in making.ran[:place]}
+    session.run(measuring := Simulated(tmp_path / "a", 900, only="cuda-ort.fp16"))
+    assert measuring.ran
+    assert measured(measuring.ran) == measuring.ran
+
+
 def test_two_calls_with_different_steps_give_one_result(tmp_path):
     session.run(first := Simulated(tmp_path / "a", 100, only="cuda.fp32"))
     result = session.run(second := Simulated(tmp_path / "a", 100, only="cuda.fp16"))

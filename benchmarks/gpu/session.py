@@ -7,6 +7,7 @@ after every step, so that an interrupted session has given what it had. Called a
 from __future__ import annotations
 
 import argparse
+import fcntl
 import hashlib
 import json
 import os
@@ -17,7 +18,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from gpu.plan import MADE, Step, needs, steps
 from gpu.step_selection import TOGETHER, Cell, Chosen, Known, Machine, Selection, known_of, listed, unable
@@ -282,6 +283,34 @@ def run(session: Session) -> dict[str, Any]:
     return session.write()
 
 
+def make(session: Session) -> dict[str, Any]:
+    """Only what is made for the wanted steps, for several networks at once: what a GPU need not wait for."""
+    session.rows.mkdir(parents=True, exist_ok=True)
+    needed = {each.name: each for step in session.wanted if step.kind not in MADE for each in needs(step)}
+
+    def make_all(model: str) -> None:
+        for step in (step for step in needed.values() if step.model == model and step.name not in session.done):
+            before = [each.name for each in needs(step) if each.name != step.name]
+            if all(session.done.get(name, {}).get("status") == "done" for name in before) and session.left() > SPARE_S:
+                session.do(step)
+                session.take(step)
+
+    with ThreadPoolExecutor(TOGETHER) as pool:
+        list(pool.map(make_all, dict.fromkeys(step.model for step in needed.values())))
+    return session.write()
+
+
+def alone(work: Path) -> IO[str]:
+    """Wait until no other session runs in this folder; the lock lasts as long as the file is open."""
+    lock = (work / "lock").open("w")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        print(f"waits for the session that runs in {work}", flush=True)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    return lock
+
+
 def exit_code(result: dict[str, Any]) -> int:
     """1 where something failed, 3 where nothing was verified on a card for want of one, else 0."""
     judged = [step["status"] for step in result["steps"] if step["kind"] in ("row", "engine", "tune")]
@@ -297,6 +326,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1800)
     parser.add_argument("--only", help="steps whose names have this in them")
     parser.add_argument("--plan", action="store_true", help="say which steps would be run, in order, and why; run none")
+    parser.add_argument("--make", action="store_true", help="make the networks and graphs, measure nothing")
     parser.add_argument(
         "--gpu", metavar="TARGET", help="plan for the GPU of a target, e.g. h100, in place of this machine's"
     )
@@ -320,11 +350,13 @@ def main() -> None:
     found = facts(steps(given.rehearsal))
     if given.gpu:
         found = assumed(found, given.gpu, given.memory, json.loads(given.missing))
-    session = Session(given, found)
     if given.plan:
+        session = Session(given, found)
         print("\n".join(listed(session.chosen(), session.left_out)))
         return
-    result = run(session)
+    with alone(given.work):
+        session = Session(given, found)
+        result = make(session) if given.make else run(session)
     counts: dict[str, int] = {}
     for step in result["steps"]:
         counts[step["status"]] = counts.get(step["status"], 0) + 1

@@ -2,6 +2,7 @@
 
     sh gpu.sh                      take the pieces beside it, unpack them, run all that they allow
     sh gpu.sh --take               take pieces only: others come later, or alone
+    sh gpu.sh --make               make the networks and graphs and measure nothing, while other pieces arrive
     sh gpu.sh --plan [--gpu h100]  say what would be run, in order, and why: on this GPU, or on another one
     sh gpu.sh --seconds 1800 --out result.json [--only cuda.fp32] [--resume earlier.json] [--rehearsal]
 

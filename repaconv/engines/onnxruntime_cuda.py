@@ -1,7 +1,7 @@
 """Run models with ONNX Runtime on an NVIDIA GPU, by its CUDA provider or its TensorRT provider.
 
 It loads cuBLAS and cuDNN from torch's packages. A node without a GPU kernel runs on the CPU without notice; `fallen`
-returns those. Untested (no hardware available); `make gpu-kit` verifies it on a GPU.
+returns those. The CUDA provider was measured on an H200 (docs/gpu.md); the TensorRT provider is untested on hardware.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ from repaconv.onnx_export.target_operator_rules import violations
 from repaconv.onnx_export.torch_exporter import check, to_onnx
 from repaconv.rewrites.speed.silu_as_quotient import SILU_AS_QUOTIENT
 from repaconv.stages.shared.common_checks import load_target
-from repaconv.stages.shared.lower_precision import int8_for, largest_values, loader_for
+from repaconv.stages.shared.lower_precision import int8_for, largest_values, loader_for, to_precision
 from repaconv.stages.tune.search import sensitivities
 from repaconv.stages.verify.verification_chain import CLIPPED_NOTE
 from repaconv.verification.comparison import judge
@@ -164,6 +164,67 @@ def test_what_takes_no_bfloat16_stays_in_float32():
     assert np.array_equal(image_model(rounded_in_float32(low).SerializeToString()).run(x), 2 * x[:, :-3:-1])
     old = small([helper.make_node("MatMul", ["x", "w"], ["y"], "m")], {"w": np.eye(8, dtype=np.float32)}, opset=12)
     assert unquantized_layers(to_bf16(old), "bf16") == ("m",)
+
+
+def test_what_the_runtime_has_no_bfloat16_kernel_for_stays_in_float32():
+    """ONNX Runtime's CUDA provider does not load such a graph: RIFormer's norms failed on an H200."""
+    device, model = load_target("cuda-ort"), graph("riformer")[0]
+    norms = {node.name for node in model.graph.node if node.op_type == "BatchNormalization"}
+    low, _ = to_precision(model, "bf16", [], device)
+    check(low)
+    inferred = onnx.shape_inference.infer_shapes(low).graph
+    kinds = {value.name: value.type.tensor_type.elem_type for value in inferred.value_info}
+    kinds |= {weight.name: weight.data_type for weight in low.graph.initializer}
+    in_low = [node for node in low.graph.node if TensorProto.BFLOAT16 in map(kinds.get, (*node.input, *node.output))]
+    assert norms
+    assert {node.op_type for node in in_low} - {"Cast"} <= set(device.bf16_operators)
+    assert norms.isdisjoint(node.name for node in in_low)
+    everywhere, _ = to_precision(model, "bf16", [], load_target("h100"))
+    assert len(everywhere.graph.node) < len(low.graph.node)
+
+
+def test_what_the_runtime_has_no_lower_kernel_for_stays_in_float32():
+    nodes = [
+        helper.make_node("Reshape", ["x", "as"], ["h"], "m/Reshape"),
+        helper.make_node("GridSample", ["h", "grid"], ["z"], "m/GridSample"),
+        helper.make_node("Relu", ["z"], ["r"], "m/Relu"),
+        helper.make_node("Reshape", ["r", "flat"], ["y"], "m/Flat"),
+    ]
+    grid = np.zeros((1, 4, 8, 2), dtype=np.float32)
+    weights = {"as": np.array([1, 1, 4, 8]), "grid": grid, "flat": np.array([4, 8])}
+    for precision in ("fp16", "bf16"):
+        low, kept = to_precision(small(nodes, weights, 20), precision, [], load_target("cuda-ort"))
+        assert kept == ("m/GridSample",)
+        kinds = {value.name: value.type.tensor_type.elem_type for value in low.graph.value_info}
+        kinds |= {
+            each.name: each.type.tensor_type.elem_type
+            for each in onnx.shape_inference.infer_shapes(low).graph.value_info
+        }
+        sample = next(node for node in low.graph.node if node.op_type == "GridSample")
+        assert [kinds.get(name, TensorProto.FLOAT) for name in (*sample.input, *sample.output)] == [1, 1, 1]
+
+
+def test_a_subgraph_stays_in_float32_and_reads_what_is_bfloat16_outside():
+    def branch(op, *inputs):
+        node = helper.make_node(op, inputs, [f"{op}.o"], op)
+        return helper.make_graph([node], op, [], [helper.make_tensor_value_info(f"{op}.o", TensorProto.FLOAT, None)])
+
+    nodes = [
+        helper.make_node("Relu", ["x"], ["h"], "relu"),
+        helper.make_node("ReduceSum", ["h"], ["s"], "sum", keepdims=0),
+        helper.make_node("Greater", ["s", "least"], ["is"], "greater"),
+        helper.make_node(
+            "If", ["is"], ["o"], "if", then_branch=branch("MatMul", "h", "w"), else_branch=branch("Neg", "h")
+        ),
+        helper.make_node("Add", ["o", "o"], ["y"], "add"),
+    ]
+    x = np.arange(-16, 16, dtype=np.float32).reshape(4, 8)
+    for least in (0, 1000):
+        weights = {"w": np.eye(8, dtype=np.float32) * 3, "least": np.float32(least)}
+        low = to_bf16(small(nodes, weights, 20))
+        check(low)
+        expected = 2 * np.maximum(x, 0) * (3 if least == 0 else -1)
+        assert np.array_equal(image_model(rounded_in_float32(low).SerializeToString()).run(x), expected)
 
 
 def test_a_float16_overflow_in_a_norm_is_found_and_cured_by_islands(tmp_path, monkeypatch):

@@ -1,12 +1,12 @@
 """Convert a float32 graph to strongly typed bfloat16, and emulate it in float32 for runtimes without such kernels.
 
-bfloat16 has the range of float32, so nothing overflows. The only nodes that stay in float32 are operators that do not
-support bfloat16 in the graph's opset (Conv below 22), according to ONNX's schemas.
+bfloat16 has the range of float32, so nothing overflows. Nodes stay in float32 if ONNX's schemas do not allow bfloat16
+in the graph's opset (Conv below 22), or if the runtime has no such kernel. So do subgraphs, those of If for example.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, MutableSequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,18 +20,19 @@ PLAIN = ("Cast", "CastLike", "Constant", "ConstantOfShape", "Shape")
 """Operators whose output type is set by an attribute, or is not a float."""
 
 
-def to_bf16(model: onnx.ModelProto, keep: Collection[str] = ()) -> onnx.ModelProto:
+def to_bf16(model: onnx.ModelProto, keep: Collection[str] = (), operators: Collection[str] = ()) -> onnx.ModelProto:
     """Convert a graph to bfloat16 with float32 inputs and outputs.
 
     Args:
         model: The float32 graph; it is not modified.
         keep: Names of nodes that stay in float32.
+        operators: Operators that the runtime computes in bfloat16; empty for all that ONNX allows.
     """
     import onnx
 
     typed = onnx.ModelProto()
     typed.CopyFrom(model)
-    _Typing(typed, frozenset(keep)).run()
+    _Typing(typed, frozenset(keep), frozenset(operators)).run()
     del typed.graph.value_info[:]
     return typed
 
@@ -39,10 +40,10 @@ def to_bf16(model: onnx.ModelProto, keep: Collection[str] = ()) -> onnx.ModelPro
 class _Typing:
     """Converts the nodes in order; a node that computes in bfloat16 gets bfloat16 inputs."""
 
-    def __init__(self, model: onnx.ModelProto, keep: frozenset[str] = frozenset()) -> None:
+    def __init__(self, model: onnx.ModelProto, keep: frozenset[str], operators: frozenset[str]) -> None:
         import onnx
 
-        self.keep = keep
+        self.keep, self.operators = keep, operators
         self.graph = model.graph
         self.opset = opset_of(model)
         self.weights = {w.name: w for w in self.graph.initializer if w.data_type == onnx.TensorProto.FLOAT}
@@ -59,6 +60,9 @@ class _Typing:
             for place, name in enumerate(node.input):
                 if name in self.floats:
                     node.input[place] = self._in(name, f"{node.name}.{place}", computes and self._takes(node, place))
+            for names, place in _inputs_of_subgraphs(node):
+                if names[place] in self.floats:
+                    names[place] = self._in(names[place], f"{node.name}.{names[place]}", low=False)
             self.nodes.append(node)
             self.low |= {name for name in node.output if name in self.floats and computes}
         for name in outputs:
@@ -66,6 +70,7 @@ class _Typing:
         del self.graph.node[:]
         self.graph.node.extend(self.nodes)
         used = {name for node in self.nodes for name in node.input}
+        used |= {names[place] for node in self.nodes for names, place in _inputs_of_subgraphs(node)}
         kept = [weight for weight in self.graph.initializer if weight.name in used]
         del self.graph.initializer[:]
         self.graph.initializer.extend(kept)
@@ -74,7 +79,9 @@ class _Typing:
         """Return whether an input of a node may be bfloat16."""
         from onnx import defs
 
-        if node.name in self.keep:
+        if node.name in self.keep or (self.operators and node.op_type not in self.operators):
+            return False
+        if not defs.has(node.op_type, self.opset, node.domain):
             return False
         schema = defs.get_schema(node.op_type, self.opset, node.domain)
         formal = schema.inputs[min(place, len(schema.inputs) - 1)]
@@ -111,6 +118,14 @@ class _Typing:
                     if value == name:
                         names[place], last = inner, last or node.name
         self.nodes.append(_cast(inner, name, onnx.TensorProto.FLOAT, f"{last}.out"))
+
+
+def _inputs_of_subgraphs(node: onnx.NodeProto) -> Iterator[tuple[MutableSequence[str], int]]:
+    """Yield each input of the nodes in a node's subgraphs: the list, and the place in it."""
+    for graph in (entry.g for entry in node.attribute if entry.HasField("g")):
+        for inner in graph.node:
+            yield from ((inner.input, place) for place in range(len(inner.input)))
+            yield from _inputs_of_subgraphs(inner)
 
 
 def rounded_in_float32(model: onnx.ModelProto) -> onnx.ModelProto:

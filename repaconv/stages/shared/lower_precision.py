@@ -150,8 +150,10 @@ def lower_and_compare(
     from repaconv.verification.tolerances import tolerance
 
     progress(f"to {precision}", 0, 0)
-    calibration, how = given.calibration_batches(), int8_for(device, form.quantizer)
-    typed, kept = to_precision(model, precision, calibration, how, form.fp32_modules, nodes)
+    calibration = given.calibration_batches()
+    typed, kept = to_precision(
+        model, precision, calibration, device, quantizer=form.quantizer, modules=form.fp32_modules, nodes=nodes
+    )
     scores = scores_output(subject, given.given, task)
     allowed = tolerance(precision, logits=bool(scores), decides=subject.decides)
     runs_here, load = runnable(typed, precision), loader_for(device.architecture, precision)
@@ -177,8 +179,10 @@ def to_precision(
     model: onnx_package.ModelProto,
     precision: str,
     calls: list[Feeds],
-    how: Int8,
-    keep: Collection[str] = (),
+    device: Target,
+    *,
+    quantizer: str = "",
+    modules: Collection[str] = (),
     nodes: Collection[str] = (),
 ) -> tuple[onnx_package.ModelProto, tuple[str, ...]]:
     """Convert a graph with the value ranges of these inputs; returns it and the names of its nodes in FP32.
@@ -187,21 +191,23 @@ def to_precision(
         model: The float32 graph.
         precision: The lower precision.
         calls: Inputs that calibrate it.
-        how: Settings of INT8.
-        keep: Modules that INT8 keeps in FP32.
+        device: The target, some of whose operators may be for FP32 only.
+        quantizer: The INT8 quantizer; empty for the default.
+        modules: Modules that INT8 keeps in FP32.
         nodes: Nodes that stay in FP32 in any precision.
     """
     from repaconv.onnx_export.bfloat16 import to_bf16
     from repaconv.onnx_export.fp16_and_int8 import nodes_beyond_fp16, to_fp16, to_int8
     from repaconv.onnx_export.fp32_layer_selection import nodes_of
 
+    nodes = (*nodes, *(node.name for node in model.graph.node if node.op_type in device.fp32_operators))
     if precision == "fp16":
         kept = tuple(dict.fromkeys((*nodes_beyond_fp16(model, largest_values(model, load_onnx, calls)), *nodes)))
         return to_fp16(model, kept), kept
     if precision == "bf16":
-        return to_bf16(model, nodes), tuple(nodes)
-    kept = tuple(dict.fromkeys((*nodes_of(model, keep), *nodes)))
-    return to_int8(model, calls, kept, how), kept
+        return to_bf16(model, nodes, device.bf16_operators), tuple(nodes)
+    kept = tuple(dict.fromkeys((*nodes_of(model, modules), *nodes)))
+    return to_int8(model, calls, kept, int8_for(device, quantizer)), kept
 
 
 # Value ranges

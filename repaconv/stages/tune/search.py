@@ -789,7 +789,8 @@ class Candidates:
         def typed() -> onnx.ModelProto:
             self.progress(f"to {precision}", 0, 0)
             calls = self.given.calibration_batches() if self.given else []
-            return to_precision(onnx.load(plain), precision, calls, how, deployment.fp32_modules)[0]
+            quantizer, modules = deployment.quantizer, deployment.fp32_modules
+            return to_precision(onnx.load(plain), precision, calls, device, quantizer=quantizer, modules=modules)[0]
 
         return self._file((plain, precision, how, deployment.fp32_modules), typed)
 

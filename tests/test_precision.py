@@ -204,6 +204,34 @@ def test_what_the_runtime_has_no_lower_kernel_for_stays_in_float32():
         assert [kinds.get(name, TensorProto.FLOAT) for name in (*sample.input, *sample.output)] == [1, 1, 1]
 
 
+def test_an_operator_of_the_runtime_itself_stays_in_float32_and_so_does_what_it_outputs():
+    nodes = [
+        helper.make_node("Relu", ["x"], ["h"], "relu"),
+        helper.make_node("QuickGelu", ["h"], ["g"], "gelu", domain="com.microsoft", alpha=1.0),
+        helper.make_node("Add", ["g", "h"], ["y"], "add"),
+    ]
+    model = small(nodes, {}, 20)
+    model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    x = np.linspace(-2, 2, 32, dtype=np.float32).reshape(4, 8)
+    expected = image_model(model.SerializeToString()).run(x)
+    found = image_model(rounded_in_float32(to_bf16(model)).SerializeToString()).run(x)
+    assert 0 < np.abs(found - expected).max() < 0.02
+
+
+def test_a_cast_from_bool_before_an_operator_that_stays_in_float32_stays_in_float16():
+    """DETR: of the cast nothing was left, and ONNX Runtime does not load a CumSum of bool."""
+    nodes = [
+        helper.make_node("Greater", ["x", "zero"], ["b"], "greater"),
+        helper.make_node("Cast", ["b"], ["f"], "cast", to=TensorProto.FLOAT),
+        helper.make_node("CumSum", ["f", "axis"], ["c"], "cumsum"),
+        helper.make_node("Mul", ["c", "f"], ["y"], "mul"),
+    ]
+    model = small(nodes, {"zero": np.float32(0), "axis": np.int64(1)}, 20)
+    x = np.random.default_rng(0).standard_normal((4, 8), dtype=np.float32)
+    found, expected = (image_model(each.SerializeToString()).run(x) for each in (to_fp16(model, ()), model))
+    assert np.array_equal(found, expected)
+
+
 def test_a_subgraph_stays_in_float32_and_reads_what_is_bfloat16_outside():
     def branch(op, *inputs):
         node = helper.make_node(op, inputs, [f"{op}.o"], op)

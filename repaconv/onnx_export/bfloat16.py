@@ -177,11 +177,35 @@ def _cast(source: str, target: str, to: int, name: str) -> onnx.NodeProto:
 
 def _values_of(model: onnx.ModelProto, kind: int) -> list[str]:
     """Return the names of all values of an element type."""
+    return [name for name, found in _types(model).items() if found == kind]
+
+
+def _types(model: onnx.ModelProto) -> dict[str, int]:
+    """Return the element type of each value of the graph, weights included.
+
+    ONNX does not know what an operator of a runtime's own domain outputs. It gets the type of the first input, as
+    most of them do.
+    """
     import onnx
 
-    graph = onnx.shape_inference.infer_shapes(model).graph
-    values = [*graph.input, *graph.value_info, *graph.output]
-    return [value.name for value in values if value.type.tensor_type.elem_type == kind]
+    while True:
+        graph = onnx.shape_inference.infer_shapes(model).graph
+        values = (*graph.input, *graph.value_info, *graph.output)
+        types = {value.name: value.type.tensor_type.elem_type for value in values if value.type.tensor_type.elem_type}
+        types |= {weight.name: weight.data_type for weight in graph.initializer}
+        guessed = [
+            onnx.helper.make_tensor_value_info(name, types[node.input[0]], None)
+            for node in graph.node
+            if node.input and node.input[0] in types and node.domain not in ("", "ai.onnx")
+            for name in node.output
+            if name and name not in types
+        ]
+        if not guessed:
+            return types
+        with_guesses = onnx.ModelProto()
+        with_guesses.CopyFrom(model)
+        with_guesses.graph.value_info.extend(guessed)
+        model = with_guesses
 
 
 def _as_bf16(values: np.ndarray[tuple[int, ...], np.dtype[np.float32]], name: str) -> onnx.TensorProto:

@@ -74,17 +74,18 @@ def to_fp16(model: onnx.ModelProto, keep: Sequence[str]) -> onnx.ModelProto:
     copied.CopyFrom(model)
     with only_errors():
         typed = OnnxModel(convert_float_to_float16(copied, keep_io_types=True, node_block_list=list(keep)))
-        _remove_inner_casts(typed.model.graph)
+        _remove_inner_casts(typed.model.graph, {node.output[0] for node in model.graph.node if node.op_type == "Cast"})
         typed.topological_sort(is_deterministic=True)  # the converter appends its casts at the end
     sorted_model: onnx.ModelProto = typed.model
     return sorted_model
 
 
-def _remove_inner_casts(graph: onnx.GraphProto) -> None:
+def _remove_inner_casts(graph: onnx.GraphProto, own: set[str]) -> None:
     """Remove casts to float16 and back between adjacent FP32 nodes, which the converter inserts at every value.
 
     The converter also inserts one cast per input under the same name, so that x * x makes two equal nodes; one is
-    removed.
+    removed. Casts with an output in ``own``, from bool for example, were in the graph before: of such a one to float16
+    and then to float32, one to float32 is left.
     """
     from onnx import TensorProto
 
@@ -94,7 +95,10 @@ def _remove_inner_casts(graph: onnx.GraphProto) -> None:
     for name, node in casts.items():
         before = casts.get(node.input[0])
         if _casts_to(node, TensorProto.FLOAT) and before is not None and _casts_to(before, TensorProto.FLOAT16):
-            kept_in_float[name] = before.input[0]
+            if before.output[0] in own:
+                node.input[0] = before.input[0]
+            else:
+                kept_in_float[name] = before.input[0]
     for node in nodes:
         for place, name in enumerate(node.input):
             node.input[place] = kept_in_float.get(name, name)

@@ -255,6 +255,26 @@ def test_a_subgraph_stays_in_float32_and_reads_what_is_bfloat16_outside():
         assert np.array_equal(image_model(rounded_in_float32(low).SerializeToString()).run(x), expected)
 
 
+def test_a_loop_stays_in_float32():
+    given = [
+        helper.make_tensor_value_info("i", TensorProto.INT64, []),
+        helper.make_tensor_value_info("go", TensorProto.BOOL, []),
+        helper.make_tensor_value_info("v", TensorProto.FLOAT, (4, 8)),
+    ]
+    made = [helper.make_tensor_value_info("on", TensorProto.BOOL, []), helper.make_tensor_value_info("w", 1, None)]
+    inner = [helper.make_node("Identity", ["go"], ["on"], "on"), helper.make_node("Add", ["v", "h"], ["w"], "w")]
+    nodes = [
+        helper.make_node("Relu", ["x"], ["h"], "relu"),
+        helper.make_node("Loop", ["times", "yes", "h"], ["o"], "loop", body=helper.make_graph(inner, "b", given, made)),
+        helper.make_node("Relu", ["o"], ["y"], "end"),
+    ]
+    x = np.arange(-16, 16, dtype=np.float32).reshape(4, 8)
+    low = to_bf16(small(nodes, {"times": np.int64(3), "yes": np.bool_(True)}, 20))
+    check(low)
+    expected = 4 * np.maximum(x, 0)
+    assert np.array_equal(image_model(rounded_in_float32(low).SerializeToString()).run(x), expected)
+
+
 def test_a_float16_overflow_in_a_norm_is_found_and_cured_by_islands(tmp_path, monkeypatch):
     """On a board whose parser has no LayerNormalization the squares are values of the graph, and too large."""
     method = plugins.load(plugins.METHODS, "dwconv")

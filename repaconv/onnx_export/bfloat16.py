@@ -81,6 +81,8 @@ class _Typing:
 
         if node.name in self.keep or (self.operators and node.op_type not in self.operators):
             return False
+        if any(entry.HasField("g") for entry in node.attribute):
+            return False
         if not defs.has(node.op_type, self.opset, node.domain):
             return False
         schema = defs.get_schema(node.op_type, self.opset, node.domain)

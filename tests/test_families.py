@@ -264,6 +264,37 @@ def test_a_vector_expanded_to_the_image_is_one_number_per_channel():
     same(net, folded, torch.randn(3, 3, 9, 7))
 
 
+# --- Views that follow each other.
+
+
+@pytest.mark.parametrize(("times", "transposes"), [(2, 1), (3, 3)])
+def test_views_become_one_unless_it_had_more_axes_than_tensorrt_takes(times, transposes):
+    """Hiera unrolls windows three times; in one step that had nine axes, and TensorRT refused the fold."""
+    rows, weights, size, last = [("Relu", "x", "v")], {}, 16, "v"
+    for turn in range(times):
+        size //= 2
+        count = 4 ** (turn + 1)
+        weights[f"apart{turn}"] = np.array([count // 4, size, 2, size, 2, 3])
+        weights[f"flat{turn}"] = np.array([count, size, size, 3])
+        rows += [
+            ("Reshape", f"{last} apart{turn}", f"a{turn}"),
+            ("Transpose", f"a{turn}", f"t{turn}", {"perm": [0, 2, 4, 1, 3, 5]}),
+            ("Reshape", f"t{turn} flat{turn}", f"f{turn}"),
+        ]
+        last = f"f{turn}"
+    weights["shift"] = normal(3)
+    rows += [("Add", f"{last} shift", "s"), ("MatMul", "s w", "y")]
+    weights["w"] = normal(3, 5)
+    model = graph(rows, weights, {"x": (1, 16, 16, 3)})
+    after, changes = rewritten(model, FOLDS)
+    assert changes
+    assert kinds(after).count("Transpose") == transposes
+    most = max(len(node.attribute[0].ints) for node in after.graph.node if node.op_type == "Transpose")
+    assert most <= 8
+    x = {"x": normal(1, 16, 16, 3)}
+    assert np.allclose(Float64(after).run(x)["y"], Float64(model).run(x)["y"], rtol=1e-12, atol=1e-13)
+
+
 # --- A concatenation of parts of one value.
 
 

@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 
+MOST_AXES = 8
+"""Axes that TensorRT takes at most: between Reshape and Transpose there are more only if source or view have more."""
+
+
 @dataclass(frozen=True)
 class View:
     """A value as a view of another value.
@@ -153,10 +157,15 @@ class View:
         return View(source, of, axes, {**self.size, factor: count if count is not None else 1})
 
     def write(self, write: Writer) -> ir.Value | None:
-        """Write the view as at most Reshape, Transpose, Reshape; None if too many sizes are dynamic."""
+        """Write the view as at most Reshape, Transpose, Reshape.
+
+        None if too many sizes are dynamic, or for `MOST_AXES`.
+        """
         before, after, perm = self.turned()
         if perm == list(range(len(perm))):
             return reshaped(write, self.source, self.shape)
+        if self._has_too_many(before):
+            return None
         first = reshaped(write, self.source, before)
         if first is None:
             return None
@@ -170,9 +179,12 @@ class View:
         before, after, perm = self.turned()
         if perm == list(range(len(perm))):
             after = sizes(self.source) or ()
-        elif reshape_target(sizes(self.source) or (), before) is None:
+        elif self._has_too_many(before) or reshape_target(sizes(self.source) or (), before) is None:
             return False
         return reshape_target(after, self.shape) is not None
+
+    def _has_too_many(self, turned: Sizes) -> bool:
+        return len(turned) > max(MOST_AXES, len(self.of), len(self.axes))
 
     def turned(self) -> tuple[Sizes, Sizes, list[int]]:
         """Return the shapes before and after the Transpose that makes the view, and its perm, with the fewest nodes."""
@@ -180,12 +192,13 @@ class View:
         return min([*ways, self._by_runs()], key=self._length)
 
     def _length(self, way: tuple[Sizes, Sizes, list[int]]) -> int:
-        """Return how many nodes a configuration takes; large if too many sizes are dynamic."""
+        """Return how many nodes a configuration takes; large if `write` cannot write it."""
         before, after, perm = way
         first, last = before != sizes(self.source), after != self.shape
         no = (first and reshape_target(sizes(self.source) or (), before) is None) or (
             last and reshape_target(after, self.shape) is None
         )
+        no = no or self._has_too_many(before)
         return first + last + (perm != sorted(perm)) + 4 * no
 
     def _by_source(self) -> tuple[Sizes, Sizes, list[int]] | None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import onnx
     import onnx_ir as ir
 
+    from repaconv.benchmark.interleaved_protocol import Measurement
     from repaconv.engines.contract import Feeds
     from repaconv.verification.onnx_model_loading import Folded
 
@@ -188,8 +189,9 @@ def _is_read_by_matmuls_only(node: ir.Node) -> bool:
 
 # Speed: revert rewrites that make the graph slower than the original on this machine, measured in interleaved rounds
 #
-# A rewrite is reverted only if the loss is clear and a second measurement, with the target's rewrite preset, confirms
-# it. So a noisy machine keeps what is faster. An inconclusive measurement reverts nothing.
+# A fold that is no slower in a short measurement is kept. A rewrite is reverted only if a long one shows a clear loss,
+# and a second one, with the rewrite preset of the target, confirms it. So a noisy machine keeps what is faster. An
+# inconclusive measurement reverts nothing.
 
 LOSS = 0.98
 """A fold is reverted if the whole confidence interval of its speedup over the original is below this."""
@@ -198,6 +200,8 @@ LEAST_MS, LARGEST_MS = 2.0, 1500.0
 20 rounds of a longer one and its fold take more than a minute."""
 SECONDS, ROUNDS = 2.0, (20, 30)
 """Fewer rounds than 20 are inconclusive (`repaconv.benchmark.measurement_quality.FEWEST`)."""
+FIRST_ROUNDS, FIRST_LOADS = 8, 2
+"""Rounds and session loads of a short measurement. A fold that is no slower in it is kept; most are."""
 TARGET = "x86-64"
 """The target whose rewrite preset is measured; it stands for this machine."""
 
@@ -245,7 +249,7 @@ def revert_slower(fold: Kept, given: Evaluated, refold: Refold) -> Kept:
     if call is None:
         return fold
     given.single.close()
-    if not _is_slower(_measured_speedup(given, fold.graph, call)):
+    if _is_as_fast_at_first(given, fold.graph, call) or not _is_slower(_measured_speedup(given, fold.graph, call)):
         return fold
     where = str(cpu_model())
 
@@ -301,7 +305,24 @@ def _measured_speedup(given: Evaluated, folded: Evaluated, call: _Inference) -> 
 
     None if a graph does not run, the measurement is inconclusive, or the fastest inferences do not confirm a loss.
     """
-    from repaconv.benchmark.interleaved_protocol import Entrant, Protocol, measure
+    found = _measured(given, folded, call, call.rounds)
+    if found is None:
+        return None
+    speed = found.ratio("folded", "given")
+    return speed if speed.conclusive and (_fastest(found) < LOSS or not _is_slower(speed)) else None
+
+
+def _is_as_fast_at_first(given: Evaluated, folded: Evaluated, call: _Inference) -> bool:
+    """Whether a short measurement sees no loss at all, so that a long one need not look for one of more than 2%."""
+    found = _measured(given, folded, call, FIRST_ROUNDS, FIRST_LOADS)
+    return found is not None and min(_fastest(found), found.ratio("folded", "given").median) >= 1
+
+
+def _measured(
+    given: Evaluated, folded: Evaluated, call: _Inference, rounds: int, loads: int | None = None
+) -> Measurement | None:
+    """Both graphs in interleaved rounds, and in at most so many session loads; None if one does not run."""
+    from repaconv.benchmark.interleaved_protocol import MOST_LOADS, Entrant, Protocol, measure
     from repaconv.verification.model_runners import load_onnx
 
     def loaded(graph: Evaluated) -> Callable[[], Any]:
@@ -309,12 +330,14 @@ def _measured_speedup(given: Evaluated, folded: Evaluated, call: _Inference) -> 
 
     entrants = {"given": Entrant(partial(loaded, given)), "folded": Entrant(partial(loaded, folded))}
     try:
-        found = measure(entrants, Protocol(call.rounds, warmup_rounds=1))
+        return measure(entrants, Protocol(rounds, warmup_rounds=1, session_loads=loads or MOST_LOADS))
     except Exception:  # runtimes raise errors of many classes; the verification reports why
         return None
-    speed = found.ratio("folded", "given")
-    fastest = float(found.samples_ms["given"].min() / found.samples_ms["folded"].min())
-    return speed if speed.conclusive and (fastest < LOSS or not _is_slower(speed)) else None
+
+
+def _fastest(found: Measurement) -> float:
+    """The ratio of the fastest inferences, given over folded."""
+    return float(found.samples_ms["given"].min() / found.samples_ms["folded"].min())
 
 
 def _with_target_preset(model: onnx.ModelProto) -> onnx.ModelProto:

@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 
 TOOLS = ("onnxsim", "onnxslim")
 """Simplifiers in the order tried; the second is used if the first is missing or fails."""
-SKIPPED_PASSES = ["fuse_qkv"]
-"""onnxsim passes that undo rewrites: whether layers of one input are merged is decided by the rewrite preset."""
+SKIPPED_PASSES = ["fuse_qkv", "fuse_attention", "fuse_gqa", "fuse_rope"]
+"""onnxsim passes that undo rewrites, or write operators that only ONNX Runtime has: the rewrite preset decides whether
+layers of one input are merged, and which operators are fused."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,8 @@ def simplify(
             smaller, name = _run(tool, model)
             if {node.op_type for node in smaller.graph.node} & set(lacks):
                 smaller = lower(smaller, opset_of(smaller), lacks)
+            if strange := _domains(smaller) - _domains(model):
+                raise ValueError(f"it wrote operators of {', '.join(sorted(strange))}")
             restore_names(smaller, model)
             _drop_empty_last_inputs(smaller)
             check(smaller)
@@ -88,6 +91,10 @@ def _run(tool: str, model: onnx.ModelProto) -> tuple[onnx.ModelProto, str]:
 
     smaller, _ = onnxsim.simplify(model, skipped_optimizers=SKIPPED_PASSES)
     return smaller, f"onnxsim {onnxsim.__version__}"
+
+
+def _domains(model: onnx.ModelProto) -> set[str]:
+    return {node.domain for node in model.graph.node if node.domain != "ai.onnx"}
 
 
 def _drop_empty_last_inputs(model: onnx.ModelProto) -> None:

@@ -47,6 +47,7 @@ from repaconv.onnx_export.fp32_layer_selection import (
 from repaconv.onnx_export.target_operator_rules import violations
 from repaconv.onnx_export.torch_exporter import check, to_onnx
 from repaconv.rewrites.speed.silu_as_quotient import SILU_AS_QUOTIENT
+from repaconv.sources.verified_onnx_export import runnable
 from repaconv.stages.shared.common_checks import load_target
 from repaconv.stages.shared.lower_precision import int8_for, largest_values, loader_for, to_precision
 from repaconv.stages.tune.search import sensitivities
@@ -216,6 +217,28 @@ def test_an_operator_of_the_runtime_itself_stays_in_float32_and_so_does_what_it_
     expected = image_model(model.SerializeToString()).run(x)
     found = image_model(rounded_in_float32(to_bf16(model)).SerializeToString()).run(x)
     assert 0 < np.abs(found - expected).max() < 0.02
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+def test_a_constant_that_is_an_output_stays_as_it_is(precision):
+    """SAM2's position embeddings: the export ended in a traceback."""
+    nodes = [
+        helper.make_node("Add", ["x", "k"], ["y"], "add"),
+        helper.make_node("Relu", ["y"], ["z"], "relu"),
+    ]
+    k = np.random.default_rng(0).standard_normal((4, 8), dtype=np.float32)
+    model = small(nodes, {"k": k, "alone": k[:2]}, 20)
+    shapes = {"k": (4, 8), "alone": (2, 8), "z": (4, 8)}
+    outputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in shapes.items()]
+    model.graph.output.extend(outputs)
+    low, _ = to_precision(model, precision, [], load_target("rtx-40"))
+    check(low)
+    assert [value.name for value in low.graph.output] == ["y", *shapes]
+    x = {"x": np.ones((4, 8), dtype=np.float32)}
+    found = load_onnx(runnable(low, precision).SerializeToString()).run(x)
+    assert np.array_equal(found["k"], k)
+    assert np.array_equal(found["alone"], k[:2])
+    assert 0 < np.abs(found["y"] - (k + 1)).max() < 0.02
 
 
 def test_a_cast_from_bool_before_an_operator_that_stays_in_float32_stays_in_float16():

@@ -69,7 +69,7 @@ class _Typing:
             self._output(name)
         del self.graph.node[:]
         self.graph.node.extend(self.nodes)
-        used = {name for node in self.nodes for name in node.input}
+        used = {name for node in self.nodes for name in node.input} | {value.name for value in self.graph.output}
         used |= {names[place] for node in self.nodes for names, place in _inputs_of_subgraphs(node)}
         kept = [weight for weight in self.graph.initializer if weight.name in used]
         del self.graph.initializer[:]

@@ -72,12 +72,42 @@ def to_fp16(model: onnx.ModelProto, keep: Sequence[str]) -> onnx.ModelProto:
 
     copied = onnx.ModelProto()
     copied.CopyFrom(model)
+    constants = _take_constant_outputs(copied.graph)
     with only_errors():
         typed = OnnxModel(convert_float_to_float16(copied, keep_io_types=True, node_block_list=list(keep)))
         _remove_inner_casts(typed.model.graph, {node.output[0] for node in model.graph.node if node.op_type == "Cast"})
         typed.topological_sort(is_deterministic=True)  # the converter appends its casts at the end
     sorted_model: onnx.ModelProto = typed.model
+    sorted_model.graph.initializer.extend(constants)
+    if constants:
+        del sorted_model.graph.output[:]
+        sorted_model.graph.output.extend(model.graph.output)
     return sorted_model
+
+
+def _take_constant_outputs(graph: onnx.GraphProto) -> list[onnx.TensorProto]:
+    """Remove and return the constants that are outputs, which the converter would cast from a value that nothing makes.
+
+    Nodes that read such a constant get a copy of it.
+    """
+    import onnx
+
+    names = {value.name for value in graph.output}
+    constants = [weight for weight in graph.initializer if weight.name in names]
+    for weight in constants:
+        copy = onnx.TensorProto()
+        copy.CopyFrom(weight)
+        copy.name = f"{weight.name}.read"
+        graph.initializer.remove(weight)
+        graph.output.remove(next(value for value in graph.output if value.name == weight.name))
+        reads = [
+            (node.input, place) for node in graph.node for place, name in enumerate(node.input) if name == weight.name
+        ]
+        for inputs, place in reads:
+            inputs[place] = copy.name
+        if reads:
+            graph.initializer.append(copy)
+    return constants
 
 
 def _remove_inner_casts(graph: onnx.GraphProto, own: set[str]) -> None:

@@ -30,6 +30,7 @@ from repaconv.methods.nondeep.published_models import example_meta
 from repaconv.onnx_export.fp16_and_int8 import QUANTIZED
 from repaconv.results import MethodFold
 from repaconv.sources.verified_onnx_export import runnable
+from repaconv.stages.shared.common_checks import load_target
 from repaconv.stages.shared.lower_precision import to_precision
 from repaconv.verification.comparison import Comparison
 from repaconv.verification.input_batches import Inputs, npz_inputs, random_inputs
@@ -37,6 +38,7 @@ from repaconv.verification.model_runners import image_model
 from repaconv.verification.tolerances import POLICY, tolerance
 
 TRAINED = models.FOLDER
+TARGETS = {"int8": "x86-64", "int8, symmetric": "orin-nano"}
 HEADS = {"num_heads": "3"}
 RANDOM: tuple[tuple[str, str, dict[str, str]], ...] = (
     ("repavit", "tiny", HEADS),
@@ -112,7 +114,7 @@ def rows_of(net: Net) -> Iterator[dict[str, Any]]:
     expected = [reference.run(images) for images in net.judging]
     for precision in ("fp16", "bf16", "int8", "int8, symmetric"):
         kind = precision.partition(",")[0]
-        typed, _ = to_precision(net.model, kind, net.calibrating, symmetric=kind != precision)
+        typed, _ = to_precision(net.model, kind, net.calibrating, load_target(TARGETS.get(precision, "x86-64")))
         ways = {"sound": typed}
         if kind == "int8":
             for break_it in (half_the_bits, scale_off_by_2):

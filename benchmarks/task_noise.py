@@ -37,7 +37,7 @@ from repaconv.onnx_export.fp16_and_int8 import QUANTIZED  # noqa: E402
 from repaconv.onnx_export.torch_exporter import to_onnx  # noqa: E402
 from repaconv.sources.verified_onnx_export import runnable  # noqa: E402
 from repaconv.stages.shared.common_checks import load_target  # noqa: E402
-from repaconv.stages.shared.lower_precision import int8_for, to_precision  # noqa: E402
+from repaconv.stages.shared.lower_precision import to_precision  # noqa: E402
 from repaconv.tasks.contract import About  # noqa: E402
 from repaconv.tasks.evaluation import Evaluation  # noqa: E402
 from repaconv.tasks.recognition import Choice  # noqa: E402
@@ -120,7 +120,7 @@ def rows_of(name: str, kind: str, net: torch.nn.Module, calibration: Any, images
     yield compared(load_session(openvino, model.SerializeToString(), SessionSpec(threads=1)), "fp32", "OpenVINO")
     for precision in ("fp16", "bf16", "int8", "int8, symmetric"):
         low = precision.partition(",")[0]
-        typed, _ = to_precision(model, low, calls, int8_for(load_target(TARGETS.get(precision, "x86-64"))))
+        typed, _ = to_precision(model, low, calls, load_target(TARGETS.get(precision, "x86-64")))
         ways: dict[str, Callable[[onnx.ModelProto], onnx.ModelProto]] = {"sound": lambda graph: graph}
         if precision == "int8":
             ways |= {"half the bits": half_the_bits, "scale off by 2": scale_off_by_2}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import onnx
@@ -16,6 +17,7 @@ from repaconv.core.run_folder import Run
 from repaconv.results import Ratio
 from repaconv.rewrites.fold.fold_pipeline import without
 from repaconv.sources.source_of_run import subject_of
+from repaconv.stages.fold import size_and_speed_reverts
 from repaconv.stages.fold.size_and_speed_reverts import (
     FoldEvaluation,
     Kept,
@@ -114,6 +116,26 @@ def test_a_run_folds_again_as_it_was_folded(normed, tmp_path, monkeypatch):
     subject = subject_of(Run(tmp_path / "one"))
     object.__setattr__(subject, "folded", first.model_copy(update={"reverted": ("convolution",)}))
     assert "BatchNormalization" in operators(subject.exact.model)
+
+
+@pytest.mark.parametrize(("faster", "calls"), [(1.0, [(8, 2)]), (1.5, [(8, 2)]), (0.9, [(8, 2), (20, None)])])
+def test_a_fold_that_is_no_slower_at_first_is_not_measured_again(normed, monkeypatch, faster, calls):
+    given = Evaluated(normed)
+    smaller, changes, _ = folded(Path("net.onnx"), normed)
+    seen = []
+
+    def measured(_given, _folded, _call, rounds, loads=None):
+        seen.append((rounds, loads))
+        if loads is None:
+            return None  # inconclusive
+        samples = {"given": np.full(rounds, faster), "folded": np.ones(rounds)}
+        return SimpleNamespace(samples_ms=samples, ratio=lambda *_: SimpleNamespace(median=faster))
+
+    monkeypatch.setattr(size_and_speed_reverts, "_measured", measured)
+    monkeypatch.setattr(size_and_speed_reverts, "_usual_inference", lambda _: SimpleNamespace(feeds={}, rounds=20))
+    whole = Kept(Evaluated(smaller), changes)
+    assert revert_slower(whole, given, partial(folded, Path("net.onnx"), normed)) is whole
+    assert seen == calls
 
 
 def test_a_graph_of_microseconds_is_not_measured(normed):

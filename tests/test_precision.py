@@ -20,7 +20,7 @@ from test_locate import graph, net
 import repaconv as rc
 from repaconv.benchmark.cpu_isa_level import int8_saturates
 from repaconv.core import plugins
-from repaconv.core.errors import UsageProblem
+from repaconv.core.errors import Refused, UsageProblem
 from repaconv.core.progress import silent
 from repaconv.engines.contract import SessionSpec
 from repaconv.engines.onnxruntime_cpu import APART, ENGINE, NOT_IN_INT8, OFF, session_of, settings_for
@@ -124,6 +124,30 @@ def test_engines_of_every_method_are_what_was_asked_for(name):
         assert all(kind.endswith(f".{asked}") for kind in built.types), built.types
 
 
+@RTX
+def test_what_tensorrt_rtx_refuses_in_bfloat16_stays_in_float32():
+    from repaconv.engines.tensorrt_rtx import ENGINE
+
+    nodes = [
+        helper.make_node("Reshape", ["x", "image"], ["i"], "image"),
+        helper.make_node("Conv", ["i", "w"], ["c"], "conv", pads=[1, 1, 1, 1]),
+        helper.make_node("HardSwish", ["c"], ["h"], "hard"),
+        helper.make_node("Mish", ["h"], ["m"], "mish"),
+        helper.make_node("ConvTranspose", ["m", "v"], ["t"], "transposed"),
+        helper.make_node("Reshape", ["t", "flat"], ["y"], "flat"),
+    ]
+    random = np.random.default_rng(0)
+    weights = {"image": np.array([1, 2, 4, 4]), "flat": np.array([1, -1])}
+    weights |= {name: random.standard_normal((2, 2, 3, 3), dtype=np.float32) for name in "wv"}
+    model = small(nodes, weights)
+    low, kept = to_precision(model, "bf16", [], load_target("rtx-40"))
+    assert set(kept) == {"hard", "mish", "transposed"}
+    assert ENGINE.build(order(low)).types == {"CONVOLUTION.BF16": 1}
+    for name in kept:
+        with pytest.raises(Refused):
+            ENGINE.build(order(to_bf16(model, set(kept) - {name})))
+
+
 def small(nodes, weights, opset=22):
     made = helper.make_graph(
         nodes,
@@ -171,15 +195,16 @@ def test_what_the_runtime_has_no_bfloat16_kernel_for_stays_in_float32():
     """ONNX Runtime's CUDA provider does not load such a graph: RIFormer's norms failed on an H200."""
     device, model = load_target("cuda-ort"), graph("riformer")[0]
     norms = {node.name for node in model.graph.node if node.op_type == "BatchNormalization"}
-    low, _ = to_precision(model, "bf16", [], device)
+    low, kept = to_precision(model, "bf16", [], device)
     check(low)
     inferred = onnx.shape_inference.infer_shapes(low).graph
     kinds = {value.name: value.type.tensor_type.elem_type for value in inferred.value_info}
     kinds |= {weight.name: weight.data_type for weight in low.graph.initializer}
     in_low = [node for node in low.graph.node if TensorProto.BFLOAT16 in map(kinds.get, (*node.input, *node.output))]
     assert norms
-    assert {node.op_type for node in in_low} - {"Cast"} <= set(device.bf16_operators)
+    assert {node.op_type for node in in_low}.isdisjoint(device.fp32_operators["bf16"])
     assert norms.isdisjoint(node.name for node in in_low)
+    assert norms <= set(kept)
     everywhere, _ = to_precision(model, "bf16", [], load_target("h100"))
     assert len(everywhere.graph.node) < len(low.graph.node)
 
@@ -203,6 +228,20 @@ def test_what_the_runtime_has_no_lower_kernel_for_stays_in_float32():
         }
         sample = next(node for node in low.graph.node if node.op_type == "GridSample")
         assert [kinds.get(name, TensorProto.FLOAT) for name in (*sample.input, *sample.output)] == [1, 1, 1]
+
+
+def test_what_reads_a_value_of_unknown_type_stays_in_float32():
+    """A model that ONNX Runtime does not load: of a quantized value, MatMul read float32 with weights in bfloat16."""
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "scale", "zero"], ["q"], "q"),
+        helper.make_node("DequantizeLinear", ["q", "scale", "zero"], ["d"], "d", domain="com.microsoft"),
+        helper.make_node("MatMul", ["d", "w"], ["y"], "m"),
+    ]
+    model = small(nodes, {"scale": np.float32(0.1), "zero": np.int8(0), "w": np.eye(8, dtype=np.float32)}, 20)
+    model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    x = {"x": np.linspace(-2, 2, 32, dtype=np.float32).reshape(4, 8)}
+    found, right = (load_onnx(each.SerializeToString()).run(x)["y"] for each in (to_bf16(model, {"q"}), model))
+    assert np.allclose(found, right, atol=0.01)
 
 
 def test_an_operator_of_the_runtime_itself_stays_in_float32_and_so_does_what_it_outputs():
@@ -241,7 +280,8 @@ def test_a_constant_that_is_an_output_stays_as_it_is(precision):
     assert 0 < np.abs(found["y"] - (k + 1)).max() < 0.02
 
 
-def test_a_cast_from_bool_before_an_operator_that_stays_in_float32_stays_in_float16():
+@pytest.mark.parametrize("is_output", [False, True])
+def test_a_cast_from_bool_before_an_operator_that_stays_in_float32_stays_in_float16(is_output):
     """DETR: of the cast nothing was left, and ONNX Runtime does not load a CumSum of bool."""
     nodes = [
         helper.make_node("Greater", ["x", "zero"], ["b"], "greater"),
@@ -250,9 +290,12 @@ def test_a_cast_from_bool_before_an_operator_that_stays_in_float32_stays_in_floa
         helper.make_node("Mul", ["c", "f"], ["y"], "mul"),
     ]
     model = small(nodes, {"zero": np.float32(0), "axis": np.int64(1)}, 20)
+    if is_output:
+        model.graph.output.append(helper.make_tensor_value_info("f", TensorProto.FLOAT, (4, 8)))
     x = np.random.default_rng(0).standard_normal((4, 8), dtype=np.float32)
-    found, expected = (image_model(each.SerializeToString()).run(x) for each in (to_fp16(model, ()), model))
-    assert np.array_equal(found, expected)
+    found, expected = (load_onnx(each.SerializeToString()).run({"x": x}) for each in (to_fp16(model, ()), model))
+    for name, right in expected.items():
+        assert np.array_equal(found[name], right)
 
 
 def test_a_subgraph_stays_in_float32_and_reads_what_is_bfloat16_outside():

@@ -648,9 +648,9 @@ def test_a_lower_precision_is_judged_as_a_link_on_images_that_did_not_calibrate_
     calibrated, judged = [], []
     sound, run = candidates.to_precision, loss_evaluation.FixedBatch.run
 
-    def nothing(graph, precision, pieces, *more):
+    def nothing(graph, precision, pieces, device, **more):
         calibrated.extend(np.concatenate([piece["input"] for piece in pieces]))
-        typed, kept = sound(graph, precision, pieces, *more)
+        typed, kept = sound(graph, precision, pieces, device, **more)
         for weight in typed.graph.initializer:
             if classes == 1 and weight.data_type == onnx.TensorProto.FLOAT:
                 weight.CopyFrom(numpy_helper.from_array(np.nan * numpy_helper.to_array(weight), weight.name))

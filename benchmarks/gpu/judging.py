@@ -71,7 +71,7 @@ def joined(found: dict[str, Any], kept: dict[str, Any], kit: dict[str, Any]) -> 
 
 
 def _stays(step: dict[str, Any]) -> bool:
-    """Whether a step was measured soundly; what failed is told until the next session, which may have mended it."""
+    """Whether a step was measured; one that failed is dropped by the next session, which may have mended it."""
     return bool(step["verdict"] == "passed" or (step["verdict"] == "not verified" and step["status"] == "done"))
 
 

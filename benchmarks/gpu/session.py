@@ -37,6 +37,8 @@ class Session:
     """What was done so far, what is done next, and what is written of it."""
 
     clock: Callable[[], float] = staticmethod(time.monotonic)
+    held: tuple[int, ...] = ()
+    """Files that every process of a step holds, too: the folder's lock."""
 
     def __init__(self, given: argparse.Namespace, facts: Mapping[str, Any]) -> None:
         """``facts`` is what `facts` returns."""
@@ -130,7 +132,7 @@ class Session:
         with (self.rows / f"{step.name}.log").open("wb") as log:
             child = subprocess.Popen(
                 [*command, *(["--rehearsal"] if self.rehearsal else [])],
-                stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
+                stdout=log, stderr=subprocess.STDOUT, start_new_session=True, pass_fds=self.held,
                 env={**os.environ, "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // TOGETHER))}
                 if step.kind in MADE else None,
             )  # fmt: skip
@@ -301,7 +303,8 @@ def make(session: Session) -> dict[str, Any]:
 
 
 def alone(work: Path) -> IO[str]:
-    """Wait until no other session runs in this folder; the lock lasts as long as the file is open."""
+    """Wait until no other session runs in this folder, nor a step that one left; the lock is the open file's."""
+    work.mkdir(parents=True, exist_ok=True)
     lock = (work / "lock").open("w")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -354,14 +357,15 @@ def main() -> None:
         session = Session(given, found)
         print("\n".join(listed(session.chosen(), session.left_out)))
         return
-    with alone(given.work):
+    with alone(given.work) as lock:
         session = Session(given, found)
+        session.held = (lock.fileno(),)
         result = make(session) if given.make else run(session)
     counts: dict[str, int] = {}
     for step in result["steps"]:
         counts[step["status"]] = counts.get(step["status"], 0) + 1
     print(", ".join(f"{count} {status}" for status, count in sorted(counts.items())))
-    raise SystemExit(exit_code(result))
+    raise SystemExit(int("failed" in counts) if given.make else exit_code(result))
 
 
 if __name__ == "__main__":

@@ -159,7 +159,7 @@ class View:
     def write(self, write: Writer) -> ir.Value | None:
         """Write the view as at most Reshape, Transpose, Reshape.
 
-        None if too many sizes are dynamic, or for `MOST_AXES`.
+        None if too many sizes are dynamic, or if that takes more than `MOST_AXES` axes.
         """
         before, after, perm = self.turned()
         if perm == list(range(len(perm))):

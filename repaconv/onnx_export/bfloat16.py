@@ -1,7 +1,8 @@
 """Convert a float32 graph to strongly typed bfloat16, and emulate it in float32 for runtimes without such kernels.
 
 bfloat16 has the range of float32, so nothing overflows. Nodes stay in float32 if ONNX's schemas do not allow bfloat16
-in the graph's opset (Conv below 22), or if the runtime has no such kernel. So do subgraphs, those of If for example.
+in the graph's opset (Conv below 22), or infer no type of an input, as behind an operator of another domain. So do
+subgraphs, those of If for example.
 """
 
 from __future__ import annotations
@@ -20,19 +21,18 @@ PLAIN = ("Cast", "CastLike", "Constant", "ConstantOfShape", "Shape")
 """Operators whose output type is set by an attribute, or is not a float."""
 
 
-def to_bf16(model: onnx.ModelProto, keep: Collection[str] = (), operators: Collection[str] = ()) -> onnx.ModelProto:
+def to_bf16(model: onnx.ModelProto, keep: Collection[str] = ()) -> onnx.ModelProto:
     """Convert a graph to bfloat16 with float32 inputs and outputs.
 
     Args:
         model: The float32 graph; it is not modified.
         keep: Names of nodes that stay in float32.
-        operators: Operators that the runtime computes in bfloat16; empty for all that ONNX allows.
     """
     import onnx
 
     typed = onnx.ModelProto()
     typed.CopyFrom(model)
-    _Typing(typed, frozenset(keep), frozenset(operators)).run()
+    _Typing(typed, frozenset(keep)).run()
     del typed.graph.value_info[:]
     return typed
 
@@ -40,14 +40,15 @@ def to_bf16(model: onnx.ModelProto, keep: Collection[str] = (), operators: Colle
 class _Typing:
     """Converts the nodes in order; a node that computes in bfloat16 gets bfloat16 inputs."""
 
-    def __init__(self, model: onnx.ModelProto, keep: frozenset[str], operators: frozenset[str]) -> None:
+    def __init__(self, model: onnx.ModelProto, keep: frozenset[str]) -> None:
         import onnx
 
-        self.keep, self.operators = keep, operators
+        self.keep = keep
         self.graph = model.graph
         self.opset = opset_of(model)
         self.weights = {w.name: w for w in self.graph.initializer if w.data_type == onnx.TensorProto.FLOAT}
-        self.floats = {*self.weights, *_values_of(model, onnx.TensorProto.FLOAT)}
+        self.types = _types(model)
+        self.floats = {name for name, kind in self.types.items() if kind == onnx.TensorProto.FLOAT}
         self.low: set[str] = set()
         self.nodes: list[onnx.NodeProto] = []
         self.known: dict[str, str] = {}
@@ -56,7 +57,8 @@ class _Typing:
         outputs = [value.name for value in self.graph.output if value.name in self.floats]
         for node in list(self.graph.node):
             first = next((place for place, name in enumerate(node.input) if name in self.floats), None)
-            computes = node.op_type not in PLAIN and first is not None and self._takes(node, first)
+            known = all(name in self.types for name in node.input if name)
+            computes = known and node.op_type not in PLAIN and first is not None and self._takes(node, first)
             for place, name in enumerate(node.input):
                 if name in self.floats:
                     node.input[place] = self._in(name, f"{node.name}.{place}", computes and self._takes(node, place))
@@ -79,9 +81,7 @@ class _Typing:
         """Return whether an input of a node may be bfloat16."""
         from onnx import defs
 
-        if node.name in self.keep or (self.operators and node.op_type not in self.operators):
-            return False
-        if any(entry.HasField("g") for entry in node.attribute):
+        if node.name in self.keep or any(entry.HasField("g") for entry in node.attribute):
             return False
         if not defs.has(node.op_type, self.opset, node.domain):
             return False
@@ -140,7 +140,7 @@ def rounded_in_float32(model: onnx.ModelProto) -> onnx.ModelProto:
     """
     import onnx
 
-    low = set(_values_of(model, onnx.TensorProto.BFLOAT16))
+    low = {name for name, kind in _types(model).items() if kind == onnx.TensorProto.BFLOAT16}
     copied = onnx.ModelProto()
     copied.CopyFrom(model)
     graph = copied.graph
@@ -177,37 +177,14 @@ def _cast(source: str, target: str, to: int, name: str) -> onnx.NodeProto:
     return helper.make_node("Cast", [source], [target], name, to=to)
 
 
-def _values_of(model: onnx.ModelProto, kind: int) -> list[str]:
-    """Return the names of all values of an element type."""
-    return [name for name, found in _types(model).items() if found == kind]
-
-
 def _types(model: onnx.ModelProto) -> dict[str, int]:
-    """Return the element type of each value of the graph, weights included.
-
-    ONNX does not know what an operator of a runtime's own domain outputs. It gets the type of the first input, as
-    most of them do.
-    """
+    """Return the element type of each value of the graph that ONNX infers, weights included."""
     import onnx
 
-    while True:
-        graph = onnx.shape_inference.infer_shapes(model).graph
-        values = (*graph.input, *graph.value_info, *graph.output)
-        types = {value.name: value.type.tensor_type.elem_type for value in values if value.type.tensor_type.elem_type}
-        types |= {weight.name: weight.data_type for weight in graph.initializer}
-        guessed = [
-            onnx.helper.make_tensor_value_info(name, types[node.input[0]], None)
-            for node in graph.node
-            if node.input and node.input[0] in types and node.domain not in ("", "ai.onnx")
-            for name in node.output
-            if name and name not in types
-        ]
-        if not guessed:
-            return types
-        with_guesses = onnx.ModelProto()
-        with_guesses.CopyFrom(model)
-        with_guesses.graph.value_info.extend(guessed)
-        model = with_guesses
+    graph = onnx.shape_inference.infer_shapes(model).graph
+    values = (*graph.input, *graph.value_info, *graph.output)
+    types = {value.name: value.type.tensor_type.elem_type for value in values if value.type.tensor_type.elem_type}
+    return types | {weight.name: weight.data_type for weight in graph.initializer}
 
 
 def _as_bf16(values: np.ndarray[tuple[int, ...], np.dtype[np.float32]], name: str) -> onnx.TensorProto:

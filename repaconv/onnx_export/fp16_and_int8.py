@@ -73,9 +73,11 @@ def to_fp16(model: onnx.ModelProto, keep: Sequence[str]) -> onnx.ModelProto:
     copied = onnx.ModelProto()
     copied.CopyFrom(model)
     constants = _take_constant_outputs(copied.graph)
+    for node in copied.graph.node:
+        node.doc_string = OWN
     with only_errors():
         typed = OnnxModel(convert_float_to_float16(copied, keep_io_types=True, node_block_list=list(keep)))
-        _remove_inner_casts(typed.model.graph, {node.output[0] for node in model.graph.node if node.op_type == "Cast"})
+        _remove_inner_casts(typed.model.graph)
         typed.topological_sort(is_deterministic=True)  # the converter appends its casts at the end
     sorted_model: onnx.ModelProto = typed.model
     sorted_model.graph.initializer.extend(constants)
@@ -110,12 +112,16 @@ def _take_constant_outputs(graph: onnx.GraphProto) -> list[onnx.TensorProto]:
     return constants
 
 
-def _remove_inner_casts(graph: onnx.GraphProto, own: set[str]) -> None:
+OWN = "of the graph itself"
+"""Marks nodes that are not the converter's; it gives some of them other names and outputs."""
+
+
+def _remove_inner_casts(graph: onnx.GraphProto) -> None:
     """Remove casts to float16 and back between adjacent FP32 nodes, which the converter inserts at every value.
 
     The converter also inserts one cast per input under the same name, so that x * x makes two equal nodes; one is
-    removed. Casts with an output in ``own``, from bool for example, were in the graph before: of such a one to float16
-    and then to float32, one to float32 is left.
+    removed. Where a cast of the graph itself, from bool for example, is to float16 now and the converter added one to
+    float32 behind it, the latter takes the former's input.
     """
     from onnx import TensorProto
 
@@ -125,7 +131,7 @@ def _remove_inner_casts(graph: onnx.GraphProto, own: set[str]) -> None:
     for name, node in casts.items():
         before = casts.get(node.input[0])
         if _casts_to(node, TensorProto.FLOAT) and before is not None and _casts_to(before, TensorProto.FLOAT16):
-            if before.output[0] in own:
+            if before.doc_string == OWN:
                 node.input[0] = before.input[0]
             else:
                 kept_in_float[name] = before.input[0]
@@ -136,6 +142,8 @@ def _remove_inner_casts(graph: onnx.GraphProto, own: set[str]) -> None:
     left = [node for node in nodes if node.op_type != "Cast" or node.output[0] in used]
     used = {name for node in left for name in node.input} | {value.name for value in graph.output}
     left = [node for node in left if node.op_type != "Cast" or node.output[0] in used]
+    for node in left:
+        node.doc_string = ""
     del graph.node[:]
     graph.node.extend(left)
 

@@ -50,7 +50,8 @@ class ExportArtefact(Artefact):
         precision: The precision of the model: ``fp32``, ``fp16``, ``bf16`` or ``int8``.
         preprocessing: Whether the model takes pixels (uint8) and normalizes them itself.
         fp32_nodes: The nodes that a model of lower precision keeps in FP32, by name: those that ``--keep-fp32`` or the
-            preset chose, and in FP16 those whose values would overflow. Empty for ``fp32``.
+            preset chose, those that the target does not compute in that precision, and in FP16 those whose values would
+            overflow. Empty for ``fp32``.
         fp32_modules: The names and patterns given with ``--keep-fp32``; empty if none were.
         unquantized_layers: The nodes (MatMul, Gemm, Conv) of a model of lower precision that do not compute in that
             precision, by name; empty for ``fp32``.

@@ -63,9 +63,7 @@ class Target(Record):
         unsupported_ops: Operators of the opset that the parser does not support.
         forbids: Other features that it does not support; see `repaconv.onnx_export.target_operator_rules`.
         domains: Supported operator domains other than ONNX's own.
-        bf16_operators: Operators that the runtime computes in bfloat16, others stay in FP32; empty for all that ONNX
-            allows.
-        fp32_operators: Operators that the runtime computes in FP32 only.
+        fp32_operators: By lower precision, the operators that the runtime does not compute in it: they stay in FP32.
         precisions: Supported precisions. For tf32 the graph is float32, and the runtime computes in TF32.
         typed_by: Whether bf16 is the type of the graph, or a setting of the runtime for a float32 graph.
         quantizers: Quantizers that `tune` tries in addition to ONNX Runtime's.
@@ -93,8 +91,7 @@ class Target(Record):
         Literal["topk-from-a-value", "scatter-add", "float64", "dynamic-batch", "zero-points", "uint8"], ...
     ] = ()
     domains: tuple[str, ...] = ()
-    bf16_operators: tuple[str, ...] = ()
-    fp32_operators: tuple[str, ...] = ()
+    fp32_operators: dict[Annotated[str, Field(pattern="^(fp16|bf16|int8)$")], tuple[str, ...]] = Field(default={})
     precisions: tuple[Literal["fp32", "tf32", "fp16", "bf16", "int8"], ...]
     typed_by: Literal["graph", "runtime"] = "graph"
     quantizers: tuple[Literal["onnxruntime-symmetric", "nncf", "nncf-symmetric"], ...] = ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from repaconv.core.errors import RepaconvError
 from repaconv.core.terminal import colored, plain, stdout
 from repaconv.stages.shared.result_tables import count_text, links, locations, preset_text, size_text
 
@@ -24,9 +25,12 @@ def show_export(done: ExportArtefact) -> None:
             if told:
                 stdout().print(f"[dim]{what}: {plain(told)}[/]")
         asked = matching(done.fp32_nodes, done.fp32_modules)
+        lacking = [name for name in _without_kernel(done) if name not in asked]
+        others = [name for name in done.fp32_nodes if name not in (*asked, *lacking)]
         for what, names in (
             ("kept in FP32 by --keep-fp32", asked),
-            ("kept in FP32 for the range of their values", [name for name in done.fp32_nodes if name not in asked]),
+            (f"kept in FP32, for which {done.target} has no kernel in {done.precision}", lacking),
+            ("kept in FP32 for the range of their values", others),
             ("not in " + done.precision, [name for name in done.unquantized_layers if name not in asked]),
         ):
             if names:
@@ -52,6 +56,17 @@ def show_export(done: ExportArtefact) -> None:
     stdout().print(
         f"{colored(done.verdict)}: {of}opset {done.opset}, {done.nodes} nodes, {simplified}, {shape}{pixels}"
     )
+
+
+def _without_kernel(done: ExportArtefact) -> list[str]:
+    """The nodes kept in FP32 whose operator, which their name ends with, the target does not compute otherwise."""
+    from repaconv.stages.shared.common_checks import load_target
+
+    try:
+        operators = load_target(done.target).fp32_operators.get(done.precision, ())
+    except RepaconvError:  # a target of a file
+        return []
+    return [name for name in done.fp32_nodes if name.rpartition("/")[2].rpartition("_")[0] in operators]
 
 
 def _links_by_verdict(done: ExportArtefact) -> list[str]:

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from repaconv.engines.targets import Target
 
 _GRAPH_SETTINGS = {"opset", "newest_opset", "forms", "unsupported_ops", "forbids", "typed_by"}
-_OPERATORS_BY_TYPE = ("bf16_operators", "fp32_operators")
 
 
 class Export(NamedTuple):
@@ -36,9 +35,8 @@ class Export(NamedTuple):
 def target_sha256(device: Target) -> str:
     """Hash of the target settings that affect graphs: targets of the same name may differ in them."""
     plain = device.model_dump(mode="json", include=_GRAPH_SETTINGS)
-    for name in _OPERATORS_BY_TYPE:
-        if operators := getattr(device, name):  # where there are none, earlier exports keep their hash
-            plain[name] = operators
+    if device.fp32_operators:  # where there are none, earlier exports keep their hash
+        plain["fp32_operators"] = device.fp32_operators
     plain["lacks"] = plain.pop("unsupported_ops")  # its former name, so that earlier exports keep their hash
     return sha256_of_bytes(canonical_json(plain).encode())
 

@@ -200,12 +200,13 @@ def to_precision(
     from repaconv.onnx_export.fp16_and_int8 import nodes_beyond_fp16, to_fp16, to_int8
     from repaconv.onnx_export.fp32_layer_selection import nodes_of
 
-    nodes = (*nodes, *(node.name for node in model.graph.node if node.op_type in device.fp32_operators))
+    no_kernel = device.fp32_operators.get(precision, ())
+    nodes = (*nodes, *(node.name for node in model.graph.node if node.op_type in no_kernel))
     if precision == "fp16":
         kept = tuple(dict.fromkeys((*nodes_beyond_fp16(model, largest_values(model, load_onnx, calls)), *nodes)))
         return to_fp16(model, kept), kept
     if precision == "bf16":
-        return to_bf16(model, nodes, device.bf16_operators), tuple(nodes)
+        return to_bf16(model, nodes), tuple(nodes)
     kept = tuple(dict.fromkeys((*nodes_of(model, modules), *nodes)))
     return to_int8(model, calls, kept, int8_for(device, quantizer)), kept
 

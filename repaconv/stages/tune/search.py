@@ -784,7 +784,6 @@ class Candidates:
         plain = self.exact(deployment)
         if precision == "fp32" or runtime_lowers(device, precision):
             return plain
-        how = int8_for(device, deployment.quantizer)
 
         def typed() -> onnx.ModelProto:
             self.progress(f"to {precision}", 0, 0)
@@ -792,7 +791,7 @@ class Candidates:
             quantizer, modules = deployment.quantizer, deployment.fp32_modules
             return to_precision(onnx.load(plain), precision, calls, device, quantizer=quantizer, modules=modules)[0]
 
-        return self._file((plain, precision, how, deployment.fp32_modules), typed)
+        return self._file((plain, *_lowered_key(deployment)), typed)
 
     def written_s(self, deployment: Deployment) -> float:
         """Seconds that its graph took to be written, whenever that was: counting its MACs writes it as well."""
@@ -800,10 +799,7 @@ class Candidates:
         plain_s = self.took_s.get(exact, 0.0)
         if deployment.precision == "fp32":
             return plain_s
-        how = int8_for(load_target(deployment.target), deployment.quantizer)
-        return plain_s + self.took_s.get(
-            (self.made.get(exact), deployment.precision, how, deployment.fp32_modules), 0.0
-        )
+        return plain_s + self.took_s.get((self.made.get(exact), *_lowered_key(deployment)), 0.0)
 
     def mixed(self, trial: Trial) -> list[Trial]:
         """Replacements of an INT8 trial that keep more and more of the most sensitive layers in FP32."""
@@ -862,6 +858,13 @@ class Candidates:
 def _exact_key(deployment: Deployment) -> tuple[Any, ...]:
     """What its FP32 graph depends on."""
     return deployment.target, deployment.rewrites
+
+
+def _lowered_key(deployment: Deployment) -> tuple[Any, ...]:
+    """What its graph of lower precision depends on, beyond the FP32 graph."""
+    device, precision = load_target(deployment.target), deployment.precision
+    without_kernel = device.fp32_operators.get(precision, ())
+    return precision, int8_for(device, deployment.quantizer), deployment.fp32_modules, without_kernel
 
 
 # INT8 sensitivity of groups of layers

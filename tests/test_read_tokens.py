@@ -157,6 +157,27 @@ def test_nothing_happens_where_other_tokens_are_needed(nodes, outputs):
     assert after is model
 
 
+@pytest.mark.parametrize(("begin", "places"), [(4, [0, 2]), (2, [2, 0]), (2, [1, 3])])
+def test_tokens_that_are_selected_of_selected_ones(begin, places):
+    """Places of the second selection were taken for places of all tokens."""
+    weights = {"s": np.array([begin]), "e": np.array([begin + 4]), "a": np.array([1]), "i": np.array(places)}
+    weights |= {"j": np.array([0, 1]), "w": TAKE["w"]}
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["h"]),
+        helper.make_node("Slice", ["h", "s", "e", "a"], ["part"]),
+        helper.make_node("Gather", ["part", "i"], ["p"], axis=1),
+        helper.make_node("Gather", ["part", "j"], ["q"], axis=1),
+        helper.make_node("Softmax", ["part"], ["r"], axis=1),  # reads all of them
+        helper.make_node("Add", ["p", "q"], ["y"]),
+    ]
+    model = graph(nodes, ["y", "r"], weights, (2, 9, 4))
+    after, changes = rewritten(model, [READ_TOKENS])
+    assert changes
+    x = {"x": np.random.default_rng(0).random((2, 9, 4))}
+    for found, right in zip(*(ReferenceEvaluator(each).run(None, x) for each in (after, model)), strict=True):
+        assert np.allclose(found, right, rtol=1e-13)
+
+
 def test_the_export_of_a_run_reads_the_class_token(tmp_path):
     from repaconv.core import plugins
     from repaconv.methods.nondeep.published_models import example_meta

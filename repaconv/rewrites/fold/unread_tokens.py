@@ -290,11 +290,14 @@ def _narrow(model: ir.Model, demands: dict[ir.Value, Demand], nodes: list[ir.Nod
             axis = _input_axis(node, place, reads.axis) if value is not None else None
             if value is not None and axis is not None and axis >= 0:
                 node.replace_input_with(place, needed(value, Reads(axis, reads.places), node))
-    for node in tuple(model.graph):
+    selections = []  # all of them first: renumbered, one may vanish, and what selects of it then reads its source
+    for node in model.graph:
         selected = _selects(node)
         demand = demands.get(node.inputs[0]) if selected is not None and node.inputs[0] is not None else None
         if selected is not None and demand is not None:
-            _renumber(model, node, selected, demand)
+            selections.append((node, selected, demand))
+    for node, selected, demand in selections:
+        _renumber(model, node, selected, demand)
     for node in nodes:
         reads = demands[node.outputs[0]]
         assert isinstance(reads, Reads)

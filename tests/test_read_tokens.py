@@ -15,6 +15,7 @@ from torch import nn
 import repaconv as rc
 from repaconv.graph.element_type_conversion import to_float64
 from repaconv.graph.model_rewriting import read, rewritten
+from repaconv.rewrites.fold.fold_pipeline import FOLDS
 from repaconv.rewrites.fold.unread_tokens import READ_TOKENS
 
 
@@ -176,6 +177,76 @@ def test_tokens_that_are_selected_of_selected_ones(begin, places):
     x = {"x": np.random.default_rng(0).random((2, 9, 4))}
     for found, right in zip(*(ReferenceEvaluator(each).run(None, x) for each in (after, model)), strict=True):
         assert np.allclose(found, right, rtol=1e-13)
+
+
+ONE = "int64[1] b = {3}, int64[1] e = {4}, int64[1] a = {1}"
+FOUND_AT_RANDOM = {
+    "a reversed selection": (
+        "g (double[2,6,4] x) => (double[2,3,6] z)"
+        "<int64[1] b = {-1}, int64[1] e = {-99}, int64[1] a = {1}, int64[1] s = {-2}>"
+        "{ y = MatMul (x, w46)  z = Slice (y, b, e, a, s) }"
+    ),
+    "a part that is an output": (
+        f"g (double[2,5,4] x) => (double[2,5,4] p, double[2,1,2] z) <int64[2] s = {{2, 4}}, {ONE}>"
+        "{ y = MatMul (x, w46)  q, p = Split <axis = 2> (y, s)  z = Slice (q, b, e, a) }"
+    ),
+    "a part that nothing reads": (
+        f"g (double[2,5,4] x) => (double[2,1,6] z, double[2,5,6] f) <int64[2] s = {{2, 4}}, {ONE}>"
+        "{ y0 = MatMul (x, w46)  y = Relu (y0)  p, q = Split <axis = 2> (y, s)"
+        " u = MatMul (q, w46)  z = Slice (u, b, e, a)  f = Relu (y) }"
+    ),
+    "a product of two values": (
+        f"g (double[2,5,3,4] x, double[2,5,4,3] t) => (double[2,1,3,3] z) <{ONE}>"
+        "{ y = MatMul (x, t)  z = Slice (y, b, e, a) }"
+    ),
+    "a selection behind a mean": (
+        f"g (double[2,5,4] x) => (double[2,1,1] z) <{ONE}, int64[1] last = {{2}}>"
+        "{ y = MatMul (x, w46)  m = ReduceMean <keepdims = 1> (y, last)  z = Slice (m, b, e, a) }"
+    ),
+    "a slice of branches that names all of a dynamic axis": (
+        "g (double[B,5,4] x) => (double[B,2,4] z)"
+        "<int64[1] one = {1}, int64[2] sb = {0, 2}, int64[2] se = {2147483647, 4}, int64[2] sa = {0, 2}>"
+        "{ p0 = MatMul (x, w44)  q0 = MatMul (x, v44)  p = Unsqueeze (p0, one)  q = Unsqueeze (q0, one)"
+        " s = Concat <axis = 1> (p, q)  t = Slice (s, sb, se, sa)  z = ReduceSum <keepdims = 0> (t, one) }"
+    ),
+    "a condition of branches": (
+        "g (double[2,5,4] x) => (double[2,5,4] z) <int64[1] one = {1}, double o = {0.5}>"
+        "{ p0 = MatMul (x, w44)  q0 = MatMul (x, v44)  p = Unsqueeze (p0, one)  q = Unsqueeze (q0, one)"
+        " s = Concat <axis = 1> (p, q)  t = Where (c1154, s, o)  z = ReduceSum <keepdims = 0> (t, one) }"
+    ),
+    "a condition of tokens": (
+        f"g (double[2,5,4] x, double[2,5,6] t) => (double[2,1,6] z) <{ONE}>"
+        "{ y0 = MatMul (x, w46)  y = Where (c51, y0, t)  z = Slice (y, b, e, a) }"
+    ),
+    "a scale that is larger than what is normed": (
+        "g (double[2,5,1] x, double[2,4] x2) => (double[2,5,5] z, double[2,4] q)"
+        "<double[5,1] ones = {1, 1, 1, 1, 1}>"
+        "{ l = LayerNormalization <axis = -2> (x, ones)  z = Mul (l, v5)"
+        " q0 = MatMul (x2, w44)  q = MatMul (q0, v44) }"
+    ),
+}
+
+
+@pytest.mark.parametrize("text", FOUND_AT_RANDOM.values(), ids=FOUND_AT_RANDOM)
+def test_graphs_that_random_ones_had_in_common_where_a_fold_was_wrong(text):
+    random = np.random.default_rng(3)
+    weights = {name: random.standard_normal(tuple(map(int, name[1:]))) for name in ("w46", "w44", "v44", "v5")}
+    weights |= {name: random.random(tuple(map(int, name[1:]))) > 0.5 for name in ("c1154", "c51")}
+    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 20]> {text}')
+    read_there = {name for node in model.graph.node for name in node.input}
+    stored = [numpy_helper.from_array(array, name) for name, array in weights.items() if name in read_there]
+    model.graph.initializer.extend(stored)
+    onnx.checker.check_model(model, full_check=True)
+    after, _ = rewritten(model, FOLDS)
+    onnx.checker.check_model(after, full_check=True)
+    sizes = {
+        value.name: [dim.dim_value or 3 for dim in value.type.tensor_type.shape.dim] for value in model.graph.input
+    }
+    feeds = {name: random.standard_normal(shape) for name, shape in sizes.items()}
+    pairs = zip(*(ReferenceEvaluator(each).run(None, feeds) for each in (after, model)), strict=True)
+    for found, right in pairs:
+        assert found.shape == right.shape
+        assert np.allclose(found, right, rtol=1e-12, atol=1e-13)
 
 
 def test_the_export_of_a_run_reads_the_class_token(tmp_path):

@@ -122,10 +122,15 @@ class Writer:
         return node.outputs[0]
 
     def constant(self, numbers: Array | list[int] | float, like: ir.Value | None = None) -> ir.Value:
-        """Write an initializer: floats in the type of ``like`` or of the existing node's output, integers as int64."""
+        """Write an initializer: floats in the type of ``like`` or of the existing node's output, integers as int64.
+
+        What is no float stays as it is if it is ``like`` a value, and so do truth values.
+        """
         import onnx_ir as ir
 
         array = np.asarray(numbers)
+        if array.dtype.kind == "b" or (like is not None and array.dtype.kind != "f"):
+            return self.exactly(array)
         kind = (like.dtype if like is not None else self.dtype) or ir.DataType.FLOAT
         return self.exactly(array.astype(kind.numpy() if array.dtype.kind == "f" else np.int64))
 

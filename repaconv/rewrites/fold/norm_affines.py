@@ -79,7 +79,8 @@ def _merge(model: ir.Model, node: ir.Node) -> None:
         if following is None:
             continue
         user, numbers = following
-        if numbers.ndim <= rank_of(value) and numbers.ndim and numbers.size == numbers.shape[-1] == len(scale):
+        same = sizes(user.outputs[0]) == sizes(value) and scale.ndim == 1
+        if same and numbers.ndim <= rank_of(value) and numbers.ndim and numbers.size == numbers.shape[-1] == len(scale):
             found[operator], value = numbers.reshape(-1), user.outputs[0]
     if not found:
         return

@@ -254,9 +254,11 @@ def _branch_inputs(
         axis, wide = stacked[node.outputs[0]].axis, rank_of(node.outputs[0])
         return [inputs[0], write.constant([_axis_without(i, axis) for i in axes_of(node, wide) or []])]
     if node.op_type == "Slice":
-        found = selection_of(node.outputs[0])
-        assert found is not None
-        return [*inputs[:3], write.constant([_axis_without(found.axis, inner)]), *inputs[4:]]
+        starts, axes = (constant(value) for value in (node.inputs[1], node.inputs[3] if len(node.inputs) > 3 else None))
+        assert starts is not None
+        all_axes = range(len(starts)) if axes is None else axes
+        own = [_axis_without(int(axis) % rank, inner) for axis in all_axes]
+        return [*inputs[:3], write.constant(own), *inputs[4:]]
     return inputs
 
 

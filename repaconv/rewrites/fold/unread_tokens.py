@@ -174,9 +174,6 @@ def _narrowed(model: ir.Model) -> Iterator[Change]:
         if not separate(model, {value for value in demands if _reads_few_of_all(value, demands)}):
             break
         demands = _demands(model)
-    for node in model.graph:
-        if len({demands[value] for value in node.outputs if value.uses()}) > 1:
-            demands |= dict.fromkeys(node.outputs)
     narrowed = [node for node in model.graph if isinstance(demands.get(node.outputs[0]), Reads)]
     saved = [node for node in narrowed if node.op_type in PRODUCTS]
     if not saved:
@@ -214,6 +211,10 @@ def _demands(model: ir.Model) -> dict[ir.Value, Demand]:
             wanted.setdefault(value, []).append(reads)
     for value in model.graph.inputs:
         found[value] = None
+    for node in model.graph:
+        if len(node.outputs) > 1:  # a node computes all its outputs for the same tokens
+            common = {found[value] for value in node.outputs if is_read(value)}
+            found |= dict.fromkeys(node.outputs, common.pop() if len(common) == 1 else None)
     return found
 
 
@@ -246,11 +247,11 @@ def _reads_few_of_all(value: ir.Value, demands: dict[ir.Value, Demand]) -> bool:
 def _read_of_input(node: ir.Node, place: int, found: dict[ir.Value, Demand]) -> Demand:
     """The positions that a node reads of an input, given those that are read of its outputs."""
     if node.op_type == "Split" and node.domain == "":
-        reads = [found[value] for value in node.outputs if value.uses()]
+        reads = [found[value] for value in node.outputs if is_read(value)]
         same = reads[0] if reads and all(demand == reads[0] for demand in reads) else None
         along = int(attribute(node, "axis", 0)) % len(sizes(node.inputs[0]) or (1,))
         return same if same is not None and same.axis != along else None
-    if any(value.uses() for value in node.outputs[1:]) or node.domain != "":
+    if any(map(is_read, node.outputs[1:])) or node.domain != "":
         return None
     demand = found[node.outputs[0]]
     if demand is None:
@@ -286,9 +287,13 @@ def _narrow(model: ir.Model, demands: dict[ir.Value, Demand], nodes: list[ir.Nod
     for node in nodes:
         reads = demands[node.outputs[0]]
         assert isinstance(reads, Reads)
-        for place, value in enumerate(node.inputs):
-            axis = _input_axis(node, place, reads.axis) if value is not None else None
-            if value is not None and axis is not None and axis >= 0:
+        inputs = [
+            (place, value, _input_axis(node, place, reads.axis))
+            for place, value in enumerate(node.inputs)
+            if value is not None
+        ]  # all of them first: the axis of one depends on the shapes of the others
+        for place, value, axis in inputs:
+            if axis is not None and axis >= 0:
                 node.replace_input_with(place, needed(value, Reads(axis, reads.places), node))
     selections = []  # all of them first: renumbered, one may vanish, and what selects of it then reads its source
     for node in model.graph:
@@ -304,7 +309,7 @@ def _narrow(model: ir.Model, demands: dict[ir.Value, Demand], nodes: list[ir.Nod
         if node.op_type == "Reshape":
             _resize(model, node, reads)
         for value in node.outputs:
-            own = demands.get(value) if value.uses() else reads
+            own = demands.get(value) if is_read(value) else reads
             shape = list(value.shape) if value.shape is not None else None
             if shape is not None and isinstance(own, Reads):
                 import onnx_ir as ir
@@ -321,7 +326,10 @@ def _select_positions(model: ir.Model, node: ir.Node, value: ir.Value, reads: Re
         return write.constant(np.take(numbers, reads.places, reads.axis), like=value)
     assert held is None or held.axis == reads.axis
     places = [held.places.index(place) for place in reads.places] if held is not None else list(reads.places)
-    return _write_selection(write, value, reads.axis, places)
+    new = _write_selection(write, value, reads.axis, places)
+    if (shape := sizes(value)) is not None:
+        set_shape(new, (*shape[: reads.axis], len(places), *shape[reads.axis + 1 :]), value)
+    return new
 
 
 def _write_selection(write: Writer, value: ir.Value, axis: int, places: list[int]) -> ir.Value:
@@ -347,7 +355,7 @@ def _renumber(model: ir.Model, node: ir.Node, selected: Reads, held: Reads) -> N
     assert node.inputs[0] is not None
     new = (
         node.inputs[0]
-        if len(places) == len(held.places)
+        if places == list(range(len(held.places)))
         else _write_selection(write, node.inputs[0], selected.axis, places)
     )
     write.replace(node.outputs[0], new)

@@ -174,6 +174,10 @@ def _narrowed(model: ir.Model) -> Iterator[Change]:
         if not separate(model, {value for value in demands if _reads_few_of_all(value, demands)}):
             break
         demands = _demands(model)
+    for node in model.graph:
+        if len(node.outputs) > 1:  # a node computes all its outputs for the same tokens
+            common = {demands[value] for value in node.outputs if is_read(value)}
+            demands |= dict.fromkeys(node.outputs, common.pop() if len(common) == 1 else None)
     narrowed = [node for node in model.graph if isinstance(demands.get(node.outputs[0]), Reads)]
     saved = [node for node in narrowed if node.op_type in PRODUCTS]
     if not saved:
@@ -211,10 +215,6 @@ def _demands(model: ir.Model) -> dict[ir.Value, Demand]:
             wanted.setdefault(value, []).append(reads)
     for value in model.graph.inputs:
         found[value] = None
-    for node in model.graph:
-        if len(node.outputs) > 1:  # a node computes all its outputs for the same tokens
-            common = {found[value] for value in node.outputs if is_read(value)}
-            found |= dict.fromkeys(node.outputs, common.pop() if len(common) == 1 else None)
     return found
 
 

@@ -64,7 +64,7 @@ def joined(found: dict[str, Any], kept: dict[str, Any], kit: dict[str, Any]) -> 
     """A judged result, and of an earlier one of the same GPU what did not run now; such a step names its kit."""
     earlier = {step["name"]: {"kit": kept["kit"], **step} for step in kept["steps"] if _stays(step)}
     ran = {step["name"] for step in found["steps"] if step["verdict"] != "not verified" or step["status"] == "done"}
-    rows = [step if step["name"] in ran else earlier.pop(step["name"], step) for step in found["steps"]]
+    rows = [step if step["name"] in ran else earlier.get(step["name"], step) for step in found["steps"]]
     here = {step["name"] for step in rows}
     rows += [earlier[name] for name in kit["plan"] if name in earlier and name not in here]  # which it did not list
     return _whole(found, rows, kit)

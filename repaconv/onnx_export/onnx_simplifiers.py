@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from repaconv.core.errors import first_line
 from repaconv.graph.onnx_files import opset_of, restore_names
 from repaconv.onnx_export.opset_lowering import lower
+from repaconv.onnx_export.target_operator_rules import operator_domains
 from repaconv.onnx_export.torch_exporter import check
 from repaconv.results import Link
 
@@ -54,7 +55,8 @@ def simplify(
             smaller, name = _run(tool, model)
             if {node.op_type for node in smaller.graph.node} & set(lacks):
                 smaller = lower(smaller, opset_of(smaller), lacks)
-            if strange := _domains(smaller) - _domains(model):
+            given, written = (set(operator_domains(each.graph.node)) for each in (model, smaller))
+            if strange := written - given - {"", "ai.onnx"}:
                 raise ValueError(f"it wrote operators of {', '.join(sorted(strange))}")
             restore_names(smaller, model)
             _drop_empty_last_inputs(smaller)
@@ -91,10 +93,6 @@ def _run(tool: str, model: onnx.ModelProto) -> tuple[onnx.ModelProto, str]:
 
     smaller, _ = onnxsim.simplify(model, skipped_optimizers=SKIPPED_PASSES)
     return smaller, f"onnxsim {onnxsim.__version__}"
-
-
-def _domains(model: onnx.ModelProto) -> set[str]:
-    return {node.domain for node in model.graph.node if node.domain != "ai.onnx"}
 
 
 def _drop_empty_last_inputs(model: onnx.ModelProto) -> None:

@@ -31,7 +31,7 @@ def violations(
 
     own = {"", "ai.onnx", *(function.domain for function in model.functions)}
     bodies = (model.graph.node, *(function.node for function in model.functions))
-    asked = {domain for nodes in bodies for domain in _domains(nodes)}
+    asked = {domain for nodes in bodies for domain in operator_domains(nodes)}
     found = [f"operators of {domain}" for domain in sorted(asked - own - set(domains))]
     newest = max((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), default=0)
     if newest > opset:
@@ -63,9 +63,9 @@ def violations(
     return found
 
 
-def _domains(nodes: Iterable[onnx.NodeProto]) -> Iterator[str]:
+def operator_domains(nodes: Iterable[onnx.NodeProto]) -> Iterator[str]:
     """Yield the domains of operators, including those in subgraphs."""
     for node in nodes:
         yield node.domain
         for entry in node.attribute:
-            yield from _domains(entry.g.node)
+            yield from operator_domains(entry.g.node)

@@ -70,7 +70,7 @@ def merge(model: ir.Model) -> None:
 
 def _merge(model: ir.Model, node: ir.Node) -> None:
     scale = constant(node.inputs[1])
-    if scale is None or (scale != 1).any() or (len(node.inputs) > 2 and node.inputs[2] is not None):
+    if scale is None or scale.ndim != 1 or (scale != 1).any() or (len(node.inputs) > 2 and node.inputs[2] is not None):
         return
     found: dict[str, Array] = {}
     value = node.outputs[0]
@@ -79,7 +79,7 @@ def _merge(model: ir.Model, node: ir.Node) -> None:
         if following is None:
             continue
         user, numbers = following
-        same = sizes(user.outputs[0]) == sizes(value) and scale.ndim == 1
+        same = sizes(user.outputs[0]) == sizes(value)
         if same and numbers.ndim <= rank_of(value) and numbers.ndim and numbers.size == numbers.shape[-1] == len(scale):
             found[operator], value = numbers.reshape(-1), user.outputs[0]
     if not found:

@@ -16,7 +16,7 @@ import numpy as np
 from repaconv.graph import activation_patterns
 from repaconv.graph.axis_tracking import FULL, axis_after, axis_before
 from repaconv.graph.canonical_form import normalize
-from repaconv.graph.index_selections import axes_of, perm_of, selection_of
+from repaconv.graph.index_selections import axes_of, perm_of, selection_of, slices
 from repaconv.graph.model_rewriting import clean
 from repaconv.graph.nodes_and_constants import Writer, attribute, constant
 from repaconv.graph.operator_facts import POINTWISE, SELECTIONS, VIEWS
@@ -254,11 +254,9 @@ def _branch_inputs(
         axis, wide = stacked[node.outputs[0]].axis, rank_of(node.outputs[0])
         return [inputs[0], write.constant([_axis_without(i, axis) for i in axes_of(node, wide) or []])]
     if node.op_type == "Slice":
-        starts, axes = (constant(value) for value in (node.inputs[1], node.inputs[3] if len(node.inputs) > 3 else None))
-        assert starts is not None
-        all_axes = range(len(starts)) if axes is None else axes
-        own = [_axis_without(int(axis) % rank, inner) for axis in all_axes]
-        return [*inputs[:3], write.constant(own), *inputs[4:]]
+        numbers = [constant(entry) for entry in node.inputs[1:]]
+        parts = slices([None if each is None else each.tolist() for each in numbers], rank)
+        return [*inputs[:3], write.constant([_axis_without(axis, inner) for axis, _ in parts]), *inputs[4:]]
     return inputs
 
 

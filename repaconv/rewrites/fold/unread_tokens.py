@@ -326,10 +326,7 @@ def _select_positions(model: ir.Model, node: ir.Node, value: ir.Value, reads: Re
         return write.constant(np.take(numbers, reads.places, reads.axis), like=value)
     assert held is None or held.axis == reads.axis
     places = [held.places.index(place) for place in reads.places] if held is not None else list(reads.places)
-    new = _write_selection(write, value, reads.axis, places)
-    if (shape := sizes(value)) is not None:
-        set_shape(new, (*shape[: reads.axis], len(places), *shape[reads.axis + 1 :]), value)
-    return new
+    return _write_selection(write, value, reads.axis, places)
 
 
 def _write_selection(write: Writer, value: ir.Value, axis: int, places: list[int]) -> ir.Value:
@@ -340,6 +337,8 @@ def _write_selection(write: Writer, value: ir.Value, axis: int, places: list[int
     else:
         new = write("Gather", value, write.constant(places), axis=axis)
     new.dtype = value.dtype
+    if (shape := sizes(value)) is not None:
+        set_shape(new, (*shape[:axis], len(places), *shape[axis + 1 :]), value)
     return new
 
 

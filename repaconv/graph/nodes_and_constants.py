@@ -121,6 +121,14 @@ class Writer:
         self.graph.insert_before(self.before, node)
         return node.outputs[0]
 
+    def copy(self, node: ir.Node, *inputs: ir.Value | None) -> ir.Value:
+        """Write a node with the operator and attributes of another, and return its first output."""
+        made = self(node.op_type, *inputs, **{name: entry.value for name, entry in node.attributes.items()})
+        producer = made.producer()
+        assert producer is not None
+        producer.domain = node.domain
+        return made
+
     def constant(self, numbers: Array | list[int] | float, like: ir.Value | None = None) -> ir.Value:
         """Write an initializer: floats in the type of ``like`` or of the existing node's output, integers as int64.
 

@@ -52,18 +52,10 @@ def split_convolution(model: ir.Model, split: ir.Node, rewrite: str) -> Iterator
         given = () if shift is None else (write.constant(shift),)
         part = _as_shaped(write("Conv", conv.inputs[0], write.constant(rows), *given, **how), old)
         for node in between:
-            part = _as_shaped(_copied_node(write, node, part), old)
+            part = _as_shaped(write.copy(node, part), old)
         write.replace(old, part)
     description = f"{weight.shape[0]} channels as {' + '.join(map(str, parts))}"
     yield Change(rewrite=rewrite, place=conv.name or "", description=description)
-
-
-def _copied_node(write: Writer, node: ir.Node, value: ir.Value) -> ir.Value:
-    made = write(node.op_type, value, **{name: entry.value for name, entry in node.attributes.items()})
-    producer = made.producer()
-    assert producer is not None
-    producer.domain = node.domain
-    return made
 
 
 def _as_shaped(value: ir.Value, like: ir.Value) -> ir.Value:

@@ -41,6 +41,7 @@ from repaconv.rewrites.speed import (
     split_convolutions,
     split_parts,
     token_gather,
+    winograd_convolutions,
 )
 from repaconv.rewrites.speed import bias_moves as biases
 from repaconv.rewrites.speed import redundant_transposes as moves
@@ -60,7 +61,7 @@ MODULES = (
         attention_as_matrices,
         token_gather,
     ),
-    *(moves, norm_layouts, channel_padding, patch_embedding, global_pooling, rows),
+    *(moves, norm_layouts, channel_padding, patch_embedding, global_pooling, rows, winograd_convolutions),
 )
 REWRITES = {entry.name: entry for module in MODULES for entry in vars(module).values() if isinstance(entry, Rewrite)}
 EXACT = 1e-11

@@ -27,6 +27,7 @@ class Rewrite:
         keeps: Whether every named value and every module output that remains has the same numbers as before. If not,
             intermediate values cannot be compared with another preset.
         order: Its position in a preset that the tuner composes: a rewrite comes after those whose output it matches.
+        fp32_only: Whether no graph in lower precision uses it, since it would lose more there than what it replaces.
     """
 
     name: str
@@ -35,3 +36,4 @@ class Rewrite:
     opset: int = 0
     order: int = 50
     keeps: bool = False
+    fp32_only: bool = False

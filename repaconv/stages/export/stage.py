@@ -145,7 +145,7 @@ def _plan(options: ExportOptions, run: str | Path | None, onnx: str | Path | Non
             )
     opset = min(device.opset, newest)
     wanted = default_rewrites(device, folded.called) if written.rewrites is None else written.rewrites
-    form = chosen(device.kept(wanted, options.precision), newest)
+    form = chosen(device.kept(wanted, options.precision), newest, options.precision)
     kept = _fp32_patterns(options)
     variant = Variant(
         target=device.name,

@@ -55,10 +55,10 @@ AVX-512.
 *Odd channels* are no multiple of 4, as after pruning. ONNX Runtime computes convolutions in blocks of channels: 8 with
 AVX2, 16 with AVX-512 (`whole-blocks-16`, `whole-groups-16`).
 
-`winograd` writes weights of 16/9 the size, and about 80 nodes for a convolution. It is used where an estimate, fitted to
-measurements with AVX2, promises a speedup of at least 1.15. Nothing was measured with AVX-512 and AMX, where
-products take less of the time: `tune` tries it there. It rounds in FP32 about as the plain convolution does, and
-less than OpenVINO's.
+`winograd` writes weights of 16/9 the size, and about 80 nodes for a convolution. It is used where an estimate, fitted
+to measurements with AVX2, promises a speedup of at least 1.15. Nothing was measured with AVX-512 and AMX, where
+products take less of the time: `tune` tries it there. It rounds in FP32 about as the plain convolution does, and less
+than OpenVINO's.
 
 Not faster here: `scores-as-matrix` with 12 heads (0.55; the paper's own), `concat-linear` and `patch-gemm` (1.00 within
 0.02). 15 rewrites of earlier versions were removed, because they were faster in no benchmark: among them

@@ -13,6 +13,7 @@ from torch.nn.functional import conv2d
 
 from repaconv.graph.element_type_conversion import retyped
 from repaconv.graph.model_rewriting import rewritten
+from repaconv.rewrites.presets import chosen
 from repaconv.rewrites.speed import winograd_convolutions
 
 WINOGRAD = REWRITES["winograd"]
@@ -233,6 +234,16 @@ def random_network(seed):
 @pytest.mark.parametrize("seed", range(60))
 def test_random_networks_compute_the_same(small, seed):
     changed(random_network(seed), "winograd")
+
+
+# --- precision ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("precision", "names"), [("fp32", ["winograd", "mean-as-pool"]), ("fp16", ["mean-as-pool"])])
+def test_lower_precision_is_without_it(precision, names):
+    found = chosen(("winograd", "mean-as-pool"), 20, precision)
+    assert [rewrite.name for rewrite in found.rewrites] == names
+    assert found.left_out == ()
 
 
 # --- rounding ------------------------------------------------------------------------------------------------------

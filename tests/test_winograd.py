@@ -87,6 +87,7 @@ ACTIVATIONS = {
     "silu": silu,
     "clip": lambda graph, y: graph("Clip", y, np.array(-1.0), np.array(6.0)),
     "slopes": lambda graph, y: graph("PRelu", y, np.linspace(0.1, 0.4, 4).reshape(4, 1, 1)),
+    "constant first": lambda graph, y: graph("Add", np.ones((1, 4, 6, 8)), y),
     "affine": lambda graph, y: graph("Add", graph("Mul", y, np.array(2.0)), np.arange(4.0).reshape(1, 4, 1, 1)),
     "gate": lambda graph, y: graph("Mul", y, graph("Sigmoid", graph("GlobalAveragePool", "x"))),
 }
@@ -192,6 +193,48 @@ def test_a_chain_is_rewritten_where_it_is_faster(channels, size, gains):
         y = graph("Relu", conv(graph, y, channels, channels, 3, seed=seed))
     _, changes = rewritten(graph.model(y), [WINOGRAD])
     assert len(changes) == (3 if gains else 0)
+
+
+def test_an_activation_of_repeated_pixels_is_applied_once(small):
+    graph = Graph(x=[4, 3, 4])
+    model = graph.model(conv(graph, graph("Relu", repeated(graph, "x")), 5, 4, 3))
+    assert changed(model, "winograd") == ["winograd"]
+    assert dense(model) == [1] * 9
+    assert counted(model, "Relu") == 1
+
+
+def test_a_batch_of_one_in_front_does_not_set_the_batch(small):
+    graph = Graph(x=[4, 6, 8])
+    y = graph("Add", np.ones((1, 4, 6, 8)), conv(graph, "x", 4, 4, 3))
+    model = graph.model(conv(graph, y, 4, 4, 3, seed=1))
+    assert changed(model, "winograd") == ["winograd"] * 2
+    after, _ = rewritten(model, [WINOGRAD])
+    images = {value.name: value.type.tensor_type.shape.dim[0] for value in after.graph.value_info}
+    assert {dim.dim_value for name, dim in images.items() if "Add" in name} == {0}
+
+
+def test_a_gate_from_a_convolution_is_an_image_of_its_own(small):
+    graph = Graph(x=[4, 6, 8], g=[4, 1, 1])
+    gate = conv(graph, "g", 4, 4, 3)
+    y = graph("Mul", conv(graph, "x", 4, 4, 3, seed=1), gate)
+    model = graph.model(conv(graph, y, 4, 4, 3, seed=2))
+    assert changed(model, "winograd") == ["winograd"] * 3
+    assert 3 not in dense(model)
+
+
+def test_a_missing_bias_may_be_an_empty_name(small):
+    graph = Graph(x=[4, 6, 8])
+    weight = np.random.default_rng(0).standard_normal((4, 4, 3, 3))
+    assert changed(graph.model(graph("Conv", "x", weight, "", pads=[1] * 4)), "winograd") == ["winograd"]
+
+
+def test_convolutions_of_several_types(small):
+    graph = Graph(x=[4, 6, 8])
+    y = graph("Cast", conv(graph, "x", 4, 4, 3), to=onnx.TensorProto.FLOAT)
+    weight = np.random.default_rng(0).standard_normal((4, 4, 3, 3)).astype(np.float32)
+    after, changes = rewritten(graph.model(graph("Conv", y, weight, pads=[1] * 4)), [WINOGRAD])
+    assert len(changes) == 2
+    onnx.checker.check_model(after, full_check=True)
 
 
 # --- random networks -----------------------------------------------------------------------------------------------

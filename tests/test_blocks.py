@@ -215,7 +215,7 @@ def test_openvino_divides_no_convolution_whose_parts_stay_images():
 @pytest.mark.parametrize(
     ("family", "forms"),
     [
-        ("avx2", {"conv-each", "whole-groups", "whole-blocks", "winograd", "gate-as-image"}),
+        ("avx2", {"conv-each", "whole-groups", "whole-blocks", "gate-as-image"}),
         ("avx512-bf16", {"conv-each", "whole-groups-16", "whole-blocks-16", "gate-as-image"}),
     ],
 )

@@ -46,7 +46,7 @@ AVX-512.
 | `rms-norm` | up to 1.02 | |
 | `bias-forward` with `accumulate` | 1.01 | |
 | `mean-as-pool` | 1.00 to 1.04 | convolutional networks, more with squeeze-and-excitation |
-| `winograd`, by `tune` | 1.04 to 1.4; a chain of convolutions up to 1.9 | 3x3 convolutions of 48 channels and more; AVX2 |
+| `winograd`, by `tune` | 1.04 to 1.4; a chain of convolutions up to 1.9 | 3x3 convolutions, 48 channels or more; AVX2 |
 | `whole-blocks`, `whole-groups`, `gate-as-image`, `conv-each` | 1.04 to 3.2; AVX-512: 1.03 to 2.9 | odd channels |
 | the same | 1.3; up to 1.10; 1.02 | RexNet ([zoo](zoo.md)); squeeze-and-excitation; CSP networks |
 | groups of 2 to 8 channels | 1.1 to 1.4 | `benchmarks/results/odd_channels.json` |
@@ -54,11 +54,11 @@ AVX-512.
 *Odd channels* are no multiple of 4, as after pruning. ONNX Runtime computes convolutions in blocks of channels: 8 with
 AVX2, 16 with AVX-512 (`whole-blocks-16`, `whole-groups-16`).
 
-`winograd` writes weights of 16/9 the size, and about 80 nodes for a convolution, where an estimate promises a speedup of
-at least 1.15. It is fitted to measurements with AVX2 and one thread. On two threads ONNX Runtime divides each of these
-nodes: a U-Net has 0.73 of its speed, RepVGG-A0 0.95. So no default preset has `winograd`, and `tune` tries it with your
-number of threads, in FP32. Nothing was measured with AVX-512 and AMX, where products take less of the time. It rounds
-about as the plain convolution does, and less than OpenVINO's.
+`winograd` writes weights of 16/9 the size, and about 80 nodes for a convolution, where an estimate promises a speedup
+of at least 1.15. It is fitted to measurements with AVX2 and one thread. On two threads ONNX Runtime divides each of
+these nodes: a U-Net has 0.73 of its speed, RepVGG-A0 0.95. So no default preset has `winograd`, and `tune` tries it
+with your number of threads, in FP32. Nothing was measured with AVX-512 and AMX, where products take less of the time.
+It rounds about as the plain convolution does, and less than OpenVINO's.
 
 Not faster here: `scores-as-matrix` with 12 heads (0.55; the paper's own), `concat-linear` and `patch-gemm` (1.00 within
 0.02). 15 rewrites of earlier versions were removed, because they were faster in no benchmark: among them

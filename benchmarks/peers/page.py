@@ -44,7 +44,7 @@ from a CPU that took 2.3 times as long for the same graphs.
 - Ours computes what the competitor computes, in the same kernels: RIFormer, ConvNeXt, EfficientNet, RegNet-Y. Nothing
   folds away but norms and branches, there are no 3x3 convolutions of many channels (`winograd`), and three quarters of
   the time are products ([distance from the limit](roofline.md)). In INT8, NNCF quantizes the same convolutions.
-- With AVX-512 and AMX, 3x3 convolutions are the plain ones: `winograd` was measured with AVX2 only.
+- Rows with AVX-512 and AMX are older than `winograd`, which was measured with AVX2 only.
 - PYRA and dwconv: what tokens or attention save is in the manual baseline, too. Matrix products take most of the time.
   Strassen's algorithm, 7 products for 8, gave 1.07 to 1.11 on the MLPs of ViT-B and ViT-L alone in a trial, with
   weights of 7/4 the size. It is not part of repaconv."""

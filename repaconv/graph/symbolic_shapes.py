@@ -142,6 +142,12 @@ def set_shape(value: ir.Value, shape: Iterable[Size] | None, like: ir.Value | No
         value.dtype = like.dtype
 
 
+def shaped_like(value: ir.Value, like: ir.Value) -> ir.Value:
+    """Record the shape of another value for this one, and return this one."""
+    value.shape = like.shape
+    return value
+
+
 def reshape_target(before: Sizes, shape: Sizes) -> list[int] | None:
     """Return the target of a Reshape from shape ``before`` to ``shape``, or None if it cannot be written.
 

@@ -15,6 +15,7 @@ from repaconv.graph.channel_axes import IMAGE
 from repaconv.graph.index_selections import split_sizes
 from repaconv.graph.nodes_and_constants import Writer, attribute, constant, made_by, nodes_of, only_reader
 from repaconv.graph.rewrite_contract import Rewrite
+from repaconv.graph.symbolic_shapes import shaped_like
 from repaconv.graph.token_grids import static_grid
 from repaconv.results import Change
 
@@ -50,17 +51,12 @@ def split_convolution(model: ir.Model, split: ir.Node, rewrite: str) -> Iterator
     biases = np.split(bias, bounds) if bias.size else [None] * len(parts)
     for old, rows, shift in zip(list(split.outputs), np.split(weight, bounds), biases, strict=True):
         given = () if shift is None else (write.constant(shift),)
-        part = _as_shaped(write("Conv", conv.inputs[0], write.constant(rows), *given, **how), old)
+        part = shaped_like(write("Conv", conv.inputs[0], write.constant(rows), *given, **how), old)
         for node in between:
-            part = _as_shaped(write.copy(node, part), old)
+            part = shaped_like(write.copy(node, part), old)
         write.replace(old, part)
     description = f"{weight.shape[0]} channels as {' + '.join(map(str, parts))}"
     yield Change(rewrite=rewrite, place=conv.name or "", description=description)
-
-
-def _as_shaped(value: ir.Value, like: ir.Value) -> ir.Value:
-    value.shape = like.shape
-    return value
 
 
 CONV_EACH = Rewrite(

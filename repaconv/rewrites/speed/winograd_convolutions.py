@@ -26,7 +26,7 @@ from repaconv.graph.activation_patterns import group, is_activation, ungroup
 from repaconv.graph.channel_axes import IMAGE
 from repaconv.graph.nodes_and_constants import Array, Writer, attribute, constant, is_constant, made_by, only_reader
 from repaconv.graph.rewrite_contract import Rewrite
-from repaconv.graph.symbolic_shapes import set_shape, sizes
+from repaconv.graph.symbolic_shapes import set_shape, shaped_like, sizes
 from repaconv.graph.token_grids import static_grid
 from repaconv.results import Change
 
@@ -357,8 +357,8 @@ class _PhaseWriter:
         if even is odd:
             both, apart = self._filtered(write, even, (2,), axis), None
         else:
-            both = _alike(write("Add", even, odd), even)
-            apart = _alike(write("Add", self._filtered(write, even, (-1,), axis), odd), even)
+            both = shaped_like(write("Add", even, odd), even)
+            apart = shaped_like(write("Add", self._filtered(write, even, (-1,), axis), odd), even)
         first = self._filtered(write, odd, (1, -1), axis, pads=(1, 0))
         last = self._filtered(write, even, (1, -1), axis, pads=(0, 1))
         return [first, both, apart, last]
@@ -416,11 +416,6 @@ def _sized(phase: ir.Value, whole: ir.Value) -> ir.Value:
     channels, height, width = _grid(whole)
     set_shape(phase, (*(sizes(whole) or ())[:1], channels, -(-height // 2), -(-width // 2)))
     return phase
-
-
-def _alike(value: ir.Value, like: ir.Value) -> ir.Value:
-    value.shape = like.shape
-    return value
 
 
 WINOGRAD = Rewrite(

@@ -313,6 +313,14 @@ def test_tune_folds_searches_writes_and_is_taken_by_export(repaconv, monkeypatch
     assert read_artefact(Path("gated/export.form-x86-64.json"), ExportArtefact).preset == "x86-64.json"
 
 
+def test_an_assumed_speed_does_not_keep_tune_from_measuring(monkeypatch):
+    """A GPU was assumed to be as slow as a CPU: one inference of a large batch would have taken the whole time."""
+    monkeypatch.setattr("repaconv.stages.tune.speed_measurements.RUN_S", (1e4, 0.0))
+    done = package.tune(saved("first.pth", 1), settings=SET, rewrites=THREE, runtimes=("onnxruntime",), rounds=4)
+    assert done.complete
+    assert any(row.ratio for row in done.candidates)
+
+
 def test_a_second_checkpoint_of_the_same_shapes_costs_nothing(monkeypatch):
     def never(*_, **__):
         raise AssertionError("measured again")

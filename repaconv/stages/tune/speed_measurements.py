@@ -93,6 +93,10 @@ class LocalMeasurement:
             if each != self.baseline
         }
 
+    def time_baseline(self) -> None:
+        """Load and run the baseline, so that expected costs are not those of an assumed machine."""
+        self._load(self.baseline, set())
+
     def _load(self, deployment: Deployment, known: set[Deployment]) -> tuple[Session, Feeds]:
         """Load a configuration, and its inputs; the first time its memory is measured and its outputs are checked.
 

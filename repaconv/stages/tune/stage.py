@@ -374,6 +374,8 @@ def _search(plan: _Plan, scratch: Path, progress: Progress) -> TuneArtefact:
             left.append(f"lower precision: {why}")
             arms = [trial for trial in arms if trial.start.precision == "fp32"]
     journal.macs = float(work(baseline))
+    if isinstance(measuring, LocalMeasurement) and journal.time_left():
+        measuring.time_baseline()
     if plan.options.exhaustive:
         rows = search_exhaustively(arms, journal, evaluation.allows, plan.rounds, milder)
     else:

@@ -18,7 +18,7 @@ OPAQUE = "repaconv.opaque"
 
 (`repaconv.rewrites.fold.shared_weights`).
 """
-_NUMBER = re.compile(r"_(\d{1,12})$")
+_NUMBER = re.compile(r"_(\d{1,12})(\.(out|\d+))?$")
 
 
 SMALL = 1024
@@ -184,9 +184,11 @@ class Writer:
 
 
 def _fresh(graph: ir.Graph) -> int:
-    """Return a number that no name in this graph ends with, including names from earlier runs."""
+    """Return a number that no name in this graph ends with, apart from what `Writer` adds to it for outputs."""
     if "repaconv.fresh" not in graph.meta:
-        names = [node.name or "" for node in graph] + list(graph.initializers)
+        nodes = list(graph.all_nodes())
+        values = [*graph.inputs, *(value for node in nodes for value in node.outputs)]
+        names = [entry.name or "" for entry in (*nodes, *values)] + list(graph.initializers)
         graph.meta["repaconv.fresh"] = max(
             (int(found[1]) for name in names if (found := _NUMBER.search(name))), default=0
         )

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tempfile
 import warnings
 from itertools import product
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
@@ -18,10 +20,11 @@ from torch.nn import functional
 
 import repaconv as rc
 from repaconv.graph.float64_rewriting import rewritten_in_float64
-from repaconv.graph.graph_without_weights import check
+from repaconv.graph.graph_without_weights import check, write_model
+from repaconv.graph.nodes_and_constants import Writer
 from repaconv.results import VerifyArtefact
 from repaconv.rewrites.fold.fold_pipeline import FOLDS
-from repaconv.verification import float64_graphs
+from repaconv.verification import float64_graphs, model_runners
 from repaconv.verification.float64_graphs import RUNTIME, Float64, widened
 from repaconv.verification.float64_operators import _not_suppressed, _overlaps, own_operators
 from repaconv.verification.model_runners import load_onnx
@@ -327,3 +330,51 @@ def test_a_constant_without_a_tensor_is_no_obstacle():
     nodes = [node("Relu", "x", "a"), node("Constant", "", "p", value_floats=[0.5]), node("Pow", "a p", "y")]
     written(graph(nodes, {}, {"y": (F, ["N", 40])}, ROWS))
     assert rc.fold("net.onnx", measure=False).verdict == "passed"
+
+
+def test_a_graph_is_written_as_protobuf_serializes_it(tmp_path):
+    """Weight by weight: a long one, an empty one, and one inside a branch."""
+    value = helper.make_tensor_value_info("z", F, [40, 3])
+    inner = helper.make_graph(
+        [node("Identity", "w", "y")],
+        "branch",
+        [],
+        [helper.make_tensor_value_info("y", F, [40, 3])],
+        [numpy_helper.from_array(np.ones((40, 3), np.float32), "w")],
+    )
+    weights = [numpy_helper.from_array(np.zeros(size, np.float32), f"w{size}") for size in (0, 1, 40, 5000)]
+    nodes = [node("Identity", "w40", "s", doc_string="ä"), node("If", "c", "z", then_branch=inner, else_branch=inner)]
+    given = [helper.make_tensor_value_info("c", BOOL, [])]
+    for kept in (weights, []):
+        whole = helper.make_graph(nodes, "g", given, [value], kept, doc_string="text")
+        model = helper.make_model(whole, producer_name="one")
+        model.metadata_props.add(key="a", value="b")
+        write_model(model, tmp_path / "m.onnx")
+        assert (tmp_path / "m.onnx").read_bytes() == model.SerializeToString(deterministic=True)
+
+
+def test_a_graph_with_large_weights_runs_from_a_file_that_goes_again(tmp_path, monkeypatch):
+    weights = {name: RANDOM.standard_normal((64, 64)).astype(np.float32) for name in ("a", "b", "unread")}
+    nodes = [node("MatMul", "x a", "y"), node("MatMul", "y b", "z")]
+    model = written(graph(nodes, weights, {"z": (F, [2, 64])}, {"x": (F, [2, 64])}))
+    feeds = {"x": RANDOM.standard_normal((2, 64)).astype(np.float32)}
+    plain = load_onnx(model).run(feeds)
+    monkeypatch.setattr(model_runners, "LARGE_BYTES", 1)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    session = load_onnx(model)
+    assert [file.name for file in tmp_path.iterdir()] == ["net.onnx"]
+    np.testing.assert_allclose(session.run(feeds)["z"], plain["z"], rtol=1e-5, atol=1e-5)
+    assert session.run(feeds)["z"].shape == (2, 64)
+
+
+def test_new_names_are_those_of_no_value():
+    """An input, and an output inside a branch, called as a new node's output would be."""
+    inner = helper.make_graph(
+        [node("Identity", "x", "Add_7.out")], "b", [], [helper.make_tensor_value_info("Add_7.out", F, [2])]
+    )
+    nodes = [node("Relu", "Add_2.out", "x"), node("If", "c", "y", then_branch=inner, else_branch=inner)]
+    model = ir.from_proto(
+        helper.make_model(graph(nodes, {}, {"y": (F, [2])}, {"Add_2.out": (F, [2]), "c": (BOOL, [])}))
+    )
+    write = Writer(model, model.graph[0])
+    assert [write("Add", *[model.graph.inputs[0]] * 2).name for _ in range(2)] == ["Add_8.out", "Add_9.out"]

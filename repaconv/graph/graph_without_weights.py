@@ -1,14 +1,17 @@
-"""Copy graphs without their large weights, to run ONNX's own tools quickly.
+"""Handle graphs apart from their large weights.
 
-ONNX's tools copy a graph several times, but need only the shapes of weights.
+ONNX's tools copy a graph several times, but need only the shapes of weights: they run on copies without them. And
+protobuf takes three times a graph's size to serialize it, so that files are written weight by weight.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from math import prod
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
@@ -18,6 +21,8 @@ APART = "given apart"
 """Location of a weight that is marked as external."""
 LARGE = 1024
 """Maximum number of entries of a weight that stays; small ones may be shapes."""
+PAGE = 4096
+"""Bytes of a page of memory: where a weight begins in a file, so that it can be mapped alone."""
 
 
 def infer_shapes(model: onnx.ModelProto) -> None:
@@ -152,6 +157,20 @@ def _as_external(weight: onnx.TensorProto) -> onnx.TensorProto:
     return found
 
 
+def refer_to_file(bare: onnx.ModelProto, weights: Mapping[str, NDArray[Any]], path: Path) -> None:
+    """Write the weights of a graph that are marked as external to a file, and refer to their places in it."""
+    with path.open("wb") as file:
+        for weight in bare.graph.initializer:
+            if weight.name not in weights:
+                continue
+            file.seek(-(-file.tell() // PAGE) * PAGE)
+            array = np.ascontiguousarray(weights[weight.name])
+            del weight.external_data[:]
+            for key, place in (("location", path.name), ("offset", file.tell()), ("length", array.nbytes)):
+                weight.external_data.add(key=key, value=str(place))
+            file.write(array.data)
+
+
 def with_initializers(model: onnx.ModelProto, weights: Iterable[onnx.TensorProto]) -> onnx.ModelProto:
     """Copy a model, with these weights in place of its own."""
     import onnx
@@ -165,6 +184,47 @@ def with_initializers(model: onnx.ModelProto, weights: Iterable[onnx.TensorProto
             _set(found.graph, field.name, value)
     found.graph.initializer.extend(weights)
     return found
+
+
+def write_model(model: onnx.ModelProto, path: Path) -> None:
+    """Write a graph to a file, the same bytes as ``SerializeToString(deterministic=True)``, one weight at a time."""
+    with path.open("wb") as file:
+        for field, value in model.ListFields():
+            if field.name != "graph":
+                file.write(_serialized(model, field.name, value))
+                continue
+            parts = {
+                part.name: b"" if part.name == "initializer" else _serialized(value, part.name, content)
+                for part, content in value.ListFields()
+            }
+            sizes = [weight.ByteSize() for weight in value.initializer]
+            starts = [_start_of(_INITIALIZER, size) for size in sizes]
+            file.write(_start_of(_GRAPH, sum(map(len, (*parts.values(), *starts))) + sum(sizes)))
+            for name, content in parts.items():
+                file.write(content)
+                for start, weight in zip(starts, value.initializer, strict=True) if name == "initializer" else ():
+                    file.write(start)
+                    file.write(weight.SerializeToString(deterministic=True))
+
+
+_GRAPH, _INITIALIZER = 7, 5
+"""Numbers of the fields in onnx.proto: a model's graph, and a graph's weights."""
+
+
+def _start_of(field: int, size: int) -> bytes:
+    """The bytes before a message of a size in a protobuf file: the field's number and type, and the size."""
+    found = bytearray([field << 3 | 2])
+    while size > 127:
+        found.append(size & 127 | 128)
+        size >>= 7
+    return bytes([*found, size])
+
+
+def _serialized(message: onnx.ModelProto | onnx.GraphProto, name: str, value: object) -> bytes:
+    """One field of a message, serialized."""
+    alone = type(message)()
+    _set(alone, name, value)
+    return bytes(alone.SerializeToString(deterministic=True))
 
 
 def _set(message: onnx.ModelProto | onnx.GraphProto, name: str, value: object) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from repaconv.core.errors import Refused, first_line
 from repaconv.core.file_replacement import write_payload
 from repaconv.core.progress import Progress
+from repaconv.graph.graph_without_weights import write_model
 from repaconv.onnx_export.onnx_simplifiers import not_run_link
 from repaconv.results import Change, Link
 from repaconv.verification.model_runners import load_onnx, named
@@ -321,7 +322,7 @@ def write_graph(model: onnx.ModelProto, path: Path, data: Path | None) -> Path |
         path.parent.mkdir(parents=True, exist_ok=True)
         refer_to(model, weights_path.name)
         write_payload(weights_path, partial(_move, data))
-    write_payload(path, model.SerializeToString(deterministic=True))
+    write_payload(path, partial(write_model, model))
     return weights_path if data is not None else None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -14,9 +15,11 @@ from numpy.typing import NDArray
 
 from repaconv.core import plugins
 from repaconv.core.errors import Refused
+from repaconv.core.memory_release import release_freed_memory
+from repaconv.core.temporary_folders import scratch_folder
 from repaconv.engines.contract import Array, Engine, Feeds, GpuTimed, OnCard, Port, Session, SessionSpec
 from repaconv.engines.session_loading import load_session
-from repaconv.graph.graph_without_weights import split_off_weights
+from repaconv.graph.graph_without_weights import refer_to_file, split_off_weights
 
 if TYPE_CHECKING:
     import onnx
@@ -273,7 +276,8 @@ def load_onnx(
 ) -> Session:
     """Open an ONNX Runtime session on all cores that this process may use.
 
-    Weights of a model in memory are passed as arrays: serializing and parsing them would hold three copies.
+    Weights of a model in memory are passed as arrays: serializing and parsing them would hold three copies. Large ones
+    are written to a temporary file that the runtime maps, since of arrays it makes a copy.
 
     Args:
         model: A path, a serialized model or a model.
@@ -285,11 +289,21 @@ def load_onnx(
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     engine: Engine = plugins.load(plugins.ENGINES, "onnxruntime")
     lean = not (isinstance(model, Path) or timed)
+    spec = SessionSpec(threads=cores or 1, lean=lean, as_written=as_written)
     if not isinstance(model, Path | bytes):
         bare, weights = (model, weights) if weights else split_off_weights(model)
+        if lean and isinstance(weights, Mapping) and sum(array.nbytes for array in weights.values()) >= LARGE_BYTES:
+            with scratch_folder() as folder:  # what is mapped stays until the session goes
+                refer_to_file(bare, weights, folder / "weights")
+                weights = folder
+                release_freed_memory()
+                return load_session(engine, bare.SerializeToString(), replace(spec, weights=folder, unpacked=True))
         model = bare.SerializeToString()
-    spec = SessionSpec(threads=cores or 1, weights=weights, lean=lean, as_written=as_written)
-    return load_session(engine, model, spec)
+    return load_session(engine, model, replace(spec, weights=weights))
+
+
+LARGE_BYTES = 2**29
+"""Bytes of weights from which a session that is not timed has them in a file, and no copy packed for its kernels."""
 
 
 def image_model(model: Path | bytes, folder: Path | None = None, *, batch: int | None = None) -> Images:

@@ -16,6 +16,7 @@ from repaconv.core.file_replacement import write_payload
 from repaconv.core.files import lock_folder, payload_of
 from repaconv.core.progress import Progress, silent
 from repaconv.graph.element_type_conversion import retyped
+from repaconv.graph.graph_without_weights import write_model
 from repaconv.graph.onnx_files import opset_of
 from repaconv.method_api.preprocessing import Images, Sized, images_by
 from repaconv.method_api.settings import Knobs
@@ -243,8 +244,8 @@ def fold_network_by(
     record = recorded(given, kept.graph, kept.changes, links, taken, left)
     target, data = plan.run.folder / plan.payload, plan.run.folder / plan.data
     with lock_folder(plan.run.folder):
-        write_payload(target, kept.graph.model.SerializeToString(deterministic=True))
-        write_payload(data, exported.SerializeToString(deterministic=True))
+        write_payload(target, partial(write_model, kept.graph.model))
+        write_payload(data, partial(write_model, exported))
         record["scores"] = None if taken.whole else plan.scores
         record |= {"reverted": kept.reverts.names, "image_size": taken.image_size, "opset": opset_of(exported)}
         record["exporting"] = _exporting(plan, exported, record["parameters"][0])

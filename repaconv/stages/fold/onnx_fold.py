@@ -14,6 +14,7 @@ from repaconv.core.errors import Refused, UsageProblem
 from repaconv.core.file_replacement import write_payload
 from repaconv.core.files import lock_folder, payload_of, sha256_of
 from repaconv.core.progress import Progress, silent
+from repaconv.graph.graph_without_weights import write_model
 from repaconv.graph.onnx_files import opset_of
 from repaconv.method_api.preprocessing import Images, Sized, Told, images_by
 from repaconv.method_api.settings import Knobs
@@ -77,7 +78,7 @@ def fold_onnx_by(options: FoldOptions, path: str | Path, *, progress: Progress =
     taken = taken_by(plan.source, given, kept.graph)
     with lock_folder(plan.run.folder):
         target = plan.run.folder / plan.payload
-        write_payload(target, kept.graph.model.SerializeToString(deterministic=True))
+        write_payload(target, partial(write_model, kept.graph.model))
         if plan.copied:
             write_payload(plan.copied, partial(copyfile, target))
         artefact = run_folder.write_fold(plan.run, _artefact(plan, taken, given, raised, kept, links))

@@ -41,6 +41,7 @@ from repaconv.rewrites.speed import (
     split_convolutions,
     split_parts,
     token_gather,
+    transposes_in_steps,
     winograd_convolutions,
 )
 from repaconv.rewrites.speed import bias_moves as biases
@@ -62,6 +63,7 @@ MODULES = (
         token_gather,
     ),
     *(moves, norm_layouts, channel_padding, patch_embedding, global_pooling, rows, winograd_convolutions),
+    transposes_in_steps,
 )
 REWRITES = {entry.name: entry for module in MODULES for entry in vars(module).values() if isinstance(entry, Rewrite)}
 EXACT = 1e-11

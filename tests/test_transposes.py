@@ -1,0 +1,135 @@
+"""Transposes in steps: every order of axes gives the same numbers, and only what is slow is changed."""
+
+from __future__ import annotations
+
+from itertools import permutations
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper
+
+from repaconv.graph import model_rewriting
+from repaconv.rewrites.speed import transposes_in_steps
+from repaconv.rewrites.speed.transposes_in_steps import TRANSPOSE_IN_STEPS
+
+FLOAT = TensorProto.FLOAT
+
+
+def transposed(shape, perm, kind=FLOAT, *, behind=()) -> onnx.ModelProto:
+    """A graph of one Transpose, whose shape may have a name; operators behind it are applied to its output."""
+    chain = [helper.make_node("Transpose", ["x"], ["y"], perm=perm), *behind]
+    graph = helper.make_graph(
+        chain,
+        "net",
+        [helper.make_tensor_value_info("x", kind, shape)],
+        [helper.make_tensor_value_info(chain[-1].output[0], kind, [shape[axis] for axis in perm])],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+
+
+def rewritten(model) -> tuple[onnx.ModelProto, int]:
+    found, changes = model_rewriting.rewritten(model, (TRANSPOSE_IN_STEPS,))
+    onnx.checker.check_model(found, full_check=True)
+    return found, len(changes)
+
+
+def session(model) -> onnxruntime.InferenceSession:
+    return onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+
+
+def kernels(model, tmp_path) -> list[str]:
+    """The operators that ONNX Runtime runs."""
+    options = onnxruntime.SessionOptions()
+    options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
+    options.log_severity_level = 4
+    onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return [node.op_type for node in onnx.load(options.optimized_model_filepath).graph.node]
+
+
+@pytest.mark.parametrize(
+    "shape", [(5, 2, 3, 4, 7), (2, 1, 3, 1, 4), (1, 6, 2, 2, 5), (3, 4, 4, 2, 1), ("n", 2, 1, 3, 4)]
+)
+def test_every_order_of_axes_gives_the_same_numbers(shape, monkeypatch):
+    monkeypatch.setattr(transposes_in_steps, "LEAST_NUMBERS", 1)
+    monkeypatch.setattr(transposes_in_steps, "LEAST_ROW", 1)
+    sizes = [3 if size == "n" else size for size in shape]
+    x = np.random.default_rng(0).standard_normal(sizes).astype(np.float32)
+    changed = 0
+    for perm in permutations(range(5)):
+        found, changes = rewritten(transposed(shape, perm))
+        changed += changes
+        np.testing.assert_array_equal(session(found).run(None, {"x": x})[0], x.transpose(perm))
+    assert changed >= 24
+
+
+@pytest.mark.parametrize("axis", range(4))
+def test_the_dynamic_size_may_be_any(axis, monkeypatch):
+    monkeypatch.setattr(transposes_in_steps, "LEAST_NUMBERS", 1)
+    shape = [4, 5, 6, 7]
+    x = np.arange(840, dtype=np.float32).reshape(shape)
+    shape[axis] = "n"
+    for perm in permutations(range(4)):
+        found, _ = rewritten(transposed(shape, perm))
+        np.testing.assert_array_equal(session(found).run(None, {"x": x})[0], x.transpose(perm))
+
+
+@pytest.mark.parametrize(
+    ("shape", "perm"),
+    [
+        ((1, 64, 8, 7, 8, 7), (0, 2, 4, 3, 5, 1)),  # windows of an image
+        ((1, 8, 8, 7, 7, 64), (0, 5, 3, 1, 4, 2)),  # an image of windows
+        ((1, 3, 4, 4, 64, 64), (0, 1, 4, 2, 5, 3)),  # a pixel shuffle
+        ((2, 197, 3, 12, 64), (2, 0, 3, 4, 1)),  # queries, keys and values
+    ],
+)
+def test_onnx_runtime_does_not_join_the_steps_again(shape, perm, tmp_path):
+    found, changes = rewritten(transposed(shape, perm))
+    assert changes == 1
+    assert kernels(found, tmp_path).count("Transpose") == 2
+    assert kernels(transposed(shape, perm), tmp_path).count("Transpose") == 1
+
+
+@pytest.mark.parametrize(
+    ("shape", "perm"),
+    [
+        ((8, 197, 12, 64), (0, 2, 1, 3)),  # rows
+        ((8, 197, 12, 64), (0, 2, 3, 1)),  # one axis
+        ((8, 197, 12, 64), (0, 3, 1, 2)),  # one axis
+        ((8, 12, 197, 64), (0, 1, 3, 2)),  # matrices
+        ((2, 3, 4, 5), (3, 1, 2, 0)),  # few numbers
+        ((64, 2, 64, 2, 2), (4, 2, 0, 3, 1)),  # rows of 2 numbers
+        (("n", "m", 64, 64), (3, 1, 2, 0)),  # two dynamic sizes
+    ],
+)
+def test_what_is_fast_or_unknown_stays(shape, perm):
+    assert rewritten(transposed(shape, perm))[1] == 0
+
+
+def test_one_step_is_enough_where_axes_are_neighbors():
+    found, changes = rewritten(transposed((16, 4, 8, 4, 8), (3, 4, 1, 2, 0)))
+    assert changes == 1
+    assert [node.op_type for node in found.graph.node] == [
+        "Reshape",
+        "Transpose",
+        "Flatten",
+        "Reshape",
+        "Transpose",
+        "Reshape",
+    ]
+    found, changes = rewritten(transposed((64, 4, 8, 4, 8), (1, 2, 3, 4, 0)))
+    assert changes == 0
+    found, changes = rewritten(transposed((4, 16, 8, 4, 8), (0, 3, 4, 1, 2)))
+    assert changes == 1
+    assert [node.op_type for node in found.graph.node] == ["Reshape", "Transpose", "Reshape"]
+
+
+@pytest.mark.parametrize("kind", [TensorProto.FLOAT16, TensorProto.INT64, TensorProto.UINT8])
+def test_other_types(kind):
+    x = np.arange(12544).reshape(1, 32, 7, 7, 8).astype(helper.tensor_dtype_to_np_dtype(kind))
+    found, changes = rewritten(
+        transposed(x.shape, (0, 4, 3, 2, 1), kind, behind=[helper.make_node("Identity", ["y"], ["z"])])
+    )
+    assert changes == 1
+    np.testing.assert_array_equal(session(found).run(None, {"x": x})[0], x.transpose(0, 4, 3, 2, 1))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from repaconv.graph.index_selections import swaps_last
 from repaconv.graph.model_rewriting import clean
-from repaconv.graph.nodes_and_constants import Writer, attribute, constant, is_constant, nodes_of
+from repaconv.graph.nodes_and_constants import Writer, attribute, constant, is_constant, nodes_of, shape_of_constant
 from repaconv.graph.operator_facts import ARITHMETIC, UNARY, VIEWS
 from repaconv.graph.shape_folding import fold_shapes
 from repaconv.graph.symbolic_shapes import rank_of, reshape_target, set_shape, sizes
@@ -110,19 +110,19 @@ def _row_by_row(node: ir.Node) -> int | None:
         return None
     if node.op_type not in (*UNARY, *ARITHMETIC, "LayerNormalization", "MatMul", "Pow"):
         return None
-    numbers = [constant(value) for value in node.inputs]
-    vectors = all(other is not None and other.ndim < 2 for other in numbers[1:])
+    shapes = [shape_of_constant(value) for value in node.inputs]
+    vectors = all(other is not None and len(other) < 2 for other in shapes[1:])
     if node.op_type in UNARY:
         return 0
     if node.op_type == "LayerNormalization" and vectors and attribute(node, "axis", -1) in (-1, 1):
         return 0
     if node.op_type == "MatMul":
-        return 0 if numbers[0] is None and numbers[1] is not None and numbers[1].ndim == 2 else None
-    if node.op_type not in (*ARITHMETIC, "Pow") or sum(n is None for n in numbers) != 1:
+        return 0 if shapes[0] is None and shapes[1] is not None and len(shapes[1]) == 2 else None
+    if node.op_type not in (*ARITHMETIC, "Pow") or sum(shape is None for shape in shapes) != 1:
         return None
-    place = 0 if numbers[0] is None else 1
-    other = numbers[1 - place]
-    return place if other is not None and (other.ndim < 2 or (other.size == 1 and other.ndim == 2)) else None
+    place = 0 if shapes[0] is None else 1
+    other = shapes[1 - place]
+    return place if other is not None and (len(other) < 2 or other == (1, 1)) else None
 
 
 def _shorten_view(model: ir.Model, node: ir.Node) -> None:

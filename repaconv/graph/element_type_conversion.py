@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -210,16 +210,22 @@ class _Retyping:
             types = formals[min(place, len(formals) - 1)] if formals else None
             if not name or types is None:
                 continue
-            old = [kind for kind in self.kinds if f"tensor({_WORDS[kind]})" in types]
-            new = any(f"tensor({_WORDS[self.kinds[kind]]})" in types for kind in old)
-            if old and not new and (types <= _FLOATS or self.known.get(name) in self.kinds):
-                yield place, old[0]
+            old = _old_type_only(types, tuple(self.kinds.items()))
+            if old and (types <= _FLOATS or self.known.get(name) in self.kinds):
+                yield place, old
 
     def _types(self, node: onnx.NodeProto) -> _Types:
         return _types(node.op_type, self._opset(node), _domain(node))
 
     def _opset(self, node: onnx.NodeProto) -> int:
         return self.opsets.get(_domain(node), self.opsets.get(node.domain, 0))
+
+
+@cache
+def _old_type_only(types: frozenset[str], kinds: tuple[tuple[int, int], ...]) -> int | None:
+    """The first old type that is among the allowed types, if no new one is; else None. Few types recur in a graph."""
+    old = [(kind, new) for kind, new in kinds if f"tensor({_WORDS[kind]})" in types]
+    return None if not old or any(f"tensor({_WORDS[new]})" in types for _, new in old) else old[0][0]
 
 
 class _Types(NamedTuple):

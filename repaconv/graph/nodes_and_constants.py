@@ -53,6 +53,14 @@ def is_constant(value: ir.Value | None) -> bool:
     return OPAQUE not in value.meta
 
 
+def shape_of_constant(value: ir.Value | None) -> tuple[int, ...] | None:
+    """Return the shape of what `constant` returns, without reading or converting the numbers."""
+    if value is None or value.const_value is None or not is_constant(value):
+        return None
+    shape: tuple[int, ...] = value.const_value.shape.numpy()
+    return shape
+
+
 def scalar(value: ir.Value | None) -> float | None:
     """Return a constant of one entry as a float, or None."""
     if value is None or value.const_value is None or value.const_value.size != 1:

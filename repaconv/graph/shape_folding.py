@@ -123,7 +123,12 @@ def _evaluated(node: ir.Node, opset: int, computed: dict[ir.Value, _Computed]) -
     if len(known) < len(values) or _entries(node.outputs[0]) > largest:
         return None
     arrays = {value.name: one.numbers for value, one in zip(values, known, strict=True)}
-    found = _gathered(node, *arrays.values()) if node.op_type == "GatherND" else _reference_output(node, arrays, opset)
+    if node.op_type == "Identity":  # whose reference implementation copies
+        found: np.ndarray | None = known[0].numbers
+    elif node.op_type == "GatherND":
+        found = _gathered(node, *arrays.values())
+    else:
+        found = _reference_output(node, arrays, opset)
     return _Computed(found, sources) if isinstance(found, np.ndarray) and found.size <= largest else None
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -50,7 +51,7 @@ class View:
     places: Mapping[int, Places] = field(default_factory=dict)
     scale: float = 1.0
 
-    @property
+    @cached_property
     def shape(self) -> Sizes:
         """The shape of the view."""
         return tuple(product([self.size[f] for f in axis]) for axis in self.axes)

@@ -12,7 +12,7 @@ from repaconv.graph.activation_patterns import is_activation
 from repaconv.graph.channel_axes import IMAGE, LAST, channel_axis, per_channel, scale_and_shift
 from repaconv.graph.constants_of_dynamic_shape import broadcast_constant, slice_assignment
 from repaconv.graph.index_selections import selection_of
-from repaconv.graph.nodes_and_constants import attribute, constant, is_constant
+from repaconv.graph.nodes_and_constants import attribute, constant, is_constant, shape_of_constant
 from repaconv.graph.operator_facts import PRODUCTS
 from repaconv.graph.symbolic_shapes import sizes
 from repaconv.rewrites.fold.linear_graph import LinearGraph, Vertex
@@ -125,15 +125,17 @@ def _added(node: ir.Node, value: ir.Value, axis: int) -> Edges | None:
 
 
 def _matmul(node: ir.Node, value: ir.Value, axis: int) -> Edges | None:
-    source, weight = node.inputs[0], constant(node.inputs[1])
-    if axis != LAST or source is None or weight is None or weight.ndim != 2 or is_constant(source):
+    source, shape = node.inputs[0], shape_of_constant(node.inputs[1])
+    if axis != LAST or source is None or shape is None or len(shape) != 2 or is_constant(source):
         return None
+    weight = constant(node.inputs[1])
+    assert weight is not None
     return [(source, Dense(weight.T))], None
 
 
 def _conv(node: ir.Node, value: ir.Value, axis: int) -> Edges | None:
-    source, weight = node.inputs[0], constant(node.inputs[1])
-    if axis != IMAGE or source is None or weight is None or set(weight.shape[2:]) != {1}:
+    source, shape = node.inputs[0], shape_of_constant(node.inputs[1])
+    if axis != IMAGE or source is None or shape is None or set(shape[2:]) != {1}:
         return None
     plain = set(attribute(node, "strides", (1,))) == {1} and not any(attribute(node, "pads", (0,)))
     if not plain or attribute(node, "auto_pad", "NOTSET") == "SAME_UPPER":
@@ -142,6 +144,8 @@ def _conv(node: ir.Node, value: ir.Value, axis: int) -> Edges | None:
     bias = constant(node.inputs[2]) if len(node.inputs) > 2 and node.inputs[2] is not None else None
     if len(node.inputs) > 2 and node.inputs[2] is not None and bias is None:
         return None
+    weight = constant(node.inputs[1])
+    assert weight is not None
     flat = weight.reshape(weight.shape[:2])
     if group == 1:
         return [(source, Dense(flat))], bias

@@ -192,6 +192,27 @@ def test_tokens_before_heads():
     assert changed(model, "rotary-op") == ["rotary-op"] * 2
 
 
+@pytest.mark.parametrize("normed", [False, True])
+def test_scaled_heads_whose_pairs_are_stacked_last(normed):
+    """A fold moves the scale and the transpose to before the Reshape; keys are transposed in the same step."""
+
+    def embed(graph, x):
+        halves = graph("Reshape", x, np.array([0, TOKENS, HEADS, WIDTH // 2, 2]))
+        real, imaginary = graph("Split", halves, np.array([1, 1]), outputs=2, axis=-1)
+        cos, sin = (t[:, None, ::2, None] for t in angles(interleaved=True))
+        parts = (
+            graph("Sub", graph("Mul", real, cos), graph("Mul", imaginary, sin)),
+            graph("Add", graph("Mul", real, sin), graph("Mul", imaginary, cos)),
+        )
+        return graph("Reshape", graph("Concat", *parts, axis=-1), np.array([0, TOKENS, HEADS, WIDTH]))
+
+    model = attending(embed, fused=False, tokens_first=True, scaled=True, normed=normed)
+    assert changed(model, "rotary-op") == ["rotary-op"] * 2
+    folded, _ = rewritten(model, FOLDS)
+    assert difference(results(model), results(folded)) <= EXACT
+    assert changed(folded, "rotary-op") == ["rotary-op"] * 2
+
+
 def test_the_positions_of_a_dynamic_batch_are_written_once():
     after, _ = rewritten(attending(in_halves), [REWRITES["rotary-op"]])
     assert operators(after).count("Expand") == 1

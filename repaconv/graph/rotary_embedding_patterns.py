@@ -29,7 +29,6 @@ from repaconv.graph.nodes_and_constants import (
     attributes_key,
     constant,
     nodes_of,
-    only_reader,
     scalar,
 )
 from repaconv.graph.operator_facts import MOVES, SELECTIONS, VIEWS
@@ -56,9 +55,9 @@ class RotaryEmbedding:
 
     Attributes:
         x: The tokens [B, N, C], or heads [B, N, H, d] or [B, H, N, d].
-        y: The embedded heads, [B, N, H, d] or [B, H, N, d].
+        y: The embedded heads, [B, N, H, d], [B, H, N, d], or [B, H, d, N] (keys that a product takes transposed).
         x_axes: The axes of x: "bnc", "bnhd" or "bhnd".
-        y_axes: The axes of y: "bnhd" or "bhnd".
+        y_axes: The axes of y: "bnhd", "bhnd" or "bhdn".
         offset: The first channel of x that y is computed from, with heads side by side.
         interleaved: Whether the channels 2i and 2i + 1 are a pair; otherwise i and i + r/2 are.
         cos: c cos t, [N, H, r/2], or [N, 1, r/2] if it is the same for all heads; in float64. The channels of a head
@@ -116,7 +115,7 @@ def _of_heads(model: ir.Model) -> Iterator[RotaryEmbedding]:
     ends: dict[ir.Value, None] = {}
     for product in nodes_of(model, "MatMul", "Attention"):
         for value in product.inputs[:3]:
-            end = _sum_or_concat(value)
+            end = _end(value)
             if end is not None:
                 ends[end] = None
     known: dict[object, RotaryEmbedding | None] = {}
@@ -147,26 +146,21 @@ def _of_tokens(found: RotaryEmbedding) -> RotaryEmbedding:
     return replace(found, x=view.source, x_axes="bnhd") if view.axes == (batch, count, tokens, width) else found
 
 
-def _sum_or_concat(value: ir.Value | None) -> ir.Value | None:
-    """The sum or concatenation of four axes that a value is, up to views and a factor; None for any other value."""
+def _end(value: ir.Value | None) -> ir.Value | None:
+    """The first value of four axes after the sum or concatenation that a value is, up to views and factors.
+
+    Pairs are stacked as [.., d/2, 2] before they are [.., d], and a fold moves scales and transposes in between.
+    """
+    end = None
     while value is not None and (node := value.producer()) is not None and node.domain == "":
+        end = value if rank_of(value) == 4 else end
         if node.op_type in ("Add", "Sub", "Concat"):
-            return value if rank_of(value) == 4 else _with_four_axes(value)
+            return end
         numbers = [scalar(entry) for entry in node.inputs] if node.op_type in ("Mul", "Div") else [None, None]
         if node.op_type not in (*VIEWS, "Expand") and numbers == [None, None]:  # Expand: keys of several queries' heads
             return None
         value = node.inputs[0 if numbers[0] is None else 1]
     return None
-
-
-def _with_four_axes(value: ir.Value) -> ir.Value | None:
-    """The first view of a value that has four axes, if nothing else reads it: pairs [.., d/2, 2] as [.., d]."""
-    while rank_of(value) != 4:
-        view = only_reader(value, *VIEWS)
-        if view is None:
-            return None
-        value = view.outputs[0]
-    return value
 
 
 # --- What y is computed from.
@@ -414,7 +408,7 @@ def _rotary_embedding_between(x: ir.Value, y: ir.Value) -> RotaryEmbedding | Non
     found: RotaryEmbedding | None = None
     # with the axes of heads and tokens exchanged, it is an embedding with another angle for every head
     for x_axes in ("bnc",) if len(start) == 3 else ("bhnd", "bnhd"):
-        for y_axes in ("bhnd", "bnhd"):
+        for y_axes in ("bhnd", "bnhd", "bhdn"):
             one = _from_terms(x, y, x_axes, y_axes, terms)
             if one is not None and one.cos.shape[1] == 1:
                 return one

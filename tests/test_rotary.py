@@ -129,10 +129,13 @@ def attending(embed, *, seed=0, scaled=False, fused=True, batch=None, normed=Fal
     scores = graph("Softmax", graph("MatMul", q, graph("Transpose", k, perm=[0, 1, 3, 2])), axis=-1)
     mixed = graph("Transpose", graph("MatMul", scores, heads[2]), perm=[0, 2, 1, 3])
     model = graph.model(graph("Reshape", mixed, np.array([0, 0, -1])))
-    if batch is not None:
-        model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = batch
-        model = onnx.shape_inference.infer_shapes(model, data_prop=True)
-    return model
+    return model if batch is None else with_batch(model, batch)
+
+
+def with_batch(model, size):
+    """The model for this batch size only."""
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = size
+    return onnx.shape_inference.infer_shapes(model, data_prop=True)
 
 
 def changed(model, *names):
@@ -211,6 +214,59 @@ def test_scaled_heads_whose_pairs_are_stacked_last(normed):
     folded, _ = rewritten(model, FOLDS)
     assert difference(results(model), results(folded)) <= EXACT
     assert changed(folded, "rotary-op") == ["rotary-op"] * 2
+
+
+def of_one_image(embed, *, fused=True, heads_first=False, axis=0):
+    """Attention of tokens [N, C], as in encoders that pack images into one sequence: a batch axis of 1 comes last."""
+    graph, random, channels = Graph(x=[TOKENS, 6]), np.random.default_rng(0), HEADS * WIDTH
+    layer = random.standard_normal((6, 3 * channels)) / 3
+    x = graph("Reshape", "x", np.array([TOKENS, 6]))
+    if fused:
+        split = graph("Reshape", graph("MatMul", x, layer), np.array([TOKENS, 3, HEADS, WIDTH]))
+        turned = graph("Transpose", split, perm=[1, 0, 2, 3])
+        heads = [graph("Gather", turned, np.array(number), axis=0) for number in range(3)]
+    else:
+        parts = [graph("MatMul", x, part) for part in np.split(layer, 3, 1)]
+        heads = [graph("Reshape", part, np.array([TOKENS, HEADS, WIDTH])) for part in parts]
+    if heads_first:
+        heads = [graph("Transpose", part, perm=[1, 0, 2]) for part in heads]
+    heads[:2] = [embed(graph, part) for part in heads[:2]]
+    if not heads_first:
+        heads = [graph("Transpose", part, perm=[1, 0, 2]) for part in heads]
+    q, k, v = (graph("Unsqueeze", part, np.array([axis])) for part in heads)
+    scores = graph("Softmax", graph("MatMul", q, graph("Transpose", k, perm=[0, 1, 3, 2])), axis=-1)
+    return with_batch(graph.model(graph("MatMul", scores, v)), 1)
+
+
+@pytest.mark.parametrize("heads_first", [False, True])
+@pytest.mark.parametrize("fused", [True, False])
+def test_tokens_without_an_axis_for_the_batch(fused, heads_first):
+    def embed(graph, x):
+        cos, sin = (t if heads_first else t[:, None] for t in angles())
+        return graph("Add", graph("Mul", x, cos), graph("Mul", half(graph, x), sin))
+
+    model = of_one_image(embed, fused=fused, heads_first=heads_first)
+    assert changed(model, "rotary-op") == ["rotary-op"] * 2
+    folded, _ = rewritten(model, FOLDS)
+    assert changed(folded, "rotary-op") == ["rotary-op"] * 2
+
+
+def test_the_first_axis_of_three_is_no_batch_where_four_have_another():
+    """Heads [H, N, d] that become [H, 1, N, d] are a batch of H; tokens that are mixed are none of a head."""
+
+    def embed(graph, x):
+        cos, sin = angles()
+        return graph("Add", graph("Mul", x, cos), graph("Mul", half(graph, x), sin))
+
+    def mixed(graph, x):
+        cos, sin = (t[:, None] for t in angles())
+        moved = graph("Gather", half(graph, x), np.array([1, 0, 2, 3, 4]), axis=0)
+        return graph("Add", graph("Mul", x, cos), graph("Mul", moved, sin))
+
+    before = of_one_image(embed, heads_first=True, axis=1)
+    after, _ = rewritten(before, [REWRITES["rotary-op"]])
+    assert difference(results(before), results(after)) <= EXACT
+    assert changed(of_one_image(mixed), "rotary-op") == []
 
 
 def test_the_positions_of_a_dynamic_batch_are_written_once():
@@ -336,9 +392,7 @@ def test_two_computations_that_differ_in_an_input_left_out():
             moved = graph("Slice", graph("Concat", part, part, axis=1), np.array([0]), np.array([2]), np.array([1]))
             embedded = graph("Add", graph("Mul", "x", cos), graph("Mul", moved, sin))
             outputs.append(graph("MatMul", embedded, random.standard_normal((WIDTH, 3))))
-        model = graph.model(*outputs)
-        model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 2
-        model = onnx.shape_inference.infer_shapes(model, data_prop=True)
+        model = with_batch(graph.model(*outputs), 2)
         assert changed(model, "rotary-op") == ["rotary-op"]
 
 

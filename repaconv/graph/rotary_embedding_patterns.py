@@ -54,9 +54,9 @@ class RotaryEmbedding:
     """One rotary embedding.
 
     Attributes:
-        x: The tokens [B, N, C], or heads [B, N, H, d] or [B, H, N, d].
+        x: The tokens [B, N, C], or heads [B, N, H, d] or [B, H, N, d]; without the axis B if y is of one image.
         y: The embedded heads, [B, N, H, d], [B, H, N, d], or [B, H, d, N] (keys that a product takes transposed).
-        x_axes: The axes of x: "bnc", "bnhd" or "bhnd".
+        x_axes: The axes of x: "bnc", "bnhd" or "bhnd", or one of these without the b.
         y_axes: The axes of y: "bnhd", "bhnd" or "bhdn".
         offset: The first channel of x that y is computed from, with heads side by side.
         interleaved: Whether the channels 2i and 2i + 1 are a pair; otherwise i and i + r/2 are.
@@ -180,7 +180,7 @@ def _sources(y: ir.Value) -> Iterator[ir.Value]:
         todo += operands[node]
     if any(node.op_type in ("Add", "Sub") for node in operands):
         for value in dict.fromkeys(value for values in operands.values() for value in values):
-            if value is not y and rank_of(value) in (3, 4) and _is_only_source(value, y, operands):
+            if value is not y and rank_of(value) in (2, 3, 4) and _is_only_source(value, y, operands):
                 yield value
 
 
@@ -400,14 +400,17 @@ def _moved(node: ir.Node, value: ir.Value, array: Array) -> Array:
 def _rotary_embedding_between(x: ir.Value, y: ir.Value) -> RotaryEmbedding | None:
     """The rotary embedding that makes y of x, or None."""
     start, end = sizes(x), sizes(y)
-    if start is None or end is None or start[0] != end[0] or as_numbers(end[1:]) is None or len(start) not in (3, 4):
+    if start is None or end is None or as_numbers(end[1:]) is None:
         return None
-    terms = None if 0 in (*start, *end) else terms_of(y, x)
+    orders = [axes for axes in ("bnc", "bhnd", "bnhd") if len(axes) == len(start) and start[0] == end[0]]
+    if end[0] == 1 and as_numbers(start) is not None:
+        orders += [axes for axes in ("nc", "hnd", "nhd") if len(axes) == len(start)]
+    terms = None if not orders or 0 in (*start, *end) else terms_of(y, x)
     if terms is None or len(terms.place) < 2 or [*terms.place.shape[2:]] != [*end[1:]]:
         return None
     found: RotaryEmbedding | None = None
     # with the axes of heads and tokens exchanged, it is an embedding with another angle for every head
-    for x_axes in ("bnc",) if len(start) == 3 else ("bhnd", "bnhd"):
+    for x_axes in orders:
         for y_axes in ("bhnd", "bnhd", "bhdn"):
             one = _from_terms(x, y, x_axes, y_axes, terms)
             if one is not None and one.cos.shape[1] == 1:
@@ -419,15 +422,15 @@ def _rotary_embedding_between(x: ir.Value, y: ir.Value) -> RotaryEmbedding | Non
 def _from_terms(x: ir.Value, y: ir.Value, x_axes: str, y_axes: str, terms: Terms) -> RotaryEmbedding | None:
     order = (0, *(1 + y_axes.index(axis) for axis in "bnhd"))
     _, batch, tokens, heads, width = (terms.place.shape[axis] for axis in order)
-    start = [batch, *(size for size in (sizes(x) or ())[1:] if isinstance(size, int))]
+    start = [size if isinstance(size, int) else batch for size in sizes(x) or ()]
     length = dict(zip(x_axes, start, strict=True))
     if length["n"] != tokens or length.get("d", width) != width:
         return None
     place, factor = terms.place.transpose(order), terms.factor.transpose(order)
     read = factor != 0
-    offset = int(place[:, 0, 0][read[:, 0, 0]].min(initial=place.size)) if x_axes != "bhnd" else 0
+    offset = int(place[:, 0, 0][read[:, 0, 0]].min(initial=place.size)) if "hn" not in x_axes else 0
     own = np.arange(width)
-    if offset + heads * width > math.prod(start[1:]) // tokens:
+    if offset + heads * width > math.prod(start) // (batch * tokens):
         return None  # the next token's channels
     # the channel, counted from the first one of the same head of the same token
     source = place - (_places(x_axes, length, (batch, tokens, heads, width)) + (offset - own))

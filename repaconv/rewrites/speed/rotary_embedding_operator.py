@@ -9,6 +9,7 @@ and writes all tokens about seven times. A class token, which is not rotated, ha
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,7 +18,7 @@ from repaconv.graph.nodes_and_constants import Array, Writer, nodes_of
 from repaconv.graph.rewrite_contract import Rewrite
 from repaconv.graph.rotary_embedding_patterns import RotaryEmbedding, rotary_embeddings
 from repaconv.graph.shape_folding import fold_shapes
-from repaconv.graph.symbolic_shapes import Size, set_shape, sizes
+from repaconv.graph.symbolic_shapes import Size, as_numbers, set_shape, sizes
 from repaconv.graph.tensor_views import View, reshaped
 from repaconv.results import Change
 
@@ -39,6 +40,7 @@ def write_operators(model: ir.Model, types: Collection[str] = TYPES) -> Iterator
         if node is None or found.y.dtype is None or found.y.dtype.name not in types:
             continue
         write = Writer(model, node)
+        found = _with_batch(write, found)
         x = _input(write, found)
         view = None if x is None else _embedded(write, x, found, shared)
         seen = None if view is None else view.write(write)
@@ -50,6 +52,16 @@ def write_operators(model: ir.Model, types: Collection[str] = TYPES) -> Iterator
             place=node.name or "",
             description=f"{found.heads} heads of {found.width} on {len(found.cos)} tokens as one RotaryEmbedding",
         )
+
+
+def _with_batch(write: Writer, found: RotaryEmbedding) -> RotaryEmbedding:
+    """The same embedding, of x with the axis B."""
+    shape = as_numbers(sizes(found.x) or ())
+    if found.x_axes[0] == "b" or shape is None:
+        return found
+    x = write("Reshape", found.x, write.constant([1, *shape]))
+    set_shape(x, (1, *shape), found.x)
+    return replace(found, x=x, x_axes="b" + found.x_axes)
 
 
 def _input(write: Writer, found: RotaryEmbedding) -> ir.Value | None:

@@ -99,7 +99,29 @@ def by_moved_constants(graph, x):
     return graph("Add", graph("Mul", x, cos), graph("Mul", half(graph, x), sin))
 
 
-FORMS = (in_halves, interleaved, by_halves, as_complex, partly, after_prefix, by_moved_constants)
+def in_blocks(graph, x, *, reflected=False, mixed=False):
+    """Each half of a head by itself, by the angles of one axis of a position: the halves of a half are the pairs.
+
+    Args:
+        reflected: With the wrong sign in the second block.
+        mixed: With neighbors as the pairs of the second block.
+    """
+    parts, turned = graph("Split", x, np.array([4, 4]), outputs=2, axis=-1), []
+    for second, (part, cos, sin) in enumerate(zip(parts, *(np.split(t, 2, -1) for t in angles()), strict=True)):
+        near = mixed and second
+        cos, sin = (np.repeat(t[:, :2], 2, -1) if near else np.concatenate([t[:, :2]] * 2, -1) for t in (cos, sin))
+        a, b = (
+            [graph("Gather", part, np.array(chosen), axis=-1) for chosen in ([0, 2], [1, 3])]
+            if near
+            else graph("Split", part, np.array([2, 2]), outputs=2, axis=-1)
+        )
+        moved = graph("Concat", b if reflected and second else graph("Neg", b), a, axis=-1)
+        moved = graph("Gather", moved, np.array([0, 2, 1, 3]), axis=-1) if near else moved
+        turned.append(graph("Add", graph("Mul", part, cos), graph("Mul", moved, sin)))
+    return graph("Concat", *turned, axis=-1)
+
+
+FORMS = (in_halves, interleaved, by_halves, as_complex, partly, after_prefix, by_moved_constants, in_blocks)
 
 
 def attending(embed, *, seed=0, scaled=False, fused=True, batch=None, normed=False, tokens_first=False):
@@ -282,7 +304,8 @@ def test_heads_with_angles_of_their_own():
         return graph("Add", graph("Mul", x, cos), graph("Mul", half(graph, x), sin))
 
     for settings in ({}, {"fused": False, "normed": True}, {"scaled": True}):
-        assert changed(attending(embed, **settings), "rotary-op") == ["rotary-op"] * 2
+        model = attending(embed, **settings)
+        assert changed(model, "rotary-op", "attention-op") == ["rotary-op"] * 2 + ["attention-op"]
 
 
 def test_a_factor_of_heads_whose_rest_stays():
@@ -339,6 +362,42 @@ def test_a_constant_with_more_axes_than_the_tokens_stays():
     model = graph.model(graph("MatMul", rotated, np.random.default_rng(0).standard_normal((1, 1, WIDTH, TOKENS))))
     assert rewritten(model, [REWRITES["rotary-op"]])[1] == []
     assert difference(results(model), results(rewritten(model, FOLDS)[0])) <= EXACT
+
+
+@pytest.mark.parametrize("fault", ["reflected", "mixed"])
+def test_blocks_that_are_not_rotated_alike_stay(fault):
+    assert changed(attending(partial(in_blocks, **{fault: True})), "rotary-op") == []
+
+
+def test_pairs_with_two_angles_stay():
+    """V-JEPA 2 repeats the angles of its pairs in halves, but mixes neighbors: no pair is rotated by one angle."""
+
+    def embed(graph, x):
+        cos, sin = angles()
+        return graph("Add", graph("Mul", x, cos), graph("Mul", pairs(graph, x), sin))
+
+    assert changed(attending(embed), "rotary-op") == []
+
+
+def test_blocks_share_the_angles_of_all_heads():
+    after, _ = rewritten(attending(in_blocks), [REWRITES["rotary-op"]])
+    tables = [entry for entry in after.graph.initializer if list(entry.dims) == [2 * TOKENS, WIDTH // 4]]
+    assert len(tables) == 2
+
+
+def test_blocks_of_heads_with_angles_of_their_own():
+    def embed(graph, x):
+        tables = (np.repeat(t[..., : WIDTH // 2].reshape(HEADS, TOKENS, 2, 1, 2), 2, 3) for t in angles(heads=[HEADS]))
+        cos, sin = (t.reshape(HEADS, TOKENS, WIDTH) for t in tables)
+        parts = [
+            graph("Split", part, np.array([2, 2]), outputs=2, axis=-1)
+            for part in graph("Split", x, np.array([4, 4]), outputs=2, axis=-1)
+        ]
+        moved = graph("Concat", *(one for a, b in parts for one in (graph("Neg", b), a)), axis=-1)
+        return graph("Add", graph("Mul", x, cos), graph("Mul", moved, sin))
+
+    for settings in ({}, {"fused": False, "normed": True}, {"scaled": True}):
+        assert changed(attending(embed, **settings), "rotary-op") == ["rotary-op"] * 2
 
 
 def unlike(*, halves=False, sign=False, swapped=False):

@@ -59,9 +59,10 @@ class RotaryEmbedding:
         x_axes: The axes of x: "bnc", "bnhd" or "bhnd", or one of these without the b.
         y_axes: The axes of y: "bnhd", "bhnd" or "bhdn".
         offset: The first channel of x that y is computed from, with heads side by side.
-        interleaved: Whether the channels 2i and 2i + 1 are a pair; otherwise i and i + r/2 are.
-        cos: c cos t, [N, H, r/2], or [N, 1, r/2] if it is the same for all heads; in float64. The channels of a head
-            from r on stay as they are.
+        interleaved: Whether the channels 2i and 2i + 1 are a pair; otherwise i and i + r/2 of a block are.
+        blocks: The number of blocks of a head that are rotated like heads: one for each axis of a position.
+        cos: c cos t, [N, H, r/2], or [N, 1, r/2] if it is the same for all heads, block by block; in float64. The
+            channels of a head from r on stay as they are; several blocks have none.
         sin: c sin t, in the same shape.
     """
 
@@ -71,6 +72,7 @@ class RotaryEmbedding:
     y_axes: str
     offset: int
     interleaved: bool
+    blocks: int
     cos: Array
     sin: Array
 
@@ -441,7 +443,7 @@ def _from_terms(x: ir.Value, y: ir.Value, x_axes: str, y_axes: str, terms: Terms
         return None  # another token or another head
     stays, moves = read & (source == own), read & (source != own)
     pair = np.where(moves, source, -1).max((0, 1, 2))
-    first, second, interleaved = _pairs(pair)
+    first, second, interleaved, blocks = _pairs(pair)
     if not len(first) or (moves & (source != pair)).any():
         return None  # a channel is mixed with several others
     cos, sin = (np.where(which, factor, 0.0).sum(0) for which in (stays, moves))
@@ -451,7 +453,7 @@ def _from_terms(x: ir.Value, y: ir.Value, x_axes: str, y_axes: str, terms: Terms
     rotates = (cos[..., first] == cos[..., second]).all() and (sin[..., first] == -sin[..., second]).all()
     if not rotates or (cos[..., rest] != 1).any() or (sin[..., rest] != 0).any():
         return None
-    return RotaryEmbedding(x, y, x_axes, y_axes, offset, interleaved, cos[..., first], sin[..., second])
+    return RotaryEmbedding(x, y, x_axes, y_axes, offset, interleaved, blocks, cos[..., first], sin[..., second])
 
 
 def _places(x_axes: str, length: dict[str, int], shape: tuple[int, ...]) -> NDArray[np.int32]:
@@ -468,8 +470,10 @@ def _places(x_axes: str, length: dict[str, int], shape: tuple[int, ...]) -> NDAr
     return found
 
 
-def _pairs(pair: NDArray[np.int64]) -> tuple[Array, Array, bool]:
-    """The first and the second channels of all pairs, and whether they are interleaved; empty if they are neither.
+def _pairs(pair: NDArray[np.int64]) -> tuple[Array, Array, bool, int]:
+    """The first and the second channels of all pairs, whether they are interleaved, and the number of blocks.
+
+    Both are empty if the channels are not paired in one of these ways.
 
     Args:
         pair: The channel that each channel is mixed with; -1 for a channel that is mixed with none.
@@ -477,15 +481,19 @@ def _pairs(pair: NDArray[np.int64]) -> tuple[Array, Array, bool]:
     width, none = len(pair), np.zeros(0, np.int64)
     mixed = np.flatnonzero(pair >= 0)
     if not len(mixed):
-        return none, none, False
+        return none, none, False, 1
     apart = int(abs(pair[mixed[0]] - mixed[0]))
-    for first, second, interleaved in (
-        (np.arange(apart), np.arange(apart) + apart, False),
-        (np.arange(0, width - 1, 2), np.arange(1, width, 2), True),
-    ):
+    ways = [
+        (np.arange(apart), np.arange(apart) + apart, False, 1),
+        (np.arange(0, width - 1, 2), np.arange(1, width, 2), True, 1),
+    ]
+    if width % (2 * apart) == 0:
+        halves = np.arange(width).reshape(-1, 2, apart)
+        ways.append((halves[:, 0].reshape(-1), halves[:, 1].reshape(-1), False, len(halves)))
+    for first, second, interleaved, blocks in ways:
         partner = np.full(width, -1)
         if len(second) and second[-1] < width:
             partner[first], partner[second] = second, first
         if (pair[mixed] == partner[mixed]).all():
-            return first, second, interleaved
-    return none, none, False
+            return first, second, interleaved, blocks
+    return none, none, False, 1

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from repaconv.graph.nodes_and_constants import Array, Writer, nodes_of
 from repaconv.graph.rewrite_contract import Rewrite
@@ -67,7 +68,7 @@ def _with_batch(write: Writer, found: RotaryEmbedding) -> RotaryEmbedding:
 def _input(write: Writer, found: RotaryEmbedding) -> ir.Value | None:
     """x as tokens [B, N, H d]. Heads [B, H, N, d] stay as they are; None if they cannot."""
     x, shape, width = found.x, sizes(found.x) or (), found.heads * found.width
-    if found.x_axes == "bhnd" and found.cos.shape[1] == 1:
+    if found.x_axes == "bhnd" and _rows(found) == 1:
         return x if shape[1] == found.heads else None
     if len(shape) == 4:
         axes = tuple((axis,) for axis in range(4))
@@ -82,30 +83,36 @@ def _input(write: Writer, found: RotaryEmbedding) -> ir.Value | None:
     return x
 
 
+def _rows(found: RotaryEmbedding) -> int:
+    """How many rows with angles of their own a token has: all heads or blocks of heads if they differ, otherwise 1."""
+    return found.heads * found.blocks if found.blocks > 1 or found.cos.shape[1] > 1 else 1
+
+
 def _embedded(write: Writer, x: ir.Value, found: RotaryEmbedding, shared: _SharedInputs) -> View | None:
     """The embedding of x, as a view with the axes of y."""
     tokens, own, pairs = found.cos.shape
+    pairs, width, of_token = pairs // found.blocks, found.width // found.blocks, _rows(found)
     shape, rows = sizes(x) or (), x
     attributes = {"interleaved": int(found.interleaved)}
-    if own > 1:  # every head of every token is a token by itself
-        rows = reshaped(write, x, (shape[0], tokens * own, found.width))
+    if of_token > 1:  # every row of every token is a token by itself
+        rows = reshaped(write, x, (shape[0], tokens * of_token, width))
     if rows is None:
         return None
     if len(shape) == 3:
-        attributes["num_heads"] = found.heads if own == 1 else 1
-    if 2 * pairs < found.width:
+        attributes["num_heads"] = found.heads if of_token == 1 else 1
+    if 2 * pairs < width:
         attributes["rotary_embedding_dim"] = 2 * pairs
     angles = [shared.constant(write, numbers.reshape(-1, pairs)) for numbers in (found.cos, found.sin)]
-    new = write("RotaryEmbedding", rows, *angles, shared.positions(write, x, tokens * own), **attributes)
+    places = np.arange(tokens * own * found.blocks).reshape(tokens, own, found.blocks)
+    if of_token > 1:
+        places = np.broadcast_to(places, (tokens, found.heads, found.blocks))
+    new = write("RotaryEmbedding", rows, *angles, shared.positions(write, x, places), **attributes)
     set_shape(new, sizes(rows), x)
+    back = reshaped(write, new, shape)  # attention-op reads tokens
     size = {"bnhd".index(axis): length for axis, length in zip(found.y_axes, sizes(found.y) or (), strict=True)}
     axes = tuple(("bnhd".index(axis),) for axis in found.y_axes)
-    of: tuple[tuple[int, ...], ...]
-    if len(shape) == 4:
-        of = tuple(("bnhd".index(axis),) for axis in found.x_axes)
-    else:
-        of = ((0,), (1,), (2, 3)) if own == 1 else ((0,), (1, 2), (3,))
-    return View(new, of, axes, size)
+    of = tuple(("bnhd".index(axis),) for axis in found.x_axes) if len(shape) == 4 else ((0,), (1,), (2, 3))
+    return None if back is None else View(back, of, axes, size)
 
 
 class _SharedInputs:
@@ -113,7 +120,7 @@ class _SharedInputs:
 
     def __init__(self) -> None:
         self._constants: dict[object, ir.Value] = {}
-        self._positions: dict[tuple[Size, int], ir.Value] = {}
+        self._positions: dict[tuple[Size, bytes], ir.Value] = {}
 
     def constant(self, write: Writer, numbers: Array) -> ir.Value:
         """A constant of these numbers in the type of the tokens."""
@@ -122,13 +129,13 @@ class _SharedInputs:
             self._constants[key] = write.constant(numbers)
         return self._constants[key]
 
-    def positions(self, write: Writer, x: ir.Value, tokens: int) -> ir.Value:
-        """The numbers of the tokens for every image, [B, N]: ONNX Runtime does not broadcast them over the batch."""
+    def positions(self, write: Writer, x: ir.Value, places: NDArray[np.int64]) -> ir.Value:
+        """These rows of the angles for every image, [B, N]: ONNX Runtime does not broadcast them over the batch."""
         import onnx_ir as ir
 
-        batch = (sizes(x) or ())[0]
-        if (batch, tokens) not in self._positions:
-            row = np.arange(tokens)[None]
+        row = places.reshape(1, -1)
+        batch, key = (sizes(x) or ())[0], row.tobytes()
+        if (batch, key) not in self._positions:
             if isinstance(batch, int):
                 every = write.constant(np.repeat(row, batch, 0))
             else:
@@ -137,9 +144,9 @@ class _SharedInputs:
                 every = write("Expand", write.constant(row), shape)
                 for value in (size, shape, every):
                     value.dtype = ir.DataType.INT64
-                set_shape(every, (batch, tokens))
-            self._positions[batch, tokens] = every
-        return self._positions[batch, tokens]
+                set_shape(every, (batch, row.size))
+            self._positions[batch, key] = every
+        return self._positions[batch, key]
 
 
 ROTARY_OP = Rewrite(

@@ -121,7 +121,27 @@ def in_blocks(graph, x, *, reflected=False, mixed=False):
     return graph("Concat", *turned, axis=-1)
 
 
-FORMS = (in_halves, interleaved, by_halves, as_complex, partly, after_prefix, by_moved_constants, in_blocks)
+def by_matrices(graph, x, *, table=None, axis=5):
+    """Each pair by its 2x2 matrix: products that are broadcast, and their sum along one axis."""
+    cos, sin = (t[:, ::2] for t in angles(interleaved=True))
+    table = (cos, -sin, sin, cos) if table is None else table(cos, sin)
+    rows = graph("Reshape", x, np.array([0, HEADS, TOKENS, WIDTH // 2, 1, 2]))
+    products = graph("Mul", rows, np.stack(table, -1).reshape(TOKENS, WIDTH // 2, 2, 2))
+    turned = graph("ReduceSum", products, np.array([axis]), keepdims=0)
+    return graph("Reshape", turned, np.array([0, HEADS, TOKENS, WIDTH]))
+
+
+FORMS = (
+    in_halves,
+    interleaved,
+    by_halves,
+    as_complex,
+    partly,
+    after_prefix,
+    by_moved_constants,
+    in_blocks,
+    by_matrices,
+)
 
 
 def attending(embed, *, seed=0, scaled=False, fused=True, batch=None, normed=False, tokens_first=False):
@@ -367,6 +387,32 @@ def test_a_constant_with_more_axes_than_the_tokens_stays():
 @pytest.mark.parametrize("fault", ["reflected", "mixed"])
 def test_blocks_that_are_not_rotated_alike_stay(fault):
     assert changed(attending(partial(in_blocks, **{fault: True})), "rotary-op") == []
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        lambda cos, sin: (cos, sin, sin, cos),
+        lambda cos, sin: (cos, -sin, sin, 2 * cos),
+        lambda cos, sin: (sin, -cos, sin, cos),
+    ],
+)
+def test_matrices_of_pairs_that_rotate_nothing_stay(table):
+    assert changed(attending(partial(by_matrices, table=table)), "rotary-op") == []
+
+
+def test_the_sum_of_matrices_along_their_rows_is_the_rotation_by_minus_t():
+    """Where a pair is a column, its sum is that of the transposed matrix; a sum of a pair's products is none."""
+
+    def columns(graph, x):
+        cos, sin = (t[:, ::2] for t in angles(interleaved=True))
+        pair = graph("Reshape", x, np.array([0, HEADS, TOKENS, WIDTH // 2, 2, 1]))
+        products = graph("Mul", pair, np.stack((cos, -sin, sin, cos), -1).reshape(TOKENS, WIDTH // 2, 2, 2))
+        turned = graph("ReduceSum", products, np.array([-2]), keepdims=1)
+        return graph("Reshape", turned, np.array([0, HEADS, TOKENS, WIDTH]))
+
+    assert changed(attending(columns), "rotary-op") == ["rotary-op"] * 2
+    assert changed(attending(partial(by_matrices, axis=4)), "rotary-op") == []
 
 
 def test_pairs_with_two_angles_stay():

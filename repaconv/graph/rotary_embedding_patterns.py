@@ -5,7 +5,8 @@ A rotary embedding rotates pairs (a, b) of a head's channels by angles t that de
     y_a = c (x_a cos t - x_b sin t)
     y_b = c (x_a sin t + x_b cos t)
 
-Exporters write it as slices, negations, concatenations, products with constants, and sums. All of these move numbers,
+Exporters write it as slices, negations, concatenations, products with constants, and sums, or as products of pairs with
+the 2x2 matrices (cos t, -sin t; sin t, cos t). All of these move numbers,
 multiply them by constants, or add them, so that every entry of y is a sum of few entries of x with constant factors.
 `terms_of` computes these sums, and the pairs, cosines and sines are read from them.
 """
@@ -38,6 +39,8 @@ from repaconv.graph.view_chains import view_of
 if TYPE_CHECKING:
     import onnx_ir as ir
 
+SUMS = ("Add", "Sub", "ReduceSum")
+"""Operators that add numbers."""
 MOST_NODES = 64
 """The most nodes between x and y."""
 MOST_TERMS = 4
@@ -156,7 +159,7 @@ def _end(value: ir.Value | None) -> ir.Value | None:
     end = None
     while value is not None and (node := value.producer()) is not None and node.domain == "":
         end = value if rank_of(value) == 4 else end
-        if node.op_type in ("Add", "Sub", "Concat"):
+        if node.op_type in (*SUMS, "Concat"):
             return end
         numbers = [scalar(entry) for entry in node.inputs] if node.op_type in ("Mul", "Div") else [None, None]
         if node.op_type not in (*VIEWS, "Expand") and numbers == [None, None]:  # Expand: keys of several queries' heads
@@ -180,7 +183,7 @@ def _sources(y: ir.Value) -> Iterator[ir.Value]:
         if len(operands) > MOST_NODES:
             return
         todo += operands[node]
-    if any(node.op_type in ("Add", "Sub") for node in operands):
+    if any(node.op_type in SUMS for node in operands):
         for value in dict.fromkeys(value for values in operands.values() for value in values):
             if value is not y and rank_of(value) in (2, 3, 4) and _is_only_source(value, y, operands):
                 yield value
@@ -233,6 +236,8 @@ def _is_linear(node: ir.Node) -> bool:
         return False
     if node.op_type in MOVES:
         return _is_plain(node)
+    if node.op_type == "ReduceSum":
+        return axes_of(node, rank_of(node.inputs[0])) is not None
     if node.op_type == "Cast":
         given, to = _cast_types(node)
         return given is not None and given == to
@@ -244,7 +249,7 @@ def _is_linear(node: ir.Node) -> bool:
 
 def _operands(node: ir.Node) -> list[ir.Value]:
     """The inputs of a linear node that are not constant."""
-    given = node.inputs[:1] if node.op_type in (*MOVES, "Cast") else node.inputs
+    given = node.inputs[:1] if node.op_type in (*MOVES, "Cast", "ReduceSum") else node.inputs
     return [value for value in given if value is not None and _numbers(value) is None]
 
 
@@ -332,9 +337,13 @@ def _applied(node: ir.Node, value: ir.Value, parts: list[Terms]) -> Terms | None
         return replace(first, factor=-first.factor)
     if node.op_type in ("Mul", "Div"):
         by = next(numbers for entry in node.inputs if (numbers := _numbers(entry)) is not None)
-        if np.broadcast_shapes(by.shape, first.place.shape[1:]) != first.place.shape[1:]:
+        shape = np.broadcast_shapes(by.shape, first.place.shape[1:])
+        if len(shape) != first.place.ndim - 1 or math.prod(shape) > MOST_ENTRIES:
             return None
-        return Terms(first.place, first.factor / by if node.op_type == "Div" else first.factor * by)
+        place = np.broadcast_to(first.place, (len(first.place), *shape))
+        return Terms(place, first.factor / by if node.op_type == "Div" else first.factor * by)
+    if node.op_type == "ReduceSum":
+        return _summed(node, first)
     if node.op_type == "Concat":
         axis, most = int(attribute(node, "axis", 0)) % (first.place.ndim - 1), max(len(one.place) for one in parts)
         same = [_with_length(one, most) for one in parts]
@@ -347,6 +356,21 @@ def _applied(node: ir.Node, value: ir.Value, parts: list[Terms]) -> Terms | None
         return None
     sign = -1.0 if node.op_type == "Sub" else 1.0
     return Terms(np.concatenate([first.place, second.place]), np.concatenate([first.factor, sign * second.factor]))
+
+
+def _summed(node: ir.Node, terms: Terms) -> Terms | None:
+    """The terms of a ReduceSum's output; None if they are too many."""
+    shape = terms.place.shape[1:]
+    axes = axes_of(node, len(shape)) or []
+    count = len(terms.place) * math.prod(shape[axis] for axis in axes)
+    if count > MOST_TERMS:
+        return None
+    order = (0, *(1 + axis for axis in axes), *(1 + axis for axis in range(len(shape)) if axis not in axes))
+    kept = attribute(node, "keepdims", 1)
+    rest = [1 if axis in axes else length for axis, length in enumerate(shape) if kept or axis not in axes]
+    return Terms(
+        terms.place.transpose(order).reshape(count, *rest), terms.factor.transpose(order).reshape(count, *rest)
+    )
 
 
 def _with_length(terms: Terms, length: int) -> Terms:

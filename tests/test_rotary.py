@@ -425,10 +425,13 @@ def test_pairs_with_two_angles_stay():
     assert changed(attending(embed), "rotary-op") == []
 
 
-def test_blocks_share_the_angles_of_all_heads():
+def test_tables_of_blocks_have_a_row_for_each_place():
+    """ONNX Runtime refuses a table with fewer rows than the input has places."""
     after, _ = rewritten(attending(in_blocks), [REWRITES["rotary-op"]])
-    tables = [entry for entry in after.graph.initializer if list(entry.dims) == [2 * TOKENS, WIDTH // 4]]
+    rows = HEADS * 2 * TOKENS
+    tables = [entry for entry in after.graph.initializer if list(entry.dims) == [rows, WIDTH // 4]]
     assert len(tables) == 2
+    assert [1, rows] in [list(entry.dims) for entry in after.graph.initializer]
 
 
 def test_blocks_of_heads_with_angles_of_their_own():

@@ -13,7 +13,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from repaconv.graph.nodes_and_constants import Array, Writer, nodes_of
 from repaconv.graph.rewrite_contract import Rewrite
@@ -102,11 +101,11 @@ def _embedded(write: Writer, x: ir.Value, found: RotaryEmbedding, shared: _Share
         attributes["num_heads"] = found.heads if of_token == 1 else 1
     if 2 * pairs < width:
         attributes["rotary_embedding_dim"] = 2 * pairs
-    angles = [shared.constant(write, numbers.reshape(-1, pairs)) for numbers in (found.cos, found.sin)]
-    places = np.arange(tokens * own * found.blocks).reshape(tokens, own, found.blocks)
-    if of_token > 1:
-        places = np.broadcast_to(places, (tokens, found.heads, found.blocks))
-    new = write("RotaryEmbedding", rows, *angles, shared.positions(write, x, places), **attributes)
+    # a table has a row for each place: ONNX Runtime refuses one with fewer
+    every = (tokens, of_token // found.blocks, found.blocks, pairs)
+    tables = [np.broadcast_to(part.reshape(tokens, own, *every[2:]), every) for part in (found.cos, found.sin)]
+    angles = [shared.constant(write, table.reshape(-1, pairs)) for table in tables]
+    new = write("RotaryEmbedding", rows, *angles, shared.positions(write, x, tokens * of_token), **attributes)
     set_shape(new, sizes(rows), x)
     back = reshaped(write, new, shape)  # attention-op reads tokens
     size = {"bnhd".index(axis): length for axis, length in zip(found.y_axes, sizes(found.y) or (), strict=True)}
@@ -120,7 +119,7 @@ class _SharedInputs:
 
     def __init__(self) -> None:
         self._constants: dict[object, ir.Value] = {}
-        self._positions: dict[tuple[Size, bytes], ir.Value] = {}
+        self._positions: dict[tuple[Size, int], ir.Value] = {}
 
     def constant(self, write: Writer, numbers: Array) -> ir.Value:
         """A constant of these numbers in the type of the tokens."""
@@ -129,13 +128,13 @@ class _SharedInputs:
             self._constants[key] = write.constant(numbers)
         return self._constants[key]
 
-    def positions(self, write: Writer, x: ir.Value, places: NDArray[np.int64]) -> ir.Value:
-        """These rows of the angles for every image, [B, N]: ONNX Runtime does not broadcast them over the batch."""
+    def positions(self, write: Writer, x: ir.Value, tokens: int) -> ir.Value:
+        """The numbers of the tokens for every image, [B, N]: ONNX Runtime does not broadcast them over the batch."""
         import onnx_ir as ir
 
-        row = places.reshape(1, -1)
-        batch, key = (sizes(x) or ())[0], row.tobytes()
-        if (batch, key) not in self._positions:
+        batch = (sizes(x) or ())[0]
+        if (batch, tokens) not in self._positions:
+            row = np.arange(tokens)[None]
             if isinstance(batch, int):
                 every = write.constant(np.repeat(row, batch, 0))
             else:
@@ -144,9 +143,9 @@ class _SharedInputs:
                 every = write("Expand", write.constant(row), shape)
                 for value in (size, shape, every):
                     value.dtype = ir.DataType.INT64
-                set_shape(every, (batch, row.size))
-            self._positions[batch, key] = every
-        return self._positions[batch, key]
+                set_shape(every, (batch, tokens))
+            self._positions[batch, tokens] = every
+        return self._positions[batch, tokens]
 
 
 ROTARY_OP = Rewrite(

@@ -99,7 +99,49 @@ def by_moved_constants(graph, x):
     return graph("Add", graph("Mul", x, cos), graph("Mul", half(graph, x), sin))
 
 
-FORMS = (in_halves, interleaved, by_halves, as_complex, partly, after_prefix, by_moved_constants)
+def in_blocks(graph, x, *, reflected=False, mixed=False):
+    """Each half of a head by itself, by the angles of one axis of a position: the halves of a half are the pairs.
+
+    Args:
+        reflected: With the wrong sign in the second block.
+        mixed: With neighbors as the pairs of the second block.
+    """
+    parts, turned = graph("Split", x, np.array([4, 4]), outputs=2, axis=-1), []
+    for second, (part, cos, sin) in enumerate(zip(parts, *(np.split(t, 2, -1) for t in angles()), strict=True)):
+        near = mixed and second
+        cos, sin = (np.repeat(t[:, :2], 2, -1) if near else np.concatenate([t[:, :2]] * 2, -1) for t in (cos, sin))
+        a, b = (
+            [graph("Gather", part, np.array(chosen), axis=-1) for chosen in ([0, 2], [1, 3])]
+            if near
+            else graph("Split", part, np.array([2, 2]), outputs=2, axis=-1)
+        )
+        moved = graph("Concat", b if reflected and second else graph("Neg", b), a, axis=-1)
+        moved = graph("Gather", moved, np.array([0, 2, 1, 3]), axis=-1) if near else moved
+        turned.append(graph("Add", graph("Mul", part, cos), graph("Mul", moved, sin)))
+    return graph("Concat", *turned, axis=-1)
+
+
+def by_matrices(graph, x, *, table=None, axis=5):
+    """Each pair by its 2x2 matrix: products that are broadcast, and their sum along one axis."""
+    cos, sin = (t[:, ::2] for t in angles(interleaved=True))
+    table = (cos, -sin, sin, cos) if table is None else table(cos, sin)
+    rows = graph("Reshape", x, np.array([0, HEADS, TOKENS, WIDTH // 2, 1, 2]))
+    products = graph("Mul", rows, np.stack(table, -1).reshape(TOKENS, WIDTH // 2, 2, 2))
+    turned = graph("ReduceSum", products, np.array([axis]), keepdims=0)
+    return graph("Reshape", turned, np.array([0, HEADS, TOKENS, WIDTH]))
+
+
+FORMS = (
+    in_halves,
+    interleaved,
+    by_halves,
+    as_complex,
+    partly,
+    after_prefix,
+    by_moved_constants,
+    in_blocks,
+    by_matrices,
+)
 
 
 def attending(embed, *, seed=0, scaled=False, fused=True, batch=None, normed=False, tokens_first=False):
@@ -129,10 +171,13 @@ def attending(embed, *, seed=0, scaled=False, fused=True, batch=None, normed=Fal
     scores = graph("Softmax", graph("MatMul", q, graph("Transpose", k, perm=[0, 1, 3, 2])), axis=-1)
     mixed = graph("Transpose", graph("MatMul", scores, heads[2]), perm=[0, 2, 1, 3])
     model = graph.model(graph("Reshape", mixed, np.array([0, 0, -1])))
-    if batch is not None:
-        model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = batch
-        model = onnx.shape_inference.infer_shapes(model, data_prop=True)
-    return model
+    return model if batch is None else with_batch(model, batch)
+
+
+def with_batch(model, size):
+    """The model for this batch size only."""
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = size
+    return onnx.shape_inference.infer_shapes(model, data_prop=True)
 
 
 def changed(model, *names):
@@ -192,6 +237,80 @@ def test_tokens_before_heads():
     assert changed(model, "rotary-op") == ["rotary-op"] * 2
 
 
+@pytest.mark.parametrize("normed", [False, True])
+def test_scaled_heads_whose_pairs_are_stacked_last(normed):
+    """A fold moves the scale and the transpose to before the Reshape; keys are transposed in the same step."""
+
+    def embed(graph, x):
+        halves = graph("Reshape", x, np.array([0, TOKENS, HEADS, WIDTH // 2, 2]))
+        real, imaginary = graph("Split", halves, np.array([1, 1]), outputs=2, axis=-1)
+        cos, sin = (t[:, None, ::2, None] for t in angles(interleaved=True))
+        parts = (
+            graph("Sub", graph("Mul", real, cos), graph("Mul", imaginary, sin)),
+            graph("Add", graph("Mul", real, sin), graph("Mul", imaginary, cos)),
+        )
+        return graph("Reshape", graph("Concat", *parts, axis=-1), np.array([0, TOKENS, HEADS, WIDTH]))
+
+    model = attending(embed, fused=False, tokens_first=True, scaled=True, normed=normed)
+    assert changed(model, "rotary-op") == ["rotary-op"] * 2
+    folded, _ = rewritten(model, FOLDS)
+    assert difference(results(model), results(folded)) <= EXACT
+    assert changed(folded, "rotary-op") == ["rotary-op"] * 2
+
+
+def of_one_image(embed, *, fused=True, heads_first=False, axis=0):
+    """Attention of tokens [N, C], as in encoders that pack images into one sequence: a batch axis of 1 comes last."""
+    graph, random, channels = Graph(x=[TOKENS, 6]), np.random.default_rng(0), HEADS * WIDTH
+    layer = random.standard_normal((6, 3 * channels)) / 3
+    x = graph("Reshape", "x", np.array([TOKENS, 6]))
+    if fused:
+        split = graph("Reshape", graph("MatMul", x, layer), np.array([TOKENS, 3, HEADS, WIDTH]))
+        turned = graph("Transpose", split, perm=[1, 0, 2, 3])
+        heads = [graph("Gather", turned, np.array(number), axis=0) for number in range(3)]
+    else:
+        parts = [graph("MatMul", x, part) for part in np.split(layer, 3, 1)]
+        heads = [graph("Reshape", part, np.array([TOKENS, HEADS, WIDTH])) for part in parts]
+    if heads_first:
+        heads = [graph("Transpose", part, perm=[1, 0, 2]) for part in heads]
+    heads[:2] = [embed(graph, part) for part in heads[:2]]
+    if not heads_first:
+        heads = [graph("Transpose", part, perm=[1, 0, 2]) for part in heads]
+    q, k, v = (graph("Unsqueeze", part, np.array([axis])) for part in heads)
+    scores = graph("Softmax", graph("MatMul", q, graph("Transpose", k, perm=[0, 1, 3, 2])), axis=-1)
+    return with_batch(graph.model(graph("MatMul", scores, v)), 1)
+
+
+@pytest.mark.parametrize("heads_first", [False, True])
+@pytest.mark.parametrize("fused", [True, False])
+def test_tokens_without_an_axis_for_the_batch(fused, heads_first):
+    def embed(graph, x):
+        cos, sin = (t if heads_first else t[:, None] for t in angles())
+        return graph("Add", graph("Mul", x, cos), graph("Mul", half(graph, x), sin))
+
+    model = of_one_image(embed, fused=fused, heads_first=heads_first)
+    assert changed(model, "rotary-op") == ["rotary-op"] * 2
+    folded, _ = rewritten(model, FOLDS)
+    assert changed(folded, "rotary-op") == ["rotary-op"] * 2
+
+
+def test_the_first_axis_of_three_is_no_batch_where_four_have_another():
+    """Heads [H, N, d] that become [H, 1, N, d] are a batch of H; tokens that are mixed are none of a head."""
+
+    def embed(graph, x):
+        cos, sin = angles()
+        return graph("Add", graph("Mul", x, cos), graph("Mul", half(graph, x), sin))
+
+    def mixed(graph, x):
+        cos, sin = (t[:, None] for t in angles())
+        moved = graph("Gather", half(graph, x), np.array([1, 0, 2, 3, 4]), axis=0)
+        return graph("Add", graph("Mul", x, cos), graph("Mul", moved, sin))
+
+    before = of_one_image(embed, heads_first=True, axis=1)
+    after, _ = rewritten(before, [REWRITES["rotary-op"]])
+    assert difference(results(before), results(after)) <= EXACT
+    assert changed(of_one_image(mixed), "rotary-op") == []
+
+
 def test_the_positions_of_a_dynamic_batch_are_written_once():
     after, _ = rewritten(attending(in_halves), [REWRITES["rotary-op"]])
     assert operators(after).count("Expand") == 1
@@ -205,7 +324,8 @@ def test_heads_with_angles_of_their_own():
         return graph("Add", graph("Mul", x, cos), graph("Mul", half(graph, x), sin))
 
     for settings in ({}, {"fused": False, "normed": True}, {"scaled": True}):
-        assert changed(attending(embed, **settings), "rotary-op") == ["rotary-op"] * 2
+        model = attending(embed, **settings)
+        assert changed(model, "rotary-op", "attention-op") == ["rotary-op"] * 2 + ["attention-op"]
 
 
 def test_a_factor_of_heads_whose_rest_stays():
@@ -264,6 +384,71 @@ def test_a_constant_with_more_axes_than_the_tokens_stays():
     assert difference(results(model), results(rewritten(model, FOLDS)[0])) <= EXACT
 
 
+@pytest.mark.parametrize("fault", ["reflected", "mixed"])
+def test_blocks_that_are_not_rotated_alike_stay(fault):
+    assert changed(attending(partial(in_blocks, **{fault: True})), "rotary-op") == []
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        lambda cos, sin: (cos, sin, sin, cos),
+        lambda cos, sin: (cos, -sin, sin, 2 * cos),
+        lambda cos, sin: (sin, -cos, sin, cos),
+    ],
+)
+def test_matrices_of_pairs_that_rotate_nothing_stay(table):
+    assert changed(attending(partial(by_matrices, table=table)), "rotary-op") == []
+
+
+def test_the_sum_of_matrices_along_their_rows_is_the_rotation_by_minus_t():
+    """Where a pair is a column, its sum is that of the transposed matrix; a sum of a pair's products is none."""
+
+    def columns(graph, x):
+        cos, sin = (t[:, ::2] for t in angles(interleaved=True))
+        pair = graph("Reshape", x, np.array([0, HEADS, TOKENS, WIDTH // 2, 2, 1]))
+        products = graph("Mul", pair, np.stack((cos, -sin, sin, cos), -1).reshape(TOKENS, WIDTH // 2, 2, 2))
+        turned = graph("ReduceSum", products, np.array([-2]), keepdims=1)
+        return graph("Reshape", turned, np.array([0, HEADS, TOKENS, WIDTH]))
+
+    assert changed(attending(columns), "rotary-op") == ["rotary-op"] * 2
+    assert changed(attending(partial(by_matrices, axis=4)), "rotary-op") == []
+
+
+def test_pairs_with_two_angles_stay():
+    """V-JEPA 2 repeats the angles of its pairs in halves, but mixes neighbors: no pair is rotated by one angle."""
+
+    def embed(graph, x):
+        cos, sin = angles()
+        return graph("Add", graph("Mul", x, cos), graph("Mul", pairs(graph, x), sin))
+
+    assert changed(attending(embed), "rotary-op") == []
+
+
+def test_tables_of_blocks_have_a_row_for_each_place():
+    """ONNX Runtime refuses a table with fewer rows than the input has places."""
+    after, _ = rewritten(attending(in_blocks), [REWRITES["rotary-op"]])
+    rows = HEADS * 2 * TOKENS
+    tables = [entry for entry in after.graph.initializer if list(entry.dims) == [rows, WIDTH // 4]]
+    assert len(tables) == 2
+    assert [1, rows] in [list(entry.dims) for entry in after.graph.initializer]
+
+
+def test_blocks_of_heads_with_angles_of_their_own():
+    def embed(graph, x):
+        tables = (np.repeat(t[..., : WIDTH // 2].reshape(HEADS, TOKENS, 2, 1, 2), 2, 3) for t in angles(heads=[HEADS]))
+        cos, sin = (t.reshape(HEADS, TOKENS, WIDTH) for t in tables)
+        parts = [
+            graph("Split", part, np.array([2, 2]), outputs=2, axis=-1)
+            for part in graph("Split", x, np.array([4, 4]), outputs=2, axis=-1)
+        ]
+        moved = graph("Concat", *(one for a, b in parts for one in (graph("Neg", b), a)), axis=-1)
+        return graph("Add", graph("Mul", x, cos), graph("Mul", moved, sin))
+
+    for settings in ({}, {"fused": False, "normed": True}, {"scaled": True}):
+        assert changed(attending(embed, **settings), "rotary-op") == ["rotary-op"] * 2
+
+
 def unlike(*, halves=False, sign=False, swapped=False):
     """An embedding with another angle for each half, with the wrong sign, or of swapped tokens."""
 
@@ -315,9 +500,7 @@ def test_two_computations_that_differ_in_an_input_left_out():
             moved = graph("Slice", graph("Concat", part, part, axis=1), np.array([0]), np.array([2]), np.array([1]))
             embedded = graph("Add", graph("Mul", "x", cos), graph("Mul", moved, sin))
             outputs.append(graph("MatMul", embedded, random.standard_normal((WIDTH, 3))))
-        model = graph.model(*outputs)
-        model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 2
-        model = onnx.shape_inference.infer_shapes(model, data_prop=True)
+        model = with_batch(graph.model(*outputs), 2)
         assert changed(model, "rotary-op") == ["rotary-op"]
 
 

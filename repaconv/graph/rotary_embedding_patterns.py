@@ -5,7 +5,8 @@ A rotary embedding rotates pairs (a, b) of a head's channels by angles t that de
     y_a = c (x_a cos t - x_b sin t)
     y_b = c (x_a sin t + x_b cos t)
 
-Exporters write it as slices, negations, concatenations, products with constants, and sums. All of these move numbers,
+Exporters write it as slices, negations, concatenations, products with constants, and sums, or as products of pairs with
+the 2x2 matrices (cos t, -sin t; sin t, cos t). All of these move numbers,
 multiply them by constants, or add them, so that every entry of y is a sum of few entries of x with constant factors.
 `terms_of` computes these sums, and the pairs, cosines and sines are read from them.
 """
@@ -29,7 +30,6 @@ from repaconv.graph.nodes_and_constants import (
     attributes_key,
     constant,
     nodes_of,
-    only_reader,
     scalar,
 )
 from repaconv.graph.operator_facts import MOVES, SELECTIONS, VIEWS
@@ -39,6 +39,8 @@ from repaconv.graph.view_chains import view_of
 if TYPE_CHECKING:
     import onnx_ir as ir
 
+SUMS = ("Add", "Sub", "ReduceSum")
+"""Operators that add numbers."""
 MOST_NODES = 64
 """The most nodes between x and y."""
 MOST_TERMS = 4
@@ -55,14 +57,15 @@ class RotaryEmbedding:
     """One rotary embedding.
 
     Attributes:
-        x: The tokens [B, N, C], or heads [B, N, H, d] or [B, H, N, d].
-        y: The embedded heads, [B, N, H, d] or [B, H, N, d].
-        x_axes: The axes of x: "bnc", "bnhd" or "bhnd".
-        y_axes: The axes of y: "bnhd" or "bhnd".
+        x: The tokens [B, N, C], or heads [B, N, H, d] or [B, H, N, d]; without the axis B if y is of one image.
+        y: The embedded heads, [B, N, H, d], [B, H, N, d], or [B, H, d, N] (keys that a product takes transposed).
+        x_axes: The axes of x: "bnc", "bnhd" or "bhnd", or one of these without the b.
+        y_axes: The axes of y: "bnhd", "bhnd" or "bhdn".
         offset: The first channel of x that y is computed from, with heads side by side.
-        interleaved: Whether the channels 2i and 2i + 1 are a pair; otherwise i and i + r/2 are.
-        cos: c cos t, [N, H, r/2], or [N, 1, r/2] if it is the same for all heads; in float64. The channels of a head
-            from r on stay as they are.
+        interleaved: Whether the channels 2i and 2i + 1 are a pair; otherwise i and i + r/2 of a block are.
+        blocks: The number of blocks of a head that are rotated like heads: one for each axis of a position.
+        cos: c cos t, [N, H, r/2], or [N, 1, r/2] if it is the same for all heads, block by block; in float64. The
+            channels of a head from r on stay as they are; several blocks have none.
         sin: c sin t, in the same shape.
     """
 
@@ -72,6 +75,7 @@ class RotaryEmbedding:
     y_axes: str
     offset: int
     interleaved: bool
+    blocks: int
     cos: Array
     sin: Array
 
@@ -116,7 +120,7 @@ def _of_heads(model: ir.Model) -> Iterator[RotaryEmbedding]:
     ends: dict[ir.Value, None] = {}
     for product in nodes_of(model, "MatMul", "Attention"):
         for value in product.inputs[:3]:
-            end = _sum_or_concat(value)
+            end = _end(value)
             if end is not None:
                 ends[end] = None
     known: dict[object, RotaryEmbedding | None] = {}
@@ -147,26 +151,21 @@ def _of_tokens(found: RotaryEmbedding) -> RotaryEmbedding:
     return replace(found, x=view.source, x_axes="bnhd") if view.axes == (batch, count, tokens, width) else found
 
 
-def _sum_or_concat(value: ir.Value | None) -> ir.Value | None:
-    """The sum or concatenation of four axes that a value is, up to views and a factor; None for any other value."""
+def _end(value: ir.Value | None) -> ir.Value | None:
+    """The first value of four axes after the sum or concatenation that a value is, up to views and factors.
+
+    Pairs are stacked as [.., d/2, 2] before they are [.., d], and a fold moves scales and transposes in between.
+    """
+    end = None
     while value is not None and (node := value.producer()) is not None and node.domain == "":
-        if node.op_type in ("Add", "Sub", "Concat"):
-            return value if rank_of(value) == 4 else _with_four_axes(value)
+        end = value if rank_of(value) == 4 else end
+        if node.op_type in (*SUMS, "Concat"):
+            return end
         numbers = [scalar(entry) for entry in node.inputs] if node.op_type in ("Mul", "Div") else [None, None]
         if node.op_type not in (*VIEWS, "Expand") and numbers == [None, None]:  # Expand: keys of several queries' heads
             return None
         value = node.inputs[0 if numbers[0] is None else 1]
     return None
-
-
-def _with_four_axes(value: ir.Value) -> ir.Value | None:
-    """The first view of a value that has four axes, if nothing else reads it: pairs [.., d/2, 2] as [.., d]."""
-    while rank_of(value) != 4:
-        view = only_reader(value, *VIEWS)
-        if view is None:
-            return None
-        value = view.outputs[0]
-    return value
 
 
 # --- What y is computed from.
@@ -184,9 +183,9 @@ def _sources(y: ir.Value) -> Iterator[ir.Value]:
         if len(operands) > MOST_NODES:
             return
         todo += operands[node]
-    if any(node.op_type in ("Add", "Sub") for node in operands):
+    if any(node.op_type in SUMS for node in operands):
         for value in dict.fromkeys(value for values in operands.values() for value in values):
-            if value is not y and rank_of(value) in (3, 4) and _is_only_source(value, y, operands):
+            if value is not y and rank_of(value) in (2, 3, 4) and _is_only_source(value, y, operands):
                 yield value
 
 
@@ -237,6 +236,8 @@ def _is_linear(node: ir.Node) -> bool:
         return False
     if node.op_type in MOVES:
         return _is_plain(node)
+    if node.op_type == "ReduceSum":
+        return axes_of(node, rank_of(node.inputs[0])) is not None
     if node.op_type == "Cast":
         given, to = _cast_types(node)
         return given is not None and given == to
@@ -248,7 +249,7 @@ def _is_linear(node: ir.Node) -> bool:
 
 def _operands(node: ir.Node) -> list[ir.Value]:
     """The inputs of a linear node that are not constant."""
-    given = node.inputs[:1] if node.op_type in (*MOVES, "Cast") else node.inputs
+    given = node.inputs[:1] if node.op_type in (*MOVES, "Cast", "ReduceSum") else node.inputs
     return [value for value in given if value is not None and _numbers(value) is None]
 
 
@@ -336,9 +337,13 @@ def _applied(node: ir.Node, value: ir.Value, parts: list[Terms]) -> Terms | None
         return replace(first, factor=-first.factor)
     if node.op_type in ("Mul", "Div"):
         by = next(numbers for entry in node.inputs if (numbers := _numbers(entry)) is not None)
-        if np.broadcast_shapes(by.shape, first.place.shape[1:]) != first.place.shape[1:]:
+        shape = np.broadcast_shapes(by.shape, first.place.shape[1:])
+        if len(shape) != first.place.ndim - 1 or math.prod(shape) > MOST_ENTRIES:
             return None
-        return Terms(first.place, first.factor / by if node.op_type == "Div" else first.factor * by)
+        place = np.broadcast_to(first.place, (len(first.place), *shape))
+        return Terms(place, first.factor / by if node.op_type == "Div" else first.factor * by)
+    if node.op_type == "ReduceSum":
+        return _summed(node, first)
     if node.op_type == "Concat":
         axis, most = int(attribute(node, "axis", 0)) % (first.place.ndim - 1), max(len(one.place) for one in parts)
         same = [_with_length(one, most) for one in parts]
@@ -351,6 +356,21 @@ def _applied(node: ir.Node, value: ir.Value, parts: list[Terms]) -> Terms | None
         return None
     sign = -1.0 if node.op_type == "Sub" else 1.0
     return Terms(np.concatenate([first.place, second.place]), np.concatenate([first.factor, sign * second.factor]))
+
+
+def _summed(node: ir.Node, terms: Terms) -> Terms | None:
+    """The terms of a ReduceSum's output; None if they are too many."""
+    shape = terms.place.shape[1:]
+    axes = axes_of(node, len(shape)) or []
+    count = len(terms.place) * math.prod(shape[axis] for axis in axes)
+    if count > MOST_TERMS:
+        return None
+    order = (0, *(1 + axis for axis in axes), *(1 + axis for axis in range(len(shape)) if axis not in axes))
+    kept = attribute(node, "keepdims", 1)
+    rest = [1 if axis in axes else length for axis, length in enumerate(shape) if kept or axis not in axes]
+    return Terms(
+        terms.place.transpose(order).reshape(count, *rest), terms.factor.transpose(order).reshape(count, *rest)
+    )
 
 
 def _with_length(terms: Terms, length: int) -> Terms:
@@ -406,15 +426,18 @@ def _moved(node: ir.Node, value: ir.Value, array: Array) -> Array:
 def _rotary_embedding_between(x: ir.Value, y: ir.Value) -> RotaryEmbedding | None:
     """The rotary embedding that makes y of x, or None."""
     start, end = sizes(x), sizes(y)
-    if start is None or end is None or start[0] != end[0] or as_numbers(end[1:]) is None or len(start) not in (3, 4):
+    if start is None or end is None or as_numbers(end[1:]) is None:
         return None
-    terms = None if 0 in (*start, *end) else terms_of(y, x)
+    orders = [axes for axes in ("bnc", "bhnd", "bnhd") if len(axes) == len(start) and start[0] == end[0]]
+    if end[0] == 1 and as_numbers(start) is not None:
+        orders += [axes for axes in ("nc", "hnd", "nhd") if len(axes) == len(start)]
+    terms = None if not orders or 0 in (*start, *end) else terms_of(y, x)
     if terms is None or len(terms.place) < 2 or [*terms.place.shape[2:]] != [*end[1:]]:
         return None
     found: RotaryEmbedding | None = None
     # with the axes of heads and tokens exchanged, it is an embedding with another angle for every head
-    for x_axes in ("bnc",) if len(start) == 3 else ("bhnd", "bnhd"):
-        for y_axes in ("bhnd", "bnhd"):
+    for x_axes in orders:
+        for y_axes in ("bhnd", "bnhd", "bhdn"):
             one = _from_terms(x, y, x_axes, y_axes, terms)
             if one is not None and one.cos.shape[1] == 1:
                 return one
@@ -425,15 +448,15 @@ def _rotary_embedding_between(x: ir.Value, y: ir.Value) -> RotaryEmbedding | Non
 def _from_terms(x: ir.Value, y: ir.Value, x_axes: str, y_axes: str, terms: Terms) -> RotaryEmbedding | None:
     order = (0, *(1 + y_axes.index(axis) for axis in "bnhd"))
     _, batch, tokens, heads, width = (terms.place.shape[axis] for axis in order)
-    start = [batch, *(size for size in (sizes(x) or ())[1:] if isinstance(size, int))]
+    start = [size if isinstance(size, int) else batch for size in sizes(x) or ()]
     length = dict(zip(x_axes, start, strict=True))
     if length["n"] != tokens or length.get("d", width) != width:
         return None
     place, factor = terms.place.transpose(order), terms.factor.transpose(order)
     read = factor != 0
-    offset = int(place[:, 0, 0][read[:, 0, 0]].min(initial=place.size)) if x_axes != "bhnd" else 0
+    offset = int(place[:, 0, 0][read[:, 0, 0]].min(initial=place.size)) if "hn" not in x_axes else 0
     own = np.arange(width)
-    if offset + heads * width > math.prod(start[1:]) // tokens:
+    if offset + heads * width > math.prod(start) // (batch * tokens):
         return None  # the next token's channels
     # the channel, counted from the first one of the same head of the same token
     source = place - (_places(x_axes, length, (batch, tokens, heads, width)) + (offset - own))
@@ -444,7 +467,7 @@ def _from_terms(x: ir.Value, y: ir.Value, x_axes: str, y_axes: str, terms: Terms
         return None  # another token or another head
     stays, moves = read & (source == own), read & (source != own)
     pair = np.where(moves, source, -1).max((0, 1, 2))
-    first, second, interleaved = _pairs(pair)
+    first, second, interleaved, blocks = _pairs(pair)
     if not len(first) or (moves & (source != pair)).any():
         return None  # a channel is mixed with several others
     cos, sin = (np.where(which, factor, 0.0).sum(0) for which in (stays, moves))
@@ -454,7 +477,7 @@ def _from_terms(x: ir.Value, y: ir.Value, x_axes: str, y_axes: str, terms: Terms
     rotates = (cos[..., first] == cos[..., second]).all() and (sin[..., first] == -sin[..., second]).all()
     if not rotates or (cos[..., rest] != 1).any() or (sin[..., rest] != 0).any():
         return None
-    return RotaryEmbedding(x, y, x_axes, y_axes, offset, interleaved, cos[..., first], sin[..., second])
+    return RotaryEmbedding(x, y, x_axes, y_axes, offset, interleaved, blocks, cos[..., first], sin[..., second])
 
 
 def _places(x_axes: str, length: dict[str, int], shape: tuple[int, ...]) -> NDArray[np.int32]:
@@ -471,8 +494,10 @@ def _places(x_axes: str, length: dict[str, int], shape: tuple[int, ...]) -> NDAr
     return found
 
 
-def _pairs(pair: NDArray[np.int64]) -> tuple[Array, Array, bool]:
-    """The first and the second channels of all pairs, and whether they are interleaved; empty if they are neither.
+def _pairs(pair: NDArray[np.int64]) -> tuple[Array, Array, bool, int]:
+    """The first and the second channels of all pairs, whether they are interleaved, and the number of blocks.
+
+    Both are empty if the channels are not paired in one of these ways.
 
     Args:
         pair: The channel that each channel is mixed with; -1 for a channel that is mixed with none.
@@ -480,15 +505,19 @@ def _pairs(pair: NDArray[np.int64]) -> tuple[Array, Array, bool]:
     width, none = len(pair), np.zeros(0, np.int64)
     mixed = np.flatnonzero(pair >= 0)
     if not len(mixed):
-        return none, none, False
+        return none, none, False, 1
     apart = int(abs(pair[mixed[0]] - mixed[0]))
-    for first, second, interleaved in (
-        (np.arange(apart), np.arange(apart) + apart, False),
-        (np.arange(0, width - 1, 2), np.arange(1, width, 2), True),
-    ):
+    ways = [
+        (np.arange(apart), np.arange(apart) + apart, False, 1),
+        (np.arange(0, width - 1, 2), np.arange(1, width, 2), True, 1),
+    ]
+    if width % (2 * apart) == 0:
+        halves = np.arange(width).reshape(-1, 2, apart)
+        ways.append((halves[:, 0].reshape(-1), halves[:, 1].reshape(-1), False, len(halves)))
+    for first, second, interleaved, blocks in ways:
         partner = np.full(width, -1)
         if len(second) and second[-1] < width:
             partner[first], partner[second] = second, first
         if (pair[mixed] == partner[mixed]).all():
-            return first, second, interleaved
-    return none, none, False
+            return first, second, interleaved, blocks
+    return none, none, False, 1

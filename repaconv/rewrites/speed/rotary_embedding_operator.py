@@ -9,6 +9,7 @@ and writes all tokens about seven times. A class token, which is not rotated, ha
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,7 +18,7 @@ from repaconv.graph.nodes_and_constants import Array, Writer, nodes_of
 from repaconv.graph.rewrite_contract import Rewrite
 from repaconv.graph.rotary_embedding_patterns import RotaryEmbedding, rotary_embeddings
 from repaconv.graph.shape_folding import fold_shapes
-from repaconv.graph.symbolic_shapes import Size, set_shape, sizes
+from repaconv.graph.symbolic_shapes import Size, as_numbers, set_shape, sizes
 from repaconv.graph.tensor_views import View, reshaped
 from repaconv.results import Change
 
@@ -39,6 +40,7 @@ def write_operators(model: ir.Model, types: Collection[str] = TYPES) -> Iterator
         if node is None or found.y.dtype is None or found.y.dtype.name not in types:
             continue
         write = Writer(model, node)
+        found = _with_batch(write, found)
         x = _input(write, found)
         view = None if x is None else _embedded(write, x, found, shared)
         seen = None if view is None else view.write(write)
@@ -52,10 +54,20 @@ def write_operators(model: ir.Model, types: Collection[str] = TYPES) -> Iterator
         )
 
 
+def _with_batch(write: Writer, found: RotaryEmbedding) -> RotaryEmbedding:
+    """The same embedding, of x with the axis B."""
+    shape = as_numbers(sizes(found.x) or ())
+    if found.x_axes[0] == "b" or shape is None:
+        return found
+    x = write("Reshape", found.x, write.constant([1, *shape]))
+    set_shape(x, (1, *shape), found.x)
+    return replace(found, x=x, x_axes="b" + found.x_axes)
+
+
 def _input(write: Writer, found: RotaryEmbedding) -> ir.Value | None:
     """x as tokens [B, N, H d]. Heads [B, H, N, d] stay as they are; None if they cannot."""
     x, shape, width = found.x, sizes(found.x) or (), found.heads * found.width
-    if found.x_axes == "bhnd" and found.cos.shape[1] == 1:
+    if found.x_axes == "bhnd" and _rows(found) == 1:
         return x if shape[1] == found.heads else None
     if len(shape) == 4:
         axes = tuple((axis,) for axis in range(4))
@@ -70,30 +82,36 @@ def _input(write: Writer, found: RotaryEmbedding) -> ir.Value | None:
     return x
 
 
+def _rows(found: RotaryEmbedding) -> int:
+    """How many rows with angles of their own a token has: all heads or blocks of heads if they differ, otherwise 1."""
+    return found.heads * found.blocks if found.blocks > 1 or found.cos.shape[1] > 1 else 1
+
+
 def _embedded(write: Writer, x: ir.Value, found: RotaryEmbedding, shared: _SharedInputs) -> View | None:
     """The embedding of x, as a view with the axes of y."""
     tokens, own, pairs = found.cos.shape
+    pairs, width, of_token = pairs // found.blocks, found.width // found.blocks, _rows(found)
     shape, rows = sizes(x) or (), x
     attributes = {"interleaved": int(found.interleaved)}
-    if own > 1:  # every head of every token is a token by itself
-        rows = reshaped(write, x, (shape[0], tokens * own, found.width))
+    if of_token > 1:  # every row of every token is a token by itself
+        rows = reshaped(write, x, (shape[0], tokens * of_token, width))
     if rows is None:
         return None
     if len(shape) == 3:
-        attributes["num_heads"] = found.heads if own == 1 else 1
-    if 2 * pairs < found.width:
+        attributes["num_heads"] = found.heads if of_token == 1 else 1
+    if 2 * pairs < width:
         attributes["rotary_embedding_dim"] = 2 * pairs
-    angles = [shared.constant(write, numbers.reshape(-1, pairs)) for numbers in (found.cos, found.sin)]
-    new = write("RotaryEmbedding", rows, *angles, shared.positions(write, x, tokens * own), **attributes)
+    # a table has a row for each place: ONNX Runtime refuses one with fewer
+    every = (tokens, of_token // found.blocks, found.blocks, pairs)
+    tables = [np.broadcast_to(part.reshape(tokens, own, *every[2:]), every) for part in (found.cos, found.sin)]
+    angles = [shared.constant(write, table.reshape(-1, pairs)) for table in tables]
+    new = write("RotaryEmbedding", rows, *angles, shared.positions(write, x, tokens * of_token), **attributes)
     set_shape(new, sizes(rows), x)
+    back = reshaped(write, new, shape)  # attention-op reads tokens
     size = {"bnhd".index(axis): length for axis, length in zip(found.y_axes, sizes(found.y) or (), strict=True)}
     axes = tuple(("bnhd".index(axis),) for axis in found.y_axes)
-    of: tuple[tuple[int, ...], ...]
-    if len(shape) == 4:
-        of = tuple(("bnhd".index(axis),) for axis in found.x_axes)
-    else:
-        of = ((0,), (1,), (2, 3)) if own == 1 else ((0,), (1, 2), (3,))
-    return View(new, of, axes, size)
+    of = tuple(("bnhd".index(axis),) for axis in found.x_axes) if len(shape) == 4 else ((0,), (1,), (2, 3))
+    return None if back is None else View(back, of, axes, size)
 
 
 class _SharedInputs:

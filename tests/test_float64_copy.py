@@ -370,11 +370,15 @@ def test_a_graph_with_large_weights_runs_from_a_file_that_goes_again(tmp_path, m
 def test_new_names_are_those_of_no_value():
     """An input, and an output inside a branch, called as a new node's output would be."""
     inner = helper.make_graph(
-        [node("Identity", "x", "Add_7.out")], "b", [], [helper.make_tensor_value_info("Add_7.out", F, [2])]
+        [node("Identity", "x", "Add_4.out")], "b", [], [helper.make_tensor_value_info("Add_4.out", F, [2])]
     )
     nodes = [node("Relu", "Add_2.out", "x"), node("If", "c", "y", then_branch=inner, else_branch=inner)]
     model = ir.from_proto(
         helper.make_model(graph(nodes, {}, {"y": (F, [2])}, {"Add_2.out": (F, [2]), "c": (BOOL, [])}))
     )
     write = Writer(model, model.graph[0])
-    assert [write("Add", *[model.graph.inputs[0]] * 2).name for _ in range(2)] == ["Add_8.out", "Add_9.out"]
+    assert [write("Add", *[model.graph.inputs[0]] * 2).name for _ in range(3)] == [
+        "Add_1.out",
+        "Add_3.out",
+        "Add_5.out",
+    ]

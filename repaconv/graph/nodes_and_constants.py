@@ -18,7 +18,9 @@ OPAQUE = "repaconv.opaque"
 
 (`repaconv.rewrites.fold.shared_weights`).
 """
-_NUMBER = re.compile(r"_(\d{1,12})(\.(out|\d+))?$")
+_NUMBER = re.compile(r"_(\d{1,12})$")
+_ENDING = re.compile(r"\.(out|\d+)$")
+"""What the name of a node's output has more than the node's."""
 
 
 SMALL = 1024
@@ -122,7 +124,7 @@ class Writer:
         import onnx_ir as ir
 
         node = ir.node(operator, inputs, attributes)
-        node.name = f"{self.scope}/{operator}_{_fresh(self.graph)}".lstrip("/")
+        node.name = _fresh(self.graph, f"{self.scope}/{operator}".lstrip("/"))
         node.outputs[0].name = f"{node.name}.out"
         if self.dtype is not None:
             node.outputs[0].dtype = self.dtype
@@ -154,7 +156,7 @@ class Writer:
         """Write an initializer in the array's own type."""
         import onnx_ir as ir
 
-        name = f"{self.scope}/constant_{_fresh(self.graph)}".lstrip("/")
+        name = _fresh(self.graph, f"{self.scope}/constant".lstrip("/"))
         value = ir.Value(
             name=name,
             const_value=ir.Tensor(np.asarray(array), name=name),
@@ -169,7 +171,7 @@ class Writer:
         import onnx_ir as ir
 
         node = ir.node("Split", [whole, self.constant(sizes)], {"axis": axis}, num_outputs=len(sizes))
-        node.name = f"{self.scope}/Split_{_fresh(self.graph)}".lstrip("/")
+        node.name = _fresh(self.graph, f"{self.scope}/Split".lstrip("/"))
         for number, output in enumerate(node.outputs):
             output.name, output.dtype = f"{node.name}.{number}", self.dtype
         self.graph.insert_before(self.before, node)
@@ -177,7 +179,7 @@ class Writer:
 
     def name(self, name: str | None) -> str:
         """Return a name that nothing in the graph has, for a value or node that is moved into it."""
-        return f"{name or self.before.op_type}_{_fresh(self.graph)}"
+        return _fresh(self.graph, name or self.before.op_type)
 
     def replace(self, old: ir.Value, new: ir.Value) -> None:
         """Replace all uses of the old value by the new one; a graph output keeps its name."""
@@ -191,15 +193,17 @@ class Writer:
         ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
 
 
-def _fresh(graph: ir.Graph) -> int:
-    """Return a number that no name in this graph ends with, apart from what `Writer` adds to it for outputs."""
+def _fresh(graph: ir.Graph, stem: str) -> str:
+    """Return a name that begins so, with a number that no node or weight ends with, also none of earlier runs."""
     if "repaconv.fresh" not in graph.meta:
-        nodes = list(graph.all_nodes())
-        values = [*graph.inputs, *(value for node in nodes for value in node.outputs)]
-        names = [entry.name or "" for entry in (*nodes, *values)] + list(graph.initializers)
+        names = [node.name or "" for node in graph] + list(graph.initializers)
         graph.meta["repaconv.fresh"] = max(
             (int(found[1]) for name in names if (found := _NUMBER.search(name))), default=0
         )
+        values = (*graph.inputs, *(value for node in graph.all_nodes() for value in node.outputs))
+        graph.meta["repaconv.values"] = {_ENDING.sub("", value.name or "") for value in values}
     number = int(graph.meta["repaconv.fresh"]) + 1
+    while f"{stem}_{number}" in graph.meta["repaconv.values"]:
+        number += 1
     graph.meta["repaconv.fresh"] = number
-    return number
+    return f"{stem}_{number}"

@@ -17,7 +17,7 @@ from repaconv.rewrites.speed.transposes_in_steps import TRANSPOSE_IN_STEPS
 FLOAT = TensorProto.FLOAT
 
 
-def transposed(shape, perm, kind=FLOAT, *, behind=()) -> onnx.ModelProto:
+def transposed(shape, perm, kind=FLOAT, *, behind=(), opset=17) -> onnx.ModelProto:
     """A graph of one Transpose, whose shape may have a name; operators behind it are applied to its output."""
     chain = [helper.make_node("Transpose", ["x"], ["y"], perm=perm), *behind]
     graph = helper.make_graph(
@@ -26,7 +26,7 @@ def transposed(shape, perm, kind=FLOAT, *, behind=()) -> onnx.ModelProto:
         [helper.make_tensor_value_info("x", kind, shape)],
         [helper.make_tensor_value_info(chain[-1].output[0], kind, [shape[axis] for axis in perm])],
     )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
 
 
 def rewritten(model) -> tuple[onnx.ModelProto, int]:
@@ -52,8 +52,8 @@ def kernels(model, tmp_path) -> list[str]:
     "shape", [(5, 2, 3, 4, 7), (2, 1, 3, 1, 4), (1, 6, 2, 2, 5), (3, 4, 4, 2, 1), ("n", 2, 1, 3, 4)]
 )
 def test_every_order_of_axes_gives_the_same_numbers(shape, monkeypatch):
-    monkeypatch.setattr(transposes_in_steps, "LEAST_NUMBERS", 1)
-    monkeypatch.setattr(transposes_in_steps, "LEAST_ROW", 1)
+    monkeypatch.setattr(transposes_in_steps, "MIN_ELEMENTS", 1)
+    monkeypatch.setattr(transposes_in_steps, "MIN_ROW", 1)
     sizes = [3 if size == "n" else size for size in shape]
     x = np.random.default_rng(0).standard_normal(sizes).astype(np.float32)
     changed = 0
@@ -66,7 +66,7 @@ def test_every_order_of_axes_gives_the_same_numbers(shape, monkeypatch):
 
 @pytest.mark.parametrize("axis", range(4))
 def test_the_dynamic_size_may_be_any(axis, monkeypatch):
-    monkeypatch.setattr(transposes_in_steps, "LEAST_NUMBERS", 1)
+    monkeypatch.setattr(transposes_in_steps, "MIN_ELEMENTS", 1)
     shape = [4, 5, 6, 7]
     x = np.arange(840, dtype=np.float32).reshape(shape)
     shape[axis] = "n"
@@ -98,8 +98,8 @@ def test_onnx_runtime_does_not_join_the_steps_again(shape, perm, tmp_path):
         ((8, 197, 12, 64), (0, 2, 3, 1)),  # one axis
         ((8, 197, 12, 64), (0, 3, 1, 2)),  # one axis
         ((8, 12, 197, 64), (0, 1, 3, 2)),  # matrices
-        ((2, 3, 4, 5), (3, 1, 2, 0)),  # few numbers
-        ((64, 2, 64, 2, 2), (4, 2, 0, 3, 1)),  # rows of 2 numbers
+        ((2, 3, 4, 5), (3, 1, 2, 0)),  # few elements
+        ((64, 2, 64, 2, 2), (4, 2, 0, 3, 1)),  # rows of 2 elements
         (("n", "m", 64, 64), (3, 1, 2, 0)),  # two dynamic sizes
     ],
 )
@@ -107,22 +107,22 @@ def test_what_is_fast_or_unknown_stays(shape, perm):
     assert rewritten(transposed(shape, perm))[1] == 0
 
 
-def test_one_step_is_enough_where_axes_are_neighbors():
-    found, changes = rewritten(transposed((16, 4, 8, 4, 8), (3, 4, 1, 2, 0)))
-    assert changes == 1
-    assert [node.op_type for node in found.graph.node] == [
-        "Reshape",
-        "Transpose",
-        "Flatten",
-        "Reshape",
-        "Transpose",
-        "Reshape",
-    ]
-    found, changes = rewritten(transposed((64, 4, 8, 4, 8), (1, 2, 3, 4, 0)))
-    assert changes == 0
-    found, changes = rewritten(transposed((4, 16, 8, 4, 8), (0, 3, 4, 1, 2)))
+def test_one_step_is_enough_without_axes_of_size_1():
+    """ONNX Runtime sees that neighbors stay neighbors, but not across an axis of size 1."""
+    found, changes = rewritten(transposed((1, 64, 1, 14, 64), (4, 0, 2, 1, 3)))
     assert changes == 1
     assert [node.op_type for node in found.graph.node] == ["Reshape", "Transpose", "Reshape"]
+    assert rewritten(transposed((64, 14, 8, 48), (2, 3, 0, 1)))[1] == 0
+    assert rewritten(transposed((4, 64, 14, 8, 48), (0, 3, 4, 1, 2)))[1] == 0
+
+
+def test_types_and_opsets_without_kernels_stay():
+    """ONNX Runtime transposes float8, but has no Flatten for it."""
+    shape, perm = (1, 32, 7, 7, 8), (0, 4, 3, 2, 1)
+    assert rewritten(transposed(shape, perm, TensorProto.FLOAT8E4M3FN, opset=21))[1] == 0
+    assert rewritten(transposed(shape, perm, TensorProto.INT4, opset=21))[1] == 0
+    assert rewritten(transposed(shape, perm, TensorProto.INT64, opset=8))[1] == 0
+    assert rewritten(transposed(shape, perm, TensorProto.INT64, opset=9))[1] == 1
 
 
 @pytest.mark.parametrize("kind", [TensorProto.FLOAT16, TensorProto.INT64, TensorProto.UINT8])

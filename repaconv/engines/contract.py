@@ -74,7 +74,7 @@ class SessionSpec:
         weights: External weights of a graph given as bytes: their folder, or the arrays by name.
         lean: Whether to release memory after every inference, and not to keep the model for profiling. Used for
             sessions that run a few untimed inferences while other sessions are loaded.
-        unpacked: Whether weights are packed for the kernels at each inference, rather than in a copy that stays.
+        no_prepacking: Whether to keep no copy of the weights in the kernels' layout: less memory, slower inferences.
         as_written: Whether to disable graph optimization: fused nodes may hold float64 constants in float32.
         streams: Number of concurrent inferences, each called from its own thread and using its own ``threads``.
         settings: NAME=VALUE settings of the runtime, of those that the engine lists for tuning
@@ -87,7 +87,7 @@ class SessionSpec:
     sizes: Mapping[str, int] = field(default_factory=dict)
     weights: Path | Mapping[str, Array] | None = None
     lean: bool = False
-    unpacked: bool = False
+    no_prepacking: bool = False
     as_written: bool = False
     streams: int = 1
     settings: tuple[str, ...] = ()

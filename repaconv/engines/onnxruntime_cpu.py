@@ -275,7 +275,7 @@ def settings_for(spec: SessionSpec) -> Any:
     settings.log_severity_level = 4  # errors are also raised
     if spec.lean:  # threads that wait for work would compute as long as the one that works
         settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    if spec.unpacked:
+    if spec.no_prepacking:
         settings.add_session_config_entry("session.disable_prepacking", "1")
     if spec.as_written:
         settings.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL

@@ -1,7 +1,7 @@
 """Handle graphs apart from their large weights.
 
-ONNX's tools copy a graph several times, but need only the shapes of weights: they run on copies without them. And
-protobuf takes three times a graph's size to serialize it, so that files are written weight by weight.
+ONNX's tools copy a graph several times, but need only the shapes of weights: they run on copies without them. Protobuf
+takes three times a graph's size to serialize it: files are written weight by weight.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from repaconv.core.errors import Refused
+
 if TYPE_CHECKING:
     import onnx
 
@@ -21,6 +23,8 @@ APART = "given apart"
 """Location of a weight that is marked as external."""
 LARGE = 1024
 """Maximum number of entries of a weight that stays; small ones may be shapes."""
+ONE_FILE_BYTES = 2 * 1024**3
+"""More bytes than one ONNX file can have."""
 PAGE = 4096
 """Bytes of a page of memory: where a weight begins in a file, so that it can be mapped alone."""
 
@@ -157,18 +161,21 @@ def _as_external(weight: onnx.TensorProto) -> onnx.TensorProto:
     return found
 
 
-def refer_to_file(bare: onnx.ModelProto, weights: Mapping[str, NDArray[Any]], path: Path) -> None:
-    """Write the weights of a graph that are marked as external to a file, and refer to their places in it."""
+def refer_to_file(bare: onnx.ModelProto, weights: Mapping[str, NDArray[Any]], path: Path) -> onnx.ModelProto:
+    """Write the weights of a graph that are marked as external to a file; return the graph with their places in it."""
+    found = with_initializers(bare, bare.graph.initializer)
     with path.open("wb") as file:
-        for weight in bare.graph.initializer:
+        for weight in found.graph.initializer:
             if weight.name not in weights:
                 continue
-            file.seek(-(-file.tell() // PAGE) * PAGE)
             array = np.ascontiguousarray(weights[weight.name])
+            if array.nbytes:
+                file.seek(-(-file.tell() // PAGE) * PAGE)
             del weight.external_data[:]
             for key, place in (("location", path.name), ("offset", file.tell()), ("length", array.nbytes)):
                 weight.external_data.add(key=key, value=str(place))
             file.write(array.data)
+    return found
 
 
 def with_initializers(model: onnx.ModelProto, weights: Iterable[onnx.TensorProto]) -> onnx.ModelProto:
@@ -187,7 +194,18 @@ def with_initializers(model: onnx.ModelProto, weights: Iterable[onnx.TensorProto
 
 
 def write_model(model: onnx.ModelProto, path: Path) -> None:
-    """Write a graph to a file, the same bytes as ``SerializeToString(deterministic=True)``, one weight at a time."""
+    """Write a graph to a file, the same bytes as ``SerializeToString(deterministic=True)``, one weight at a time.
+
+    Raises:
+        Refused: If it is larger than one ONNX file may be.
+    """
+    sizes = [weight.ByteSize() for weight in model.graph.initializer]
+    if sum(sizes) >= ONE_FILE_BYTES:
+        raise Refused(
+            f"the graph for {path.name} holds more than 2 GiB, which is more than one ONNX file can.",
+            hint="Fold its checkpoint, if there is one: repaconv fold ckpt.pth, then export.",
+            code="onnx.too-large",
+        )
     with path.open("wb") as file:
         for field, value in model.ListFields():
             if field.name != "graph":
@@ -197,7 +215,6 @@ def write_model(model: onnx.ModelProto, path: Path) -> None:
                 part.name: b"" if part.name == "initializer" else _serialized(value, part.name, content)
                 for part, content in value.ListFields()
             }
-            sizes = [weight.ByteSize() for weight in value.initializer]
             starts = [_start_of(_INITIALIZER, size) for size in sizes]
             file.write(_start_of(_GRAPH, sum(map(len, (*parts.values(), *starts))) + sum(sizes)))
             for name, content in parts.items():

@@ -200,8 +200,11 @@ def _fresh(graph: ir.Graph, stem: str) -> str:
         graph.meta["repaconv.fresh"] = max(
             (int(found[1]) for name in names if (found := _NUMBER.search(name))), default=0
         )
-        values = (*graph.inputs, *(value for node in graph.all_nodes() for value in node.outputs))
-        graph.meta["repaconv.values"] = {_ENDING.sub("", value.name or "") for value in values}
+        nodes = list(graph.all_nodes())
+        values = [value for node in nodes for value in node.outputs]
+        values += [value for part in {graph, *(node.graph for node in nodes)} if part for value in part.inputs]
+        inner = {name for node in nodes if node.graph not in (None, graph) for name in node.graph.initializers}
+        graph.meta["repaconv.values"] = inner | {_ENDING.sub("", value.name or "") for value in values}
     number = int(graph.meta["repaconv.fresh"]) + 1
     while f"{stem}_{number}" in graph.meta["repaconv.values"]:
         number += 1

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 TOOLS = ("onnxsim", "onnxslim")
 """Simplifiers in the order tried; the second is used if the first is missing or fails."""
-SKIPPED_PASSES = ["fuse_qkv", "fuse_attention", "fuse_gqa", "fuse_rope"]
+SKIPPED_PASSES = ["fuse_qkv", "fuse_attention", "fuse_gqa", "fuse_rope", "fuse_reshape_family"]
 """onnxsim passes that undo rewrites, or write operators that only ONNX Runtime has: the rewrite preset decides whether
-layers of one input are merged, and which operators are fused."""
+layers of one input are merged, which operators are fused, and where a Flatten stands between transposes."""
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from repaconv.core.errors import Refused
 from repaconv.core.progress import only_errors
+from repaconv.graph.graph_without_weights import ONE_FILE_BYTES
 from repaconv.graph.onnx_files import opset_of
 from repaconv.onnx_export.opset_lowering import lower
 
@@ -47,8 +48,8 @@ def _sort_stable(self: Any, stable: bool | None = None, dim: int = -1, descendin
 
 # Export.
 
-# protobuf's limit for one message. Above it, weights are stored in an external file, except small ones.
-ONE_FILE_BYTES = 2 * 1024**3
+# Above protobuf's limit for one message, weights are stored in an external file, except smaller ones than this.
+
 INLINE_BYTES = 2**20
 DATA = "weights.data"
 # The oldest opset of the dynamo exporter; for an older one it may return a newer graph without an error.

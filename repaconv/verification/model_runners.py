@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from repaconv.core import plugins
-from repaconv.core.errors import Refused
+from repaconv.core.errors import EnvironmentProblem, Refused
 from repaconv.core.memory_release import release_freed_memory
 from repaconv.core.temporary_folders import scratch_folder
 from repaconv.engines.contract import Array, Engine, Feeds, GpuTimed, OnCard, Port, Session, SessionSpec
@@ -267,6 +267,10 @@ def run_module(
     return np.concatenate([runner.run({"input": piece})["output"] for piece in pieces])
 
 
+LARGE_BYTES = 2**29
+"""Bytes of weights from which a session that is not timed reads them from a file and keeps no prepacked copy."""
+
+
 def load_onnx(
     model: Path | bytes | onnx.ModelProto,
     weights: Path | Mapping[str, Array] | None = None,
@@ -277,7 +281,7 @@ def load_onnx(
     """Open an ONNX Runtime session on all cores that this process may use.
 
     Weights of a model in memory are passed as arrays: serializing and parsing them would hold three copies. Large ones
-    are written to a temporary file that the runtime maps, since of arrays it makes a copy.
+    are written to a temporary file, which the runtime maps; it copies arrays.
 
     Args:
         model: A path, a serialized model or a model.
@@ -290,20 +294,17 @@ def load_onnx(
     engine: Engine = plugins.load(plugins.ENGINES, "onnxruntime")
     lean = not (isinstance(model, Path) or timed)
     spec = SessionSpec(threads=cores or 1, lean=lean, as_written=as_written)
-    if not isinstance(model, Path | bytes):
-        bare, weights = (model, weights) if weights else split_off_weights(model)
+    if isinstance(model, Path | bytes):
+        return load_session(engine, model, replace(spec, weights=weights))
+    bare, weights = (model, weights) if weights else split_off_weights(model)
+    with ExitStack() as stack:
         if lean and isinstance(weights, Mapping) and sum(array.nbytes for array in weights.values()) >= LARGE_BYTES:
-            with scratch_folder() as folder:  # what is mapped stays until the session goes
-                refer_to_file(bare, weights, folder / "weights")
-                weights = folder
+            with suppress(EnvironmentProblem, OSError):  # a full disk: they are passed as arrays then
+                folder = stack.enter_context(scratch_folder())  # the mapping outlives the file
+                bare = refer_to_file(bare, weights, folder / "weights")
+                weights, spec = folder, replace(spec, no_prepacking=True)
                 release_freed_memory()
-                return load_session(engine, bare.SerializeToString(), replace(spec, weights=folder, unpacked=True))
-        model = bare.SerializeToString()
-    return load_session(engine, model, replace(spec, weights=weights))
-
-
-LARGE_BYTES = 2**29
-"""Bytes of weights from which a session that is not timed has them in a file, and no copy packed for its kernels."""
+        return load_session(engine, bare.SerializeToString(), replace(spec, weights=weights))
 
 
 def image_model(model: Path | bytes, folder: Path | None = None, *, batch: int | None = None) -> Images:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from repaconv.core.change_guard import require_unchanged, stamp_of
 from repaconv.core.errors import Refused, first_line
 from repaconv.core.memory_release import release_freed_memory
+from repaconv.graph.graph_without_weights import ONE_FILE_BYTES
 from repaconv.graph.onnx_files import clear_dynamic_sizes, external_files_of, opset_of, require_inside
 from repaconv.graph.opset_upgrade import OLDEST
 from repaconv.graph.random_operators import random_operators
-from repaconv.onnx_export.torch_exporter import ONE_FILE_BYTES
 from repaconv.results import Change
 
 if TYPE_CHECKING:

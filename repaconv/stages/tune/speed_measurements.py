@@ -94,7 +94,7 @@ class LocalMeasurement:
         }
 
     def time_baseline(self) -> None:
-        """Load and run the baseline, so that expected costs are not those of an assumed machine."""
+        """Load and run the baseline once, so that costs are expected from this machine's speed."""
         self._load(self.baseline, set())
 
     def _load(self, deployment: Deployment, known: set[Deployment]) -> tuple[Session, Feeds]:

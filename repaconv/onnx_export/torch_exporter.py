@@ -49,7 +49,6 @@ def _sort_stable(self: Any, stable: bool | None = None, dim: int = -1, descendin
 # Export.
 
 # Above protobuf's limit for one message, weights are stored in an external file, except smaller ones than this.
-
 INLINE_BYTES = 2**20
 DATA = "weights.data"
 # The oldest opset of the dynamo exporter; for an older one it may return a newer graph without an error.

@@ -46,7 +46,7 @@ AVX-512.
 | `rms-norm` | up to 1.02 | |
 | `bias-forward` with `accumulate` | 1.01 | |
 | `mean-as-pool` | 1.00 to 1.04 | convolutional networks, more with squeeze-and-excitation |
-| `transpose-in-steps` | 1.00 (RT-DETR) to 1.10 (HAT) | windows of images, pixel shuffles; MaxViT 1.08, HaloNet 1.09; AVX2 |
+| `transpose-in-steps` | 1.00 (RT-DETR) to 1.10 (HAT) | windows of images, pixel shuffles; MaxViT 1.08; AVX2 |
 | `winograd`, by `tune` | 1.04 to 1.4; a chain of convolutions up to 1.9 | 3x3 convolutions, 48 channels or more; AVX2 |
 | `whole-blocks`, `whole-groups`, `gate-as-image`, `conv-each` | 1.04 to 3.2; AVX-512: 1.03 to 2.9 | odd channels |
 | the same | 1.3; up to 1.10; 1.02 | RexNet ([zoo](zoo.md)); squeeze-and-excitation; CSP networks |

@@ -201,11 +201,7 @@ def write_model(model: onnx.ModelProto, path: Path) -> None:
     """
     sizes = [weight.ByteSize() for weight in model.graph.initializer]
     if sum(sizes) >= ONE_FILE_BYTES:
-        raise Refused(
-            f"the graph for {path.name} holds more than 2 GiB, which is more than one ONNX file can.",
-            hint="Fold its checkpoint, if there is one: repaconv fold ckpt.pth, then export.",
-            code="onnx.too-large",
-        )
+        raise too_large(f"the graph for {path.name}")
     with path.open("wb") as file:
         for field, value in model.ListFields():
             if field.name != "graph":
@@ -222,6 +218,15 @@ def write_model(model: onnx.ModelProto, path: Path) -> None:
                 for start, weight in zip(starts, value.initializer, strict=True) if name == "initializer" else ():
                     file.write(start)
                     file.write(weight.SerializeToString(deterministic=True))
+
+
+def too_large(graph: str) -> Refused:
+    """The refusal of a graph that one ONNX file cannot hold."""
+    return Refused(
+        f"{graph} holds more than 2 GiB, which is more than one ONNX file can.",
+        hint="Fold its checkpoint, if there is one: repaconv fold ckpt.pth, then export.",
+        code="onnx.too-large",
+    )
 
 
 _GRAPH, _INITIALIZER = 7, 5

@@ -6,9 +6,9 @@ A rotary embedding rotates pairs (a, b) of a head's channels by angles t that de
     y_b = c (x_a sin t + x_b cos t)
 
 Exporters write it as slices, negations, concatenations, products with constants, and sums, or as products of pairs with
-the 2x2 matrices (cos t, -sin t; sin t, cos t). All of these move numbers,
-multiply them by constants, or add them, so that every entry of y is a sum of few entries of x with constant factors.
-`terms_of` computes these sums, and the pairs, cosines and sines are read from them.
+the 2x2 matrices (cos t, -sin t; sin t, cos t). All of these move numbers, multiply them by constants, or add them, so
+that every entry of y is a sum of few entries of x with constant factors. `terms_of` computes these sums, and the pairs,
+cosines and sines are read from them.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from repaconv.core.change_guard import require_unchanged, stamp_of
 from repaconv.core.errors import Refused, first_line
 from repaconv.core.memory_release import release_freed_memory
-from repaconv.graph.graph_without_weights import ONE_FILE_BYTES
+from repaconv.graph.graph_without_weights import ONE_FILE_BYTES, too_large
 from repaconv.graph.onnx_files import clear_dynamic_sizes, external_files_of, opset_of, require_inside
 from repaconv.graph.opset_upgrade import OLDEST
 from repaconv.graph.random_operators import random_operators
@@ -57,11 +57,7 @@ def loaded(path: Path) -> onnx.ModelProto:
             code="onnx.external",
         )
     if sum(file.stat().st_size for file in (path, *weights)) >= ONE_FILE_BYTES:
-        raise Refused(
-            f"{path} holds more than 2 GiB, which is more than one ONNX file can.",
-            hint="Fold its checkpoint, if there is one: repaconv fold ckpt.pth, then export.",
-            code="onnx.too-large",
-        )
+        raise too_large(str(path))
     before = {file: stamp_of(file) for file in (path, *weights)}
     try:
         model = onnx.load(path)

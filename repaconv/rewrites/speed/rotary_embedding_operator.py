@@ -59,9 +59,8 @@ def _with_batch(write: Writer, found: RotaryEmbedding) -> RotaryEmbedding:
     shape = as_numbers(sizes(found.x) or ())
     if found.x_axes[0] == "b" or shape is None:
         return found
-    x = write("Reshape", found.x, write.constant([1, *shape]))
-    set_shape(x, (1, *shape), found.x)
-    return replace(found, x=x, x_axes="b" + found.x_axes)
+    x = reshaped(write, found.x, (1, *shape))
+    return found if x is None else replace(found, x=x, x_axes="b" + found.x_axes)
 
 
 def _input(write: Writer, found: RotaryEmbedding) -> ir.Value | None:

@@ -40,8 +40,8 @@ from repaconv.rewrites.speed import (
     silu_as_quotient,
     split_convolutions,
     split_parts,
+    split_transposes,
     token_gather,
-    transposes_in_steps,
     winograd_convolutions,
 )
 from repaconv.rewrites.speed import bias_moves as biases
@@ -63,7 +63,7 @@ MODULES = (
         token_gather,
     ),
     *(moves, norm_layouts, channel_padding, patch_embedding, global_pooling, rows, winograd_convolutions),
-    transposes_in_steps,
+    split_transposes,
 )
 REWRITES = {entry.name: entry for module in MODULES for entry in vars(module).values() if isinstance(entry, Rewrite)}
 EXACT = 1e-11

@@ -11,8 +11,8 @@ import pytest
 from onnx import TensorProto, helper
 
 from repaconv.graph import model_rewriting
-from repaconv.rewrites.speed import transposes_in_steps
-from repaconv.rewrites.speed.transposes_in_steps import TRANSPOSE_IN_STEPS
+from repaconv.rewrites.speed import split_transposes
+from repaconv.rewrites.speed.split_transposes import TRANSPOSE_IN_STEPS
 
 FLOAT = TensorProto.FLOAT
 
@@ -52,8 +52,8 @@ def kernels(model, tmp_path) -> list[str]:
     "shape", [(5, 2, 3, 4, 7), (2, 1, 3, 1, 4), (1, 6, 2, 2, 5), (3, 4, 4, 2, 1), ("n", 2, 1, 3, 4)]
 )
 def test_every_order_of_axes_gives_the_same_numbers(shape, monkeypatch):
-    monkeypatch.setattr(transposes_in_steps, "MIN_ELEMENTS", 1)
-    monkeypatch.setattr(transposes_in_steps, "MIN_ROW", 1)
+    monkeypatch.setattr(split_transposes, "MIN_ELEMENTS", 1)
+    monkeypatch.setattr(split_transposes, "MIN_ROW", 1)
     sizes = [3 if size == "n" else size for size in shape]
     x = np.random.default_rng(0).standard_normal(sizes).astype(np.float32)
     changed = 0
@@ -66,7 +66,7 @@ def test_every_order_of_axes_gives_the_same_numbers(shape, monkeypatch):
 
 @pytest.mark.parametrize("axis", range(4))
 def test_the_dynamic_size_may_be_any(axis, monkeypatch):
-    monkeypatch.setattr(transposes_in_steps, "MIN_ELEMENTS", 1)
+    monkeypatch.setattr(split_transposes, "MIN_ELEMENTS", 1)
     shape = [4, 5, 6, 7]
     x = np.arange(840, dtype=np.float32).reshape(shape)
     shape[axis] = "n"

@@ -1,4 +1,4 @@
-"""transpose-in-steps: write a Transpose that moves the last axis among others as two that are fast.
+"""transpose-in-steps: split a Transpose that ONNX Runtime is slow at into two that it is fast at.
 
     transpose(x, p) = transpose(transpose(x, q), r)
 
@@ -11,13 +11,15 @@ Flatten.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
-from repaconv.graph.nodes_and_constants import Writer, attribute, nodes_of
+from repaconv.graph.index_selections import perm_of
+from repaconv.graph.nodes_and_constants import Writer, nodes_of
 from repaconv.graph.rewrite_contract import Rewrite
-from repaconv.graph.symbolic_shapes import is_dynamic, set_shape, sizes
+from repaconv.graph.symbolic_shapes import Size, Sizes, is_dynamic, product, sizes
+from repaconv.graph.tensor_views import reshaped
 from repaconv.results import Change
 
 if TYPE_CHECKING:
@@ -39,25 +41,22 @@ TYPES = (
 )
 """Element types for which ONNX Runtime has all kernels: not 4 bits, and not float8."""
 
-Dims = list[int]
-"""A shape; -1 is the dynamic size, of which there is one at most."""
-
 
 class _Step(NamedTuple):
     """A Transpose of a tensor that is read as one of another shape.
 
     Attributes:
-        dims: The shape.
+        shape: The shape.
         perm: The axes, as they are afterwards.
     """
 
-    dims: Dims
+    shape: Sizes
     perm: list[int]
 
-    def kept_row(self) -> float:
+    def kept_row(self) -> int:
         """Elements of a row that is moved as a whole."""
-        kept = [size for axis, size in enumerate(self.dims) if self.perm[axis:] == list(range(axis, len(self.dims)))]
-        return abs(prod(kept))
+        axes = range(len(self.shape))
+        return _elements(size for axis, size in enumerate(self.shape) if self.perm[axis:] == list(axes[axis:]))
 
 
 def _transpose_in_steps(model: ir.Model) -> Iterator[Change]:
@@ -68,83 +67,81 @@ def _transpose_in_steps(model: ir.Model) -> Iterator[Change]:
         typed = write.dtype is not None and write.dtype.name in TYPES
         if shape is None or sum(map(is_dynamic, shape)) > 1 or not typed:
             continue
-        dims = [size if isinstance(size, int) else -1 for size in shape]
-        perm = list(attribute(node, "perm", range(len(dims))[::-1]))
-        if _is_fast(perm) or abs(prod(dims)) < MIN_ELEMENTS or not (steps := _steps(*_simplified(dims, perm))):
+        perm = perm_of(node, len(shape))
+        if _is_fast(perm) or _elements(shape) < MIN_ELEMENTS or not (steps := _steps(*_simplified(shape, perm))):
             continue
         value = node.inputs[0]
-        for step in steps:
-            if value is not node.inputs[0]:
-                value = write("Flatten", value, axis=1)
-            value = write("Transpose", _read_as(write, value, step.dims), perm=step.perm)
-        value = write("Reshape", value, write.constant([dims[axis] for axis in perm]))
-        set_shape(value, [shape[axis] for axis in perm])
-        write.replace(node.outputs[0], value)
+        for number, step in enumerate(steps):
+            given = write("Flatten", value, axis=1) if number else value
+            value = write("Transpose", _read_as(write, given, step.shape), perm=step.perm)
+        write.replace(node.outputs[0], _read_as(write, value, tuple(shape[axis] for axis in perm)))
         yield Change(
             rewrite="transpose-in-steps", place=node.name or "", description="two Transposes: of rows, and of matrices"
         )
 
 
+def _elements(shape: Iterable[Size]) -> int:
+    """How many elements a tensor has at least, if it has any."""
+    return prod(size for size in shape if isinstance(size, int))
+
+
 def _is_fast(perm: Sequence[int]) -> bool:
     """Whether ONNX Runtime has a fast kernel: rows are moved, or of all axes, with neighbors joined, one is moved."""
-    runs = _runs(perm)
-    order = [sorted(runs).index(run) for run in runs]
+    _, order = _joined(perm)
     others = ([axis for axis in order if axis != moved] for moved in order)
     return perm[-1:] == [len(perm) - 1] or any(rest == sorted(rest) for rest in others)
 
 
-def _runs(axes: Sequence[int]) -> list[list[int]]:
-    """Groups of axes that were neighbors before and stay neighbors."""
-    places = {axis: place for place, axis in enumerate(sorted(axes))}
-    runs: list[list[int]] = []
-    for axis in axes:
-        if runs and places[axis] == places[runs[-1][-1]] + 1:
-            runs[-1].append(axis)
+def _joined(perm: Sequence[int]) -> tuple[list[list[int]], list[int]]:
+    """Join axes that stay neighbors: the groups, as they are before, and their order afterwards."""
+    places = {axis: place for place, axis in enumerate(sorted(perm))}
+    groups: list[list[int]] = []
+    for axis in perm:
+        if groups and places[axis] == places[groups[-1][-1]] + 1:
+            groups[-1].append(axis)
         else:
-            runs.append([axis])
-    return runs
+            groups.append([axis])
+    before = sorted(groups)
+    return before, [before.index(group) for group in groups]
 
 
-def _simplified(dims: Dims, perm: Sequence[int]) -> tuple[Dims, list[int]]:
+def _simplified(shape: Sizes, perm: Sequence[int]) -> tuple[Sizes, list[int]]:
     """The same Transpose without axes of size 1, and with axes joined that stay neighbors."""
-    runs = _runs([axis for axis in perm if dims[axis] != 1])
-    before = sorted(runs)
-    return [_joined([dims[axis] for axis in run]) for run in before], [before.index(run) for run in runs]
+    groups, order = _joined([axis for axis in perm if shape[axis] != 1])
+    return tuple(product(shape[axis] for axis in group) for group in groups), order
 
 
-def _steps(dims: Dims, perm: list[int]) -> list[_Step]:
+def _steps(shape: Sizes, perm: list[int]) -> list[_Step]:
     """The steps of a simplified Transpose. Of the two orders of the steps, the one that moves longer rows.
 
     [] if the rows are too short in both.
     """
-    last = len(dims) - 1
+    last = len(shape) - 1
     if last < 1:
         return []
     if perm[-1] == last:
-        return [_Step(dims, perm)]
+        return [_Step(shape, perm)]
     # rows first: the last axis goes to its place afterwards
     rows = [*(axis for axis in perm if axis != last), last]
-    rows_first = [_Step(dims, rows), _turn([dims[axis] for axis in rows], perm.index(last), last)]
+    rows_first = [_Step(shape, rows), _turn([shape[axis] for axis in rows], perm.index(last), last)]
     # matrices first: the axis that will be the last one goes there
     turned = [*(axis for axis in range(last + 1) if axis != perm[-1]), perm[-1]]
     rows = [turned.index(axis) for axis in perm]
-    turned_first = [_turn(dims, perm[-1], perm[-1] + 1), _Step([dims[axis] for axis in turned], rows)]
-    kept, steps = max((rows_first[0].kept_row(), rows_first), (turned_first[1].kept_row(), turned_first))
-    return [step for step in steps if step.perm != sorted(step.perm)] if kept >= MIN_ROW else []
+    turned_first = [_turn(shape, perm[-1], perm[-1] + 1), _Step(tuple(shape[axis] for axis in turned), rows)]
+    kept, of_rows = rows_first[0].kept_row(), turned_first[1].kept_row()
+    steps = rows_first if kept > of_rows else turned_first
+    return [step for step in steps if step.perm != sorted(step.perm)] if max(kept, of_rows) >= MIN_ROW else []
 
 
-def _turn(dims: Dims, start: int, middle: int) -> _Step:
+def _turn(shape: Sequence[Size], start: int, middle: int) -> _Step:
     """The step that exchanges the axes from ``start`` to ``middle`` with all after them."""
-    return _Step([_joined(dims[:start]), _joined(dims[start:middle]), _joined(dims[middle:])], [0, 2, 1])
+    return _Step((product(shape[:start]), product(shape[start:middle]), product(shape[middle:])), [0, 2, 1])
 
 
-def _joined(dims: Sequence[int]) -> int:
-    """The size of axes that are joined."""
-    return -1 if -1 in dims else prod(dims)
-
-
-def _read_as(write: Writer, value: ir.Value, dims: Dims) -> ir.Value:
-    return value if sizes(value) == tuple(dims) else write("Reshape", value, write.constant(dims))
+def _read_as(write: Writer, value: ir.Value | None, shape: Sizes) -> ir.Value:
+    read = None if value is None else reshaped(write, value, shape)
+    assert read is not None  # one size at most is dynamic
+    return read
 
 
 TRANSPOSE_IN_STEPS = Rewrite(

@@ -190,7 +190,7 @@ def _error_function_terms() -> tuple[NDArray[np.float64], ...]:
 def own_operators() -> list[Any]:
     """Return the operator classes, to be passed to onnx's `ReferenceEvaluator` as `new_ops`."""
     return [
-        *_convolution_operators(),
+        *_product_operators(),
         *_resize_operators(),
         _pad_operator(),
         *_gather_operators(),
@@ -203,8 +203,15 @@ def own_operators() -> list[Any]:
     ]
 
 
-def _convolution_operators() -> list[Any]:
-    from onnx.reference.ops import op_col2im, op_conv, op_conv_transpose
+def _product_operators() -> list[Any]:
+    from onnx.reference.ops import op_col2im, op_conv, op_conv_transpose, op_matmul
+
+    class MatMul(op_matmul.MatMul):  # type: ignore[misc]
+        def _run(self, a: Any, b: Any) -> Any:
+            if a.ndim < 3 or b.ndim != 2:
+                return super()._run(a, b)
+            rows = a.reshape(-1, a.shape[-1])  # one product: NumPy makes one for each matrix of a
+            return ((rows @ b).reshape(*a.shape[:-1], b.shape[-1]),)
 
     class Conv(op_conv.Conv):  # type: ignore[misc]
         def _run(self, *given: Any, **how: Any) -> Any:
@@ -240,7 +247,7 @@ def _convolution_operators() -> list[Any]:
             done = functional.fold(_tensor(x), *(tuple(map(int, each)) for each in (size, block, *shape)))
             return (done.numpy(),)
 
-    return [Conv, ConvTranspose, Col2Im]
+    return [MatMul, Conv, ConvTranspose, Col2Im]
 
 
 def _resize_operators() -> list[Any]:
@@ -347,7 +354,10 @@ def _pointwise_operators() -> list[Any]:
                 inner = np.tanh(sqrt(2 / pi) * (x + 0.044715 * x * x * x))
             else:
                 inner = error_function(x * sqrt(0.5))
-            return ((0.5 * x * (1 + inner)).astype(x.dtype, copy=False),)
+            inner += 1
+            inner *= x
+            inner *= 0.5
+            return (inner.astype(x.dtype, copy=False),)
 
     class HardSigmoid(OpRun):  # type: ignore[misc]
         """HardSigmoid; an alpha of float32(1/6) is taken as exactly 1/6, as torch and HardSwish define it."""
@@ -431,8 +441,10 @@ def _softmax_operators() -> list[Any]:
             return (self.of_rows(rows, -1 if old else axis).reshape(x.shape),)
 
         def of_rows(self, x: Any, axis: int) -> Any:
-            powers = np.exp(x - x.max(axis, keepdims=True, initial=-np.inf))
-            return powers / powers.sum(axis, keepdims=True)
+            powers = np.asarray(x - x.max(axis, keepdims=True, initial=-np.inf))
+            np.exp(powers, out=powers)
+            powers /= powers.sum(axis, keepdims=True)
+            return powers
 
     class LogSoftmax(Softmax):
         def of_rows(self, x: Any, axis: int) -> Any:
@@ -645,18 +657,47 @@ def convolution(
     sizes = window.sizes(x.shape[2:], kernel)
     found = np.empty((len(x), outputs, *sizes), x.dtype)
     matrices = weight.reshape(groups, outputs // groups, -1)
-    by_place = matrices.reshape(*matrices.shape, *[1] * len(kernel))
     for image, into in zip(x[:, None], found, strict=True):
-        read = window.pieces(image, kernel, 0)
-        if per_group == 1:  # a product per number
-            total = sum(by_place[:, :, at] * piece[0][:, None] for at, piece in enumerate(read))
-            into[:] = np.reshape(total, into.shape)
-        else:
-            columns = np.stack([piece[0].reshape(groups, per_group, -1) for piece in read], 2)
-            into[:] = (matrices @ columns.reshape(groups, -1, prod(sizes))).reshape(into.shape)
+        read = [piece[0].reshape(groups, per_group, *sizes) for piece in window.pieces(image, kernel, 0)]
+        given = into.reshape(groups, outputs // groups, *sizes)
+        _by_channels(matrices, read, given) if per_group == 1 else _by_rows(matrices, read, given)
         if bias is not None:
             into += bias.reshape(-1, *[1] * len(kernel))
     return found
+
+
+CACHED = 2**17
+"""Numbers that stay in a core's cache (1 MiB): larger arrays are written to memory and read again."""
+
+
+def _by_channels(matrices: NDArray[Any], read: Sequence[NDArray[Any]], into: NDArray[Any]) -> None:
+    """Convolve one image whose channels are not summed, a product per number: ``into`` [groups, O / groups, *sizes].
+
+    ``read`` has an array [groups, C / groups, *sizes] for each place of the kernel.
+    """
+    at_once = max(1, CACHED // max(1, into[0].size))
+    weights = matrices.reshape(*matrices.shape, *[1] * (into.ndim - 2))
+    for begin in range(0, len(into), at_once):
+        channels = slice(begin, begin + at_once)
+        total = into[channels]
+        np.multiply(weights[channels, :, 0], read[0][channels], out=total)
+        product = np.empty_like(total)
+        for at, piece in enumerate(read[1:], 1):
+            np.multiply(weights[channels, :, at], piece[channels], out=product)
+            total += product
+
+
+def _by_rows(matrices: NDArray[Any], read: Sequence[NDArray[Any]], into: NDArray[Any]) -> None:
+    """Convolve one image by products of matrices, some rows of it at a time; see `_by_channels`."""
+    groups, channels, rows, *others = read[0].shape
+    if len(read) == 1:
+        np.matmul(matrices, read[0].reshape(groups, channels, -1), out=into.reshape(*into.shape[:2], -1))
+        return
+    at_once = max(1, CACHED // max(1, len(read) * channels * prod(others)))
+    for begin in range(0, rows, at_once):
+        pieces = [piece[:, :, begin : begin + at_once] for piece in read]
+        columns = np.stack(pieces, 2).reshape(groups, channels * len(read), -1)
+        into[:, :, begin : begin + at_once] = (matrices @ columns).reshape(*into.shape[:2], -1, *others)
 
 
 def _conv_tensors(x: NDArray[Any], weight: NDArray[Any], bias: NDArray[Any] | None = None) -> tuple[Any, Any, Any]:

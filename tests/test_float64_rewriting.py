@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 from foreign_faults import F, Net
 from onnx import TensorProto, numpy_helper
 
 import repaconv as rc
 from repaconv.graph.discrete_outputs import has_constant_decision
-from repaconv.graph.float64_rewriting import is_float64_convertible, rewritten_in_float64, rounded_to_float32
+from repaconv.graph.float64_rewriting import (
+    is_float64_convertible,
+    is_only_rounded,
+    rewritten_in_float64,
+    rounded_to_float32,
+)
 from repaconv.rewrites.fold.fold_pipeline import FOLDS
 from repaconv.verification.model_runners import load_onnx
 
@@ -101,3 +107,43 @@ def test_weights_that_no_rewrite_changes_keep_their_bytes():
     given = next(weight for weight in model.graph.initializer if weight.name == "head")
     kept = next(weight for weight in rounded_to_float32(fold).graph.initializer if weight.name == "head")
     assert numpy_helper.to_array(kept).tobytes() == numpy_helper.to_array(given).tobytes()
+
+
+def test_a_graph_is_only_rounded_if_every_constant_is_the_nearest_float32():
+    """A fold in float64 rounded to float32 is; with one number or one attribute changed it is not."""
+    random = np.random.default_rng(0)
+    rows = [("Conv", "x w", "a"), ("BatchNormalization", "a s b m v", "c"), ("Softmax", "c", "y")]
+    weights = {"w": random.standard_normal((40, 40, 1, 1)), "m": random.standard_normal(40)}
+    weights |= {name: 0.5 + random.random(40) for name in "sbv"}
+    model = Net(rows, weights, {"x": (F, (1, 40, 2, 2))}, {"y": F}).model()
+    exact, changes = rewritten_in_float64(model, FOLDS)
+    assert changes
+    written = rounded_to_float32(exact)
+    assert is_only_rounded(written, exact)
+
+    def changed(how) -> onnx.ModelProto:
+        other = onnx.ModelProto()
+        other.CopyFrom(written)
+        how(other.graph)
+        return other
+
+    def by_one_unit(graph: onnx.GraphProto) -> None:
+        bias = next(weight for weight in graph.initializer if list(weight.dims) == [40])
+        numbers = numpy_helper.to_array(bias).copy()
+        numbers[3] = np.nextafter(numbers[3], np.float32(np.inf))
+        bias.CopyFrom(numpy_helper.from_array(numbers, bias.name))
+
+    def of_another_axis(graph: onnx.GraphProto) -> None:
+        node = next(node for node in graph.node if node.op_type == "Softmax")
+        del node.attribute[:]
+        node.attribute.append(onnx.helper.make_attribute("axis", 2))
+
+    assert is_only_rounded(changed(lambda graph: None), exact)
+    assert not is_only_rounded(changed(by_one_unit), exact)
+    assert not is_only_rounded(changed(of_another_axis), exact)
+    large = dict(exact.weights)
+    assert large  # the kernel of 1,600 numbers is held apart
+    off = {name: ir.tensor(weight.numpy() * (1 + 2.0**-22)) for name, weight in large.items()}
+    assert not is_only_rounded(written, exact._replace(weights=off))
+    tiny = exact._replace(weights={name: ir.tensor(weight.numpy() * 1e-42) for name, weight in large.items()})
+    assert not is_only_rounded(rounded_to_float32(tiny._replace(unchanged={})), tiny)  # subnormal: more is lost

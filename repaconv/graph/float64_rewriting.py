@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from repaconv.graph.discrete_outputs import has_constant_decision
 from repaconv.graph.element_type_conversion import as_float32, element_types, retyped, unsupported
@@ -24,6 +27,9 @@ FLOATS = (FLOAT, 10, 16)
 """ONNX data types float32, float16 and bfloat16."""
 WIDER = dict.fromkeys(FLOATS, DOUBLE)
 """Maps each of these data types to float64."""
+
+HALF_UNIT = 2.0**-24
+"""Half a unit in the last place of float32: the most that rounding moves a number, relative to it."""
 
 Weights = Mapping[str, "ir.TensorProtocol"]
 """Large weights by name, which are converted or computed when they are read."""
@@ -109,6 +115,48 @@ def _as_float32(graph: Float64Graph, name: str) -> onnx.TensorProto:
     renamed.CopyFrom(given)
     renamed.name = name
     return renamed
+
+
+def is_only_rounded(written: onnx.ModelProto, graph: Float64Graph) -> bool:
+    """Whether a graph is that graph in float64 with every constant rounded to the nearest float32, and nothing else.
+
+    It is not where a constant overflows, or becomes so small that more of it is lost.
+    """
+    from onnx import numpy_helper
+
+    numbers, found = _constants(graph.model), _constants(written)
+    if numbers.keys() != found.keys() or _computing(retyped(graph.model, {DOUBLE: FLOAT})) != _computing(written):
+        return False
+    for name, constant in found.items():
+        weight = graph.weights.get(name)
+        exact = numpy_helper.to_array(numbers[name]) if weight is None else weight.numpy()
+        if not _is_nearest(numpy_helper.to_array(constant), exact):
+            return False
+    return True
+
+
+def _is_nearest(rounded: NDArray[Any], exact: NDArray[Any]) -> bool:
+    if rounded.dtype.kind != "f" or rounded.shape != exact.shape:
+        return np.array_equal(rounded, exact)
+    with np.errstate(invalid="ignore"):  # infinity minus infinity
+        return bool((np.abs(exact - rounded) <= HALF_UNIT * np.abs(exact)).all())
+
+
+def _constants(model: onnx.ModelProto) -> dict[str, onnx.TensorProto]:
+    """Weights, and what Constant nodes hold as tensors."""
+    nodes = (node for node in model.graph.node if _holds_tensor(node))
+    return {weight.name: weight for weight in model.graph.initializer} | {
+        node.output[0]: node.attribute[0].t for node in nodes
+    }
+
+
+def _computing(model: onnx.ModelProto) -> list[bytes]:
+    """All other nodes, serialized."""
+    return [node.SerializeToString(deterministic=True) for node in model.graph.node if not _holds_tensor(node)]
+
+
+def _holds_tensor(node: onnx.NodeProto) -> bool:
+    return node.op_type == "Constant" and len(node.attribute) == 1 and node.attribute[0].HasField("t")
 
 
 def is_float64_convertible(model: onnx.ModelProto) -> bool:

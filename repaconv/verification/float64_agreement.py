@@ -22,15 +22,15 @@ from repaconv.core.errors import first_line
 from repaconv.engines.contract import Feeds, Session
 from repaconv.results import Tolerance
 from repaconv.verification.comparison import Comparison, PerNeighborhood, surely_within
-from repaconv.verification.evaluated_graph import Evaluated
+from repaconv.verification.evaluated_graph import Evaluated, key_of
 from repaconv.verification.float64_graphs import Float64, ReferenceEvaluation, wide
 from repaconv.verification.model_runners import load_onnx
 from repaconv.verification.onnx_model_loading import loaded
 from repaconv.verification.rounding import (
+    DRAWS,
     HALF_ROUNDINGS,
     JITTER,
     JITTERED,
-    JITTERS,
     MEASURED,
     SATURATED,
     Movement,
@@ -87,7 +87,8 @@ def differing_operators(model: onnx.ModelProto, float64: Float64, *calls: Feeds)
         float64: Its evaluator.
         calls: The inferences. The first one with such operators is described.
     """
-    if float64.reference is None:
+    calls = tuple(feeds for feeds in calls if key_of(feeds) not in float64.agreed)
+    if float64.reference is None or not calls:
         return ""
     runtime = _RuntimeValues(model, float64.reference)
     inferences = [_Inference(runtime, feeds) for feeds in calls]
@@ -98,7 +99,10 @@ def differing_operators(model: onnx.ModelProto, float64: Float64, *calls: Feeds)
                     inferences = inferences[: number + 1]
                     break
         runtime.pieces[place].close()
-    return next(filter(None, (inference.told() for inference in inferences)), "")
+    differing = next(filter(None, (inference.told() for inference in inferences)), "")
+    if not differing:
+        float64.agreed.update(map(key_of, calls))
+    return differing
 
 
 class _Inference:
@@ -109,7 +113,6 @@ class _Inference:
         self._values = dict[str, Any]()
         self._between = dict[str, Any]()  # values of nodes that the graph does not have: they convert
         self._differing: list[Any] = []
-        self._agreed = set[Any]()  # kinds of nodes
         self._error = ""
 
     def compare(self, place: int) -> bool:
@@ -141,7 +144,7 @@ class _Inference:
                 continue
             made = runtime.made.issuperset(name for name in node.output if name)
             kind = reference.kind_of(node, read | between) if made and found and _are_reals(found) else None
-            if kind in self._agreed:
+            if kind in runtime.agreed:
                 continue
             held = {name: _wide(value) for name, value in read.items()} | between
             if not made:
@@ -149,7 +152,7 @@ class _Inference:
             elif found and not _agrees(node, reference, held, found):
                 self._differing.append(node)
             elif kind is not None:
-                self._agreed.add(kind)
+                runtime.agreed.add(kind)
         self._values = {name: value for name, value in values.items() if name in runtime.later[place]}
 
 
@@ -165,10 +168,11 @@ class _RuntimeValues:
         pieces: The pieces in order.
         compared: For each piece, the evaluator's nodes of which all is known after it.
         later: For each piece, the values that are read after it.
+        agreed: Kinds of nodes that were found to agree.
     """
 
     def __init__(self, model: onnx.ModelProto, reference: ReferenceEvaluation) -> None:
-        self.reference = reference
+        self.reference, self.agreed = reference, set[Any]()
         nodes = model.graph.node
         self.made = {name for node in nodes for name in node.output if name}
         cut = [nodes[start : start + AT_ONCE] for start in range(0, len(nodes), AT_ONCE)]
@@ -293,7 +297,7 @@ def _agrees(node: Any, reference: ReferenceEvaluation, held: Mapping[str, Any], 
 
     def movements() -> Iterator[Movement]:
         inputs = {name: one for name, one in reference.inputs_of(node, held).items() if isinstance(one, np.ndarray)}
-        for seed in range(JITTERS):
+        for seed in range(DRAWS):
             other = reference.run_node(node, {**held, **jittered_feeds(inputs, JITTER, seed)})
             moved = movement({name: _array(value) for name, value in other.items()}, given, discrete=True)
             yield {name: one for name, one in moved.items() if one.shape == given[name].shape}  # sizes are no numbers

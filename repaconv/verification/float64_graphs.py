@@ -39,6 +39,8 @@ class Float64:
     Attributes:
         told: A description of the evaluator.
         reference: onnx's reference implementation; None where ONNX Runtime evaluates the graph.
+        agreed: Keys of inputs on which every operator computes what it does under ONNX Runtime, as far as that was
+            asked (`repaconv.verification.float64_agreement`).
     """
 
     def __init__(self, model: onnx.ModelProto, weights: Weights = MappingProxyType({})) -> None:
@@ -54,6 +56,7 @@ class Float64:
                 apart = {name: np.ascontiguousarray(weight.numpy()) for name, weight in weights.items()}
                 session = load_onnx(widened(model), apart, as_written=True)
         self.reference = ReferenceEvaluation(model, weights) if session is None else None
+        self.agreed = set[bytes]()
         self.told = REFERENCE if session is None else RUNTIME
         self._run: Callable[[Feeds], Mapping[str, Any]] = (session or self.reference).run  # type: ignore[union-attr]
 

@@ -2,11 +2,12 @@
 
 1. Outputs are compared in FP32, by the tolerance alone.
 2. An output that is left open is compared in float64, where that runs. The fold in float64, before it is rounded, must
-   be equal to the original there up to `ALGEBRA`; so its algebra is right. The folded graph in FP32 may be no further
-   from the original in float64 than the original in FP32 is, times a stated factor; evaluated in float64, it may differ
-   by no more than the rounding of its weights explains. So it was written down right. As that takes as long as all
-   else, it is done for some inputs: the smallest one, and those that FP32 leaves open by how large channels are over
-   all inputs. What does not pass by them is evaluated for all.
+   be equal to the original there up to `ALGEBRA`; so its algebra is right. The folded graph must be that fold, every
+   weight rounded to float32; if it is not, it is evaluated in float64, too, and may differ by no more than the rounding
+   of its weights explains. So it was written down right. In FP32 it may be no further from the original in float64 than
+   the original in FP32 is, times a stated factor. As that takes as long as all else, it is done for the smallest input.
+   The others are compared in FP32, by how large channels are over all inputs and by 3. What does not pass so is
+   evaluated for all.
 3. Where nothing evaluates the graph in float64, the original with moved weights and inputs says how far rounding goes.
 4. What is equal in float64 and differs in FP32 alone is compared once more, both graphs with the choices (TopK) that
    the original makes in FP32 (`cut_at_discrete_operators`).
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import cached_property, partial
 from itertools import chain
 from math import inf
@@ -26,7 +28,7 @@ import numpy as np
 
 from repaconv.core.errors import GateFailed, Refused, first_line
 from repaconv.engines.contract import Array, Feeds
-from repaconv.graph.float64_rewriting import DOUBLE, Weights
+from repaconv.graph.float64_rewriting import DOUBLE, Weights, is_only_rounded
 from repaconv.results import Figures, Link, Tolerance
 from repaconv.verification.comparison import Channels, Comparison, PerNeighborhood, neighborhood, raised, run_both
 from repaconv.verification.cut_at_discrete_operators import cut_at_choices
@@ -43,6 +45,7 @@ from repaconv.verification.rounding import (
     JITTER,
     JITTER_SHARE,
     JITTERED_TIMES,
+    JITTERS,
     MEASURED,
     MOVED_SHARE,
     TO_FLOAT64,
@@ -72,6 +75,8 @@ def proved(
     after: Evaluated,
     ends: tuple[str, str] = (GIVEN, FOLDED),
     reverted: Collection[str] = (),
+    *,
+    few: bool = False,
 ) -> tuple[Link, ...]:
     """Every output before against after under ONNX Runtime.
 
@@ -85,6 +90,7 @@ def proved(
         after: What replaces it.
         ends: What the two are called.
         reverted: What was reverted of the fold; see `repaconv.rewrites.fold.fold_pipeline.without`.
+        few: Whether only one input of each size is compared, and none of other gains.
 
     Raises:
         Refused: If the graph as given does not run, or if nothing could be compared.
@@ -95,7 +101,7 @@ def proved(
     allowed = tolerance("onnx", usual=usual_rtols(before.model), reasons=deep)
     coarse = _rounded_anew(before.model, after.model)
     try:
-        links = _compared(source, before.single, after.single, "onnx", allowed, coarse, ends, reverted)
+        links = _compared(source, before.single, after.single, "onnx", allowed, coarse, ends, reverted, few=few)
         if ends[1] == FOLDED and not coarse and rounds_worse(links):
             links = _with_given_choices(source, before.single, after.single, allowed, links, reverted)
     except Unrunnable as error:
@@ -211,10 +217,12 @@ def _compared(
     coarse: Mapping[str, float],
     ends: tuple[str, str],
     reverted: Collection[str] = (),
+    *,
+    few: bool = False,
 ) -> tuple[Link, ...]:
     """A link for every output; raises Unrunnable where no probes are found."""
     _require_opened(source, before)
-    probes = before.probes
+    probes = replace(before.probes, more=tuple) if few else before.probes
     with suppress(Exception):  # the runtime's own; it is raised again where they are compared
         for each in probes.feeds:
             before.run(each)
@@ -273,7 +281,8 @@ class _Pair:
         written = partial(Jittered, self.after, WRITTEN_MOVED, anew=self._anew, double=True)
         given = partial(Jittered, self.before, JITTER_SHARE * (self.allowed.rtol or 0.0))
         self.moved_written = [written(seed, feeds, {}, (self.before,)) for seed in range(DRAWS)]
-        self.moved = [given(seed, feeds, self.coarse, (self.after,)) for seed in range(DRAWS)]
+        all_feeds, others = self.probes.feeds, (self.after,)
+        self.moved = [given(seed, all_feeds, self.coarse, others, in_float64=feeds) for seed in range(DRAWS)]
         self._drawn_for = feeds
 
     def links(self) -> tuple[Link, ...]:
@@ -333,22 +342,15 @@ class _Pair:
         others = f"in float64 for {len(self.chosen)} of {len(self.probes.feeds)} inputs" if self._others else ""
         return "; ".join(filter(None, [others, self.probes.told]))
 
-    def _inputs_for_float64(self, differ: Collection[str], constant: Collection[str]) -> Sequence[Feeds]:
-        """The smallest one, and those that FP32 leaves open by how large channels are over all of them.
+    def _inputs_for_float64(self, constant: Collection[str]) -> Sequence[Feeds]:
+        """The smallest one; all where an output is constant: how far inputs move it in float64 is known by all alone.
 
-        How far inputs move an output in float64 is known by all of them alone.
+        Also where weights were rounded to half precision: then rounding is no measure in FP32.
         """
         feeds = self.probes.feeds
         if constant or self.coarse:
             return feeds
-
-        def left_open(each: Feeds) -> bool:
-            found = run_both(self.before, self.after, [each], self._comparison(channels=self._channels))
-            return not _open(self._by_output(found)).isdisjoint(differ)
-
-        smallest = min(feeds, key=lambda each: sum(array.size for array in each.values()))
-        found = [each for each in feeds if each is smallest or left_open(each)]
-        return feeds if len(found) == len(feeds) else found
+        return [min(feeds, key=lambda each: sum(array.size for array in each.values()))]
 
     def _in_float64(self, differ: Collection[str], constant: Collection[str]) -> dict[str, Link]:
         """Of the outputs that float64 tells of, where it runs.
@@ -358,7 +360,7 @@ class _Pair:
         """
         if self.name != "onnx" or not (differ or constant):
             return {}
-        self.chosen = self._inputs_for_float64(differ, constant)
+        self.chosen = self._inputs_for_float64(constant)
         told = self._told_by_float64(differ, constant)
         if self._others and not self.doubt and not all(_is_equal(told.get(output)) for output in differ):
             self.chosen = self.probes.feeds
@@ -430,31 +432,36 @@ class _Pair:
         proved = self._algebra(output, calls, own) if calls[0].exact is not None else None
         if proved is not None and proved.verdict != "passed":
             return proved
-        written = self._written(output, calls) if proved is not None else None
+        well_written = proved is not None and self._is_only_rounded
+        written = self._written(output, calls) if proved is not None and not well_written else None
         if written is not None and written.verdict == "failed" and self._rounding_chose(written, output, calls):
             written = written.because("equal_in_float64")
         if written is not None and written.verdict == "failed":
             return written
+        judged = well_written or written is not None  # how it was written down
         allowed = max(self.allowed.rtol or 0.0, HALF_ROUNDINGS * max(self.coarse.values(), default=0.0))
         channels = self._channels if self._others else None
         found = self._comparison(self.allowed.model_copy(update={"rtol": allowed}), channels=channels)
         for call, moved in zip(calls, own, strict=True):
-            if call.truth.dtype.kind != "f" and proved is not None and (written is not None or self.coarse):
+            if call.truth.dtype.kind != "f" and proved is not None and (judged or self.coarse):
                 moved = np.where(call.folded != call.truth, inf, moved)  # equal in float64: FP32 decides otherwise
-            elif written is not None:
+            elif judged:
                 moved = _blurred(call.truth, moved)
             right = {output: call.truth}
             rounding = Rounding(MEASURED, partial(self._movements, output, call, moved))
             found.add({output: call.folded.astype(call.truth.dtype)}, right, rounding=rounding)
         for feeds in self._others:
-            found.add({output: self.after.run(feeds)[output]}, {output: self.before.run(feeds)[output]})
+            right = {output: self.before.run(feeds)[output]}
+            rounding = Rounding(MEASURED, partial(self._moved_in_single, feeds, right))
+            found.add({output: self.after.run(feeds)[output]}, right, rounding=rounding)
         exactly = proved.metrics.max_rel_error if proved is not None and proved.metrics else None
         figures = {"error_in_float64": exactly, "unfused": sum(call.unfused for call in calls) or None}
         (link,) = found.links(self.name, f"{self.ends[0]}, float64", self._told, **figures)
-        if self._others and written is None:
+        if self._others and not judged:
             return None
         # where rounding moves numbers by all that is next to them, it chooses others: the boxes that a detector keeps
-        chosen = written is not None and written.verdict == "passed" and _chooses(link)
+        well_written = well_written or (written is not None and written.verdict == "passed")
+        chosen = well_written and _chooses(link)
         if self._others or proved is None or not (chosen or link.reason in ("rounding_too_large", "constant_output")):
             return link
         link = link.because("equal_in_float64")
@@ -470,6 +477,15 @@ class _Pair:
             moved = movement(other.run(call.feeds), {output: call.original})
             yield {name: JITTERED_TIMES / MEASURED.times * array for name, array in moved.items()}
         yield from self._like_errors(output, call)
+
+    def _moved_in_single(self, feeds: Feeds, right: Mapping[str, Any]) -> Iterator[Movement]:
+        """How far moved weights and inputs move the original in FP32, on an input that float64 is not asked of.
+
+        What a few do not explain is left to float64.
+        """
+        for other in self.moved[:JITTERS]:
+            moved = movement(other.run(feeds), right, discrete=True)
+            yield {name: JITTERED_TIMES / MEASURED.times * array for name, array in moved.items()}
 
     def _like_errors(self, output: str, call: _OneOutput) -> Iterator[Movement]:
         """The error in FP32 of the original with moved weights and inputs: other draws of its own error.
@@ -541,6 +557,12 @@ class _Pair:
         """What the folded graph computes in float64, and how far the rounding of its weights moves that."""
         written = self.after.truth(call.feeds)[output]
         return written, jitter_rounding(self.moved_written, call.feeds, {output: written}, WRITTEN)
+
+    @cached_property
+    def _is_only_rounded(self) -> bool:
+        """Whether the folded graph is the fold in float64, every weight rounded to float32 and nothing else."""
+        known = self.after.in_float64
+        return known is not None and is_only_rounded(self.after.model, known)
 
     def _written_within(self, limit: float, output: str, call: _OneOutput) -> bool:
         """Whether the folded graph as it was written is off by less, besides what its weights' rounding explains."""

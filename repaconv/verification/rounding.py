@@ -61,7 +61,8 @@ another does. With moved weights and inputs, by normal draws. (With random signs
 cancel do not move at all in one of two draws.)"""
 JITTERS = 3
 """How often the inputs of a network are moved in float64 (2), where an image is moved by its largest number; and how
-often weights and inputs to see which images depend on a rounding."""
+often weights and inputs, to see which images depend on a rounding, and where float64 knows more if they do not
+suffice."""
 JITTER_SHARE = 0.1
 """By how much weights and inputs are moved, relative to themselves, as a part of the tolerance of the link:"""
 JITTER = JITTER_SHARE * FLOAT32
@@ -277,11 +278,14 @@ class Jittered:
         *,
         anew: Collection[str] = (),
         double: bool = False,
+        in_float64: Sequence[Feeds] | None = None,
     ) -> None:
         """``coarse`` has weights that are moved by more, ``others`` let their sessions go; ``double``: in float64.
 
-        ``anew`` has constants that are moved even if they are one number.
+        ``anew`` has constants that are moved even if they are one number, ``in_float64`` the probes of which `truth` is
+        asked, if not all.
         """
+        self.in_float64 = probes if in_float64 is None else in_float64
         self.graph, self.by, self.seed, self.probes, self.coarse, self.anew = graph, by, seed, probes, coarse, anew
         self.others, self.double = others, double
         self._known: dict[bytes, Mapping[str, Any]] = {}
@@ -289,14 +293,18 @@ class Jittered:
 
     def run(self, feeds: Feeds) -> Mapping[str, Any]:
         """See `repaconv.verification.model_runners.Runner`."""
-        return self._of(feeds, self._known, Float64 if self.double else load_onnx)
+        return self._of(feeds, self.probes, self._known, Float64 if self.double else load_onnx)
 
     def truth(self, feeds: Feeds) -> Mapping[str, Any]:
         """What the moved graph computes of the moved inputs in float64."""
-        return self._of(feeds, self._exact, Float64)
+        return self._of(feeds, self.in_float64, self._exact, Float64)
 
     def _of(
-        self, feeds: Feeds, known: dict[bytes, Mapping[str, Any]], opened: Callable[[onnx.ModelProto], Runner]
+        self,
+        feeds: Feeds,
+        probes: Sequence[Feeds],
+        known: dict[bytes, Mapping[str, Any]],
+        opened: Callable[[onnx.ModelProto], Runner],
     ) -> Mapping[str, Any]:
         key = key_of(feeds)
         if key not in known:
@@ -304,7 +312,7 @@ class Jittered:
                 end.close()
             model = widened(self.graph.model) if self.double else self.graph.model
             runner = opened(moved_weights(model, self.by, self.seed, self.coarse, self.anew))
-            for probe in self.probes:
+            for probe in probes:
                 with suppress(Exception):  # the runtime's own; it is raised to whoever asks for that probe
                     known[key_of(probe)] = self._moved(runner, probe)
             if key not in known:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from repaconv.engines.contract import Array, Feeds
+from repaconv.engines.contract import Array, Feeds, Session
 from repaconv.graph.float64_rewriting import DOUBLE, FLOATS, WIDER, Weights
 from repaconv.verification.float64_operators import own_operators
 from repaconv.verification.model_runners import load_onnx
@@ -53,8 +53,7 @@ class Float64:
         session = None
         with suppress(Exception):  # the runtime raises many classes
             if not any(node.op_type in LACKED for node in model.graph.node):
-                apart = {name: np.ascontiguousarray(weight.numpy()) for name, weight in weights.items()}
-                session = load_onnx(widened(model), apart, as_written=True)
+                session = _session(model, weights)
         self.reference = ReferenceEvaluation(model, weights) if session is None else None
         self.agreed = set[bytes]()
         self.told = REFERENCE if session is None else RUNTIME
@@ -77,6 +76,22 @@ class Float64:
             limit: Bytes of all weights in float64; if they take more, none is kept.
         """
         return nullcontext() if self.reference is None else self.reference.weights_kept(limit)
+
+
+def _session(model: onnx.ModelProto, weights: Weights) -> Session:
+    """Open a session of ONNX Runtime in float64; large weights are converted apart from the graph."""
+    from onnx import numpy_helper
+
+    from repaconv.graph.element_type_conversion import kept_constants
+    from repaconv.graph.graph_without_weights import mark_as_external
+
+    bare, large = mark_as_external(model)
+    kept = kept_constants(model, WIDER)
+    apart = {name: np.ascontiguousarray(weight.numpy()) for name, weight in weights.items()}
+    for name, weight in large.items():
+        numbers = numpy_helper.to_array(weight)
+        apart[name] = numbers if name in kept else wide(numbers)
+    return load_onnx(widened(bare), apart, as_written=True)
 
 
 def widened(model: onnx.ModelProto) -> onnx.ModelProto:

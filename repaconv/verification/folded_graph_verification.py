@@ -6,8 +6,8 @@
    weight rounded to float32; if it is not, it is evaluated in float64, too, and may differ by no more than the rounding
    of its weights explains. So it was written down right. In FP32 it may be no further from the original in float64 than
    the original in FP32 is, times a stated factor. As that takes as long as all else, it is done for the smallest input.
-   The others are compared in FP32, by how large channels are over all inputs and by 3. What does not pass so is
-   evaluated for all.
+   The others are compared in FP32, by how large channels are over all inputs and, where that takes less time, by 3.
+   Those that do not pass so are evaluated in float64, too; in the end, all.
 3. Where nothing evaluates the graph in float64, the original with moved weights and inputs says how far rounding goes.
 4. What is equal in float64 and differs in FP32 alone is compared once more, both graphs with the choices (TopK) that
    the original makes in FP32 (`cut_at_discrete_operators`).
@@ -67,6 +67,10 @@ if TYPE_CHECKING:
     from repaconv.verification.probe_inputs import Probes, Unrunnable
 
 GIVEN, FOLDED = "original ONNX", "ONNX folded"
+
+PER_WEIGHT = 50
+"""Multiplications for each weight of a graph from which moved weights take less time than float64: moving a weight and
+loading it takes 30 ns, a multiplication 0.04 ns in FP32 and 0.5 ns in float64 (one core of a Zen 3)."""
 
 
 def proved(
@@ -246,7 +250,6 @@ class _Pair:
     Attributes:
         coarse: Weights that were rounded to half precision anew, and how far that moves each.
         reverted: What was reverted of the fold, which is made once more in float64.
-        moved: The original with other roundings, each opened when it is first asked.
         moved_written: The folded graph in float64, with other roundings of its weights.
         chosen: The inputs that are evaluated in float64.
     """
@@ -275,15 +278,20 @@ class _Pair:
         self._drawn_for: Sequence[Feeds] = ()
 
     def _draw(self, feeds: Sequence[Feeds]) -> None:
-        """Prepare the graphs with other roundings, which run on all of these inputs when one is first asked."""
+        """Prepare the graphs with other roundings, which run when one is first asked; in float64 on these inputs."""
         if feeds is self._drawn_for:
             return
         written = partial(Jittered, self.after, WRITTEN_MOVED, anew=self._anew, double=True)
-        given = partial(Jittered, self.before, JITTER_SHARE * (self.allowed.rtol or 0.0))
         self.moved_written = [written(seed, feeds, {}, (self.before,)) for seed in range(DRAWS)]
-        all_feeds, others = self.probes.feeds, (self.after,)
-        self.moved = [given(seed, all_feeds, self.coarse, others, in_float64=feeds) for seed in range(DRAWS)]
+        for other in self.moved:
+            other.in_float64 = feeds
         self._drawn_for = feeds
+
+    @cached_property
+    def moved(self) -> Sequence[Jittered]:
+        """The original with other roundings; each runs on all probes when it is first asked."""
+        given = partial(Jittered, self.before, JITTER_SHARE * (self.allowed.rtol or 0.0))
+        return [given(seed, self.probes.feeds, self.coarse, (self.after,)) for seed in range(DRAWS)]
 
     def links(self) -> tuple[Link, ...]:
         """One for every output.
@@ -342,8 +350,8 @@ class _Pair:
         others = f"in float64 for {len(self.chosen)} of {len(self.probes.feeds)} inputs" if self._others else ""
         return "; ".join(filter(None, [others, self.probes.told]))
 
-    def _inputs_for_float64(self, constant: Collection[str]) -> Sequence[Feeds]:
-        """The smallest one; all where an output is constant: how far inputs move it in float64 is known by all alone.
+    def _smallest(self, constant: Collection[str]) -> Sequence[Feeds]:
+        """The smallest input; all where an output is constant: how far inputs move it in float64 is known by all alone.
 
         Also where weights were rounded to half precision: then rounding is no measure in FP32.
         """
@@ -352,20 +360,42 @@ class _Pair:
             return feeds
         return [min(feeds, key=lambda each: sum(array.size for array in each.values()))]
 
+    def _left_open(self, differ: Collection[str]) -> Sequence[Feeds]:
+        """Inputs that are chosen, and others that FP32 leaves open."""
+
+        def is_open(each: Feeds) -> bool:
+            if any(each is one for one in self.chosen):
+                return True
+            found = self._comparison(channels=self._channels)
+            run_both(self.before, self.after, [each], found, self._rounding_in_single)
+            return not _open(self._by_output(found)).isdisjoint(differ)
+
+        return [each for each in self.probes.feeds if is_open(each)]
+
     def _in_float64(self, differ: Collection[str], constant: Collection[str]) -> dict[str, Link]:
         """Of the outputs that float64 tells of, where it runs.
 
-        An output that some inputs do not show to be equal is evaluated for all: that it has numbers, or that rounding
-        chooses others, may be seen by other inputs alone.
+        An output that the inputs which are evaluated do not show to be equal is evaluated for more of them, in the end
+        for all: that it has numbers, or that rounding chooses others, may be seen by other inputs alone.
         """
         if self.name != "onnx" or not (differ or constant):
             return {}
-        self.chosen = self._inputs_for_float64(constant)
+        self.chosen = self._smallest(constant)
+        if not self._rounds_cheaply:
+            self.chosen = self._left_open(differ)
         told = self._told_by_float64(differ, constant)
-        if self._others and not self.doubt and not all(_is_equal(told.get(output)) for output in differ):
-            self.chosen = self.probes.feeds
+        while self._others and not self.doubt and not all(_is_equal(told.get(output)) for output in differ):
+            found = self._left_open(differ)
+            self.chosen = found if len(self.chosen) < len(found) else self.probes.feeds
             told = self._told_by_float64(differ, constant)
         return told
+
+    @cached_property
+    def _rounds_cheaply(self) -> bool:
+        """Whether a graph with moved weights takes less time than float64: few weights for what it multiplies."""
+        from repaconv.graph.compute_costs import macs
+
+        return (macs(self.before.settled) or 0) > PER_WEIGHT * self.before.parameters
 
     def _told_by_float64(self, differ: Collection[str], constant: Collection[str]) -> dict[str, Link]:
         """The same, for the inputs that are chosen."""
@@ -452,8 +482,7 @@ class _Pair:
             found.add({output: call.folded.astype(call.truth.dtype)}, right, rounding=rounding)
         for feeds in self._others:
             right = {output: self.before.run(feeds)[output]}
-            rounding = Rounding(MEASURED, partial(self._moved_in_single, feeds, right))
-            found.add({output: self.after.run(feeds)[output]}, right, rounding=rounding)
+            found.add({output: self.after.run(feeds)[output]}, right, rounding=self._rounding_in_single(feeds, right))
         exactly = proved.metrics.max_rel_error if proved is not None and proved.metrics else None
         figures = {"error_in_float64": exactly, "unfused": sum(call.unfused for call in calls) or None}
         (link,) = found.links(self.name, f"{self.ends[0]}, float64", self._told, **figures)
@@ -478,14 +507,18 @@ class _Pair:
             yield {name: JITTERED_TIMES / MEASURED.times * array for name, array in moved.items()}
         yield from self._like_errors(output, call)
 
-    def _moved_in_single(self, feeds: Feeds, right: Mapping[str, Any]) -> Iterator[Movement]:
+    def _rounding_in_single(self, feeds: Feeds, right: Mapping[str, Any]) -> Rounding:
         """How far moved weights and inputs move the original in FP32, on an input that float64 is not asked of.
 
-        What a few do not explain is left to float64.
+        A few draws, where they are cheap; what they do not explain is left to float64.
         """
-        for other in self.moved[:JITTERS]:
-            moved = movement(other.run(feeds), right, discrete=True)
-            yield {name: JITTERED_TIMES / MEASURED.times * array for name, array in moved.items()}
+
+        def movements() -> Iterator[Movement]:
+            for other in self.moved[:JITTERS] if self._rounds_cheaply else ():
+                moved = movement(other.run(feeds), right, discrete=True)
+                yield {name: JITTERED_TIMES / MEASURED.times * array for name, array in moved.items()}
+
+        return Rounding(MEASURED, movements)
 
     def _like_errors(self, output: str, call: _OneOutput) -> Iterator[Movement]:
         """The error in FP32 of the original with moved weights and inputs: other draws of its own error.

@@ -265,6 +265,9 @@ class Jittered:
 
     It is as large as the graph, and there are several: when it is first asked, the ends that are compared let their
     sessions go, it runs on all probes, and is let go itself.
+
+    Attributes:
+        in_float64: The probes of which `truth` is asked.
     """
 
     def __init__(
@@ -278,16 +281,13 @@ class Jittered:
         *,
         anew: Collection[str] = (),
         double: bool = False,
-        in_float64: Sequence[Feeds] | None = None,
     ) -> None:
         """``coarse`` has weights that are moved by more, ``others`` let their sessions go; ``double``: in float64.
 
-        ``anew`` has constants that are moved even if they are one number, ``in_float64`` the probes of which `truth` is
-        asked, if not all.
+        ``anew`` has constants that are moved even if they are one number.
         """
-        self.in_float64 = probes if in_float64 is None else in_float64
         self.graph, self.by, self.seed, self.probes, self.coarse, self.anew = graph, by, seed, probes, coarse, anew
-        self.others, self.double = others, double
+        self.others, self.double, self.in_float64 = others, double, probes
         self._known: dict[bytes, Mapping[str, Any]] = {}
         self._exact: dict[bytes, Mapping[str, Any]] = {}
 

@@ -33,6 +33,7 @@ from repaconv.verification.comparison import beside, largest
 from repaconv.verification.evaluated_graph import Evaluated
 from repaconv.verification.float64_graphs import Float64, widened
 from repaconv.verification.folded_graph_verification import proved
+from repaconv.verification.onnx_model_loading import Folded, folded
 from repaconv.verification.rounding import DRAWS, JITTER, Jittered, apart
 
 KINDS = ("well conditioned", "difference of large numbers", "probabilities near zero", "almost equal values")
@@ -127,10 +128,15 @@ def _from_faulty(right: Callable[..., Any], size: float, model: onnx.ModelProto,
     return right(faulty(model, size, "0.b"), *more)
 
 
-def ended(before: onnx.ModelProto, after: onnx.ModelProto) -> tuple[str, str]:
+def fold(before: onnx.ModelProto) -> Folded:
+    """As `repaconv fold` makes it: in float64, and rounded once."""
+    return folded(Path("net.onnx"), before)
+
+
+def ended(before: onnx.ModelProto, after: Folded) -> tuple[str, str]:
     """Verdict and reason."""
     try:
-        (link,) = proved(Path("net.onnx"), Evaluated(before), Evaluated(after))
+        (link,) = proved(Path("net.onnx"), Evaluated(before), Evaluated(after.model, in_float64=after.in_float64))
     except Refused as error:
         return "not verified", error.code
     return link.verdict, link.reason
@@ -177,15 +183,14 @@ def main() -> None:
         if given.kind not in (None, kind := KINDS[seed % len(KINDS)]):
             continue
         before = network(seed)
-        after = model_rewriting.rewritten(before, FOLDS)[0]
+        after = fold(before)
         sound[kind][" ".join(ended(before, after))] += 1
-        for name, value in ratios(before, after).items():
+        for name, value in ratios(before, after.model).items():
             most[kind][name] = max(most[kind][name], value)
         size = SIZES[seed // len(KINDS) % len(SIZES)]
         with starts_wrong(size):
-            other = model_rewriting.rewritten(before, FOLDS)[0]
-            planted[f"{kind}, another function, {size:.0e}"][ended(before, other)[0]] += 1
-        written = faulty(after, size)
+            planted[f"{kind}, another function, {size:.0e}"][ended(before, fold(before))[0]] += 1
+        written = after._replace(model=faulty(after.model, size))
         planted[f"{kind}, written down wrong, {size:.0e}"][ended(before, written)[0]] += 1
         if given.out and (seed % 100 == 99 or seed == given.networks - 1):
             given.out.write_text(f"{canonical_json(_result(seed + 1, sound, planted, most))}\n")

@@ -124,26 +124,41 @@ def test_a_graph_is_only_rounded_if_every_constant_is_the_nearest_float32():
     def changed(how) -> onnx.ModelProto:
         other = onnx.ModelProto()
         other.CopyFrom(written)
-        how(other.graph)
+        how(other)
         return other
 
-    def by_one_unit(graph: onnx.GraphProto) -> None:
-        bias = next(weight for weight in graph.initializer if list(weight.dims) == [40])
-        numbers = numpy_helper.to_array(bias).copy()
-        numbers[3] = np.nextafter(numbers[3], np.float32(np.inf))
-        bias.CopyFrom(numpy_helper.from_array(numbers, bias.name))
+    def by_one_unit(place: int, towards: float):
+        def how(model: onnx.ModelProto) -> None:
+            bias = next(weight for weight in model.graph.initializer if list(weight.dims) == [40])
+            numbers = numpy_helper.to_array(bias).copy()
+            numbers[place] = np.nextafter(numbers[place], np.float32(towards))
+            bias.CopyFrom(numpy_helper.from_array(numbers, bias.name))
 
-    def of_another_axis(graph: onnx.GraphProto) -> None:
-        node = next(node for node in graph.node if node.op_type == "Softmax")
+        return how
+
+    def of_another_axis(model: onnx.ModelProto) -> None:
+        node = next(node for node in model.graph.node if node.op_type == "Softmax")
         del node.attribute[:]
         node.attribute.append(onnx.helper.make_attribute("axis", 2))
 
-    assert is_only_rounded(changed(lambda graph: None), exact)
-    assert not is_only_rounded(changed(by_one_unit), exact)
-    assert not is_only_rounded(changed(of_another_axis), exact)
+    def of_another_type(model: onnx.ModelProto) -> None:
+        weight = model.graph.initializer[0]
+        weight.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(weight).astype(np.float64), weight.name))
+
+    def of_another_opset(model: onnx.ModelProto) -> None:
+        model.opset_import[0].version -= 1
+
+    def with_another_output(model: onnx.ModelProto) -> None:
+        model.graph.output[0].name = model.graph.node[0].output[0]
+
+    assert is_only_rounded(changed(lambda model: None), exact)
+    units = [by_one_unit(place, towards) for place in range(40) for towards in (-np.inf, np.inf)]
+    for how in (*units, of_another_axis, of_another_type, of_another_opset, with_another_output):
+        assert not is_only_rounded(changed(how), exact)
     large = dict(exact.weights)
     assert large  # the kernel of 1,600 numbers is held apart
-    off = {name: ir.tensor(weight.numpy() * (1 + 2.0**-22)) for name, weight in large.items()}
-    assert not is_only_rounded(written, exact._replace(weights=off))
-    tiny = exact._replace(weights={name: ir.tensor(weight.numpy() * 1e-42) for name, weight in large.items()})
-    assert not is_only_rounded(rounded_to_float32(tiny._replace(unchanged={})), tiny)  # subnormal: more is lost
+    for factor in (1e-42, 1e40):  # more is lost of subnormal numbers, and all of what overflows
+        weights = {name: ir.tensor(weight.numpy() * factor) for name, weight in large.items()}
+        other = exact._replace(weights=weights, unchanged={})
+        with np.errstate(over="ignore"):
+            assert not is_only_rounded(rounded_to_float32(other), other)

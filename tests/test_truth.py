@@ -11,12 +11,15 @@ import numpy as np
 import onnx
 import pytest
 from foreign_faults import F, Net, norm, normal, weight
+from onnx import numpy_helper
 from test_fold_proof import planted
 
 import repaconv as rc
 from repaconv.core.errors import GateFailed, Refused
 from repaconv.core.run_folder import Run
 from repaconv.graph import float64_rewriting
+from repaconv.graph.element_type_conversion import retyped
+from repaconv.graph.float64_rewriting import WIDER, Float64Graph, is_only_rounded, rounded_to_float32
 from repaconv.graph.model_rewriting import rewritten
 from repaconv.results import Reason, Tolerance
 from repaconv.rewrites.fold.fold_pipeline import FOLDS
@@ -499,3 +502,28 @@ def test_an_original_runs_again_on_moved_inputs_where_one_run_does_not_explain()
     assert len(movements) == 1 + DRAWS
     assert all(1e-8 < one.max() < 1e-4 for one in movements)
     assert len({one.tobytes() for one in movements}) == 1 + DRAWS
+
+
+def test_a_fold_whose_rounded_weights_compute_something_else_fails():
+    """Right in float64; in float32 seven of eight channels are off by a tenth, where the original is exact."""
+    random = np.random.default_rng(0)
+    right, large = (random.standard_normal((8, 8, 1, 1)).astype(np.float32).astype(np.float64) for _ in range(2))
+    vague = np.zeros_like(right)  # one channel of the original is a difference of large numbers, and bad in FP32
+    vague[0] = (1e8 * large[0]).astype(np.float32)
+    rest = right - vague
+    rest[0] = rest[0].astype(np.float32)
+    canceled = np.zeros_like(right)  # in the fold it is the others
+    canceled[1:] = 1e6 * large[1:]
+    rows = [("Conv", "x a", "t"), ("Conv", "x b", "u"), ("Add", "t u", "y")]
+
+    def net(a: np.ndarray, b: np.ndarray) -> onnx.ModelProto:
+        return Net(rows, {"a": a, "b": b}, {"x": (F, ("N", 8, 16, 16))}, {"y": F}).model()
+
+    before, wide = net(vague, rest), retyped(net(canceled, right), WIDER)
+    for each, numbers in zip(wide.graph.initializer, (canceled, vague + rest - canceled), strict=True):
+        each.CopyFrom(numpy_helper.from_array(numbers, each.name))
+    exact = Float64Graph(wide, {}, {})
+    after = rounded_to_float32(exact)
+    assert is_only_rounded(after, exact)
+    (link,) = proved(Path("net.onnx"), Evaluated(before), Evaluated(after, in_float64=exact))
+    assert (link.verdict, link.reason) == ("failed", "exceeds_tolerance")

@@ -7,7 +7,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from repaconv.graph.discrete_outputs import has_constant_decision
 from repaconv.graph.element_type_conversion import as_float32, element_types, retyped, unsupported
@@ -27,9 +26,6 @@ FLOATS = (FLOAT, 10, 16)
 """ONNX data types float32, float16 and bfloat16."""
 WIDER = dict.fromkeys(FLOATS, DOUBLE)
 """Maps each of these data types to float64."""
-
-HALF_UNIT = 2.0**-24
-"""Half a unit in the last place of float32: the most that rounding moves a number, relative to it."""
 
 Weights = Mapping[str, "ir.TensorProtocol"]
 """Large weights by name, which are converted or computed when they are read."""
@@ -120,43 +116,52 @@ def _as_float32(graph: Float64Graph, name: str) -> onnx.TensorProto:
 def is_only_rounded(written: onnx.ModelProto, graph: Float64Graph) -> bool:
     """Whether a graph is that graph in float64 with every constant rounded to the nearest float32, and nothing else.
 
-    It is not where a constant overflows, or becomes so small that more of it is lost.
+    It is not where a constant overflows, or is so small that float32 keeps less of it than of others.
     """
+    exact, found = _constants(graph.model), _constants(written)
+    if _without_constants(retyped(graph.model, {DOUBLE: FLOAT})) != _without_constants(written):
+        return False
+    return exact.keys() == found.keys() and all(
+        _is_nearest(found[place], constant, graph.weights.get(place[0])) for place, constant in exact.items()
+    )
+
+
+def _constants(model: onnx.ModelProto) -> dict[tuple[str, str], onnx.TensorProto]:
+    """Weights by name, and tensors in attributes by the node's output and the attribute."""
+    found = {(weight.name, ""): weight for weight in model.graph.initializer}
+    for node in model.graph.node:
+        found |= {(node.output[0], entry.name): entry.t for entry in node.attribute if entry.HasField("t")}
+    return found
+
+
+def _without_constants(model: onnx.ModelProto) -> list[bytes]:
+    """All else that decides what a graph computes, serialized."""
+    parts: list[Any] = [*model.opset_import, *model.functions, *model.graph.input, *model.graph.output]
+    for node in model.graph.node:
+        bare = type(node)()
+        bare.CopyFrom(node)
+        for entry in bare.attribute:
+            entry.ClearField("t")
+        parts.append(bare)
+    return [part.SerializeToString(deterministic=True) for part in parts]
+
+
+def _is_nearest(rounded: onnx.TensorProto, given: onnx.TensorProto, weight: ir.TensorProtocol | None) -> bool:
+    """Whether a constant is another one, rounded if that is in float64; ``weight`` has its numbers if it is large."""
     from onnx import numpy_helper
 
-    numbers, found = _constants(graph.model), _constants(written)
-    if numbers.keys() != found.keys() or _computing(retyped(graph.model, {DOUBLE: FLOAT})) != _computing(written):
+    if rounded.data_type != (FLOAT if given.data_type == DOUBLE else given.data_type):
         return False
-    for name, constant in found.items():
-        weight = graph.weights.get(name)
-        exact = numpy_helper.to_array(numbers[name]) if weight is None else weight.numpy()
-        if not _is_nearest(numpy_helper.to_array(constant), exact):
+    exact = numpy_helper.to_array(given) if weight is None else weight.numpy()
+    numbers = numpy_helper.to_array(rounded)
+    if given.data_type != DOUBLE:
+        return np.array_equal(numbers, exact)
+    with np.errstate(over="ignore"):
+        if not np.array_equal(numbers, exact.astype(np.float32)):
             return False
-    return True
-
-
-def _is_nearest(rounded: NDArray[Any], exact: NDArray[Any]) -> bool:
-    if rounded.dtype.kind != "f" or rounded.shape != exact.shape:
-        return np.array_equal(rounded, exact)
-    with np.errstate(invalid="ignore"):  # infinity minus infinity
-        return bool((np.abs(exact - rounded) <= HALF_UNIT * np.abs(exact)).all())
-
-
-def _constants(model: onnx.ModelProto) -> dict[str, onnx.TensorProto]:
-    """Weights, and what Constant nodes hold as tensors."""
-    nodes = (node for node in model.graph.node if _holds_tensor(node))
-    return {weight.name: weight for weight in model.graph.initializer} | {
-        node.output[0]: node.attribute[0].t for node in nodes
-    }
-
-
-def _computing(model: onnx.ModelProto) -> list[bytes]:
-    """All other nodes, serialized."""
-    return [node.SerializeToString(deterministic=True) for node in model.graph.node if not _holds_tensor(node)]
-
-
-def _holds_tensor(node: onnx.NodeProto) -> bool:
-    return node.op_type == "Constant" and len(node.attribute) == 1 and node.attribute[0].HasField("t")
+    size = np.abs(numbers)
+    special = np.isinf(size) | (size < np.finfo(np.float32).tiny)
+    return np.array_equal(numbers[special], exact[special])
 
 
 def is_float64_convertible(model: onnx.ModelProto) -> bool:

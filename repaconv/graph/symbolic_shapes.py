@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -126,6 +126,8 @@ def sizes(value: ir.Value | None) -> Sizes | None:
     """Return the shape of a value, or None if its rank is unknown. An unnamed dimension gets a unique name."""
     if value is None or value.shape is None:
         return None
+    if {*map(type, value.shape.dims)} <= {int}:  # most, and this is read a hundred thousand times
+        return cast("Sizes", value.shape.dims)
     return tuple(
         dim if isinstance(dim, int) else parse_size(dim.value) if dim.value else SymbolicSize((f"?{id(value)}.{axis}",))
         for axis, dim in enumerate(value.shape)

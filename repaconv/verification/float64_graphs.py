@@ -39,8 +39,7 @@ class Float64:
     Attributes:
         told: A description of the evaluator.
         reference: onnx's reference implementation; None where ONNX Runtime evaluates the graph.
-        agreed: Keys of inputs on which every operator computes what it does under ONNX Runtime, as far as that was
-            asked (`repaconv.verification.float64_agreement`).
+        agreed: Keys of the inputs on which `repaconv.verification.float64_agreement.differing_operators` found none.
     """
 
     def __init__(self, model: onnx.ModelProto, weights: Weights = MappingProxyType({})) -> None:
@@ -83,15 +82,16 @@ def _session(model: onnx.ModelProto, weights: Weights) -> Session:
     from onnx import numpy_helper
 
     from repaconv.graph.element_type_conversion import kept_constants
-    from repaconv.graph.graph_without_weights import mark_as_external
+    from repaconv.graph.graph_without_weights import mark_as_external, split_off_weights
 
-    bare, large = mark_as_external(model)
+    given, large = mark_as_external(model)
+    bare, apart = split_off_weights(widened(given))  # those in half precision, which are apart as soon as they are wide
+    apart |= {name: np.ascontiguousarray(weight.numpy()) for name, weight in weights.items()}
     kept = kept_constants(model, WIDER)
-    apart = {name: np.ascontiguousarray(weight.numpy()) for name, weight in weights.items()}
     for name, weight in large.items():
         numbers = numpy_helper.to_array(weight)
         apart[name] = numbers if name in kept else wide(numbers)
-    return load_onnx(widened(bare), apart, as_written=True)
+    return load_onnx(bare, apart, as_written=True)
 
 
 def widened(model: onnx.ModelProto) -> onnx.ModelProto:

@@ -210,7 +210,7 @@ def _product_operators() -> list[Any]:
         def _run(self, a: Any, b: Any) -> Any:
             if a.ndim < 3 or b.ndim != 2:
                 return super()._run(a, b)
-            rows = a.reshape(-1, a.shape[-1])  # one product: NumPy makes one for each matrix of a
+            rows = a.reshape(prod(a.shape[:-1]), a.shape[-1])  # one product: NumPy makes one for each matrix of a
             return ((rows @ b).reshape(*a.shape[:-1], b.shape[-1]),)
 
     class Conv(op_conv.Conv):  # type: ignore[misc]
@@ -667,7 +667,7 @@ def convolution(
 
 
 CACHED = 2**17
-"""Numbers that stay in a core's cache (1 MiB): larger arrays are written to memory and read again."""
+"""How many float64 numbers stay in a core's cache (1 MiB); arrays of more are written to memory and read again."""
 
 
 def _by_channels(matrices: NDArray[Any], read: Sequence[NDArray[Any]], into: NDArray[Any]) -> None:
@@ -688,8 +688,12 @@ def _by_channels(matrices: NDArray[Any], read: Sequence[NDArray[Any]], into: NDA
 
 
 def _by_rows(matrices: NDArray[Any], read: Sequence[NDArray[Any]], into: NDArray[Any]) -> None:
-    """Convolve one image by products of matrices, some rows of it at a time; see `_by_channels`."""
+    """Convolve one image by products of matrices, some rows of it at a time if a kernel reads several places; see
+    `_by_channels`.
+    """
     groups, channels, rows, *others = read[0].shape
+    if not into.size:
+        return
     if len(read) == 1:
         np.matmul(matrices, read[0].reshape(groups, channels, -1), out=into.reshape(*into.shape[:2], -1))
         return

@@ -1,13 +1,13 @@
 """The verification of a folded graph: it and the original under ONNX Runtime, on inputs that excite both.
 
 1. Outputs are compared in FP32, by the tolerance alone.
-2. An output that is left open is compared in float64, where that runs. The fold in float64, before it is rounded, must
-   be equal to the original there up to `ALGEBRA`; so its algebra is right. The folded graph must be that fold, every
-   weight rounded to float32; if it is not, it is evaluated in float64, too, and may differ by no more than the rounding
-   of its weights explains. So it was written down right. In FP32 it may be no further from the original in float64 than
-   the original in FP32 is, times a stated factor. As that takes as long as all else, it is done for the smallest input.
-   The others are compared in FP32, by how large channels are over all inputs and, where that takes less time, by 3.
-   Those that do not pass so are evaluated in float64, too; in the end, all.
+2. An output that is left open is compared in float64, where that runs. The fold in float64, before it is rounded,
+   must be equal to the original there up to `ALGEBRA`; so its algebra is right. The folded graph must be that fold
+   with every constant rounded; else it is evaluated in float64, too, and may differ by no more than the rounding of
+   its weights explains. So it was written down right. In FP32 it may be no further from the original in float64 than
+   the original in FP32 is, times a stated factor. Float64 takes as long as all else. So it evaluates some inputs: the
+   smallest one, and those that FP32 leaves open by how large channels are over all inputs. What does not pass by them
+   is evaluated for all.
 3. Where nothing evaluates the graph in float64, the original with moved weights and inputs says how far rounding goes.
 4. What is equal in float64 and differs in FP32 alone is compared once more, both graphs with the choices (TopK) that
    the original makes in FP32 (`cut_at_discrete_operators`).
@@ -45,7 +45,6 @@ from repaconv.verification.rounding import (
     JITTER,
     JITTER_SHARE,
     JITTERED_TIMES,
-    JITTERS,
     MEASURED,
     MOVED_SHARE,
     TO_FLOAT64,
@@ -67,10 +66,8 @@ if TYPE_CHECKING:
     from repaconv.verification.probe_inputs import Probes, Unrunnable
 
 GIVEN, FOLDED = "original ONNX", "ONNX folded"
-
-PER_WEIGHT = 50
-"""Multiplications for each weight of a graph from which moved weights take less time than float64: moving a weight and
-loading it takes 30 ns, a multiplication 0.04 ns in FP32 and 0.5 ns in float64 (one core of a Zen 3)."""
+UNDECIDED = ("rounding_too_large", "constant_output")
+"""Reasons for which FP32 does not tell whether two outputs are equal."""
 
 
 def proved(
@@ -94,7 +91,8 @@ def proved(
         after: What replaces it.
         ends: What the two are called.
         reverted: What was reverted of the fold; see `repaconv.rewrites.fold.fold_pipeline.without`.
-        few: Whether only one input of each size is compared, and none of other gains.
+        few: Whether only one input of each size is compared: none of other gains, and none that is there to change an
+            output of integers.
 
     Raises:
         Refused: If the graph as given does not run, or if nothing could be compared.
@@ -250,6 +248,7 @@ class _Pair:
     Attributes:
         coarse: Weights that were rounded to half precision anew, and how far that moves each.
         reverted: What was reverted of the fold, which is made once more in float64.
+        moved: The original with other roundings, each opened when it is first asked.
         moved_written: The folded graph in float64, with other roundings of its weights.
         chosen: The inputs that are evaluated in float64.
     """
@@ -278,20 +277,14 @@ class _Pair:
         self._drawn_for: Sequence[Feeds] = ()
 
     def _draw(self, feeds: Sequence[Feeds]) -> None:
-        """Prepare the graphs with other roundings, which run when one is first asked; in float64 on these inputs."""
+        """Prepare the graphs with other roundings, which run on all of these inputs when one is first asked."""
         if feeds is self._drawn_for:
             return
         written = partial(Jittered, self.after, WRITTEN_MOVED, anew=self._anew, double=True)
-        self.moved_written = [written(seed, feeds, {}, (self.before,)) for seed in range(DRAWS)]
-        for other in self.moved:
-            other.in_float64 = feeds
-        self._drawn_for = feeds
-
-    @cached_property
-    def moved(self) -> Sequence[Jittered]:
-        """The original with other roundings; each runs on all probes when it is first asked."""
         given = partial(Jittered, self.before, JITTER_SHARE * (self.allowed.rtol or 0.0))
-        return [given(seed, self.probes.feeds, self.coarse, (self.after,)) for seed in range(DRAWS)]
+        self.moved_written = [written(seed, feeds, {}, (self.before,)) for seed in range(DRAWS)]
+        self.moved = [given(seed, feeds, self.coarse, (self.after,)) for seed in range(DRAWS)]
+        self._drawn_for = feeds
 
     def links(self) -> tuple[Link, ...]:
         """One for every output.
@@ -350,52 +343,37 @@ class _Pair:
         others = f"in float64 for {len(self.chosen)} of {len(self.probes.feeds)} inputs" if self._others else ""
         return "; ".join(filter(None, [others, self.probes.told]))
 
-    def _smallest(self, constant: Collection[str]) -> Sequence[Feeds]:
-        """The smallest input; all where an output is constant: how far inputs move it in float64 is known by all alone.
+    def _inputs_for_float64(self, differ: Collection[str], constant: Collection[str]) -> Sequence[Feeds]:
+        """The smallest one, and those that FP32 leaves open by how large channels are over all of them.
 
-        Also where weights were rounded to half precision: then rounding is no measure in FP32.
+        How far inputs move an output in float64 is known by all of them alone.
         """
         feeds = self.probes.feeds
         if constant or self.coarse:
             return feeds
-        return [min(feeds, key=lambda each: sum(array.size for array in each.values()))]
 
-    def _left_open(self, differ: Collection[str]) -> Sequence[Feeds]:
-        """Inputs that are chosen, and others that FP32 leaves open."""
-
-        def is_open(each: Feeds) -> bool:
-            if any(each is one for one in self.chosen):
-                return True
-            found = self._comparison(channels=self._channels)
-            run_both(self.before, self.after, [each], found, self._rounding_in_single)
+        def left_open(each: Feeds) -> bool:
+            found = run_both(self.before, self.after, [each], self._comparison(channels=self._channels))
             return not _open(self._by_output(found)).isdisjoint(differ)
 
-        return [each for each in self.probes.feeds if is_open(each)]
+        smallest = min(feeds, key=lambda each: sum(array.size for array in each.values()))
+        found = [each for each in feeds if each is smallest or left_open(each)]
+        return feeds if len(found) == len(feeds) else found
 
     def _in_float64(self, differ: Collection[str], constant: Collection[str]) -> dict[str, Link]:
         """Of the outputs that float64 tells of, where it runs.
 
-        An output that the inputs which are evaluated do not show to be equal is evaluated for more of them, in the end
-        for all: that it has numbers, or that rounding chooses others, may be seen by other inputs alone.
+        An output that some inputs do not show to be equal is evaluated for all: that it has numbers, or that rounding
+        chooses others, may be seen by other inputs alone.
         """
         if self.name != "onnx" or not (differ or constant):
             return {}
-        self.chosen = self._smallest(constant)
-        if not self._rounds_cheaply:
-            self.chosen = self._left_open(differ)
+        self.chosen = self._inputs_for_float64(differ, constant)
         told = self._told_by_float64(differ, constant)
-        while self._others and not self.doubt and not all(_is_equal(told.get(output)) for output in differ):
-            found = self._left_open(differ)
-            self.chosen = found if len(self.chosen) < len(found) else self.probes.feeds
+        if self._others and not self.doubt and not all(_is_equal(told.get(output)) for output in differ):
+            self.chosen = self.probes.feeds
             told = self._told_by_float64(differ, constant)
         return told
-
-    @cached_property
-    def _rounds_cheaply(self) -> bool:
-        """Whether a graph with moved weights takes less time than float64: few weights for what it multiplies."""
-        from repaconv.graph.compute_costs import macs
-
-        return (macs(self.before.settled) or 0) > PER_WEIGHT * self.before.parameters
 
     def _told_by_float64(self, differ: Collection[str], constant: Collection[str]) -> dict[str, Link]:
         """The same, for the inputs that are chosen."""
@@ -462,18 +440,17 @@ class _Pair:
         proved = self._algebra(output, calls, own) if calls[0].exact is not None else None
         if proved is not None and proved.verdict != "passed":
             return proved
-        well_written = proved is not None and self._is_only_rounded
-        written = self._written(output, calls) if proved is not None and not well_written else None
-        if written is not None and written.verdict == "failed" and self._rounding_chose(written, output, calls):
-            written = written.because("equal_in_float64")
+        is_real = calls[0].truth.dtype.kind == "f"
+        rounded = proved is not None and is_real and self._is_only_rounded
+        written = self._written(output, calls) if proved is not None and not rounded else None
         if written is not None and written.verdict == "failed":
             return written
-        judged = well_written or written is not None  # how it was written down
+        judged = rounded or written is not None  # how it was written down
         allowed = max(self.allowed.rtol or 0.0, HALF_ROUNDINGS * max(self.coarse.values(), default=0.0))
         channels = self._channels if self._others else None
         found = self._comparison(self.allowed.model_copy(update={"rtol": allowed}), channels=channels)
         for call, moved in zip(calls, own, strict=True):
-            if call.truth.dtype.kind != "f" and proved is not None and (judged or self.coarse):
+            if not is_real and proved is not None and (judged or self.coarse):
                 moved = np.where(call.folded != call.truth, inf, moved)  # equal in float64: FP32 decides otherwise
             elif judged:
                 moved = _blurred(call.truth, moved)
@@ -481,17 +458,21 @@ class _Pair:
             rounding = Rounding(MEASURED, partial(self._movements, output, call, moved))
             found.add({output: call.folded.astype(call.truth.dtype)}, right, rounding=rounding)
         for feeds in self._others:
-            right = {output: self.before.run(feeds)[output]}
-            found.add({output: self.after.run(feeds)[output]}, right, rounding=self._rounding_in_single(feeds, right))
+            found.add({output: self.after.run(feeds)[output]}, {output: self.before.run(feeds)[output]})
         exactly = proved.metrics.max_rel_error if proved is not None and proved.metrics else None
         figures = {"error_in_float64": exactly, "unfused": sum(call.unfused for call in calls) or None}
         (link,) = found.links(self.name, f"{self.ends[0]}, float64", self._told, **figures)
         if self._others and not judged:
             return None
+        if rounded and (_chooses(link) or link.reason in UNDECIDED):  # FP32 does not say that it computes the same
+            written = self._written(output, calls)
+            if written is None and self._others:
+                return None
+            if written is not None and written.verdict == "failed":
+                return written
         # where rounding moves numbers by all that is next to them, it chooses others: the boxes that a detector keeps
-        well_written = well_written or (written is not None and written.verdict == "passed")
-        chosen = well_written and _chooses(link)
-        if self._others or proved is None or not (chosen or link.reason in ("rounding_too_large", "constant_output")):
+        chosen = written is not None and written.verdict == "passed" and _chooses(link)
+        if self._others or proved is None or not (chosen or link.reason in UNDECIDED):
             return link
         link = link.because("equal_in_float64")
         if chosen or link.figures.left_out == link.figures.compared:  # nothing was measured in FP32
@@ -506,19 +487,6 @@ class _Pair:
             moved = movement(other.run(call.feeds), {output: call.original})
             yield {name: JITTERED_TIMES / MEASURED.times * array for name, array in moved.items()}
         yield from self._like_errors(output, call)
-
-    def _rounding_in_single(self, feeds: Feeds, right: Mapping[str, Any]) -> Rounding:
-        """How far moved weights and inputs move the original in FP32, on an input that float64 is not asked of.
-
-        A few draws, where they are cheap; what they do not explain is left to float64.
-        """
-
-        def movements() -> Iterator[Movement]:
-            for other in self.moved[:JITTERS] if self._rounds_cheaply else ():
-                moved = movement(other.run(feeds), right, discrete=True)
-                yield {name: JITTERED_TIMES / MEASURED.times * array for name, array in moved.items()}
-
-        return Rounding(MEASURED, movements)
 
     def _like_errors(self, output: str, call: _OneOutput) -> Iterator[Movement]:
         """The error in FP32 of the original with moved weights and inputs: other draws of its own error.
@@ -567,7 +535,15 @@ class _Pair:
         detail = "the folded graph as it was written, computed in float64"
         unfused = sum(call.unfused for call in calls) or None
         (link,) = found.links(self.name, f"{self.ends[0]}, float64", self._told, detail=detail, unfused=unfused)
+        if link.verdict == "failed" and self._rounding_chose(link, output, calls):
+            return link.because("equal_in_float64")
         return link
+
+    @cached_property
+    def _is_only_rounded(self) -> bool:
+        """Whether the folded graph is the fold in float64, every constant rounded to float32, and nothing else."""
+        known = self.after.in_float64
+        return known is not None and is_only_rounded(self.after.model, known)
 
     def _rounding_chose(self, link: Link, output: str, calls: Sequence[_OneOutput]) -> bool:
         """Whether the written graph differs by its weights' rounding alone, which chooses other numbers.
@@ -590,12 +566,6 @@ class _Pair:
         """What the folded graph computes in float64, and how far the rounding of its weights moves that."""
         written = self.after.truth(call.feeds)[output]
         return written, jitter_rounding(self.moved_written, call.feeds, {output: written}, WRITTEN)
-
-    @cached_property
-    def _is_only_rounded(self) -> bool:
-        """Whether the folded graph is the fold in float64, every weight rounded to float32 and nothing else."""
-        known = self.after.in_float64
-        return known is not None and is_only_rounded(self.after.model, known)
 
     def _written_within(self, limit: float, output: str, call: _OneOutput) -> bool:
         """Whether the folded graph as it was written is off by less, besides what its weights' rounding explains."""

@@ -61,8 +61,7 @@ another does. With moved weights and inputs, by normal draws. (With random signs
 cancel do not move at all in one of two draws.)"""
 JITTERS = 3
 """How often the inputs of a network are moved in float64 (2), where an image is moved by its largest number; and how
-often weights and inputs, to see which images depend on a rounding, and where float64 knows more if they do not
-suffice."""
+often weights and inputs to see which images depend on a rounding."""
 JITTER_SHARE = 0.1
 """By how much weights and inputs are moved, relative to themselves, as a part of the tolerance of the link:"""
 JITTER = JITTER_SHARE * FLOAT32
@@ -265,9 +264,6 @@ class Jittered:
 
     It is as large as the graph, and there are several: when it is first asked, the ends that are compared let their
     sessions go, it runs on all probes, and is let go itself.
-
-    Attributes:
-        in_float64: The probes of which `truth` is asked.
     """
 
     def __init__(
@@ -287,24 +283,20 @@ class Jittered:
         ``anew`` has constants that are moved even if they are one number.
         """
         self.graph, self.by, self.seed, self.probes, self.coarse, self.anew = graph, by, seed, probes, coarse, anew
-        self.others, self.double, self.in_float64 = others, double, probes
+        self.others, self.double = others, double
         self._known: dict[bytes, Mapping[str, Any]] = {}
         self._exact: dict[bytes, Mapping[str, Any]] = {}
 
     def run(self, feeds: Feeds) -> Mapping[str, Any]:
         """See `repaconv.verification.model_runners.Runner`."""
-        return self._of(feeds, self.probes, self._known, Float64 if self.double else load_onnx)
+        return self._of(feeds, self._known, Float64 if self.double else load_onnx)
 
     def truth(self, feeds: Feeds) -> Mapping[str, Any]:
         """What the moved graph computes of the moved inputs in float64."""
-        return self._of(feeds, self.in_float64, self._exact, Float64)
+        return self._of(feeds, self._exact, Float64)
 
     def _of(
-        self,
-        feeds: Feeds,
-        probes: Sequence[Feeds],
-        known: dict[bytes, Mapping[str, Any]],
-        opened: Callable[[onnx.ModelProto], Runner],
+        self, feeds: Feeds, known: dict[bytes, Mapping[str, Any]], opened: Callable[[onnx.ModelProto], Runner]
     ) -> Mapping[str, Any]:
         key = key_of(feeds)
         if key not in known:
@@ -312,7 +304,7 @@ class Jittered:
                 end.close()
             model = widened(self.graph.model) if self.double else self.graph.model
             runner = opened(moved_weights(model, self.by, self.seed, self.coarse, self.anew))
-            for probe in probes:
+            for probe in self.probes:
                 with suppress(Exception):  # the runtime's own; it is raised to whoever asks for that probe
                     known[key_of(probe)] = self._moved(runner, probe)
             if key not in known:

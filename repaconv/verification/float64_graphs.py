@@ -86,11 +86,10 @@ def _session(model: onnx.ModelProto, weights: Weights) -> Session:
 
     given, large = mark_as_external(model)
     bare, apart = split_off_weights(widened(given))  # those in half precision, which are apart as soon as they are wide
-    apart |= {name: np.ascontiguousarray(weight.numpy()) for name, weight in weights.items()}
     kept = kept_constants(model, WIDER)
-    for name, weight in large.items():
-        numbers = numpy_helper.to_array(weight)
-        apart[name] = numbers if name in kept else wide(numbers)
+    numbers = {name: numpy_helper.to_array(weight) for name, weight in large.items()}
+    numbers |= {name: np.ascontiguousarray(weight.numpy()) for name, weight in weights.items()}
+    apart |= {name: array if name in kept else wide(array) for name, array in numbers.items()}
     return load_onnx(bare, apart, as_written=True)
 
 

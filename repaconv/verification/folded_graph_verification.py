@@ -563,9 +563,19 @@ class _Pair:
         return found.links("", "", "")[0].reason == "within_tolerance"
 
     def _as_written(self, output: str, call: _OneOutput) -> tuple[Array, Rounding]:
-        """What the folded graph computes in float64, and how far the rounding of its weights moves that."""
-        written = self.after.truth(call.feeds)[output]
-        return written, jitter_rounding(self.moved_written, call.feeds, {output: written}, WRITTEN)
+        """What the folded graph computes in float64, and how far the rounding of its weights moves that.
+
+        Real numbers of a graph that is only rounded moved by what it is off from the fold in float64.
+        """
+        written = {output: self.after.truth(call.feeds)[output]}
+
+        def movements() -> Iterator[Movement]:
+            if call.exact is not None and self._is_only_rounded:
+                yield movement({output: call.exact}, written)
+            for other in self.moved_written:
+                yield movement(other.run(call.feeds), written, discrete=True)
+
+        return written[output], Rounding(WRITTEN, movements)
 
     def _written_within(self, limit: float, output: str, call: _OneOutput) -> bool:
         """Whether the folded graph as it was written is off by less, besides what its weights' rounding explains."""

@@ -20,13 +20,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import cached_property
+from functools import cached_property, partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from repaconv.graph.float64_rewriting import FLOATS, Weights
 from repaconv.verification.evaluated_graph import Evaluated, key_of
 from repaconv.verification.float64_graphs import Float64, wide, widened
 from repaconv.verification.model_runners import load_onnx
@@ -289,31 +290,36 @@ class Jittered:
 
     def run(self, feeds: Feeds) -> Mapping[str, Any]:
         """See `repaconv.verification.model_runners.Runner`."""
-        return self._of(feeds, self._known, Float64 if self.double else load_onnx)
+        return self._of(feeds, self._known, in_float64=self.double)
 
     def truth(self, feeds: Feeds) -> Mapping[str, Any]:
         """What the moved graph computes of the moved inputs in float64."""
-        return self._of(feeds, self._exact, Float64)
+        return self._of(feeds, self._exact, in_float64=True)
 
-    def _of(
-        self, feeds: Feeds, known: dict[bytes, Mapping[str, Any]], opened: Callable[[onnx.ModelProto], Runner]
-    ) -> Mapping[str, Any]:
+    def _of(self, feeds: Feeds, known: dict[bytes, Mapping[str, Any]], *, in_float64: bool) -> Mapping[str, Any]:
         key = key_of(feeds)
         if key not in known:
             for end in (self.graph, *self.others):
                 end.close()
-            model = widened(self.graph.model) if self.double else self.graph.model
-            runner = opened(moved_weights(model, self.by, self.seed, self.coarse, self.anew))
-            for probe in self.probes:
-                with suppress(Exception):  # the runtime's own; it is raised to whoever asks for that probe
-                    known[key_of(probe)] = self._moved(runner, probe)
+            how = self.by, self.seed, self.coarse, self.anew
+            if in_float64:
+                exact = Float64(*_moved_apart(self.graph.model, *how, double=self.double))
+                with suppress(Exception):  # of many classes; it is raised below, or to whoever asks for that probe
+                    found = exact.run_all([*map(self._moved, self.probes)])
+                    known |= zip(map(key_of, self.probes), found, strict=True)
+                runner: Runner = exact
+            else:
+                runner = load_onnx(moved_weights(self.graph.model, *how))
+                for probe in self.probes:
+                    with suppress(Exception):
+                        known[key_of(probe)] = runner.run(self._moved(probe))
             if key not in known:
-                known[key] = self._moved(runner, feeds)
+                known[key] = runner.run(self._moved(feeds))
         return known[key]
 
-    def _moved(self, runner: Runner, feeds: Feeds) -> Mapping[str, Any]:
-        inputs = {name: wide(array) for name, array in feeds.items()} if self.double else feeds
-        return runner.run(jittered_feeds(inputs, self.by, self.seed))
+    def _moved(self, probe: Feeds) -> Feeds:
+        inputs = {name: wide(array) for name, array in probe.items()} if self.double else probe
+        return jittered_feeds(inputs, self.by, self.seed)
 
 
 def jitter_rounding(
@@ -340,11 +346,10 @@ def moved_weights(
     from repaconv.graph.graph_without_weights import with_initializers
 
     generator = np.random.default_rng(seed)
-    read = {name: node.op_type for node in model.graph.node for name in node.input}
+    is_weight = _weights_of(model, anew)
 
     def other(name: str, weight: onnx.TensorProto) -> onnx.TensorProto:
-        rounded = name in anew or int(np.prod(weight.dims)) > 1
-        if read.get(name) in _WEIGHTED or (rounded and read.get(name) in _SCALED):
+        if weight.data_location != weight.EXTERNAL and is_weight(name, weight):
             numbers = numpy_helper.to_array(weight)
             if numbers.dtype.kind == "f":
                 return numpy_helper.from_array(_jitter(numbers, coarse.get(name, by), generator), name)
@@ -355,6 +360,44 @@ def moved_weights(
         if node.op_type == "Constant" and node.attribute and node.attribute[0].HasField("t"):
             node.attribute[0].t.CopyFrom(other(node.output[0], node.attribute[0].t))
     return found
+
+
+def _weights_of(model: onnx.ModelProto, anew: Collection[str]) -> Callable[[str, onnx.TensorProto], bool]:
+    """Whether a constant is a weight; see `moved_weights`."""
+    read = {name: node.op_type for node in model.graph.node for name in node.input}
+
+    def is_weight(name: str, constant: onnx.TensorProto) -> bool:
+        several = name in anew or int(np.prod(constant.dims)) > 1
+        return read.get(name) in _WEIGHTED or (several and read.get(name) in _SCALED)
+
+    return is_weight
+
+
+def _moved_apart(
+    model: onnx.ModelProto, by: float, seed: int, coarse: Mapping[str, float], anew: Collection[str], *, double: bool
+) -> tuple[onnx.ModelProto, Weights]:
+    """The same for `Float64`: large weights are apart, and moved when they are read; ``double``: as float64 numbers."""
+    import onnx_ir as ir
+    from onnx import numpy_helper
+
+    from repaconv.graph.graph_without_weights import mark_as_external
+
+    bare, large = mark_as_external(model)
+    is_weight = _weights_of(model, anew)
+
+    def read(place: int, weight: onnx.TensorProto) -> ir.TensorProtocol:
+        numbers = numpy_helper.to_array(weight)
+        numbers = wide(numbers) if double else numbers
+        if is_weight(weight.name, weight):
+            numbers = _jitter(numbers, coarse.get(weight.name, by), np.random.default_rng([seed, place]))
+        return ir.tensor(numbers)
+
+    def lazy(place: int, weight: onnx.TensorProto) -> ir.LazyTensor:
+        kind = ir.DataType.DOUBLE if double and weight.data_type in FLOATS else ir.DataType(weight.data_type)
+        return ir.LazyTensor(partial(read, place, weight), kind, ir.Shape(weight.dims), name=weight.name)
+
+    weights = {name: lazy(place, weight) for place, (name, weight) in enumerate(large.items())}
+    return moved_weights(widened(bare) if double else bare, by, seed, coarse, anew), weights
 
 
 def jittered_feeds(feeds: Mapping[str, Array], by: float, seed: int) -> dict[str, Array]:

@@ -359,6 +359,21 @@ def _pointwise_operators() -> list[Any]:
             inner *= 0.5
             return (inner.astype(x.dtype, copy=False),)
 
+    class Sigmoid(OpRun):  # type: ignore[misc]
+        def _run(self, x: Any) -> Any:
+            found = np.empty(x.shape, x.dtype)
+            given, into = x.reshape(-1), found.reshape(-1)
+            for begin in range(0, x.size, CACHED):
+                part = given[begin : begin + CACHED]
+                power = np.exp(-np.abs(part))  # at most 1
+                share = 1 / (1 + power)
+                into[begin : begin + CACHED] = np.where(part < 0, power * share, share)
+            return (found,)
+
+    class Expand(OpRun):  # type: ignore[misc]
+        def _run(self, x: Any, shape: Any) -> Any:
+            return (np.broadcast_to(x, np.broadcast_shapes(x.shape, tuple(map(int, shape)))),)
+
     class HardSigmoid(OpRun):  # type: ignore[misc]
         """HardSigmoid; an alpha of float32(1/6) is taken as exactly 1/6, as torch and HardSwish define it."""
 
@@ -393,7 +408,7 @@ def _pointwise_operators() -> list[Any]:
             total = sum(squares[:, step : step + x.shape[1]] for step in range(size))
             return ((x / (bias + alpha / size * total) ** beta).astype(x.dtype),)
 
-    return [Erf, Gelu, HardSigmoid, HardSwish, BatchNormalization, LRN]
+    return [Erf, Gelu, Sigmoid, Expand, HardSigmoid, HardSwish, BatchNormalization, LRN]
 
 
 def _pool_operators() -> list[Any]:

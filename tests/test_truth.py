@@ -28,7 +28,7 @@ from repaconv.verification import folded_graph_verification
 from repaconv.verification.comparison import Comparison, PerNeighborhood
 from repaconv.verification.evaluated_graph import Evaluated
 from repaconv.verification.folded_graph_verification import proved
-from repaconv.verification.rounding import DRAWS, MEASURED, Rounding, network_rounding
+from repaconv.verification.rounding import DRAWS, MEASURED, Jittered, Rounding, network_rounding
 from repaconv.verification.tolerances import tolerance
 
 
@@ -527,3 +527,15 @@ def test_a_fold_whose_rounded_weights_compute_something_else_fails():
     assert is_only_rounded(after, exact)
     (link,) = proved(Path("net.onnx"), Evaluated(before), Evaluated(after, in_float64=exact))
     assert (link.verdict, link.reason) == ("failed", "exceeds_tolerance")
+
+
+def test_a_moved_graph_has_the_same_weights_in_float32_and_float64():
+    """Also large ones, which float64 moves when it reads them: else their movement would count as rounding."""
+    model = Net([("Conv", "x w b", "t"), ("Relu", "t", "y")], {"w": normal(64, 32, 1, 1), "b": normal(64)},
+                {"x": (F, (1, 32, 8, 8))}, {"y": F}).model()  # fmt: skip
+    graph = Evaluated(model)
+    (feeds, *_) = graph.probes.feeds
+    other = Jittered(graph, 1e-3, 0, [feeds])
+    single, exact, unmoved = other.run(feeds)["y"], other.truth(feeds)["y"], graph.truth(feeds)["y"]
+    assert np.abs(single - exact).max() < 1e-5 * np.abs(exact).max()
+    assert np.abs(exact - unmoved).max() > 1e-4 * np.abs(exact).max()

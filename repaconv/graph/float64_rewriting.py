@@ -135,7 +135,7 @@ def _constants(model: onnx.ModelProto) -> dict[tuple[str, str], onnx.TensorProto
 
 
 def _without_constants(model: onnx.ModelProto) -> list[bytes]:
-    """All else that decides what a graph computes, serialized."""
+    """Inputs, outputs, opsets and nodes, serialized, but for the constants."""
     parts: list[Any] = [*model.opset_import, *model.functions, *model.graph.input, *model.graph.output]
     for node in model.graph.node:
         bare = type(node)()
@@ -147,7 +147,10 @@ def _without_constants(model: onnx.ModelProto) -> list[bytes]:
 
 
 def _is_nearest(rounded: onnx.TensorProto, given: onnx.TensorProto, weight: ir.TensorProtocol | None) -> bool:
-    """Whether a constant is another one, rounded if that is in float64; ``weight`` has its numbers if it is large."""
+    """Whether a constant is the given one, rounded to float32 if that is in float64.
+
+    ``weight`` has the numbers of the given one if they are held apart.
+    """
     from onnx import numpy_helper
 
     if rounded.data_type != (FLOAT if given.data_type == DOUBLE else given.data_type):

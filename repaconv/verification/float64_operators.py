@@ -674,8 +674,8 @@ def convolution(
     matrices = weight.reshape(groups, outputs // groups, -1)
     for image, into in zip(x[:, None], found, strict=True):
         read = [piece[0].reshape(groups, per_group, *sizes) for piece in window.pieces(image, kernel, 0)]
-        given = into.reshape(groups, outputs // groups, *sizes)
-        _by_channels(matrices, read, given) if per_group == 1 else _by_rows(matrices, read, given)
+        convolve = _by_channels if per_group == 1 else _by_rows
+        convolve(matrices, read, into.reshape(groups, outputs // groups, *sizes))
         if bias is not None:
             into += bias.reshape(-1, *[1] * len(kernel))
     return found
@@ -703,8 +703,9 @@ def _by_channels(matrices: NDArray[Any], read: Sequence[NDArray[Any]], into: NDA
 
 
 def _by_rows(matrices: NDArray[Any], read: Sequence[NDArray[Any]], into: NDArray[Any]) -> None:
-    """Convolve one image by products of matrices, some rows of it at a time if a kernel reads several places; see
-    `_by_channels`.
+    """Convolve one image by products of matrices; see `_by_channels`.
+
+    A kernel that reads several places convolves some rows at a time.
     """
     groups, channels, rows, *others = read[0].shape
     if not into.size:

@@ -23,6 +23,7 @@ from contextlib import suppress
 from functools import cached_property, partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
@@ -345,14 +346,13 @@ def moved_weights(
 
     from repaconv.graph.graph_without_weights import with_initializers
 
-    generator = np.random.default_rng(seed)
     is_weight = _weights_of(model, anew)
 
     def other(name: str, weight: onnx.TensorProto) -> onnx.TensorProto:
         if weight.data_location != weight.EXTERNAL and is_weight(name, weight):
             numbers = numpy_helper.to_array(weight)
             if numbers.dtype.kind == "f":
-                return numpy_helper.from_array(_jitter(numbers, coarse.get(name, by), generator), name)
+                return numpy_helper.from_array(_jitter(numbers, coarse.get(name, by), _draws_of(name, seed)), name)
         return weight
 
     found = with_initializers(model, (other(weight.name, weight) for weight in model.graph.initializer))
@@ -385,19 +385,24 @@ def _moved_apart(
     bare, large = mark_as_external(model)
     is_weight = _weights_of(model, anew)
 
-    def read(place: int, weight: onnx.TensorProto) -> ir.TensorProtocol:
+    def read(weight: onnx.TensorProto) -> ir.TensorProtocol:
         numbers = numpy_helper.to_array(weight)
         numbers = wide(numbers) if double else numbers
         if is_weight(weight.name, weight):
-            numbers = _jitter(numbers, coarse.get(weight.name, by), np.random.default_rng([seed, place]))
+            numbers = _jitter(numbers, coarse.get(weight.name, by), _draws_of(weight.name, seed))
         return ir.tensor(numbers)
 
-    def lazy(place: int, weight: onnx.TensorProto) -> ir.LazyTensor:
+    def lazy(weight: onnx.TensorProto) -> ir.LazyTensor:
         kind = ir.DataType.DOUBLE if double and weight.data_type in FLOATS else ir.DataType(weight.data_type)
-        return ir.LazyTensor(partial(read, place, weight), kind, ir.Shape(weight.dims), name=weight.name)
+        return ir.LazyTensor(partial(read, weight), kind, ir.Shape(weight.dims), name=weight.name)
 
-    weights = {name: lazy(place, weight) for place, (name, weight) in enumerate(large.items())}
+    weights = {name: lazy(weight) for name, weight in large.items()}
     return moved_weights(widened(bare) if double else bare, by, seed, coarse, anew), weights
+
+
+def _draws_of(name: str, seed: int) -> np.random.Generator:
+    """The generator for one weight: the same draws in whatever order weights are moved."""
+    return np.random.default_rng([seed, crc32(name.encode())])
 
 
 def jittered_feeds(feeds: Mapping[str, Array], by: float, seed: int) -> dict[str, Array]:

@@ -352,3 +352,38 @@ def test_integers_types_and_shapes_are_not_quickly_equal_if_they_differ():
     assert surely_within(one, one.copy(), 1e-5, 0.0)
     for other in (one + 1, one.astype(np.int32), one[:3]):
         assert not surely_within(other, one, 1e-5, 0.0)
+
+
+def test_of_an_input_that_agreed_it_is_not_asked_again(monkeypatch):
+    model = net(2)
+    evaluator, (one, other) = Evaluated(model).float64, (images(2, seed) for seed in range(2))
+    assert differing_operators(model, evaluator, one) == ""
+
+    def refuses(*given):
+        raise RuntimeError("asked")
+
+    monkeypatch.setattr(float64_agreement, "_RuntimeValues", refuses)
+    assert differing_operators(model, evaluator, one) == ""
+    with pytest.raises(RuntimeError, match="asked"):
+        differing_operators(model, evaluator, one, other)
+
+
+def test_an_input_that_differs_is_asked_again(wrong_kernel):
+    wrong_kernel()
+    model = net(2)
+    evaluator = Evaluated(model).float64
+    for _ in range(2):
+        assert "Tanh" in differing_operators(model, evaluator, images(2))
+
+
+def test_a_number_that_three_draws_do_not_move_is_rounding():
+    """Every number of a class vector is a slice of its own; of 700 inputs, this one was called another function."""
+    random = np.random.default_rng(1)
+    weights = {"w": random.standard_normal((512, 512)) / 30, "b": 0.1 * random.standard_normal(512)}
+    rows = [("Flatten", "x", "f"), ("Gemm", "f w b", "y"), ("Conv", "x k", "z")]
+    kernel = {"k": random.standard_normal((2, 2, 1, 1))}
+    model = Net(rows, weights | kernel, {"x": (F, ("n", 2, 16, 16))}, {"y": F, "z": F}).model()
+    evaluator = Evaluated(model).float64
+    assert evaluator.reference is not None
+    image = np.random.default_rng(279).standard_normal((1, 2, 16, 16)).astype(np.float32)
+    assert differing_operators(model, evaluator, {"x": image}) == ""

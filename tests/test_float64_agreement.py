@@ -377,7 +377,7 @@ def test_an_input_that_differs_is_asked_again(wrong_kernel):
 
 
 def test_a_number_that_three_draws_do_not_move_is_rounding():
-    """Every number of a class vector is a slice of its own; of 700 inputs, this one was called another function."""
+    """Every number of a class vector is compared alone. Three draws made the Gemm look wrong for this input, of 700."""
     random = np.random.default_rng(1)
     weights = {"w": random.standard_normal((512, 512)) / 30, "b": 0.1 * random.standard_normal(512)}
     rows = [("Flatten", "x", "f"), ("Gemm", "f w b", "y"), ("Conv", "x k", "z")]

@@ -116,7 +116,7 @@ def _as_float32(graph: Float64Graph, name: str) -> onnx.TensorProto:
 def is_only_rounded(written: onnx.ModelProto, graph: Float64Graph) -> bool:
     """Whether a graph is that graph in float64 with every constant rounded to the nearest float32, and nothing else.
 
-    It is not where a constant overflows, or is so small that float32 keeps less of it than of others.
+    It is not if a constant overflows, or loses digits because it is subnormal in float32.
     """
     exact, found = _constants(graph.model), _constants(written)
     if _without_constants(retyped(graph.model, {DOUBLE: FLOAT})) != _without_constants(written):
@@ -147,7 +147,7 @@ def _without_constants(model: onnx.ModelProto) -> list[bytes]:
 
 
 def _is_nearest(rounded: onnx.TensorProto, given: onnx.TensorProto, weight: ir.TensorProtocol | None) -> bool:
-    """Whether a constant is the given one, rounded to float32 if that is in float64.
+    """Whether a constant is the given one; a given one in float64 is rounded to float32.
 
     ``weight`` has the numbers of the given one if they are held apart.
     """

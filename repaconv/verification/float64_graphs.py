@@ -85,7 +85,7 @@ def _session(model: onnx.ModelProto, weights: Weights) -> Session:
     from repaconv.graph.graph_without_weights import mark_as_external, split_off_weights
 
     given, large = mark_as_external(model)
-    bare, apart = split_off_weights(widened(given))  # those in half precision, which are apart as soon as they are wide
+    bare, apart = split_off_weights(widened(given))  # also those in half precision, which can be apart once widened
     kept = kept_constants(model, WIDER)
     numbers = {name: numpy_helper.to_array(weight) for name, weight in large.items()}
     numbers |= {name: np.ascontiguousarray(weight.numpy()) for name, weight in weights.items()}

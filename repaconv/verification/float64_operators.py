@@ -686,7 +686,7 @@ CACHED = 2**17
 
 
 def _by_channels(matrices: NDArray[Any], read: Sequence[NDArray[Any]], into: NDArray[Any]) -> None:
-    """Convolve one image whose channels are not summed, a product per number: ``into`` [groups, O / groups, *sizes].
+    """Convolve one image depthwise, one place of the kernel after the other: ``into`` [groups, O / groups, *sizes].
 
     ``read`` has an array [groups, C / groups, *sizes] for each place of the kernel.
     """
@@ -703,7 +703,7 @@ def _by_channels(matrices: NDArray[Any], read: Sequence[NDArray[Any]], into: NDA
 
 
 def _by_rows(matrices: NDArray[Any], read: Sequence[NDArray[Any]], into: NDArray[Any]) -> None:
-    """Convolve one image by products of matrices; see `_by_channels`.
+    """Convolve one image by products with what the kernel reads as columns (im2col); see `_by_channels`.
 
     A kernel that reads several places convolves some rows at a time.
     """

@@ -3,11 +3,11 @@
 1. Outputs are compared in FP32, by the tolerance alone.
 2. An output that is left open is compared in float64, where that runs. The fold in float64, before it is rounded,
    must be equal to the original there up to `ALGEBRA`; so its algebra is right. The folded graph must be that fold
-   with every constant rounded; else it is evaluated in float64, too, and may differ by no more than the rounding of
-   its weights explains. So it was written down right. In FP32 it may be no further from the original in float64 than
-   the original in FP32 is, times a stated factor. Float64 takes as long as all else. So it evaluates some inputs: the
-   smallest one, and those that FP32 leaves open by how large channels are over all inputs. What does not pass by them
-   is evaluated for all.
+   with every constant rounded. If it is not, or if FP32 leaves open what it computes, it is evaluated in float64,
+   too, and may differ by no more than the rounding of its weights explains. So it was written down right. In FP32 it
+   may be no further from the original in float64 than the original in FP32 is, times a stated factor. As float64
+   takes as long as all else, it evaluates some of the inputs: the smallest one, and those that FP32 leaves open by
+   how large channels are over all inputs. What does not pass by them is evaluated for all.
 3. Where nothing evaluates the graph in float64, the original with moved weights and inputs says how far rounding goes.
 4. What is equal in float64 and differs in FP32 alone is compared once more, both graphs with the choices (TopK) that
    the original makes in FP32 (`cut_at_discrete_operators`).
@@ -67,7 +67,7 @@ if TYPE_CHECKING:
 
 GIVEN, FOLDED = "original ONNX", "ONNX folded"
 UNDECIDED = ("rounding_too_large", "constant_output")
-"""Reasons for which FP32 does not tell whether two outputs are equal."""
+"""Reasons of a link that leave open whether two outputs are equal. So does one that chooses numbers: `_chooses`."""
 
 
 def proved(
@@ -91,8 +91,8 @@ def proved(
         after: What replaces it.
         ends: What the two are called.
         reverted: What was reverted of the fold; see `repaconv.rewrites.fold.fold_pipeline.without`.
-        few: Whether only one input of each size is compared: none of other gains, and none that is there to change an
-            output of integers.
+        few: Whether only one input of each size is compared, without those of other gains and those that are sought
+            because an output of integers was the same for all.
 
     Raises:
         Refused: If the graph as given does not run, or if nothing could be compared.
@@ -565,13 +565,15 @@ class _Pair:
     def _as_written(self, output: str, call: _OneOutput) -> tuple[Array, Rounding]:
         """What the folded graph computes in float64, and how far the rounding of its weights moves that.
 
-        Real numbers of a graph that is only rounded moved by what it is off from the fold in float64.
+        A graph that is only rounded differs from the fold in float64 by the rounding of its weights. As far as the
+        original's own error in FP32, that is known without moving any.
         """
         written = {output: self.after.truth(call.feeds)[output]}
 
         def movements() -> Iterator[Movement]:
-            if call.exact is not None and self._is_only_rounded:
-                yield movement({output: call.exact}, written)
+            if call.exact is not None and call.truth.dtype.kind == "f" and self._is_only_rounded:
+                own = _own_rounding(call.original, call.truth)
+                yield {output: np.minimum(apart(call.exact, written[output]), own)}
             for other in self.moved_written:
                 yield movement(other.run(call.feeds), written, discrete=True)
 

@@ -28,7 +28,7 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
-from repaconv.graph.float64_rewriting import FLOATS, Weights
+from repaconv.graph.float64_rewriting import FLOATS, WIDER, Weights
 from repaconv.verification.evaluated_graph import Evaluated, key_of
 from repaconv.verification.float64_graphs import Float64, wide, widened
 from repaconv.verification.model_runners import load_onnx
@@ -305,15 +305,15 @@ class Jittered:
             how = self.by, self.seed, self.coarse, self.anew
             if in_float64:
                 exact = Float64(*_moved_apart(self.graph.model, *how, double=self.double))
-                with suppress(Exception):  # of many classes; it is raised below, or to whoever asks for that probe
+                with suppress(Exception):  # of many classes: then one by one
                     found = exact.run_all([*map(self._moved, self.probes)])
                     known |= zip(map(key_of, self.probes), found, strict=True)
                 runner: Runner = exact
             else:
                 runner = load_onnx(moved_weights(self.graph.model, *how))
-                for probe in self.probes:
-                    with suppress(Exception):
-                        known[key_of(probe)] = runner.run(self._moved(probe))
+            for probe in self.probes if key not in known else ():
+                with suppress(Exception):  # the runtime's own; it is raised to whoever asks for that probe
+                    known[key_of(probe)] = runner.run(self._moved(probe))
             if key not in known:
                 known[key] = runner.run(self._moved(feeds))
         return known[key]
@@ -376,24 +376,31 @@ def _weights_of(model: onnx.ModelProto, anew: Collection[str]) -> Callable[[str,
 def _moved_apart(
     model: onnx.ModelProto, by: float, seed: int, coarse: Mapping[str, float], anew: Collection[str], *, double: bool
 ) -> tuple[onnx.ModelProto, Weights]:
-    """The same for `Float64`: large weights are apart, and moved when they are read; ``double``: as float64 numbers."""
+    """The graph of `moved_weights` for `Float64`: large weights are apart, and moved when they are read.
+
+    ``double``: weights are widened first, so that float64 numbers are moved.
+    """
     import onnx_ir as ir
     from onnx import numpy_helper
 
+    from repaconv.graph.element_type_conversion import kept_constants
     from repaconv.graph.graph_without_weights import mark_as_external
 
     bare, large = mark_as_external(model)
-    is_weight = _weights_of(model, anew)
+    is_weight, kept = _weights_of(model, anew), kept_constants(model, WIDER)
+
+    def widens(weight: onnx.TensorProto) -> bool:
+        return double and weight.data_type in FLOATS and weight.name not in kept
 
     def read(weight: onnx.TensorProto) -> ir.TensorProtocol:
         numbers = numpy_helper.to_array(weight)
-        numbers = wide(numbers) if double else numbers
+        numbers = wide(numbers) if widens(weight) else numbers
         if is_weight(weight.name, weight):
             numbers = _jitter(numbers, coarse.get(weight.name, by), _draws_of(weight.name, seed))
         return ir.tensor(numbers)
 
     def lazy(weight: onnx.TensorProto) -> ir.LazyTensor:
-        kind = ir.DataType.DOUBLE if double and weight.data_type in FLOATS else ir.DataType(weight.data_type)
+        kind = ir.DataType.DOUBLE if widens(weight) else ir.DataType(weight.data_type)
         return ir.LazyTensor(partial(read, weight), kind, ir.Shape(weight.dims), name=weight.name)
 
     weights = {name: lazy(weight) for name, weight in large.items()}

@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from repaconv.graph.discrete_outputs import has_constant_decision
 from repaconv.graph.element_type_conversion import as_float32, element_types, retyped, unsupported
@@ -67,9 +68,9 @@ def rewritten_in_float64(
     for name, weight in large.items():
         marked = initializers[name].const_value
         assert marked is not None
-        converted = ir.LazyTensor(partial(_converted, weight, marked.dtype), marked.dtype, marked.shape, name=name)
-        initializers[name].const_value = converted
-        given[converted] = weight
+        lazy = ir.LazyTensor(partial(_converted, weight, marked.dtype), marked.dtype, marked.shape, name=name)
+        initializers[name].const_value = lazy
+        given[lazy] = weight
     changes = rewrite(graph, rewrites, observe(graph) if observe else None)
     weights, unchanged = {}, {}
     for name, value in initializers.items():
@@ -85,9 +86,15 @@ def rewritten_in_float64(
 
 def _converted(weight: onnx.TensorProto, kind: ir.DataType) -> ir.TensorProtocol:
     import onnx_ir as ir
+
+    return ir.tensor(converted(weight, kind))
+
+
+def converted(weight: onnx.TensorProto, kind: ir.DataType) -> NDArray[Any]:
+    """The numbers of a weight in another type."""
     from onnx import numpy_helper
 
-    return ir.tensor(numpy_helper.to_array(weight).astype(kind.numpy(), copy=False))
+    return np.asarray(numpy_helper.to_array(weight), kind.numpy())
 
 
 def rounded_to_float32(graph: Float64Graph) -> onnx.ModelProto:

@@ -126,11 +126,12 @@ def sizes(value: ir.Value | None) -> Sizes | None:
     """Return the shape of a value, or None if its rank is unknown. An unnamed dimension gets a unique name."""
     if value is None or value.shape is None:
         return None
-    if {*map(type, value.shape.dims)} <= {int}:  # almost all, and this is called a hundred thousand times
-        return cast("Sizes", value.shape.dims)
+    dims = value.shape.dims
+    if {*map(type, dims)} <= {int}:  # almost all, and this is called a hundred thousand times
+        return cast("Sizes", dims)
     return tuple(
         dim if isinstance(dim, int) else parse_size(dim.value) if dim.value else SymbolicSize((f"?{id(value)}.{axis}",))
-        for axis, dim in enumerate(value.shape)
+        for axis, dim in enumerate(dims)
     )
 
 

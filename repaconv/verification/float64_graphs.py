@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from repaconv.engines.contract import Array, Feeds, Session
-from repaconv.graph.float64_rewriting import DOUBLE, FLOATS, WIDER, Weights
+from repaconv.graph.float64_rewriting import DOUBLE, FLOATS, WIDER, Weights, converted
 from repaconv.verification.float64_operators import own_operators
 from repaconv.verification.model_runners import load_onnx
 
@@ -79,17 +79,16 @@ class Float64:
 
 def _session(model: onnx.ModelProto, weights: Weights) -> Session:
     """Open a session of ONNX Runtime in float64; large weights are converted apart from the graph."""
-    from onnx import numpy_helper
+    import onnx_ir as ir
 
-    from repaconv.graph.element_type_conversion import kept_constants
     from repaconv.graph.graph_without_weights import mark_as_external, split_off_weights
 
     given, large = mark_as_external(model)
     bare, apart = split_off_weights(widened(given))  # also those in half precision, which can be apart once widened
-    kept = kept_constants(model, WIDER)
-    numbers = {name: numpy_helper.to_array(weight) for name, weight in large.items()}
-    numbers |= {name: np.ascontiguousarray(weight.numpy()) for name, weight in weights.items()}
-    apart |= {name: array if name in kept else wide(array) for name, array in numbers.items()}
+    kinds = {weight.name: ir.DataType(weight.data_type) for weight in bare.graph.initializer}
+    apart |= {name: converted(weight, kinds[name]) for name, weight in large.items()}
+    for name, weight in weights.items():
+        apart[name] = np.ascontiguousarray(weight.numpy(), kinds[name].numpy())
     return load_onnx(bare, apart, as_written=True)
 
 

@@ -568,16 +568,14 @@ class _Pair:
         A graph that is only rounded differs from the fold in float64 by the rounding of its weights. As far as the
         original's own error in FP32, that is known without moving any.
         """
-        written = {output: self.after.truth(call.feeds)[output]}
+        written = self.after.truth(call.feeds)[output]
 
-        def movements() -> Iterator[Movement]:
+        def known() -> Iterator[Movement]:
             if call.exact is not None and call.truth.dtype.kind == "f" and self._is_only_rounded:
                 own = _own_rounding(call.original, call.truth)
-                yield {output: np.minimum(apart(call.exact, written[output]), own)}
-            for other in self.moved_written:
-                yield movement(other.run(call.feeds), written, discrete=True)
+                yield {output: np.minimum(apart(call.exact, written), own)}
 
-        return written[output], Rounding(WRITTEN, movements)
+        return written, jitter_rounding(self.moved_written, call.feeds, {output: written}, WRITTEN, known())
 
     def _written_within(self, limit: float, output: str, call: _OneOutput) -> bool:
         """Whether the folded graph as it was written is off by less, besides what its weights' rounding explains."""

@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property, partial
+from itertools import chain
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from zlib import crc32
@@ -28,7 +29,7 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
-from repaconv.graph.float64_rewriting import FLOATS, WIDER, Weights
+from repaconv.graph.float64_rewriting import Weights, converted
 from repaconv.verification.evaluated_graph import Evaluated, key_of
 from repaconv.verification.float64_graphs import Float64, wide, widened
 from repaconv.verification.model_runners import load_onnx
@@ -311,9 +312,10 @@ class Jittered:
                 runner: Runner = exact
             else:
                 runner = load_onnx(moved_weights(self.graph.model, *how))
-            for probe in self.probes if key not in known else ():
+            for probe in self.probes:
                 with suppress(Exception):  # the runtime's own; it is raised to whoever asks for that probe
-                    known[key_of(probe)] = runner.run(self._moved(probe))
+                    if key_of(probe) not in known:
+                        known[key_of(probe)] = runner.run(self._moved(probe))
             if key not in known:
                 known[key] = runner.run(self._moved(feeds))
         return known[key]
@@ -324,10 +326,18 @@ class Jittered:
 
 
 def jitter_rounding(
-    runners: Sequence[Runner], feeds: Feeds, right: Mapping[str, Any], kind: Kind = JITTERED
+    runners: Sequence[Runner],
+    feeds: Feeds,
+    right: Mapping[str, Any],
+    kind: Kind = JITTERED,
+    known: Iterable[Movement] = (),
 ) -> Rounding:
-    """Of a graph by others of it whose numbers are moved; each runs when those before it do not suffice."""
-    return Rounding(kind, lambda: (movement(one.run(feeds), right, discrete=True) for one in runners))
+    """Of a graph by others of it whose numbers are moved; each runs when those before it do not suffice.
+
+    ``known`` movements, of which no graph has to run, come first.
+    """
+    moved = (movement(one.run(feeds), right, discrete=True) for one in runners)
+    return Rounding(kind, lambda: chain(known, moved))
 
 
 def moved_weights(
@@ -381,30 +391,25 @@ def _moved_apart(
     ``double``: weights are widened first, so that float64 numbers are moved.
     """
     import onnx_ir as ir
-    from onnx import numpy_helper
 
-    from repaconv.graph.element_type_conversion import kept_constants
     from repaconv.graph.graph_without_weights import mark_as_external
 
     bare, large = mark_as_external(model)
-    is_weight, kept = _weights_of(model, anew), kept_constants(model, WIDER)
-
-    def widens(weight: onnx.TensorProto) -> bool:
-        return double and weight.data_type in FLOATS and weight.name not in kept
+    typed = widened(bare) if double else bare
+    kinds = {weight.name: ir.DataType(weight.data_type) for weight in typed.graph.initializer}
+    is_weight = _weights_of(model, anew)
 
     def read(weight: onnx.TensorProto) -> ir.TensorProtocol:
-        numbers = numpy_helper.to_array(weight)
-        numbers = wide(numbers) if widens(weight) else numbers
+        numbers = converted(weight, kinds[weight.name])
         if is_weight(weight.name, weight):
             numbers = _jitter(numbers, coarse.get(weight.name, by), _draws_of(weight.name, seed))
         return ir.tensor(numbers)
 
     def lazy(weight: onnx.TensorProto) -> ir.LazyTensor:
-        kind = ir.DataType.DOUBLE if widens(weight) else ir.DataType(weight.data_type)
-        return ir.LazyTensor(partial(read, weight), kind, ir.Shape(weight.dims), name=weight.name)
+        return ir.LazyTensor(partial(read, weight), kinds[weight.name], ir.Shape(weight.dims), name=weight.name)
 
     weights = {name: lazy(weight) for name, weight in large.items()}
-    return moved_weights(widened(bare) if double else bare, by, seed, coarse, anew), weights
+    return moved_weights(typed, by, seed, coarse, anew), weights
 
 
 def _draws_of(name: str, seed: int) -> np.random.Generator:

@@ -200,9 +200,10 @@ def _unchanged_links(plan: _Plan, given: Evaluated) -> tuple[Link, ...]:
     not compute the same result twice.
     """
     links: tuple[Link, ...] = ()
+    written = Evaluated(given.model, given.sample)
     for few in (True, False):
         try:
-            links = proved(plan.source, given, Evaluated(given.model, given.sample), few=few)
+            links = proved(plan.source, given, written, few=few)
         except Refused:
             links = ()
         if links and all(link.verdict == "passed" for link in links):

@@ -1,15 +1,15 @@
-"""ONNX operators evaluated in float64 by NumPy, a few by torch, for onnx's reference implementation.
+"""ONNX operators evaluated in float64 by NumPy, one by torch, for onnx's reference implementation.
 
 They replace onnx's own since its convolutions, pools and samplers take minutes, its erf and its cubic Resize round to
 float32, its BatchNormalization is wrong in older opsets, its Pad does not crop, and its MaxPool does not pad at the
 end. Each falls back to onnx's own for attributes that are not supported here.
 
-torch is imported when an operator runs that needs it: importing it takes as long as evaluating a small network.
+torch is imported when a GridSample runs: importing it takes as long as evaluating a small network.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from math import erf, pi, prod, sqrt
 from typing import Any, TypeAlias
@@ -223,29 +223,17 @@ def _product_operators() -> list[Any]:
     class ConvTranspose(op_conv_transpose.ConvTranspose):  # type: ignore[misc]
         def _run(self, *given: Any, **how: Any) -> Any:
             window = _Window(given[0].ndim - 2, how)
-            rank = window.rank
-            if window.no_pads or rank > 3 or not window.even or how.get("output_shape") is not None:
+            if window.no_pads or how.get("output_shape") is not None:
                 return super()._run(*given, **how)
-            from torch.nn import functional
-
-            x, weight, bias = _conv_tensors(*given)
-            further, groups = list(how.get("output_padding") or [0] * rank)[:rank], how.get("group") or 1
-            shape = window.of("strides"), window.begins, further, groups, window.of("dilations")
-            transposed = (functional.conv_transpose1d, functional.conv_transpose2d, functional.conv_transpose3d)[
-                rank - 1
-            ]
-            return (transposed(x, weight, bias, *shape).numpy(),)
+            further = list(how.get("output_padding") or [0] * window.rank)
+            return (_transposed_convolution(*given, window=window, further=further, groups=how.get("group") or 1),)
 
     class Col2Im(op_col2im.Col2Im):  # type: ignore[misc]
         def _run(self, x: Any, size: Any, block: Any, **how: Any) -> Any:
-            window = _Window(len(block), how)
-            if window.rank != 2 or not window.even:
-                return super()._run(x, size, block, **how)
-            from torch.nn import functional
-
-            shape = [window.of("dilations"), window.begins, window.of("strides")]
-            done = functional.fold(_tensor(x), *(tuple(map(int, each)) for each in (size, block, *shape)))
-            return (done.numpy(),)
+            window, kernel = _Window(len(block), how), [int(length) for length in block]
+            sizes = [int(length) for length in size]
+            places = x.reshape(len(x), -1, prod(kernel), *window.sizes(sizes, kernel))
+            return (window.summed(np.moveaxis(places, 2, 0), kernel, sizes),)
 
     return [MatMul, Conv, ConvTranspose, Col2Im]
 
@@ -649,19 +637,38 @@ class _Window:
         self, x: NDArray[Any], kernel: Sequence[int], fill: float, *, ceil: bool = False
     ) -> Iterator[NDArray[Any]]:
         """Yield for each place of the kernel what it reads, [N, C, *output]; ``fill`` is the padding."""
-        sizes, apart, steps = self.sizes(x.shape[2:], kernel, ceil=ceil), self.of("dilations"), self.of("strides")
-        reach = [
-            (size - 1) * step + (k - 1) * far + 1
-            for size, step, k, far in zip(sizes, steps, kernel, apart, strict=True)
-        ]
+        sizes = self.sizes(x.shape[2:], kernel, ceil=ceil)
+        reach = self.reach(sizes, kernel)
         ends = [max(end - begin - old, 0) for end, begin, old in zip(reach, self.begins, x.shape[2:], strict=True)]
         if any(self.begins) or any(ends):
             x = np.pad(x, [(0, 0), (0, 0), *zip(self.begins, ends, strict=True)], constant_values=fill)
+        for place in self.places(sizes, kernel):
+            yield x[place]
+
+    def summed(self, pieces: Iterable[NDArray[Any]], kernel: Sequence[int], sizes: Sequence[int]) -> NDArray[Any]:
+        """Return images [N, C, *sizes] to which ``pieces`` are added that were read from them: `pieces` transposed."""
+        found: NDArray[Any] | None = None
+        ends = self.pads[self.rank :]
+        padded = [begin + size + end for begin, size, end in zip(self.begins, sizes, ends, strict=True)]
+        for number, piece in enumerate(pieces):
+            if found is None:
+                found = np.zeros((*piece.shape[:2], *padded), piece.dtype)
+                places = [*self.places(piece.shape[2:], kernel)]
+            found[places[number]] += piece
+        assert found is not None  # a kernel has at least one place
+        own: Any = (..., *(slice(begin, begin + size) for begin, size in zip(self.begins, sizes, strict=True)))
+        return np.asarray(found[own])
+
+    def reach(self, sizes: Sequence[int], kernel: Sequence[int]) -> list[int]:
+        """Return how many pixels of each axis, padding included, windows read of which there are so many."""
+        axes = zip(sizes, self.of("strides"), kernel, self.of("dilations"), strict=True)
+        return [(size - 1) * step + (k - 1) * apart + 1 for size, step, k, apart in axes]
+
+    def places(self, sizes: Sequence[int], kernel: Sequence[int]) -> Iterator[tuple[Any, ...]]:
+        """Yield for each place of the kernel the index of what it reads in padded images, for so many windows."""
         for place in np.ndindex(*kernel):
-            axes = zip(place, apart, steps, sizes, strict=True)
-            read = [slice(at * far, at * far + (n - 1) * step + 1, step) for at, far, step, n in axes]
-            index = (slice(None), slice(None), *read)
-            yield x[index]
+            axes = zip(place, self.of("dilations"), self.of("strides"), sizes, strict=True)
+            yield (..., *(slice(k * apart, k * apart + (n - 1) * step + 1, step) for k, apart, step, n in axes))
 
 
 def convolution(
@@ -679,6 +686,28 @@ def convolution(
         if bias is not None:
             into += bias.reshape(-1, *[1] * len(kernel))
     return found
+
+
+def _transposed_convolution(
+    x: NDArray[Any],
+    weight: NDArray[Any],
+    bias: NDArray[Any] | None = None,
+    *,
+    window: _Window,
+    further: Sequence[int],
+    groups: int = 1,
+) -> NDArray[Any]:
+    """Convolve images [N, C, *sizes] with a transposed kernel [C, O / groups, *kernel], place by place of the kernel.
+
+    ``further`` has the pixels that each axis of the output gets at its end.
+    """
+    sizes, kernel, per_group = x.shape[2:], weight.shape[2:], weight.shape[1]
+    rows = x.reshape(len(x), groups, len(weight) // groups, prod(sizes))
+    matrices = weight.reshape(groups, len(weight) // groups, per_group, prod(kernel)).transpose(3, 0, 2, 1)
+    pieces = ((matrix @ rows).reshape(len(x), groups * per_group, *sizes) for matrix in matrices)
+    ends = zip(window.reach(sizes, kernel), further, window.begins, window.pads[window.rank :], strict=True)
+    found = window.summed(pieces, kernel, [reach + more - begin - end for reach, more, begin, end in ends])
+    return found if bias is None else found + bias.reshape(-1, *[1] * len(kernel))
 
 
 CACHED = 2**17
@@ -718,10 +747,6 @@ def _by_rows(matrices: NDArray[Any], read: Sequence[NDArray[Any]], into: NDArray
         pieces = [piece[:, :, begin : begin + at_once] for piece in read]
         columns = np.stack(pieces, 2).reshape(groups, channels * len(read), -1)
         into[:, :, begin : begin + at_once] = (matrices @ columns).reshape(*into.shape[:2], -1, *others)
-
-
-def _conv_tensors(x: NDArray[Any], weight: NDArray[Any], bias: NDArray[Any] | None = None) -> tuple[Any, Any, Any]:
-    return _tensor(x), _tensor(weight), None if bias is None else _tensor(bias)
 
 
 def _tensor(array: NDArray[Any]) -> Any:

@@ -19,7 +19,6 @@ from repaconv.verification.evaluated_graph import Evaluated
 from repaconv.verification.float64_agreement import differing_operators
 from repaconv.verification.folded_graph_verification import depth_of, unrunnable, usual_rtols
 from repaconv.verification.onnx_model_loading import inputs_of, looked_into
-from repaconv.verification.probe_inputs import GAINS
 from repaconv.verification.tolerances import LARGEST_RTOL, depth_reason, verdict_of
 
 if TYPE_CHECKING:
@@ -87,7 +86,7 @@ def taken_by(source: Path, given: Evaluated, folded: Evaluated) -> Taken:
         raise unrunnable(source, model, error) from error
     call = found.call(model, 0)
     usual = next((probe for probe in found.plain if shapes_of(probe) == shapes_of(call)), call)
-    calls = {found.gain: usual} | {found.gain * more: found.call(model, 0, more) for more in GAINS}
+    calls = {found.gain: usual} | found.calls_of_other_gains(model)
     told, rounded, gain, doubt = _float64_rounding_error(given, folded, calls)
     size, any_size, batch, names = _image_properties(model, found)
     if batch == "dynamic" and given.sample is None and found.usual[names["batch"]] == found.other[names["batch"]]:
@@ -141,12 +140,13 @@ def _float64_rounding_error(
                 graphs = dict.fromkeys((given, folded))  # one, if nothing was folded
                 written = _rounding_error(right, *(graph.as_written(call) for graph in graphs))
                 errors[gain] = written if errors[gain] > WORSE * written else errors[gain]
-            raises = WORSE * errors[gain] > usual_rtols(given.model)["onnx"]
-            if raises and (doubt := differing_operators(given.model, given.float64, call)):
-                return "", 0.0, usual, doubt
         except Exception:  # raised by either runtime: an operator without float64, or values that it rejects
             continue
     best = min(errors, key=lambda gain: errors[gain], default=usual)
+    for gain in dict.fromkeys((usual, best)):
+        raises = WORSE * errors.get(gain, 0.0) > usual_rtols(given.model)["onnx"]
+        if raises and (doubt := differing_operators(given.model, given.float64, calls[gain])):
+            return "", 0.0, usual, doubt
     return (given.float64.told, errors[best], best, "") if errors.get(best, inf) <= DOUBTED else ("", 0.0, usual, "")
 
 

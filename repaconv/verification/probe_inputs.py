@@ -289,6 +289,7 @@ class Probes:
         other: Sizes of the dynamic dimensions in the first probe.
         gain: Factor on normally distributed inputs at which no output overflows.
         below: Upper bound of integers without known meaning; one of `NUMBERS`.
+        seed: Seed of the first probe with another gain; the next ones follow it.
         held: Inputs with fixed values, as nested lists.
     """
 
@@ -299,6 +300,7 @@ class Probes:
     other: Sizes
     gain: float
     below: int
+    seed: int
     held: Mapping[str, Any] = field(default_factory=dict)
 
     @cached_property
@@ -315,6 +317,10 @@ class Probes:
             gain: Factor on the usual gain.
         """
         return drawn(model, self.usual, seed, gain=self.gain * gain, below=self.below, held=self.held)
+
+    def calls_of_other_gains(self, model: onnx.ModelProto) -> dict[float, dict[str, Array]]:
+        """Sample inputs of the usual sizes, by gain, for `GAINS`: the probes themselves, if those have these sizes."""
+        return {self.gain * gain: self.call(model, seed, gain) for seed, gain in enumerate(GAINS, self.seed)}
 
 
 def probes(
@@ -349,7 +355,7 @@ def probes(
             still, usually = _integer_outputs(model) - unmoved(model), search.usual_sizes(found)
             plain = tuple(search.drawn(sizes, seed, gain) for seed, sizes in enumerate(found))
             more = partial(search.more, plain, found, gain, still)
-            return Probes(plain, more, search.told(found), usually, found[0], gain, below)
+            return Probes(plain, more, search.told(found), usually, found[0], gain, below, len(found))
     why = Unrunnable(search.problem, [one.name for one in inputs], _suspects(model, inputs, search.problem))
     raise why from search.cause
 
@@ -387,7 +393,7 @@ def _probes_from_sample(
     plain = (first, *(search.drawn(sizes, seed, gain) for seed in (1, 2)))
     more = partial(search.more, plain, [sizes], gain, still)
     told = "ONNX Runtime, the sample that was given, and random inputs of its sizes"
-    return Probes(plain, more, told, sizes, sizes, gain, NUMBERS[-1], held)
+    return Probes(plain, more, told, sizes, sizes, gain, NUMBERS[-1], 1, held)
 
 
 def _suspects(model: onnx.ModelProto, inputs: list[Input], problem: str) -> list[str]:

@@ -149,7 +149,7 @@ def before_places(x: NDArray[Any], scales: Any, mode: str | None) -> NDArray[Any
 ERF_GRID, ERF_END = 1024, 6
 """Values of erf that are kept per unit, and where it is 1 in float64."""
 AT_ONCE = 1 << 14
-"""Numbers for which it is evaluated at a time, so that they stay in the cache."""
+"""Numbers for which functions are evaluated at a time, so that they stay in the cache."""
 
 
 def error_function(x: NDArray[Any]) -> NDArray[np.float64]:
@@ -329,6 +329,29 @@ def _grid_sample_operator() -> Any:
     return GridSample
 
 
+def _in_parts(function: Callable[[NDArray[Any]], NDArray[Any]], x: NDArray[Any]) -> NDArray[Any]:
+    """Apply a function of single numbers to some at a time, so that what it computes on the way stays in the cache."""
+    found = np.empty(x.shape, x.dtype)
+    given, into = x.reshape(-1), found.reshape(-1)
+    for begin in range(0, x.size, AT_ONCE):
+        into[begin : begin + AT_ONCE] = function(given[begin : begin + AT_ONCE])
+    return found
+
+
+def _gelu(x: NDArray[Any]) -> NDArray[Any]:
+    return np.asarray(0.5 * x * (1 + error_function(x * sqrt(0.5))))
+
+
+def _gelu_by_tanh(x: NDArray[Any]) -> NDArray[Any]:
+    return np.asarray(0.5 * x * (1 + np.tanh(sqrt(2 / pi) * (x + 0.044715 * x * x * x))))
+
+
+def _sigmoid(x: NDArray[Any]) -> NDArray[Any]:
+    power = np.exp(-np.abs(x))  # at most 1
+    share = 1 / (1 + power)
+    return np.asarray(np.where(x < 0, power * share, share))
+
+
 def _pointwise_operators() -> list[Any]:
     from onnx.reference.op_run import OpRun
 
@@ -338,25 +361,11 @@ def _pointwise_operators() -> list[Any]:
 
     class Gelu(OpRun):  # type: ignore[misc]
         def _run(self, x: Any, approximate: str | None = None) -> Any:
-            if approximate == "tanh":
-                inner = np.tanh(sqrt(2 / pi) * (x + 0.044715 * x * x * x))
-            else:
-                inner = error_function(x * sqrt(0.5))
-            inner += 1
-            inner *= x
-            inner *= 0.5
-            return (inner.astype(x.dtype, copy=False),)
+            return (_in_parts(_gelu_by_tanh if approximate == "tanh" else _gelu, x),)
 
     class Sigmoid(OpRun):  # type: ignore[misc]
         def _run(self, x: Any) -> Any:
-            found = np.empty(x.shape, x.dtype)
-            given, into = x.reshape(-1), found.reshape(-1)
-            for begin in range(0, x.size, CACHED):
-                part = given[begin : begin + CACHED]
-                power = np.exp(-np.abs(part))  # at most 1
-                share = 1 / (1 + power)
-                into[begin : begin + CACHED] = np.where(part < 0, power * share, share)
-            return (found,)
+            return (_in_parts(_sigmoid, x),)
 
     class Expand(OpRun):  # type: ignore[misc]
         def _run(self, x: Any, shape: Any) -> Any:

@@ -820,7 +820,7 @@ def test_a_removed_rewrite_is_refused_with_what_to_use(repaconv, monkeypatch):
         package.fold(ckpt, num_heads=3, preset="fastest-known", force=True)
 
 
-def test_a_rewrite_that_breaks_leaves_the_exported_graph(monkeypatch):
+def test_a_rewrite_that_breaks_is_left_out(monkeypatch):
     from repaconv.rewrites.speed import attention_operator
 
     def broken(_model):
@@ -835,8 +835,11 @@ def test_a_rewrite_that_breaks_leaves_the_exported_graph(monkeypatch):
     package.fold(saved("first.pth", 1), num_heads=3)
     done = package.export()
     assert done.verdict == "passed"
-    assert done.rewrites == ()
-    assert "not this graph" in next(link.note for link in done.links if link.name == "form")
+    assert "read-tokens" in done.rewrites
+    assert rewrite.name not in done.rewrites
+    notes = [link.note for link in done.links if link.name == "form"]
+    assert "not this graph" in notes[0]
+    assert notes[0].endswith(f"{rewrite.name} was left out")
 
 
 def test_a_rewrite_that_is_right_at_the_exporters_batch_alone_is_thrown_away(tmp_path):
@@ -856,6 +859,46 @@ def test_a_rewrite_that_is_right_at_the_exporters_batch_alone_is_thrown_away(tmp
     made = exported_graph(ways, net, net.state_dict(), (3, 32, 32), output="logits")
     assert {link.name: link.verdict for link in made.links[:2]} == {"exported": "passed", "form": "failed"}
     assert made.changes == ()
+
+
+def test_of_a_preset_the_rewrites_are_left_out_that_are_wrong_on_this_graph(tmp_path):
+    def scaled(by, name):
+        def apply(model):
+            node = model.graph.outputs[0].producer()
+            write = Writer(model, node)
+            node.replace_input_with(0, write("Mul", node.inputs[0], write.exactly(np.array([by], np.float32))))
+            yield Change(rewrite=name, place="head", description=f"multiplies by {by}")
+
+        return Rewrite(name, "never", apply)
+
+    def broken(model):
+        raise ValueError("not this graph")
+
+    def exported(*rewrites):
+        spec = GraphSpec((32, 32), opset=18, rewrites=rewrites, simplifiers=())
+        ways = Proving("net", spec, {}, tmp_path, lambda *_: None)
+        made = exported_graph(ways, net, net.state_dict(), (3, 32, 32), output="logits")
+        told = [(link.verdict, link.note) for link in made.links if link.name == "form"]
+        return [change.rewrite for change in made.changes], told
+
+    torch.manual_seed(0)
+    net = MetaFormer(TINY, final_affine=False).eval()
+    one, two, three = (scaled(by, name) for by, name in ((1.0, "one"), (2.0, "two"), (3.0, "three")))
+    fails = Rewrite("broken", "never", broken)
+    changes, told = exported(one, two, scaled(1.0, "also"))
+    assert changes == ["one", "also"]
+    assert [verdict for verdict, _ in told] == ["failed", "passed"]
+    assert told[0][1].endswith("two was left out")
+    changes, told = exported(fails, two, one, three)
+    assert changes == ["one"]
+    assert [verdict for verdict, _ in told] == ["not verified", "failed", "failed", "passed"]
+    assert [note.rpartition("; ")[2] for _, note in told[:3]] == [
+        f"{n} was left out" for n in ("broken", "two", "three")
+    ]
+    changes, told = exported(*(scaled(2.0 + n, f"by-{n}") for n in range(5)))
+    assert changes == []
+    assert [verdict for verdict, _ in told] == ["failed"]
+    assert told[0][1].endswith("the rewritten graph was discarded; the exported one was written")
 
 
 def test_the_page_of_forms_is_of_the_rewrites_that_there_are():

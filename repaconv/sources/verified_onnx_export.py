@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from repaconv.verification.model_runners import Trace
 
 EXPORTED, FORM, SIMPLIFIED = "ONNX as exported", "ONNX, rewritten", "ONNX simplified"
+LEFT_OUT = 3
+"""How many rewrites of a preset are left out, one after the other, before all are."""
 KEPT_BYTES = 512 << 20
 _LAST_EXPORT: dict[tuple[object, ...], bytes] = {}
 BF16_NOTE = "run in float32, every value rounded to bfloat16: ONNX Runtime has no such kernels here"
@@ -277,25 +279,54 @@ def _with_simplification(graph: Graph, tools: tuple[str, ...], lacks: Collection
 
 
 def _with_rewrites(exported: Graph, rewrites: Sequence[Rewrite], judge: Judge) -> Graph:
-    """Apply the rewrites of the preset and verify the result; keep the exported graph if that fails."""
+    """Apply the rewrites of the preset and verify the result; leave out those that change what the graph computes."""
+    left_out: dict[str, Link] = {}
+    found = _rewritten(exported, rewrites, judge)
+    while found.link is not None and found.link.verdict != "passed" and len(left_out) < LEFT_OUT:
+        wrong = _first_wrong(exported, rewrites, judge)
+        left_out[wrong.name] = found.link
+        rewrites = [rewrite for rewrite in rewrites if rewrite is not wrong]
+        found = _rewritten(exported, rewrites, judge)
+    if found.link is not None and found.link.verdict == "passed":
+        failed = (link.noted(f"{name} was left out") for name, link in left_out.items())
+        return exported._replace(model=found.model, links=(*exported.links, *failed, found.link), changes=found.changes)
+    link = next(iter(left_out.values()), None)
+    thrown_away = "the rewritten graph was discarded; the exported one was written"
+    return exported if link is None else exported._replace(links=(*exported.links, link.noted(thrown_away)))
+
+
+class _Rewritten(NamedTuple):
+    """A graph after rewrites, and how it compares with the exported one; no link if nothing changed."""
+
+    model: onnx.ModelProto
+    changes: tuple[Change, ...]
+    link: Link | None
+
+
+def _rewritten(exported: Graph, rewrites: Sequence[Rewrite], judge: Judge) -> _Rewritten:
     from repaconv.graph.model_rewriting import rewritten
     from repaconv.onnx_export.torch_exporter import check
     from repaconv.verification.comparison import not_verified
 
-    thrown_away = "the rewritten graph was discarded; the exported one was written"
     try:
         model, changes = rewritten(exported.model, rewrites)
         if not changes:
-            return exported
+            return _Rewritten(exported.model, (), None)
         check(model)
-        link = judge.link("form", (EXPORTED, FORM), judge.run(model))
-    except Exception as error:  # a plug-in may raise anything on an arbitrary graph; the exported graph is kept
-        why = first_line(error)
-        link = not_verified("form", EXPORTED, FORM, f"a rewrite failed ({why}); {thrown_away}")
-        return exported._replace(links=(*exported.links, link))
-    if link.verdict == "passed":
-        return exported._replace(model=model, links=(*exported.links, link), changes=tuple(changes))
-    return exported._replace(links=(*exported.links, link.noted(thrown_away)))
+        return _Rewritten(model, tuple(changes), judge.link("form", (EXPORTED, FORM), judge.run(model)))
+    except Exception as error:  # a plug-in may raise anything on an arbitrary graph
+        link = not_verified("form", EXPORTED, FORM, f"a rewrite failed ({first_line(error)})")
+        return _Rewritten(exported.model, (), link)
+
+
+def _first_wrong(exported: Graph, rewrites: Sequence[Rewrite], judge: Judge) -> Rewrite:
+    """The rewrite after which the graph is wrong, and before which it is not; all of them together make it wrong."""
+    right, wrong = 0, len(rewrites)
+    while wrong - right > 1:
+        half = (right + wrong) // 2
+        link = _rewritten(exported, rewrites[:half], judge).link
+        right, wrong = (half, wrong) if link is None or link.verdict == "passed" else (right, half)
+    return rewrites[wrong - 1]
 
 
 def write_graph(model: onnx.ModelProto, path: Path, data: Path | None) -> Path | None:

@@ -85,6 +85,8 @@ for pads in (PADS, {"pads": [1] * 4}, {"auto_pad": "SAME_UPPER"}, {"auto_pad": "
             case("AveragePool", **WINDOW, **pads, ceil_mode=ceil, count_include_pad=counted)
     case("LpPool", **WINDOW, **pads)
 case("Conv", normal(6, 4, 3, 3), dilations=[2, 1], **PADS)
+case("Conv", normal(8, 1, 5, 3), normal(8), group=4, strides=[1, 2], dilations=[1, 3], **PADS)
+case("Conv", normal(4, 1, 3, 1), group=4, strides=[2, 1], **PADS)
 case("ConvTranspose", normal(4, 3, 3, 3), strides=[2, 2], dilations=[2, 2], output_padding=[1, 1])
 case("ConvTranspose", normal(4, 3, 3, 3), strides=[2, 2], output_shape=[27, 22])
 case("MaxPool", **WINDOW, dilations=[2, 2], ceil_mode=1)
@@ -201,6 +203,21 @@ def test_the_float64_evaluator_is_onnx_runtime_but_for_rounding(name):
         return
     assert found.dtype == np.float64
     np.testing.assert_allclose(found, right, rtol=1e-5, atol=1e-5)
+
+
+def test_an_infinite_pixel_changes_those_outputs_of_a_depthwise_convolution_that_read_it():
+    node = helper.make_node("Conv", ["x", "w"], ["y"], group=4, pads=[1] * 4)
+    ends = [[helper.make_tensor_value_info(name, TensorProto.FLOAT, IMAGE)] for name in "xy"]
+    graph = helper.make_graph([node], "one", *ends, [numpy_helper.from_array(normal(4, 1, 3, 3), "w")])
+    evaluation = ReferenceEvaluation(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)]))
+    x = np.random.default_rng(0).standard_normal(IMAGE)
+    finite = evaluation.run({"x": x})["y"]
+    x[0, 2, 6, 5] = np.inf
+    found = evaluation.run({"x": x})["y"]
+    changed = np.zeros(IMAGE, bool)
+    changed[0, 2, 5:8, 4:7] = True
+    assert np.isinf(found[changed]).all()
+    np.testing.assert_allclose(found[~changed], finite[~changed], rtol=1e-12, atol=1e-12)
 
 
 def test_the_error_function_is_that_of_math_and_of_torch():

@@ -265,6 +265,23 @@ def test_slices_of_a_slice_become_splits_of_a_split():
     assert sorted(node.op_type for node in after.graph.node) == ["Exp", "MatMul", "Relu", "Split", "Split", "Tanh"]
 
 
+@pytest.mark.parametrize(
+    ("width", "kept"), [(12, True), (5, False)], ids=["long slices stay", "short ones become a Gather"]
+)
+def test_slices_of_a_line_are_not_copied_number_by_number(width, kept):
+    """Circular padding: ONNX Runtime takes 5 times as long for a Gather of the last axis as for slices of it."""
+    weights = {"k": normal(5, 2, 3, 3), **{f"{n}": np.array([n]) for n in (0, 1, 3, width - 1, width)}}
+    rows = [
+        ("Relu", "x", "0.out"),
+        ("Slice", f"0.out {width - 1} {width} 3", "last"),
+        ("Slice", "0.out 0 1 3", "first"),
+        ("Concat", "last 0.out first", "1.out", {"axis": 3}),
+        ("Conv", "1.out k", "y"),
+    ]
+    kinds = folded(graph(rows, weights, {"x": (1, 2, 4, width)}), normal(1, 2, 4, width))
+    assert sorted(kinds) == (["Concat", "Conv", "Relu", "Slice", "Slice"] if kept else ["Conv", "Gather", "Relu"])
+
+
 def test_a_thin_product_stays_in_two():
     rows = [("MatMul", "x w", "1"), ("MatMul", "1 v", "y")]
     weights = {"w": normal(16, 2), "v": normal(2, 16)}

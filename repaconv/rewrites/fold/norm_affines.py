@@ -64,28 +64,36 @@ def of_norm(value: ir.Value | None) -> bool:
 def merge(model: ir.Model) -> None:
     """Merge a scale and a shift that directly follow a norm back into it; in place."""
     for node in tuple(model.graph):
-        if node.op_type in ROW_NORMS and not node.domain and node.graph is model.graph:
+        if node.op_type in (*ROW_NORMS, *IMAGE_NORMS) and not node.domain and node.graph is model.graph:
             _merge(model, node)
 
 
 def _merge(model: ir.Model, node: ir.Node) -> None:
-    scale = constant(node.inputs[1])
-    if scale is None or scale.ndim != 1 or (scale != 1).any() or (len(node.inputs) > 2 and node.inputs[2] is not None):
+    scale, of_images = constant(node.inputs[1]), node.op_type in IMAGE_NORMS
+    given = node.inputs[2] if len(node.inputs) > 2 else None
+    shift = constant(given)
+    shifted = shift is None or shift.any() if of_images else given is not None
+    if shifted or scale is None or scale.ndim != 1 or (scale != 1).any():
         return
     found: dict[str, Array] = {}
     value = node.outputs[0]
-    for operator in ("Mul", "Add") if node.op_type == "LayerNormalization" else ("Mul",):
+    for operator in ("Mul",) if node.op_type == "RMSNormalization" else ("Mul", "Add"):
         following = _only(value, operator)
         if following is None:
             continue
         user, numbers = following
-        same = sizes(user.outputs[0]) == sizes(value)
-        if same and numbers.ndim <= rank_of(value) and numbers.ndim and numbers.size == numbers.shape[-1] == len(scale):
+        rank = rank_of(value)
+        axis = 1 if of_images else rank - 1
+        whole = numbers.reshape((1,) * (rank - numbers.ndim) + numbers.shape) if numbers.ndim <= rank else numbers
+        same = sizes(user.outputs[0]) == sizes(value) and whole.ndim == rank
+        if same and numbers.ndim and whole.size == whole.shape[axis] == len(scale):
             found[operator], value = numbers.reshape(-1), user.outputs[0]
     if not found:
         return
     write = Writer(model, node)
-    parts = [write.constant(found.get("Mul", scale)), *([write.constant(found["Add"])] if "Add" in found else [])]
+    parts = [write.constant(found.get("Mul", scale))]
+    if of_images or "Add" in found:  # norms of images always have a shift
+        parts.append(write.constant(found.get("Add", np.zeros(len(scale)))))
     attributes = {name: entry.value for name, entry in node.attributes.items()}
     new = write(node.op_type, node.inputs[0], *parts, **attributes)
     set_shape(new, sizes(value), node.outputs[0])

@@ -282,6 +282,38 @@ def test_slices_of_a_line_are_not_copied_number_by_number(width, kept):
     assert sorted(kinds) == (["Concat", "Conv", "Relu", "Slice", "Slice"] if kept else ["Conv", "Gather", "Relu"])
 
 
+def test_a_batchnorm_of_viewed_tokens_goes_into_the_convolution_behind_it_where_nothing_before_it_can_absorb_it():
+    weights = {"w": normal(3, 8, 1, 1), "image": np.array([1, 8, 4, 4]), **{n: normal(8) for n in "sbm"}}
+    weights |= {"v": np.abs(normal(8)) + 0.5, "head": normal(8, 2), "g": normal(8), "h": normal(8)}
+    rows = [
+        ("Transpose", "0", "1", {"perm": [0, 2, 1]}),
+        ("Reshape", "1 image", "2"),
+        ("BatchNormalization", "2 s b m v", "3"),
+        ("Conv", "3 w", "y"),
+    ]
+    kinds = ["Transpose", "Reshape", "Conv"]
+    assert folded(graph([("Relu", "x", "0"), *rows], weights, {"x": (1, 16, 8)}), normal(1, 16, 8)) == ["Relu", *kinds]
+    rows = [
+        ("LayerNormalization", "x g h", "0"),
+        *rows,
+        ("MatMul", "0 head", "z"),
+    ]  # which is shared with another reader
+    after = folded(graph(rows, weights, {"x": (1, 16, 8)}, ("y", "z")), normal(1, 16, 8))
+    assert sorted(after) == sorted(["LayerNormalization", *kinds, "MatMul"])
+
+
+def test_scale_and_shift_of_a_norm_of_images_that_nothing_absorbs_stay_in_it():
+    weights = {"w": normal(6, 4, 1, 1), "k": normal(5, 6, 3, 3), "s": normal(4), "b": normal(4), "t": normal(6)}
+    rows = [
+        ("InstanceNormalization", "x s b", "0"),
+        ("Conv", "0 w", "1"),
+        ("InstanceNormalization", "1 t t", "2"),
+        ("Conv", "2 k", "y", {"pads": [1, 1, 1, 1]}),
+    ]
+    kinds = folded(graph(rows, weights, {"x": (1, 4, 5, 5)}), normal(1, 4, 5, 5))
+    assert kinds == ["InstanceNormalization", "Conv", "InstanceNormalization", "Conv"]
+
+
 def test_a_thin_product_stays_in_two():
     rows = [("MatMul", "x w", "1"), ("MatMul", "1 v", "y")]
     weights = {"w": normal(16, 2), "v": normal(2, 16)}

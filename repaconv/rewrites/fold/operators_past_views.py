@@ -30,6 +30,7 @@ from repaconv.graph.operator_facts import ARITHMETIC, ROW_NORMS, SELECTIONS, VIE
 from repaconv.graph.symbolic_shapes import Sizes, as_numbers, set_shape, sizes
 from repaconv.graph.tensor_views import View, reshaped
 from repaconv.graph.view_chains import view_of
+from repaconv.rewrites.fold.kernels_from_onnx import kernel_of
 from repaconv.rewrites.fold.linear_graph_from_onnx import LINEAR
 from repaconv.rewrites.fold.norm_affines import of_norm
 
@@ -95,18 +96,19 @@ def _move_selection(model: ir.Model, node: ir.Node, value: ir.Value) -> None:
         write.replace(value, seen)
 
 
-def _follows_linear_layer(value: ir.Value) -> bool:
-    """Whether a linear layer comes before a value, with only operators in between that a selection can move past."""
+def _follows_linear_layer(value: ir.Value, layers: Collection[str] = ("MatMul", "Conv")) -> bool:
+    """Whether such a layer comes before a value, with only operators in between that a selection can move past."""
     seen: set[ir.Node] = set()
     todo = [value]
     while todo:
         node = todo.pop().producer()
-        if node is None or node in seen or node.op_type not in LINEAR:
+        if node is None or node in seen:
             continue
-        if node.op_type in ("MatMul", "Conv"):
+        if node.op_type in layers:
             return True
-        seen.add(node)
-        todo += [before for before in node.inputs if before is not None]
+        if node.op_type in LINEAR:
+            seen.add(node)
+            todo += [before for before in node.inputs if before is not None]
     return False
 
 
@@ -211,7 +213,7 @@ def _move_sum(model: ir.Model, node: ir.Node) -> None:
 
 
 def _move_batchnorm(model: ir.Model, node: ir.Node) -> None:
-    """Replace a BatchNormalization of transposed tokens by a scale and a shift of the tokens."""
+    """Replace a BatchNormalization of transposed tokens by a scale and a shift of what can absorb them."""
     found, x = batchnorm(node), node.inputs[0]
     view = view_of(x) if x is not None else None
     shape = sizes(x)
@@ -221,6 +223,11 @@ def _move_batchnorm(model: ir.Model, node: ir.Node) -> None:
     spread = [_along_source_axis(part.reshape(column), view) for part in found]
     inner = sizes(view.source)
     if view.source is x or inner is None or any(part is None or part[1] < 0 for part in spread):
+        return
+    reader = only_reader(node.outputs[0], "Conv")
+    kernel = kernel_of(reader) if reader is not None else None
+    before = _follows_linear_layer(view.source, ("MatMul", "Conv", *ROW_NORMS))
+    if not before or (kernel is not None and not kernel.is_padded):  # the convolution absorbs it as it stands
         return
     write = Writer(model, node)
     new = view.source

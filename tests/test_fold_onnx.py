@@ -314,6 +314,30 @@ def test_scale_and_shift_of_a_norm_of_images_that_nothing_absorbs_stay_in_it():
     assert kinds == ["InstanceNormalization", "Conv", "InstanceNormalization", "Conv"]
 
 
+def test_selections_of_selections_of_a_line_are_slices_of_it_and_keep_nothing_that_is_not_read():
+    places = {f"{n}": np.array([n]) for n in (0, 2, 4, 8, 12, 16, 24, 32)}
+    swapped = [
+        ("Slice", "r 0 8 2", "a"),
+        ("Slice", "r 8 16 2", "b"),
+        ("Concat", "b a", "m", {"axis": 2}),
+        ("Slice", "m 0 4 2", "c"),
+        ("Slice", "m 4 16 2", "d"),
+        ("Concat", "d c", "y", {"axis": 2}),
+    ]
+    model = graph([("Relu", "x", "r"), *swapped], places, {"x": (1, 3, 16)})
+    assert sorted(folded(model, normal(1, 3, 16))) == ["Concat", "Relu", "Slice", "Slice"]
+    rows = [
+        ("Relu", "x", "r"),
+        ("MatMul", "r w", "unread"),
+        ("Concat", "unread r", "m", {"axis": 2}),
+        ("Slice", "m 24 32 2", "a"),
+        ("Slice", "m 16 24 2", "b"),
+        ("Concat", "a b", "y", {"axis": 2}),
+    ]
+    model = graph(rows, {"w": normal(16, 16), **places}, {"x": (1, 3, 16)})
+    assert sorted(folded(model, normal(1, 3, 16))) == ["Concat", "Relu", "Slice", "Slice"]
+
+
 def test_a_thin_product_stays_in_two():
     rows = [("MatMul", "x w", "1"), ("MatMul", "1 v", "y")]
     weights = {"w": normal(16, 2), "v": normal(2, 16)}

@@ -10,10 +10,11 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from repaconv.algebra.channel_maps import Dense, Map, Pick, Vector
 from repaconv.graph.channel_axes import IMAGE, LAST
-from repaconv.graph.nodes_and_constants import Writer
+from repaconv.graph.nodes_and_constants import Writer, made_by
 from repaconv.graph.symbolic_shapes import Sizes, set_shape, sizes
 from repaconv.results import Change
 from repaconv.rewrites.fold.linear_graph import LinearGraph, Vertex, cover_each_channel_once
@@ -21,9 +22,9 @@ from repaconv.rewrites.fold.linear_graph import LinearGraph, Vertex, cover_each_
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-SLICE = 3
-"""Longer slices of the last axis are copied sooner by Slice and Concat than by Gather, which takes 8 ns for a number; a
-slice takes 20 (ONNX Runtime)."""
+SHORTEST_SLICE, MOST_SLICES = 3, 4
+"""How long slices of the last axis are at least, on average, and how many at most, that are copied by Slice and Concat. A
+Gather in their place takes 8 ns for each number, a slice 20 (ONNX Runtime)."""
 EPSILON = 1e-5
 """The epsilon of a BatchNormalization that is written for a scale and a shift; its variance is 1 - epsilon."""
 
@@ -71,7 +72,7 @@ def _emit(
         model.graph.insert_before(place, new)
         written[vertex] = new.outputs[0]
         return
-    if axis == LAST and vertex.value is not None and _is_copied_in_runs(vertex):
+    if axis == LAST and vertex.value is not None and _is_row_of_slices(vertex):
         written[vertex] = vertex.value
         return
     shape = _shape(vertex, written, axis)
@@ -89,18 +90,29 @@ def _emit(
         )
 
 
-def _is_copied_in_runs(vertex: Vertex) -> bool:
-    """Whether a few slices of one value are concatenated, as where images are padded in a circle.
-
-    Along the last axis, one Gather in their place copies number by number and takes several times as long.
-    """
-    if vertex.shift is not None or len(vertex.inputs) > 1 or not {*vertex.absorbed} <= {"Slice", "Split", "Concat"}:
+def _is_row_of_slices(vertex: Vertex) -> bool:
+    """Whether a vertex is what would be written for it: a Concat of slices of one value."""
+    node = vertex.value.producer() if vertex.value is not None else None
+    if node is None or node.op_type != "Concat" or vertex.shift is not None or len(vertex.inputs) > 1:
         return False
     ((source, edge),) = vertex.inputs.items()
-    if source.value is None or not isinstance(edge, Pick) or not edge.rows.all() or not (edge.scale == 1).all():
+    pieces = (made_by(value, "Slice", "Split") for value in node.inputs if value is not source.value)
+    if source.value is None or any(piece is None or piece.inputs[0] is not source.value for piece in pieces):
         return False
-    slices = 1 + int(np.count_nonzero(np.diff(edge.index) != 1))
-    return 1 < slices <= len(edge.index) // SLICE
+    if not isinstance(edge, Pick) or not edge.rows.all() or not (edge.scale == 1).all():
+        return False
+    slices = slices_of(edge.index)
+    return len(node.inputs) == len(slices) and are_long(slices)
+
+
+def slices_of(places: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+    """Consecutive places."""
+    return np.split(places, np.flatnonzero(np.diff(places) != 1) + 1)
+
+
+def are_long(slices: list[NDArray[np.int64]]) -> bool:
+    """Whether several slices are copied faster by Slice and Concat than by one Gather of the last axis."""
+    return 1 < len(slices) <= min(MOST_SLICES, sum(map(len, slices)) // SHORTEST_SLICE)
 
 
 def _place(vertex: Vertex) -> ir.Node:
@@ -226,17 +238,27 @@ class _Emitter:
         return self._node("Conv", value, weight, *([] if shift is None else [self.write.constant(shift)]))
 
     def _chosen(self, value: ir.Value, places: np.ndarray) -> ir.Value:
-        """Write a selection of channels as a Slice or Gather."""
+        """Write a selection of channels as a Slice, a Concat of slices, or a Gather."""
         shape = sizes(value)
         assert shape is not None
         if len(places) == shape[self.place] and bool((places == np.arange(len(places))).all()):
             return value
-        if bool((np.diff(places) == 1).all()):
-            ends = ([int(places[0])], [int(places[-1]) + 1], [self.place])
-            new = self.write("Slice", value, *(self.write.constant(end) for end in ends))
+        slices = slices_of(places)
+        if len(slices) == 1 or (self.axis == LAST and are_long(slices)):
+            parts = [self._slice(value, int(each[0]), int(each[-1]) + 1) for each in slices]
+            new = parts[0] if len(parts) == 1 else self.write("Concat", *parts, axis=self.place)
         else:
             new = self.write("Gather", value, self.write.constant(places.astype(np.int64)), axis=self.place)
         set_shape(new, (*shape[: self.place], len(places), *shape[self.place + 1 :]), value)
+        return new
+
+    def _slice(self, value: ir.Value, begin: int, end: int) -> ir.Value:
+        shape = sizes(value)
+        assert shape is not None
+        if (begin, end) == (0, shape[self.place]):
+            return value
+        new = self.write("Slice", value, *(self.write.constant(each) for each in ([begin], [end], [self.place])))
+        set_shape(new, (*shape[: self.place], end - begin, *shape[self.place + 1 :]), value)
         return new
 
     def _beside(self, terms: list[tuple[ir.Value, Map]], shift: Vector | None) -> ir.Value | None:

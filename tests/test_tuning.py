@@ -889,16 +889,22 @@ def test_of_a_preset_the_rewrites_are_left_out_that_are_wrong_on_this_graph(tmp_
     assert changes == ["one", "also"]
     assert [verdict for verdict, _ in told] == ["failed", "passed"]
     assert told[0][1].endswith("two was left out")
-    changes, told = exported(fails, two, one, three)
-    assert changes == ["one"]
-    assert [verdict for verdict, _ in told] == ["not verified", "failed", "failed", "passed"]
-    assert [note.rpartition("; ")[2] for _, note in told[:3]] == [
-        f"{n} was left out" for n in ("broken", "two", "three")
-    ]
+    for order in ((fails, two, one, three), (three, two, one, fails)):
+        changes, told = exported(*order)
+        assert changes == ["one"]
+        assert dict(told[:3]).keys() == {"failed", "not verified"}
+        assert told[3][0] == "passed"
+        why = {note.rpartition("; ")[2]: note for _, note in told[:3]}
+        assert list(why) == [f"{rewrite.name} was left out" for rewrite in order if rewrite is not one]
+        assert ["not this graph" in why[f"{name} was left out"] for name in ("broken", "two", "three")] == [1, 0, 0]
     changes, told = exported(*(scaled(2.0 + n, f"by-{n}") for n in range(5)))
     assert changes == []
+    assert [verdict for verdict, _ in told] == ["failed"] * 4
+    assert told[2][1].endswith("by-2 was left out")
+    assert told[3][1].endswith("the rewritten graph was discarded; the exported one was written")
+    changes, told = exported(two)
+    assert changes == []
     assert [verdict for verdict, _ in told] == ["failed"]
-    assert told[0][1].endswith("the rewritten graph was discarded; the exported one was written")
 
 
 def test_the_page_of_forms_is_of_the_rewrites_that_there_are():

@@ -37,8 +37,8 @@ class TrainingArtefact(Artefact):
 class ExportArtefact(Artefact):
     """An ONNX model of the folded network, and the links that verify it.
 
-    The verdict is that of the model that was written. A simplifier whose graph gave other outputs is discarded, and so
-    are the rewrites of a preset that did: their links have failed, but the export has not.
+    The verdict is that of the model that was written. A simplified graph that gave other outputs is discarded, and a
+    rewrite of the preset that did is left out: the link has failed, but the export has not.
 
     Attributes:
         variant: What differs from the default, as in the name of the file, e.g. ``int8`` or ``jetson-nano.b1``; empty

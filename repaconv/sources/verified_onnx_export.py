@@ -280,19 +280,19 @@ def _with_simplification(graph: Graph, tools: tuple[str, ...], lacks: Collection
 
 def _with_rewrites(exported: Graph, rewrites: Sequence[Rewrite], judge: Judge) -> Graph:
     """Apply the rewrites of the preset and verify the result; leave out those that change what the graph computes."""
-    left_out: dict[str, Link] = {}
+    links: list[Link] = []
     found = _rewritten(exported, rewrites, judge)
-    while found.link is not None and found.link.verdict != "passed" and len(left_out) < LEFT_OUT:
-        wrong = _first_wrong(exported, rewrites, judge)
-        left_out[wrong.name] = found.link
+    while found.link is not None and found.link.verdict != "passed" and len(links) < LEFT_OUT:
+        judge.ways.progress(f"{judge.ways.form}: which rewrite is wrong", 0, 0)
+        wrong, link = _first_wrong(exported, rewrites, judge, found.link)
+        links.append(link.noted(f"{wrong.name} was left out"))
         rewrites = [rewrite for rewrite in rewrites if rewrite is not wrong]
         found = _rewritten(exported, rewrites, judge)
     if found.link is not None and found.link.verdict == "passed":
-        failed = (link.noted(f"{name} was left out") for name, link in left_out.items())
-        return exported._replace(model=found.model, links=(*exported.links, *failed, found.link), changes=found.changes)
-    link = next(iter(left_out.values()), None)
-    thrown_away = "the rewritten graph was discarded; the exported one was written"
-    return exported if link is None else exported._replace(links=(*exported.links, link.noted(thrown_away)))
+        return exported._replace(model=found.model, links=(*exported.links, *links, found.link), changes=found.changes)
+    if found.link is not None:
+        links.append(found.link.noted("the rewritten graph was discarded; the exported one was written"))
+    return exported._replace(links=(*exported.links, *links))
 
 
 class _Rewritten(NamedTuple):
@@ -319,14 +319,17 @@ def _rewritten(exported: Graph, rewrites: Sequence[Rewrite], judge: Judge) -> _R
         return _Rewritten(exported.model, (), link)
 
 
-def _first_wrong(exported: Graph, rewrites: Sequence[Rewrite], judge: Judge) -> Rewrite:
-    """The rewrite after which the graph is wrong, and before which it is not; all of them together make it wrong."""
+def _first_wrong(exported: Graph, rewrites: Sequence[Rewrite], judge: Judge, link: Link) -> tuple[Rewrite, Link]:
+    """The rewrite after which the graph is wrong, and before which it is not; ``link`` is that of all of them."""
     right, wrong = 0, len(rewrites)
     while wrong - right > 1:
         half = (right + wrong) // 2
-        link = _rewritten(exported, rewrites[:half], judge).link
-        right, wrong = (half, wrong) if link is None or link.verdict == "passed" else (right, half)
-    return rewrites[wrong - 1]
+        found = _rewritten(exported, rewrites[:half], judge).link
+        if found is None or found.verdict == "passed":
+            right = half
+        else:
+            wrong, link = half, found
+    return rewrites[wrong - 1], link
 
 
 def write_graph(model: onnx.ModelProto, path: Path, data: Path | None) -> Path | None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from repaconv.core.errors import first_line
 from repaconv.core.files import sha256_of_bytes
 from repaconv.graph.shape_inference import WORD
 from repaconv.onnx_export.torch_exporter import operators_of
@@ -145,9 +146,16 @@ def _float64_rounding_error(
     best = min(errors, key=lambda gain: errors[gain], default=usual)
     for gain in dict.fromkeys((usual, best)):
         raises = WORSE * errors.get(gain, 0.0) > usual_rtols(given.model)["onnx"]
-        if raises and (doubt := differing_operators(given.model, given.float64, calls[gain])):
+        if raises and (doubt := _doubt(given, calls[gain])):
             return "", 0.0, usual, doubt
     return (given.float64.told, errors[best], best, "") if errors.get(best, inf) <= DOUBTED else ("", 0.0, usual, "")
+
+
+def _doubt(given: Evaluated, call: Feeds) -> str:
+    try:
+        return differing_operators(given.model, given.float64, call)
+    except Exception as error:  # of either runtime, of many classes
+        return f"its float64 evaluation could not be compared with ONNX Runtime ({first_line(error)})"
 
 
 def _rounding_error(right: Mapping[str, Any], *others: Mapping[str, Any]) -> float:

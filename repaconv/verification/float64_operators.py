@@ -223,7 +223,7 @@ def _product_operators() -> list[Any]:
     class ConvTranspose(op_conv_transpose.ConvTranspose):  # type: ignore[misc]
         def _run(self, *given: Any, **how: Any) -> Any:
             window = _Window(given[0].ndim - 2, how)
-            if window.no_pads or how.get("output_shape") is not None:
+            if window.no_pads or min(window.pads, default=0) < 0 or how.get("output_shape") is not None:
                 return super()._run(*given, **how)
             further = list(how.get("output_padding") or [0] * window.rank)
             return (_transposed_convolution(*given, window=window, further=further, groups=how.get("group") or 1),)
@@ -232,7 +232,7 @@ def _product_operators() -> list[Any]:
         def _run(self, x: Any, size: Any, block: Any, **how: Any) -> Any:
             window, kernel = _Window(len(block), how), [int(length) for length in block]
             sizes = [int(length) for length in size]
-            places = x.reshape(len(x), -1, prod(kernel), *window.sizes(sizes, kernel))
+            places = x.reshape(len(x), x.shape[1] // prod(kernel), prod(kernel), *window.sizes(sizes, kernel))
             return (window.summed(np.moveaxis(places, 2, 0), kernel, sizes),)
 
     return [MatMul, Conv, ConvTranspose, Col2Im]
@@ -674,12 +674,12 @@ class _Window:
         return np.asarray(found[own])
 
     def reach(self, sizes: Sequence[int], kernel: Sequence[int]) -> list[int]:
-        """Return how many pixels of each axis, padding included, windows read of which there are so many."""
+        """Return how many pixels of each axis, padding included, are read by windows of these numbers, ``sizes``."""
         axes = zip(sizes, self.of("strides"), kernel, self.of("dilations"), strict=True)
         return [(size - 1) * step + (k - 1) * apart + 1 for size, step, k, apart in axes]
 
     def places(self, sizes: Sequence[int], kernel: Sequence[int]) -> Iterator[tuple[Any, ...]]:
-        """Yield for each place of the kernel the index of what it reads in padded images, for so many windows."""
+        """Yield for each place of the kernel the index of what ``sizes`` windows read there in padded images."""
         for place in np.ndindex(*kernel):
             axes = zip(place, self.of("dilations"), self.of("strides"), sizes, strict=True)
             yield (..., *(slice(k * apart, k * apart + (n - 1) * step + 1, step) for k, apart, step, n in axes))
@@ -692,17 +692,17 @@ def convolution(
     kernel, outputs, per_group = weight.shape[2:], len(weight), weight.shape[1]
     sizes = window.sizes(x.shape[2:], kernel)
     found = np.empty((len(x), outputs, *sizes), x.dtype)
-    matrices = weight.reshape(groups, outputs // groups, -1)
-    by_lines = per_group == 1 and window.rank == 2 and window.reach(sizes, kernel)[-1] < LINES * kernel[-1]
-    for image, into in zip(x[:, None], found, strict=True):
-        by_group = into.reshape(groups, outputs // groups, *sizes)
-        if by_lines and np.isfinite(image).all():  # infinity times a zero of the matrix would be NaN
-            _by_lines(weight.reshape(groups, outputs // groups, *kernel), image, window, by_group)
-        else:
+    by_group = found.reshape(len(x), groups, outputs // groups, *sizes)
+    short = window.rank == 2 and kernel[1] > 1 and window.reach(sizes, kernel)[1] < LINE * kernel[1]
+    if per_group == 1 and short and sizes[0] >= LEAST_LINES and np.isfinite(x).all():  # infinity times zero is NaN
+        _by_lines(weight.reshape(groups, outputs // groups, *kernel), x, window, by_group)
+    else:
+        matrices = weight.reshape(groups, outputs // groups, -1)
+        for image, into in zip(x[:, None], by_group, strict=True):
             read = [piece[0].reshape(groups, per_group, *sizes) for piece in window.pieces(image, kernel, 0)]
-            (_by_channels if per_group == 1 else _by_rows)(matrices, read, by_group)
-        if bias is not None:
-            into += bias.reshape(-1, *[1] * len(kernel))
+            (_by_channels if per_group == 1 else _by_rows)(matrices, read, into)
+    if bias is not None:
+        found += bias.reshape(-1, *[1] * len(kernel))
     return found
 
 
@@ -732,30 +732,33 @@ CACHED = 2**17
 """How many float64 numbers stay in a core's cache (1 MiB); arrays of more are written to memory and read again."""
 
 
-LINES = 8
-"""A line of at most so many times the kernel's width is convolved sooner by a product with a band matrix (measured)."""
+LINE, LEAST_LINES = 7, 7
+"""Lines shorter than so many times the kernel's width, and at least so many of them, are convolved faster by products
+with band matrices (measured)."""
 
 
-def _by_lines(weight: NDArray[Any], image: NDArray[Any], window: _Window, into: NDArray[Any]) -> None:
-    """Convolve an image [1, groups, H, W] depthwise by products of its lines; see `_by_channels`.
+def _by_lines(weight: NDArray[Any], x: NDArray[Any], window: _Window, into: NDArray[Any]) -> None:
+    """Convolve images [N, groups, H, W] depthwise by products of their lines: ``into`` [N, groups, O / groups, H, W].
 
     Each row of the kernel is a matrix from all pixels of a line to those of the output, with its numbers beside the
     diagonal. That has more products than the convolution, but each takes a fraction of the time.
+
+    ``weight`` is [groups, O / groups, height, width].
     """
-    kernel, sizes = weight.shape[2:], into.shape[2:]
-    image = window.padded(image, sizes, kernel, 0)
+    kernel, sizes = weight.shape[2:], into.shape[3:]
+    x = window.padded(x, sizes, kernel, 0)
     (down, step), (apart_down, apart), to = window.of("strides"), window.of("dilations"), np.arange(sizes[1])
-    at_once = max(1, CACHED // max(1, weight.shape[1] * image.shape[3] * sizes[1]))
-    for begin in range(0, len(into), at_once):
+    at_once = max(1, CACHED // max(1, weight.shape[1] * x.shape[3] * sizes[1]))
+    for begin in range(0, len(weight), at_once):
         channels = slice(begin, begin + at_once)
-        total = into[channels]
-        matrices = np.zeros((*total.shape[:2], image.shape[3], sizes[1]))
+        total = into[:, channels]
+        matrices = np.zeros((*total.shape[1:3], x.shape[3], sizes[1]), total.dtype)
         total[:] = 0
         for row in range(kernel[0]):
             for column in range(kernel[1]):
                 matrices[:, :, to * step + column * apart, to] = weight[channels, :, row, column, None]
             first = row * apart_down
-            total += image[0, channels, None, first : first + (sizes[0] - 1) * down + 1 : down] @ matrices
+            total += x[:, channels, None, first : first + (sizes[0] - 1) * down + 1 : down] @ matrices
 
 
 def _by_channels(matrices: NDArray[Any], read: Sequence[NDArray[Any]], into: NDArray[Any]) -> None:

@@ -319,7 +319,7 @@ class Probes:
         return drawn(model, self.usual, seed, gain=self.gain * gain, below=self.below, held=self.held)
 
     def calls_of_other_gains(self, model: onnx.ModelProto) -> dict[float, dict[str, Array]]:
-        """Sample inputs of the usual sizes, by gain, for `GAINS`: the probes themselves, if those have these sizes."""
+        """Sample inputs of the usual sizes, by gain, for `GAINS`: floating-point probes, if those have these sizes."""
         return {self.gain * gain: self.call(model, seed, gain) for seed, gain in enumerate(GAINS, self.seed)}
 
 

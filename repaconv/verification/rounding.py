@@ -193,30 +193,26 @@ def apart(a: Array, b: Array) -> Array:
 
 
 def network_rounding(subject: Subject, feeds: Feeds, right: Mapping[str, Any] | None = None) -> Rounding:
-    """Of a run's original network; ``right`` is what it computes of these inputs in float64, where that is known."""
+    """Of a run's original network; ``right`` is what it computes of these inputs in float64, where that is known.
+
+    An image may be exact by chance in a network that amplifies rounding, so where one run does not suffice, up to
+    `DRAWS` others run on moved inputs.
+    """
 
     def measured() -> Iterator[Movement]:
         exact = subject.reference.run(feeds) if right is None else right
-        yield from _errors(subject.single(), exact, feeds)
+        single = subject.single()
+        yield movement(single.run(feeds), exact)
+        for seed in range(DRAWS):
+            moved = movement(single.run(jittered_feeds(feeds, JITTER, seed)), exact)
+            yield {name: JITTERED_TIMES / MEASURED.times * one for name, one in moved.items()}
 
     return Rounding(MEASURED, measured, lambda: subject.reference.float64_doubt(feeds))
 
 
 def rounding_between(form: Form, exact: Form, feeds: Feeds) -> Rounding:
     """Of one form of a network; ``exact`` is the same in float64."""
-    return Rounding(MEASURED, lambda: _errors(form, exact.run(feeds), feeds), lambda: exact.float64_doubt(feeds))
-
-
-def _errors(single: Runner, exact: Mapping[str, Any], feeds: Feeds) -> Iterator[Movement]:
-    """How far a network in FP32 is from what it computes in float64.
-
-    An image may be exact by chance in a network that amplifies rounding, so where one run does not suffice, up to
-    `DRAWS` others run on moved inputs.
-    """
-    yield movement(single.run(feeds), exact)
-    for seed in range(DRAWS):
-        moved = movement(single.run(jittered_feeds(feeds, JITTER, seed)), exact)
-        yield {name: JITTERED_TIMES / MEASURED.times * one for name, one in moved.items()}
+    return Rounding(MEASURED, lambda: [movement(form.run(feeds), exact.run(feeds))], lambda: exact.float64_doubt(feeds))
 
 
 # --- 2: in float64, moved inputs.

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 SHORTEST_SLICE, MOST_SLICES = 3, 4
-"""How long slices of the last axis are on average, at least, and how many, at most, that Slice and Concat copy. A Gather
-in their place takes 8 ns for each number, a slice 20 (ONNX Runtime)."""
+"""How long slices of the last axis are on average, at least, and how many, at most, that Slice and Concat copy. A
+Gather in their place takes 8 ns for each number, a slice 20 (ONNX Runtime)."""
 EPSILON = 1e-5
 """The epsilon of a BatchNormalization that is written for a scale and a shift; its variance is 1 - epsilon."""
 

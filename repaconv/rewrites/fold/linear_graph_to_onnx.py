@@ -106,7 +106,7 @@ def _is_row_of_slices(vertex: Vertex) -> bool:
 
 
 def slices_of(places: NDArray[np.int64]) -> list[NDArray[np.int64]]:
-    """Consecutive places."""
+    """Split places into runs of consecutive ones."""
     return np.split(places, np.flatnonzero(np.diff(places) != 1) + 1)
 
 

@@ -84,7 +84,7 @@ def _merge(model: ir.Model, node: ir.Node) -> None:
         user, numbers = following
         rank = rank_of(value)
         axis = 1 if of_images else rank - 1
-        whole = numbers.reshape((1,) * (rank - numbers.ndim) + numbers.shape) if numbers.ndim <= rank else numbers
+        whole = numbers.reshape((1,) * (rank - numbers.ndim) + numbers.shape)
         same = sizes(user.outputs[0]) == sizes(value) and whole.ndim == rank
         if same and numbers.ndim and whole.size == whole.shape[axis] == len(scale):
             found[operator], value = numbers.reshape(-1), user.outputs[0]

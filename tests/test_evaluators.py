@@ -8,6 +8,7 @@ from itertools import product
 from math import prod
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 import torch
@@ -167,14 +168,20 @@ def onnx_own(*_given, **_how):
     raise AssertionError("onnx's own")
 
 
+def one_node(kind: str, shape: tuple[int, ...], weights, how: dict, opset: int = 20) -> onnx.ModelProto:
+    given = {f"w{at}": w for at, w in enumerate(weights) if w is not None}
+    graph = helper.make_graph(
+        [helper.make_node(kind, ["x", *("" if w is None else f"w{at}" for at, w in enumerate(weights))], ["y"], **how)],
+        "one",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(w, at) for at, w in given.items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=9)
+
+
 def require_equal(kind: str, shape: tuple[int, ...], weights: list[np.ndarray], how: dict) -> None:
-    given = [numpy_helper.from_array(weight, f"w{at}") for at, weight in enumerate(weights)]
-    node = helper.make_node(kind, ["x", *(weight.name for weight in given)], ["y"], **how)
-    ends = [
-        [helper.make_tensor_value_info(name, TensorProto.FLOAT, dims)] for name, dims in (("x", shape), ("y", None))
-    ]
-    graph = helper.make_graph([node], "one", *ends, given)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
+    model = one_node(kind, shape, weights, how)
     x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
     right = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": x})[0]
     found = ReferenceEvaluation(model).run({"x": x.astype(np.float64)})["y"]
@@ -185,15 +192,7 @@ def require_equal(kind: str, shape: tuple[int, ...], weights: list[np.ndarray], 
 @pytest.mark.parametrize("name", CASES, ids=lambda name: name.replace("coordinate_transformation_mode=", ""))
 def test_the_float64_evaluator_is_onnx_runtime_but_for_rounding(name):
     kind, weights, how, opset = CASES[name]
-    given = {f"w{at}": w for at, w in enumerate(weights) if w is not None}
-    graph = helper.make_graph(
-        [helper.make_node(kind, ["x", *("" if w is None else f"w{at}" for at, w in enumerate(weights))], ["y"], **how)],
-        "one",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, IMAGE)],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
-        [numpy_helper.from_array(w, at) for at, w in given.items()],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=9)
+    model = one_node(kind, IMAGE, weights, how, opset)
     x = np.random.default_rng(0).standard_normal(IMAGE).astype(np.float32)
     right = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": x})[0]
     try:
@@ -206,10 +205,7 @@ def test_the_float64_evaluator_is_onnx_runtime_but_for_rounding(name):
 
 
 def test_an_infinite_pixel_changes_those_outputs_of_a_depthwise_convolution_that_read_it():
-    node = helper.make_node("Conv", ["x", "w"], ["y"], group=4, pads=[1] * 4)
-    ends = [[helper.make_tensor_value_info(name, TensorProto.FLOAT, IMAGE)] for name in "xy"]
-    graph = helper.make_graph([node], "one", *ends, [numpy_helper.from_array(normal(4, 1, 3, 3), "w")])
-    evaluation = ReferenceEvaluation(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)]))
+    evaluation = ReferenceEvaluation(one_node("Conv", IMAGE, [normal(4, 1, 3, 3)], {"group": 4, "pads": [1] * 4}))
     x = np.random.default_rng(0).standard_normal(IMAGE)
     finite = evaluation.run({"x": x})["y"]
     x[0, 2, 6, 5] = np.inf

@@ -143,6 +143,11 @@ def are_consecutive(places: Places) -> bool:
     return bool((np.diff(places) == 1).all())
 
 
+def runs_of(places: Places) -> list[Places]:
+    """Split positions into runs of consecutive ones."""
+    return np.split(places, np.flatnonzero(np.diff(places) != 1) + 1)
+
+
 def axes_of(node: ir.Node, rank: int) -> list[int] | None:
     """Return the axes of a Squeeze, Unsqueeze or reduction, from 0; None if computed, or absent in a Squeeze.
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from repaconv.core.errors import first_line
 from repaconv.core.files import sha256_of_bytes
 from repaconv.graph.shape_inference import WORD
 from repaconv.onnx_export.torch_exporter import operators_of
@@ -17,7 +16,7 @@ from repaconv.results import Change, ImageSize, Link, Sizes
 from repaconv.results.fold import Batch
 from repaconv.verification.comparison import shapes_of
 from repaconv.verification.evaluated_graph import Evaluated
-from repaconv.verification.float64_agreement import differing_operators
+from repaconv.verification.float64_agreement import differing_operators, not_compared
 from repaconv.verification.folded_graph_verification import depth_of, unrunnable, usual_rtols
 from repaconv.verification.onnx_model_loading import inputs_of, looked_into
 from repaconv.verification.tolerances import LARGEST_RTOL, depth_reason, verdict_of
@@ -127,7 +126,7 @@ def _float64_rounding_error(
     """
     from repaconv.graph.discrete_outputs import has_discrete_decision
 
-    usual = next(iter(calls))
+    usual, limit = next(iter(calls)), usual_rtols(given.model)["onnx"]
     errors: dict[float, float] = {}
     for gain, call in calls.items():
         if errors.get(usual, inf) <= DOUBTED:
@@ -137,7 +136,7 @@ def _float64_rounding_error(
             if has_discrete_decision(given.model):
                 return given.float64.told, 0.0, usual, ""
             errors[gain] = _rounding_error(right, given.run(call), folded.run(call))
-            if WORSE * errors[gain] > usual_rtols(given.model)["onnx"]:  # a fusion of the runtime may be the cause
+            if WORSE * errors[gain] > limit:  # a fusion of the runtime may be the cause
                 graphs = dict.fromkeys((given, folded))  # one, if nothing was folded
                 written = _rounding_error(right, *(graph.as_written(call) for graph in graphs))
                 errors[gain] = written if errors[gain] > WORSE * written else errors[gain]
@@ -145,8 +144,7 @@ def _float64_rounding_error(
             continue
     best = min(errors, key=lambda gain: errors[gain], default=usual)
     for gain in dict.fromkeys((usual, best)):
-        raises = WORSE * errors.get(gain, 0.0) > usual_rtols(given.model)["onnx"]
-        if raises and (doubt := _doubt(given, calls[gain])):
+        if WORSE * errors.get(gain, 0.0) > limit and (doubt := _doubt(given, calls[gain])):
             return "", 0.0, usual, doubt
     return (given.float64.told, errors[best], best, "") if errors.get(best, inf) <= DOUBTED else ("", 0.0, usual, "")
 
@@ -155,7 +153,7 @@ def _doubt(given: Evaluated, call: Feeds) -> str:
     try:
         return differing_operators(given.model, given.float64, call)
     except Exception as error:  # of either runtime, of many classes
-        return f"its float64 evaluation could not be compared with ONNX Runtime ({first_line(error)})"
+        return not_compared(error)
 
 
 def _rounding_error(right: Mapping[str, Any], *others: Mapping[str, Any]) -> float:

@@ -105,6 +105,11 @@ def differing_operators(model: onnx.ModelProto, float64: Float64, *calls: Feeds)
     return differing
 
 
+def not_compared(error: Exception) -> str:
+    """What is to be said where either runtime raised an exception."""
+    return f"its float64 evaluation could not be compared with ONNX Runtime ({first_line(error)})"
+
+
 class _Inference:
     """The comparison of all operators on the values of one inference, piece by piece."""
 
@@ -121,13 +126,13 @@ class _Inference:
             try:
                 self._compare(place)
             except Exception as error:  # of either runtime, of many classes
-                self._error, self._values, self._between = first_line(error), {}, {}
+                self._error, self._values, self._between = not_compared(error), {}, {}
         return not (self._error or self._differing)
 
     def told(self) -> str:
         """What is to be said of it; empty if all operators agree."""
         if self._error:
-            return f"its float64 evaluation could not be compared with ONNX Runtime ({self._error})"
+            return self._error
         found = self._differing
         more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
         named = ", ".join(f"{node.op_type} {node.onnx_node.name or node.output[0]}" for node in found[:SHOWN])

@@ -158,21 +158,30 @@ def error_function(x: NDArray[Any]) -> NDArray[np.float64]:
     It is the Taylor polynomial of degree 5 around the nearest kept value, at most 2**-11 away: the next term is less
     than 2**-66 of the result.
     """
+    return _in_parts(_error_function, np.asarray(x, np.float64))
+
+
+def _error_function(x: NDArray[Any]) -> NDArray[Any]:
     constant, *others = _error_function_terms()
-    given, found = np.ravel(x), np.empty(x.size)
+    apart = np.minimum(np.abs(x), ERF_END)
+    nearest = np.rint(apart * ERF_GRID)
+    with np.errstate(invalid="ignore"):  # NaN, which stays one
+        at = nearest.astype(np.intp)
+    apart -= nearest / ERF_GRID
+    total = others[-1].take(at, mode="clip")
+    for term in (*others[-2::-1], constant):
+        total *= apart
+        total += term.take(at, mode="clip")
+    return np.asarray(np.copysign(total, x, out=total))
+
+
+def _in_parts(function: Callable[[NDArray[Any]], NDArray[Any]], x: NDArray[Any]) -> NDArray[Any]:
+    """Apply a function of single numbers to some at a time, so that what it computes on the way stays in the cache."""
+    found = np.empty(x.shape, x.dtype)
+    given, into = x.reshape(-1), found.reshape(-1)
     for begin in range(0, x.size, AT_ONCE):
-        part = given[begin : begin + AT_ONCE]
-        apart = np.minimum(np.abs(part, dtype=np.float64), ERF_END)
-        nearest = np.rint(apart * ERF_GRID)
-        with np.errstate(invalid="ignore"):  # NaN, which stays one
-            at = nearest.astype(np.intp)
-        apart -= nearest / ERF_GRID
-        total = others[-1].take(at, mode="clip")
-        for term in (*others[-2::-1], constant):
-            total *= apart
-            total += term.take(at, mode="clip")
-        np.copysign(total, part, out=found[begin : begin + AT_ONCE])
-    return found.reshape(x.shape)
+        into[begin : begin + AT_ONCE] = function(given[begin : begin + AT_ONCE])
+    return found
 
 
 @cache
@@ -327,15 +336,6 @@ def _grid_sample_operator() -> Any:
             return (functional.grid_sample(_tensor(x), _tensor(grid), mode, border, corners).numpy(),)
 
     return GridSample
-
-
-def _in_parts(function: Callable[[NDArray[Any]], NDArray[Any]], x: NDArray[Any]) -> NDArray[Any]:
-    """Apply a function of single numbers to some at a time, so that what it computes on the way stays in the cache."""
-    found = np.empty(x.shape, x.dtype)
-    given, into = x.reshape(-1), found.reshape(-1)
-    for begin in range(0, x.size, AT_ONCE):
-        into[begin : begin + AT_ONCE] = function(given[begin : begin + AT_ONCE])
-    return found
 
 
 def _gelu(x: NDArray[Any]) -> NDArray[Any]:

@@ -6,14 +6,14 @@ Maps of tokens become MatMul and Add, maps of images become 1x1 Conv and BatchNo
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from repaconv.algebra.channel_maps import Dense, Map, Pick, Vector
 from repaconv.graph.channel_axes import IMAGE, LAST
+from repaconv.graph.index_selections import Places, runs_of
 from repaconv.graph.nodes_and_constants import Writer, made_by
 from repaconv.graph.symbolic_shapes import Sizes, set_shape, sizes
 from repaconv.results import Change
@@ -101,16 +101,11 @@ def _is_row_of_slices(vertex: Vertex) -> bool:
         return False
     if not isinstance(edge, Pick) or not edge.rows.all() or not (edge.scale == 1).all():
         return False
-    slices = slices_of(edge.index)
-    return len(node.inputs) == len(slices) and are_long(slices)
+    slices = runs_of(edge.index)
+    return len(node.inputs) == len(slices) and _are_long(slices)
 
 
-def slices_of(places: NDArray[np.int64]) -> list[NDArray[np.int64]]:
-    """Split places into runs of consecutive ones."""
-    return np.split(places, np.flatnonzero(np.diff(places) != 1) + 1)
-
-
-def are_long(slices: list[NDArray[np.int64]]) -> bool:
+def _are_long(slices: Sequence[Places]) -> bool:
     """Whether several slices are copied faster by Slice and Concat than by one Gather of the last axis."""
     return 1 < len(slices) <= min(MOST_SLICES, sum(map(len, slices)) // SHORTEST_SLICE)
 
@@ -243,8 +238,8 @@ class _Emitter:
         assert shape is not None
         if len(places) == shape[self.place] and bool((places == np.arange(len(places))).all()):
             return value
-        slices = slices_of(places)
-        if len(slices) == 1 or (self.axis == LAST and are_long(slices)):
+        slices = runs_of(places)
+        if len(slices) == 1 or (self.axis == LAST and _are_long(slices)):
             parts = [self._slice(value, int(each[0]), int(each[-1]) + 1) for each in slices]
             new = parts[0] if len(parts) == 1 else self.write("Concat", *parts, axis=self.place)
         else:

@@ -6,6 +6,8 @@ import dataclasses
 import json
 import math
 import sys
+import time
+import types
 from argparse import Namespace
 from pathlib import Path
 
@@ -37,6 +39,7 @@ from repaconv.sources.source_of_run import subject_of
 from repaconv.sources.verified_onnx_export import Proving, exported_graph
 from repaconv.stages.shared.common_checks import load_target
 from repaconv.stages.shared.input_selection import Split
+from repaconv.stages.shared.preset_choice import open_deployment
 from repaconv.stages.tune import loss_evaluation, stage
 from repaconv.stages.tune import search as candidates
 from repaconv.stages.tune.output_check import OutputCheck
@@ -316,6 +319,47 @@ def test_tune_folds_searches_writes_and_is_taken_by_export(repaconv, monkeypatch
 def test_an_assumed_speed_does_not_keep_tune_from_measuring(monkeypatch):
     """A GPU was assumed to be as slow as a CPU: one inference of a large batch would have taken the whole time."""
     monkeypatch.setattr("repaconv.stages.tune.speed_measurements.RUN_S", (1e4, 0.0))
+    done = package.tune(saved("first.pth", 1), settings=SET, rewrites=THREE, runtimes=("onnxruntime",), rounds=4)
+    assert done.complete
+    assert any(row.ratio for row in done.candidates)
+
+
+class OnGpu:
+    """A session as one on a GPU, which is timed by a clock of its own."""
+
+    def __init__(self, session):
+        self.session = session
+
+    def __getattr__(self, name):
+        return getattr(self.session, name)
+
+    def clocked(self, feeds):
+        def run():
+            begin = time.perf_counter_ns()
+            self.session.run(feeds)
+            return (time.perf_counter_ns() - begin) / 1e6
+
+        return run
+
+    def fallen(self, feeds):
+        return ()
+
+
+def test_starting_a_gpu_runtime_does_not_keep_tune_from_measuring(monkeypatch):
+    """Seconds of the first load counted for every configuration: on an H200 none fitted into the time."""
+    started = 0.0
+
+    def opened(*given):
+        nonlocal started
+        session = OnGpu(open_deployment(*given))
+        started = 1e4  # seconds, as if the first load had taken them
+        return session
+
+    def clock():
+        return time.monotonic() + started
+
+    monkeypatch.setattr("repaconv.stages.tune.speed_measurements.open_deployment", opened)
+    monkeypatch.setattr("repaconv.stages.tune.speed_measurements.time", types.SimpleNamespace(monotonic=clock))
     done = package.tune(saved("first.pth", 1), settings=SET, rewrites=THREE, runtimes=("onnxruntime",), rounds=4)
     assert done.complete
     assert any(row.ratio for row in done.candidates)

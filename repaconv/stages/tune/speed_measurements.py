@@ -94,8 +94,14 @@ class LocalMeasurement:
         }
 
     def time_baseline(self) -> None:
-        """Load and run the baseline once, so that costs are expected from this machine's speed."""
-        self._load(self.baseline, set())
+        """Load and run the baseline once, so that costs are expected from this machine's speed.
+
+        On a GPU it is loaded twice: the first load also starts the runtime, which takes seconds.
+        """
+        session, _ = self._load(self.baseline, set())
+        if isinstance(session, OnCard):
+            del session, self.timings[self.baseline]
+            self._load(self.baseline, set())
 
     def _load(self, deployment: Deployment, known: set[Deployment]) -> tuple[Session, Feeds]:
         """Load a configuration, and its inputs; the first time its memory is measured and its outputs are checked.

@@ -17,7 +17,7 @@ import onnx
 import pytest
 from gpu import kit, models, unpacking
 from gpu.judging import joined, judged, place_of, read
-from gpu.plan import BATCHES, CASES, MADE, OURS, TRAINING, steps
+from gpu.plan import ANY, BATCHES, CASES, MADE, NETWORKS, OURS, TRAINING, steps
 from gpu.session import canonical
 from gpu.steps import measured
 from gpu.tables import END, START, markdown, put
@@ -38,7 +38,10 @@ def test_every_method_has_its_rows_and_what_a_step_needs_stands_before_it():
     methods = {each.method for each in CASES}
     assert methods == {"repavit", "riformer", "nondeep", "pyra", "dwconv"}
     for kind in ("row", "engine", "tune"):
-        assert {step.given["method"] for step in plan if step.kind == kind} == methods
+        assert {step.given["method"] for step in plan if step.kind == kind} - {ANY} == methods
+    of_graphs = [step for step in plan if step.given.get("method") == ANY]
+    assert {(step.kind, step.given["target"]) for step in of_graphs} == {("row", "cuda-ort"), ("tune", "cuda-ort")}
+    assert {step.given["size"] for step in of_graphs if step.kind == "row"} == {each.size for each in NETWORKS}
     for step in plan:
         before = plan[: plan.index(step)]
         assert step.kind == "prepare" or any(each.kind == "prepare" and each.model == step.model for each in before)

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from gpu import kit, session, target_presets
 from gpu.judging import joined, judged
-from gpu.plan import CASES, MADE, OFFICIAL, VANILLA, needs, steps
+from gpu.plan import ANY, CASES, MADE, OFFICIAL, VANILLA, needs, steps
 from gpu.step_selection import (
     PRESET,
     Cell,
@@ -41,7 +41,7 @@ from repaconv.engines.targets.schema import packaged, parse
 
 RECORDED = json.loads((Path(__file__).parent / "data/gpu/rehearsal.json").read_text())
 PLAN = steps()
-METHODS = {case.method for case in CASES}
+METHODS = {ANY, *(case.method for case in CASES)}
 TARGETS = {step.given["target"] for step in PLAN if step.kind not in MADE}
 CAPABILITIES = {target: packaged(target.partition("@")[0]).compute_capability for target in TARGETS}
 TENSORRT = dict.fromkeys(("a100", "h100", "t4", "cuda-ort@tensorrt"), "TensorRT is not in the kit.")
@@ -225,7 +225,11 @@ def test_expected_seconds_correct_themselves_from_steps_that_were_run():
 # --- sessions -----------------------------------------------------------------------------------------
 
 FACTS = {"machine": {"card": {"name": "NVIDIA H100", "memory_gib": 80.0}, "packages": {}, "system": "Linux"}}
-PRESET_FOUND = {"ratio": {"median": 1.08, "low": 1.06, "high": 1.10, "verdict": "faster"}, "complete": True}
+PRESET_FOUND = {
+    "ratio": {"median": 1.08, "low": 1.06, "high": 1.10, "verdict": "faster"},
+    "complete": True,
+    "candidates": [],
+}
 DONE = {step["kind"]: step for step in RECORDED["steps"] if step["status"] == "done"}
 TOOK = {kind: step["seconds"] for kind, step in DONE.items()}
 """Recorded seconds of a step by its kind."""
@@ -466,6 +470,31 @@ def test_presets_of_a_second_gpu_join_those_of_the_first(half_an_hour, tmp_path)
     for ratio in (None, {**PRESET_FOUND["ratio"], "verdict": "not conclusive"}):
         put_presets(of_tune(other, ratio=ratio, deployment={"rewrites": []}), "two.json", tmp_path)
         assert parse(target.read_text(), "cuda-ort.toml").forms == second.forms
+
+
+def test_a_preset_of_several_networks_has_what_their_fastest_ones_agree_about(half_an_hour, tmp_path):
+    tuned = [
+        (["attention-op", "read-tokens"], [["attention-op"], ["read-tokens"]]),
+        (["attention-op"], [["attention-op"], ["read-tokens", "attention-op"]]),  # slower with read-tokens
+        (["linear-each"], [["linear-each"]]),  # has no attention
+    ]
+    step = next(each for each in half_an_hour["steps"] if each["kind"] == "tune" and each["verdict"] == "passed")
+    steps_ = [
+        {
+            **step,
+            "given": {**step["given"], "method": ANY},
+            "tuned": {
+                **PRESET_FOUND,
+                "deployment": {"rewrites": fastest},
+                "candidates": [{"deployment": {"rewrites": names}} for names in tried],
+            },
+        }
+        for fastest, tried in tuned
+    ]
+    target = tmp_path / "cuda-ort.toml"
+    target.write_text(Path(session.__file__).parents[2].joinpath("repaconv/engines/targets/cuda-ort.toml").read_text())
+    put_presets({**half_an_hour, "steps": steps_}, "one.json", tmp_path)
+    assert parse(target.read_text(), "cuda-ort.toml").forms[ANY] == ("attention-op", "linear-each")
 
 
 def test_networks_and_graphs_are_made_before_the_runtime_arrives(tmp_path):

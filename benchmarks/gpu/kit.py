@@ -178,7 +178,7 @@ def earlier(results: Path = ROOT / "benchmarks/results") -> dict[str, Any]:
 def benchmarks() -> dict[str, Path]:
     """The files of this folder that a session needs."""
     here = ROOT / "benchmarks"
-    files = [*here.glob("gpu/*.py"), *here.glob("handmade/*.py"), here / "deploy_models.py"]
+    files = [*here.glob("gpu/*.py"), *here.glob("handmade/*.py"), here / "deploy_models.py", here / "zoo_networks.py"]
     return {f"benchmarks/{file.relative_to(here)}": file for file in files}
 
 

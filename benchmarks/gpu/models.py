@@ -17,11 +17,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 import repaconv
-from gpu.plan import OFFICIAL, OURS, TRAINING, VANILLA, Case
+from gpu.plan import ANY, OFFICIAL, OURS, TRAINING, VANILLA, Case
 from repaconv.core import run_folder
+from repaconv.core.errors import EnvironmentProblem
 from repaconv.engines.contract import Network
 from repaconv.methods.nondeep.published_models import example_meta
 from repaconv.onnx_export.bfloat16 import to_bf16
+from repaconv.results.fold import FoldArtefact
 from repaconv.sources.source_model import DEPLOY, Subject
 from repaconv.sources.source_model import TRAINING as AS_TRAINED
 from repaconv.sources.source_of_run import subject_of
@@ -44,16 +46,11 @@ def model_of(name: str) -> Model:
 
 
 def prepare(name: str, folder: Path) -> dict[str, Any]:
-    """Checkpoint, run, official form, vanilla network, and what is right on some images."""
-    model = model_of(name)
+    """Checkpoint or graph, run, official form, vanilla network, and what is right on some images."""
     folder.mkdir(parents=True, exist_ok=True)
-    checkpoint = model.checkpoint()
-    torch.save(checkpoint, folder / "c.pth")
-    torch.save(model.deployed(checkpoint), folder / "official.pt")
-    if (plain := _vanilla(model, checkpoint)) is not None:
-        torch.save(plain, folder / "vanilla.pt")
-    settings = {"num_heads": "3"} if model.size == "tiny" and model.method == "repavit" else None
-    folded = repaconv.fold(folder / "c.pth", force=True, out=folder / "run", settings=settings)
+    prefix = f"{ANY}-"
+    make = partial(_by_graph, name.removeprefix(prefix)) if name.startswith(prefix) else partial(_by_method, name)
+    folded = make(folder)
     run = subject(folder)
     feeds = {"input": random_inputs((3, *folded.image_size), count=PROBES, seed=0).images}
     right = run.reference.run(feeds)["logits"]
@@ -68,6 +65,50 @@ def prepare(name: str, folder: Path) -> dict[str, Any]:
         undecided=np.zeros(PROBES, dtype=bool) if undecided is None else undecided,
     )
     return {"verdict": folded.verdict}
+
+
+def _by_method(name: str, folder: Path) -> FoldArtefact:
+    """The run of a method's checkpoint, the official form and the vanilla network beside it."""
+    model = model_of(name)
+    checkpoint = model.checkpoint()
+    torch.save(checkpoint, folder / "c.pth")
+    torch.save(model.deployed(checkpoint), folder / "official.pt")
+    if (plain := _vanilla(model, checkpoint)) is not None:
+        torch.save(plain, folder / "vanilla.pt")
+    settings = {"num_heads": "3"} if model.size == "tiny" and model.method == "repavit" else None
+    return repaconv.fold(folder / "c.pth", force=True, out=folder / "run", settings=settings)
+
+
+def _by_graph(name: str, folder: Path) -> FoldArtefact:
+    """The run of the graph that torch writes of timm's network, and the network beside it as the vanilla one.
+
+    Raises:
+        EnvironmentProblem: timm is not installed.
+    """
+    from zoo_networks import drawn, load_torchvision
+
+    try:
+        load_torchvision()
+        import timm
+    except ImportError as error:
+        raise EnvironmentProblem("timm is not installed, which has the network.", code="step.needs") from error
+    torch.manual_seed(0)
+    module: nn.Module = timm.create_model(name).eval().requires_grad_(False)
+    shape: tuple[int, int, int] = module.default_cfg["input_size"]  # type: ignore[assignment, index]
+    drawn(module)
+    torch.save(module, folder / "vanilla.pt")
+    exported = torch.onnx.export(
+        module,
+        (torch.zeros(2, *shape),),
+        input_names=["input"],
+        output_names=["logits"],
+        dynamic_shapes=({0: "batch"},),
+        dynamo=True,
+        verbose=False,
+    )
+    assert exported is not None
+    onnx.save(exported.model_proto, folder / "original.onnx")
+    return repaconv.fold(folder / "original.onnx", force=True, out=folder / "run")
 
 
 def _vanilla(model: Model, checkpoint: dict[str, Any]) -> nn.Module | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 VANILLA, TRAINING, OFFICIAL, OURS = "vanilla", "training form", "official", "repaconv"
@@ -49,6 +49,17 @@ CASES = (
     Case("repavit", "deit-tiny/0.75", 128, Claim(4470.8 / 3435.1, f"Table 4, {A6000}")),
     Case("pyra", "vit-base/high", 128, Claim(1365 / 425, f"Table 3, {RTX3090}")),
 )
+ANY = "graph"
+"""In place of a method: networks of timm, folded by their graphs; the vanilla one is what torch and onnxsim write."""
+NETWORKS = (
+    Case(ANY, "deit_small_patch16_224", 32, None),
+    Case(ANY, "resnet50", 32, None),
+    Case(ANY, "convnext_tiny", 32, None),
+    Case(ANY, "swin_tiny_patch4_window7_224", 32, None),
+    Case(ANY, "efficientnet_b0", 32, None),
+    Case(ANY, "fastvit_t8", 32, None),
+)
+WAYS_OF_GRAPHS = (("cuda-ort", "fp32"), ("cuda-ort", "fp16"))
 # Runtimes by target, with the precisions, in the order of the table's rows.
 WAYS = (
     ("cuda", "fp32"),
@@ -75,8 +86,8 @@ BATCHES = (1, 8, 64)
 """Images a call, of an engine that is opened."""
 TUNED = ("cuda-ort", *dict.fromkeys(target for target, _ in ENGINES))
 """Targets whose presets are measured, one network per method."""
-TUNE_S = 60
-"""Seconds of each search for a preset."""
+TUNE_S, TUNE_OF_GRAPHS_S = 60, 30
+"""Seconds of each search for a preset, and of a search that has others beside it for the same preset."""
 SMALL = {"dwconv": "vit-base/6", "pyra": "vit-base/low"}
 """Where the largest network would be no better an example of an engine, or of a preset."""
 MADE = ("prepare", "graphs")
@@ -108,7 +119,12 @@ def steps(rehearsal: bool = False) -> list[Step]:
     engines = (("rtx-40", "fp32"), ("x86-64", "fp32"), ("rtx-40", "fp16")) if rehearsal else ENGINES
     tuned = ("x86-64",) if rehearsal else TUNED
     made: dict[str, Step] = {}
-    for step in (*_rows(cases, ways), *_tuned(cases, tuned, 15 if rehearsal else TUNE_S), *_engines(cases, engines)):
+    listed = [*_rows(cases, ways), *_tuned(_examples(cases), tuned, 15 if rehearsal else TUNE_S)]
+    listed += _engines(cases, engines)
+    if not rehearsal:
+        of_one = [case._replace(batch=1) for case in NETWORKS]
+        listed += [*_rows((*NETWORKS, *of_one), WAYS_OF_GRAPHS), *_tuned(NETWORKS, ("cuda-ort",), TUNE_OF_GRAPHS_S)]
+    for step in listed:
         for needed in needs(step):
             made.setdefault(needed.name, needed)
         made[step.name] = step
@@ -149,9 +165,9 @@ def _engines(cases: tuple[Case, ...], engines: tuple[tuple[str, str], ...]) -> I
             yield Step(f"{case.model}.{target}.{precision}", "engine", case.model, given, 600)
 
 
-def _tuned(cases: tuple[Case, ...], targets: tuple[str, ...], budget_s: int) -> Iterator[Step]:
+def _tuned(cases: Iterable[Case], targets: tuple[str, ...], budget_s: int) -> Iterator[Step]:
     for target in targets:
-        for case in _examples(cases):
+        for case in cases:
             given = {"target": target, "batch": min(case.batch, 64), "method": case.method, "budget_s": budget_s}
             yield Step(f"{case.model}.{target}.tune", "tune", case.model, given, 2 * budget_s + 60)
 

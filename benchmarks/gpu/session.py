@@ -179,10 +179,10 @@ def canonical(value: Any) -> str:
 
 
 def _chosen(plan: list[Step], only: str | None) -> list[Step]:
-    """Steps whose names have that in them, and the networks and graphs of their models."""
+    """Steps whose names have one of these words in them, and the networks and graphs of their models."""
     if only is None:
         return plan
-    wanted = {step.name for step in plan if only in step.name}
+    wanted = {step.name for step in plan if any(word in step.name for word in only.split(","))}
     models = {step.model for step in plan if step.name in wanted}
     return [step for step in plan if step.name in wanted or (step.kind in MADE and step.model in models)]
 

@@ -347,9 +347,9 @@ def _gelu_by_tanh(x: NDArray[Any]) -> NDArray[Any]:
 
 
 def _sigmoid(x: NDArray[Any]) -> NDArray[Any]:
-    power = np.exp(-np.abs(x))  # at most 1
-    share = 1 / (1 + power)
-    return np.asarray(np.where(x < 0, power * share, share))
+    found = np.exp(-x)  # infinite where the result is 0
+    found += 1
+    return np.reciprocal(found, out=found)
 
 
 def _pointwise_operators() -> list[Any]:

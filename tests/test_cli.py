@@ -10,6 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
+import onnx
 import pytest
 import torch
 from conftest import OFFICIAL
@@ -291,6 +293,29 @@ def test_tab_completes_names_and_imports_nothing_heavy(typed, offered, monkeypat
     environment = {**os.environ, **line, "_REPACONV_COMPLETE": "complete_bash"}
     done = subprocess.run([sys.executable, "-c", tab], capture_output=True, text=True, check=True, env=environment)
     assert (set(done.stdout.split()), done.stderr) == (offered, "")
+
+
+def test_a_graph_is_folded_and_exported_without_torch_which_can_be_imported_afterwards(tmp_path):
+    """onnxsim imports it for nothing, which took twice as long as exporting a small network."""
+    values = [
+        onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1, channels, 8, 8])
+        for name, channels in (("x", 3), ("y", 4))
+    ]
+    weight = onnx.numpy_helper.from_array(np.ones((4, 3, 1, 1), np.float32), "w")
+    node = onnx.helper.make_node("Conv", ["x", "w"], ["y"])
+    graph = onnx.helper.make_graph([node], "net", values[:1], values[1:], [weight])
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 20)], ir_version=9)
+    onnx.save(model, tmp_path / "net.onnx")
+    program = (
+        "import sys, repaconv; "
+        "repaconv.fold('net.onnx', out='run'); "
+        "tool = repaconv.export('run').simplifier.split()[0]; "
+        "print(tool, 'torch' in sys.modules); "
+        "import torch; "
+        "print(torch.zeros(1).item())"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert done.stdout.split() == ["onnxsim", "False", "0.0"]
 
 
 def test_ctrl_c_is_a_sentence(repaconv, tiny, monkeypatch):

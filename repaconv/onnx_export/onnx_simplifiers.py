@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from repaconv.core.errors import first_line
 from repaconv.graph.onnx_files import opset_of, restore_names
@@ -89,10 +90,25 @@ def _run(tool: str, model: onnx.ModelProto) -> tuple[onnx.ModelProto, str]:
         finally:
             logging.getLogger().setLevel(level)
         return smaller, f"onnxslim {onnxslim.__version__}"
-    import onnxsim
-
+    onnxsim = _onnxsim()
     smaller, _ = onnxsim.simplify(model, skipped_optimizers=SKIPPED_PASSES)
     return smaller, f"onnxsim {onnxsim.__version__}"
+
+
+def _onnxsim() -> Any:
+    """Import onnxsim without torch, which takes twice as long as exporting a small network.
+
+    It imports torch, which it does not require, for its bridge to PPQ alone; that one then says that it is unavailable.
+    """
+    hidden = "torch" not in sys.modules
+    if hidden:
+        sys.modules["torch"] = None  # type: ignore[assignment] # importing it raises ImportError
+    try:
+        import onnxsim
+    finally:
+        if hidden:
+            del sys.modules["torch"]
+    return onnxsim
 
 
 def _drop_empty_last_inputs(model: onnx.ModelProto) -> None:

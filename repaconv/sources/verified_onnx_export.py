@@ -165,7 +165,7 @@ def finished(plain: Graph, judge: Judge) -> Graph:
     ways = judge.ways
     spec = ways.spec
     if spec.rewrites:
-        ways.progress(f"{ways.form}: its form", 0, 0)
+        ways.progress(f"{ways.form}: rewrite", 0, 0)
         plain = _with_rewrites(plain, spec.rewrites, judge)
     if not spec.simplifiers:
         return plain._replace(links=(*plain.links, not_run_link("not asked for")))

@@ -349,7 +349,7 @@ def _gelu_by_tanh(x: NDArray[Any]) -> NDArray[Any]:
 def _sigmoid(x: NDArray[Any]) -> NDArray[Any]:
     found = np.exp(-x)  # infinite where the result is 0
     found += 1
-    return np.reciprocal(found, out=found)
+    return np.asarray(np.reciprocal(found, out=found))
 
 
 def _pointwise_operators() -> list[Any]:

@@ -10,6 +10,7 @@ import json
 import subprocess
 import sys
 import zipfile
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from gpu import kit, models, unpacking
 from gpu.judging import joined, judged, place_of, read
 from gpu.plan import ANY, BATCHES, CASES, MADE, NETWORKS, OURS, TRAINING, steps
 from gpu.session import canonical
+from gpu.steps import done as outcome_of
 from gpu.steps import measured
 from gpu.tables import END, START, markdown, put
 
@@ -45,6 +47,13 @@ def test_every_method_has_its_rows_and_what_a_step_needs_stands_before_it():
     for step in plan:
         before = plan[: plan.index(step)]
         assert step.kind == "prepare" or any(each.kind == "prepare" and each.model == step.model for each in before)
+
+
+@pytest.mark.skipif(find_spec("timm") is not None, reason="timm is installed")
+def test_without_timm_its_networks_are_left_out_with_the_reason(tmp_path):
+    step = next(each for each in steps() if each.kind == "prepare" and each.model == f"{ANY}-{NETWORKS[0].size}")
+    found = outcome_of(step, tmp_path)
+    assert (found["status"], found["why"]) == ("not verified", "timm is not installed, which has the network.")
 
 
 # --- pieces -------------------------------------------------------------------------------------------

@@ -86,8 +86,8 @@ BATCHES = (1, 8, 64)
 """Images a call, of an engine that is opened."""
 TUNED = ("cuda-ort", *dict.fromkeys(target for target, _ in ENGINES))
 """Targets whose presets are measured, one network per method."""
-TUNE_S, TUNE_OF_GRAPHS_S = 60, 30
-"""Seconds of each search for a preset, and of a search that has others beside it for the same preset."""
+TUNE_S = 60
+"""Seconds of each search for a preset."""
 SMALL = {"dwconv": "vit-base/6", "pyra": "vit-base/low"}
 """Where the largest network would be no better an example of an engine, or of a preset."""
 MADE = ("prepare", "graphs")
@@ -123,7 +123,7 @@ def steps(rehearsal: bool = False) -> list[Step]:
     listed += _engines(cases, engines)
     if not rehearsal:
         of_one = [case._replace(batch=1) for case in NETWORKS]
-        listed += [*_rows((*NETWORKS, *of_one), WAYS_OF_GRAPHS), *_tuned(NETWORKS, ("cuda-ort",), TUNE_OF_GRAPHS_S)]
+        listed += [*_rows((*NETWORKS, *of_one), WAYS_OF_GRAPHS), *_tuned(NETWORKS, ("cuda-ort",), TUNE_S)]
     for step in listed:
         for needed in needs(step):
             made.setdefault(needed.name, needed)

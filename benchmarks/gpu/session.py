@@ -327,7 +327,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--seconds", type=float, default=1800)
-    parser.add_argument("--only", help="steps whose names have this in them")
+    parser.add_argument("--only", help="steps whose names have one of these words in them: A,B")
     parser.add_argument("--plan", action="store_true", help="say which steps would be run, in order, and why; run none")
     parser.add_argument("--make", action="store_true", help="make the networks and graphs, measure nothing")
     parser.add_argument(

@@ -13,6 +13,7 @@ from repaconv.rewrites.fold.attention_head_joining import CHOOSE, JOIN
 from repaconv.rewrites.fold.computed_weights import WEIGHTS
 from repaconv.rewrites.fold.convolution_composition import CONVOLUTION
 from repaconv.rewrites.fold.fold_barriers import KEEP_SUMS, RELEASE, RELEASE_SUMS, keep, kept_values
+from repaconv.rewrites.fold.layers_before_upsampling import BEFORE_UPSAMPLING
 from repaconv.rewrites.fold.linear_layer_composition import AFFINE
 from repaconv.rewrites.fold.max_pool_padding import POOL_PADDING
 from repaconv.rewrites.fold.restored_operators import FINISH
@@ -40,11 +41,12 @@ def _then(first: Rewrite, second: Rewrite) -> Rewrite:
 def without(names: Collection[str]) -> tuple[Rewrite, ...]:
     """The fold rewrites without those named.
 
-    Without ``affine``, ``join`` and ``heads`` are left out as well. `UNSHARE` names no rewrite: leaving it out adds
+    Without ``affine``, what it follows is left out as well. `UNSHARE` names no rewrite: leaving it out adds
     `KEEP_SHARED`, so that shared weights are not folded. Neither does ``value:NAME``: nothing is folded across that
     value (`repaconv.rewrites.fold.fold_barriers`).
     """
-    left_out = {*names, *((JOIN.name, CHOOSE.name) if AFFINE.name in names else ())}
+    followed = (BEFORE_UPSAMPLING.name, JOIN.name, CHOOSE.name)
+    left_out = {*names, *(followed if AFFINE.name in names else ())}
     kept = tuple(fold for fold in FOLDS if fold.name not in left_out)
     kept = (KEEP_SHARED, *kept) if UNSHARE in left_out else kept
     values = kept_values(names)
@@ -57,6 +59,7 @@ FOLDS: tuple[Rewrite, ...] = (
     CONVOLUTION,
     UNSTACK,
     AFFINE,
+    _then(BEFORE_UPSAMPLING, AFFINE),
     _then(JOIN, AFFINE),
     _then(CHOOSE, AFFINE),
     READ_TOKENS,

@@ -1,0 +1,189 @@
+"""before-upsampling: compute 1x1 convolutions of upsampled images before they are upsampled.
+
+Every pixel of an upsampled image is a weighted mean of pixels, with weights that sum to 1, so that a map of its
+channels can as well be applied before: conv(up(x)) = up(conv(x)), on fewer pixels. A convolution of concatenated images
+is the sum of the convolutions of each: images of several resolutions, which the head of a segmentation network
+concatenates (SegFormer), are mapped each at its own resolution.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from repaconv.algebra.convolution_kernels import Kernel
+from repaconv.graph.nodes_and_constants import Array, Writer, attribute, constant, made_by, nodes_of, only_reader
+from repaconv.graph.rewrite_contract import Rewrite
+from repaconv.graph.symbolic_shapes import set_shape, sizes
+from repaconv.results import Change
+from repaconv.rewrites.fold.kernels_from_onnx import kernel_of
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+MACS_PER_NUMBER = 64
+"""Multiply-accumulates that take about as long as adding a number of one more image, or interpolating it."""
+LEAST_SHARE = 0.5
+"""A convolution that would save no larger share of its products stays: the graph would grow for little."""
+
+
+class _Part(NamedTuple):
+    """An image that a convolution reads, its number of channels, and the Resize that upsamples it, if one does."""
+
+    image: ir.Value
+    width: int
+    resize: ir.Node | None
+
+
+def apply(model: ir.Model) -> Iterator[Change]:
+    """Move 1x1 convolutions before the upsampling of the images that they read, where that is cheaper; in place."""
+    for node in nodes_of(model, "Conv"):
+        kernel = kernel_of(node)
+        if kernel is None or not kernel.acts_by_place or kernel.groups > 1:
+            continue
+        parts = _parts(node, kernel)
+        if not _is_cheaper(kernel, parts):
+            continue
+        _write(model, node, kernel, parts)
+        count = sum(part.resize is not None for part in parts)
+        yield Change(
+            rewrite=BEFORE_UPSAMPLING.name,
+            place=node.name or "",
+            description=f"{node.name} acts on {count} image{'s' * (count > 1)} before upsampling, not after",
+        )
+
+
+def _parts(node: ir.Node, kernel: Kernel) -> list[_Part]:
+    """The images that are concatenated for a convolution, or its only one; empty if their widths are unknown."""
+    image = node.inputs[0]
+    assert image is not None
+    concat = made_by(image, "Concat")
+    if concat is None or attribute(concat, "axis", 0) != 1 or only_reader(image) is None:
+        return [_Part(image, kernel.weight.shape[1], _upsampling(image, len(kernel.weight)))]
+    found = []
+    for part in concat.inputs:
+        shape = sizes(part)
+        if part is None or shape is None or not isinstance(width := shape[1], int):
+            return []
+        found.append(_Part(part, width, _upsampling(part, len(kernel.weight))))
+    return found
+
+
+def _upsampling(image: ir.Value, width: int) -> ir.Node | None:
+    """The Resize that makes an image of a smaller one for its only reader, and could make one of so many channels."""
+    resize = made_by(image, "Resize")
+    if resize is None or only_reader(image) is None:
+        return None
+    before, after = sizes(resize.inputs[0]), sizes(image)
+    same = before is not None and after is not None and len(before) > 2 and before[:2] == after[:2]
+    crops = attribute(resize, "coordinate_transformation_mode", "half_pixel") == "tf_crop_and_resize"
+    fits = _has_own_width(resize, width) or constant(resize.inputs[3]) is not None
+    return resize if same and fits and not crops and _share_of_pixels(resize) < 1 else None
+
+
+def _share_of_pixels(resize: ir.Node) -> float:
+    """How many pixels an image has of those that it is upsampled to; 1 if that is unknown."""
+    before, after = (sizes(value) or () for value in (resize.inputs[0], resize.outputs[0]))
+    numbers = [size for size in (*before[2:], *after[2:]) if isinstance(size, int)]
+    if len(numbers) == 2 * (len(before) - 2):
+        return prod(numbers[: len(before) - 2]) / prod(numbers[len(before) - 2 :])
+    scales = constant(resize.inputs[2]) if len(resize.inputs) > 2 else None
+    return float(1 / np.prod(scales)) if scales is not None and scales.size else 1.0
+
+
+def _is_cheaper(kernel: Kernel, parts: list[_Part]) -> bool:
+    """Whether the saved products take longer than what is added and interpolated in their place."""
+    out = len(kernel.weight)
+    moved = [(part.width, _share_of_pixels(part.resize)) for part in parts if part.resize is not None]
+    saved = sum(out * width * (1 - share) for width, share in moved)
+    added = out * (len(moved) - (len(moved) == len(parts)))
+    interpolated = sum(out - width for width, _ in moved)
+    return saved > max(MACS_PER_NUMBER * (added + interpolated), LEAST_SHARE * kernel.weight.size)
+
+
+def _write(model: ir.Model, node: ir.Node, kernel: Kernel, parts: list[_Part]) -> None:
+    """Write a convolution of each upsampled image and one of all others, and their sum."""
+    write, shape = Writer(model, node), sizes(node.outputs[0])
+    columns = np.split(kernel.weight, np.cumsum([part.width for part in parts])[:-1], axis=1)
+    others = [(part.image, own) for part, own in zip(parts, columns, strict=True) if part.resize is None]
+    bias, terms = kernel.bias, []
+
+    def convolved(image: ir.Value, weight: Array) -> ir.Value:
+        nonlocal bias
+        new, bias = _mapped(write, image, weight, bias), None
+        set_shape(new, (*(sizes(image) or ())[:1], len(weight), *(sizes(image) or ())[2:]), image)
+        return new
+
+    if others:
+        images, weights = zip(*others, strict=True)
+        image, weight = images[0], np.concatenate(weights, axis=1)
+        if len(images) > 1:
+            image = write("Concat", *images, axis=1)
+            set_shape(image, (*(sizes(images[0]) or ())[:1], weight.shape[1], *(sizes(images[0]) or ())[2:]), images[0])
+        terms.append(convolved(image, weight))
+    for part, own in zip(parts, columns, strict=True):
+        if part.resize is not None and part.resize.inputs[0] is not None:
+            small = convolved(part.resize.inputs[0], own)
+            terms.append(write.copy(part.resize, small, *_resize_inputs(write, part.resize, len(own))))
+            set_shape(terms[-1], shape, small)
+    total = terms[0]
+    for term in terms[1:]:
+        total = write("Add", total, term)
+        set_shape(total, shape, term)
+    write.replace(node.outputs[0], total)
+    concat = made_by(node.inputs[0], "Concat") if len(parts) > 1 else None
+    gone = dict.fromkeys([node, concat, *(part.resize for part in parts)])
+    model.graph.remove([each for each in gone if each is not None], safe=True)
+
+
+def _mapped(write: Writer, image: ir.Value, weight: Array, bias: Array | None) -> ir.Value:
+    """Write a 1x1 convolution; of tokens that are viewed as an image a MatMul, which the layer before them absorbs."""
+    views = _views_of_tokens(image) if weight.shape[0] == weight.shape[1] else None  # else the Reshape is another
+    if views is None:
+        return write("Conv", image, *(write.constant(numbers) for numbers in (weight, bias) if numbers is not None))
+    turn, reshape = views
+    tokens = turn.inputs[0]
+    new = write("MatMul", tokens, write.constant(weight.reshape(weight.shape[:2]).T))
+    set_shape(new, sizes(tokens), tokens)
+    if bias is not None:
+        new = write("Add", new, write.constant(bias))
+        set_shape(new, sizes(tokens), tokens)
+    turned = write.copy(turn, new)
+    set_shape(turned, sizes(turn.outputs[0]), new)
+    return write.copy(reshape, turned, *reshape.inputs[1:])
+
+
+def _views_of_tokens(image: ir.Value) -> tuple[ir.Node, ir.Node] | None:
+    """The Transpose and the Reshape that make an image of tokens [B, N, C], if they do."""
+    reshape = made_by(image, "Reshape")
+    turn = made_by(reshape.inputs[0], "Transpose") if reshape is not None else None
+    if reshape is None or turn is None or tuple(attribute(turn, "perm", ())) != (0, 2, 1):
+        return None
+    before, after = sizes(turn.outputs[0]), sizes(image)
+    return (turn, reshape) if before is not None and after is not None and before[:2] == after[:2] else None
+
+
+def _resize_inputs(write: Writer, resize: ir.Node, width: int) -> list[ir.Value | None]:
+    """The inputs of a Resize but for the image, for an image of so many channels."""
+    given = list(resize.inputs[1:])
+    if _has_own_width(resize, width):
+        return given
+    wanted = constant(given[2])
+    assert wanted is not None
+    return [*given[:2], write.constant([*wanted[:1].astype(int), width, *wanted[2:].astype(int)])]
+
+
+def _has_own_width(resize: ir.Node, width: int) -> bool:
+    """Whether the inputs of a Resize fit an image of so many channels."""
+    by_scales = len(resize.inputs) < 4 or resize.inputs[3] is None
+    return by_scales or "axes" in resize.attributes or (sizes(resize.outputs[0]) or ())[1:2] == (width,)
+
+
+BEFORE_UPSAMPLING = Rewrite(
+    "before-upsampling",
+    "a 1x1 convolution of images that a Resize has enlarged for it alone, where products are saved",
+    apply,
+)

@@ -1,0 +1,155 @@
+"""1x1 convolutions of upsampled images, which act on fewer pixels before the upsampling."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto
+from test_fold_onnx import graph
+
+import repaconv as rc
+from repaconv.graph.model_rewriting import rewritten
+from repaconv.rewrites.fold.fold_pipeline import without
+from repaconv.rewrites.fold.layers_before_upsampling import BEFORE_UPSAMPLING
+from repaconv.verification.float64_graphs import ReferenceEvaluation
+
+RANDOM = np.random.default_rng(0)
+LINEAR = {"mode": "linear"}
+CHANNELS, WIDTH = 96, 128
+
+
+def normal(*shape):
+    return RANDOM.standard_normal(shape) / np.sqrt(shape[-1])
+
+
+def of_one(how, channels=CHANNELS, scales=(1, 1, 2, 2), **conv):
+    """A convolution of one upsampled image."""
+    weights = {"s": np.float32(scales), "w": normal(WIDTH, channels, 1, 1), "b": normal(WIDTH)}
+    rows = [("Resize", "x r s", "u", how), ("Conv", "u w b", "y", conv)]
+    return graph(rows, {**weights, "r": np.zeros(0)}, {"x": ("n", channels, 5, 6)})
+
+
+def of_several(widths=(CHANNELS, CHANNELS, CHANNELS), out=WIDTH, sizes=((12, 16), (6, 8), (3, 4)), readers=1, batch=2):
+    """A convolution of concatenated images, which are upsampled to the size of the first."""
+    names = [f"x{place}" for place in range(len(widths))]
+    rows, joined = [], []
+    weights = {"w": normal(out, sum(widths), 1, 1), "b": normal(out), "r": np.zeros(0), "none": np.zeros(0, np.float32)}
+    for name, width, size in zip(names, widths, sizes, strict=True):
+        if size != sizes[0]:
+            weights[f"to_{name}"] = np.array([batch, width, *sizes[0]])
+            rows.append(("Resize", f"{name} r none to_{name}", f"u_{name}", LINEAR))
+        joined.append(name if size == sizes[0] else f"u_{name}")
+    rows += [("Concat", " ".join(joined), "c", {"axis": 1}), ("Conv", "c w b", "v"), ("Relu", "v", "y")]
+    outputs = ("y", "c") if readers > 1 else ("y",)
+    inputs = {name: (batch, width, *size) for name, width, size in zip(names, widths, sizes, strict=True)}
+    return graph(rows, weights, inputs, outputs)
+
+
+def moved(model):
+    """How many convolutions were moved; what is computed must be the same."""
+    after, changes = rewritten(model, [BEFORE_UPSAMPLING])
+    onnx.checker.check_model(after, full_check=True)
+    shapes = {
+        value.name: [dim.dim_value or 2 for dim in value.type.tensor_type.shape.dim] for value in model.graph.input
+    }
+    feeds = {name: RANDOM.standard_normal(shape) for name, shape in shapes.items()}
+    before, behind = (ReferenceEvaluation(each).run(feeds) for each in (model, after))
+    for name, right in before.items():
+        assert float(np.abs(behind[name] - right).max()) < 1e-12 * float(np.abs(right).max())
+    return len(changes), after
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"mode": "nearest"},
+        LINEAR,
+        {"mode": "linear", "coordinate_transformation_mode": "align_corners"},
+        {"mode": "cubic"},
+        {"mode": "cubic", "exclude_outside": 1},
+    ],
+    ids=str,
+)
+def test_a_map_of_an_upsampled_image_is_that_of_the_image(how):
+    count, after = moved(of_one(how))
+    assert (count, [node.op_type for node in after.graph.node]) == (1, ["Conv", "Resize"])
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        of_one(LINEAR, scales=(1, 1, 0.5, 0.5)),  # to fewer pixels
+        of_one({"mode": "linear", "coordinate_transformation_mode": "tf_crop_and_resize"}),
+        of_one(LINEAR, pads=[1, 1, 1, 1]),  # of which the border is no mean of pixels
+        of_one(LINEAR, channels=32),  # the numbers that are interpolated instead take longer than the products
+        of_several(readers=2),
+        of_several(sizes=((12, 16),) * 3),
+    ],
+    ids=["smaller", "crops", "padded", "wider", "read twice", "one size"],
+)
+def test_it_stays_where_it_is_not_the_same_or_not_cheaper(model):
+    if any(node.op_type == "Resize" and "tf_crop" in str(node.attribute) for node in model.graph.node):
+        after, changes = rewritten(model, [BEFORE_UPSAMPLING])
+        assert (list(changes), len(after.graph.node)) == ([], len(model.graph.node))
+    else:
+        assert moved(model)[0] == 0
+
+
+@pytest.mark.parametrize("widths", [(128, 128, 128), (96, 120, 112), (200, 160, 150)])
+def test_concatenated_images_are_mapped_each_at_its_own_resolution(widths):
+    model = of_several(widths)
+    count, after = moved(model)
+    kinds = [node.op_type for node in after.graph.node]
+    assert (count, kinds.count("Conv"), kinds.count("Resize"), kinds.count("Add")) == (1, 3, 2, 2)
+    assert "Concat" not in kinds
+
+
+def test_images_of_the_largest_resolution_stay_together():
+    model = of_several((32, CHANNELS, 32, CHANNELS), sizes=((12, 16), (6, 8), (12, 16), (3, 4)))
+    kinds = [node.op_type for node in moved(model)[1].graph.node]
+    assert (kinds.count("Conv"), kinds.count("Concat")) == (3, 1)
+
+
+def test_an_image_that_is_concatenated_twice_is_mapped_twice():
+    rows = [("Resize", "x r s", "u", LINEAR), ("Concat", "u u", "c", {"axis": 1}), ("Conv", "c w", "y")]
+    weights = {"s": np.float32([1, 1, 2, 2]), "w": normal(WIDTH, 2 * CHANNELS, 1, 1), "r": np.zeros(0)}
+    count, after = moved(graph(rows, weights, {"x": (2, CHANNELS, 5, 6)}))
+    assert (count, [node.op_type for node in after.graph.node].count("Conv")) == (1, 2)
+
+
+def test_the_neck_of_a_detector_stays():
+    """Half of the products would be saved, for an addition more: in all of a YOLO network 2%."""
+    assert moved(of_several((64, 128), sizes=((12, 16), (6, 8))))[0] == 0
+
+
+def test_a_fold_without_affine_is_one_without_what_affine_follows():
+    assert "before-upsampling" not in {fold.name for fold in without(["affine"])}
+    assert "before-upsampling" in {fold.name for fold in without(["join"])}
+
+
+def test_a_segmentation_head_is_one_layer_for_each_resolution(tmp_path):
+    """As SegFormer's: a linear layer of the tokens of each stage, upsampled, concatenated, mapped, normalized."""
+    rows, weights, inputs, joined = [], {"r": np.zeros(0, np.float32), "none": np.zeros(0, np.float32)}, {}, []
+    for place, (width, side) in enumerate(((16, 16), (32, 8), (48, 4), (64, 2))):
+        x = f"x{place}"
+        inputs[x] = (1, side * side, width)
+        weights |= {f"w{place}": normal(width, WIDTH), f"b{place}": normal(WIDTH)}
+        weights |= {f"to{place}": np.array([1, WIDTH, side, side]), f"up{place}": np.array([1, WIDTH, 16, 16])}
+        rows += [("MatMul", f"{x} w{place}", f"m{place}"), ("Add", f"m{place} b{place}", f"a{place}")]
+        rows += [("Transpose", f"a{place}", f"t{place}", {"perm": [0, 2, 1]})]
+        rows += [("Reshape", f"t{place} to{place}", f"v{place}")]
+        rows += [("Resize", f"v{place} r none up{place}", f"u{place}", LINEAR)]
+        joined.insert(0, f"u{place}")
+    weights |= {"w": normal(WIDTH, 4 * WIDTH, 1, 1), "g": 1 + 0.1 * normal(WIDTH), "s": normal(WIDTH)}
+    weights |= {"mean": normal(WIDTH), "variance": 1 + normal(WIDTH) ** 2}
+    rows += [("Concat", " ".join(joined), "c", {"axis": 1}), ("Conv", "c w", "d")]
+    rows += [("BatchNormalization", "d g s mean variance", "n"), ("Relu", "n", "y")]
+    held = {name: array.astype(np.float32) if array.dtype.kind == "f" else array for name, array in weights.items()}
+    onnx.save(graph(rows, held, inputs, kind=TensorProto.FLOAT), tmp_path / "head.onnx")
+    done = rc.fold(tmp_path / "head.onnx", out=tmp_path / "run")
+    after = onnx.load(done.output_files[0])
+    kinds = [node.op_type for node in after.graph.node]
+    assert (done.verdict, kinds.count("MatMul"), kinds.count("Conv"), kinds.count("Resize")) == ("passed", 4, 0, 3)
+    assert done.macs[1] < 0.4 * done.macs[0]
+    assert [change.rewrite for change in done.changes].count("before-upsampling") == 1

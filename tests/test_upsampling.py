@@ -105,6 +105,18 @@ def test_concatenated_images_are_mapped_each_at_its_own_resolution(widths):
     assert "Concat" not in kinds
 
 
+@pytest.mark.parametrize(("axes", "to", "count"), [([2, 3], [10, 12], 1), ([1, 2, 3], [CHANNELS, 10, 12], 0)])
+def test_sizes_of_named_axes_are_kept_if_channels_are_not_among_them(axes, to, count):
+    rows = [("Resize", "x r none to", "u", {**LINEAR, "axes": axes}), ("Conv", "u w", "y")]
+    weights = {
+        "to": np.array(to),
+        "w": normal(WIDTH, CHANNELS, 1, 1),
+        "r": np.zeros(0),
+        "none": np.zeros(0, np.float32),
+    }
+    assert moved(graph(rows, weights, {"x": (2, CHANNELS, 5, 6)}))[0] == count
+
+
 def test_images_of_the_largest_resolution_stay_together():
     model = of_several((32, CHANNELS, 32, CHANNELS), sizes=((12, 16), (6, 8), (12, 16), (3, 4)))
     kinds = [node.op_type for node in moved(model)[1].graph.node]

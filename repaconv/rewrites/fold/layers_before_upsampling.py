@@ -15,7 +15,16 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from repaconv.algebra.convolution_kernels import Kernel
-from repaconv.graph.nodes_and_constants import Array, Writer, attribute, constant, made_by, nodes_of, only_reader
+from repaconv.graph.nodes_and_constants import (
+    Array,
+    Writer,
+    attribute,
+    constant,
+    is_constant,
+    made_by,
+    nodes_of,
+    only_reader,
+)
 from repaconv.graph.rewrite_contract import Rewrite
 from repaconv.graph.symbolic_shapes import set_shape, sizes
 from repaconv.results import Change
@@ -80,7 +89,7 @@ def _upsampling(image: ir.Value, width: int) -> ir.Node | None:
     before, after = sizes(resize.inputs[0]), sizes(image)
     same = before is not None and after is not None and len(before) > 2 and before[:2] == after[:2]
     crops = attribute(resize, "coordinate_transformation_mode", "half_pixel") == "tf_crop_and_resize"
-    fits = _has_own_width(resize, width) or constant(resize.inputs[3]) is not None
+    fits = _has_own_width(resize, width) or ("axes" not in resize.attributes and is_constant(resize.inputs[3]))
     return resize if same and fits and not crops and _share_of_pixels(resize) < 1 else None
 
 
@@ -179,7 +188,8 @@ def _resize_inputs(write: Writer, resize: ir.Node, width: int) -> list[ir.Value 
 def _has_own_width(resize: ir.Node, width: int) -> bool:
     """Whether the inputs of a Resize fit an image of so many channels."""
     by_scales = len(resize.inputs) < 4 or resize.inputs[3] is None
-    return by_scales or "axes" in resize.attributes or (sizes(resize.outputs[0]) or ())[1:2] == (width,)
+    of_pixels = min(attribute(resize, "axes", (0,))) > 1
+    return by_scales or of_pixels or (sizes(resize.outputs[0]) or ())[1:2] == (width,)
 
 
 BEFORE_UPSAMPLING = Rewrite(

@@ -15,6 +15,7 @@ import onnx
 import pytest
 import torch
 from conftest import OFFICIAL
+from test_fold_onnx import graph
 
 import repaconv as rc
 from repaconv.core import plugins
@@ -297,15 +298,9 @@ def test_tab_completes_names_and_imports_nothing_heavy(typed, offered, monkeypat
 
 def test_a_graph_is_folded_and_exported_without_torch_which_can_be_imported_afterwards(tmp_path):
     """onnxsim imports it for nothing, which took twice as long as exporting a small network."""
-    values = [
-        onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1, channels, 8, 8])
-        for name, channels in (("x", 3), ("y", 4))
-    ]
-    weight = onnx.numpy_helper.from_array(np.ones((4, 3, 1, 1), np.float32), "w")
-    node = onnx.helper.make_node("Conv", ["x", "w"], ["y"])
-    graph = onnx.helper.make_graph([node], "net", values[:1], values[1:], [weight])
-    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 20)], ir_version=9)
-    onnx.save(model, tmp_path / "net.onnx")
+    weight = np.ones((4, 3, 1, 1), np.float32)
+    net = graph([("Conv", "x w", "y")], {"w": weight}, {"x": (1, 3, 8, 8)}, kind=onnx.TensorProto.FLOAT)
+    onnx.save(net, tmp_path / "net.onnx")
     program = (
         "import sys, repaconv; "
         "repaconv.fold('net.onnx', out='run'); "

@@ -41,27 +41,26 @@ def _then(first: Rewrite, second: Rewrite) -> Rewrite:
 def without(names: Collection[str]) -> tuple[Rewrite, ...]:
     """The fold rewrites without those named.
 
-    Without ``affine``, what it follows is left out as well. `UNSHARE` names no rewrite: leaving it out adds
+    Without ``affine``, `BEFORE_AFFINE` are left out as well. `UNSHARE` names no rewrite: leaving it out adds
     `KEEP_SHARED`, so that shared weights are not folded. Neither does ``value:NAME``: nothing is folded across that
     value (`repaconv.rewrites.fold.fold_barriers`).
     """
-    followed = (BEFORE_UPSAMPLING.name, JOIN.name, CHOOSE.name)
-    left_out = {*names, *(followed if AFFINE.name in names else ())}
+    left_out = {*names, *((fold.name for fold in BEFORE_AFFINE) if AFFINE.name in names else ())}
     kept = tuple(fold for fold in FOLDS if fold.name not in left_out)
     kept = (KEEP_SHARED, *kept) if UNSHARE in left_out else kept
     values = kept_values(names)
     return (keep(values), *kept) if values else kept
 
 
+BEFORE_AFFINE = (BEFORE_UPSAMPLING, JOIN, CHOOSE)
+"""Rewrites after which ``affine`` runs again, since they bring linear operators next to each other."""
 FOLDS: tuple[Rewrite, ...] = (
     WEIGHTS,
     KEEP_SUMS,
     CONVOLUTION,
     UNSTACK,
     AFFINE,
-    _then(BEFORE_UPSAMPLING, AFFINE),
-    _then(JOIN, AFFINE),
-    _then(CHOOSE, AFFINE),
+    *(_then(fold, AFFINE) for fold in BEFORE_AFFINE),
     READ_TOKENS,
     POOL_PADDING,
     RELEASE,

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from repaconv.algebra.convolution_kernels import Kernel
+from repaconv.graph.index_selections import swaps_last
 from repaconv.graph.nodes_and_constants import (
     Array,
     Writer,
@@ -123,15 +124,13 @@ def _write(model: ir.Model, node: ir.Node, kernel: Kernel, parts: list[_Part]) -
     def convolved(image: ir.Value, weight: Array) -> ir.Value:
         nonlocal bias
         new, bias = _mapped(write, image, weight, bias), None
-        set_shape(new, (*(sizes(image) or ())[:1], len(weight), *(sizes(image) or ())[2:]), image)
-        return new
+        return _with_width(new, len(weight), image)
 
     if others:
         images, weights = zip(*others, strict=True)
         image, weight = images[0], np.concatenate(weights, axis=1)
         if len(images) > 1:
-            image = write("Concat", *images, axis=1)
-            set_shape(image, (*(sizes(images[0]) or ())[:1], weight.shape[1], *(sizes(images[0]) or ())[2:]), images[0])
+            image = _with_width(write("Concat", *images, axis=1), weight.shape[1], images[0])
         terms.append(convolved(image, weight))
     for part, own in zip(parts, columns, strict=True):
         if part.resize is not None and part.resize.inputs[0] is not None:
@@ -146,6 +145,13 @@ def _write(model: ir.Model, node: ir.Node, kernel: Kernel, parts: list[_Part]) -
     concat = made_by(node.inputs[0], "Concat") if len(parts) > 1 else None
     gone = dict.fromkeys([node, concat, *(part.resize for part in parts)])
     model.graph.remove([each for each in gone if each is not None], safe=True)
+
+
+def _with_width(image: ir.Value, width: int, like: ir.Value) -> ir.Value:
+    """The image, of which is recorded that it has the sizes of another, but so many channels."""
+    shape = sizes(like)
+    set_shape(image, None if shape is None else (shape[0], width, *shape[2:]), like)
+    return image
 
 
 def _mapped(write: Writer, image: ir.Value, weight: Array, bias: Array | None) -> ir.Value:
@@ -169,10 +175,11 @@ def _views_of_tokens(image: ir.Value) -> tuple[ir.Node, ir.Node] | None:
     """The Transpose and the Reshape that make an image of tokens [B, N, C], if they do."""
     reshape = made_by(image, "Reshape")
     turn = made_by(reshape.inputs[0], "Transpose") if reshape is not None else None
-    if reshape is None or turn is None or tuple(attribute(turn, "perm", ())) != (0, 2, 1):
+    if reshape is None or turn is None or not swaps_last(turn):
         return None
     before, after = sizes(turn.outputs[0]), sizes(image)
-    return (turn, reshape) if before is not None and after is not None and before[:2] == after[:2] else None
+    same = before is not None and after is not None and len(before) == 3 and before[:2] == after[:2]
+    return (turn, reshape) if same else None
 
 
 def _resize_inputs(write: Writer, resize: ir.Node, width: int) -> list[ir.Value | None]:

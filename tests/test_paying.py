@@ -101,6 +101,17 @@ def test_where_everything_loses_the_graph_as_given_is_left(normed):
     assert found.graph.model is normed
 
 
+def test_a_revert_that_changes_nothing_is_tried_once(normed):
+    """Where the fold stays as it is whatever is reverted of it, the graph as given is left."""
+    smaller, changes, _ = folded(Path("net.onnx"), normed)
+    always = folded(Path("net.onnx"), normed)
+    fold, slower = Kept(Evaluated(smaller), changes), FoldEvaluation(0, "it is slower")
+    found = revert_harmful(fold, Evaluated(normed), lambda _: always, lambda _: slower)
+    assert found.graph.model is normed
+    assert not found.changes
+    assert sorted(found.reverts.names) == sorted({change.rewrite for change in changes})
+
+
 def test_what_looks_for_what_another_makes_goes_with_it():
     assert {"affine", "join", "heads"}.isdisjoint(fold.name for fold in without(["affine"]))
     assert "finish" in {fold.name for fold in without(["affine"])}

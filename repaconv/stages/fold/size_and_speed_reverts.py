@@ -59,7 +59,7 @@ class FoldEvaluation(NamedTuple):
 
 
 def revert_harmful(fold: Kept, given: Evaluated, refold: Refold, judge: Callable[[Kept], FoldEvaluation]) -> Kept:
-    """Revert rewrites one by one until the fold is acceptable; the original graph if no change remains.
+    """Revert rewrites one by one until the fold is acceptable; the original graph if no change remains, or none helps.
 
     Args:
         fold: The fold, without what is reverted already.
@@ -71,12 +71,15 @@ def revert_harmful(fold: Kept, given: Evaluated, refold: Refold, judge: Callable
     while evaluation.why and (names := _revertible(fold)):
         tries = (refold_without(fold, name, refold, evaluation.why) for name in names)
         fold, evaluation = min(((one, judge(one)) for one in tries), key=lambda found: found[1].rank)
-    return fold if fold.changes else fold._replace(graph=given)
+    harmful = evaluation.why and not all(change.rewrite in CORRECTIONS for change in fold.changes)
+    changes = () if harmful else fold.changes
+    return fold._replace(graph=fold.graph if changes else given, changes=changes)
 
 
 def _revertible(fold: Kept) -> list[str]:
-    """Names of the rewrites that may be reverted."""
-    return list(dict.fromkeys(change.rewrite for change in fold.changes if change.rewrite not in CORRECTIONS))
+    """Names of the rewrites that may be reverted, and are not yet: what is made in spite of that, another one makes."""
+    kept = CORRECTIONS.union(fold.reverts.names)
+    return list(dict.fromkeys(change.rewrite for change in fold.changes if change.rewrite not in kept))
 
 
 def refold_without(fold: Kept, name: str, refold: Refold, why: str) -> Kept:

@@ -51,7 +51,7 @@ def moved(model):
     after, changes = rewritten(model, [BEFORE_UPSAMPLING])
     onnx.checker.check_model(after, full_check=True)
     shapes = {
-        value.name: [dim.dim_value or 2 for dim in value.type.tensor_type.shape.dim] for value in model.graph.input
+        value.name: [dim.dim_value or 6 for dim in value.type.tensor_type.shape.dim] for value in model.graph.input
     }
     feeds = {name: RANDOM.standard_normal(shape) for name, shape in shapes.items()}
     before, behind = (ReferenceEvaluation(each).run(feeds) for each in (model, after))
@@ -115,6 +115,25 @@ def test_sizes_of_named_axes_are_kept_if_channels_are_not_among_them(axes, to, c
         "none": np.zeros(0, np.float32),
     }
     assert moved(graph(rows, weights, {"x": (2, CHANNELS, 5, 6)}))[0] == count
+
+
+@pytest.mark.parametrize("out", [CHANNELS, WIDTH])
+@pytest.mark.parametrize(("stride", "count"), [(2, 1), (1, 0)])
+def test_sizes_may_be_those_of_another_image(out, stride, count):
+    """As F.interpolate of an image to the size of another one writes it, where heights and widths are dynamic."""
+    sizes = {"zero": np.array([0]), "two": np.array([2]), "four": np.array([4]), "none": np.zeros(0, np.float32)}
+    rows = [("MaxPool", "x", "p", {"kernel_shape": [2, 2], "strides": [stride] * 2, "pads": [0, 0, 1, 1]})]
+    rows += [("Shape", "p", "ps"), ("Shape", "x", "xs"), ("Slice", "ps zero two zero", "front")]
+    rows += [("Slice", "xs two four zero", "pixels"), ("Concat", "front pixels", "to", {"axis": 0})]
+    rows += [("Resize", "p r none to", "u", LINEAR), ("Conv", "u w b", "y")]
+    weights = sizes | {"w": normal(out, CHANNELS, 1, 1), "b": normal(out), "r": np.zeros(0)}
+    given = graph(rows, weights, {"x": ("n", CHANNELS, "h", "w")})
+    found, after = moved(given)
+    assert found == count
+    for shape in ((2, CHANNELS, 5, 9), (1, CHANNELS, 16, 4)):
+        feeds = {"x": RANDOM.standard_normal(shape)}
+        right, other = (ReferenceEvaluation(each).run(feeds)["y"] for each in (given, after))
+        assert float(np.abs(other - right).max()) < 1e-12 * float(np.abs(right).max())
 
 
 def test_images_of_the_largest_resolution_stay_together():

@@ -4,8 +4,8 @@ A constant is written if it is not larger than the constants that it is computed
 larger: a kernel that a forward computes from parameters (OREPA) is a sum of outer products, each larger than its
 factors.
 
-If at most one dimension of a Reshape is dynamic, its target becomes a constant, so that it no longer reads other
-shapes.
+If at most one dimension of a Reshape is dynamic, or all others are those of its input, its target becomes a constant,
+so that it no longer reads other shapes.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from repaconv.graph.nodes_and_constants import Writer, attribute, constant, is_r
 from repaconv.graph.operator_facts import QUANTIZING, RANDOM
 from repaconv.graph.shape_arithmetic import Integers
 from repaconv.graph.shape_inference import infer, infer_node
+from repaconv.graph.sizes_from_inputs import read_sizes_from_inputs
 from repaconv.graph.symbolic_shapes import SymbolicSize, as_numbers, reshape_target, sizes
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ def _fold_shapes(model: ir.Model) -> None:
     for node in tuple(model.graph):
         infer_node(known, node, model.graph.opset_imports.get("", 18), anew=not all(map(_is_known, node.outputs)))
         _fold_constant(model, node, known, computed)
+    read_sizes_from_inputs(model, known)
     for node in tuple(model.graph):
         if not node.domain and node.op_type in _RULES:
             _RULES[node.op_type](model, node)
@@ -195,10 +197,12 @@ def _expand(_model: ir.Model, node: ir.Node) -> None:
 
 
 def _reshape(model: ir.Model, node: ir.Node) -> None:
-    """Make the target of a Reshape a constant without zeros; write a Flatten as such a Reshape."""
+    """Make the target of a Reshape a constant, without zeros where that can be; write a Flatten as such a Reshape."""
     said = constant(node.inputs[1]) if node.op_type == "Reshape" else None
-    shape = sizes(node.outputs[0])
+    before, shape = sizes(node.inputs[0]), sizes(node.outputs[0])
     target = reshape_target((), shape) if shape is not None and 0 not in shape else None
+    if target is None and said is None and before is not None and shape is not None and 0 not in (*before, *shape):
+        target = reshape_target(before, shape)
     if target is None or (said is not None and said.all()):
         return
     write = Writer(model, node)

@@ -13,6 +13,7 @@ from repaconv.graph.nodes_and_constants import attribute, constant
 from repaconv.graph.shape_arithmetic import INTS, Integers
 from repaconv.graph.symbolic_shapes import (
     Size,
+    Sizes,
     SymbolicSize,
     as_numbers,
     factors,
@@ -297,18 +298,32 @@ def _places(size: Size, end: int, stride: int) -> Size:
     return floor_divided(size_plus(size, end - 1 + stride), stride)
 
 
-def _scaled(_known: Integers, node: ir.Node) -> list[Size] | None:
-    """Infer the output shape of a Resize or Upsample by constant factors."""
+def _scaled(known: Integers, node: ir.Node) -> list[Size] | None:
+    """Infer the output shape of a Resize or Upsample by constant factors, or by sizes that are known."""
     before = sizes(node.inputs[0])
+    if len(node.inputs) > 3 and node.inputs[3] is not None:
+        return None if before is None else _resized(known, node, before)
     place = 2 if node.op_type == "Resize" and len(node.inputs) > 2 else 1
     given = constant(node.inputs[place]) if len(node.inputs) > place else attribute(node, "scales", None)
-    if before is None or given is None or (len(node.inputs) > 3 and node.inputs[3] is not None):
+    if before is None or given is None:
         return None
     factors_of = dict(zip(attribute(node, "axes", range(len(before))), np.asarray(given, np.float64), strict=False))
     if len(factors_of) < np.size(given) or not factors_of:
         return None
     unknown = [_recorded_size(node.outputs[0], axis) for axis in range(len(before))]
     return [_times(size, factors_of.get(axis, 1.0), unknown[axis]) for axis, size in enumerate(before)]
+
+
+def _resized(known: Integers, node: ir.Node, before: Sizes) -> list[Size] | None:
+    """Infer the output shape of a Resize to sizes that are computed in the graph."""
+    wanted, axes = known.int_of(node.inputs[3]), attribute(node, "axes", range(len(before)))
+    stretches = attribute(node, "keep_aspect_ratio_policy", "stretch") == "stretch"
+    if not stretches or not isinstance(wanted, list) or len(wanted) != len(axes):
+        return None
+    after = list(before)
+    for axis, size in zip(axes, wanted, strict=True):
+        after[axis] = size
+    return after
 
 
 def _times(size: Size, factor: float, unknown: Size) -> Size:

@@ -6,9 +6,11 @@ Names of a graph's inputs are trusted. The size of any other value is computed f
 
 from __future__ import annotations
 
+import ast
 import math
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, cast
@@ -52,7 +54,7 @@ def size_plus(size: Size, by: int) -> Size:
         return size + by
     if by == 0 or len(size.names) != 1 or by % size.number:
         return size if by == 0 else SymbolicSize((f"({size}{by:+})",))
-    inner, more, part = _windows(size.names[0])
+    inner, more, part = as_window(size.names[0])
     return product((size.number, _name(inner, more + by // size.number * part, part)))
 
 
@@ -64,14 +66,29 @@ def floor_divided(size: Size, by: int) -> Size:
         return size // by
     if len(size.names) != 1 or size.number != 1:
         return SymbolicSize((f"(({size}+0)//{by})",))
-    inner, more, part = _windows(size.names[0])
+    inner, more, part = as_window(size.names[0])
     return _name(inner, more, part * by)
+
+
+def limit_of_ratio(a: Size, b: Size) -> float | None:
+    """Return what a / b approaches as their common name grows; None if they have not one and the same.
+
+    It is 1/8 for floor((h + 31) / 32) and floor((h + 3) / 4).
+    """
+    if a == b:
+        return 1.0
+    if isinstance(a, int) or isinstance(b, int):
+        return a / b if isinstance(a, int) and isinstance(b, int) and b else None
+    if len(a.names) != 1 or len(b.names) != 1:
+        return None
+    (inner, _, part), (other, _, by) = as_window(a.names[0]), as_window(b.names[0])
+    return a.number * by / (b.number * part) if inner == other else None
 
 
 _WINDOWS = re.compile(r"\((?:\((?P<of>.+)(?P<then>[+-]\d+)\)//(?P<by>\d+)|(?P<plain>.+)(?P<more>[+-]\d+))\)")
 
 
-def _windows(name: str) -> tuple[str, int, int]:
+def as_window(name: str) -> tuple[str, int, int]:
     """Read a name as floor((inner + more) / part). Nested floors are combined, so that equal sizes have equal names.
 
     floor((floor((x + a) / p) + b) / q) = floor((x + a + b p) / (p q))
@@ -80,9 +97,9 @@ def _windows(name: str) -> tuple[str, int, int]:
     if found is None:
         return name, 0, 1
     if found["of"] is not None:
-        inner, more, part = _windows(found["of"])
+        inner, more, part = as_window(found["of"])
         return inner, more + int(found["then"]) * part, part * int(found["by"])
-    inner, more, part = _windows(found["plain"])
+    inner, more, part = as_window(found["plain"])
     return inner, more + int(found["more"]) * part, part
 
 
@@ -111,7 +128,13 @@ def as_numbers(shape: Iterable[Size]) -> list[int] | None:
 
 @cache
 def parse_size(text: str) -> Size:
-    """Parse a size as written in a file; a bracketed expression is one name."""
+    """Parse a size as written in a file; a bracketed expression is one name.
+
+    What exporters write in Python, ``((height - 1)//4) + 1``, is read as a size that is computed here would be named.
+    """
+    if " " in text or "//" in text:
+        with suppress(SyntaxError, ValueError):
+            return _computed(ast.parse(text, mode="eval").body)
     parts, depth = [""], 0
     for letter in text:
         depth += (letter == "(") - (letter == ")")
@@ -120,6 +143,26 @@ def parse_size(text: str) -> Size:
         else:
             parts[-1] += letter
     return product(int(part) if part.isdigit() else SymbolicSize((part,)) for part in parts)
+
+
+def _computed(expression: ast.expr) -> Size:
+    """Return the size that an expression computes; raises ValueError for one that is none of the known ones."""
+    match expression:
+        case ast.Constant(value=int(number)):
+            return number
+        case ast.Name(id=name):
+            return SymbolicSize((name,))
+        case ast.BinOp(left=left, op=ast.Mult(), right=right):
+            return product((_computed(left), _computed(right)))
+        case ast.BinOp(left=left, op=ast.Add(), right=ast.Constant(value=int(number))):
+            return size_plus(_computed(left), number)
+        case ast.BinOp(left=ast.Constant(value=int(number)), op=ast.Add(), right=right):
+            return size_plus(_computed(right), number)
+        case ast.BinOp(left=left, op=ast.Sub(), right=ast.Constant(value=int(number))):
+            return size_plus(_computed(left), -number)
+        case ast.BinOp(left=left, op=ast.FloorDiv(), right=ast.Constant(value=int(number))) if number > 0:
+            return floor_divided(_computed(left), number)
+    raise ValueError(f"{ast.dump(expression)} is no size that can be read.")
 
 
 def sizes(value: ir.Value | None) -> Sizes | None:

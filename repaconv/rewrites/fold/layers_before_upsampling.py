@@ -21,13 +21,12 @@ from repaconv.graph.nodes_and_constants import (
     Writer,
     attribute,
     constant,
-    is_constant,
     made_by,
     nodes_of,
     only_reader,
 )
 from repaconv.graph.rewrite_contract import Rewrite
-from repaconv.graph.symbolic_shapes import set_shape, sizes
+from repaconv.graph.symbolic_shapes import limit_of_ratio, rank_of, set_shape, sizes
 from repaconv.results import Change
 from repaconv.rewrites.fold.kernels_from_onnx import kernel_of
 
@@ -90,16 +89,17 @@ def _upsampling(image: ir.Value, width: int) -> ir.Node | None:
     before, after = sizes(resize.inputs[0]), sizes(image)
     same = before is not None and after is not None and len(before) > 2 and before[:2] == after[:2]
     crops = attribute(resize, "coordinate_transformation_mode", "half_pixel") == "tf_crop_and_resize"
-    fits = _has_own_width(resize, width) or ("axes" not in resize.attributes and is_constant(resize.inputs[3]))
+    fits = _has_own_width(resize, width) or "axes" not in resize.attributes
     return resize if same and fits and not crops and _share_of_pixels(resize) < 1 else None
 
 
 def _share_of_pixels(resize: ir.Node) -> float:
     """How many pixels an image has of those that it is upsampled to; 1 if that is unknown."""
     before, after = (sizes(value) or () for value in (resize.inputs[0], resize.outputs[0]))
-    numbers = [size for size in (*before[2:], *after[2:]) if isinstance(size, int)]
-    if len(numbers) == 2 * (len(before) - 2):
-        return prod(numbers[: len(before) - 2]) / prod(numbers[len(before) - 2 :])
+    shares = [limit_of_ratio(*pair) for pair in zip(before[2:], after[2:], strict=True)]
+    known = [share for share in shares if share is not None]
+    if len(known) == len(shares):
+        return prod(known)
     scales = constant(resize.inputs[2]) if len(resize.inputs) > 2 else None
     return float(1 / np.prod(scales)) if scales is not None and scales.size else 1.0
 
@@ -187,9 +187,16 @@ def _resize_inputs(write: Writer, resize: ir.Node, width: int) -> list[ir.Value 
     given = list(resize.inputs[1:])
     if _has_own_width(resize, width):
         return given
-    wanted = constant(given[2])
-    assert wanted is not None
-    return [*given[:2], write.constant([*wanted[:1].astype(int), width, *wanted[2:].astype(int)])]
+    wanted, rank = constant(given[2]), rank_of(resize.outputs[0])
+    if wanted is not None:
+        return [*given[:2], write.constant([*wanted[:1].astype(int), width, *wanted[2:].astype(int)])]
+    ends = [
+        write("Slice", given[2], write.constant([start]), write.constant([end])) for start, end in ((0, 1), (2, rank))
+    ]
+    new = write("Concat", ends[0], write.constant([width]), ends[1], axis=0)
+    for value, length in zip((*ends, new), (1, rank - 2, rank), strict=True):
+        set_shape(value, (length,), given[2])
+    return [*given[:2], new]
 
 
 def _has_own_width(resize: ir.Node, width: int) -> bool:

@@ -1,0 +1,176 @@
+"""Sizes that a graph computes: read from the shapes of its inputs, and as exporters write them."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from test_fold_onnx import graph
+
+import repaconv as rc
+from repaconv.graph.model_rewriting import read, write_like
+from repaconv.graph.shape_folding import fold_shapes
+from repaconv.graph.symbolic_shapes import limit_of_ratio, parse_size, sizes
+from repaconv.verification.float64_graphs import ReferenceEvaluation
+
+RANDOM = np.random.default_rng(0)
+ENDS = {name: np.array([number]) for name, number in (("zero", 0), ("one", 1), ("two", 2), ("four", 4))}
+IMAGE = {"x": ("batch", 3, "height", "width")}
+PATCHES = [("Conv", "x k", "c", {"strides": [4, 4], "pads": [1, 1, 1, 1]}), ("Relu", "c", "r")]
+"""A convolution with stride 4, whose output has floor((height + 3) / 4) rows."""
+
+
+def weights(**more):
+    return ENDS | {"k": RANDOM.standard_normal((8, 3, 3, 3))} | more
+
+
+def shapes_read(model):
+    """The values whose Shape is read, after sizes were taken from the inputs; what is computed must be the same."""
+    seen = read(model)
+    fold_shapes(seen)
+    after = write_like(model, seen)
+    onnx.checker.check_model(after, full_check=True)
+    for batch, height, width in ((2, 16, 12), (1, 21, 35), (3, 4, 7)):
+        feeds = {"x": RANDOM.standard_normal((batch, 3, height, width))}
+        before, behind = (ReferenceEvaluation(each).run(feeds) for each in (model, after))
+        for name, right in before.items():
+            np.testing.assert_array_equal(behind[name], right)
+    return {node.input[0] for node in after.graph.node if node.op_type == "Shape"}, after
+
+
+def viewed_as_tokens(kind=None):
+    """Tokens of patches, as ``x.flatten(2)`` and ``x.view(b, c, h, w)`` write them: by the Shape of what is viewed."""
+    rows = [
+        *PATCHES,
+        ("Shape", "r", "s"),
+        ("Slice", "s zero two zero", "front"),
+        ("Slice", "s two four zero", "pixels"),
+    ]
+    rows += [("Concat", "front minus", "flat", {"axis": 0}), ("Reshape", "r flat", "t"), ("Sin", "t", "tokens")]
+    rows += [("Shape", "tokens", "s1"), ("Slice", "s1 zero two zero", "back")]
+    rows += [("Concat", "back pixels", "whole", {"axis": 0}), ("Cast", "whole", "wanted", {"to": kind or 7})]
+    rows += [("Cast", "wanted", "long", {"to": 7}), ("Reshape", "tokens long", "y")]
+    return graph(rows, weights(minus=np.array([-1])), IMAGE)
+
+
+def test_sizes_are_read_from_the_inputs():
+    assert shapes_read(viewed_as_tokens())[0] == {"x"}
+
+
+def test_a_size_that_has_another_type_on_its_way_is_read_from_the_inputs():
+    assert shapes_read(viewed_as_tokens(TensorProto.INT32))[0] == {"x"}
+
+
+def counted(*values, place):
+    """The numbers from 0 to a size of each of these values, which is read as a single number."""
+    rows = [*PATCHES, ("Sin", "r", "q")]
+    for value in values:
+        rows += [("Shape", value, f"{value}s"), ("Gather", f"{value}s place", f"{value}n")]
+        rows += [("Range", f"start {value}n step", f"{value}i"), ("Cast", f"{value}i", f"{value}y", {"to": 11})]
+    more = {"place": np.array(place), "start": np.array(0), "step": np.array(1)}
+    return graph(rows, weights(**more), IMAGE, (*(f"{value}y" for value in values), "q"))
+
+
+def test_a_single_size_is_one_number():
+    assert shapes_read(counted("r", "q", place=0))[0] == {"x"}
+
+
+def test_a_size_that_would_take_more_nodes_is_read_where_it_is_known():
+    assert shapes_read(counted("r", place=2))[0] == {"r"}
+
+
+def test_a_size_that_no_input_names_is_read_where_it_is_known():
+    """What a NonZero returns depends on numbers."""
+    rows = [*PATCHES, ("NonZero", "r", "n"), ("Shape", "n", "s"), ("Gather", "s place", "many")]
+    rows += [("Range", "start many step", "places"), ("Cast", "places", "y", {"to": 11})]
+    more = {"place": np.array(1), "start": np.array(0), "step": np.array(1)}
+    assert shapes_read(graph(rows, weights(**more), IMAGE))[0] == {"n"}
+
+
+def test_a_size_that_is_an_output_stays():
+    rows = [*PATCHES, ("Shape", "r", "s")]
+    model = graph(rows, weights(), IMAGE)
+    model.graph.output[0].CopyFrom(helper.make_tensor_value_info("s", TensorProto.INT64, [4]))
+    assert shapes_read(model)[0] == {"r"}
+
+
+def test_a_norm_whose_shape_is_read_is_folded(tmp_path):
+    """As in Vision Transformers of dynamic size that the older exporter of PyTorch wrote."""
+    held = {
+        "g": 1 + RANDOM.standard_normal(8) / 4,
+        "s": RANDOM.standard_normal(8),
+        "w": RANDOM.standard_normal((8, 8)),
+        "b": RANDOM.standard_normal(8),
+    }
+    rows = [*PATCHES, ("Reshape", "r flat", "t"), ("Transpose", "t", "a", {"perm": [0, 2, 1]})]
+    rows += [("LayerNormalization", "a g s", "n"), ("MatMul", "n w", "p"), ("Add", "p b", "m"), ("Shape", "n", "read")]
+    rows += [("Slice", "read zero two zero", "front"), ("Concat", "front heads", "wanted", {"axis": 0})]
+    rows += [("Reshape", "m wanted", "v"), ("Softmax", "v", "y")]
+    held |= {"flat": np.array([0, 0, -1]), "heads": np.array([2, 4])}
+    single = {
+        name: array.astype(np.float32) if array.dtype.kind == "f" else array for name, array in weights(**held).items()
+    }
+    onnx.save(graph(rows, single, IMAGE, kind=TensorProto.FLOAT), tmp_path / "net.onnx")
+    done = rc.fold(tmp_path / "net.onnx", out=tmp_path / "run")
+    after = onnx.load(done.output_files[0])
+    (norm,) = (node for node in after.graph.node if node.op_type == "LayerNormalization")
+    numbers = {tensor.name: numpy_helper.to_array(tensor) for tensor in after.graph.initializer}
+    assert done.verdict == "passed"
+    assert (numbers[norm.input[1]] == 1).all()
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("(((height - 1)//4)) + 1", "((height+3)//4)"),
+        ("((((h - 1)//8)) + 1)*((((w - 1)//8)) + 1)", "((h+7)//8)*((w+7)//8)"),
+        ("(h//2)//4", "((h+0)//8)"),
+        ("2*h - 2", "(h-1)*2"),
+        ("past + 1", "(past+1)"),
+        ("((h+7)//8)", "((h+7)//8)"),
+        ("12", "12"),
+        ("batch", "batch"),
+        ("dim-1", "dim-1"),
+        ("/net/Resize_output_0.2", "/net/Resize_output_0.2"),
+        ("Max(1, s0)", "Max(1, s0)"),
+        ("a + b", "a + b"),
+        ("h // 0", "h // 0"),
+        ("(h", "(h"),
+    ],
+)
+def test_sizes_that_exporters_write_have_the_names_of_those_that_are_computed(text, name):
+    size = parse_size(text)
+    assert str(size) == name
+    assert parse_size(name) == size
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "share"),
+    [
+        ("((h+31)//32)", "((h+3)//4)", 1 / 8),
+        ("h", "h*2", 1 / 2),
+        ("14", "56", 1 / 4),
+        ("h*w", "h*w", 1.0),
+        ("h", "w", None),
+        ("7", "h", None),
+        ("h*w", "h*h", None),
+    ],
+)
+def test_how_a_size_grows_with_another(before, after, share):
+    assert limit_of_ratio(parse_size(before), parse_size(after)) == share
+
+
+def test_a_resize_has_the_sizes_that_are_computed_for_it():
+    """Images of two resolutions, the smaller one upsampled to the size of the larger, as F.interpolate writes it."""
+    rows = [*PATCHES, ("MaxPool", "r", "p", {"kernel_shape": [2, 2], "strides": [2, 2]}), ("Shape", "p", "s")]
+    rows += [("Slice", "s zero two zero", "front"), ("Shape", "r", "s1"), ("Slice", "s1 two four zero", "pixels")]
+    rows += [
+        ("Concat", "front pixels", "wanted", {"axis": 0}),
+        ("Resize", "p roi none wanted", "u"),
+        ("Add", "u r", "y"),
+    ]
+    given = graph(rows, weights(roi=np.zeros(0), none=np.zeros(0, np.float32)), IMAGE)
+    seen = read(given)
+    (resize,) = (node for node in seen.graph if node.op_type == "Resize")
+    assert [str(size) for size in sizes(resize.outputs[0])] == ["batch", "8", "((height+3)//4)", "((width+3)//4)"]

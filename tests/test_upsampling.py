@@ -184,3 +184,31 @@ def test_a_segmentation_head_is_one_layer_for_each_resolution(tmp_path):
     assert (done.verdict, kinds.count("MatMul"), kinds.count("Conv"), kinds.count("Resize")) == ("passed", 4, 0, 3)
     assert done.macs[1] < 0.4 * done.macs[0]
     assert [change.rewrite for change in done.changes].count("before-upsampling") == 1
+
+
+def test_what_is_saved_counts_where_height_and_width_are_dynamic(tmp_path):
+    """Counted with a height and a width of 1, nothing is saved, and the further nodes would be too many."""
+    weights = {"zero": [0], "two": [2], "four": [4], "w": normal(WIDTH, 3 * CHANNELS, 1, 1), "b": normal(WIDTH)}
+    weights |= {"k": normal(CHANNELS, 3, 4, 4), "r": np.zeros(0, np.float32), "none": np.zeros(0, np.float32)}
+    rows = [("Conv", "x k", "c", {"strides": [2, 2]}), ("Relu", "c", "u0"), ("Shape", "u0", "s")]
+    rows += [("Slice", "s two four zero", "pixels")]
+    for place, by in ((1, 2), (2, 4)):
+        small = f"p{place}"
+        rows += [
+            ("MaxPool", "u0", small, {"kernel_shape": [by] * 2, "strides": [by] * 2}),
+            ("Shape", small, f"s{place}"),
+        ]
+        rows += [
+            ("Slice", f"s{place} zero two zero", f"f{place}"),
+            ("Concat", f"f{place} pixels", f"t{place}", {"axis": 0}),
+        ]
+        rows += [("Resize", f"{small} r none t{place}", f"u{place}", LINEAR)]
+    rows += [("Concat", "u2 u1 u0", "all", {"axis": 1}), ("Conv", "all w b", "v"), ("Relu", "v", "y")]
+    arrays = {name: np.asarray(numbers) for name, numbers in weights.items()}
+    held = {name: array.astype(np.float32) if array.dtype.kind == "f" else array for name, array in arrays.items()}
+    inputs = {"x": ("n", 3, "height", "width")}
+    onnx.save(graph(rows, held, inputs, kind=TensorProto.FLOAT), tmp_path / "head.onnx")
+    done = rc.fold(tmp_path / "head.onnx", out=tmp_path / "run", measure=False)
+    assert done.verdict == "passed"
+    assert done.applied == ("before-upsampling",)
+    assert done.macs[1] < 0.7 * done.macs[0]

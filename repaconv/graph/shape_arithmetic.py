@@ -9,7 +9,7 @@ import numpy as np
 
 from repaconv.graph.index_selections import slice_positions, slices
 from repaconv.graph.nodes_and_constants import attribute, constant
-from repaconv.graph.symbolic_shapes import Size, SymbolicSize, floor_divided, product, size_plus, sizes
+from repaconv.graph.symbolic_shapes import Size, SymbolicSize, floor_divided, may_be_negative, product, size_plus, sizes
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -82,7 +82,8 @@ def _joined(known: Integers, node: ir.Node) -> list[Size] | None:
 
 def _as_list(known: Integers, node: ir.Node) -> list[Size] | None:
     found = known.int_of(node.inputs[0])
-    return None if found is None or isinstance(found, list) else [found]
+    axes = known.int_of(node.inputs[1]) if len(node.inputs) > 1 else attribute(node, "axes", [0])
+    return [found] if isinstance(found, (int, SymbolicSize)) and isinstance(axes, list) and len(axes) == 1 else None
 
 
 def _as_scalar(known: Integers, node: ir.Node) -> Size | None:
@@ -122,10 +123,11 @@ def _subtracted(a: Size, b: Size) -> Size:
 
 
 def _divided(a: Size, b: Size) -> Size | None:
-    """Divide sizes. They are never negative, so rounding towards zero equals rounding down."""
+    """Divide sizes. Where they are not negative, rounding towards zero equals rounding down."""
     if isinstance(a, int) and isinstance(b, int):
         return int(a / b) if b else None
-    return floor_divided(a, b) if isinstance(b, int) and b > 0 else SymbolicSize((f"({a}/{b})",))
+    whole = isinstance(b, int) and b > 0 and not may_be_negative(a)
+    return floor_divided(a, b) if isinstance(b, int) and whole else SymbolicSize((f"({a}/{b})",))
 
 
 def _calculated(symbol: str, exact: Callable[[int, int], int | None]) -> IntRule:

@@ -4,8 +4,8 @@ A constant is written if it is not larger than the constants that it is computed
 larger: a kernel that a forward computes from parameters (OREPA) is a sum of outer products, each larger than its
 factors.
 
-If at most one dimension of a Reshape is dynamic, or all others are those of its input, its target becomes a constant,
-so that it no longer reads other shapes.
+If at most one dimension of a Reshape is dynamic, or all are those of its input at the same axes, its target becomes a
+constant, so that it no longer reads other shapes.
 """
 
 from __future__ import annotations
@@ -47,10 +47,11 @@ def _fold_shapes(model: ir.Model) -> None:
     for node in tuple(model.graph):
         infer_node(known, node, model.graph.opset_imports.get("", 18), anew=not all(map(_is_known, node.outputs)))
         _fold_constant(model, node, known, computed)
-    read_sizes_from_inputs(model, known)
     for node in tuple(model.graph):
         if not node.domain and node.op_type in _RULES:
             _RULES[node.op_type](model, node)
+    remove_unused(model)
+    read_sizes_from_inputs(model, known)
     remove_unused(model)
 
 
@@ -197,12 +198,19 @@ def _expand(_model: ir.Model, node: ir.Node) -> None:
 
 
 def _reshape(model: ir.Model, node: ir.Node) -> None:
-    """Make the target of a Reshape a constant, without zeros where that can be; write a Flatten as such a Reshape."""
+    """Make the target of a Reshape a constant; write a Flatten as such a Reshape.
+
+    Zeros, which copy sizes, are written only where the target is computed, and all dynamic sizes are copied: with a -1
+    next to them, runtimes refuse empty tensors.
+    """
     said = constant(node.inputs[1]) if node.op_type == "Reshape" else None
     before, shape = sizes(node.inputs[0]), sizes(node.outputs[0])
-    target = reshape_target((), shape) if shape is not None and 0 not in shape else None
-    if target is None and said is None and before is not None and shape is not None and 0 not in (*before, *shape):
-        target = reshape_target(before, shape)
+    if shape is None or 0 in shape:
+        return
+    target = reshape_target((), shape)
+    if target is None and said is None and before is not None and 0 not in before:
+        copied = reshape_target(before, shape)
+        target = copied if copied is not None and -1 not in copied else None
     if target is None or (said is not None and said.all()):
         return
     write = Writer(model, node)

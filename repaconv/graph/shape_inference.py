@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -19,6 +19,8 @@ from repaconv.graph.symbolic_shapes import (
     factors,
     floor_divided,
     is_dynamic,
+    may_be_negative,
+    parse_expression,
     parse_size,
     product,
     set_shape,
@@ -43,13 +45,24 @@ def name_sizes(model: ir.Model) -> None:
     for value in model.graph.inputs:
         if value.shape is not None:
             set_shape(value, [_recorded_size(value, axis) for axis in range(len(value.shape))])
-    known = {name for value in model.graph.inputs for size in sizes(value) or () for name in WORD.findall(str(size))}
-    for node in model.graph:
-        for value in node.outputs:
-            told = sizes(value) or ()
-            own = [is_dynamic(size) and not known.issuperset(WORD.findall(str(size))) for size in told]
-            if any(own):
-                value.shape = ir.Shape([None if new else dim for new, dim in zip(own, value.shape or (), strict=True)])
+    names = {str(size) for value in model.graph.inputs for size in sizes(value) or () if is_dynamic(size)}
+    words = {word for name in names for word in WORD.findall(name)}
+    for value in (value for node in model.graph for value in node.outputs):
+        if value.shape is not None and any(map(is_dynamic, sizes(value) or ())):
+            value.shape = ir.Shape([_told(dim, names, words) for dim in value.shape])
+
+
+def _told(dim: int | ir.SymbolicDim, names: Collection[str], words: Collection[str]) -> int | str | None:
+    """Return what a file says of a dimension in terms of the inputs' names; None if it says nothing that is known."""
+    if isinstance(dim, int):
+        return dim
+    text = dim.value or ""
+    if not text or text in names:
+        return text or None
+    size = parse_expression(text, names)
+    if size is not None:
+        return None if may_be_negative(size) else size if isinstance(size, int) else str(size)
+    return f"({text})" if {*WORD.findall(text)} <= {*words} else None
 
 
 WORD = re.compile(r"[^\W\d][\w.]*|\?")
@@ -267,7 +280,8 @@ def _broadcast_size(a: Size, b: Size, other: SymbolicSize) -> Size:
 
 def _range(known: Integers, node: ir.Node) -> list[Size] | None:
     start, limit, step = (known.int_of(value) for value in node.inputs)
-    return [limit] if start == 0 and step == 1 and isinstance(limit, (int, SymbolicSize)) else None
+    counted = start == 0 and step == 1 and isinstance(limit, (int, SymbolicSize))
+    return [limit] if counted and isinstance(limit, (int, SymbolicSize)) and not may_be_negative(limit) else None
 
 
 def _of_shape(known: Integers, node: ir.Node) -> list[Size] | None:
@@ -298,24 +312,16 @@ def _places(size: Size, end: int, stride: int) -> Size:
     return floor_divided(size_plus(size, end - 1 + stride), stride)
 
 
-def _scaled(known: Integers, node: ir.Node) -> list[Size] | None:
-    """Infer the output shape of a Resize or Upsample by constant factors, or by sizes that are known."""
+def _resized(known: Integers, node: ir.Node) -> list[Size] | None:
+    """Infer the output shape of a Resize or Upsample."""
     before = sizes(node.inputs[0])
-    if len(node.inputs) > 3 and node.inputs[3] is not None:
-        return None if before is None else _resized(known, node, before)
-    place = 2 if node.op_type == "Resize" and len(node.inputs) > 2 else 1
-    given = constant(node.inputs[place]) if len(node.inputs) > place else attribute(node, "scales", None)
-    if before is None or given is None:
+    if before is None:
         return None
-    factors_of = dict(zip(attribute(node, "axes", range(len(before))), np.asarray(given, np.float64), strict=False))
-    if len(factors_of) < np.size(given) or not factors_of:
-        return None
-    unknown = [_recorded_size(node.outputs[0], axis) for axis in range(len(before))]
-    return [_times(size, factors_of.get(axis, 1.0), unknown[axis]) for axis, size in enumerate(before)]
+    to_sizes = len(node.inputs) > 3 and node.inputs[3] is not None
+    return _to_sizes(known, node, before) if to_sizes else _by_scales(node, before)
 
 
-def _resized(known: Integers, node: ir.Node, before: Sizes) -> list[Size] | None:
-    """Infer the output shape of a Resize to sizes that are computed in the graph."""
+def _to_sizes(known: Integers, node: ir.Node, before: Sizes) -> list[Size] | None:
     wanted, axes = known.int_of(node.inputs[3]), attribute(node, "axes", range(len(before)))
     stretches = attribute(node, "keep_aspect_ratio_policy", "stretch") == "stretch"
     if not stretches or not isinstance(wanted, list) or len(wanted) != len(axes):
@@ -324,6 +330,18 @@ def _resized(known: Integers, node: ir.Node, before: Sizes) -> list[Size] | None
     for axis, size in zip(axes, wanted, strict=True):
         after[axis] = size
     return after
+
+
+def _by_scales(node: ir.Node, before: Sizes) -> list[Size] | None:
+    place = 2 if node.op_type == "Resize" and len(node.inputs) > 2 else 1
+    given = constant(node.inputs[place]) if len(node.inputs) > place else attribute(node, "scales", None)
+    if given is None:
+        return None
+    factors_of = dict(zip(attribute(node, "axes", range(len(before))), np.asarray(given, np.float64), strict=False))
+    if len(factors_of) < np.size(given) or not factors_of:
+        return None
+    unknown = [_recorded_size(node.outputs[0], axis) for axis in range(len(before))]
+    return [_times(size, factors_of.get(axis, 1.0), unknown[axis]) for axis, size in enumerate(before)]
 
 
 def _times(size: Size, factor: float, unknown: Size) -> Size:
@@ -348,5 +366,5 @@ _SHAPES: dict[str, Callable[[Integers, ir.Node], Sequence[Size] | None]] = {
     "ConstantOfShape": _of_shape,
     **dict.fromkeys(("Conv", "AveragePool", "MaxPool"), _windowed),
     **dict.fromkeys(("GroupNormalization", "MeanVarianceNormalization"), _as_input),
-    **dict.fromkeys(("Resize", "Upsample"), _scaled),
+    **dict.fromkeys(("Resize", "Upsample"), _resized),
 }

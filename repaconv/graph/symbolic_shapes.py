@@ -1,7 +1,8 @@
 """Symbolic shapes: a size is a number, or a product of names and a number; one name means one size.
 
-Names of a graph's inputs are trusted. The size of any other value is computed from them, or has a unique name
-(`repaconv.graph.shape_inference`). Sizes that are equal here are therefore equal in every inference.
+Names of a graph's inputs are trusted, and so is what a file says of other values in terms of them. Any other size is
+computed from them, or has a unique name (`repaconv.graph.shape_inference`). Sizes that are equal here are therefore
+equal in every inference, for images that are not smaller than a window over them.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import ast
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -70,8 +71,15 @@ def floor_divided(size: Size, by: int) -> Size:
     return _name(inner, more, part * by)
 
 
+def may_be_negative(size: Size) -> bool:
+    """Return whether a computed size is below 0 where all sizes that it is computed from are at least 1."""
+    if isinstance(size, int):
+        return size < 0
+    return size.number < 0 or any(as_window(name)[1] < -1 for name in size.names)
+
+
 def limit_of_ratio(a: Size, b: Size) -> float | None:
-    """Return what a / b approaches as their common name grows; None if they have not one and the same.
+    """Return what a / b approaches as the one name grows that both follow from; None if there is no such name.
 
     It is 1/8 for floor((h + 31) / 32) and floor((h + 3) / 4).
     """
@@ -79,7 +87,7 @@ def limit_of_ratio(a: Size, b: Size) -> float | None:
         return 1.0
     if isinstance(a, int) or isinstance(b, int):
         return a / b if isinstance(a, int) and isinstance(b, int) and b else None
-    if len(a.names) != 1 or len(b.names) != 1:
+    if len(a.names) != 1 or len(b.names) != 1 or not b.number:
         return None
     (inner, _, part), (other, _, by) = as_window(a.names[0]), as_window(b.names[0])
     return a.number * by / (b.number * part) if inner == other else None
@@ -128,13 +136,7 @@ def as_numbers(shape: Iterable[Size]) -> list[int] | None:
 
 @cache
 def parse_size(text: str) -> Size:
-    """Parse a size as written in a file; a bracketed expression is one name.
-
-    What exporters write in Python, ``((height - 1)//4) + 1``, is read as a size that is computed here would be named.
-    """
-    if " " in text or "//" in text:
-        with suppress(SyntaxError, ValueError):
-            return _computed(ast.parse(text, mode="eval").body)
+    """Parse a size as this package writes it; a bracketed expression is one name."""
     parts, depth = [""], 0
     for letter in text:
         depth += (letter == "(") - (letter == ")")
@@ -145,24 +147,45 @@ def parse_size(text: str) -> Size:
     return product(int(part) if part.isdigit() else SymbolicSize((part,)) for part in parts)
 
 
-def _computed(expression: ast.expr) -> Size:
-    """Return the size that an expression computes; raises ValueError for one that is none of the known ones."""
+def parse_expression(text: str, names: Collection[str]) -> Size | None:
+    """Parse a size as exporters write it in Python, ``((height - 1)//4) + 1``; None if it is no such expression.
+
+    Args:
+        text: The expression.
+        names: The names that it may be made of.
+    """
+    if len(text) > LONGEST or not text.isascii() or "#" in text:
+        return None
+    with suppress(SyntaxError, ValueError):
+        return _computed(ast.parse(text, mode="eval").body, names)
+    return None
+
+
+LONGEST = 400
+"""Length of the longest text that is read as an expression."""
+
+
+def _computed(expression: ast.expr, names: Collection[str]) -> Size:
+    """Return the size that an expression computes; raises ValueError for one that is no sum, product or quotient."""
     match expression:
-        case ast.Constant(value=int(number)):
+        case ast.Constant(value=number) if type(number) is int:
             return number
-        case ast.Name(id=name):
+        case ast.Name(id=name) if name in names:
             return SymbolicSize((name,))
-        case ast.BinOp(left=left, op=ast.Mult(), right=right):
-            return product((_computed(left), _computed(right)))
-        case ast.BinOp(left=left, op=ast.Add(), right=ast.Constant(value=int(number))):
-            return size_plus(_computed(left), number)
-        case ast.BinOp(left=ast.Constant(value=int(number)), op=ast.Add(), right=right):
-            return size_plus(_computed(right), number)
-        case ast.BinOp(left=left, op=ast.Sub(), right=ast.Constant(value=int(number))):
-            return size_plus(_computed(left), -number)
-        case ast.BinOp(left=left, op=ast.FloorDiv(), right=ast.Constant(value=int(number))) if number > 0:
-            return floor_divided(_computed(left), number)
-    raise ValueError(f"{ast.dump(expression)} is no size that can be read.")
+        case ast.BinOp(left=left, op=operator, right=right):
+            a, b = _computed(left, names), _computed(right, names)
+            match operator:
+                case ast.Mult() if 0 not in (a, b):
+                    return product((a, b))
+                case ast.Add() if isinstance(b, int):
+                    return size_plus(a, b)
+                case ast.Add() if isinstance(a, int):
+                    return size_plus(b, a)
+                case ast.Sub() if isinstance(b, int):
+                    return size_plus(a, -b)
+                case ast.FloorDiv() if isinstance(b, int) and b > 0 and not may_be_negative(a):
+                    return floor_divided(a, b)
+    raise ValueError(f"{ast.unparse(expression)} is no size that can be read.")
 
 
 def sizes(value: ir.Value | None) -> Sizes | None:

@@ -280,10 +280,10 @@ def structure_of(model: onnx.ModelProto) -> str:
 
 def macs_of(graph: Evaluated, usual: Mapping[str, int]) -> int | None:
     """Multiply-accumulates of one inference of usual sizes; None if some shape is unknown."""
-    from repaconv.graph.compute_costs import macs_at, macs_at_ones
+    from repaconv.graph.compute_costs import macs_at_ones
 
     found = macs_at_ones(graph.settled, usual.keys()) if set(usual.values()) <= {1} else None
-    return macs_at(graph.model, usual) if found is None and usual else found
+    return graph.macs_at(usual) if found is None and usual else found
 
 
 def recorded(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -40,6 +40,7 @@ class Evaluated:
         self.model, self.sample, self.in_float64 = model, sample, in_float64
         self._outputs: dict[bytes, dict[str, Any]] = {}
         self._float64_outputs: dict[bytes, dict[str, Any]] = {}
+        self._macs: dict[tuple[tuple[str, int], ...], int | None] = {}
 
     @cached_property
     def session(self) -> Session:
@@ -108,6 +109,15 @@ class Evaluated:
     def matrices(self) -> Matrices:
         """See `repaconv.graph.compute_costs.matrices`."""
         return self._read.matrices
+
+    def macs_at(self, sizes: Mapping[str, int]) -> int | None:
+        """See `repaconv.graph.compute_costs.macs_at`; counted once for the same sizes."""
+        from repaconv.graph.compute_costs import macs_at
+
+        key = tuple(sorted(sizes.items()))
+        if key not in self._macs:
+            self._macs[key] = macs_at(self.model, sizes)
+        return self._macs[key]
 
     @property
     def settled(self) -> ir.Model:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from time import perf_counter
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from repaconv.core.errors import RepaconvError
 from repaconv.core.progress import Progress
 from repaconv.graph.index_selections import swaps_last
 from repaconv.graph.nodes_and_constants import nodes_of
+from repaconv.graph.symbolic_shapes import sizes
 from repaconv.results import Change, Ratio
 from repaconv.rewrites.fold.max_pool_padding import POOL_PADDING
 from repaconv.rewrites.fold.shared_weights import UNSHARE
@@ -136,22 +138,42 @@ def revert_larger(fold: Kept, given: Evaluated, before: Evaluated, refold: Refol
         refold: Folds the graph again without some of the rewrites.
     """
 
-    def judge(one: Kept) -> FoldEvaluation:
-        size = size_of(one.graph)
-        return FoldEvaluation(size, why_too_large(size_of(before), size))
-
     if not fold.changes:
         return fold
-    return revert_harmful(_revert_unsharing(fold, before, refold), given, refold, judge)
+    at = _sizes_of_use(given)
+    least = size_of(before, at)
+
+    def judge(one: Kept) -> FoldEvaluation:
+        size = size_of(one.graph, at)
+        return FoldEvaluation(size, why_too_large(least, size))
+
+    return revert_harmful(_revert_unsharing(fold, least, at, refold), given, refold, judge)
 
 
-def _revert_unsharing(fold: Kept, before: Evaluated, refold: Refold) -> Kept:
+def _sizes_of_use(given: Evaluated) -> Mapping[str, int]:
+    """Sizes of dynamic dimensions at which products are counted; none if only the batch matters, or it does not run."""
+    from repaconv.graph.compute_costs import macs_at_ones
+    from repaconv.verification.probe_inputs import Unrunnable
+
+    first = [shape[0] for value in given.settled.graph.inputs if (shape := sizes(value))]
+    batch = {name for size in first if not isinstance(size, int) for name in size.names}
+    if macs_at_ones(given.settled, batch) is not None:
+        return {}
+    try:
+        return given.single.probes.usual
+    except (Unrunnable, RepaconvError):
+        return {}  # the verification reports why
+    finally:
+        given.single.close()
+
+
+def _revert_unsharing(fold: Kept, before: Size, at: Mapping[str, int], refold: Refold) -> Kept:
     """Revert the splitting of shared weights if it gained nothing."""
-    size = size_of(fold.graph)
-    if size.shares >= size_of(before).shares:
+    size = size_of(fold.graph, at)
+    if size.shares >= before.shares:
         return fold
     other = refold_without(fold, UNSHARE, refold, "")
-    kept = size_of(other.graph)
+    kept = size_of(other.graph, at)
     if kept.rank >= size.rank:
         return fold
     why = f"with it layers that share weights have their own, {size.matrices:,} numbers, not {kept.matrices:,}"
@@ -174,14 +196,17 @@ def why_too_large(before: Size, after: Size) -> str:
     return ""
 
 
-def size_of(graph: Evaluated) -> Size:
-    """The size of a graph; operators of unknown shape count as nothing."""
+def size_of(graph: Evaluated, at: Mapping[str, int] = MappingProxyType({})) -> Size:
+    """The size of a graph, products counted at these sizes or at 1; operators of unknown shape count as nothing."""
     from repaconv.graph.compute_costs import known_macs
 
     model = graph.settled
     nodes = len(graph.model.graph.node) - sum(map(_is_read_by_matmuls_only, nodes_of(model, "Transpose")))
     found = graph.matrices
-    return Size(known_macs(model), found.held, graph.parameters, nodes, found.read - found.held)
+    macs = graph.macs_at(at) if at else None
+    return Size(
+        known_macs(model) if macs is None else macs, found.held, graph.parameters, nodes, found.read - found.held
+    )
 
 
 def _is_read_by_matmuls_only(node: ir.Node) -> bool:

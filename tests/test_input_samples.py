@@ -162,21 +162,31 @@ def test_a_function_of_numbers_above_one_is_given_those():
     assert all(link.verdict == "passed" for link in rc.verify().links)
 
 
-@pytest.mark.parametrize("reader", ["Conv", "MatMul", "BatchNormalization", "Mul"])
+@pytest.mark.parametrize("reader", ["Conv", "Pad", "MatMul", "BatchNormalization", "Mul"])
 def test_a_dynamic_dimension_that_a_weight_decides_has_its_size(reader):
     """The channels of an image in a graph of which all sizes are dynamic, last in what a MatMul reads."""
     before = [helper.make_node("Transpose", ["x"], ["t"], perm=[0, 2, 3, 1]), helper.make_node("Relu", ["t"], ["r"])]
     nodes = {
         "Conv": [helper.make_node("Conv", ["x", "w"], ["y"], group=3)],
+        "Pad": [
+            helper.make_node("Shape", ["x"], ["s"]),
+            helper.make_node("Concat", ["s", "s"], ["both"], axis=0),
+            helper.make_node("Min", ["both", "pads"], ["few"]),
+            helper.make_node("Pad", ["x", "few"], ["p"]),
+            helper.make_node("Conv", ["p", "w"], ["y"], group=3),
+        ],
         "MatMul": [*before, helper.make_node("MatMul", ["r", "w"], ["y"])],
         "BatchNormalization": [helper.make_node("BatchNormalization", ["x", "w", "w", "w", "w"], ["y"])],
         "Mul": [helper.make_node("Mul", ["w", "x"], ["y"])],
     }[reader]
-    shape = {"Conv": (6, 1, 3, 3), "MatMul": (3, 5), "BatchNormalization": (3,), "Mul": (3, 1, 1)}[reader]
+    shape = {"Conv": (6, 1, 3, 3), "Pad": (6, 1, 3, 3), "MatMul": (3, 5), "BatchNormalization": (3,), "Mul": (3, 1, 1)}[
+        reader
+    ]
     weight = numpy_helper.from_array(np.random.default_rng(0).random(shape).astype(np.float32), "w")
     ends = [[helper.make_tensor_value_info(name, F, dims)] for name, dims in (("x", [*"abcd"]), ("y", None))]
     imports = [helper.make_opsetid("", 18)]
-    model = helper.make_model(helper.make_graph(nodes, "g", *ends, [weight]), opset_imports=imports, ir_version=9)
+    pads = numpy_helper.from_array(np.array([0, 0, 1, 1] * 2), "pads")
+    model = helper.make_model(helper.make_graph(nodes, "g", *ends, [weight, pads]), opset_imports=imports, ir_version=9)
     onnx.save(model, "net.onnx")
     done = rc.fold("net.onnx", measure=False)
     assert done.verdict == "passed"

@@ -17,7 +17,7 @@ _SAME = UNARY | {"Cast", "Clip", "Dropout", "Identity", "QuantizeLinear", "Dequa
 def input_sizes_from_weights(model: onnx.ModelProto, inputs: Mapping[str, Dims]) -> dict[str, int]:
     """Return the sizes that weights demand of dynamic dimensions, such as the channels of an image.
 
-    Inputs are followed through elementwise operators and transposes to the first layers that read them.
+    Inputs are followed through elementwise operators, transposes and pads of pixels to the first layers that read them.
 
     Args:
         model: The graph.
@@ -79,4 +79,6 @@ def _dims_after(node: onnx.NodeProto, place: int, dims: Dims, weights: Sequence[
         order = next((list(entry.ints) for entry in node.attribute if entry.name == "perm"), [])
         order = order or list(range(len(dims)))[::-1]
         return tuple(dims[axis] for axis in order) if len(order) == len(dims) else None
+    if node.op_type == "Pad" and not place and len(dims) > 2:
+        return (*dims[:2], *[0] * (len(dims) - 2))  # pixels of unknown number; images and channels are rarely padded
     return None

@@ -200,12 +200,27 @@ def test_a_number_with_two_axes_more_is_no_list():
     same_as_before(given, {"x": (2,)})
 
 
-def test_an_empty_batch_stays_empty():
-    """Of no images, a Reshape does not find a -1."""
-    rows = [("Relu", "x", "r"), ("Shape", "r", "s"), ("Slice", "s zero two zero", "front"), ("Gather", "s n2", "h")]
-    rows += [("Gather", "s n3", "w"), ("Mul", "h w", "hw"), ("Unsqueeze", "hw zero", "p")]
-    rows += [("Concat", "front p", "to", {"axis": 0}), ("Reshape", "r to", "y")]
-    same_as_before(computed(rows, IMAGE), {"x": (0, 3, 4, 5)}, {"x": (2, 3, 4, 5)})
+def test_there_may_be_no_row_at_all():
+    """Of as many rows as numbers are positive, a Reshape does not find a -1 if that is none."""
+    rows = [("Relu", "x", "p"), ("NonZero", "p", "places"), ("Cast", "places", "numbers", {"to": 1})]
+    rows += [
+        ("Transpose", "numbers", "t", {"perm": [1, 0]}),
+        ("Unsqueeze", "x zero", "line"),
+        ("MatMul", "t line", "m"),
+    ]
+    rows += [("Unsqueeze", "m two", "u"), ("Unsqueeze", "z zero", "other"), ("MatMul", "u other", "r")]
+    rows += [
+        ("Shape", "r", "s"),
+        ("Slice", "s zero one zero", "front"),
+        ("Gather", "s n1", "h"),
+        ("Gather", "s n2", "w"),
+    ]
+    rows += [("Mul", "h w", "hw"), ("Unsqueeze", "hw zero", "last"), ("Concat", "front last", "to", {"axis": 0})]
+    given = computed([*rows, ("Reshape", "r to", "y")], {"x": ("h",), "z": ("w",)})
+    after = same_as_before(given, {"x": (7,), "z": (5,)})
+    for sign in (1, -1):
+        feeds = {"x": np.full(4, sign, np.float32), "z": np.ones(3, np.float32)}
+        assert run_single(after, feeds)[0].shape == run_single(given, feeds)[0].shape == (2 * sign + 2, 12)
 
 
 def test_a_name_of_two_inputs_is_read_where_it_is_known():

@@ -4,8 +4,8 @@ A constant is written if it is not larger than the constants that it is computed
 larger: a kernel that a forward computes from parameters (OREPA) is a sum of outer products, each larger than its
 factors.
 
-If at most one dimension of a Reshape is dynamic, or all are those of its input at the same axes, its target becomes a
-constant, so that it no longer reads other shapes.
+If at most one dimension of a Reshape is dynamic, or all others are those of its input at the same axes, its target
+becomes a constant, so that it no longer reads other shapes.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _fold_shapes(model: ir.Model) -> None:
         _fold_constant(model, node, known, computed)
     for node in tuple(model.graph):
         if not node.domain and node.op_type in _RULES:
-            _RULES[node.op_type](model, node)
+            _RULES[node.op_type](model, node, known)
     remove_unused(model)
     read_sizes_from_inputs(model, known)
     remove_unused(model)
@@ -190,18 +190,18 @@ def _reference_output(node: ir.Node, arrays: dict[str | None, np.ndarray], opset
     return found
 
 
-def _expand(_model: ir.Model, node: ir.Node) -> None:
+def _expand(_model: ir.Model, node: ir.Node, _known: Integers) -> None:
     """Remove an Expand to the shape that its input already has."""
     x, out = node.inputs[0], node.outputs[0]
     if x is not None and sizes(x) == sizes(out) is not None and not out.is_graph_output():
         out.replace_all_uses_with(x)
 
 
-def _reshape(model: ir.Model, node: ir.Node) -> None:
+def _reshape(model: ir.Model, node: ir.Node, known: Integers) -> None:
     """Make the target of a Reshape a constant; write a Flatten as such a Reshape.
 
-    Zeros, which copy sizes, are written only where the target is computed, and all dynamic sizes are copied: with a -1
-    next to them, runtimes refuse empty tensors.
+    Zeros, which copy sizes, are written only where the target is computed. A runtime finds no -1 next to a copied size
+    of 0: so none is written next to a size that depends on numbers, unless the computed target has one.
     """
     said = constant(node.inputs[1]) if node.op_type == "Reshape" else None
     before, shape = sizes(node.inputs[0]), sizes(node.outputs[0])
@@ -209,8 +209,11 @@ def _reshape(model: ir.Model, node: ir.Node) -> None:
         return
     target = reshape_target((), shape)
     if target is None and said is None and before is not None and 0 not in before:
-        copied = reshape_target(before, shape)
-        target = copied if copied is not None and -1 not in copied else None
+        target = reshape_target(before, shape)
+        if target is not None and -1 in target and not _has_minus_one(node, known):
+            copied = {size for size, entry in zip(before, target, strict=False) if entry == 0}
+            named = {size for value in model.graph.inputs for size in sizes(value) or ()}
+            target = target if copied <= named else None
     if target is None or (said is not None and said.all()):
         return
     write = Writer(model, node)
@@ -223,7 +226,13 @@ def _reshape(model: ir.Model, node: ir.Node) -> None:
     node.attributes.pop("allowzero", None)  # the default is 0, and opsets before 14 lack it
 
 
-def _gather(model: ir.Model, node: ir.Node) -> None:
+def _has_minus_one(node: ir.Node, known: Integers) -> bool:
+    """Whether the target that a Reshape computes has a -1."""
+    wanted = known.int_of(node.inputs[1]) if node.op_type == "Reshape" else None
+    return isinstance(wanted, list) and -1 in wanted
+
+
+def _gather(model: ir.Model, node: ir.Node, _known: Integers) -> None:
     """Write a Gather of all entries in order as a Reshape."""
     indices, shape = constant(node.inputs[1]), sizes(node.inputs[0])
     whole = indices is not None and indices.ndim > 1 and shape == (indices.size,)

@@ -264,7 +264,7 @@ def test_nodes_that_are_unread_anyway_save_none():
         ("Max(1, h)", None),
         ("h + w", None),
         ("h // 0", None),
-        ("(h - 5)//2", None),
+        ("(h - 5)//2", "((h-5)//2)"),
         ("0*h + 1", None),
         ("True + h", None),
         ("h #1", None),

@@ -9,7 +9,7 @@ import numpy as np
 
 from repaconv.graph.index_selections import slice_positions, slices
 from repaconv.graph.nodes_and_constants import attribute, constant
-from repaconv.graph.symbolic_shapes import Size, SymbolicSize, floor_divided, may_be_negative, product, size_plus, sizes
+from repaconv.graph.symbolic_shapes import Size, SymbolicSize, floor_divided, product, size_plus, sizes
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -123,11 +123,10 @@ def _subtracted(a: Size, b: Size) -> Size:
 
 
 def _divided(a: Size, b: Size) -> Size | None:
-    """Divide sizes. Where they are not negative, rounding towards zero equals rounding down."""
+    """Divide sizes. They are never negative, so rounding towards zero equals rounding down."""
     if isinstance(a, int) and isinstance(b, int):
         return int(a / b) if b else None
-    whole = isinstance(b, int) and b > 0 and not may_be_negative(a)
-    return floor_divided(a, b) if isinstance(b, int) and whole else SymbolicSize((f"({a}/{b})",))
+    return floor_divided(a, b) if isinstance(b, int) and b > 0 else SymbolicSize((f"({a}/{b})",))
 
 
 def _calculated(symbol: str, exact: Callable[[int, int], int | None]) -> IntRule:

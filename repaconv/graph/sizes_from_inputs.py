@@ -42,7 +42,10 @@ def read_sizes_from_inputs(model: ir.Model, known: Integers) -> None:
 
 
 def _from_values_between(model: ir.Model, known: Integers) -> set[ir.Value]:
-    """The known integers that are computed from the shape of a value that is no input."""
+    """The known integers that are computed from the shape of a value that is no input.
+
+    What is divided where it may be negative is none of them: its name says that it is rounded down, which Div does not.
+    """
     found: set[ir.Value] = set()
     for node in model.graph:
         if node.outputs[0] not in known:
@@ -51,8 +54,14 @@ def _from_values_between(model: ir.Model, known: Integers) -> set[ir.Value]:
             between = node.inputs[0] is not None and node.inputs[0].producer() is not None
         else:
             between = any(value in found for value in node.inputs)
+        if node.op_type == "Div" and any(map(may_be_negative, _entries(known.int_of(node.inputs[0])))):
+            between = False
         found.update(node.outputs if between else ())
     return found
+
+
+def _entries(numbers: list[Size] | Size | None) -> list[Size]:
+    return numbers if isinstance(numbers, list) else [] if numbers is None else [numbers]
 
 
 def _is_used(value: ir.Value, known: Integers) -> bool:
@@ -111,7 +120,7 @@ class _SizeWriter:
 
     def written_before(self, node: ir.Node, wanted: list[Size] | Size) -> ir.Value | None:
         """Write a list of sizes or a single one before a node; None if one does not follow from the inputs'."""
-        terms = [self._term(size) for size in (wanted if isinstance(wanted, list) else [wanted])]
+        terms = [self._term(size) for size in _entries(wanted)]
         known = tuple(term for term in terms if term is not None)
         if not known or len(known) < len(terms):
             return None

@@ -183,7 +183,7 @@ def _computed(expression: ast.expr, names: Collection[str]) -> Size:
                     return size_plus(b, a)
                 case ast.Sub() if isinstance(b, int):
                     return size_plus(a, -b)
-                case ast.FloorDiv() if isinstance(b, int) and b > 0 and not may_be_negative(a):
+                case ast.FloorDiv() if isinstance(b, int) and b > 0:
                     return floor_divided(a, b)
     raise ValueError(f"{ast.unparse(expression)} is no size that can be read.")
 

@@ -163,8 +163,34 @@ def test_a_division_of_a_number_below_zero_rounds_towards_zero():
 
 def test_a_range_may_be_empty():
     rows = [("Shape", "x", "s"), ("Gather", "s n0", "h"), ("Sub", "h n5", "a"), ("Range", "n0 a n1", "r")]
-    rows += [("Cast", "r", "q", {"to": 1}), ("Shape", "q", "n"), ("ConstantOfShape", "n", "y")]
-    same_as_before(computed(rows, {"x": ("h",)}), *({"x": (size,)} for size in (2, 5, 7)))
+    rows += [("Cast", "r", "q0", {"to": 1}), *(("Sin", f"q{place}", f"q{place + 1}") for place in range(5))]
+    rows += [("Shape", f"q{place}", f"n_{place}") for place in range(6)]
+    rows += [("ConstantOfShape", f"n_{place}", f"y{place}") for place in range(6)]
+    given = computed(rows, {"x": ("h",)}, outputs=[*(f"y{place}" for place in range(6)), "q5"])
+    same_as_before(given, *({"x": (size,)} for size in (2, 5, 7)))
+
+
+@pytest.mark.parametrize("less", [("Mul", "h", "n-2"), ("Sub", "n0", "h"), ("Sub", "h", "w")])
+def test_halves_of_differences_are_not_those_of_sizes(less):
+    """a / 2 + 1 is (a + 2) / 2 where a is not negative."""
+    operator, left, right = less
+    rows = [
+        ("Relu", "x", "r"),
+        ("Relu", "z", "r2"),
+        ("Shape", "r", "s"),
+        ("Gather", "s n0", "h"),
+        ("Shape", "r2", "s2"),
+    ]
+    rows += [("Gather", "s2 n0", "w"), (operator, f"{left} {right}", "a0"), ("Add", "a0 n5", "a"), ("Div", "a n2", "b")]
+    rows += [
+        ("Add", "b n1", "c"),
+        ("Add", "a n2", "d"),
+        ("Div", "d n2", "e"),
+        ("Equal", "c e", "f"),
+        ("Cast", "f", "y", {"to": 7}),
+    ]
+    given = computed(rows, {"x": ("h",), "z": ("w",)}, {"n-2": np.array(-2)}, kinds=TensorProto.INT64)
+    same_as_before(given, *({"x": (size,), "z": (15,)} for size in range(1, 12)))
 
 
 def test_names_that_look_like_expressions_are_names():
@@ -176,19 +202,79 @@ def test_names_that_look_like_expressions_are_names():
         ("Reshape", "c to", "y"),
     ]
     more = {"k": RANDOM.standard_normal((4, 3, 2, 1)).astype(np.float32), "swap": np.array([0, 1, 3, 2])}
-    for names in (("dim-0", 3, "dim-2", "dim-3"), ("b", 3, "n #1", "n #2"), ("b", 3, "h+1", "h + 1")):
+    for names in (
+        ("dim-0", 3, "dim-2", "dim-3"),
+        ("b", 3, "n #1", "n #2"),
+        ("b", 3, "h+1", "h + 1"),
+        ("?", 3, "m", "n"),
+    ):
         same_as_before(computed(rows, {"x": names}, more), {"x": (1, 3, 8, 6)}, {"x": (2, 3, 12, 5)})
 
 
-def test_a_sum_of_products_is_no_product():
-    rows = [("Concat", "x x z z", "v", {"axis": 0})]
-    rows += [("Sin" if place % 2 else "Relu", f"v{place - 1}" if place else "v", f"v{place}") for place in range(8)]
-    rows += [("Shape", f"v{place}", f"s{place}") for place in range(8)]
-    rows += [("ConstantOfShape", f"s{place}", f"y{place}") for place in range(8)]
-    told = [(name, ["2*h + 2*w"]) for name in ("v", "v0")]
-    outputs = [f"y{place}" for place in range(8)]
-    given = computed(rows, {"x": ("h",), "z": ("w",)}, told=told, outputs=outputs)
-    same_as_before(given, {"x": (1,), "z": (1,)}, {"x": (3,), "z": (5,)})
+def test_a_sum_of_products_is_one_name():
+    given = computed(
+        [("Concat", "x x z z", "v", {"axis": 0}), ("Relu", "v", "y")],
+        {"x": ("h",), "z": ("w",)},
+        told=[("v", ["2*h + 2*w"])],
+    )
+    (joined, _) = read(given).graph
+    assert sizes(joined.outputs[0])[0].names == ("(2*h + 2*w)",)
+
+
+def test_a_name_that_a_file_gives_to_several_axes_is_read_where_it_is_known():
+    """Exporters call what is dynamic None, or -1."""
+    rows = [*PATCHES, ("Sin", "r", "q"), ("Shape", "r", "s"), ("Shape", "q", "t")]
+    for place in (0, 2, 3):
+        for shape in ("s", "t"):
+            rows += [("Gather", f"{shape} n{place}", f"{shape}{place}")]
+            rows += [("Range", f"n0 {shape}{place} n1", f"y{shape}{place}")]
+    outputs = [f"y{shape}{place}" for place in (0, 2, 3) for shape in ("s", "t")]
+    more = weights()
+    more["k"] = more["k"].astype(np.float32)
+    given = computed(rows, {"x": ("None", 3, "None", "None")}, more, outputs=outputs, kinds=TensorProto.INT64)
+    same_as_before(given, {"x": (2, 3, 9, 17)})
+
+
+def test_a_multiple_of_a_size_is_that_multiple():
+    rows = [("Concat", "x x", "v0", {"axis": 0}), *(("Sin", f"v{place}", f"v{place + 1}") for place in range(5))]
+    rows += [("Shape", f"v{place}", f"s{place}") for place in range(6)]
+    rows += [("ConstantOfShape", f"s{place}", f"y{place}") for place in range(6)]
+    given = computed(
+        rows,
+        {"x": ("h",)},
+        told=[(f"v{place}", ["2*h"]) for place in range(6)],
+        outputs=[*(f"y{place}" for place in range(6)), "v5"],
+    )
+    after = same_as_before(given, {"x": (3,)}, {"x": (4,)})
+    assert [node.input[0] for node in after.graph.node if node.op_type == "Shape"] == ["x"]
+
+
+def test_tokens_of_an_image_and_two_more():
+    """The size of a sum with a product is no window over the first factor."""
+    rows = [*PATCHES, ("Sin", "r", "q")]
+    for name in "rq":
+        rows += [
+            ("Shape", name, f"{name}s"),
+            ("Gather", f"{name}s n2", f"{name}h"),
+            ("Gather", f"{name}s n3", f"{name}w"),
+        ]
+        rows += [
+            ("Mul", f"{name}h {name}w", f"{name}t"),
+            ("Add", f"{name}t n1", f"{name}1"),
+            ("Add", f"{name}1 n1", f"{name}2"),
+        ]
+        rows += [("Range", f"n0 {name}2 n1", f"{name}y")]
+    more = weights()
+    more["k"] = more["k"].astype(np.float32)
+    given = computed(rows, IMAGE, more, outputs=("ry", "qy"), kinds=TensorProto.INT64)
+    same_as_before(given, {"x": (1, 3, 8, 8)}, {"x": (2, 3, 12, 17)})
+
+
+def test_integers_of_another_type_keep_it():
+    rows = [("Concat", "i j", "k", {"axis": 0}), ("Cast", "x", "c", {"to": 6}), ("Add", "c k", "y")]
+    more = {"i": np.array([1], np.int32), "j": np.array([2], np.int32)}
+    given = computed(rows, {"x": ("b", 2)}, more, kinds=TensorProto.INT32)
+    same_as_before(given, {"x": (3, 2)})
 
 
 def test_a_number_with_two_axes_more_is_no_list():
@@ -228,7 +314,7 @@ def test_a_name_of_two_inputs_is_read_where_it_is_known():
     rows = [("Mul", "mask x", "r"), ("Sin", "r", "q")]
     for name in "rq":
         rows += [("Shape", name, f"{name}s"), ("ConstantOfShape", f"{name}s", f"{name}y")]
-    given = computed(rows, {"mask": ("b", "h"), "x": ("b", "h")}, outputs=("ry", "qy", "q"))
+    given = computed(rows, {"x": ("b", "h"), "mask": ("b", "h")}, outputs=("ry", "qy", "q"))
     same_as_before(given, {"mask": (1, 5), "x": (3, 5)}, {"mask": (3, 5), "x": (3, 5)})
 
 
@@ -270,6 +356,7 @@ def test_nodes_that_are_unread_anyway_save_none():
         ("h #1", None),
         ("(h", None),
         ("h + " * 5000 + "h", None),
+        ("-" * 390 + "h+1", None),
     ],
 )
 def test_sizes_that_exporters_write_have_the_names_of_those_that_are_computed(text, name):

@@ -9,7 +9,15 @@ import numpy as np
 
 from repaconv.graph.index_selections import slice_positions, slices
 from repaconv.graph.nodes_and_constants import attribute, constant
-from repaconv.graph.symbolic_shapes import Size, SymbolicSize, floor_divided, product, size_plus, sizes
+from repaconv.graph.symbolic_shapes import (
+    Size,
+    SymbolicSize,
+    floor_divided,
+    is_of_difference,
+    product,
+    size_plus,
+    sizes,
+)
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -123,10 +131,11 @@ def _subtracted(a: Size, b: Size) -> Size:
 
 
 def _divided(a: Size, b: Size) -> Size | None:
-    """Divide sizes. They are never negative, so rounding towards zero equals rounding down."""
+    """Divide sizes. Rounding towards zero equals rounding down where no window is larger than its image."""
     if isinstance(a, int) and isinstance(b, int):
         return int(a / b) if b else None
-    return floor_divided(a, b) if isinstance(b, int) and b > 0 else SymbolicSize((f"({a}/{b})",))
+    down = not is_of_difference(a)
+    return floor_divided(a, b) if isinstance(b, int) and b > 0 and down else SymbolicSize((f"({a}/{b})",))
 
 
 def _calculated(symbol: str, exact: Callable[[int, int], int | None]) -> IntRule:

@@ -89,13 +89,11 @@ def _fold_constant(model: ir.Model, node: ir.Node, known: Integers, computed: di
     if value.is_graph_output() or any(map(is_read, node.outputs[1:])):
         return
     found = known.get(value)
-    entries = found if isinstance(found, list) else [found]
-    if found is not None and all(isinstance(entry, int) for entry in entries):
+    whole = found is not None and as_numbers(found if isinstance(found, list) else [found]) is not None
+    if whole and value.dtype == ir.DataType.INT64:
         numbers = np.asarray(found, np.int64)
-        if node.op_type in ("Equal", "Cast") and value.dtype == ir.DataType.BOOL:
-            numbers = numbers.astype(bool)
-        elif node.op_type in ("Equal", "Cast", "Where", "ConstantOfShape") and value.dtype != ir.DataType.INT64:
-            return
+    elif whole and value.dtype == ir.DataType.BOOL and node.op_type in ("Equal", "Cast"):
+        numbers = np.asarray(found, bool)
     else:
         result = _evaluated(node, model.graph.opset_imports.get("", 18), computed)
         if result is None:
@@ -200,8 +198,7 @@ def _expand(_model: ir.Model, node: ir.Node, _known: Integers) -> None:
 def _reshape(model: ir.Model, node: ir.Node, known: Integers) -> None:
     """Make the target of a Reshape a constant; write a Flatten as such a Reshape.
 
-    Zeros, which copy sizes, are written only where the target is computed. A runtime finds no -1 next to a copied size
-    of 0: so none is written next to a size that depends on numbers, unless the computed target has one.
+    Zeros, which copy sizes, are written only where the target is computed.
     """
     said = constant(node.inputs[1]) if node.op_type == "Reshape" else None
     before, shape = sizes(node.inputs[0]), sizes(node.outputs[0])
@@ -209,11 +206,8 @@ def _reshape(model: ir.Model, node: ir.Node, known: Integers) -> None:
         return
     target = reshape_target((), shape)
     if target is None and said is None and before is not None and 0 not in before:
-        target = reshape_target(before, shape)
-        if target is not None and -1 in target and not _has_minus_one(node, known):
-            copied = {size for size, entry in zip(before, target, strict=False) if entry == 0}
-            named = {size for value in model.graph.inputs for size in sizes(value) or ()}
-            target = target if copied <= named else None
+        copying = reshape_target(before, shape)
+        target = copying if copying is not None and _is_inferred(model, node, known, copying) else None
     if target is None or (said is not None and said.all()):
         return
     write = Writer(model, node)
@@ -226,10 +220,16 @@ def _reshape(model: ir.Model, node: ir.Node, known: Integers) -> None:
     node.attributes.pop("allowzero", None)  # the default is 0, and opsets before 14 lack it
 
 
-def _has_minus_one(node: ir.Node, known: Integers) -> bool:
-    """Whether the target that a Reshape computes has a -1."""
+def _is_inferred(model: ir.Model, node: ir.Node, known: Integers, target: list[int]) -> bool:
+    """Whether a runtime infers the -1 of a target, if it has one. Next to a copied size of 0 it does not.
+
+    That may be if a copied size depends on numbers, but not if the computed target has a -1, too.
+    """
     wanted = known.int_of(node.inputs[1]) if node.op_type == "Reshape" else None
-    return isinstance(wanted, list) and -1 in wanted
+    if -1 not in target or (isinstance(wanted, list) and -1 in wanted):
+        return True
+    copied = {size for size, entry in zip(sizes(node.inputs[0]) or (), target, strict=False) if entry == 0}
+    return copied <= {size for value in model.graph.inputs for size in sizes(value) or ()}
 
 
 def _gather(model: ir.Model, node: ir.Node, _known: Integers) -> None:

@@ -3,7 +3,8 @@
 Exporters take a size where the module's code reads it: ``x.shape[1]`` is the Shape of x. A linear layer or a norm whose
 output is read by a Shape has a reader more than the network needs, and cannot be folded. A size whose name says how it
 follows from the inputs' sizes, floor((height + 3) / 4), is computed from those. The names are trusted
-(`repaconv.graph.symbolic_shapes`), but none that several inputs share, since one of those may be broadcast.
+(`repaconv.graph.symbolic_shapes`), but none that stands in several places: one of two inputs may be broadcast, and what
+two axes share may say no more than that both are dynamic.
 """
 
 from __future__ import annotations
@@ -112,8 +113,8 @@ class _SizeWriter:
     def __init__(self, model: ir.Model) -> None:
         self.model, self.count = model, 0
         places = [(size, value, axis) for value in model.graph.inputs for axis, size in enumerate(sizes(value) or ())]
-        inputs = Counter(size for size, _ in {(size, value) for size, value, _ in places})
-        self.named = {size: (value, axis) for size, value, axis in places if is_dynamic(size) and inputs[size] == 1}
+        times = Counter(size for size, *_ in places)
+        self.named = {size: (value, axis) for size, value, axis in places if is_dynamic(size) and times[size] == 1}
         self.shapes: dict[ir.Value, ir.Value] = {}
         self.lists: dict[tuple[Term, ...], ir.Value] = {}
         self.numbers: dict[Term, ir.Value] = {}

@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
+from itertools import accumulate
 from typing import TYPE_CHECKING, cast
 
 if TYPE_CHECKING:
@@ -72,10 +73,24 @@ def floor_divided(size: Size, by: int) -> Size:
 
 
 def may_be_negative(size: Size) -> bool:
-    """Return whether a computed size is below 0 where all sizes that it is computed from are at least 1."""
+    """Return whether a computed size may be below 0 where all sizes that it is computed from are at least 1."""
     if isinstance(size, int):
         return size < 0
-    return size.number < 0 or any(as_window(name)[1] < -1 for name in size.names)
+    return is_of_difference(size) or any(as_window(name)[1] < -1 for name in size.names)
+
+
+def is_of_difference(size: Size) -> bool:
+    """Return whether a size is computed from a difference of sizes, or from a negative multiple of one."""
+    if isinstance(size, int):
+        return size < 0
+    return size.number < 0 or any(map(_is_of_difference, size.names))
+
+
+def _is_of_difference(name: str) -> bool:
+    inner, _, _ = as_window(name)
+    if inner == name:
+        return name.startswith("(") and "-" in name  # computed, and no name of an input
+    return is_of_difference(parse_size(inner))
 
 
 def limit_of_ratio(a: Size, b: Size) -> float | None:
@@ -97,18 +112,23 @@ _WINDOWS = re.compile(r"\((?:\((?P<of>.+)(?P<then>[+-]\d+)\)//(?P<by>\d+)|(?P<pl
 
 
 def as_window(name: str) -> tuple[str, int, int]:
-    """Read a name as floor((inner + more) / part). Nested floors are combined, so that equal sizes have equal names.
+    """Read a name as floor((inner + more) / part); it is its own inner one if it is no such expression.
 
+    Nested floors are combined, so that equal sizes have equal names:
     floor((floor((x + a) / p) + b) / q) = floor((x + a + b p) / (p q))
     """
     found = _WINDOWS.fullmatch(name)
-    if found is None:
+    if found is None or not _is_closed(found["of"] or found["plain"]):
         return name, 0, 1
-    if found["of"] is not None:
-        inner, more, part = as_window(found["of"])
-        return inner, more + int(found["then"]) * part, part * int(found["by"])
-    inner, more, part = as_window(found["plain"])
-    return inner, more + int(found["more"]) * part, part
+    inner, more, part = as_window(found["of"] or found["plain"])
+    more += int(found["then"] or found["more"]) * part
+    return inner, more, part * int(found["by"] or 1)
+
+
+def _is_closed(text: str) -> bool:
+    """Return whether every bracket of a text is closed in it, and none that it did not open."""
+    depths = [*accumulate((letter == "(") - (letter == ")") for letter in text)]
+    return min(depths) >= 0 and depths[-1] == 0
 
 
 def _name(inner: str, more: int, part: int) -> Size:
@@ -144,7 +164,8 @@ def parse_size(text: str) -> Size:
             parts.append("")
         else:
             parts[-1] += letter
-    return product(int(part) if part.isdigit() else SymbolicSize((part,)) for part in parts)
+    numbers = re.compile(r"-?\d+" if len(parts) > 1 else r"\d+")
+    return product(int(part) if numbers.fullmatch(part) else SymbolicSize((part,)) for part in parts)
 
 
 def parse_expression(text: str, names: Collection[str]) -> Size | None:
@@ -185,7 +206,7 @@ def _computed(expression: ast.expr, names: Collection[str]) -> Size:
                     return size_plus(a, -b)
                 case ast.FloorDiv() if isinstance(b, int) and b > 0:
                     return floor_divided(a, b)
-    raise ValueError(f"{ast.unparse(expression)} is no size that can be read.")
+    raise ValueError("The expression is no size that can be read.")
 
 
 def sizes(value: ir.Value | None) -> Sizes | None:

@@ -62,7 +62,7 @@ def _told(dim: int | ir.SymbolicDim, names: Collection[str], words: Collection[s
     size = parse_expression(text, names)
     if size is not None:
         return None if may_be_negative(size) else size if isinstance(size, int) else str(size)
-    return f"({text})" if {*WORD.findall(text)} <= {*words} else None
+    return f"({text})" if {*WORD.findall(text)}.issubset(words) else None
 
 
 WORD = re.compile(r"[^\W\d][\w.]*|\?")
@@ -280,8 +280,9 @@ def _broadcast_size(a: Size, b: Size, other: SymbolicSize) -> Size:
 
 def _range(known: Integers, node: ir.Node) -> list[Size] | None:
     start, limit, step = (known.int_of(value) for value in node.inputs)
-    counted = start == 0 and step == 1 and isinstance(limit, (int, SymbolicSize))
-    return [limit] if counted and isinstance(limit, (int, SymbolicSize)) and not may_be_negative(limit) else None
+    if start != 0 or step != 1 or not isinstance(limit, (int, SymbolicSize)) or may_be_negative(limit):
+        return None
+    return [limit]
 
 
 def _of_shape(known: Integers, node: ir.Node) -> list[Size] | None:

@@ -45,19 +45,20 @@ def read_sizes_from_inputs(model: ir.Model, known: Integers) -> None:
 def _from_values_between(model: ir.Model, known: Integers) -> set[ir.Value]:
     """The known integers that are computed from the shape of a value that is no input.
 
-    What is divided where it may be negative is none of them: its name says that it is rounded down, which Div does not.
+    None of them is computed by a Div of what may be negative: names say that it rounds down, which it does not there.
     """
     found: set[ir.Value] = set()
+    rounded: set[ir.Value] = set()
     for node in model.graph:
         if node.outputs[0] not in known:
             continue
-        if node.op_type == "Shape":
-            between = node.inputs[0] is not None and node.inputs[0].producer() is not None
-        else:
-            between = any(value in found for value in node.inputs)
-        if node.op_type == "Div" and any(map(may_be_negative, _entries(known.int_of(node.inputs[0])))):
-            between = False
-        found.update(node.outputs if between else ())
+        divided = known.int_of(node.inputs[0]) if node.op_type == "Div" else None
+        if any(map(may_be_negative, _entries(divided))) or not rounded.isdisjoint(node.inputs):
+            rounded.update(node.outputs)
+        elif node.op_type == "Shape":
+            found.update(node.outputs if node.inputs[0] is not None and node.inputs[0].producer() is not None else ())
+        elif not found.isdisjoint(node.inputs):
+            found.update(node.outputs)
     return found
 
 

@@ -94,7 +94,7 @@ def _upsampling(image: ir.Value, width: int) -> ir.Node | None:
 
 
 def _share_of_pixels(resize: ir.Node) -> float:
-    """How many pixels an image has of those that it is upsampled to; 1 if that is unknown."""
+    """How many pixels an image has of those that it is upsampled to, if it is large; 1 if that is unknown."""
     before, after = (sizes(value) or () for value in (resize.inputs[0], resize.outputs[0]))
     shares = [limit_of_ratio(*pair) for pair in zip(before[2:], after[2:], strict=True)]
     known = [share for share in shares if share is not None]
@@ -190,11 +190,10 @@ def _resize_inputs(write: Writer, resize: ir.Node, width: int) -> list[ir.Value 
     wanted, rank = constant(given[2]), rank_of(resize.outputs[0])
     if wanted is not None:
         return [*given[:2], write.constant([*wanted[:1].astype(int), width, *wanted[2:].astype(int)])]
-    ends = [
-        write("Slice", given[2], write.constant([start]), write.constant([end])) for start, end in ((0, 1), (2, rank))
-    ]
-    new = write("Concat", ends[0], write.constant([width]), ends[1], axis=0)
-    for value, length in zip((*ends, new), (1, rank - 2, rank), strict=True):
+    images = write("Slice", given[2], write.constant([0]), write.constant([1]))
+    pixels = write("Slice", given[2], write.constant([2]), write.constant([rank]))
+    new = write("Concat", images, write.constant([width]), pixels, axis=0)
+    for value, length in ((images, 1), (pixels, rank - 2), (new, rank)):
         set_shape(value, (length,), given[2])
     return [*given[:2], new]
 

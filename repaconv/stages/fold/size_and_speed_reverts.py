@@ -203,10 +203,9 @@ def size_of(graph: Evaluated, at: Mapping[str, int] = MappingProxyType({})) -> S
     model = graph.settled
     nodes = len(graph.model.graph.node) - sum(map(_is_read_by_matmuls_only, nodes_of(model, "Transpose")))
     found = graph.matrices
-    macs = graph.macs_at(at) if at else None
-    return Size(
-        known_macs(model) if macs is None else macs, found.held, graph.parameters, nodes, found.read - found.held
-    )
+    counted = graph.macs_at(at) if at else None
+    macs = known_macs(model) if counted is None else counted
+    return Size(macs, found.held, graph.parameters, nodes, found.read - found.held)
 
 
 def _is_read_by_matmuls_only(node: ir.Node) -> bool:

@@ -10,7 +10,6 @@ from onnx import TensorProto, helper, numpy_helper
 import repaconv as rc
 from repaconv.graph.compute_costs import macs_at_ones
 from repaconv.graph.model_rewriting import as_stored, clean
-from repaconv.sources.graph_fold_record import macs_of
 from repaconv.verification.evaluated_graph import Evaluated
 
 F = TensorProto.FLOAT
@@ -96,7 +95,7 @@ def test_a_batch_of_one_is_counted_without_fixing_it_unless_a_size_is_computed_f
     write(["N", 4, 8], ["M", 4, 5], rows, {"w": width, "more": np.ones((2, 4, 8), np.float32)})
     graph = Evaluated(onnx.load("net.onnx"))
     assert macs_at_ones(graph.settled, ["N"]) is None
-    assert macs_of(graph, {"N": 1}) == 3 * 4 * 8 * 5
+    assert graph.macs({"N": 1}) == 3 * 4 * 8 * 5
 
 
 def test_cleaning_sorts_a_graph_that_is_not_sorted():

@@ -44,6 +44,11 @@ class Integers(dict["ir.Value", "list[Size] | Size"]):
         return [int(entry) for entry in found] if found.ndim else int(found)
 
 
+def entries_of(found: list[Size] | Size) -> list[Size]:
+    """Return known integers as a list; a single one is a list of one."""
+    return found if isinstance(found, list) else [found]
+
+
 IntRule = Callable[[Integers, "ir.Node"], "list[Size] | Size | None"]
 
 
@@ -112,7 +117,7 @@ def _entrywise(operation: Callable[[Any, Any], Size | None]) -> IntRule:
         if not isinstance(a, list) and not isinstance(b, list):
             return operation(a, b)
         length = max(len(side) for side in (a, b) if isinstance(side, list))
-        left, right = ((side if isinstance(side, list) else [side]) for side in (a, b))
+        left, right = entries_of(a), entries_of(b)
         left, right = (side * (length if len(side) == 1 else 1) for side in (left, right))
         found = [operation(x, y) for x, y in zip(left, right, strict=True)]
         return None if any(entry is None for entry in found) else [entry for entry in found if entry is not None]
@@ -177,7 +182,7 @@ def _reshaped_ints(known: Integers, node: ir.Node) -> list[Size] | None:
     data, shape = known.int_of(node.inputs[0]), known.int_of(node.inputs[1])
     if data is None or not isinstance(shape, list) or len(shape) != 1:
         return None
-    return data if isinstance(data, list) else [data]
+    return entries_of(data)
 
 
 INTS: dict[str, IntRule] = {

@@ -20,7 +20,7 @@ from repaconv.graph.model_rewriting import remove_unused
 from repaconv.graph.no_op_nodes import remove_no_ops
 from repaconv.graph.nodes_and_constants import Writer, attribute, constant, is_read
 from repaconv.graph.operator_facts import QUANTIZING, RANDOM
-from repaconv.graph.shape_arithmetic import Integers
+from repaconv.graph.shape_arithmetic import Integers, entries_of
 from repaconv.graph.shape_inference import infer, infer_node
 from repaconv.graph.sizes_from_inputs import read_sizes_from_inputs
 from repaconv.graph.symbolic_shapes import SymbolicSize, as_numbers, reshape_target, sizes
@@ -89,7 +89,7 @@ def _fold_constant(model: ir.Model, node: ir.Node, known: Integers, computed: di
     if value.is_graph_output() or any(map(is_read, node.outputs[1:])):
         return
     found = known.get(value)
-    whole = found is not None and as_numbers(found if isinstance(found, list) else [found]) is not None
+    whole = found is not None and as_numbers(entries_of(found)) is not None
     if whole and value.dtype == ir.DataType.INT64:
         numbers = np.asarray(found, np.int64)
     elif whole and value.dtype == ir.DataType.BOOL and node.op_type in ("Equal", "Cast"):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from repaconv.graph.nodes_and_constants import attribute, constant
-from repaconv.graph.shape_arithmetic import INTS, Integers
+from repaconv.graph.shape_arithmetic import INTS, Integers, entries_of
 from repaconv.graph.symbolic_shapes import (
     Size,
     Sizes,
@@ -208,7 +208,7 @@ def _entries(known: Integers, value: ir.Value | None) -> tuple[int, ...] | int |
     import onnx_ir as ir
 
     found = known.int_of(value) if value is not None and value.dtype == ir.DataType.INT64 else None
-    entries = as_numbers(found if isinstance(found, list) else [found]) if found is not None else None
+    entries = as_numbers(entries_of(found)) if found is not None else None
     if entries is None:
         return None
     return tuple(entries) if isinstance(found, list) else entries[0]
@@ -318,12 +318,13 @@ def _resized(known: Integers, node: ir.Node) -> list[Size] | None:
     before = sizes(node.inputs[0])
     if before is None:
         return None
+    axes = attribute(node, "axes", range(len(before)))
     to_sizes = len(node.inputs) > 3 and node.inputs[3] is not None
-    return _to_sizes(known, node, before) if to_sizes else _by_scales(node, before)
+    return _to_sizes(known, node, before, axes) if to_sizes else _by_scales(node, before, axes)
 
 
-def _to_sizes(known: Integers, node: ir.Node, before: Sizes) -> list[Size] | None:
-    wanted, axes = known.int_of(node.inputs[3]), attribute(node, "axes", range(len(before)))
+def _to_sizes(known: Integers, node: ir.Node, before: Sizes, axes: Sequence[int]) -> list[Size] | None:
+    wanted = known.int_of(node.inputs[3])
     stretches = attribute(node, "keep_aspect_ratio_policy", "stretch") == "stretch"
     if not stretches or not isinstance(wanted, list) or len(wanted) != len(axes):
         return None
@@ -333,12 +334,12 @@ def _to_sizes(known: Integers, node: ir.Node, before: Sizes) -> list[Size] | Non
     return after
 
 
-def _by_scales(node: ir.Node, before: Sizes) -> list[Size] | None:
+def _by_scales(node: ir.Node, before: Sizes, axes: Sequence[int]) -> list[Size] | None:
     place = 2 if node.op_type == "Resize" and len(node.inputs) > 2 else 1
     given = constant(node.inputs[place]) if len(node.inputs) > place else attribute(node, "scales", None)
     if given is None:
         return None
-    factors_of = dict(zip(attribute(node, "axes", range(len(before))), np.asarray(given, np.float64), strict=False))
+    factors_of = dict(zip(axes, np.asarray(given, np.float64), strict=False))
     if len(factors_of) < np.size(given) or not factors_of:
         return None
     unknown = [_recorded_size(node.outputs[0], axis) for axis in range(len(before))]

@@ -1,20 +1,21 @@
-"""Compute sizes from the shapes of the graph's inputs, so that nothing reads the shape of a value in between.
+"""Compute sizes from the shapes of the graph's inputs instead of those of intermediate values.
 
 Exporters take a size where the module's code reads it: ``x.shape[1]`` is the Shape of x. A linear layer or a norm whose
 output is read by a Shape has a reader more than the network needs, and cannot be folded. A size whose name says how it
 follows from the inputs' sizes, floor((height + 3) / 4), is computed from those. The names are trusted
-(`repaconv.graph.symbolic_shapes`), but none that stands in several places: one of two inputs may be broadcast, and what
-two axes share may say no more than that both are dynamic.
+(`repaconv.graph.symbolic_shapes`), but none that several axes have: one of two inputs may be broadcast, and such a name
+may say no more than that both axes are dynamic.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial, reduce
 from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
 from repaconv.graph.nodes_and_constants import Writer
-from repaconv.graph.shape_arithmetic import Integers
+from repaconv.graph.shape_arithmetic import Integers, entries_of
 from repaconv.graph.symbolic_shapes import Size, as_window, is_dynamic, may_be_negative, parse_size, set_shape, sizes
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def read_sizes_from_inputs(model: ir.Model, known: Integers) -> None:
-    """Replace the sizes that are read from values in between, in place, if that takes no more nodes.
+    """Replace the sizes that are read from intermediate values, in place, if that takes no more nodes.
 
     The nodes that it leaves without readers stay.
 
@@ -30,19 +31,22 @@ def read_sizes_from_inputs(model: ir.Model, known: Integers) -> None:
         model: A graph with inferred shapes, in which every node is read.
         known: The values of its shape arithmetic.
     """
-    writer, between = _SizeWriter(model), _from_values_between(model, known)
+    inside = _from_intermediate_values(model, known)
+    if not inside:
+        return
+    writer = _SizeWriter(model)
     new = {
         value: written
         for node in tuple(model.graph)
-        if (value := node.outputs[0]) in between and _is_used(value, known)
+        if (value := node.outputs[0]) in inside and _is_used(value, known)
         if (written := writer.written_before(node, known[value])) is not None
     }
-    if writer.count <= _saved_nodes(model, between, new):
+    if writer.count <= _saved_nodes(model, inside, new):
         for value, written in new.items():
             value.replace_all_uses_with(written)
 
 
-def _from_values_between(model: ir.Model, known: Integers) -> set[ir.Value]:
+def _from_intermediate_values(model: ir.Model, known: Integers) -> set[ir.Value]:
     """The known integers that are computed from the shape of a value that is no input.
 
     None of them is computed by a Div of what may be negative: names say that it rounds down, which it does not there.
@@ -53,17 +57,14 @@ def _from_values_between(model: ir.Model, known: Integers) -> set[ir.Value]:
         if node.outputs[0] not in known:
             continue
         divided = known.int_of(node.inputs[0]) if node.op_type == "Div" else None
-        if any(map(may_be_negative, _entries(divided))) or not rounded.isdisjoint(node.inputs):
+        negative = divided is not None and any(map(may_be_negative, entries_of(divided)))
+        if negative or not rounded.isdisjoint(node.inputs):
             rounded.update(node.outputs)
         elif node.op_type == "Shape":
             found.update(node.outputs if node.inputs[0] is not None and node.inputs[0].producer() is not None else ())
         elif not found.isdisjoint(node.inputs):
             found.update(node.outputs)
     return found
-
-
-def _entries(numbers: list[Size] | Size | None) -> list[Size]:
-    return numbers if isinstance(numbers, list) else [] if numbers is None else [numbers]
 
 
 def _is_used(value: ir.Value, known: Integers) -> bool:
@@ -74,13 +75,13 @@ def _is_used(value: ir.Value, known: Integers) -> bool:
     return used and value.dtype == ir.DataType.INT64 and not value.is_graph_output()
 
 
-def _saved_nodes(model: ir.Model, between: set[ir.Value], replaced: dict[ir.Value, ir.Value]) -> int:
+def _saved_nodes(model: ir.Model, inside: set[ir.Value], replaced: dict[ir.Value, ir.Value]) -> int:
     """The number of nodes that compute sizes, and that nothing reads once these values are replaced."""
     unread: set[ir.Value] = set()
     for node in reversed(tuple(model.graph)):
         value = node.outputs[0]
-        others = between if not value.is_graph_output() else ()
-        if value in replaced or (value in others and all(user.outputs[0] in unread for user in value.consumers())):
+        left = value in replaced or all(user.outputs[0] in unread for user in value.consumers())
+        if left and value in inside and not value.is_graph_output():
             unread.add(value)
     return len(unread)
 
@@ -95,9 +96,9 @@ class _Window(NamedTuple):
 
 
 class _Product(NamedTuple):
-    """A product of sizes."""
+    """A product of numbers and windows."""
 
-    factors: tuple[Size, ...]
+    factors: tuple[Term, ...]
 
 
 Term = int | _Window | _Product
@@ -105,7 +106,7 @@ Term = int | _Window | _Product
 
 
 class _SizeWriter:
-    """Writes sizes that follow from the inputs', each of them once.
+    """Writes sizes that follow from the inputs', each node once.
 
     Attributes:
         count: The number of nodes that were written.
@@ -116,23 +117,16 @@ class _SizeWriter:
         places = [(size, value, axis) for value in model.graph.inputs for axis, size in enumerate(sizes(value) or ())]
         times = Counter(size for size, *_ in places)
         self.named = {size: (value, axis) for size, value, axis in places if is_dynamic(size) and times[size] == 1}
-        self.shapes: dict[ir.Value, ir.Value] = {}
-        self.lists: dict[tuple[Term, ...], ir.Value] = {}
-        self.numbers: dict[Term, ir.Value] = {}
+        self.written: dict[object, ir.Value] = {}
 
     def written_before(self, node: ir.Node, wanted: list[Size] | Size) -> ir.Value | None:
         """Write a list of sizes or a single one before a node; None if one does not follow from the inputs'."""
-        terms = [self._term(size) for size in _entries(wanted)]
+        terms = [self._term(size) for size in entries_of(wanted)]
         known = tuple(term for term in terms if term is not None)
         if not known or len(known) < len(terms):
             return None
         self.write = Writer(self.model, node)
-        written = self._list(known)
-        if isinstance(wanted, list):
-            return written
-        if known[0] not in self.numbers:
-            self.numbers[known[0]] = self._node(0, "Squeeze", written)
-        return self.numbers[known[0]]
+        return self._list(known) if isinstance(wanted, list) else self._node(0, "Squeeze", self._list(known))
 
     def _term(self, size: Size) -> Term | None:
         if isinstance(size, int):
@@ -144,47 +138,49 @@ class _SizeWriter:
             place = self.named.get(parse_size(inner))
             return None if place is None or may_be_negative(size) else _Window(*place, more, part)
         factors = (*map(parse_size, size.names), *([size.number] if size.number != 1 else []))
-        return _Product(factors) if all(self._term(factor) is not None for factor in factors) else None
+        terms = tuple(term for term in map(self._term, factors) if term is not None)
+        return _Product(terms) if len(terms) == len(factors) else None
 
     def _list(self, terms: tuple[Term, ...]) -> ir.Value:
-        """Write terms; those of one kind that are next to each other together."""
-        if terms not in self.lists:
-            runs = [tuple(run) for _, run in groupby(terms, _kind)]
-            parts = [self._run(run) for run in runs] if len(runs) == 1 else [self._list(run) for run in runs]
-            self.lists[terms] = parts[0] if len(parts) == 1 else self._node(len(terms), "Concat", *parts, axis=0)
-        return self.lists[terms]
-
-    def _run(self, terms: tuple[Term, ...]) -> ir.Value:
-        """Write terms of one kind, and not more than one product."""
+        """Write terms; numbers that are next to each other together, and so windows over one input."""
+        runs = [tuple(run) for _, run in groupby(terms, _kind)]
+        if len(runs) > 1:
+            return self._node(len(terms), "Concat", *map(self._list, runs), axis=0)
         windows = [term for term in terms if isinstance(term, _Window)]
         if windows:
             return self._windows(windows)
         if isinstance(terms[0], _Product):
-            first, *others = [self._list((term,)) for term in map(self._term, terms[0].factors) if term is not None]
-            for other in others:
-                first = self._node(1, "Mul", first, other)
-            return first
-        return self.write.constant([term for term in terms if isinstance(term, int)])
+            factors = [self._list((factor,)) for factor in terms[0].factors]
+            return reduce(partial(self._node, 1, "Mul"), factors)
+        return self._constant([term for term in terms if isinstance(term, int)])
 
     def _windows(self, windows: list[_Window]) -> ir.Value:
         image, count = windows[0].image, len(windows)
-        if image not in self.shapes:
-            self.shapes[image] = self._node(len(sizes(image) or ()), "Shape", image)
         axes, more, parts = ([window[place] for window in windows] for place in (1, 2, 3))
-        found = self._node(count, "Gather", self.shapes[image], self.write.constant(axes), axis=0)
+        shape = self._node(len(sizes(image) or ()), "Shape", image)
+        found = self._node(count, "Gather", shape, self._constant(axes), axis=0)
         if any(more):
-            found = self._node(count, "Add", found, self.write.constant(more))
-        return self._node(count, "Div", found, self.write.constant(parts)) if max(parts) > 1 else found
+            found = self._node(count, "Add", found, self._constant(more))
+        return self._node(count, "Div", found, self._constant(parts)) if max(parts) > 1 else found
 
     def _node(self, length: int, operator: str, *inputs: ir.Value, **attributes: int) -> ir.Value:
-        """Write a node that returns so many integers, or a single one if that is 0."""
-        written = self.write(operator, *inputs, **attributes)
-        set_shape(written, (length,) if length else ())
-        self.count += 1
-        return written
+        """Write a node that returns so many integers, or a single one if that is 0; the same node only once."""
+        key = operator, inputs, *attributes.items()
+        if key not in self.written:
+            self.written[key] = self.write(operator, *inputs, **attributes)
+            set_shape(self.written[key], (length,) if length else ())
+            self.count += 1
+        return self.written[key]
+
+    def _constant(self, numbers: list[int]) -> ir.Value:
+        key = tuple(numbers)
+        if key not in self.written:
+            self.written[key] = self.write.constant(numbers)
+        return self.written[key]
 
 
 def _kind(term: Term) -> object:
+    """What is equal for terms that are written together; a product is written alone."""
     if isinstance(term, _Product):
         return id(term)
     return int if isinstance(term, int) else term.image

@@ -278,14 +278,6 @@ def structure_of(model: onnx.ModelProto) -> str:
 # The record
 
 
-def macs_of(graph: Evaluated, usual: Mapping[str, int]) -> int | None:
-    """Multiply-accumulates of one inference of usual sizes; None if some shape is unknown."""
-    from repaconv.graph.compute_costs import macs_at_ones
-
-    found = macs_at_ones(graph.settled, usual.keys()) if set(usual.values()) <= {1} else None
-    return graph.macs_at(usual) if found is None and usual else found
-
-
 def recorded(
     before: Evaluated,
     after: Evaluated,
@@ -308,7 +300,7 @@ def recorded(
 
     smaller = after.settled
     usual = taken.sizes.usual
-    multiplied = macs_of(before, usual), macs_of(after, usual)
+    multiplied = before.macs(usual), after.macs(usual)
     return {
         "verdict": verdict_of(links),
         "applied": tuple(dict.fromkeys(change.rewrite for change in changes)),

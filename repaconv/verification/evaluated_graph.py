@@ -110,13 +110,14 @@ class Evaluated:
         """See `repaconv.graph.compute_costs.matrices`."""
         return self._read.matrices
 
-    def macs_at(self, sizes: Mapping[str, int]) -> int | None:
-        """See `repaconv.graph.compute_costs.macs_at`; counted once for the same sizes."""
-        from repaconv.graph.compute_costs import macs_at
+    def macs(self, usual: Mapping[str, int]) -> int | None:
+        """Multiply-accumulates of one inference of usual sizes, counted once; None if some shape is unknown."""
+        from repaconv.graph.compute_costs import macs_at, macs_at_ones
 
-        key = tuple(sorted(sizes.items()))
+        key = tuple(sorted(usual.items()))
         if key not in self._macs:
-            self._macs[key] = macs_at(self.model, sizes)
+            found = macs_at_ones(self.settled, usual.keys()) if set(usual.values()) <= {1} else None
+            self._macs[key] = macs_at(self.model, usual) if found is None and usual else found
         return self._macs[key]
 
     @property

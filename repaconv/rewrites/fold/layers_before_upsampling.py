@@ -1,4 +1,4 @@
-"""before-upsampling: compute 1x1 convolutions of upsampled images before they are upsampled.
+"""before-upsampling: apply a 1x1 convolution before its input is upsampled, where there are fewer pixels.
 
 Every pixel of an upsampled image is a weighted mean of pixels, with weights that sum to 1, so that a map of its
 channels can as well be applied before: conv(up(x)) = up(conv(x)), on fewer pixels. A convolution of concatenated images
@@ -26,7 +26,7 @@ from repaconv.graph.nodes_and_constants import (
     only_reader,
 )
 from repaconv.graph.rewrite_contract import Rewrite
-from repaconv.graph.symbolic_shapes import limit_of_ratio, rank_of, set_shape, sizes
+from repaconv.graph.symbolic_shapes import limit_of_ratio, rank_of, set_shape, shaped_like, sizes
 from repaconv.results import Change
 from repaconv.rewrites.fold.kernels_from_onnx import kernel_of
 
@@ -116,7 +116,7 @@ def _is_cheaper(kernel: Kernel, parts: list[_Part]) -> bool:
 
 def _write(model: ir.Model, node: ir.Node, kernel: Kernel, parts: list[_Part]) -> None:
     """Write a convolution of each upsampled image and one of all others, and their sum."""
-    write, shape = Writer(model, node), sizes(node.outputs[0])
+    write, out = Writer(model, node), node.outputs[0]
     columns = np.split(kernel.weight, np.cumsum([part.width for part in parts])[:-1], axis=1)
     others = [(part.image, own) for part, own in zip(parts, columns, strict=True) if part.resize is None]
     bias, terms = kernel.bias, []
@@ -135,13 +135,12 @@ def _write(model: ir.Model, node: ir.Node, kernel: Kernel, parts: list[_Part]) -
     for part, own in zip(parts, columns, strict=True):
         if part.resize is not None and part.resize.inputs[0] is not None:
             small = convolved(part.resize.inputs[0], own)
-            terms.append(write.copy(part.resize, small, *_resize_inputs(write, part.resize, len(own))))
-            set_shape(terms[-1], shape, small)
+            large = write.copy(part.resize, small, *_resize_inputs(write, part.resize, len(own)))
+            terms.append(shaped_like(large, out))
     total = terms[0]
     for term in terms[1:]:
-        total = write("Add", total, term)
-        set_shape(total, shape, term)
-    write.replace(node.outputs[0], total)
+        total = shaped_like(write("Add", total, term), out)
+    write.replace(out, total)
     concat = made_by(node.inputs[0], "Concat") if len(parts) > 1 else None
     gone = dict.fromkeys([node, concat, *(part.resize for part in parts)])
     model.graph.remove([each for each in gone if each is not None], safe=True)
@@ -161,13 +160,11 @@ def _mapped(write: Writer, image: ir.Value, weight: Array, bias: Array | None) -
         return write("Conv", image, *(write.constant(numbers) for numbers in (weight, bias) if numbers is not None))
     turn, reshape = views
     tokens = turn.inputs[0]
-    new = write("MatMul", tokens, write.constant(weight.reshape(weight.shape[:2]).T))
-    set_shape(new, sizes(tokens), tokens)
+    assert tokens is not None
+    new = shaped_like(write("MatMul", tokens, write.constant(weight.reshape(weight.shape[:2]).T)), tokens)
     if bias is not None:
-        new = write("Add", new, write.constant(bias))
-        set_shape(new, sizes(tokens), tokens)
-    turned = write.copy(turn, new)
-    set_shape(turned, sizes(turn.outputs[0]), new)
+        new = shaped_like(write("Add", new, write.constant(bias)), tokens)
+    turned = shaped_like(write.copy(turn, new), turn.outputs[0])
     return write.copy(reshape, turned, *reshape.inputs[1:])
 
 

@@ -203,7 +203,7 @@ def size_of(graph: Evaluated, at: Mapping[str, int] = MappingProxyType({})) -> S
     model = graph.settled
     nodes = len(graph.model.graph.node) - sum(map(_is_read_by_matmuls_only, nodes_of(model, "Transpose")))
     found = graph.matrices
-    counted = graph.macs_at(at) if at else None
+    counted = graph.macs(at)
     macs = known_macs(model) if counted is None else counted
     return Size(macs, found.held, graph.parameters, nodes, found.read - found.held)
 

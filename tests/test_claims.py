@@ -40,10 +40,11 @@ from repaconv.results import (
     Tried,
     TuneArtefact,
 )
+from repaconv.sources.size_reverts import Kept
 from repaconv.stages.bench.latency_baselines import check_baseline
 from repaconv.stages.convert.speed_target import SpeedSearch
-from repaconv.stages.fold import size_and_speed_reverts
-from repaconv.stages.fold.size_and_speed_reverts import Kept, revert_slower
+from repaconv.stages.fold import speed_reverts
+from repaconv.stages.fold.speed_reverts import revert_slower
 from repaconv.stages.recipe.gate_checks import measurement_sentence
 from repaconv.stages.report.tradeoff_plots import PALE, pareto_svg, trade_svg
 from repaconv.verification.evaluated_graph import Evaluated
@@ -331,7 +332,7 @@ def test_the_door_of_a_fold(disturbed, monkeypatch):
     given = Evaluated(model)
     smaller, changes, _ = folded(Path("net.onnx"), model)
     assert changes
-    monkeypatch.setattr(size_and_speed_reverts, "LEAST_MS", 0.0)
+    monkeypatch.setattr(speed_reverts, "LEAST_MS", 0.0)
     whole = Kept(Evaluated(smaller), changes)
     assert revert_slower(whole, given, partial(folded, Path("net.onnx"), model)) is whole
     quiet = MachineChanges(

@@ -110,5 +110,5 @@ def test_one_function_measures():
         "bench.throughput",
         "tune.speed_measurements",
         "convert.speed_target",
-        "fold.size_and_speed_reverts",
+        "fold.speed_reverts",
     }

@@ -16,15 +16,10 @@ import repaconv as rc
 from repaconv.core.run_folder import Run
 from repaconv.results import Ratio
 from repaconv.rewrites.fold.fold_pipeline import without
+from repaconv.sources.size_reverts import FoldEvaluation, Kept, revert_harmful
 from repaconv.sources.source_of_run import subject_of
-from repaconv.stages.fold import size_and_speed_reverts
-from repaconv.stages.fold.size_and_speed_reverts import (
-    FoldEvaluation,
-    Kept,
-    evaluate_speed,
-    revert_harmful,
-    revert_slower,
-)
+from repaconv.stages.fold import speed_reverts
+from repaconv.stages.fold.speed_reverts import evaluate_speed, revert_slower
 from repaconv.verification.evaluated_graph import Evaluated
 from repaconv.verification.onnx_model_loading import folded
 
@@ -142,8 +137,8 @@ def test_a_fold_that_is_no_slower_at_first_is_not_measured_again(normed, monkeyp
         samples = {"given": np.full(rounds, faster), "folded": np.ones(rounds)}
         return SimpleNamespace(samples_ms=samples, ratio=lambda *_: SimpleNamespace(median=faster))
 
-    monkeypatch.setattr(size_and_speed_reverts, "_measured", measured)
-    monkeypatch.setattr(size_and_speed_reverts, "_usual_inference", lambda _: SimpleNamespace(feeds={}, rounds=20))
+    monkeypatch.setattr(speed_reverts, "_measured", measured)
+    monkeypatch.setattr(speed_reverts, "_usual_inference", lambda _: SimpleNamespace(feeds={}, rounds=20))
     whole = Kept(Evaluated(smaller), changes)
     assert revert_slower(whole, given, partial(folded, Path("net.onnx"), normed)) is whole
     assert seen == calls

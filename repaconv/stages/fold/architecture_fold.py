@@ -25,11 +25,12 @@ from repaconv.results import ClassScores, Exporting, Fact, Known, Link, NetworkF
 from repaconv.sources.class_score_outputs import LOGITS, asked_classes, class_scores
 from repaconv.sources.graph_fold_record import recorded, taken_by
 from repaconv.sources.named_architectures import Architecture, Built, built, completed, of_folder
+from repaconv.sources.size_reverts import Kept
 from repaconv.sources.source_model import TRAINING
 from repaconv.sources.ultralytics_networks import PACKAGE
 from repaconv.stages.fold.options import FoldOptions
 from repaconv.stages.fold.rounding_reverts import compared_with_reverts
-from repaconv.stages.fold.size_and_speed_reverts import Kept, fold_with_reverts
+from repaconv.stages.fold.speed_reverts import fold_with_reverts
 from repaconv.stages.shared.common_checks import made_by, with_files
 from repaconv.stages.shared.file_hash_check import require_pinned
 from repaconv.tasks.recognition import task_named

@@ -24,9 +24,10 @@ from repaconv.rewrites.presets import DEFAULT, OFFICIAL
 from repaconv.sources.class_score_outputs import asked_classes, class_scores
 from repaconv.sources.graph_fold_record import Taken, recorded, taken_by
 from repaconv.sources.onnx_source import Raised, to_oldest
+from repaconv.sources.size_reverts import Kept
 from repaconv.stages.fold.options import FoldOptions
 from repaconv.stages.fold.rounding_reverts import compared_with_reverts
-from repaconv.stages.fold.size_and_speed_reverts import Kept, fold_with_reverts
+from repaconv.stages.fold.speed_reverts import fold_with_reverts
 from repaconv.stages.shared.common_checks import made_by, with_files
 from repaconv.stages.shared.file_hash_check import require_pinned
 from repaconv.stages.shared.preset_choice import GraphPreset, choose_preset

@@ -296,6 +296,23 @@ def test_tab_completes_names_and_imports_nothing_heavy(typed, offered, monkeypat
     assert (set(done.stdout.split()), done.stderr) == (offered, "")
 
 
+def test_a_graph_is_folded_without_sympy_which_is_imported_when_it_is_used(tmp_path):
+    net = graph([("Conv", "x w", "y")], {"w": np.ones((4, 3, 1, 1), np.float32)}, {"x": ("n", 3, 8, 8)}, kind=1)
+    onnx.save(net, tmp_path / "net.onnx")
+    program = (
+        "import sys; from repaconv.cli.main import main\n"
+        "try: main()\n"
+        "except SystemExit as done: print(done.code)\n"
+        "print('sympy.core' in sys.modules)\n"
+        "import onnx_ir; print((onnx_ir.SymbolicDim('n') + 1).value.replace(' ', ''), 'sympy.core' in sys.modules)"
+    )
+    given = ["fold", "net.onnx", "--quiet"]
+    done = subprocess.run(
+        [sys.executable, "-c", program, *given], capture_output=True, text=True, check=True, cwd=tmp_path
+    )
+    assert done.stdout.split()[-4:] == ["0", "False", "n+1", "True"]
+
+
 def test_a_graph_is_folded_and_exported_without_torch_which_can_be_imported_afterwards(tmp_path):
     """onnxsim imports it for nothing, which took twice as long as exporting a small network."""
     weight = np.ones((4, 3, 1, 1), np.float32)

@@ -65,3 +65,48 @@ def test_an_old_graph_is_verified_and_its_nodes_are_those_of_the_file(tmp_path, 
     shown = " ".join(capfd.readouterr().out.split())
     assert "Conv_9 behind c; and 4 more, with -v" in shown
     assert "Conv_10" not in shown
+
+
+def images_of_any_size(nodes, held, *, channels="num_channels", name="net.onnx"):
+    """A file of x [batch_size, channels, height, width] to y, as Optimum declares the images of all networks."""
+    weights = [numpy_helper.from_array(np.asarray(array), name) for name, array in held.items()]
+    shape = ["batch_size", channels, "height", "width"]
+    ports = [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)]
+    ports += [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)]
+    made = [helper.make_node(op, read.split(), [out], **how) for op, read, out, how in nodes]
+    graph = helper.make_graph(made, "given", ports[:1], ports[1:], weights)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9), name)
+    return name
+
+
+def drawn(*shape):
+    return np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+
+
+def dims_of_input(path):
+    return [dim.dim_value or dim.dim_param for dim in onnx.load(path).graph.input[0].type.tensor_type.shape.dim]
+
+
+@pytest.mark.parametrize(("read", "reads", "channels"), [
+    ([], "x", 3),
+    ([("Relu", "x", "r", {})], "r", 3),
+    ([("Sub", "x one", "r", {})], "r", 3),
+    ([("Sub", "x mean", "r", {})], "r", "num_channels"),  # which takes images of one channel, too
+])  # fmt: skip
+def test_channels_of_which_a_convolution_takes_one_number_are_fixed(tmp_path, monkeypatch, read, reads, channels):
+    monkeypatch.chdir(tmp_path)
+    nodes = [*read, ("Conv", f"{reads} w", "c", {}), ("Mul", "c s", "y", {})]
+    held = {"w": drawn(4, 3, 3, 3), "s": drawn(4, 1, 1), "mean": drawn(1, 3, 1, 1), "one": drawn(1, 1, 1)}
+    done = rc.fold(images_of_any_size(nodes, held), out="run", measure=False)
+    assert done.verdict == "passed"
+    assert dims_of_input("run/net.folded.onnx") == ["batch_size", channels, "height", "width"]
+    assert (done.image_size, done.any_image_size) == ((224, 224), True) if channels == 3 else (None, False)
+
+
+def test_a_name_that_two_dimensions_have_is_not_fixed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    nodes = [("Conv", "x w", "c", {}), ("Mul", "c s", "y", {})]
+    file = images_of_any_size(nodes, {"w": drawn(4, 3, 3, 3), "s": drawn(4, 1, 1)}, channels="height")
+    done = rc.fold(file, out="run", measure=False)
+    assert done.verdict == "passed"
+    assert dims_of_input("run/net.folded.onnx") == ["batch_size", "height", "height", "width"]

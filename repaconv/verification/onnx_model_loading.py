@@ -10,6 +10,7 @@ from repaconv.core.change_guard import require_unchanged, stamp_of
 from repaconv.core.errors import Refused, first_line
 from repaconv.core.memory_release import release_freed_memory
 from repaconv.graph.graph_without_weights import ONE_FILE_BYTES, too_large
+from repaconv.graph.input_sizes_from_weights import fix_sizes_from_weights
 from repaconv.graph.onnx_files import clear_dynamic_sizes, external_files_of, opset_of, require_inside
 from repaconv.graph.opset_upgrade import OLDEST
 from repaconv.graph.random_operators import random_operators
@@ -65,6 +66,7 @@ def loaded(path: Path) -> onnx.ModelProto:
             model = inline_local_functions(model)
         clear_dynamic_sizes(model)
         embed_sparse_weights(model)
+        fix_sizes_from_weights(model)
         correct_shapes(model)
         infer_shapes(model)  # outputs may lack declared shapes
         check(model)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import onnx
 import pytest
@@ -9,7 +11,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 import repaconv as rc
 from repaconv.core.errors import UsageProblem
+from repaconv.sources.size_reverts import Kept
 from repaconv.stages.fold.text import show_fold
+from repaconv.verification.evaluated_graph import Evaluated
 
 
 def written(nodes, shapes, held, opset, inputs=(), ir_version=4):
@@ -110,3 +114,50 @@ def test_a_name_that_two_dimensions_have_is_not_fixed(tmp_path, monkeypatch):
     done = rc.fold(file, out="run", measure=False)
     assert done.verdict == "passed"
     assert dims_of_input("run/net.folded.onnx") == ["batch_size", "height", "height", "width"]
+
+
+RESHAPED = [
+    *(("Conv", "x w", "c", {"strides": [2, 2]}), ("Relu", "c", "r", {}), ("Mul", "r scale", "m", {})),
+    *(("Shape", "m", "s", {}), ("Gather", "s zero", "n", {}), ("Gather", "s two", "h", {})),
+    *(("Gather", "s three", "v", {}), ("Mod", "h one", "rest", {}), ("Sub", "h rest", "same", {})),
+    *(("Concat", "n four same v", "shape", {"axis": 0}), ("Reshape", "m shape", "image", {})),
+    ("Conv", "image u", "y", {}),
+]
+"""A scaled image that is reshaped to its own shape, which nothing says before its size is known."""
+
+
+def reshaped_image(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    held = {"w": drawn(4, 3, 3, 3), "scale": drawn(4, 1, 1), "u": drawn(5, 4, 1, 1)}
+    held |= {name: np.array([n]) for name, n in (("zero", 0), ("one", 1), ("two", 2), ("three", 3), ("four", 4))}
+    done = rc.fold(images_of_any_size(RESHAPED, held), out="run", measure=False)
+    assert done.verdict == "passed"
+    assert {"Mul", "Reshape"} <= done.operators.keys()
+
+
+def test_a_graph_is_folded_again_where_the_export_fixes_the_size_of_its_images(tmp_path, monkeypatch):
+    reshaped_image(tmp_path, monkeypatch)
+    done = rc.export("run", image_size=(17, 25), preset="official")
+    assert "folded again at 17x25 pixels: affine" in done.links[0].note
+    assert "Mul" not in done.operators
+    assert rc.verify("run").verdict == "passed"
+    assert "folded again" not in rc.export("run", preset="official").links[0].note
+
+
+def test_a_graph_that_is_wrong_when_it_is_folded_again_is_exported_as_it_is(tmp_path, monkeypatch):
+    from repaconv.sources import onnx_source
+
+    reshaped_image(tmp_path, monkeypatch)
+
+    def wrong(given, before, refold, reverts):
+        found = onnx_source.folded(Path("net.onnx"), before.model)
+        for weight in found.model.graph.initializer:
+            if weight.name == "w":
+                weight.CopyFrom(numpy_helper.from_array(1.01 * numpy_helper.to_array(weight), "w"))
+        return Kept(Evaluated(found.model), found.changes)
+
+    monkeypatch.setattr(onnx_source, "fold_no_larger", wrong)
+    done = rc.export("run", image_size=(17, 25), preset="official")
+    assert done.verdict == "passed"
+    assert "folded again" not in done.links[0].note
+    assert rc.verify("run").verdict == "passed"

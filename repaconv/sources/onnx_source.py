@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -20,6 +21,7 @@ from repaconv.onnx_export.opset_lowering import lower
 from repaconv.results import ClassScores, GraphFold, ImageSize, Link, Location
 from repaconv.sources.method_detection import source_of
 from repaconv.sources.onnx_model_variants import GraphForm
+from repaconv.sources.size_reverts import Reverts, fold_no_larger
 from repaconv.sources.source_model import DEPLOY, GraphSpec
 from repaconv.sources.verified_onnx_export import EXPORTED, Graph, Judge, Proving, finished
 from repaconv.verification.evaluated_graph import Evaluated
@@ -288,16 +290,35 @@ class GraphSubject:
         ways = Proving(form, spec, has.tolerances, scratch, progress, self.decides, reasons=has.tolerance_reasons)
         base = self.stored if form == DEPLOY else self._form(self.given)
         progress(f"{form}: ONNX Runtime", 0, 0)
-        model, note = fitted(base.model, self.folded, spec)
-        check(model)
         exact = self._form(base.model, double=True) if self.folded.float64 else None
         judge = Judge.of(base, self._comparison_inputs(spec), ways, whole=self.folded.whole, exact=exact)
-        before = judge.run(model)
         called = f"{form} as {'stored' if form == DEPLOY else 'given'}"
-        link = judge.link("exported", (called, EXPORTED), before)
+        for plain, folds in self._exportable(form, base.model, spec):
+            model, note = fitted(plain, self.folded, spec)
+            check(model)
+            before = judge.run(model)
+            link = judge.link("exported", (called, EXPORTED), before).noted("; ".join(filter(None, [note, folds])))
+            if link.verdict != "failed":
+                break
         link = judge.located(link, base.trace(), model, by_module=False)
-        link = link.noted(note)
         return finished(Graph(model, (link,), "none", False, None), judge._replace(expected=before))
+
+    def _exportable(self, form: str, model: onnx.ModelProto, spec: GraphSpec) -> Iterator[tuple[onnx.ModelProto, str]]:
+        """The graph to be exported, and what is to be said of it; then the same as it is, if that one is wrong.
+
+        A graph whose image size is fixed by the export is folded again, since shapes that were computed are constants
+        then.
+        """
+        if form == DEPLOY and self.folded.sizes.sides and spec.size and not spec.free_size:
+            fixed = _with_dimensions(model, _new_dimensions(self.folded, spec))
+            refold = partial(folded, self.source, fixed)
+            given = Evaluated(fixed)
+            with suppress(Refused):  # a defect, of which the graph as it is has nothing
+                again = fold_no_larger(given, given, refold, Reverts(self.folded.reverted))
+                if again.changes:
+                    names = ", ".join(dict.fromkeys(change.rewrite for change in again.changes))
+                    yield again.graph.model, f"folded again at {spec.size[0]}x{spec.size[1]} pixels: {names}"
+        yield model, ""
 
     def free_sizes(self, batch: int) -> dict[str, int]:
         """Return the usual values of the dynamic dimensions, with this batch size."""

@@ -304,13 +304,14 @@ def test_a_graph_is_folded_without_sympy_which_is_imported_when_it_is_used(tmp_p
         "try: main()\n"
         "except SystemExit as done: print(done.code)\n"
         "print('sympy.core' in sys.modules)\n"
-        "import onnx_ir; print((onnx_ir.SymbolicDim('n') + 1).value.replace(' ', ''), 'sympy.core' in sys.modules)"
+        "import onnx_ir; print((onnx_ir.SymbolicDim('n') + 1).value.replace(' ', ''), 'sympy.core' in sys.modules)\n"
+        "import sympy.printing.str; print(sympy.printing.str.StrPrinter().doprint(sympy.Symbol('m')))"
     )
     given = ["fold", "net.onnx", "--quiet"]
     done = subprocess.run(
         [sys.executable, "-c", program, *given], capture_output=True, text=True, check=True, cwd=tmp_path
     )
-    assert done.stdout.split()[-4:] == ["0", "False", "n+1", "True"]
+    assert done.stdout.split()[-5:] == ["0", "False", "n+1", "True", "m"]
 
 
 def test_a_graph_is_folded_and_exported_without_torch_which_can_be_imported_afterwards(tmp_path):

@@ -144,6 +144,12 @@ def test_a_graph_is_folded_again_where_the_export_fixes_the_size_of_its_images(t
     assert "folded again" not in rc.export("run", preset="official").links[0].note
 
 
+def test_a_graph_is_folded_again_without_the_file_that_was_folded(tmp_path, monkeypatch):
+    reshaped_image(tmp_path, monkeypatch)
+    Path("net.onnx").unlink()
+    assert "folded again at 17x25 pixels: affine" in rc.export("run", image_size=(17, 25)).links[0].note
+
+
 def test_a_graph_that_is_wrong_when_it_is_folded_again_is_exported_as_it_is(tmp_path, monkeypatch):
     from repaconv.sources import onnx_source
 
@@ -159,5 +165,5 @@ def test_a_graph_that_is_wrong_when_it_is_folded_again_is_exported_as_it_is(tmp_
     monkeypatch.setattr(onnx_source, "fold_no_larger", wrong)
     done = rc.export("run", image_size=(17, 25), preset="official")
     assert done.verdict == "passed"
-    assert "folded again" not in done.links[0].note
+    assert "not folded again at this size" in done.links[0].note
     assert rc.verify("run").verdict == "passed"

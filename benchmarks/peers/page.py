@@ -45,8 +45,8 @@ from a CPU that took 2.3 times as long for the same graphs.
   folds away but norms and branches, there are no 3x3 convolutions of many channels (`winograd`), and three quarters of
   the time are products ([distance from the limit](roofline.md)). In INT8, NNCF quantizes the same convolutions.
 - Rows with AVX-512 and AMX are older than `winograd`, which was measured with AVX2 only.
-- PYRA and dwconv: what tokens or attention save is in the manual baseline, too. Products take 93% of PYRA's time on ONNX
-  Runtime with AVX2, and would take 83% of it at the core's peak ([distance from the limit](roofline.md)).
+- PYRA and dwconv: what tokens or attention save is in the manual baseline, too. Products take 93% of PYRA's time on
+  ONNX Runtime with AVX2, and would take 83% of it at the core's peak ([distance from the limit](roofline.md)).
   Strassen's algorithm, 7 products for 8, gave 1.05 on the MLPs of ViT-B and 1.09 on those of ViT-L in a trial (AVX2,
   197 tokens), 0.93 to 1.01 on smaller ones and on single layers, with weights of 7/4 the size. It is not part of
   repaconv."""

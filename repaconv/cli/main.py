@@ -29,7 +29,7 @@ from repaconv.cli import installation_and_demo_commands
 from repaconv.cli.command_options import app
 from repaconv.cli.shell_completion import finished_words
 from repaconv.core.change_guard import require_none_truncated
-from repaconv.core.deferred_imports import UNUSED_BY_ONNX_IR, defer_imports
+from repaconv.core.deferred_imports import defer_sympy
 from repaconv.core.errors import EnvironmentProblem, Interrupted, RepaconvError, UsageProblem, describe_exception
 
 COMMANDS = (
@@ -65,7 +65,7 @@ def main(arguments: list[str] | None = None) -> None:
     own_process = arguments is None
     if own_process:
         gc.set_threshold(100_000)  # makes importing torch a quarter faster
-        defer_imports(UNUSED_BY_ONNX_IR)
+        defer_sympy()
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors="backslashreplace")  # file names may be undecodable

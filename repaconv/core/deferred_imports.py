@@ -1,35 +1,73 @@
-"""Put the import of modules off until something of them is used."""
+"""Import onnx-ir without sympy, which it needs for arithmetic on symbolic sizes only, and which takes as long as all
+else of it."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from importlib.abc import MetaPathFinder
+from importlib import import_module
+from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
-from importlib.util import LazyLoader
 from types import ModuleType
+from typing import Any
 
-UNUSED_BY_ONNX_IR = ("sympy", "onnx_ir._symbolic_shapes")
-"""onnx-ir imports sympy for arithmetic on sizes, which takes more than half of its time, and hardly any graph needs
-it."""
+PACKAGE, DEFERRED = "onnx_ir", ("sympy", "onnx_ir._symbolic_shapes")
+"""The package, and the modules that it imports and does not use at first."""
 
 
-def defer_imports(names: Sequence[str]) -> None:
-    """Make later imports of these modules run their code at the first access to an attribute.
+def defer_sympy() -> None:
+    """Let onnx-ir import sympy when it first uses it.
 
-    That changes the import system of the whole process, so it is for processes of our own.
+    While onnx-ir is imported, other modules take the place of `DEFERRED`, and import those at the first access to an
+    attribute. They are known to onnx-ir alone: whoever imports sympy later gets sympy.
+
+    That changes the import system of the process, so it is for processes of our own.
     """
-    sys.meta_path.insert(0, _Deferred(names))
+    sys.meta_path.insert(0, _Finder())
 
 
-class _Deferred(MetaPathFinder):
-    def __init__(self, names: Sequence[str]) -> None:
-        self._names = frozenset(names)
-
+class _Finder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        found = PathFinder.find_spec(fullname, path, target) if fullname in self._names else None
+        found = PathFinder.find_spec(fullname, path, target) if fullname == PACKAGE else None
         if found is not None and found.loader is not None:
-            found.loader = LazyLoader(found.loader)
+            found.loader = _Loader(found.loader)
         return found
+
+
+class _Loader(Loader):
+    """The package's own loader, but that `DEFERRED` are replaced while it runs the package."""
+
+    def __init__(self, own: Loader) -> None:
+        self._own = own
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._own, name)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self._own.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        placed = [_Deferred(name) for name in DEFERRED if name not in sys.modules]
+        sys.modules.update({each.__name__: each for each in placed})
+        try:
+            self._own.exec_module(module)
+        finally:
+            for each in placed:
+                each.remove()
+
+
+class _Deferred(ModuleType):
+    """A module that is imported at the first access to one of its attributes."""
+
+    def remove(self) -> None:
+        """Let the next import of the module find the real one."""
+        if sys.modules.get(self.__name__) is self:
+            del sys.modules[self.__name__]
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # the import system asks for those
+            raise AttributeError(name)
+        self.remove()
+        return getattr(import_module(self.__name__), name)

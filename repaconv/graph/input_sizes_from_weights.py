@@ -19,7 +19,7 @@ def fix_sizes_from_weights(model: onnx.ModelProto) -> None:
     """Fix the dynamic dimensions of inputs of which the graph takes one size only, in place.
 
     Exporters declare the channels of an image as dynamic (Optimum: ``pixel_values`` [batch_size, num_channels, height,
-    width]), while the first convolution takes 3. A name that several dimensions of inputs have stays.
+    width]), while the first convolution takes 3. Dimensions that share a name are not fixed.
     """
     stored = {weight.name for weight in model.graph.initializer}
     inputs = {value.name: value.type.tensor_type.shape.dim for value in model.graph.input if value.name not in stored}
@@ -32,7 +32,7 @@ def fix_sizes_from_weights(model: onnx.ModelProto) -> None:
     for name, dims in inputs.items():
         for axis, dim in enumerate(dims):
             if sizes[name][axis] in only and names[dim.dim_param] < 2:
-                dim.dim_value = only[f"{name}[{axis}]"]
+                dim.dim_value = only[sizes[name][axis]]
 
 
 def input_sizes_from_weights(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -23,7 +23,7 @@ from repaconv.sources.method_detection import source_of
 from repaconv.sources.onnx_model_variants import GraphForm
 from repaconv.sources.size_reverts import Reverts, fold_no_larger
 from repaconv.sources.source_model import DEPLOY, GraphSpec
-from repaconv.sources.verified_onnx_export import EXPORTED, Graph, Judge, Proving, finished
+from repaconv.sources.verified_onnx_export import EXPORTED, Graph, Judge, Outputs, Proving, finished
 from repaconv.verification.evaluated_graph import Evaluated
 from repaconv.verification.folded_graph_verification import GIVEN, proved
 from repaconv.verification.input_batches import Batch, Inputs
@@ -175,6 +175,16 @@ def _with_dimensions(model: onnx.ModelProto, wanted: Mapping[str, int | str]) ->
     return inferred
 
 
+def _with_known_sizes(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Replace what the graph computes from known sizes by constants."""
+    from repaconv.graph.model_rewriting import read, write_like
+    from repaconv.graph.shape_folding import fold_shapes
+
+    graph = read(model)
+    fold_shapes(graph)
+    return write_like(model, graph)
+
+
 # The source model
 
 
@@ -293,32 +303,41 @@ class GraphSubject:
         exact = self._form(base.model, double=True) if self.folded.float64 else None
         judge = Judge.of(base, self._comparison_inputs(spec), ways, whole=self.folded.whole, exact=exact)
         called = f"{form} as {'stored' if form == DEPLOY else 'given'}"
-        for plain, folds in self._exportable(form, base.model, spec):
+
+        def exported(plain: onnx.ModelProto, folds: str = "") -> tuple[onnx.ModelProto, Link, Outputs]:
             model, note = fitted(plain, self.folded, spec)
             check(model)
-            before = judge.run(model)
-            link = judge.link("exported", (called, EXPORTED), before).noted("; ".join(filter(None, [note, folds])))
-            if link.verdict != "failed":
-                break
+            outputs = judge.run(model)
+            link = judge.link("exported", (called, EXPORTED), outputs)
+            return model, link.noted(note).noted(folds), outputs
+
+        again = self._folded_again(base.model, spec) if form == DEPLOY else None
+        made = None
+        if again is not None:
+            with suppress(Exception):  # of many classes: then it is exported as it was folded
+                made = exported(*again)
+        if made is None or made[1].verdict == "failed":
+            made = exported(base.model, "not folded again at this size, since that failed" if again else "")
+        model, link, before = made
         link = judge.located(link, base.trace(), model, by_module=False)
         return finished(Graph(model, (link,), "none", False, None), judge._replace(expected=before))
 
-    def _exportable(self, form: str, model: onnx.ModelProto, spec: GraphSpec) -> Iterator[tuple[onnx.ModelProto, str]]:
-        """The graph to be exported, and what is to be said of it; then the same as it is, if that one is wrong.
+    def _folded_again(self, model: onnx.ModelProto, spec: GraphSpec) -> tuple[onnx.ModelProto, str] | None:
+        """The graph folded once more, where the export fixes a dynamic image size, and what was folded.
 
-        A graph whose image size is fixed by the export is folded again, since shapes that were computed are constants
-        then.
+        Sizes that the graph computes are constants then, so that more can be folded. None if nothing can.
         """
-        if form == DEPLOY and self.folded.sizes.sides and spec.size and not spec.free_size:
-            fixed = _with_dimensions(model, _new_dimensions(self.folded, spec))
-            refold = partial(folded, self.source, fixed)
-            given = Evaluated(fixed)
-            with suppress(Refused):  # a defect, of which the graph as it is has nothing
-                again = fold_no_larger(given, given, refold, Reverts(self.folded.reverted))
-                if again.changes:
-                    names = ", ".join(dict.fromkeys(change.rewrite for change in again.changes))
-                    yield again.graph.model, f"folded again at {spec.size[0]}x{spec.size[1]} pixels: {names}"
-        yield model, ""
+        if not self.folded.sizes.sides or not spec.size or spec.free_size:
+            return None
+        fixed = Evaluated(_with_known_sizes(_with_dimensions(model, _new_dimensions(self.folded, spec))))
+        refold = partial(folded, self.run.payload(self.folded.payload), fixed.model)
+        try:
+            again = fold_no_larger(fixed, fixed, refold, Reverts(self.folded.reverted))
+        except Refused:  # a defect of repaconv, and the graph can be exported without
+            return None
+        rewrites = ", ".join(dict.fromkeys(change.rewrite for change in again.changes))
+        at = f"folded again at {spec.size[0]}x{spec.size[1]} pixels"
+        return (again.graph.model, f"{at}: {rewrites}") if again.changes else None
 
     def free_sizes(self, batch: int) -> dict[str, int]:
         """Return the usual values of the dynamic dimensions, with this batch size."""

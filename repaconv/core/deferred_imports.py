@@ -37,7 +37,7 @@ class _Finder(MetaPathFinder):
 
 
 class _Loader(Loader):
-    """The package's own loader, but that `DEFERRED` are replaced while it runs the package."""
+    """Runs the package by its own loader, with other modules in the place of `DEFERRED`."""
 
     def __init__(self, own: Loader) -> None:
         self._own = own

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -107,15 +106,8 @@ def fitted(model: onnx.ModelProto, folded: GraphFold, spec: GraphSpec) -> tuple[
         spec: Options of the export.
 
     Raises:
-        UsageProblem: The graph has another fixed batch size.
         Refused: An operator cannot be expressed in the older opset.
     """
-    if spec.batch is not None and folded.batch not in ("dynamic", spec.batch):
-        raise UsageProblem(
-            f"this graph has a fixed batch size of {folded.batch}; {spec.batch} was requested.",
-            hint="Remove --batch: the model file has a fixed batch size.",
-            code="export.batch",
-        )
     raised, note = _with_opset(model, spec)
     return _with_dimensions(raised, _new_dimensions(folded, spec)), note
 
@@ -293,10 +285,21 @@ class GraphSubject:
         )
 
     def graph(self, form: str, spec: GraphSpec, *, scratch: Path, progress: Progress) -> Graph:
-        """Convert the graph to the options of the export, rewrite and simplify it, and verify the result."""
+        """Convert the graph to the options of the export, rewrite and simplify it, and verify the result.
+
+        Raises:
+            UsageProblem: The graph has another fixed batch size.
+            Refused: An operator cannot be expressed in the older opset.
+        """
         from repaconv.onnx_export.torch_exporter import check
 
         has = self.folded
+        if spec.batch is not None and has.batch not in ("dynamic", spec.batch):
+            raise UsageProblem(
+                f"this graph has a fixed batch size of {has.batch}; {spec.batch} was requested.",
+                hint="Remove --batch: the model file has a fixed batch size.",
+                code="export.batch",
+            )
         ways = Proving(form, spec, has.tolerances, scratch, progress, self.decides, reasons=has.tolerance_reasons)
         base = self.stored if form == DEPLOY else self._form(self.given)
         progress(f"{form}: ONNX Runtime", 0, 0)
@@ -311,13 +314,15 @@ class GraphSubject:
             link = judge.link("exported", (called, EXPORTED), outputs)
             return model, link.noted(note).noted(folds), outputs
 
-        again = self._folded_again(base.model, spec) if form == DEPLOY else None
-        made = None
-        if again is not None:
-            with suppress(Exception):  # of many classes: then it is exported as it was folded
-                made = exported(*again)
-        if made is None or made[1].verdict == "failed":
-            made = exported(base.model, "not folded again at this size, since that failed" if again else "")
+        made, failed = None, False
+        try:
+            again = self._folded_again(base.model, spec) if form == DEPLOY else None
+            made = exported(*again) if again else None
+            failed = made is not None and made[1].verdict == "failed"
+        except Exception:  # of many classes, and the graph can be exported as it was folded
+            failed = True
+        if made is None or failed:
+            made = exported(base.model, "not folded again at this size, since that failed" if failed else "")
         model, link, before = made
         link = judge.located(link, base.trace(), model, by_module=False)
         return finished(Graph(model, (link,), "none", False, None), judge._replace(expected=before))
@@ -331,10 +336,7 @@ class GraphSubject:
             return None
         fixed = Evaluated(_with_known_sizes(_with_dimensions(model, _new_dimensions(self.folded, spec))))
         refold = partial(folded, self.run.payload(self.folded.payload), fixed.model)
-        try:
-            again = fold_no_larger(fixed, fixed, refold, Reverts(self.folded.reverted))
-        except Refused:  # a defect of repaconv, and the graph can be exported without
-            return None
+        again = fold_no_larger(fixed, fixed, refold, Reverts(self.folded.reverted))
         rewrites = ", ".join(dict.fromkeys(change.rewrite for change in again.changes))
         at = f"folded again at {spec.size[0]}x{spec.size[1]} pixels"
         return (again.graph.model, f"{at}: {rewrites}") if again.changes else None

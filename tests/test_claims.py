@@ -40,7 +40,7 @@ from repaconv.results import (
     Tried,
     TuneArtefact,
 )
-from repaconv.sources.size_reverts import Kept
+from repaconv.sources.fold_size_reverts import Kept
 from repaconv.stages.bench.latency_baselines import check_baseline
 from repaconv.stages.convert.speed_target import SpeedSearch
 from repaconv.stages.fold import speed_reverts

@@ -17,7 +17,7 @@ from repaconv.graph.nodes_and_constants import Writer, nodes_of
 from repaconv.graph.rewrite_contract import Rewrite
 from repaconv.results import Change
 from repaconv.rewrites.fold import fold_pipeline
-from repaconv.sources.size_reverts import Kept, Size, size_of, why_too_large
+from repaconv.sources.fold_size_reverts import Kept, Size, size_of, why_too_large
 from repaconv.stages.fold.speed_reverts import fold_with_reverts
 from repaconv.stages.report.page_rendering import less, saved
 from repaconv.verification.evaluated_graph import Evaluated

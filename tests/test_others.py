@@ -11,7 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import repaconv as rc
 from repaconv.core.errors import UsageProblem
-from repaconv.sources.size_reverts import Kept
+from repaconv.sources.fold_size_reverts import Kept
 from repaconv.stages.fold.text import show_fold
 from repaconv.verification.evaluated_graph import Evaluated
 

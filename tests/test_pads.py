@@ -13,7 +13,7 @@ from onnx import TensorProto
 from test_fold_onnx import graph
 
 import repaconv as rc
-from repaconv.sources.size_reverts import FoldEvaluation, Kept, revert_harmful
+from repaconv.sources.fold_size_reverts import FoldEvaluation, Kept, revert_harmful
 from repaconv.verification.evaluated_graph import Evaluated
 from repaconv.verification.float64_graphs import Float64
 from repaconv.verification.onnx_model_loading import folded

@@ -16,7 +16,7 @@ import repaconv as rc
 from repaconv.core.run_folder import Run
 from repaconv.results import Ratio
 from repaconv.rewrites.fold.fold_pipeline import without
-from repaconv.sources.size_reverts import FoldEvaluation, Kept, revert_harmful
+from repaconv.sources.fold_size_reverts import FoldEvaluation, Kept, revert_harmful
 from repaconv.sources.source_of_run import subject_of
 from repaconv.stages.fold import speed_reverts
 from repaconv.stages.fold.speed_reverts import evaluate_speed, revert_slower

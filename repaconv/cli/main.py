@@ -29,8 +29,8 @@ from repaconv.cli import installation_and_demo_commands
 from repaconv.cli.command_options import app
 from repaconv.cli.shell_completion import finished_words
 from repaconv.core.change_guard import require_none_truncated
-from repaconv.core.deferred_imports import defer_sympy
 from repaconv.core.errors import EnvironmentProblem, Interrupted, RepaconvError, UsageProblem, describe_exception
+from repaconv.core.onnx_ir_without_sympy import defer_sympy
 
 COMMANDS = (
     stage_commands,

@@ -23,9 +23,9 @@ from repaconv.method_api.settings import Knobs
 from repaconv.onnx_export.float64_exporter import network_to_onnx
 from repaconv.results import ClassScores, Exporting, Fact, Known, Link, NetworkFold
 from repaconv.sources.class_score_outputs import LOGITS, asked_classes, class_scores
+from repaconv.sources.fold_size_reverts import Kept
 from repaconv.sources.graph_fold_record import recorded, taken_by
 from repaconv.sources.named_architectures import Architecture, Built, built, completed, of_folder
-from repaconv.sources.size_reverts import Kept
 from repaconv.sources.source_model import TRAINING
 from repaconv.sources.ultralytics_networks import PACKAGE
 from repaconv.stages.fold.options import FoldOptions

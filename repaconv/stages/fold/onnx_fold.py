@@ -22,9 +22,9 @@ from repaconv.onnx_export.torch_exporter import operators_of
 from repaconv.results import GraphFold, ImageSize, Link, Origin
 from repaconv.rewrites.presets import DEFAULT, OFFICIAL
 from repaconv.sources.class_score_outputs import asked_classes, class_scores
+from repaconv.sources.fold_size_reverts import Kept
 from repaconv.sources.graph_fold_record import Taken, recorded, taken_by
 from repaconv.sources.onnx_source import Raised, to_oldest
-from repaconv.sources.size_reverts import Kept
 from repaconv.stages.fold.options import FoldOptions
 from repaconv.stages.fold.rounding_reverts import compared_with_reverts
 from repaconv.stages.fold.speed_reverts import fold_with_reverts

@@ -17,7 +17,7 @@ from repaconv.core.errors import GateFailed, Refused
 from repaconv.results import Link
 from repaconv.rewrites.fold.fold_barriers import PREFIX
 from repaconv.rewrites.fold.linear_layer_composition import AFFINE
-from repaconv.sources.size_reverts import FoldEvaluation, Kept, Refold, Reverts, refold_without, revert_harmful
+from repaconv.sources.fold_size_reverts import FoldEvaluation, Kept, Refold, Reverts, refold_without, revert_harmful
 from repaconv.verification.evaluated_graph import Evaluated
 from repaconv.verification.folded_graph_verification import not_equal, proved, rounds_worse
 from repaconv.verification.numerical_cancellation import small_values

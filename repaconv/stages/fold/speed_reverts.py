@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from repaconv.core.errors import RepaconvError
 from repaconv.core.progress import Progress
 from repaconv.results import Ratio
-from repaconv.sources.size_reverts import FoldEvaluation, Kept, Refold, Reverts, fold_no_larger, revert_harmful
+from repaconv.sources.fold_size_reverts import FoldEvaluation, Kept, Refold, Reverts, fold_no_larger, revert_harmful
 from repaconv.verification.evaluated_graph import Evaluated
 
 if TYPE_CHECKING:

@@ -1,5 +1,7 @@
-"""Import onnx-ir without sympy, which it needs for arithmetic on symbolic sizes only, and which takes as long as all
-else of it."""
+"""Import onnx-ir without sympy until onnx-ir uses it, for arithmetic on symbolic sizes.
+
+Importing sympy takes as long as importing the rest of onnx-ir, and most graphs need none of it.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ PACKAGE, DEFERRED = "onnx_ir", ("sympy", "onnx_ir._symbolic_shapes")
 
 
 def defer_sympy() -> None:
-    """Let onnx-ir import sympy when it first uses it.
+    """Make onnx-ir import sympy at its first use.
 
     While onnx-ir is imported, other modules take the place of `DEFERRED`, and import those at the first access to an
     attribute. They are known to onnx-ir alone: whoever imports sympy later gets sympy.

@@ -164,11 +164,14 @@ class Int8(NamedTuple):
             uint8 activations, which ONNX Runtime multiplies faster.
         narrow: 7-bit weights (`reduce_range`): x86-64 without VNNI adds two products in 16 bits, which saturates.
         by: One of `QUANTIZERS`.
+        activations: Whether activations between int8 layers are computed in 8 bits, too; for asymmetric uint8 by
+            ONNX Runtime's quantizer only, since it is for that runtime's kernels.
     """
 
     symmetric: bool = False
     narrow: bool = False
     by: str = QUANTIZERS[0]
+    activations: bool = False
 
     @property
     def about_zero(self) -> bool:
@@ -199,14 +202,16 @@ def to_int8(
         keep: Names of nodes that stay in float32.
         how: INT8 settings of the device.
     """
+    from repaconv.onnx_export.int8_activations import with_8_bit_activations
     from repaconv.onnx_export.nncf_quantization import quantize_with_nncf
 
     stored = {weight.name for weight in model.graph.initializer}
     names = [value.name for value in model.graph.input if value.name not in stored]
-    named = (dict(zip(names, map(call.get, _order(names, call)), strict=True)) for call in calls)
+    named = [dict(zip(names, map(call.get, _order(names, call)), strict=True)) for call in calls]
     if how.by.startswith("nncf"):
-        return quantize_with_nncf(model, list(named), keep, narrow=how.narrow, symmetric=how.about_zero)
-    return _by_onnxruntime(model, named, keep, how)
+        return quantize_with_nncf(model, named, keep, narrow=how.narrow, symmetric=how.about_zero)
+    low = _by_onnxruntime(model, iter(named), keep, how)
+    return with_8_bit_activations(low, named) if how.activations and not how.about_zero else low
 
 
 def _by_onnxruntime(

@@ -92,7 +92,7 @@ def int8_for(device: Target, quantizer: str = "") -> Int8:
         )
     if by.startswith("nncf"):
         require_nncf()
-    return Int8(symmetric, int8_saturates(device.architecture), by)
+    return Int8(symmetric, int8_saturates(device.architecture), by, activations=device.runtime == "onnxruntime")
 
 
 def loader_for(architecture: str, precision: str) -> Callable[..., Session]:

@@ -269,6 +269,24 @@ def test_a_search_keeps_within_its_time_and_takes_what_was_evaluated_if_there_is
     assert set(chosen[first:]) == {"int8"}
 
 
+@pytest.mark.parametrize(("budget_s", "rounds"), [(50, [6]), (30, [3]), (15, [])])
+def test_without_time_for_a_search_the_most_promising_is_compared_with_the_baseline(budget_s, rounds):
+    """An inference takes five seconds: a search would need more than six rounds of one configuration."""
+    arms = [arm("a"), arm("a", runtime="two"), arm("a", precision="int8")]
+    done = []
+
+    def measure(ways, count):
+        done.extend(count for _ in ways)
+        return {way: ratio_of(1.3 if way.runtime == "two" else 1.0) for way in ways}
+
+    source = Source(measure, budget_s, run_s=5.0, load_s=5.0)
+    best = search(arms, lambda _way: 1, source, anything, 40)[0]
+    assert done == rounds
+    assert source.left_s() >= 0
+    assert source.cut
+    assert best.deployment.runtime == ("two" if rounds else "one")
+
+
 def saved(name: str, seed: int) -> Path:
     method = plugins.load(plugins.METHODS, "repavit")
     sizes = Example("plain", (1,), (24,), (3,), image_size=32, patch=8, classes=5)

@@ -74,8 +74,8 @@ LEAST_IMPROVEMENT = 0.003
 """Expected improvement (log of the speedup) below which a configuration is not measured."""
 LEAST_EFFECT = 0.001
 """Predicted effect (log of the speedup) from which a change is combined with others."""
-FIRST, MIDDLE = 6, 12
-"""Rounds of a first measurement, and of one that decides about the finalists."""
+FEWEST, FIRST, MIDDLE = 3, 6, 12
+"""Rounds of a measurement for which there is hardly time, of a first one, and of one that decides about finalists."""
 GROUP, SEMIFINALISTS, FINALISTS = 6, 6, 3
 """Configurations that are measured together, and those that are measured again."""
 SIMILAR_WORTH = 0.4
@@ -359,8 +359,8 @@ class _Search:
             self._measured(batch)
             self._evaluate_leader()
 
-    def _measured(self, batch: Mapping[Deployment, Trial]) -> None:
-        found = self.rows.measured(batch, min(FIRST, self.rounds), "measured")
+    def _measured(self, batch: Mapping[Deployment, Trial], rounds: int = FIRST) -> None:
+        found = self.rows.measured(batch, min(rounds, self.rounds), "measured")
         self.dropped |= {each for each in batch if each not in found}
         self.trial_of |= {each: batch[each] for each in found}
 
@@ -551,6 +551,8 @@ class _Search:
 
     def finished(self) -> list[Candidate]:
         """Measure the best in more rounds; returns all rows, the winner first."""
+        if not self._ranked():
+            self._measure_most_promising()
         some = self._ranked()[:SEMIFINALISTS]
         if self.rounds > MIDDLE and self._rounds_in_time(some, (MIDDLE,), self._final_s(some)):
             self.rows.measured(some, MIDDLE, "semifinalist")
@@ -564,6 +566,18 @@ class _Search:
             self.rows.measured(wanted, rounds, "finalist")
         self._describe_rest()
         return self.rows.finished(wanted or finalists)
+
+    def _measure_most_promising(self) -> None:
+        """Measure one FP32 configuration, if there was no time for a search: an inference takes seconds."""
+        pool = self._pool(exact=True)
+        improvements = self._improvements(list(pool), (), exact=True)[1] if pool else []
+        for each, improvement in sorted(zip(pool, improvements, strict=True), key=lambda pair: -pair[1]):
+            if improvement < LEAST_IMPROVEMENT:
+                return
+            rounds = self._rounds_in_time([each], (FIRST, FEWEST))
+            if rounds and not self._too_much_work(each, pool[each]):
+                self._measured({each: pool[each]}, rounds)
+                return
 
     def _finalists(self) -> list[Deployment]:
         """See `_finalists`; of what was not evaluated, only what there is time for."""

@@ -1122,3 +1122,70 @@ def test_a_network_of_a_fixed_batch_size_is_evaluated_in_lower_precision(tmp_pat
     )
     low = [row for row in done.candidates if row.deployment.precision == "int8"]
     assert any(row.ratio for row in low)
+
+
+def three_by_three(path, size):
+    """A network of two 3x3 convolutions of 64 channels, for images of any size or of one."""
+    random = np.random.default_rng(0)
+    sides = ["height", "width"] if size is None else [size, size]
+    graph = onnx.helper.make_graph(
+        [
+            onnx.helper.make_node("Conv", ["x", "a"], ["y"], name="first", pads=[1] * 4),
+            onnx.helper.make_node("Relu", ["y"], ["z"], name="relu"),
+            onnx.helper.make_node("Conv", ["z", "b"], ["out"], name="second", pads=[1] * 4),
+        ],
+        "g",
+        [onnx.helper.make_tensor_value_info("x", 1, ["batch", 64, *sides])],
+        [onnx.helper.make_tensor_value_info("out", 1, ["batch", 64, *sides])],
+        [
+            onnx.numpy_helper.from_array(random.standard_normal((64, 64, 3, 3)).astype(np.float32) / 24, name)
+            for name in "ab"
+        ],
+    )
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8), path)
+    return Path(path)
+
+
+def test_graphs_of_one_image_size_are_tuned_and_exported_if_asked_for(repaconv, monkeypatch):
+    """A dynamic size hides it from `winograd`, which applies to images of known size only."""
+    tried = []
+
+    def faster_by_winograd(self, ways, _rounds):
+        tried.append({name for way in ways for name in way.rewrites})
+        shapes = [onnx.load(self.graphs.path(way)).graph.input[0].type.tensor_type.shape.dim for way in ways]
+        assert all(bool(dim[2].dim_value) == bool(self.graphs.fixed_size) for dim in shapes)
+        return {way: ratio_of(2.0 if "winograd" in way.rewrites else 1.0) for way in ways}
+
+    monkeypatch.setattr("repaconv.stages.tune.speed_measurements.LocalMeasurement.__call__", faster_by_winograd)
+    run = package.fold(three_by_three("any.onnx", None)).output_files[0]
+    folder = Path(run).parent
+    code, out, _ = repaconv("tune", folder, "--rounds", "4")
+    assert code == 0
+    assert "--image-size" in out
+    assert "winograd" not in set().union(*tried)
+    tried.clear()
+    code, out, _ = repaconv("tune", folder, "--rounds", "4", "--image-size", "48x64", "-o", "sized.json")
+    assert code == 0
+    assert "--image-size" not in out
+    tuned = read_artefact(Path("sized.json"), TuneArtefact)
+    assert tuned.image_size == (48, 64)
+    assert tuned.fixed_image_size
+    assert "winograd" in tuned.deployment.rewrites
+    assert repaconv("export", folder, "--preset", "sized.json")[0] == 0
+    exported = next(found for file in folder.glob("export*.json") if (found := read_artefact(file, ExportArtefact)))
+    assert exported.image_size == (48, 64)
+    assert "winograd" in exported.rewrites
+    assert repaconv("verify", folder)[0] == 0
+    code, _, err = repaconv("export", folder, "--preset", "fastest-known")
+    assert (code, "--image-size" in err) == (0, False)  # the result for any size
+
+
+def test_an_image_size_that_the_network_does_not_take_is_refused(repaconv):
+    run = package.fold(three_by_three("one.onnx", 48)).output_files[0]
+    code, _, err = repaconv("tune", Path(run).parent, "--image-size", "64")
+    assert (code, "takes images of 48x48 pixels only" in err) == (2, True)
+    random = np.random.default_rng(0).standard_normal((8, 64, 32, 32)).astype(np.float32)
+    np.savez("given.npz", input=random)
+    run = package.fold(three_by_three("any.onnx", None)).output_files[0]
+    code, _, err = repaconv("tune", Path(run).parent, "--image-size", "64", "--inputs", "given.npz")
+    assert (code, "are of 32 x 32 pixels" in err) == (2, True)

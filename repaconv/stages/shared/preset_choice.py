@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple
 from repaconv.core import plugins
 from repaconv.core.errors import Refused, RepaconvError, UsageProblem
 from repaconv.core.files import cache_folder, canonical_json, read_artefact, sha256_of_bytes
-from repaconv.results import Deployment, FoldArtefact, TuneArtefact
+from repaconv.results import Deployment, FoldArtefact, ImageSize, TuneArtefact
 from repaconv.rewrites.presets import DEFAULT, FASTEST, NAMED, OFFICIAL
 from repaconv.stages.export.options import ExportOptions
 from repaconv.stages.shared.common_checks import load_target, made_by
@@ -141,14 +141,15 @@ def cached_result(path: Path) -> TuneArtefact | None:
 def _cached_for_shapes(shapes: str) -> TuneArtefact:
     """The cached result of `tune` for these shapes on this machine, valid for the installed versions.
 
-    CPU results with batch 1 and one thread come first, then the search with most measurements, then complete searches,
-    then the fastest.
+    Results for one image size of a network that takes others do not count. CPU results with batch 1 and one thread come
+    first, then the search with most measurements, then complete searches, then the fastest.
     """
     from repaconv.benchmark.machine_fingerprint import fingerprint, machine_key
 
     here = machine_key(fingerprint(()))
     every = [cached_result(path) for path in sorted(cache_folder(TUNED).glob(f"{shapes[:16]}-*.json"))]
     found = [tuned for tuned in every if tuned and tuned.shapes_sha256 == shapes and not tuned.model_sha256]
+    found = [tuned for tuned in found if not tuned.fixed_image_size]
     found = [tuned for tuned in found if machine_key(tuned.machine) == here and _is_up_to_date(tuned)]
     if not found:
         raise UsageProblem(
@@ -189,11 +190,13 @@ class ResolvedOptions(Generic[AnyOptions]):
         options: The options, with the target and precision of the tuned configuration.
         deployment: The tuned configuration; None if there is none.
         preset: The preset of the exports to use; None leaves the choice open.
+        image_size: (height, width) for which the preset was tuned, if for one size only.
     """
 
     options: AnyOptions
     deployment: Deployment | None = None
     preset: str | None = None
+    image_size: ImageSize | None = None
 
     @property
     def settings(self) -> tuple[str, ...]:
@@ -222,20 +225,23 @@ def resolve_preset(options: AnyOptions, folded: FoldArtefact) -> ResolvedOptions
     if tuned is None:
         return ResolvedOptions(options, None, None if asked.preset is None else str(asked.preset))
     preset, best = asked.preset if asked.preset in NAMED else Path(asked.preset).name, tuned.deployment
+    size = tuned.image_size if tuned.fixed_image_size else None
     if asked.target not in (tuned.target, best.target) or asked.precision not in (None, "fp32", best.precision):
-        return ResolvedOptions(options, None, preset)
-    return ResolvedOptions(replace(asked, target=best.target, precision=best.precision), best, preset)
+        return ResolvedOptions(options, None, preset, size)
+    return ResolvedOptions(replace(asked, target=best.target, precision=best.precision), best, preset, size)
 
 
 def resolve_export_preset(options: ExportOptions, folded: FoldArtefact) -> ExportOptions:
-    """The options of an export, with the target and precision of a tuned preset.
+    """The options of an export, with the target and precision of a tuned preset, and its image size if it is for one.
 
     Raises:
         UsageProblem: If the configuration runs no graph, or images for its value ranges are missing.
     """
     given = resolve_preset(options, folded)
+    if given.image_size and options.image_size is None:
+        given = replace(given, options=replace(given.options, image_size=given.image_size))
     if given.deployment is None:
-        return options
+        return given.options
     device = load_target(given.options.target)
     if takes_networks(device):
         raise UsageProblem(

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from repaconv.core.errors import RepaconvError, UsageProblem, first_line
 from repaconv.core.progress import Progress
 from repaconv.results import Candidate, Deployment, Link
-from repaconv.stages.shared.common_checks import load_target
-from repaconv.stages.shared.input_selection import Split, choose_inputs, fixed_batch, taken_as_scores
+from repaconv.stages.shared.common_checks import as_image_size, load_target
+from repaconv.stages.shared.input_selection import Split, choose_inputs, fixed_batch, require_same_size, taken_as_scores
 from repaconv.stages.shared.lower_precision import loader_for
 from repaconv.stages.shared.preset_choice import open_deployment
 from repaconv.stages.shared.task_choice import settled, task_of, with_labels
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from repaconv.sources.source_model import Subject
     from repaconv.tasks.evaluation import Evaluation
     from repaconv.tasks.recognition import Choice
-    from repaconv.verification.input_batches import Batch
+    from repaconv.verification.input_batches import Batch, Inputs
 
 SMALLEST = 0.001
 """Smallest allowed share for which more images are demanded: 1000 test images are always enough."""
@@ -333,7 +333,7 @@ def require_evaluation_images(options: TuneOptions, subject: Subject) -> Split |
             "export --precision` evaluates features by cosine similarity.",
             code="tune.features",
         )
-    images = choose_inputs(subject, inputs=options.inputs, images=options.images)
+    images = chosen_images(options, subject)
     if scores.assumed and not images.labeled:
         by = taken_as_scores(scores, "its shape, and since top-1 predictions were asked for")
         images = replace(images, labels="; ".join(filter(None, [images.labels, by])))
@@ -341,6 +341,19 @@ def require_evaluation_images(options: TuneOptions, subject: Subject) -> Split |
     for name, share in budget._asdict().items():
         if share is not None:
             _require_enough(given, name, bounded(name, share, 1))
+    return given
+
+
+def chosen_images(options: TuneOptions, subject: Subject) -> Inputs:
+    """The images or inputs of the options, of the image size that was asked for.
+
+    Raises:
+        UsageProblem: If they are of another size; or see `choose_inputs`.
+    """
+    size = as_image_size(options.image_size)
+    given = choose_inputs(subject, inputs=options.inputs, images=options.images, size=size)
+    if size:
+        require_same_size(given, size)
     return given
 
 
@@ -357,7 +370,7 @@ def task_of_losses(options: TuneOptions, subject: Subject) -> Choice | None:
 
 def _images_of_task(options: TuneOptions, subject: Subject, choice: Choice, budget: Budget) -> Split:
     """The images, with labels of the task if there are some."""
-    given = choose_inputs(subject, inputs=options.inputs, images=options.images)
+    given = chosen_images(options, subject)
     if options.labels:
         given = with_labels(
             subject, given, Path(options.labels), choice, images=Path(options.images) if options.images else None

@@ -25,7 +25,9 @@ from repaconv.stages.shared.option_definitions import (
     OUTPUT,
     PRECISION,
     SEARCH,
+    SHAPES,
     SHARE,
+    SIZE,
     NoEffect,
     Option,
     Options,
@@ -57,6 +59,17 @@ class TuneOptions(Options):
     objective: Objective = "latency"
     settings: Settings = None
     batch: BatchSize = None
+    image_size: Annotated[
+        int | tuple[int, int] | None,
+        Option(
+            "Tune graphs of one image size, N or HEIGHTxWIDTH: more rewrites apply to them. `export` with the result "
+            "takes that size.",
+            metavar="N|HEIGHTxWIDTH",
+            text=SIZE,
+            default_text="dynamic if the network allows it",
+            panel=SHAPES,
+        ),
+    ] = None
     threads: Annotated[
         int | None,
         Option(

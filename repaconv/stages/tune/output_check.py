@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from repaconv.core.errors import Refused
-from repaconv.results import Deployment, Verdict
+from repaconv.results import Deployment, ImageSize, Verdict
 from repaconv.stages.shared.input_selection import fixed_batch
 from repaconv.stages.tune.search import Candidates
 from repaconv.verification.evaluated_graph import Evaluated
@@ -105,7 +105,7 @@ class OutputCheck:
 
     @cached_property
     def _inputs(self) -> list[Batch]:
-        return list(check_batches(self.graphs.subject, self.given))
+        return list(check_batches(self.graphs.subject, self.given, self.graphs.image_size))
 
 
 @dataclass
@@ -251,18 +251,19 @@ class ComparedBatch:
         return differing_operators(self.original.model, self.original.float64, self._feeds)
 
 
-def check_batches(subject: Subject, given: Inputs | None) -> Iterator[Batch]:
+def check_batches(subject: Subject, given: Inputs | None, size: ImageSize | None = None) -> Iterator[Batch]:
     """The inputs on which outputs are compared, in this order; see the module.
 
     Args:
         subject: The source model.
         given: The user's images or inputs.
+        size: (height, width) of random images; the network's usual size when None.
     """
     fixed = fixed_batch(subject)
     count = fixed or (1 if subject.folded.whole else CHECKED_IMAGES)
     if given is not None:
         yield _of_given(given, count, fixed)
-    drawn = subject.drawn(count, 0).piece(0, count)
+    drawn = subject.drawn(count, 0, size).piece(0, count)
     yield drawn
     if subject.folded.image_size is not None and all(array.dtype.kind == "f" for array in drawn.given.values()):
         for gain in GAINS:

@@ -16,7 +16,7 @@ from repaconv.core.errors import Refused, RepaconvError, UsageProblem
 from repaconv.core.files import sha256_of_bytes, write_bytes
 from repaconv.core.progress import Progress
 from repaconv.engines.tunable_session_settings import Tunable
-from repaconv.results import Candidate, Deployment, Ratio, Sensitivity
+from repaconv.results import Candidate, Deployment, ImageSize, Ratio, Sensitivity
 from repaconv.rewrites.presets import chosen
 from repaconv.sources.source_model import DEPLOY, GraphSpec, Subject
 from repaconv.stages.bench.options import LATENCY
@@ -681,6 +681,8 @@ class Candidates:
         took_s: Seconds that each graph took to be written, by what it is.
         sensitive: INT8 sensitivity of layer groups by target, if it was measured.
         choice: The task in which losses are evaluated; None for class scores.
+        fixed_size: (height, width) of the images that graphs take; None if that is the network's size, dynamic if it
+            may be.
         clock: Seconds on a clock that never goes back.
     """
 
@@ -695,7 +697,13 @@ class Candidates:
     took_s: dict[tuple[Any, ...], float] = field(default_factory=dict)
     sensitive: dict[str, tuple[Sensitivity, ...]] = field(default_factory=dict)
     choice: Choice | None = None
+    fixed_size: ImageSize | None = None
     clock: Callable[[], float] = time.monotonic
+
+    @property
+    def image_size(self) -> ImageSize | None:
+        """(height, width) of the images that are measured; None if the network takes no images."""
+        return self.fixed_size or self.subject.folded.image_size
 
     @property
     def place_of_scores(self) -> int:
@@ -733,11 +741,11 @@ class Candidates:
         from repaconv.graph.model_rewriting import rewritten
 
         spec = GraphSpec(
-            size=self.subject.folded.image_size,
+            size=self.image_size,
             opset=device.opset,
             newest=device.newest,
             lacks=device.unsupported_ops,
-            free_size=self.subject.folded.any_image_size,
+            free_size=self.subject.folded.any_image_size and self.fixed_size is None,
             simplifiers=(),
         )
         if str(spec) not in self.known:
@@ -842,7 +850,7 @@ class Candidates:
 
     def sizes(self, batch: int) -> dict[str, int]:
         """Sizes of the graph's dynamic dimensions, by name."""
-        size = self.subject.folded.image_size
+        size = self.image_size
         return {"batch": batch, "height": size[0], "width": size[1]} if size else self.subject.free_sizes(batch)
 
     def _file(self, key: tuple[Any, ...], make: Callable[[], onnx.ModelProto]) -> Path:

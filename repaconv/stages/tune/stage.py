@@ -13,20 +13,21 @@ from repaconv.core.file_replacement import replace_artifact, require_replaceable
 from repaconv.core.files import cache_folder, canonical_json, lock_folder, sha256_of, sha256_of_bytes, write_artefact
 from repaconv.core.progress import Progress, silent
 from repaconv.core.temporary_folders import scratch_folder
-from repaconv.results import Candidate, FoldArtefact, TuneArtefact
+from repaconv.results import Candidate, FoldArtefact, ImageSize, TuneArtefact
 from repaconv.rewrites.presets import chosen
 from repaconv.sources.source_model import Subject
 from repaconv.sources.source_of_run import subject_of
 from repaconv.stages.bench.options import OBJECTIVES, THROUGHPUT
 from repaconv.stages.fold.stage import fold
-from repaconv.stages.shared.common_checks import at_least_one, load_target, made_by, with_files
-from repaconv.stages.shared.input_selection import Split, choose_inputs, require_same_size
+from repaconv.stages.shared.common_checks import as_image_size, at_least_one, load_target, made_by, with_files
+from repaconv.stages.shared.input_selection import Split, require_same_size
 from repaconv.stages.shared.option_definitions import by_name
 from repaconv.stages.shared.preset_choice import TUNED, cached_result, shapes_sha256
 from repaconv.stages.tune.loss_evaluation import (
     FEW_OTHERS,
     Loss,
     LossEvaluation,
+    chosen_images,
     final_rows,
     require_evaluation_images,
     task_of_losses,
@@ -179,6 +180,7 @@ class _Plan(NamedTuple):
     Attributes:
         given: The images for lower precision.
         checked: The user's images or inputs, on some of which outputs are compared.
+        fixed_size: The image size that was asked for.
         known: File of the cached result.
         measured: File of the log of measurements.
         again: Whether a cached result is ignored.
@@ -195,6 +197,7 @@ class _Plan(NamedTuple):
     names: list[str]
     given: Split | None
     checked: Inputs | None
+    fixed_size: ImageSize | None
     choice: Choice | None
     measurer: Measurer | None
     path: Path
@@ -230,6 +233,9 @@ def _plan(
     run = _run_of(source, options.settings, progress)
     subject = subject_of(run)
     folded = subject.folded
+    fixed_size = as_image_size(options.image_size)
+    if fixed_size:
+        subject.require_size(*fixed_size)
     given = require_evaluation_images(options, subject)
     checked = given.given if given else _images_for_check(options, subject)
     overridden = run_folder.require_passed_checks(run, folded, unverified=options.allow_unverified)
@@ -248,6 +254,7 @@ def _plan(
         "elsewhere": None if measurer is None else where,
         "rewrites": rewrite_packages(names),
         "exhaustive": options.exhaustive,
+        **({"image_size": fixed_size} if fixed_size else {}),
         **({"checked_on": image_dependencies(options, subject)} if checked else {}),
     }
     path = Path(options.out) if options.out else run.folder / TUNED / f"{device.name}.json"
@@ -266,6 +273,7 @@ def _plan(
         names=names,
         given=given,
         checked=checked,
+        fixed_size=fixed_size,
         choice=task_of_losses(options, subject) if given else None,
         measurer=measurer,
         path=path,
@@ -300,9 +308,9 @@ def _images_for_check(options: TuneOptions, subject: Subject) -> Inputs | None:
     """
     if not (options.inputs or options.images):
         return None
-    given = choose_inputs(subject, inputs=options.inputs, images=options.images)
-    if given.size is not None and subject.folded.image_size is not None:
-        require_same_size(given, subject.folded.image_size)
+    given, size = chosen_images(options, subject), as_image_size(options.image_size) or subject.folded.image_size
+    if given.size is not None and size is not None:
+        require_same_size(given, size)
     given.piece(0, 1).feeds(subject.inputs)  # refuses normalized images for a network that takes pixels
     return given
 
@@ -344,8 +352,12 @@ def _search(plan: _Plan, scratch: Path, progress: Progress) -> TuneArtefact:
     from repaconv.stages.tune.search import search, search_exhaustively
 
     graphs = Candidates(plan.subject, plan.names, plan.given, scratch, progress, choice=plan.choice)
+    graphs.fixed_size = plan.fixed_size
     here = plan.measurer is None
     left: list[str] = []
+    if plan.folded.any_image_size and plan.fixed_size is None and plan.folded.image_size:
+        height, width = plan.folded.image_size
+        left.append(f"rewrites for one image size: it is dynamic. --image-size {height}x{width} tries them.")
     arms = _trials(plan, graphs, left, here=here)
     baseline = arms[0].start
     measuring = _measurement(plan, graphs, baseline)
@@ -417,7 +429,7 @@ def _measurement(plan: _Plan, graphs: Candidates, baseline: Deployment) -> Local
     """What measures configurations with the baseline: this machine or a cluster."""
     sound = OutputCheck(graphs, baseline, plan.checked)
     if plan.measurer is not None:
-        return WorkerMeasurement(graphs, sound, baseline, plan.measurer, plan.folded.image_size)
+        return WorkerMeasurement(graphs, sound, baseline, plan.measurer, graphs.image_size)
     together = plan.options.objective == THROUGHPUT
     return LocalMeasurement(graphs, sound, baseline, plan.called.threads, plan.options.seed, together)
 
@@ -437,7 +449,8 @@ def _artefact(plan: _Plan, rows: list[Candidate], loss: Loss | None, journal: Jo
         method=plan.folded.called,
         shapes_sha256=shapes_sha256(plan.folded.shapes),
         model_sha256=plan.folded.payload.sha256 if lossy else "",
-        image_size=plan.folded.image_size,
+        image_size=journal.graphs.image_size,
+        fixed_image_size=plan.folded.any_image_size and plan.fixed_size is not None,
         seed=plan.options.seed,
         baseline=journal.baseline,
         macs=int(journal.macs) if journal.macs > 1 else 0,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import onnx
 import onnxruntime
@@ -10,8 +12,11 @@ from onnx import TensorProto, numpy_helper
 from test_blocks import silu
 from test_forms import Graph
 
+import repaconv
+from repaconv.core.errors import UsageProblem
 from repaconv.graph.element_type_conversion import retyped
 from repaconv.onnx_export.fp16_and_int8 import Int8, to_int8
+from repaconv.onnx_export.fp32_layer_selection import nodes_kept_in_fp32
 from repaconv.stages.shared.common_checks import load_target
 from repaconv.stages.shared.lower_precision import int8_for
 
@@ -37,14 +42,26 @@ def between(activation, *, scale=1.0, size=1, outputs=lambda made: ()):
     return retyped(model, {TensorProto.DOUBLE: TensorProto.FLOAT})
 
 
+def erf_gate(graph, x):
+    return graph("Add", graph("Erf", graph("Div", x, np.array(2**0.5))), np.array(1.0))
+
+
 def gelu_by_erf(graph, x):
-    inner = graph("Add", graph("Erf", graph("Div", x, np.array(2**0.5))), np.array(1.0))
-    return graph("Mul", graph("Mul", x, inner), np.array(0.5))
+    return graph("Mul", graph("Mul", x, erf_gate(graph, x)), np.array(0.5))
+
+
+def relu6(graph, x):
+    return graph("Clip", graph("Add", x, np.array(3.0)), np.array(0.0), np.array(6.0))
 
 
 def hard_swish_by_clip(graph, x):
-    gate = graph("Clip", graph("Add", x, np.array(3.0)), np.array(0.0), np.array(6.0))
-    return graph("Div", graph("Mul", x, gate), np.array(6.0))
+    return graph("Div", graph("Mul", x, relu6(graph, x)), np.array(6.0))
+
+
+def spike(graph, x):
+    """2 x sigmoid(x), and a peak around 0 that no value but 0 reaches."""
+    narrow = graph("Exp", graph("Mul", graph("Mul", x, x), np.array(-1e6)))
+    return graph("Add", graph("Mul", x, graph("Sigmoid", x)), narrow)
 
 
 REPLACED = {
@@ -56,6 +73,8 @@ REPLACED = {
     "hard-swish": lambda graph, x: graph("HardSwish", x),
     "hard-swish by hard-sigmoid": lambda graph, x: graph("Mul", x, graph("HardSigmoid", x, alpha=1 / 6)),
     "hard-swish by clip": hard_swish_by_clip,
+    "twice gelu": lambda graph, x: graph("Mul", x, erf_gate(graph, x)),  # as folded before a layer that halves it
+    "six times hard-swish": lambda graph, x: graph("Mul", x, relu6(graph, x)),
 }
 REMAINING = {
     "relu": lambda graph, x: graph("Relu", x),
@@ -67,6 +86,10 @@ REMAINING = {
     "of two values": lambda graph, x: graph("Mul", x, graph("Sigmoid", layer(graph, x, 16, 16, seed=3))),
     "slopes of channels": lambda graph, x: graph("Mul", x, graph("Sigmoid", graph("Mul", x, np.ones((16, 1, 1))))),
     "of no activation": lambda graph, x: x,
+    "negative": lambda graph, x: graph("Neg", silu(graph, x)),
+    "growing": lambda graph, x: graph("Sub", graph("Exp", x), np.array(1.0)),
+    "a peak": spike,
+    "not a number at 0": lambda graph, x: graph("Mul", x, graph("Reciprocal", x)),
 }
 
 
@@ -148,6 +171,56 @@ def test_activations_of_layers_in_float32_and_of_symmetric_int8_remain():
             assert quantized(model, kept, activations=True) == quantized(model, kept)
     for how in ({"symmetric": True}, {"by": "onnxruntime-symmetric"}):
         assert quantized(model, activations=True, **how) == quantized(model, **how)
+
+
+def test_a_node_that_stays_in_float32_keeps_its_activation():
+    model = between(silu)
+    for operator in ("Sigmoid", "Mul"):
+        kept = [node.name for node in model.graph.node if node.op_type == operator]
+        assert quantized(model, kept, activations=True) == quantized(model)
+    assert nodes_kept_in_fp32(model, ["n1"], "int8", activations=True) == ["n1"]
+    with pytest.raises(UsageProblem, match="matches no layer that int8 changes"):
+        nodes_kept_in_fp32(model, ["n1"], "int8")
+    layers = [node.name for node in model.graph.node if node.op_type == "Conv"]
+    with pytest.raises(UsageProblem, match="keeps every layer in FP32"):
+        nodes_kept_in_fp32(model, layers, "int8", activations=True)
+
+
+@pytest.mark.parametrize("activation", ["gelu", "silu"])
+def test_the_mean_stays_since_pooling_sums_over_pixels(activation):
+    model = between(REPLACED[activation], size=3)
+    model.graph.output[0].CopyFrom(onnx.helper.make_tensor_value_info("pooled", TensorProto.FLOAT, None))
+    model.graph.node.append(
+        onnx.helper.make_node("ReduceMean", [model.graph.node[-1].output[0]], ["pooled"], axes=None)
+    )
+    model.graph.node[-1].ClearField("attribute")
+    exact, plain, low = output(model), output(quantized(model)), output(quantized(model, activations=True))
+    assert np.abs(low - exact).max() < 2 * np.abs(plain - exact).max()
+
+
+@pytest.mark.parametrize("largest", [1e7, 1e30])
+def test_values_that_the_8_bit_sum_cannot_hold_stay_in_float32(largest, recwarn):
+    model = between(REPLACED["hard-swish"], scale=largest)
+    assert quantized(model, activations=True) == quantized(model)
+    assert not [warning for warning in recwarn if "int8_activations" in warning.filename]
+
+
+def test_the_default_domain_may_be_written_out():
+    model = between(silu)
+    model.opset_import[0].domain = "ai.onnx"
+    low = quantized(model, activations=True)
+    assert sum(node.op_type == "Sigmoid" for node in low.graph.node) == 1
+    assert len(low.graph.node) > len(quantized(model).graph.node)
+
+
+def test_an_activation_whose_factor_a_fold_moved_is_computed_in_8_bits(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("gelu by erf", "hard-swish by clip"):
+        onnx.save(between(REPLACED[name]), "given.onnx")
+        run = repaconv.fold("given.onnx", out=name.replace(" ", "-"))
+        folded = onnx.load(next(Path(run.output_files[0]).parent.glob("*.folded.onnx")))
+        low = quantized(folded, activations=True)
+        assert "QLinearMul" in operators(low, tmp_path / "run.onnx"), name
 
 
 def test_an_activation_that_a_subgraph_reads_remains():

@@ -211,7 +211,7 @@ def to_int8(
     if how.by.startswith("nncf"):
         return quantize_with_nncf(model, named, keep, narrow=how.narrow, symmetric=how.about_zero)
     low = _by_onnxruntime(model, iter(named), keep, how)
-    return with_8_bit_activations(low, named) if how.activations and not how.about_zero else low
+    return with_8_bit_activations(low, named, keep) if how.activations and not how.about_zero else low
 
 
 def _by_onnxruntime(

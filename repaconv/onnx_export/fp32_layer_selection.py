@@ -12,6 +12,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from repaconv.core.errors import UsageProblem
+from repaconv.graph.operator_facts import UNARY
 from repaconv.onnx_export.fp16_and_int8 import QUANTIZED
 
 if TYPE_CHECKING:
@@ -50,6 +51,8 @@ def nodes_kept_in_fp32(
     patterns: Sequence[str],
     precision: str,
     plain: Callable[[], onnx.ModelProto | None] | None = None,
+    *,
+    activations: bool = False,
 ) -> list[str]:
     """Return the names of nodes that ``--keep-fp32`` patterns keep in float32.
 
@@ -61,11 +64,14 @@ def nodes_kept_in_fp32(
         patterns: The patterns as given.
         precision: int8 converts products and convolutions, other precisions every node.
         plain: Reads the FP32 export, if there is one: the user may have taken node names from it.
+        activations: Whether int8 converts activations, too.
 
     Raises:
         UsageProblem: If a pattern matches nothing, with similar names, or if no node is left in the precision.
     """
-    named = {n.name: _names_of(n.name) for n in model.graph.node if precision != "int8" or n.op_type in QUANTIZED}
+    converted = [n for n in model.graph.node if precision != "int8" or n.op_type in QUANTIZED]
+    also = [n for n in model.graph.node if n.op_type in (*UNARY, "Clip")] if activations else []
+    named = {n.name: _names_of(n.name) for n in (*converted, *also)}
     for pattern in patterns:
         if not any(_matches(names, pattern) for names in named.values()):
             _require_not_of_plain(pattern, plain() if plain else None, model, list(named), precision)
@@ -78,7 +84,7 @@ def nodes_kept_in_fp32(
                 code="export.keep-fp32",
             )
     kept = matching(named, patterns)
-    if patterns and len(kept) == len(named):
+    if patterns and {n.name for n in converted} <= set(kept):
         raise UsageProblem(
             f"--keep-fp32 {' '.join(patterns)} keeps every layer in FP32 and leaves none in {precision}.",
             hint="Name fewer layers, or export --precision fp32.",

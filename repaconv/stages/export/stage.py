@@ -265,6 +265,10 @@ def _in_precision(plan: _Plan, graph: Graph, progress: Progress) -> LowPrecision
             code="export.too-large",
         )
     precision, form = plan.options.precision, plan.form
+    activations = precision == "int8" and int8_for(plan.device, form.quantizer).activations
+    kept = nodes_kept_in_fp32(
+        graph.model, plan.variant.fp32_modules, precision, partial(_plain_export, plan), activations=activations
+    )
     typed = lower_and_compare(
         graph.model,
         precision,
@@ -272,7 +276,7 @@ def _in_precision(plan: _Plan, graph: Graph, progress: Progress) -> LowPrecision
         plan.subject,
         device=plan.device,
         form=form,
-        nodes=nodes_kept_in_fp32(graph.model, plan.variant.fp32_modules, precision, partial(_plain_export, plan)),
+        nodes=kept,
         task=plan.options.task,
         progress=progress,
     )

@@ -75,7 +75,7 @@ LEAST_IMPROVEMENT = 0.003
 LEAST_EFFECT = 0.001
 """Predicted effect (log of the speedup) from which a change is combined with others."""
 FEWEST, FIRST, MIDDLE = 3, 6, 12
-"""Rounds of a measurement for which there is hardly time, of a first one, and of one that decides about finalists."""
+"""Rounds of a measurement when little time is left, of a first one, and of one that decides about the finalists."""
 GROUP, SEMIFINALISTS, FINALISTS = 6, 6, 3
 """Configurations that are measured together, and those that are measured again."""
 SIMILAR_WORTH = 0.4
@@ -359,8 +359,8 @@ class _Search:
             self._measured(batch)
             self._evaluate_leader()
 
-    def _measured(self, batch: Mapping[Deployment, Trial], rounds: int = FIRST) -> None:
-        found = self.rows.measured(batch, min(rounds, self.rounds), "measured")
+    def _measured(self, batch: Mapping[Deployment, Trial]) -> None:
+        found = self.rows.measured(batch, min(FIRST, self.rounds), "measured")
         self.dropped |= {each for each in batch if each not in found}
         self.trial_of |= {each: batch[each] for each in found}
 
@@ -576,7 +576,8 @@ class _Search:
                 return
             rounds = self._rounds_in_time([each], (FIRST, FEWEST))
             if rounds and not self._too_much_work(each, pool[each]):
-                self._measured({each: pool[each]}, rounds)
+                if self.rows.measured([each], rounds, f"measured in {rounds} rounds; there was no time for more"):
+                    self.trial_of[each] = pool[each]
                 return
 
     def _finalists(self) -> list[Deployment]:

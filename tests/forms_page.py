@@ -58,8 +58,9 @@ AVX2, 16 with AVX-512 (`whole-blocks-16`, `whole-groups-16`).
 `winograd` writes weights of 16/9 the size, and about 80 nodes for a convolution, where an estimate promises a speedup
 of at least 1.15. It is fitted to measurements with AVX2 and one thread. On two threads ONNX Runtime divides each of
 these nodes: a U-Net has 0.73 of its speed, RepVGG-A0 0.95. So no default preset has `winograd`, and `tune` tries it
-with your number of threads, in FP32. Nothing was measured with AVX-512 and AMX, where products take less of the time.
-It rounds about as the plain convolution does, and less than OpenVINO's.
+with your number of threads, in FP32. It needs a known image size: `tune --image-size N` if it is dynamic. Nothing was
+measured with AVX-512 and AMX, where products take less of the time. It rounds about as the plain convolution does, and
+less than OpenVINO's.
 
 Not faster here: `scores-as-matrix` with 12 heads (0.55; the paper's own), `concat-linear` and `patch-gemm` (1.00 within
 0.02). 15 rewrites of earlier versions were removed, because they were faster in no benchmark: among them

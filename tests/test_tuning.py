@@ -1169,7 +1169,7 @@ def test_graphs_of_one_image_size_are_tuned_and_exported_if_asked_for(repaconv, 
     assert "--image-size" not in out
     tuned = read_artefact(Path("sized.json"), TuneArtefact)
     assert tuned.image_size == (48, 64)
-    assert tuned.fixed_image_size
+    assert tuned.graph_size == "fixed"
     assert "winograd" in tuned.deployment.rewrites
     assert repaconv("export", folder, "--preset", "sized.json")[0] == 0
     exported = next(found for file in folder.glob("export*.json") if (found := read_artefact(file, ExportArtefact)))

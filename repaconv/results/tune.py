@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -107,7 +107,8 @@ class TuneArtefact(Artefact):
         model_sha256: The SHA-256 of the folded network's file if ``deployment`` is lossy, since its loss was evaluated
             with these weights only; empty otherwise.
         image_size: (height, width) in pixels; null if the network takes no images.
-        fixed_image_size: Whether the graphs take images of this size only, though the network takes others.
+        graph_size: Which image sizes the graphs take: ``own``, the only one that the network takes, or none; any
+            (``dynamic``); ``image_size`` only, though the network takes others (``fixed``, by ``--image-size``).
         seed: The seed of random inputs, of the order within the rounds and of the confidence intervals.
         baseline: The deployment that all others are compared with: the target's own runtime and default preset in FP32.
         macs: The multiply-accumulates of the baseline; 0 if they were not counted.
@@ -149,7 +150,7 @@ class TuneArtefact(Artefact):
     shapes_sha256: str
     model_sha256: str = ""
     image_size: ImageSize | None
-    fixed_image_size: bool = False
+    graph_size: Literal["own", "dynamic", "fixed"] = "own"
     seed: int
     baseline: Deployment
     macs: int = 0

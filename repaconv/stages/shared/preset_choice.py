@@ -149,7 +149,7 @@ def _cached_for_shapes(shapes: str) -> TuneArtefact:
     here = machine_key(fingerprint(()))
     every = [cached_result(path) for path in sorted(cache_folder(TUNED).glob(f"{shapes[:16]}-*.json"))]
     found = [tuned for tuned in every if tuned and tuned.shapes_sha256 == shapes and not tuned.model_sha256]
-    found = [tuned for tuned in found if not tuned.fixed_image_size]
+    found = [tuned for tuned in found if tuned.graph_size != "fixed"]
     found = [tuned for tuned in found if machine_key(tuned.machine) == here and _is_up_to_date(tuned)]
     if not found:
         raise UsageProblem(
@@ -225,7 +225,7 @@ def resolve_preset(options: AnyOptions, folded: FoldArtefact) -> ResolvedOptions
     if tuned is None:
         return ResolvedOptions(options, None, None if asked.preset is None else str(asked.preset))
     preset, best = asked.preset if asked.preset in NAMED else Path(asked.preset).name, tuned.deployment
-    size = tuned.image_size if tuned.fixed_image_size else None
+    size = tuned.image_size if tuned.graph_size == "fixed" else None
     if asked.target not in (tuned.target, best.target) or asked.precision not in (None, "fp32", best.precision):
         return ResolvedOptions(options, None, preset, size)
     return ResolvedOptions(replace(asked, target=best.target, precision=best.precision), best, preset, size)

@@ -355,9 +355,6 @@ def _search(plan: _Plan, scratch: Path, progress: Progress) -> TuneArtefact:
     graphs.fixed_size = plan.fixed_size
     here = plan.measurer is None
     left: list[str] = []
-    if plan.folded.any_image_size and plan.fixed_size is None and plan.folded.image_size:
-        height, width = plan.folded.image_size
-        left.append(f"rewrites for one image size: it is dynamic. --image-size {height}x{width} tries them.")
     arms = _trials(plan, graphs, left, here=here)
     baseline = arms[0].start
     measuring = _measurement(plan, graphs, baseline)
@@ -450,7 +447,7 @@ def _artefact(plan: _Plan, rows: list[Candidate], loss: Loss | None, journal: Jo
         shapes_sha256=shapes_sha256(plan.folded.shapes),
         model_sha256=plan.folded.payload.sha256 if lossy else "",
         image_size=journal.graphs.image_size,
-        fixed_image_size=plan.folded.any_image_size and plan.fixed_size is not None,
+        graph_size="own" if not plan.folded.any_image_size else "fixed" if plan.fixed_size else "dynamic",
         seed=plan.options.seed,
         baseline=journal.baseline,
         macs=int(journal.macs) if journal.macs > 1 else 0,

@@ -43,7 +43,8 @@ from a CPU that took 2.3 times as long for the same graphs.
 
 - Ours computes what the competitor computes, in the same kernels: RIFormer, ConvNeXt, EfficientNet, RegNet-Y. Nothing
   folds away but norms and branches, there are no 3x3 convolutions of many channels (`winograd`), and three quarters of
-  the time are products ([distance from the limit](roofline.md)). In INT8, NNCF quantizes the same convolutions.
+  the time are products ([distance from the limit](roofline.md)). In INT8, NNCF quantizes the same convolutions; ours
+  differs by [the activations between them](how-to/int8.md#activations-between-convolutions).
 - Rows with AVX-512 and AMX are older than `winograd`, which was measured with AVX2 only.
 - PYRA and dwconv: what tokens or attention save is in the manual baseline, too. Products take 93% of PYRA's time on
   ONNX Runtime with AVX2, and would take 83% of it at the core's peak ([distance from the limit](roofline.md)).

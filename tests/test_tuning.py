@@ -42,6 +42,8 @@ from repaconv.stages.shared.input_selection import Split
 from repaconv.stages.shared.preset_choice import open_deployment
 from repaconv.stages.tune import loss_evaluation, stage
 from repaconv.stages.tune import search as candidates
+from repaconv.stages.tune.loss_evaluation import task_of_losses
+from repaconv.stages.tune.options import TuneOptions
 from repaconv.stages.tune.output_check import OutputCheck
 from repaconv.stages.tune.search import (
     FIRST,
@@ -1189,3 +1191,11 @@ def test_an_image_size_that_the_network_does_not_take_is_refused(repaconv):
     run = package.fold(three_by_three("any.onnx", None)).output_files[0]
     code, _, err = repaconv("tune", Path(run).parent, "--image-size", "64", "--inputs", "given.npz")
     assert (code, "are of 32 x 32 pixels" in err) == (2, True)
+
+
+def test_losses_in_a_task_are_of_images_of_the_size_that_was_asked_for():
+    run = run_folder.find_run(Path(package.fold(three_by_three("any.onnx", None)).output_files[0]).parent)
+    asked = {"task": "segment", "max_disagreement": 0.5}
+    for size, found in ((None, subject_of(run).folded.image_size), (64, (64, 64))):
+        choice = task_of_losses(TuneOptions(image_size=size, **asked), subject_of(run))
+        assert (choice.task, choice.about.size) == ("segment", found)

@@ -365,6 +365,8 @@ def task_of_losses(options: TuneOptions, subject: Subject) -> Choice | None:
     if choice.task == "classify" or (choice.task is None and subject.scores is not None):
         return None
     choice = settled(choice, subject)
+    if size := as_image_size(options.image_size):
+        choice = choice._replace(about=replace(choice.about, size=size))
     return choice if choice.task in TASKS else None
 
 

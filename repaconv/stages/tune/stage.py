@@ -351,8 +351,9 @@ def _search(plan: _Plan, scratch: Path, progress: Progress) -> TuneArtefact:
     """Search: the fastest allowed configuration, and all that were considered."""
     from repaconv.stages.tune.search import search, search_exhaustively
 
-    graphs = Candidates(plan.subject, plan.names, plan.given, scratch, progress, choice=plan.choice)
-    graphs.fixed_size = plan.fixed_size
+    graphs = Candidates(
+        plan.subject, plan.names, plan.given, scratch, progress, choice=plan.choice, fixed_size=plan.fixed_size
+    )
     here = plan.measurer is None
     left: list[str] = []
     arms = _trials(plan, graphs, left, here=here)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -1177,9 +1178,27 @@ def test_graphs_of_one_image_size_are_tuned_and_exported_if_asked_for(repaconv, 
     exported = next(found for file in folder.glob("export*.json") if (found := read_artefact(file, ExportArtefact)))
     assert exported.image_size == (48, 64)
     assert "winograd" in exported.rewrites
-    assert repaconv("verify", folder)[0] == 0
+    links = {link.name: link.verdict for link in package.verify(folder).links}
+    assert links["onnx"] == "passed"  # on images of that size
     code, _, err = repaconv("export", folder, "--preset", "fastest-known")
     assert (code, "--image-size" in err) == (0, False)  # the result for any size
+
+
+def test_a_preset_for_one_image_size_selects_the_export_of_that_size(repaconv, monkeypatch):
+    """All results of `tune` have the same file's name, which names the preset of an export."""
+    monkeypatch.setattr("repaconv.stages.tune.speed_measurements.LocalMeasurement.__call__", equal_here)
+    folder = Path(package.fold(three_by_three("any.onnx", None)).output_files[0]).parent
+    tuned = folder / "tuned" / "x86-64.json"
+    for size in (None, 64, 32):
+        package.tune(folder, image_size=size, rewrites=("winograd",), rounds=4)
+        with contextlib.suppress(UsageProblem):
+            package.build(folder, target="x86-64", preset=tuned)
+            assert size is None, "there is no export of that size yet"
+        exported = package.export(folder, preset=tuned)
+        built = package.build(folder, target="x86-64", preset=tuned)
+        assert built.onnx_sha256 == exported.payload.sha256
+        done = package.bench(folder, preset=tuned, rounds=2)
+        assert done.image_size == (read_artefact(tuned, TuneArtefact).image_size if size is None else (size, size))
 
 
 def test_an_image_size_that_the_network_does_not_take_is_refused(repaconv):
@@ -1189,6 +1208,17 @@ def test_an_image_size_that_the_network_does_not_take_is_refused(repaconv):
     random = np.random.default_rng(0).standard_normal((8, 64, 32, 32)).astype(np.float32)
     np.savez("given.npz", input=random)
     run = package.fold(three_by_three("any.onnx", None)).output_files[0]
+    for size in (0, -1, (0, 5), (48, 64, 3), 48.0, True, "x"):
+        with pytest.raises(UsageProblem, match="neither a number of pixels nor HEIGHTxWIDTH"):
+            package.tune(Path(run).parent, image_size=size)
+    model = onnx.load("any.onnx")
+    pool = onnx.helper.make_node("MaxPool", ["out"], ["pooled"], name="pool", kernel_shape=[9, 9])
+    model.graph.node.append(pool)
+    model.graph.output[0].CopyFrom(onnx.helper.make_tensor_value_info("pooled", 1, ["batch", 64, "h", "w"]))
+    onnx.save(model, "pool.onnx")
+    pooled = package.fold("pool.onnx").output_files[0]
+    with pytest.raises(UsageProblem, match="does not run on images of 5x5 pixels"):
+        package.tune(Path(pooled).parent, image_size=5)
     code, _, err = repaconv("tune", Path(run).parent, "--image-size", "64", "--inputs", "given.npz")
     assert (code, "are of 32 x 32 pixels" in err) == (2, True)
 

@@ -357,11 +357,26 @@ class GraphSubject:
         Raises:
             UsageProblem: The graph does not take images of this size.
         """
-        if self.folded.any_image_size or self.folded.image_size == (height, width):
+        if self.folded.image_size == (height, width):
+            return
+        if self.folded.any_image_size:
+            self._require_runs(height, width)
             return
         size = self.folded.image_size
         told = f"takes images of {size[0]}x{size[1]} pixels only" if size else "does not take one input of images"
         raise UsageProblem(f"this graph {told}.", hint="Leave --image-size out.", code="image-size")
+
+    def _require_runs(self, height: int, width: int) -> None:
+        count = self.folded.batch if isinstance(self.folded.batch, int) else 1
+        images = self.drawn(count, 0, (height, width)).piece(0, count)
+        try:
+            self.stored.run(images.feeds(self.inputs))
+        except Exception as error:  # ONNX Runtime raises errors of many classes
+            raise UsageProblem(
+                f"this graph does not run on images of {height}x{width} pixels: {first_line(error)}.",
+                hint="Give another image size.",
+                code="image-size",
+            ) from error
 
     def parting(self, feeds: Feeds, allowed: float) -> Location:
         """Find the first difference between the original and the folded graph, in float32, by more than rounding."""

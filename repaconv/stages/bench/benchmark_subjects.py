@@ -76,6 +76,7 @@ def choose_subjects(
     batch: int | None = None,
     image_size: ImageSize | None = None,
     form: str | None = None,
+    form_size: ImageSize | None = None,
 ) -> BenchmarkSubjects:
     """Choose the subjects, and collect the failed checks that were overridden for them.
 
@@ -96,7 +97,9 @@ def choose_subjects(
         return _torch_subjects(subject_of(run), other, device, unverified=unverified)
     subject = subject_of(run)
     folded = subject.folded
-    export = export_for(run, folded, target, precision, batch=batch, image_size=image_size, form=form)
+    export = export_for(
+        run, folded, target, precision, batch=batch, image_size=image_size, form=form, form_size=form_size
+    )
     exported = export.artefact
     overridden = run_folder.require_passed_checks(run, folded, (exported, export.path), unverified=unverified)
     subjects = [BenchmarkSubject(DEPLOY, run_folder.onnx_model_of(run, exported))]

@@ -101,6 +101,7 @@ def plan_bench(options: BenchOptions, model: str | Path | None, device: Target |
         batch=options.batch,
         image_size=asked,
         form=given.preset,
+        form_size=None if asked else given.image_size,
     )
     lowered = known.variant.model_copy(update={"precision": options.precision}) if known.variant else None
     variant = lowered.full if lowered else ""

@@ -149,7 +149,9 @@ def _plan(options: BuildOptions, run: str | Path | None) -> _Plan:
         options = given.options
         device, engine, version = _runtime(options)
     typed = "fp32" if device.typed_by == "runtime" and options.precision == "bf16" else options.precision
-    exported, path, variant = export_for(taken, folded, options.target, typed, model=model, form=given.preset)
+    exported, path, variant = export_for(
+        taken, folded, options.target, typed, model=model, form=given.preset, form_size=given.image_size
+    )
     overridden = run_folder.require_passed_checks(taken, folded, (exported, path), unverified=options.allow_unverified)
     name = variant.model_copy(update={"precision": options.precision}).full
     file, log, slot = (taken.engine(name, suffix) for suffix in (engine.suffix, ".log", ".json"))

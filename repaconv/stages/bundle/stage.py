@@ -175,7 +175,14 @@ def _plan(options: BundleOptions, taken: run_folder.Run, model: Path | None) -> 
     tuned = resolve_preset(options, folded)
     precision = tuned.options.precision or _only_precision(taken, folded, device)
     exported, path, variant = export_for(
-        taken, folded, options.target, precision, model=model, batch=options.batch, form=tuned.preset
+        taken,
+        folded,
+        options.target,
+        precision,
+        model=model,
+        batch=options.batch,
+        form=tuned.preset,
+        form_size=tuned.image_size,
     )
     overridden = run_folder.require_passed_checks(taken, folded, (exported, path), unverified=options.allow_unverified)
     source = run_folder.onnx_model_of(taken, exported)

@@ -53,9 +53,10 @@ def as_image_size(size: int | str | ImageSize | None) -> ImageSize | None:
     """
     from repaconv.stages.shared.option_definitions import image_size
 
-    if isinstance(size, str):
-        return image_size(size, "image_size")
-    return (size, size) if isinstance(size, int) else size
+    if size is None:
+        return None
+    text = size if isinstance(size, str) else "x".join(map(str, size)) if isinstance(size, tuple | list) else str(size)
+    return image_size(text, "image_size")
 
 
 def default_rewrites(device: Target, method: str) -> tuple[str, ...]:

@@ -72,6 +72,7 @@ def export_for(
     batch: int | None = None,
     image_size: ImageSize | None = None,
     form: str | None = None,
+    form_size: ImageSize | None = None,
 ) -> Export:
     """Choose the export for a target in a precision.
 
@@ -88,6 +89,7 @@ def export_for(
         batch: Batch size that the graph must accept.
         image_size: Image size that the graph must accept.
         form: The rewrite preset of the export, by its name or its file's name.
+        form_size: The image size for which that preset was tuned, if for one size; exports of others do not count.
 
     Raises:
         Refused: If an export of the run was made from other weights.
@@ -100,6 +102,8 @@ def export_for(
     if model is not None:
         found = [each for each in found if _file(run, each).resolve() == model.resolve()]
     found = [each for each in found if form in (None, each.artefact.preset)]
+    if form_size is not None and model is None:
+        found = [each for each in found if each.artefact.image_size == form_size]
     if not found:
         raise _no_export(run, every, target, device, precision, model, form)
     if len(found) == 1:

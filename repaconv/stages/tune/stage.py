@@ -236,6 +236,8 @@ def _plan(
     fixed_size = as_image_size(options.image_size)
     if fixed_size:
         subject.require_size(*fixed_size)
+    if not folded.any_image_size:
+        fixed_size = None
     given = require_evaluation_images(options, subject)
     checked = given.given if given else _images_for_check(options, subject)
     overridden = run_folder.require_passed_checks(run, folded, unverified=options.allow_unverified)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from repaconv.core.terminal import is_verbose, plain, relative_path, stdout, table
-from repaconv.stages.shared.result_tables import size_text
 
 if TYPE_CHECKING:
     from repaconv.results import Candidate, Deployment, Link, TuneArtefact
@@ -50,9 +49,8 @@ def show_tune(done: TuneArtefact) -> None:
     for what, told in (("images", done.image_preprocessing), ("classes", done.scores)):
         if told:
             stdout().print(f"[dim]{what}: {plain(told)}[/]")
-    if done.graph_size == "dynamic" and done.image_size:
-        size = size_text(done.image_size)
-        stdout().print(f"the graphs take any image size; more rewrites apply to those of one: --image-size {size}")
+    if done.graph_size == "dynamic":
+        stdout().print("the graphs take any image size; more rewrites apply to those of one: --image-size N")
     if done.output_files:
         file = plain(relative_path(done.output_files[0]))
         target = "" if done.target == "x86-64" else f" --target {plain(done.target)}"

@@ -155,7 +155,10 @@ def chain_of(
 
 def _source(rules: Rules, given: Inputs, exported: ExportArtefact | None, precision: str) -> Source:
     """The images of a link; a lossy one is run on the images of its export unless others are given."""
-    if precision == "fp32" or not rules.drawn:
+    if not rules.drawn:
+        return Source(given)
+    given = _at_size_of(rules, given, exported)
+    if precision == "fp32":
         return Source(given)
     if exported is None or exported.images is None:
         return Source(given, unshown=NO_IMAGES)
@@ -167,6 +170,15 @@ def _source(rules: Rules, given: Inputs, exported: ExportArtefact | None, precis
         return Source(given, gone=found)
     path = Path(exported.images.path)
     return Source(found, took=(path,) if path.is_file() else ())
+
+
+def _at_size_of(rules: Rules, given: Inputs, exported: ExportArtefact | None) -> Inputs:
+    """Random images of the size that an ONNX model takes; the given ones if it takes them."""
+    size = exported.image_size if exported else None
+    if size in (None, "dynamic", given.size) or given.size is None or isinstance(size, str):
+        return given
+    pixels = _has_pixels(given)
+    return choose_inputs(rules.subject, count=rules.count, seed=rules.seed, size=size, pixels=pixels)
 
 
 def _in_batches(source: Source, rules: Rules, batch: int | None) -> Source:

@@ -308,6 +308,9 @@ def test_the_graph_has_the_names_and_the_freedom_that_it_should(tiny):
     dims = [d.dim_value for d in onnx.load(RUN / "model.b2.48x48.onnx").graph.input[0].type.tensor_type.shape.dim]
     assert dims == [2, 3, 48, 48]
     links = {link.variant: link.verdict for link in rc.verify().links if link.name == "onnx"}
+    assert links == {"": "passed", "b2.48x48": "passed"}  # on random images of 48x48
+    np.savez("usual.npz", input=np.random.default_rng(0).standard_normal((2, 3, 32, 32)).astype(np.float32))
+    links = {link.variant: link.verdict for link in rc.verify(inputs="usual.npz").links if link.name == "onnx"}
     assert links == {"": "passed", "b2.48x48": "not verified"}
     assert rc.bench(rounds=2, batch=2, image_size=48).variant == "x86-64.b2.48x48"
 

@@ -634,7 +634,7 @@ def test_a_lossy_graph_beside_a_float32_one_of_another_size_is_judged_and_not_fo
     rc.export(image_size=48)
     rc.export(precision="fp16")
     found = {link.name: link for link in rc.verify().links}
-    assert (found["onnx"].verdict, found["fp16"].verdict) == ("not verified", "not verified")
+    assert (found["onnx"].verdict, found["fp16"].verdict) == ("passed", "not verified")  # on random images of 48x48
     assert "no images" in found["fp16"].note
     assert "another batch or image size" in found["fp16"].location.reason
 

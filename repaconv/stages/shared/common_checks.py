@@ -51,12 +51,9 @@ def as_image_size(size: int | str | ImageSize | None) -> ImageSize | None:
     Raises:
         UsageProblem: If the text is not an image size.
     """
-    from repaconv.stages.shared.option_definitions import image_size
+    from repaconv.stages.shared.option_definitions import SIZE, image_size
 
-    if size is None:
-        return None
-    text = size if isinstance(size, str) else "x".join(map(str, size)) if isinstance(size, tuple | list) else str(size)
-    return image_size(text, "image_size")
+    return None if size is None else image_size(str(SIZE.told(size)), "image_size")
 
 
 def default_rewrites(device: Target, method: str) -> tuple[str, ...]:

@@ -95,7 +95,7 @@ def _joined(value: Mapping[str, Any], mark: str) -> list[str]:
     return [f"{name}{mark}{each}" for name, each in value.items()]
 
 
-SIZE = Text(image_size, lambda value: str(value) if isinstance(value, int | str) else "x".join(map(str, value)))
+SIZE = Text(image_size, lambda value: "x".join(map(str, value)) if isinstance(value, tuple | list) else str(value))
 BATCH = Text(positive_or_dynamic, lambda value: "dynamic" if value is None else str(value))
 SHARE = Text(share, lambda value: f"{100 * value:.10g}%")
 NAMES = Text(lambda text, _: tuple(text.split(",")), ",".join)

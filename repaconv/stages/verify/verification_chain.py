@@ -157,11 +157,10 @@ def _source(rules: Rules, given: Inputs, exported: ExportArtefact | None, precis
     """The images of a link; a lossy one is run on the images of its export unless others are given."""
     if not rules.drawn:
         return Source(given)
-    given = _at_size_of(rules, given, exported)
     if precision == "fp32":
-        return Source(given)
+        return Source(_at_size_of(rules, given, exported))
     if exported is None or exported.images is None:
-        return Source(given, unshown=NO_IMAGES)
+        return Source(_at_size_of(rules, given, exported), unshown=NO_IMAGES)
     known = exported.images, exported.image_size
     if known not in rules.read:
         rules.read[known] = evaluation_images(rules.subject, exported, most=rules.count)
@@ -175,10 +174,9 @@ def _source(rules: Rules, given: Inputs, exported: ExportArtefact | None, precis
 def _at_size_of(rules: Rules, given: Inputs, exported: ExportArtefact | None) -> Inputs:
     """Random images of the size that an ONNX model takes; the given ones if it takes them."""
     size = exported.image_size if exported else None
-    if size in (None, "dynamic", given.size) or given.size is None or isinstance(size, str):
+    if not isinstance(size, tuple) or given.size in (None, size):
         return given
-    pixels = _has_pixels(given)
-    return choose_inputs(rules.subject, count=rules.count, seed=rules.seed, size=size, pixels=pixels)
+    return choose_inputs(rules.subject, count=rules.count, seed=rules.seed, size=size, pixels=_has_pixels(given))
 
 
 def _in_batches(source: Source, rules: Rules, batch: int | None) -> Source:

@@ -7,6 +7,7 @@ import sys
 import tempfile
 import warnings
 from itertools import product
+from threading import Barrier, get_ident
 
 import numpy as np
 import onnx
@@ -15,6 +16,7 @@ import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
+from threadpoolctl import threadpool_info, threadpool_limits
 from torch import nn
 from torch.nn import functional
 
@@ -26,7 +28,7 @@ from repaconv.graph.nodes_and_constants import Writer
 from repaconv.results import VerifyArtefact
 from repaconv.rewrites.fold.fold_pipeline import FOLDS
 from repaconv.verification import float64_graphs, model_runners
-from repaconv.verification.float64_graphs import RUNTIME, Float64, widened
+from repaconv.verification.float64_graphs import RUNTIME, Float64, ReferenceEvaluation, widened
 from repaconv.verification.float64_operators import _not_suppressed, _overlaps, own_operators
 from repaconv.verification.model_runners import load_onnx
 
@@ -320,6 +322,29 @@ def test_several_inputs_at_once_give_what_each_gives(monkeypatch, kept):
         for feeds, found in zip(calls, evaluator.run_all(calls), strict=True):
             assert (found["y"] == evaluator.run(feeds)["y"]).all()
     assert evaluator.reference._apart  # a graph whose weights are read when they are needed
+
+
+def test_several_inputs_are_evaluated_in_as_many_threads_as_blas_has(monkeypatch):
+    def recorded(self, node, held):
+        threads.add(get_ident())
+        together.wait(timeout=60)  # no run continues without the other
+        blas.extend(library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas")
+        return run_node(self, node, held)
+
+    run_node, together, threads, blas = ReferenceEvaluation.run_node, Barrier(2), set(), []
+    monkeypatch.setattr(ReferenceEvaluation, "run_node", recorded)
+    evaluator = Float64(written(graph(CONV_BN, WEIGHTS, {"n": (F, ["N", 4, "I", "J"])}, IMAGES)))
+    calls = [{"x": RANDOM.standard_normal((n, 3, 16, 16)).astype(np.float32)} for n in (3, 1)]
+    with threadpool_limits(2, "blas"):
+        if not any(library["num_threads"] == 2 for library in threadpool_info() if library["user_api"] == "blas"):
+            pytest.skip("NumPy's BLAS has no two threads here")
+        found = evaluator.run_all(calls)
+        assert len(threads) == 2
+        assert set(blas) == {1}
+        assert {library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"} == {2}
+    monkeypatch.undo()
+    for feeds, outputs in zip(calls, found, strict=True):
+        np.testing.assert_allclose(outputs["n"], evaluator.run(feeds)["n"], rtol=1e-12, atol=1e-12)
 
 
 def test_a_large_weight_that_nothing_reads_is_no_obstacle():

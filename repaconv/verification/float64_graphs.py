@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from repaconv.core.thread_pool import thread_pool
 from repaconv.engines.contract import Array, Feeds, Session
 from repaconv.graph.float64_rewriting import DOUBLE, FLOATS, WIDER, Weights, converted
 from repaconv.verification.float64_operators import own_operators
@@ -31,6 +32,8 @@ LACKED = ("Conv", "ConvTranspose", "GRU", "LSTM")
 """Operators without a working float64 kernel in ONNX Runtime; a graph with one is not loaded there at all."""
 KEPT = 2**28
 """Bytes of weights in float64 that are kept between inferences, next to the sessions that are open meanwhile."""
+AT_ONCE = 2**30
+"""Bytes of values up to which several inputs are evaluated at a time."""
 
 
 class Float64:
@@ -153,18 +156,42 @@ class ReferenceEvaluation:
     def run_all(self, calls: Sequence[Feeds]) -> list[dict[str, Any]]:
         """Run the graph on each of several float64 inputs.
 
-        If its weights are too large to be kept, several inputs go through it node by node: as many as have values that
-        take no more memory than the weights.
+        Each has a thread of its own. If its weights are too large to be kept, inputs go through it node by node
+        instead: as many as have values that take no more memory than the weights.
         """
         if self._bytes <= KEPT:
             with self.weights_kept(KEPT):
-                return [self.run(feeds) for feeds in calls]
+                return self._run_in_threads(calls)
         found, together = list[dict[str, Any]](), 1
         while len(found) < len(calls):
             outputs, largest = self._run_together(calls[len(found) : len(found) + together])
             found += outputs
             together = max(1, int(self._bytes * together / max(largest, 1)))
         return found
+
+    def _run_in_threads(self, calls: Sequence[Feeds]) -> list[dict[str, Any]]:
+        """The outputs for each of several inputs, as many at a time as BLAS has threads; each then has one of them.
+
+        Most operations of a network are too small to be shared by several threads, which wait for each other for longer
+        than they compute. The two smallest inputs tell how many have room for their values.
+        """
+        from threadpoolctl import ThreadpoolController
+
+        blas = ThreadpoolController().select(user_api="blas")
+        threads = min(len(calls), max((library["num_threads"] for library in blas.info()), default=1))
+        if threads <= 1:
+            return [self.run(feeds) for feeds in calls]
+        waiting = sorted(range(len(calls)), key=lambda at: -sum(array.nbytes for array in calls[at].values()))
+        found, largest, together = dict[int, dict[str, Any]](), 1, 2
+        with blas.limit(limits=1), thread_pool(threads) as pool:
+            while waiting:
+                started = [waiting.pop() for _ in range(min(together, len(waiting)))]
+                ended = pool.map(lambda at: self._run_together([calls[at]]), started)
+                for at, ((outputs,), size) in zip(started, ended, strict=True):
+                    found[at], largest = outputs, max(largest, size)
+                fitting = max(1, AT_ONCE // largest)
+                together = len(calls) if fitting >= threads else fitting
+        return [found[at] for at in range(len(calls))]
 
     def _run_together(self, calls: Sequence[Feeds]) -> tuple[list[dict[str, Any]], int]:
         """The outputs for each of several inputs, and the most bytes that values took at a time."""

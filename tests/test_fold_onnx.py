@@ -265,6 +265,30 @@ def test_slices_of_a_slice_become_splits_of_a_split():
     assert sorted(node.op_type for node in after.graph.node) == ["Exp", "MatMul", "Relu", "Split", "Split", "Tanh"]
 
 
+@pytest.mark.parametrize("groups", [1, 4])
+def test_heads_stay_a_split_where_a_convolution_of_groups_is_part_of_what_they_come_from(groups):
+    """Queries, keys and values of EfficientViT, each in turn within a head: two heads from each convolution."""
+    weights = {"w": normal(12, 8, 1, 1), "g": normal(12, 12 // groups, 1, 1), **{n: normal(8) for n in "sbm"}}
+    weights |= {"v": np.abs(normal(8)) + 0.5, "k": normal(8, 3, 1, 1), "heads": np.array([1, 4, 6, 9])}
+    rows = [
+        ("Conv", "x k", "0"),
+        ("BatchNormalization", "0 s b m v", "1"),
+        ("Conv", "1 w", "2"),
+        ("Conv", "2 g", "3", {"group": groups}),
+        ("Concat", "2 3", "4", {"axis": 1}),
+        ("Reshape", "4 heads", "5"),
+        ("Transpose", "5", "6", {"perm": [0, 1, 3, 2]}),
+        ("Split", "6", "q k' v'", {"axis": 3, "num_outputs": 3}),
+        *((kind, name, f"{name}.out") for kind, name in (("Relu", "q"), ("Exp", "k'"), ("Tanh", "v'"))),
+    ]
+    outputs = ("q.out", "k'.out", "v'.out")
+    kinds = folded(graph(rows, weights, {"x": (1, 3, 3, 3)}, outputs), normal(1, 3, 3, 3))
+    if groups > 1:
+        assert sorted(kinds) == ["Concat", *["Conv"] * 2, "Exp", "Relu", "Reshape", "Split", "Tanh", "Transpose"]
+    else:
+        assert "Gather" not in kinds
+
+
 @pytest.mark.parametrize(
     ("width", "kept"), [(12, True), (5, False)], ids=["long slices stay", "short ones become a Gather"]
 )

@@ -97,19 +97,24 @@ def _move_selection(model: ir.Model, node: ir.Node, value: ir.Value) -> None:
 
 
 def _follows_linear_layer(value: ir.Value, layers: Collection[str] = ("MatMul", "Conv")) -> bool:
-    """Whether such a layer comes before a value, with only operators in between that a selection can move past."""
+    """Whether such a layer comes before a value, with only operators in between that a selection can move past.
+
+    False if one of several is a convolution of groups, whose channels keep their order.
+    """
     seen: set[ir.Node] = set()
-    todo = [value]
+    todo, found = [value], False
     while todo:
         node = todo.pop().producer()
         if node is None or node in seen:
             continue
+        seen.add(node)
         if node.op_type in layers:
-            return True
-        if node.op_type in LINEAR:
-            seen.add(node)
+            if attribute(node, "group", 1) > 1:
+                return False
+            found = True
+        elif node.op_type in LINEAR:
             todo += [before for before in node.inputs if before is not None]
-    return False
+    return found
 
 
 def _along_source_axis(given: Array, view: View) -> tuple[Array, int] | None:

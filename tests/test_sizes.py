@@ -85,6 +85,30 @@ def test_a_size_that_would_take_more_nodes_is_read_where_it_is_known():
     assert shapes_read(counted("r", place=2)) == {"r"}
 
 
+STATISTICS = {name: 0.5 + RANDOM.random(8) for name in ("scale", "shift", "mean", "variance")}
+NORM = ("BatchNormalization", "c scale shift mean variance", "n", {"epsilon": 1e-3})
+
+
+@pytest.mark.parametrize(
+    ("behind", "read"),
+    [
+        ([NORM, ("Sin", "n", "q")], {"n"}),
+        ([("Mul", "c column", "n"), ("Sin", "n", "q")], {"n"}),
+        ([("Add", "column c", "n"), ("Sin", "n", "q")], {"n"}),
+        ([("Mul", "c larger", "n"), ("Sin", "n", "q")], {"c"}),
+        ([NORM, ("Mul", "n c", "q")], {"c"}),
+        ([("Div", "c count", "n"), ("Sin", "n", "q")], {"c"}),
+    ],
+    ids=["norm", "scale", "shift", "larger", "several readers", "computed"],
+)
+def test_a_size_between_a_layer_and_its_norm_is_read_behind_the_norm(behind, read):
+    rows = [PATCHES[0], ("Shape", "c", "s"), ("Gather", "s place", "rows"), ("Range", "start rows step", "i")]
+    rows += [("Cast", "rows", "count", {"to": 11}), *behind, ("Cast", "i", "y", {"to": 11})]
+    more = {"place": np.array(2), "start": np.array(0), "step": np.array(1), "column": RANDOM.random((8, 1, 1))}
+    held = weights(**more, **STATISTICS, larger=RANDOM.random((3, 1, 1, 1, 1)))
+    assert shapes_read(graph(rows, held, IMAGE, ("y", "q"))) == read
+
+
 def test_a_size_that_no_input_names_is_read_where_it_is_known():
     """What a NonZero returns depends on numbers."""
     rows = [*PATCHES, ("NonZero", "r", "n"), ("Shape", "n", "s"), ("Gather", "s place", "many")]

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from repaconv.graph.constant_if_inlining import inline_constant_ifs
-from repaconv.graph.model_rewriting import remove_unused
+from repaconv.graph.model_rewriting import clean, remove_unused
 from repaconv.graph.no_op_nodes import remove_no_ops
 from repaconv.graph.nodes_and_constants import Writer, attribute, constant, is_read
 from repaconv.graph.operator_facts import QUANTIZING, RANDOM
 from repaconv.graph.shape_arithmetic import Integers, entries_of
 from repaconv.graph.shape_inference import infer, infer_node
-from repaconv.graph.sizes_from_inputs import read_sizes_from_inputs
+from repaconv.graph.sizes_from_inputs import read_sizes_behind_norms, read_sizes_from_inputs
 from repaconv.graph.symbolic_shapes import SymbolicSize, as_numbers, reshape_target, sizes
 
 if TYPE_CHECKING:
@@ -52,7 +52,8 @@ def _fold_shapes(model: ir.Model) -> None:
             _RULES[node.op_type](model, node, known)
     remove_unused(model)
     read_sizes_from_inputs(model, known)
-    remove_unused(model)
+    read_sizes_behind_norms(model)
+    clean(model)
 
 
 def _is_known(value: ir.Value) -> bool:

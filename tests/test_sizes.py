@@ -149,6 +149,25 @@ def test_a_norm_whose_shape_is_read_is_folded(tmp_path):
     assert (numbers[norm.input[1]] == 1).all()
 
 
+def test_a_graph_in_which_nothing_else_is_folded_is_written_without_the_nodes_that_compute_sizes(tmp_path):
+    def single(array):
+        return array.astype(np.float32) if array.dtype.kind == "f" else array
+
+    rows = [*PATCHES, ("Shape", "r", "s"), ("Slice", "s zero two zero", "front")]
+    rows += [("Concat", "front minus", "flat", {"axis": 0}), ("Reshape", "r flat", "t"), ("Softmax", "t", "y")]
+    held = {name: single(array) for name, array in weights(minus=np.array([-1])).items()}
+    given = graph(rows, held, IMAGE, kind=TensorProto.FLOAT)
+    onnx.save(given, tmp_path / "net.onnx")
+    done = rc.fold(tmp_path / "net.onnx", out=tmp_path / "run")
+    assert [change.rewrite for change in done.changes] == ["shapes"]
+    assert done.changes[0].description.startswith("3 nodes computed what is known")
+    assert done.verdict == "passed"
+    after = onnx.load(done.output_files[0])
+    assert [node.op_type for node in after.graph.node] == ["Conv", "Relu", "Reshape", "Softmax"]
+    again = rc.fold(done.output_files[0], out=tmp_path / "again")
+    assert not again.changes
+
+
 def computed(rows, inputs, more=(), told=(), outputs=("y",), kinds=TensorProto.FLOAT):
     """A graph of these nodes, of which the file says some sizes; `ENDS` and constants of one number are at hand."""
     numbers = {f"n{number}": np.array(number) for number in range(6)}

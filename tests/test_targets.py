@@ -197,6 +197,7 @@ CASES = {
         [helper.make_node("LayerNormalization", ["x", "s"], ["y"], "m/LN")], {"s": np.ones(8, dtype=np.float32)}
     ),
     "Gelu": ([helper.make_node("Gelu", ["x"], ["y"], "m/Gelu")], {}),
+    "HardSwish": ([helper.make_node("HardSwish", ["x"], ["y"], "m/HardSwish")], {}),
     "Gelu by tanh": ([helper.make_node("Gelu", ["x"], ["y"], "m/Gelu", approximate="tanh")], {}),
     "ReduceMean": ([helper.make_node("ReduceMean", ["x", "a"], ["y"], "m/R", keepdims=0)], {"a": np.array([1, 2])}),
     "ReduceMax": ([helper.make_node("ReduceMax", ["x", "a"], ["y"], "m/R")], {"a": np.array([-1])}),

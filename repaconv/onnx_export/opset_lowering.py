@@ -92,6 +92,8 @@ class _Lowering:
                 self._gelu(node)
             elif node.op_type == "Shape" and self.opset < 15 and node.attribute:
                 self._shape(node)
+            elif node.op_type == "HardSwish" and self.opset < 14:
+                self._hard_swish(node)
             else:
                 self._in_place(node)
                 self.nodes.append(node)
@@ -152,6 +154,11 @@ class _Lowering:
         step = _Steps(self, node)
         ends = (self.whole(attributes.get("start", 0)), self.whole(attributes.get("end", 2**31)))
         step.done(step("Slice", step("Shape", node.input[0]), *ends))
+
+    def _hard_swish(self, node: onnx.NodeProto) -> None:
+        """Write x HardSigmoid(x), with a slope of 1/6: the definition of the operator."""
+        step, x = _Steps(self, node), node.input[0]
+        step.done(step("Mul", x, step("HardSigmoid", x, alpha=1 / 6, beta=0.5)))
 
     def _layer_norm(self, node: onnx.NodeProto) -> None:
         """Write (x - mean) / sqrt(var + eps), then scale and shift unless they are trivial."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from repaconv.graph.model_rewriting import clean
 from repaconv.graph.nodes_and_constants import is_constant, nodes_of
 from repaconv.graph.operator_facts import PRODUCTS
 from repaconv.graph.rewrite_contract import Rewrite
@@ -20,12 +21,24 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 
+SAVED = "repaconv.saved"
+"""Metadata key: how many nodes folding constants has left out, where none computed a weight.
+
+`repaconv.rewrites.fold.computed_shapes` reports them.
+"""
+
+
 def apply(model: ir.Model) -> Iterator[Change]:
     """Fold all constants, and report the products whose weight or bias has become one; in place."""
     products = [(node, place) for node in nodes_of(model, *PRODUCTS) for place in range(len(node.inputs))]
     computed = [(node, place) for node, place in products if not is_constant(node.inputs[place])]
+    clean(model)
+    before = len(model.graph)
     fold_shapes(model)
-    for node in dict.fromkeys(node for node, place in computed if is_constant(node.inputs[place])):
+    found = dict.fromkeys(node for node, place in computed if is_constant(node.inputs[place]))
+    if not found:
+        model.meta[SAVED] = before - len(model.graph)
+    for node in found:
         if node.graph is model.graph:  # not itself part of what was computed
             yield Change(
                 rewrite=WEIGHTS.name, place=node.name or "", description="a computed weight or bias -> a constant"

@@ -10,9 +10,11 @@ from repaconv.graph.model_rewriting import tidy
 from repaconv.graph.rewrite_contract import Rewrite
 from repaconv.results import Change
 from repaconv.rewrites.fold.attention_head_joining import CHOOSE, JOIN
+from repaconv.rewrites.fold.computed_shapes import SHAPES
 from repaconv.rewrites.fold.computed_weights import WEIGHTS
 from repaconv.rewrites.fold.convolution_composition import CONVOLUTION
 from repaconv.rewrites.fold.fold_barriers import KEEP_SUMS, RELEASE, RELEASE_SUMS, keep, kept_values
+from repaconv.rewrites.fold.hard_swish_operator import HARD_SWISH
 from repaconv.rewrites.fold.layers_before_upsampling import BEFORE_UPSAMPLING
 from repaconv.rewrites.fold.linear_layer_composition import AFFINE
 from repaconv.rewrites.fold.max_pool_padding import POOL_PADDING
@@ -56,6 +58,8 @@ BEFORE_AFFINE = (BEFORE_UPSAMPLING, JOIN, CHOOSE)
 """Rewrites after which ``affine`` runs again, since they bring linear operators next to each other."""
 FOLDS: tuple[Rewrite, ...] = (
     WEIGHTS,
+    SHAPES,
+    HARD_SWISH,
     KEEP_SUMS,
     CONVOLUTION,
     UNSTACK,

@@ -1,0 +1,98 @@
+"""hard-swish: what other converters write as Add, Clip, Mul and Div is one operator; what is not quite that stays."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+from test_fold_onnx import graph
+
+import repaconv as rc
+from repaconv.graph.model_rewriting import rewritten
+from repaconv.rewrites.fold.fold_pipeline import FOLDS
+from repaconv.verification.float64_graphs import ReferenceEvaluation
+
+RANDOM = np.random.default_rng(0)
+NUMBERS = {f"{name}": np.array(number) for name, number in (("3", 3.0), ("0", 0.0), ("6", 6.0), ("2", 2.0))}
+SIXTH = {"sixth": np.array(np.float32(1 / 6), np.float64)}
+SHIFTED = [("Conv", "x k", "c"), ("Add", "c 3", "a"), ("Clip", "a 0 6", "s")]
+CONV = {"k": RANDOM.standard_normal((4, 3, 3, 3))}
+SHAPE = (2, 3, 6, 5)
+
+
+def network(rows, shifted=SHIFTED, **more):
+    return graph([*shifted, *rows], {**NUMBERS, **CONV, **SIXTH, **more}, {"x": SHAPE})
+
+
+def kinds(model):
+    """The operators after folding; in float64, where the slope of HardSwish is 1/6, they compute the same."""
+    after, _ = rewritten(model, FOLDS)
+    onnx.checker.check_model(after, full_check=True)
+    image = {"x": 4 * RANDOM.standard_normal(SHAPE)}
+    before, behind = (ReferenceEvaluation(each).run(image)["y"] for each in (model, after))
+    np.testing.assert_allclose(behind, before, rtol=0, atol=1e-12 * np.abs(before).max())
+    return sorted(node.op_type for node in after.graph.node)
+
+
+@pytest.mark.parametrize(
+    ("rows", "wanted"),
+    [
+        ([("Mul", "c s", "p"), ("Div", "p 6", "y")], ["Conv", "HardSwish"]),
+        ([("Div", "s 6", "g"), ("Mul", "g c", "y")], ["Conv", "HardSwish"]),
+        ([("Div", "s 6", "y")], ["Conv", "HardSigmoid"]),
+        ([("Div", "s 6", "g"), ("GlobalAveragePool", "x", "m"), ("Conv", "m h", "n"), ("Mul", "g n", "y")], None),
+    ],
+    ids=["product first", "quotient first", "gate", "gate of another value"],
+)
+def test_four_operators_are_one(rows, wanted):
+    wanted = wanted or ["Conv", "Conv", "GlobalAveragePool", "HardSigmoid", "Mul"]
+    assert kinds(network(rows, h=RANDOM.standard_normal((4, 3, 1, 1)))) == wanted
+    swapped = [SHIFTED[0], ("Add", "3 c", "a"), SHIFTED[2]]
+    assert kinds(network(rows, swapped, h=RANDOM.standard_normal((4, 3, 1, 1)))) == wanted
+
+
+@pytest.mark.parametrize(
+    ("shifted", "rows"),
+    [
+        (SHIFTED, [("Mul", "c s", "p"), ("Mul", "p sixth", "y")]),
+        (SHIFTED, [("Mul", "c s", "p"), ("Div", "6 p", "y")]),
+        (SHIFTED, [("Mul", "a s", "p"), ("Div", "p 6", "y")]),
+        (SHIFTED, [("Mul", "s s", "p"), ("Div", "p 6", "y")]),
+        ([SHIFTED[0], ("Add", "c 3", "a"), ("Clip", "a 2 6", "s")], [("Mul", "c s", "p"), ("Div", "p 6", "y")]),
+        ([SHIFTED[0], ("Add", "c 2", "a"), ("Clip", "a 0 6", "s")], [("Mul", "c s", "p"), ("Div", "p 6", "y")]),
+        ([*SHIFTED, ("Sin", "s", "z")], [("Mul", "c s", "p"), ("Mul", "p z", "q"), ("Div", "q 6", "y")]),
+    ],
+    ids=["1/6 in float32", "reciprocal", "shifted factor", "square", "lower limit", "shift", "several readers"],
+)
+def test_what_is_another_function_stays(shifted, rows):
+    model = network([*rows[:-1], (rows[-1][0], rows[-1][1], "w"), ("Tanh", "w", "y")], shifted)
+    onnx.save(single(model), "net.onnx")
+    done = rc.fold("net.onnx", measure=False)
+    assert "hard-swish" not in done.applied
+    assert done.verdict == "passed"
+
+
+def single(model):
+    from repaconv.graph.element_type_conversion import retyped
+
+    return retyped(model, {TensorProto.DOUBLE: TensorProto.FLOAT})
+
+
+@pytest.mark.parametrize("opset", [9, 13])
+def test_a_folded_file_is_verified_and_exported_for_opset_13(opset):
+    model = single(network([("Mul", "c s", "p"), ("Div", "p 6", "y")]))
+    if opset < 11:  # where the limits of Clip are attributes
+        (clip,) = (node for node in model.graph.node if node.op_type == "Clip")
+        del clip.input[1:]
+        clip.attribute.extend([helper.make_attribute("min", 0.0), helper.make_attribute("max", 6.0)])
+    del model.opset_import[:]
+    model.opset_import.append(helper.make_opsetid("", opset))
+    onnx.save(model, "net.onnx")
+    done = rc.fold("net.onnx", out="run", measure=False)
+    assert done.applied == ("hard-swish",)
+    assert done.verdict == "passed"
+    assert done.operators == {"Conv": 1, "HardSwish": 1}
+    exported = rc.export("run", opset=13)
+    assert exported.verdict == "passed"
+    assert exported.operators == {"Conv": 1, "HardSigmoid": 1, "Mul": 1}

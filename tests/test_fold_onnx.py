@@ -947,6 +947,25 @@ def test_half_precision_stays_half(small):
     }
 
 
+@pytest.mark.parametrize("kind", [TensorProto.FLOAT16, TensorProto.BFLOAT16])
+@pytest.mark.parametrize("cast", [False, True])
+def test_half_precision_that_meets_float32_without_a_cast_is_refused(kind, cast, repaconv):
+    """Converted to float32, it would be a valid graph: nothing would show that it is not one."""
+    model = _convolution()
+    model.opset_import[0].version = 22  # Conv takes bfloat16 from there on
+    model.graph.input[0].type.tensor_type.elem_type = kind
+    if cast:
+        model.graph.node[0].input[0] = "f"
+        model.graph.node.insert(0, helper.make_node("Cast", ["x"], ["f"], to=TensorProto.FLOAT))
+    onnx.save(model, "net.onnx")
+    code, _, err = repaconv("fold", "net.onnx", "--no-measure")
+    assert code == (0 if cast else 4), err
+    assert ("onnx.invalid" in err) == (not cast)
+    assert ("has inconsistent type tensor(float); ONNX Runtime does not load it either" in " ".join(err.split())) == (
+        not cast
+    )
+
+
 def test_branches_of_control_flow_are_left_alone(small):
     then = helper.make_graph(
         [helper.make_node("Add", ["1", "b"], ["t"])], "t", [], [helper.make_tensor_value_info("t", 1, None)]

@@ -29,9 +29,13 @@ WEIGHTED = ("Conv", "ConvTranspose", "Gemm", "MatMul", "BatchNormalization", "In
 """Operators whose constants are weights. Others may read infinity on purpose: a mask, a limit."""
 FLOATS = (1, 10, 11, 16)
 """ONNX's float32, float16, float64 and bfloat16."""
+HALVES = (10, 16)
+"""ONNX's float16 and bfloat16."""
 SUMS = ("Add", "Sub", "Mul", "Div")
 """Operators whose constants are weights if they are several numbers; infinity may be a mask."""
 CONTROL = ("If", "Loop", "Scan")
+MIXED_TYPES = ("has inconsistent type", "elem type differs")
+"""What ONNX's strict check says of values of two types where an operator takes one."""
 QUANTISED = ("QuantizeLinear", "DequantizeLinear", "QLinearMatMul", "QLinearConv", "MatMulInteger", "ConvInteger")
 
 
@@ -86,8 +90,9 @@ def _require_runnable(path: Path, model: onnx.ModelProto) -> None:
     """Refuse a valid graph that cannot be run for a comparison.
 
     Raises:
-        Refused: The graph has no inputs or no outputs, an input of unknown type, an output that is a map, a loop with
-            too many iterations, random numbers in its outputs, or a weight with NaN or infinity.
+        Refused: The graph has no inputs or no outputs, an input of unknown type, an output that is a map, values of
+            half precision where an operator takes another type, a loop with too many iterations, random numbers in its
+            outputs, or a weight with NaN or infinity.
     """
     if not inputs_of(model) or not model.graph.output:
         raise Refused(
@@ -107,9 +112,25 @@ def _require_runnable(path: Path, model: onnx.ModelProto) -> None:
             hint="Export it with tensors only; for skl2onnx: to_onnx(model, x, options={'zipmap': False}).",
             code="onnx.map",
         )
+    _require_matching_types(path, model)
     _require_finite_loops(path, model)
     _require_repeatable(path, model)
     _require_finite_weights(path, model)
+
+
+def _require_matching_types(path: Path, model: onnx.ModelProto) -> None:
+    """Refuse a graph that mixes half precision with other types without a Cast, and so is not valid ONNX.
+
+    Converted to float32 by `in_single`, it would be a valid graph, and another one. Operators that ONNX Runtime has no
+    kernel for, or that take no half precision in the opset of the graph, are no reason to refuse it.
+    """
+    why = _checker_error_if_unloadable(model) if _has_half_precision(model) else ""
+    if any(told in why for told in MIXED_TYPES):
+        raise Refused(
+            f"{path} is not valid ONNX: {why}; ONNX Runtime does not load it either.",
+            hint="Export it again in one precision, or with a Cast where two of them meet.",
+            code="onnx.invalid",
+        )
 
 
 def _require_finite_weights(path: Path, model: onnx.ModelProto) -> None:
@@ -178,10 +199,15 @@ def stored(model: onnx.ModelProto) -> dict[str, onnx.TensorProto]:
 
 def in_single(model: onnx.ModelProto) -> onnx.ModelProto:
     """Convert a graph with half-precision values (float16, bfloat16) to float32; return any other graph itself."""
-    from repaconv.graph.element_type_conversion import element_types, retyped
+    from repaconv.graph.element_type_conversion import retyped
 
-    halves = {10, 16}
-    return model if halves.isdisjoint(element_types(model.graph)) else retyped(model, dict.fromkeys(halves, 1))
+    return retyped(model, dict.fromkeys(HALVES, 1)) if _has_half_precision(model) else model
+
+
+def _has_half_precision(model: onnx.ModelProto) -> bool:
+    from repaconv.graph.element_type_conversion import element_types
+
+    return not set(HALVES).isdisjoint(element_types(model.graph))
 
 
 class Folded(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import repaconv as rc
+from repaconv.verification.input_batches import arrays_to_save
 
 F, INT, TEXT = TensorProto.FLOAT, TensorProto.INT64, TensorProto.STRING
 IMAGE = {"x": (F, ["N", 3, 8, 8])}
@@ -134,6 +136,23 @@ def test_a_sample_that_is_none_is_refused(coded, repaconv, changed, says):
     assert code == 4
     assert says in " ".join(said.split())
     assert not Path("repaconv-out").exists()
+
+
+def test_what_to_save_is_valid_python_whatever_inputs_are_called(coded, repaconv):
+    """TensorFlow calls inputs as input:0."""
+    assert arrays_to_save(["ids", "mask"]) == "ids=..., mask=..."
+    assert arrays_to_save(["input:0"]) == '**{"input:0": ...}'
+    names = ["ids", "class", "a b", 'one"', "0"]
+    said = ast.parse(f"numpy.savez(path, {arrays_to_save(names)})", mode="eval").body
+    assert [word.arg for word in said.keywords] == ["ids", None]
+    assert [key.value for key in said.keywords[1].value.keys] == names[1:]
+    model = onnx.load("net.onnx")
+    model.graph.input[0].name = model.graph.node[0].input[0] = "x:0"
+    onnx.save(model, "net.onnx")
+    hint = '**{"x:0": ...})'
+    assert hint in repaconv("fold", "net.onnx")[2]
+    np.savez("call.npz", code=coded["code"])
+    assert hint in repaconv("fold", "net.onnx", "--inputs", "call.npz")[2]
 
 
 def test_a_sample_is_of_a_graph(tiny, repaconv):

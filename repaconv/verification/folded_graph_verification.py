@@ -35,6 +35,7 @@ from repaconv.verification.cut_at_discrete_operators import cut_at_choices
 from repaconv.verification.evaluated_graph import Evaluated
 from repaconv.verification.float64_agreement import differing_operators
 from repaconv.verification.float64_graphs import Float64
+from repaconv.verification.input_batches import arrays_to_save
 from repaconv.verification.onnx_model_loading import checker_says, stored
 from repaconv.verification.rounding import (
     ALGEBRA,
@@ -177,7 +178,7 @@ def unrunnable(source: Path, model: onnx.ModelProto, error: Unrunnable) -> Refus
         return _not_loaded(source, model, error.__cause__.message)
     suspects = ", ".join(error.suspects)
     why = f" The input that it does not take is probably {suspects}." if suspects else ""
-    arrays = ", ".join(f"{name}=..." for name in error.inputs)
+    arrays = arrays_to_save(error.inputs)
     sample = f"Give inputs that it takes: --inputs FILE.npz, written by numpy.savez(FILE, {arrays})."
     return Refused(
         f"{source} does not run under ONNX Runtime on {error.on}: {first_line(error)}.{why}",

@@ -5,8 +5,10 @@ Polygraphy's DataLoader generates arrays from shapes only: it has no preprocessi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from keyword import iskeyword
 from pathlib import Path
 from typing import Any
 
@@ -241,6 +243,18 @@ def npz_inputs(path: Path, channels: int | None = None, classes: int | None = No
     )
 
 
+def arrays_to_save(names: Iterable[str]) -> str:
+    """Return the arguments of numpy.savez for arrays of these names, e.g. ``ids=..., **{"input:0": ...}``."""
+
+    def is_keyword(name: str) -> bool:
+        return name.isidentifier() and not iskeyword(name)
+
+    known = list(names)
+    words = [f"{name}=..." for name in known if is_keyword(name)]
+    others = ", ".join(f"{json.dumps(name, ensure_ascii=False)}: ..." for name in known if not is_keyword(name))
+    return ", ".join([*words, *([f"**{{{others}}}"] if others else [])])
+
+
 def _read_npz(path: Path) -> dict[str, NDArray[Any]]:
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
@@ -364,7 +378,7 @@ def npz_calls(path: Path, inputs: Sequence[Port], outputs: Sequence[str], *, lab
     if lacking:
         raise Refused(
             f"{path} holds {', '.join(sorted(arrays)) or 'nothing'}, and not the input {lacking[0]}.",
-            hint=f"Save all of them: numpy.savez(path, {', '.join(f'{port.name}=...' for port in inputs)}).",
+            hint=f"Save all of them: numpy.savez(path, {arrays_to_save(port.name for port in inputs)}).",
             code="inputs.shape",
         )
     for port in inputs:

@@ -791,7 +791,13 @@ def test_random_numbers_that_nothing_reads_and_a_dropout_in_inference_are_none(s
 
 
 @pytest.mark.parametrize(
-    ("changed", "says"), [("float64", "net.float()"), ("operator", "standard ones"), ("names", "a name of its own")]
+    ("changed", "says"),
+    [
+        ("float64", "net.float()"),
+        ("operator", "standard ones"),
+        ("names", "a name of its own"),
+        ("opset", "The graph is of opset 6, of which it lacks some operators: export it for opset 13 or newer, or"),
+    ],
 )
 def test_a_graph_that_onnx_runtime_does_not_load_is_refused_with_what_to_do(repaconv, changed, says):
     kind = TensorProto.DOUBLE if changed == "float64" else TensorProto.FLOAT
@@ -801,10 +807,12 @@ def test_a_graph_that_onnx_runtime_does_not_load_is_refused_with_what_to_do(repa
         nodes[1].op_type, nodes[1].domain = "Swoosh", "com.acme"
     if changed == "names":
         nodes[1].name = "same"
+    if changed == "opset":
+        nodes[1] = helper.make_node("Add", ["c", "c"], ["y"])
     ends = [[helper.make_tensor_value_info(name, kind, [1, size, 8, 8])] for name, size in (("x", 3), ("y", 4))]
     for dim in ends[1][0].type.tensor_type.shape.dim:
         dim.Clear()
-    imports = [helper.make_opsetid("", 20), helper.make_opsetid("com.acme", 1)]
+    imports = [helper.make_opsetid("", 6 if changed == "opset" else 20), helper.make_opsetid("com.acme", 1)]
     model = helper.make_model(helper.make_graph(nodes, "g", *ends, [weight]), opset_imports=imports, ir_version=9)
     onnx.save(model, "net.onnx")
     code, _, err = repaconv("fold", "net.onnx")

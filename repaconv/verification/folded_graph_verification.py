@@ -29,6 +29,8 @@ import numpy as np
 from repaconv.core.errors import GateFailed, Refused, first_line
 from repaconv.engines.contract import Array, Feeds
 from repaconv.graph.float64_rewriting import DOUBLE, Weights, is_only_rounded
+from repaconv.graph.onnx_files import opset_of
+from repaconv.graph.opset_upgrade import OLDEST
 from repaconv.results import Figures, Link, Tolerance
 from repaconv.verification.comparison import Channels, Comparison, PerNeighborhood, neighborhood, raised, run_both
 from repaconv.verification.cut_at_discrete_operators import cut_at_choices
@@ -67,6 +69,8 @@ if TYPE_CHECKING:
     from repaconv.verification.probe_inputs import Probes, Unrunnable
 
 GIVEN, FOLDED = "original ONNX", "ONNX folded"
+OLDEST_IN_FULL = 7
+"""The oldest opset of which ONNX Runtime has all operators."""
 UNDECIDED = ("rounding_too_large", "constant_output")
 """Reasons of a link that leave open whether two outputs are equal. So does one that chooses numbers: `_chooses`."""
 
@@ -771,6 +775,11 @@ def _how_to_load(model: onnx.ModelProto, why: str) -> str:
     if "same node name" in why:
         return "Give each node a name of its own, or none."
     if "Could not find an implementation" in why:
+        if (opset := opset_of(model)) < OLDEST_IN_FULL:
+            return (
+                f"The graph is of opset {opset}, of which it lacks some operators: export it for opset "
+                f"{OLDEST} or newer, or convert it by onnx.version_converter.convert_version(model, {OLDEST})."
+            )
         double = any(value.type.tensor_type.elem_type == DOUBLE for value in model.graph.input)
         return (
             "It has few operators in float64: export the network in float32, net.float()."

@@ -336,6 +336,14 @@ def test_strings_and_sequences_are_not_verified_by_name():
     assert [link.candidate.split()[-1] for link in done.links] == ["z", "words", "list"]
 
 
+def test_a_sequence_between_operators_is_no_reason_to_refuse():
+    rows = [*TWO, ("SequenceConstruct", "z x", "list"), ("ConcatFromSequence", "list", "y", {"axis": 0})]
+    onnx.save(net_of(rows, WEIGHTS, GIVEN, {"y": F}), "net.onnx")
+    done = rc.fold("net.onnx")
+    assert (done.verdict, [link.verdict for link in done.links]) == ("passed", ["passed"])
+    assert done.changes
+
+
 BIASED = [("MatMul", "x w", "1"), ("Add", "1 b", "2"), ("MatMul", "2 v", "y")]
 
 

@@ -11,7 +11,8 @@ from foreign_faults import INT, F, Net
 
 import repaconv as rc
 from repaconv.core.errors import UsageProblem
-from repaconv.verification.input_batches import random_inputs
+from repaconv.engines.contract import Port
+from repaconv.verification.input_batches import npz_calls, random_inputs
 
 RANDOM = np.random.default_rng(5)  # of its own: that of foreign_faults makes the weights of other tests
 
@@ -85,6 +86,40 @@ def test_own_inputs_of_another_batch_are_refused_or_not_verified():
     links = {link.name: link for link in rc.verify(inputs="calls.npz").links}
     assert (links["stored"].verdict, links["onnx"].verdict) == ("passed", "not verified")
     assert "the graph takes a batch of 2 only, and x has 4 rows" in links["onnx"].note
+
+
+def test_rows_of_own_inputs_both_calibrate_and_evaluate_where_the_batch_is_dynamic():
+    """As images with channels last, which no folder of images is read for."""
+    np.savez("calls.npz", x=np.random.default_rng(0).standard_normal((10, 8)).astype(np.float32))
+    np.savez("one.npz", x=np.zeros((1, 8), np.float32))
+    folded(NETS["rows"])
+    for batch in (None, 1):
+        exported = rc.export(precision="int8", inputs="calls.npz", batch=batch)
+        assert (exported.images.count, len(exported.images.calibration)) == (10, 5)
+    link = next(link for link in rc.verify().links if link.name == "int8")
+    assert (link.verdict, link.inputs) == ("passed", "calls.npz (10 calls of one row), the 5 that did not calibrate it")
+    assert rc.verify(inputs="calls.npz").inputs == "calls.npz (one call)"
+    agreement = rc.bench(precision="int8", rounds=2, batch=2).agreement
+    assert agreement.verdict == "passed"
+    assert agreement.inputs == "calls.npz (10 calls of one row), the 5 that did not calibrate it"
+    with pytest.raises(UsageProblem, match=r"one.npz \(one call\): one call cannot both calibrate"):
+        rc.export(precision="int8", inputs="one.npz")
+
+
+def test_only_rows_of_one_dynamic_batch_are_separate_calls():
+    np.savez("calls.npz", a=np.zeros((4, 3), np.float32), b=np.arange(4.0), c=np.zeros((4, 2)), d=np.zeros((3, 2)))
+
+    def count(*shapes, outputs=()):
+        ports = [Port(name, shape, "float32") for name, shape in shapes]
+        return npz_calls(Path("calls.npz"), ports, outputs, by_row=True).shape
+
+    assert count(("a", ("n", 3)), ("b", ("n",))) == count(("a", (None, 3)), outputs=["b"]) == (4,)
+    assert (
+        count(("a", ("n", 3)), ("b", ("m",))) == count(("a", (4, 3))) == count(("a", ("n", 3)), ("d", ("n", 2))) == (1,)
+    )
+    assert count(("a", ("n", 3)), outputs=["d"]) == (1,)
+    given = npz_calls(Path("calls.npz"), [Port("a", ("n", 3), "float32")], ["b"], by_row=True)
+    assert [batch.recorded["b"].tolist() for batch in given.batches()] == [[0], [1], [2], [3]]
 
 
 def test_a_graph_that_runs_in_one_batch_only_has_that_batch():

@@ -361,7 +361,9 @@ def image_inputs(
     return Inputs(name, (len(files), channels, *size), piece, "", labels.source, told_of(wanted, size), labeled=labeled)
 
 
-def npz_calls(path: Path, inputs: Sequence[Port], outputs: Sequence[str], *, labels: bool = False) -> Inputs:
+def npz_calls(
+    path: Path, inputs: Sequence[Port], outputs: Sequence[str], *, labels: bool = False, by_row: bool = False
+) -> Inputs:
     """Read one call with arbitrary inputs from an .npz: arrays named as the inputs, and official outputs if present.
 
     Args:
@@ -369,6 +371,7 @@ def npz_calls(path: Path, inputs: Sequence[Port], outputs: Sequence[str], *, lab
         inputs: Inputs of the network.
         outputs: Names of the network's outputs.
         labels: Whether to read ``labels``, one per row of the first input, unless an input has that name.
+        by_row: Whether each row is a call of its own, where the first axes of all inputs are one dynamic batch.
 
     Raises:
         Refused: The file is not an .npz, lacks an input, or an input has the wrong kind of values.
@@ -391,12 +394,26 @@ def npz_calls(path: Path, inputs: Sequence[Port], outputs: Sequence[str], *, lab
     if classes is not None:
         require_labels(path, classes, next((len(array) for array in given.values() if array.ndim), 1), None)
         classes = classes.astype(np.int64)
-    batch = Batch(given, recorded or None, classes, whole=True)
+    rows = _row_count(inputs, [*given.values(), *recorded.values()]) if by_row else 1
+
+    def piece(start: int, _stop: int) -> Batch:
+        row = slice(start, start + 1) if rows > 1 else ...
+        official = {name: array[row] for name, array in recorded.items()}
+        known = None if classes is None else classes[row]
+        return Batch({name: array[row] for name, array in given.items()}, official or None, known, whole=True)
+
     unused = ", ".join(
         sorted(arrays.keys() - given.keys() - recorded.keys() - ({"labels"} if classes is not None else set()))
     )
-    name = f"{path.name} (one call{'; not used: ' if unused else ''}{unused})"
+    calls = f"{rows} calls of one row" if rows > 1 else "one call"
+    name = f"{path.name} ({calls}{'; not used: ' if unused else ''}{unused})"
     told = "" if classes is None else f"labels of {path.name}"
-    return Inputs(
-        name, (1,), lambda _start, _stop: batch, ", ".join(recorded), told, whole=True, labeled=classes is not None
-    )
+    return Inputs(name, (rows,), piece, ", ".join(recorded), told, whole=True, labeled=classes is not None)
+
+
+def _row_count(inputs: Sequence[Port], arrays: Sequence[NDArray[Any]]) -> int:
+    """The length of the first axes of all arrays, if those of the inputs are one dynamic dimension; else 1."""
+    first = {port.shape[0] if port.shape else 1 for port in inputs}
+    lengths = {len(array) if array.ndim else 0 for array in arrays}
+    dynamic = len(first - {None}) <= 1 and not any(isinstance(dim, int) for dim in first)
+    return max(lengths.pop(), 1) if dynamic and len(lengths) == 1 else 1

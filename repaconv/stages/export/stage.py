@@ -228,6 +228,7 @@ def _images(options: ExportOptions, subject: Subject, size: ImageSize | None, fr
         seed=1,
         size=size,
         batch=fixed,
+        by_row=True,
     )
     if given.size and size:
         subject.require_size(*given.size)

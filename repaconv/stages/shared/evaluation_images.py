@@ -57,6 +57,7 @@ def evaluation_images(subject: Subject, exported: ExportArtefact, *, most: int |
         images=path if folder else None,
         count=known.count if folder else None,
         size=size,
+        by_row=known.count > 1,
     )
     places = sorted(set(range(known.count)) - set(known.calibration))
     chosen = places if most is None else _spread(places, most)

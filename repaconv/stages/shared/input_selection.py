@@ -35,6 +35,7 @@ def choose_inputs(
     size: ImageSize | None = None,
     pixels: bool = False,
     batch: int | None = None,
+    by_row: bool = False,
 ) -> Inputs:
     """The inputs for a run's network: images, or batches of other inputs.
 
@@ -48,6 +49,8 @@ def choose_inputs(
         size: (height, width); that of the fold when None.
         pixels: Make random images as pixels, so that a graph with preprocessing can take them too.
         batch: Batch size of an inference of a network that takes no images, if it is fixed.
+        by_row: Whether each row of an .npz is an inference of its own, where the network takes no images and the first
+            axes of its inputs are one dynamic batch.
 
     Raises:
         UsageProblem: If both are given, fewer images than one, there is no preprocessing for pixels, or the network
@@ -61,7 +64,8 @@ def choose_inputs(
     if size is None:
         _require_no_images(subject, images or pixels)
         if inputs:
-            given = input_batches.npz_calls(Path(inputs), subject.inputs, subject.outputs)
+            apart = by_row and batch in (None, 1)
+            given = input_batches.npz_calls(Path(inputs), subject.inputs, subject.outputs, by_row=apart)
             if why_not := other_batch(given, subject, batch):
                 raise UsageProblem(
                     f"{inputs}: {why_not}.", hint="Leave --batch out, or give such inputs.", code="inputs.shape"
@@ -227,11 +231,7 @@ class Split(NamedTuple):
         count = given.shape[0]
         wanted = min(CALIBRATION_IMAGES, count // 2) if ranges else 0
         if ranges and not wanted:
-            raise UsageProblem(
-                f"{given.name}: one image cannot both calibrate a lower precision and evaluate it.",
-                hint="Give at least two images with --inputs or --images, better some hundreds.",
-                code="inputs.too-few",
-            )
+            raise _too_few(given)
         calibration = [place * count // wanted for place in range(wanted)]
         return cls(given, calibration, sorted(set(range(count)) - set(calibration)), batch)
 
@@ -276,6 +276,22 @@ class Split(NamedTuple):
         step = self.batch or 8
         for start in range(0, len(places), step):
             yield Batch.joined([self.given.piece(place, place + 1) for place in places[start : start + step]])
+
+
+def _too_few(given: Inputs) -> UsageProblem:
+    """The refusal of a single image or call."""
+    if given.size is None:
+        return UsageProblem(
+            f"{given.name}: one call cannot both calibrate a lower precision and evaluate it.",
+            hint="Give more rows, if the first axes of all inputs are one dynamic batch; else leave --inputs out, and "
+            "random inputs calibrate it.",
+            code="inputs.too-few",
+        )
+    return UsageProblem(
+        f"{given.name}: one image cannot both calibrate a lower precision and evaluate it.",
+        hint="Give at least two images with --inputs or --images, better some hundreds.",
+        code="inputs.too-few",
+    )
 
 
 def require_same_size(given: Inputs, size: ImageSize) -> None:

@@ -24,22 +24,36 @@ if TYPE_CHECKING:
 def apply(model: ir.Model) -> Iterator[Change]:
     """Write HardSwish, or HardSigmoid, wherever Add, Clip, Mul and Div compute it; in place."""
     for clip in nodes_of(model, "Clip"):
-        x, clipped = _shifted(clip), clip.outputs[0]
-        if x is None or x.dtype is None or not x.dtype.is_floating_point():
+        x = _shifted(clip)
+        found = _computed(clip.outputs[0], x) if x is not None else None
+        if found is None or x is None or x.dtype is None or not x.dtype.is_floating_point():
             continue
-        gate = _sixth(clipped)
-        product = _product(clipped if gate is None else gate.outputs[0], x)
-        last = product if gate is not None else None if product is None else _sixth(product.outputs[0])
-        last = last or gate
-        if last is None or sizes(last.outputs[0]) != sizes(x):
-            continue
+        operator, last, nodes = found
+        if last.graph is not model.graph or not sizes(last.outputs[0]) == sizes(x) is not None:
+            continue  # a constant may have more axes than x
         write = Writer(model, last)
-        new = write("HardSigmoid", x, alpha=1 / 6, beta=0.5) if product is None else write("HardSwish", x)
+        new = write(operator, x, **ATTRIBUTES[operator])
         set_shape(new, sizes(x), x)
         write.replace(last.outputs[0], new)
-        what = "Add, Clip, Div -> HardSigmoid" if product is None else "Add, Clip, Mul, Div -> HardSwish"
-        yield Change(rewrite=HARD_SWISH.name, place=clip.name or "", description=what)
+        yield Change(rewrite=HARD_SWISH.name, place=clip.name or "", description=f"{nodes} -> {operator}")
     clean(model)
+
+
+ATTRIBUTES: dict[str, dict[str, float]] = {"HardSwish": {}, "HardSigmoid": {"alpha": 1 / 6, "beta": 0.5}}
+
+
+def _computed(clipped: ir.Value, x: ir.Value) -> tuple[str, ir.Node, str] | None:
+    """What clip(x + 3, 0, 6) is part of: the operator that does the same, the last node of that, and all of them."""
+    product = _product(clipped, x)
+    sixth = _sixth(clipped if product is None else product.outputs[0])
+    if sixth is None:
+        return None
+    if product is not None:
+        return "HardSwish", sixth, "Add, Clip, Mul, Div"
+    product = _product(sixth.outputs[0], x)
+    if product is not None:
+        return "HardSwish", product, "Add, Clip, Div, Mul"
+    return "HardSigmoid", sixth, "Add, Clip, Div"
 
 
 def _shifted(clip: ir.Node) -> ir.Value | None:

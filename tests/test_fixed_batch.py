@@ -90,9 +90,11 @@ def test_own_inputs_of_another_batch_are_refused_or_not_verified():
 
 def test_rows_of_own_inputs_both_calibrate_and_evaluate_where_the_batch_is_dynamic():
     """As images with channels last, which no folder of images is read for."""
-    np.savez("calls.npz", x=np.random.default_rng(0).standard_normal((10, 8)).astype(np.float32))
-    np.savez("one.npz", x=np.zeros((1, 8), np.float32))
-    folded(NETS["rows"])
+    np.savez("calls.npz", x=np.random.default_rng(0).standard_normal((10, 8, 8, 3)).astype(np.float32))
+    np.savez("one.npz", x=np.zeros((1, 8, 8, 3), np.float32))
+    rows = [("Transpose", "x", "t", {"perm": [0, 3, 1, 2]}), ("Conv", "t w", "c"), ("Relu", "c", "r")]
+    rows += [("GlobalAveragePool", "r", "p"), ("Flatten", "p", "f"), ("MatMul", "f h", "y")]
+    folded(Net(rows, {name: WEIGHTS[name] for name in "wh"}, {"x": (F, ("n", 8, 8, 3))}, {"y": F}))
     for batch in (None, 1):
         exported = rc.export(precision="int8", inputs="calls.npz", batch=batch)
         assert (exported.images.count, len(exported.images.calibration)) == (10, 5)
@@ -107,18 +109,19 @@ def test_rows_of_own_inputs_both_calibrate_and_evaluate_where_the_batch_is_dynam
 
 
 def test_only_rows_of_one_dynamic_batch_are_separate_calls():
-    np.savez("calls.npz", a=np.zeros((4, 3), np.float32), b=np.arange(4.0), c=np.zeros((4, 2)), d=np.zeros((3, 2)))
+    arrays = {"a": np.zeros((4, 2, 2, 3), np.float32), "c": np.zeros((4, 2)), "d": np.zeros((3, 2))}
+    np.savez("calls.npz", b=np.arange(4.0), **arrays)
 
     def count(*shapes, outputs=()):
         ports = [Port(name, shape, "float32") for name, shape in shapes]
         return npz_calls(Path("calls.npz"), ports, outputs, by_row=True).shape
 
-    assert count(("a", ("n", 3)), ("b", ("n",))) == count(("a", (None, 3)), outputs=["b"]) == (4,)
-    assert (
-        count(("a", ("n", 3)), ("b", ("m",))) == count(("a", (4, 3))) == count(("a", ("n", 3)), ("d", ("n", 2))) == (1,)
-    )
-    assert count(("a", ("n", 3)), outputs=["d"]) == (1,)
-    given = npz_calls(Path("calls.npz"), [Port("a", ("n", 3), "float32")], ["b"], by_row=True)
+    image = ("n", 2, 2, 3)
+    assert count(("a", image), ("b", ("n",))) == count(("a", (None, 2, 2, 3)), outputs=["b"]) == (4,)
+    assert count(("a", image), ("b", ("m",))) == count(("a", (4, 2, 2, 3))) == (1,)
+    assert count(("a", image), ("d", ("n", 2))) == count(("a", image), outputs=["d"]) == (1,)
+    assert count(("c", ("n", 2))) == (1,)  # n may be the tokens of one call
+    given = npz_calls(Path("calls.npz"), [Port("a", image, "float32")], ["b"], by_row=True)
     assert [batch.recorded["b"].tolist() for batch in given.batches()] == [[0], [1], [2], [3]]
 
 

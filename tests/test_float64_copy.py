@@ -6,8 +6,8 @@ import subprocess
 import sys
 import tempfile
 import warnings
-from itertools import product
-from threading import Barrier, get_ident
+from itertools import count, product
+from threading import Barrier, Event, get_ident
 
 import numpy as np
 import onnx
@@ -322,6 +322,36 @@ def test_several_inputs_at_once_give_what_each_gives(monkeypatch, kept):
         for feeds, found in zip(calls, evaluator.run_all(calls), strict=True):
             assert (found["y"] == evaluator.run(feeds)["y"]).all()
     assert evaluator.reference._apart  # a graph whose weights are read when they are needed
+
+
+def test_several_threads_change_no_filter_of_warnings(monkeypatch):
+    """onnx's operators set filters for a while. Who began first and ends first leaves those of the other."""
+
+    def overlapping(self, node, held):
+        if next(numbers) == 0:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                begun.set()
+                assert both.wait(timeout=60)
+            ended.set()
+        else:
+            assert begun.wait(timeout=60)
+            with warnings.catch_warnings():
+                both.set()
+                assert ended.wait(timeout=60)
+        return run_node(self, node, held)
+
+    run_node, numbers = ReferenceEvaluation.run_node, count()
+    begun, both, ended = Event(), Event(), Event()
+    monkeypatch.setattr(ReferenceEvaluation, "run_node", overlapping)
+    evaluator = Float64(written(graph(CONV_BN[:1], WEIGHTS, {"c": (F, ["N", 4, "I", "J"])}, IMAGES)))
+    calls = [{"x": RANDOM.standard_normal((1, 3, 16, 16)).astype(np.float32)} for _ in range(2)]
+    before = list(warnings.filters)
+    with threadpool_limits(2, "blas"):
+        if not any(library["num_threads"] == 2 for library in threadpool_info() if library["user_api"] == "blas"):
+            pytest.skip("NumPy's BLAS has no two threads here")
+        evaluator.run_all(calls)
+    assert list(warnings.filters) == before
 
 
 def test_several_inputs_are_evaluated_in_as_many_threads_as_blas_has(monkeypatch):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import onnx
 import pytest
@@ -77,6 +79,33 @@ def single(model):
     from repaconv.graph.element_type_conversion import retyped
 
     return retyped(model, {TensorProto.DOUBLE: TensorProto.FLOAT})
+
+
+@pytest.mark.parametrize(("kind", "opset", "folds"), [("DOUBLE", 20, 0), ("BFLOAT16", 20, 0), ("BFLOAT16", 22, 1)])
+def test_a_type_that_the_operator_lacks_is_left_as_it_is(kind, opset, folds):
+    from repaconv.verification.onnx_model_loading import folded
+
+    rows = [("Add", "x 3", "a"), ("Clip", "a 0 6", "s"), ("Mul", "x s", "p"), ("Div", "p 6", "y")]
+    model = graph(rows, NUMBERS, {"x": SHAPE}, opset=opset)
+    if kind != "DOUBLE":
+        from repaconv.graph.element_type_conversion import retyped
+
+        model = retyped(model, {TensorProto.DOUBLE: getattr(TensorProto, kind)})
+    found = folded(Path("net.onnx"), model)
+    assert [change.rewrite for change in found.changes] == ["hard-swish"] * folds
+
+
+def test_what_continues_in_a_branch_stays():
+    end = [helper.make_tensor_value_info("b", TensorProto.DOUBLE, SHAPE)]
+    divide, keep = (
+        helper.make_graph([helper.make_node(op, inputs, ["b"])], "branch", [], end)
+        for op, inputs in (("Div", ["s", "6"]), ("Sin", ["x"]))
+    )
+    rows = [("Add", "x 3", "a"), ("Clip", "a 0 6", "s"), ("ReduceMax", "x", "m", {"keepdims": 0})]
+    rows += [("Greater", "m 0", "c"), ("If", "c", "y", {"then_branch": divide, "else_branch": keep})]
+    after, changes = rewritten(graph(rows, NUMBERS, {"x": SHAPE}), FOLDS)
+    assert not changes
+    assert sum(node.op_type == "Clip" for node in after.graph.node) == 1
 
 
 @pytest.mark.parametrize("opset", [9, 13])

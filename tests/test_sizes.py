@@ -109,6 +109,20 @@ def test_a_size_between_a_layer_and_its_norm_is_read_behind_the_norm(behind, rea
     assert shapes_read(graph(rows, held, IMAGE, ("y", "q"))) == read
 
 
+@pytest.mark.parametrize("kind", ["input", "activation"])
+def test_a_size_of_what_no_layer_computes_is_read_where_it_is_known(kind):
+    """Read after the scale, it would be one reader more of what goes into the next layer."""
+    start = {"input": "x", "activation": "r"}[kind]
+    rows = [*(PATCHES if kind != "input" else []), ("Mul", f"{start} half", "n")]
+    rows += [("Shape", start, "s"), ("Sin", "n", "y")]
+    model = graph(rows, weights(half=np.array(0.5)), IMAGE, ("y",))
+    model.graph.output.append(helper.make_tensor_value_info("s", TensorProto.INT64, [4]))
+    after = read(model)
+    fold_shapes(after)
+    (shape,) = (node for node in after.graph if node.op_type == "Shape")
+    assert shape.inputs[0].name == start
+
+
 def test_a_size_that_no_input_names_is_read_where_it_is_known():
     """What a NonZero returns depends on numbers."""
     rows = [*PATCHES, ("NonZero", "r", "n"), ("Shape", "n", "s"), ("Gather", "s place", "many")]

@@ -22,7 +22,7 @@ from repaconv.graph.nodes_and_constants import Writer, attribute, constant, is_r
 from repaconv.graph.operator_facts import QUANTIZING, RANDOM
 from repaconv.graph.shape_arithmetic import Integers, entries_of
 from repaconv.graph.shape_inference import infer, infer_node
-from repaconv.graph.sizes_from_inputs import read_sizes_behind_norms, read_sizes_from_inputs
+from repaconv.graph.sizes_from_inputs import read_sizes_after_norms, read_sizes_from_inputs
 from repaconv.graph.symbolic_shapes import SymbolicSize, as_numbers, reshape_target, sizes
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def _fold_shapes(model: ir.Model) -> None:
             _RULES[node.op_type](model, node, known)
     remove_unused(model)
     read_sizes_from_inputs(model, known)
-    read_sizes_behind_norms(model)
+    read_sizes_after_norms(model)
     clean(model)
 
 

@@ -6,7 +6,7 @@ follows from the inputs' sizes, floor((height + 3) / 4), is computed from those.
 (`repaconv.graph.symbolic_shapes`), but none that several axes have: one of two inputs may be broadcast, and such a name
 may say no more than that both axes are dynamic.
 
-What is left of them between a linear layer and the norm behind it is read behind the norm: there sizes are the same.
+Sizes that do not follow from those are read after the norm that follows a linear layer, where they are the same.
 """
 
 from __future__ import annotations
@@ -16,13 +16,16 @@ from functools import partial, reduce
 from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
-from repaconv.graph.nodes_and_constants import Writer, is_constant, nodes_of
+from repaconv.graph.nodes_and_constants import Writer, is_constant, made_by, nodes_of
 from repaconv.graph.operator_facts import ARITHMETIC
 from repaconv.graph.shape_arithmetic import Integers, entries_of
 from repaconv.graph.symbolic_shapes import Size, as_window, is_dynamic, may_be_negative, parse_size, set_shape, sizes
 
 if TYPE_CHECKING:
     import onnx_ir as ir
+
+LAYERS = ("Conv", "ConvTranspose", "MatMul", "Gemm")
+"""Operators into which a norm is folded."""
 
 
 def read_sizes_from_inputs(model: ir.Model, known: Integers) -> None:
@@ -49,18 +52,18 @@ def read_sizes_from_inputs(model: ir.Model, known: Integers) -> None:
             value.replace_all_uses_with(written)
 
 
-def read_sizes_behind_norms(model: ir.Model) -> None:
-    """Let each Shape of what a norm, or arithmetic with constants, reads as well read its output instead.
+def read_sizes_after_norms(model: ir.Model) -> None:
+    """Read the sizes of a linear layer's output after the norm, or the constant scale or shift, that follows it.
 
-    In place; both have the same shape. The graph may have to be sorted.
+    In place. Both have the same shape, and the layer is left with one reader. The graph may have to be sorted.
     """
     for node in nodes_of(model, "BatchNormalization", *ARITHMETIC):
         computed = [value for value in node.inputs if not is_constant(value)]
         value = computed[0] if len(computed) == 1 else None
-        if value is None or not sizes(value) == sizes(node.outputs[0]) is not None:
+        if value is None or made_by(value, *LAYERS) is None or not sizes(value) == sizes(node.outputs[0]) is not None:
             continue
         users = [user for user in value.consumers() if user is not node]
-        if all(user.op_type == "Shape" and user.graph is model.graph for user in users):
+        if all(user.op_type == "Shape" and not user.domain and user.graph is model.graph for user in users):
             for user in users:
                 user.replace_input_with(0, node.outputs[0])
 

@@ -7,7 +7,9 @@ with operators of our own where that is slow or wrong (`repaconv.verification.fl
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from math import frexp, inf, isfinite, prod
 from types import MappingProxyType
@@ -156,7 +158,7 @@ class ReferenceEvaluation:
     def run_all(self, calls: Sequence[Feeds]) -> list[dict[str, Any]]:
         """Run the graph on each of several float64 inputs.
 
-        Each has a thread of its own. If its weights are too large to be kept, inputs go through it node by node
+        Several at a time, each in a thread. If its weights are too large to be kept, inputs go through it node by node
         instead: as many as have values that take no more memory than the weights.
         """
         if self._bytes <= KEPT:
@@ -173,7 +175,7 @@ class ReferenceEvaluation:
         """The outputs for each of several inputs, as many at a time as BLAS has threads; each then has one of them.
 
         Most operations of a network are too small to be shared by several threads, which wait for each other for longer
-        than they compute. The two smallest inputs tell how many have room for their values.
+        than they compute. Values take as much memory, next to an input, as those of the two smallest inputs.
         """
         from threadpoolctl import ThreadpoolController
 
@@ -181,16 +183,20 @@ class ReferenceEvaluation:
         threads = min(len(calls), max((library["num_threads"] for library in blas.info()), default=1))
         if threads <= 1:
             return [self.run(feeds) for feeds in calls]
-        waiting = sorted(range(len(calls)), key=lambda at: -sum(array.nbytes for array in calls[at].values()))
-        found, largest, together = dict[int, dict[str, Any]](), 1, 2
-        with blas.limit(limits=1), thread_pool(threads) as pool:
-            while waiting:
-                started = [waiting.pop() for _ in range(min(together, len(waiting)))]
-                ended = pool.map(lambda at: self._run_together([calls[at]]), started)
-                for at, ((outputs,), size) in zip(started, ended, strict=True):
-                    found[at], largest = outputs, max(largest, size)
-                fitting = max(1, AT_ONCE // largest)
-                together = len(calls) if fitting >= threads else fitting
+        given = [sum(array.nbytes for array in feeds.values()) for feeds in calls]
+        waiting, found = sorted(range(len(calls)), key=lambda at: -given[at]), dict[int, dict[str, Any]]()
+        times, started = 0.0, [waiting.pop(), waiting.pop()]  # how many times an input's bytes its values take
+        with warnings.catch_warnings(), thread_pool(threads) as pool:  # which operators of onnx change
+            inline = not isinstance(pool, ThreadPoolExecutor)
+            with blas.limit(limits=threads if inline else 1):
+                while started:
+                    ended = pool.map(lambda at: self._run_together([calls[at]]), started)
+                    for at, ((outputs,), most) in zip(started, ended, strict=True):
+                        found[at], times = outputs, max(times, most / max(given[at], 1))
+                    started, taken = [], 0.0
+                    while waiting and (not started or taken + times * given[waiting[-1]] <= AT_ONCE):
+                        taken += times * given[waiting[-1]]
+                        started.append(waiting.pop())
         return [found[at] for at in range(len(calls))]
 
     def _run_together(self, calls: Sequence[Feeds]) -> tuple[list[dict[str, Any]], int]:

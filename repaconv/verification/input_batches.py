@@ -247,7 +247,7 @@ def arrays_to_save(names: Iterable[str]) -> str:
     """Return the arguments of numpy.savez for arrays of these names, e.g. ``ids=..., **{"input:0": ...}``."""
 
     def is_keyword(name: str) -> bool:
-        return name.isidentifier() and not iskeyword(name)
+        return name.isidentifier() and not iskeyword(name) and name != "file"
 
     known = list(names)
     words = [f"{name}=..." for name in known if is_keyword(name)]
@@ -412,7 +412,12 @@ def npz_calls(
 
 
 def _row_count(inputs: Sequence[Port], arrays: Sequence[NDArray[Any]]) -> int:
-    """The length of the first axes of all arrays, if those of the inputs are one dynamic dimension; else 1."""
+    """The length of the first axes of all arrays, if those of the inputs are one dynamic dimension; else 1.
+
+    One input must have four axes, as images with channels last have: the first axis of [tokens, channels] is no batch.
+    """
+    if not any(port.shape and len(port.shape) == 4 for port in inputs):
+        return 1
     first = {port.shape[0] if port.shape else 1 for port in inputs}
     lengths = {len(array) if array.ndim else 0 for array in arrays}
     dynamic = len(first - {None}) <= 1 and not any(isinstance(dim, int) for dim in first)

@@ -29,7 +29,8 @@ WEIGHTED = ("Conv", "ConvTranspose", "Gemm", "MatMul", "BatchNormalization", "In
 """Operators whose constants are weights. Others may read infinity on purpose: a mask, a limit."""
 FLOATS = (1, 10, 11, 16)
 """ONNX's float32, float16, float64 and bfloat16."""
-HALVES = (10, 16)
+BFLOAT16, DOUBLE = 16, 11
+HALVES = (10, BFLOAT16)
 """ONNX's float16 and bfloat16."""
 SUMS = ("Add", "Sub", "Mul", "Div")
 """Operators whose constants are weights if they are several numbers; infinity may be a mask."""
@@ -265,12 +266,27 @@ def _folded(model: onnx.ModelProto, taken_back: Collection[str]) -> Folded:
     from repaconv.graph.float64_rewriting import is_float64_convertible, rewritten_in_float64, rounded_to_float32
     from repaconv.graph.model_rewriting import rewritten
     from repaconv.rewrites.fold.fold_pipeline import without
+    from repaconv.rewrites.fold.hard_swish_operator import HARD_SWISH
     from repaconv.rewrites.fold.layers_before_and_after import changed_layers
 
+    if _lacks_hard_swish(model):
+        taken_back = {*taken_back, HARD_SWISH.name}
     if not is_float64_convertible(model) or _may_write_borders(model):
         return Folded(*rewritten(model, without(taken_back), changed_layers))
     exact, changes = rewritten_in_float64(model, without(taken_back), changed_layers)
     return Folded(rounded_to_float32(exact), changes, exact) if changes else Folded(model, [])
+
+
+def _lacks_hard_swish(model: onnx.ModelProto) -> bool:
+    """Whether the graph may compute in a type that HardSwish lacks: float64 in ONNX Runtime, bfloat16 in its opset."""
+    from onnx import helper
+
+    values = (*model.graph.input, *model.graph.output)
+    kinds = {value.type.tensor_type.elem_type for value in values} | {one.data_type for one in model.graph.initializer}
+    casts = (node for node in model.graph.node if node.op_type == "Cast")
+    kinds |= {helper.get_attribute_value(entry) for node in casts for entry in node.attribute if entry.name == "to"}
+    opset = next((each.version for each in model.opset_import if each.domain in ("", "ai.onnx")), 0)
+    return DOUBLE in kinds or (BFLOAT16 in kinds and opset < 22)
 
 
 def _may_write_borders(model: onnx.ModelProto) -> bool:

@@ -1,7 +1,7 @@
 """hard-swish: write x clip(x + 3, 0, 6) / 6, and the gate without x, as one operator.
 
 Converters from other libraries (paddle2onnx), and PyTorch's for old opsets, write both as four operators. ONNX Runtime
-fuses none of them into the convolution before, and leaves its own layout of images for an Add of one number.
+fuses none of them into the convolution before, and converts images to another layout for an Add of one number.
 
 Source: Howard et al. 2019, "Searching for MobileNetV3", section 5.2.
 """

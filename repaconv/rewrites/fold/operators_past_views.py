@@ -86,7 +86,7 @@ def _move_selection(model: ir.Model, node: ir.Node, value: ir.Value) -> None:
     if are_consecutive(chosen):
         ends = ([int(chosen[0])], [int(chosen[-1]) + 1], [axis])
         new = write("Slice", merged.source, *(write.constant(end) for end in ends))
-    elif node.op_type != "Gather" and not _follows_linear_layer(merged.source):
+    elif node.op_type != "Gather" and not _follows_linear_layer(merged.source, scattered=True):
         return  # a slice would become a gather of scattered channels, which no linear layer absorbs
     else:
         new = write("Gather", merged.source, write.constant(chosen), axis=axis)
@@ -96,10 +96,13 @@ def _move_selection(model: ir.Model, node: ir.Node, value: ir.Value) -> None:
         write.replace(value, seen)
 
 
-def _follows_linear_layer(value: ir.Value, layers: Collection[str] = ("MatMul", "Conv")) -> bool:
+def _follows_linear_layer(
+    value: ir.Value, layers: Collection[str] = ("MatMul", "Conv"), *, scattered: bool = False
+) -> bool:
     """Whether such a layer comes before a value, with only operators in between that a selection can move past.
 
-    False if one of several is a convolution of groups, whose channels keep their order.
+    A scattered selection moves past none if one of the layers is a convolution of groups, whose channels keep their
+    order.
     """
     seen: set[ir.Node] = set()
     todo, found = [value], False
@@ -109,7 +112,7 @@ def _follows_linear_layer(value: ir.Value, layers: Collection[str] = ("MatMul", 
             continue
         seen.add(node)
         if node.op_type in layers:
-            if attribute(node, "group", 1) > 1:
+            if scattered and attribute(node, "group", 1) > 1:
                 return False
             found = True
         elif node.op_type in LINEAR:

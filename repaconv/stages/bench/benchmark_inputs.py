@@ -59,8 +59,10 @@ def choose_benchmark_inputs(
     first = known.subjects[0]
     session, subject = models[first.name].session, known.subject
     if subject is not None and subject.folded.image_size is None:
-        drawn = BenchmarkInputs(list(subject.drawn(RANDOM_CALLS, seed, batch=batch).batches()), None)
-        return _evaluation_rows(known, batch) or drawn
+        rows = _evaluation_rows(known, batch)
+        if isinstance(rows, BenchmarkInputs):
+            return rows
+        return BenchmarkInputs(list(subject.drawn(RANDOM_CALLS, seed, batch=batch).batches()), None, gone=rows)
     if subject is None and not takes_images(session):
         return BenchmarkInputs(_random_inputs(first.path, session, seed), None)
     shape = image_shape(channels_first(session.inputs[0]), batch, size, first.path)
@@ -76,14 +78,14 @@ def _scores(known: BenchmarkSubjects, given: Inputs) -> str:
     return scores_output(known.subject, given) if known.subject else ""
 
 
-def _evaluation_rows(known: BenchmarkSubjects, batch: int) -> BenchmarkInputs | None:
-    """The rows that evaluated a lossy export of a network that takes no images, in full batches; None without any."""
+def _evaluation_rows(known: BenchmarkSubjects, batch: int) -> BenchmarkInputs | str:
+    """The rows that evaluated a lossy export of a network without images, in full batches; else the reason as text."""
     images = known.export.artefact.images if known.export is not None else None
     if known.subject is None or known.export is None or images is None or images.count == 1:
-        return None
+        return ""
     given = evaluation_images(known.subject, known.export.artefact, most=MAX_IMAGES)
     if isinstance(given, str):
-        return None
+        return given
     count = given.shape[0]
     rows = [given.piece(place % count, place % count + 1) for place in range(-(-count // batch) * batch)]
     batches = [Batch.joined(rows[start : start + batch]) for start in range(0, len(rows), batch)]

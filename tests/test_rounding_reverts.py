@@ -139,7 +139,8 @@ def test_a_sum_that_rounds_on_purpose_stays(rows):
     rows = [("Conv", "x w", "a0", {"pads": [1] * 4}), ("Relu", "a0", "a"), *rows, ("Conv", "r v", "y")]
     onnx.save(Net(rows, weights, {"x": (F, (1, 3, 8, 8))}, {"y": F}).model(), "net.onnx")
     done = rc.fold("net.onnx", measure=False)
-    assert {change.rewrite for change in done.changes} <= {"shapes"}  # the constant of a node is written
+    constant = {"shapes"} if any(row[0] == "Unsqueeze" for row in rows) else set()  # one that a node computes
+    assert {change.rewrite for change in done.changes} == constant
     assert "Identity" not in done.operators
     assert any("a sum rounds on purpose there" in sentence for sentence in done.not_folded)
 

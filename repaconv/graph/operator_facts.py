@@ -46,3 +46,6 @@ EPSILON = 9.999999747378752e-06
 
 RANDOM = ("RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Multinomial", "Bernoulli")
 QUANTIZING = ("DequantizeLinear", "QuantizeLinear")
+BFLOAT16 = 16
+HALVES = (10, BFLOAT16)
+"""ONNX's half precisions, float16 and bfloat16."""

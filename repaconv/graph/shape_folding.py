@@ -19,7 +19,7 @@ from repaconv.graph.constant_if_inlining import inline_constant_ifs
 from repaconv.graph.model_rewriting import clean, remove_unused
 from repaconv.graph.no_op_nodes import remove_no_ops
 from repaconv.graph.nodes_and_constants import Writer, attribute, constant, is_read
-from repaconv.graph.operator_facts import QUANTIZING, RANDOM
+from repaconv.graph.operator_facts import HALVES, QUANTIZING, RANDOM
 from repaconv.graph.shape_arithmetic import Integers, entries_of
 from repaconv.graph.shape_inference import infer, infer_node
 from repaconv.graph.sizes_from_inputs import read_sizes_after_norms, read_sizes_from_inputs
@@ -64,10 +64,6 @@ def _is_known(value: ir.Value) -> bool:
 SMALL, LARGE = 1 << 12, 1 << 22
 """A constant of up to `SMALL` entries is written whatever it is computed from. A value of up to `LARGE` entries, or 16
 times what it is computed from, is computed because constants behind it may be smaller."""
-
-
-HALVES = (10, 16)
-"""FLOAT16 and BFLOAT16."""
 
 
 class _Computed(NamedTuple):

@@ -12,6 +12,7 @@ from repaconv.core.memory_release import release_freed_memory
 from repaconv.graph.graph_without_weights import ONE_FILE_BYTES, too_large
 from repaconv.graph.input_sizes_from_weights import fix_sizes_from_weights
 from repaconv.graph.onnx_files import clear_dynamic_sizes, external_files_of, opset_of, require_inside
+from repaconv.graph.operator_facts import BFLOAT16, HALVES
 from repaconv.graph.opset_upgrade import OLDEST
 from repaconv.graph.random_operators import random_operators
 from repaconv.results import Change
@@ -29,9 +30,6 @@ WEIGHTED = ("Conv", "ConvTranspose", "Gemm", "MatMul", "BatchNormalization", "In
 """Operators whose constants are weights. Others may read infinity on purpose: a mask, a limit."""
 FLOATS = (1, 10, 11, 16)
 """ONNX's float32, float16, float64 and bfloat16."""
-BFLOAT16, DOUBLE = 16, 11
-HALVES = (10, BFLOAT16)
-"""ONNX's float16 and bfloat16."""
 SUMS = ("Add", "Sub", "Mul", "Div")
 """Operators whose constants are weights if they are several numbers; infinity may be a mask."""
 CONTROL = ("If", "Loop", "Scan")
@@ -279,14 +277,11 @@ def _folded(model: onnx.ModelProto, taken_back: Collection[str]) -> Folded:
 
 def _lacks_hard_swish(model: onnx.ModelProto) -> bool:
     """Whether the graph may compute in a type that HardSwish lacks: float64 in ONNX Runtime, bfloat16 in its opset."""
-    from onnx import helper
+    from repaconv.graph.element_type_conversion import element_types
+    from repaconv.graph.float64_rewriting import DOUBLE
 
-    values = (*model.graph.input, *model.graph.output)
-    kinds = {value.type.tensor_type.elem_type for value in values} | {one.data_type for one in model.graph.initializer}
-    casts = (node for node in model.graph.node if node.op_type == "Cast")
-    kinds |= {helper.get_attribute_value(entry) for node in casts for entry in node.attribute if entry.name == "to"}
-    opset = next((each.version for each in model.opset_import if each.domain in ("", "ai.onnx")), 0)
-    return DOUBLE in kinds or (BFLOAT16 in kinds and opset < 22)
+    kinds = set(element_types(model.graph))
+    return DOUBLE in kinds or (BFLOAT16 in kinds and opset_of(model) < 22)
 
 
 def _may_write_borders(model: onnx.ModelProto) -> bool:

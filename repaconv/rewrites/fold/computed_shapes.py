@@ -20,10 +20,12 @@ if TYPE_CHECKING:
 
 def apply(model: ir.Model) -> Iterator[Change]:
     """Fold shapes; in place. It is a change if that leaves nodes out, besides those that nothing reads."""
-    clean(model)
-    before = len(model.graph)
-    fold_shapes(model)
-    saved = before - len(model.graph) + model.meta.pop(SAVED, 0)
+    saved = model.meta.pop(SAVED, None)
+    if saved is None:
+        clean(model)
+        before = len(model.graph)
+        fold_shapes(model)
+        saved = before - len(model.graph)
     if saved > 0:
         what = "1 node" if saved == 1 else f"{saved} nodes"
         yield Change(

@@ -23,6 +23,14 @@ POINTWISE = UNARY | frozenset(
 )
 """Operators whose output entries depend only on the input entries at the same position, with broadcasting."""
 
+BROADCASTING = frozenset(
+    (
+        *(*ARITHMETIC, "Pow", "Max", "Min", "Sum", "Where", "And", "Or"),
+        *("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"),
+    )
+)
+"""Elementwise operators that broadcast every input to one shape."""
+
 VIEWS = ("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Identity", "Flatten")
 """Operators that keep all numbers of the first input, in another order or shape."""
 SELECTIONS = ("Slice", "Gather", "Split")

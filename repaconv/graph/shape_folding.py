@@ -4,6 +4,8 @@ A constant is written if it is not larger than the constants that it is computed
 larger: a kernel that a forward computes from parameters (OREPA) is a sum of outer products, each larger than its
 factors.
 
+An Expand is removed if its readers broadcast anyway, and a reduction keeps the axes that its reader adds again.
+
 If at most one dimension of a Reshape is dynamic, or all others are those of its input at the same axes, its target
 becomes a constant, so that it no longer reads other shapes.
 """
@@ -16,14 +18,15 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from repaconv.graph.constant_if_inlining import inline_constant_ifs
+from repaconv.graph.index_selections import axes_of
 from repaconv.graph.model_rewriting import clean, remove_unused
 from repaconv.graph.no_op_nodes import remove_no_ops
 from repaconv.graph.nodes_and_constants import Writer, attribute, constant, is_read
-from repaconv.graph.operator_facts import HALVES, QUANTIZING, RANDOM
+from repaconv.graph.operator_facts import BROADCASTING, HALVES, QUANTIZING, RANDOM
 from repaconv.graph.shape_arithmetic import Integers, entries_of
 from repaconv.graph.shape_inference import infer, infer_node
 from repaconv.graph.sizes_from_inputs import read_sizes_after_norms, read_sizes_from_inputs
-from repaconv.graph.symbolic_shapes import SymbolicSize, as_numbers, reshape_target, sizes
+from repaconv.graph.symbolic_shapes import SymbolicSize, as_numbers, reshape_target, set_shape, sizes
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -186,10 +189,44 @@ def _reference_output(node: ir.Node, arrays: dict[str | None, np.ndarray], opset
 
 
 def _expand(_model: ir.Model, node: ir.Node, _known: Integers) -> None:
-    """Remove an Expand to the shape that its input already has."""
+    """Remove an Expand to the shape that its input already has, or that readers broadcast its input to anyway."""
     x, out = node.inputs[0], node.outputs[0]
-    if x is not None and sizes(x) == sizes(out) is not None and not out.is_graph_output():
+    if x is None or sizes(x) is None or sizes(out) is None:
+        return
+    if sizes(x) == sizes(out) and not out.is_graph_output():
         out.replace_all_uses_with(x)
+        return
+    for reader, place in tuple(out.uses()):
+        if not reader.domain and reader.op_type in BROADCASTING and _is_broadcast_anyway(x, reader, place):
+            reader.replace_input_with(place, x)
+
+
+def _is_broadcast_anyway(x: ir.Value, reader: ir.Node, place: int) -> bool:
+    """Whether a reader's output has the same shape if it reads x itself, not the Expand of it."""
+    others = [sizes(value) for at, value in enumerate(reader.inputs) if at != place]
+    wanted, own = sizes(reader.outputs[0]), sizes(x) or ()
+    if wanted is None or any(shape is None for shape in others):
+        return False
+    aligned = [(1,) * (len(wanted) - len(shape)) + shape for shape in (own, *others) if shape is not None]
+    return all(size in column for size, column in zip(wanted, zip(*aligned, strict=True), strict=True))
+
+
+def _keep_reduced_axes(_model: ir.Model, node: ir.Node, _known: Integers) -> None:
+    """Let a reduction keep the axes that its only reader adds again as axes of length 1."""
+    import onnx_ir as ir
+
+    reduction = node.inputs[0].producer() if node.inputs[0] is not None else None
+    if reduction is None or reduction.domain or not reduction.op_type.startswith("Reduce"):
+        return
+    between, out, before = reduction.outputs[0], node.outputs[0], sizes(reduction.inputs[0])
+    axes = axes_of(reduction, len(before)) if before is not None else None
+    if before is None or axes is None or len(between.uses()) != 1 or between.is_graph_output() or out.is_graph_output():
+        return
+    kept = tuple(1 if axis in axes else size for axis, size in enumerate(before))
+    if not attribute(reduction, "keepdims", 1) and sizes(out) == kept:
+        reduction.attributes.add(ir.AttrInt64("keepdims", 1))
+        set_shape(between, kept, between)
+        out.replace_all_uses_with(between)
 
 
 def _reshape(model: ir.Model, node: ir.Node, known: Integers) -> None:
@@ -240,4 +277,10 @@ def _gather(model: ir.Model, node: ir.Node, _known: Integers) -> None:
         write.replace(node.outputs[0], new)
 
 
-_RULES = {"Expand": _expand, "Gather": _gather, "Reshape": _reshape, "Flatten": _reshape}
+_RULES = {
+    "Expand": _expand,
+    "Gather": _gather,
+    "Reshape": _reshape,
+    "Flatten": _reshape,
+    "Unsqueeze": _keep_reduced_axes,
+}

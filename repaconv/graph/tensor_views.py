@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from repaconv.graph.index_selections import Places, perm_of
-from repaconv.graph.nodes_and_constants import Writer
+from repaconv.graph.nodes_and_constants import Array, Writer
 from repaconv.graph.symbolic_shapes import Size, Sizes, as_numbers, product, rank_of, reshape_target, set_shape, sizes
 
 if TYPE_CHECKING:
@@ -150,6 +150,36 @@ class View:
         grid = np.arange(math.prod(lengths)).reshape(lengths)
         found: NDArray[np.int64] = np.take(grid, chosen, self.of[home].index(factor)).reshape(-1)
         return found
+
+    def constant_before(self, numbers: Array) -> Array | None:
+        """Return the constant that acts on the source as ``numbers`` does on the view.
+
+        Args:
+            numbers: One size per axis of the view: the axis's own, or 1 where the constant is the same along it.
+
+        Returns:
+            The constant, in the same way along the source's axes. None if the view selects or scales, or if a size
+            along which the constant varies is dynamic.
+        """
+        return None if self.places or self.scale != 1 else self._regrouped(numbers, self.axes, self.of)
+
+    def constant_after(self, numbers: Array) -> Array | None:
+        """Return the constant that acts on the view as ``numbers`` does on the source; see `constant_before`."""
+        return None if self.places or self.scale != 1 else self._regrouped(numbers, self.of, self.axes)
+
+    def _regrouped(
+        self, numbers: Array, old: tuple[tuple[int, ...], ...], new: tuple[tuple[int, ...], ...]
+    ) -> Array | None:
+        varying = {f for axis, length in zip(old, numbers.shape, strict=True) if length != 1 for f in axis}
+        order = [f for axis in old for f in axis]
+        groups = [[self.size[f] if varying & {*axis} else 1 for f in axis] for axis in new]
+        lengths = [as_numbers(group) for group in groups]
+        apart = as_numbers(self.size[f] if f in varying else 1 for f in order)
+        if apart is None or any(length is None for length in lengths):
+            return None
+        whole = [length for group in lengths for length in group or ()]
+        moved = numbers.reshape(apart).transpose([order.index(f) for axis in new for f in axis])
+        return np.broadcast_to(moved, whole).reshape([math.prod(group or ()) for group in lengths])
 
     def narrowed(self, source: ir.Value, factor: int, count: int | None) -> View:
         """Return the view of another source whose factor has ``count`` entries; None removes factor and axis."""

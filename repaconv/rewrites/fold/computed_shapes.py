@@ -1,6 +1,7 @@
 """shapes: leave out nodes that compute what is known already, or what follows from the shapes of the inputs.
 
-Exporters write a size that a network's code reads as a chain of Shape, Gather, Cast and Concat.
+Exporters write a size that a network's code reads as a chain of Shape, Gather, Cast and Concat. An Expand that its
+reader would repeat, and axes that a reduction drops for its reader to add, are left out as well.
 """
 
 from __future__ import annotations

@@ -21,7 +21,6 @@ from repaconv.algebra.convolution_kernels import (
     composed_size,
     eye,
     fits,
-    per_output_channel,
     size_of,
     summed,
 )
@@ -30,11 +29,12 @@ from repaconv.graph.channel_axes import IMAGE, scale_and_shift
 from repaconv.graph.constants_of_dynamic_shape import broadcast_constant, slice_assignment
 from repaconv.graph.index_selections import perm_of
 from repaconv.graph.model_rewriting import clean
-from repaconv.graph.nodes_and_constants import Array, Writer, attribute, constant, is_constant, made_by
+from repaconv.graph.nodes_and_constants import Array, Writer, is_constant, made_by
 from repaconv.graph.rewrite_contract import Rewrite
 from repaconv.graph.symbolic_shapes import set_shape, sizes
 from repaconv.results import Change
 from repaconv.rewrites.fold.kernels_from_onnx import kernel_of, pad_value, scale_of, spatial_padding
+from repaconv.rewrites.fold.scales_after_convolutions import absorbed, last_alike
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -200,21 +200,27 @@ def _pixel_ratio(second: Kernel, between: ir.Value, out: ir.Value) -> float:
 
 
 def _into_readers(model: ir.Model, node: ir.Node, rewrite: str) -> Iterator[Change]:
-    """Fold a per-channel scale and shift into all convolutions that read it, if nothing else does."""
+    """Fold a per-channel scale and shift into all convolutions that read it, if nothing else does.
+
+    They may read what pools, crops and the like make of it, if the scale and shift act on that as well.
+    """
     found, scale, out = scale_and_shift(node, IMAGE), scale_of(node), node.outputs[0]
-    readers = [user for user, place in out.uses() if user.op_type == "Conv" and not user.domain and place == 0]
-    if found is None or scale is None or not readers or len(readers) < len(out.uses()) or out.is_graph_output():
+    last = last_alike(node)
+    readers = [user for user, place in last.uses() if user.op_type == "Conv" and not user.domain and place == 0]
+    if found is None or scale is None or not readers or len(readers) < len(last.uses()) or last.is_graph_output():
         return
     kernels = [kernel_of(reader) for reader in readers]
-    if all(kernel is not None and _is_linear_graph_edge(kernel) for kernel in kernels):
+    if last is out and all(kernel is not None and _is_linear_graph_edge(kernel) for kernel in kernels):
         return
     made = [composed(kernel, scale) if kernel is not None else None for kernel in kernels]
     whole = [one for one in made if one is not None]
     if len(whole) < len(readers) or any(reader.graph is not model.graph for reader in readers):
         return
     for reader, one in zip(readers, whole, strict=True):
-        _replace_by_conv(model, reader, one, found.x)
+        _replace_by_conv(model, reader, one, found.x if last is out else last)
         yield Change(rewrite=rewrite, place=node.name or "", description=f"{node.op_type} -> {reader.name} behind it")
+    if last is not out:
+        out.replace_all_uses_with(found.x)
 
 
 def _replace_by_conv(model: ir.Model, node: ir.Node, kernel: Kernel, x: ir.Value) -> None:
@@ -390,46 +396,11 @@ def apply(model: ir.Model) -> Iterator[Change]:
     again = True
     while again:
         made = [
-            change
-            for step in (_absorb_scales_and_shifts, bordered, composed_in_row, joined)
-            for change in step(model, CONVOLUTION.name)
+            change for step in (absorbed, bordered, composed_in_row, joined) for change in step(model, CONVOLUTION.name)
         ]
         clean(model)
         yield from made
         again = bool(made)
-
-
-def _absorb_scales_and_shifts(model: ir.Model, rewrite: str) -> Iterator[Change]:
-    for node in tuple(model.graph):
-        if not node.domain and node.op_type in ("BatchNormalization", "Mul", "Div", "Add", "Sub"):
-            yield from _absorb(model, node, rewrite)
-
-
-def _absorb(model: ir.Model, node: ir.Node, rewrite: str) -> Iterator[Change]:
-    found = scale_and_shift(node, IMAGE, 3)
-    conv = made_by(found.x, "Conv", "ConvTranspose") if found is not None else None
-    weight = constant(conv.inputs[1]) if conv is not None else None
-    given = conv.inputs[2] if conv is not None and len(conv.inputs) > 2 else None
-    bias = constant(given)
-    if found is None or conv is None or weight is None or (given is not None and bias is None):
-        return
-    value, scale, shift = found
-    if len(list(value.uses())) != 1 or value.is_graph_output() or any(v.uses() for v in node.outputs[1:]):
-        return
-    write = Writer(model, node)
-    groups = int(attribute(conv, "group", 1)) if conv.op_type == "ConvTranspose" else 0
-    parts = [write.constant(weight * per_output_channel(weight, scale, groups))]
-    if bias is not None or shift is not None:
-        total = (0 if bias is None else bias * scale) + (0 if shift is None else shift)
-        parts.append(write.constant(np.asarray(total)))
-    attributes = {name: entry.value for name, entry in conv.attributes.items()}
-    new = write(conv.op_type, conv.inputs[0], *parts, **attributes)
-    set_shape(new, sizes(value), value)
-    write.replace(node.outputs[0], new)
-    model.graph.remove([node, conv], safe=True)
-    yield Change(
-        rewrite=rewrite, place=conv.name or "", description=f"{node.op_type} -> {conv.op_type} {list(weight.shape)}"
-    )
 
 
 CONVOLUTION = Rewrite("convolution", "behind a convolution with constant weights that nothing else reads", apply)

@@ -43,6 +43,12 @@ def kernel_of(node: ir.Node) -> Kernel | None:
     return replace(mean, learnt=0)
 
 
+def counts_padding(node: ir.Node) -> bool:
+    """Whether an AveragePool counts padding, so that a constant would be smaller at the border."""
+    inside = attribute(node, "auto_pad", "NOTSET") in ("NOTSET", "VALID") and not any(attribute(node, "pads", (0,)))
+    return bool(attribute(node, "count_include_pad", 0)) and (not inside or bool(attribute(node, "ceil_mode", 0)))
+
+
 def spatial_padding(pad: ir.Node) -> list[int] | None:
     """The constant spatial padding of a Pad, before and after every axis; None if it pads other axes or crops."""
     given = constant(pad.inputs[1])

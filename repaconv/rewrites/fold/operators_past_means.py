@@ -2,7 +2,8 @@
 
 After the move, the scale and shift act on fewer numbers, and the layer that reads the mean may absorb them. A linear
 layer before the mean of its tokens, or a 1x1 convolution before the mean of its pixels, moves as well: mean(x W) =
-mean(x) W.
+mean(x) W. Before a linear layer, a scale and shift also move past maxima, if g > 0, and past a view of an image as a
+row.
 """
 
 from __future__ import annotations
@@ -11,10 +12,20 @@ from typing import TYPE_CHECKING
 
 from repaconv.graph.channel_axes import batchnorm
 from repaconv.graph.index_selections import axes_of, perm_of, selection_of
-from repaconv.graph.nodes_and_constants import Array, Writer, attribute, constant, made_by
+from repaconv.graph.nodes_and_constants import (
+    Array,
+    Writer,
+    attribute,
+    constant,
+    is_constant,
+    made_by,
+    only_reader,
+)
 from repaconv.graph.operator_facts import ARITHMETIC, VIEWS
 from repaconv.graph.symbolic_shapes import rank_of, set_shape, sizes
-from repaconv.rewrites.fold.kernels_from_onnx import kernel_of
+from repaconv.graph.view_chains import view_of_chain
+from repaconv.rewrites.fold.kernels_from_onnx import counts_padding, kernel_of
+from repaconv.rewrites.fold.linear_graph_from_onnx import LINEAR
 from repaconv.rewrites.fold.norm_affines import of_norm
 
 if TYPE_CHECKING:
@@ -22,6 +33,7 @@ if TYPE_CHECKING:
 
 
 AVERAGES = ("ReduceMean", "GlobalAveragePool", "AveragePool")
+MAXIMA = ("ReduceMax", "GlobalMaxPool", "MaxPool")
 
 
 def move_past_means(model: ir.Model) -> list[str]:
@@ -44,7 +56,7 @@ def move_past_means(model: ir.Model) -> list[str]:
 
 
 def _move_scale_and_shift(model: ir.Model, node: ir.Node) -> bool:
-    if node.op_type not in (*AVERAGES, "Slice", "Gather", *VIEWS):
+    if node.op_type not in (*AVERAGES, *MAXIMA, "Slice", "Gather", *VIEWS):
         return False
     x = node.inputs[0] if node.inputs else None
     inner = made_by(x, *ARITHMETIC, "BatchNormalization")
@@ -55,6 +67,8 @@ def _move_scale_and_shift(model: ir.Model, node: ir.Node) -> bool:
     if terms is None:
         return False
     source, steps = terms
+    if node.op_type in MAXIMA and not (all(map(_rises, steps)) and _is_for_layer_after(node)):
+        return False
     rank = rank_of(x)
     if sizes(source) != sizes(x) or any(n.ndim > rank for _, n, _ in steps):
         return False
@@ -121,7 +135,28 @@ def _averages_places(node: ir.Node, inner: ir.Node) -> bool:
         axes = axes_of(node, rank_of(node.inputs[0]))
         return bool(axes) and min(axes or (0,)) > 1 and bool(attribute(node, "keepdims", 1))
     fewer = any(stride > 1 for stride in attribute(node, "strides", (1,)))
-    return node.op_type == "AveragePool" and fewer and not (kernel.bias is not None and _counts_padding(node))
+    return node.op_type == "AveragePool" and fewer and not (kernel.bias is not None and counts_padding(node))
+
+
+def _rises(step: tuple[str, Array, int]) -> bool:
+    """Whether a step of `_source_and_steps` keeps the order of numbers."""
+    operator, numbers, place = step
+    return operator == "Add" or (operator == "Sub" and place == 0) or (operator != "Sub" and bool((numbers > 0).all()))
+
+
+def _is_for_layer_after(node: ir.Node) -> bool:
+    """Whether a linear layer alone reads a node, through means, maxima and views at most, and none is before it."""
+    before, value = node.inputs[0], node.outputs[0]
+    while (scaled := made_by(before, *ARITHMETIC, "BatchNormalization")) is not None:
+        before = next((x for x in scaled.inputs if not is_constant(x)), None)
+    if made_by(before, *LINEAR) is not None:
+        return False
+    while not any(other.uses() for other in node.outputs[1:]):
+        reader = only_reader(value, *AVERAGES, *MAXIMA, *VIEWS, "MatMul")
+        if reader is None or reader.op_type == "MatMul":
+            return reader is not None and reader.inputs[0] is value and is_constant(reader.inputs[1])
+        node, value = reader, reader.outputs[0]
+    return False
 
 
 def _source_and_steps(inner: ir.Node) -> tuple[ir.Value, list[tuple[str, Array, int]]] | None:
@@ -146,11 +181,11 @@ def _source_and_steps(inner: ir.Node) -> tuple[ir.Value, list[tuple[str, Array, 
 def _constant_after(node: ir.Node, numbers: Array) -> Array | None:
     """The constant to apply after a node that averages, selects or drops axes; None if it varies along those axes."""
     rank = numbers.ndim
-    if node.op_type == "GlobalAveragePool":
-        return numbers if all(size == 1 for size in numbers.shape[2:]) else None
     if node.op_type == "AveragePool":
-        return numbers if not _counts_padding(node) and all(size == 1 for size in numbers.shape[2:]) else None
-    if node.op_type == "ReduceMean":
+        return numbers if not counts_padding(node) and all(size == 1 for size in numbers.shape[2:]) else None
+    if node.op_type in ("GlobalAveragePool", "GlobalMaxPool", "MaxPool"):
+        return numbers if all(size == 1 for size in numbers.shape[2:]) else None
+    if node.op_type in ("ReduceMean", "ReduceMax"):
         axes = axes_of(node, rank)
         if axes is None or any(numbers.shape[axis] != 1 for axis in axes):
             return None
@@ -163,23 +198,18 @@ def _constant_after(node: ir.Node, numbers: Array) -> Array | None:
     if node.op_type == "Transpose" and rank == 4 and of_norm(node.inputs[0]):  # no layer before a norm absorbs them
         turned: Array = numbers.transpose(perm_of(node, rank))
         return turned
-    if node.op_type in VIEWS and node.op_type != "Transpose":
-        return _constant_after_squeeze(node, numbers)
+    if node.op_type in VIEWS:
+        return _constant_after_view(node, numbers)
     return None
 
 
-def _counts_padding(node: ir.Node) -> bool:
-    """Whether an AveragePool counts padding, so that a constant would be smaller at the border."""
-    inside = attribute(node, "auto_pad", "NOTSET") in ("NOTSET", "VALID") and not any(attribute(node, "pads", (0,)))
-    return bool(attribute(node, "count_include_pad", 0)) and (not inside or bool(attribute(node, "ceil_mode", 0)))
-
-
-def _constant_after_squeeze(node: ir.Node, numbers: Array) -> Array | None:
-    """The constant after a view that only drops axes of length 1; None for another view."""
+def _constant_after_view(node: ir.Node, numbers: Array) -> Array | None:
+    """The constant after a view that only drops axes of length 1, or that a linear layer reads; None for others."""
     before, after = sizes(node.inputs[0]), sizes(node.outputs[0])
-    if before is None or after is None or [s for s in before if s != 1] != list(after) or len(after) >= len(before):
+    if before is None or after is None:
         return None
-    if len([s for s in before if s != 1]) != len(after):
+    drops = [s for s in before if s != 1] == [s for s in after if s != 1] and len(after) < len(before)
+    if not (drops and node.op_type != "Transpose") and not _is_for_layer_after(node):
         return None
-    gone = tuple(axis for axis, size in enumerate(before) if size == 1)
-    return numbers.squeeze(gone)
+    view = view_of_chain([node.outputs[0], node.inputs[0]]) if node.inputs[0] is not None else None
+    return None if view is None else view.constant_after(numbers)

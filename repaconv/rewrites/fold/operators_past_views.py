@@ -6,7 +6,6 @@ selections along one axis of the source, constants that vary along one such axis
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
@@ -86,7 +85,9 @@ def _move_selection(model: ir.Model, node: ir.Node, value: ir.Value) -> None:
     if are_consecutive(chosen):
         ends = ([int(chosen[0])], [int(chosen[-1]) + 1], [axis])
         new = write("Slice", merged.source, *(write.constant(end) for end in ends))
-    elif node.op_type != "Gather" and not _follows_linear_layer(merged.source, scattered=True):
+    elif node.op_type != "Gather" and not (
+        _is_read_in_parts(merged.source) and _follows_linear_layer(merged.source, scattered=True)
+    ):
         return  # a slice would become a gather of scattered channels, which no linear layer absorbs
     else:
         new = write("Gather", merged.source, write.constant(chosen), axis=axis)
@@ -94,6 +95,20 @@ def _move_selection(model: ir.Model, node: ir.Node, value: ir.Value) -> None:
     seen = merged.narrowed(new, factor, len(selected.places) if selected.keeps else None).write(write)
     if seen is not None:
         write.replace(value, seen)
+
+
+def _is_read_in_parts(value: ir.Value) -> bool:
+    """Whether only selections read a value, or views of it: a layer could compute its channels in their order."""
+    todo = [value]
+    while todo:
+        value = todo.pop()
+        for reader, _ in value.uses():
+            if reader.domain or reader.op_type not in (*VIEWS, *SELECTIONS):
+                return False
+            todo += reader.outputs if reader.op_type in VIEWS else ()
+        if value.is_graph_output():
+            return False
+    return True
 
 
 def _follows_linear_layer(
@@ -132,23 +147,13 @@ def _along_source_axis(given: Array, view: View) -> tuple[Array, int] | None:
     if given.ndim > rank:
         return None
     whole = given.reshape((1,) * (rank - given.ndim) + given.shape)
-    varying = [axis for axis in range(rank) if whole.shape[axis] != 1]
-    homes = {view.axis_of(factor) for axis in varying for factor in view.axes[axis]}
-    if len(homes) != 1:
+    moved = view.constant_before(whole)
+    homes = [axis for axis, length in enumerate(moved.shape) if length != 1] if moved is not None else []
+    if moved is None or len(homes) != 1:
         return None
-    home = homes.pop()
-    factors = [factor for axis in varying for factor in view.axes[axis]]
-    lengths, every = as_numbers(view.size[factor] for factor in factors), view.lengths(home)
-    if lengths is None or every is None:
-        return None
-    grid = whole.reshape(lengths)
-    order = sorted(range(len(factors)), key=lambda i: view.of[home].index(factors[i]))
-    grid = grid.transpose(order)
-    if set(factors) != set(view.of[home]) and made_by(view.source, *LINEAR) is None:
+    if moved.size > whole.size and made_by(view.source, *LINEAR) is None:
         return None  # it would grow to the size of what is normalized there, and nothing could absorb it
-    inside = [length if f in factors else 1 for f, length in zip(view.of[home], every, strict=True)]
-    full = np.broadcast_to(grid.reshape(inside), every)
-    return full.reshape(math.prod(every)), home
+    return moved.reshape(-1), homes[0]
 
 
 def _move_constant(model: ir.Model, node: ir.Node, sources: tuple[str, ...] = LINEAR) -> None:

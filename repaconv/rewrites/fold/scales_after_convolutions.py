@@ -1,0 +1,274 @@
+"""Absorb a scale and shift into the convolutions before it, also past operators that act alike on every channel.
+
+    s (w * x + b) + t = (s w) * x + (s b + t)
+    s (x + y) + t     = (s x + t) + s y
+    s max(x) + t      = max(s x + t), if s > 0
+
+Between the convolutions and a BatchNorm may lie sums, concatenations, crops, means, maxima, upsampling, and views such
+as a shuffle of channels, if nothing else reads what is between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from repaconv.algebra.convolution_kernels import per_output_channel
+from repaconv.graph.channel_axes import batchnorm
+from repaconv.graph.index_selections import axes_of
+from repaconv.graph.nodes_and_constants import Array, Writer, attribute, constant, is_constant, only_reader
+from repaconv.graph.operator_facts import ARITHMETIC, VIEWS
+from repaconv.graph.symbolic_shapes import as_numbers, rank_of, set_shape, sizes
+from repaconv.graph.view_chains import view_of_chain
+from repaconv.results import Change
+from repaconv.rewrites.fold.kernels_from_onnx import counts_padding
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+
+class _Affine(NamedTuple):
+    """x scale + shift, constants with one size per axis of x: the axis's own, or 1 if they are the same along it."""
+
+    scale: Array
+    shift: Array | None
+
+    def moved(self, move: Callable[[Array], Array | None]) -> _Affine | None:
+        """The map with both constants as they act on another value; None if one of them cannot act there."""
+        scale, shift = move(self.scale), None if self.shift is None else move(self.shift)
+        return None if scale is None or (shift is None) != (self.shift is None) else _Affine(scale, shift)
+
+
+class _Layer(NamedTuple):
+    """A convolution with its weight and bias, and the scale and shift, both [C], of the channels that it computes."""
+
+    node: ir.Node
+    weight: Array
+    bias: Array | None
+    scale: Array
+    shift: Array | None
+
+
+Sources = list[tuple["ir.Value | None", "_Affine | None"]]
+"""Inputs of a node, each with the map that acts on it as another does on the node's output; None if there is none."""
+
+
+def absorbed(model: ir.Model, rewrite: str) -> Iterator[Change]:
+    """Absorb each scale and shift that comes after nothing but convolutions with constant weights; in place."""
+    for node in tuple(model.graph):
+        found = _affine_of(node)
+        layers = _layers_before(*found) if found is not None else []
+        if found is None or not layers or any(value.uses() for value in node.outputs[1:]):
+            continue
+        for layer in layers:
+            x = _scaled(model, layer, found[0])
+            description = f"{node.op_type} -> {layer.node.op_type} {list(layer.weight.shape)}"
+            yield Change(rewrite=rewrite, place=layer.node.name or "", description=description)
+        Writer(model, node).replace(node.outputs[0], x)
+        model.graph.remove(node, safe=True)
+
+
+def last_alike(node: ir.Node) -> ir.Value:
+    """The last of the values after a scale and shift on which these could act as well, each the only reader's."""
+    value, found = node.outputs[0], _affine_of(node)
+    while found is not None and (reader := only_reader(value, *_ALIKE)) is not None and len(reader.outputs) == 1:
+        _, affine = found
+        if len(value.uses()) > 1 or not _RULES[reader.op_type](reader, affine):
+            break
+        value = reader.outputs[0]
+    return value
+
+
+def _affine_of(node: ir.Node) -> tuple[ir.Value, _Affine] | None:
+    """The input of a BatchNormalization, Mul, Div, Add or Sub, and its constants."""
+    out, rank = node.outputs[0], rank_of(node.outputs[0])
+    if node.domain or node.op_type not in ("BatchNormalization", *ARITHMETIC):
+        return None
+    if node.op_type == "BatchNormalization":
+        both, x = batchnorm(node), node.inputs[0]
+        column = (1, -1, *[1] * (rank - 2))  # channels are axis 1 of an output of unknown rank, too
+        return (x, _Affine(*(part.reshape(column) for part in both))) if both is not None and x is not None else None
+    for place in (0, 1):
+        x, given = node.inputs[place], constant(node.inputs[1 - place])
+        known = x is not None and not is_constant(x) and sizes(x) == sizes(out) is not None
+        if not known or x is None or given is None or given.dtype.kind != "f":
+            continue
+        number = _least(given.reshape((1,) * (rank - given.ndim) + given.shape))
+        one = np.ones_like(number)
+        if node.op_type in ("Add", "Sub"):
+            minus = node.op_type == "Sub"
+            return x, _Affine(-one if minus and place else one, -number if minus and not place else number)
+        if node.op_type == "Mul" or (place == 0 and number.all()):
+            return x, _Affine(number if node.op_type == "Mul" else 1 / number, None)
+    return None
+
+
+def _least(numbers: Array) -> Array:
+    """The constant without the axes along which it is the same: an exporter may write it as large as an image."""
+    for axis in range(numbers.ndim):
+        first = numbers.take([0], axis)
+        numbers = first if (numbers == first).all() else numbers
+    return numbers
+
+
+def _layers_before(value: ir.Value, affine: _Affine) -> list[_Layer]:
+    """The convolutions that can absorb a map of a value between them; empty if something else computes the value."""
+    found: list[_Layer] = []
+    todo: Sources = [(value, affine)]
+    while todo:
+        x, moved = todo.pop()
+        node = x.producer() if x is not None else None
+        if x is None or moved is None or node is None or node.domain or len(x.uses()) != 1 or x.is_graph_output():
+            return []
+        if any(other.uses() for other in node.outputs if other is not x):
+            return []
+        layer = _layer(node, moved)
+        if layer is not None:
+            found.append(layer)
+            continue
+        rule = _RULES.get(node.op_type) if sizes(x) is not None else None
+        sources = rule(node, moved) if rule is not None else []
+        if not sources:
+            return []
+        todo += sources
+    return found[::-1]
+
+
+def _layer(node: ir.Node, affine: _Affine) -> _Layer | None:
+    """A convolution with constants that can absorb the map; None for other nodes."""
+    weight = constant(node.inputs[1]) if node.op_type in ("Conv", "ConvTranspose") else None
+    given = node.inputs[2] if len(node.inputs) > 2 else None
+    bias = constant(given)
+    if weight is None or (given is not None and bias is None):
+        return None
+    width = len(weight) if node.op_type == "Conv" else weight.shape[1] * int(attribute(node, "group", 1))
+    if any(part.size != part.shape[1] for part in affine if part is not None):
+        return None  # another constant for every pixel
+    scale, shift = (None if part is None else np.broadcast_to(part.reshape(-1), width) for part in affine)
+    assert scale is not None
+    return _Layer(node, weight, bias, scale, shift)
+
+
+def _scaled(model: ir.Model, layer: _Layer, last: ir.Value) -> ir.Value:
+    """Write the convolution with its scale and shift; the last value of all, which may be the convolution's own."""
+    node, weight, bias, scale, shift = layer
+    old = node.outputs[0]
+    write = Writer(model, next(iter(old.uses())).node)
+    groups = int(attribute(node, "group", 1)) if node.op_type == "ConvTranspose" else 0
+    parts = [write.constant(weight * per_output_channel(weight, scale, groups))]
+    if bias is not None or shift is not None:
+        total = (0 if bias is None else bias * scale) + (0 if shift is None else shift)
+        parts.append(write.constant(np.asarray(total)))
+    new = write.copy(node, node.inputs[0], *parts)
+    set_shape(new, sizes(old), old)
+    write.replace(old, new)
+    model.graph.remove(node, safe=True)
+    return new if last is old else last
+
+
+# --- What lies between: for each operator, the maps of its inputs that do what a map of its output does.
+
+
+def _sum(node: ir.Node, affine: _Affine) -> Sources:
+    shape = sizes(node.outputs[0])
+    if any(value is None or is_constant(value) or sizes(value) != shape for value in node.inputs):
+        return []
+    return [(x, affine if place == 0 else _Affine(affine.scale, None)) for place, x in enumerate(node.inputs)]
+
+
+def _concat(node: ir.Node, affine: _Affine) -> Sources:
+    axis = int(attribute(node, "axis", 0)) % rank_of(node.outputs[0])
+    lengths = as_numbers((sizes(value) or ())[axis] for value in node.inputs)
+    ends = np.cumsum(lengths)[:-1] if lengths is not None else None
+    same = [x is not None and not is_constant(x) for x in node.inputs]
+
+    def part(place: int) -> Callable[[Array], Array | None]:
+        def taken(numbers: Array) -> Array | None:
+            if numbers.shape[axis] == 1:
+                return numbers
+            return None if ends is None else np.split(numbers, ends, axis)[place]
+
+        return taken
+
+    return [(x, affine.moved(part(place))) for place, x in enumerate(node.inputs)] if all(same) else []
+
+
+def _pooled(node: ir.Node, affine: _Affine) -> Sources:
+    if node.op_type == "AveragePool" and affine.shift is not None and counts_padding(node):
+        return []
+    rises = bool((affine.scale > 0).all()) or not node.op_type.endswith("MaxPool")
+    return _along_others(node, affine, range(2, affine.scale.ndim)) if rises else []
+
+
+def _resized(node: ir.Node, affine: _Affine) -> Sources:
+    before, after = sizes(node.inputs[0]), sizes(node.outputs[0])
+    crops = attribute(node, "coordinate_transformation_mode", "half_pixel") == "tf_crop_and_resize"
+    if crops or before is None or after is None or before[:2] != after[:2]:
+        return []
+    return _along_others(node, affine, range(2, affine.scale.ndim))  # the weights of each mean add up to 1
+
+
+def _reduced(node: ir.Node, affine: _Affine) -> Sources:
+    axes = axes_of(node, rank_of(node.inputs[0]))
+    if axes is None or (node.op_type == "ReduceMax" and not (affine.scale > 0).all()):
+        return []
+    if attribute(node, "keepdims", 1):
+        return _along_others(node, affine, axes)
+    return [(node.inputs[0], affine.moved(lambda numbers: np.expand_dims(numbers, axes)))]
+
+
+def _sliced(node: ir.Node, affine: _Affine) -> Sources:
+    starts, given = sizes(node.inputs[1]) if len(node.inputs) > 1 else None, node.inputs[3:4]
+    axes = range(starts[0]) if not given and starts and isinstance(starts[0], int) else constant(*given or [None])
+    return [] if axes is None else _along_others(node, affine, axes)
+
+
+def _padded(node: ir.Node, affine: _Affine) -> Sources:
+    pads = constant(node.inputs[1]) if len(node.inputs) == 2 else None  # without a number and without axes
+    copies = attribute(node, "mode", "constant") in ("edge", "reflect", "wrap")
+    if pads is None or not (copies or affine.shift is None):
+        return []
+    return _along_others(node, affine, np.flatnonzero(pads.reshape(2, -1).any(0)))
+
+
+def _along_others(node: ir.Node, affine: _Affine, axes: Iterable[int]) -> Sources:
+    """The same map of the first input, for an operator that acts along axes along which the map is the same."""
+    rank = affine.scale.ndim
+    alike = all(part.shape[int(axis) % rank] == 1 for part in affine if part is not None for axis in axes)
+    return [(node.inputs[0], affine)] if alike else []
+
+
+def _viewed(node: ir.Node, affine: _Affine) -> Sources:
+    x = node.inputs[0]
+    view = view_of_chain([node.outputs[0], x]) if x is not None and sizes(x) is not None else None
+    return [] if view is None else [(x, affine.moved(view.constant_before))]
+
+
+def _depth_to_space(node: ir.Node, affine: _Affine) -> Sources:
+    count = int(attribute(node, "blocksize", 1)) ** 2
+    rows = attribute(node, "mode", "DCR") == "CRD"  # the pixels of a channel come from adjacent channels
+
+    def before(numbers: Array) -> Array:
+        if numbers.shape[1] == 1:
+            return numbers
+        return np.repeat(numbers, count, 1) if rows else np.tile(numbers, (1, count, 1, 1))
+
+    found = _along_others(node, affine, (2, 3))
+    return [(x, affine.moved(before)) for x, _ in found]
+
+
+_RULES: dict[str, Callable[[ir.Node, _Affine], Sources]] = {
+    **dict.fromkeys(("Add", "Sub", "Sum"), _sum),
+    "Concat": _concat,
+    **dict.fromkeys(("AveragePool", "GlobalAveragePool", "MaxPool", "GlobalMaxPool"), _pooled),
+    **dict.fromkeys(("ReduceMean", "ReduceMax"), _reduced),
+    "Resize": _resized,
+    "Slice": _sliced,
+    "Pad": _padded,
+    "DepthToSpace": _depth_to_space,
+    **dict.fromkeys(VIEWS, _viewed),
+}
+_ALIKE = ("AveragePool", "MaxPool", "Resize", "Slice", "Pad")
+"""Operators of which the output is an image that has the channels of the input."""

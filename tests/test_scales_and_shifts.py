@@ -1,0 +1,202 @@
+"""Scales and shifts are absorbed by layers that do not lie next to them, and only where that is exact."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from test_fold_onnx import graph
+
+from repaconv.graph.model_rewriting import rewritten
+from repaconv.rewrites.fold.fold_pipeline import FOLDS
+from repaconv.verification.float64_graphs import ReferenceEvaluation
+
+RANDOM = np.random.default_rng(0)
+WIDTH, SIZE = 6, 8
+
+
+def normal(*shape):
+    return RANDOM.standard_normal(shape)
+
+
+def norm(width, signs=(1,)):
+    """The constants of a BatchNormalization, whose scales have these signs in turn."""
+    signed = np.resize(signs, width) * RANDOM.uniform(0.5, 2, width)
+    return {"g": signed, "h": normal(width), "m": normal(width), "v": RANDOM.uniform(0.5, 2, width)}
+
+
+def integers(**named):
+    return {name: np.array(numbers, np.int64) for name, numbers in named.items()}
+
+
+def operators(rows, weights, *, shape=(2, 3, SIZE, SIZE), batch=None):
+    """The operators after folding; in float64 they compute what those before compute."""
+    wide = {
+        **{"k": normal(WIDTH, 3, 3, 3), "k2": normal(WIDTH, 3, 3, 3), "b": normal(WIDTH)},
+        **{"kg": normal(WIDTH, 2, 1, 1), "kv": normal(4, WIDTH, 3, 3), "kp": normal(4, WIDTH, 1, 1)},
+        **{"kt": normal(3, WIDTH, 3, 3), "w": normal(WIDTH, 4), "w1": normal(WIDTH * SIZE * SIZE // 4, 4)},
+    }
+    read = " ".join(names for _, names, *_ in rows).split()
+    used = {name: numbers for name, numbers in {**wide, **weights}.items() if name in read}
+    model = graph(rows, used, {"x": (batch or shape[0], *shape[1:])})
+    after, _ = rewritten(model, FOLDS)
+    onnx.checker.check_model(after, full_check=True)
+    feed = {"x": normal(*shape)}
+    before, behind = (ReferenceEvaluation(each).run(feed)["y"] for each in (model, after))
+    np.testing.assert_allclose(behind, before, rtol=0, atol=1e-12 * np.abs(before).max())
+    return sorted(node.op_type for node in after.graph.node)
+
+
+SAME = {"pads": [1, 1, 1, 1]}
+CONV = ("Conv", "x k b", "c", SAME)
+TWO = [CONV, ("Sin", "x", "x2"), ("Conv", "x2 k2", "d", SAME)]
+THIRD = [("Cos", "x", "x3"), ("Conv", "x3 k", "e", SAME)]
+NORM = ("BatchNormalization", "z g h m v", "n")
+END = [NORM, ("Relu", "n", "y")]
+POOL = {"kernel_shape": [2, 2], "strides": [2, 2]}
+NONE = {"r": np.zeros(0), "s": np.array([1, 1, 2, 2], np.float32)}
+
+BETWEEN = {
+    "sum": ([*TWO, ("Add", "c d", "z")], WIDTH, {}),
+    "difference": ([*TWO, ("Sub", "d c", "z")], WIDTH, {}),
+    "sum of three": ([*TWO, *THIRD, ("Sum", "c d e", "z")], WIDTH, {}),
+    "channels side by side": ([*TWO, ("Concat", "c d", "z", {"axis": 1})], 2 * WIDTH, {}),
+    "rows side by side": ([*TWO, ("Concat", "c d", "z", {"axis": 2})], WIDTH, {}),
+    "maxima": ([CONV, ("MaxPool", "c", "z", {**POOL, "pads": [1, 1, 1, 1]})], WIDTH, {}),
+    "means": ([CONV, ("AveragePool", "c", "z", {**POOL, "pads": [1, 1, 1, 1]})], WIDTH, {}),
+    "one mean": ([CONV, ("GlobalAveragePool", "c", "z")], WIDTH, {}),
+    "one maximum": ([CONV, ("ReduceMax", "c a", "z", {"keepdims": 0})], WIDTH, integers(a=[2, 3])),
+    "upsampling": ([CONV, ("Resize", "c r s", "z", {"mode": "linear"})], WIDTH, NONE),
+    "crop": (
+        [("ConvTranspose", "x kt b", "c", {"strides": [2, 2]}), ("Slice", "c lo hi ax", "z")],
+        WIDTH,
+        integers(lo=[1, 1], hi=[9, 9], ax=[-1, 2]),
+    ),
+    "border": ([CONV, ("Pad", "c p", "z", {"mode": "reflect"})], WIDTH, integers(p=[0, 0, 1, 2, 0, 0, 2, 1])),
+    "tokens": ([CONV, ("Reshape", "c t", "z")], WIDTH, integers(t=[0, WIDTH, -1])),
+    "shuffle": (
+        [CONV, ("Reshape", "c t", "u"), ("Transpose", "u", "v1", {"perm": [0, 2, 1, 3, 4]}), ("Reshape", "v1 q", "z")],
+        WIDTH,
+        integers(t=[2, 2, 3, SIZE, SIZE], q=[2, WIDTH, SIZE, SIZE]),
+    ),
+    **{
+        f"pixels, {mode}": (
+            [("Conv", "x ks", "c", SAME), ("DepthToSpace", "c", "z", {"blocksize": 2, "mode": mode})],
+            3,
+            {"ks": normal(12, 3, 3, 3)},
+        )
+        for mode in ("DCR", "CRD")
+    },
+    "sum of crops of sums": (
+        [
+            *(*TWO, ("Add", "c d", "e"), ("Slice", "e lo hi ax", "f"), ("Cos", "x", "x3"), ("Conv", "x3 k", "o")),
+            *[("MaxPool", "o", "o2", {"kernel_shape": [1, 1]}), ("Add", "f o2", "z")],
+        ],
+        WIDTH,
+        integers(lo=[1, 1], hi=[7, 7], ax=[2, 3]),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BETWEEN)
+def test_convolutions_absorb_a_norm_past(case):
+    rows, width, weights = BETWEEN[case]
+    found = operators([*rows, *END], {**norm(width), **weights})
+    assert found == sorted([*(row[0] for row in rows), "Relu"])
+
+
+def test_dynamic_sizes():
+    rows = [*TWO, ("Add", "c d", "e"), ("MaxPool", "e", "z", POOL)]
+    assert "BatchNormalization" not in operators([*rows, *END], norm(WIDTH), batch="n")
+
+
+ADDED = ["Add", "Conv", "Conv", "Sin"]
+
+
+def test_a_factor_of_any_shape():
+    rows = [*TWO, ("Add", "c d", "e"), ("Mul", "f e", "y")]
+    assert operators(rows, {"f": np.array(0.5)}) == ADDED
+    assert operators(rows, {"f": normal(1, WIDTH, 1, 1)}) == ADDED
+    assert operators(rows, {"f": np.broadcast_to(normal(WIDTH, 1, 1), (1, WIDTH, SIZE, SIZE))}) == ADDED
+    assert "Mul" in operators(rows, {"f": normal(1, WIDTH, SIZE, SIZE)})
+
+
+STAYS = {
+    "maxima of what falls": ([CONV, ("MaxPool", "c", "z", POOL)], {"signs": (1, -1)}, {}),
+    "means that count a border": (
+        [CONV, ("AveragePool", "c", "z", {**POOL, "pads": [1, 1, 1, 1], "count_include_pad": 1})],
+        {},
+        {},
+    ),
+    "a border of zeros": ([CONV, ("Pad", "c p", "z")], {}, integers(p=[0, 0, 1, 1, 0, 0, 1, 1])),
+    "a sum with what is no layer": ([*TWO, ("Sin", "c", "e"), ("Add", "d e", "z")], {}, {}),
+    "a sum that is read twice": ([*TWO, ("Add", "c d", "e"), ("Add", "e e", "z")], {}, {}),
+    "a crop that is read elsewhere": (
+        [CONV, ("Slice", "c lo hi ax", "z"), ("Sin", "z", "z2")],
+        {},
+        integers(lo=[1], hi=[7], ax=[2]),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", STAYS)
+def test_a_norm_stays_past(case):
+    rows, signs, weights = STAYS[case]
+    end = [NORM, ("Add", "n z2", "y")] if any(row[2] == "z2" for row in rows) else END
+    assert "BatchNormalization" in operators([*rows, *end], {**norm(WIDTH, **signs), **weights})
+
+
+# --- The layer comes after the scale and shift.
+
+START = [("Conv", "x k b", "c", SAME), ("Relu", "c", "z"), NORM]
+AFTER = {
+    "maxima, convolution": ([("MaxPool", "n", "o", POOL), ("Conv", "o kv", "y")], {}),
+    "maxima, 1x1 convolution": ([("MaxPool", "n", "o", POOL), ("Conv", "o kp", "y", SAME)], None),
+    "border, convolution": (
+        [("Pad", "n p", "o", {"mode": "reflect"}), ("Conv", "o kv", "y")],
+        integers(p=[0, 0, 1, 1, 0, 0, 1, 1]),
+    ),
+    "maxima, row, linear layer": (
+        [("MaxPool", "n", "o", POOL), ("Reshape", "o t", "f"), ("MatMul", "f w1", "y")],
+        integers(t=[1, -1]),
+    ),
+    "mean, row, linear layer": (
+        [("GlobalAveragePool", "n", "o"), ("Flatten", "o", "f"), ("MatMul", "f w", "y")],
+        {},
+    ),
+    "maximum, linear layer": ([("ReduceMax", "n a", "o", {"keepdims": 0}), ("MatMul", "o w", "y")], integers(a=[2, 3])),
+}
+
+
+@pytest.mark.parametrize("case", AFTER)
+def test_layers_after_absorb_a_norm_past(case):
+    rows, weights = AFTER[case]
+    found = operators([*START, *rows], {**norm(WIDTH), **(weights or {})}, shape=(1, 3, SIZE, SIZE))
+    assert ("BatchNormalization" in found) == (weights is None), "a padded convolution's border is zero"
+
+
+def test_a_norm_that_falls_stays_before_maxima():
+    rows = [("MaxPool", "n", "o", POOL), ("Reshape", "o t", "f"), ("MatMul", "f w1", "y")]
+    found = operators([*START, *rows], {**norm(WIDTH, (1, -1)), **integers(t=[2, -1])})
+    assert "BatchNormalization" in found
+
+
+# --- Nodes that only prepare what their reader does anyway.
+
+
+@pytest.mark.parametrize("batch", [2, "n"])
+def test_an_expand_that_its_reader_repeats(batch):
+    rows = [("ReduceL2", "x a", "l", {"keepdims": 1}), ("Shape", "x", "s"), ("Expand", "l s", "e"), ("Div", "x e", "y")]
+    assert operators(rows, integers(a=[1]), batch=batch) == ["Div", "ReduceL2"]
+
+
+def test_an_expand_that_enlarges_both():
+    rows = [("ReduceL2", "x a", "l"), ("Expand", "l s", "e"), ("Div", "l e", "y")]
+    assert "Expand" in operators(rows, integers(a=[1], s=[2, 3, SIZE, SIZE]))
+
+
+def test_a_reduction_keeps_axes():
+    rows = [("ReduceMean", "x a", "l", {"keepdims": 0}), ("Unsqueeze", "l a", "u"), ("Mul", "x u", "y")]
+    assert operators(rows, integers(a=[1])) == ["Mul", "ReduceMean"]
+    rows[1] = ("Unsqueeze", "l one", "u")
+    assert "Unsqueeze" in operators(rows, integers(a=[2], one=[1]), shape=(2, 3, 3, 3))

@@ -200,3 +200,11 @@ def test_a_reduction_keeps_axes():
     assert operators(rows, integers(a=[1])) == ["Mul", "ReduceMean"]
     rows[1] = ("Unsqueeze", "l one", "u")
     assert "Unsqueeze" in operators(rows, integers(a=[2], one=[1]), shape=(2, 3, 3, 3))
+
+
+@pytest.mark.parametrize("lengths", [{"s": np.array([4, 2, 4])}, {}])
+def test_parts_of_a_constant_are_constants(lengths):
+    split = ("Split", "whole s", "a p q") if lengths else ("Split", "whole", "a p q", {"num_outputs": 3})
+    rows = [split, ("MatMul", "x w", "l"), ("Add", "l p", "m"), ("Mul", "m f", "y")]
+    weights = {"whole": normal(10), "f": np.array(0.5), "w": normal(SIZE, 2 if lengths else 4), **lengths}
+    assert operators(rows, weights) == ["Add", "MatMul"]

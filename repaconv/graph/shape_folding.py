@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from repaconv.graph.constant_if_inlining import inline_constant_ifs
-from repaconv.graph.index_selections import axes_of
+from repaconv.graph.index_selections import axes_of, split_sizes
 from repaconv.graph.model_rewriting import clean, remove_unused
 from repaconv.graph.no_op_nodes import remove_no_ops
 from repaconv.graph.nodes_and_constants import Writer, attribute, constant, is_read
@@ -188,6 +188,17 @@ def _reference_output(node: ir.Node, arrays: dict[str | None, np.ndarray], opset
     return found
 
 
+def _split(model: ir.Model, node: ir.Node, _known: Integers) -> None:
+    """Write the parts of a constant as constants."""
+    numbers, axis = constant(node.inputs[0]), int(attribute(node, "axis", 0))
+    lengths = split_sizes(node, numbers.shape[axis]) if numbers is not None else None
+    if numbers is None or lengths is None or any(part.is_graph_output() for part in node.outputs):
+        return
+    write = Writer(model, node)
+    for part, own in zip(node.outputs, np.split(numbers, np.cumsum(lengths)[:-1], axis), strict=True):
+        part.replace_all_uses_with(write.constant(own, like=node.inputs[0]))
+
+
 def _expand(_model: ir.Model, node: ir.Node, _known: Integers) -> None:
     """Remove an Expand to the shape that its input already has, or that readers broadcast its input to anyway."""
     x, out = node.inputs[0], node.outputs[0]
@@ -282,5 +293,6 @@ _RULES = {
     "Gather": _gather,
     "Reshape": _reshape,
     "Flatten": _reshape,
+    "Split": _split,
     "Unsqueeze": _keep_reduced_axes,
 }

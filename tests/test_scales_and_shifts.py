@@ -7,8 +7,10 @@ import onnx
 import pytest
 from test_fold_onnx import graph
 
-from repaconv.graph.model_rewriting import rewritten
+from repaconv.graph.canonical_form import normalize
+from repaconv.graph.model_rewriting import read, rewritten
 from repaconv.rewrites.fold.fold_pipeline import FOLDS
+from repaconv.rewrites.fold.operators_past_views import move_before_views
 from repaconv.verification.float64_graphs import ReferenceEvaluation
 
 RANDOM = np.random.default_rng(0)
@@ -208,3 +210,18 @@ def test_parts_of_a_constant_are_constants(lengths):
     rows = [split, ("MatMul", "x w", "l"), ("Add", "l p", "m"), ("Mul", "m f", "y")]
     weights = {"whole": normal(10), "f": np.array(0.5), "w": normal(SIZE, 2 if lengths else 4), **lengths}
     assert operators(rows, weights) == ["Add", "MatMul"]
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_channels_are_gathered_from_a_layer_only_if_nothing_reads_all_of_it(whole):
+    """Every second channel of two heads: the layer could compute those first, unless its order is read as well."""
+    rows = [
+        *[("MatMul", "x w", "l"), ("Reshape", "l h", "v"), ("Transpose", "v", "heads", {"perm": [0, 2, 1, 3]})],
+        *[("Reshape", "heads p", "pairs"), ("Slice", "pairs zero one last", "even"), ("Softmax", "even", "y")],
+        *([("Softmax", "heads", "z")] if whole else []),
+    ]
+    weights = integers(h=[0, 0, 2, 4], p=[0, 0, 0, 2, 2], zero=[0], one=[1], last=[-1])
+    model = read(graph(rows, {**weights, "w": normal(5, 8)}, {"x": (2, 6, 5)}, ("y", "z") if whole else ("y",)))
+    normalize(model)
+    move_before_views(model)
+    assert ("Gather" in {node.op_type for node in model.graph}) != whole

@@ -26,7 +26,7 @@ from repaconv.graph.nodes_and_constants import (
     only_reader,
 )
 from repaconv.graph.operator_facts import ARITHMETIC, ROW_NORMS, SELECTIONS, VIEWS
-from repaconv.graph.symbolic_shapes import Sizes, as_numbers, set_shape, sizes
+from repaconv.graph.symbolic_shapes import Sizes, as_numbers, rank_of, set_shape, sizes
 from repaconv.graph.tensor_views import View, reshaped
 from repaconv.graph.view_chains import view_of
 from repaconv.rewrites.fold.kernels_from_onnx import kernel_of
@@ -85,9 +85,7 @@ def _move_selection(model: ir.Model, node: ir.Node, value: ir.Value) -> None:
     if are_consecutive(chosen):
         ends = ([int(chosen[0])], [int(chosen[-1]) + 1], [axis])
         new = write("Slice", merged.source, *(write.constant(end) for end in ends))
-    elif node.op_type != "Gather" and not (
-        _is_read_in_parts(merged.source) and _follows_linear_layer(merged.source, scattered=True)
-    ):
+    elif node.op_type != "Gather" and not _could_be_reordered(merged.source, axis):
         return  # a slice would become a gather of scattered channels, which no linear layer absorbs
     else:
         new = write("Gather", merged.source, write.constant(chosen), axis=axis)
@@ -97,9 +95,14 @@ def _move_selection(model: ir.Model, node: ir.Node, value: ir.Value) -> None:
         write.replace(value, seen)
 
 
-def _is_read_in_parts(value: ir.Value) -> bool:
-    """Whether only selections read a value, or views of it: a layer could compute its channels in their order."""
-    todo = [value]
+def _could_be_reordered(value: ir.Value, axis: int) -> bool:
+    """Whether a linear layer comes before a value, and could compute it in another order along an axis.
+
+    Along the last one, where gathered numbers are not adjacent, only if selections alone read the value or its views.
+    """
+    if not _follows_linear_layer(value, scattered=True):
+        return False
+    todo = [value] if axis == rank_of(value) - 1 else []
     while todo:
         value = todo.pop()
         for reader, _ in value.uses():

@@ -93,7 +93,7 @@ def _affine_of(node: ir.Node) -> tuple[ir.Value, _Affine] | None:
     for place in (0, 1):
         x, given = node.inputs[place], constant(node.inputs[1 - place])
         known = x is not None and not is_constant(x) and sizes(x) == sizes(out) is not None
-        if not known or x is None or given is None or given.dtype.kind != "f":
+        if not known or x is None or given is None or given.dtype.kind != "f" or not given.size:
             continue
         number = _least(given.reshape((1,) * (rank - given.ndim) + given.shape))
         one = np.ones_like(number)

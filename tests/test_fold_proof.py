@@ -222,6 +222,19 @@ def test_free_sizes_are_above_one_unequal_and_told():
     assert "dynamic sizes: n 1, 2, 3; targets 5, 7, 12; sources 5, 12, 16" in note
 
 
+def test_similarities_of_all_images_of_a_batch_are_compared_at_all_batch_sizes():
+    rows = [
+        ("Conv", "x w", "a", {}), ("Mul", "a s", "b", {}), ("Flatten", "b", "c", {}),
+        ("Transpose", "c", "d", {"perm": [1, 0]}), ("MatMul", "c d", "y", {}),
+    ]  # fmt: skip
+    net = net_of(rows, {"w": normal(4, 3, 3, 3), "s": normal(4, 1, 1)}, {"x": (F, ("N", 3, 8, 8))}, {"y": F})
+    onnx.save(net, "net.onnx")
+    done = rc.fold("net.onnx", measure=False)
+    assert done.applied
+    assert done.scores is None
+    assert all(link.verdict == "passed" for link in done.links)
+
+
 def test_a_graph_that_runs_at_one_size_alone_says_so():
     weights = {"w": normal(4, 4), "v": normal(4, 4), "positions": normal(1, 16, 4)}
     rows = [("MatMul", "x w", "1"), ("MatMul", "1 v", "2"), ("Add", "2 positions", "y")]

@@ -74,6 +74,15 @@ def test_in_batches_or_at_once_is_the_same(count, batch, seed):
     assert meter.worst == whole.worst
 
 
+def test_an_axis_of_another_size_in_another_batch_is_not_one_of_classes():
+    meter, similarities = Meter(tolerance("int8"), logits=True), [np.eye(count) for count in (1, 2, 3)]
+    for each in similarities:
+        meter.add(each[:, ::-1], each)
+    found = meter.metrics()
+    assert (found.images, found.max_abs_error) == (6, 1.0)
+    assert (found.top1_agreement, found.kl_divergence, found.top1_flips) == (None, None, 0)
+
+
 def test_a_flip_inside_the_noise_is_told_from_one_that_matters():
     reference = np.array([[1.0, 0.999999, 0.0], [1.0, 0.5, 0.0], [0.0, 1.0, 0.2]])
     close, far = reference.copy(), reference.copy()

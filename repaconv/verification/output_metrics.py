@@ -201,9 +201,9 @@ class Meter:
         )
 
     def _classes(self) -> dict[str, Any]:
-        """What metrics say of first classes, if there are some."""
+        """What metrics say of first classes, if there are some: an axis of classes has one size."""
         leads, lost = self.column("lead"), self.column("lost")
-        if not len(leads) or not np.isfinite(leads).any():
+        if len(self._first) > 1 or not len(leads) or not np.isfinite(leads).any():
             return {}
         scale, noise = self.scales(), self.tolerance.noise
         leads, lost, images = leads / scale, lost / scale, self.column("image")

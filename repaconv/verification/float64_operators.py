@@ -418,22 +418,16 @@ def _pool_operators() -> list[Any]:
             if window.no_pads or len(self.onnx_node.output) > 1 or (how.get("ceil_mode") and not window.usual(shape)):
                 return super()._run(x, **how)
             least = -np.inf if x.dtype.kind == "f" else np.iinfo(x.dtype).min
-            pieces = window.pieces(x, shape, least, ceil=bool(how.get("ceil_mode")))
-            found = next(pieces).copy()
-            for piece in pieces:
-                np.maximum(found, piece, out=found)
-            return (found,)
+            return (window.pooled(x, shape, np.maximum, least, ceil=bool(how.get("ceil_mode"))),)
 
     class AveragePool(op_average_pool.AveragePool_19):  # type: ignore[misc]
         def _run(self, x: Any, **how: Any) -> Any:
             shape, ceil = how["kernel_shape"], bool(how.get("ceil_mode"))
             window = _Window(x.ndim - 2, how, x.shape[2:], shape)
-            counted = bool(how.get("count_include_pad")) and any(window.pads)
-            if window.no_pads or max(window.of("dilations")) > 1 or (ceil and (counted or not window.usual(shape))):
+            if window.no_pads or (ceil and not window.usual(shape)):
                 return super()._run(x, **how)
-            ones = np.ones((1, 1, *x.shape[2:]), x.dtype)
-            count = prod(shape) if counted else sum(window.pieces(ones, shape, 0, ceil=ceil))
-            return (sum(window.pieces(x, shape, 0, ceil=ceil)) / count,)
+            count = window.counts(x.shape[2:], shape, ceil=ceil, padding=bool(how.get("count_include_pad")))
+            return (window.pooled(x, shape, np.add, 0, ceil=ceil) / count.astype(x.dtype),)
 
     return [MaxPool, AveragePool]
 
@@ -633,31 +627,72 @@ class _Window:
         return list(self.how.get(name) or [1] * self.rank)
 
     def sizes(self, given: Sequence[int], kernel: Sequence[int], *, ceil: bool = False) -> list[int]:
-        """Return the sizes of the output; ``ceil`` counts a last window that begins within image or padding."""
+        """Return the sizes of the output; ``ceil`` counts a last window that begins within image or padding.
+
+        A kernel larger than image and padding has one window, as in ONNX Runtime, if it is so by less than a stride.
+        """
         found = []
         steps = zip(given, kernel, self.of("strides"), self.of("dilations"), strict=True)
         for axis, (size, k, step, apart) in enumerate(steps):
             rest = size + self.begins[axis] + self.pads[self.rank + axis] - apart * (k - 1) - 1
-            count = -(-rest // step) if ceil else rest // step
+            count = -(-rest // step) if ceil else int(rest / step)
             found.append(count + (count * step < size + self.begins[axis] or not ceil))
         return found
 
-    def pieces(
-        self, x: NDArray[Any], kernel: Sequence[int], fill: float, *, ceil: bool = False
-    ) -> Iterator[NDArray[Any]]:
-        """Yield for each place of the kernel what it reads, [N, C, *output]; ``fill`` is the padding."""
+    def pooled(
+        self, x: NDArray[Any], kernel: Sequence[int], join: np.ufunc, start: float, *, ceil: bool
+    ) -> NDArray[Any]:
+        """Join the pixels of each window by ``join``, beginning with ``start``: [N, C, *output].
+
+        One axis is pooled after another. Padding is not read: kernels may be much larger than images.
+        """
         sizes = self.sizes(x.shape[2:], kernel, ceil=ceil)
-        x = self.padded(x, sizes, kernel, fill)
+        axes = zip(sizes, kernel, self.of("strides"), self.of("dilations"), self.begins, strict=True)
+        for axis, (count, k, step, apart, begin) in enumerate(axes, 2):
+            found = np.full((*x.shape[:axis], count, *x.shape[axis + 1 :]), start, x.dtype)
+            read, joined = np.moveaxis(x, axis, 0), np.moveaxis(found, axis, 0)
+            for place in range(-begin, k * apart - begin, apart):  # of the first window
+                first, end = max(0, -(place // step)), min(count, -((place - x.shape[axis]) // step))
+                if first < end:  # windows that read the image at this place
+                    pixels = read[place + first * step : place + (end - 1) * step + 1 : step]
+                    join(joined[first:end], pixels, out=joined[first:end])
+            x = found
+        return x
+
+    def counts(self, given: Sequence[int], kernel: Sequence[int], *, ceil: bool, padding: bool) -> NDArray[Any]:
+        """Return how many pixels each window reads, at least 1: [*output].
+
+        Args:
+            given: Sizes of the images.
+            kernel: Sizes of the kernel.
+            ceil: See `sizes`.
+            padding: Whether pixels of the padding count; those beyond it do not.
+        """
+        counts = np.ones((), np.int64)
+        sizes = self.sizes(given, kernel, ceil=ceil)
+        axes = zip(sizes, given, kernel, self.of("strides"), self.of("dilations"), strict=True)
+        for axis, (count, size, k, step, apart) in enumerate(axes):
+            begin, end = self.begins[axis], self.pads[self.rank + axis]
+            first, last = (0, begin + size + end) if padding else (begin, begin + size)
+            starts = np.arange(count) * step
+            places = np.minimum(k, -((starts - last) // apart)) - np.maximum(0, -((starts - first) // apart))
+            counts = np.multiply.outer(counts, places)
+        return np.maximum(counts, 1)
+
+    def pieces(self, x: NDArray[Any], kernel: Sequence[int]) -> Iterator[NDArray[Any]]:
+        """Yield for each place of the kernel what it reads of images padded with zeros, [N, C, *output]."""
+        sizes = self.sizes(x.shape[2:], kernel)
+        x = self.padded(x, sizes, kernel)
         for place in self.places(sizes, kernel):
             yield x[place]
 
-    def padded(self, x: NDArray[Any], sizes: Sequence[int], kernel: Sequence[int], fill: float) -> NDArray[Any]:
-        """Return images with the padding that so many windows read, and at the end of each axis no more than that."""
+    def padded(self, x: NDArray[Any], sizes: Sequence[int], kernel: Sequence[int]) -> NDArray[Any]:
+        """Return images with the zeros that so many windows read, and at the end of each axis no more than that."""
         reach = self.reach(sizes, kernel)
         ends = [max(end - begin - old, 0) for end, begin, old in zip(reach, self.begins, x.shape[2:], strict=True)]
         if not any(self.begins) and not any(ends):
             return x
-        return np.pad(x, [(0, 0), (0, 0), *zip(self.begins, ends, strict=True)], constant_values=fill)
+        return np.pad(x, [(0, 0), (0, 0), *zip(self.begins, ends, strict=True)])
 
     def summed(self, pieces: Iterable[NDArray[Any]], kernel: Sequence[int], sizes: Sequence[int]) -> NDArray[Any]:
         """Return images [N, C, *sizes] to which ``pieces`` are added that were read from them: `pieces` transposed."""
@@ -699,7 +734,7 @@ def convolution(
     else:
         matrices = weight.reshape(groups, outputs // groups, -1)
         for image, into in zip(x[:, None], by_group, strict=True):
-            read = [piece[0].reshape(groups, per_group, *sizes) for piece in window.pieces(image, kernel, 0)]
+            read = [piece[0].reshape(groups, per_group, *sizes) for piece in window.pieces(image, kernel)]
             (_by_channels if per_group == 1 else _by_rows)(matrices, read, into)
     if bias is not None:
         found += bias.reshape(-1, *[1] * len(kernel))
@@ -746,7 +781,7 @@ def _by_lines(weight: NDArray[Any], x: NDArray[Any], window: _Window, into: NDAr
     ``weight`` is [groups, O / groups, height, width].
     """
     kernel, sizes = weight.shape[2:], into.shape[3:]
-    x = window.padded(x, sizes, kernel, 0)
+    x = window.padded(x, sizes, kernel)
     (down, step), (apart_down, apart), to = window.of("strides"), window.of("dilations"), np.arange(sizes[1])
     at_once = max(1, CACHED // max(1, weight.shape[1] * x.shape[3] * sizes[1]))
     for begin in range(0, len(weight), at_once):

@@ -12,7 +12,7 @@ from onnx import TensorProto, external_data_helper, helper, numpy_helper
 from test_build import RTX
 
 import repaconv as rc
-from repaconv.core.errors import Refused
+from repaconv.core.errors import Refused, UsageProblem, first_line
 from repaconv.verification.model_runners import load_onnx
 
 
@@ -57,6 +57,73 @@ def test_weights_beside_the_graph_are_taken(tmp_path):
     assert rc.inspect_file(path).problems == ()
     (tmp_path / "w.bin").unlink()
     assert rc.inspect_file(path).problems == ("its weights 'w.bin' are not there",)
+
+
+def test_weights_beside_the_graph_that_are_cut_off_are_to_be_copied_again(tmp_path):
+    model, path = graph_with_weights_in("m.data"), tmp_path / "net.onnx"
+    model.graph.initializer[0].external_data.add(key="length", value="24")
+    path.write_bytes(model.SerializeToString())
+    (tmp_path / "m.data").write_bytes(b"1")
+    with pytest.raises(Refused, match=r"weights of .* cannot be read") as refused:
+        rc.fold(path)
+    assert (refused.value.code, "copy m.data again" in refused.value.hint) == ("onnx.invalid", True)
+
+
+@pytest.mark.parametrize(
+    ("content", "message", "hint"),
+    [
+        (b"", "it is empty", "damaged"),
+        (b"hello", "not an ONNX file", "damaged"),
+        (b"PK\3\4", "zip archive", "rename it to .pt"),
+        (b"\x80\2", "pickle", "rename it to .pt"),
+        (None, "is a folder", "path of the .onnx file"),
+    ],
+)
+def test_what_is_no_graph_is_told_with_what_to_do(content, message, hint, tmp_path):
+    path = tmp_path / "net.onnx"
+    if content is None:
+        path.mkdir()
+    else:
+        path.write_bytes(content)
+    with pytest.raises(Refused) as refused:
+        rc.fold(path)
+    assert message in refused.value.message
+    assert hint in refused.value.hint
+
+
+def test_a_node_that_reads_what_is_not_computed_is_named_by_its_output(tmp_path):
+    nodes = [helper.make_node("Relu", ["x"], ["a"]), helper.make_node("Add", ["a", "w"], ["y"])]
+    ends = [[helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 4])] for name in "xy"]
+    model = helper.make_model(helper.make_graph(nodes, "g", *ends), opset_imports=[helper.make_opsetid("", 20)])
+    onnx.save(model, tmp_path / "net.onnx")
+    with pytest.raises(Refused, match="Add, which computes y, reads w, which is no input"):
+        rc.fold(tmp_path / "net.onnx")
+
+
+def test_the_reason_of_an_error_of_onnx_runtime_is_told_without_the_place_in_its_source():
+    said = (
+        "[ONNXRuntimeError] : 1 : FAIL : Status Message: /onnxruntime_src/onnxruntime/core/providers/cpu/helper.h:47 "
+        "void onnxruntime::Helper::Helper(const std::map<std::string<char>, int>&, bool) const the sizes (3, 4) differ."
+    )
+    assert first_line(ValueError(said)) == ("[ONNXRuntimeError] : 1 : FAIL : Status Message: the sizes (3, 4) differ")
+    assert first_line(ValueError("/home/onnxruntime/net.onnx: no (such) file")).endswith("no (such) file")
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "words"),
+    [
+        ({"arch": "timm:resnet18"}, "usage.onnx", "--arch is for checkpoints"),
+        ({"preset": "turbo"}, "form.unknown", "neither a rewrite preset nor a file"),
+        ({"preset": "fastest-known"}, "usage.onnx", "not folded yet"),
+    ],
+)
+def test_options_that_a_graph_does_not_take_are_refused(options, code, words, tmp_path):
+    path = tmp_path / "net.onnx"
+    path.write_bytes(graph_with_weights_in("w.bin").SerializeToString())
+    (tmp_path / "w.bin").write_bytes(bytes(24))
+    with pytest.raises(UsageProblem, match=words) as refused:
+        rc.fold(path, **options)
+    assert refused.value.code == code
 
 
 def test_what_a_graph_says_of_itself(tiny, repaconv):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -11,6 +12,8 @@ from typing import Any
 MAX_MESSAGE_LENGTH = 1000
 """Maximum length of a message in characters. Names read from a file can have any length."""
 TELEMETRY = "openvino_telemetry"
+CPP_PLACE = re.compile(r"\s*[^\s:]*/onnxruntime/\S+\.\w+:\d+ (?:[^()]*::[^\s()]+\([^()]*\)(?: const)? )?")
+"""Source file and line, and the signature of the function, with which ONNX Runtime's messages begin."""
 
 
 def in_one_line(text: str) -> str:
@@ -35,8 +38,12 @@ def describe_exception(error: BaseException) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an exception's message, or its class name if the message is empty."""
-    return str(error).strip().partition("\n")[0].rstrip(".")[:300] or type(error).__name__
+    """Return the first line of an exception's message, or its class name if the message is empty.
+
+    The reason of an error of ONNX Runtime may come after hundreds of characters about the place in its source code,
+    which are left out.
+    """
+    return CPP_PLACE.sub(" ", str(error)).strip().partition("\n")[0].rstrip(".")[:300] or type(error).__name__
 
 
 class RepaconvError(Exception):

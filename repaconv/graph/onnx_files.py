@@ -37,18 +37,36 @@ def read_graph(path: Path) -> onnx.ModelProto:
 
     try:
         model = onnx.load(path, load_external_data=False)
-    except Exception as error:  # protobuf's exception class depends on its implementation
+    except OSError as error:
         raise Refused(
-            f"{path} is not an ONNX file: {first_line(error)}.",
-            hint="Give a file that an exporter wrote.",
+            f"{path} cannot be read: {error.strerror}.",
+            hint="Check its path and its permissions.",
             code="onnx.unreadable",
         ) from error
+    except Exception as error:  # protobuf's exception class depends on its implementation
+        raise _unreadable(path, first_line(error)) from error
     if (not model.graph.node and not model.opset_import) or not _names_are_text(model):
-        raise Refused(
-            f"{path} is not an ONNX file.", hint="Give a file that an exporter wrote.", code="onnx.unreadable"
-        )
+        raise _unreadable(path)
     clear_dynamic_sizes(model)
     return model
+
+
+def _unreadable(path: Path, why: str = "") -> Refused:
+    """The error for a file that is no ONNX, with the reason if it is known, and what to do by its first bytes."""
+    with path.open("rb") as file:
+        head = file.read(2)
+    if head in (b"PK", b"\x80\x02"):
+        return Refused(
+            f"{path} is not an ONNX file: it is a zip archive or a pickle, as torch.save writes them.",
+            hint="If it is a checkpoint, rename it to .pt and fold that.",
+            code="onnx.unreadable",
+        )
+    why = why if head else "it is empty"
+    return Refused(
+        f"{path} is not an ONNX file{': ' if why else ''}{why}.",
+        hint="It is damaged or incomplete, or no exporter wrote it: copy or export it again.",
+        code="onnx.unreadable",
+    )
 
 
 def clear_dynamic_sizes(model: onnx.ModelProto) -> None:

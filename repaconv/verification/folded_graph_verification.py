@@ -770,6 +770,8 @@ def _how_to_load(model: onnx.ModelProto, why: str) -> str:
         return (
             "This ONNX Runtime has no such operator: write it with standard ones, or fold what is before and after it."
         )
+    if "guarantees* support" in why:
+        return "Its opset is newer than this ONNX Runtime: update that, or export it again with a lower opset."
     if "IR version" in why:
         return "Its file format is newer than this ONNX Runtime: update that, or write a lower model.ir_version."
     if "same node name" in why:

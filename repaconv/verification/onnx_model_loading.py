@@ -35,6 +35,8 @@ SUMS = ("Add", "Sub", "Mul", "Div")
 CONTROL = ("If", "Loop", "Scan")
 MIXED_TYPES = ("has inconsistent type", "elem type differs")
 """What ONNX's strict check says of values of two types where an operator takes one."""
+UNSORTED = "topologically sorted"
+"""What ONNX's check says of a graph with a node that reads what is not computed before it."""
 QUANTISED = ("QuantizeLinear", "DequantizeLinear", "QLinearMatMul", "QLinearConv", "MatMulInteger", "ConvInteger")
 
 
@@ -49,6 +51,8 @@ def loaded(path: Path) -> onnx.ModelProto:
 
     from repaconv.graph.graph_without_weights import check, correct_shapes, embed_sparse_weights, infer_shapes
 
+    if path.is_dir():
+        raise Refused(f"{path} is a folder.", hint="Give the path of the .onnx file in it.", code="onnx.missing")
     if not path.is_file():
         raise Refused(f"there is no file {path}.", hint="Check the path to the graph.", code="onnx.missing")
     require_inside(path)
@@ -65,6 +69,13 @@ def loaded(path: Path) -> onnx.ModelProto:
     before = {file: stamp_of(file) for file in (path, *weights)}
     try:
         model = onnx.load(path)
+    except Exception as error:  # the graph itself was read before
+        raise Refused(
+            f"the weights of {path} cannot be read: {first_line(error)}.",
+            hint=f"They are damaged or incomplete: copy {', '.join(file.name for file in weights or [path])} again.",
+            code="onnx.invalid",
+        ) from error
+    try:
         if model.functions:  # a call counts as one node, whatever it computes
             model = inline_local_functions(model)
         clear_dynamic_sizes(model)
@@ -74,8 +85,9 @@ def loaded(path: Path) -> onnx.ModelProto:
         infer_shapes(model)  # outputs may lack declared shapes
         check(model)
     except Exception as error:
+        why = (_uncomputed_input(model) if UNSORTED in str(error) else "") or first_line(error)
         raise Refused(
-            f"{path} is not valid ONNX: {first_line(error)}.",
+            f"{path} is not valid ONNX: {why}.",
             hint="Export it again; `repaconv inspect` shows what it holds.",
             code="onnx.invalid",
         ) from error
@@ -83,6 +95,22 @@ def loaded(path: Path) -> onnx.ModelProto:
         require_unchanged(file, stamp)
     _require_runnable(path, model)
     return model
+
+
+def _uncomputed_input(model: onnx.ModelProto) -> str:
+    """The first value that a node reads before it is computed, and the node by its outputs; empty without one.
+
+    ONNX's checker names the node only, which need not have a name.
+    """
+    known = {value.name for value in (*model.graph.input, *model.graph.initializer)} | {""}
+    for node in model.graph.node:
+        if missing := [name for name in node.input if name not in known]:
+            return (
+                f"{node.op_type}, which computes {', '.join(node.output)}, reads {missing[0]}, which is no input, no "
+                "initializer and no output of a node before it"
+            )
+        known.update(node.output)
+    return ""
 
 
 def _require_runnable(path: Path, model: onnx.ModelProto) -> None:

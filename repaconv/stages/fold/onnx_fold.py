@@ -30,7 +30,7 @@ from repaconv.stages.fold.rounding_reverts import compared_with_reverts
 from repaconv.stages.fold.speed_reverts import fold_with_reverts
 from repaconv.stages.shared.common_checks import made_by, with_files
 from repaconv.stages.shared.file_hash_check import require_pinned
-from repaconv.stages.shared.preset_choice import GraphPreset, choose_preset
+from repaconv.stages.shared.preset_choice import GraphPreset, choose_preset, require_known_preset
 from repaconv.tasks.recognition import task_named
 from repaconv.verification.evaluated_graph import Evaluated
 from repaconv.verification.folded_graph_verification import proved
@@ -143,12 +143,13 @@ def _sample(options: FoldOptions, model: onnx.ModelProto) -> Feeds | None:
 def _preset_of(options: FoldOptions) -> GraphPreset:
     """The rewrite preset by name.
 
-    A file of `tune` is found by the shapes of the folded graph, which are not known yet..
+    A file of `tune` is found by the shapes of the folded graph, which are not known yet.
 
     Raises:
-        UsageProblem: If it is a file of `tune`.
+        UsageProblem: If it is a file of `tune`, or unknown.
     """
     if options.preset not in (DEFAULT, OFFICIAL):
+        require_known_preset(options.preset)
         raise UsageProblem(
             f"--preset {options.preset} is known of a folded graph's shapes, and this one is not folded yet.",
             hint="Fold it without --preset, then run: repaconv export --preset NAME.",

@@ -132,7 +132,7 @@ def _fold_graph(path: Path, method: str, settings: Mapping[str, str], arguments:
     from repaconv.stages.fold.onnx_fold import fold_onnx_by
 
     told = {**arguments, "method": method != "auto"}
-    if alone := _given_options(told, "weights", "identify", "allow_deployed", "method"):
+    if alone := _given_options(told, "weights", "arch", "identify", "allow_deployed", "method"):
         raise UsageProblem(
             f"{alone} is for checkpoints, and {path} is an ONNX graph.",
             hint="An ONNX model needs none of them: repaconv fold model.onnx [-o OUT] [--set mean=...].",

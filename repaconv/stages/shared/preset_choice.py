@@ -93,15 +93,23 @@ def tuned_result(form: str | Path | None, folded: FoldArtefact) -> TuneArtefact 
     return tuned
 
 
-def _read_tuned(path: Path, shapes: str) -> TuneArtefact:
-    """Read a result of `tune`, which must belong to a network of these shapes."""
-    if not path.is_file():
-        known = ", ".join(NAMED)
+def require_known_preset(form: str | Path) -> None:
+    """Refuse what is neither one of `NAMED` nor a file.
+
+    Raises:
+        UsageProblem: If it is neither.
+    """
+    if str(form) not in NAMED and not Path(form).is_file():
         raise UsageProblem(
-            f"{path} is neither a rewrite preset nor a file.",
-            hint=f"Known presets: {known}; or give a result file of `repaconv tune`.",
+            f"{form} is neither a rewrite preset nor a file.",
+            hint=f"Known presets: {', '.join(NAMED)}; or give a result file of `repaconv tune`.",
             code="form.unknown",
         )
+
+
+def _read_tuned(path: Path, shapes: str) -> TuneArtefact:
+    """Read a result of `tune`, which must belong to a network of these shapes."""
+    require_known_preset(path)
     tuned = read_artefact(path, TuneArtefact)
     if tuned.shapes_sha256 != shapes:
         raise Refused(

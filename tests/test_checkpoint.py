@@ -220,6 +220,9 @@ def test_what_is_no_checkpoint_says_what_it_is(tmp_path, tiny):
     ):
         (tmp_path / name).write_bytes(content)
         assert words in refused(tmp_path / name, code)
+    with zipfile.ZipFile(tmp_path / "net.pt2", "w") as file:
+        file.writestr("net/models/model.json", "{}")
+    assert "program of torch.export" in refused(tmp_path / "net.pt2", "checkpoint.type")
     refused(tmp_path, "checkpoint.directory")
     refused(tmp_path / "none.pth", "checkpoint.missing")
     torch.save({"epoch": 3}, tmp_path / "no.pth")

@@ -153,6 +153,12 @@ def test_what_to_save_is_valid_python_whatever_inputs_are_called(coded, repaconv
     assert hint in repaconv("fold", "net.onnx")[2]
     np.savez("call.npz", code=coded["code"])
     assert hint in repaconv("fold", "net.onnx", "--inputs", "call.npz")[2]
+    Path("text.npz").write_text("x")
+    for name, said in (("text.npz", "not a zip archive"), ("gone.npz", "is not there")):
+        told = repaconv("fold", "net.onnx", "--inputs", name)[2]
+        assert hint in told
+        assert said in told
+        assert "pickle" not in told
 
 
 def test_a_sample_is_of_a_graph(tiny, repaconv):

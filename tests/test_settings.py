@@ -14,7 +14,8 @@ import repaconv as rc
 from repaconv.backbones.vit_checkpoint_reader import read_heads
 from repaconv.checkpoints import claimed_accuracy, read_checkpoint
 from repaconv.core import plugins
-from repaconv.method_api.settings import Knobs
+from repaconv.core.errors import UsageProblem
+from repaconv.method_api.settings import Knobs, natural
 from repaconv.methods.nondeep.published_models import example_meta
 from repaconv.methods.riformer import METHOD as RIFORMER
 from repaconv.stages.shared.common_checks import contradictions
@@ -27,6 +28,12 @@ def save(method, arch="tiny", **beside):
     weights = RIFORMER.example(TINY, 3) if method == "riformer" else plugins.load(plugins.METHODS, method).example
     torch.save({"model": weights if method == "riformer" else weights(arch, seed=1), **beside}, "c.pth")
     return "c.pth"
+
+
+def test_a_value_that_does_not_parse_has_no_example_where_nothing_is_the_default():
+    with pytest.raises(UsageProblem, match="not a whole number") as refused:
+        Knobs({"classes": "abc"}).asked("classes", natural)
+    assert refused.value.hint == "Correct it, or leave it out."
 
 
 TOLD = "--set num_heads=2 contradicts the checkpoint: args says 3"

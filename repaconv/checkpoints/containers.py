@@ -42,6 +42,8 @@ PIECE = 1 << 18
 WORTH_THREADS = 1 << 24
 UNPACKED = 1 << 26
 """Bytes that compressed records may unpack to beyond four times the file size; torch does not compress records."""
+EXPORTED = ("models/model.json", "serialized_exported_program.json")
+"""The record of the graph in an archive of torch.export, since torch 2.8 and before."""
 
 
 class Record(NamedTuple):
@@ -116,6 +118,12 @@ class Archive:
             raise truncated_file(path, "two of its records have one name")
         pickles = [name for name in self.entries if name.rpartition("/")[2] == "data.pkl"]
         if len(pickles) != 1 or any(name.endswith("constants.pkl") for name in self.entries):
+            if any(name.endswith(EXPORTED) for name in self.entries):
+                raise Refused(
+                    f"{path} is a program of torch.export, not a checkpoint.",
+                    hint="Export it to ONNX and fold that: torch.onnx.export(torch.export.load(FILE), f='model.onnx').",
+                    code="checkpoint.type",
+                )
             kind = "a TorchScript archive" if pickles else "a zip file without data.pkl"
             raise Refused(
                 f"{path} is {kind}, not a checkpoint.",

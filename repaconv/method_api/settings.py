@@ -70,7 +70,9 @@ class Knobs:
                 value = parse(text)
             except ValueError as error:
                 raise UsageProblem(
-                    f"--set {name}={text}: {error}.", hint=f"E.g. --set {name}={default}.", code="setting.value"
+                    f"--set {name}={text}: {error}.",
+                    hint="Correct it, or leave it out." if default is None else f"E.g. --set {name}={default}.",
+                    code="setting.value",
                 ) from None
             other = found is not None and not _equal(found, value)
             against = f"{source} says {found}" if other else ""

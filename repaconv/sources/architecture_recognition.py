@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from repaconv.core.errors import Refused
@@ -35,10 +34,10 @@ def recognised(found: Checkpoint, unknown: Refused) -> Known:
     buildable = [one for one in near if one.exact and one.name.partition(":")[0] in KNOWN]
     if len(buildable) == 1:
         return buildable[0]
-    raise Refused(unknown.message, hint=_hint(found.path, near, len(buildable)), code=unknown.code) from unknown
+    raise Refused(unknown.message, hint=_hint(found, near, len(buildable)), code=unknown.code) from unknown
 
 
-def _hint(path: Path, near: tuple[Known, ...], buildable: int) -> str:
+def _hint(found: Checkpoint, near: tuple[Known, ...], buildable: int) -> str:
     """Tell the user what to do when several architectures match, when config.json is needed, or when none matches."""
     names = ", ".join(one.name for one in near)
     if buildable > 1:
@@ -47,4 +46,10 @@ def _hint(path: Path, near: tuple[Known, ...], buildable: int) -> str:
         return f"Its tensors are those of {names}: fold its folder, where config.json is next to the weights."
     if near:
         return f"It is near to {near[0].name}, but for {near[0].differs}: --arch ./net.py:build takes your own code."
-    return f"Say what builds it: repaconv fold {path} --arch timm:NAME, torchvision:NAME or ./net.py:build."
+    if found.modules:
+        return (
+            "It is a whole module, whose code is not run. Export it to ONNX and fold that: torch.onnx.export(module, "
+            'inputs, "model.onnx"). Or save torch.save(module.state_dict(), "weights.pt") and say what builds it: '
+            "repaconv fold weights.pt --arch timm:NAME, torchvision:NAME or ./net.py:build."
+        )
+    return f"Say what builds it: repaconv fold {found.path} --arch timm:NAME, torchvision:NAME or ./net.py:build."

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from keyword import iskeyword
 from pathlib import Path
 from typing import Any
+from zipfile import is_zipfile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -212,7 +213,7 @@ def npz_inputs(path: Path, channels: int | None = None, classes: int | None = No
         Refused: The file is not an .npz of numbers, has no normalized images with these channels, a recorded output
             without one row per image, or labels outside the classes (-1 means unknown).
     """
-    arrays = _read_npz(path)
+    arrays = _read_npz(path, "input=images [N, C, H, W]")
     name = _image_array_name(path, arrays, channels)
     given = arrays[name]
     outputs = [key for key in RECORDED if key in arrays]
@@ -255,8 +256,11 @@ def arrays_to_save(names: Iterable[str]) -> str:
     return ", ".join([*words, *([f"**{{{others}}}"] if others else [])])
 
 
-def _read_npz(path: Path) -> dict[str, NDArray[Any]]:
+def _read_npz(path: Path, wanted: str) -> dict[str, NDArray[Any]]:
+    """Read an .npz; ``wanted`` is what numpy.savez would be called with, for the hint of an error."""
     try:
+        if path.exists() and not is_zipfile(path):  # NumPy takes it for a pickle, and advises to load that
+            raise ValueError("it is not a zip archive")
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             claimed = sum(entry.file_size for entry in archive.zip.infolist())
             if claimed > 4 * path.stat().st_size + UNPACKED:
@@ -269,7 +273,7 @@ def _read_npz(path: Path) -> dict[str, NDArray[Any]]:
         what = f"is not a readable .npz: {describe_exception(error)}" if path.exists() else "is not there"
         raise Refused(
             f"{path} {what}.",
-            hint="Save it with numpy.savez(path, input=images [N, C, H, W]).",
+            hint=f"Save it with numpy.savez(path, {wanted}).",
             code="inputs.unreadable",
         ) from error
 
@@ -376,12 +380,13 @@ def npz_calls(
     Raises:
         Refused: The file is not an .npz, lacks an input, or an input has the wrong kind of values.
     """
-    arrays = _read_npz(path)
+    wanted = arrays_to_save(port.name for port in inputs)
+    arrays = _read_npz(path, wanted)
     lacking = [port.name for port in inputs if port.name not in arrays]
     if lacking:
         raise Refused(
             f"{path} holds {', '.join(sorted(arrays)) or 'nothing'}, and not the input {lacking[0]}.",
-            hint=f"Save all of them: numpy.savez(path, {arrays_to_save(port.name for port in inputs)}).",
+            hint=f"Save all of them: numpy.savez(path, {wanted}).",
             code="inputs.shape",
         )
     for port in inputs:

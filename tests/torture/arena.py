@@ -135,11 +135,14 @@ def _child(cases: Sequence[Case], folder: Path, writing: int, limits: bool) -> N
 def _of_ours(event: str, arguments: tuple[object, ...], folder: Path) -> bool:
     """Temporary files that go again, names that change within the case's own folder, and the guard of native code.
 
-    Whether a graph gets as far as a runtime, which is first tried in a process of its own, depends on the CPU.
+    Libraries that are loaded already may be asked how many threads they use. Whether a graph gets as far as a runtime,
+    which is first tried in a process of its own, depends on the CPU.
     """
     if event == "subprocess.Popen":
         executable, command, *_ = arguments
         return executable == sys.executable and "import crash_guard as guard; guard.serve(" in str(command)
+    if event == "ctypes.dlopen":
+        return str(arguments[0]) in Path("/proc/self/maps").read_text()
     return event in ("os.remove", "os.rename", "shutil.rmtree") and all(
         str(Path(os.fsdecode(path)).absolute()).startswith((str(folder), "/tmp/", "/dev/shm/"))
         for path in arguments

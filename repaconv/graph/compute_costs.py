@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from repaconv.graph.einsum_equations import equation_of
 from repaconv.graph.model_rewriting import read
 from repaconv.graph.nodes_and_constants import Array, constant, is_read, made_by, nodes_of, only_reader
 from repaconv.graph.onnx_files import flops_of
@@ -116,6 +117,8 @@ def matrices(model: ir.Model) -> Matrices:
 
 def multiplies(node: ir.Node, place: int) -> bool:
     """Return whether a node multiplies by the input at this index."""
+    if node.domain == "" and node.op_type == "Einsum":
+        return bool(_flops_of_einsum(node))
     return node.domain == "" and node.op_type in PRODUCTS and place < 2
 
 
@@ -134,7 +137,7 @@ def macs_at_ones(model: ir.Model, names: Collection[str]) -> int | None:
 
     None if some shape is unknown, or depends on them otherwise than as a product.
     """
-    for node in nodes_of(model, *PRODUCTS):
+    for node in nodes_of(model, *PRODUCTS, "Einsum"):
         for value in (*node.inputs, *node.outputs):
             for size in sizes(value) or ():
                 if not isinstance(size, int) and not set(size.names) <= set(names):
@@ -176,7 +179,7 @@ def known_macs(model: ir.Model) -> int:
 
 def _macs(model: ir.Model) -> Iterator[int | None]:
     for node in model.graph:
-        if node.domain == "" and node.op_type in PRODUCTS:
+        if node.domain == "" and node.op_type in (*PRODUCTS, "Einsum"):
             flops = flops_in(node)
             yield None if flops is None else flops // 2
 
@@ -186,11 +189,24 @@ def flops_in(node: ir.Node) -> int | None:
 
     A dynamic dimension counts as 1.
     """
+    if node.op_type == "Einsum":
+        return _flops_of_einsum(node)
     inputs = [sizes(value) for value in (node.inputs[:2] if node.op_type in PRODUCTS else node.inputs)]
     outputs = [sizes(value) for value in node.outputs[:1]]
     if None in inputs or None in outputs:
         return None
     return flops_of(node.op_type, _numbers(inputs), _numbers(outputs))
+
+
+def _flops_of_einsum(node: ir.Node) -> int | None:
+    """Return the FLOPs of an Einsum that is a matrix product; 0 for a product of entries, and for three operands."""
+    if any(sizes(value) is None for value in node.inputs):
+        return None
+    found = equation_of(node)
+    if found is None or not found.is_matrix_product:
+        return 0
+    letters = {*"".join(found.operands)}.difference(*found.summed)
+    return 2 * prod(_number(found.size[each]) for each in letters)
 
 
 def _numbers(shapes: list[Sizes | None]) -> list[tuple[int, ...]]:

@@ -22,6 +22,7 @@ from repaconv.graph.index_selections import swaps_last
 from repaconv.graph.nodes_and_constants import nodes_of
 from repaconv.graph.symbolic_shapes import sizes
 from repaconv.results import Change
+from repaconv.rewrites.fold.einsum_products import equivalent_nodes
 from repaconv.rewrites.fold.max_pool_padding import POOL_PADDING
 from repaconv.rewrites.fold.shared_weights import UNSHARE
 from repaconv.verification.evaluated_graph import Evaluated
@@ -103,6 +104,7 @@ class Size(NamedTuple):
     """Size of a graph: multiply-accumulates of one image, numbers in matrices, all numbers, and nodes.
 
     A Transpose of the last two axes that only MatMuls read is not counted: they can read their matrix transposed.
+    An Einsum counts as the nodes that compute the same, and one more.
     ``shares`` is how many more numbers the graph would hold if every product had its own matrix.
     """
 
@@ -198,6 +200,7 @@ def size_of(graph: Evaluated, at: Mapping[str, int] = MappingProxyType({})) -> S
 
     model = graph.settled
     nodes = len(graph.model.graph.node) - sum(map(_is_read_by_matmuls_only, nodes_of(model, "Transpose")))
+    nodes += sum(map(equivalent_nodes, nodes_of(model, "Einsum")))
     found = graph.matrices
     counted = graph.macs(at)
     macs = known_macs(model) if counted is None else counted

@@ -13,6 +13,7 @@ from repaconv.rewrites.fold.attention_head_joining import CHOOSE, JOIN
 from repaconv.rewrites.fold.computed_shapes import SHAPES
 from repaconv.rewrites.fold.computed_weights import WEIGHTS
 from repaconv.rewrites.fold.convolution_composition import CONVOLUTION
+from repaconv.rewrites.fold.einsum_products import EINSUM
 from repaconv.rewrites.fold.fold_barriers import KEEP_SUMS, RELEASE, RELEASE_SUMS, keep, kept_values
 from repaconv.rewrites.fold.hard_swish_operator import HARD_SWISH
 from repaconv.rewrites.fold.layers_before_upsampling import BEFORE_UPSAMPLING
@@ -59,6 +60,7 @@ BEFORE_AFFINE = (BEFORE_UPSAMPLING, JOIN, CHOOSE)
 FOLDS: tuple[Rewrite, ...] = (
     WEIGHTS,
     SHAPES,
+    EINSUM,
     HARD_SWISH,
     KEEP_SUMS,
     CONVOLUTION,

@@ -227,6 +227,11 @@ def test_the_float64_evaluator_is_onnx_runtime_but_for_rounding(name):
     np.testing.assert_allclose(found, right, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("shape", [(2, 3, 5), (2, 3, 4, 5), (2, 3, 4, 5, 6)])
+def test_a_global_maximum_of_any_rank(shape):
+    require_equal("GlobalMaxPool", shape, [], {})
+
+
 def test_an_infinite_pixel_changes_those_outputs_of_a_depthwise_convolution_that_read_it():
     evaluation = ReferenceEvaluation(one_node("Conv", IMAGE, [normal(4, 1, 3, 3)], {"group": 4, "pads": [1] * 4}))
     x = np.random.default_rng(0).standard_normal(IMAGE)

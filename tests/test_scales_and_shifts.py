@@ -183,6 +183,75 @@ def test_a_norm_that_falls_stays_before_maxima():
     assert "BatchNormalization" in found
 
 
+# --- What only seems to leave channels as they are.
+
+
+def uniform(*rows, shape=(1, 4, 6, 6), **weights):
+    """A factor of all channels, and rows after it."""
+    return operators([("Relu", "x", "r"), ("Mul", "r f", "n"), *rows], {"f": np.array(0.5), **weights}, shape=shape)
+
+
+def test_a_uniform_factor_before_fewer_or_more_channels():
+    cut = integers(lo=[0], hi=[2], ax=[1])
+    assert uniform(("Slice", "n lo hi ax", "o"), ("Conv", "o kc", "y"), kc=normal(3, 2, 3, 3), **cut)
+    assert uniform(("Pad", "n p", "o"), ("Conv", "o kc", "y"), kc=normal(3, 6, 3, 3), **integers(p=[0, 2, *[0] * 6]))
+
+
+@pytest.mark.parametrize("after", [True, False])
+def test_a_resize_that_mixes_channels(after):
+    """4 channels times 1.2 are 4, of other values."""
+    how, factors = {"mode": "linear"}, {"f": normal(4, 1, 1), "r": np.zeros(0), "s": np.float32([1, 1.2, 1, 1])}
+    if after:
+        rows = [("Conv", "x kc", "c"), ("Resize", "c r s", "z", how), ("Mul", "z f", "n"), ("Relu", "n", "y")]
+    else:
+        rows = [("Relu", "x", "c"), ("Mul", "c f", "n"), ("Resize", "n r s", "z", how), ("Conv", "z kc", "y")]
+    assert "Mul" in operators(rows, {**factors, "kc": normal(4, 4, 3, 3)}, shape=(1, 4, 6, 6))
+
+
+def test_a_layer_after_a_resize_that_mixes_channels_stays_there():
+    rows = [("Resize", "x r s", "z", {"mode": "linear"}), ("Conv", "z kc", "c"), ("Relu", "c", "y")]
+    weights = {"r": np.zeros(0), "s": np.float32([1, 1.2, 4, 4]), "kc": normal(2, 4, 1, 1)}
+    assert operators(rows, weights, shape=(1, 4, 6, 6))
+
+
+def test_places_of_maxima_that_the_graph_outputs():
+    rows = [
+        *[("Relu", "x", "r"), ("Mul", "r f", "n"), ("MaxPool", "n", "o i", POOL)],
+        *[("Flatten", "o", "g"), ("MatMul", "g w", "y")],
+    ]
+    model = graph(rows, {"f": np.array(0.5), "w": normal(4 * 9, 3)}, {"x": (1, 4, 6, 6)}, ("y", "i"))
+    model.graph.output[1].CopyFrom(onnx.helper.make_tensor_value_info("i", onnx.TensorProto.INT64, (1, 4, 3, 3)))
+    after, _ = rewritten(model, FOLDS)
+    onnx.checker.check_model(after, full_check=True)
+
+
+UNKNOWN = {
+    "concat": (
+        [("Conv", "x kc", "c"), ("Own", "x", "d"), ("Concat", "c d", "z", {"axis": 1})],
+        (1, 8, 6, 6),
+        (8, 1, 1),
+    ),
+    "mean": ([("Own", "x", "d"), ("ReduceMean", "d ax", "z")], (1, 4, 1, 1), (4, 1, 1)),
+    "global mean": ([("Own", "x", "d"), ("GlobalAveragePool", "d", "z")], (1, 4, 1, 1), (4, 1, 1)),
+}
+
+
+@pytest.mark.parametrize("case", UNKNOWN)
+def test_values_of_unknown_shape(case):
+    rows, shape, factor = UNKNOWN[case]
+    weights = {"kc": normal(4, 4, 1, 1), "f": normal(*factor), **integers(ax=[2, 3])}
+    rows = [*rows, ("Mul", "z f", "n"), ("Relu", "n", "y")]
+    read = " ".join(names for _, names, *_ in rows).split()
+    model = graph(rows, {k: v for k, v in weights.items() if k in read}, {"x": (1, 4, 6, 6)})
+    del model.graph.value_info[:]
+    for node in model.graph.node:
+        node.domain = "own" if node.op_type == "Own" else ""
+    model.opset_import.append(onnx.helper.make_opsetid("own", 1))
+    model.graph.value_info.append(onnx.helper.make_tensor_value_info("z", onnx.TensorProto.DOUBLE, shape))
+    after, _ = rewritten(model, FOLDS)
+    assert "Mul" in {node.op_type for node in after.graph.node}
+
+
 # --- Nodes that only prepare what their reader does anyway.
 
 
@@ -195,6 +264,26 @@ def test_an_expand_that_its_reader_repeats(batch):
 def test_an_expand_that_enlarges_both():
     rows = [("ReduceL2", "x a", "l"), ("Expand", "l s", "e"), ("Div", "l e", "y")]
     assert "Expand" in operators(rows, integers(a=[1], s=[2, 3, SIZE, SIZE]))
+
+
+@pytest.mark.parametrize("last", [("Transpose", "m", "y", {"perm": [1, 0]}), ("MatMul", "m w", "y")])
+def test_an_expand_that_adds_an_axis(last):
+    rows = [("Expand", "x s", "e"), ("Cos", "x", "c"), ("Mul", "c e", "m"), last]
+    assert "Expand" in operators(rows, integers(s=[1, 6]), shape=(6,))
+    assert "Expand" in operators([rows[0], ("Max", "e", "m"), last], integers(s=[1, 6]), shape=(6,))
+
+
+def test_an_empty_name_of_a_bias():
+    model = graph([("Conv", "x k", "c"), ("Relu", "c", "y")], {"k": normal(4, 3, 1, 1)}, {"x": (1, 3, 4, 4)})
+    model.graph.node[0].input.append("")
+    rewritten(model, FOLDS)
+
+
+def test_a_resize_of_axes_from_the_end():
+    rows = [("Resize", "x r s", "z", {"axes": [-2, -1]}), ("Shape", "z", "d"), ("Reshape", "x0 d", "y")]
+    rows = [("Tile", "x t", "x0"), *rows]
+    weights = {"r": np.zeros(0), "s": np.float32([2, 3]), **integers(t=[1, 1, 2, 3])}
+    assert operators(rows, weights, shape=(1, 2, 3, 4)) == ["Reshape", "Tile"]
 
 
 def test_a_reduction_keeps_axes():

@@ -15,14 +15,6 @@ UNARY = frozenset(
 """Elementwise functions of one input, with the same type."""
 
 ARITHMETIC = ("Add", "Sub", "Mul", "Div")
-POINTWISE = UNARY | frozenset(
-    (
-        *(*ARITHMETIC, "Pow", "Max", "Min", "Sum", "Clip", "Where", "Cast", "Identity"),
-        *("And", "Or", "Not", "Equal", "Greater", "Less"),
-    )
-)
-"""Operators whose output entries depend only on the input entries at the same position, with broadcasting."""
-
 BROADCASTING = frozenset(
     (
         *(*ARITHMETIC, "Pow", "Max", "Min", "Sum", "Where", "And", "Or"),
@@ -30,6 +22,8 @@ BROADCASTING = frozenset(
     )
 )
 """Elementwise operators that broadcast every input to one shape."""
+POINTWISE = UNARY | BROADCASTING | frozenset(("Clip", "Cast", "Identity", "Not"))
+"""Operators whose output entries depend only on the input entries at the same position, with broadcasting."""
 
 VIEWS = ("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Identity", "Flatten")
 """Operators that keep all numbers of the first input, in another order or shape."""

@@ -218,8 +218,10 @@ def _is_broadcast_anyway(x: ir.Value, reader: ir.Node, place: int) -> bool:
     wanted, own = sizes(reader.outputs[0]), sizes(x) or ()
     if wanted is None or any(shape is None for shape in others):
         return False
-    aligned = [(1,) * (len(wanted) - len(shape)) + shape for shape in (own, *others) if shape is not None]
-    return all(size in column for size, column in zip(wanted, zip(*aligned, strict=True), strict=True))
+    shapes = [shape for shape in (own, *others) if shape is not None]
+    aligned = [(1,) * (len(wanted) - len(shape)) + shape for shape in shapes]
+    same = all(size in column for size, column in zip(wanted, zip(*aligned, strict=True), strict=True))
+    return same and max(map(len, shapes)) == len(wanted)
 
 
 def _keep_reduced_axes(_model: ir.Model, node: ir.Node, _known: Integers) -> None:

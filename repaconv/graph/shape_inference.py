@@ -318,7 +318,7 @@ def _resized(known: Integers, node: ir.Node) -> list[Size] | None:
     before = sizes(node.inputs[0])
     if before is None:
         return None
-    axes = attribute(node, "axes", range(len(before)))
+    axes = [int(axis) % len(before) for axis in attribute(node, "axes", range(len(before)))]
     to_sizes = len(node.inputs) > 3 and node.inputs[3] is not None
     return _to_sizes(known, node, before, axes) if to_sizes else _by_scales(node, before, axes)
 

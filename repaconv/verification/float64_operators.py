@@ -409,6 +409,7 @@ def _pointwise_operators() -> list[Any]:
 
 
 def _pool_operators() -> list[Any]:
+    from onnx.reference.op_run import OpRun
     from onnx.reference.ops import op_average_pool, op_max_pool
 
     class MaxPool(op_max_pool.MaxPool):  # type: ignore[misc]
@@ -429,7 +430,13 @@ def _pool_operators() -> list[Any]:
             count = window.counts(x.shape[2:], shape, ceil=ceil, padding=bool(how.get("count_include_pad")))
             return (window.pooled(x, shape, np.add, 0, ceil=ceil) / count.astype(x.dtype),)
 
-    return [MaxPool, AveragePool]
+    class GlobalMaxPool(OpRun):  # type: ignore[misc]
+        """onnx's own takes images of two axes only."""
+
+        def _run(self, x: Any, **_how: Any) -> Any:
+            return (x.max(axis=tuple(range(2, x.ndim)), keepdims=True),)
+
+    return [MaxPool, AveragePool, GlobalMaxPool]
 
 
 def _softmax_operators() -> list[Any]:

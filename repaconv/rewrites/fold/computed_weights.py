@@ -31,7 +31,8 @@ SAVED = "repaconv.saved"
 def apply(model: ir.Model) -> Iterator[Change]:
     """Fold all constants, and report the products whose weight or bias has become one; in place."""
     products = [(node, place) for node in nodes_of(model, *PRODUCTS) for place in range(len(node.inputs))]
-    computed = [(node, place) for node, place in products if not is_constant(node.inputs[place])]
+    given = [(node, place) for node, place in products if node.inputs[place] is not None]
+    computed = [(node, place) for node, place in given if not is_constant(node.inputs[place])]
     clean(model)
     before = len(model.graph)
     fold_shapes(model)

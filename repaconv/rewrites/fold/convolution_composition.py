@@ -34,7 +34,7 @@ from repaconv.graph.rewrite_contract import Rewrite
 from repaconv.graph.symbolic_shapes import set_shape, sizes
 from repaconv.results import Change
 from repaconv.rewrites.fold.kernels_from_onnx import kernel_of, pad_value, scale_of, spatial_padding
-from repaconv.rewrites.fold.scales_after_convolutions import absorbed, last_alike
+from repaconv.rewrites.fold.scales_after_convolutions import absorbed, end_of_commuting_chain
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -205,9 +205,11 @@ def _into_readers(model: ir.Model, node: ir.Node, rewrite: str) -> Iterator[Chan
     They may read what pools, crops and the like make of it, if the scale and shift act on that as well.
     """
     found, scale, out = scale_and_shift(node, IMAGE), scale_of(node), node.outputs[0]
-    last = last_alike(node)
+    if found is None or scale is None:
+        return
+    last = end_of_commuting_chain(node)
     readers = [user for user, place in last.uses() if user.op_type == "Conv" and not user.domain and place == 0]
-    if found is None or scale is None or not readers or len(readers) < len(last.uses()) or last.is_graph_output():
+    if not readers or len(readers) < len(last.uses()) or last.is_graph_output():
         return
     kernels = [kernel_of(reader) for reader in readers]
     if last is out and all(kernel is not None and _is_linear_graph_edge(kernel) for kernel in kernels):
@@ -403,4 +405,6 @@ def apply(model: ir.Model) -> Iterator[Change]:
         again = bool(made)
 
 
-CONVOLUTION = Rewrite("convolution", "behind a convolution with constant weights that nothing else reads", apply)
+CONVOLUTION = Rewrite(
+    "convolution", "after convolutions with constant weights, if nothing else reads what is computed of them", apply
+)

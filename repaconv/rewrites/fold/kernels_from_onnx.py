@@ -49,6 +49,23 @@ def counts_padding(node: ir.Node) -> bool:
     return bool(attribute(node, "count_include_pad", 0)) and (not inside or bool(attribute(node, "ceil_mode", 0)))
 
 
+def resizes_pixels_only(resize: ir.Node) -> bool:
+    """Whether a Resize makes every pixel a mean of pixels of its channel, with weights that add up to 1."""
+    before, after = sizes(resize.inputs[0]), sizes(resize.outputs[0])
+    crops = attribute(resize, "coordinate_transformation_mode", "half_pixel") == "tf_crop_and_resize"
+    if before is None or after is None or len(before) < 3 or before[:2] != after[:2] or crops:
+        return False
+    axes = [int(axis) % len(before) for axis in attribute(resize, "axes", range(len(before)))]
+    if min(axes) > 1:
+        return True
+    if len(resize.inputs) > 3 and resize.inputs[3] is not None:
+        return bool(attribute(resize, "keep_aspect_ratio_policy", "stretch") == "stretch")
+    scales = (
+        constant(resize.inputs[2]) if len(resize.inputs) > 2 else None
+    )  # 1.2 times 4 channels are 4, of other values
+    return scales is not None and all(scale == 1 for axis, scale in zip(axes, scales, strict=False) if axis < 2)
+
+
 def spatial_padding(pad: ir.Node) -> list[int] | None:
     """The constant spatial padding of a Pad, before and after every axis; None if it pads other axes or crops."""
     given = constant(pad.inputs[1])

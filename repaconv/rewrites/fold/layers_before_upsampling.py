@@ -28,7 +28,7 @@ from repaconv.graph.nodes_and_constants import (
 from repaconv.graph.rewrite_contract import Rewrite
 from repaconv.graph.symbolic_shapes import limit_of_ratio, rank_of, set_shape, shaped_like, sizes
 from repaconv.results import Change
-from repaconv.rewrites.fold.kernels_from_onnx import kernel_of
+from repaconv.rewrites.fold.kernels_from_onnx import kernel_of, resizes_pixels_only
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -86,11 +86,8 @@ def _upsampling(image: ir.Value, width: int) -> ir.Node | None:
     resize = made_by(image, "Resize")
     if resize is None or only_reader(image) is None:
         return None
-    before, after = sizes(resize.inputs[0]), sizes(image)
-    same = before is not None and after is not None and len(before) > 2 and before[:2] == after[:2]
-    crops = attribute(resize, "coordinate_transformation_mode", "half_pixel") == "tf_crop_and_resize"
     fits = _has_own_width(resize, width) or "axes" not in resize.attributes
-    return resize if same and fits and not crops and _share_of_pixels(resize) < 1 else None
+    return resize if resizes_pixels_only(resize) and fits and _share_of_pixels(resize) < 1 else None
 
 
 def _share_of_pixels(resize: ir.Node) -> float:

@@ -18,6 +18,7 @@ from repaconv.graph.nodes_and_constants import (
     attribute,
     constant,
     is_constant,
+    is_read,
     made_by,
     only_reader,
 )
@@ -37,7 +38,8 @@ MAXIMA = ("ReduceMax", "GlobalMaxPool", "MaxPool")
 
 
 def move_past_means(model: ir.Model) -> list[str]:
-    """Move scales and shifts to after means and selections of tokens, and linear layers to after means; in place.
+    """Move scales and shifts past means and selections, and before a linear layer past maxima and views; and linear
+    layers past means; in place.
 
     Returns:
         The names of the moved layers. The scales are reported by the rewrite that absorbs them.
@@ -67,7 +69,7 @@ def _move_scale_and_shift(model: ir.Model, node: ir.Node) -> bool:
     if terms is None:
         return False
     source, steps = terms
-    if node.op_type in MAXIMA and not (all(map(_rises, steps)) and _is_for_layer_after(node)):
+    if node.op_type in MAXIMA and not (all(map(_is_increasing, steps)) and _is_for_layer_after(node)):
         return False
     rank = rank_of(x)
     if sizes(source) != sizes(x) or any(n.ndim > rank for _, n, _ in steps):
@@ -138,7 +140,7 @@ def _averages_places(node: ir.Node, inner: ir.Node) -> bool:
     return node.op_type == "AveragePool" and fewer and not (kernel.bias is not None and counts_padding(node))
 
 
-def _rises(step: tuple[str, Array, int]) -> bool:
+def _is_increasing(step: tuple[str, Array, int]) -> bool:
     """Whether a step of `_source_and_steps` keeps the order of numbers."""
     operator, numbers, place = step
     return operator == "Add" or (operator == "Sub" and place == 0) or (operator != "Sub" and bool((numbers > 0).all()))
@@ -151,7 +153,7 @@ def _is_for_layer_after(node: ir.Node) -> bool:
         before = next((x for x in scaled.inputs if not is_constant(x)), None)
     if made_by(before, *LINEAR) is not None:
         return False
-    while not any(other.uses() for other in node.outputs[1:]):
+    while not any(map(is_read, node.outputs[1:])):
         reader = only_reader(value, *AVERAGES, *MAXIMA, *VIEWS, "MatMul")
         if reader is None or reader.op_type == "MatMul":
             return reader is not None and reader.inputs[0] is value and is_constant(reader.inputs[1])
@@ -179,7 +181,7 @@ def _source_and_steps(inner: ir.Node) -> tuple[ir.Value, list[tuple[str, Array, 
 
 
 def _constant_after(node: ir.Node, numbers: Array) -> Array | None:
-    """The constant to apply after a node that averages, selects or drops axes; None if it varies along those axes."""
+    """The constant to apply after a mean, a maximum, a selection or a view; None if it varies along those axes."""
     rank = numbers.ndim
     if node.op_type == "AveragePool":
         return numbers if not counts_padding(node) and all(size == 1 for size in numbers.shape[2:]) else None

@@ -5,7 +5,8 @@
     s max(x) + t      = max(s x + t), if s > 0
 
 Between the convolutions and a BatchNorm may lie sums, concatenations, crops, means, maxima, upsampling, and views such
-as a shuffle of channels, if nothing else reads what is between.
+as a shuffle of channels, if nothing else reads what is between. The shift goes into one term of a sum. Only a scale
+passes a border of zeros, or a mean that counts one.
 """
 
 from __future__ import annotations
@@ -18,12 +19,21 @@ import numpy as np
 from repaconv.algebra.convolution_kernels import per_output_channel
 from repaconv.graph.channel_axes import batchnorm
 from repaconv.graph.index_selections import axes_of
-from repaconv.graph.nodes_and_constants import Array, Writer, attribute, constant, is_constant, only_reader
+from repaconv.graph.nodes_and_constants import (
+    Array,
+    Writer,
+    attribute,
+    constant,
+    is_constant,
+    is_read,
+    made_by,
+    only_reader,
+)
 from repaconv.graph.operator_facts import ARITHMETIC, VIEWS
 from repaconv.graph.symbolic_shapes import as_numbers, rank_of, set_shape, sizes
 from repaconv.graph.view_chains import view_of_chain
 from repaconv.results import Change
-from repaconv.rewrites.fold.kernels_from_onnx import counts_padding
+from repaconv.rewrites.fold.kernels_from_onnx import counts_padding, resizes_pixels_only
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -51,16 +61,18 @@ class _Layer(NamedTuple):
     shift: Array | None
 
 
-Sources = list[tuple["ir.Value | None", "_Affine | None"]]
+_Sources = list[tuple["ir.Value | None", "_Affine | None"]]
 """Inputs of a node, each with the map that acts on it as another does on the node's output; None if there is none."""
 
 
 def absorbed(model: ir.Model, rewrite: str) -> Iterator[Change]:
     """Absorb each scale and shift that comes after nothing but convolutions with constant weights; in place."""
     for node in tuple(model.graph):
+        if not any(made_by(value, *_LAYERS, *_RULES) for value in node.inputs):
+            continue
         found = _affine_of(node)
         layers = _layers_before(*found) if found is not None else []
-        if found is None or not layers or any(value.uses() for value in node.outputs[1:]):
+        if found is None or not layers or any(map(is_read, node.outputs[1:])):
             continue
         for layer in layers:
             x = _scaled(model, layer, found[0])
@@ -70,12 +82,13 @@ def absorbed(model: ir.Model, rewrite: str) -> Iterator[Change]:
         model.graph.remove(node, safe=True)
 
 
-def last_alike(node: ir.Node) -> ir.Value:
-    """The last of the values after a scale and shift on which these could act as well, each the only reader's."""
+def end_of_commuting_chain(node: ir.Node) -> ir.Value:
+    """Follow the only readers of a scale and shift for as long as the same ones could be applied to their outputs."""
     value, found = node.outputs[0], _affine_of(node)
-    while found is not None and (reader := only_reader(value, *_ALIKE)) is not None and len(reader.outputs) == 1:
+    while found is not None and (reader := only_reader(value, *_COMMUTING)) is not None and len(reader.outputs) == 1:
         _, affine = found
-        if len(value.uses()) > 1 or not _RULES[reader.op_type](reader, affine):
+        width, new = ((sizes(each) or ())[1:2] for each in (value, reader.outputs[0]))
+        if not width or width != new or len(value.uses()) > 1 or not _RULES[reader.op_type](reader, affine):
             break
         value = reader.outputs[0]
     return value
@@ -95,7 +108,7 @@ def _affine_of(node: ir.Node) -> tuple[ir.Value, _Affine] | None:
         known = x is not None and not is_constant(x) and sizes(x) == sizes(out) is not None
         if not known or x is None or given is None or given.dtype.kind != "f" or not given.size:
             continue
-        number = _least(given.reshape((1,) * (rank - given.ndim) + given.shape))
+        number = _without_constant_axes(given.reshape((1,) * (rank - given.ndim) + given.shape))
         one = np.ones_like(number)
         if node.op_type in ("Add", "Sub"):
             minus = node.op_type == "Sub"
@@ -105,7 +118,7 @@ def _affine_of(node: ir.Node) -> tuple[ir.Value, _Affine] | None:
     return None
 
 
-def _least(numbers: Array) -> Array:
+def _without_constant_axes(numbers: Array) -> Array:
     """The constant without the axes along which it is the same: an exporter may write it as large as an image."""
     for axis in range(numbers.ndim):
         first = numbers.take([0], axis)
@@ -116,19 +129,20 @@ def _least(numbers: Array) -> Array:
 def _layers_before(value: ir.Value, affine: _Affine) -> list[_Layer]:
     """The convolutions that can absorb a map of a value between them; empty if something else computes the value."""
     found: list[_Layer] = []
-    todo: Sources = [(value, affine)]
+    todo: _Sources = [(value, affine)]
     while todo:
         x, moved = todo.pop()
         node = x.producer() if x is not None else None
         if x is None or moved is None or node is None or node.domain or len(x.uses()) != 1 or x.is_graph_output():
             return []
-        if any(other.uses() for other in node.outputs if other is not x):
+        if any(is_read(other) for other in node.outputs if other is not x):
             return []
         layer = _layer(node, moved)
         if layer is not None:
             found.append(layer)
             continue
-        rule = _RULES.get(node.op_type) if sizes(x) is not None else None
+        known = all(sizes(each) is not None for each in (x, *node.inputs) if each is not None)
+        rule = _RULES.get(node.op_type) if known else None
         sources = rule(node, moved) if rule is not None else []
         if not sources:
             return []
@@ -138,7 +152,7 @@ def _layers_before(value: ir.Value, affine: _Affine) -> list[_Layer]:
 
 def _layer(node: ir.Node, affine: _Affine) -> _Layer | None:
     """A convolution with constants that can absorb the map; None for other nodes."""
-    weight = constant(node.inputs[1]) if node.op_type in ("Conv", "ConvTranspose") else None
+    weight = constant(node.inputs[1]) if node.op_type in _LAYERS else None
     given = node.inputs[2] if len(node.inputs) > 2 else None
     bias = constant(given)
     if weight is None or (given is not None and bias is None):
@@ -171,14 +185,14 @@ def _scaled(model: ir.Model, layer: _Layer, last: ir.Value) -> ir.Value:
 # --- What lies between: for each operator, the maps of its inputs that do what a map of its output does.
 
 
-def _sum(node: ir.Node, affine: _Affine) -> Sources:
+def _sum(node: ir.Node, affine: _Affine) -> _Sources:
     shape = sizes(node.outputs[0])
     if any(value is None or is_constant(value) or sizes(value) != shape for value in node.inputs):
         return []
     return [(x, affine if place == 0 else _Affine(affine.scale, None)) for place, x in enumerate(node.inputs)]
 
 
-def _concat(node: ir.Node, affine: _Affine) -> Sources:
+def _concat(node: ir.Node, affine: _Affine) -> _Sources:
     axis = int(attribute(node, "axis", 0)) % rank_of(node.outputs[0])
     lengths = as_numbers((sizes(value) or ())[axis] for value in node.inputs)
     ends = np.cumsum(lengths)[:-1] if lengths is not None else None
@@ -195,22 +209,18 @@ def _concat(node: ir.Node, affine: _Affine) -> Sources:
     return [(x, affine.moved(part(place))) for place, x in enumerate(node.inputs)] if all(same) else []
 
 
-def _pooled(node: ir.Node, affine: _Affine) -> Sources:
+def _pooled(node: ir.Node, affine: _Affine) -> _Sources:
     if node.op_type == "AveragePool" and affine.shift is not None and counts_padding(node):
         return []
     rises = bool((affine.scale > 0).all()) or not node.op_type.endswith("MaxPool")
     return _along_others(node, affine, range(2, affine.scale.ndim)) if rises else []
 
 
-def _resized(node: ir.Node, affine: _Affine) -> Sources:
-    before, after = sizes(node.inputs[0]), sizes(node.outputs[0])
-    crops = attribute(node, "coordinate_transformation_mode", "half_pixel") == "tf_crop_and_resize"
-    if crops or before is None or after is None or before[:2] != after[:2]:
-        return []
-    return _along_others(node, affine, range(2, affine.scale.ndim))  # the weights of each mean add up to 1
+def _resized(node: ir.Node, affine: _Affine) -> _Sources:
+    return _along_others(node, affine, range(2, affine.scale.ndim)) if resizes_pixels_only(node) else []
 
 
-def _reduced(node: ir.Node, affine: _Affine) -> Sources:
+def _reduced(node: ir.Node, affine: _Affine) -> _Sources:
     axes = axes_of(node, rank_of(node.inputs[0]))
     if axes is None or (node.op_type == "ReduceMax" and not (affine.scale > 0).all()):
         return []
@@ -219,13 +229,13 @@ def _reduced(node: ir.Node, affine: _Affine) -> Sources:
     return [(node.inputs[0], affine.moved(lambda numbers: np.expand_dims(numbers, axes)))]
 
 
-def _sliced(node: ir.Node, affine: _Affine) -> Sources:
+def _sliced(node: ir.Node, affine: _Affine) -> _Sources:
     starts, given = sizes(node.inputs[1]) if len(node.inputs) > 1 else None, node.inputs[3:4]
     axes = range(starts[0]) if not given and starts and isinstance(starts[0], int) else constant(*given or [None])
     return [] if axes is None else _along_others(node, affine, axes)
 
 
-def _padded(node: ir.Node, affine: _Affine) -> Sources:
+def _padded(node: ir.Node, affine: _Affine) -> _Sources:
     pads = constant(node.inputs[1]) if len(node.inputs) == 2 else None  # without a number and without axes
     copies = attribute(node, "mode", "constant") in ("edge", "reflect", "wrap")
     if pads is None or not (copies or affine.shift is None):
@@ -233,33 +243,33 @@ def _padded(node: ir.Node, affine: _Affine) -> Sources:
     return _along_others(node, affine, np.flatnonzero(pads.reshape(2, -1).any(0)))
 
 
-def _along_others(node: ir.Node, affine: _Affine, axes: Iterable[int]) -> Sources:
+def _along_others(node: ir.Node, affine: _Affine, axes: Iterable[int]) -> _Sources:
     """The same map of the first input, for an operator that acts along axes along which the map is the same."""
     rank = affine.scale.ndim
     alike = all(part.shape[int(axis) % rank] == 1 for part in affine if part is not None for axis in axes)
     return [(node.inputs[0], affine)] if alike else []
 
 
-def _viewed(node: ir.Node, affine: _Affine) -> Sources:
+def _viewed(node: ir.Node, affine: _Affine) -> _Sources:
     x = node.inputs[0]
     view = view_of_chain([node.outputs[0], x]) if x is not None and sizes(x) is not None else None
     return [] if view is None else [(x, affine.moved(view.constant_before))]
 
 
-def _depth_to_space(node: ir.Node, affine: _Affine) -> Sources:
+def _depth_to_space(node: ir.Node, affine: _Affine) -> _Sources:
     count = int(attribute(node, "blocksize", 1)) ** 2
-    rows = attribute(node, "mode", "DCR") == "CRD"  # the pixels of a channel come from adjacent channels
+    is_adjacent = attribute(node, "mode", "DCR") == "CRD"  # the pixels of a channel come from adjacent channels
 
     def before(numbers: Array) -> Array:
         if numbers.shape[1] == 1:
             return numbers
-        return np.repeat(numbers, count, 1) if rows else np.tile(numbers, (1, count, 1, 1))
+        return np.repeat(numbers, count, 1) if is_adjacent else np.tile(numbers, (1, count, 1, 1))
 
     found = _along_others(node, affine, (2, 3))
     return [(x, affine.moved(before)) for x, _ in found]
 
 
-_RULES: dict[str, Callable[[ir.Node, _Affine], Sources]] = {
+_RULES: dict[str, Callable[[ir.Node, _Affine], _Sources]] = {
     **dict.fromkeys(("Add", "Sub", "Sum"), _sum),
     "Concat": _concat,
     **dict.fromkeys(("AveragePool", "GlobalAveragePool", "MaxPool", "GlobalMaxPool"), _pooled),
@@ -270,5 +280,6 @@ _RULES: dict[str, Callable[[ir.Node, _Affine], Sources]] = {
     "DepthToSpace": _depth_to_space,
     **dict.fromkeys(VIEWS, _viewed),
 }
-_ALIKE = ("AveragePool", "MaxPool", "Resize", "Slice", "Pad")
-"""Operators of which the output is an image that has the channels of the input."""
+_COMMUTING = ("AveragePool", "MaxPool", "Resize", "Slice", "Pad")
+"""Operators with one image as input and one as output, which may have the same channels."""
+_LAYERS = ("Conv", "ConvTranspose")

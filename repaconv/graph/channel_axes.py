@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from repaconv.algebra.channel_maps import channel_vector
 from repaconv.graph.nodes_and_constants import Array, attribute, constant, is_constant
 from repaconv.graph.operator_facts import ARITHMETIC, EPSILON
-from repaconv.graph.symbolic_shapes import sizes
+from repaconv.graph.symbolic_shapes import rank_of, sizes
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -57,6 +57,55 @@ def batchnorm(node: ir.Node) -> tuple[Vector, Vector] | None:
     return scale, beta - mean * scale
 
 
+class Affine(NamedTuple):
+    """x scale + shift, constants with one size per axis of x: the axis's own, or 1 if they are the same along it."""
+
+    scale: Array
+    shift: Array | None
+
+    def moved(self, move: Callable[[Array], Array | None]) -> Affine | None:
+        """The map with both constants as they act on another value; None if one of them cannot act there."""
+        scale, shift = move(self.scale), None if self.shift is None else move(self.shift)
+        return None if scale is None or (shift is None) != (self.shift is None) else Affine(scale, shift)
+
+
+def affine_of(
+    node: ir.Node, numbers: Callable[[ir.Value | None], Array | None] = constant
+) -> tuple[ir.Value, Affine] | None:
+    """Return the input of a BatchNormalization, Mul, Div, Add or Sub, and its constants; None without constants.
+
+    ``numbers`` reads a constant.
+    """
+    out, rank = node.outputs[0], rank_of(node.outputs[0])
+    if node.domain or node.op_type not in ("BatchNormalization", *ARITHMETIC):
+        return None
+    if node.op_type == "BatchNormalization":
+        both, x = batchnorm(node), node.inputs[0]
+        column = (1, -1, *[1] * (rank - 2))  # channels are axis 1 of an output of unknown rank, too
+        return (x, Affine(*(part.reshape(column) for part in both))) if both is not None and x is not None else None
+    for place in (0, 1):
+        x, given = node.inputs[place], numbers(node.inputs[1 - place])
+        known = x is not None and not is_constant(x) and sizes(x) == sizes(out) is not None
+        if not known or x is None or given is None or given.dtype.kind != "f" or not given.size:
+            continue
+        number = _without_constant_axes(given.reshape((1,) * (rank - given.ndim) + given.shape))
+        one = np.ones_like(number)
+        if node.op_type in ("Add", "Sub"):
+            minus = node.op_type == "Sub"
+            return x, Affine(-one if minus and place else one, -number if minus and not place else number)
+        if node.op_type == "Mul" or (place == 0 and number.all()):
+            return x, Affine(number if node.op_type == "Mul" else 1 / number, None)
+    return None
+
+
+def _without_constant_axes(numbers: Array) -> Array:
+    """Return a constant without the axes along which it is the same: exporters may write it as large as an image."""
+    for axis in range(numbers.ndim):
+        first = numbers.take([0], axis)
+        numbers = first if (numbers == first).all() else numbers
+    return numbers
+
+
 class Scaled(NamedTuple):
     """x scale + shift along channels, both [C]. ``shift`` is None if nothing is added."""
 
@@ -76,22 +125,12 @@ def scale_and_shift(
         least: See `channel_axis`.
         numbers: Reads the constant.
     """
-    if node.domain or node.op_type not in ("BatchNormalization", *ARITHMETIC):
+    found = affine_of(node, numbers)
+    if found is None:
         return None
-    out = node.outputs[0]
+    x, affine = found
     if node.op_type == "BatchNormalization":
-        both, x = batchnorm(node), node.inputs[0]
-        return None if both is None or x is None else Scaled(x, *both)
-    for place in (0, 1):
-        x, given = node.inputs[place], numbers(node.inputs[1 - place])
-        vector = per_channel(given, out, axis, least) if given is not None and given.dtype.kind == "f" else None
-        if x is None or vector is None or is_constant(x) or sizes(x) != sizes(out):
-            continue
-        if node.op_type == "Mul":
-            return Scaled(x, vector, None)
-        if node.op_type == "Div":
-            return Scaled(x, 1 / vector, None) if place == 0 and vector.all() else None
-        minus = node.op_type == "Sub"
-        scale = np.full(len(vector), -1.0 if minus and place else 1.0)
-        return Scaled(x, scale, -vector if minus and not place else vector)
-    return None
+        scale, shift = (None if part is None else part.reshape(-1) for part in affine)
+    else:
+        scale, shift = (None if part is None else per_channel(part, node.outputs[0], axis, least) for part in affine)
+    return None if scale is None or (shift is None) != (affine.shift is None) else Scaled(x, scale, shift)

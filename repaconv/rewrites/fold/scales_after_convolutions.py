@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from repaconv.algebra.convolution_kernels import per_output_channel
-from repaconv.graph.channel_axes import batchnorm
+from repaconv.graph.channel_axes import Affine, affine_of
 from repaconv.graph.index_selections import axes_of
 from repaconv.graph.nodes_and_constants import (
     Array,
@@ -29,7 +29,7 @@ from repaconv.graph.nodes_and_constants import (
     made_by,
     only_reader,
 )
-from repaconv.graph.operator_facts import ARITHMETIC, VIEWS
+from repaconv.graph.operator_facts import VIEWS
 from repaconv.graph.symbolic_shapes import as_numbers, rank_of, set_shape, sizes
 from repaconv.graph.view_chains import view_of_chain
 from repaconv.results import Change
@@ -37,18 +37,6 @@ from repaconv.rewrites.fold.kernels_from_onnx import counts_padding, resizes_pix
 
 if TYPE_CHECKING:
     import onnx_ir as ir
-
-
-class _Affine(NamedTuple):
-    """x scale + shift, constants with one size per axis of x: the axis's own, or 1 if they are the same along it."""
-
-    scale: Array
-    shift: Array | None
-
-    def moved(self, move: Callable[[Array], Array | None]) -> _Affine | None:
-        """The map with both constants as they act on another value; None if one of them cannot act there."""
-        scale, shift = move(self.scale), None if self.shift is None else move(self.shift)
-        return None if scale is None or (shift is None) != (self.shift is None) else _Affine(scale, shift)
 
 
 class _Layer(NamedTuple):
@@ -61,7 +49,7 @@ class _Layer(NamedTuple):
     shift: Array | None
 
 
-_Sources = list[tuple["ir.Value | None", "_Affine | None"]]
+_Sources = list[tuple["ir.Value | None", "Affine | None"]]
 """Inputs of a node, each with the map that acts on it as another does on the node's output; None if there is none."""
 
 
@@ -70,7 +58,7 @@ def absorbed(model: ir.Model, rewrite: str) -> Iterator[Change]:
     for node in tuple(model.graph):
         if not any(made_by(value, *_LAYERS, *_RULES) for value in node.inputs):
             continue
-        found = _affine_of(node)
+        found = affine_of(node)
         layers = _layers_before(*found) if found is not None else []
         if found is None or not layers or any(map(is_read, node.outputs[1:])):
             continue
@@ -84,7 +72,7 @@ def absorbed(model: ir.Model, rewrite: str) -> Iterator[Change]:
 
 def end_of_commuting_chain(node: ir.Node) -> ir.Value:
     """Follow the only readers of a scale and shift for as long as the same ones could be applied to their outputs."""
-    value, found = node.outputs[0], _affine_of(node)
+    value, found = node.outputs[0], affine_of(node)
     while found is not None and (reader := only_reader(value, *_COMMUTING)) is not None and len(reader.outputs) == 1:
         _, affine = found
         width, new = ((sizes(each) or ())[1:2] for each in (value, reader.outputs[0]))
@@ -94,39 +82,7 @@ def end_of_commuting_chain(node: ir.Node) -> ir.Value:
     return value
 
 
-def _affine_of(node: ir.Node) -> tuple[ir.Value, _Affine] | None:
-    """The input of a BatchNormalization, Mul, Div, Add or Sub, and its constants."""
-    out, rank = node.outputs[0], rank_of(node.outputs[0])
-    if node.domain or node.op_type not in ("BatchNormalization", *ARITHMETIC):
-        return None
-    if node.op_type == "BatchNormalization":
-        both, x = batchnorm(node), node.inputs[0]
-        column = (1, -1, *[1] * (rank - 2))  # channels are axis 1 of an output of unknown rank, too
-        return (x, _Affine(*(part.reshape(column) for part in both))) if both is not None and x is not None else None
-    for place in (0, 1):
-        x, given = node.inputs[place], constant(node.inputs[1 - place])
-        known = x is not None and not is_constant(x) and sizes(x) == sizes(out) is not None
-        if not known or x is None or given is None or given.dtype.kind != "f" or not given.size:
-            continue
-        number = _without_constant_axes(given.reshape((1,) * (rank - given.ndim) + given.shape))
-        one = np.ones_like(number)
-        if node.op_type in ("Add", "Sub"):
-            minus = node.op_type == "Sub"
-            return x, _Affine(-one if minus and place else one, -number if minus and not place else number)
-        if node.op_type == "Mul" or (place == 0 and number.all()):
-            return x, _Affine(number if node.op_type == "Mul" else 1 / number, None)
-    return None
-
-
-def _without_constant_axes(numbers: Array) -> Array:
-    """The constant without the axes along which it is the same: an exporter may write it as large as an image."""
-    for axis in range(numbers.ndim):
-        first = numbers.take([0], axis)
-        numbers = first if (numbers == first).all() else numbers
-    return numbers
-
-
-def _layers_before(value: ir.Value, affine: _Affine) -> list[_Layer]:
+def _layers_before(value: ir.Value, affine: Affine) -> list[_Layer]:
     """The convolutions that can absorb a map of a value between them; empty if something else computes the value."""
     found: list[_Layer] = []
     todo: _Sources = [(value, affine)]
@@ -150,7 +106,7 @@ def _layers_before(value: ir.Value, affine: _Affine) -> list[_Layer]:
     return found[::-1]
 
 
-def _layer(node: ir.Node, affine: _Affine) -> _Layer | None:
+def _layer(node: ir.Node, affine: Affine) -> _Layer | None:
     """A convolution with constants that can absorb the map; None for other nodes."""
     weight = constant(node.inputs[1]) if node.op_type in _LAYERS else None
     given = node.inputs[2] if len(node.inputs) > 2 else None
@@ -185,14 +141,14 @@ def _scaled(model: ir.Model, layer: _Layer, last: ir.Value) -> ir.Value:
 # --- What lies between: for each operator, the maps of its inputs that do what a map of its output does.
 
 
-def _sum(node: ir.Node, affine: _Affine) -> _Sources:
+def _sum(node: ir.Node, affine: Affine) -> _Sources:
     shape = sizes(node.outputs[0])
     if any(value is None or is_constant(value) or sizes(value) != shape for value in node.inputs):
         return []
-    return [(x, affine if place == 0 else _Affine(affine.scale, None)) for place, x in enumerate(node.inputs)]
+    return [(x, affine if place == 0 else Affine(affine.scale, None)) for place, x in enumerate(node.inputs)]
 
 
-def _concat(node: ir.Node, affine: _Affine) -> _Sources:
+def _concat(node: ir.Node, affine: Affine) -> _Sources:
     axis = int(attribute(node, "axis", 0)) % rank_of(node.outputs[0])
     lengths = as_numbers((sizes(value) or ())[axis] for value in node.inputs)
     ends = np.cumsum(lengths)[:-1] if lengths is not None else None
@@ -209,18 +165,18 @@ def _concat(node: ir.Node, affine: _Affine) -> _Sources:
     return [(x, affine.moved(part(place))) for place, x in enumerate(node.inputs)] if all(same) else []
 
 
-def _pooled(node: ir.Node, affine: _Affine) -> _Sources:
+def _pooled(node: ir.Node, affine: Affine) -> _Sources:
     if node.op_type == "AveragePool" and affine.shift is not None and counts_padding(node):
         return []
     rises = bool((affine.scale > 0).all()) or not node.op_type.endswith("MaxPool")
     return _along_others(node, affine, range(2, affine.scale.ndim)) if rises else []
 
 
-def _resized(node: ir.Node, affine: _Affine) -> _Sources:
+def _resized(node: ir.Node, affine: Affine) -> _Sources:
     return _along_others(node, affine, range(2, affine.scale.ndim)) if resizes_pixels_only(node) else []
 
 
-def _reduced(node: ir.Node, affine: _Affine) -> _Sources:
+def _reduced(node: ir.Node, affine: Affine) -> _Sources:
     axes = axes_of(node, rank_of(node.inputs[0]))
     if axes is None or (node.op_type == "ReduceMax" and not (affine.scale > 0).all()):
         return []
@@ -229,13 +185,13 @@ def _reduced(node: ir.Node, affine: _Affine) -> _Sources:
     return [(node.inputs[0], affine.moved(lambda numbers: np.expand_dims(numbers, axes)))]
 
 
-def _sliced(node: ir.Node, affine: _Affine) -> _Sources:
+def _sliced(node: ir.Node, affine: Affine) -> _Sources:
     starts, given = sizes(node.inputs[1]) if len(node.inputs) > 1 else None, node.inputs[3:4]
     axes = range(starts[0]) if not given and starts and isinstance(starts[0], int) else constant(*given or [None])
     return [] if axes is None else _along_others(node, affine, axes)
 
 
-def _padded(node: ir.Node, affine: _Affine) -> _Sources:
+def _padded(node: ir.Node, affine: Affine) -> _Sources:
     pads = constant(node.inputs[1]) if len(node.inputs) == 2 else None  # without a number and without axes
     copies = attribute(node, "mode", "constant") in ("edge", "reflect", "wrap")
     if pads is None or not (copies or affine.shift is None):
@@ -243,20 +199,20 @@ def _padded(node: ir.Node, affine: _Affine) -> _Sources:
     return _along_others(node, affine, np.flatnonzero(pads.reshape(2, -1).any(0)))
 
 
-def _along_others(node: ir.Node, affine: _Affine, axes: Iterable[int]) -> _Sources:
+def _along_others(node: ir.Node, affine: Affine, axes: Iterable[int]) -> _Sources:
     """The same map of the first input, for an operator that acts along axes along which the map is the same."""
     rank = affine.scale.ndim
     alike = all(part.shape[int(axis) % rank] == 1 for part in affine if part is not None for axis in axes)
     return [(node.inputs[0], affine)] if alike else []
 
 
-def _viewed(node: ir.Node, affine: _Affine) -> _Sources:
+def _viewed(node: ir.Node, affine: Affine) -> _Sources:
     x = node.inputs[0]
     view = view_of_chain([node.outputs[0], x]) if x is not None and sizes(x) is not None else None
     return [] if view is None else [(x, affine.moved(view.constant_before))]
 
 
-def _depth_to_space(node: ir.Node, affine: _Affine) -> _Sources:
+def _depth_to_space(node: ir.Node, affine: Affine) -> _Sources:
     count = int(attribute(node, "blocksize", 1)) ** 2
     is_adjacent = attribute(node, "mode", "DCR") == "CRD"  # the pixels of a channel come from adjacent channels
 
@@ -269,7 +225,7 @@ def _depth_to_space(node: ir.Node, affine: _Affine) -> _Sources:
     return [(x, affine.moved(before)) for x, _ in found]
 
 
-_RULES: dict[str, Callable[[ir.Node, _Affine], _Sources]] = {
+_RULES: dict[str, Callable[[ir.Node, Affine], _Sources]] = {
     **dict.fromkeys(("Add", "Sub", "Sum"), _sum),
     "Concat": _concat,
     **dict.fromkeys(("AveragePool", "GlobalAveragePool", "MaxPool", "GlobalMaxPool"), _pooled),

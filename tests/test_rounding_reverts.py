@@ -202,8 +202,8 @@ def test_constants_are_rounded_once_when_the_graph_is_written():
 
 # --- choices that FP32 rounding decides
 
-CHOICES = (11, 23)
-"""Of 24 networks, those in which it chooses so that no few draws of the original's rounding show it."""
+CHOICES = (15, 23)
+"""Two networks in which it chooses so that no few draws of the original's rounding show it: 5 of the first 24 are."""
 
 FAULTS = (("Conv", 1, 1e-3), ("Gather", 0, 1e-4))
 """Operator, input and share. A wrong bias of the convolution would be none: it shifts the scores of all tokens."""

@@ -1,4 +1,4 @@
-"""Absorb a scale and shift into the convolutions before it, also past operators that act alike on every channel.
+"""Absorb a scale and shift into the convolutions before it, also past operators with which they commute.
 
     s (w * x + b) + t = (s w) * x + (s b + t)
     s (x + y) + t     = (s x + t) + s y

@@ -163,5 +163,4 @@ def _nodes_to_write(view: View, most: int) -> int:
         return int(view.shape != sizes(view.source))
     if most <= 1:
         return most
-    middle = view.turned()
-    return 1 + int(middle[0] != sizes(view.source)) + int(middle[1] != view.shape)
+    return len(view.operators)

@@ -85,16 +85,17 @@ def affine_of(
         return (x, Affine(*(part.reshape(column) for part in both))) if both is not None and x is not None else None
     for place in (0, 1):
         x, given = node.inputs[place], numbers(node.inputs[1 - place])
-        known = x is not None and not is_constant(x) and sizes(x) == sizes(out) is not None
-        if not known or x is None or given is None or given.dtype.kind != "f" or not given.size:
+        if x is None or is_constant(x) or not sizes(x) == sizes(out) is not None:
+            continue
+        if given is None or given.dtype.kind != "f" or not given.size:
             continue
         number = _without_constant_axes(given.reshape((1,) * (rank - given.ndim) + given.shape))
-        one = np.ones_like(number)
-        if node.op_type in ("Add", "Sub"):
-            minus = node.op_type == "Sub"
-            return x, Affine(-one if minus and place else one, -number if minus and not place else number)
-        if node.op_type == "Mul" or (place == 0 and number.all()):
-            return x, Affine(number if node.op_type == "Mul" else 1 / number, None)
+        if node.op_type == "Mul":
+            return x, Affine(number, None)
+        if node.op_type == "Div":
+            return (x, Affine(1 / number, None)) if place == 0 and number.all() else None
+        one, minus = np.ones_like(number), node.op_type == "Sub"
+        return x, Affine(-one if minus and place else one, -number if minus and not place else number)
     return None
 
 

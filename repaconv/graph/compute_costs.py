@@ -13,6 +13,7 @@ from repaconv.graph.model_rewriting import read
 from repaconv.graph.nodes_and_constants import Array, constant, is_read, made_by, nodes_of, only_reader
 from repaconv.graph.onnx_files import flops_of
 from repaconv.graph.operator_facts import (
+    COUNTED_PRODUCTS,
     IMAGE_NORMS,
     INTEGER_PRODUCTS,
     PRODUCTS,
@@ -137,7 +138,7 @@ def macs_at_ones(model: ir.Model, names: Collection[str]) -> int | None:
 
     None if some shape is unknown, or depends on them otherwise than as a product.
     """
-    for node in nodes_of(model, *PRODUCTS, "Einsum"):
+    for node in nodes_of(model, *COUNTED_PRODUCTS):
         for value in (*node.inputs, *node.outputs):
             for size in sizes(value) or ():
                 if not isinstance(size, int) and not set(size.names) <= set(names):
@@ -179,7 +180,7 @@ def known_macs(model: ir.Model) -> int:
 
 def _macs(model: ir.Model) -> Iterator[int | None]:
     for node in model.graph:
-        if node.domain == "" and node.op_type in (*PRODUCTS, "Einsum"):
+        if node.domain == "" and node.op_type in COUNTED_PRODUCTS:
             flops = flops_in(node)
             yield None if flops is None else flops // 2
 

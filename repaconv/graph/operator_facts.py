@@ -33,6 +33,8 @@ MOVES = (*VIEWS, *SELECTIONS)
 
 PRODUCTS = ("MatMul", "Gemm", "Conv", "Attention")
 """Matrix products and convolutions, which dominate the run time."""
+COUNTED_PRODUCTS = (*PRODUCTS, "Einsum")
+"""Operators whose multiplications count where two graphs are compared by size."""
 INTEGER_PRODUCTS = ("MatMulInteger", "ConvInteger", "QLinearMatMul", "QLinearConv")
 """Products of integers."""
 

@@ -205,6 +205,14 @@ class View:
         return reshaped(write, turned, self.shape)
 
     @property
+    def operators(self) -> list[str]:
+        """The operators that `write` writes, in order."""
+        before, after, perm = self.turned()
+        if perm == sorted(perm):
+            return ["Reshape"] * (sizes(self.source) != self.shape)
+        return [*["Reshape"] * (before != sizes(self.source)), "Transpose", *["Reshape"] * (after != self.shape)]
+
+    @property
     def writable(self) -> bool:
         """Whether `write` can write the view."""
         before, after, perm = self.turned()

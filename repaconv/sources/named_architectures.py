@@ -185,7 +185,7 @@ def of_folder(folder: Path) -> tuple[Architecture, Path]:
             raise ValueError("it is no table of names")
     except (OSError, ValueError) as error:
         raise Refused(
-            f"{folder} has no readable config.json: {(isinstance(error, OSError) and error.strerror) or error}.",
+            f"{folder} has no readable config.json: {getattr(error, 'strerror', None) or error}.",
             hint="Give a checkpoint, or a Hugging Face folder of config.json and model.safetensors.",
             code="folder.config",
         ) from error

@@ -1,4 +1,4 @@
-"""What may be lost against the network as it was: first classes and accuracy, as shares of the images."""
+"""What may be lost against the network as it was: top-1 predictions and accuracy, as shares of the images."""
 
 from __future__ import annotations
 

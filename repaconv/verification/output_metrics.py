@@ -201,7 +201,7 @@ class Meter:
         )
 
     def _classes(self) -> dict[str, Any]:
-        """What metrics say of first classes, if there are some: an axis of classes has one size."""
+        """The metrics of top-1 predictions, if there are some: an axis of classes has one size."""
         leads, lost = self.column("lead"), self.column("lost")
         if len(self._first) > 1 or not len(leads) or not np.isfinite(leads).any():
             return {}

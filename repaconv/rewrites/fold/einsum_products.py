@@ -21,7 +21,7 @@ from repaconv.graph.model_rewriting import clean
 from repaconv.graph.nodes_and_constants import Writer, attribute, constant, is_constant, made_by, nodes_of
 from repaconv.graph.operator_facts import ARITHMETIC
 from repaconv.graph.rewrite_contract import Rewrite
-from repaconv.graph.symbolic_shapes import Size, Sizes, as_numbers, product, set_shape, sizes
+from repaconv.graph.symbolic_shapes import Size, Sizes, as_numbers, product, set_shape
 from repaconv.graph.tensor_views import View
 from repaconv.results import Change
 
@@ -230,7 +230,7 @@ def _costed(plan: _Plan) -> _Plan | None:
             continue
         if not view.writable:
             return None
-        nodes = _nodes(view)
+        nodes = view.operators
         perm = view.turned()[2]
         swapped = nodes == ["Transpose"] and perm == [*range(len(perm) - 2), len(perm) - 1, len(perm) - 2]
         is_swap = swapped and plan.product == "MatMul"
@@ -242,7 +242,7 @@ def _costed(plan: _Plan) -> _Plan | None:
     last = _view(_shaped(made, plan.equation.size), made, tuple(plan.equation.output), plan.equation.size)
     if plan.product and not last.writable:
         return None
-    nodes = _nodes(last) if plan.product else []
+    nodes = last.operators if plan.product else []
     cost += _cost(nodes)
     if plan.product == "MatMul":
         cost += VECTOR * sum(not axis and _has_more(plan, place) for place, axis in enumerate(plan.output[-2:]))
@@ -279,14 +279,6 @@ def _view(source: ir.Value, of: Axes, axes: Axes, size: Mapping[str, Size]) -> V
     number = {letter: place for place, letter in enumerate(size)}
     ours, theirs = (tuple(tuple(number[each] for each in axis) for axis in each) for each in (of, axes))
     return View(source, ours, theirs, {place: size[letter] for letter, place in number.items()})
-
-
-def _nodes(view: View) -> list[str]:
-    """The operators that `View.write` writes."""
-    before, after, perm = view.turned()
-    if perm == sorted(perm):
-        return ["Reshape"] * (sizes(view.source) != view.shape)
-    return [*["Reshape"] * (before != sizes(view.source)), "Transpose", *["Reshape"] * (after != view.shape)]
 
 
 class _Product(NamedTuple):

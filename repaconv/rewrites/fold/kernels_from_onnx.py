@@ -60,9 +60,8 @@ def resizes_pixels_only(resize: ir.Node) -> bool:
         return True
     if len(resize.inputs) > 3 and resize.inputs[3] is not None:
         return bool(attribute(resize, "keep_aspect_ratio_policy", "stretch") == "stretch")
-    scales = (
-        constant(resize.inputs[2]) if len(resize.inputs) > 2 else None
-    )  # 1.2 times 4 channels are 4, of other values
+    scales = constant(resize.inputs[2]) if len(resize.inputs) > 2 else None
+    # 4 channels times 1.2 are 4, of other values
     return scales is not None and all(scale == 1 for axis, scale in zip(axes, scales, strict=False) if axis < 2)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from repaconv.graph.compute_costs import fixed_values, flops_in
-from repaconv.graph.operator_facts import PRODUCTS
+from repaconv.graph.operator_facts import COUNTED_PRODUCTS
 from repaconv.graph.symbolic_shapes import sizes
 from repaconv.results import Change, FoldedLayer
 
@@ -176,7 +176,7 @@ def _layer(node: ir.Node, fixed: Collection[ir.Value]) -> FoldedLayer | None:
 def _macs(node: ir.Node) -> int | None:
     """Multiply-accumulates for one image; None if a dimension other than the batch is dynamic, since the numbers before
     and after would not be comparable."""
-    if node.op_type not in (*PRODUCTS, "Einsum") or node.domain:
+    if node.op_type not in COUNTED_PRODUCTS or node.domain:
         return 0
     shape, flops = sizes(node.outputs[0]), flops_in(node)
     free = shape is None or not all(isinstance(size, int) for size in shape[1:])

@@ -183,10 +183,8 @@ def _source_and_steps(inner: ir.Node) -> tuple[ir.Value, list[tuple[str, Array, 
 def _constant_after(node: ir.Node, numbers: Array) -> Array | None:
     """The constant to apply after a mean, a maximum, a selection or a view; None if it varies along those axes."""
     rank = numbers.ndim
-    if node.op_type == "AveragePool":
+    if node.op_type in ("AveragePool", "GlobalAveragePool", "GlobalMaxPool", "MaxPool"):
         return numbers if not counts_padding(node) and all(size == 1 for size in numbers.shape[2:]) else None
-    if node.op_type in ("GlobalAveragePool", "GlobalMaxPool", "MaxPool"):
-        return numbers if all(size == 1 for size in numbers.shape[2:]) else None
     if node.op_type in ("ReduceMean", "ReduceMax"):
         axes = axes_of(node, rank)
         if axes is None or any(numbers.shape[axis] != 1 for axis in axes):
@@ -211,7 +209,7 @@ def _constant_after_view(node: ir.Node, numbers: Array) -> Array | None:
     if before is None or after is None:
         return None
     drops = [s for s in before if s != 1] == [s for s in after if s != 1] and len(after) < len(before)
-    if not (drops and node.op_type != "Transpose") and not _is_for_layer_after(node):
+    if not drops and not _is_for_layer_after(node):
         return None
     view = view_of_chain([node.outputs[0], node.inputs[0]]) if node.inputs[0] is not None else None
     return None if view is None else view.constant_after(numbers)

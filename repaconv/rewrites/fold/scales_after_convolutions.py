@@ -12,6 +12,7 @@ passes a border of zeros, or a mean that counts one.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -72,7 +73,8 @@ def absorbed(model: ir.Model, rewrite: str) -> Iterator[Change]:
 
 def end_of_commuting_chain(node: ir.Node) -> ir.Value:
     """Follow the only readers of a scale and shift for as long as the same ones could be applied to their outputs."""
-    value, found = node.outputs[0], affine_of(node)
+    value = node.outputs[0]
+    found = affine_of(node) if only_reader(value, *_COMMUTING) is not None else None
     while found is not None and (reader := only_reader(value, *_COMMUTING)) is not None and len(reader.outputs) == 1:
         _, affine = found
         width, new = ((sizes(each) or ())[1:2] for each in (value, reader.outputs[0]))
@@ -151,25 +153,22 @@ def _sum(node: ir.Node, affine: Affine) -> _Sources:
 def _concat(node: ir.Node, affine: Affine) -> _Sources:
     axis = int(attribute(node, "axis", 0)) % rank_of(node.outputs[0])
     lengths = as_numbers((sizes(value) or ())[axis] for value in node.inputs)
-    ends = np.cumsum(lengths)[:-1] if lengths is not None else None
-    same = [x is not None and not is_constant(x) for x in node.inputs]
+    if any(x is None or is_constant(x) for x in node.inputs):
+        return []
 
-    def part(place: int) -> Callable[[Array], Array | None]:
-        def taken(numbers: Array) -> Array | None:
-            if numbers.shape[axis] == 1:
-                return numbers
-            return None if ends is None else np.split(numbers, ends, axis)[place]
+    def part(place: int, numbers: Array) -> Array | None:
+        if numbers.shape[axis] == 1:
+            return numbers
+        return None if lengths is None else np.split(numbers, np.cumsum(lengths)[:-1], axis)[place]
 
-        return taken
-
-    return [(x, affine.moved(part(place))) for place, x in enumerate(node.inputs)] if all(same) else []
+    return [(x, affine.moved(partial(part, place))) for place, x in enumerate(node.inputs)]
 
 
 def _pooled(node: ir.Node, affine: Affine) -> _Sources:
-    if node.op_type == "AveragePool" and affine.shift is not None and counts_padding(node):
+    if affine.shift is not None and counts_padding(node):
         return []
-    rises = bool((affine.scale > 0).all()) or not node.op_type.endswith("MaxPool")
-    return _along_others(node, affine, range(2, affine.scale.ndim)) if rises else []
+    fits = bool((affine.scale > 0).all()) or not node.op_type.endswith("MaxPool")
+    return _along_others(node, affine, range(2, affine.scale.ndim)) if fits else []
 
 
 def _resized(node: ir.Node, affine: Affine) -> _Sources:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from repaconv.core.progress import only_errors
 from repaconv.graph.nodes_and_constants import is_read
+from repaconv.graph.opset_upgrade import can_be_raised, raise_opset
 from repaconv.results import Change
 
 if TYPE_CHECKING:
@@ -58,7 +59,8 @@ def rewritten(
 
     Args:
         proto: The graph with all weights embedded; it is not modified.
-        rewrites: The rewrites. The graph's opset is raised to the one that they write.
+        rewrites: The rewrites. The graph's opset is raised to the one that they write; a rewrite is left out if an
+            operator of the graph means something else there.
         observe: Called once with the model; returns a function that completes the changes of each rewrite.
     """
     model = read(proto)
@@ -75,11 +77,13 @@ def rewrite(
     """Apply rewrites to a model that was read, in place; ``completed`` completes the changes of each."""
     changes: list[Change] = []
     for each in rewrites:
-        made = list(each.apply(model))
+        newer = each.opset > model.graph.opset_imports.get("", 0)
+        made = list(each.apply(model)) if not newer or can_be_raised(model, each.opset) else []
         if made:
             made = completed(made) if completed else made
+            if newer:
+                raise_opset(model, each.opset)
             tidy(model)
-            model.graph.opset_imports[""] = max(model.graph.opset_imports[""], each.opset)
         changes += made
     if changes:
         tidy(model)

@@ -90,10 +90,10 @@ def nodes_of(model: ir.Model, *operators: str) -> list[ir.Node]:
 def only_reader(value: ir.Value, *operators: str) -> ir.Node | None:
     """Return the only reader of a value that is not a graph output, if it is one of these operators.
 
-    Without operators any reader counts.
+    Without operators any reader counts, but none in a branch or loop body of the graph.
     """
     readers = value.consumers()
-    if len(readers) != 1 or value.is_graph_output():
+    if len(readers) != 1 or value.is_graph_output() or readers[0].graph is not value.graph:
         return None
     reader = readers[0]
     return reader if not operators or (reader.domain == "" and reader.op_type in operators) else None
@@ -186,6 +186,8 @@ class Writer:
         import onnx_ir as ir
 
         if old.is_graph_output():
+            if new.is_graph_input() or new.is_graph_output():  # which have names of their own
+                new = self("Identity", new)
             name, old.name = old.name, f"{old.name}.old"
             new.name, new.shape, new.dtype = name, old.shape, old.dtype
         elif new.shape is None:

@@ -1,4 +1,4 @@
-"""Upgrade old graphs with ONNX's version converter to the opset that rewrites support."""
+"""Upgrade graphs: old ones with ONNX's version converter to the opset that rewrites support, others in place."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from repaconv.graph.onnx_files import opset_of
 
 if TYPE_CHECKING:
     import onnx
+    import onnx_ir as ir
 
 OLDEST = 13
 """The oldest opset that the rewrites read and write."""
@@ -19,8 +20,24 @@ IR_VERSION = 7
 RESIZE_MODE_OPSET = 11
 """The first opset in which Resize has a coordinate transformation mode."""
 
-WEIGHTED = ("Conv", "ConvTranspose", "Gemm", "MatMul", "BatchNormalization", "PRelu", "LSTM", "GRU")
-"""Operators whose inputs after the first are weights, never runtime inputs."""
+WEIGHTS = {
+    **dict.fromkeys(("Conv", "ConvTranspose", "Gemm"), (1, 2)),
+    **dict.fromkeys(("MatMul", "PRelu"), (1,)),
+    **dict.fromkeys(("LSTM", "GRU", "RNN"), (1, 2, 3, 7)),  # between them are lengths and states
+    "BatchNormalization": (1, 2, 3, 4),
+}
+"""Positions of inputs that are weights, never runtime inputs, by operator."""
+
+REDUCTION_AXES_OPSET = 18
+"""The first opset in which all reductions have their axes as an input."""
+REDUCTIONS = tuple(
+    f"Reduce{name}" for name in ("Mean", "Max", "Min", "L1", "L2", "Prod", "SumSquare", "LogSum", "LogSumExp")
+)
+"""The reductions whose axes were an attribute from `OLDEST` up to `REDUCTION_AXES_OPSET`."""
+EQUAL_SPLIT_OPSET = 18
+"""The first opset in which a Split into equal parts names their number."""
+MEANING_CHANGED = {"RoiAlign": 16, "GridSample": 20, "GroupNormalization": 21}
+"""The opset in which an operator got other defaults, names or shapes than before, by operator."""
 
 
 def upgraded(proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -82,6 +99,45 @@ def _constants(proto: onnx.ModelProto) -> set[str]:
     given = {value.name for value in proto.graph.input if value.name in held}
     if proto.ir_version < CONSTANTS_NOT_INPUTS_IR_VERSION:
         return given
-    weights = {name for node in proto.graph.node if node.op_type in WEIGHTED for name in node.input[1:]}
-    others = {name for node in proto.graph.node if node.op_type not in WEIGHTED for name in node.input}
-    return (given & weights) - others - {node.input[0] for node in proto.graph.node if node.input}
+    weights: set[str] = set()
+    others: set[str] = set()
+    for node in proto.graph.node:
+        for place, name in enumerate(node.input):
+            (weights if place in WEIGHTS.get(node.op_type, ()) else others).add(name)
+    return (given & weights) - others
+
+
+def can_be_raised(model: ir.Model, opset: int) -> bool:
+    """Return whether every operator of a graph is the same in a newer opset, or `raise_opset` makes it so."""
+    now = model.graph.opset_imports.get("", OLDEST)
+    return all(node.domain or _can_be_raised(node, now, opset) for node in model.graph.all_nodes())
+
+
+def raise_opset(model: ir.Model, opset: int) -> None:
+    """Raise the opset of a graph, for which `can_be_raised` is true; in place."""
+    import onnx_ir as ir
+
+    from repaconv.graph.nodes_and_constants import Writer
+
+    for node in tuple(model.graph.all_nodes()):
+        if node.domain or opset < min(REDUCTION_AXES_OPSET, EQUAL_SPLIT_OPSET):
+            continue
+        if node.op_type in REDUCTIONS and "axes" in node.attributes:
+            axes = Writer(model, node).constant([int(axis) for axis in node.attributes.pop("axes").value])
+            node.resize_inputs(2)
+            node.replace_input_with(1, axes)
+        elif node.op_type == "Split" and len(node.inputs) < 2 and "num_outputs" not in node.attributes:
+            node.attributes["num_outputs"] = ir.AttrInt64("num_outputs", len(node.outputs))
+    model.graph.opset_imports[""] = opset
+
+
+def _can_be_raised(node: ir.Node, now: int, opset: int) -> bool:
+    from onnx import defs
+
+    if now < MEANING_CHANGED.get(node.op_type, 0) <= opset:
+        return False
+    if not defs.has(node.op_type, now) or not defs.has(node.op_type, opset):
+        return False
+    schema = defs.get_schema(node.op_type, opset)
+    moved = {"axes"} if node.op_type in REDUCTIONS else set()
+    return not schema.deprecated and set(node.attributes) - moved <= set(schema.attributes)

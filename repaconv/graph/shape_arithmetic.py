@@ -14,6 +14,7 @@ from repaconv.graph.symbolic_shapes import (
     SymbolicSize,
     floor_divided,
     is_of_difference,
+    may_be_negative,
     product,
     size_plus,
     sizes,
@@ -22,6 +23,7 @@ from repaconv.graph.symbolic_shapes import (
 if TYPE_CHECKING:
     import onnx_ir as ir
 
+INT64 = np.iinfo(np.int64)
 SMALL = 64
 """Maximum number of entries of an integer tensor that may be a shape."""
 
@@ -61,11 +63,12 @@ def _shape_of(known: Integers, node: ir.Node) -> list[Size] | None:
 
 def _gathered(known: Integers, node: ir.Node) -> list[Size] | Size | None:
     data, indices = known.int_of(node.inputs[0]), known.int_of(node.inputs[1])
-    if not isinstance(data, list) or attribute(node, "axis", 0) not in (0, -1):
+    if not isinstance(data, list) or indices is None or attribute(node, "axis", 0) not in (0, -1):
         return None
-    if isinstance(indices, int):
-        return data[indices]
-    return [data[i] for i in indices if isinstance(i, int)] if isinstance(indices, list) else None
+    found = [data[i] for i in entries_of(indices) if isinstance(i, int) and -len(data) <= i < len(data)]
+    if len(found) < len(entries_of(indices)):
+        return None
+    return found if isinstance(indices, list) else found[0]
 
 
 def _sliced(known: Integers, node: ir.Node) -> list[Size] | None:
@@ -110,17 +113,24 @@ def _same(known: Integers, node: ir.Node) -> list[Size] | Size | None:
 
 
 def _entrywise(operation: Callable[[Any, Any], Size | None]) -> IntRule:
+    def within(a: Size, b: Size) -> Size | None:
+        found = operation(a, b)
+        return None if isinstance(found, int) and not INT64.min <= found <= INT64.max else found
+
     def rule(known: Integers, node: ir.Node) -> list[Size] | Size | None:
         a, b = known.int_of(node.inputs[0]), known.int_of(node.inputs[1])
         if a is None or b is None:
             return None
         if not isinstance(a, list) and not isinstance(b, list):
-            return operation(a, b)
-        length = max(len(side) for side in (a, b) if isinstance(side, list))
+            return within(a, b)
         left, right = entries_of(a), entries_of(b)
+        lengths = {len(left), len(right)} - {1} or {1}
+        if len(lengths) > 1:
+            return None
+        length = lengths.pop()
         left, right = (side * (length if len(side) == 1 else 1) for side in (left, right))
-        found = [operation(x, y) for x, y in zip(left, right, strict=True)]
-        return None if any(entry is None for entry in found) else [entry for entry in found if entry is not None]
+        found = [entry for pair in zip(left, right, strict=True) if (entry := within(*pair)) is not None]
+        return found if len(found) == length else None
 
     return rule
 
@@ -138,7 +148,7 @@ def _subtracted(a: Size, b: Size) -> Size:
 def _divided(a: Size, b: Size) -> Size | None:
     """Divide sizes. Rounding towards zero equals rounding down where no window is larger than its image."""
     if isinstance(a, int) and isinstance(b, int):
-        return int(a / b) if b else None
+        return (abs(a) // abs(b) if (a < 0) == (b < 0) else -(abs(a) // abs(b))) if b else None
     down = not is_of_difference(a)
     return floor_divided(a, b) if isinstance(b, int) and b > 0 and down else SymbolicSize((f"({a}/{b})",))
 
@@ -154,12 +164,18 @@ def _calculated(symbol: str, exact: Callable[[int, int], int | None]) -> IntRule
     return _entrywise(operation)
 
 
+def _modulo(known: Integers, node: ir.Node) -> list[Size] | Size | None:
+    rule = _calculated("%", lambda a, b: a % b if b else None)
+    return None if attribute(node, "fmod", 0) else rule(known, node)
+
+
 def _equal(a: Size, b: Size) -> int | None:
     if isinstance(a, int) and isinstance(b, int):
         return int(a == b)
     if a == b:
         return 1
-    return 0 if min(x for x in (a, b, 1) if isinstance(x, int)) < 0 else None  # a size is never negative
+    number, size = (a, b) if isinstance(a, int) else (b, a)
+    return 0 if isinstance(number, int) and number < 0 and not may_be_negative(size) else None
 
 
 def _chosen(known: Integers, node: ir.Node) -> list[Size] | Size | None:
@@ -198,7 +214,7 @@ INTS: dict[str, IntRule] = {
     "Add": _entrywise(_added),
     "Sub": _entrywise(_subtracted),
     "Div": _entrywise(_divided),
-    "Mod": _calculated("%", lambda a, b: a % b if b else None),
+    "Mod": _modulo,
     "Equal": _entrywise(_equal),
     "Where": _chosen,
     "ConstantOfShape": _filled,

@@ -40,7 +40,7 @@ Sizes = tuple[Size, ...]
 def product(parts: Iterable[Size]) -> Size:
     """Return the product of sizes."""
     names, number = factors(parts)
-    return SymbolicSize(tuple(sorted(names)), number) if names else number
+    return SymbolicSize(tuple(sorted(names)), number) if names and number else number
 
 
 def factors(parts: Iterable[Size]) -> tuple[list[str], int]:

@@ -138,7 +138,7 @@ def _interleaved(write: Writer, parts: list[ir.Value], count: int) -> ir.Value:
 def _join_values(model: ir.Model, softmax: ir.Node) -> Iterator[Change]:
     readers = list(softmax.outputs[0].uses())
     products: list[ir.Node] = [node for node, place in readers if place == 0 and node.op_type == "MatMul"]
-    if len(products) < 2 or len(products) != len(readers):
+    if len(products) < 2 or len(products) != len(readers) or any(node.graph is not model.graph for node in products):
         return
     values = _matching_heads([_whole_heads(node.inputs[1]) for node in products])
     ends = [_tokens_of(node.outputs[0]) for node in products]

@@ -531,8 +531,12 @@ class LinearGraph:
                 twin.outputs[user] = None
                 user.changed = True
             twin.sink = twin.sink or activation.sink
+            for each in activation.activations:
+                assert each.through is not None
+                each.through = (each.through[0], twin)
             twin.activations += activation.activations
             del self.vertices[activation]
+            self._merge_activations(twin)
 
     def _drop_channels(self) -> bool:
         """Drop channels that no edge reads, also through an activation; whether there were any."""

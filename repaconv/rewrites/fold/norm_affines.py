@@ -103,7 +103,7 @@ def _merge(model: ir.Model, node: ir.Node) -> None:
 def _only(value: ir.Value, operator: str) -> tuple[ir.Node, Array] | None:
     """The only reader of a value and its constant, if it is this operator with a constant."""
     users = list(value.uses())
-    if len(users) != 1 or value.is_graph_output():
+    if len(users) != 1 or value.is_graph_output() or users[0].node.graph is not value.graph:
         return None
     node, place = users[0]
     numbers = constant(node.inputs[1 - place]) if made_by(node.outputs[0], operator) and place < 2 else None

@@ -69,6 +69,8 @@ def _move_scale_and_shift(model: ir.Model, node: ir.Node) -> bool:
     if terms is None:
         return False
     source, steps = terms
+    if source.dtype is not None and not source.dtype.is_floating_point():  # a mean of integers is rounded
+        return False
     if node.op_type in MAXIMA and not (all(map(_is_increasing, steps)) and _is_for_layer_after(node)):
         return False
     rank = rank_of(x)

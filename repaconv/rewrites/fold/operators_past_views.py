@@ -174,7 +174,8 @@ def _move_constant(model: ir.Model, node: ir.Node, sources: tuple[str, ...] = LI
         return
     vector, axis = spread
     write = Writer(model, node)
-    other = write.constant(vector if axis < 0 else vector.reshape(-1, *[1] * (len(shape) - 1 - axis)))
+    column = vector if axis < 0 else vector.reshape(-1, *[1] * (len(shape) - 1 - axis))
+    other = write.constant(column, like=view.source)
     new = write(node.op_type, *((view.source, other) if place == 0 else (other, view.source)))
     set_shape(new, shape, view.source)
     seen = View(new, view.of, view.axes, view.size).write(write)
@@ -270,7 +271,8 @@ def move_views_before_splits(model: ir.Model) -> None:
 
 
 def _move_before_split(model: ir.Model, node: ir.Node) -> bool:
-    views = [view for value in node.outputs if (view := only_reader(value, "Transpose", "Reshape")) is not None]
+    readers = [(value, only_reader(value, "Transpose", "Reshape")) for value in node.outputs]
+    views = [view for value, view in readers if view is not None and view.inputs[0] is value]
     shape, ends = sizes(node.inputs[0]), [sizes(view.outputs[0]) for view in views]
     if len(views) < len(node.outputs) or shape is None or any(map(_is_read_by_product, views)):
         return False

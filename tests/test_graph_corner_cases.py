@@ -1,0 +1,253 @@
+"""Graphs that are valid but unusual: readers in branches, integers, states with defaults, sizes of zero, old opsets."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import numpy_helper
+
+from repaconv.graph.model_rewriting import read, rewritten, write
+from repaconv.graph.nodes_and_constants import Writer
+from repaconv.graph.opset_upgrade import upgraded
+from repaconv.rewrites.fold.fold_pipeline import without
+from repaconv.rewrites.presets import chosen
+
+RANDOM = np.random.default_rng(0)
+
+
+def model_of(text: str, opset: int = 20, ir: int = 10, **weights: np.ndarray) -> onnx.ModelProto:
+    """A graph in ONNX's text format, with its weights; shapes are inferred."""
+    model = onnx.parser.parse_model(f'<ir_version: {ir}, opset_import: ["": {opset}]> g {text}')
+    model.graph.initializer.extend(numpy_helper.from_array(np.asarray(w), name) for name, w in weights.items())
+    return onnx.shape_inference.infer_shapes(model)
+
+
+def normal(*shape: int) -> np.ndarray:
+    return RANDOM.standard_normal(shape).astype(np.float32)
+
+
+def run(model: onnx.ModelProto, **feeds: np.ndarray) -> list[np.ndarray]:
+    found: list[np.ndarray] = onnxruntime.InferenceSession(model.SerializeToString()).run(None, feeds)
+    return found
+
+
+def folded(model: onnx.ModelProto, *calls: dict[str, np.ndarray]) -> onnx.ModelProto:
+    """The graph after all folds, which is valid and computes the same on every call."""
+    after, _ = rewritten(model, without(()))
+    onnx.checker.check_model(after, full_check=True)
+    for feeds in calls:
+        for now, before in zip(run(after, **feeds), run(model, **feeds), strict=True):
+            if before.dtype.kind == "f":
+                np.testing.assert_allclose(now, before, rtol=1e-5, atol=1e-5)
+            else:
+                np.testing.assert_array_equal(now, before)
+    return after
+
+
+def operators(model: onnx.ModelProto) -> list[str]:
+    return [node.op_type for node in model.graph.node]
+
+
+# --- sizes
+
+
+BRANCHES = """
+    y = If (c) <
+        then_branch = a () => (float[n, three, h, w] t) { t = Relu(x) },
+        else_branch = b () => (float[n, three, h, w] e) { e = Neg(x) }
+    >
+"""
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        "l = Gather(s, two) r = Gather(s, three) d = Sub(l, r) c = Equal(d, minus)",
+        "l = Gather(s, two) d = Sub(l, five) c = Equal(d, minus)",
+    ],
+    ids=["two sizes", "a size and a number"],
+)
+def test_a_difference_of_sizes_may_be_negative(test):
+    model = model_of(
+        f"(float[1, 3, H, W] x) => (float[n, three, h, w] y) {{ s = Shape(x) {test} {BRANCHES} }}",
+        two=np.int64(2),
+        three=np.int64(3),
+        five=np.int64(5),
+        minus=np.int64(-1),
+    )
+    folded(model, *({"x": normal(1, 3, *size)} for size in ((4, 5), (5, 4), (6, 6))))
+
+
+def test_a_size_itself_is_never_negative():
+    test = "l = Gather(s, two) c = Equal(l, minus)"
+    text = f"(float[1, 3, H, W] x) => (float[n, three, h, w] y) {{ s = Shape(x) {test} {BRANCHES} }}"
+    after = folded(model_of(text, two=np.int64(2), minus=np.int64(-1)), {"x": normal(1, 3, 4, 5)})
+    assert operators(after) == ["Neg"]
+
+
+ARITHMETIC = {
+    "a size times zero": "t = Mul(l, zero) u = Add(t, one) v = Mod(u, one)",
+    "beyond int64": "t = Add(most, one) u = Mul(t, zero) v = Add(u, l)",
+    "the remainder of C": "t = Mod <fmod = 1> (minus, three) v = Add(t, l)",
+    "a quotient beyond 2^53": "t = Div(most, three) v = Add(t, l)",
+}
+
+
+@pytest.mark.parametrize("name", ARITHMETIC)
+def test_arithmetic_of_sizes_is_that_of_the_runtime(name):
+    model = model_of(
+        f"(float[1, 3, H, W] x) => (int64 v) {{ s = Shape(x) l = Gather(s, two) {ARITHMETIC[name]} }}",
+        two=np.int64(2),
+        three=np.int64(3),
+        zero=np.int64(0),
+        one=np.int64(1),
+        minus=np.int64(-7),
+        most=np.int64(2**63 - 1),
+    )
+    folded(model, {"x": normal(1, 3, 4, 5)})
+
+
+def test_an_empty_list_of_sizes_stays_empty():
+    text = "(float[1, 3, H, W] x) => (int64[n] v) { t = Mul(none, one) s = Shape(x) v = Concat <axis = 0> (t, s) }"
+    folded(model_of(text, none=np.zeros(0, np.int64), one=np.ones(1, np.int64)), {"x": normal(1, 3, 4, 5)})
+
+
+# --- types
+
+LAYER = "p = MatMul(f, w) z = Mul(p, g)"
+"""A layer with a scale that folds, so that the graph is written anew."""
+
+
+def test_integers_stay_of_their_type():
+    integers = "t = Add(x, one) y = Slice(t, from, to, axis)"
+    text = f"(int32[1, 8] x, float[2, 4] f) => (int32[1, 4] y, float[2, 3] z) {{ {integers} {LAYER} }}"
+    weights = {"from": np.int64([0]), "to": np.int64([4]), "axis": np.int64([1]), "w": normal(4, 3), "g": normal(3)}
+    call = {"x": np.arange(8, dtype=np.int32)[None], "f": normal(2, 4)}
+    assert operators(folded(model_of(text, one=np.ones(1, np.int32), **weights), call)).count("Mul") == 0
+
+
+def test_a_mean_of_integers_rounds_before_a_product():
+    integers = "t = Mul(x, three) y = ReduceMean(t, axis)"
+    text = f"(int32[1, 8] x, float[2, 4] f) => (int32[1, 1] y, float[2, 3] z) {{ {integers} {LAYER} }}"
+    weights = {"axis": np.int64([1]), "w": normal(4, 3), "g": normal(3)}
+    call = {"x": np.arange(8, dtype=np.int32)[None] ** 2, "f": normal(2, 4)}
+    assert operators(folded(model_of(text, three=np.full(1, 3, np.int32), **weights), call)).count("Mul") == 1
+
+
+# --- readers in branches
+
+
+def test_a_bias_that_is_added_in_a_branch_stays_there():
+    text = """(float[2, 4] x, float[2, 3] z, bool c) => (float[2, 3] y) {
+        p = MatMul(x, w)
+        y = If (c) <
+            then_branch = a () => (float[2, 3] t) { t = Add(p, b) },
+            else_branch = o () => (float[2, 3] e) { e = Identity(z) }
+        >
+    }"""
+    calls = [{"x": normal(2, 4), "z": normal(2, 3), "c": np.array(way)} for way in (True, False)]
+    folded(model_of(text, w=normal(4, 3), b=normal(3)), *calls)
+
+
+def test_the_shift_of_a_norm_that_is_added_in_a_branch_stays_there():
+    text = """(float[2, 4] x, bool c) => (float[2, 4] y) {
+        p = LayerNormalization(x, w)
+        y = If (c) <
+            then_branch = a () => (float[2, 4] t) { t = Add(p, b) },
+            else_branch = o () => (float[2, 4] e) { e = Neg(x) }
+        >
+    }"""
+    calls = [{"x": normal(2, 4), "c": np.array(way)} for way in (True, False)]
+    folded(model_of(text, w=np.ones(4, np.float32), b=normal(4)), *calls)
+
+
+# --- inputs and outputs
+
+
+def test_an_initial_state_with_a_default_stays_an_input():
+    text = """(float[5, 2, 3] x, float[1, 2, 4] h, float[1, 2, 4] c) => (float[5, 1, 2, 4] y) {
+        y = LSTM <hidden_size = 4> (x, w, r, , , h, c)
+    }"""
+    states = {name: np.zeros((1, 2, 4), np.float32) for name in "hc"}
+    model = model_of(text, ir=8, w=normal(1, 16, 3), r=normal(1, 16, 4), **states)
+    assert [value.name for value in upgraded(model).graph.input] == ["x", "h", "c"]
+
+
+def test_weights_that_are_listed_as_inputs_are_none():
+    text = """(float[5, 2, 3] x, float[1, 16, 3] w, float[1, 16, 4] r) => (float[5, 1, 2, 4] y) {
+        y = LSTM <hidden_size = 4> (x, w, r)
+    }"""
+    model = model_of(text, ir=8, w=normal(1, 16, 3), r=normal(1, 16, 4))
+    assert [value.name for value in upgraded(model).graph.input] == ["x"]
+
+
+def test_an_output_that_becomes_an_input_keeps_both_names():
+    model = read(model_of("(float[6, 4] x) => (float[6, 4] y) { y = Identity(x) }"))
+    (node,) = model.graph
+    Writer(model, node).replace(node.outputs[0], model.graph.inputs[0])
+    after = write(model)
+    onnx.checker.check_model(after, full_check=True)
+    assert ([value.name for value in after.graph.input], [value.name for value in after.graph.output]) == (["x"], ["y"])
+
+
+# --- equal activations
+
+
+def test_equal_layers_with_activations_in_a_row_become_one():
+    text = """(float[1, 4, 8] x) => (float[1, 4, 8] y, float[1, 4, 4] z) {
+        a = MatMul(x, w) b = MatMul(x, v) c = Relu(a) d = Relu(b) y = Sigmoid(c) e = Sigmoid(d)
+        z = Slice(e, from, to, axis)
+    }"""
+    w = normal(8, 8)
+    places = {"from": np.int64([0]), "to": np.int64([4]), "axis": np.int64([2])}
+    after = folded(model_of(text, w=w, v=w, **places), {"x": normal(1, 4, 8)})
+    assert operators(after).count("MatMul") == 1
+
+
+# --- the opset of a graph that a rewrite raises
+
+
+ATTENTION = """
+    q = MatMul(x, wq) k = MatMul(x, wk) v = MatMul(x, wv)
+    qh = Reshape(q, heads) kh = Reshape(k, heads) vh = Reshape(v, heads)
+    qt = Transpose <perm = [0, 2, 1, 3]> (qh)
+    kt = Transpose <perm = [0, 2, 3, 1]> (kh)
+    vt = Transpose <perm = [0, 2, 1, 3]> (vh)
+    qs = Mul(qt, scale) s = MatMul(qs, kt) p = Softmax <axis = -1> (s) m = MatMul(p, vt)
+    mt = Transpose <perm = [0, 2, 1, 3]> (m) o = Reshape(mt, tokens)
+"""
+
+
+def attention(after: str, output: str, opset: int) -> onnx.ModelProto:
+    weights = {name: normal(32, 32) for name in ("wq", "wk", "wv")}
+    text = f"(float[2, 7, 32] x) => ({output} y) {{ {ATTENTION} {after} }}"
+    shapes = {"heads": np.int64([2, 7, 4, 8]), "tokens": np.int64([2, 7, 32])}
+    return model_of(text, opset, scale=np.float32(8**-0.5), **weights, **shapes)
+
+
+@pytest.mark.parametrize(
+    ("after", "output"),
+    [
+        ("y = ReduceMean <axes = [1], keepdims = 0> (o)", "float[2, 32]"),
+        ("a, b = Split <axis = -1> (o) y = Mul(a, b)", "float[2, 7, 16]"),
+    ],
+    ids=["ReduceMean", "Split"],
+)
+def test_other_operators_are_raised_to_the_opset_of_a_rewrite(after, output):
+    model = attention(after, output, 17)
+    raised, changes = rewritten(model, chosen(("attention-op",), 23).rewrites)
+    assert changes
+    onnx.checker.check_model(raised, full_check=True)
+    x = normal(2, 7, 32)
+    np.testing.assert_allclose(run(raised, x=x)[0], run(model, x=x)[0], rtol=1e-4, atol=1e-5)
+
+
+def test_a_rewrite_that_would_change_the_meaning_of_another_operator_is_left_out():
+    after = 'i = Reshape(o, image) y = GridSample <mode = "bilinear"> (i, grid)'
+    model = attention(after, "float[2, 7, 3, 3]", 17)
+    model.graph.initializer.append(numpy_helper.from_array(np.int64([2, 7, 4, 8]), "image"))
+    model.graph.initializer.append(numpy_helper.from_array(normal(2, 3, 3, 2), "grid"))
+    same, changes = rewritten(model, chosen(("attention-op",), 23).rewrites)
+    assert (same.SerializeToString(), changes) == (model.SerializeToString(), [])

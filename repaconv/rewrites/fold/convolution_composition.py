@@ -9,6 +9,7 @@ written border into padding.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import combinations
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -27,7 +28,7 @@ from repaconv.algebra.convolution_kernels import (
 from repaconv.graph.canonical_form import normalize
 from repaconv.graph.channel_axes import IMAGE, scale_and_shift
 from repaconv.graph.constants_of_dynamic_shape import broadcast_constant, slice_assignment
-from repaconv.graph.index_selections import perm_of
+from repaconv.graph.index_selections import perm_of, selection_of
 from repaconv.graph.model_rewriting import clean
 from repaconv.graph.nodes_and_constants import Array, Writer, is_constant, made_by
 from repaconv.graph.rewrite_contract import Rewrite
@@ -131,6 +132,7 @@ def composed_in_row(model: ir.Model, rewrite: str) -> Iterator[Change]:
     for node in tuple(model.graph):
         if node.graph is model.graph and not node.domain:
             if node.op_type == "Conv":
+                yield from _reordering_into_convolution(model, node, rewrite)
                 yield from _into_convolution_before(model, node, rewrite)
             elif node.op_type in ("Mul", "Div", "Add", "Sub", "BatchNormalization"):
                 yield from _into_readers(model, node, rewrite)
@@ -164,6 +166,19 @@ def reduced(kernel: Kernel, x: ir.Value) -> tuple[Kernel, ir.Value]:
     while (found := before(x)) is not None and (one := composed(kernel, found[0])) is not None:
         kernel, x = one, found[1]
     return kernel, x
+
+
+def _reordering_into_convolution(model: ir.Model, node: ir.Node, rewrite: str) -> Iterator[Change]:
+    """Let a convolution read channels in the order they had before they were reordered, such as RGB before BGR."""
+    x, kernel = node.inputs[0], kernel_of(node)
+    found = selection_of(x)
+    if x is None or kernel is None or kernel.groups != 1 or found is None or found.axis != 1 or not found.keeps:
+        return
+    order = np.argsort(found.places)
+    width = (sizes(found.value) or ())[1]
+    if len(order) == width and np.array_equal(found.places[order], np.arange(len(order))) and _is_read_once(x):
+        _replace_by_conv(model, node, replace(kernel, weight=kernel.weight[:, order]), found.value)
+        yield Change(rewrite=rewrite, place=node.name or "", description=f"order of channels -> {node.name}")
 
 
 def _into_convolution_before(model: ir.Model, node: ir.Node, rewrite: str) -> Iterator[Change]:
@@ -279,12 +294,8 @@ def _is_sum(node: ir.Node | None) -> bool:
     return shape is not None and len(shape) > 2 and isinstance(shape[1], int) and whole
 
 
-def _only_here(value: ir.Value) -> bool:
-    return len(list(value.uses())) == 1 and not value.is_graph_output()
-
-
 def _is_inner(value: ir.Value) -> bool:
-    return _only_here(value) and _is_sum(next(iter(value.uses())).node)
+    return _is_read_once(value) and _is_sum(next(iter(value.uses())).node)
 
 
 def _terms(value: ir.Value, sign: float) -> Iterator[Term]:
@@ -293,7 +304,7 @@ def _terms(value: ir.Value, sign: float) -> Iterator[Term]:
     for place, term in enumerate(node.inputs):
         assert term is not None
         own = -sign if place and node.op_type == "Sub" else sign
-        if _is_sum(term.producer()) and _only_here(term):
+        if _is_sum(term.producer()) and _is_read_once(term):
             yield from _terms(term, own)
         else:
             yield _term(term, own)
@@ -302,7 +313,7 @@ def _terms(value: ir.Value, sign: float) -> Iterator[Term]:
 def _term(value: ir.Value, sign: float) -> Term:
     """The term for a value: its kernel if it is computed by one and nothing else reads it, otherwise the identity."""
     node, shape = made_by(value, "Conv", "AveragePool", "BatchNormalization"), sizes(value)
-    if node is not None and node.inputs[0] is not None and _only_here(value):
+    if node is not None and node.inputs[0] is not None and _is_read_once(value):
         kernel = kernel_of(node) or scale_of(node)
         if kernel is not None:
             return Term(value, sign, node.inputs[0], kernel, node.op_type)
@@ -371,7 +382,7 @@ def _written(write: Writer, terms: Terms, out: ir.Value) -> ir.Value:
 def _sets_to_merge(terms: Terms, source: ir.Value, out: ir.Value) -> list[Terms]:
     """The sets of terms of one source that are merged: greedily, in pairs, the pair that saves most first."""
     sets: list[Terms] = [(term,) for term in terms if term.source is source]
-    fixed = all(isinstance(size, int) for value in (source, out) for size in (sizes(value) or ("",))[2:])
+    fixed = all(isinstance(size, int) for value in (source, out) for size in (sizes(value) or ("",) * 3)[2:])
     while len(sets) > 1:
         first, second = max(combinations(sets, 2), key=lambda pair: _gain(*pair, fixed=fixed))
         if _gain(first, second, fixed=fixed) < 0:

@@ -478,12 +478,12 @@ INTRODUCTION = """# Re-parameterized families
 Each network is here as it is trained, with its parallel branches, layers in series and computed weights. The table
 compares what repaconv leaves of it with what the family's own conversion leaves (`switch_to_deploy`, `reparameterize`,
 `fuse`). *Layers* are convolutions and matrix products, *nodes* are all nodes of the ONNX graph that PyTorch's exporter
-writes. The three doors are `fold model.onnx`, `fold weights.pth --arch` and `repaconv.fold(module)`, which is exported
-afterwards. A row *reaches* the own conversion by a door if it has no more layers and no more nodes; where it does not,
-the number is bold. `--arch` exports with a dynamic batch, which can take some more nodes for shapes; the other columns
-are of one image.
+writes. Each network was folded in three ways: `fold model.onnx`, `fold weights.pth --arch` and
+`repaconv.fold(module)`, which is exported afterwards. A fold *reaches* the own conversion if it has no more layers
+and no more nodes; where it does not, the number is bold. `--arch` exports with a dynamic batch, which can take some
+more nodes for shapes; the other columns are of one image.
 
-The last column is the largest difference in float64 of all doors, relative to the largest output; deep networks of
+The last column is the largest difference in float64 of all three, relative to the largest output; deep networks of
 random weights amplify rounding, in their own conversion as well. Networks are small,
 with random weights and varied BatchNorm statistics. *Own writing* means that the block was written for this table from
 the paper's equations, conversion included, since no installed package has it.

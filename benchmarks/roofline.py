@@ -155,15 +155,16 @@ explains them.
 
 | Column | Meaning |
 |---|---|
-| ms | median latency (AMX: next to the profile); with the verdict of the measurement unless it is *trusted* |
+| ms | median latency (with AMX: while the profile was measured), with its verdict unless it is *trusted* |
 | products at the limit | what matrix products and convolutions alone take at the peak, or by their bytes |
 | share | that time, divided by the latency; from 90% on, the row is *at the limit* |
 | largest removable part | the kind of layer with the most time beyond its limit |
 | memory | time that layers take at least for their bytes. Only a graph that moves fewer bytes removes it |
 | peaks | what one large product reaches, measured in turn with the network |
 
-The removable part of *products* is what their kernels lack to the peak. *Products with an activation* also compute the
-function that the runtime fused into them, which takes its own time.
+Times of single nodes come from the runtime's profiler and may add up to more than the latency that is measured without
+it. The removable part of *products* is what their kernels lack to the peak. *Products with an activation* also compute
+the function that the runtime fused into them, which takes its own time.
 """
 
 

@@ -22,8 +22,8 @@ bench-zoo` continues where it stopped and writes this page from `benchmarks/resu
 TASKS = """## Networks of other tasks
 
 Networks of Ultralytics, torchvision, transformers, segmentation-models-pytorch, timm, spandrel and docTR with random
-weights, and trained ONNX files of PP-OCR that RapidOCR brings, whose sizes are dynamic. What was made narrower or
-shorter is named. The doors are `fold model.onnx` from PyTorch's float32 export, `fold --arch`, and
+weights, and trained ONNX files of PP-OCR from RapidOCR, whose sizes are dynamic. Reduced networks are labeled, such as
+*narrow*. Each network was folded in up to three ways: `fold model.onnx` from PyTorch's float32 export, `--arch`, and
 `repaconv.fold(module)`; an empty cell was not tried yet. The first two columns say on how many of five seeds `verify`
 passed; *nothing to fold* is where PyTorch's exporter left nothing. The column *module* is the largest difference
 between the module and the module that was folded in float64, over five seeds, relative to the largest output.
@@ -210,8 +210,8 @@ def _summed_tasks(networks: dict[str, TaskRows], families: Sequence[str]) -> str
     told = (
         f"{len(networks)} networks, {len(doors)} folds of them: {passed} without a wrong number, "
         f"{sum('refused' in row for row in doors)} refused, {sum('problem' in row for row in doors)} ended otherwise. "
-        f"{whole} of the {built} networks that are not ONNX files have all three doors. {exported} of the folds were "
-        "also exported"
+        f"{whole} of the {built} networks that are not ONNX files were folded in all three ways. "
+        f"{exported} of the folds were also exported"
     )
     earlier = "; those of a graph or of `--arch` that were not are of an earlier version of this benchmark"
     lines = [told + (earlier if exported < passed else "") + "."]

@@ -68,7 +68,8 @@ Not faster here: `scores-as-matrix` with 12 heads (0.55; the paper's own), `conc
 rewrite to use in its place.
 
 Together, the default preset of this target gives 1.15x on RePaViT-Tiny and 1.25x on nondeep with six layers. arm64 has
-`read-tokens` only, and the other targets none: nothing was measured there.
+`read-tokens`, with `rows-by-gathernd` for PYRA; `cuda-ort` has presets for RePaViT and NonDeep. Targets without a
+preset were not measured.
 
 ## What is faster on OpenVINO
 

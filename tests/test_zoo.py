@@ -49,7 +49,8 @@ def test_rows_of_other_tasks_say_what_went_wrong():
     )
     assert (
         "1 networks, 3 folds of them: 0 without a wrong number, 1 refused, 0 ended otherwise. "
-        "1 of the 1 networks that are not ONNX files have all three doors. 0 of the folds were also exported" in told
+        "1 of the 1 networks that are not ONNX files were folded in all three ways. 0 of the folds were also exported"
+        in told
     )
     assert "- Deep, graph: onnx: failed: off by 1" in told
     assert "- Deep, arch: export.unsupported: it loops" in told

@@ -669,7 +669,7 @@ def test_a_quantizer_that_there_is_not_or_that_is_for_others_is_refused_before_a
         assert (found, told in err) == (code, True), err
     monkeypatch.setattr("repaconv.onnx_export.nncf_quantization.find_spec", lambda _name: None)
     found, _, err = repaconv("export", "--onnx", "--precision", "int8", "--quantizer", "nncf")
-    assert (found, "pip install 'repaconv[quantise]'" in err) == (3, True), err
+    assert (found, "pip install 'repaconv[quantize]'" in err) == (3, True), err
     assert not (RUN / "model.int8.onnx").exists()
 
 

@@ -1092,7 +1092,7 @@ def test_int8_of_another_quantizer_is_tried_where_it_is_worth_it_and_exported_as
     monkeypatch.setattr("repaconv.onnx_export.nncf_quantization.find_spec", lambda _name: None)
     without = package.tune(**asked, rerun=True)
     assert {row.deployment.quantizer for row in without.candidates} == {"", "onnxruntime-symmetric"}
-    told = "NNCF is not installed. pip install 'repaconv[quantise]'"
+    told = "NNCF is not installed. pip install 'repaconv[quantize]'"
     assert without.skipped == (f"nncf: {told}", f"nncf-symmetric: {told}")
 
 

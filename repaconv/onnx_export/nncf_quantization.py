@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from repaconv.engines.contract import Feeds
 
-INSTALLED_BY = "pip install 'repaconv[quantise]'"
+INSTALLED_BY = "pip install 'repaconv[quantize]'"
 
 
 def quantize_with_nncf(

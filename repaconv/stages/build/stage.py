@@ -360,7 +360,7 @@ def _precision_check(plan: _Plan, built: Built) -> tuple[bool, str]:
     staying = {name: count for name, count in wrong.items() if precision == "int8" and name in built.may_stay}
     other = sum(wrong.values()) - sum(staying.values())
     right = other <= len(plan.exported.unquantized_layers) and any(name.endswith(asked) for name in built.types)
-    kept = f"; {', '.join(staying)} multiplies activations, which this runtime does not quantise" if staying else ""
+    kept = f"; {', '.join(staying)} multiplies activations, which this runtime does not quantize" if staying else ""
     return right, built.proved + kept
 
 

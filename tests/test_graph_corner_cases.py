@@ -28,6 +28,10 @@ def normal(*shape: int) -> np.ndarray:
     return RANDOM.standard_normal(shape).astype(np.float32)
 
 
+def numbers(**given: int) -> dict[str, np.ndarray]:
+    return {name: np.array(number, np.int64) for name, number in given.items()}
+
+
 def run(model: onnx.ModelProto, **feeds: np.ndarray) -> list[np.ndarray]:
     found: list[np.ndarray] = onnxruntime.InferenceSession(model.SerializeToString()).run(None, feeds)
     return found
@@ -70,20 +74,15 @@ BRANCHES = """
     ids=["two sizes", "a size and a number"],
 )
 def test_a_difference_of_sizes_may_be_negative(test):
-    model = model_of(
-        f"(float[1, 3, H, W] x) => (float[n, three, h, w] y) {{ s = Shape(x) {test} {BRANCHES} }}",
-        two=np.int64(2),
-        three=np.int64(3),
-        five=np.int64(5),
-        minus=np.int64(-1),
-    )
+    text = f"(float[1, 3, H, W] x) => (float[n, three, h, w] y) {{ s = Shape(x) {test} {BRANCHES} }}"
+    model = model_of(text, **numbers(two=2, three=3, five=5, minus=-1))
     folded(model, *({"x": normal(1, 3, *size)} for size in ((4, 5), (5, 4), (6, 6))))
 
 
 def test_a_size_itself_is_never_negative():
     test = "l = Gather(s, two) c = Equal(l, minus)"
     text = f"(float[1, 3, H, W] x) => (float[n, three, h, w] y) {{ s = Shape(x) {test} {BRANCHES} }}"
-    after = folded(model_of(text, two=np.int64(2), minus=np.int64(-1)), {"x": normal(1, 3, 4, 5)})
+    after = folded(model_of(text, **numbers(two=2, minus=-1)), {"x": normal(1, 3, 4, 5)})
     assert operators(after) == ["Neg"]
 
 
@@ -97,15 +96,8 @@ ARITHMETIC = {
 
 @pytest.mark.parametrize("name", ARITHMETIC)
 def test_arithmetic_of_sizes_is_that_of_the_runtime(name):
-    model = model_of(
-        f"(float[1, 3, H, W] x) => (int64 v) {{ s = Shape(x) l = Gather(s, two) {ARITHMETIC[name]} }}",
-        two=np.int64(2),
-        three=np.int64(3),
-        zero=np.int64(0),
-        one=np.int64(1),
-        minus=np.int64(-7),
-        most=np.int64(2**63 - 1),
-    )
+    text = f"(float[1, 3, H, W] x) => (int64 v) {{ s = Shape(x) l = Gather(s, two) {ARITHMETIC[name]} }}"
+    model = model_of(text, **numbers(two=2, three=3, zero=0, one=1, minus=-7, most=2**63 - 1))
     folded(model, {"x": normal(1, 3, 4, 5)})
 
 

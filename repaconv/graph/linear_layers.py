@@ -65,7 +65,7 @@ def _gemm(node: ir.Node) -> Linear | None:
     bias = constant(node.inputs[2]) if len(node.inputs) > 2 else None
     if x is None or weight is None or attribute(node, "transA", 0):
         return None
-    if len(node.inputs) > 2 and (bias is None or bias.size != max(bias.shape[-1:], default=1)):
+    if len(node.inputs) > 2 and (bias is None or bias.size != (bias.shape or (1,))[-1]):
         return None
     weight = (weight.T if attribute(node, "transB", 0) else weight) * attribute(node, "alpha", 1.0)
     if bias is not None:

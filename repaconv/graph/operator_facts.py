@@ -38,6 +38,11 @@ COUNTED_PRODUCTS = (*PRODUCTS, "Einsum")
 INTEGER_PRODUCTS = ("MatMulInteger", "ConvInteger", "QLinearMatMul", "QLinearConv")
 """Products of integers."""
 
+REDUCTIONS = tuple(
+    f"Reduce{name}" for name in ("Mean", "Max", "Min", "L1", "L2", "Prod", "SumSquare", "LogSum", "LogSumExp")
+)
+"""Reductions whose axes are an attribute before opset 18; those of ReduceSum are an input from opset 13 on."""
+
 ROW_NORMS = ("LayerNormalization", "RMSNormalization")
 """Normalization over the last axes; inputs are data, scale and shift."""
 IMAGE_NORMS = ("InstanceNormalization", "GroupNormalization")

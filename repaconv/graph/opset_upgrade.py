@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from repaconv.graph.onnx_files import opset_of
+from repaconv.graph.operator_facts import REDUCTIONS
 
 if TYPE_CHECKING:
     import onnx
@@ -28,14 +29,8 @@ WEIGHTS = {
 }
 """Positions of inputs that are weights, never runtime inputs, by operator."""
 
-REDUCTION_AXES_OPSET = 18
-"""The first opset in which all reductions have their axes as an input."""
-REDUCTIONS = tuple(
-    f"Reduce{name}" for name in ("Mean", "Max", "Min", "L1", "L2", "Prod", "SumSquare", "LogSum", "LogSumExp")
-)
-"""The reductions whose axes were an attribute from `OLDEST` up to `REDUCTION_AXES_OPSET`."""
-EQUAL_SPLIT_OPSET = 18
-"""The first opset in which a Split into equal parts names their number."""
+AXES_AS_INPUT_OPSET = 18
+"""The first opset in which `REDUCTIONS` have axes as an input, and a Split into equal parts names their number."""
 MEANING_CHANGED = {"RoiAlign": 16, "GridSample": 20, "GroupNormalization": 21}
 """The opset in which an operator got other defaults, names or shapes than before, by operator."""
 
@@ -120,7 +115,7 @@ def raise_opset(model: ir.Model, opset: int) -> None:
     from repaconv.graph.nodes_and_constants import Writer
 
     for node in tuple(model.graph.all_nodes()):
-        if node.domain or opset < min(REDUCTION_AXES_OPSET, EQUAL_SPLIT_OPSET):
+        if node.domain or opset < AXES_AS_INPUT_OPSET:
             continue
         if node.op_type in REDUCTIONS and "axes" in node.attributes:
             axes = Writer(model, node).constant([int(axis) for axis in node.attributes.pop("axes").value])

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from repaconv.core.errors import Refused
 from repaconv.graph.onnx_files import split_evenly
-from repaconv.graph.operator_facts import EPSILON
+from repaconv.graph.operator_facts import EPSILON, REDUCTIONS
 
 if TYPE_CHECKING:
     import onnx
@@ -23,14 +23,11 @@ if TYPE_CHECKING:
 OLDEST = 13
 """The oldest supported opset. Before it, axes of Squeeze and ReduceSum are attributes, and Softmax differs."""
 
-_REDUCTIONS = tuple(
-    f"Reduce{name}" for name in ("Mean", "Max", "Min", "L1", "L2", "Prod", "SumSquare", "LogSum", "LogSumExp")
-)
 # Attributes added by a newer opset, with that opset and the value that means the former behavior.
 _NEWER = {
     "BatchNormalization": ("training_mode", 14, 0),
     "Cast": ("saturate", 19, 1),
-    **dict.fromkeys(_REDUCTIONS, ("noop_with_empty_axes", 18, 0)),
+    **dict.fromkeys(REDUCTIONS, ("noop_with_empty_axes", 18, 0)),
 }
 
 
@@ -104,7 +101,7 @@ class _Lowering:
         from onnx import helper
 
         attributes = {entry.name: helper.get_attribute_value(entry) for entry in node.attribute}
-        if node.op_type in _REDUCTIONS and self.opset < 18 and len(node.input) > 1:
+        if node.op_type in REDUCTIONS and self.opset < 18 and len(node.input) > 1:
             self._axes(node)
         if node.op_type == "Split" and self.opset < 18 and "num_outputs" in attributes:
             self._split(node, attributes.get("axis", 0))

@@ -170,9 +170,10 @@ def reduced(kernel: Kernel, x: ir.Value) -> tuple[Kernel, ir.Value]:
 
 def _reordering_into_convolution(model: ir.Model, node: ir.Node, rewrite: str) -> Iterator[Change]:
     """Let a convolution read channels in the order they had before they were reordered, such as RGB before BGR."""
-    x, kernel = node.inputs[0], kernel_of(node)
+    x = node.inputs[0]
     found = selection_of(x)
-    if x is None or kernel is None or kernel.groups != 1 or found is None or found.axis != 1 or not found.keeps:
+    kernel = kernel_of(node) if found is not None and found.axis == 1 and found.keeps else None
+    if x is None or found is None or kernel is None or kernel.groups != 1:
         return
     order = np.argsort(found.places)
     width = (sizes(found.value) or ())[1]
@@ -183,9 +184,10 @@ def _reordering_into_convolution(model: ir.Model, node: ir.Node, rewrite: str) -
 
 def _into_convolution_before(model: ir.Model, node: ir.Node, rewrite: str) -> Iterator[Change]:
     """Compose a convolution with the convolution or Pad before it, if nothing else reads that."""
-    x, kernel = node.inputs[0], kernel_of(node)
+    x = node.inputs[0]
     first = made_by(x, "Conv", "Pad")
     found = before(x) if first is not None else None
+    kernel = kernel_of(node) if found is not None else None
     if x is None or kernel is None or first is None or found is None:
         return
     inner, source = found
@@ -382,7 +384,8 @@ def _written(write: Writer, terms: Terms, out: ir.Value) -> ir.Value:
 def _sets_to_merge(terms: Terms, source: ir.Value, out: ir.Value) -> list[Terms]:
     """The sets of terms of one source that are merged: greedily, in pairs, the pair that saves most first."""
     sets: list[Terms] = [(term,) for term in terms if term.source is source]
-    fixed = all(isinstance(size, int) for value in (source, out) for size in (sizes(value) or ("",) * 3)[2:])
+    shapes = [sizes(value) for value in (source, out)]
+    fixed = all(shape is not None and all(isinstance(size, int) for size in shape[2:]) for shape in shapes)
     while len(sets) > 1:
         first, second = max(combinations(sets, 2), key=lambda pair: _gain(*pair, fixed=fixed))
         if _gain(first, second, fixed=fixed) < 0:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from repaconv.graph.nodes_and_constants import Array, Writer, attribute, constant, is_constant, made_by
+from repaconv.graph.nodes_and_constants import Array, Writer, attribute, constant, is_constant, made_by, only_reader
 from repaconv.graph.operator_facts import IMAGE_NORMS, ROW_NORMS
 from repaconv.graph.symbolic_shapes import rank_of, set_shape, sizes
 
@@ -102,9 +102,6 @@ def _merge(model: ir.Model, node: ir.Node) -> None:
 
 def _only(value: ir.Value, operator: str) -> tuple[ir.Node, Array] | None:
     """The only reader of a value and its constant, if it is this operator with a constant."""
-    users = list(value.uses())
-    if len(users) != 1 or value.is_graph_output() or users[0].node.graph is not value.graph:
-        return None
-    node, place = users[0]
-    numbers = constant(node.inputs[1 - place]) if made_by(node.outputs[0], operator) and place < 2 else None
-    return None if numbers is None else (node, numbers)
+    node = only_reader(value, operator)
+    numbers = constant(node.inputs[1 if node.inputs[0] is value else 0]) if node is not None else None
+    return None if node is None or numbers is None else (node, numbers)

@@ -38,6 +38,7 @@ from repaconv.rewrites.speed import (
     patch_embedding,
     rotary_embedding_operator,
     silu_as_quotient,
+    slow_activations,
     split_convolutions,
     split_parts,
     split_transposes,
@@ -57,6 +58,7 @@ MODULES = (
         split_convolutions,
         split_parts,
         silu_as_quotient,
+        slow_activations,
         gate_broadcast,
         linear_layer_grouping,
         attention_as_matrices,
@@ -657,6 +659,98 @@ def test_silu_after_a_convolution_is_a_quotient(factor):
 def test_a_gate_that_is_not_silu_of_a_convolution_stays():
     for model in (silu(gate="Tanh"), silu(after="Relu"), silu(shown=True), silu(factor=[0.5] * 6)):
         assert changed(model, "silu-as-quotient") == []
+
+
+MISHES = {
+    "Mish": lambda graph: graph("Mish", "x"),
+    "x first": lambda graph: graph("Mul", "x", graph("Tanh", graph("Softplus", "x"))),
+    "x second": lambda graph: graph("Mul", graph("Tanh", graph("Softplus", "x")), "x"),
+    "with PyTorch's threshold": lambda graph: graph("Mul", "x", graph("Tanh", thresholded(graph, 20.0))),
+}
+
+
+def thresholded(graph, limit):
+    """Softplus as PyTorch's exporter writes it: x itself above a limit."""
+    return graph("Where", graph("Greater", "x", np.array(limit)), "x", graph("Softplus", "x"))
+
+
+@pytest.mark.parametrize("written", MISHES)
+def test_mish_is_a_quotient(written):
+    graph = Graph(x=[4, 6, 6])
+    model = graph.model(MISHES[written](graph))
+    after, changes = rewritten(model, [REWRITES["mish-as-quotient"]])
+    assert [change.rewrite for change in changes] == ["mish-as-quotient"]
+    assert sorted(node.op_type for node in after.graph.node) == ["Add", "Add", "Div", "Exp", "Min", "Mul", "Mul"]
+    assert changed(model, "mish-as-quotient") == ["mish-as-quotient"]
+    image = np.random.default_rng(1).standard_normal((1, 4, 6, 6))
+    for size in (1.0, 10.0, 100.0, 1e5):  # of which exp overflows
+        with np.errstate(all="ignore"):
+            (before,), (now,) = (ReferenceEvaluator(each).run(None, {"x": size * image}) for each in (model, after))
+        np.testing.assert_allclose(now, before, rtol=1e-11, atol=1e-15)
+
+
+@pytest.mark.parametrize("other", ["shown", "another x", "a limit of 5", "float16"])
+def test_what_is_no_mish_stays(other):
+    graph = Graph(x=[4, 6, 6], z=[4, 6, 6])
+    tanh = graph("Tanh", thresholded(graph, 5.0) if other == "a limit of 5" else graph("Softplus", "x"))
+    product = graph("Mul", "z" if other == "another x" else "x", tanh)
+    model = graph.model(product, *([tanh] if other == "shown" else []))
+    if other == "float16":
+        for value in (*model.graph.input, *model.graph.output, *model.graph.value_info):
+            value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT16
+    assert rewritten(model, [REWRITES["mish-as-quotient"]])[1] == []
+
+
+SLOPES = np.array([0.25, -0.5, 0.0, 1.0])
+PRELUS = {
+    "one slope": ([4, 6, 6], np.array([[[0.25]]]), ["LeakyRelu"]),
+    "equal slopes": ([4, 6, 6], np.full((4, 1, 1), 0.25), ["LeakyRelu"]),
+    "one per channel": ([4, 6, 6], SLOPES[:, None, None], ["Add", "Conv", "Conv", "Relu"]),
+    "one per channel, above 1": ([4, 6, 6], 3 * SLOPES[:, None, None], ["Add", "Conv", "Conv", "Relu"]),
+    "one per feature": ([5, 4], SLOPES, ["Max", "Mul"]),
+    "one per channel of a volume": ([4, 3, 3, 3], SLOPES[:, None, None, None], ["Max", "Mul"]),
+    "one per pixel": ([2, 2, 4], SLOPES, ["Max", "Mul"]),
+    "one per feature, above 1": ([5, 4], 3 * SLOPES, None),
+}
+
+
+@pytest.mark.parametrize("name", PRELUS)
+def test_a_prelu_is_a_leaky_relu_a_sum_or_the_larger_of_two(name):
+    shape, slopes, operators = PRELUS[name]
+    graph = Graph(x=shape)
+    model = graph.model(graph("PRelu", "x", slopes))
+    assert changed(model, "prelu-as-sum") == (["prelu-as-sum"] if operators else [])
+    after, _ = rewritten(model, [REWRITES["prelu-as-sum"]])
+    assert sorted(node.op_type for node in after.graph.node) == (operators or ["PRelu"])
+
+
+@pytest.mark.parametrize(("axis", "shape"), [(1, [16, 4, 40]), (-2, [4, 32, 9]), (0, [300, 4]), (1, [64, 28])])
+def test_a_softmax_over_another_axis_than_the_last_is_a_quotient(axis, shape):
+    graph = Graph(x=shape)
+    model = graph.model(graph("Softmax", graph("Mul", np.array(30.0), "x"), axis=axis))
+    assert changed(model, "softmax-as-quotient") == ["softmax-as-quotient"]
+    after, _ = rewritten(model, [REWRITES["softmax-as-quotient"]])
+    image = np.random.default_rng(1).standard_normal((2, *shape)) * 1e3  # of which exp overflows
+    (before,), (now,) = (ReferenceEvaluator(each).run(None, {"x": image}) for each in (model, after))
+    np.testing.assert_allclose(now, before, rtol=1e-11, atol=1e-300)
+
+
+@pytest.mark.parametrize(("axis", "shape"), [(-1, [16, 40, 9]), (1, [64, 1, 1]), (2, [64, 9])])
+def test_a_softmax_over_the_last_axis_stays(axis, shape):
+    graph = Graph(x=shape)
+    assert changed(graph.model(graph("Softmax", "x", axis=axis)), "softmax-as-quotient") == []
+
+
+def test_a_softmax_of_few_numbers_stays():
+    graph = Graph(x=[4, 8])
+    model = graph.model(graph("Softmax", "x", axis=1))
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 2
+    assert changed(model, "softmax-as-quotient") == []
+
+
+def test_a_prelu_with_computed_slopes_stays():
+    graph = Graph(x=[4, 6, 6], z=[4, 1, 1])
+    assert changed(graph.model(graph("PRelu", "x", graph("Sigmoid", "z"))), "prelu-as-sum") == []
 
 
 def test_a_concat_reads_the_parts_that_a_split_makes():

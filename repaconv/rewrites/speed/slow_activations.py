@@ -1,0 +1,146 @@
+"""mish-as-quotient, prelu-as-sum, softmax-as-quotient: activations with slow CPU kernels in ONNX Runtime, by fast ones.
+
+Mish:     x tanh(log(1 + e^x)) = x n / (n + 2),   n = e (e + 2),   e = exp(min(x, 20))
+PReLU:    max(0, x) + a min(0, x) = a x + max(0, (1 - a) x)   for a <= 1
+                                  = a x + (1 - a) max(0, x)
+Softmax:  exp(x - max x) / sum exp(x - max x)
+
+From 20 on, the quotient of Mish is 1 also in float64. ONNX Runtime computes Softplus without vectorizing it. A Softmax
+over any other axis than the last is transposed by the runtime before and after; maxima and sums need not be.
+
+A PReLU with one slope is a LeakyRelu, which the convolution before it computes. With one slope per channel of an image,
+factors are depthwise 1x1 convolutions: they keep the blocked channel layout, which a PReLU leaves and enters again.
+Elsewhere it is the larger of x and a x.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from repaconv.graph.nodes_and_constants import Array, Writer, attribute, constant, made_by, nodes_of, scalar
+from repaconv.graph.rewrite_contract import Rewrite
+from repaconv.graph.symbolic_shapes import Sizes, rank_of, set_shape, sizes
+from repaconv.results import Change
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+ONE = 20.0
+"""From here on tanh(log(1 + e^x)) is 1 in float64; PyTorch's Softplus returns x from here on."""
+FEW = 1024
+"""Numbers from which on a Softmax is written as a quotient."""
+IMAGES = 4
+"""The number of axes of images [B, c, h, w]."""
+
+
+def _mish_as_quotient(model: ir.Model) -> Iterator[Change]:
+    import onnx_ir as ir
+
+    for node in (*nodes_of(model, "Mish"), *nodes_of(model, "Mul")):
+        x = node.inputs[0] if node.op_type == "Mish" else _of_mish(node)
+        if x is None or x.dtype not in (ir.DataType.FLOAT, ir.DataType.DOUBLE):  # exp(20) is no float16
+            continue
+        write = Writer(model, node)
+        two = write.constant(2.0, x)
+        power = write("Exp", write("Min", x, write.constant(ONE, x)))
+        share = write("Mul", power, write("Add", power, two))
+        write.replace(node.outputs[0], write("Mul", x, write("Div", share, write("Add", share, two))))
+        yield Change(rewrite="mish-as-quotient", place=node.name or "", description="x n / (n + 2)")
+
+
+def _of_mish(product: ir.Node) -> ir.Value | None:
+    """The x of a product x tanh(softplus(x)), if nothing else reads its factor."""
+    for x, factor in (product.inputs, product.inputs[::-1]):
+        tanh = made_by(factor, "Tanh")
+        if tanh is None or factor is None or factor.is_graph_output() or len(factor.uses()) != 1:
+            continue
+        if _softplus_of(tanh.inputs[0]) is x:
+            return x
+    return None
+
+
+def _softplus_of(value: ir.Value | None) -> ir.Value | None:
+    """The x of log(1 + e^x), also if that is x itself where x is above `ONE` or more."""
+    where = made_by(value, "Where")
+    if where is not None:
+        test, x = made_by(where.inputs[0], "Greater"), where.inputs[1]
+        limit = scalar(test.inputs[1]) if test is not None and test.inputs[0] is x else None
+        return x if limit is not None and limit >= ONE and _softplus_of(where.inputs[2]) is x else None
+    node = made_by(value, "Softplus")
+    return node.inputs[0] if node is not None else None
+
+
+def _prelu_as_sum(model: ir.Model) -> Iterator[Change]:
+    for node in nodes_of(model, "PRelu"):
+        x, slopes = node.inputs[0], constant(node.inputs[1])
+        written = _written(Writer(model, node), x, slopes) if x is not None and slopes is not None else None
+        if written is not None:
+            new, description = written
+            set_shape(new, sizes(node.outputs[0]), node.outputs[0])
+            Writer(model, node).replace(node.outputs[0], new)
+            yield Change(rewrite="prelu-as-sum", place=node.name or "", description=description)
+
+
+def _written(write: Writer, x: ir.Value, slopes: Array) -> tuple[ir.Value, str] | None:
+    """The PReLU of x by other operators, and what they are; None if it stays."""
+    shape = (1,) * (rank_of(x) - slopes.ndim) + slopes.shape
+    if slopes.size and (slopes == slopes.flat[0]).all():
+        alpha = float(slopes.flat[0])  # attributes are float32
+        return (write("LeakyRelu", x, alpha=alpha), "one slope") if float(np.float32(alpha)) == alpha else None
+    if rank_of(x) == len(shape) == IMAGES and slopes.size == shape[1]:
+        each = slopes.reshape(-1, 1, 1, 1)
+        if (each > 1).any():
+            part = _depthwise(write, write("Relu", x), 1 - each)
+        else:
+            part = write("Relu", _depthwise(write, x, 1 - each))
+        return write("Add", _depthwise(write, x, each), part), f"a sum, {slopes.size} slopes"
+    if (slopes <= 1).all():
+        return write("Max", x, write("Mul", x, write.constant(slopes, x))), f"the larger of two, {slopes.size} slopes"
+    return None
+
+
+def _depthwise(write: Writer, x: ir.Value, factors: Array) -> ir.Value:
+    new = write("Conv", x, write.constant(factors, x), group=len(factors))
+    set_shape(new, sizes(x), x)
+    return new
+
+
+def _softmax_as_quotient(model: ir.Model) -> Iterator[Change]:
+    import onnx_ir as ir
+
+    for node in nodes_of(model, "Softmax"):
+        x, shape = node.inputs[0], sizes(node.inputs[0])
+        if x is None or shape is None or x.dtype not in (ir.DataType.FLOAT, ir.DataType.DOUBLE):
+            continue
+        axis = int(attribute(node, "axis", -1)) % len(shape)
+        if all(size == 1 for size in shape[axis + 1 :]) or _is_small(shape):
+            continue
+        write = Writer(model, node)
+        axes = write.constant([axis])
+        power = write("Exp", write("Sub", x, write("ReduceMax", x, axes, keepdims=1)))
+        write.replace(node.outputs[0], write("Div", power, write("ReduceSum", power, axes, keepdims=1)))
+        yield Change(rewrite="softmax-as-quotient", place=node.name or "", description=f"over axis {axis}")
+
+
+def _is_small(shape: Sizes) -> bool:
+    """Whether starting five operators takes longer than transposing so few numbers."""
+    return prod(size for size in shape if isinstance(size, int)) < FEW and all(isinstance(size, int) for size in shape)
+
+
+MISH_AS_QUOTIENT = Rewrite("mish-as-quotient", "a Mish", _mish_as_quotient, order=93, keeps=True, fp32_only=True)
+PRELU_AS_SUM = Rewrite(
+    "prelu-as-sum", "a PReLU with constant slopes", _prelu_as_sum, order=93, keeps=True, fp32_only=True
+)
+SOFTMAX_AS_QUOTIENT = Rewrite(
+    "softmax-as-quotient",
+    "a Softmax over an axis that is not the last",
+    _softmax_as_quotient,
+    opset=18,
+    order=93,
+    keeps=True,
+    fp32_only=True,
+)

@@ -1,4 +1,4 @@
-"""What `mish-as-quotient` and `prelu-as-sum` gain: six layers with the activation, the rewrite or not.
+"""What rewrites of activations with slow kernels gain: six layers with the activation, the rewrite or not.
 
     python benchmarks/slow_activations.py [--rounds 60] [-o benchmarks/results/slow_activations.json]
 
@@ -25,7 +25,12 @@ from repaconv.benchmark.cpu_isa_level import isa_level
 from repaconv.benchmark.machine_fingerprint import fingerprint
 from repaconv.core.files import canonical_json
 from repaconv.graph.model_rewriting import rewritten
-from repaconv.rewrites.speed.slow_activations import MISH_AS_QUOTIENT, PRELU_AS_SUM
+from repaconv.rewrites.speed.slow_activations import (
+    LRN_AS_CONV,
+    MISH_AS_QUOTIENT,
+    PRELU_AS_SUM,
+    SOFTMAX_AS_QUOTIENT,
+)
 
 LAYERS = 6
 WIDTHS, PLACES = (12, 64, 256), (14, 56)
@@ -43,7 +48,11 @@ ACTIVATIONS: dict[str, tuple[Activation, Any]] = {
     "PReLU": (prelu, PRELU_AS_SUM),
     "PReLU, one slope": (lambda width: nn.PReLU(), PRELU_AS_SUM),
     "Mish": (lambda width: nn.Mish(), MISH_AS_QUOTIENT),
+    "Softmax over channels": (lambda width: nn.Softmax(1), SOFTMAX_AS_QUOTIENT),
+    "LogSoftmax over channels": (lambda width: nn.LogSoftmax(1), SOFTMAX_AS_QUOTIENT),
+    "LRN": (lambda width: nn.Sigmoid(), LRN_AS_CONV),
 }
+"""torch's exporter writes an LRN by other operators: it is put into the graph for a Sigmoid."""
 
 
 def dense(width: int, activation: Activation) -> nn.Module:
@@ -67,6 +76,8 @@ def measured(module: nn.Module, rewrite: Any, places: int, rounds: int) -> dict[
         plain, other = (Path(folder, f"{name}.onnx") for name in ("plain", "rewritten"))
         image = torch.zeros(1, 8, places, places)
         torch.onnx.export(module.eval(), (image,), plain, dynamo=True, external_data=False, verbose=False)
+        if rewrite is LRN_AS_CONV:
+            onnx.save(_with_lrn(onnx.load(plain)), plain)
         graph, changes = rewritten(onnx.load(plain), [rewrite])
         assert len(changes) == LAYERS
         onnx.save(graph, other)
@@ -76,23 +87,38 @@ def measured(module: nn.Module, rewrite: Any, places: int, rounds: int) -> dict[
         return {"ratio": ratio, "measurement": found.quality.verdict}
 
 
+def _with_lrn(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The graph with a local response normalization, as AlexNet's, for each Sigmoid."""
+    for node in model.graph.node:
+        if node.op_type == "Sigmoid":
+            lrn = onnx.helper.make_node("LRN", node.input, node.output, node.name, size=5, alpha=1e-4, beta=0.75)
+            node.CopyFrom(lrn)
+    return model
+
+
 def main() -> None:
     """Measure all; print a line each."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--rounds", type=int, default=60)
+    options.add_argument("--only", nargs="*", choices=ACTIVATIONS, help="activations; rows of others are kept")
     options.add_argument("-o", "--out", type=Path)
     given = options.parse_args()
     torch.manual_seed(0)
     rows = []
     for layers, name, width, places in product((dense, depthwise), ACTIVATIONS, WIDTHS, PLACES):
+        if given.only and name not in given.only:
+            continue
         activation, rewrite = ACTIVATIONS[name]
         found = measured(layers(width, activation), rewrite, places, given.rounds)
         rows.append({"layers": layers.__name__, "activation": name, "width": width, "places": places, **found})
         print(rows[-1], flush=True)
     if given.out:
         known = json.loads(given.out.read_text()) if given.out.is_file() else {}
-        new = {"machine": fingerprint(()), "rows": rows}
-        given.out.write_text(canonical_json({**known, isa_level("x86_64"): new}))
+        level = isa_level("x86_64")
+        measured_before = known.get(level, {}).get("rows", ())
+        kept = [row for row in measured_before if given.only and row["activation"] not in given.only]
+        new = {"machine": fingerprint(()), "rows": kept + rows}
+        given.out.write_text(canonical_json({**known, level: new}))
 
 
 if __name__ == "__main__":

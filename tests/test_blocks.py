@@ -212,7 +212,7 @@ def test_openvino_divides_no_convolution_whose_parts_stay_images():
     assert "silu-as-quotient" in target.kept(target.form("network", "amx"), "int8")
 
 
-SLOW_ACTIVATIONS = ("mish-as-quotient", "prelu-as-sum", "softmax-as-quotient")
+SLOW_ACTIVATIONS = ("mish-as-quotient", "prelu-as-sum", "softmax-as-quotient", "lrn-as-conv")
 """Measured with AVX2 alone."""
 
 

@@ -48,6 +48,7 @@ from repaconv.rewrites.speed import (
 from repaconv.rewrites.speed import bias_moves as biases
 from repaconv.rewrites.speed import redundant_transposes as moves
 from repaconv.rewrites.speed import token_matrix_gemm as rows
+from repaconv.verification.float64_graphs import Float64
 
 MODULES = (
     *(
@@ -724,14 +725,15 @@ def test_a_prelu_is_a_leaky_relu_a_sum_or_the_larger_of_two(name):
     assert sorted(node.op_type for node in after.graph.node) == (operators or ["PRelu"])
 
 
+@pytest.mark.parametrize("operator", ["Softmax", "LogSoftmax"])
 @pytest.mark.parametrize(("axis", "shape"), [(1, [16, 4, 40]), (-2, [4, 32, 9]), (0, [300, 4]), (1, [64, 28])])
-def test_a_softmax_over_another_axis_than_the_last_is_a_quotient(axis, shape):
+def test_a_softmax_over_another_axis_than_the_last_is_a_quotient(axis, shape, operator):
     graph = Graph(x=shape)
-    model = graph.model(graph("Softmax", graph("Mul", np.array(30.0), "x"), axis=axis))
+    model = graph.model(graph(operator, graph("Mul", np.array(30.0), "x"), axis=axis))
     assert changed(model, "softmax-as-quotient") == ["softmax-as-quotient"]
     after, _ = rewritten(model, [REWRITES["softmax-as-quotient"]])
     image = np.random.default_rng(1).standard_normal((2, *shape)) * 1e3  # of which exp overflows
-    (before,), (now,) = (ReferenceEvaluator(each).run(None, {"x": image}) for each in (model, after))
+    (before,), (now,) = (Float64(to_float64(each)).run({"x": image}).values() for each in (model, after))
     np.testing.assert_allclose(now, before, rtol=1e-11, atol=1e-300)
 
 
@@ -746,6 +748,26 @@ def test_a_softmax_of_few_numbers_stays():
     model = graph.model(graph("Softmax", "x", axis=1))
     model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 2
     assert changed(model, "softmax-as-quotient") == []
+
+
+@pytest.mark.parametrize("how", [{}, {"beta": 0.5, "bias": 2.0}, {"beta": 1.0, "alpha": 3.0}, {"beta": 0.625}])
+@pytest.mark.parametrize("size", [1, 4, 5, 9])
+def test_a_local_response_normalization_is_a_convolution_of_squares(how, size):
+    graph = Graph(x=[7, 3, 4])
+    model = to_float64(graph.model(graph("LRN", graph("Mul", np.array(30.0), "x"), size=size, **how)))
+    after, changes = rewritten(model, [REWRITES["lrn-as-conv"]])
+    assert [change.rewrite for change in changes] == ["lrn-as-conv"]
+    image = {"x": np.random.default_rng(1).standard_normal((2, 7, 3, 4))}
+    (before,), (now,) = (Float64(each).run(image).values() for each in (model, after))  # onnx's own LRN is wrong
+    np.testing.assert_allclose(now, before, rtol=1e-12)
+    powers = [node for node in after.graph.node if node.op_type == "Pow"]
+    assert len(powers) == (how.get("beta") == 0.625)
+
+
+@pytest.mark.parametrize(("how", "shape"), [({"bias": 0.0}, [7, 3, 4]), ({"alpha": -1.0}, [7, 3, 4]), ({}, [7, 4])])
+def test_a_local_response_normalization_without_a_sum_above_zero_or_of_no_image_stays(how, shape):
+    graph = Graph(x=shape)
+    assert changed(graph.model(graph("LRN", "x", size=3, **how)), "lrn-as-conv") == []
 
 
 def test_a_prelu_with_computed_slopes_stays():

@@ -398,7 +398,8 @@ def _pointwise_operators() -> list[Any]:
 
         def _run(self, x: Any, alpha: Any = None, beta: Any = None, bias: Any = None, size: Any = None) -> Any:
             alpha, beta, bias = (
-                usual if given is None else given for given, usual in ((alpha, 1e-4), (beta, 0.75), (bias, 1.0))
+                float(usual if given is None else given)  # float32 numbers would make the quotient float32
+                for given, usual in ((alpha, np.float32(1e-4)), (beta, 0.75), (bias, 1.0))
             )
             ends = [((size - 1) // 2, size // 2) if axis == 1 else (0, 0) for axis in range(x.ndim)]
             squares = np.pad(x**2, ends)

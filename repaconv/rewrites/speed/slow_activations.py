@@ -1,12 +1,15 @@
-"""mish-as-quotient, prelu-as-sum, softmax-as-quotient: activations with slow CPU kernels in ONNX Runtime, by fast ones.
+"""mish-as-quotient, prelu-as-sum, softmax-as-quotient, lrn-as-conv: slow CPU kernels of ONNX Runtime, by fast ones.
 
-Mish:     x tanh(log(1 + e^x)) = x n / (n + 2),   n = e (e + 2),   e = exp(min(x, 20))
-PReLU:    max(0, x) + a min(0, x) = a x + max(0, (1 - a) x)   for a <= 1
-                                  = a x + (1 - a) max(0, x)
-Softmax:  exp(x - max x) / sum exp(x - max x)
+Mish:        x tanh(log(1 + e^x)) = x n / (n + 2),   n = e (e + 2),   e = exp(min(x, 20))
+PReLU:       max(0, x) + a min(0, x) = a x + max(0, (1 - a) x)   for a <= 1
+                                     = a x + (1 - a) max(0, x)
+Softmax:     exp(x - max x) / sum exp(x - max x)
+LogSoftmax:  x - max x - log sum exp(x - max x)
+LRN:         x / s^b,   s = k + a/n sum of x^2 over n channels,   s^(3/4) = sqrt(s sqrt(s))
 
-From 20 on, the quotient of Mish is 1 also in float64. ONNX Runtime computes Softplus without vectorizing it. A Softmax
-over any other axis than the last is transposed by the runtime before and after; maxima and sums need not be.
+From 20 on, the quotient of Mish is 1 also in float64. ONNX Runtime computes Softplus and powers number by number. A
+Softmax over any other axis than the last is transposed by the runtime before and after; maxima and sums need not be.
+The s of a local response normalization (LRN) is a 1x1 convolution of x^2.
 
 A PReLU with one slope is a LeakyRelu, which the convolution before it computes. With one slope per channel of an image,
 factors are depthwise 1x1 convolutions: they keep the blocked channel layout, which a PReLU leaves and enters again.
@@ -33,16 +36,16 @@ ONE = 20.0
 """From here on tanh(log(1 + e^x)) is 1 in float64; PyTorch's Softplus returns x from here on."""
 FEW = 1024
 """Numbers from which on a Softmax is written as a quotient."""
+MOST_CHANNELS = 512
+"""Channels up to which a product of all is faster than ONNX Runtime's LRN."""
 IMAGES = 4
 """The number of axes of images [B, c, h, w]."""
 
 
 def _mish_as_quotient(model: ir.Model) -> Iterator[Change]:
-    import onnx_ir as ir
-
     for node in (*nodes_of(model, "Mish"), *nodes_of(model, "Mul")):
         x = node.inputs[0] if node.op_type == "Mish" else _of_mish(node)
-        if x is None or x.dtype not in (ir.DataType.FLOAT, ir.DataType.DOUBLE):  # exp(20) is no float16
+        if x is None or not _is_plain(x):
             continue
         write = Writer(model, node)
         two = write.constant(2.0, x)
@@ -110,25 +113,61 @@ def _depthwise(write: Writer, x: ir.Value, factors: Array) -> ir.Value:
 
 
 def _softmax_as_quotient(model: ir.Model) -> Iterator[Change]:
-    import onnx_ir as ir
-
-    for node in nodes_of(model, "Softmax"):
+    for node in (*nodes_of(model, "Softmax"), *nodes_of(model, "LogSoftmax")):
         x, shape = node.inputs[0], sizes(node.inputs[0])
-        if x is None or shape is None or x.dtype not in (ir.DataType.FLOAT, ir.DataType.DOUBLE):
+        if x is None or shape is None or not _is_plain(x):
             continue
         axis = int(attribute(node, "axis", -1)) % len(shape)
         if all(size == 1 for size in shape[axis + 1 :]) or _is_small(shape):
             continue
         write = Writer(model, node)
         axes = write.constant([axis])
-        power = write("Exp", write("Sub", x, write("ReduceMax", x, axes, keepdims=1)))
-        write.replace(node.outputs[0], write("Div", power, write("ReduceSum", power, axes, keepdims=1)))
+        less = write("Sub", x, write("ReduceMax", x, axes, keepdims=1))
+        power = write("Exp", less)
+        total = write("ReduceSum", power, axes, keepdims=1)
+        quotient = write("Div", power, total) if node.op_type == "Softmax" else write("Sub", less, write("Log", total))
+        write.replace(node.outputs[0], quotient)
         yield Change(rewrite="softmax-as-quotient", place=node.name or "", description=f"over axis {axis}")
+
+
+def _is_plain(x: ir.Value) -> bool:
+    """Whether these are numbers that hold exp(20), which float16 does not."""
+    import onnx_ir as ir
+
+    return x.dtype in (ir.DataType.FLOAT, ir.DataType.DOUBLE)
 
 
 def _is_small(shape: Sizes) -> bool:
     """Whether starting five operators takes longer than transposing so few numbers."""
     return prod(size for size in shape if isinstance(size, int)) < FEW and all(isinstance(size, int) for size in shape)
+
+
+def _lrn_as_conv(model: ir.Model) -> Iterator[Change]:
+    for node in nodes_of(model, "LRN"):
+        x, shape = node.inputs[0], sizes(node.inputs[0])
+        size, given = int(attribute(node, "size", 1)), {"alpha": float(np.float32(1e-4)), "beta": 0.75, "bias": 1.0}
+        alpha, beta, bias = (float(attribute(node, name, default)) for name, default in given.items())
+        if x is None or shape is None or len(shape) != IMAGES or not _is_plain(x) or alpha < 0 or bias <= 0:
+            continue
+        width = shape[1]
+        if not isinstance(width, int) or width > MOST_CHANNELS:
+            continue
+        write = Writer(model, node)
+        away = np.arange(width) - np.arange(width)[:, None]
+        band = (away >= -((size - 1) // 2)) & (away <= size // 2)
+        weights = write.constant(band[:, :, None, None] * (alpha / size), x)
+        total = write("Conv", write("Mul", x, x), weights, write.constant(np.full(width, bias), x))
+        write.replace(node.outputs[0], write("Div", x, _power(write, total, beta)))
+        yield Change(rewrite="lrn-as-conv", place=node.name or "", description=f"over {size} channels")
+
+
+def _power(write: Writer, x: ir.Value, by: float) -> ir.Value:
+    """A power of numbers above 0, by square roots if it can be."""
+    if by == 0.75:
+        return write("Sqrt", write("Mul", x, write("Sqrt", x)))
+    if by == 0.5:
+        return write("Sqrt", x)
+    return x if by == 1 else write("Pow", x, write.constant(by, x))
 
 
 MISH_AS_QUOTIENT = Rewrite("mish-as-quotient", "a Mish", _mish_as_quotient, order=93, keeps=True, fp32_only=True)
@@ -137,9 +176,17 @@ PRELU_AS_SUM = Rewrite(
 )
 SOFTMAX_AS_QUOTIENT = Rewrite(
     "softmax-as-quotient",
-    "a Softmax over an axis that is not the last",
+    "a Softmax or LogSoftmax over an axis that is not the last",
     _softmax_as_quotient,
     opset=18,
+    order=93,
+    keeps=True,
+    fp32_only=True,
+)
+LRN_AS_CONV = Rewrite(
+    "lrn-as-conv",
+    "a local response normalization",
+    _lrn_as_conv,
     order=93,
     keeps=True,
     fp32_only=True,

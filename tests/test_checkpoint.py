@@ -8,6 +8,7 @@ import os
 import pickle
 import subprocess
 import sys
+import types
 import warnings
 import zipfile
 from collections import OrderedDict
@@ -317,3 +318,81 @@ def test_hints_for_other_peoples_files(tmp_path, monkeypatch):
     with pytest.raises(Refused) as refused:
         read_checkpoint(Path("yolo.pt"))
     assert "yolo export model=yolo.pt format=onnx; then repaconv fold yolo.onnx" in refused.value.hint
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = torch.nn.Linear(2, 2)
+        self.scale = torch.nn.Buffer(torch.ones(2))
+
+
+def test_tensors_with_bits_attributes_or_a_class_of_their_own(tmp_path):
+    numbers = torch.complex(torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0]))
+    weights = {"negative": numbers.conj().imag, "conjugate": numbers.clone().conj(), "other": torch.ones(2)}
+    assert weights["negative"].is_neg()
+    assert weights["conjugate"].is_conj()
+    for zipped in (True, False):
+        torch.save(weights, tmp_path / "bits.pth", _use_new_zipfile_serialization=zipped)
+        found = read_checkpoint(tmp_path / "bits.pth").tensors
+        assert all(torch.equal(found[name], value) for name, value in weights.items())
+        assert found["negative"].numpy().tolist() == [-3, -4]  # which torch refuses while the bit is set
+    named = torch.ones(2)
+    named.note = "mine"
+    torch.save({"w": named, "b": torch.zeros(2)}, tmp_path / "note.pth")
+    assert torch.equal(read_checkpoint(tmp_path / "note.pth").tensors["w"], torch.ones(2))
+    torch.save(Net(), tmp_path / "buffer.pth")
+    assert read_checkpoint(tmp_path / "buffer.pth").tensors.keys() == {"fc.weight", "fc.bias", "scale"}
+    torch.save({"w": torch.ones(2).as_subclass(Own), "b": torch.zeros(2)}, tmp_path / "own.pth")
+    assert "Own, which is not run" in refused(tmp_path / "own.pth", "checkpoint.global-in-weights")
+
+
+class Own(torch.Tensor):
+    pass
+
+
+def test_every_pickle_protocol_of_the_legacy_format(tmp_path, tiny_weights):
+    for protocol in (2, 3, 4, 5):
+        path = tmp_path / f"{protocol}.pth"
+        torch.save(tiny_weights, path, _use_new_zipfile_serialization=False, pickle_protocol=protocol)
+        found = read_checkpoint(path)
+        assert found.origin.container == "torch legacy"
+        assert torch.equal(found.tensors["head.fc.bias"], tiny_weights["head.fc.bias"])
+
+
+def test_a_package_of_the_users_may_have_the_name_of_one_of_pythons_modules(tmp_path, monkeypatch):
+    def module(name):
+        found = types.ModuleType(name)
+        monkeypatch.setitem(sys.modules, name, found)
+        monkeypatch.setattr(Net, "__module__", name)
+        found.Net = Net
+        torch.save(Net(), tmp_path / f"{name}.pth")
+        return tmp_path / f"{name}.pth"
+
+    assert "fc.weight" in read_checkpoint(module("trace.models")).tensors
+    for name in ("trace", "os.models", "importlib.models"):
+        assert f"{name}.Net" in refused(module(name), "checkpoint.unsafe-global")
+
+
+def test_a_tensor_among_the_records_makes_no_state_dict_of_them(tmp_path, tiny_weights):
+    best = {"best_acc1": torch.tensor(0.9)}
+    torch.save({"model": tiny_weights, **best}, "a.pth")
+    torch.save({"net_g": tiny_weights, **best, "loss": torch.tensor(1.0), "epoch": 3}, "b.pth")
+    torch.save({"model": tiny_weights, "confusion": torch.ones(3, 3)}, "c.pth")
+    for path, place in (("a.pth", "model"), ("b.pth", "net_g"), ("c.pth", "model")):
+        found = read_checkpoint(path)
+        assert found.origin.weights == place, path
+        assert "head.fc.bias" in found.tensors, path
+    assert read_checkpoint("a.pth").record == {"best_acc1": pytest.approx(0.9)}
+    extra = {"norm._extra_state": {"scale": torch.ones(1)}}
+    torch.save({"net_g": {**tiny_weights, **extra}}, "d.pth")  # fewer tensors than the state dict that holds it
+    assert [each.path for each in read_checkpoint("d.pth").sets] == ["net_g"]
+
+
+def test_a_name_that_only_looks_like_another_is_kept(tmp_path):
+    torch.save({"optimal_model": {"a": torch.ones(2), "b": torch.ones(1)}, "optim": {"c": torch.ones(2)}}, "a.pth")
+    assert read_checkpoint("a.pth").origin.weights == "optimal_model"
+    torch.save({"att.decay": torch.ones(2), "att.weight": torch.ones(2), "ema.decay": torch.tensor(0.9)}, "b.pth")
+    assert read_checkpoint("b.pth").tensors.keys() == {"att.decay", "att.weight"}
+    torch.save({"params": {"a": torch.ones(2)}, "params_ema": {"a": torch.ones(2)}}, "c.pth")
+    assert "its moving average is --weights params_ema" in read_checkpoint("c.pth").origin.weights_reason

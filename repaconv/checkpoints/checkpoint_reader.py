@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,13 +30,16 @@ from repaconv.results import Origin, WeightSet
 # Keys under which training code stores the weights that it evaluates, in order of preference.
 USUAL = ("state_dict", "model", "model_state_dict", "module", "net", "network", "weights", "params", ".")
 # Keys under which it stores a moving average of them.
-AVERAGES = ("ema_state_dict", "state_dict_ema", "model_ema", "ema", "ema_model", "model_ema_state_dict")
+AVERAGES = ("ema_state_dict", "state_dict_ema", "model_ema", "ema", "ema_model", "model_ema_state_dict", "params_ema")
 # Name parts inserted by wrappers: DistributedDataParallel and AveragedModel, torch.compile.
 WRAPPERS = ("module", "_orig_mod")
 # Prefixes common to all names, from attributes of Lightning modules and trainers.
 HOLDERS = ("model", "net", "student", "ema_model")
 # Counters of moving averages, stored among the weights.
 COUNTERS = ("steps", "n_averaged", "num_updates", "decay")
+# Keys of other states of the training, which hold tensors too.
+OPTIMIZER = re.compile("optim(?!al)")
+NO_WEIGHTS = re.compile(f"{OPTIMIZER.pattern}|sched|scaler|message_hub")
 SCALARS = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.bool)
 DEEPEST = 4
 """Maximum nesting depth of the mapping that holds the weights."""
@@ -114,6 +118,7 @@ def read_checkpoint(
     tensors = _only_tensors(path, place, under_prefix(sets[place], prefix))
     if not again:
         contents.checksums.require(tensors)
+    tensors = {name: tensor.resolve_conj().resolve_neg() for name, tensor in tensors.items()}
     names, stripped = _strip_wrappers(list(tensors))
     return Checkpoint(
         path=path,
@@ -147,24 +152,33 @@ def _weight_sets(
 ) -> Iterator[tuple[str, Mapping[str, Any], Placeholder | None]]:
     """Yield state dicts and pickled modules, with their dotted keys, except optimizer states.
 
-    A state dict is a mapping of names mostly to tensors. Each container is visited once: a pickle may refer to it a
-    million times in a few bytes.
+    A state dict is a mapping of names mostly to tensors. One that holds another set of at least as many tensors may be
+    the training code's record around it, with the best accuracy as a tensor: it is yielded only if it has more than
+    single numbers. The entries of each container are visited once: a pickle may refer to it a million times in a few
+    bytes.
     """
     if isinstance(value, Placeholder) and is_module(value) and depth and id(value) not in seen:
         seen.add(id(value))
         if found := weights_of(value, room):
             yield place, found, value
-    if not isinstance(value, Mapping) or depth == 0 or id(value) in seen:
+    if not isinstance(value, Mapping) or depth == 0:
         return
     entries = {key: entry for key, entry in value.items() if key != "__metadata__"}
-    tensors = sum(isinstance(entry, Tensor) for entry in entries.values())
-    if tensors and 2 * tensors >= len(entries) and all(isinstance(key, str) for key in entries):
-        yield place, entries, None
-        return
+    tensors = [entry for entry in entries.values() if isinstance(entry, Tensor)]
+    is_state_dict = tensors and 2 * len(tensors) >= len(entries) and all(isinstance(key, str) for key in entries)
+    nested = () if id(value) in seen else entries.items()
     seen.add(id(value))
-    for key, entry in entries.items():
-        if isinstance(key, str) and not any(word in key for word in ("optim", "sched", "scaler", "message_hub")):
-            yield from _weight_sets(entry, key if place == "." else f"{place}.{key}", depth - 1, seen, room)
+    inner = [
+        found
+        for key, entry in nested
+        if isinstance(key, str) and not NO_WEIGHTS.search(key)
+        for found in _weight_sets(entry, key if place == "." else f"{place}.{key}", depth - 1, seen, room)
+    ]
+    is_record = any(_describe(name, found).tensors >= len(tensors) for name, found, _ in inner)
+    if is_state_dict and not (is_record and all(tensor.numel() == 1 for tensor in tensors)):
+        yield place, entries, None
+    if is_record or not is_state_dict:
+        yield from inner
 
 
 def under_prefix(named: Mapping[str, T], prefix: str) -> dict[str, T]:
@@ -277,11 +291,11 @@ def _only_tensors(path: Path, place: str, found: Mapping[str, Any]) -> dict[str,
                 hint="Save the weights as plain tensors, preferably as .safetensors.",
                 code="checkpoint.global-in-weights",
             )
-    return {name: value for name, value in found.items() if isinstance(value, Tensor) and not _is_counter(name)}
+    return {name: value for name, value in found.items() if isinstance(value, Tensor) and not _is_counter(name, value)}
 
 
-def _is_counter(name: str) -> bool:
-    return name.rpartition(".")[2] in COUNTERS and name.count(".") <= 1
+def _is_counter(name: str, tensor: Tensor) -> bool:
+    return tensor.ndim == 0 and name.rpartition(".")[2] in COUNTERS and name.count(".") <= 1
 
 
 def _strip_wrappers(names: list[str]) -> tuple[dict[str, str], tuple[str, ...]]:
@@ -326,7 +340,7 @@ def _record(value: Any, taken: str, sets: Collection[str], at: str = "") -> dict
             nearer = _record(entry, taken, sets, f"{place}.")
         elif key == "__metadata__" and isinstance(entry, Mapping):
             said |= plain_values(entry)
-        elif not within and not (among and isinstance(entry, Tensor)) and "optim" not in key:
+        elif not within and not (among and isinstance(entry, Tensor)) and not OPTIMIZER.search(key):
             said[key] = plain_values(entry)
     return {**said, **nearer}
 

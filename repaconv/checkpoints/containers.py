@@ -218,17 +218,10 @@ def open_zip(path: Path) -> Contents:
 # torch/serialization.py MAGIC_NUMBER and PROTOCOL_VERSION
 LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
 LEGACY_PROTOCOL = 1001
+LEGACY_STARTS = tuple(pickle.dumps(LEGACY_MAGIC, protocol) for protocol in range(2, 6))
+"""The first bytes of the sequential format, for each pickle protocol that torch.save may be given."""
 
 # Sequential format: magic, protocol, system, object, storage keys, then (elements, bytes) per storage.
-
-
-def starts_with_magic(path: Path) -> bool:
-    """Return whether the file has the sequential format."""
-    with path.open("rb") as file:
-        try:
-            return bool(unpickle(file).value == LEGACY_MAGIC)
-        except Refused:
-            return False
 
 
 def _meta(_key: str, dtype: torch.dtype, elements: int) -> Tensor:
@@ -391,7 +384,7 @@ def _open_by_first_bytes(path: Path) -> Contents:
         )
     if head.startswith(b"PK"):
         return open_zip(path)
-    if head[:2] == b"\x80\x02" and starts_with_magic(path):
+    if head.startswith(LEGACY_STARTS):
         return open_sequential(path)
     if len(head) > 8 and head[8:9] == b"{" and int.from_bytes(head[:8], "little") < LONGEST_HEADER:
         return _safetensors(path)

@@ -140,6 +140,9 @@ RUNS_CODE_MODULES = frozenset(
     multiprocessing asyncio threading _thread socket ssl urllib http requests httpx aiohttp ftplib telnetlib
     smtplib webbrowser tempfile""".split()  # noqa: SIM905 - a list of words reads best as words
 )
+# Of these, plausible names of a user's own package. Python's modules of these names have no submodules, so a class of
+# trace.models is the user's.
+WITHOUT_SUBMODULES = frozenset(("code", "commands", "imp", "profile", "signal", "site", "trace"))
 RUNS_CODE_NAMES = frozenset(
     [
         "builtins.eval",
@@ -298,7 +301,9 @@ class _DataUnpickler(OpcodeMachine):
     def find_class(self, module: str, name: str) -> object:
         module = "builtins" if module == "__builtin__" else module  # its name in Python 2 and protocol 2
         full = f"{module}.{name}"
-        if module.partition(".")[0] in RUNS_CODE_MODULES or full in RUNS_CODE_NAMES:
+        package, _, inner = module.partition(".")
+        runs_code = package in RUNS_CODE_MODULES and not (inner and package in WITHOUT_SUBMODULES)
+        if runs_code or full in RUNS_CODE_NAMES:
             raise Refused(
                 f"the file refers to {full}, which can run code; none of it was run.",
                 hint=(
@@ -337,13 +342,26 @@ def _flat(storage: object) -> Tensor:
     return storage
 
 
-def _rebuild_tensor(storage: object, offset: int, shape: Sequence[int], stride: Sequence[int], *_: object) -> Tensor:
-    return strided(_flat(storage), offset, shape, stride)
+def _rebuild_tensor(storage: object, offset: int, shape: Sequence[int], stride: Sequence[int], *rest: Any) -> Tensor:
+    _requires_grad, _hooks, metadata = (*rest, None, None, None)[:3]
+    return _with_bits(strided(_flat(storage), offset, shape, stride), metadata)
 
 
 def _rebuild_tensor_v3(storage: object, offset: int, shape: Sequence[int], stride: Sequence[int], *rest: Any) -> Tensor:
-    _requires_grad, _hooks, dtype = rest[:3]
-    return strided(_flat(storage).view(dtype), offset, shape, stride)
+    _requires_grad, _hooks, dtype, metadata = (*rest, None)[:4]
+    return _with_bits(strided(_flat(storage).view(dtype), offset, shape, stride), metadata)
+
+
+def _with_bits(view: Tensor, metadata: object) -> Tensor:
+    """Set the conjugate and negative bits, e.g. of ``x.conj().imag``: its storage holds the opposite numbers."""
+    bits = metadata if isinstance(metadata, dict) else {}
+    view = view.conj() if bits.get("conj") else view
+    return view._neg_view() if bits.get("neg") else view
+
+
+def _rebuild_from_type(function: Callable[..., object], kind: Any, args: tuple[object, ...], *_state: object) -> object:
+    """Rebuild a tensor with attributes of its own, such as an nn.Buffer; a subclass may hold other numbers."""
+    return function(*args) if getattr(kind, "qualified_name", "") == "torch.Tensor" else kind(*args)
 
 
 def _rebuild_parameter(data: object, *_: object) -> object:
@@ -369,6 +387,7 @@ _ALLOWED: dict[str, object] = {
     "torch._utils._rebuild_tensor": _rebuild_tensor,
     "torch._utils._rebuild_tensor_v2": _rebuild_tensor,
     "torch._utils._rebuild_tensor_v3": _rebuild_tensor_v3,
+    "torch._tensor._rebuild_from_type_v2": _rebuild_from_type,
     "torch._utils._rebuild_parameter": _rebuild_parameter,
     "torch._utils._rebuild_parameter_with_state": _rebuild_parameter,
 }

@@ -710,3 +710,56 @@ def test_at_most_what_timm_leaves(name):
     folded, _ = fold_parts(model, "auto")  # by structure, also where a method knows the whole
     assert norms(folded) == []
     assert count(folded) <= count(reparameterize_model(copy.deepcopy(model)))
+
+
+class Counting(nn.Module):
+    """Reads the weight of its convolution, but not in the first call."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.bn, self.calls = nn.Conv2d(3, 4, 3, bias=False), nn.BatchNorm2d(4), 0
+
+    def forward(self, x):
+        self.calls += 1
+        y = self.bn(self.conv(x))
+        return y + F.conv2d(x, self.conv.weight) if self.calls > 1 else y
+
+
+def test_what_computes_something_else_in_its_next_call_is_not_folded():
+    assert "bn -> conv not folded, the module gives other outputs when it is called again" in " ".join(
+        unfolded(trained(Counting()))
+    )
+
+
+class Summed(nn.Module):
+    """Parallel layers in the forward of the module itself, which has a method of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(3, 4, 1)
+
+    def forward(self, image):
+        return F.relu(self.a(image) + self.b(image))
+
+    def encode(self, image):
+        return self.a(image)
+
+
+def test_a_module_keeps_its_own_class_and_methods():
+    x = torch.randn(2, 3, 8, 8)
+    assert "the module itself: layers in parallel not folded, its own class would be lost" in unfolded(Summed(), x)[0]
+    assert rc.fold(Summed(), example=x)(image=x).shape == (2, 4, 8, 8)
+    assert told(rc.fold(nn.Sequential(Summed()), example=x))[0].startswith("0: layers in parallel -> Conv2d")
+
+
+def test_a_fold_that_float16_cannot_hold_is_skipped():
+    model = nn.Sequential(nn.Conv2d(3, 4, 3, bias=False), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4))
+    trained(model)
+    model[1].running_mean.fill_(3000.0)
+    model[1].running_var.fill_(1e-3)  # the bias would be about -95000
+    x = torch.randn(2, 3, 8, 8)
+    folded = rc.fold(copy.deepcopy(model).half(), example=x.half())
+    assert told(folded) == ["3: 3 -> 2"]
+    assert "1 -> 0 not folded, its new numbers would exceed 65504" in left(folded)
+    assert all(bool(weight.isfinite().all()) for weight in folded.parameters())
+    assert told(rc.fold(model, example=x)) == ["1: 1 -> 0", "3: 3 -> 2"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from test_live import IdleFfn, OwnNet, PeftLinear, ScaledBlock, plain_vit, same,
 from torch import nn
 
 import repaconv as rc
-from repaconv.core.errors import Refused, UsageProblem
+from repaconv.core.errors import Refused, RepaconvError, UsageProblem
 from repaconv.torch_fold.module_calls import in_float64
 from repaconv.torch_fold.whole_module_check import Whole
 
@@ -306,3 +307,64 @@ def test_rounding_in_float64_is_measured_on_the_original_and_does_not_excuse_eve
     assert rows(large) == [("norm", "norm -> conv")]
     assert "on 5 inputs" in large.fold_certificate[-1].folded[0]  # of 6: 30 times as large ones show nothing
     assert rows(rc.fold(Amplified(1e9), example=example)) == []  # rounding moves its outputs by more than 1e-9
+
+
+class Pair(NamedTuple):
+    image: torch.Tensor
+    scale: torch.Tensor
+
+
+class OfPair(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.bn = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)
+
+    def forward(self, pair):
+        return self.bn(self.conv(pair.image)) * pair.scale
+
+    def get_extra_state(self):
+        return {"version": 1}
+
+    def set_extra_state(self, state):
+        assert state == {"version": 1}
+
+
+def test_named_tuples_as_inputs_and_objects_in_the_state_dict():
+    folded = rc.fold(trained(OfPair()), example=(Pair(torch.randn(2, 3, 8, 8), torch.ones(1)),))
+    assert rows(folded) == [("bn", "bn -> conv")]
+
+
+def test_modules_and_calls_in_inference_mode():
+    with torch.inference_mode():
+        model, x = trained(nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))), torch.randn(2, 3, 8, 8)
+        folded = rc.fold(model, example=x)
+        torch.testing.assert_close(folded(x), model.eval()(x))
+    assert rows(folded) == rows(rc.fold(model, example=x)) == [("1", "1 -> 0")]
+    assert not any(weight.is_inference() for weight in folded.parameters())
+
+
+@pytest.mark.parametrize(
+    ("model", "code", "words"),
+    [
+        (lambda: nn.Sequential(nn.LazyConv2d(4, 3)), "live.meta", "a lazy layer"),
+        (lambda: torch.jit.trace(nn.Conv2d(3, 4, 3), torch.ones(1, 3, 8, 8)), "live.script", "TorchScript"),
+        (lambda: nn.Sequential(torch.jit.script(nn.Conv2d(3, 4, 3))), "live.script", "or holds one"),
+        (lambda: 3, "usage.live", "an object of the type int is neither a file nor a torch.nn.Module"),
+        (lambda: {"a": torch.ones(1)}, "usage.live", "of the type dict is neither"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning", "ignore:Lazy modules:UserWarning")
+def test_what_is_no_module_with_numbers_and_code_of_its_own_says_so(model, code, words):
+    with pytest.raises(RepaconvError) as caught:
+        rc.fold(model(), example=torch.randn(2, 3, 8, 8))
+    assert caught.value.code == code
+    assert words in caught.value.message
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize("ratio", ["abc", float("nan"), 5])
+def test_an_idle_ratio_is_a_number_between_0_and_1(ratio):
+    with pytest.raises(UsageProblem) as caught:
+        rc.fold(trained(nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))), idle_ratio=ratio)
+    assert caught.value.code == "setting.value"
+    assert f"idle_ratio={ratio}" in caught.value.message

@@ -34,7 +34,18 @@ from repaconv.torch_fold.module_calls import (
     with_random_inputs,
 )
 from repaconv.torch_fold.structural_fold import fold_structure
-from repaconv.torch_fold.submodules import New, child_at, is_hooked, joined, like, put, replaced, shared
+from repaconv.torch_fold.submodules import (
+    New,
+    child_at,
+    is_hooked,
+    joined,
+    largest_number,
+    like,
+    put,
+    replaced,
+    shared,
+    too_large,
+)
 from repaconv.torch_fold.weight_changes import applied
 from repaconv.torch_fold.whole_module_check import Equality, Whole, compare, module_rounding
 from repaconv.verification.tolerances import FLOAT64
@@ -197,9 +208,7 @@ def fold_parts(
         _require_the_same_twice(module, whole)
         after, edits = folding.edited(in_float64(module), whole, names, each=True)
     structured = (
-        fold_structure(after, whole, len(edits), shared(module))
-        if method == "auto" and (edits or idle_ratio is None)
-        else None
+        fold_structure(after, whole, len(edits), module) if method == "auto" and (edits or idle_ratio is None) else None
     )
     changes = structured.changes if structured else ()
     not_folded = (*folding.not_folded, *(structured.not_folded if structured else ()))
@@ -222,6 +231,7 @@ class _Folding:
 
     def __init__(self, module: nn.Module, method: str, rules: tuple[Rule, ...]) -> None:
         self._method, self._rules, self._shared = method, rules, shared(module)
+        self._limit = largest_number(module)
         self.not_folded: list[str] = []
 
     def guesses(self, part: nn.Module) -> Iterator[Guess]:
@@ -245,6 +255,8 @@ class _Folding:
                     continue
                 before = {at: part.get_submodule(at) for at in edit.new}
                 why = self._untouchable(name, before)
+                new = (weight for part in edit.new.values() for weight in part.parameters())
+                why = why or too_large(new, self._limit)
                 if not why:
                     root = replaced(root, name, edit.new)
                     if each and not (found := whole.compare(root, len(edits) + 1)).passed:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from repaconv.core.errors import Refused
+from repaconv.core.errors import Refused, first_line
 from repaconv.method_api.fold_error import tensors_in
 from repaconv.verification.rounding import LAST_PLACE, jittered_feeds
 
@@ -133,7 +133,8 @@ def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, (tuple, list)):
-        return type(value)(mapped(entry, change) for entry in value)
+        entries = [mapped(entry, change) for entry in value]
+        return type(value)(*entries) if hasattr(value, "_fields") else type(value)(entries)  # a NamedTuple has fields
     if isinstance(value, dict):
         return {name: mapped(entry, change) for name, entry in value.items()}
     return value
@@ -146,9 +147,3 @@ def double(tensor: Tensor) -> Tensor:
 
 def _real(tensor: Tensor) -> bool:
     return tensor.is_floating_point()
-
-
-def first_line(error: Exception) -> str:
-    """The first line of an exception's message, or its type if the message is empty."""
-    lines = str(error).strip().splitlines()
-    return lines[0].rstrip(".") if lines else type(error).__name__

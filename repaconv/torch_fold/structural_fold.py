@@ -28,7 +28,7 @@ from repaconv.algebra.convolution_kernels import Kernel, per_output_channel
 from repaconv.rewrites.fold.unfolded_linear_operators import PADDED, READ_BESIDE
 from repaconv.torch_fold.module_calls import keeps_state
 from repaconv.torch_fold.module_trace import LOOKS, SAME, Called, Step, Trace, Value, inner_name, parameters_of
-from repaconv.torch_fold.submodules import holds_nothing, joined, shared
+from repaconv.torch_fold.submodules import holds_nothing, joined, largest_number, shared
 from repaconv.torch_fold.traced_linear_maps import (
     ADDS,
     COMPUTED,
@@ -367,22 +367,23 @@ class Structured(NamedTuple):
     not_folded: tuple[str, ...]
 
 
-def fold_structure(module: nn.Module, whole: Whole, edits: int, shared_names: set[str]) -> Structured:
+def fold_structure(module: nn.Module, whole: Whole, edits: int, given: nn.Module) -> Structured:
     """Apply all structural folds to a copy of a module.
 
     Args:
         module: A module returned by `in_float64`; it is not changed.
         whole: The recorded outputs of the module.
         edits: How many folds it has already.
-        shared_names: What is shared in the user's module: names of modules and tensors. A copy may share less.
+        given: The user's module. A copy may share less of its modules and tensors, and holds larger numbers.
     """
+    shared_names, limit = shared(given), largest_number(given)
     trial = _Trial(module, whole, edits)
     made: list[Change] = []
     wrong: dict[tuple[str, str], tuple[Change, Equality]] = {}
     changing = cache(lambda: keeps_state(module, whole.calls[0]))
     while True:
         trace = Trace.of(trial.module, whole.calls[0])
-        places = Places(trial.module, trace, shared(trial.module) | shared_names, changing)
+        places = Places(trial.module, trace, shared(trial.module) | shared_names, changing, limit)
         every = list(_possible_folds(places, set(wrong)))
         found = sorted((c for c in every if isinstance(c, Change)), key=lambda c: _class_name(trial.module, c))
         if not found:
@@ -466,6 +467,12 @@ def _possible_folds(places: Places, refused: set[tuple[str, str]]) -> Iterator[C
                 why = f"the forward of {decides} reads numbers that depend on the input, and may branch on them"
                 yield Unfolded(change.at, change.description, why)
                 continue
+            if places.keeps_state():  # another call may compute something else than the traced one
+                yield Unfolded(change.at, change.description, "the module gives other outputs when it is called again")
+                continue
+            if overflow := places.overflows(change):
+                yield Unfolded(change.at, change.description, overflow)
+                continue
             touched |= change.touches
             yield change
 
@@ -482,8 +489,8 @@ def _parallel(places: Places, call: Called) -> Iterator[Change | Unfolded]:
     calls = places.trace.called(call.name)
     if not why and not all(alike(links, chain_of(places.trace, one) or []) for one in calls if one is not call):
         why = "it computes something else in another call"
-    if not why and places.keeps_state():
-        why = "the module gives other outputs when it is called again"
+    if not why and not call.name:
+        why = "its own class would be lost; to fold it all the same, give nn.Sequential(module)"
     if why:
         yield Unfolded(call.name, what, why)
     elif call is calls[0]:

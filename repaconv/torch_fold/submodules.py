@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
+import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 from torch.utils._pytree import tree_leaves
@@ -85,6 +86,19 @@ def put(root: nn.Module, name: str, part: nn.Module) -> nn.Module:
     parent, _, last = name.rpartition(".")
     setattr(root.get_submodule(parent), last, part)
     return root
+
+
+def largest_number(module: nn.Module) -> float:
+    """The largest number that all floating-point dtypes of a module's parameters can hold."""
+    dtypes = {weight.dtype for weight in module.parameters() if weight.is_floating_point()}
+    return min((torch.finfo(dtype).max for dtype in dtypes), default=float("inf"))
+
+
+def too_large(tensors: Iterable[Tensor], limit: float) -> str:
+    """Why these new numbers cannot be cast to a dtype with that largest number; empty if they can be."""
+    if any(bool((tensor.abs() > limit).any()) for tensor in tensors):
+        return f"its new numbers would exceed {limit:g}, the largest one of the module's dtype"
+    return ""
 
 
 def like(new: nn.Module, module: nn.Module, place: str) -> nn.Module:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from repaconv.torch_fold.module_trace import Called, Step, Trace, Value
-from repaconv.torch_fold.submodules import is_hooked, joined, like, put
+from repaconv.torch_fold.submodules import is_hooked, joined, like, put, too_large
 
 Weights = dict[str, "np.ndarray | float | None"]
 """New parameters by their full names, in float64: an array, None to remove the parameter, or a number to replace it."""
@@ -98,10 +98,13 @@ class Places:
         trace: A trace of the module.
         shared: Names of modules and tensors that have another name as well.
         keeps_state: Whether the module gives other outputs when it is called again.
+        limit: The largest number that a new parameter may have.
     """
 
-    def __init__(self, root: nn.Module, trace: Trace, shared: set[str], keeps_state: Callable[[], bool]) -> None:
-        self.root, self.trace, self._shared, self.keeps_state = root, trace, shared, keeps_state
+    def __init__(
+        self, root: nn.Module, trace: Trace, shared: set[str], keeps_state: Callable[[], bool], limit: float
+    ) -> None:
+        self.root, self.trace, self._shared, self.keeps_state, self._limit = root, trace, shared, keeps_state, limit
         self._calls = Counter(call.name for call in trace.calls)
         self.users = Counter(v.name for step in trace.steps for v in dict.fromkeys(step.inputs) if v.name)
         self._held = {name for name, _ in root.named_parameters()}
@@ -159,6 +162,13 @@ class Places:
         while (parent := found[-1].parent) is not None:
             found.append(parent)
         return found
+
+    def overflows(self, change: Change) -> str:
+        """Why the new numbers of a fold do not fit the dtype of the user's module; empty if they do."""
+        arrays = (array for array in change.weights.values() if isinstance(array, np.ndarray))
+        layers = (part for links in change.rebuilt.values() for part in links if isinstance(part, nn.Module))
+        new = (torch.from_numpy(np.ascontiguousarray(array)) for array in arrays)
+        return too_large((*new, *(weight for part in layers for weight in part.parameters())), self._limit)
 
     def grows(self, change: Change) -> bool:
         """Whether a fold increases the number of parameters and statistics."""

@@ -21,13 +21,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from repaconv.core.errors import Refused
+from repaconv.core.errors import Refused, first_line
 from repaconv.results import Tolerance, Verdict
 from repaconv.torch_fold.module_calls import (
     Call,
     Outputs,
     double,
-    first_line,
     mapped,
     outputs,
     usable,

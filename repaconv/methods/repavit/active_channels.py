@@ -141,7 +141,7 @@ def read_claim(args: Mapping[str, Any], knobs: Knobs, *, rule: Rule) -> Claim | 
     stored_heuristic, source = args.get("heuristic"), "args"
     if args.get("channel_idle") is False:
         found, stored_heuristic, source = 0.0, "static", "args.channel_idle (all channels are activated)"
-    ratio = knobs.maybe("idle_ratio", _ratio, found, source)
+    ratio = knobs.maybe("idle_ratio", parse_idle_ratio, found, source)
     heuristic = None
     if rule.linear:
         stored_heuristic = None if stored_heuristic is None else "linear" if stored_heuristic == "linear" else "static"
@@ -200,7 +200,8 @@ def _trained(checkpoint: Checkpoint, ffn: Ffn) -> bool:
     return counter is None or int(counter) > 0
 
 
-def _ratio(text: str) -> float:
+def parse_idle_ratio(text: str) -> float:
+    """Parse a share of idle channels; a ValueError says what is wrong with it."""
     value = float(text)
     if not 0 <= value <= 1:
         raise ValueError("not between 0 and 1")

@@ -25,6 +25,10 @@ def fold_live(module: nn.Module, method: str, settings: Mapping[str, str], examp
     whole network is run before and after in float64. If nothing folds, the copy is unchanged, and its certificate has
     one row, ``nothing to fold``. ``not_folded`` of the last row says what was not folded, and why.
 
+    The fold is exact for the call that is run. Another method of the module, or the same call with a flag that selects
+    another path, may read a value from the middle of a fold, such as the output of a norm whose affine went into the
+    next layer.
+
     Args:
         module: The module, which is not changed. The result has its device and floating-point dtype.
         method: Its method, or ``auto``.
@@ -35,19 +39,54 @@ def fold_live(module: nn.Module, method: str, settings: Mapping[str, str], examp
     Raises:
         Refused: If the module cannot be run as a whole, or ``method`` is given and folds nothing in it.
     """
+    import torch
+
     from repaconv.torch_fold.module_calls import undisturbed
 
-    if any(tensor.is_meta for tensor in module.state_dict().values()):
-        raise Refused(
-            f"this {type(module).__name__} has no numbers yet: it is on torch's meta device.",
-            hint="Load its weights first, then fold it.",
-            code="live.meta",
-        )
-    with undisturbed():
+    _require_foldable(module)
+    with torch.inference_mode(mode=False), undisturbed():  # a trace reads versions, which inference tensors lack
         try:
             return _fold_whole(module, method, settings, example)
         except RepaconvError as error:
             return _fold_in_parts(module, method, settings, example, error)
+
+
+def _require_foldable(module: nn.Module) -> None:
+    """Refuse what is no module with numbers and Python code.
+
+    Raises:
+        UsageProblem: If it is no module.
+        Refused: If it has no numbers yet, or is of TorchScript.
+    """
+    import torch
+    from torch.nn.parameter import is_lazy
+
+    kind = type(module).__name__
+    if not isinstance(module, torch.nn.Module):
+        raise UsageProblem(
+            f"an object of the type {kind} is neither a file nor a torch.nn.Module.",
+            hint="Give the path of a checkpoint or an ONNX file, or a module with its weights loaded.",
+            code="usage.live",
+        )
+    if any(isinstance(part, torch.jit.ScriptModule) for part in module.modules()):
+        raise Refused(
+            f"this {kind} is a TorchScript module, or holds one; its calls cannot be traced.",
+            hint="Fold the module that it was made from, then script or trace the folded one.",
+            code="live.script",
+        )
+    tensors = [*module.parameters(), *module.buffers()]
+    if any(map(is_lazy, tensors)):
+        raise Refused(
+            f"this {kind} has no numbers yet: a lazy layer in it was never called.",
+            hint="Run it once on an input and load its weights, then fold it.",
+            code="live.meta",
+        )
+    if any(tensor.is_meta for tensor in tensors):
+        raise Refused(
+            f"this {kind} has no numbers yet: it is on torch's meta device.",
+            hint="Load its weights first, then fold it.",
+            code="live.meta",
+        )
 
 
 def _fold_in_parts(
@@ -60,10 +99,12 @@ def _fold_in_parts(
         RepaconvError: ``why``, if nothing in it folds and ``why`` can be corrected.
         UsageProblem: If a setting has no effect on parts.
     """
+    from repaconv.method_api.settings import Knobs
+    from repaconv.methods.repavit.active_channels import parse_idle_ratio
     from repaconv.torch_fold.known_submodule_folds import fold_parts
 
-    ratio = settings.get("idle_ratio")
-    folded, steps = fold_parts(module, method, example, None if ratio is None else float(ratio))
+    ratio = Knobs(settings).maybe("idle_ratio", parse_idle_ratio)
+    folded, steps = fold_parts(module, method, example, ratio)
     if steps[0].folded == (NOTHING_TO_FOLD,):
         steps = (_nothing_folded(steps[0], why),)
         if method != "auto" or ratio is not None:
@@ -103,6 +144,7 @@ def _fold_whole(module: nn.Module, method: str, settings: Mapping[str, str], exa
     """Fold the module as the network that a method recognizes by its state dict."""
     import torch
 
+    from repaconv.torch_fold.submodules import largest_number, too_large
     from repaconv.verification.input_batches import random_inputs
 
     checkpoint = _as_checkpoint(module)
@@ -122,6 +164,8 @@ def _fold_whole(module: nn.Module, method: str, settings: Mapping[str, str], exa
     images = torch.from_numpy(random_inputs((form.config.in_channels, *size), count=2, seed=0).images).double()
     error = _difference(module, deploy, images if example is None else example)
     steps.append(FoldStep(module=".", folded=("the whole network -> its deploy form",), max_rel_error=error))
+    if overflow := too_large(deploy.parameters(), largest_number(module)):
+        raise Refused(f"{overflow}.", hint="Fold it in float32 or bfloat16.", code="live.other")
     first = next(module.parameters())
     deploy.requires_grad_(any(weight.requires_grad for weight in module.parameters()))
     return _with_certificate(deploy.to(device=first.device, dtype=first.dtype).eval(), tuple(steps))
@@ -156,9 +200,12 @@ def _difference(module: nn.Module, deploy: nn.Module, given: Any) -> float:
 
 
 def _as_checkpoint(module: nn.Module) -> Checkpoint:
+    from torch import Tensor
+
     from repaconv.checkpoints import Checkpoint
 
-    tensors = {name: tensor.detach().cpu() for name, tensor in module.state_dict().items()}
+    state = module.state_dict().items()  # it may hold objects as well: extra states, settings of quantized layers
+    tensors = {name: tensor.detach().cpu() for name, tensor in state if isinstance(tensor, Tensor)}
     origin = Origin(
         path=type(module).__name__, sha256="", bytes=0, container="live module", weights=".", weights_reason="live"
     )

@@ -66,7 +66,8 @@ def fold(
             `repaconv.fetch` downloaded; or a ``torch.nn.Module``, of which a folded copy is returned.
         method: Name of the method, or ``auto``.
         arguments: For a file: the options of the command, such as ``arch``, ``settings``, ``weights`` and ``out``. For
-            a module: ``example``, an input. All others are model settings by name, e.g. ``num_heads=3``.
+            a module: ``example``, an input; the fold is exact for calls like it, not for other methods of the module.
+            All others are model settings by name, e.g. ``num_heads=3``.
 
     Raises:
         Refused: If the network cannot be folded completely.

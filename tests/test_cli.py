@@ -6,6 +6,7 @@ import inspect
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -106,6 +107,10 @@ def test_exit_codes_and_streams(repaconv, tiny):
         (2, ["fold", tiny, "--set", "eps=x"]),
         (4, ["fold", "none.pth"]),
         (4, ["inspect", "."]),
+        (2, ["fold", ""]),
+        (2, ["fold", tiny, "--arch", ""]),
+        (2, ["fold", tiny, "--arch="]),
+        (2, ["fold", tiny, "--set", "eps=1", "--set", "eps=2"]),
     ):
         found, out, err = repaconv(*command)
         assert (found, out) == (code, ""), command
@@ -422,6 +427,12 @@ def test_markdown_of_a_report_is_printed(repaconv, tiny):
 def _next(err: str) -> str:
     """The step that a command names as the next one; empty where it names none."""
     return "".join(line.split("next ", 1)[1].strip() for line in err.splitlines() if line.startswith(" next "))
+
+
+def test_a_path_with_spaces_is_quoted_in_the_next_step(repaconv, tiny):
+    shutil.copy(tiny, "my model.pth")
+    assert _next(repaconv("inspect", "my model.pth")[2]) == "repaconv fold 'my model.pth'"
+    assert "repaconv export -o 'my model.onnx'" in repaconv("export", "my model.onnx")[2]
 
 
 def test_the_next_step_is_of_the_same_run_and_can_be_taken_here(repaconv, tiny):

@@ -19,7 +19,7 @@ import repaconv as rc
 from repaconv.checkpoints import read_checkpoint
 from repaconv.conversion import token_merging
 from repaconv.conversion.block_conversion import BlockContext
-from repaconv.conversion.conversion_option_parsing import RequestedBlocks, read_blocks
+from repaconv.conversion.conversion_option_parsing import RequestedBlocks, read_blocks, read_heads
 from repaconv.conversion.head_scores import AttentionMoments, score, score_activations
 from repaconv.conversion.image_splits import role_of
 from repaconv.conversion.kernel_fitting import (
@@ -362,6 +362,11 @@ def test_blocks_are_read_or_refused():
     assert read_blocks("3", 6).number == 3
     assert read_blocks("5,0", 6).named == (0, 5)
     assert read_blocks("2,", 6).named == (2,)
+    assert read_heads("3", 6, 3).number == 3
+    assert read_heads("0.2,5.1", 6, 3).heads == ((0, 2), (5, 1))
+    for text in ("²", "0.²", "0.1.²", "0.1,²"):
+        with pytest.raises(UsageProblem, match="neither a number nor BLOCK"):
+            read_heads(text, 6, 3)
     for text in ("7", "0", "0,6", "1,1", "-1", "all"):
         with pytest.raises(UsageProblem) as refused:
             read_blocks(text, 6)

@@ -84,6 +84,13 @@ def test_what_is_no_value_is_refused_with_its_option():
     for text in ("x", "-5%", "nan"):
         with pytest.raises(UsageProblem, match="--max-regression"):
             asked.read(text)
+    (asked,) = [each for each in options_of(ExportOptions) if each.name == "batch"]
+    for text in ("²", "0", "9" * 5000):  # ² is a digit, but int does not read it
+        with pytest.raises(UsageProblem, match="neither dynamic nor a whole number above zero"):
+            asked.read(text)
+    (asked,) = [each for each in options_of(FoldOptions) if each.name == "settings"]
+    with pytest.raises(UsageProblem, match="--set gives eps twice"):
+        asked.read(["eps=1", "mean=2", "eps=3"])
 
 
 @pytest.mark.parametrize(

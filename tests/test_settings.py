@@ -15,6 +15,7 @@ from repaconv.backbones.vit_checkpoint_reader import read_heads
 from repaconv.checkpoints import claimed_accuracy, read_checkpoint
 from repaconv.core import plugins
 from repaconv.core.errors import UsageProblem
+from repaconv.method_api.preprocessing import preprocessing_of
 from repaconv.method_api.settings import Knobs, natural
 from repaconv.methods.nondeep.published_models import example_meta
 from repaconv.methods.riformer import METHOD as RIFORMER
@@ -34,6 +35,24 @@ def test_a_value_that_does_not_parse_has_no_example_where_nothing_is_the_default
     with pytest.raises(UsageProblem, match="not a whole number") as refused:
         Knobs({"classes": "abc"}).asked("classes", natural)
     assert refused.value.hint == "Correct it, or leave it out."
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"mean": "nan"}, "--set mean=nan: not finite"),
+        ({"std": "0,0,0"}, "--set std=0,0,0: not above zero"),
+        ({"std": "inf"}, "--set std=inf: not finite"),
+        ({"mean": "1,2"}, "mean has 2 numbers and std has 3"),
+    ],
+)
+def test_a_mean_and_a_std_are_numbers_that_pixels_can_be_normalized_with(given, problem):
+    with pytest.raises(UsageProblem, match=problem) as refused:
+        preprocessing_of({}, {}, Knobs(given))
+    assert refused.value.code == "setting.value"
+    with pytest.raises(UsageProblem) as refused:
+        Knobs({"mean": "x"}).asked("mean", float, (77.5, 3.0))
+    assert refused.value.hint == "E.g. --set mean=77.5,3."
 
 
 TOLD = "--set num_heads=2 contradicts the checkpoint: args says 3"

@@ -18,8 +18,7 @@ Product = tuple[Array, Array]
 def rank(left: Array, right: Array) -> int:
     """Return the rank of left [m, r] right [r, n]: at least 1, at most r.
 
-    Singular values below float64's rounding error do not count, nor those below twice ``rounding``, the relative
-    rounding error of the stored numbers.
+    Singular values below float64's rounding error do not count.
     """
     (_, r1), (_, r2) = np.linalg.qr(left), np.linalg.qr(right.T)
     s = np.linalg.svd(r1 @ r2.T, compute_uv=False)

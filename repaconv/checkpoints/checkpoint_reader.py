@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -209,8 +210,8 @@ def _find_prefix(path: Path, sets: Mapping[str, Mapping[str, Any]], wanted: str)
 def _export_hint(path: Path, placeholders: Collection[str]) -> str:
     """Return a hint on how else to get the network; ultralytics can export its own."""
     if any(name.startswith("ultralytics.") for name in placeholders):
-        onnx = path.with_suffix(".onnx")
-        return f"Export it with ultralytics: yolo export model={path} format=onnx; then repaconv fold {onnx}"
+        model, onnx = (shlex.quote(str(each)) for each in (path, path.with_suffix(".onnx")))
+        return f"Export it with ultralytics: yolo export model={model} format=onnx; then repaconv fold {onnx}"
     return "Save the trained module's state_dict() with torch.save or safetensors."
 
 

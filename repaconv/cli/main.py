@@ -73,6 +73,8 @@ def main(arguments: list[str] | None = None) -> None:
     command = next((word for word in given if not word.startswith("-")), "")
     usage_error: type[Exception] = typer.BadParameter.__bases__[0]  # Typer exports only this one of its kind
     try:
+        if COMPLETING not in os.environ:
+            _require_no_empty_value(given)
         asked = app.only(finished_words(os.environ) if COMPLETING in os.environ else given)
         code = asked(args=given, prog_name="repaconv", standalone_mode=False)
         sys.stdout.flush()
@@ -91,6 +93,25 @@ def main(arguments: list[str] | None = None) -> None:
     if own_process and "onnxsim" not in sys.modules:  # which prints a warning if its objects are not freed
         gc.freeze()  # the garbage collection at exit takes most of a second after importing torch
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _require_no_empty_value(given: list[str]) -> None:
+    """Refuse an empty argument: it would be taken for the current folder, or for an option that was not given.
+
+    Raises:
+        UsageProblem: If there is one.
+    """
+    for before, word in pairwise(["", *given]):
+        option = before if before.startswith("-") else ""
+        if word.startswith("-") and word.endswith("=") and word.count("=") == 1:
+            option, word = word.removesuffix("="), ""
+        if not word:
+            what = f"the value of {option}" if option else "an argument"
+            raise UsageProblem(
+                f"{what} is empty.",
+                hint="Check whether a shell variable in the command has a value.",
+                code="usage.arguments",
+            )
 
 
 def _root_cause(problem: RepaconvError) -> RepaconvError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -91,8 +92,9 @@ def fold(
     if (options.arch or "").partition(":")[0].endswith(".py") and not quiet:
         terminal.print_message(f"running {options.arch}, as --arch asks")
     if options.preset != "default" and not quiet:
+        preset = shlex.quote(options.preset)
         terminal.print_message(
-            f"--preset moves to export, where the target is known: repaconv export --preset {options.preset}"
+            f"--preset moves to export, where the target is known: repaconv export --preset {preset}"
         )
     run_and_exit("fold", format, quiet, lambda progress: stage(checkpoint, **vars(options), progress=progress))
 
@@ -137,7 +139,7 @@ def export(
     if run is not None and run.suffix == ".onnx":
         raise UsageProblem(
             f"{run} is not a run folder.",
-            hint=f"To choose the file to write, use -o: repaconv export -o {run}",
+            hint=f"To choose the file to write, use -o: repaconv export -o {shlex.quote(str(run))}",
             code="usage.export",
         )
     run_and_exit("export", format, quiet, partial(export_by, options, run, onnx=out or ""))

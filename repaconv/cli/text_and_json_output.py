@@ -176,9 +176,8 @@ def print_next_step(command: str, done: Record) -> None:
     command = "form" if getattr(done, "kind", "") == "training-form" else command
     if command not in NEXT:
         return
-    wrote = [relative_path(name) for name in getattr(done, "output_files", ())]
-    took = relative_path(str(getattr(getattr(done, "origin", None), "path", "")))
-    if "{took}" in NEXT[command] and not took:
+    origin = str(getattr(getattr(done, "origin", None), "path", ""))
+    if "{took}" in NEXT[command] and not origin:
         return
     lacks: dict[str, str] = getattr(done, "missing_settings", {})
     problems: tuple[str, ...] = getattr(done, "problems", ())
@@ -187,10 +186,11 @@ def print_next_step(command: str, done: Record) -> None:
     if command == "build" and _is_for_other_machine(done):
         return  # the engine is for another machine
     named = {name: getattr(done, name, "") for name in ("recipe", "address")}
+    named |= {"took": relative_path(origin), "wrote": relative_path(next(iter(getattr(done, "output_files", ())), ""))}
     if "{run}" in NEXT[command]:
         words = _next_command_for_run(command, done)
     else:
-        words = NEXT[command].format(took=took, wrote=wrote[0] if wrote else "", **named)
+        words = NEXT[command].format(**{name: shlex.quote(str(value)) for name, value in named.items()})
     if not words:
         return
     words = " ".join([words, *(f"--set {name}=N" for name in lacks), *_arch_option(done)])

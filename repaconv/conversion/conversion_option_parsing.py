@@ -12,6 +12,7 @@ from repaconv.conversion.plain_vit import PlainViT
 from repaconv.conversion.token_merging import read_schedule
 from repaconv.core.errors import Refused, UsageProblem
 from repaconv.methods.pyra.merging_schedules import first_merging_block
+from repaconv.results import whole_number
 from repaconv.tasks.embedding import LEAST_IMAGES
 from repaconv.verification.accuracy_budget import Budget
 
@@ -77,14 +78,15 @@ def read_heads(text: str, depth: int, heads: int) -> RequestedBlocks:
     Raises:
         UsageProblem: If it is neither, or names a head that does not exist.
     """
-    if text.isdigit():
-        if not 1 <= int(text) <= depth * heads:
+    if (number := whole_number(text)) is not None:
+        if not 1 <= number <= depth * heads:
             raise _no_heads(f"--heads {text}: the network has {depth * heads} heads")
-        return RequestedBlocks(number=int(text), single=True)
-    pairs = [part.strip().split(".") for part in text.removesuffix(",").split(",")]
-    if not all(len(pair) == 2 and all(part.isdigit() for part in pair) for pair in pairs):
+        return RequestedBlocks(number=number, single=True)
+    parts = [part.strip().split(".") for part in text.removesuffix(",").split(",")]
+    pairs = [tuple(number for each in part if (number := whole_number(each)) is not None) for part in parts]
+    if not all(len(part) == len(pair) == 2 for part, pair in zip(parts, pairs, strict=True)):
         raise _no_heads(f"--heads {text} is neither a number nor BLOCK.HEAD with commas")
-    named = tuple(sorted((int(block), int(head)) for block, head in pairs))
+    named = tuple(sorted((block, head) for block, head in pairs))
     if wrong := [f"{block}.{head}" for block, head in named if block >= depth or head >= heads]:
         raise _no_heads(f"there is no head {wrong[0]}: the network has {depth} blocks of {heads}, from 0")
     if len(set(named)) < len(named):
@@ -105,9 +107,9 @@ def read_blocks(text: str, depth: int) -> RequestedBlocks:
     if text == "auto":
         return RequestedBlocks()
     parts = text.removesuffix(",").split(",")
-    if not all(part.strip().isdigit() for part in parts):
+    numbers = tuple(number for part in parts if (number := whole_number(part.strip())) is not None)
+    if len(numbers) < len(parts):
         raise _no_blocks(f"--blocks {text} is neither auto, nor a number, nor numbers with commas", depth)
-    numbers = tuple(int(part) for part in parts)
     if "," not in text:
         if not 1 <= numbers[0] <= depth:
             raise _no_blocks(f"--blocks {text}: the network has {depth} blocks", depth)

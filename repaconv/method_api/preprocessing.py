@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
-from repaconv.core.errors import Refused
+from repaconv.core.errors import Refused, UsageProblem
 from repaconv.method_api.mmengine_pipelines import are_numbers, as_size, of_pipeline
 from repaconv.method_api.settings import Knobs, one_of, positive
 from repaconv.results import Fact, ImageSize, Preprocessing, parse_image_size
@@ -65,6 +66,7 @@ def preprocessing_of(
     given = _user_values(knobs, from_file)
     source = f"--set {', '.join(given)}; else {_source(sources)}" if given else _source(sources)
     fields = {**found, **given, "image_size": image_size, "source": source}
+    _require_as_many(fields, given)
     return Preprocessing(**fields, assumed=_assumed({*from_file, *given}))
 
 
@@ -123,6 +125,7 @@ def _library_preprocessing(
     fields = {**found, **given, "image_size": size}
     if not {"mean", "std"} <= fields.keys():
         return None
+    _require_as_many(fields, given)
     source = f"--set {', '.join(given)}" if given else own.where
     if given and library_values:
         source += f"; else {own.where}"
@@ -161,8 +164,8 @@ def _assumed(known: Collection[str]) -> tuple[str, ...]:
 def _user_values(knobs: Knobs, from_file: Mapping[str, tuple[Any, str]]) -> dict[str, Any]:
     """The fields of the preprocessing that the user sets, recorded together with the file's values."""
     asked = {
-        "mean": knobs.asked("mean", _numbers, *from_file.get("mean", ())),
-        "std": knobs.asked("std", _numbers, *from_file.get("std", ())),
+        "mean": knobs.asked("mean", _finite_numbers, *from_file.get("mean", ())),
+        "std": knobs.asked("std", _numbers_above_zero, *from_file.get("std", ())),
         "resize_edge": knobs.asked("resize_edge", positive),
         "keep_ratio": knobs.asked("keep_ratio", _yes_or_no),
         "interpolation": knobs.asked("interpolation", one_of(*INTERPOLATIONS)),
@@ -253,9 +256,35 @@ def _edge(ratio: float, size: ImageSize) -> int:
     return int(max(size) / ratio)
 
 
-def _numbers(text: str) -> tuple[float, ...]:
+def _finite_numbers(text: str) -> tuple[float, ...]:
     """Parse numbers separated by commas."""
-    return tuple(float(word) for word in text.split(","))
+    numbers = tuple(float(word) for word in text.split(","))
+    if not all(map(math.isfinite, numbers)):
+        raise ValueError("not finite")
+    return numbers
+
+
+def _numbers_above_zero(text: str) -> tuple[float, ...]:
+    """Parse numbers above zero separated by commas: pixels are divided by them."""
+    numbers = _finite_numbers(text)
+    if min(numbers) <= 0:
+        raise ValueError("not above zero")
+    return numbers
+
+
+def _require_as_many(fields: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    """Refuse a mean and a std of different numbers of channels, if the user gives one of them.
+
+    Raises:
+        UsageProblem: If neither has one number for all channels.
+    """
+    mean, std = len(fields["mean"]), len(fields["std"])
+    if {"mean", "std"} & given.keys() and mean != std and 1 not in (mean, std):
+        raise UsageProblem(
+            f"mean has {mean} numbers and std has {std}.",
+            hint="Give --set mean=... and --set std=..., each with one number for each channel.",
+            code="setting.value",
+        )
 
 
 def _yes_or_no(text: str) -> bool:

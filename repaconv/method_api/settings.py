@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from repaconv.core.errors import SettingNeeded, UsageProblem, did_you_mean, nearest_name
-from repaconv.results import Fact
+from repaconv.results import Fact, whole_number
 
 T = TypeVar("T")
 
@@ -71,7 +71,7 @@ class Knobs:
             except ValueError as error:
                 raise UsageProblem(
                     f"--set {name}={text}: {error}.",
-                    hint="Correct it, or leave it out." if default is None else f"E.g. --set {name}={default}.",
+                    hint="Correct it, or leave it out." if default is None else f"E.g. --set {name}={_typed(default)}.",
                     code="setting.value",
                 ) from None
             other = found is not None and not _equal(found, value)
@@ -137,6 +137,15 @@ class Knobs:
             )
 
 
+def _typed(value: Any) -> str:
+    """A value as a user types it."""
+    return (
+        ",".join(map(_typed, value))
+        if isinstance(value, (list, tuple))
+        else format(value, "g" * (type(value) is float))
+    )
+
+
 def _equal(found: Any, given: Any) -> bool:
     """Whether the file's and the user's value are equal, to six digits since 255 * 0.305 is not exactly 77.775."""
     if isinstance(found, (list, tuple)) and isinstance(given, (list, tuple)):
@@ -158,16 +167,16 @@ def one_of(*choices: str) -> Callable[[str], str]:
 
 def positive(text: str) -> int:
     """Parse a whole number above zero."""
-    if not text.isdigit() or int(text) == 0:
+    if not (number := whole_number(text)):
         raise ValueError("not a whole number above zero")
-    return int(text)
+    return number
 
 
 def natural(text: str) -> int:
     """Parse a whole number, zero included."""
-    if not text.isdigit():
+    if (number := whole_number(text)) is None:
         raise ValueError("not a whole number")
-    return int(text)
+    return number
 
 
 def small(text: str) -> float:

@@ -27,16 +27,24 @@ ImageSize = tuple[int, int]
 """(height, width) in pixels."""
 
 
+def whole_number(text: str) -> int | None:
+    """The whole number that decimal digits write; None for any other text, e.g. ², and for too many digits."""
+    try:
+        return int(text) if text.isdecimal() else None
+    except ValueError:  # Python parses no more than 4300 digits
+        return None
+
+
 def parse_image_size(text: str) -> ImageSize:
     """``224`` or ``140x126`` (height x width).
 
     Raises:
         ValueError: If it is neither.
     """
-    sides = text.lower().split("x")
-    if len(sides) > 2 or not all(side.isdigit() and int(side) for side in sides):
+    sides = [whole_number(side) or 0 for side in text.lower().split("x")]
+    if len(sides) > 2 or 0 in sides:
         raise ValueError("neither a number of pixels nor HEIGHTxWIDTH")
-    return int(sides[0]), int(sides[-1])
+    return sides[0], sides[-1]
 
 
 class Record(BaseModel):

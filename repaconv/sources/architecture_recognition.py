@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING
 
 from repaconv.core.errors import Refused
@@ -52,4 +53,5 @@ def _hint(found: Checkpoint, near: tuple[Known, ...], buildable: int) -> str:
             'inputs, "model.onnx"). Or save torch.save(module.state_dict(), "weights.pt") and say what builds it: '
             "repaconv fold weights.pt --arch timm:NAME, torchvision:NAME or ./net.py:build."
         )
-    return f"Say what builds it: repaconv fold {found.path} --arch timm:NAME, torchvision:NAME or ./net.py:build."
+    path = shlex.quote(str(found.path))
+    return f"Say what builds it: repaconv fold {path} --arch timm:NAME, torchvision:NAME or ./net.py:build."

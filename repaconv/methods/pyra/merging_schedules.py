@@ -11,7 +11,7 @@ from torch import Tensor
 from repaconv.backbones.tensor_names import weight_of
 from repaconv.core.errors import Refused
 from repaconv.method_api.settings import Knobs
-from repaconv.results import Fact
+from repaconv.results import Fact, whole_number
 
 Shape = tuple[int, int, bool]
 """(width, depth, whether there is a distillation token)."""
@@ -86,11 +86,12 @@ def parse_schedule(text: str, depth: int, sizes: Mapping[str, Any]) -> tuple[int
     if text.startswith("eq8:"):
         return equation_8(float(text.removeprefix("eq8:")), depth, patches_of(sizes))
     parts = text.strip("[]").replace(" ", "").split(",")
-    if not all(part.isdigit() for part in parts):
+    numbers = tuple(number for part in parts if (number := whole_number(part)) is not None)
+    if len(numbers) < len(parts):
         raise ValueError("neither numbers nor low, high or eq8:RATIO")
-    if len(parts) != depth:
-        raise ValueError(f"{len(parts)} numbers for {depth} blocks")
-    return tuple(map(int, parts))
+    if len(numbers) != depth:
+        raise ValueError(f"{len(numbers)} numbers for {depth} blocks")
+    return numbers
 
 
 def read_schedule(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -124,7 +125,7 @@ def _open_checkpoint(path: Path) -> ComparedModel:
             return ComparedModel(None, FixedBatch(_TorchRunner(subject, subject.single()), None), subject, told)
     raise UsageProblem(
         f"{path} is not a run folder, an ONNX model or an engine, and no run in {run_folder.OUT}/ was made from it.",
-        hint=f"Fold it first: repaconv fold {path}",
+        hint=f"Fold it first: repaconv fold {shlex.quote(str(path))}",
         code="compare.unknown",
     )
 

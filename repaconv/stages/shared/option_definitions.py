@@ -43,15 +43,18 @@ def image_size(text: str, option: str) -> tuple[int, int]:
 
 def positive_or_dynamic(text: str, option: str) -> int | None:
     """A whole number above zero; None for ``dynamic``."""
+    from repaconv.results import whole_number
+
     if text == "dynamic":
         return None
-    if not text.isdigit() or int(text) == 0:
+    number = whole_number(text)
+    if not number:
         raise UsageProblem(
             f"{option}: {text!r} is neither dynamic nor a whole number above zero.",
             hint=f"Give {option} dynamic or, for example, {option} 8.",
             code="usage.number",
         )
-    return int(text)
+    return number
 
 
 def positive_number(text: str, option: str, example: str = "1e-6") -> float:
@@ -83,6 +86,8 @@ def pairs(words: Sequence[str], option: str, separator: str = "=") -> dict[str, 
                 hint=f"E.g. {option} {'eps=1e-6' if separator == '=' else 'onnx:1e-6'}.",
                 code="usage.pair",
             )
+        if name in found:
+            raise UsageProblem(f"{option} gives {name} twice.", hint="Give each name once.", code="usage.pair")
         found[name] = value
     return found
 

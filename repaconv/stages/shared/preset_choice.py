@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -254,7 +255,7 @@ def resolve_export_preset(options: ExportOptions, folded: FoldArtefact) -> Expor
     if takes_networks(device):
         raise UsageProblem(
             f"{given.deployment.runtime} runs the run's PyTorch module directly, so there is nothing to export.",
-            hint=f"Measure it: repaconv bench --preset {options.preset}.",
+            hint=f"Measure it: repaconv bench --preset {shlex.quote(str(options.preset))}.",
             code="export.nothing",
         )
     typed = "fp32" if runtime_lowers(device, given.deployment.precision) else given.deployment.precision

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -342,8 +343,8 @@ def _run_of(source: str | Path | None, settings: Mapping[str, str] | None, progr
     raise Refused(
         f"{run.folder} contains another fold than requested: it differs in {other}.",
         hint=(
-            f"To tune that fold: repaconv tune {run.folder}. Otherwise fold with the options you want and another -o, "
-            "and tune that folder."
+            f"To tune that fold: repaconv tune {shlex.quote(str(run.folder))}. Otherwise fold with the options you "
+            "want and another -o, and tune that folder."
         ),
         code="tune.other-fold",
     )

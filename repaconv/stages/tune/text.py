@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING
 
 from repaconv.core.terminal import is_verbose, plain, relative_path, stdout, table
@@ -52,7 +53,7 @@ def show_tune(done: TuneArtefact) -> None:
     if done.graph_size == "dynamic":
         stdout().print("the graphs take any image size; more rewrites apply to those of one: --image-size N")
     if done.output_files:
-        file = plain(relative_path(done.output_files[0]))
+        file = plain(shlex.quote(relative_path(done.output_files[0])))
         target = "" if done.target == "x86-64" else f" --target {plain(done.target)}"
         stdout().print(f"take it: repaconv export{target} --preset {file}; the same options of build and bench do")
 

@@ -13,6 +13,7 @@ from small_graphs import F, saved
 
 import repaconv as rc
 from repaconv.core.errors import Refused, UsageProblem
+from repaconv.verification.model_runners import FixedBatch
 
 
 @pytest.fixture
@@ -118,3 +119,34 @@ def test_an_output_of_classes_of_bare_models_is_compared_by_labels(tmp_path, rep
         np.savez("wrong.npz", x=images, labels=wrong)
         with pytest.raises(Refused, match=told):
             rc.compare(given, given, inputs="wrong.npz")
+
+
+def test_a_fixed_first_dimension_that_outputs_lack_is_no_batch(tmp_path):
+    """Every row of the output is compared, also of a scalar, and of inputs of different lengths."""
+    right = np.arange(20, dtype=np.float32).reshape(5, 4)
+    wrong = right.copy()
+    wrong[3] += 7
+    row, rows = {"x": (F, [1, 4])}, {"y": (F, [5, 4])}
+    product = [("Mul", "x w", "y", {})]
+    given, other = (saved(tmp_path / f"{n}.onnx", product, {"w": w}, row, rows) for n, w in enumerate((right, wrong)))
+    assert [rc.compare(given, each).verdict for each in (given, other)] == ["passed", "failed"]
+    rc.fold(given)
+    assert rc.compare("repaconv-out/0", given).verdict == "passed"
+    scalar = saved(tmp_path / "mean.onnx", [("ReduceMean", "x", "y", {"keepdims": 0})], {}, row, {"y": (F, [])})
+    assert rc.compare(scalar, scalar).verdict != "failed"
+    pair = {"a": (F, [2, 5]), "b": (F, [5, 6])}
+    two = saved(tmp_path / "two.onnx", [("MatMul", "a b", "y", {})], {}, pair, {"y": (F, [2, 6])})
+    assert rc.compare(two, two).verdict == "passed"
+
+
+def test_outputs_without_a_row_per_image_are_not_cut():
+    class Mean:
+        inputs = ()
+
+        def run(self, feeds):
+            return {"mean": feeds["x"].mean(0), "all": feeds["x"].mean()}
+
+    images = np.ones((3, 5))
+    with pytest.raises(Refused, match=r"output mean is \[5\] for a batch of 2: not one row per image"):
+        FixedBatch(Mean(), 2).run({"x": images})
+    assert FixedBatch(Mean(), 3).run({"x": images})["all"] == 1

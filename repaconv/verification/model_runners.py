@@ -170,16 +170,35 @@ class FixedBatch:
         self.inputs = session.inputs
 
     def run(self, feeds: Feeds) -> dict[str, Array]:
-        """Run inputs [n, ...] and return outputs [n, ...]; see `named` for inputs under other names."""
+        """Run inputs [n, ...] and return outputs [n, ...]; see `named` for inputs under other names.
+
+        Inputs of exactly one batch are one inference, whose outputs may have any shape.
+
+        Raises:
+            Refused: An output does not have one row per image, so that several inferences do not make one output.
+        """
         feeds = named([port.name for port in self.inputs], feeds) if self.inputs else feeds
         if self._batch is None:
             return dict(self._session.run(feeds))
         count = len(next(iter(feeds.values())))
+        if count == self._batch:
+            return dict(self._session.run(feeds))
         calls = [
             self._session.run({name: self._piece(array, start) for name, array in feeds.items()})
             for start in range(0, count, self._batch)
         ]
+        for name, output in calls[0].items():
+            self._require_rows(name, output)
         return {name: _concatenated_rows([call[name] for call in calls], name)[:count] for name in calls[0]}
+
+    def _require_rows(self, name: str, output: Any) -> None:
+        shape = getattr(output, "shape", ())
+        if shape[:1] != (self._batch,):
+            raise Refused(
+                f"output {name} is {list(shape) or 'no rows'} for a batch of {self._batch}: not one row per image.",
+                hint=f"Give inputs of exactly {self._batch} images.",
+                code="inputs.shape",
+            )
 
     def _piece(self, array: Array, start: int) -> Array:
         piece = array[start : start + self._batch] if self._batch else array

@@ -19,6 +19,7 @@ from repaconv.verification.model_runners import FixedBatch
 if TYPE_CHECKING:
     import onnx
 
+    from repaconv.engines.contract import Session
     from repaconv.engines.targets import Target
     from repaconv.sources.source_model import Subject
 
@@ -83,8 +84,7 @@ def _open_run(folder: Path, device: Target, threads: int) -> ComparedModel:
 def _open_file(path: Path, device: Target, threads: int) -> ComparedModel:
     """An ONNX file or an engine."""
     found = open_model(path, device, threads=threads, dims={})
-    first = found.session.inputs[0].shape[:1] if found.session.inputs else ()
-    batch = first[0] if first and isinstance(first[0], int) else None
+    batch = _batch_of(found.session)
     home = next((each for each in path.resolve().parents[:2] if run_folder.Run(each).fold_json.is_file()), None)
     subject = subject_of(run_folder.Run(home)) if home else None
     files, parameters, nodes = [path], None, None
@@ -102,6 +102,16 @@ def _open_file(path: Path, device: Target, threads: int) -> ComparedModel:
         nodes=nodes,
     )
     return ComparedModel(path, FixedBatch(found.session, batch), subject, told)
+
+
+def _batch_of(session: Session) -> int | None:
+    """The fixed batch size: the first dimension that all inputs and outputs have in common; None if there is none."""
+    inputs, outputs = ([port.shape for port in ports] for ports in (session.inputs, session.outputs))
+    if not inputs or not all((*inputs, *outputs)):
+        return None
+    size = inputs[0][0]
+    first = {shape[0] for shape in inputs} | {shape[0] for shape in outputs if isinstance(shape[0], int)}
+    return size if isinstance(size, int) and first == {size} else None
 
 
 def parameters_of(model: onnx.ModelProto) -> int:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 
 from repaconv.results import Tolerance
-from repaconv.verification.comparison import Channels, Comparison, PerImage, PerNeighborhood, joined
+from repaconv.verification.accuracy_budget import Budget
+from repaconv.verification.comparison import Channels, Comparison, PerImage, PerNeighborhood, joined, judge
+from repaconv.verification.output_metrics import mcnemar
 from repaconv.verification.rounding import JITTERED, JITTERED_TIMES, MEASURED, MEASURED_TIMES, VAGUE, Rounding
 from repaconv.verification.tolerances import MOVES, tolerance
 
@@ -118,3 +122,52 @@ def test_a_class_near_zero_in_one_image_is_held_to_its_size_in_all():
     assert verdict([1e-5, 0, 0, 0], None) == "failed"
     assert verdict([1e-4, 0, 0, 0], channels) == "failed"
     assert verdict([0, 0, 0, 1e-6], channels) == "failed"  # a small channel next to large ones
+
+
+@pytest.mark.parametrize("scale", [PerImage, PerNeighborhood])
+@pytest.mark.parametrize("infinite", [np.inf, -np.inf])
+def test_an_infinity_on_one_side_is_different_whatever_else_is_infinite(scale, infinite):
+    right = RIGHT.copy()
+    right[:, 0] = infinite
+    assert compared(right, right, scale=scale).verdict == "passed"
+    for column, value in ((0, -infinite), (0, 5.0), (1, np.nan), (1, infinite), (2, 50.0)):
+        found = right.copy()
+        found[0, column] = value
+        assert compared(found, right, scale=scale).reason == "exceeds_tolerance", (column, value)
+
+
+def test_a_masked_class_is_never_the_top_1_prediction():
+    right = np.full((40, 3), -20.0)
+    right[:, 1:] -= np.random.default_rng(0).random((40, 2)) * 0.02
+    found = right + np.random.default_rng(1).normal(size=right.shape) * 0.02
+    labels = right[:, 1:].argmax(1)
+
+    def link(found, right, labels):
+        return judge("fp16", ("r", right), ("c", found), logits=True, tolerance=tolerance("fp16"), labels=labels)
+
+    for mask in (-np.inf, np.nan):
+        found[:, 0] = right[:, 0] = mask
+        masked, cut = link(found, right, labels + 1), link(found[:, 1:], right[:, 1:], labels)
+        assert masked.metrics.top1_agreement == cut.metrics.top1_agreement < 1
+        assert masked.metrics.top1_smallest_margin == cut.metrics.top1_smallest_margin
+        assert masked.metrics.kl_divergence == pytest.approx(cut.metrics.kl_divergence)
+        assert masked.accuracy == cut.accuracy
+        assert (masked.accuracy.reference, masked.verdict) == (1.0, cut.verdict)
+
+
+def test_sequences_of_tensors_of_different_shapes_are_not_compared():
+    parts = [np.ones((2, 1)), np.ones((2, 3))]
+    assert compared(parts, parts).reason == "not_comparable"
+
+
+@pytest.mark.parametrize("share", [1, 3, 5])
+def test_a_share_of_exactly_the_budget_is_within_it(share):
+    assert Budget(share / 100).allows(1 - (100 - share) / 100, None)
+    assert not Budget(share / 100).allows(1 - (99 - share) / 100, None)
+
+
+def test_the_p_value_of_many_discordant_pairs_takes_no_time():
+    assert mcnemar(1, 3) == 10 / 16
+    before = time.process_time()
+    assert mcnemar(5000, 5001) == 1
+    assert time.process_time() - before < 2

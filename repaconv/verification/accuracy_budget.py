@@ -9,6 +9,8 @@ from repaconv.verification.tolerances import by_chance
 
 UNLIKELY = 0.01
 """More flips than the budget allows are a failure where chance has less than this to do with it."""
+ROUNDING = 1e-11
+"""What the division by the number of images may add to a share: 1 - 95 / 100 must meet a limit of 5%."""
 
 
 class Budget(NamedTuple):
@@ -35,8 +37,9 @@ class Budget(NamedTuple):
             accuracy: How much more of the labeled images are right than before; None, where it is not known, is all
                 fewer.
         """
-        near = self.max_disagreement is None or (1.0 if disagreement is None else disagreement) <= self.max_disagreement
-        right = self.max_accuracy_drop is None or (1.0 if accuracy is None else -accuracy) <= self.max_accuracy_drop
+        changed, lost = 1.0 if disagreement is None else disagreement, 1.0 if accuracy is None else -accuracy
+        near = self.max_disagreement is None or changed <= self.max_disagreement + ROUNDING
+        right = self.max_accuracy_drop is None or lost <= self.max_accuracy_drop + ROUNDING
         return near and right
 
     def judged(self, link: Link, note: str = "") -> Link:

@@ -28,7 +28,7 @@ from repaconv.core.errors import Refused, first_line
 from repaconv.engines.contract import Feeds
 from repaconv.results import Accuracy, Figures, Link, Metrics, Reason, Tolerance, outputs_told
 from repaconv.results.link_reasons import verdict_for
-from repaconv.verification.output_metrics import Meter
+from repaconv.verification.output_metrics import Meter, largest, without_equal_infinities
 from repaconv.verification.rounding import SATURATED, VAGUE, Kind, Rounding, apart
 from repaconv.verification.tolerances import (
     EXPLAINED,
@@ -115,7 +115,7 @@ class PerImage:
     def add(self, a: Array, b: Array, name: str, shape: tuple[int, ...], rounding: Rounding | None) -> Array:
         """Of one batch [N, K]: how far rounding moves each image [N], where the tolerance does not suffice."""
         with np.errstate(invalid="ignore", over="ignore"):
-            error, scale = np.abs(a - b).max(1, initial=0.0), np.abs(b).max(1, initial=0.0)
+            error, scale = np.abs(a - b).max(1, initial=0.0), largest(b).max(1, initial=0.0)
             within = (error <= (self.tolerance.rtol or 0.0) * scale) | (error <= (self.tolerance.atol or 0.0))
         if rounding is None or self.tolerance.kind == "lossy" or within.all():
             return np.zeros(len(b))
@@ -269,11 +269,6 @@ def _absolute(relative: float, least: float, most: float) -> float:
     return max(least, SATURATED * min(1.0, most)) if relative >= SATURATED else least
 
 
-def largest(b: Array) -> Array:
-    """How large every number is; 0 for what is none."""
-    return np.where(np.isfinite(b), np.abs(b, dtype=np.float64), 0.0)
-
-
 def neighborhood(b: Array) -> Array:
     """The largest number next to each, along the axis where that is least."""
     size = largest(b)
@@ -315,10 +310,10 @@ class Reals:
         if isinstance(self.scale, PerNeighborhood):
             left_out, same = self.scale.add(found, right, call)
             found = np.where(left_out | same, right, found)
-        a, b = (each.reshape(rows) for each in _alike(found, right))
+        a, b = found.reshape(rows), right.reshape(rows)
         moved = np.zeros(len(b))
         if isinstance(self.scale, PerImage):
-            moved = self.scale.add(a, b, call.output, right.shape, call.rounding)
+            moved = self.scale.add(*without_equal_infinities(a, b), call.output, right.shape, call.rounding)
         self.meter.add(a, b, labels=call.labels, undecided=call.undecided, moved=moved)
 
     def outcome(self) -> Outcome:
@@ -616,9 +611,9 @@ class Comparison:
             raise self._others(f"{len(found)} outputs", str(len(right)))
         found = named(list(right), found)
         for name, value in found.items():
-            has, wanted = np.shape(value), np.shape(right[name])
-            if _numbers(value) is not None and _numbers(right[name]) is not None and has != wanted and not whole:
-                raise self._others(f"shape {list(has)}", str(list(wanted)))
+            has, wanted = _numbers(value), _numbers(right[name])  # sequences have no shape
+            if has is not None and wanted is not None and has.shape != wanted.shape and not whole:
+                raise self._others(f"shape {list(has.shape)}", str(list(wanted.shape)))
         return found
 
     def _others(self, has: str, wanted: str) -> Refused:
@@ -763,13 +758,3 @@ def _kind_of(value: Any) -> str:
 def _no_number(array: Array) -> bool:
     """Whether all of it is NaN, by which nothing can be told."""
     return array.dtype.kind == "f" and bool(np.isnan(array).all())
-
-
-def _alike(found: Array, right: Array) -> tuple[Array, Array]:
-    """The same with 0 where both have the same infinity, as masks do, or both NaN."""
-    if right.dtype.kind != "f" or found.dtype.kind != "f":
-        return found, right
-    same = (np.isinf(right) & (found == right)) | (np.isnan(right) & np.isnan(found))
-    if not same.any():
-        return found, right
-    return np.where(same, 0.0, found), np.where(same, 0.0, right)

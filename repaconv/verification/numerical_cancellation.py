@@ -17,9 +17,10 @@ import numpy as np
 
 from repaconv.engines.contract import Array, Feeds
 from repaconv.graph.operator_facts import EPSILON
-from repaconv.verification.comparison import beside, largest
+from repaconv.verification.comparison import beside
 from repaconv.verification.model_runners import load_onnx, with_outputs
 from repaconv.verification.onnx_model_loading import stored
+from repaconv.verification.output_metrics import largest
 
 if TYPE_CHECKING:
     import onnx

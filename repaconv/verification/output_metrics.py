@@ -7,7 +7,7 @@ image has a scale of its own: a loud one excuses nothing in the others. Verdicts
 
 from __future__ import annotations
 
-from math import comb, sqrt
+from math import sqrt
 from typing import Any
 
 import numpy as np
@@ -63,7 +63,10 @@ class Counts:
 def mcnemar(b: int, c: int) -> float:
     """Two-sided exact p-value of b against c discordant pairs (binomial with p = 1/2)."""
     n = b + c
-    tail = sum(comb(n, k) for k in range(min(b, c) + 1))
+    term = tail = 1  # each binomial coefficient from the one before
+    for k in range(1, min(b, c) + 1):
+        term = term * (n - k + 1) // k
+        tail += term
     return min(1.0, 2 * tail / 2**n) if n else 1.0
 
 
@@ -118,8 +121,12 @@ class Meter:
         """
         if candidate.shape != reference.shape or candidate.ndim < 2 or not len(candidate):
             raise ValueError(f"cannot compare outputs of shape {candidate.shape} and {reference.shape}")
-        a, b = (output.astype(np.float64).reshape(len(output), -1) for output in (candidate, reference))
+        given = [output.astype(np.float64).reshape(len(output), -1) for output in (candidate, reference)]
+        a, b = without_equal_infinities(*given)
         found = _rows(a, b, self._first.setdefault(reference.shape[1:], b[0]), logits=self.logits)
+        logits = _masked(*given)
+        if self.logits and b.shape[1] > 1:
+            found |= _class_rows(*logits)
         found["image"] = self.seen + np.arange(float(len(b)))
         found["moved"] = np.zeros(len(b)) if moved is None else moved
         self.seen += len(b)
@@ -127,14 +134,15 @@ class Meter:
             kept = ~(undecided & self._merged_otherwise(found))
             self.undecided += int((~kept).sum())
             a, b, found = a[kept], b[kept], {name: column[kept] for name, column in found.items()}
-            labels = None if labels is None else labels[kept]
+            labels, logits = None if labels is None else labels[kept], [each[kept] for each in logits]
         for name, column in found.items():
             self._columns.setdefault(name, []).append(column)
         with np.errstate(invalid="ignore", over="ignore"):
             self._sum += float(np.abs(a - b).sum())
         self._numbers += a.size
         if labels is not None:
-            self.counts.add(a.argmax(1) == labels, b.argmax(1) == labels, labels >= 0)
+            chosen, wanted = (each.argmax(1) for each in logits)
+            self.counts.add(chosen == labels, wanted == labels, labels >= 0)
 
     def _merged_otherwise(self, found: dict[str, Array]) -> NDArray[np.bool_]:
         """Images [n] that differ by more than rounding, and by no more than tokens that merge otherwise explain."""
@@ -229,21 +237,54 @@ def _rows(a: Array, b: Array, first: Array, *, logits: bool) -> dict[str, Array]
         turned_a, turned_b = (each - each.mean(1, keepdims=True) if classes else each for each in (a, b))
         found: dict[str, Array] = {
             "error": np.abs(a - b).max(1, initial=0.0),
-            "scale": np.abs(b).max(1, initial=0.0),
+            "scale": largest(b).max(1, initial=0.0),
             "off": np.linalg.norm(a - b, axis=1),
-            "norm": np.linalg.norm(b, axis=1),
+            "norm": np.linalg.norm(largest(b), axis=1),
             "cosine": _cosines(turned_a, turned_b, directions=b.shape[1] - classes),
             "apart": np.abs(b - first).max(1, initial=0.0),
         }
-        if classes:
-            log_a, log_b = _log_softmax(a), _log_softmax(b)
-            found["kl"] = (np.exp(log_b) * (log_b - log_a)).sum(1)
-            chosen, wanted = (each.argmax(1)[:, None] for each in (a, b))
-            top = np.partition(b, -2, axis=1)
-            found["lead"] = top[:, -1] - top[:, -2]
-            lost = np.take_along_axis(b, wanted, 1) - np.take_along_axis(b, chosen, 1)
-            found["lost"] = np.where(chosen == wanted, np.nan, lost)[:, 0]
     return found
+
+
+def _class_rows(a: Array, b: Array) -> dict[str, Array]:
+    """Of logits [N, K] what is known of the top-1 predictions, [N] each."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        log_a, log_b = _log_softmax(a), _log_softmax(b)
+        likely = np.exp(log_b)
+        chosen, wanted = (each.argmax(1)[:, None] for each in (a, b))
+        top = np.partition(b, -2, axis=1)
+        lost = np.take_along_axis(b, wanted, 1) - np.take_along_axis(b, chosen, 1)
+        return {
+            "kl": np.where(likely == 0, 0.0, likely * (log_b - log_a)).sum(1),
+            "lead": top[:, -1] - top[:, -2],
+            "lost": np.where(chosen == wanted, np.nan, lost)[:, 0],
+        }
+
+
+def without_equal_infinities(candidate: Array, reference: Array) -> tuple[Array, Array]:
+    """Both with 0 where both have the same infinity, as masks do, or both NaN."""
+    if candidate.dtype.kind != "f" or reference.dtype.kind != "f":
+        return candidate, reference
+    same = (np.isinf(reference) & (candidate == reference)) | _nan_in_both(candidate, reference)
+    if not same.any():
+        return candidate, reference
+    return np.where(same, 0.0, candidate), np.where(same, 0.0, reference)
+
+
+def _masked(candidate: Array, reference: Array) -> list[Array]:
+    """Logits of both, where a class that is NaN in both is no prediction."""
+    same = _nan_in_both(candidate, reference)
+    return [np.where(same, -np.inf, each) for each in (candidate, reference)] if same.any() else [candidate, reference]
+
+
+def _nan_in_both(candidate: Array, reference: Array) -> NDArray[np.bool_]:
+    both: NDArray[np.bool_] = np.isnan(reference) & np.isnan(candidate)
+    return both
+
+
+def largest(b: NDArray[Any]) -> NDArray[Any]:
+    """How large every number is; 0 for what is none."""
+    return np.where(np.isfinite(b), np.abs(b, dtype=np.float64), 0.0)
 
 
 def _cosines(a: Array, b: Array, directions: int) -> Array:

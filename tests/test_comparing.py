@@ -150,3 +150,17 @@ def test_outputs_without_a_row_per_image_are_not_cut():
     with pytest.raises(Refused, match=r"output mean is \[5\] for a batch of 2: not one row per image"):
         FixedBatch(Mean(), 2).run({"x": images})
     assert FixedBatch(Mean(), 3).run({"x": images})["all"] == 1
+
+
+def test_a_tolerance_of_zero_is_taken_and_one_out_of_bounds_is_refused(tmp_path, repaconv):
+    ends = {"x": (F, ("n", 4))}, {"y": (F, ("n", 4))}
+    given = saved(tmp_path / "given.onnx", [("Mul", "x w", "y", {})], {"w": np.ones(4, np.float32)}, *ends)
+    near = np.full(4, 1 + 2e-7, np.float32)
+    other = saved(tmp_path / "other.onnx", [("Mul", "x w", "y", {})], {"w": near}, *ends)
+    assert rc.compare(given, other).verdict == "passed"
+    assert rc.compare(given, other, rtol=0.0).verdict == "failed"
+    assert rc.compare(given, given, rtol=0.0).links[0].tolerance.rtol == 0
+    for wrong in (5.0, float("nan"), -1.0):
+        with pytest.raises(UsageProblem, match=r"the tolerance --rtol is .*"):
+            rc.compare(given, given, rtol=wrong)
+    assert repaconv("compare", given, given, "--rtol", "5")[0] == 2

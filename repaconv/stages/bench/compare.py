@@ -74,6 +74,10 @@ def compare_by(
         Refused: If a model is missing, does not accept the inputs of the other, or their outputs cannot be compared.
         UsageProblem: If a model is a checkpoint without a run, or has no file that can be measured.
     """
+    from repaconv.verification.tolerances import LARGEST_RTOL, bounded
+
+    if options.rtol is not None:
+        bounded("the tolerance --rtol", options.rtol, LARGEST_RTOL)
     device = load_target(options.target)
     threads = at_least_one("threads", options.threads, device.bench.threads)
     if options.out:
@@ -197,8 +201,10 @@ def _compare_outputs(
         whole = subject.folded.whole if subject else not _row_per_image(expected, own)
         if compared is None:
             scores = given.scores if subject or whole else _class_scores(options, expected, labels)
-            exact = Tolerance(kind="exact", rtol=options.rtol, rtol_reason="given by --rtol") if options.rtol else None
-            allowed = exact or tolerance(link, logits=bool(scores), **usual)
+            if options.rtol is None:
+                allowed = tolerance(link, logits=bool(scores), **usual)
+            else:
+                allowed = Tolerance(kind="exact", rtol=options.rtol, rtol_reason="given by --rtol")
             evaluation = evaluation_of(subject, low, subject.folded.image_size) if subject else None
             compared = Comparison(other.told.name, allowed, scores, evaluation=evaluation)
         rounding = None if roundings is None or _has_pixels(own) else roundings(own)
@@ -227,7 +233,7 @@ def _roundings(
     options: CompareOptions, right: ComparedModel, other: ComparedModel, low: str
 ) -> Callable[[Feeds], Rounding] | None:
     """The FP32 rounding error of the reference as a function of its inputs; None with --rtol, or if it is unknown."""
-    if options.rtol:
+    if options.rtol is not None:
         return None
     if subject := right.subject or other.subject:
         return partial(network_rounding, subject)

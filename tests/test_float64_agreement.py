@@ -23,6 +23,7 @@ from repaconv.verification import float64_agreement, float64_graphs
 from repaconv.verification.comparison import Comparison, PerNeighborhood, surely_within
 from repaconv.verification.evaluated_graph import Evaluated
 from repaconv.verification.float64_agreement import AT_ONCE, differing_operators, graph_rounding
+from repaconv.verification.float64_graphs import ReferenceEvaluation
 from repaconv.verification.folded_graph_verification import proved
 from repaconv.verification.rounding import Rounding, network_rounding
 from repaconv.verification.tolerances import tolerance
@@ -387,3 +388,22 @@ def test_a_number_that_three_draws_do_not_move_is_rounding():
     assert evaluator.reference is not None
     image = np.random.default_rng(279).standard_normal((1, 2, 16, 16)).astype(np.float32)
     assert differing_operators(model, evaluator, {"x": image}) == ""
+
+
+def test_a_transposed_convolution_without_pads_adds_each_group_its_own_bias():
+    """With auto_pad VALID, onnx's own evaluator adds the first bias to all groups."""
+    random = np.random.default_rng(0)
+    weights = {"w": random.standard_normal((2, 1, 2)), "b": np.array([1.0, 5.0])}
+    x, found = random.standard_normal((1, 2, 3)), []
+    for pads in ({"auto_pad": "VALID"}, {"pads": [0, 0]}):
+        how = {"kernel_shape": [2], "strides": [2], "group": 2, **pads}
+        graph = onnx.helper.make_graph(
+            [onnx.helper.make_node("ConvTranspose", ["x", "w", "b"], ["y"], **how)],
+            "net",
+            [onnx.helper.make_tensor_value_info("x", onnx.TensorProto.DOUBLE, [1, 2, 3])],
+            [onnx.helper.make_tensor_value_info("y", onnx.TensorProto.DOUBLE, [1, 2, 6])],
+            [onnx.numpy_helper.from_array(array, name) for name, array in weights.items()],
+        )
+        model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)])
+        found.append(ReferenceEvaluation(model).run({"x": x})["y"])
+    np.testing.assert_allclose(*found)

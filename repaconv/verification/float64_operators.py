@@ -231,6 +231,8 @@ def _product_operators() -> list[Any]:
 
     class ConvTranspose(op_conv_transpose.ConvTranspose):  # type: ignore[misc]
         def _run(self, *given: Any, **how: Any) -> Any:
+            if how.get("auto_pad") == "VALID":  # no pads; onnx's own adds the bias of the first group to all
+                how = {**how, "auto_pad": "NOTSET", "pads": [0] * 2 * (given[0].ndim - 2)}
             window = _Window(given[0].ndim - 2, how)
             if window.no_pads or min(window.pads, default=0) < 0 or how.get("output_shape") is not None:
                 return super()._run(*given, **how)

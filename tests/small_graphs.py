@@ -49,3 +49,9 @@ def tokens(ids: str = "ids") -> Path:
     inputs = {ids: (INT, ["B", "L"]), "mask": (INT, ["B", "L"])}
     outputs = {"tokens": (F, ["B", "L", 6]), "scores": (F, ["B", 5]), "class": (INT, ["B"])}
     return saved("tokens.onnx", nodes, weights, inputs, outputs)
+
+
+def two_outputs(path, order: str) -> Path:
+    """One input and the outputs a and b = -a, in this order: ``ab`` or ``ba``."""
+    nodes = [("MatMul", "x w", "a", {}), ("Neg", "a", "b", {})]
+    return saved(path, nodes, {"w": (4, 6)}, {"x": (F, ["batch", 4])}, {name: (F, ["batch", 6]) for name in order})

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import pytest
 from faults import wrong_initializer
-from small_graphs import F, saved
+from small_graphs import F, saved, two_outputs
 
 import repaconv as rc
 from repaconv.core.errors import Refused, UsageProblem
@@ -65,6 +65,12 @@ def test_graphs_that_round_differently_are_held_to_how_far_rounding_moves_them(t
     assert rc.compare(other, given).verdict == "failed"  # rounding explains nothing of a graph that has none
     assert "explained by FP32 rounding" in repaconv("bench", other, "--against", given, "--rounds", "2")[1]
     assert "relative is allowed: failed" in repaconv("bench", wrong, "--against", given, "--rounds", "2")[1]
+
+
+def test_bench_compares_outputs_of_the_same_name_in_whichever_order_they_are(tmp_path):
+    one, other = (two_outputs(tmp_path / f"{order}.onnx", order) for order in ("ab", "ba"))
+    for first, second in ((one, other), (other, one)):
+        assert rc.bench(first, against=second, rounds=2, threads=1).agreement.verdict == "passed"
 
 
 @pytest.mark.slow

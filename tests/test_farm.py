@@ -20,12 +20,14 @@ import pytest
 import torch
 from debian import install
 from faults import META, SETTINGS
+from small_graphs import two_outputs
 from test_bundle import trtexec_of
 
 import repaconv as rc
 from repaconv.core import plugins
 from repaconv.core.errors import EnvironmentProblem, Refused, UsageProblem
-from repaconv.distributed.benchmark_jobs import Job, Model, run_job, target_definition
+from repaconv.core.files import sha256_of_bytes
+from repaconv.distributed.benchmark_jobs import Job, Model, checked_result, run_job, target_definition
 from repaconv.distributed.dask_cluster import _no_answer
 from repaconv.distributed.options import ClusterOptions
 from repaconv.distributed.remote_bench import _folder_on, bench_by_ssh, bench_on_worker
@@ -356,6 +358,19 @@ def test_a_model_that_is_not_what_its_hash_says_is_not_run(monkeypatch, tmp_path
         run_job(job.model_dump(mode="json"), {"0" * 64: b"something"})
     assert job.id == Job.of(target, models, BenchOptions(baseline="the desk's.json", out="o.json")).id
     assert job.id != Job.of(target, models, BenchOptions(rounds=3)).id
+
+
+def test_short_inferences_may_get_more_rounds_than_the_target_has_but_not_than_were_asked_for(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    content = two_outputs("m.onnx", "ab").read_bytes()
+    model, target = Model(name="m", sha256=sha256_of_bytes(content)), target_definition("x86-64")
+    asked, free = (Job.of(target, (model,), BenchOptions(rounds=rounds, threads=1)) for rounds in (2, None))
+    result, usual = run_job(asked.model_dump(mode="json"), {model.sha256: content}), target["bench"]["rounds"]
+    for rounds in (usual, 4 * usual):
+        assert checked_result(free, {**result, "rounds": rounds}).rounds == rounds
+    for job, rounds in ((free, usual - 1), (asked, 3)):
+        with pytest.raises(Refused, match=f"its rounds is {rounds}"):
+            checked_result(job, {**result, "rounds": rounds})
 
 
 # --- ssh --------------------------------------------------------------------------------------------------

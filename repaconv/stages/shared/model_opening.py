@@ -149,16 +149,21 @@ def compare_outputs(
         comparable.
     """
     from repaconv.verification.comparison import Comparison, joined_with_task
+    from repaconv.verification.model_runners import named
     from repaconv.verification.tolerances import tolerance
 
     subject, other = models
-    if not _comparable(outputs[0][subject], outputs[0][other]):
+    names = list(outputs[0][subject])
+    if len(names) != len(outputs[0][other]):
+        return None
+    outputs = [{subject: each[subject], other: named(names, each[other])} for each in outputs]
+    if not _same_shapes(outputs[0][subject], outputs[0][other]):
         return None
     low = coarser([each.precision for each in models.values()])
     link = "agreement" if low == "fp32" else low
     backwards = low == models[other].precision != models[subject].precision
     reference, candidate = (subject, other) if backwards else (other, subject)
-    names, network = list(outputs[0][subject]), subject_of(run) if run else None
+    network = subject_of(run) if run else None
     whole = network.folded.whole if network else not _by_image(outputs[0][subject].values())
     usual: dict[str, Any] = {}
     if network:
@@ -173,10 +178,9 @@ def compare_outputs(
     session = models[other].session
     roundings, ports = (partial(network_rounding, network), network.inputs) if network else (own, session.inputs)
     for call, each in zip(calls, outputs, strict=True):
-        got, right = (dict(zip(names, each[end].values(), strict=True)) for end in (candidate, reference))
         undecided = _undecided(network, call) if low == "fp32" else None
         rounding = None if roundings is None else roundings(call.feeds(ports))
-        compared.add(got, right, undecided=undecided, whole=whole, rounding=rounding)
+        compared.add(each[candidate], each[reference], undecided=undecided, whole=whole, rounding=rounding)
     return joined_with_task(compared.links("agreement", reference))
 
 
@@ -194,7 +198,6 @@ def _by_image(outputs: Iterable[Any]) -> bool:
     return all(len(shape) > 1 for shape in shapes) and len({shape[0] for shape in shapes}) == 1
 
 
-def _comparable(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether both have the same number of outputs with the same shapes."""
-    pairs = zip(one.values(), other.values(), strict=False)
-    return len(one) == len(other) and all(getattr(a, "shape", None) == getattr(b, "shape", ()) for a, b in pairs)
+def _same_shapes(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether the outputs of the same name have the same shape."""
+    return all(getattr(one[name], "shape", None) == getattr(other[name], "shape", ()) for name in one)

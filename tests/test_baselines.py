@@ -216,5 +216,5 @@ def test_the_history_outlives_a_second_fold(tiny):
     assert len(found) == 3
     assert found[0].when <= found[-1].when
     assert found[0].ratio.subject == "deploy form"
-    path.write_text(path.read_text() + '{"when": "cut off')
+    path.write_bytes(path.read_bytes() + b'\xff not UTF-8\n{"when": "cut off')
     assert len(history_of(path)) == 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -91,6 +92,7 @@ def test_a_folder_is_remembered_by_the_images_that_were_taken(tiny):
     folder.mkdir()
     for number, pixels in enumerate(np.random.default_rng(0).integers(100, 140, (8, SIZE, SIZE, 3), dtype=np.uint8)):
         Image.fromarray(pixels).save(folder / f"{number}.png")
+    (folder / "7.png").rename(folder / os.fsdecode(b"\xff7.png"))  # a file name need not be UTF-8
     rc.fold(tiny)
     rc.export(precision="int8", images=folder)
     rc.export(precision="int8", images=folder, with_preprocessing=True)

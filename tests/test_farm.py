@@ -373,6 +373,14 @@ def test_short_inferences_may_get_more_rounds_than_the_target_has_but_not_than_w
             checked_result(job, {**result, "rounds": rounds})
 
 
+def test_a_folder_of_a_matrix_may_have_file_names_that_are_not_utf_8(tiny):
+    Path("net").mkdir()
+    shutil.copy(tiny, Path("net", os.fsdecode(b"\xff.pth")))
+    Path("m.toml").write_text('rounds = 2\n[[models]]\ncheckpoint = "net"\n')
+    (row,) = sweep("m.toml").rows
+    assert row.problem
+
+
 # --- ssh --------------------------------------------------------------------------------------------------
 
 
@@ -382,6 +390,15 @@ def sshd() -> Path | None:
     if not place.is_file():
         install("openssh-server", "openssh-client")
     return place if place.is_file() else None
+
+
+def test_an_error_message_of_ssh_need_not_be_utf_8(monkeypatch, tmp_path):
+    ssh = tmp_path / "ssh"
+    ssh.write_text("#!/bin/sh\necho folder\nprintf 'inconnu\\351\\n' >&2\ncase \"$*\" in *rm*) exit 255; esac\n")
+    ssh.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with _folder_on("board", "name") as folder:  # the board is gone when the folder is removed
+        assert folder == "folder"
 
 
 @pytest.fixture

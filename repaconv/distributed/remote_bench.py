@@ -178,8 +178,9 @@ def _folder_on(host: str, name: str) -> Iterator[str]:
 
 def _ssh(host: str, command: str, *, stdin: Any = subprocess.DEVNULL, may_fail: bool = False) -> tuple[int, str]:
     """Run a command on the board; return its exit code and the last line of stderr."""
-    done = subprocess.run(_ssh_command(host, command), stdin=stdin, capture_output=True, text=True, check=False)
-    words = (done.stderr.strip().splitlines() or [""])[-1].removeprefix("error: ").rstrip(".")
+    done = subprocess.run(_ssh_command(host, command), stdin=stdin, capture_output=True, check=False)
+    lines = done.stderr.decode("utf-8", "replace").strip().splitlines() or [""]
+    words = lines[-1].removeprefix("error: ").rstrip(".")
     if done.returncode == 255 or (done.returncode and not may_fail):
         raise _ssh_error(host, words, done.returncode)
     return done.returncode, words

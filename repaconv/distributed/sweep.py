@@ -317,7 +317,7 @@ def _content_hash(path: Path) -> str:
     """Return the hash of a file, or of all files of a folder; empty if it does not exist."""
     if path.is_dir():
         found = {each.name: sha256_of(each) for each in sorted(path.iterdir()) if each.is_file()}
-        return sha256_of_bytes(canonical_json(found).encode())
+        return sha256_of_bytes(canonical_json(found).encode("utf-8", "surrogateescape"))
     return sha256_of(path) if path.is_file() else ""
 
 

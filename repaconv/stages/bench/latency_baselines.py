@@ -265,9 +265,9 @@ def remember_measurement(path: Path, done: BenchArtefact) -> None:
 def history_of(path: Path) -> list[HistoryEntry]:
     """All readable measurements of a history, oldest first."""
     found = []
-    for line in path.read_text().splitlines() if path.is_file() else []:
+    for line in path.read_bytes().splitlines() if path.is_file() else []:
         try:
             found.append(HistoryEntry.model_validate_json(line))
-        except ValueError:  # a truncated line, or one of another version
+        except ValueError:  # a truncated or damaged line, or one of another version
             continue
     return found

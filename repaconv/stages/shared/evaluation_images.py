@@ -91,4 +91,4 @@ def _sha256(path: Path, count: int) -> str:
     except Refused:
         return ""
     content = {str(file.relative_to(path)): sha256_of(file) for file in files}
-    return sha256_of_bytes(canonical_json(content).encode())
+    return sha256_of_bytes(canonical_json(content).encode("utf-8", "surrogateescape"))

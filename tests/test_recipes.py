@@ -79,6 +79,24 @@ def test_what_is_wrong_is_told_with_its_line_its_column_and_a_remedy(text, remed
     assert not (tmp_path / "repaconv-out").exists()
 
 
+@pytest.mark.parametrize("name", ["x" * 300, "x" * 300 + "/y", "a\\u0000b"])
+def test_a_path_that_is_no_valid_file_name_is_missing_or_refused(name, tmp_path):
+    path = tmp_path / "r.toml"
+    (tmp_path / "c").write_bytes(b"")
+    for text, code in (
+        (f'extends = "{name}"', "recipe.missing"),
+        (f'checkpoint = "c"\narch = "{name}.py:f"', "recipe.missing"),
+        (f'checkpoint = "c"\n[verify]\nimages = "{name}"', "recipe.missing"),
+        (f'checkpoint = "{name}"\nmethod = "m"', "checkpoint.missing"),
+        (f'checkpoint = "{name}"', "file.name"),
+        (f'checkpoint = "c"\nout = "{name}"', "file.name"),
+    ):
+        path.write_text(text)
+        done = run(path)
+        assert (done.checks[0].code, done.exit_code) == (code, 4 if code == "file.name" else 2)
+    assert {*tmp_path.iterdir()} == {path, tmp_path / "c"}
+
+
 def test_all_faults_are_told_at_once(tmp_path):
     path = tmp_path / "r.toml"
     path.write_text(

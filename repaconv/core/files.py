@@ -82,6 +82,15 @@ def require_valid_name(path: Path) -> None:
             ) from error
 
 
+def exists(path: Path) -> bool:
+    """Return whether a file or folder exists; what is not a valid file name does not."""
+    try:
+        require_valid_name(path)
+    except Refused:
+        return False
+    return path.exists()
+
+
 def once_per_content(function: Callable[[Path], AnyValue]) -> Callable[[Path], AnyValue]:
     """Decorate a function of a file, so that it reads an unchanged file once per process.
 

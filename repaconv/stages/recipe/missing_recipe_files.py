@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from repaconv.core import plugins
 from repaconv.core.errors import RepaconvError, did_you_mean
+from repaconv.core.files import exists
 from repaconv.core.toml_positions import Positions, position_of
 from repaconv.onnx_export.fp16_and_int8 import QUANTIZERS
 from repaconv.onnx_export.onnx_simplifiers import TOOLS
@@ -36,7 +37,7 @@ def missing(recipe: Recipe, path: Path, lines: Positions) -> list[RecipeError]:
 def no_checkpoint(recipe: Recipe, path: Path, lines: Positions) -> list[RecipeError]:
     """The error of a missing checkpoint, reported together with other errors; alone, `fold` refuses the input."""
     source = path.parent / recipe.checkpoint
-    if not recipe.checkpoint or address_of(recipe.checkpoint) or source.exists():
+    if not recipe.checkpoint or address_of(recipe.checkpoint) or exists(source):
         return []
     told = f"checkpoint: there is no {source}."
     hint = "Paths are relative to the recipe's folder."
@@ -69,10 +70,11 @@ def _files(recipe: Recipe, path: Path) -> Iterator[_Missing]:
         for key in keys
     ]
     for keys, name in named:
-        if name and not (path.parent / name).exists():
+        if name and not exists(path.parent / name):
             told = f"{'.'.join(keys)}: there is no {path.parent / name}."
             beside = (path.parent / name).parent
-            near = did_you_mean(Path(name).name, [each.name for each in beside.iterdir()] if beside.is_dir() else [])
+            known = [each.name for each in beside.iterdir()] if exists(beside) and beside.is_dir() else []
+            near = did_you_mean(Path(name).name, known)
             yield _Missing(keys, told, f"{near}Paths are relative to the recipe's folder.", "recipe.missing")
 
 

@@ -31,6 +31,7 @@ from pydantic import Field, ValidationError
 
 from repaconv.core.deprecation import Deprecation
 from repaconv.core.errors import UsageProblem, did_you_mean
+from repaconv.core.files import exists
 from repaconv.core.toml_positions import InvalidToml, Position, Positions, Problem, position_of, problems, read_toml
 from repaconv.results import Record, TaskName
 from repaconv.stages.bench.options import BenchOptions
@@ -403,13 +404,13 @@ def _with_base(path: Path, above: tuple[Path, ...]) -> tuple[dict[str, Any], Pos
     if not isinstance(base, str):
         return plain, lines
     other, at = path.parent / base, position_of(lines, ("extends",), str(path))
+    if not exists(other) or not other.is_file():
+        beside = sorted(each.name for each in other.parent.glob("*.toml")) if exists(other.parent) else []
+        hint = f"{did_you_mean(other.name, beside)}Paths are relative to the recipe's folder."
+        raise RecipeProblem([RecipeError(at, f"extends: there is no {other}.", hint, "recipe.missing")])
     if other.resolve() in (path.resolve(), *(each.resolve() for each in above)):
         told = f"extends: {base} extends this recipe itself."
         raise RecipeProblem([RecipeError(at, told, "Let one of them stand alone.", "recipe.extends")])
-    if not other.is_file():
-        beside = sorted(each.name for each in other.parent.glob("*.toml"))
-        hint = f"{did_you_mean(other.name, beside)}Paths are relative to the recipe's folder."
-        raise RecipeProblem([RecipeError(at, f"extends: there is no {other}.", hint, "recipe.missing")])
     below, places = _with_base(other, (*above, path))
     away = os.path.relpath(other.parent, path.parent)
     return _merged(_relocated(below, away), plain), {**places, **lines}

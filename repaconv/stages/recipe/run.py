@@ -12,7 +12,7 @@ from typing import Any
 from repaconv.core import run_folder
 from repaconv.core.errors import Refused, RepaconvError, UsageProblem
 from repaconv.core.file_replacement import remove_artifact
-from repaconv.core.files import lock_folder, read_artefact, stage_of
+from repaconv.core.files import lock_folder, read_artefact, require_valid_name, stage_of
 from repaconv.core.progress import Progress, silent
 from repaconv.results import (
     Artefact,
@@ -82,13 +82,17 @@ def read_placed(path: Path) -> LocatedRecipe:
 
     Raises:
         UsageProblem: If it has errors, or something is missing.
+        Refused: If the path of the checkpoint or of the run folder is not a valid file name.
     """
     recipe, lines, wrong = check_recipe(path)
     if wrong := (*wrong, *missing(recipe, path, lines)):
         raise RecipeProblem((*wrong, *no_checkpoint(recipe, path, lines)))
     if address_of(recipe.checkpoint):  # the fetched files, if they are unchanged
         recipe = recipe.model_copy(update={"checkpoint": str(local_path(recipe.checkpoint).resolve())})
-    return LocatedRecipe(recipe, path, lines)
+    placed = LocatedRecipe(recipe, path, lines)
+    for named in (placed.place(recipe.checkpoint), placed.folder):
+        require_valid_name(named)
+    return placed
 
 
 class RecipeExecution:

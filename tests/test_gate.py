@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
 import onnx
@@ -206,6 +207,14 @@ def test_junit_passes_the_schema_and_says_what_happened(report):
     assert "The outputs first differ at a.b" in cases["verify: stored"]["failure"][0]["@message"]
     assert "ci/my,recipe:1.toml:7" in cases["verify: stored"]["failure"][0]["$"]
     assert "no GPU <here> & now" in cases["verify: engine"]["skipped"][0]["@message"]
+
+
+def test_junit_is_xml_whatever_characters_a_message_has(report):
+    check = report.recipes[0].checks[0].model_copy(update={"verdict": "failed", "message": "node \x1b[31mx\0\udcff"})
+    gated = report.recipes[0].model_copy(update={"checks": (check,)})
+    text = gate_report_formats.junit(GateReport(exit_code=1, recipes=(gated,)))
+    (found,) = ElementTree.fromstring(text).iter("failure")
+    assert found.get("message").startswith("node \\x1b[31mx\\x00\\udcff")
 
 
 def test_annotations_stand_at_the_recipes_line(report):

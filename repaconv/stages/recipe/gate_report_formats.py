@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from xml.etree import ElementTree
 
+from repaconv.core.errors import escape_control_characters
 from repaconv.results import Check, GatedRecipe, GateReport
 
 MARKS = {"passed": "✅", "failed": "❌", "not verified": "⚪", "inconclusive": "❔", "error": "⛔"}
@@ -48,7 +49,8 @@ def junit(report: GateReport) -> str:
             found.text = f"{check.file or recipe.recipe}:{check.line}: {sentence(check)}"
     root.attrib |= {name: str(count) for name, count in totals.items()}
     ElementTree.indent(root)
-    return ElementTree.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
+    text = ElementTree.tostring(root, encoding="unicode", xml_declaration=True)
+    return escape_control_characters(text) + "\n"  # XML has no way to write them
 
 
 def _dotted(path: str) -> str:

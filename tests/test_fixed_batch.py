@@ -10,7 +10,7 @@ import pytest
 from foreign_faults import INT, F, Net
 
 import repaconv as rc
-from repaconv.core.errors import UsageProblem
+from repaconv.core.errors import Refused, UsageProblem
 from repaconv.engines.contract import Port
 from repaconv.verification.input_batches import npz_calls, random_inputs
 
@@ -134,3 +134,36 @@ def test_a_graph_that_runs_in_one_batch_only_has_that_batch():
     assert {link.verdict for link in rc.verify().links if link.name in ("fold", "stored", "onnx")} == {"passed"}
     with pytest.raises(UsageProblem, match="a fixed batch size of 2; 3 was requested"):
         rc.export(batch=3)
+
+
+@pytest.mark.parametrize(
+    ("given", "dtype", "told"),
+    [
+        ([0, 300], "uint8", "300"),
+        ([0, -1], "uint8", "-1"),
+        ([0, 3.7], "int64", "3.7"),
+        ([0, np.nan], "int32", "nan"),
+        ([0, 2], "bool", "2"),
+        ([0, 1e300], "float32", r"1e\+300"),
+        ([0, 1 + 2j], "float32", "complex128"),
+        (np.zeros(2, "M8[D]"), "float32", "datetime64"),
+    ],
+)
+def test_numbers_that_an_input_does_not_have_are_refused(given, dtype, told):
+    np.savez("calls.npz", a=np.asarray(given))
+    with pytest.raises(Refused, match=f"a holds .*{told}.*{dtype}"):
+        npz_calls(Path("calls.npz"), [Port("a", (None,), dtype)], ())
+
+
+def test_numbers_are_converted_to_the_type_of_the_input():
+    np.savez("calls.npz", a=[0.0, 1.0], b=[1 / 3, np.inf])
+    ports = [Port("a", (None,), "int32"), Port("b", (None,), "float32")]
+    given = npz_calls(Path("calls.npz"), ports, ()).piece(0, 1).given
+    assert given["a"].dtype == np.int32
+    assert given["b"].tolist() == [np.float32(1 / 3), np.inf]
+
+
+def test_labels_of_no_rows_are_refused():
+    np.savez("calls.npz", a=np.zeros((0, 4), np.float32), labels=np.zeros(0, np.int64))
+    with pytest.raises(Refused, match="labels of no images"):
+        npz_calls(Path("calls.npz"), [Port("a", (None, 4), "float32")], (), labels=True)

@@ -322,6 +322,7 @@ def require_labels(path: Path, labels: NDArray[Any], images: int, classes: int |
         Refused: The labels do not fit.
     """
     hint = "Give 'labels' of shape [N], the numbers of the classes, or leave them out."
+    _require(images > 0, f"{path} has labels of no images.", "Give at least one row, or leave the labels out.")
     whole = labels.shape == (images,) and labels.dtype.kind in "iu"
     _require(whole, f"{path}: labels {list(labels.shape)} are not one whole number for each of {images} images.", hint)
     _require(classes != 0, f"{path} has labels, and {NO_SCORES}.", hint)
@@ -389,11 +390,7 @@ def npz_calls(
             hint=f"Save all of them: numpy.savez(path, {wanted}).",
             code="inputs.shape",
         )
-    for port in inputs:
-        text = arrays[port.name].dtype.kind in "US"
-        is_none = f"{path}: {port.name} holds {'text' if text else 'numbers'}, and the network takes {port.dtype}."
-        _require(text == (port.dtype in TEXT), is_none, f"Give {port.name} in {port.dtype}.")
-    given = {port.name: arrays[port.name].astype("O" if port.dtype in TEXT else port.dtype) for port in inputs}
+    given = {port.name: _converted(path, port, arrays[port.name]) for port in inputs}
     recorded = {name: arrays[name] for name in outputs} if set(outputs) <= arrays.keys() else {}
     classes = arrays["labels"] if labels and "labels" in arrays.keys() - given.keys() else None
     if classes is not None:
@@ -414,6 +411,23 @@ def npz_calls(
     name = f"{path.name} ({calls}{'; not used: ' if unused else ''}{unused})"
     told = "" if classes is None else f"labels of {path.name}"
     return Inputs(name, (rows,), piece, ", ".join(recorded), told, whole=True, labeled=classes is not None)
+
+
+def _converted(path: Path, port: Port, array: NDArray[Any]) -> NDArray[Any]:
+    """The array in the type of an input. Floats may be rounded; values that the type does not have are refused."""
+    text, wanted, hint = array.dtype.kind in "US", port.dtype in TEXT, f"Give {port.name} in {port.dtype}."
+    holds = "text" if text else "numbers" if array.dtype.kind in "biuf" else str(array.dtype)
+    fits = text if wanted else holds == "numbers"
+    _require(fits, f"{path}: {port.name} holds {holds}, and the network takes {port.dtype}.", hint)
+    if wanted:
+        return array.astype("O")
+    with np.errstate(over="ignore", invalid="ignore"):
+        found = array.astype(port.dtype)
+    lost = found != array if found.dtype.kind in "biu" else np.isfinite(array) & ~np.isfinite(found)
+    if lost.any():
+        value = array[lost].flat[0]
+        _require(False, f"{path}: {port.name} holds {value}, which {port.dtype} does not have.", hint)
+    return found
 
 
 def _row_count(inputs: Sequence[Port], arrays: Sequence[NDArray[Any]]) -> int:

@@ -9,12 +9,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from test_converting import HEADS, images, plain_weights
 
 from repaconv.conversion.image_splits import role_of
 from repaconv.core.errors import Refused
-from repaconv.results import Tolerance
+from repaconv.results import Preprocessing, Tolerance
 from repaconv.stages.recipe.recipe_file import check_recipe
+from repaconv.stages.shared import task_choice
 from repaconv.stages.tune.loss_evaluation import LossEvaluation
 from repaconv.tasks.contract import About
 from repaconv.tasks.detection import Labeled
@@ -24,10 +26,12 @@ from repaconv.tasks.recognition import Choice, by_outputs
 from repaconv.tasks.segmentation import Segmentation
 from repaconv.verification.accuracy_budget import Budget
 from repaconv.verification.comparison import Comparison, judge
+from repaconv.verification.input_batches import Batch, Inputs
 from repaconv.verification.tolerances import tolerance
 
 SIZE = (64, 64)
 ABOUT = About(size=SIZE)
+PLAIN = {"mean": (0, 0, 0), "std": (1, 1, 1), "source": "none"}
 
 
 def links_of(task, found, right, *, precision="fp16", labels=None, asked=True, channels=3, about=ABOUT):
@@ -318,6 +322,35 @@ def test_coco_files_that_make_no_sense_are_refused(text):
     Path("coco.json").write_text(text)
     with pytest.raises(Refused, match="no COCO file"):
         coco_images(Path("coco.json"))
+
+
+def labeled_by_name(monkeypatch, task, labels, *names):
+    """What labels say of images of these names, all of 8 x 8."""
+    monkeypatch.setattr(task_choice, "preprocessing_for", lambda *_: Preprocessing(image_size=(8, 8), **PLAIN))
+    for name in names:
+        Path("pictures", name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8)).save(Path("pictures", name))
+    given = Inputs("images", (len(names), 3, 8, 8), lambda *_: Batch({}))
+    found = task_choice.with_labels(None, given, Path(labels), Choice(task, "", True, ABOUT), images=Path("pictures"))
+    return [truth is not None for truth in found.piece(0, len(names)).truths]
+
+
+def test_labels_belong_to_an_image_in_another_folder_only_if_no_other_image_has_its_name(monkeypatch):
+    Path("coco.json").write_text(json.dumps({**COCO, "images": [{"id": 1, "file_name": "1.png"}]}))
+    assert labeled_by_name(monkeypatch, "detect", "coco.json", "a/1.png") == [True]
+    with pytest.raises(Refused, match="labels of none"):
+        labeled_by_name(monkeypatch, "detect", "coco.json", "a/1.png", "b/1.png")
+    Path("masks").mkdir()
+    for name in ("1.png", "2.png"):
+        Image.new("L", (8, 8)).save(Path("masks", name))
+    assert labeled_by_name(monkeypatch, "segment", "masks", "a/1.png", "a/2.png", "b/1.png") == [False, True, False]
+
+
+def test_a_damaged_image_of_a_coco_file_without_sizes_is_refused(monkeypatch):
+    Path("coco.json").write_text(json.dumps({**COCO, "images": [{"id": 1, "file_name": "1.png"}]}))
+    monkeypatch.setattr(Image.Image, "save", lambda _, path: path.write_bytes(b"junk"))
+    with pytest.raises(Refused, match=r"1\.png is not a readable image"):
+        labeled_by_name(monkeypatch, "detect", "coco.json", "1.png")
 
 
 def test_labels_of_one_number_are_refused():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -53,17 +55,34 @@ def read_image(path: Path, wanted: Preprocessing, size: tuple[int, int], channel
     Raises:
         Refused: The image cannot be read, has more than 8 bits per channel, or is smaller than the crop after resizing.
     """
+    with _opened(path) as image:
+        if image.mode[0] in "IF":  # Pillow would clip the values instead of scaling them
+            raise Refused(
+                f"{path} has more than 8 bits a channel (mode {image.mode}), and the file tells no scale for them.",
+                hint="Save the images with 8 bits, as the network was trained on them.",
+                code="images.depth",
+            )
+        pixels = np.asarray(_cropped(image.convert("RGB" if channels == 3 else "L"), wanted, size))
+    return pixels.reshape(*size, channels)
+
+
+def image_size(path: Path) -> tuple[int, int]:
+    """The (width, height) of an image file.
+
+    Raises:
+        Refused: The image cannot be read.
+    """
+    with _opened(path) as image:
+        return image.size
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Image.Image]:
     from PIL import Image
 
     try:
         with Image.open(path, formats=FORMATS) as image:
-            if image.mode[0] in "IF":  # Pillow would clip the values instead of scaling them
-                raise Refused(
-                    f"{path} has more than 8 bits a channel (mode {image.mode}), and the file tells no scale for them.",
-                    hint="Save the images with 8 bits, as the network was trained on them.",
-                    code="images.depth",
-                )
-            pixels = np.asarray(_cropped(image.convert("RGB" if channels == 3 else "L"), wanted, size))
+            yield image
     except RepaconvError:
         raise
     except Exception as error:  # Pillow raises whatever its decoders meet
@@ -72,7 +91,6 @@ def read_image(path: Path, wanted: Preprocessing, size: tuple[int, int], channel
             hint="Take it out of the folder.",
             code="images.unreadable",
         ) from error
-    return pixels.reshape(*size, channels)
 
 
 def _cropped(image: Image.Image, wanted: Preprocessing, size: tuple[int, int]) -> Image.Image:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ from repaconv.stages.shared.input_selection import preprocessing_for
 from repaconv.tasks.contract import About
 from repaconv.tasks.labels import coco_images, label_array, mask_files, read_mask
 from repaconv.tasks.recognition import Choice, by_architecture, by_outputs, task_named
-from repaconv.verification.image_files import frame, image_files
+from repaconv.verification.image_files import frame, image_files, image_size
 from repaconv.verification.tolerances import LOSSY
 
 if TYPE_CHECKING:
@@ -156,7 +157,7 @@ def with_labels(
     if choice.task == "detect":
         truths = _of_coco(subject, given, labels, files, images)
     elif choice.task == "segment":
-        truths = _of_masks(subject, given, labels, files)
+        truths = _of_masks(subject, given, labels, files, images)
     elif choice.task in ("restore", "depth") and files is None:
         truths = list(label_array(labels))
     else:
@@ -195,14 +196,14 @@ def _of_coco(
     found = coco_images(path)
     if files is None or images is None or given.size is None:
         return [image.objects for image in found]
-    by_name = {image.name: image for image in found}
+    by_name, alone = {image.name: image for image in found}, _only_once(path.name for path in image_files(images))
     wanted, truths = preprocessing_for(subject, given.size), list[Any]()
     for file in files:
-        image = by_name.get(file.as_posix(), by_name.get(file.name))
+        image = by_name.get(file.as_posix(), by_name.get(file.name) if file.name in alone else None)
         if image is None:
             truths.append(None)
             continue
-        size = image.size if all(image.size) else _size_of(images / file)
+        size = image.size if all(image.size) else image_size(images / file)
         (across, down), corner = frame(size, wanted, given.size)
         scale, moved = np.tile(np.divide((across, down), size), 2), np.tile(corner, 2)
         boxes = (image.objects.boxes * scale - moved).clip(0, np.tile(given.size[::-1], 2))
@@ -211,13 +212,16 @@ def _of_coco(
     return truths
 
 
-def _of_masks(subject: Subject, given: Inputs, folder: Path, files: Sequence[Path] | None) -> list[Any]:
+def _of_masks(
+    subject: Subject, given: Inputs, folder: Path, files: Sequence[Path] | None, images: Path | None
+) -> list[Any]:
     """The mask of each image."""
     masks = mask_files(folder)
-    if files is None or given.size is None:
+    if files is None or images is None or given.size is None:
         return [np.asarray(read_mask(path)).astype(int) for path in masks]
     by_name = {path.relative_to(folder).with_suffix(""): path for path in masks}
-    by_stem = {path.stem: path for path in masks}
+    alone = _only_once(path.stem for path in image_files(images)) & _only_once(path.stem for path in masks)
+    by_stem = {path.stem: path for path in masks if path.stem in alone}
     wanted, truths = preprocessing_for(subject, given.size), list[Any]()
     for file in files:
         path = by_name.get(file.with_suffix(""), by_stem.get(file.stem))
@@ -232,8 +236,6 @@ def _of_masks(subject: Subject, given: Inputs, folder: Path, files: Sequence[Pat
     return truths
 
 
-def _size_of(path: Path) -> tuple[int, int]:
-    from PIL import Image
-
-    with Image.open(path) as image:
-        return image.width, image.height
+def _only_once(names: Iterable[str]) -> set[str]:
+    """The names of one file only: files of one name in several folders do not belong together by it."""
+    return {name for name, count in Counter(names).items() if count == 1}

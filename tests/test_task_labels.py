@@ -228,6 +228,55 @@ def test_of_integers_that_differ_it_is_said_how_many():
     assert "by up to" not in link.note
 
 
+def test_results_of_another_number_of_images_are_not_compared_as_a_task():
+    with pytest.raises(Refused, match="results of 2 images, the reference of 4"):
+        metrics_of("segment", (SCORES[:2], SCORES))
+    with pytest.raises(Refused, match="results of 4 images, and labels of 5"):
+        links_of("segment", {"y": SCORES}, {"y": SCORES}, labels=[np.zeros(SIZE, int)] * 5)
+
+
+def metrics_of(task, *batches):
+    """The metrics of batches of (candidate's, reference's) outputs, by name; or the reason why there are none."""
+    evaluation = Evaluation(Choice(task, "", True, ABOUT), "fp16")
+    for found, right in batches:
+        evaluation.add({"y": found}, {"y": right})
+    link = evaluation.link("fp16", "r", "c")
+    return {each.name: each.value for each in link.task.metrics} if link.task else (link.verdict, link.figures.detail)
+
+
+def test_vectors_of_zeros_are_equal():
+    vectors = np.vstack([np.eye(4), np.zeros((1, 4))])
+    assert metrics_of("embed", (vectors, vectors))["cosine"] == 1
+    assert metrics_of("embed", (np.vstack([np.eye(4), np.ones((1, 4))]), vectors))["cosine"] == 0.8
+
+
+def test_black_images_do_not_decide_the_peak_of_others():
+    black, bright = np.zeros_like(IMAGES), 255 * IMAGES
+    near, off = (black, black), (bright + 2.55, bright)
+    for batches in ((near, off), (off, near)):
+        assert metrics_of("restore", *batches)["PSNR"] == pytest.approx((100 + 40) / 2)
+    assert metrics_of("restore", (black + 2.55, black), off)["PSNR"] == pytest.approx(40)
+
+
+def test_an_infinite_error_has_no_psnr():
+    infinite = IMAGES.copy()
+    infinite[0, 0, 0, 0] = np.inf
+    assert metrics_of("restore", (IMAGES, infinite))["PSNR"] < 100
+
+
+def test_classes_that_the_candidate_invents_fail_where_the_reference_has_one():
+    scores = np.zeros((2, 2, 64, 64))
+    scores[:, 0] = 1
+    few, many = scores.copy(), scores.copy()
+    few[0, 1, 0, 0] = many[:, 1, :32] = 2
+    assert metrics_of("segment", (many, scores)) == (
+        "failed",
+        "all pixels of all images have one class, and 50.0% of the candidate's have another",
+    )
+    for found in (few, scores):
+        assert metrics_of("segment", (found, scores)) == ("not verified", "all pixels of all images have one class")
+
+
 def test_disagreement_that_is_not_known_is_the_largest():
     vectors = np.eye(2)
     evaluation = Evaluation(Choice("embed", "", True, ABOUT), "int8")

@@ -33,8 +33,9 @@ class Embedding(Task):
         return list(vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-30))
 
     def row(self, result: Array, truth: Array) -> Row:
-        """The cosine of one image."""
-        return {"query": result, "vector": truth, "cosine": float(result @ truth)}
+        """The cosine of one image; 1 of two vectors of zeros."""
+        cosine = float(result @ truth) if result.any() or truth.any() else 1.0
+        return {"query": result, "vector": truth, "cosine": cosine}
 
     def settled(self, rows: Sequence[Row]) -> Sequence[Row]:
         """Whether each image finds the nearest of the others that the reference finds, or one that is `CLOSE`."""

@@ -92,6 +92,10 @@ class Evaluation:
                 raise Unreadable("its outputs are sequences or maps, not tensors")
             expected = self.task.read(right)
             got = self.task.read(_finite(found))
+            if len(got) != len(expected):
+                raise Unreadable(f"the candidate has results of {len(got)} images, the reference of {len(expected)}")
+            if labels and len(labels) != len(expected):
+                raise Unreadable(f"there are results of {len(expected)} images, and labels of {len(labels)}")
             rows = [self.task.row(a, self.task.truth(b)) for a, b in zip(got, expected, strict=True)]
         except Unreadable as problem:
             self._unreadable(problem)

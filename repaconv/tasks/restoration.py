@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import log10
+from math import isfinite, log10
 
 import numpy as np
 
 from repaconv.tasks.contract import About, Array, Metric, Outputs, Row, Task, mean, only_output, require_same_shape
 
+PEAKS, DARK = (1.0, 255.0), 4.0
+"""The peaks of images, and the value that none of the first kind exceeds."""
 LARGEST_PSNR = 100.0
 """PSNR in dB of equal images, which would be infinite."""
 WINDOW, SIGMA, K1, K2 = 11, 1.5, 0.01, 0.03
@@ -29,26 +31,28 @@ class Restoration(Task):
 
     def __init__(self, about: About) -> None:
         super().__init__(about)
-        self.peak = 0.0
+        self.peak = 1.0
 
     def read(self, outputs: Outputs) -> list[Array]:
         """Read the images of a batch."""
-        images = only_output(outputs, (4,), "images [N, C, H, W]")
-        if not self.peak:
-            self.peak = 255.0 if np.abs(images).max() > 4 else 1.0
-            self.layout = f"images with a peak of {self.peak:g}"
-        return list(images.astype(float))
+        return list(only_output(outputs, (4,), "images [N, C, H, W]").astype(float))
+
+    def truth(self, result: Array) -> Array:
+        """The reference's image. All of them decide the peak, since some may be black."""
+        if (np.abs(result) > DARK).any():
+            self.peak = 255.0
+        self.layout = f"images with a peak of {self.peak:g}"
+        return result
 
     def row(self, result: Array, truth: Array) -> Row:
-        """PSNR and SSIM of one image."""
+        """The mean squared error of one image, and its SSIM by peak."""
         require_same_shape(result, truth)
-        error = float(((result - truth) ** 2).mean())
-        psnr = min(LARGEST_PSNR, 10 * log10(self.peak**2 / error)) if error > 0 else LARGEST_PSNR
-        return {"PSNR": psnr if error == error else 0.0, "SSIM": ssim(result, truth, self.peak)}
+        return {"error": float(((result - truth) ** 2).mean()), "SSIM": ssim(result, truth, *PEAKS)}
 
     def summary(self, rows: Sequence[Row]) -> dict[str, float]:
         """The means over the images."""
-        return {name: mean(rows, name) for name in ("PSNR", "SSIM")}
+        of_images = [{"PSNR": self.agreement(row), "SSIM": row["SSIM"][self.peak]} for row in rows]
+        return {name: mean(of_images, name) for name in ("PSNR", "SSIM")}
 
     def disagreement(self, summary: Mapping[str, float]) -> float:
         """What is missing of an SSIM of 1."""
@@ -56,11 +60,14 @@ class Restoration(Task):
 
     def agreement(self, row: Row) -> float:
         """PSNR of one image."""
-        return float(row["PSNR"])
+        error = row["error"]
+        if not isfinite(error):
+            return 0.0
+        return min(LARGEST_PSNR, 10 * log10(self.peak**2 / error)) if error > 0 else LARGEST_PSNR
 
 
-def ssim(a: Array, b: Array, peak: float) -> float:
-    """The structural similarity of two images [C, H, W], the mean over channels and windows."""
+def ssim(a: Array, b: Array, *peaks: float) -> dict[float, float]:
+    """The structural similarity of two images [C, H, W] by peak, the mean over channels and windows."""
     import torch
 
     side = min(WINDOW, *a.shape[1:])
@@ -75,6 +82,10 @@ def ssim(a: Array, b: Array, peak: float) -> float:
     mean_x, mean_y = blurred(x), blurred(y)
     spread_x, spread_y = blurred(x * x) - mean_x**2, blurred(y * y) - mean_y**2
     common = blurred(x * y) - mean_x * mean_y
-    c1, c2 = (K1 * peak) ** 2, (K2 * peak) ** 2
-    above = (2 * mean_x * mean_y + c1) * (2 * common + c2)
-    return float((above / ((mean_x**2 + mean_y**2 + c1) * (spread_x + spread_y + c2))).mean())
+
+    def mean_of(peak: float) -> float:
+        c1, c2 = (K1 * peak) ** 2, (K2 * peak) ** 2
+        above = (2 * mean_x * mean_y + c1) * (2 * common + c2)
+        return float((above / ((mean_x**2 + mean_y**2 + c1) * (spread_x + spread_y + c2))).mean())
+
+    return {peak: mean_of(peak) for peak in peaks}

@@ -13,6 +13,7 @@ from repaconv.tasks.contract import (
     BY_CHANCE,
     About,
     Array,
+    Invented,
     Metric,
     Nothing,
     Outputs,
@@ -28,6 +29,8 @@ from repaconv.tasks.detection import SCORE, classes_of, ultralytics
 
 IGNORED = 255
 """Class of pixels in a mask that are not compared, as in Pascal VOC and Cityscapes."""
+LEAST_AGREEMENT = 0.985
+"""Pixel agreement that int8, the lowest precision, must reach."""
 COEFFICIENTS = 32
 """Mask coefficients per box in Ultralytics' segmentation."""
 
@@ -40,7 +43,7 @@ class Segmentation(Task):
     labels = "masks (.png) with the class number of each pixel"
     changed = "of mean IoU lost"
     metrics = (
-        Metric("pixel agreement", "share", {"tf32": 0.995, "fp16": 0.995, "bf16": 0.99, "int8": 0.985}),
+        Metric("pixel agreement", "share", {"tf32": 0.995, "fp16": 0.995, "bf16": 0.99, "int8": LEAST_AGREEMENT}),
         Metric("mean IoU", "share", {"tf32": 0.98, "fp16": 0.98, "bf16": 0.95, "int8": 0.88}),
     )
 
@@ -125,10 +128,13 @@ class Segmentation(Task):
     def summary(self, rows: Sequence[Row]) -> dict[str, float]:
         """Pixel agreement and mean IoU, over all pixels of all images."""
         both, union, there = (_sum([row[name] for row in rows]) for name in ("both", "union", "there"))
+        agreement, seen = mean(rows, "agreement"), union > 0
         if (there > 0).sum() < 2:
-            raise Nothing("all pixels of all images have one class")
-        seen = union > 0
-        return {"pixel agreement": mean(rows, "agreement"), "mean IoU": float((both[seen] / union[seen]).mean())}
+            told = "all pixels of all images have one class"
+            if agreement < LEAST_AGREEMENT:
+                raise Invented(f"{told}, and {1 - agreement:.1%} of the candidate's have another")
+            raise Nothing(told)
+        return {"pixel agreement": agreement, "mean IoU": float((both[seen] / union[seen]).mean())}
 
     def disagreement(self, summary: Mapping[str, float]) -> float:
         """What is missing of a mean IoU of 1."""

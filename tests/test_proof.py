@@ -434,6 +434,13 @@ def test_images_and_their_labels(tmp_path):
     (tmp_path / "names.txt").write_text("eel\ndog\nowl\ncat\n")
     named = image_inputs(tmp_path / "by_name", classes=4, class_names=tmp_path / "names.txt", **kinds)
     assert named.piece(0, 4).labels.tolist() == [3, 3, 1, 0]
+    (tmp_path / "windows.txt").write_bytes(b"\xef\xbb\xbfeel\r\ndog\r\ncat\r\n")  # begins with a byte order mark
+    named = image_inputs(tmp_path / "by_name", classes=3, class_names=tmp_path / "windows.txt", **kinds)
+    assert named.piece(0, 4).labels.tolist() == [2, 2, 1, 0]
+    (tmp_path / "wrong.txt").write_text("Eel\ndog\ncat\n")
+    with pytest.raises(UsageProblem, match=r"wrong\.txt has no class eel") as refused:
+        image_inputs(tmp_path / "by_name", classes=3, class_names=tmp_path / "wrong.txt", **kinds)
+    assert "Did you mean Eel?" in refused.value.hint
     assert image_inputs(tmp_path / "by_name", classes=9, **kinds).piece(0, 4).labels is None
     save_image(tmp_path / "numbers" / "7" / "a.png")
     assert image_inputs(tmp_path / "numbers", classes=9, **kinds).piece(0, 1).labels.tolist() == [7]

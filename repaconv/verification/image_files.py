@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from repaconv.core.errors import Refused, RepaconvError, UsageProblem, describe_exception
+from repaconv.core.errors import Refused, RepaconvError, UsageProblem, describe_exception, did_you_mean
 from repaconv.results import Preprocessing
 
 if TYPE_CHECKING:
@@ -180,8 +180,8 @@ class Labels:
 
         Raises:
             Refused: Images are two folders deep, so that the outer folders may be splits, not classes.
-            UsageProblem: The list of class names cannot be read or has the wrong length, or it is needed since the
-                folder names are numbers that ImageFolder would sort differently.
+            UsageProblem: The list of class names cannot be read, has the wrong length or lacks a folder's name, or it
+                is needed since the folder names are numbers that ImageFolder would sort differently.
         """
         places = [path.relative_to(folder).parts for path in image_files(folder)]
         names = sorted({parts[0] for parts in places if len(parts) > 1})
@@ -196,7 +196,7 @@ class Labels:
                 code="images.nested",
             )
         if class_names is not None:
-            index = _class_numbers(class_names, classes)
+            index = _class_numbers(class_names, classes, names)
             source = f"folder names, in the order of {class_names.name}"
         elif _are_numbers(names, classes) and all(int(name) < classes for name in names):
             index, source = {name: int(name) for name in names}, "folder names, which are class numbers"
@@ -205,8 +205,6 @@ class Labels:
         else:
             return cls(None, f"no labels: {len(names)} folders for {classes} classes; give --classes FILE")
         known = [index.get(path.relative_to(folder).parts[0], -1) for path in files]
-        if all(label < 0 for label in known):
-            return cls(None, f"no labels: {class_names} names none of the folders")
         return cls(np.asarray(known, dtype=np.int64), source)
 
 
@@ -229,9 +227,14 @@ def _are_numbers(names: list[str], classes: int) -> bool:
     return True
 
 
-def _class_numbers(path: Path, classes: int) -> dict[str, int]:
+def _class_numbers(path: Path, classes: int, folders: list[str]) -> dict[str, int]:
+    """The class of each name in a file.
+
+    Raises:
+        UsageProblem: The file cannot be read, has the wrong number of names, or lacks that of a folder.
+    """
     try:
-        names = path.read_text().split("\n")
+        names = path.read_text("utf-8-sig").split("\n")  # Windows editors begin a file with a byte order mark
     except (OSError, UnicodeDecodeError) as error:
         raise UsageProblem(
             f"{path} cannot be read: {error}.", hint="Write one class name per line.", code="classes"
@@ -241,6 +244,12 @@ def _class_numbers(path: Path, classes: int) -> dict[str, int]:
         raise UsageProblem(
             f"{path} has {len(set(names))} class names, the network {classes} classes.",
             hint="Write one name per line, in the order of the classes.",
+            code="classes",
+        )
+    if unknown := [name for name in folders if name not in names]:
+        raise UsageProblem(
+            f"{path} has no class {unknown[0]}, and there is a folder of that name.",
+            hint=f"{did_you_mean(unknown[0], names)}Give folders the names of classes, and take others away.",
             code="classes",
         )
     return {name: place for place, name in enumerate(names)}

@@ -133,3 +133,34 @@ def test_other_types(kind):
     )
     assert changes == 1
     np.testing.assert_array_equal(session(found).run(None, {"x": x})[0], x.transpose(0, 4, 3, 2, 1))
+
+
+@pytest.mark.parametrize("mode", ["CRD", "DCR"])
+@pytest.mark.parametrize(("shape", "side"), [((1, 48, 16, 20), 4), ((2, 27, 9, 12), 3), (("n", 12, 32, 16), 2)])
+def test_a_depth_to_space_is_a_transpose(shape, side, mode, tmp_path):
+    batch, channels, height, width = shape
+    out = [batch, channels // side**2, side * height, side * width]
+    graph = helper.make_graph(
+        [helper.make_node("DepthToSpace", ["x"], ["y"], blocksize=side, mode=mode)],
+        "net",
+        [helper.make_tensor_value_info("x", FLOAT, shape)],
+        [helper.make_tensor_value_info("y", FLOAT, out)],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
+    found, changed = rewritten(model)
+    assert changed == 1
+    assert kernels(found, tmp_path).count("Transpose") == 2
+    x = np.random.default_rng(0).standard_normal([3 if size == "n" else size for size in shape]).astype(np.float32)
+    before, after = (session(each).run(None, {"x": x})[0] for each in (model, found))
+    assert np.array_equal(before, after)
+
+
+@pytest.mark.parametrize("shape", [(1, "c", 32, 32), (1, 12, "h", "w"), (1, 12, 8, 8)])
+def test_a_depth_to_space_of_unknown_channels_of_two_unknown_sizes_or_of_few_pixels_stays(shape):
+    graph = helper.make_graph(
+        [helper.make_node("DepthToSpace", ["x"], ["y"], blocksize=2)],
+        "net",
+        [helper.make_tensor_value_info("x", FLOAT, shape)],
+        [helper.make_tensor_value_info("y", FLOAT, [1, "d", "p", "q"])],
+    )
+    assert rewritten(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10))[1] == 0

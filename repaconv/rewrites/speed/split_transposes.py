@@ -2,6 +2,8 @@
 
     transpose(x, p) = transpose(transpose(x, q), r)
 
+A DepthToSpace is the Transpose of an image [B, c, b, b, h, w], or [B, b, b, c, h, w], to [B, c, h, b, w, b].
+
 One of q and r moves rows: the last axis stays. The other transposes matrices: [.., a, b] to [.., b, a].
 
 ONNX Runtime copies rows as blocks, and transposes matrices in tiles. Everything else it copies element by element, at a
@@ -16,7 +18,7 @@ from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
 from repaconv.graph.index_selections import perm_of
-from repaconv.graph.nodes_and_constants import Writer, nodes_of
+from repaconv.graph.nodes_and_constants import Writer, attribute, nodes_of
 from repaconv.graph.rewrite_contract import Rewrite
 from repaconv.graph.symbolic_shapes import Size, Sizes, is_dynamic, product, sizes
 from repaconv.graph.tensor_views import reshaped
@@ -62,22 +64,37 @@ class _Step(NamedTuple):
 def _transpose_in_steps(model: ir.Model) -> Iterator[Change]:
     if model.opset_imports.get("", 0) < MIN_OPSET:
         return
-    for node in nodes_of(model, "Transpose"):
-        shape, write = sizes(node.inputs[0]), Writer(model, node)
+    for node in nodes_of(model, "Transpose", "DepthToSpace"):
+        shape, write, out = sizes(node.inputs[0]), Writer(model, node), sizes(node.outputs[0])
         typed = write.dtype is not None and write.dtype.name in TYPES
-        if shape is None or sum(map(is_dynamic, shape)) > 1 or not typed:
+        if shape is None or out is None or sum(map(is_dynamic, shape)) > 1 or not typed:
             continue
-        perm = perm_of(node, len(shape))
+        if node.op_type == "DepthToSpace" and is_dynamic(shape[1]):
+            continue
+        shape, perm = _moved(node, shape)
         if _is_fast(perm) or _elements(shape) < MIN_ELEMENTS or not (steps := _steps(*_simplified(shape, perm))):
             continue
         value = node.inputs[0]
         for number, step in enumerate(steps):
             given = write("Flatten", value, axis=1) if number else value
             value = write("Transpose", _read_as(write, given, step.shape), perm=step.perm)
-        write.replace(node.outputs[0], _read_as(write, value, tuple(shape[axis] for axis in perm)))
+        write.replace(node.outputs[0], _read_as(write, value, out))
         yield Change(
             rewrite="transpose-in-steps", place=node.name or "", description="two Transposes: of rows, and of matrices"
         )
+
+
+def _moved(node: ir.Node, shape: Sizes) -> tuple[Sizes, list[int]]:
+    """The shape as which a node reads its input, and the order of its axes afterwards."""
+    if node.op_type == "Transpose":
+        return shape, perm_of(node, len(shape))
+    batch, channels, *image = shape
+    assert isinstance(channels, int)
+    side = int(attribute(node, "blocksize", 1))
+    left = channels // side**2
+    if attribute(node, "mode", "DCR") == "CRD":
+        return (batch, left, side, side, *image), [0, 1, 4, 2, 5, 3]
+    return (batch, side, side, left, *image), [0, 3, 4, 1, 5, 2]
 
 
 def _elements(shape: Iterable[Size]) -> int:
@@ -146,7 +163,7 @@ def _read_as(write: Writer, value: ir.Value | None, shape: Sizes) -> ir.Value:
 
 TRANSPOSE_IN_STEPS = Rewrite(
     "transpose-in-steps",
-    "a Transpose that moves the last axis and another one, of a tensor with at most one dynamic size",
+    "a Transpose that moves the last axis and another one, or a DepthToSpace, with at most one dynamic size",
     _transpose_in_steps,
     order=101,
     keeps=True,

@@ -263,3 +263,37 @@ def test_a_rewrite_that_would_change_the_meaning_of_another_operator_is_left_out
     model.graph.initializer.append(numpy_helper.from_array(normal(2, 3, 3, 2), "grid"))
     same, changes = rewritten(model, chosen(("attention-op",), 23).rewrites)
     assert (same.SerializeToString(), changes) == (model.SerializeToString(), [])
+
+
+LOWEST = np.finfo(np.float32).min
+
+
+@pytest.mark.parametrize("is_constant", [True, False], ids=["constant", "computed"])
+def test_a_query_without_keys_gets_the_mean_of_the_values(is_constant):
+    """ONNX Runtime's Attention outputs 0 for scores that are all the lowest number."""
+    masked = ATTENTION.replace("Softmax <axis = -1> (s)", "Softmax <axis = -1> (masked)").replace(
+        "p =", "masked = Add(s, mask) p ="
+    )
+    mask = np.triu(np.full((7, 7), LOWEST), 1)
+    mask[2], mask[3], mask[3, 5] = LOWEST, LOWEST, -np.inf
+    given = "" if is_constant else ", float[7, 7] mask"
+    weights = {name: normal(32, 32) for name in ("wq", "wk", "wv")} | ({"mask": mask} if is_constant else {})
+    shapes = {"heads": np.int64([2, 7, 4, 8]), "tokens": np.int64([2, 7, 32])}
+    text = f"(float[2, 7, 32] x{given}) => (float[2, 7, 32] o) {{ {masked} }}"
+    model = model_of(text, 23, scale=np.float32(8**-0.5), **weights, **shapes)
+    after, changes = rewritten(model, chosen(("attention-op",), 23).rewrites)
+    assert changes
+    onnx.checker.check_model(after, full_check=True)
+    feeds = {"x": normal(2, 7, 32)} | ({} if is_constant else {"mask": mask})
+    np.testing.assert_allclose(run(after, **feeds)[0], run(model, **feeds)[0], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("scale", [0.0, -0.3])
+def test_attention_with_a_scale_that_is_not_positive(scale):
+    model = attention("y = Identity(o)", "float[2, 7, 32]", 23)
+    stored = next(weight for weight in model.graph.initializer if weight.name == "scale")
+    stored.CopyFrom(numpy_helper.from_array(np.float32(scale), "scale"))
+    after, changes = rewritten(model, chosen(("attention-op",), 23).rewrites)
+    assert changes
+    x = normal(2, 7, 32)
+    np.testing.assert_allclose(run(after, x=x)[0], run(model, x=x)[0], rtol=1e-4, atol=1e-4)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from repaconv.graph.attention_patterns import attentions, write_columns
-from repaconv.graph.nodes_and_constants import Writer
+from repaconv.graph.nodes_and_constants import Writer, constant
 from repaconv.graph.rewrite_contract import Rewrite
 from repaconv.graph.symbolic_shapes import rank_of, sizes
 from repaconv.results import Change
@@ -27,10 +27,11 @@ def _as_one_operator(model: ir.Model) -> Iterator[Change]:
             continue
         write, scale = Writer(model, found.node), found.scale
         inputs = [write_columns(write, heads) for heads in (found.q, found.k, found.v)]
-        if write.dtype is not None and np.float32(scale) != write.dtype.numpy().type(scale):
-            inputs[0], scale = write("Mul", inputs[0], write.constant(scale)), 1.0  # an attribute is a float32
+        exact = write.dtype is None or np.float32(scale) == write.dtype.numpy().type(scale)
+        if scale <= 0 or not exact:  # an attribute is a float32, and ONNX Runtime takes one of 0 or less for none
+            inputs[0], scale = write("Mul", inputs[0], write.constant(scale)), 1.0
         if found.mask is not None:
-            inputs.append(_for_every_query(write, found.mask, found.q.tokens, found.k.tokens))
+            inputs.append(_for_every_query(write, _above_lowest(write, found.mask), found.q.tokens, found.k.tokens))
         heads = {"q_num_heads": found.q.count, "kv_num_heads": found.k.count, "scale": scale}
         out = write("Attention", *inputs, **heads)
         if rank_of(found.out) == 2:
@@ -42,6 +43,29 @@ def _as_one_operator(model: ir.Model) -> Iterator[Change]:
             place=place,
             description=f"{found.q.count} heads of {found.q.width} on {found.q.tokens} tokens as one Attention",
         )
+
+
+def _above_lowest(write: Writer, mask: ir.Value) -> ir.Value:
+    """Return a mask whose lowest finite numbers are 3/4 of that, where a score added to them rounds away, too.
+
+    ONNX Runtime's Attention outputs 0 for a query whose scores are all the lowest number; softmax outputs the mean of
+    the values. Infinite numbers stay as they are.
+    """
+    import onnx_ir as ir
+
+    kind = mask.dtype or write.dtype
+    if kind is None:
+        return mask
+    lowest = float(kind.min)
+    above, stored = 0.75 * lowest, constant(mask)
+    if stored is not None:
+        is_lowest = stored == lowest
+        return write.constant(np.where(is_lowest, above, stored), like=mask) if is_lowest.any() else mask
+    test = write("Equal", mask, write.constant(lowest, like=mask))
+    test.dtype = ir.DataType.BOOL
+    lifted = write("Where", test, write.constant(above, like=mask), mask)
+    lifted.shape = mask.shape
+    return lifted
 
 
 def _for_every_query(write: Writer, mask: ir.Value, queries: int, keys: int) -> ir.Value:

@@ -243,6 +243,64 @@ def test_lowering_is_the_same_function(case, opset):
     assert model.opset_import[0].version == 20
 
 
+def parsed(text: str, opset: int, **constants: np.ndarray) -> onnx.ModelProto:
+    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": {opset}, "com.microsoft": 1]> g {text}')
+    model.graph.initializer.extend(numpy_helper.from_array(np.asarray(value), n) for n, value in constants.items())
+    for number, node in enumerate(model.graph.node):
+        node.name = f"{node.op_type}_{number}"
+    return model
+
+
+IMAGE = RANDOM.standard_normal((1, 4, 6, 6)).astype(np.float32)
+BRANCHES = """s = ReduceMax <keepdims = 0> (x) c = Greater(s, one) y = If (c) <
+    then_branch = a () => (float[1, 4, 6, 6] t) { t = Relu(x) },
+    else_branch = b () => (float[1, 1, 6, 6] e) { g = Gelu(x) e = ReduceMin(g, n) }
+>"""
+SCALES = {name: RANDOM.standard_normal(4).astype(np.float32) for name in "sb"}
+NAMED_ANEW = {
+    "GroupNormalization": (18, 21, "y = GroupNormalization <num_groups = 2> (x, s, b)", SCALES),
+    "GridSample": (16, 20, 'y = GridSample <mode = "linear"> (x, g)', {"g": np.zeros((1, 3, 3, 2), np.float32)}),
+    "AveragePool": (17, 20, "y = AveragePool <kernel_shape = [2, 2], dilations = [1, 1]> (x)", {}),
+    "ReduceL2": (13, 20, "y = ReduceL2(x, n)", {"n": np.array([3])}),
+    "ReduceSum": (13, 20, "y = ReduceSum(x, n)", {"n": np.array([3])}),
+    "a subgraph": (17, 20, BRANCHES, {"n": np.array([1]), "one": np.float32(100)}),
+    "another domain": (17, 20, "g = Gelu(x) y = com.microsoft.Gelu(g)", {}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", NAMED_ANEW)
+def test_what_has_another_form_in_an_older_opset_is_written_in_it(case):
+    opset, newest, nodes, constants = NAMED_ANEW[case]
+    model = parsed(f"(float[1, 4, 6, 6] x) => (float[a, b, c, d] y) {{ {nodes} }}", newest, **constants)
+    lowered = lower(model, opset)
+    if case != "another domain":
+        onnx.checker.check_model(lowered, full_check=True)
+    assert {entry.domain: entry.version for entry in lowered.opset_import} == {"": opset, "com.microsoft": 1}
+    before, after = (image_model(each.SerializeToString()).run(IMAGE) for each in (model, lowered))
+    assert np.allclose(after, before, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        "AveragePool <kernel_shape = [2, 2], dilations = [2, 2]> (x)",
+        'Pad <mode = "wrap"> (x, n)',
+        'Resize <antialias = 1, mode = "linear"> (x, , f)',
+        "RoiAlign(x, r, i)",
+        "Pad(x, p, , i)",
+        'ScatterND <reduction = "max"> (x, j, u)',
+    ],
+)
+def test_what_an_older_opset_does_not_have_is_refused(node):
+    with pytest.raises(Refused, match="_0"):
+        lower(parsed(f"(float[1, 4, 6, 6] x) => (float[a, b, c, d] y) {{ y = {node} }}", 20), 15)
+
+
+def test_an_operator_of_another_domain_is_none_that_a_target_lacks():
+    model = parsed("(float[4] x) => (float[4] y) { y = com.microsoft.Gelu(x) }", 20)
+    assert violations(model, 20, ("Gelu",), (), ("com.microsoft",)) == []
+
+
 def test_a_graph_that_was_lowered_before_is_lowered_again():
     """Its constants and values have the names that lowering gives, and other numbers."""
     nodes = [

@@ -5,6 +5,9 @@
 
 from __future__ import annotations
 
+DEFAULT_DOMAIN = ("", "ai.onnx")
+"""The two names of the domain of ONNX's own operators."""
+
 UNARY = frozenset(
     (
         *("Abs", "Ceil", "Celu", "Cos", "Elu", "Erf", "Exp", "Floor", "Gelu", "HardSigmoid", "HardSwish"),
@@ -38,7 +41,7 @@ COUNTED_PRODUCTS = (*PRODUCTS, "Einsum")
 INTEGER_PRODUCTS = ("MatMulInteger", "ConvInteger", "QLinearMatMul", "QLinearConv")
 """Products of integers."""
 
-REDUCTIONS = tuple(
+REDUCTIONS_OF_OPSET_18 = tuple(
     f"Reduce{name}" for name in ("Mean", "Max", "Min", "L1", "L2", "Prod", "SumSquare", "LogSum", "LogSumExp")
 )
 """Reductions whose axes are an attribute before opset 18; those of ReduceSum are an input from opset 13 on."""

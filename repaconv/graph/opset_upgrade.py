@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from repaconv.graph.onnx_files import opset_of
-from repaconv.graph.operator_facts import REDUCTIONS
+from repaconv.graph.operator_facts import REDUCTIONS_OF_OPSET_18
 
 if TYPE_CHECKING:
     import onnx
@@ -30,7 +30,7 @@ WEIGHTS = {
 """Positions of inputs that are weights, never runtime inputs, by operator."""
 
 AXES_AS_INPUT_OPSET = 18
-"""The first opset in which `REDUCTIONS` have axes as an input, and a Split into equal parts names their number."""
+"""The first opset in which reductions have axes as an input, and a Split into equal parts names their number."""
 MEANING_CHANGED = {"RoiAlign": 16, "GridSample": 20, "GroupNormalization": 21}
 """The opset in which an operator got other defaults, names or shapes than before, by operator."""
 
@@ -117,7 +117,7 @@ def raise_opset(model: ir.Model, opset: int) -> None:
     for node in tuple(model.graph.all_nodes()):
         if node.domain or opset < AXES_AS_INPUT_OPSET:
             continue
-        if node.op_type in REDUCTIONS and "axes" in node.attributes:
+        if node.op_type in REDUCTIONS_OF_OPSET_18 and "axes" in node.attributes:
             axes = Writer(model, node).constant([int(axis) for axis in node.attributes.pop("axes").value])
             node.resize_inputs(2)
             node.replace_input_with(1, axes)
@@ -134,5 +134,5 @@ def _can_be_raised(node: ir.Node, now: int, opset: int) -> bool:
     if not defs.has(node.op_type, now) or not defs.has(node.op_type, opset):
         return False
     schema = defs.get_schema(node.op_type, opset)
-    moved = {"axes"} if node.op_type in REDUCTIONS else set()
+    moved = {"axes"} if node.op_type in REDUCTIONS_OF_OPSET_18 else set()
     return not schema.deprecated and set(node.attributes) - moved <= set(schema.attributes)

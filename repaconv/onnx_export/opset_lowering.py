@@ -6,7 +6,7 @@ the unconverted graph without notice. Exported graphs need only a few operators.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from math import pi, sqrt
 from typing import TYPE_CHECKING, Any
 
@@ -14,21 +14,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from repaconv.core.errors import Refused
-from repaconv.graph.onnx_files import split_evenly
-from repaconv.graph.operator_facts import EPSILON, REDUCTIONS
+from repaconv.graph.onnx_files import opset_of, split_evenly
+from repaconv.graph.operator_facts import DEFAULT_DOMAIN, EPSILON, REDUCTIONS_OF_OPSET_18
 
 if TYPE_CHECKING:
     import onnx
 
+_READ_SHAPES = ("Split", "LayerNormalization", "Gelu", "GroupNormalization", "GridSample")
+"""Operators whose lowering depends on shapes or element types."""
 OLDEST = 13
 """The oldest supported opset. Before it, axes of Squeeze and ReduceSum are attributes, and Softmax differs."""
 
-# Attributes added by a newer opset, with that opset and the value that means the former behavior.
-_NEWER = {
-    "BatchNormalization": ("training_mode", 14, 0),
-    "Cast": ("saturate", 19, 1),
-    **dict.fromkeys(REDUCTIONS, ("noop_with_empty_axes", 18, 0)),
+_FORMER = {("RoiAlign", "coordinate_transformation_mode"): b"output_half_pixel"}
+"""Values that mean the behavior before the attribute existed, where its default means another one."""
+_NEWER_VALUES = {
+    ("Pad", "mode", b"wrap"): 19,
+    ("Resize", "coordinate_transformation_mode", b"half_pixel_symmetric"): 19,
+    **{(f"Scatter{kind}", "reduction", value): 18 for kind in ("ND", "Elements") for value in (b"max", b"min")},
 }
+"""The opset in which an operator got a value of an attribute."""
+_GRID_MODES = {b"linear": "bilinear", b"cubic": "bicubic"}
+"""Modes of GridSample, and their names before opset 20."""
 
 
 def lower(model: onnx.ModelProto, opset: int, lacks: Collection[str] = ()) -> onnx.ModelProto:
@@ -47,13 +53,11 @@ def lower(model: onnx.ModelProto, opset: int, lacks: Collection[str] = ()) -> on
     lowered = onnx.ModelProto()
     lowered.CopyFrom(model)
     _Lowering(lowered, opset, frozenset(lacks)).run()
-    for node in lowered.graph.node:
-        if node.domain in ("", "ai.onnx") and not onnx.defs.has(node.op_type, opset, ""):
-            raise _no_older(node, opset)
     del lowered.graph.value_info[:]  # its values may have been removed
+    others = [entry for entry in lowered.opset_import if entry.domain not in DEFAULT_DOMAIN]
     del lowered.opset_import[:]
-    lowered.opset_import.append(onnx.helper.make_opsetid("", opset))
-    lowered.ir_version = onnx.helper.find_min_ir_version_for(lowered.opset_import)
+    lowered.opset_import.extend([onnx.helper.make_opsetid("", opset), *others])
+    lowered.ir_version = onnx.helper.find_min_ir_version_for(lowered.opset_import, ignore_unknown=True)
     return lowered
 
 
@@ -69,52 +73,84 @@ class _Lowering:
                 hint=f"Give a target with opset {OLDEST} or newer.",
                 code="export.opset",
             )
+        self.given = opset_of(model)
         self.graph, self.opset, self.lacks = model.graph, opset, lacks
-        self.constants = {weight.name: weight for weight in model.graph.initializer}
+        self.constants = {weight.name: weight for graph in _graphs(model.graph) for weight in graph.initializer}
         self.value_of: Callable[[str], Any] = lambda name: numpy_helper.to_array(self.constants[name])
-        inferred = any(node.op_type in ("Split", "LayerNormalization", "Gelu") for node in model.graph.node)
-        self.shapes, self.types = _shapes_and_types(model) if inferred else ({}, {})
+        used = {node.op_type for graph in _graphs(model.graph) for node in graph.node}
+        self.shapes, self.types = ({}, {}) if used.isdisjoint(_READ_SHAPES) else _shapes_and_types(model)
         self.nodes: list[onnx.NodeProto] = []
         self.names = set(_names(model.graph))
         self.numbers: dict[tuple[int, float], str] = {}
         self.integers: dict[tuple[int, ...], str] = {}
 
     def run(self) -> None:
-        old = list(self.graph.node)
-        del self.graph.node[:]
-        for node in old:
-            if node.op_type == "LayerNormalization" and (self.opset < 17 or node.op_type in self.lacks):
-                self._layer_norm(node)
-            elif node.op_type == "Gelu" and (self.opset < 20 or node.op_type in self.lacks):
-                self._gelu(node)
-            elif node.op_type == "Shape" and self.opset < 15 and node.attribute:
-                self._shape(node)
-            elif node.op_type == "HardSwish" and self.opset < 14:
-                self._hard_swish(node)
-            else:
-                self._in_place(node)
-                self.nodes.append(node)
-        self.graph.node.extend(self.nodes)
+        for graph in _graphs(self.graph):
+            old, self.nodes = list(graph.node), []
+            for node in old:
+                self._lower(node)
+            del graph.node[:]
+            graph.node.extend(self.nodes)
+
+    def _lower(self, node: onnx.NodeProto) -> None:
+        if node.domain not in DEFAULT_DOMAIN:
+            self.nodes.append(node)
+        elif node.op_type == "LayerNormalization" and (self.opset < 17 or node.op_type in self.lacks):
+            self._layer_norm(node)
+        elif node.op_type == "GroupNormalization" and self.opset < 21:
+            self._group_norm(node)
+        elif node.op_type == "Gelu" and (self.opset < 20 or node.op_type in self.lacks):
+            self._gelu(node)
+        elif node.op_type == "Shape" and self.opset < 15 and node.attribute:
+            self._shape(node)
+        elif node.op_type == "HardSwish" and self.opset < 14:
+            self._hard_swish(node)
+        else:
+            self._in_place(node)
+            self._require_known(node)
+            self.nodes.append(node)
 
     def _in_place(self, node: onnx.NodeProto) -> None:
         """Change attributes and inputs of a node to those of the older opset."""
         from onnx import helper
 
         attributes = {entry.name: helper.get_attribute_value(entry) for entry in node.attribute}
-        if node.op_type in REDUCTIONS and self.opset < 18 and len(node.input) > 1:
+        if node.op_type in REDUCTIONS_OF_OPSET_18 and self.opset < 18 and len(node.input) > 1:
             self._axes(node)
         if node.op_type == "Split" and self.opset < 18 and "num_outputs" in attributes:
             self._split(node, attributes.get("axis", 0))
-        name, since, plain = _NEWER.get(node.op_type, ("", 0, 0))
-        if name in attributes and self.opset < since:
-            if attributes[name] != plain:
-                raise _no_older(node, self.opset)
-            self._drop(node, name)
+        if node.op_type == "GridSample" and self.opset < 20 and attributes.get("mode") in _GRID_MODES:
+            self._drop(node, "mode")
+            node.attribute.append(helper.make_attribute("mode", _GRID_MODES[attributes["mode"]]))
         if node.op_type == "Reshape" and self.opset < 14 and "allowzero" in attributes:
             zero = node.input[1] in self.constants and 0 in self.value_of(node.input[1])
             if attributes["allowzero"] and zero:
                 raise _no_older(node, self.opset)
             self._drop(node, "allowzero")  # 0 is the former behavior, and 1 matters only for a zero in the target
+
+    def _require_known(self, node: onnx.NodeProto) -> None:
+        """Drop attributes that the older opset does not have, if they mean what it does; refuse what it does not have.
+
+        Raises:
+            Refused: If the older opset has no such operator, attribute, value or input.
+        """
+        from onnx import defs, helper
+
+        if not defs.has(node.op_type, self.opset):
+            raise _no_older(node, self.opset)
+        older, newer = (defs.get_schema(node.op_type, opset) for opset in (self.opset, max(self.given, self.opset)))
+        values = {entry.name: helper.get_attribute_value(entry) for entry in node.attribute}
+        for name in newer.attributes.keys() - older.attributes.keys():
+            default = newer.attributes[name].default_value
+            by_default = helper.get_attribute_value(default) if default.name else None
+            former = _FORMER.get((node.op_type, name), by_default)
+            if values.get(name, by_default) != former and not _is_ones(name, values):
+                raise _no_older(node, self.opset)
+            self._drop(node, name)
+        texts = ((node.op_type, name, value) for name, value in values.items() if isinstance(value, bytes))
+        volumes = node.op_type == "GridSample" and self.opset < 20 and len(self.shapes.get(node.input[0], ())) > 4
+        if volumes or len(node.input) > older.max_input or any(self.opset < _NEWER_VALUES.get(k, 0) for k in texts):
+            raise _no_older(node, self.opset)
 
     def _axes(self, node: onnx.NodeProto) -> None:
         """Move the axes of a reduction from an input to an attribute. Empty axes mean all axes."""
@@ -176,6 +212,32 @@ class _Lowering:
         if shift and not self._is_all(shift, 0.0):
             y = step("Add", y, shift)
         step.done(y)
+
+    def _group_norm(self, node: onnx.NodeProto) -> None:
+        """Write an InstanceNormalization of each group as one channel, then scale and shift by channel.
+
+        Before opset 21, scale and shift were by group.
+        """
+        from onnx import helper
+
+        x, scale, shift = node.input
+        rank = len(self.shapes.get(x, ()))
+        if self.given < 21:  # an operator of the former meaning, as it is
+            self._require_known(node)
+            self.nodes.append(node)
+            return
+        if not rank:
+            raise _no_older(node, self.opset)
+        attributes = {entry.name: helper.get_attribute_value(entry) for entry in node.attribute}
+        groups, step = attributes["num_groups"], _Steps(self, node)
+        together = step("Reshape", x, self.whole(0, groups, -1))
+        one, none = (step("Expand", step.number(value, x), self.whole(groups)) for value in (1.0, 0.0))
+        epsilon = attributes.get("epsilon", EPSILON)
+        normed = step("InstanceNormalization", together, one, none, epsilon=epsilon)
+        y = step("Reshape", normed, step("Shape", x))
+        by_channel = self.whole(*range(1, rank - 1))
+        scale, shift = (step("Unsqueeze", value, by_channel) if rank > 2 else value for value in (scale, shift))
+        step.done(step("Add", step("Mul", y, scale), shift))
 
     def _gelu(self, node: onnx.NodeProto) -> None:
         """Write 0.5 x (1 + erf(x / sqrt 2)), or the tanh approximation."""
@@ -261,20 +323,32 @@ def _shapes_and_types(model: onnx.ModelProto) -> tuple[dict[str, tuple[int, ...]
     import onnx
 
     graph = onnx.shape_inference.infer_shapes(model).graph
-    known = {value.name: value.type.tensor_type for value in (*graph.input, *graph.output, *graph.value_info)}
+    values = [value for each in _graphs(graph) for value in (*each.input, *each.output, *each.value_info)]
+    known = {value.name: value.type.tensor_type for value in values}
     shapes = {name: tuple(dim.dim_value for dim in kind.shape.dim) for name, kind in known.items()}
     types = {weight.name: weight.data_type for weight in graph.initializer}
     return shapes, {**types, **{name: kind.elem_type for name, kind in known.items()}}
 
 
-def _names(graph: onnx.GraphProto) -> Iterator[str]:
+def _names(whole: onnx.GraphProto) -> Iterator[str]:
     """Yield the names of all values of a graph and its subgraphs."""
-    yield from (value.name for value in (*graph.input, *graph.initializer))
+    for graph in _graphs(whole):
+        yield from (value.name for value in (*graph.input, *graph.initializer))
+        yield from (name for node in graph.node for name in node.output)
+
+
+def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    """Yield the subgraphs of a graph, the innermost first, and the graph itself."""
     for node in graph.node:
-        yield from node.output
         for entry in node.attribute:
-            for inner in (entry.g, *entry.graphs):
-                yield from _names(inner)
+            for inner in (*([entry.g] if entry.HasField("g") else []), *entry.graphs):
+                yield from _graphs(inner)
+    yield graph
+
+
+def _is_ones(name: str, values: Mapping[str, Any]) -> bool:
+    """Return whether an attribute is dilations of 1, which pooling had before it had the attribute."""
+    return name == "dilations" and set(values[name]) == {1}
 
 
 def _no_older(node: onnx.NodeProto, opset: int) -> Refused:

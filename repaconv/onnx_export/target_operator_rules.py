@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from typing import TYPE_CHECKING
 
+from repaconv.graph.onnx_files import opset_of
+from repaconv.graph.operator_facts import DEFAULT_DOMAIN
+
 if TYPE_CHECKING:
     import onnx
 
@@ -29,14 +32,14 @@ def violations(
     """
     import onnx
 
-    own = {"", "ai.onnx", *(function.domain for function in model.functions)}
+    own = {*DEFAULT_DOMAIN, *(function.domain for function in model.functions)}
     bodies = (model.graph.node, *(function.node for function in model.functions))
     asked = {domain for nodes in bodies for domain in operator_domains(nodes)}
     found = [f"operators of {domain}" for domain in sorted(asked - own - set(domains))]
-    newest = max((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), default=0)
+    newest = opset_of(model)
     if newest > opset:
         found.append(f"opset {newest}, it reads up to {opset}")
-    used = {node.op_type for node in model.graph.node}
+    used = {node.op_type for node in model.graph.node if node.domain in DEFAULT_DOMAIN}
     found += [f"operator {name}" for name in sorted(used & set(lacks))]
     weights = {weight.name: weight for weight in model.graph.initializer}
     constants = set(weights)

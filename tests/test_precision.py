@@ -25,6 +25,7 @@ from repaconv.core.progress import silent
 from repaconv.engines.contract import SessionSpec
 from repaconv.engines.onnxruntime_cpu import APART, ENGINE, NOT_IN_INT8, OFF, session_of, settings_for
 from repaconv.graph.model_rewriting import rewritten
+from repaconv.graph.onnx_files import with_node_names
 from repaconv.onnx_export import fp16_and_int8 as precision_module
 from repaconv.onnx_export import nncf_quantization
 from repaconv.onnx_export.bfloat16 import rounded_in_float32, to_bf16
@@ -686,3 +687,128 @@ def test_a_known_batch_leaves_linear_layers_in_int8_on_onnxruntime():
         kernels[precision] = [node.op_type for node in onnx.load(f"{precision}.onnx").graph.node]
     assert kernels["int8"].count("MatMulIntegerToFloat") > kernels["fp32"].count("MatMulIntegerToFloat")
     assert "Gemm" not in kernels["int8"]
+
+
+# --- graphs that torch does not write
+
+
+def parsed(text: str, **weights: np.ndarray) -> onnx.ModelProto:
+    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 20]> g {text}')
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(np.asarray(w), name) for name, w in weights.items())
+    return onnx.shape_inference.infer_shapes(with_node_names(model))
+
+
+def random(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
+
+
+def relative_error(low: onnx.ModelProto, model: onnx.ModelProto, **feeds: np.ndarray) -> float:
+    found, right = (load_onnx(each.SerializeToString()).run(feeds) for each in (low, model))
+    return max(float(np.abs(found[name] - right[name]).max() / np.abs(right[name]).max()) for name in right)
+
+
+UNEVEN = random(4, 4) * np.logspace(-1, 1, 4, dtype=np.float32)
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+@pytest.mark.parametrize(
+    ("body", "weights"),
+    [
+        ("a = MatMul(x, v) k = Relu(a) y = Gemm <transB = 1> (k, v, b)", {"v": UNEVEN, "b": random(4)}),
+        ("y = Gemm <beta = 10.0> (x, v, b)", {"v": random(4, 4), "b": random(4)}),
+        ("y = Gemm <beta = 0.5> (x, v, b)", {"v": random(4, 4), "b": np.float32(2)}),
+        ("y = Gemm(x, v, b)", {"v": random(4, 4), "b": np.float32([2])}),
+        ("a = Gemm(x, v, b) y = MatMul(a, v)", {"v": random(4, 4), "b": random(4, 4)}),
+        ("a = Neg(x) c = Gemm <beta = 3.0> (x, v, a) y = MatMul(c, v)", {"v": random(4, 4)}),
+    ],
+    ids=["tied weights", "beta", "scalar bias", "bias of one", "bias of rows", "computed bias"],
+)
+def test_int8_of_layers_that_the_quantizer_takes_for_others(symmetric, body, weights):
+    model, x = parsed(f"(float[4, 4] x) => (float[4, 4] y) {{ {body} }}", **weights), random(4, 4, seed=1)
+    low = to_int8(model, [{"x": x}], how=Int8(symmetric=symmetric, narrow=True))
+    check(low)
+    assert len(unquantized_layers(low, "int8")) < sum(node.op_type in ("Gemm", "MatMul") for node in low.graph.node)
+    assert relative_error(low, model, x=x) < 0.04
+
+
+@pytest.mark.parametrize("precision", ["fp16", "int8"])
+def test_a_layer_that_stays_in_float32_has_its_own_weights(precision):
+    weights = {"v": random(4, 4) * np.float32(1.0001), "w": random(4, 4)}
+    body = "a = MatMul(x, v) b = MatMul(a, v) c = Relu(b) d = MatMul(x, v)"
+    model = parsed(f"(float[4, 4] x) => (float[4, 4] c, float[4, 4] d) {{ {body} }}", **weights)
+    x = random(4, 4, seed=1)
+    kept, how = ["MatMul_3"], Int8(narrow=True)
+    low = to_fp16(model, kept) if precision == "fp16" else to_int8(model, [{"x": x}], kept, how)
+    check(low)
+    read = next(node.input[1] for node in low.graph.node if node.name == "MatMul_3")
+    stored = {weight.name: onnx.numpy_helper.to_array(weight) for weight in low.graph.initializer}
+    assert np.array_equal(stored[read], weights["v"])
+    assert relative_error(low, model, x=x) < 0.03
+
+
+def test_nodes_without_names_are_quantized(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    body = """a = Conv(x, w, b) r = Relu(a) f = Flatten(r) g = MatMul(f, v) t = Transpose(g) s = MatMul(g, t)
+        k = MatMul(s, g) y = Softmax(k)"""
+    weights = {"w": random(4, 3, 3, 3), "b": random(4), "v": random(144, 5) / 8}
+    model = parsed(f"(float[4, 3, 8, 8] x) => (float[4, 5] y) {{ {body} }}", **weights)
+    for node in model.graph.node:
+        node.ClearField("name")
+    with pytest.raises(Refused, match="int8 quantizes nothing"):  # the products that stay in FP32 have no name either
+        to_int8(model, [{"x": random(4, 3, 8, 8)}])
+    onnx.save(model, "net.onnx")
+    rc.fold("net.onnx")
+    done = rc.export(precision="int8", simplify=False, allow_unverified=True)
+    assert len(done.unquantized_layers) == 2
+
+
+def test_int8_of_a_graph_without_layers_is_refused():
+    model = parsed("(float[4, 4] x) => (float[4, 4] y) { y = Relu(x) }")
+    with pytest.raises(Refused, match="int8 quantizes nothing"):
+        to_int8(model, [{"x": random(4, 4)}])
+
+
+def test_the_lowest_number_of_a_mask_stays_finite_in_bfloat16():
+    body = "i = Sub(one, keep) m = Mul(i, lowest) s = Add(x, m) y = Softmax(s)"
+    lowest = np.finfo(np.float32).min
+    text = f"(float[2, 4] x, float[2, 4] keep) => (float[2, 4] y) {{ {body} }}"
+    low = to_bf16(parsed(text, one=np.float32(1), lowest=lowest))
+    x, keep = random(2, 4), np.float32([[1, 1, 0, 0], [0, 0, 0, 0]])
+    found = load_onnx(rounded_in_float32(low).SerializeToString()).run({"x": x, "keep": keep})["y"]
+    assert np.allclose(found[0, :2], np.exp(x[0, :2]) / np.exp(x[0, :2]).sum(), atol=0.01)
+    assert np.array_equal(found[1], [0.25] * 4)
+
+
+def test_infinite_numbers_and_nan_stay_so_in_bfloat16():
+    numbers = np.array([0x7FFFFFFF, 0xFFFFFFFF, 0x7F800000, 0xFF800000, 0x7F7FFFFF], np.uint32).view(np.float32)
+    low = to_bf16(parsed("(float[5] x) => (float[5] y) { y = Add(x, k) }", k=numbers))
+    stored = onnx.numpy_helper.to_array(low.graph.initializer[0]).astype(np.float32)
+    largest = np.float32(np.uint32(0x7F7F0000).view(np.float32))
+    np.testing.assert_array_equal(stored, [np.nan, np.nan, np.inf, -np.inf, largest])
+
+
+BRANCHES = """y = If (c) <
+    then_branch = a () => (float[4, 4] t) { t = Neg(z) }, else_branch = b () => (float[4, 4] e) { e = Identity(z) }
+>"""
+UNUSUAL = {
+    "two outputs": "(float[4, 4] x) => (float[4, 2] y, float[4, 2] z) { r = Relu(x) y, z = Split <axis = 1> (r) }",
+    "a default": "(float[4, 4] x, float[1] s) => (float[4, 4] y) { y = Mul(x, s) }",
+    "a name": "(float[4, 4] x) => (float[4, 4] y) { taken = Relu(x) z = Exp(x) y = Add(z, taken) }",
+    "random": "(float[4, 4] x) => (float[4, 4] y) { r = RandomUniformLike <low = 0.0, high = 0.0> (x) y = Add(x, r) }",
+    "branches": f"(float[4, 4] x, bool c) => (float[4, 4] y) {{ z = Relu(x) {BRANCHES} }}",
+}
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+@pytest.mark.parametrize("name", UNUSUAL)
+def test_unusual_graphs_are_valid_in_lower_precision(name, precision):
+    text = UNUSUAL[name].replace("Split <axis = 1>", "Split <axis = 1, num_outputs = 2>")
+    model = parsed(text, **({"s": np.float32([3])} if name == "a default" else {}))
+    for node in model.graph.node if name == "a name" else ():
+        for names in (node.input, node.output):
+            names[:] = ["x.bf16" if each == "taken" else each for each in names]
+    model = onnx.shape_inference.infer_shapes(model)
+    low, _ = to_precision(model, precision, [], load_target("rtx-40"))
+    onnx.checker.check_model(low, full_check=True)
+    feeds = {"x": random(4, 4)} | ({"c": np.array(True)} if name == "branches" else {})
+    assert relative_error(runnable(low, precision), model, **feeds) < 0.02

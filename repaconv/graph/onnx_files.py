@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -173,6 +173,63 @@ def require_inside(path: Path) -> None:
             hint="Put the weights in the folder of the graph. `repaconv inspect` shows what it refers to.",
             code="onnx.external",
         )
+
+
+def all_graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    """Yield the subgraphs of a graph, the innermost first, and the graph itself."""
+    for node in graph.node:
+        for inner in subgraphs_of(node):
+            yield from all_graphs(inner)
+    yield graph
+
+
+def subgraphs_of(node: onnx.NodeProto) -> list[onnx.GraphProto]:
+    """Return the branches or the body of a node."""
+    return [inner for entry in node.attribute for inner in (*([entry.g] if entry.HasField("g") else []), *entry.graphs)]
+
+
+def value_names(whole: onnx.GraphProto) -> Iterator[str]:
+    """Yield the names of all values of a graph and its subgraphs."""
+    for graph in all_graphs(whole):
+        yield from (value.name for value in (*graph.input, *graph.initializer))
+        yield from (name for node in graph.node for name in node.output)
+
+
+class NewNames:
+    """Names for new values and nodes that a graph and its subgraphs do not have yet."""
+
+    def __init__(self, graph: onnx.GraphProto) -> None:
+        self._values = set(value_names(graph))
+        self._nodes = {node.name for part in all_graphs(graph) for node in part.node}
+
+    def value(self, name: str) -> str:
+        """Return this name, or a longer one where a value has it already."""
+        return _new(name, self._values)
+
+    def node(self, name: str) -> str:
+        """Return this name, or a longer one where a node has it already."""
+        return _new(name, self._nodes)
+
+
+def _new(name: str, taken: set[str]) -> str:
+    while name in taken:
+        name += "_"
+    taken.add(name)
+    return name
+
+
+def with_node_names(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a graph whose nodes have names, by which layers are kept in FP32; the graph itself if all have one."""
+    import onnx
+
+    if all(node.name for node in model.graph.node):
+        return model
+    named = onnx.ModelProto()
+    named.CopyFrom(model)
+    names = NewNames(named.graph)
+    for number, node in enumerate(named.graph.node):
+        node.name = node.name or names.node(f"{node.op_type}_{number}")
+    return named
 
 
 def restore_names(model: onnx.ModelProto, exported: onnx.ModelProto) -> None:

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from repaconv.graph.onnx_files import opset_of
+from repaconv.graph.onnx_files import NewNames, opset_of
+from repaconv.graph.operator_facts import RANDOM
 
 if TYPE_CHECKING:
     import onnx
 
-PLAIN = ("Cast", "CastLike", "Constant", "ConstantOfShape", "Shape")
+PLAIN = ("Cast", "CastLike", "Constant", "ConstantOfShape", "EyeLike", "Shape", *RANDOM)
 """Operators whose output type is set by an attribute, or is not a float."""
 
 
@@ -46,7 +47,10 @@ class _Typing:
         self.keep = keep
         self.graph = model.graph
         self.opset = opset_of(model)
-        self.weights = {w.name: w for w in self.graph.initializer if w.data_type == onnx.TensorProto.FLOAT}
+        self.names = NewNames(self.graph)
+        self.inputs = {value.name for value in self.graph.input}
+        floats = [w for w in self.graph.initializer if w.data_type == onnx.TensorProto.FLOAT]
+        self.weights = {w.name: w for w in floats if w.name not in self.inputs}  # an input's is its default
         self.types = _types(model)
         self.floats = {name for name, kind in self.types.items() if kind == onnx.TensorProto.FLOAT}
         self.low: set[str] = set()
@@ -72,7 +76,7 @@ class _Typing:
         del self.graph.node[:]
         self.graph.node.extend(self.nodes)
         used = {name for node in self.nodes for name in node.input} | {value.name for value in self.graph.output}
-        used |= {names[place] for node in self.nodes for names, place in _inputs_of_subgraphs(node)}
+        used |= {names[place] for node in self.nodes for names, place in _inputs_of_subgraphs(node)} | self.inputs
         kept = [weight for weight in self.graph.initializer if weight.name in used]
         del self.graph.initializer[:]
         self.graph.initializer.extend(kept)
@@ -97,13 +101,13 @@ class _Typing:
             return name
         if name in self.known:
             return self.known[name]
-        other = f"{name}.bf16" if low else f"{name}.fp32"
+        other = self.names.value(f"{name}.bf16" if low else f"{name}.fp32")
         if name in self.weights:
             values = onnx.numpy_helper.to_array(self.weights[name])
             self.graph.initializer.append(_as_bf16(values, other))
         else:
             to = onnx.TensorProto.BFLOAT16 if low else onnx.TensorProto.FLOAT
-            self.nodes.append(_cast(name, other, to, cast))
+            self.nodes.append(_cast(name, other, to, self.names.node(cast)))
         self.known[name] = other
         return other
 
@@ -113,13 +117,13 @@ class _Typing:
 
         if name not in self.low:
             return
-        inner, last = f"{name}.bf16", ""
+        inner, last = self.names.value(f"{name}.bf16"), ""
         for node in self.nodes:
             for names in (node.input, node.output):
                 for place, value in enumerate(names):
                     if value == name:
                         names[place], last = inner, last or node.name
-        self.nodes.append(_cast(inner, name, onnx.TensorProto.FLOAT, f"{last}.out"))
+        self.nodes.append(_cast(inner, name, onnx.TensorProto.FLOAT, self.names.node(f"{last}.out")))
 
 
 def _inputs_of_subgraphs(node: onnx.NodeProto) -> Iterator[tuple[MutableSequence[str], int]]:
@@ -144,6 +148,7 @@ def rounded_in_float32(model: onnx.ModelProto) -> onnx.ModelProto:
     copied = onnx.ModelProto()
     copied.CopyFrom(model)
     graph = copied.graph
+    names = NewNames(graph)
     for weight in graph.initializer:
         if weight.data_type == onnx.TensorProto.BFLOAT16:
             values = onnx.numpy_helper.to_array(weight).astype(np.float32)
@@ -158,13 +163,13 @@ def rounded_in_float32(model: onnx.ModelProto) -> onnx.ModelProto:
         for place, name in enumerate(node.output):
             if name not in low or node.op_type == "Identity":
                 continue
-            rounded, step = f"{name}.low", f"{node.name}.{place}"
+            rounded, step = names.value(f"{name}.low"), f"{node.name}.{place}"
             if node.op_type == "Cast":
                 node.output[place] = rounded
             else:
-                node.output[place] = f"{name}.exact"
-                nodes.append(_cast(node.output[place], rounded, to_low, f"{step}.low"))
-            nodes.append(_cast(rounded, name, to_float, f"{step}.rounded"))
+                node.output[place] = names.value(f"{name}.exact")
+                nodes.append(_cast(node.output[place], rounded, to_low, names.node(f"{step}.low")))
+            nodes.append(_cast(rounded, name, to_float, names.node(f"{step}.rounded")))
     del graph.node[:]
     graph.node.extend(nodes)
     del graph.value_info[:]
@@ -188,9 +193,15 @@ def _types(model: onnx.ModelProto) -> dict[str, int]:
 
 
 def _as_bf16(values: np.ndarray[tuple[int, ...], np.dtype[np.float32]], name: str) -> onnx.TensorProto:
-    """Round a constant to bfloat16, to nearest with ties to even."""
+    """Round a constant to bfloat16, to nearest with ties to even; what is finite and no NaN stays so.
+
+    The lowest float32, of masks, would round to -inf, and a softmax of such numbers alone would be NaN.
+    """
     from onnx import TensorProto, helper
 
     bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
     upper = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+    sign = (bits >> 16).astype(np.uint16) & 0x8000
+    upper[np.isfinite(values) & ((upper & 0x7FFF) == 0x7F80)] -= 1
+    upper = np.where(np.isnan(values), sign | 0x7FC0, upper)
     return helper.make_tensor(name, TensorProto.BFLOAT16, values.shape, upper.tobytes(), raw=True)

@@ -6,14 +6,16 @@ bfloat16, which the converter does not support, is in `repaconv.onnx_export.bflo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from repaconv.core.errors import Refused
 from repaconv.core.progress import only_errors
 from repaconv.core.temporary_folders import scratch_folder
 from repaconv.engines.contract import Feeds
+from repaconv.graph.onnx_files import NewNames, all_graphs, subgraphs_of
 
 if TYPE_CHECKING:
     import onnx
@@ -73,6 +75,7 @@ def to_fp16(model: onnx.ModelProto, keep: Sequence[str]) -> onnx.ModelProto:
     copied = onnx.ModelProto()
     copied.CopyFrom(model)
     constants = _take_constant_outputs(copied.graph)
+    _give_own_weights(copied.graph, lambda node, _: None if node.name in keep else "fp16")
     for node in copied.graph.node:
         node.doc_string = OWN
     with only_errors():
@@ -80,6 +83,8 @@ def to_fp16(model: onnx.ModelProto, keep: Sequence[str]) -> onnx.ModelProto:
         _remove_inner_casts(typed.model.graph)
         typed.topological_sort(is_deterministic=True)  # the converter appends its casts at the end
     sorted_model: onnx.ModelProto = typed.model
+    if any(map(subgraphs_of, sorted_model.graph.node)):  # whose inputs the converter's sort does not read
+        sorted_model = _sorted(sorted_model)
     sorted_model.graph.initializer.extend(constants)
     if constants:
         del sorted_model.graph.output[:]
@@ -110,6 +115,58 @@ def _take_constant_outputs(graph: onnx.GraphProto) -> list[onnx.TensorProto]:
         if reads:
             graph.initializer.append(copy)
     return constants
+
+
+def _sorted(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Sort the nodes of a graph by what they and their subgraphs read."""
+    import onnx_ir as ir
+    from onnx_ir.passes.common import TopologicalSortPass
+
+    read = ir.from_proto(model)
+    TopologicalSortPass()(read)
+    return ir.to_proto(read)
+
+
+def _give_own_weights(graph: onnx.GraphProto, group: Callable[[onnx.NodeProto, int], Hashable]) -> None:
+    """Give each group of nodes that read a weight a copy of it, since converters change it for all readers, in place.
+
+    Args:
+        graph: The graph; its outputs and subgraphs read the weight itself.
+        group: Returns a key of the nodes that a weight is changed for in the same way, by a node and an input's place;
+            None for nodes that read the weight itself.
+    """
+    import onnx
+
+    floats = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16)
+    weights, names = (
+        {weight.name: weight for weight in graph.initializer if weight.data_type in floats},
+        NewNames(graph),
+    )
+    inner = (part for node in graph.node for part in subgraphs_of(node))
+    itself = {name for part in inner for each in all_graphs(part) for node in each.node for name in node.input}
+    itself |= {value.name for value in (*graph.input, *graph.output)}
+    reads = [(node, place, name) for node in graph.node for place, name in enumerate(node.input) if name in weights]
+    itself |= {name for node, place, name in reads if group(node, place) is None}
+    copies: dict[tuple[str, Hashable], str] = {}
+    for node, place, name in reads:
+        key = name, group(node, place)
+        if key[1] is None:
+            continue
+        if key not in copies and name not in itself:
+            copies[key] = name
+            itself.add(name)
+        elif key not in copies:
+            copies[key] = names.value(f"{name}.{len(copies)}")
+            graph.initializer.add().CopyFrom(weights[name])
+            graph.initializer[-1].name = copies[key]
+        node.input[place] = copies[key]
+
+
+def _remove_unread_weights(graph: onnx.GraphProto) -> None:
+    read = {value.name for value in (*graph.input, *graph.output)}
+    read |= {name for part in all_graphs(graph) for node in part.node for name in node.input}
+    for weight in [weight for weight in graph.initializer if weight.name not in read]:
+        graph.initializer.remove(weight)
 
 
 OWN = "of the graph itself"
@@ -201,6 +258,9 @@ def to_int8(
         calls: Calibration inputs, by the graph's input names or in their order.
         keep: Names of nodes that stay in float32.
         how: INT8 settings of the device.
+
+    Raises:
+        Refused: If nothing is quantized, or if NNCF rejects the graph.
     """
     from repaconv.onnx_export.int8_activations import with_8_bit_activations
     from repaconv.onnx_export.nncf_quantization import quantize_with_nncf
@@ -209,9 +269,18 @@ def to_int8(
     names = [value.name for value in model.graph.input if value.name not in stored]
     named = [dict(zip(names, map(call.get, _order(names, call)), strict=True)) for call in calls]
     if how.by.startswith("nncf"):
-        return quantize_with_nncf(model, named, keep, narrow=how.narrow, symmetric=how.about_zero)
-    low = _by_onnxruntime(model, iter(named), keep, how)
-    return with_8_bit_activations(low, named, keep) if how.activations and not how.about_zero else low
+        low = quantize_with_nncf(model, named, keep, narrow=how.narrow, symmetric=how.about_zero)
+    else:
+        low = _by_onnxruntime(model, iter(named), keep, how)
+        low = with_8_bit_activations(low, named, keep) if how.activations and not how.about_zero else low
+    if not any(node.op_type == "QuantizeLinear" for node in low.graph.node):
+        raise Refused(
+            "int8 quantizes nothing in this graph: it has no product by a matrix of weights and no convolution, or all "
+            "stay in FP32.",
+            hint="Export it with --precision fp32 or fp16.",
+            code="export.int8-nothing",
+        )
+    return low
 
 
 def _by_onnxruntime(
@@ -224,9 +293,15 @@ def _by_onnxruntime(
         def get_next(self) -> dict[str, Any] | None:
             return next(calls, None)
 
+    prepared = onnx.ModelProto()
+    prepared.CopyFrom(model)
+    left = [*keep, *([] if how.symmetric else _without_a_matrix(model))]
+    left += _gemms_with_another_bias(prepared.graph)
+    _give_own_weights(prepared.graph, lambda node, place: None if node.name in left else _scales_of(node, place))
+    _remove_unread_weights(prepared.graph)
     with scratch_folder() as folder, only_errors():
         single, path = folder / "fp32.onnx", folder / "int8.onnx"
-        onnx.save(model, single)  # given a model in memory, the quantizer modifies it
+        onnx.save(prepared, single)  # given a model in memory, the quantizer modifies it
         quantize_static(
             str(single),
             str(path),
@@ -237,12 +312,59 @@ def _by_onnxruntime(
             reduce_range=how.narrow,
             activation_type=QuantType.QInt8 if how.about_zero else QuantType.QUInt8,
             weight_type=QuantType.QInt8,
-            nodes_to_exclude=[*keep, *([] if how.symmetric else _without_a_matrix(model))],
+            nodes_to_exclude=left,
             extra_options=SYMMETRIC
             if how.symmetric
             else {**NO_OUTPUT_QUANTIZATION, "ActivationSymmetric": how.about_zero},
         )
         return onnx.load(path)
+
+
+def _gemms_with_another_bias(graph: onnx.GraphProto) -> list[str]:
+    """Give every Gemm a bias of one number per column and beta = 1, which the quantizer takes for granted, in place.
+
+    Returns:
+        The names of nodes whose bias is computed and scaled, or differs between rows.
+    """
+    from onnx import numpy_helper
+
+    weights, names, others = {weight.name: weight for weight in graph.initializer}, NewNames(graph), []
+    for node in graph.node:
+        if node.op_type != "Gemm" or len(node.input) < 3 or not node.input[2]:
+            continue
+        entries = {entry.name: entry for entry in node.attribute}
+        beta = entries["beta"].f if "beta" in entries else 1.0
+        stored, matrix = weights.get(node.input[2]), weights.get(node.input[1])
+        if stored is None:
+            others += [node.name] if beta != 1 else []
+            continue
+        bias = numpy_helper.to_array(stored)
+        if bias.size == 1 and matrix is not None:
+            rows = "transB" in entries and entries["transB"].i
+            bias = np.broadcast_to(bias.reshape(1), matrix.dims[0 if rows else 1])
+        if bias.shape[-1:] != (bias.size,):
+            others.append(node.name)
+        elif beta != 1 or bias.shape != tuple(stored.dims):
+            node.input[2] = names.value(stored.name)
+            graph.initializer.append(numpy_helper.from_array((beta * bias).astype(bias.dtype).ravel(), node.input[2]))
+            if "beta" in entries:
+                node.attribute.remove(entries["beta"])
+    return others
+
+
+def _scales_of(node: onnx.NodeProto, place: int) -> Hashable:
+    """Return a key of the axis and the scales with which a layer's weight is quantized; None for other operators.
+
+    A bias has those of the weight and the input.
+    """
+    if node.op_type not in QUANTIZED:
+        return None
+    if place == 2:
+        return str(node.output[0])
+    flipped = node.op_type == "Gemm" and any(
+        entry.name == f"trans{'AB'[place]}" and entry.i for entry in node.attribute
+    )
+    return node.op_type, place, flipped
 
 
 def has_8_bit_weights(model: onnx.ModelProto) -> bool:

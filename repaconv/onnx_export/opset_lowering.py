@@ -6,7 +6,7 @@ the unconverted graph without notice. Exported graphs need only a few operators.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from math import pi, sqrt
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from repaconv.core.errors import Refused
-from repaconv.graph.onnx_files import opset_of, split_evenly
+from repaconv.graph.onnx_files import NewNames, all_graphs, opset_of, split_evenly
 from repaconv.graph.operator_facts import DEFAULT_DOMAIN, EPSILON, REDUCTIONS_OF_OPSET_18
 
 if TYPE_CHECKING:
@@ -75,17 +75,17 @@ class _Lowering:
             )
         self.given = opset_of(model)
         self.graph, self.opset, self.lacks = model.graph, opset, lacks
-        self.constants = {weight.name: weight for graph in _graphs(model.graph) for weight in graph.initializer}
+        self.constants = {weight.name: weight for graph in all_graphs(model.graph) for weight in graph.initializer}
         self.value_of: Callable[[str], Any] = lambda name: numpy_helper.to_array(self.constants[name])
-        used = {node.op_type for graph in _graphs(model.graph) for node in graph.node}
+        used = {node.op_type for graph in all_graphs(model.graph) for node in graph.node}
         self.shapes, self.types = ({}, {}) if used.isdisjoint(_READ_SHAPES) else _shapes_and_types(model)
         self.nodes: list[onnx.NodeProto] = []
-        self.names = set(_names(model.graph))
+        self.names = NewNames(model.graph)
         self.numbers: dict[tuple[int, float], str] = {}
         self.integers: dict[tuple[int, ...], str] = {}
 
     def run(self) -> None:
-        for graph in _graphs(self.graph):
+        for graph in all_graphs(self.graph):
             old, self.nodes = list(graph.node), []
             for node in old:
                 self._lower(node)
@@ -277,16 +277,9 @@ class _Lowering:
     def _constant(self, name: str, array: NDArray[Any]) -> str:
         from onnx import numpy_helper
 
-        name = self.fresh(name)
+        name = self.names.value(name)
         self.constants[name] = numpy_helper.from_array(array, name)
         self.graph.initializer.append(self.constants[name])
-        return name
-
-    def fresh(self, name: str) -> str:
-        """Return this name, or a longer one where the graph has it already."""
-        while name in self.names:
-            name += "_"
-        self.names.add(name)
         return name
 
 
@@ -301,7 +294,7 @@ class _Steps:
         from onnx import helper
 
         self.count += 1
-        output = self.lowering.fresh(f"{self.node.output[0]}.{self.count}")
+        output = self.lowering.names.value(f"{self.node.output[0]}.{self.count}")
         name = f"{self.node.name}.{self.count}"
         self.lowering.nodes.append(helper.make_node(operator, inputs, [output], name, **attributes))
         return output
@@ -323,27 +316,11 @@ def _shapes_and_types(model: onnx.ModelProto) -> tuple[dict[str, tuple[int, ...]
     import onnx
 
     graph = onnx.shape_inference.infer_shapes(model).graph
-    values = [value for each in _graphs(graph) for value in (*each.input, *each.output, *each.value_info)]
+    values = [value for each in all_graphs(graph) for value in (*each.input, *each.output, *each.value_info)]
     known = {value.name: value.type.tensor_type for value in values}
     shapes = {name: tuple(dim.dim_value for dim in kind.shape.dim) for name, kind in known.items()}
     types = {weight.name: weight.data_type for weight in graph.initializer}
     return shapes, {**types, **{name: kind.elem_type for name, kind in known.items()}}
-
-
-def _names(whole: onnx.GraphProto) -> Iterator[str]:
-    """Yield the names of all values of a graph and its subgraphs."""
-    for graph in _graphs(whole):
-        yield from (value.name for value in (*graph.input, *graph.initializer))
-        yield from (name for node in graph.node for name in node.output)
-
-
-def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
-    """Yield the subgraphs of a graph, the innermost first, and the graph itself."""
-    for node in graph.node:
-        for entry in node.attribute:
-            for inner in (*([entry.g] if entry.HasField("g") else []), *entry.graphs):
-                yield from _graphs(inner)
-    yield graph
 
 
 def _is_ones(name: str, values: Mapping[str, Any]) -> bool:

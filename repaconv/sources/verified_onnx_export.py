@@ -13,6 +13,7 @@ from repaconv.core.errors import Refused, first_line
 from repaconv.core.file_replacement import write_payload
 from repaconv.core.progress import Progress
 from repaconv.graph.graph_without_weights import write_model
+from repaconv.graph.onnx_files import with_node_names
 from repaconv.onnx_export.onnx_simplifiers import not_run_link
 from repaconv.results import Change, Link
 from repaconv.verification.model_runners import load_onnx, named
@@ -164,6 +165,7 @@ def finished(plain: Graph, judge: Judge) -> Graph:
     """
     ways = judge.ways
     spec = ways.spec
+    plain = plain._replace(model=with_node_names(plain.model))
     if spec.rewrites:
         ways.progress(f"{ways.form}: rewrite", 0, 0)
         plain = _with_rewrites(plain, spec.rewrites, judge)

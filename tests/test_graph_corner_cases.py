@@ -297,3 +297,120 @@ def test_attention_with_a_scale_that_is_not_positive(scale):
     assert changes
     x = normal(2, 7, 32)
     np.testing.assert_allclose(run(after, x=x)[0], run(model, x=x)[0], rtol=1e-4, atol=1e-4)
+
+
+# --- speed rewrites of unusual graphs
+
+
+def branch(shape: str, nodes: str) -> str:
+    """A branch that computes t of a value outside, or is z."""
+    return f"""y = If (c) <
+        then_branch = a () => ({shape} t) {{ {nodes} }}, else_branch = o () => ({shape} e) {{ e = Identity(z) }}
+    >"""
+
+
+FOUR_BY_SIX = {"w": np.ones((4, 6), np.int32)}
+CONVOLUTIONS = "i = Conv(x, w) k = Conv(g, v) y = Mul(i, k)"
+UNUSUAL = {
+    "integers, column": (
+        "column-as-sum",
+        "(int32[2, 4] x) => (int32[2, 1] y) { y = MatMul(x, w) }",
+        {"w": np.ones((4, 1), np.int32)},
+    ),
+    "integers, parts": (
+        "linear-each",
+        "(int32[2, 4] x) => (int32[2, 3] a, int32[2, 3] b) { y = MatMul(x, w) a, b = Split <axis = 1> (y) }",
+        FOUR_BY_SIX,
+    ),
+    "integers, tokens": (
+        "linear-as-gemm",
+        "(int32[2, 3, 4] x) => (int32[2, 3, 6] y) { p = MatMul(x, w) y = Add(p, b) }",
+        FOUR_BY_SIX | {"b": np.arange(6, dtype=np.int32)},
+    ),
+    "integers, mean": (
+        "mean-as-pool",
+        "(int32[1, 3, 4, 4] x) => (int32[1, 3, 1, 1] y) { y = ReduceMean <axes = [2, 3]> (x) }",
+        {},
+    ),
+    "a bias with more axes": (
+        "linear-each",
+        "(float[2, 4] x) => (float[1, 2, 3] a, float[1, 2, 3] b) { p = MatMul(x, w) y = Add(p, c) "
+        "a, b = Split <axis = 2> (y) }",
+        {"w": normal(4, 6), "c": normal(1, 1, 6)},
+    ),
+    "a bias with more axes, forward": (
+        "bias-forward",
+        "(float[2, 4] x) => (float[1, 2, 5] y) { p = MatMul(x, w) h = Add(p, b) q = MatMul(h, v) y = Add(q, c) }",
+        {"w": normal(4, 6), "b": normal(1, 1, 6), "v": normal(6, 5), "c": normal(5)},
+    ),
+    "a factor with more axes": (
+        "silu-as-quotient",
+        "(float[1, 3, 4, 4] x) => (float[1, 1, 3, 4, 4] y) { i = Conv(x, w) s = Mul(i, f) g = Sigmoid(s) "
+        "y = Mul(i, g) }",
+        {"w": normal(3, 3, 1, 1), "f": np.full((1, 1, 1, 1, 1), 1.7, np.float32)},
+    ),
+    "layers of one and several columns": (
+        "concat-linear",
+        "(float[2, 4] x, float[2, 5] z) => (float[2, 6] y) { a = MatMul(x, w) b = MatMul(z, v) y = Add(a, b) }",
+        {"w": normal(4, 1), "v": normal(5, 6)},
+    ),
+    "a bias read in a branch": (
+        "bias-forward",
+        "(float[2, 4] x, float[2, 6] r, float[2, 5] z, bool c) => (float[2, 5] y) { p = MatMul(x, w) h = Add(p, b) "
+        f"s = Add(h, r) {branch('float[2, 5]', 'q = MatMul(s, v) t = Add(q, d)')} }}",
+        {"w": normal(4, 6), "b": normal(6), "v": normal(6, 5), "d": normal(5)},
+    ),
+    "scores read in a branch": (
+        "best-down-columns",
+        "(float[2, 5, 4] x, float[2, 4, 6] k, int64[2, 5] z, bool c) => (int64[2, 5] y, float[2, 5] b) "
+        "{ s = MatMul(x, k) b = ReduceMax <keepdims = 0> (s, n) "
+        f"{branch('int64[2, 5]', 't = ArgMax <axis = 2, keepdims = 0> (s)')} }}",
+        {"n": np.int64([2])},
+    ),
+    "a norm in a branch": (
+        "rms-norm",
+        "(float[2, 4] x, float[2, 6] z, bool c) => (float[2, 6] y, float[2, 6] b) { p = MatMul(x, w) "
+        f"b = LayerNormalization(p, g) {branch('float[2, 6]', 't = LayerNormalization(p, g)')} }}",
+        {"w": normal(4, 6), "g": np.ones(6, np.float32)},
+    ),
+    "a gate for several images": (
+        "gate-as-image",
+        f"(float[2, 8, 4, 4] x, float[1, 8, 1, 1] g) => (float[2, 8, 4, 4] y) {{ {CONVOLUTIONS} }}",
+        {"w": normal(8, 8, 1, 1), "v": normal(8, 8, 1, 1)},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", UNUSUAL)
+def test_a_speed_rewrite_leaves_a_graph_that_it_does_not_fit(case):
+    name, text, weights = UNUSUAL[case]
+    opset = 17 if "axes = [2" in text or "Split" in text else 20
+    model = model_of(text, opset, **weights)
+    same, changes = rewritten(model, chosen((name,), 23).rewrites)
+    assert (operators(same), changes) == (operators(model), [])
+
+
+def test_rows_picked_by_indices_of_32_bits():
+    nodes = "e = Expand(i, s) y = GatherElements <axis = 1> (x, e)"
+    text = f"(float[2, 5, 4] x, int32[2, 3, 1] i) => (float[2, 3, 4] y) {{ {nodes} }}"
+    model = model_of(text, s=np.int64([2, 3, 4]))
+    after, changes = rewritten(model, chosen(("rows-by-gathernd",), 23).rewrites)
+    assert changes
+    onnx.checker.check_model(after, full_check=True)
+    feeds = {"x": normal(2, 5, 4), "i": np.int32([[[0], [1], [2]], [[3], [4], [0]]])}
+    np.testing.assert_array_equal(run(after, **feeds)[0], run(model, **feeds)[0])
+
+
+def test_a_norm_that_is_an_output_is_a_norm_without_a_mean_and_one_of_another_domain_is_none():
+    text = "(float[2, 4] x) => (float[2, 6] y) { p = MatMul(x, w) y = LayerNormalization(p, g) }"
+    model = model_of(text, w=normal(4, 6), g=normal(6))
+    after, changes = rewritten(model, chosen(("rms-norm",), 23).rewrites)
+    assert changes
+    x = normal(2, 4)
+    np.testing.assert_allclose(run(after, x=x)[0], run(model, x=x)[0], rtol=1e-4, atol=1e-5)
+    custom = model.graph.node.add()
+    custom.CopyFrom(model.graph.node[1])
+    custom.domain, custom.output[0] = "custom", "z"
+    model.opset_import.append(onnx.helper.make_opsetid("custom", 1))
+    model.graph.output.append(onnx.helper.make_tensor_value_info("z", onnx.TensorProto.FLOAT, [2, 6]))
+    assert rewritten(model, chosen(("rms-norm",), 23).rewrites)[1] == []

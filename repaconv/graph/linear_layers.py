@@ -43,25 +43,31 @@ def linear_of(value: ir.Value | None) -> Linear | None:
     if node.op_type == "Gemm":
         return _gemm(node)
     if node.op_type == "MatMul":
-        x, weight = node.inputs[0], constant(node.inputs[1])
+        x, weight = node.inputs[0], _matrix(node.inputs[1])
         return Linear(x, weight, None, value) if x is not None and weight is not None and weight.ndim == 2 else None
     for product, shift in (node.inputs, node.inputs[::-1]):
         inner, bias = made_by(product, "MatMul"), constant(shift)
         if inner is None or bias is None or len(inner.outputs[0].consumers()) != 1:
             continue
         found = linear_of(inner.outputs[0])
-        if found is not None and bias.size == found.weight.shape[1] and _is_row(bias, value):
+        if found is not None and bias.size == found.weight.shape[1] and _is_row(bias, inner.outputs[0]):
             return Linear(found.x, found.weight, bias.reshape(-1), value)
     return None
 
 
-def _is_row(bias: Array, value: ir.Value) -> bool:
-    """Return whether a constant adds one row to every token, and no axes."""
-    return 0 < bias.ndim <= max(rank_of(value), 1) and bias.size == bias.shape[-1]
+def _matrix(value: ir.Value | None) -> Array | None:
+    """Return a constant of floats; None for one of integers, whose layers round, wrap and have fewer operators."""
+    found = constant(value)
+    return found if found is not None and found.dtype.kind == "f" else None
+
+
+def _is_row(bias: Array, product: ir.Value) -> bool:
+    """Return whether a constant adds one row to every token of a product, and no axes."""
+    return 0 < bias.ndim <= max(rank_of(product), 1) and bias.size == bias.shape[-1]
 
 
 def _gemm(node: ir.Node) -> Linear | None:
-    x, weight = node.inputs[0], constant(node.inputs[1])
+    x, weight = node.inputs[0], _matrix(node.inputs[1])
     bias = constant(node.inputs[2]) if len(node.inputs) > 2 else None
     if x is None or weight is None or attribute(node, "transA", 0):
         return None
@@ -82,8 +88,8 @@ def layer_at(node: ir.Node | None) -> Linear | None:
 
 
 def layers_after(value: ir.Value) -> list[Linear] | None:
-    """Return the linear layers that read a value; None if anything else reads it."""
-    found = [layer_at(node) for node in value.consumers()]
+    """Return the linear layers that read a value; None if anything else reads it, or one in a branch or loop body."""
+    found = [layer_at(node) if node.graph is value.graph else None for node in value.consumers()]
     if value.is_graph_output() or not found:
         return None
     layers = [layer for layer in found if layer is not None and layer.x is value]

@@ -16,6 +16,7 @@ import numpy as np
 from repaconv.graph.nodes_and_constants import Writer, attribute, constant, nodes_of
 from repaconv.graph.operator_facts import UNARY
 from repaconv.graph.rewrite_contract import Rewrite
+from repaconv.graph.symbolic_shapes import sizes
 from repaconv.graph.token_grids import static_grid
 from repaconv.results import Change
 from repaconv.rewrites.speed.channel_padding import BLOCK, POOLS, READ
@@ -34,7 +35,7 @@ def _gate_as_image(model: ir.Model) -> Iterator[Change]:
             small, large = static_grid(gate), static_grid(image)
             if small is None or large is None or small != (large[0], 1, 1) or min(large[1:]) < 2:
                 continue
-            if not (_in_blocks(gate) and _in_blocks(image)):
+            if (sizes(gate) or ())[:1] != (sizes(image) or ())[:1] or not (_in_blocks(gate) and _in_blocks(image)):
                 continue
             write = Writer(model, product)
             scales = write.exactly(np.array([1, 1, *large[1:]], np.float32))

@@ -19,12 +19,16 @@ if TYPE_CHECKING:
 
 IMAGES = 4
 """The number of axes of images [B, c, h, w]."""
+TYPES = ("FLOAT", "FLOAT16")
+"""Types of images; ONNX Runtime has no GlobalAveragePool of others on CPUs."""
 
 
 def _mean_as_pool(model: ir.Model) -> Iterator[Change]:
     for mean in nodes_of(model, "ReduceMean"):
         images, out = mean.inputs[0], mean.outputs[0]
         if images is None or rank_of(images) != IMAGES or sorted(axes_of(mean, IMAGES) or ()) != [2, 3]:
+            continue
+        if images.dtype is None or images.dtype.name not in TYPES:
             continue
         write = Writer(model, mean)
         pooled = write("GlobalAveragePool", images)

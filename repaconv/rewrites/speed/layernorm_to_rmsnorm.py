@@ -13,7 +13,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from repaconv.graph.axis_tracking import FULL, axis_after, axis_before
-from repaconv.graph.nodes_and_constants import Writer, attribute, constant, is_constant, nodes_of
+from repaconv.graph.nodes_and_constants import (
+    Writer,
+    attribute,
+    constant,
+    is_constant,
+    is_read,
+    nodes_of,
+    shape_of_constant,
+)
 from repaconv.graph.operator_facts import EPSILON, MOVES
 from repaconv.graph.rewrite_contract import Rewrite
 from repaconv.graph.symbolic_shapes import rank_of, sizes
@@ -40,25 +48,43 @@ class Stream:
     norms: list[ir.Node] = field(default_factory=list)
 
 
-def stream_of(norm: ir.Node) -> Stream | None:
-    """The residual stream that a norm reads, with every value added to it; None if part of it cannot be centered."""
-    first, stream = norm.inputs[0], Stream()
+Failed = set[tuple["ir.Value", int]]
+"""Values and their axes of channels in streams that cannot be centered."""
+
+
+def stream_of(norm: ir.Node, failed: Failed) -> Stream | None:
+    """The residual stream that a norm reads, with every value added to it; None if part of it cannot be centered.
+
+    Then its values are added to ``failed``, so that the other norms of the stream need not follow it again.
+    """
+    stream = Stream()
+    if _follow(norm, stream, failed):
+        return stream
+    failed.update(stream.axes.items())
+    return None
+
+
+def _follow(norm: ir.Node, stream: Stream, failed: Failed) -> bool:
+    """Collect the stream that a norm reads; return whether all of it can be centered."""
+    first = norm.inputs[0]
     rank = rank_of(first)
     if first is None or not rank:
-        return None
+        return False
     todo = [(first, rank - 1)]
     while todo:
         value, axis = todo.pop()
         if value in stream.axes:
             if stream.axes[value] != axis:
-                return None
+                return False
             continue
         stream.axes[value] = axis
+        if (value, axis) in failed:
+            return False
         before, after = _written(value, axis, stream), _read(value, axis, stream)
         if before is None or after is None:
-            return None
+            return False
         todo += before + after
-    return stream
+    return True
 
 
 def _written(value: ir.Value, axis: int, stream: Stream) -> list[tuple[ir.Value, int]] | None:
@@ -91,6 +117,8 @@ def _read(value: ir.Value, axis: int, stream: Stream) -> list[tuple[ir.Value, in
         return None
     found = []
     for node, index in value.uses():
+        if node.domain or node.graph is not value.graph:
+            return None
         if node.op_type == "LayerNormalization" and index == 0 and _over(node, value, axis):
             if node not in stream.norms:
                 stream.norms.append(node)
@@ -129,21 +157,16 @@ def _centred_norm(norm: ir.Node, axis: int, rank: int) -> bool:
 
 
 def _is_layer(node: ir.Node, axis: int, rank: int) -> bool:
-    weight = constant(node.inputs[1]) if node.op_type in ("MatMul", "Gemm", "Conv") else None
+    weight = shape_of_constant(node.inputs[1]) if node.op_type in ("MatMul", "Gemm", "Conv") else None
     if weight is None:
         return False
     if node.op_type == "Conv":
-        bias = constant(node.inputs[2]) if len(node.inputs) > 2 else weight
+        bias = shape_of_constant(node.inputs[2]) if len(node.inputs) > 2 else weight
         return axis == 1 and attribute(node, "group", 1) == 1 and bias is not None
     if node.op_type == "Gemm":
-        bias = constant(node.inputs[2]) if len(node.inputs) > 2 else weight
-        return (
-            axis == 1
-            and bias is not None
-            and bias.ndim > 0
-            and bias.shape[-1] == (sizes(node.outputs[0]) or (None,))[-1]
-        )
-    return axis == rank - 1 and weight.ndim == 2
+        bias = shape_of_constant(node.inputs[2]) if len(node.inputs) > 2 else weight
+        return axis == 1 and bool(bias) and bias[-1] == (sizes(node.outputs[0]) or (None,))[-1]
+    return axis == rank - 1 and len(weight) == 2
 
 
 def _centre(write: Writer, node: ir.Node, index: int, axis: int) -> None:
@@ -162,8 +185,9 @@ def _centre_layer(write: Writer, node: ir.Node) -> None:
 
 def _rms_norms(model: ir.Model) -> Iterator[Change]:
     done: set[ir.Node] = set()
+    failed: Failed = set()
     for norm in nodes_of(model, "LayerNormalization"):
-        stream = stream_of(norm) if norm not in done and norm.outputs[0].uses() else None
+        stream = stream_of(norm, failed) if norm not in done and is_read(norm.outputs[0]) else None
         if stream is None:
             continue
         for writer in dict.fromkeys(stream.writers):

@@ -60,7 +60,7 @@ def _sum_in_the_product(model: ir.Model) -> Iterator[Change]:
     """Merge two linear layers whose outputs are added: W_a a + W_x x + b = [W_a W_x] [a; x] + b."""
     for node in nodes_of(model, "Add"):
         left, right = (linear_of(value) for value in node.inputs)
-        if left is None or right is None or left.x is right.x:
+        if left is None or right is None or left.x is right.x or left.weight.shape[1] != right.weight.shape[1]:
             continue
         if any(only_reader(part.out) is None for part in (left, right)):
             continue

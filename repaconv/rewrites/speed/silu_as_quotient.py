@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from repaconv.graph.nodes_and_constants import Writer, made_by, nodes_of, scalar
 from repaconv.graph.rewrite_contract import Rewrite
+from repaconv.graph.symbolic_shapes import rank_of
 from repaconv.results import Change
 
 if TYPE_CHECKING:
@@ -24,9 +25,10 @@ def _as_quotients(model: ir.Model) -> Iterator[Change]:
     for product in nodes_of(model, "Mul"):
         for x, gate in (product.inputs, product.inputs[::-1]):
             factor = _factor(x, gate)
-            if x is None or factor is None or made_by(x, "Conv") is None:
+            out = product.outputs[0]
+            if x is None or factor is None or made_by(x, "Conv") is None or rank_of(x) != rank_of(out):
                 continue
-            write, out = Writer(model, product), product.outputs[0]
+            write = Writer(model, product)
             power = write("Exp", write("Mul", x, write.constant(-factor, x)))
             write.replace(out, write("Div", x, write("Add", power, write.constant(1.0, x))))
             yield Change(rewrite="silu-as-quotient", place=product.name or "", description="x / (1 + exp(-x))")

@@ -45,8 +45,13 @@ def _rows(node: ir.Node) -> Rows | None:
 
 
 def _by_gather_nd(model: ir.Model) -> Iterator[Change]:
+    import onnx_ir as ir
+
     for x, index, node in picked_rows(model):
         write = Writer(model, node)
+        if index.dtype != ir.DataType.INT64:  # the only type that GatherND reads
+            index = write("Cast", index, to=ir.DataType.INT64)
+            index.dtype = ir.DataType.INT64
         write.replace(node.outputs[0], write("GatherND", x, index, batch_dims=1))
         yield _change("rows-by-gathernd", node, "an index a row")
 
@@ -60,6 +65,8 @@ def _best_down_columns(model: ir.Model) -> Iterator[Change]:
         readers = scores.consumers()
         alike = all(rank_of(factor) == rank and not is_constant(factor) for factor in product.inputs)
         if rank < 3 or not alike or not readers or scores.is_graph_output() or not all(map(_best_of_rows, readers)):
+            continue
+        if any(node.graph is not product.graph for node in readers):
             continue
         before = Writer(model, product)
         a, b = (_with_last_axes_swapped(before, factor, rank) for factor in product.inputs)

@@ -12,6 +12,7 @@ import numpy as np
 
 from repaconv.graph.attention_patterns import attentions, write_columns
 from repaconv.graph.nodes_and_constants import Writer, constant
+from repaconv.graph.operator_facts import VIEWS
 from repaconv.graph.rewrite_contract import Rewrite
 from repaconv.graph.symbolic_shapes import rank_of, sizes
 from repaconv.results import Change
@@ -61,11 +62,21 @@ def _above_lowest(write: Writer, mask: ir.Value) -> ir.Value:
     if stored is not None:
         is_lowest = stored == lowest
         return write.constant(np.where(is_lowest, above, stored), like=mask) if is_lowest.any() else mask
+    if _is_logarithm(mask):
+        return mask
     test = write("Equal", mask, write.constant(lowest, like=mask))
     test.dtype = ir.DataType.BOOL
     lifted = write("Where", test, write.constant(above, like=mask), mask)
     lifted.shape = mask.shape
     return lifted
+
+
+def _is_logarithm(mask: ir.Value) -> bool:
+    """Whether a mask holds logarithms, which are far above the lowest number: of sizes of merged tokens (PYRA)."""
+    node = mask.producer()
+    while node is not None and node.op_type in (*VIEWS, "Expand"):
+        node = node.inputs[0].producer() if node.inputs[0] is not None else None
+    return node is not None and node.op_type == "Log"
 
 
 def _for_every_query(write: Writer, mask: ir.Value, queries: int, keys: int) -> ir.Value:

@@ -165,7 +165,7 @@ def _is_layer(node: ir.Node, axis: int, rank: int) -> bool:
         return axis == 1 and attribute(node, "group", 1) == 1 and bias is not None
     if node.op_type == "Gemm":
         bias = shape_of_constant(node.inputs[2]) if len(node.inputs) > 2 else weight
-        return axis == 1 and bool(bias) and bias[-1] == (sizes(node.outputs[0]) or (None,))[-1]
+        return axis == 1 and bias is not None and len(bias) > 0 and bias[-1] == (sizes(node.outputs[0]) or (None,))[-1]
     return axis == rank - 1 and len(weight) == 2
 
 

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 IMAGES = 4
 """The number of axes of images [B, c, h, w]."""
-TYPES = ("FLOAT", "FLOAT16")
-"""Types of images; ONNX Runtime has no GlobalAveragePool of others on CPUs."""
+TYPES = ("FLOAT", "FLOAT16", "DOUBLE")
+"""Types of images; ONNX Runtime has no GlobalAveragePool of integers and bfloat16, and graphs in float64 are rounded."""
 
 
 def _mean_as_pool(model: ir.Model) -> Iterator[Change]:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 IMAGES = 4
 """The number of axes of images [B, c, h, w]."""
 TYPES = ("FLOAT", "FLOAT16", "DOUBLE")
-"""Types of images; ONNX Runtime has no GlobalAveragePool of integers and bfloat16, and graphs in float64 are rounded."""
+"""Types of images; ONNX Runtime has no GlobalAveragePool of integers and bfloat16; float64 is rounded later."""
 
 
 def _mean_as_pool(model: ir.Model) -> Iterator[Change]:

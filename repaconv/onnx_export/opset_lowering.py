@@ -30,7 +30,7 @@ _FORMER = {("RoiAlign", "coordinate_transformation_mode"): b"output_half_pixel"}
 _NEWER_VALUES = {
     ("Pad", "mode", b"wrap"): 19,
     ("Resize", "coordinate_transformation_mode", b"half_pixel_symmetric"): 19,
-    **{(f"Scatter{kind}", "reduction", value): 18 for kind in ("ND", "Elements") for value in (b"max", b"min")},
+    **{(name, "reduction", value): 18 for name in ("ScatterND", "ScatterElements") for value in (b"max", b"min")},
 }
 """The opset in which an operator got a value of an attribute."""
 _GRID_MODES = {b"linear": "bilinear", b"cubic": "bicubic"}

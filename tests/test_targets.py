@@ -12,6 +12,7 @@ import onnxsim
 import pytest
 from conftest import one_net_a_method
 from onnx import TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
 from test_locate import net
 
 import repaconv as rc
@@ -299,6 +300,40 @@ def test_what_an_older_opset_does_not_have_is_refused(node):
 def test_an_operator_of_another_domain_is_none_that_a_target_lacks():
     model = parsed("(float[4] x) => (float[4] y) { y = com.microsoft.Gelu(x) }", 20)
     assert violations(model, 20, ("Gelu",), (), ("com.microsoft",)) == []
+
+
+def test_branches_may_have_constants_of_the_same_name():
+    def branch(name, axis):
+        mean = helper.make_node("ReduceMean", ["x", "axes"], [name], keepdims=0)
+        axes = numpy_helper.from_array(np.array([axis]), "axes")
+        return helper.make_graph([mean], name, [], [helper.make_tensor_value_info(name, 1, [3])], [axes])
+
+    graph = helper.make_graph(
+        [helper.make_node("If", ["c"], ["y"], then_branch=branch("a", 1), else_branch=branch("b", 0))],
+        "net",
+        [helper.make_tensor_value_info("c", 9, []), helper.make_tensor_value_info("x", 1, [3, 3])],
+        [helper.make_tensor_value_info("y", 1, [3])],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+    x = np.arange(9, dtype=np.float32).reshape(3, 3)
+    for choice, axis in ((True, 1), (False, 0)):
+        (y,) = ReferenceEvaluator(lower(model, 13)).run(None, {"c": np.array(choice), "x": x})
+        np.testing.assert_array_equal(y, x.mean(axis))
+
+
+def test_an_input_that_is_left_out_is_no_input_of_the_older_opset():
+    pad = helper.make_node("Pad", ["x", "pads", "value", ""], ["y"])
+    graph = helper.make_graph(
+        [pad],
+        "net",
+        [helper.make_tensor_value_info("x", 1, [3, 3])],
+        [helper.make_tensor_value_info("y", 1, [5, 3])],
+        [numpy_helper.from_array(np.array([1, 0, 1, 0]), "pads"), numpy_helper.from_array(np.float32(0), "value")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+    lowered = lower(model, 13)
+    onnx.checker.check_model(lowered, full_check=True)
+    assert [*lowered.graph.node[0].input] == ["x", "pads", "value"]
 
 
 def test_a_graph_that_was_lowered_before_is_lowered_again():

@@ -75,7 +75,7 @@ class _Lowering:
             )
         self.given = opset_of(model)
         self.graph, self.opset, self.lacks = model.graph, opset, lacks
-        self.constants = {weight.name: weight for graph in all_graphs(model.graph) for weight in graph.initializer}
+        self.constants: dict[str, onnx.TensorProto] = {}
         self.value_of: Callable[[str], Any] = lambda name: numpy_helper.to_array(self.constants[name])
         used = {node.op_type for graph in all_graphs(model.graph) for node in graph.node}
         self.shapes, self.types = ({}, {}) if used.isdisjoint(_READ_SHAPES) else _shapes_and_types(model)
@@ -87,6 +87,8 @@ class _Lowering:
     def run(self) -> None:
         for graph in all_graphs(self.graph):
             old, self.nodes = list(graph.node), []
+            # branches of an If may have other constants of the same name
+            self.constants = {weight.name: weight for part in (self.graph, graph) for weight in part.initializer}
             for node in old:
                 self._lower(node)
             del graph.node[:]
@@ -138,6 +140,8 @@ class _Lowering:
 
         if not defs.has(node.op_type, self.opset):
             raise _no_older(node, self.opset)
+        while node.input and not node.input[-1]:  # left out
+            node.input.pop()
         older, newer = (defs.get_schema(node.op_type, opset) for opset in (self.opset, max(self.given, self.opset)))
         values = {entry.name: helper.get_attribute_value(entry) for entry in node.attribute}
         for name in newer.attributes.keys() - older.attributes.keys():

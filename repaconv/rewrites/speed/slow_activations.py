@@ -13,7 +13,7 @@ The s of a local response normalization (LRN) is a 1x1 convolution of x^2.
 
 A PReLU with one slope is a LeakyRelu, which the convolution before it computes. With one slope per channel of an image,
 factors are depthwise 1x1 convolutions: they keep the blocked channel layout, which a PReLU leaves and enters again.
-Elsewhere it is the larger of x and a x.
+Elsewhere, with slopes of at most 1, it is the larger of x and a x. Inputs are taken to be finite.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def _softmax_as_quotient(model: ir.Model) -> Iterator[Change]:
 
 
 def _is_plain(x: ir.Value) -> bool:
-    """Whether these are numbers that hold exp(20), which float16 does not."""
+    """Whether these are numbers in float32 or float64; exp(20) exceeds float16."""
     import onnx_ir as ir
 
     return x.dtype in (ir.DataType.FLOAT, ir.DataType.DOUBLE)

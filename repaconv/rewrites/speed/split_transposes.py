@@ -65,13 +65,13 @@ def _transpose_in_steps(model: ir.Model) -> Iterator[Change]:
     if model.opset_imports.get("", 0) < MIN_OPSET:
         return
     for node in nodes_of(model, "Transpose", "DepthToSpace"):
-        shape, write, out = sizes(node.inputs[0]), Writer(model, node), sizes(node.outputs[0])
+        shape, write = sizes(node.inputs[0]), Writer(model, node)
         typed = write.dtype is not None and write.dtype.name in TYPES
-        if shape is None or out is None or sum(map(is_dynamic, shape)) > 1 or not typed:
+        if shape is None or sum(map(is_dynamic, shape)) > 1 or not typed:
             continue
         if node.op_type == "DepthToSpace" and is_dynamic(shape[1]):
             continue
-        shape, perm = _moved(node, shape)
+        shape, perm, out = _moved(node, shape)
         if _is_fast(perm) or _elements(shape) < MIN_ELEMENTS or not (steps := _steps(*_simplified(shape, perm))):
             continue
         value = node.inputs[0]
@@ -84,17 +84,19 @@ def _transpose_in_steps(model: ir.Model) -> Iterator[Change]:
         )
 
 
-def _moved(node: ir.Node, shape: Sizes) -> tuple[Sizes, list[int]]:
-    """The shape as which a node reads its input, and the order of its axes afterwards."""
+def _moved(node: ir.Node, shape: Sizes) -> tuple[Sizes, list[int], Sizes]:
+    """The shape as which a node reads its input, the order of its axes afterwards, and the shape of its output."""
     if node.op_type == "Transpose":
-        return shape, perm_of(node, len(shape))
+        perm = perm_of(node, len(shape))
+        return shape, perm, tuple(shape[axis] for axis in perm)
     batch, channels, *image = shape
     assert isinstance(channels, int)
     side = int(attribute(node, "blocksize", 1))
     left = channels // side**2
+    out = (batch, left, *(product((side, size)) for size in image))
     if attribute(node, "mode", "DCR") == "CRD":
-        return (batch, left, side, side, *image), [0, 1, 4, 2, 5, 3]
-    return (batch, side, side, left, *image), [0, 3, 4, 1, 5, 2]
+        return (batch, left, side, side, *image), [0, 1, 4, 2, 5, 3], out
+    return (batch, side, side, left, *image), [0, 3, 4, 1, 5, 2], out
 
 
 def _elements(shape: Iterable[Size]) -> int:

@@ -139,11 +139,9 @@ class Knobs:
 
 def _typed(value: Any) -> str:
     """A value as a user types it."""
-    return (
-        ",".join(map(_typed, value))
-        if isinstance(value, (list, tuple))
-        else format(value, "g" * (type(value) is float))
-    )
+    if isinstance(value, (list, tuple)):
+        return ",".join(map(_typed, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _equal(found: Any, given: Any) -> bool:

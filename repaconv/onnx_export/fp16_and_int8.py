@@ -138,10 +138,8 @@ def _give_own_weights(graph: onnx.GraphProto, group: Callable[[onnx.NodeProto, i
     import onnx
 
     floats = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16)
-    weights, names = (
-        {weight.name: weight for weight in graph.initializer if weight.data_type in floats},
-        NewNames(graph),
-    )
+    weights = {weight.name: weight for weight in graph.initializer if weight.data_type in floats}
+    names = NewNames(graph)
     inner = (part for node in graph.node for part in subgraphs_of(node))
     itself = {name for part in inner for each in all_graphs(part) for node in each.node for name in node.input}
     itself |= {value.name for value in (*graph.input, *graph.output)}

@@ -130,10 +130,10 @@ class Segmentation(Task):
         both, union, there = (_sum([row[name] for row in rows]) for name in ("both", "union", "there"))
         agreement, seen = mean(rows, "agreement"), union > 0
         if (there > 0).sum() < 2:
-            told = "all pixels of all images have one class"
+            message = "all pixels of all images have one class"
             if agreement < LEAST_AGREEMENT:
-                raise Invented(f"{told}, and {1 - agreement:.1%} of the candidate's have another")
-            raise Nothing(told)
+                raise Invented(f"{message}, and {1 - agreement:.1%} of the candidate's have another")
+            raise Nothing(message)
         return {"pixel agreement": agreement, "mean IoU": float((both[seen] / union[seen]).mean())}
 
     def disagreement(self, summary: Mapping[str, float]) -> float:

@@ -642,6 +642,15 @@ def silu(*, factor=None, gate=None, after="Conv", shown=False):
     return graph.model(graph("Mul", sigmoid, x), *([sigmoid] if shown else []))
 
 
+def require_equal_at_sizes(model, after, sizes, *, atol):
+    """Both graphs give the same outputs for images of small and of large numbers, of which exp overflows."""
+    image = np.random.default_rng(1).standard_normal((1, 4, 6, 6))
+    for size in sizes:
+        with np.errstate(all="ignore"):
+            (before,), (now,) = (ReferenceEvaluator(each).run(None, {"x": size * image}) for each in (model, after))
+        np.testing.assert_allclose(now, before, rtol=1e-11, atol=atol)
+
+
 @pytest.mark.parametrize("factor", [None, 1.702, -0.5])
 def test_silu_after_a_convolution_is_a_quotient(factor):
     model = silu(factor=factor)
@@ -650,11 +659,7 @@ def test_silu_after_a_convolution_is_a_quotient(factor):
     assert not {"Sigmoid"} & {node.op_type for node in after.graph.node}
     assert changed(after, "silu-as-quotient") == []
     assert changed(model, "silu-as-quotient") == ["silu-as-quotient"]
-    image = np.random.default_rng(1).standard_normal((1, 4, 6, 6))
-    for size in (1.0, 10.0, 1e3, 1e5):  # of which exp overflows
-        with np.errstate(all="ignore"):
-            (before,), (now,) = (ReferenceEvaluator(each).run(None, {"x": size * image}) for each in (model, after))
-        np.testing.assert_allclose(now, before, rtol=1e-11, atol=1e-300)
+    require_equal_at_sizes(model, after, (1.0, 10.0, 1e3, 1e5), atol=1e-300)
 
 
 def test_a_gate_that_is_not_silu_of_a_convolution_stays():
@@ -683,11 +688,7 @@ def test_mish_is_a_quotient(written):
     assert [change.rewrite for change in changes] == ["mish-as-quotient"]
     assert sorted(node.op_type for node in after.graph.node) == ["Add", "Add", "Div", "Exp", "Min", "Mul", "Mul"]
     assert changed(model, "mish-as-quotient") == ["mish-as-quotient"]
-    image = np.random.default_rng(1).standard_normal((1, 4, 6, 6))
-    for size in (1.0, 10.0, 100.0, 1e5):  # of which exp overflows
-        with np.errstate(all="ignore"):
-            (before,), (now,) = (ReferenceEvaluator(each).run(None, {"x": size * image}) for each in (model, after))
-        np.testing.assert_allclose(now, before, rtol=1e-11, atol=1e-15)
+    require_equal_at_sizes(model, after, (1.0, 10.0, 100.0, 1e5), atol=1e-15)
 
 
 @pytest.mark.parametrize("other", ["shown", "another x", "a limit of 5", "float16"])

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from repaconv.graph.operator_facts import DEFAULT_DOMAIN
+
 if TYPE_CHECKING:
     import onnx
 
@@ -173,7 +175,7 @@ class _Retyping:
 
     def _defaults(self, node: onnx.NodeProto) -> Iterator[tuple[str, int]]:
         """Yield the attributes that name an element type, with their default."""
-        if node.domain in ("", "ai.onnx") and node.op_type in _DEFAULTS:
+        if node.domain in DEFAULT_DOMAIN and node.op_type in _DEFAULTS:
             yield _DEFAULTS[node.op_type], 1
         yield from self._types(node).defaults
 

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from repaconv.core.errors import Refused
+from repaconv.graph.onnx_files import names_read
 
 if TYPE_CHECKING:
     import onnx
@@ -137,10 +138,7 @@ def _names_read(graph: onnx.GraphProto) -> Iterator[str]:
     """Names that the nodes of a graph and of its subgraphs read, and those of its outputs."""
     yield from (value.name for value in graph.output)
     for node in graph.node:
-        yield from node.input
-        for entry in node.attribute:
-            for inner in (entry.g, *entry.graphs):
-                yield from _names_read(inner)
+        yield from names_read(node)
 
 
 def _is_plain(weight: onnx.TensorProto) -> bool:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from repaconv.graph.operator_facts import ARITHMETIC, ROW_NORMS, UNARY
+from repaconv.graph.operator_facts import ARITHMETIC, DEFAULT_DOMAIN, ROW_NORMS, UNARY
 
 if TYPE_CHECKING:
     import onnx
@@ -56,7 +56,7 @@ def input_sizes_from_weights(
     }
     known, found = {name: dims for name, dims in inputs.items() if dims}, dict[str, int]()
     for node in model.graph.node if known else ():
-        if node.domain not in ("", "ai.onnx") or not node.input:
+        if node.domain not in DEFAULT_DOMAIN or not node.input:
             continue
         place = next((place for place, name in enumerate(node.input[:2]) if name in known), None)
         if place is None:

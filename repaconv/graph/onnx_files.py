@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from repaconv.core.errors import Refused, first_line
 from repaconv.core.files import once_per_content
-from repaconv.graph.operator_facts import QUANTIZING
+from repaconv.graph.operator_facts import DEFAULT_DOMAIN, QUANTIZING
 
 if TYPE_CHECKING:
     import onnx
@@ -103,7 +103,7 @@ def metadata_of(path: Path) -> dict[str, str]:
 
 def opset_of(model: onnx.ModelProto) -> int:
     """Return the opset of ONNX's default domain; 0 if the graph does not import it."""
-    return next((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), 0)
+    return next((entry.version for entry in model.opset_import if entry.domain in DEFAULT_DOMAIN), 0)
 
 
 def split_evenly(length: int, count: int) -> list[int] | None:
@@ -127,8 +127,8 @@ def external_files(model: onnx.ModelProto) -> list[str]:
         for node in graph.node:
             for entry in node.attribute:
                 tensors += [*([entry.t] if entry.HasField("t") else []), *entry.tensors]
-                for inner in [*([entry.g] if entry.HasField("g") else []), *entry.graphs]:
-                    look(inner)
+            for inner in subgraphs_of(node):
+                look(inner)
         found.update(entry.value for tensor in tensors for entry in tensor.external_data if entry.key == "location")
 
     for whole in (model.graph, *model.functions):
@@ -186,6 +186,15 @@ def all_graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
 def subgraphs_of(node: onnx.NodeProto) -> list[onnx.GraphProto]:
     """Return the branches or the body of a node."""
     return [inner for entry in node.attribute for inner in (*([entry.g] if entry.HasField("g") else []), *entry.graphs)]
+
+
+def names_read(node: onnx.NodeProto) -> Iterator[str]:
+    """Yield the names of the values that a node reads, those of its subgraphs included."""
+    yield from node.input
+    for inner in subgraphs_of(node):
+        yield from (value.name for value in inner.output)
+        for each in inner.node:
+            yield from names_read(each)
 
 
 def value_names(whole: onnx.GraphProto) -> Iterator[str]:

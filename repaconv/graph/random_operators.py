@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from repaconv.graph.operator_facts import RANDOM
+from repaconv.graph.onnx_files import names_read, subgraphs_of
+from repaconv.graph.operator_facts import DEFAULT_DOMAIN, RANDOM
 
 if TYPE_CHECKING:
     import onnx
@@ -23,7 +24,7 @@ def random_operators(model: onnx.ModelProto) -> list[str]:
     for place, node in reversed(list(enumerate(nodes)) if found else []):
         if read.isdisjoint(node.output):
             continue
-        read.update(_read_by(node))
+        read.update(names_read(node))
         if place in found:
             told.append(found[place])
     return told[::-1]
@@ -36,10 +37,10 @@ def _random(model: onnx.ModelProto, nodes: Iterable[onnx.NodeProto]) -> Iterator
         function = functions.get((node.domain, node.op_type))
         if function is not None:
             yield from _random(model, function.node)
-        elif node.domain in ("", "ai.onnx") and (node.op_type in RANDOM or _drops(model, node)):
+        elif node.domain in DEFAULT_DOMAIN and (node.op_type in RANDOM or _drops(model, node)):
             mode = " in training mode" if node.op_type == "Dropout" else ""
             yield f"{node.op_type} {node.name or next(iter(node.output), '')}{mode}"
-        for inner in _subgraphs(node):
+        for inner in subgraphs_of(node):
             yield from _random(model, inner.node)
 
 
@@ -55,17 +56,3 @@ def _drops(model: onnx.ModelProto, node: onnx.NodeProto) -> bool:
     if mode is None or not numpy_helper.to_array(mode).all():
         return False
     return not node.input[1] or share is None or bool(numpy_helper.to_array(share).any())
-
-
-def _read_by(node: onnx.NodeProto) -> Iterator[str]:
-    """Names of the values that a node reads, those of its subgraphs included."""
-    yield from node.input
-    for inner in _subgraphs(node):
-        yield from (value.name for value in inner.output)
-        for each in inner.node:
-            yield from _read_by(each)
-
-
-def _subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
-    for entry in node.attribute:
-        yield from [*([entry.g] if entry.HasField("g") else []), *entry.graphs]

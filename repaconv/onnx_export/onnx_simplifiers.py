@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from repaconv.core.errors import first_line
 from repaconv.graph.onnx_files import opset_of, restore_names
+from repaconv.graph.operator_facts import DEFAULT_DOMAIN
 from repaconv.onnx_export.opset_lowering import lower
 from repaconv.onnx_export.target_operator_rules import operator_domains
 from repaconv.onnx_export.torch_exporter import check
@@ -57,7 +58,7 @@ def simplify(
             if {node.op_type for node in smaller.graph.node} & set(lacks):
                 smaller = lower(smaller, opset_of(smaller), lacks)
             given, written = (set(operator_domains(each.graph.node)) for each in (model, smaller))
-            if strange := written - given - {"", "ai.onnx"}:
+            if strange := written - given - {*DEFAULT_DOMAIN}:
                 raise ValueError(f"it wrote operators of {', '.join(sorted(strange))}")
             restore_names(smaller, model)
             _drop_empty_last_inputs(smaller)

@@ -20,6 +20,7 @@ import numpy as np
 
 from repaconv.core.errors import first_line
 from repaconv.engines.contract import Feeds, Session
+from repaconv.graph.onnx_files import names_read
 from repaconv.results import Tolerance
 from repaconv.verification.comparison import Comparison, PerNeighborhood, surely_within
 from repaconv.verification.evaluated_graph import Evaluated, key_of
@@ -144,7 +145,7 @@ class _Inference:
         known = {**self._feeds, **values}
         for node in runtime.compared[place]:
             found = {name: values[name] for name in node.output if name in values}
-            read = {name: known[name] for name in _read_by(node.onnx_node) if name in known}
+            read = {name: known[name] for name in names_read(node.onnx_node) if name in known}
             if node.op_type in MOVES and found and _gives(node, reference, read | between, found):
                 continue
             made = runtime.made.issuperset(name for name in node.output if name)
@@ -185,17 +186,17 @@ class _RuntimeValues:
         self.compared: list[list[Any]] = [[] for _ in cut]
         place = 0
         for node in reference.nodes:  # with the first piece after which all is known that it reads and gives
-            place = max([place, *(at.get(name, 0) for name in (*_read_by(node.onnx_node), *node.output))])
+            place = max([place, *(at.get(name, 0) for name in (*names_read(node.onnx_node), *node.output))])
             self.compared[place].append(node)
-        shown = {name for node in reference.nodes for name in _read_by(node.onnx_node)} | set(reference.outputs)
+        shown = {name for node in reference.nodes for name in names_read(node.onnx_node)} | set(reference.outputs)
         later: set[str] = set()
         self.later, self.pieces = list[set[str]](), list[_Piece]()
         for nodes, compared in zip(cut[::-1], self.compared[::-1], strict=True):
             self.later.append(later)
             gives = {name for node in nodes for name in node.output} & (shown | later) & self.made
             self.pieces.append(_Piece(model, nodes, gives))
-            later = later.union(*({*_read_by(node)} for node in nodes))
-            later = later.union(*({*_read_by(node.onnx_node), *node.output} for node in compared))
+            later = later.union(*({*names_read(node)} for node in nodes))
+            later = later.union(*({*names_read(node.onnx_node), *node.output} for node in compared))
         self.later.reverse()
         self.pieces.reverse()
 
@@ -234,7 +235,7 @@ class _Piece:
 
         graph = self._model.graph
         given = {name for node in self._nodes for name in node.output}
-        read = {name for node in self._nodes for name in _read_by(node)} - given
+        read = {name for node in self._nodes for name in names_read(node)} - given
         constants = [node for node in graph.node if node.op_type == "Constant" and node.output[0] in read]
         weights = [weight for weight in graph.initializer if weight.name in read]
         fixed = {weight.name for weight in weights}.union(node.output[0] for node in constants)
@@ -260,16 +261,6 @@ class _Piece:
         del found.graph.output[:]
         found.graph.output.extend(onnx.ValueInfoProto(name=name) for name in self._gives)
         return found
-
-
-def _read_by(node: onnx.NodeProto) -> Iterator[str]:
-    """The names that a node reads, those of its subgraphs included."""
-    yield from node.input
-    for entry in node.attribute:
-        for graph in (entry.g, *entry.graphs):
-            yield from (value.name for value in graph.output)
-            for inner in graph.node:
-                yield from _read_by(inner)
 
 
 def _wide(value: Any) -> Any:

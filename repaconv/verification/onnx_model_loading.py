@@ -12,7 +12,7 @@ from repaconv.core.memory_release import release_freed_memory
 from repaconv.graph.graph_without_weights import ONE_FILE_BYTES, too_large
 from repaconv.graph.input_sizes_from_weights import fix_sizes_from_weights
 from repaconv.graph.onnx_files import clear_dynamic_sizes, external_files_of, opset_of, require_inside
-from repaconv.graph.operator_facts import BFLOAT16, HALVES
+from repaconv.graph.operator_facts import BFLOAT16, DEFAULT_DOMAIN, HALVES
 from repaconv.graph.opset_upgrade import OLDEST
 from repaconv.graph.random_operators import random_operators
 from repaconv.results import Change
@@ -370,7 +370,7 @@ def left_alone(model: onnx.ModelProto) -> Iterator[str]:
         yield f"{', '.join(found)}: which branch runs is not known before it does"
     if found := sorted(kinds & set(QUANTISED)):
         yield f"the graph is quantised ({found[0]}): its integers do not fold exactly; fold it before quantising"
-    foreign = sorted({node.domain for node in model.graph.node} - {"", "ai.onnx"})
+    foreign = sorted({node.domain for node in model.graph.node} - {*DEFAULT_DOMAIN})
     if foreign:
         yield f"operators of {', '.join(foreign)}: what they compute is not known here"
 

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from repaconv.graph.onnx_files import split_evenly
+from repaconv.graph.operator_facts import DEFAULT_DOMAIN
 
 if TYPE_CHECKING:
     import onnx
@@ -428,7 +429,7 @@ class _InputReader:
     def draw(self, value: onnx.ValueInfoProto) -> Draw:
         """Return the most specific distribution that a reader of the input expects; for indices the smallest bound."""
         for node, place in self.uses.get(value.name, []):
-            if (node.op_type, place) in RULES and node.domain in ("", "ai.onnx"):
+            if (node.op_type, place) in RULES and node.domain in DEFAULT_DOMAIN:
                 return Draw(value=partial(self._parameter, node, place, value.name))
         if words := tuple(dict.fromkeys(self._known_strings(value.name))):
             return Draw(words=words)

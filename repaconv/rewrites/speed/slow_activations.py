@@ -1,4 +1,4 @@
-"""mish-as-quotient, prelu-as-sum, softmax-as-quotient, lrn-as-conv: slow CPU kernels of ONNX Runtime, by fast ones.
+"""mish-as-quotient, prelu-as-sum, softmax-as-quotient, lrn-as-conv: fast operators of ONNX Runtime for slow ones.
 
 Mish:        x tanh(log(1 + e^x)) = x n / (n + 2),   n = e (e + 2),   e = exp(min(x, 20))
 PReLU:       max(0, x) + a min(0, x) = a x + max(0, (1 - a) x)   for a <= 1

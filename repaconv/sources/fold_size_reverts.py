@@ -24,6 +24,7 @@ from repaconv.graph.symbolic_shapes import sizes
 from repaconv.results import Change
 from repaconv.rewrites.fold.einsum_products import equivalent_nodes
 from repaconv.rewrites.fold.max_pool_padding import POOL_PADDING
+from repaconv.rewrites.fold.max_pools_in_series import POOLS_IN_SERIES
 from repaconv.rewrites.fold.shared_weights import UNSHARE
 from repaconv.verification.evaluated_graph import Evaluated
 
@@ -36,8 +37,8 @@ Refold = Callable[[tuple[str, ...]], "Folded"]
 """A function that folds the graph without the rewrites of these names."""
 
 
-CORRECTIONS = frozenset({POOL_PADDING.name})
-"""Rewrites that correct a graph; they are kept, whatever they cost."""
+ALWAYS_KEPT = frozenset({POOL_PADDING.name, POOLS_IN_SERIES.name})
+"""Rewrites that are kept whatever the sizes say: one corrects a graph, one saves comparisons, which no size counts."""
 
 
 class Reverts(NamedTuple):
@@ -79,14 +80,14 @@ def revert_harmful(fold: Kept, given: Evaluated, refold: Refold, judge: Callable
     while evaluation.why and (names := _revertible(fold)):
         tries = (refold_without(fold, name, refold, evaluation.why) for name in names)
         fold, evaluation = min(((one, judge(one)) for one in tries), key=lambda found: found[1].rank)
-    harmful = evaluation.why and not all(change.rewrite in CORRECTIONS for change in fold.changes)
+    harmful = evaluation.why and not all(change.rewrite in ALWAYS_KEPT for change in fold.changes)
     changes = () if harmful else fold.changes
     return fold._replace(graph=fold.graph if changes else given, changes=changes)
 
 
 def _revertible(fold: Kept) -> list[str]:
     """Names of the rewrites that may be reverted, and are not yet: what is made in spite of that, another one makes."""
-    kept = CORRECTIONS.union(fold.reverts.names)
+    kept = ALWAYS_KEPT.union(fold.reverts.names)
     return list(dict.fromkeys(change.rewrite for change in fold.changes if change.rewrite not in kept))
 
 

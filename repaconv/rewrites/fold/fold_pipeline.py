@@ -19,6 +19,7 @@ from repaconv.rewrites.fold.hard_swish_operator import HARD_SWISH
 from repaconv.rewrites.fold.layers_before_upsampling import BEFORE_UPSAMPLING
 from repaconv.rewrites.fold.linear_layer_composition import AFFINE
 from repaconv.rewrites.fold.max_pool_padding import POOL_PADDING
+from repaconv.rewrites.fold.max_pools_in_series import POOLS_IN_SERIES
 from repaconv.rewrites.fold.restored_operators import FINISH
 from repaconv.rewrites.fold.shared_weights import KEEP_SHARED, UNSHARE
 from repaconv.rewrites.fold.stacked_branches import UNSTACK
@@ -69,6 +70,7 @@ FOLDS: tuple[Rewrite, ...] = (
     *(_then(fold, AFFINE) for fold in BEFORE_AFFINE),
     READ_TOKENS,
     POOL_PADDING,
+    POOLS_IN_SERIES,
     RELEASE,
     FINISH,
     RELEASE_SUMS,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from repaconv.graph.onnx_files import subgraphs_of
+
 if TYPE_CHECKING:
     import onnx
 
@@ -58,7 +60,7 @@ def has_discrete_decision(model: onnx.ModelProto) -> bool:
     for node in model.graph.node:
         if (node.op_type in DECIDING or _casts_to_whole(node)) and real & set(node.input):
             return True
-        inner = any(entry.HasField("g") for entry in node.attribute)  # a subgraph reads values of the outer graph
+        inner = subgraphs_of(node)  # a subgraph reads values of the outer graph
         if node.op_type in ("Shape", "Size"):
             continue
         looked_up = node.op_type in ("Gather", "Cast", "Where") and integers & set(node.input)

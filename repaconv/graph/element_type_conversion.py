@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from repaconv.graph.onnx_files import subgraphs_of
 from repaconv.graph.operator_facts import DEFAULT_DOMAIN
 
 if TYPE_CHECKING:
@@ -91,9 +92,8 @@ def _every(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
     """Yield nodes and the nodes of their subgraphs."""
     for node in nodes:
         yield node
-        for entry in node.attribute:
-            if entry.HasField("g"):
-                yield from _every(entry.g.node)
+        for graph in subgraphs_of(node):
+            yield from _every(graph.node)
 
 
 @dataclass
@@ -155,11 +155,11 @@ class _Retyping:
     def _attributes(self, node: onnx.NodeProto, kept: set[str]) -> None:
         import onnx
 
+        for graph in subgraphs_of(node):
+            self.graph(graph, kept)
         for entry in node.attribute:
             if entry.HasField("t"):
                 entry.t.CopyFrom(_retyped(entry.t, self.kinds))
-            if entry.HasField("g"):
-                self.graph(entry.g, kept)
             if entry.name in TYPED and entry.i in self.kinds:
                 entry.i = self.kinds[entry.i]
             if node.op_type == "Constant" and entry.name in ("value_float", "value_floats") and 1 in self.kinds:
@@ -193,7 +193,7 @@ class _Retyping:
         for node in nodes:
             narrow = {} if self.narrow_outputs(node) else self.narrow_inputs(node)
             yield from ((name, place in narrow) for place, name in enumerate(node.input))
-            for graph in (entry.g for entry in node.attribute if entry.HasField("g")):
+            for graph in subgraphs_of(node):
                 own = {name for inner in graph.node for name in inner.output}
                 own |= {each.name for each in (*graph.input, *graph.initializer)}
                 yield from ((name, is_narrow) for name, is_narrow in self._reads(graph.node) if name not in own)

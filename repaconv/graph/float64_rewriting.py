@@ -13,6 +13,7 @@ from repaconv.graph.discrete_outputs import has_constant_decision
 from repaconv.graph.element_type_conversion import as_float32, element_types, retyped, unsupported
 from repaconv.graph.graph_without_weights import APART, LARGE, mark_as_external
 from repaconv.graph.model_rewriting import read, rewrite, write_like
+from repaconv.graph.onnx_files import subgraphs_of
 from repaconv.results import Change
 
 if TYPE_CHECKING:
@@ -183,7 +184,7 @@ def is_float64_convertible(model: onnx.ModelProto) -> bool:
     others = {*FLOATS, DOUBLE} - {FLOAT}
     if model.functions or not others.isdisjoint(element_types(model.graph)) or unsupported(model, WIDER):
         return False
-    if any(entry.HasField("g") for node in model.graph.node for entry in node.attribute):
+    if any(map(subgraphs_of, model.graph.node)):
         return False
     bare, _ = mark_as_external(model)
     casts = len(retyped(bare, WIDER).graph.node) - len(model.graph.node)

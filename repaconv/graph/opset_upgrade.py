@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from repaconv.graph.onnx_files import opset_of
+from repaconv.graph.onnx_files import opset_of, subgraphs_of
 from repaconv.graph.operator_facts import REDUCTIONS_OF_OPSET_18
 
 if TYPE_CHECKING:
@@ -78,9 +78,8 @@ def _set_resize_modes(graph: onnx.GraphProto) -> None:
     for node in graph.node:
         if node.op_type == "Constant" and node.attribute[0].name == "value":
             known[node.output[0]] = node.attribute[0].t
-        for entry in node.attribute:
-            if entry.HasField("g"):
-                _set_resize_modes(entry.g)
+        for inner in subgraphs_of(node):
+            _set_resize_modes(inner)
         if node.op_type == "Resize":
             scales = known.get(node.input[-1])
             smaller = scales is not None and bool((numpy_helper.to_array(scales) < 1).any())

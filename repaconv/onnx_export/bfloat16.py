@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from repaconv.graph.onnx_files import NewNames, opset_of
+from repaconv.graph.onnx_files import NewNames, opset_of, subgraphs_of
 from repaconv.graph.operator_facts import RANDOM
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class _Typing:
         """Return whether an input of a node may be bfloat16."""
         from onnx import defs
 
-        if node.name in self.keep or any(entry.HasField("g") for entry in node.attribute):
+        if node.name in self.keep or subgraphs_of(node):
             return False
         if not defs.has(node.op_type, self.opset, node.domain):
             return False
@@ -128,7 +128,7 @@ class _Typing:
 
 def _inputs_of_subgraphs(node: onnx.NodeProto) -> Iterator[tuple[MutableSequence[str], int]]:
     """Yield each input of the nodes in a node's subgraphs: the list, and the place in it."""
-    for graph in (entry.g for entry in node.attribute if entry.HasField("g")):
+    for graph in subgraphs_of(node):
         for inner in graph.node:
             yield from ((inner.input, place) for place in range(len(inner.input)))
             yield from _inputs_of_subgraphs(inner)

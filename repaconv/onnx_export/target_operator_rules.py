@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from repaconv.graph.onnx_files import opset_of
+from repaconv.graph.onnx_files import opset_of, subgraphs_of
 from repaconv.graph.operator_facts import DEFAULT_DOMAIN
 
 if TYPE_CHECKING:
@@ -70,5 +70,5 @@ def operator_domains(nodes: Iterable[onnx.NodeProto]) -> Iterator[str]:
     """Yield the domains of operators, including those in subgraphs."""
     for node in nodes:
         yield node.domain
-        for entry in node.attribute:
-            yield from operator_domains(entry.g.node)
+        for graph in subgraphs_of(node):
+            yield from operator_domains(graph.node)

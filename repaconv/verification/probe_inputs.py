@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from repaconv.core.errors import first_line
 from repaconv.graph.input_sizes_from_weights import input_sizes_from_weights
+from repaconv.graph.onnx_files import subgraphs_of
 from repaconv.verification.random_inputs import NUMBERS, Draw, dims_of, draws
 
 if TYPE_CHECKING:
@@ -482,7 +483,7 @@ def unmoved(model: onnx.ModelProto) -> set[str]:
     """Return the outputs that do not depend on any input's values, at most on shapes."""
     moved = {value.name for value in model.graph.input} - {weight.name for weight in model.graph.initializer}
     for node in model.graph.node:
-        inner = any(entry.HasField("g") for entry in node.attribute)  # an inner graph may read any outer value
+        inner = subgraphs_of(node)  # an inner graph may read any outer value
         if node.op_type not in ("Shape", "Size") and (inner or moved & set(node.input)):
             moved |= set(node.output)
     return {value.name for value in model.graph.output} - moved

@@ -321,6 +321,39 @@ def test_branches_may_have_constants_of_the_same_name():
         np.testing.assert_array_equal(y, x.mean(axis))
 
 
+@pytest.mark.parametrize("dtypes", [(1, 1), (1, 11)])
+def test_branches_may_have_values_of_the_same_name(dtypes):
+    def branch(name, dtype, rows):
+        """The second half of some rows of x, through an activation of the branch's element type."""
+        nodes = [
+            helper.make_node("Slice", ["x", "zero", "rows", "zero"], ["part"]),
+            helper.make_node("Split", ["part"], ["unused", "half"], num_outputs=2),
+            helper.make_node("Cast", ["half"], ["typed"], to=dtype),
+            helper.make_node("Gelu", ["typed"], ["bent"]),
+            helper.make_node("Cast", ["bent"], [name], to=1),
+        ]
+        constants = [numpy_helper.from_array(np.array([n]), value) for value, n in (("zero", 0), ("rows", rows))]
+        return helper.make_graph(nodes, name, [], [helper.make_tensor_value_info(name, 1, None)], constants)
+
+    branches = {
+        f"{kind}_branch": branch(kind, dtype, rows)
+        for kind, dtype, rows in zip(("then", "else"), dtypes, (3, 6), strict=True)
+    }
+    graph = helper.make_graph(
+        [helper.make_node("If", ["c"], ["y"], **branches)],
+        "net",
+        [helper.make_tensor_value_info("c", 9, []), helper.make_tensor_value_info("x", 1, [6, 2])],
+        [helper.make_tensor_value_info("y", 1, ["n", 2])],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
+    lowered, x = lower(model, 15), RANDOM.standard_normal((6, 2)).astype(np.float32)
+    onnx.checker.check_model(lowered, full_check=True)
+    for choice in (True, False):
+        feeds = {"c": np.array(choice), "x": x}
+        (right,), (found,) = (ReferenceEvaluator(each).run(None, feeds) for each in (model, lowered))
+        np.testing.assert_allclose(found, right, rtol=1e-5, atol=1e-6)
+
+
 def test_an_input_that_is_left_out_is_no_input_of_the_older_opset():
     pad = helper.make_node("Pad", ["x", "pads", "value", ""], ["y"])
     graph = helper.make_graph(

@@ -6,15 +6,16 @@ the unconverted graph without notice. Exported graphs need only a few operators.
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Callable, Collection, Mapping
 from math import pi, sqrt
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from repaconv.core.errors import Refused
-from repaconv.graph.onnx_files import NewNames, all_graphs, opset_of, split_evenly
+from repaconv.graph.onnx_files import NewNames, all_graphs, opset_of, split_evenly, subgraphs_of
 from repaconv.graph.operator_facts import DEFAULT_DOMAIN, EPSILON, REDUCTIONS_OF_OPSET_18
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ class _Lowering:
     """Lowers the nodes in order; each is replaced or kept."""
 
     def __init__(self, model: onnx.ModelProto, opset: int, lacks: frozenset[str]) -> None:
-        from onnx import numpy_helper
+        from onnx import numpy_helper, shape_inference
 
         if opset < OLDEST:
             raise Refused(
@@ -75,24 +76,29 @@ class _Lowering:
             )
         self.given = opset_of(model)
         self.graph, self.opset, self.lacks = model.graph, opset, lacks
-        self.constants: dict[str, onnx.TensorProto] = {}
-        self.value_of: Callable[[str], Any] = lambda name: numpy_helper.to_array(self.constants[name])
+        self.known = _Known(ChainMap(), ChainMap(), ChainMap())
+        self.value_of: Callable[[str], Any] = lambda name: numpy_helper.to_array(self.known.constants[name])
         used = {node.op_type for graph in all_graphs(model.graph) for node in graph.node}
-        self.shapes, self.types = ({}, {}) if used.isdisjoint(_READ_SHAPES) else _shapes_and_types(model)
+        self.inferred = model.graph if used.isdisjoint(_READ_SHAPES) else shape_inference.infer_shapes(model).graph
         self.nodes: list[onnx.NodeProto] = []
         self.names = NewNames(model.graph)
         self.numbers: dict[tuple[int, float], str] = {}
         self.integers: dict[tuple[int, ...], str] = {}
 
     def run(self) -> None:
-        for graph in all_graphs(self.graph):
-            old, self.nodes = list(graph.node), []
-            # branches of an If may have other constants of the same name
-            self.constants = {weight.name: weight for part in (self.graph, graph) for weight in part.initializer}
-            for node in old:
-                self._lower(node)
-            del graph.node[:]
-            graph.node.extend(self.nodes)
+        self._lower_graph(self.graph, self.inferred, self.known)
+
+    def _lower_graph(self, graph: onnx.GraphProto, inferred: onnx.GraphProto, outer: _Known) -> None:
+        """Lower a graph after its subgraphs; ``inferred`` is the same graph with the shapes of its values."""
+        known = outer.within(inferred)
+        for node, same in zip(graph.node, inferred.node, strict=True):
+            for inner, described in zip(subgraphs_of(node), subgraphs_of(same), strict=True):
+                self._lower_graph(inner, described, known)
+        old, self.nodes, self.known = list(graph.node), [], known
+        for node in old:
+            self._lower(node)
+        del graph.node[:]
+        graph.node.extend(self.nodes)
 
     def _lower(self, node: onnx.NodeProto) -> None:
         if node.domain not in DEFAULT_DOMAIN:
@@ -125,7 +131,7 @@ class _Lowering:
             self._drop(node, "mode")
             node.attribute.append(helper.make_attribute("mode", _GRID_MODES[attributes["mode"]]))
         if node.op_type == "Reshape" and self.opset < 14 and "allowzero" in attributes:
-            zero = node.input[1] in self.constants and 0 in self.value_of(node.input[1])
+            zero = node.input[1] in self.known.constants and 0 in self.value_of(node.input[1])
             if attributes["allowzero"] and zero:
                 raise _no_older(node, self.opset)
             self._drop(node, "allowzero")  # 0 is the former behavior, and 1 matters only for a zero in the target
@@ -152,7 +158,7 @@ class _Lowering:
                 raise _no_older(node, self.opset)
             self._drop(node, name)
         texts = ((node.op_type, name, value) for name, value in values.items() if isinstance(value, bytes))
-        volumes = node.op_type == "GridSample" and self.opset < 20 and len(self.shapes.get(node.input[0], ())) > 4
+        volumes = node.op_type == "GridSample" and self.opset < 20 and len(self.known.shapes.get(node.input[0], ())) > 4
         if volumes or len(node.input) > older.max_input or any(self.opset < _NEWER_VALUES.get(k, 0) for k in texts):
             raise _no_older(node, self.opset)
 
@@ -160,7 +166,7 @@ class _Lowering:
         """Move the axes of a reduction from an input to an attribute. Empty axes mean all axes."""
         from onnx import helper
 
-        if node.input[1] and node.input[1] not in self.constants:
+        if node.input[1] and node.input[1] not in self.known.constants:
             raise _no_older(node, self.opset)
         axes = [int(axis) for axis in self.value_of(node.input[1])] if node.input[1] else []
         del node.input[1:]
@@ -169,7 +175,7 @@ class _Lowering:
 
     def _split(self, node: onnx.NodeProto, axis: int) -> None:
         """Drop num_outputs. Equal parts are the default of the older opset; other sizes become an input."""
-        shape = self.shapes.get(node.input[0], ())
+        shape = self.known.shapes.get(node.input[0], ())
         parts = split_evenly(shape[axis], len(node.output)) if shape and shape[axis] else None
         if parts is None:
             raise _no_older(node, self.opset)
@@ -225,7 +231,7 @@ class _Lowering:
         from onnx import helper
 
         x, scale, shift = node.input
-        rank = len(self.shapes.get(x, ()))
+        rank = len(self.known.shapes.get(x, ()))
         if self.given < 21:  # an operator of the former meaning, as it is
             self._require_known(node)
             self.nodes.append(node)
@@ -259,13 +265,13 @@ class _Lowering:
         step.done(step("Mul", half, step.number(0.5, x)))
 
     def _is_all(self, name: str, value: float) -> bool:
-        return name in self.constants and bool((self.value_of(name) == value).all())
+        return name in self.known.constants and bool((self.value_of(name) == value).all())
 
     def number(self, value: float, like: str) -> str:
         """Return the name of a scalar constant of the element type of another value, shared by value and type."""
         from onnx import TensorProto, helper
 
-        key = self.types.get(like) or TensorProto.FLOAT, value
+        key = self.known.types.get(like) or TensorProto.FLOAT, value
         if key not in self.numbers:
             array = np.asarray(value, helper.tensor_dtype_to_np_dtype(key[0]))
             self.numbers[key] = self._constant(f"constant_{len(self.numbers)}", array)
@@ -282,8 +288,7 @@ class _Lowering:
         from onnx import numpy_helper
 
         name = self.names.value(name)
-        self.constants[name] = numpy_helper.from_array(array, name)
-        self.graph.initializer.append(self.constants[name])
+        self.graph.initializer.append(numpy_helper.from_array(array, name))
         return name
 
 
@@ -315,16 +320,27 @@ class _Steps:
         self.lowering.nodes[-1].output[0] = self.node.output[0]
 
 
-def _shapes_and_types(model: onnx.ModelProto) -> tuple[dict[str, tuple[int, ...]], dict[str, int]]:
-    """Return the inferred shapes of all values, with 0 for a dynamic dimension, and their element types."""
-    import onnx
+class _Known(NamedTuple):
+    """What is known of the values that a graph can read: its own and those around it, as branches may share names.
 
-    graph = onnx.shape_inference.infer_shapes(model).graph
-    values = [value for each in all_graphs(graph) for value in (*each.input, *each.output, *each.value_info)]
-    known = {value.name: value.type.tensor_type for value in values}
-    shapes = {name: tuple(dim.dim_value for dim in kind.shape.dim) for name, kind in known.items()}
-    types = {weight.name: weight.data_type for weight in graph.initializer}
-    return shapes, {**types, **{name: kind.elem_type for name, kind in known.items()}}
+    Attributes:
+        constants: The initializers.
+        shapes: The shapes of the other values, with 0 for a dynamic dimension.
+        types: The element types of all values.
+    """
+
+    constants: ChainMap[str, onnx.TensorProto]
+    shapes: ChainMap[str, tuple[int, ...]]
+    types: ChainMap[str, int]
+
+    def within(self, graph: onnx.GraphProto) -> _Known:
+        """What is known inside a graph."""
+        constants = {weight.name: weight for weight in graph.initializer}
+        values = {each.name: each.type.tensor_type for each in (*graph.input, *graph.output, *graph.value_info)}
+        shapes = {name: tuple(dim.dim_value for dim in kind.shape.dim) for name, kind in values.items()}
+        types = {name: weight.data_type for name, weight in constants.items()}
+        types |= {name: kind.elem_type for name, kind in values.items()}
+        return _Known(self.constants.new_child(constants), self.shapes.new_child(shapes), self.types.new_child(types))
 
 
 def _is_ones(name: str, values: Mapping[str, Any]) -> bool:

@@ -16,6 +16,7 @@ from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 
+import onnx
 import pytest
 import torch
 from debian import install
@@ -242,6 +243,25 @@ def test_tls_from_end_to_end(tiny):
             bench_on_worker(at(plain), BenchOptions())
     with pytest.raises(EnvironmentProblem, match="TLS needs three files"):
         bench_on_worker(at("tls://127.0.0.1:9", tls_ca=files[0]), BenchOptions())
+
+
+@pytest.mark.usefixtures("dask")
+def test_a_model_that_does_not_run_on_a_worker_fails_alone_unless_it_is_the_default_preset(tiny):
+    rc.fold(tiny)
+    good, bad = Path(rc.export().output_files[0]), Path("bad.onnx")
+    model = onnx.load(good)
+    model.graph.node[0].op_type, model.graph.node[0].domain = "Unheard", "of.nobody"
+    model.opset_import.append(onnx.helper.make_opsetid("of.nobody", 1))
+    onnx.save(model, bad)
+    with farm() as cluster:
+        cluster.worker("a")
+        there = measurer_on_workers(at(cluster.address, wait_s=PATIENCE_S), TuneOptions())
+        for others in ({"good": good, "bad": bad}, {"bad": bad}):
+            found = there(good, others, 2, image_size=None)
+            assert found.keys() == others.keys()
+            assert found["bad"].startswith("it does not run on a: ")
+        with pytest.raises(Refused, match="failed on a"):
+            there(bad, {"good": good}, 2, image_size=None)
 
 
 @pytest.mark.slow

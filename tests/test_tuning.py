@@ -433,6 +433,41 @@ def test_what_another_machine_measured_is_not_known_of_this_one():
         package.fold("first.pth", num_heads=3, preset="fastest-known")
 
 
+def test_what_workers_do_not_measure_is_refused_or_skipped():
+    checkpoint, sent = saved("first.pth", 1), []
+    for target, objective, code in (
+        ("x86-64", "throughput", "tune.objective"),
+        ("cpu-torch", "latency", "farm.no-graph"),
+    ):
+        with pytest.raises(UsageProblem) as refused:
+            package.tune(checkpoint, settings=SET, measurer=all_equal, target=target, objective=objective)
+        assert refused.value.code == code
+
+    def records(reference, others, rounds, **_):
+        sent.extend(others)
+        return all_equal(reference, others, rounds)
+
+    np.savez("x.npz", input=np.random.default_rng(0).standard_normal((8, 3, 32, 32)).astype(np.float32))
+    lossy = {"max_disagreement": 1.0, "inputs": "x.npz", "measurer": records, "rewrites": ["bias-forward"]}
+    done = package.tune(checkpoint, settings=SET, target="x86-64-openvino", **lossy)
+    assert [why.partition(":")[0] for why in done.skipped if "as sent" in why] == ["bf16"]
+    assert {name.partition("-")[0] for name in sent} == {"fp32", "int8"}
+
+
+def test_what_does_not_run_on_a_worker_is_left_with_the_reason():
+    sent: list[str] = []
+
+    def first_fails(_reference, others, _rounds, **_):
+        sent.extend(name for name in others if name not in sent)
+        return {name: "it does not run on a: why" if name == sent[0] else ratio_of(1.0) for name in others}
+
+    done = package.tune(saved("first.pth", 1), settings=SET, measurer=first_fails)
+    (row,) = (row for row in done.candidates if row.description == "left: it does not run on a: why")
+    assert row.ratio is None
+    assert len(sent) > 1
+    assert any(row.ratio for row in done.candidates)
+
+
 def test_a_search_that_is_broken_off_goes_on_where_it_was():
     ckpt, seen = saved("first.pth", 1), []
 
@@ -489,6 +524,15 @@ def test_a_search_that_was_broken_off_is_no_form():
         package.tune(saved("first.pth", 1), settings=SET, measurer=breaks, rewrites=THREE)
     with pytest.raises(UsageProblem, match="no result of `tune`"):
         package.fold("first.pth", num_heads=3, preset="fastest-known")
+
+
+def test_masks_of_the_same_name_in_two_folders_are_all_part_of_the_question(tmp_path):
+    for folder in "ab":
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "1.png").write_bytes(b"mask")
+    before = stage._labels_sha256(tmp_path)
+    (tmp_path / "a/1.png").write_bytes(b"another")
+    assert stage._labels_sha256(tmp_path) != before
 
 
 def test_an_answer_is_of_its_question(monkeypatch):

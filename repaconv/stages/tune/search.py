@@ -988,7 +988,7 @@ def available_runtimes(options: TuneOptions, device: Target, *, here: bool) -> M
 
     Raises:
         EnvironmentProblem: If the target's own runtime is not installed here.
-        UsageProblem: If a runtime is unknown for the target, or a second one is asked for on a cluster.
+        UsageProblem: If a runtime is unknown for the target, or see `_require_on_cluster`.
     """
     own: Engine = plugins.load(plugins.ENGINES, device.runtime)
     beside = {other.runtime: other for other in map(load_target, device.beside)}
@@ -1000,12 +1000,7 @@ def available_runtimes(options: TuneOptions, device: Target, *, here: bool) -> M
             code="tune.runtimes",
         )
     if not here:
-        if options.runtimes and asked and AUTO not in options.runtimes:
-            raise UsageProblem(
-                f"on a cluster only the target's own runtime, {device.runtime}, can be measured.",
-                hint="Leave --runtimes out.",
-                code="tune.runtimes",
-            )
+        _require_on_cluster(options, device, asked)
         return MachineRuntimes((device,), {own.name: device.runtime_version}, ())
     devices, versions, left = [device], {own.name: own.version()}, []
     for name, other in beside.items():
@@ -1016,6 +1011,32 @@ def available_runtimes(options: TuneOptions, device: Target, *, here: bool) -> M
         except RepaconvError as problem:
             left.append(f"{name}: {problem.message} {problem.hint}")
     return MachineRuntimes(tuple(devices), versions, tuple(left))
+
+
+def _require_on_cluster(options: TuneOptions, device: Target, asked: set[str]) -> None:
+    """Refuse what workers do not measure: they run ONNX models, one inference at a time, by the target's own runtime.
+
+    Raises:
+        UsageProblem: If other runtimes, PyTorch modules or throughput are asked for.
+    """
+    if options.runtimes and asked and AUTO not in options.runtimes:
+        raise UsageProblem(
+            f"on a cluster only the target's own runtime, {device.runtime}, can be measured.",
+            hint="Leave --runtimes out.",
+            code="tune.runtimes",
+        )
+    if takes_networks(device):
+        raise UsageProblem(
+            f"{device.name} runs PyTorch modules in memory, which are not sent to workers.",
+            hint="Tune on that machine itself, or give a target that runs ONNX models.",
+            code="farm.no-graph",
+        )
+    if options.objective != LATENCY:
+        raise UsageProblem(
+            f"workers measure the latency of one inference at a time, and no {options.objective}.",
+            hint="Leave --objective out, or tune on that machine itself.",
+            code="tune.objective",
+        )
 
 
 def _requested_runtimes(options: TuneOptions, beside: Mapping[str, Target]) -> set[str]:

@@ -28,8 +28,9 @@ if TYPE_CHECKING:
 
 # Measurements in rounds with the baseline: on this machine, or on a worker
 
-Measurer = Callable[..., Mapping[str, Ratio]]
-"""Takes (reference, graphs by name, rounds, image_size=), returns speedups over the reference by name."""
+Measurer = Callable[..., Mapping[str, Ratio | str]]
+"""Takes (reference, graphs by name, rounds, image_size=), returns by name the speedup over the reference, or why there
+is none."""
 Found = Mapping[Deployment, Ratio | str]
 """The ratio of each configuration, or why it was not measured."""
 
@@ -160,7 +161,8 @@ class WorkerMeasurement:
         others = {name: paths[each] for name, each in names.items()}
         reference = self.graphs.path(self.baseline)
         found = self.measurer(reference, others, rounds, image_size=self.image_size) if others else {}
-        return {**wrong, **{names[name]: ratio for name, ratio in found.items()}}
+        why = {names[name]: f"left: {told}" for name, told in found.items() if isinstance(told, str)}
+        return {**wrong, **why, **{names[name]: ratio for name, ratio in found.items() if isinstance(ratio, Ratio)}}
 
 
 def _reason(error: Exception) -> str:

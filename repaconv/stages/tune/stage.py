@@ -21,6 +21,7 @@ from repaconv.sources.source_of_run import subject_of
 from repaconv.stages.bench.options import OBJECTIVES, THROUGHPUT
 from repaconv.stages.fold.stage import fold
 from repaconv.stages.shared.common_checks import as_image_size, at_least_one, load_target, made_by, with_files
+from repaconv.stages.shared.engine_files import runtime_lowers
 from repaconv.stages.shared.input_selection import Split, require_same_size
 from repaconv.stages.shared.option_definitions import by_name
 from repaconv.stages.shared.preset_choice import TUNED, cached_result, shapes_sha256
@@ -124,9 +125,10 @@ def loss_dependencies(options: TuneOptions, subject: Subject) -> dict[str, Any]:
 
 
 def _labels_sha256(labels: Path) -> dict[str, str]:
-    """The hash of a file of labels, or of each in a folder of masks, by name."""
-    files = sorted(labels.rglob("*.png")) if labels.is_dir() else [labels]
-    return {file.name: sha256_of(file) for file in files}
+    """The hash of a file of labels, or of each in a folder of masks, by its path in the folder."""
+    if labels.is_dir():
+        return {str(file.relative_to(labels)): sha256_of(file) for file in sorted(labels.rglob("*.png"))}
+    return {labels.name: sha256_of(labels)}
 
 
 # The stage
@@ -417,6 +419,9 @@ def _trials(plan: _Plan, graphs: Candidates, left: list[str], *, here: bool) -> 
     """
     found: list[Trial] = []
     for start, tries in initial_trials(plan.machine, plan.called, lossy=plan.given is not None, here=here):
+        if not here and runtime_lowers(plan.device, start.precision):
+            left.append(f"{start.precision}: {start.runtime} makes it of an FP32 model, and workers run models as sent")
+            continue
         try:
             found.append(graphs.arm(start, tries))
         except (Refused, UsageProblem, EnvironmentProblem) as problem:

@@ -19,6 +19,7 @@ import torch
 from safetensors.torch import save_file
 
 from repaconv.checkpoints import read_checkpoint, read_mmconfig
+from repaconv.checkpoints.checkpoint_reader import _WeightSets
 from repaconv.core.errors import Refused
 from repaconv.methods.riformer import METHOD
 
@@ -396,3 +397,17 @@ def test_a_name_that_only_looks_like_another_is_kept(tmp_path):
     assert read_checkpoint("b.pth").tensors.keys() == {"att.decay", "att.weight"}
     torch.save({"params": {"a": torch.ones(2)}, "params_ema": {"a": torch.ones(2)}}, "c.pth")
     assert "its moving average is --weights params_ema" in read_checkpoint("c.pth").origin.weights_reason
+
+
+def test_a_mapping_that_a_file_refers_to_many_times_is_counted_once():
+    class Counted(dict):
+        read = 0
+
+        def items(self):
+            self.read += 1
+            return super().items()
+
+    weights = Counted({f"{place}.weight": torch.zeros(2) for place in range(3)})
+    sets = [found for found, _, _ in _WeightSets().within({f"set{place}": weights for place in range(50)}, ".", 4)]
+    assert [(each.path, each.tensors, each.parameters) for each in sets] == [(f"set{n}", 3, 6) for n in range(50)]
+    assert weights.read == 1

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -107,9 +107,9 @@ def read_checkpoint(
     path = Path(path)
     stamp = change_guard.stamp_of(path)
     contents = open_container(path)
-    every = list(_weight_sets(contents.value, ".", DEEPEST, set(), iter(range(MOST))))
-    sets = {place: found for place, found, _ in every}
-    modules = {place: module for place, _, module in every if module}
+    every = list(_WeightSets().within(contents.value, ".", DEEPEST))
+    sets = {each.path: found for each, found, _ in every}
+    modules = {each.path: module for each, _, module in every if module}
     prefix = ""
     if weights and (found := _find_prefix(path, sets, weights)):
         (place, prefix), reason = found, "asked for with --weights, as the prefix of names"
@@ -133,53 +133,79 @@ def read_checkpoint(
             weights_reason=f"{reason}; a pickled {pickled.qualified_name}" if pickled else reason,
             stripped=stripped,
         ),
-        sets=tuple(_describe(name, found) for name, found in sets.items()),
+        sets=tuple({each.path: each for each, _, _ in every}.values()),
         placeholders=contents.placeholders,
         tensors={short: tensors[full] for short, full in names.items()},
         names=names,
-        record=_record(contents.value, place, sets),
+        record=_record(contents.value, place, _places_around(sets)),
         modules=modules_under_prefix(submodules_of(pickled), prefix) if pickled else {},
         stamp=stamp,
     )
 
 
-def _describe(place: str, found: Mapping[str, Any]) -> WeightSet:
-    tensors = [value for value in found.values() if isinstance(value, Tensor)]
-    return WeightSet(path=place, tensors=len(tensors), parameters=sum(tensor.numel() for tensor in tensors))
+class _Counted(NamedTuple):
+    """The entries of a mapping without metadata, and its tensors: how many, of how many numbers, all of one each.
 
-
-def _weight_sets(
-    value: Any, place: str, depth: int, seen: set[int], room: Iterator[int]
-) -> Iterator[tuple[str, Mapping[str, Any], Placeholder | None]]:
-    """Yield state dicts and pickled modules, with their dotted keys, except optimizer states.
-
-    A state dict is a mapping of names mostly to tensors. One that holds another set of at least as many tensors may be
-    the training code's record around it, with the best accuracy as a tensor: it is yielded only if it has more than
-    single numbers. The entries of each container are visited once: a pickle may refer to it a million times in a few
-    bytes.
+    It is a state dict if at least half of its entries are tensors, and all have names.
     """
-    if isinstance(value, Placeholder) and is_module(value) and depth and id(value) not in seen:
-        seen.add(id(value))
-        if found := weights_of(value, room):
-            yield place, found, value
-    if not isinstance(value, Mapping) or depth == 0:
-        return
-    entries = {key: entry for key, entry in value.items() if key != "__metadata__"}
-    tensors = [entry for entry in entries.values() if isinstance(entry, Tensor)]
-    is_state_dict = tensors and 2 * len(tensors) >= len(entries) and all(isinstance(key, str) for key in entries)
-    nested = () if id(value) in seen else entries.items()
-    seen.add(id(value))
-    inner = [
-        found
-        for key, entry in nested
-        if isinstance(key, str) and not NO_WEIGHTS.search(key)
-        for found in _weight_sets(entry, key if place == "." else f"{place}.{key}", depth - 1, seen, room)
-    ]
-    is_record = any(_describe(name, found).tensors >= len(tensors) for name, found, _ in inner)
-    if is_state_dict and not (is_record and all(tensor.numel() == 1 for tensor in tensors)):
-        yield place, entries, None
-    if is_record or not is_state_dict:
-        yield from inner
+
+    entries: Mapping[Any, Any]
+    tensors: int
+    parameters: int
+    single_numbers: bool
+    is_state_dict: bool
+
+    @classmethod
+    def of(cls, value: Mapping[Any, Any]) -> _Counted:
+        """Count the tensors of a mapping."""
+        entries = {key: entry for key, entry in value.items() if key != "__metadata__"}
+        sizes = [entry.numel() for entry in entries.values() if isinstance(entry, Tensor)]
+        named = all(isinstance(key, str) for key in entries)
+        is_state_dict = bool(sizes) and 2 * len(sizes) >= len(entries) and named
+        return cls(entries, len(sizes), sum(sizes), all(size == 1 for size in sizes), is_state_dict)
+
+    def at(self, place: str) -> WeightSet:
+        """The description of these weights at a place in the file."""
+        return WeightSet(path=place, tensors=self.tensors, parameters=self.parameters)
+
+
+class _WeightSets:
+    """Finds the state dicts and pickled modules in the contents of one file, except optimizer states.
+
+    A state dict that holds another set of at least as many tensors may be the training code's record around it, with
+    the best accuracy as a tensor: it is yielded only if it has more than single numbers. The entries of each container
+    are visited and counted once: a pickle may refer to it a million times in a few bytes.
+    """
+
+    def __init__(self) -> None:
+        self._seen: set[int] = set()
+        self._counted: dict[int, _Counted] = {}
+        self._room = iter(range(MOST))
+
+    def within(
+        self, value: Any, place: str, depth: int
+    ) -> Iterator[tuple[WeightSet, Mapping[str, Any], Placeholder | None]]:
+        """Yield those in a value, at most so many mappings deep, with their dotted keys and their modules."""
+        if isinstance(value, Placeholder) and is_module(value) and depth and id(value) not in self._seen:
+            self._seen.add(id(value))
+            if weights := weights_of(value, self._room):
+                yield _Counted.of(weights).at(place), weights, value
+        if not isinstance(value, Mapping) or depth == 0:
+            return
+        counted = self._counted.get(id(value)) or self._counted.setdefault(id(value), _Counted.of(value))
+        nested = () if id(value) in self._seen else counted.entries.items()
+        self._seen.add(id(value))
+        inner = [
+            found
+            for key, entry in nested
+            if isinstance(key, str) and not NO_WEIGHTS.search(key)
+            for found in self.within(entry, key if place == "." else f"{place}.{key}", depth - 1)
+        ]
+        is_record = any(described.tensors >= counted.tensors for described, _, _ in inner)
+        if counted.is_state_dict and not (is_record and counted.single_numbers):
+            yield counted.at(place), counted.entries, None
+        if is_record or not counted.is_state_dict:
+            yield from inner
 
 
 def under_prefix(named: Mapping[str, T], prefix: str) -> dict[str, T]:
@@ -329,19 +355,23 @@ def _strip_holder(names: list[list[str]]) -> tuple[list[list[str]], list[str]]:
     return [name[count:] if name[:count] == stems[0] else name for name in names], [".".join(stems[0])]
 
 
-def _record(value: Any, taken: str, sets: Collection[str], at: str = "") -> dict[str, Any]:
+def _places_around(sets: Iterable[str]) -> set[str]:
+    """The places of sets of weights and of all that holds them: their dotted keys, and the beginnings of these."""
+    return {place[:end] for place in sets for end in (*(dot.start() for dot in re.finditer(r"\.", place)), len(place))}
+
+
+def _record(value: Any, taken: str, around: Collection[str], at: str = "") -> dict[str, Any]:
     """Collect small values on the path to the selected weights and among them; nearer ones override."""
     said: dict[str, Any] = {}
     nearer: dict[str, Any] = {}
     among = taken in (".", at.removesuffix("."))
     for key, entry in _named(attributes_of(value) if isinstance(value, Placeholder) else value):
         place = f"{at}{key}"
-        within = [name for name in sets if name == place or name.startswith(f"{place}.")]
-        if taken in within:
-            nearer = _record(entry, taken, sets, f"{place}.")
+        if taken == place or taken.startswith(f"{place}."):
+            nearer = _record(entry, taken, around, f"{place}.")
         elif key == "__metadata__" and isinstance(entry, Mapping):
             said |= plain_values(entry)
-        elif not within and not (among and isinstance(entry, Tensor)) and not OPTIMIZER.search(key):
+        elif place not in around and not (among and isinstance(entry, Tensor)) and not OPTIMIZER.search(key):
             said[key] = plain_values(entry)
     return {**said, **nearer}
 

@@ -7,12 +7,17 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 from libraries import library
+from onnx import numpy_helper
+from onnx.reference import ReferenceEvaluator
 from PIL import Image
 
 from repaconv.method_api.preprocessing import Sized, Told, images_by
 from repaconv.method_api.settings import Knobs
+from repaconv.onnx_export.preprocessing_nodes import _sizes, with_preprocessing, without_preprocessing
+from repaconv.results import Preprocessing
 from repaconv.sources.library_preprocessing import KINDS, of_processor, of_timm, pixels_of
 from repaconv.sources.named_architectures import Architecture
 from repaconv.verification.image_files import prepared, read_image
@@ -129,3 +134,33 @@ def test_torchvision_says_it_by_its_weights():
     assert pixels_of(Architecture("torchvision:fcn_resnet50", {}), None, None).odd
     for name in models.list_models(module=models):
         assert not pixels_of(Architecture(f"torchvision:{name}", {}), None, None).odd, name
+
+
+def test_normalization_in_a_graph_keeps_sizes_without_names_and_takes_no_name_of_the_networks():
+    text = """<ir_version: 8, opset_import: ["": 17]> g (float[?, 3, ?, 4] x) => (float[?, 3, 1, 1] y) {
+        image = Sub(x, m)
+        mean = Div(image, m)
+        y = GlobalAveragePool(mean)
+    }"""
+    model = onnx.parser.parse_model(text.replace("mean", '"preprocessing.mean"').replace("?", "N"))
+    for value in (*model.graph.input, *model.graph.output):
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_param:
+                dim.Clear()
+    for number, node in enumerate(model.graph.node):
+        node.name = f"preprocessing/{node.op_type}_{number}"
+    model.graph.node[0].name = "preprocessing/Cast_0"
+    model.graph.initializer.append(numpy_helper.from_array(np.full((3, 1, 1), 0.5, np.float32), "m"))
+    wanted = Preprocessing(mean=(1, 2, 3), std=(4, 5, 6), image_size=(4, 4), source="a test")
+    whole = with_preprocessing(model, wanted)
+    onnx.checker.check_model(whole, full_check=True)
+    assert _sizes(whole.graph.input[0]) == [None, None, 4, 3]
+    assert len({node.name for node in whole.graph.node}) == len(whole.graph.node)
+    pixels = np.random.default_rng(0).integers(0, 256, (2, 5, 4, 3), dtype=np.uint8)
+    images = ((pixels - np.float32([1, 2, 3])) / np.float32([4, 5, 6])).transpose(0, 3, 1, 2)
+    (right,) = ReferenceEvaluator(model).run(None, {"x": images})
+    (found,) = ReferenceEvaluator(whole).run(None, {whole.graph.input[0].name: pixels})
+    (bare,) = ReferenceEvaluator(without_preprocessing(whole)).run(None, {"x": images})
+    assert np.allclose(found, right, rtol=1e-6)
+    assert np.array_equal(bare, right)
+    assert _sizes(without_preprocessing(whole).graph.input[0]) == [None, 3, None, 4]

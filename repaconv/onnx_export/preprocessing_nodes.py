@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from repaconv.graph.onnx_files import NewNames
 from repaconv.results import Preprocessing
 
 if TYPE_CHECKING:
@@ -28,30 +29,33 @@ def with_preprocessing(model: onnx.ModelProto, wanted: Preprocessing) -> onnx.Mo
     import onnx
     from onnx import TensorProto, helper, numpy_helper
 
+    names = NewNames(model.graph)
     whole = onnx.ModelProto()
     whole.CopyFrom(model)
     graph = whole.graph
     network = graph.input[0]
-    pixels = INPUT if network.name != INPUT else "pixels"
-    batch, channels, height, width = (d.dim_param or d.dim_value for d in network.type.tensor_type.shape.dim)
+    pixels = names.value(INPUT if network.name != INPUT else "pixels")
+    batch, channels, height, width = _sizes(network)
     swapped = wanted.channel_order == "BGR" and channels == 3
     constants = {
         "mean": np.asarray(wanted.mean, dtype=np.float32),
         "std": np.asarray(wanted.std, dtype=np.float32),
         **({"bgr": np.asarray([2, 1, 0])} if swapped else {}),
     }
-    graph.initializer.extend(numpy_helper.from_array(value, f"{SCOPE}.{name}") for name, value in constants.items())
+    named = {name: names.value(f"{SCOPE}.{name}") for name in constants}
+    graph.initializer.extend(numpy_helper.from_array(value, named[name]) for name, value in constants.items())
     steps = [
-        *([("Gather", [f"{SCOPE}.bgr"], {"axis": 3})] if swapped else []),
+        *([("Gather", [named["bgr"]], {"axis": 3})] if swapped else []),
         ("Cast", [], {"to": TensorProto.FLOAT}),
-        ("Sub", [f"{SCOPE}.mean"], {}),
-        ("Div", [f"{SCOPE}.std"], {}),
+        ("Sub", [named["mean"]], {}),
+        ("Div", [named["std"]], {}),
         ("Transpose", [], {"perm": [0, 3, 1, 2]}),
     ]
     value, nodes = pixels, []
     for number, (operator, more, attributes) in enumerate(steps):
-        output = network.name if number == len(steps) - 1 else f"{SCOPE}.{number}"
-        nodes.append(helper.make_node(operator, [value, *more], [output], f"{SCOPE}/{operator}_{number}", **attributes))
+        output = network.name if number == len(steps) - 1 else names.value(f"{SCOPE}.{number}")
+        name = names.node(f"{SCOPE}/{operator}_{number}")
+        nodes.append(helper.make_node(operator, [value, *more], [output], name, **attributes))
         value = output
     old = list(graph.node)
     del graph.node[:]
@@ -69,11 +73,17 @@ def without_preprocessing(model: onnx.ModelProto) -> onnx.ModelProto:
     bare = onnx.ModelProto()
     bare.CopyFrom(model)
     graph = bare.graph
-    last = next(node for node in reversed(graph.node) if node.name.startswith(f"{SCOPE}/"))
-    batch, height, width, channels = (d.dim_param or d.dim_value for d in graph.input[0].type.tensor_type.shape.dim)
-    kept = [node for node in graph.node if not node.name.startswith(f"{SCOPE}/")]
-    del graph.node[:]
-    graph.node.extend(kept)
+    # they come first, and end with the Transpose; modules of the network may be named alike
+    count = next(place for place, node in enumerate(graph.node, 1) if node.op_type == "Transpose")
+    name = graph.node[count - 1].output[0]
+    del graph.node[:count]
+    batch, height, width, channels = _sizes(graph.input[0])
     shape = [batch, channels, height, width]
-    graph.input[0].CopyFrom(helper.make_tensor_value_info(last.output[0], TensorProto.FLOAT, shape))
+    graph.input[0].CopyFrom(helper.make_tensor_value_info(name, TensorProto.FLOAT, shape))
     return bare
+
+
+def _sizes(value: onnx.ValueInfoProto) -> list[int | str | None]:
+    """The dimensions of a value: numbers, or names of dynamic ones; None for one without a name."""
+    dims = value.type.tensor_type.shape.dim
+    return [dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None for dim in dims]

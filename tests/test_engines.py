@@ -23,7 +23,7 @@ from repaconv.core.errors import EnvironmentProblem, Refused
 from repaconv.core.run_folder import find_run
 from repaconv.engines import onnxruntime_cpu, tensorrt_session
 from repaconv.engines.contract import Port, SessionSpec
-from repaconv.engines.nvidia_gpu import within_memory
+from repaconv.engines.nvidia_gpu import batch_of, within_memory
 from repaconv.engines.onnxruntime_cpu import denormal_mode_restored, flushes_denormals
 from repaconv.engines.onnxruntime_cuda import lowered, nodes_on_cpu, provider_by_node, require_float32
 from repaconv.engines.tensorrt_session import DTYPES
@@ -31,7 +31,7 @@ from repaconv.engines.torch_cpu import TorchSession
 from repaconv.models import METHODS, checkpoint
 from repaconv.sources.source_model import DEPLOY
 from repaconv.sources.source_of_run import subject_of
-from repaconv.verification.model_runners import Images
+from repaconv.verification.model_runners import Images, TorchRunner
 
 ENGINES = ("onnxruntime", "openvino")
 
@@ -127,6 +127,23 @@ def test_a_card_whose_memory_does_not_suffice_says_how_many_images_it_was(told):
     assert raised.value.code == "card.memory"
     with pytest.raises(RuntimeError, match="misaligned"), within_memory(2048):
         raise RuntimeError("CUDA error: misaligned address")
+
+
+@pytest.mark.parametrize(
+    ("shapes", "batch"), [([(), (4, 3)], 4), ([(2, 3), (5,)], 2), ([()], 1), ([], 1), ([(0, 3)], 0)]
+)
+def test_the_batch_size_is_that_of_the_first_input_with_rows(shapes, batch):
+    assert batch_of({str(place): np.zeros(shape) for place, shape in enumerate(shapes)}) == batch
+
+
+def test_a_number_without_rows_stays_one_for_a_module():
+    class Shapes(torch.nn.Module):
+        def forward(self, number, rows):
+            return rows[number]
+
+    run = TorchRunner(Shapes(), {}, double=None, inputs=("number", "rows"))
+    found = run.run({"number": np.array(1), "rows": np.arange(6.0, dtype=np.float32).reshape(3, 2)})
+    assert [value.tolist() for value in found.values()] == [[2, 3]]
 
 
 @pytest.mark.parametrize(("protocol", "largest"), [("riformer", 2048), ("repavit", 128)])

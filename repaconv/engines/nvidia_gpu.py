@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from repaconv.core.errors import EnvironmentProblem, require_module
+from repaconv.engines.contract import Feeds
 
 
 class Gpu(NamedTuple):
@@ -61,6 +62,11 @@ def within_memory(images: int) -> Iterator[None]:
             hint="Use a smaller batch size.",
             code="card.memory",
         ) from error
+
+
+def batch_of(feeds: Feeds) -> int:
+    """Return the batch size: the length of the first input that has rows, or 1 if none has."""
+    return next((len(array) for array in feeds.values() if array.ndim), 1)
 
 
 def out_of_memory(error: BaseException) -> bool:

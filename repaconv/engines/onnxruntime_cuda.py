@@ -21,7 +21,7 @@ from typing import Any
 from repaconv.core.errors import EnvironmentProblem, require_module
 from repaconv.core.temporary_folders import scratch_folder
 from repaconv.engines.contract import Ability, Array, Deployable, Feeds, Profiled, SessionSpec, cannot
-from repaconv.engines.nvidia_gpu import require_gpu, within_memory
+from repaconv.engines.nvidia_gpu import batch_of, require_gpu, within_memory
 from repaconv.engines.onnxruntime_cpu import PROVIDER, OnnxRuntime, OrtSession, session_of, settings_for
 from repaconv.graph.onnx_files import metadata_of
 
@@ -51,14 +51,14 @@ class OrtCudaSession(OrtSession):
 
     def run(self, feeds: Feeds) -> dict[str, Array]:
         """See `repaconv.engines.contract.Session`."""
-        with within_memory(len(next(iter(feeds.values())))):
+        with within_memory(batch_of(feeds)):
             return super().run(feeds)
 
     def clocked(self, feeds: Feeds) -> Callable[[], float]:
         """See `repaconv.engines.contract.OnCard`; the CPU clock measures a run that waits for the GPU."""
         import onnxruntime
 
-        binding, images = self._session.io_binding(), len(next(iter(feeds.values())))
+        binding, images = self._session.io_binding(), batch_of(feeds)
         for name, array in feeds.items():
             binding.bind_ortvalue_input(name, onnxruntime.OrtValue.ortvalue_from_numpy(array, "cuda", 0))
         for port in self.outputs:

@@ -13,7 +13,7 @@ import numpy as np
 
 from repaconv.core.errors import Refused
 from repaconv.engines.contract import Array, Feeds, Port, Profiled, cannot
-from repaconv.engines.nvidia_gpu import within_memory
+from repaconv.engines.nvidia_gpu import batch_of, within_memory
 from repaconv.engines.trtexec_logs import layer_types
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class TrtSession:
 
     def run(self, feeds: Feeds) -> dict[str, Array]:
         """See `repaconv.engines.contract.Session`; floating outputs are returned in float32."""
-        with within_memory(len(next(iter(feeds.values())))):
+        with within_memory(batch_of(feeds)):
             outputs, call = self._bound(feeds)
             call()
         self.synchronise()
@@ -65,7 +65,7 @@ class TrtSession:
     def clocked(self, feeds: Feeds) -> Callable[[], float]:
         """See `repaconv.engines.contract.OnCard`; timed by CUDA events on the engine's stream."""
         begin, end = (_cuda().Event(enable_timing=True) for _ in range(2))
-        with within_memory(len(next(iter(feeds.values())))):
+        with within_memory(batch_of(feeds)):
             _, call = self._bound(feeds)
 
         def timed() -> float:
@@ -109,7 +109,7 @@ class TrtSession:
         """Copy inputs to the GPU and allocate outputs; return the outputs and a function that runs the engine."""
         import torch
 
-        held = {name: torch.from_numpy(np.ascontiguousarray(array)).cuda() for name, array in feeds.items()}
+        held = {name: torch.from_numpy(np.asarray(array, order="C")).cuda() for name, array in feeds.items()}
         for name, tensor in held.items():
             self._context.set_input_shape(name, tuple(tensor.shape))
         outputs = {

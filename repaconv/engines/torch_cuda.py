@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from repaconv.engines.contract import Array, Feeds, Network, SessionSpec
-from repaconv.engines.nvidia_gpu import require_gpu, within_memory
+from repaconv.engines.nvidia_gpu import batch_of, require_gpu, within_memory
 from repaconv.engines.torch_cpu import PRECISIONS, Torch, TorchSession
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class CudaSession(TorchSession):
         return ()
 
     def _within(self, feeds: Feeds) -> Any:
-        return within_memory(len(next(iter(feeds.values()))))
+        return within_memory(batch_of(feeds))
 
     def _ready(self, tensors: list[Tensor]) -> Callable[[], Any]:
         """Return a function that runs these inputs with the requested TF32 mode, captured if requested."""

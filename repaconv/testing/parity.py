@@ -225,7 +225,7 @@ class _Module:
         from repaconv.method_api.fold_error import tensors_in
         from repaconv.verification.model_runners import array_of
 
-        tensors = {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in feeds.items()}
+        tensors = {name: torch.from_numpy(np.asarray(array, order="C")) for name, array in feeds.items()}
         cast = {n: t.to(self.runner.dtype) if t.is_floating_point() else t for n, t in tensors.items()}
         by_place = [tensor for name, tensor in cast.items() if isinstance(name, int)]
         by_name = {name: tensor for name, tensor in cast.items() if isinstance(name, str)}

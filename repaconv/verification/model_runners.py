@@ -103,7 +103,7 @@ class TorchRunner:
         from torch.utils._pytree import tree_leaves
 
         self._margins.clear()
-        given = [torch.from_numpy(np.ascontiguousarray(array)) for array in named(self.inputs, feeds).values()]
+        given = [torch.from_numpy(np.asarray(array, order="C")) for array in named(self.inputs, feeds).values()]
         cast = [tensor.to(self.dtype) if tensor.is_floating_point() else tensor for tensor in given]
         with torch.inference_mode():
             found = self.module(*cast)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import random
+from collections import UserDict
 from typing import NamedTuple
 
 import numpy as np
@@ -167,6 +169,34 @@ def test_several_inputs_and_outputs_and_nothing_of_the_users_is_touched():
         assert caught.value.code == "live.example"
     with pytest.raises(UsageProblem, match="live module"):
         rc.fold("c.pth", example=torch.zeros(1))
+
+
+@dataclasses.dataclass(frozen=True)
+class Sample:
+    image: torch.Tensor
+    name: str = "any"
+
+
+class Batch(dict):
+    """A dictionary whose entries are attributes as well."""
+
+    @property
+    def image(self):
+        return self["image"]
+
+
+@pytest.mark.parametrize("kind", [Sample, Batch, UserDict])
+def test_an_argument_may_be_a_dataclass_or_a_mapping_of_its_own_kind(kind):
+    class Net(OwnNet):
+        def forward(self, sample):
+            assert type(sample) is kind
+            return super().forward(sample["image"] if kind is UserDict else sample.image)
+
+    image = torch.randn(3, 5, 8)
+    sample = kind(image=image)
+    folded = rc.fold(trained(Net()), example=sample if kind is Sample else (sample,))
+    assert rows(folded) == rows(rc.fold(trained(OwnNet()), example=image)) != []
+    assert image.dtype == torch.float32
 
 
 def test_an_example_of_zeros_hides_nothing():

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections import UserDict
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -129,15 +131,38 @@ def _reproducible() -> Iterator[None]:
 
 
 def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """The same nested containers with a function applied to every tensor."""
+    """The same nested containers (tuples, lists, mappings, dataclasses) with a function applied to every tensor."""
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, (tuple, list)):
         entries = [mapped(entry, change) for entry in value]
         return type(value)(*entries) if hasattr(value, "_fields") else type(value)(entries)  # a NamedTuple has fields
-    if isinstance(value, dict):
-        return {name: mapped(entry, change) for name, entry in value.items()}
+    if isinstance(value, Mapping):
+        named = {name: mapped(entry, change) for name, entry in value.items()}
+        if type(value) is dict or not isinstance(value, MutableMapping):
+            return named
+        alike = copy.copy(value) if isinstance(value, (dict, UserDict)) else copy.deepcopy(value)
+        for name, entry in named.items():  # one by one: some mappings have no update, or hold entries as attributes
+            alike[name] = entry
+        return alike
+    if is_dataclass(value) and not isinstance(value, type):
+        other = copy.copy(value)
+        for field in fields(value):
+            object.__setattr__(other, field.name, mapped(getattr(value, field.name), change))  # it may be frozen
+        return other
     return value
+
+
+def tensors_of(value: Any) -> list[Tensor]:
+    """Every tensor that `mapped` changes, in the same order."""
+    found: list[Tensor] = []
+
+    def collected(tensor: Tensor) -> Tensor:
+        found.append(tensor)
+        return tensor
+
+    mapped(value, collected)
+    return found
 
 
 def double(tensor: Tensor) -> Tensor:

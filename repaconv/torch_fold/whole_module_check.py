@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from repaconv.core.errors import Refused, first_line
 from repaconv.results import Tolerance, Verdict
@@ -29,6 +28,7 @@ from repaconv.torch_fold.module_calls import (
     double,
     mapped,
     outputs,
+    tensors_of,
     usable,
     with_moved_inputs,
     with_random_inputs,
@@ -63,7 +63,8 @@ def own_calls(module: nn.Module, example: Any) -> tuple[Call, ...]:
     except Exception as error:
         raise Refused(
             f"this {type(module).__name__} does not run on the example in float64: {first_line(error)}.",
-            hint="Give example=tensor, a tuple of its arguments, or a dict of named ones.",
+            hint="Give example=tensor, a tuple of its arguments, or a dict of named ones. Tensors become float64 also "
+            "inside of tuples, lists, mappings and dataclasses.",
             code="live.example",
         ) from error
     if not usable(answer):
@@ -444,7 +445,7 @@ def _numbers(call: Call) -> int:
 
 
 def _tensors(call: Call) -> list[Tensor]:
-    return [each for each in tree_leaves((call.args, dict(call.kwargs))) if isinstance(each, Tensor)]
+    return tensors_of((call.args, dict(call.kwargs)))
 
 
 def _recorder(names: Iterable[str], inside: dict[str, Call]) -> Callable[[nn.Module], None]:

@@ -34,6 +34,7 @@ from repaconv.distributed.options import ClusterOptions
 from repaconv.distributed.remote_bench import _folder_on, bench_by_ssh, bench_on_worker
 from repaconv.distributed.sweep import read_matrix, sweep
 from repaconv.distributed.tune_measurements_on_cluster import measurer_on_workers
+from repaconv.results import Ratio
 from repaconv.stages.bench.options import BenchOptions
 from repaconv.stages.tune.options import TuneOptions
 
@@ -248,20 +249,25 @@ def test_tls_from_end_to_end(tiny):
 @pytest.mark.usefixtures("dask")
 def test_a_model_that_does_not_run_on_a_worker_fails_alone_unless_it_is_the_default_preset(tiny):
     rc.fold(tiny)
-    good, bad = Path(rc.export().output_files[0]), Path("bad.onnx")
+    good, bad, other = Path(rc.export(batch=2).output_files[0]), Path("bad.onnx"), Path("other.onnx")
     model = onnx.load(good)
+    model.doc_string = "another file of the same graph"
+    onnx.save(model, other)
     model.graph.node[0].op_type, model.graph.node[0].domain = "Unheard", "of.nobody"
     model.opset_import.append(onnx.helper.make_opsetid("of.nobody", 1))
     onnx.save(model, bad)
     with farm() as cluster:
         cluster.worker("a")
         there = measurer_on_workers(at(cluster.address, wait_s=PATIENCE_S), TuneOptions())
-        for others in ({"good": good, "bad": bad}, {"bad": bad}):
+        for others in ({"other": other, "bad": bad}, {"bad": bad}):
             found = there(good, others, 2, image_size=None)
             assert found.keys() == others.keys()
             assert found["bad"].startswith("it does not run on a: ")
+            assert isinstance(found.get("other"), Ratio) == ("other" in others)
         with pytest.raises(Refused, match="failed on a"):
             there(bad, {"good": good}, 2, image_size=None)
+        done = bench_on_worker(at(cluster.address), BenchOptions(rounds=2))
+        assert (done.batch, done.target) == (2, "x86-64")
 
 
 @pytest.mark.slow

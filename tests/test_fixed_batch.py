@@ -136,6 +136,18 @@ def test_a_graph_that_runs_in_one_batch_only_has_that_batch():
         rc.export(batch=3)
 
 
+def test_without_a_batch_size_a_model_is_measured_in_its_own():
+    fixed, free = (Net(POOLED, WEIGHTS, {"x": (F, (batch, 3, 8, 8))}, {"f": F}) for batch in (2, "n"))
+    onnx.save(fixed.model(), "fixed.onnx")
+    folded(free)
+    rc.export(batch=2)
+    for source in ("fixed.onnx", None):
+        done = rc.bench(source, rounds=2), rc.throughput(source, rounds=2), rc.estimate(source)
+        assert [each.batch for each in done] == [2, 2, 2]
+        with pytest.raises(UsageProblem, match="fixed input shape"):
+            rc.bench(source, rounds=2, protocol="nondeep-throughput")
+
+
 @pytest.mark.parametrize(
     ("given", "dtype", "told"),
     [

@@ -49,7 +49,9 @@ def bench_on_worker(
     paths = [each.path for each in known.subjects]
     models = tuple(Model(name=each.name, sha256=sha256_of(each.path)) for each in known.subjects)
     contents = {model.sha256: path.read_bytes() for model, path in zip(models, paths, strict=True)}
-    how = replace(options, image_size=as_image_size(options.image_size) or known.size)
+    fixed = known.fixed_batch if options.protocol is None else known.batch_of_network
+    size = as_image_size(options.image_size) or known.size
+    how = replace(options, image_size=size, batch=options.batch or fixed)
     job = Job.of(target_definition(options.target), models, how)
     with connect(cluster) as client:
         landed = run_jobs(client, [job], contents, wait_s=cluster.wait_s, progress=progress)[0]

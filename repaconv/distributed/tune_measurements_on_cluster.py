@@ -10,7 +10,9 @@ from repaconv.core.progress import Progress, silent
 from repaconv.distributed.benchmark_jobs import Job, Model, target_definition
 from repaconv.distributed.dask_cluster import JobOutcome, connect, require_result, run_jobs
 from repaconv.distributed.options import ClusterOptions
+from repaconv.graph.onnx_files import read_graph
 from repaconv.results import ImageSize, Ratio
+from repaconv.stages.bench.benchmark_subjects import fixed_batch_of
 from repaconv.stages.bench.options import BenchOptions
 from repaconv.stages.tune.options import TuneOptions
 from repaconv.stages.tune.speed_measurements import Measurer
@@ -30,8 +32,9 @@ def measurer_on_workers(cluster: ClusterOptions, options: TuneOptions, *, progre
     ) -> dict[str, Ratio | str]:
         sha256s = {path: sha256_of(path) for path in (reference, *others.values())}
         default = Model(name="default preset", sha256=sha256s[reference])
+        batch = options.batch or fixed_batch_of(read_graph(reference))
         how = BenchOptions(
-            threads=options.threads, batch=options.batch, image_size=image_size, rounds=rounds, seed=options.seed
+            threads=options.threads, batch=batch, image_size=image_size, rounds=rounds, seed=options.seed
         )
         jobs = {
             name: Job.of(target, (Model(name="form", sha256=sha256s[path]), default), how)

@@ -22,8 +22,12 @@ from repaconv.sources.verified_onnx_export import write_graph
 from repaconv.stages.shared.common_checks import load_target, made_by
 from repaconv.stages.shared.engine_files import build_of, takes_networks
 from repaconv.stages.shared.exports_of_run import Export, export_for
+from repaconv.stages.shared.input_selection import fixed_batch
+from repaconv.verification.onnx_model_loading import inputs_of
 
 if TYPE_CHECKING:
+    import onnx
+
     from repaconv.engines.contract import Network
     from repaconv.engines.targets import Target
 
@@ -62,6 +66,24 @@ class BenchmarkSubjects(NamedTuple):
     subject: Subject | None
     variant: Variant | None = None
     export: Export | None = None
+
+    @property
+    def fixed_batch(self) -> int | None:
+        """The batch size of the network, or of the model under test, if it takes no other; else None."""
+        path = self.subjects[0].path
+        return self.batch_of_network or (fixed_batch_of(read_graph(path)) if path.suffix == ".onnx" else None)
+
+    @property
+    def batch_of_network(self) -> int | None:
+        """The batch size of the network, if it takes no other; else None."""
+        return fixed_batch(self.subject) if self.subject else None
+
+
+def fixed_batch_of(graph: onnx.ModelProto) -> int | None:
+    """The batch size of a graph of images that takes no other; else None."""
+    ports = inputs_of(graph)
+    shape = ports[0].shape if len(ports) == 1 else ()
+    return shape[0] if len(shape) == 4 and isinstance(shape[0], int) else None
 
 
 def choose_subjects(

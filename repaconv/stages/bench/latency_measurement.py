@@ -90,9 +90,10 @@ class Plan(NamedTuple):
 
     def batch(self) -> int:
         """Batch size; for a protocol that fills the memory it is measured here."""
-        fixed = self.known.subject.folded.batch if self.known.subject else "dynamic"
-        if self.options.batch is not None or fixed != "dynamic":
-            return self.options.batch or int(fixed)
+        # a protocol's batch size that the model does not take is refused
+        fixed = self.known.fixed_batch if self.protocol.batch is None else self.known.batch_of_network
+        if given := self.options.batch or fixed:
+            return given
         if self.known.subject and self.size is None:
             return self.device.bench.batch
         return self.protocol.images(

@@ -75,7 +75,13 @@ RunPrecision = Annotated[
     str, Option("Precision of the run's ONNX model to use: fp32, fp16, bf16 or int8; on a GPU also tf32.", panel=INPUT)
 ]
 BatchSize = Annotated[
-    int | None, Option("Batch size: images per inference.", least=1, default_text="from the target", panel=MEASURE)
+    int | None,
+    Option(
+        "Batch size: images per inference.",
+        least=1,
+        default_text="the model's, otherwise from the target",
+        panel=MEASURE,
+    ),
 ]
 RunPreset = Annotated[
     str | Path | None,

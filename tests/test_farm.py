@@ -28,10 +28,11 @@ import repaconv as rc
 from repaconv.core import plugins
 from repaconv.core.errors import EnvironmentProblem, Refused, UsageProblem
 from repaconv.core.files import sha256_of_bytes
+from repaconv.core.progress import silent
 from repaconv.distributed.benchmark_jobs import Job, Model, checked_result, run_job, target_definition
 from repaconv.distributed.dask_cluster import _no_answer
 from repaconv.distributed.options import ClusterOptions
-from repaconv.distributed.remote_bench import _folder_on, bench_by_ssh, bench_on_worker
+from repaconv.distributed.remote_bench import _folder_on, _on_the_board, bench_by_ssh, bench_on_worker
 from repaconv.distributed.sweep import read_matrix, sweep
 from repaconv.distributed.tune_measurements_on_cluster import measurer_on_workers
 from repaconv.results import Ratio
@@ -503,6 +504,24 @@ def test_two_calls_for_one_bundle_have_folders_of_their_own_on_the_board(monkeyp
         with pytest.raises(EnvironmentProblem, match="no reason at all"), _folder_on("board", "repaconv-0123"):
             raise EnvironmentProblem("no reason at all", hint="", code="none")
     assert sorted(path.name for path in Path().iterdir() if path.name.startswith("repaconv-")) == []
+
+
+@pytest.mark.parametrize(
+    ("ends", "told"), [("exit 124", "it was stopped after 60 minutes"), ("echo error: Killed. >&2; exit 137", "Killed")]
+)
+def test_a_bundle_without_a_result_is_no_failure_of_ssh(ends, told, monkeypatch):
+    """The board's shell is the one here, and its timeout one that ends at once."""
+    Path("bin").mkdir()
+    Path("bin/ssh").write_text('#!/bin/sh\nshift 3\nexec sh -c "$*"\n')
+    Path("bin/timeout").write_text(f"#!/bin/sh\n{ends}\n")
+    for name in ("ssh", "timeout"):
+        Path("bin", name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{Path('bin').resolve()}:{os.environ['PATH']}")
+    Path("inside").mkdir()
+    subprocess.run(["tar", "czf", "bundle.tar.gz", "inside"], check=True)
+    with pytest.raises(EnvironmentProblem, match=f"gave no result on board .*: {told}"):
+        _on_the_board("board", Path("bundle.tar.gz"), "0" * 64, Path("result.tar.gz"), silent)
+    assert not Path("result.tar.gz").exists()
 
 
 def test_a_board_that_is_not_reached_is_told(tiny):

@@ -29,6 +29,8 @@ from repaconv.stages.shared.exports_of_run import Export
 
 # Timeout on the board: if the connection drops, the process there keeps running.
 BOARD_TIMEOUT_S = 3600
+TIMED_OUT = 124
+"""The exit code of `timeout` for a command that it stopped."""
 
 
 def bench_on_worker(
@@ -162,6 +164,15 @@ def _on_the_board(host: str, bundled: Path, sha256: str, result: Path, progress:
                 f"{host} cannot run the bundle: {words}.",
                 hint="Bundle for the JetPack version of the board; `repaconv targets` lists them.",
                 code="farm.board",
+            )
+        if code not in (0, 1, 5):  # wrong outputs and a failed build have a result
+            late = (
+                f"it was stopped after {BOARD_TIMEOUT_S // 60} minutes" if code == TIMED_OUT else words or "no reason"
+            )
+            raise EnvironmentProblem(
+                f"the bundle gave no result on {host} (exit code {code}): {late}.",
+                hint="Run it there by hand to see why: `repaconv bundle`, then its README.txt.",
+                code="farm.board-failed",
             )
         progress(f"bring back from {host}", 0, 0)
         write_payload(result, _ssh_bytes(host, f"cat {folder}/result.tar.gz"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import count, pairwise
 from math import sqrt
 from pathlib import Path
 
@@ -33,8 +34,8 @@ VIT = {"settings": {"num_heads": str(HEADS)}}
 POOL = {"settings": {"pool_size": "3", "stem_stride": "2"}}
 
 
-def pool_weights():
-    """A PoolFormer of two stages of a block each, by the official names."""
+def pool_weights(widths=(6, 10)):
+    """A PoolFormer with a block in each stage, by the official names."""
     torch.manual_seed(0)
 
     def conv(name, out, into, side):
@@ -44,13 +45,15 @@ def pool_weights():
     def norm(name, width):
         return {f"{name}.weight": 1 + 0.3 * torch.randn(width), f"{name}.bias": 0.3 * torch.randn(width)}
 
-    weights = conv("patch_embed.proj", 6, 3, 7) | conv("network.1.proj", 10, 6, 3)
-    for stage, width in ((0, 6), (2, 10)):
+    weights = conv("patch_embed.proj", widths[0], 3, 7)
+    for stage, (narrow, wide) in enumerate(pairwise(widths)):
+        weights |= conv(f"network.{2 * stage + 1}.proj", wide, narrow, 3)
+    for stage, width in zip(count(step=2), widths, strict=False):
         block = norm("norm1", width) | norm("norm2", width)
         block |= conv("mlp.fc1", 2 * width, width, 1) | conv("mlp.fc2", width, 2 * width, 1)
         block |= {f"layer_scale_{n}": 0.5 + 0.1 * torch.randn(width) for n in (1, 2)}
         weights |= {f"network.{stage}.0.{name}": tensor for name, tensor in block.items()}
-    return weights | norm("norm", 10) | {"head.weight": torch.randn(5, 10), "head.bias": torch.randn(5)}
+    return weights | norm("norm", width) | {"head.weight": torch.randn(5, width), "head.bias": torch.randn(5)}
 
 
 @pytest.fixture
@@ -294,6 +297,24 @@ def test_pooling_becomes_the_nearest_affine(vit):
     tensors = read_checkpoint(Path("repaconv-out/pool-riformer/converted.safetensors")).tensors
     assert 0 < float(tensors["network.0.0.token_mixer.affine.weight"].mean()) < 1
     assert done.evaluation.metrics.norm_error > 0
+
+
+def test_a_published_poolformer_pools_as_its_own_code_does(tmp_path):
+    """Over 3 x 3 in all sizes; RePaViT trained the small ones with 7 x 7."""
+    torch.save(pool_weights((64, 128, 320, 512)), "s12.pth")
+    torch.save(pool_weights(), "pool.pth")
+
+    def sides(name, **settings):
+        net = read_original(read_checkpoint(Path(name)), settings).net
+        return {part.kernel_size for part in net.modules() if isinstance(part, torch.nn.AvgPool2d)}
+
+    assert sides("s12.pth") == {3}
+    assert sides("s12.pth", pool_size="7") == {7}
+    with pytest.raises(Refused, match="no tensor tells the side of PoolFormer's pooling window"):
+        sides("pool.pth")
+    for wrong in ("4", "wide"):
+        with pytest.raises(UsageProblem, match="pool_size"):
+            sides("pool.pth", pool_size=wrong)
 
 
 def test_gates_cool_from_a_choice_by_chance_to_the_largest(vit):

@@ -194,8 +194,10 @@ BACKBONE = MetaFormerBackbone()
 
 # PoolFormer around its FFNs. No tensor shows pooling, strides and paddings.
 
-# s12, s24 and s36 have 64 channels in the first stage and pool over 7 x 7; m36 and m48 have 96 and pool over 3 x 3.
-OFFICIAL_POOLS = {64: 7, 96: 3}
+POOLS, REPAVIT_POOLS = {64: 3, 96: 3}, {64: 7, 96: 3}
+"""The side of the pooling window of the published models of four stages, by the channels of the first stage: 64 in s12,
+s24 and s36, 96 in m36 and m48. RePaViT trained the former with another window than PoolFormer's own code and timm have.
+"""
 
 
 class PoolMixerBlock(nn.Module):
@@ -284,12 +286,7 @@ def read_poolformer(
     first = [sum(layers[:stage]) for stage in range(len(layers))]
     widths = tuple(ffns[index].width for index in first)
     hidden = tuple(ffns[index].hidden for index in first)
-    known = OFFICIAL_POOLS.get(widths[0]) if len(widths) == 4 else None
-    if known:
-        source = f"width {widths[0]}, as in the published models"
-        pool = knobs.take("pool_size", _odd_number, known, known, source, free=True)
-    else:
-        pool = knobs.need("pool_size", _odd_number, "7", "no tensor tells the side of PoolFormer's pooling window")
+    pool = read_pool_size(knobs, widths, REPAVIT_POOLS)
     down = tensors.get("network.1.proj.weight")
     frame = MetaFormerConfig(
         layers=tuple(layers),
@@ -315,6 +312,19 @@ def read_poolformer(
         Fact(name=name, value=list(getattr(frame, name)), source="shapes") for name in ("layers", "widths", "hidden")
     ]
     return PoolFormerSkeleton(frame, any(name.endswith("layer_scale_1") for name in tensors))
+
+
+def read_pool_size(knobs: Knobs, widths: Sequence[int], published: Mapping[int, int]) -> int:
+    """Read the side of a PoolFormer's pooling window from the setting ``pool_size``, or from the published models.
+
+    Raises:
+        SettingNeeded: If it is not set and the widths are not those of a published model.
+    """
+    known = published.get(widths[0]) if len(widths) == 4 else None
+    if known is None:
+        return knobs.need("pool_size", _odd_number, "3", "no tensor tells the side of PoolFormer's pooling window")
+    source = f"width {widths[0]}, as in the published models"
+    return knobs.take("pool_size", _odd_number, known, known, source, free=True)
 
 
 def _odd_number(text: str) -> int:

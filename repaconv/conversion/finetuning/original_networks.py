@@ -10,11 +10,10 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from repaconv.backbones.metaformer import OFFICIAL_POOLS, MetaFormer, pooling
+from repaconv.backbones.metaformer import POOLS, MetaFormer, pooling, read_pool_size
 from repaconv.checkpoints import Checkpoint
 from repaconv.conversion.plain_vit import PlainViT, read_plain
-from repaconv.core.errors import Refused
-from repaconv.method_api.settings import positive
+from repaconv.method_api.settings import Knobs
 from repaconv.methods.riformer.checkpoint_reading import RIFormerReading
 from repaconv.methods.riformer.checkpoint_reading import read as read_riformer
 from repaconv.methods.riformer.paper_equations import RIFormerBlock
@@ -62,6 +61,7 @@ def read_original(checkpoint: Checkpoint, settings: Mapping[str, str]) -> Origin
 
     Raises:
         Refused: If it is neither a plain vision transformer nor a PoolFormer.
+        SettingNeeded: If the size of a PoolFormer's pooling window is neither set nor known.
         UsageProblem: If a setting is unknown or malformed.
     """
     names = {name: _official(name) for name in checkpoint.tensors}
@@ -76,7 +76,8 @@ def read_original(checkpoint: Checkpoint, settings: Mapping[str, str]) -> Origin
         ),
         {name: value for name, value in settings.items() if name != "pool_size"},
     )
-    return PoolFormer(reading, _pooling(reading, settings.get("pool_size")))
+    knobs = Knobs({name: value for name, value in settings.items() if name == "pool_size"})
+    return PoolFormer(reading, _pooling(reading, read_pool_size(knobs, reading.config.widths, POOLS)))
 
 
 def _official(name: str) -> str:
@@ -97,16 +98,8 @@ def _identities(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return found
 
 
-def _pooling(reading: RIFormerReading, asked: str | None) -> MetaFormer:
-    """Build the PoolFormer."""
-    known = OFFICIAL_POOLS.get(reading.config.widths[0])
-    if asked is None and known is None:
-        raise Refused(
-            "the checkpoint does not contain the size of PoolFormer's pooling window.",
-            hint="Give the size that it was trained with, e.g. --set pool_size=3.",
-            code="setting.needed",
-        )
-    side = positive(asked) if asked is not None else int(known or 0)
+def _pooling(reading: RIFormerReading, side: int) -> MetaFormer:
+    """Build the PoolFormer, whose pooling window has this side."""
     block = partial(RIFormerBlock, layer_scale=reading.layer_scale, deployed=False)
     net = MetaFormer(reading.config, block, final_affine=True)
     for part in list(net.modules()):

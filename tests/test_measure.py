@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -309,6 +310,19 @@ def test_each_opening_is_let_go_before_the_next_is_opened():
     assert found.session_loads == 5
     assert opened == [0] * 4 + [n for n in range(1, 5) for _ in range(3 + 2)]
     assert len(found.samples_ms["a"]) == 10
+
+
+def test_latencies_of_streams_are_those_of_measured_rounds():
+    """Not of the warm-up, and not of the rounds after a session load, in which memory is allocated."""
+
+    def load() -> Callable[[], None]:
+        inference = count()
+        return lambda: time.sleep(0.05 if next(inference) < 5 else 0)
+
+    found = measure({"a": Entrant(load, streams=2)}, Protocol(10, warmup_rounds=2, seconds=1e6))
+    assert found.session_loads == 5
+    assert len(found.inference_ms["a"]) == 10 * 2 * interleaved_protocol.CALLS
+    assert max(found.inference_ms["a"]) < 50
 
 
 def test_bench_opens_a_model_anew_in_one_measurement(tiny, repaconv, monkeypatch):

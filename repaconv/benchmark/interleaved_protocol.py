@@ -112,7 +112,7 @@ class Measurement:
         loaded: What the last session load loaded, in the order of the entrants.
         inputs: The inputs.
         failed: Why optional entrants were left out.
-        inference_ms: Latency of every inference of entrants with several streams, in no particular order.
+        inference_ms: Latency of every inference of the rounds of entrants with several streams, in no particular order.
         priority_note: Why it did not run at real-time priority, if that was wanted.
     """
 
@@ -228,6 +228,7 @@ def measure(
                     one_round()
             for count in share:
                 measured[count] = one_round()
+                opened.keep_inference_ms()
                 card += _gpu_states(on_gpu and count % ROUNDS_PER_GPU_SAMPLE == 0)
                 tell(protocol.warmup_rounds + int(count) + 1, protocol.warmup_rounds + rounds)
         after, card = state(), card + _gpu_states(on_gpu)
@@ -302,7 +303,7 @@ class _SessionLoads:
         call = entrant.call(self.loaded[name], self.inputs)
         if not entrant.streams:
             return call
-        burst = Burst(call, entrant.streams, self.inference_ms[name])
+        burst = Burst(call, entrant.streams)
         self._threads.callback(burst.close)
         return burst
 
@@ -315,6 +316,13 @@ class _SessionLoads:
         """Images per round."""
         entrant = self._entrants[name]
         return entrant.images * (entrant.streams * CALLS if entrant.streams else 1)
+
+    def keep_inference_ms(self) -> None:
+        """Add the inferences of the last round to `inference_ms`; those of a warm-up round are never added."""
+        for name in self.names:
+            call = self.calls[name]
+            if isinstance(call, Burst):
+                self.inference_ms[name] += call.calls_ms
 
     def close(self) -> None:
         """Stop the threads; the models stay loaded."""
@@ -386,22 +394,20 @@ class Burst:
 
     Attributes:
         calls: Inferences of all streams together.
-        calls_ms: Latency of every inference so far in milliseconds, in no particular order.
+        calls_ms: Latency of every inference of the last round in milliseconds, in no particular order.
     """
 
-    def __init__(
-        self, call: Callable[[], Any], streams: int, calls_ms: list[float] | None = None, calls: int = CALLS
-    ) -> None:
+    def __init__(self, call: Callable[[], Any], streams: int, calls: int = CALLS) -> None:
         """``call`` runs one inference and must be thread-safe; ``calls`` is the number per stream."""
         self.calls = streams * calls
-        self.calls_ms = [] if calls_ms is None else calls_ms
+        self.calls_ms: list[float] = []
         self._call, self._each, self._streams = call, calls, streams
         self._pool = ThreadPoolExecutor(streams)
 
     def __call__(self) -> None:
         """Run all inferences; an exception in one of them is raised."""
-        for stream in [self._pool.submit(self._stream) for _ in range(self._streams)]:
-            self.calls_ms += stream.result()
+        running = [self._pool.submit(self._stream) for _ in range(self._streams)]
+        self.calls_ms = [each for stream in running for each in stream.result()]
 
     def _stream(self) -> list[float]:
         found = []

@@ -8,10 +8,12 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import count, pairwise
+from math import factorial
 from pathlib import Path
 from weakref import WeakSet
 from xml.etree import ElementTree
@@ -43,7 +45,7 @@ from repaconv.benchmark.machine_fingerprint import (
     power_mode,
     tegrastats,
 )
-from repaconv.benchmark.measurement_quality import quality
+from repaconv.benchmark.measurement_quality import critical_correlation, quality
 from repaconv.benchmark.module_profile import Event, bars_svg, parent_of, profile_of
 from repaconv.benchmark.paper_protocols import protocol_named
 from repaconv.benchmark.roofline import Limits
@@ -276,6 +278,40 @@ def test_openings_that_differ_are_no_drift_and_no_outliers():
     assert "a has outliers: 10% of its samples" in told
     drifting = {**samples, "b": np.linspace(10, 14, 50)}
     assert "b drifted" in " ".join(quality(drifting, QUIET, compared=None, stable=True, openings=10).reasons)
+
+
+@pytest.mark.parametrize("loads", range(2, 11))
+def test_session_loads_that_drift_are_in_an_order_that_chance_gives_in_1_of_100_measurements(loads):
+    """Against all orders: how many have which sum of squared differences of rank, place by place."""
+    ways = {0: Counter({0: 1})}
+    for place in range(loads):
+        longer: dict[int, Counter[int]] = {}
+        for taken, sums in ways.items():
+            for rank in (rank for rank in range(loads) if not taken >> rank & 1):
+                longer.setdefault(taken | 1 << rank, Counter()).update(
+                    {found + (place - rank) ** 2: orders for found, orders in sums.items()}
+                )
+        ways = longer
+    orders: Counter[float] = Counter()
+    for found, many in ways[2**loads - 1].items():
+        orders[round(abs(1 - 6 * found / (loads**3 - loads)), 9)] += many
+    rare = [
+        one for one in orders if sum(many for each, many in orders.items() if each >= one) <= 0.01 * factorial(loads)
+    ]
+    assert sorted(rare) == sorted(one for one in orders if one >= critical_correlation(loads))
+
+
+def test_a_drift_is_told_by_as_many_session_loads_as_there_are():
+    """A rank correlation of 0.8 occurs by chance in 1 of 3 orders of 4 loads, one of 0.62 in 1 of 300 of 20."""
+
+    def drifts(order: Sequence[int]) -> bool:
+        values = np.repeat(1 + 0.4 * np.asarray(order) / len(order), 100 // len(order))
+        told = quality({"a": values}, QUIET, compared=None, stable=True, openings=len(order)).reasons
+        return "a drifted" in " ".join(told)
+
+    assert not any(map(drifts, ([0, 1], [1, 0, 2, 3], [0, 1, 2, 3], [0, 1, 2, 3, 4], [1, 0, 2, 3, 4, 5])))
+    assert drifts([0, 1, 2, 3, 4, 5])
+    assert drifts([*range(5, 10), *range(5), *range(15, 20), *range(10, 15)])
 
 
 def test_openings_are_as_many_as_the_rounds_pay_for():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from math import ceil
+from math import ceil, inf, sqrt
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,8 +23,8 @@ CLOCK = 0.1
 STOLEN, SPEED, DRIFT = 0.01, 0.08, 0.05
 OUTLYING, OUTLIERS = 1.5, 0.05
 """A sample of this many times its median is an outlier; this share of them is too many."""
-ONE_WAY = 0.8
-"""Rank correlation of ten session loads that occurs by chance in 1 of 100 measurements."""
+ONE_OF_100 = 2.576
+"""Standard deviations of a normal distribution that chance exceeds, in either direction, in 1 of 100 measurements."""
 
 
 def quality(
@@ -132,11 +132,23 @@ def _change(values: NDArray[np.float64]) -> float:
 
 
 def _goes_one_way(several: Sequence[NDArray[np.float64]]) -> bool:
-    """Return whether session loads get steadily slower or faster (Spearman 1904); True for a single one."""
+    """Return whether session loads get steadily slower or faster (Spearman 1904), more than by chance.
+
+    Always for a single one, and never for 2 to 5.
+    """
     if len(several) == 1:
         return True
     ranks = np.argsort(np.argsort([np.median(part) for part in several]))
-    return bool(abs(np.corrcoef(ranks, np.arange(len(several)))[0, 1]) >= ONE_WAY)
+    return bool(abs(np.corrcoef(ranks, np.arange(len(several)))[0, 1]) >= critical_correlation(len(several)) - 1e-9)
+
+
+def critical_correlation(count: int) -> float:
+    """Return the rank correlation of so many values, in either direction, that chance gives in 1 of 100 measurements.
+
+    Infinite for fewer than 6, of which no order is so rare: 5 are all in order in 1 of 60 measurements. The correction
+    of the normal distribution gives the exact values for 6 to 12, and those for more to 0.001.
+    """
+    return inf if count < 6 else ONE_OF_100 / sqrt(count - 1) * (1 - 0.75 / (count - 1))
 
 
 def _rounded(share: float | None) -> float | None:

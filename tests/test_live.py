@@ -181,6 +181,36 @@ def test_lora_on_a_live_vit_whole_or_in_parts():
     assert not any("lora" in name for name in parts.state_dict())
 
 
+class Switching(nn.Module):
+    """Leaves its adapter out, but not in the first call."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc, self.calls = PeftLinear(nn.Linear(8, 8)), 0
+
+    def forward(self, x):
+        self.calls += 1
+        return self.fc(x) if self.calls == 1 else self.fc.base_layer(x)
+
+
+def test_a_module_that_computes_something_else_in_its_next_call_keeps_its_adapter_and_its_class():
+    folded, x = rc.fold(Switching(), example=torch.randn(4, 8)), torch.randn(4, 8)
+    told = " ".join(folded.fold_certificate[-1].not_folded)
+    assert "fc, lora (default) -> weight: the module gives other outputs when it is called again" in told
+    folded(x)
+    assert torch.equal(folded(x), folded.fc.base_layer(x))
+
+    model = plain_vit()
+
+    class Tiring(type(model)):
+        def forward(self, x):
+            self.calls = getattr(self, "calls", 0) + 1
+            return super().forward(x) / self.calls
+
+    model.__class__ = Tiring
+    assert type(rc.fold(model)).__name__ == "Tiring"
+
+
 class Scale(nn.Module):
     def __init__(self):
         super().__init__()

@@ -27,6 +27,7 @@ from repaconv.methods.repavit.active_channels import ResidualTest
 from repaconv.methods.repavit.paper_equations import ffn_weights, fold_ffn
 from repaconv.results import NOTHING_TO_FOLD, FoldStep
 from repaconv.torch_fold.module_calls import (
+    KEEPS_STATE,
     Call,
     in_float64,
     outputs,
@@ -207,6 +208,9 @@ def fold_parts(
     if edits and not whole.compare(after, len(edits)).passed:
         _require_the_same_twice(module, whole)
         after, edits = folding.edited(in_float64(module), whole, names, each=True)
+    if edits and whole.keeps_state():
+        folding.not_folded += [f"{each.name or 'it'}, {each.description}: {KEEPS_STATE}" for each in edits]
+        after, edits = in_float64(module), []
     structured = (
         fold_structure(after, whole, len(edits), module) if method == "auto" and (edits or idle_ratio is None) else None
     )

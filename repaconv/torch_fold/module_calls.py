@@ -59,6 +59,10 @@ def outputs(module: nn.Module, call: Call, prepare: Callable[[nn.Module], None] 
     return _run(own, call)
 
 
+KEEPS_STATE = "the module gives other outputs when it is called again"
+"""Why something is not folded in a module that `keeps_state`."""
+
+
 def keeps_state(module: nn.Module, call: Call) -> bool:
     """Whether a copy of the module gives other outputs when it is called a second time."""
     own = copy.deepcopy(module)

@@ -15,7 +15,6 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,7 +25,7 @@ from torch.utils._pytree import tree_map
 from repaconv.algebra.channel_maps import Vector
 from repaconv.algebra.convolution_kernels import Kernel, per_output_channel
 from repaconv.rewrites.fold.unfolded_linear_operators import PADDED, READ_BESIDE
-from repaconv.torch_fold.module_calls import keeps_state
+from repaconv.torch_fold.module_calls import KEEPS_STATE
 from repaconv.torch_fold.module_trace import LOOKS, SAME, Called, Step, Trace, Value, inner_name, parameters_of
 from repaconv.torch_fold.submodules import holds_nothing, joined, largest_number, shared
 from repaconv.torch_fold.traced_linear_maps import (
@@ -380,10 +379,9 @@ def fold_structure(module: nn.Module, whole: Whole, edits: int, given: nn.Module
     trial = _Trial(module, whole, edits)
     made: list[Change] = []
     wrong: dict[tuple[str, str], tuple[Change, Equality]] = {}
-    changing = cache(lambda: keeps_state(module, whole.calls[0]))
     while True:
         trace = Trace.of(trial.module, whole.calls[0])
-        places = Places(trial.module, trace, shared(trial.module) | shared_names, changing, limit)
+        places = Places(trial.module, trace, shared(trial.module) | shared_names, whole.keeps_state, limit)
         every = list(_possible_folds(places, set(wrong)))
         found = sorted((c for c in every if isinstance(c, Change)), key=lambda c: _class_name(trial.module, c))
         if not found:
@@ -468,7 +466,7 @@ def _possible_folds(places: Places, refused: set[tuple[str, str]]) -> Iterator[C
                 yield Unfolded(change.at, change.description, why)
                 continue
             if places.keeps_state():  # another call may compute something else than the traced one
-                yield Unfolded(change.at, change.description, "the module gives other outputs when it is called again")
+                yield Unfolded(change.at, change.description, KEEPS_STATE)
                 continue
             if overflow := places.overflows(change):
                 yield Unfolded(change.at, change.description, overflow)

@@ -13,7 +13,7 @@ import copy
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -26,6 +26,7 @@ from repaconv.torch_fold.module_calls import (
     Call,
     Outputs,
     double,
+    keeps_state,
     mapped,
     outputs,
     tensors_of,
@@ -324,6 +325,7 @@ class Whole:
         sized: Calls with inputs of other sizes.
         scaled: Calls with smaller and larger numbers.
         inside: The inputs of the requested submodules, one per call of the whole module in which they are called.
+        keeps_state: Whether the module gives other outputs when it is called again; a fold of it holds for one call.
     """
 
     calls: tuple[Call, ...]
@@ -331,6 +333,7 @@ class Whole:
     sized: tuple[Recorded, ...]
     scaled: tuple[Recorded, ...]
     inside: Mapping[str, tuple[Call, ...]]
+    keeps_state: Callable[[], bool]
 
     @classmethod
     def of(cls, original: Callable[[], nn.Module], example: Any, names: Iterable[str]) -> Whole:
@@ -369,6 +372,7 @@ class Whole:
             sized=tuple(map(record, sized)),
             scaled=tuple(map(record, scaled)),
             inside={name: tuple(own) for name, own in inside.items()},
+            keeps_state=cache(lambda: keeps_state(original(), calls[0])),
         )
 
     def compare(self, other: nn.Module, folds: int = 1, rtol: float | None = None) -> Equality:

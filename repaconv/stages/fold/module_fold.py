@@ -178,7 +178,7 @@ def _difference(module: nn.Module, deploy: nn.Module, given: Any) -> float:
         Refused: If it is too large: the keys are the same, but the network is another. Also if the module has hooks,
             which the deploy form would not have.
     """
-    from repaconv.torch_fold.module_calls import in_float64
+    from repaconv.torch_fold.module_calls import KEEPS_STATE, in_float64
     from repaconv.torch_fold.submodules import is_hooked
     from repaconv.torch_fold.whole_module_check import Whole
     from repaconv.verification.rounding import ALGEBRA
@@ -196,6 +196,8 @@ def _difference(module: nn.Module, deploy: nn.Module, given: Any) -> float:
             hint="If a value is not the usual one (heads, eps), give it: repaconv.fold(model, num_heads=...).",
             code="live.other",
         )
+    if whole.keeps_state():
+        raise Refused(f"{KEEPS_STATE}, which its deploy form would not.", code="live.other")
     return found.error
 
 

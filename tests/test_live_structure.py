@@ -712,6 +712,16 @@ def test_at_most_what_timm_leaves(name):
     assert count(folded) <= count(reparameterize_model(copy.deepcopy(model)))
 
 
+def test_a_batchnorm_of_rows_goes_into_the_linear_layer_before_it():
+    """Whose channels are the last axis and the BatchNorm's the first after the batch: one and the same of [N, C]."""
+    model = trained(nn.Sequential(nn.Linear(8, 6, bias=False), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 4))).double()
+    folded = rc.fold(model)
+    assert told(folded) == ["1: 1 -> 0"]
+    assert norms(folded) == []
+    same(model, folded, torch.randn(5, 8))
+    assert norms(rc.fold(model, example=torch.randn(5, 6, 8))), "here it normalizes the axis in between"
+
+
 class Counting(nn.Module):
     """Reads the weight of its convolution, but not in the first call."""
 

@@ -233,12 +233,12 @@ def into_producer(places: Places, value: Value, scale: Scale) -> tuple[str, Weig
     Returns:
         The layer's name and its new parameters; None if there is no such layer, or something else reads its output.
     """
-    path: list[Step] = []
+    path, rank = list[Step](), len(value.shape)
     while (step := value.step) is not None and step.name in MOVES and value.only_read and step.output is value:
         path.append(step)
         value = step.inputs[0]
     held = layer_of(places, step) if step is not None and value.only_read and step.output is value else None
-    if step is None or held is None or not _reaches(path, held.axis, scale.axis):
+    if step is None or held is None or not _reaches(path, held.axis, scale.axis, rank):
         return None
     if scale.shift is not None and step.name == "rms_norm":
         return None
@@ -269,15 +269,15 @@ def _own_names(name: str) -> set[str | None]:
     return {f"{name}.weight", f"{name}.bias", None}
 
 
-def _reaches(path: list[Step], axis: int, wanted: int) -> bool:
-    """Whether an axis of channels becomes the wanted axis along a path of moving steps, listed last step first."""
+def _reaches(path: list[Step], axis: int, wanted: int, rank: int) -> bool:
+    """Whether an axis of channels becomes the wanted axis, of a value of this rank, along a path of moving steps.
+
+    The path is listed last step first.
+    """
     found: int | None = axis
     for step in reversed(path):
         found = moved(step, found) if found is not None else None
-    if found is None or not path:
-        return found == wanted
-    assert path[0].output is not None
-    return (found - wanted) % len(path[0].output.shape) == 0
+    return found is not None and (found - wanted) % rank == 0
 
 
 def moved(step: Step, axis: int) -> int | None:

@@ -773,3 +773,17 @@ def test_a_fold_that_float16_cannot_hold_is_skipped():
     assert "1 -> 0 not folded, its new numbers would exceed 65504" in left(folded)
     assert all(bool(weight.isfinite().all()) for weight in folded.parameters())
     assert told(rc.fold(model, example=x)) == ["1: 1 -> 0", "3: 3 -> 2"]
+
+    class Mixed(nn.Module):
+        """The same in float32, next to one number in float16."""
+
+        def __init__(self):
+            super().__init__()
+            self.body, self.scale = model, nn.Parameter(torch.tensor(0.5, dtype=torch.float16))
+
+        def forward(self, x):
+            return self.body(x) * self.scale.to(x.dtype)
+
+    assert told(rc.fold(Mixed(), example=x)) == ["body.1: body.1 -> body.0", "body.3: body.3 -> body.2"]
+    model[:2].half()
+    assert "body.1 -> body.0 not folded, its new numbers would exceed 65504" in left(rc.fold(Mixed(), example=x))

@@ -38,9 +38,9 @@ from repaconv.torch_fold.structural_fold import fold_structure
 from repaconv.torch_fold.submodules import (
     New,
     child_at,
+    dtype_at,
     is_hooked,
     joined,
-    largest_number,
     like,
     put,
     replaced,
@@ -234,8 +234,7 @@ class _Folding:
     """Applies the guesses of some rules to a module."""
 
     def __init__(self, module: nn.Module, method: str, rules: tuple[Rule, ...]) -> None:
-        self._method, self._rules, self._shared = method, rules, shared(module)
-        self._limit = largest_number(module)
+        self._module, self._method, self._rules, self._shared = module, method, rules, shared(module)
         self.not_folded: list[str] = []
 
     def guesses(self, part: nn.Module) -> Iterator[Guess]:
@@ -258,9 +257,8 @@ class _Folding:
                 if (edit := _verified(part, name, guess, calls)) is None:
                     continue
                 before = {at: part.get_submodule(at) for at in edit.new}
-                why = self._untouchable(name, before)
-                new = (weight for part in edit.new.values() for weight in part.parameters())
-                why = why or too_large(new, self._limit)
+                typed = ((new.parameters(), dtype_at(self._module, joined(name, at))) for at, new in edit.new.items())
+                why = self._untouchable(name, before) or next(filter(None, (too_large(*each) for each in typed)), "")
                 if not why:
                     root = replaced(root, name, edit.new)
                     if each and not (found := whole.compare(root, len(edits) + 1)).passed:

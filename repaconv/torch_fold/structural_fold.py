@@ -27,7 +27,7 @@ from repaconv.algebra.convolution_kernels import Kernel, per_output_channel
 from repaconv.rewrites.fold.unfolded_linear_operators import PADDED, READ_BESIDE
 from repaconv.torch_fold.module_calls import KEEPS_STATE
 from repaconv.torch_fold.module_trace import LOOKS, SAME, Called, Step, Trace, Value, inner_name, parameters_of
-from repaconv.torch_fold.submodules import holds_nothing, joined, largest_number, shared
+from repaconv.torch_fold.submodules import holds_nothing, joined, shared
 from repaconv.torch_fold.traced_linear_maps import (
     ADDS,
     COMPUTED,
@@ -375,13 +375,13 @@ def fold_structure(module: nn.Module, whole: Whole, edits: int, given: nn.Module
         edits: How many folds it has already.
         given: The user's module. A copy may share less of its modules and tensors, and holds larger numbers.
     """
-    shared_names, limit = shared(given), largest_number(given)
+    shared_names = shared(given)
     trial = _Trial(module, whole, edits)
     made: list[Change] = []
     wrong: dict[tuple[str, str], tuple[Change, Equality]] = {}
     while True:
         trace = Trace.of(trial.module, whole.calls[0])
-        places = Places(trial.module, trace, shared(trial.module) | shared_names, whole.keeps_state, limit)
+        places = Places(trial.module, trace, shared(trial.module) | shared_names, whole.keeps_state, given)
         every = list(_possible_folds(places, set(wrong)))
         found = sorted((c for c in every if isinstance(c, Change)), key=lambda c: _class_name(trial.module, c))
         if not found:

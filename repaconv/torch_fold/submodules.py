@@ -88,27 +88,34 @@ def put(root: nn.Module, name: str, part: nn.Module) -> nn.Module:
     return root
 
 
-def largest_number(module: nn.Module) -> float:
-    """The largest number that all floating-point dtypes of a module's parameters can hold."""
-    dtypes = {weight.dtype for weight in module.parameters() if weight.is_floating_point()}
-    return min((torch.finfo(dtype).max for dtype in dtypes), default=float("inf"))
-
-
-def too_large(tensors: Iterable[Tensor], limit: float) -> str:
-    """Why these new numbers cannot be cast to a dtype with that largest number; empty if they can be."""
+def too_large(tensors: Iterable[Tensor], dtype: torch.dtype) -> str:
+    """Why these new numbers cannot be cast to a dtype; empty if they can be."""
+    limit = torch.finfo(dtype).max
     if any(bool((tensor.abs() > limit).any()) for tensor in tensors):
         return f"its new numbers would exceed {limit:g}, the largest one of the module's dtype"
     return ""
 
 
+def dtype_at(module: nn.Module, place: str) -> torch.dtype:
+    """The floating-point dtype of what replaces a submodule or parameter of that name."""
+    parent, _, last = place.rpartition(".")
+    old = getattr(child_at(module, parent), last, None)
+    if isinstance(old, Tensor) and old.is_floating_point():
+        return old.dtype
+    return next((weight.dtype for weight in _weights_at(module, place)), torch.float64)
+
+
 def like(new: nn.Module, module: nn.Module, place: str) -> nn.Module:
     """Move a new submodule to the dtype and device of the one it replaces, or of the nearest parent with weights."""
-    while True:
-        old = child_at(module, place)
-        weights = [weight for weight in old.parameters() if weight.is_floating_point()] if old is not None else []
-        if weights:
-            new = new.to(device=weights[0].device, dtype=weights[0].dtype)
-            return new.requires_grad_(any(weight.requires_grad for weight in weights)).eval()
-        if not place:
-            return new.eval()
-        place = place.rpartition(".")[0]
+    weights = _weights_at(module, place)
+    if weights:
+        new = new.to(device=weights[0].device, dtype=weights[0].dtype)
+        new.requires_grad_(any(weight.requires_grad for weight in weights))
+    return new.eval()
+
+
+def _weights_at(module: nn.Module, place: str) -> list[nn.Parameter]:
+    """The floating-point parameters of a submodule, or of the nearest parent that has some."""
+    old = child_at(module, place)
+    weights = [weight for weight in old.parameters() if weight.is_floating_point()] if old is not None else []
+    return weights if weights or not place else _weights_at(module, place.rpartition(".")[0])

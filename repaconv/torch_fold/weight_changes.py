@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from repaconv.torch_fold.module_trace import Called, Step, Trace, Value
-from repaconv.torch_fold.submodules import is_hooked, joined, like, put, too_large
+from repaconv.torch_fold.submodules import dtype_at, is_hooked, joined, like, put, too_large
 
 Weights = dict[str, "np.ndarray | float | None"]
 """New parameters by their full names, in float64: an array, None to remove the parameter, or a number to replace it."""
@@ -98,13 +98,13 @@ class Places:
         trace: A trace of the module.
         shared: Names of modules and tensors that have another name as well.
         keeps_state: Whether the module gives other outputs when it is called again.
-        limit: The largest number that a new parameter may have.
+        given: The user's module, whose dtypes the new parameters get.
     """
 
     def __init__(
-        self, root: nn.Module, trace: Trace, shared: set[str], keeps_state: Callable[[], bool], limit: float
+        self, root: nn.Module, trace: Trace, shared: set[str], keeps_state: Callable[[], bool], given: nn.Module
     ) -> None:
-        self.root, self.trace, self._shared, self.keeps_state, self._limit = root, trace, shared, keeps_state, limit
+        self.root, self.trace, self._shared, self.keeps_state, self._given = root, trace, shared, keeps_state, given
         self._calls = Counter(call.name for call in trace.calls)
         self.users = Counter(v.name for step in trace.steps for v in dict.fromkeys(step.inputs) if v.name)
         self._held = {name for name, _ in root.named_parameters()}
@@ -165,10 +165,11 @@ class Places:
 
     def overflows(self, change: Change) -> str:
         """Why the new numbers of a fold do not fit the dtype of the user's module; empty if they do."""
-        arrays = (array for array in change.weights.values() if isinstance(array, np.ndarray))
-        layers = (part for links in change.rebuilt.values() for part in links if isinstance(part, nn.Module))
-        new = (torch.from_numpy(np.ascontiguousarray(array)) for array in arrays)
-        return too_large((*new, *(weight for part in layers for weight in part.parameters())), self._limit)
+        arrays = {at: array for at, array in change.weights.items() if isinstance(array, np.ndarray)}
+        new = [(at, [torch.from_numpy(np.ascontiguousarray(array))]) for at, array in arrays.items()]
+        layers = ((at, link) for at, links in change.rebuilt.items() for link in links if isinstance(link, nn.Module))
+        new += [(at, list(layer.parameters())) for at, layer in layers]
+        return next(filter(None, (too_large(tensors, dtype_at(self._given, at)) for at, tensors in new)), "")
 
     def grows(self, change: Change) -> bool:
         """Whether a fold increases the number of parameters and statistics."""

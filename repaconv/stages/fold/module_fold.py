@@ -144,7 +144,7 @@ def _fold_whole(module: nn.Module, method: str, settings: Mapping[str, str], exa
     """Fold the module as the network that a method recognizes by its state dict."""
     import torch
 
-    from repaconv.torch_fold.submodules import largest_number, too_large
+    from repaconv.torch_fold.submodules import too_large
     from repaconv.verification.input_batches import random_inputs
 
     checkpoint = _as_checkpoint(module)
@@ -164,9 +164,9 @@ def _fold_whole(module: nn.Module, method: str, settings: Mapping[str, str], exa
     images = torch.from_numpy(random_inputs((form.config.in_channels, *size), count=2, seed=0).images).double()
     error = _difference(module, deploy, images if example is None else example)
     steps.append(FoldStep(module=".", folded=("the whole network -> its deploy form",), max_rel_error=error))
-    if overflow := too_large(deploy.parameters(), largest_number(module)):
-        raise Refused(f"{overflow}.", hint="Fold it in float32 or bfloat16.", code="live.other")
     first = next(module.parameters())
+    if overflow := too_large(deploy.parameters(), first.dtype):
+        raise Refused(f"{overflow}.", hint="Fold it in float32 or bfloat16.", code="live.other")
     deploy.requires_grad_(any(weight.requires_grad for weight in module.parameters()))
     return _with_certificate(deploy.to(device=first.device, dtype=first.dtype).eval(), tuple(steps))
 

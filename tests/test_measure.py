@@ -175,6 +175,16 @@ def test_others_work_on_the_machine_is_seen():
     assert quality({"a": np.ones(50)}, found, compared=None, stable=True).verdict == "inconclusive"
 
 
+def test_an_idle_core_that_slows_down_is_no_disturbance():
+    before = replace(state(), khz={0: 3_600_000, 1: 3_600_000})
+    after = replace(before, clock_s=before.clock_s + 10, khz={0: 800_000, 1: 3_600_000})
+
+    def verdict(*cores: int) -> str:
+        return quality({"a": np.ones(50)}, changes_between(before, after, cores), compared=None, stable=True).verdict
+
+    assert (verdict(1), verdict(0), verdict()) == ("trusted", "noisy", "noisy")
+
+
 def test_warm_up_goes_on_until_it_rests():
     calls = {"a": 0}
 

@@ -42,7 +42,8 @@ class MachineChanges:
         stolen: Steal time: share of CPU time taken by the hypervisor.
         speed: Time of a fixed loop at the end relative to the beginning; above 1 the core became slower.
         throttled: Number of times that the CPU throttled for heat.
-        before, after: Clocks in kHz, temperatures in degrees Celsius, load; for a GPU MHz, degrees Celsius and watts.
+        before, after: Clocks of the cores in use in kHz, temperatures in degrees Celsius, load; for a GPU MHz, degrees
+            Celsius and watts.
         card: Sampled states of the measured GPU, if any.
     """
 
@@ -78,7 +79,13 @@ def state() -> MachineState:
 def changes_between(
     before: MachineState, after: MachineState, cores: Sequence[int], card: Sequence[GpuState] = ()
 ) -> MachineChanges:
-    """Return the changes between two states, without their timed loops; ``card`` holds GPU states in between."""
+    """Return the changes between two states, without their timed loops.
+
+    Args:
+        before, after: The states.
+        cores: The cores in use; empty if any may be. The clocks of others tell nothing: idle ones slow down.
+        card: GPU states in between.
+    """
     seconds = after.clock_s - before.clock_s
     own = after.own_s - before.own_s
     busy = {n: after.busy_s[n] - before.busy_s[n] for n in after.busy_s if n in before.busy_s}
@@ -96,15 +103,15 @@ def changes_between(
         stolen=max(0.0, after.stolen_s - before.stolen_s - slack) / (seconds * len(busy)) if busy else None,
         speed=after.loop_ms / before.loop_ms,
         throttled=after.throttled - before.throttled,
-        before=_values_by_name(before) | (card[0].told() if card else {}),
-        after=_values_by_name(after) | (card[-1].told() if card else {}),
+        before=_values_by_name(before, cores) | (card[0].told() if card else {}),
+        after=_values_by_name(after, cores) | (card[-1].told() if card else {}),
         card=tuple(card),
     )
 
 
-def _values_by_name(moment: MachineState) -> dict[str, float]:
+def _values_by_name(moment: MachineState, cores: Sequence[int]) -> dict[str, float]:
     load = {} if moment.load_1min is None else {"load": moment.load_1min}
-    clocks = {f"cpu{number} kHz": float(value) for number, value in moment.khz.items()}
+    clocks = {f"cpu{n} kHz": float(value) for n, value in moment.khz.items() if not cores or n in cores}
     return {**load, **clocks, **{f"{name} C": value for name, value in moment.celsius.items()}}
 
 

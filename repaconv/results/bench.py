@@ -245,9 +245,9 @@ class Quality(Record):
         steal_time: The share (0 to 1) of the CPU time that the hypervisor took; null if the system does not report it.
         speed: How long a fixed loop takes after the measurement, divided by how long it took before: above 1, the core
             became slower.
-        before: The state of the machine before the measured rounds, by name: ``load`` (1 minute), clocks in kHz,
-            temperatures in degrees Celsius; of a GPU also its clocks in MHz and its power in W. What the system does
-            not report is missing.
+        before: The state of the machine before the measured rounds, by name: ``load`` (1 minute), clocks of the cores
+            in use in kHz, temperatures in degrees Celsius; of a GPU also its clocks in MHz and its power in W. What the
+            system does not report is missing.
         after: The same after the measured rounds.
     """
 

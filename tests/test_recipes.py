@@ -13,11 +13,13 @@ import torch
 from repaconv import models
 from repaconv.core.errors import UsageProblem
 from repaconv.core.files import sha256_of
+from repaconv.core.run_folder import default_folder
 from repaconv.core.toml_positions import read_toml
 from repaconv.stages.recipe.missing_recipe_files import missing
 from repaconv.stages.recipe.new_recipe import new_recipe
 from repaconv.stages.recipe.recipe_file import RecipeProblem, read_recipe, schema
 from repaconv.stages.recipe.run import run
+from repaconv.stages.shared.fetched_files import local_path
 
 # the text, with ^ before what is wrong; what the remedy says
 BROKEN = [
@@ -153,6 +155,14 @@ def test_the_schema_knows_what_toml_can_say():
 def test_a_recipe_that_cannot_be_read(tmp_path):
     with pytest.raises(UsageProblem, match="cannot be read"):
         read_recipe(tmp_path / "none.toml")
+
+
+@pytest.mark.parametrize(("given", "name"), [(".", "inner"), ("..", "outer"), ("../inner", "inner")])
+def test_a_folder_that_is_given_by_dots_has_its_own_name(tmp_path, monkeypatch, given, name):
+    (inside := tmp_path / "outer" / "inner").mkdir(parents=True)
+    monkeypatch.chdir(inside)
+    assert new_recipe(given).recipe == f"{name}.toml"
+    assert default_folder(local_path(given)) == Path("repaconv-out", name)
 
 
 def test_a_new_recipe_says_what_it_is_of_and_is_valid(tiny, tmp_path, repaconv):

@@ -37,13 +37,16 @@ def record_of(address: str) -> Path:
 def local_path(source: str | Path) -> Path:
     """The local path: of an address what was fetched from there, otherwise the path itself.
 
+    Of ``.`` and ``..`` it is the folder's absolute path: files are named after it, and dots are no name.
+
     Raises:
         EnvironmentProblem: If the address was not fetched.
         Refused: If a file was changed after it was fetched.
     """
     address = address_of(source)
     if address is None:
-        return Path(source)
+        path = Path(source)
+        return path if path.name.strip(".") else path.resolve()
     record = record_of(address)
     if not record.is_file():
         raise EnvironmentProblem(

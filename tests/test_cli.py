@@ -367,6 +367,8 @@ def test_what_a_newcomer_types(repaconv, tiny, monkeypatch):
     assert " 23 " in next(line for line in out.splitlines() if line.split()[:1] == ["x86-64"])
     monkeypatch.setenv("COLUMNS", "60")
     assert max(map(len, repaconv("targets")[1].splitlines())) <= 60
+    monkeypatch.setenv("COLUMNS", "wide")
+    assert repaconv("targets")[:2] == (0, out)
     code, _, err = repaconv("fold", tiny, "--set", "imagesize=32")
     assert (code, "Did you mean" in err) == (2, True)
 

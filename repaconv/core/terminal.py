@@ -61,8 +61,8 @@ def _console() -> type[Console]:
 def stdout() -> Console:
     """Return the console for results (stdout)."""
     piped = not sys.stdout.isatty()
-    print_message = 0 if is_verbose() else int(os.environ.get("COLUMNS") or 0)
-    width = print_message or PIPED_WIDTH if piped else None
+    columns = "" if is_verbose() else os.environ.get("COLUMNS", "")
+    width = (int(columns) if columns.isdecimal() else 0) or PIPED_WIDTH if piped else None
     return _console()(highlight=False, emoji=False, soft_wrap=piped, width=width, color_system=_color_system())
 
 

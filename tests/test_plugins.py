@@ -86,10 +86,13 @@ def test_a_third_partys_method_is_found_folds_and_holds_the_contract(installed):
 def test_a_broken_plugin_is_a_row_and_no_crash(installed):
     site = Path(installed["PYTHONPATH"].split(os.pathsep)[0])
     (site / "toy_plugin.py").write_text("raise RuntimeError('half installed')\n")
+    (site / "tensorrt.py").write_text("raise OSError('libnvinfer.so.10: cannot open shared object file')\n")
     cli = [sys.executable, "-m", "repaconv"]
     doctor = subprocess.run([*cli, "doctor"], env=installed, capture_output=True, text=True)
     assert "toy_plugin:METHOD" in doctor.stdout
     assert "half installed" in doctor.stdout
+    whole = subprocess.run([*cli, "doctor", "-v"], env=installed, capture_output=True, text=True)
+    assert "OSError: libnvinfer.so.10: cannot open shared object file" in " ".join(whole.stdout.split())
     assert "Traceback" not in doctor.stderr
     (site / "toy_plugin.py").write_text("METHOD = BACKBONE = object()  # of another version's contract\n")
     write_example("repavit", "tiny", Path("r.pth"), 2)

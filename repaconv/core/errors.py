@@ -146,8 +146,9 @@ def require_module(module: str, called: str, hint: str) -> Any:
     sys.modules[TELEMETRY] = None  # type: ignore[assignment]  # an import of it now fails, as if it were not installed
     try:
         return import_module(module)
-    except ImportError as error:
-        raise EnvironmentProblem(f"{called} cannot be imported: {error}.", hint=hint, code="runtime.missing") from error
+    except Exception as error:  # a package that is broken, or of another version's, may raise anything
+        why = str(error) if isinstance(error, ImportError) else describe_exception(error)
+        raise EnvironmentProblem(f"{called} cannot be imported: {why}.", hint=hint, code="runtime.missing") from error
     finally:
         sys.modules.pop(TELEMETRY)
         if before is not None:

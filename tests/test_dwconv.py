@@ -349,6 +349,8 @@ def _gated(weights, values):
         ("aa", lambda w: _gated(w, [1.0, 2.0]), {"unit": "block", "mode": "hard-topk"}, "setting.needed"),
         ("aa", lambda w: _gated(w, [1.0, 2.0]), {**GATE, "p": 3}, "dwconv.gates"),
         ("aa", lambda w: _gated(w, [1.0, 2.0, 3.0]), GATE, "checkpoint.shape"),
+        ("dd", lambda w: _gated(w, [1.0, 2.0]), GATE, "dwconv.mixer"),  # the first is to attend, and has no q and k
+        ("ff", lambda w: w.update({"gate.weight": torch.tensor([1.0, 2.0])}), GATE, "dwconv.mixer"),
         ("aa", lambda w: w.update({"blocks.0.attn.dw.weight": rand(12, 1, 3, 3)}), None, "dwconv.mixer"),
         ("dd", lambda w: None, GATE, "checkpoint.missing-keys"),
         ("dd", lambda w: w.pop("blocks.0.attn.dw.weight"), None, "checkpoint.missing-keys"),

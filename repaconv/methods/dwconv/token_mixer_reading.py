@@ -125,6 +125,8 @@ def read_mixer(
         Refused: If keys and shapes fit no mixer of the layout.
     """
     keys = {name.split(".")[1] for name in block if name.startswith("attn.")}
+    if gated is not None and not all(gated) and "qkv" not in keys:
+        raise _wrong(prefix, "the gates select attention, but there are no q and k")
     if "conv" in keys:
         return _full(block, prefix, width, heads, keys)
     if ("qkv" in keys) == ("v" in keys):

@@ -49,7 +49,7 @@ from repaconv.benchmark.measurement_quality import critical_correlation, quality
 from repaconv.benchmark.module_profile import Event, bars_svg, parent_of, profile_of
 from repaconv.benchmark.paper_protocols import protocol_named
 from repaconv.benchmark.roofline import Limits
-from repaconv.benchmark.system_monitor import MachineChanges, PeakMemory, changes_between, state
+from repaconv.benchmark.system_monitor import MachineChanges, PeakMemory, changes_between, cores_by_preference, state
 from repaconv.core.errors import EnvironmentProblem, UsageProblem
 from repaconv.engines.contract import GpuTimed
 from repaconv.graph.onnx_files import flops_of
@@ -173,6 +173,17 @@ def test_others_work_on_the_machine_is_seen():
     assert found.others is not None
     assert found.others > 0.25
     assert quality({"a": np.ones(50)}, found, compared=None, stable=True).verdict == "inconclusive"
+
+
+def test_fast_cores_come_before_slow_ones_and_every_core_before_its_second_thread(tmp_path):
+    """A hybrid processor: two fast cores of two threads each, then two slow cores of one."""
+    for core, siblings, khz in ((0, "0-1", 52), (1, "0-1", 52), (2, "2-3", 52), (3, "2-3", 52), (4, 4, 39), (5, 5, 39)):
+        for name, text in (("topology/thread_siblings_list", siblings), ("cpufreq/cpuinfo_max_freq", 100_000 * khz)):
+            (path := tmp_path / f"cpu{core}" / name).parent.mkdir(parents=True)
+            path.write_text(f"{text}\n")
+    assert cores_by_preference(range(6), tmp_path) == [3, 1, 5, 4, 2, 0]
+    assert cores_by_preference({0, 1, 4}, tmp_path) == [1, 4, 0]
+    assert cores_by_preference({0, 2, 3}, tmp_path / "unknown") == [3, 2, 0]
 
 
 def test_an_idle_core_that_slows_down_is_no_disturbance():

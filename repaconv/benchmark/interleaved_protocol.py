@@ -23,7 +23,7 @@ from repaconv.benchmark.latency_statistics import by_session_load, ratio
 from repaconv.benchmark.machine_fingerprint import fingerprint
 from repaconv.benchmark.measurement_quality import FEWEST as FEWEST_ROUNDS
 from repaconv.benchmark.measurement_quality import quality
-from repaconv.benchmark.system_monitor import MachineChanges, changes_between, state
+from repaconv.benchmark.system_monitor import MachineChanges, changes_between, cores_by_preference, state
 from repaconv.engines.contract import GpuTimed
 from repaconv.results import Quality, Ratio
 
@@ -157,14 +157,14 @@ class Measurement:
 def pinned_to_cores(threads: int) -> Iterator[tuple[int, ...]]:
     """Restrict this process and the threads started inside to as many cores as threads are used; 0 does nothing.
 
-    Yields the cores, or () if there is no restriction. The previous affinity is restored.
+    Yields the cores, chosen by `cores_by_preference`, or () if there is no restriction. The previous affinity is
+    restored.
     """
     if not (threads and hasattr(os, "sched_setaffinity")):
         yield ()
         return
     before = os.sched_getaffinity(0)
-    # The last cores: interrupts and other processes tend to use the first.
-    cores = sorted(before)[-threads:]
+    cores = sorted(cores_by_preference(before)[:threads])
     os.sched_setaffinity(0, cores)
     try:
         yield tuple(cores)

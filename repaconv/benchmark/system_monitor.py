@@ -5,7 +5,8 @@ from __future__ import annotations
 import ctypes
 import os
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -107,6 +108,26 @@ def changes_between(
         after=_values_by_name(after, cores) | (card[-1].told() if card else {}),
         card=tuple(card),
     )
+
+
+def cores_by_preference(cores: Collection[int], cpu: Path = _CPU) -> list[int]:
+    """Return these logical cores in the order in which to measure on them.
+
+    One of every physical core comes before a second one, and a fast core before a slow one, which processors with cores
+    of two kinds have. Of equal ones the last comes first: interrupts and other processes tend to use the first.
+    """
+
+    def number(core: int, name: str) -> int:
+        text = _read(cpu / f"cpu{core}" / name)
+        return int(text) if text.isdigit() else 0
+
+    taken: Counter[str] = Counter()
+    keys = {}
+    for core in sorted(cores, reverse=True):
+        physical = _read(cpu / f"cpu{core}/topology/thread_siblings_list") or str(core)
+        keys[core] = taken[physical], -number(core, "cpu_capacity"), -number(core, "cpufreq/cpuinfo_max_freq")
+        taken[physical] += 1
+    return sorted(keys, key=lambda core: keys[core])
 
 
 def _values_by_name(moment: MachineState, cores: Sequence[int]) -> dict[str, float]:

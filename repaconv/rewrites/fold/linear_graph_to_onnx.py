@@ -15,7 +15,7 @@ from repaconv.algebra.channel_maps import Dense, Map, Pick, Vector
 from repaconv.graph.channel_axes import IMAGE, LAST
 from repaconv.graph.index_selections import Places, runs_of
 from repaconv.graph.nodes_and_constants import Writer, made_by
-from repaconv.graph.symbolic_shapes import Sizes, set_shape, sizes
+from repaconv.graph.symbolic_shapes import Sizes, set_shape, shaped_like, sizes
 from repaconv.results import Change
 from repaconv.rewrites.fold.linear_graph import LinearGraph, Vertex, cover_each_channel_once
 
@@ -280,23 +280,31 @@ class _Emitter:
         return joined if bool((np.diff(starts) == 1).all()) else self._chosen_order(joined, np.argsort(starts))
 
     def _joined(self, picks: list[tuple[ir.Value, Pick]]) -> ir.Value | None:
-        """Write selections from several values as one Concat, reordered and scaled if needed; None if they overlap."""
+        """Write selections from several values as one Concat, reordered and scaled if needed; None if they overlap.
+
+        If only some of them have factors, only those are multiplied.
+        """
         if not picks or np.sum([edge.rows for _, edge in picks], 0).max() > 1 or len(picks) == 1:
             return None
         if not np.logical_or.reduce([edge.rows for _, edge in picks]).all():
             return None
         parts, order, scale = [], [], np.ones(len(picks[0][1].rows))
+        at_once = all((edge.scale[edge.rows] != 1).any() for _, edge in picks)
         for value, edge in sorted(picks, key=lambda pick: int(np.flatnonzero(pick[1].rows)[0])):
             rows = np.flatnonzero(edge.rows)
-            parts.append(self._chosen(value, edge.index[rows]))
+            part, own = self._chosen(value, edge.index[rows]), edge.scale[rows]
+            if at_once:
+                scale[rows] = own
+            elif (own != 1).any():
+                part = self._multiplied(part, own)
+            parts.append(part)
             order.append(rows)
-            scale[rows] = edge.scale[rows]
         starts = np.concatenate(order)
         joined = self._node("Concat", *parts, axis=self.place)
         if not (starts == np.arange(len(starts))).all():
             joined = self._chosen_order(joined, np.argsort(starts))
         self.words.append("Concat")
-        return joined if (scale == 1).all() else self._node("Mul", joined, self._vector(scale))
+        return self._multiplied(joined, scale) if at_once else joined
 
     def _chosen_order(self, value: ir.Value, places: np.ndarray) -> ir.Value:
         return self._node("Gather", value, self.write.constant(places.astype(np.int64)), axis=self.place)
@@ -316,8 +324,12 @@ class _Emitter:
             self.words.append("scale and shift")
             return self._batchnorm(chosen, scale, shift), None
         self.words.append("Mul")
+        return self._multiplied(chosen, scale), shift
+
+    def _multiplied(self, value: ir.Value, scale: Vector) -> ir.Value:
         uniform = bool((scale == scale[0]).all())
-        return self._node("Mul", chosen, self.write.constant(scale[0]) if uniform else self._vector(scale)), shift
+        new = self.write("Mul", value, self.write.constant(scale[0]) if uniform else self._vector(scale))
+        return shaped_like(new, value)
 
     def _spread(self, value: ir.Value, edge: Pick) -> ir.Value:
         """Write selected channels at their positions, with zeros in the other positions."""

@@ -1,0 +1,95 @@
+"""The fold never makes elementwise operators compute more numbers than they did."""
+
+from __future__ import annotations
+
+from math import prod
+
+import numpy as np
+import onnx
+import pytest
+from test_graph_corner_cases import model_of, normal
+
+from repaconv.graph.element_type_conversion import to_float64
+from repaconv.graph.model_rewriting import rewritten
+from repaconv.rewrites.fold.fold_pipeline import FOLDS
+from repaconv.verification.float64_graphs import Float64
+
+CLASSES, ANCHORS = 4, 3
+WIDTH = CLASSES + 5
+
+
+def level(name: str, size: int) -> tuple[str, dict[str, np.ndarray]]:
+    """One level of YOLOv7's head: a convolution of the image ``name``, and its boxes decoded, as torch exports it."""
+    text = f"""
+        {name}c = Conv({name}, {name}w, {name}b)
+        {name}r = Reshape({name}c, {name}apart)
+        {name}t = Transpose <perm = [0, 1, 3, 4, 2]> ({name}r)
+        {name}s = Sigmoid({name}t)
+        {name}p, {name}q, {name}k = Split <axis = 4> ({name}s, parts)
+        {name}p2 = Mul({name}p, two)
+        {name}p3 = Sub({name}p2, half)
+        {name}p4 = Add({name}p3, {name}grid)
+        {name}xy = Mul({name}p4, {name}stride)
+        {name}q2 = Mul({name}q, two)
+        {name}q3 = Pow({name}q2, two)
+        {name}wh = Mul({name}q3, {name}anchors)
+        {name}d = Concat <axis = 4> ({name}xy, {name}wh, {name}k)
+        {name}y = Reshape({name}d, flat)
+    """
+    places = np.arange(size, dtype=np.float32)
+    weights = {
+        "w": normal(ANCHORS * WIDTH, 6, 1, 1),
+        "b": normal(ANCHORS * WIDTH),
+        "apart": np.int64([1, ANCHORS, WIDTH, size, size]),
+        "grid": np.stack(np.meshgrid(places, places), -1)[None, None],
+        "stride": np.float32(64 / size),
+        "anchors": np.abs(normal(1, ANCHORS, 1, 1, 2)) + 10,
+    }
+    return text, {f"{name}{key}": numbers for key, numbers in weights.items()}
+
+
+def elementwise_numbers(model: onnx.ModelProto) -> int:
+    """How many numbers all elementwise operators with two inputs compute."""
+    inferred = onnx.shape_inference.infer_shapes(model).graph
+    shapes = {value.name: value.type.tensor_type.shape.dim for value in (*inferred.value_info, *inferred.output)}
+    added = [node.output[0] for node in inferred.node if node.op_type in ("Add", "Sub", "Mul", "Div", "Pow")]
+    return sum(prod(dim.dim_value for dim in shapes[name]) for name in added)
+
+
+def folded(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The graph in float64 after all folds, which computes what it did."""
+    model = to_float64(model)
+    after, _ = rewritten(model, FOLDS)
+    onnx.checker.check_model(after, full_check=True)
+    feeds = {
+        value.name: normal(*(dim.dim_value for dim in value.type.tensor_type.shape.dim)) for value in model.graph.input
+    }
+    before, behind = (Float64(each).run(feeds) for each in (model, after))
+    for name, right in before.items():
+        np.testing.assert_allclose(behind[name], right, rtol=0, atol=1e-12 * np.abs(right).max())
+    return after
+
+
+def test_the_stride_of_decoded_boxes_multiplies_no_more_than_the_places():
+    levels = [level(name, size) for name, size in (("p", 8), ("q", 4), ("r", 2))]
+    text = "(float[1, 6, 8, 8] p, float[1, 6, 4, 4] q, float[1, 6, 2, 2] r) => (float[1, N, M] y) {"
+    text += "".join(rows for rows, _ in levels) + "y = Concat <axis = 1> (py, qy, ry) }"
+    shared = {"parts": np.int64([2, 2, CLASSES + 1]), "flat": np.int64([1, -1, WIDTH])}
+    constants = {**shared, "two": np.float32(2), "half": np.float32(0.5)}
+    model = model_of(text, **constants, **{name: numbers for _, own in levels for name, numbers in own.items()})
+    assert elementwise_numbers(folded(model)) <= elementwise_numbers(model)
+
+
+@pytest.mark.parametrize(("factors", "products"), [((3, 1), [4]), ((1, 3), [6]), ((2, 3), [10])])
+def test_factors_of_parts_of_a_concat(factors, products):
+    rows = """
+        sa = Sin(a) sb = Cos(b)
+        ma = Mul(sa, fa) mb = Mul(sb, fb)
+        c = Concat <axis = 2> (ma, mb)
+        y = Sigmoid(c)
+    """
+    text = f"(float[1, 5, 4] a, float[1, 5, 6] b) => (float[1, 5, 10] y) {{ {rows} }}"
+    model = model_of(text, fa=np.float32(factors[0]), fb=np.float32(factors[1]))
+    after = onnx.shape_inference.infer_shapes(folded(model)).graph
+    shapes = {value.name: value.type.tensor_type.shape.dim for value in after.value_info}
+    assert [shapes[node.output[0]][2].dim_value for node in after.node if node.op_type == "Mul"] == products

@@ -198,26 +198,6 @@ def test_equal_layers_with_activations_in_a_row_become_one():
     assert operators(after).count("MatMul") == 1
 
 
-# --- the order of channels
-
-
-def test_an_order_of_channels_goes_into_the_convolution():
-    layer = "t = Gather <axis = 1> (x, i) y = Conv <pads = [1, 1, 1, 1]> (t, w, b)"
-    text = f"(float[1, 3, 6, 6] x) => (float[1, 4, 6, 6] y) {{ {layer} }}"
-    weights = {"w": normal(4, 3, 3, 3), "b": normal(4)}
-    assert operators(folded(model_of(text, i=np.int64([2, 0, 1]), **weights), {"x": normal(1, 3, 6, 6)})) == ["Conv"]
-
-
-@pytest.mark.parametrize("kept", ["i = [0, 0, 1]", "group"])
-def test_what_is_no_order_of_channels_stays(kept):
-    groups = 3 if kept == "group" else 1
-    layer = f"t = Gather <axis = 1> (x, i) y = Conv <pads = [1, 1, 1, 1], group = {groups}> (t, w)"
-    text = f"(float[1, 3, 6, 6] x) => (float[1, 3, 6, 6] y) {{ {layer} }}"
-    order = np.int64([2, 0, 1] if kept == "group" else [0, 0, 1])
-    after = folded(model_of(text, i=order, w=normal(3, 3 // groups, 3, 3)), {"x": normal(1, 3, 6, 6)})
-    assert operators(after) == ["Gather", "Conv"]
-
-
 # --- the opset of a graph that a rewrite raises
 
 

@@ -21,12 +21,12 @@ from repaconv.graph.constant_if_inlining import inline_constant_ifs
 from repaconv.graph.index_selections import axes_of, split_sizes
 from repaconv.graph.model_rewriting import clean, remove_unused
 from repaconv.graph.no_op_nodes import remove_no_ops
-from repaconv.graph.nodes_and_constants import Writer, attribute, constant, is_read
+from repaconv.graph.nodes_and_constants import Writer, attribute, constant, is_read, made_by, only_reader
 from repaconv.graph.operator_facts import BROADCASTING, HALVES, QUANTIZING, RANDOM
 from repaconv.graph.shape_arithmetic import Integers, entries_of
 from repaconv.graph.shape_inference import infer, infer_node
 from repaconv.graph.sizes_from_inputs import read_sizes_after_norms, read_sizes_from_inputs
-from repaconv.graph.symbolic_shapes import SymbolicSize, as_numbers, reshape_target, set_shape, sizes
+from repaconv.graph.symbolic_shapes import SymbolicSize, as_numbers, rank_of, reshape_target, set_shape, sizes
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -224,6 +224,31 @@ def _is_broadcast_anyway(x: ir.Value, reader: ir.Node, place: int) -> bool:
     return same and max(map(len, shapes)) == len(wanted)
 
 
+def _gather_nd(model: ir.Model, node: ir.Node, _known: Integers) -> None:
+    """Write a GatherND along the first axis, as torch exports an index such as ``x[[2, 1, 0]]``, as a Gather."""
+    indices = constant(node.inputs[1])
+    if indices is None or indices.shape[-1] != 1 or attribute(node, "batch_dims", 0):
+        return
+    write = Writer(model, node)
+    new = write("Gather", node.inputs[0], write.constant(indices.squeeze(-1)), axis=0)
+    new.shape = node.outputs[0].shape
+    write.replace(node.outputs[0], new)
+
+
+def _unsqueeze(model: ir.Model, node: ir.Node, known: Integers) -> None:
+    """Let the operator before an Unsqueeze keep the axis that is added: a reduction, or a Gather of one position."""
+    _keep_reduced_axes(model, node, known)
+    gather, out = made_by(node.inputs[0], "Gather"), node.outputs[0]
+    if gather is None or out.is_graph_output() or only_reader(gather.outputs[0]) is not node or sizes(out) is None:
+        return
+    position, rank = constant(gather.inputs[1]), rank_of(out)
+    if position is None or position.ndim or axes_of(node, rank) != [int(attribute(gather, "axis", 0)) % rank]:
+        return
+    gather.replace_input_with(1, Writer(model, gather).constant(position.reshape(1)))
+    set_shape(gather.outputs[0], sizes(out), out)
+    out.replace_all_uses_with(gather.outputs[0])
+
+
 def _keep_reduced_axes(_model: ir.Model, node: ir.Node, _known: Integers) -> None:
     """Let a reduction keep the axes that its only reader adds again as axes of length 1."""
     import onnx_ir as ir
@@ -293,8 +318,9 @@ def _gather(model: ir.Model, node: ir.Node, _known: Integers) -> None:
 _RULES = {
     "Expand": _expand,
     "Gather": _gather,
+    "GatherND": _gather_nd,
     "Reshape": _reshape,
     "Flatten": _reshape,
     "Split": _split,
-    "Unsqueeze": _keep_reduced_axes,
+    "Unsqueeze": _unsqueeze,
 }

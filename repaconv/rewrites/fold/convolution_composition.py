@@ -2,8 +2,8 @@
 
     s (w * x + b) + t = (s w) * x + (s b + t)
 
-`joined` merges parallel branches, `composed_in_row` merges convolutions in series, and `bordered` turns an explicitly
-written border into padding.
+`joined` merges parallel branches, `composed_in_row` merges convolutions in series, `bordered` turns an explicitly
+written border into padding, and `reordered` folds an order of channels.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from repaconv.algebra.channel_maps import Vector, channel_vector
 from repaconv.algebra.convolution_kernels import (
     Kernel,
     composed,
@@ -26,13 +27,14 @@ from repaconv.algebra.convolution_kernels import (
     summed,
 )
 from repaconv.graph.canonical_form import normalize
-from repaconv.graph.channel_axes import IMAGE, scale_and_shift
+from repaconv.graph.channel_axes import IMAGE, affine_of, scale_and_shift
 from repaconv.graph.constants_of_dynamic_shape import broadcast_constant, slice_assignment
-from repaconv.graph.index_selections import perm_of, selection_of
+from repaconv.graph.index_selections import Places, perm_of, selection_of
 from repaconv.graph.model_rewriting import clean
-from repaconv.graph.nodes_and_constants import Array, Writer, is_constant, made_by
+from repaconv.graph.nodes_and_constants import Array, Writer, attribute, is_constant, is_read, made_by, nodes_of
+from repaconv.graph.operator_facts import SELECTIONS
 from repaconv.graph.rewrite_contract import Rewrite
-from repaconv.graph.symbolic_shapes import set_shape, sizes
+from repaconv.graph.symbolic_shapes import as_numbers, set_shape, sizes
 from repaconv.results import Change
 from repaconv.rewrites.fold.kernels_from_onnx import kernel_of, pad_value, scale_of, spatial_padding
 from repaconv.rewrites.fold.scales_after_convolutions import absorbed, end_of_commuting_chain
@@ -118,6 +120,147 @@ def _border_after_pad(pad: ir.Node) -> tuple[ir.Value, Array] | None:
     return (value, border[:, 0]) if done else None
 
 
+# --- A convolution reads channels in the order that they had before they were reordered, such as RGB before BGR.
+#
+#     W * z + b = V * x + c,    z[i] = s[i] x[place[i]] + t[i],    V[:, place[i]] += W[:, i] s[i],    c = b + sum W t
+#
+# Channels may be scaled and shifted on the way, together or each on its own (`transform_input` of Inception). If the
+# convolution has padding, which is 0 and not t, the shifts stay before it: W * z = (W s) * (x + t / s).
+
+
+class _Channels(NamedTuple):
+    """An image of which each channel is a scaled and shifted channel of another value.
+
+    Attributes:
+        source: The other value.
+        axes: For each axis of the image, the axis of the other value.
+        places: For each channel, the channel of the other value.
+        scale: The factor of each channel.
+        shift: What is added to each channel.
+    """
+
+    source: ir.Value
+    axes: tuple[int, ...]
+    places: Places
+    scale: Vector
+    shift: Vector
+
+
+def reordered(model: ir.Model, rewrite: str) -> Iterator[Change]:
+    """Let every convolution read channels in the order that they had before they were reordered; in place."""
+    for node in nodes_of(model, "Conv"):
+        x = node.inputs[0]
+        shape = sizes(x) or ()
+        if x is None or len(shape) < 3 or not isinstance(shape[1], int) or node.graph is not model.graph:
+            continue
+        width = shape[1]
+        whole = _Channels(x, tuple(range(len(shape))), np.arange(width), np.ones(width), np.zeros(width))
+        found = _before_selections(whole)
+        kernel = kernel_of(node) if found is not None else None
+        if found is None or kernel is None or kernel.groups != 1:
+            continue
+        own = (sizes(found.source) or ())[found.axes[1]]
+        if not isinstance(own, int) or own > width:
+            continue
+        image: _Channels | None = _past_transposes(found)
+        if image is not None and kernel.is_padded and image.shift.any():
+            image = _with_padded_shifts(model, node, image, own)
+        if image is None:
+            continue
+        one = kernel.of_scaled(image.scale, image.shift if image.shift.any() else None)
+        weight = np.zeros((len(one.weight), own, *one.weight.shape[2:]))
+        for place, column in zip(image.places, np.moveaxis(one.weight, 1, 0), strict=True):
+            weight[:, place] += column
+        _replace_by_conv(model, node, replace(one, weight=weight), _transposed(model, node, image))
+        yield Change(rewrite=rewrite, place=node.name or "", description=f"order of channels -> {node.name}")
+
+
+def _before_selections(image: _Channels) -> _Channels | None:
+    """The channels before the first of all selections that nothing else reads; None if there is no selection."""
+    x, axis = image.source, image.axes[1]
+    node = x.producer()
+    if node is None or node.domain or not _is_read_once(x):
+        return None
+    if node.op_type in SELECTIONS:
+        chosen = selection_of(x)
+        if chosen is None or not chosen.keeps or chosen.axis != axis:
+            return None
+        before = image._replace(source=chosen.value, places=chosen.places[image.places])
+        return _before_selections(before) or before
+    if node.op_type == "Concat":
+        return _before_concat(image, node)
+    if node.op_type == "Transpose":
+        return _before_selections(_past_transposes(image))
+    scaled = _scaled_channels(node, axis)
+    if scaled is None:
+        return None
+    scale, shift = (part[image.places] for part in scaled[1:])
+    more = image._replace(source=scaled[0], scale=image.scale * scale, shift=image.scale * shift + image.shift)
+    return _before_selections(more)
+
+
+def _past_transposes(image: _Channels) -> _Channels:
+    """The same channels as those of the value before all Transposes."""
+    while (node := made_by(image.source, "Transpose")) is not None and (x := node.inputs[0]) is not None:
+        order = perm_of(node, len(image.axes))
+        image = image._replace(source=x, axes=tuple(order[axis] for axis in image.axes))
+    return image
+
+
+def _before_concat(image: _Channels, concat: ir.Node) -> _Channels | None:
+    """The channels before a Concat of channels of one value."""
+    axis, shapes = image.axes[1], [sizes(part) or () for part in concat.inputs]
+    widths = as_numbers(shape[axis] for shape in shapes) if all(shapes) else None
+    if widths is None or int(attribute(concat, "axis", 0)) % len(shapes[0]) != axis:
+        return None
+    found, start, places = [], 0, image.places.copy()
+    scale, shift = image.scale.copy(), image.shift.copy()
+    for part, width in zip(concat.inputs, widths, strict=True):
+        own = (image.places >= start) & (image.places < start + width)
+        assert part is not None
+        here = _Channels(part, image.axes, image.places[own] - start, image.scale[own], image.shift[own])
+        one = _before_selections(here) or here
+        places[own], scale[own], shift[own] = one.places, one.scale, one.shift
+        found.append((one.source, one.axes))
+        start += width
+    same = all(one == found[0] for one in found)
+    return _Channels(*found[0], places, scale, shift) if same else None
+
+
+def _scaled_channels(node: ir.Node, axis: int) -> tuple[ir.Value, Vector, Vector] | None:
+    """The input of a node, and what its channels along an axis are multiplied by and shifted by."""
+    found = affine_of(node)
+    width = (sizes(node.outputs[0]) or ())[axis] if found is not None else None
+    if found is None or not isinstance(width, int) or any(map(is_read, node.outputs[1:])):
+        return None
+    x, affine = found
+    shift = np.zeros_like(affine.scale) if affine.shift is None else affine.shift
+    scales, shifts = (channel_vector(part, axis, width) for part in (affine.scale, shift))
+    return None if scales is None or shifts is None else (x, scales, shifts)
+
+
+def _with_padded_shifts(model: ir.Model, node: ir.Node, image: _Channels, width: int) -> _Channels | None:
+    """The channels of a value to which the shifts are added; None if not every channel is there once, with a factor."""
+    order = np.argsort(image.places)
+    if not np.array_equal(image.places[order], np.arange(width)) or not image.scale.all():
+        return None
+    write, axis = Writer(model, node), image.axes[1]
+    added = (image.shift / image.scale)[order].reshape(-1, *[1] * (len(image.axes) - axis - 1))
+    new = write("Add", image.source, write.constant(added))
+    set_shape(new, sizes(image.source), image.source)
+    return image._replace(source=new, shift=np.zeros_like(image.shift))
+
+
+def _transposed(model: ir.Model, node: ir.Node, image: _Channels) -> ir.Value:
+    """The value of which a convolution reads the channels, with its axes in the order of an image."""
+    if list(image.axes) == sorted(image.axes):
+        return image.source
+    new = Writer(model, node)("Transpose", image.source, perm=image.axes)
+    shape = sizes(image.source)
+    set_shape(new, None if shape is None else [shape[axis] for axis in image.axes], image.source)
+    return new
+
+
 # --- Convolutions in series are composed if this needs no more multiplications; so are scales before a convolution.
 #
 #     V * (W * x) = (V W) * x,    W * (s x + t) = (W s) * x + sum W t
@@ -132,7 +275,6 @@ def composed_in_row(model: ir.Model, rewrite: str) -> Iterator[Change]:
     for node in tuple(model.graph):
         if node.graph is model.graph and not node.domain:
             if node.op_type == "Conv":
-                yield from _reordering_into_convolution(model, node, rewrite)
                 yield from _into_convolution_before(model, node, rewrite)
             elif node.op_type in ("Mul", "Div", "Add", "Sub", "BatchNormalization"):
                 yield from _into_readers(model, node, rewrite)
@@ -166,20 +308,6 @@ def reduced(kernel: Kernel, x: ir.Value) -> tuple[Kernel, ir.Value]:
     while (found := before(x)) is not None and (one := composed(kernel, found[0])) is not None:
         kernel, x = one, found[1]
     return kernel, x
-
-
-def _reordering_into_convolution(model: ir.Model, node: ir.Node, rewrite: str) -> Iterator[Change]:
-    """Let a convolution read channels in the order they had before they were reordered, such as RGB before BGR."""
-    x = node.inputs[0]
-    found = selection_of(x)
-    kernel = kernel_of(node) if found is not None and found.axis == 1 and found.keeps else None
-    if x is None or found is None or kernel is None or kernel.groups != 1:
-        return
-    order = np.argsort(found.places)
-    width = (sizes(found.value) or ())[1]
-    if len(order) == width and np.array_equal(found.places[order], np.arange(len(order))) and _is_read_once(x):
-        _replace_by_conv(model, node, replace(kernel, weight=kernel.weight[:, order]), found.value)
-        yield Change(rewrite=rewrite, place=node.name or "", description=f"order of channels -> {node.name}")
 
 
 def _into_convolution_before(model: ir.Model, node: ir.Node, rewrite: str) -> Iterator[Change]:
@@ -403,17 +531,18 @@ def _gain(a: Terms, b: Terms, *, fixed: bool) -> int:
     return before - size_of(kernels)
 
 
-# --- The rewrite: scales and shifts after a convolution, and the three rewrites above, until nothing changes.
+# --- The rewrite: scales and shifts after a convolution, and the rewrites above, until nothing changes.
+
+
+STEPS = (absorbed, bordered, reordered, composed_in_row, joined)
 
 
 def apply(model: ir.Model) -> Iterator[Change]:
-    """Fold scales, shifts, borders, series and parallel branches into convolutions until nothing changes; in place."""
+    """Fold scales, shifts, borders, orders of channels, series and parallel branches into convolutions; in place."""
     normalize(model)
     again = True
     while again:
-        made = [
-            change for step in (absorbed, bordered, composed_in_row, joined) for change in step(model, CONVOLUTION.name)
-        ]
+        made = [change for step in STEPS for change in step(model, CONVOLUTION.name)]
         clean(model)
         yield from made
         again = bool(made)

@@ -1,0 +1,105 @@
+"""An order of channels, and what scales and shifts single channels, goes into the convolution that reads them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from test_elementwise_work import folded
+from test_graph_corner_cases import model_of, normal, operators
+
+RGB = "float[1, 3, 6, 6] x"
+PADDED, UNPADDED = "y = Conv <pads = [1, 1, 1, 1]> (z, w, b)", "y = Conv(z, w, b)"
+NORM = "d = Div(f, full) s = Sub(d, mean) z = Div(s, std)"
+CONSTANTS = {
+    "order": np.int64([2, 0, 1]),
+    "nd": np.int64([[2], [-3], [1]]),
+    "twice": np.int64([0, 0, 1]),
+    **{name: np.int64([number]) for name, number in (("last", -1), ("end", -99), ("one", 1))},
+    **{name: np.int64(number) for name, number in (("i0", 0), ("i1", -2), ("i2", 2))},
+    "full": np.float32(255),
+    "mean": np.float32([0.485, 0.456, 0.406]).reshape(1, 3, 1, 1),
+    "std": np.float32([0.229, 0.224, 0.225]).reshape(3, 1, 1),
+    "lines": np.float32([0, 1, 2, 3, 4, 5]),
+    "some": np.float32([0.5, 0, 2]).reshape(3, 1, 1),
+    "f0": np.float32(0.458),
+    "f1": np.float32(-0.448),
+    "f2": np.float32(0.45),
+    "t0": np.float32(-0.03),
+    "t1": np.float32(-0.088),
+    "t2": np.float32(-0.188),
+}
+EACH = "".join(
+    f"g{i} = Gather <axis = 1> (x, i{i}) u{i} = Unsqueeze(g{i}, one) m{i} = Mul(u{i}, f{i}) a{i} = Add(m{i}, t{i}) "
+    for i in range(3)
+)
+TRANSFORM = f"{EACH} z = Concat <axis = 1> (a0, a1, a2)"
+ORDERS = {
+    "Gather": "{} = Gather <axis = -3> (x, order)",
+    "Slice": "{} = Slice(x, last, end, one, last)",
+    "GatherND": """
+        t = Transpose <perm = [1, 0, 2, 3]> (x) q = GatherND(t, nd) {} = Transpose <perm = [1, 0, 2, 3]> (q)
+    """,
+    "Split": "c0, c1, c2 = Split <axis = 1, num_outputs = 3> (x) {} = Concat <axis = 1> (c2, c0, c1)",
+    "twice": "{} = Gather <axis = 1> (x, twice)",
+    "two orders": "p = Gather <axis = 1> (x, order) {} = Slice(p, last, end, one, last)",
+}
+
+
+def after(rows: str, given: str = RGB, width: int = 3, outputs: str = "float[1, 4, h, v] y") -> list[str]:
+    """The operators after folding; in float64 they compute what those before do."""
+    known = CONSTANTS | {"w": normal(4, width, 3, 3), "b": normal(4)}
+    used = {name: numbers for name, numbers in known.items() if f"{name})" in rows or f"{name}," in rows}
+    return operators(folded(model_of(f"({given}) => ({outputs}) {{ {rows} }}", **used)))
+
+
+@pytest.mark.parametrize("conv", [PADDED, UNPADDED], ids=["padded", "unpadded"])
+@pytest.mark.parametrize("order", ORDERS)
+def test_an_order_goes_into_the_convolution(order, conv):
+    assert after(f"{ORDERS[order].format('z')} {conv}") == ["Conv"]
+
+
+@pytest.mark.parametrize("order", [name for name in ORDERS if name != "twice"])
+def test_a_normalization_after_an_order_leaves_its_shift_before_a_border(order):
+    assert after(f"{ORDERS[order].format('f')} {NORM} {UNPADDED}") == ["Conv"]
+    assert after(f"{ORDERS[order].format('f')} {NORM} {PADDED}") == ["Add", "Conv"]
+
+
+def test_channels_that_are_scaled_and_shifted_each_on_its_own():
+    assert after(f"{TRANSFORM} {UNPADDED}") == ["Conv"]
+    assert after(f"{TRANSFORM} {PADDED}") == ["Add", "Conv"]
+
+
+def test_an_order_of_the_last_axis():
+    rows = f"p = Gather <axis = 3> (x, order) d = Mul(p, full) z = Transpose <perm = [0, 3, 1, 2]> (d) {PADDED}"
+    assert after(rows, "float[1, 6, 5, 3] x") == ["Transpose", "Conv"]
+
+
+def test_a_gray_image_in_place_of_three_colors():
+    assert after(f"z = Concat <axis = 1> (x, x, x) {PADDED}", "float[1, 1, 6, 6] x") == ["Conv"]
+
+
+TWO_VALUES = "s = Sin(x) p = Gather <axis = 1> (x, i0) u = Unsqueeze(p, one) z = Concat <axis = 1> (u, s)"
+
+
+@pytest.mark.parametrize(
+    ("rows", "kept"),
+    [
+        (f"f = Gather <axis = 1> (x, twice) {NORM} {PADDED}", "Gather"),  # the border of one channel would be two
+        (f"f = Gather <axis = 1> (x, order) m = Mul(f, some) z = Add(m, mean) {PADDED}", "Gather"),
+        (f"f = Gather <axis = 1> (x, order) z = Add(f, lines) {UNPADDED}", "Gather"),
+        (f"{TWO_VALUES} {PADDED}", "Concat"),
+        (f"f = Gather <axis = 2> (x, order) z = Mul(f, std) {PADDED}", "Gather"),
+        (f"e = Cos(x) l = Concat <axis = 1> (x, e) z = Gather <axis = 1> (l, order) {PADDED}", "Gather"),
+    ],
+    ids=["repeated", "a factor of 0", "a row each", "two values", "another axis", "few channels of many"],
+)
+def test_what_is_no_order_of_channels_stays(rows, kept):
+    assert kept in after(rows, width=4 if TWO_VALUES in rows else 3)
+
+
+def test_an_order_that_something_else_reads_or_of_groups_stays():
+    order = f"{ORDERS['Gather'].format('z')} {PADDED}"
+    assert after(order, outputs="float[1, 4, 6, 6] y, float[1, 3, 6, 6] z") == ["Gather", "Conv"]
+    text = "z = Gather <axis = 1> (x, order) y = Conv <pads = [1, 1, 1, 1], group = 3> (z, w)"
+    model = model_of(f"({RGB}) => (float[1, 3, 6, 6] y) {{ {text} }}", order=CONSTANTS["order"], w=normal(3, 1, 3, 3))
+    assert operators(folded(model)) == ["Gather", "Conv"]

@@ -7,7 +7,7 @@ from math import prod
 import numpy as np
 import onnx
 import pytest
-from test_graph_corner_cases import model_of, normal
+from test_graph_corner_cases import model_of, normal, operators
 
 from repaconv.graph.element_type_conversion import to_float64
 from repaconv.graph.model_rewriting import rewritten
@@ -93,3 +93,65 @@ def test_factors_of_parts_of_a_concat(factors, products):
     after = onnx.shape_inference.infer_shapes(folded(model)).graph
     shapes = {value.name: value.type.tensor_type.shape.dim for value in after.value_info}
     assert [shapes[node.output[0]][2].dim_value for node in after.node if node.op_type == "Mul"] == products
+
+
+# --- sums with zeros, and guards against NaN
+
+
+ATTENTION = """
+    q = MatMul(x, wq) k = MatMul(x, wk) t = Transpose <perm = [0, 2, 1]> (k) raw = MatMul(q, t)
+    {}
+    s = Softmax(m) n = IsNaN(s) p = Where(n, zero, s) y = MatMul(p, x)
+"""
+
+
+def attention(mask: str, inputs: str = "", **constants: np.ndarray) -> list[str]:
+    text = f"(float[2, 5, 4] x{inputs}) => (float[2, 5, 4] y) {{ {ATTENTION.format(mask)} }}"
+    given = {"wq": normal(4, 4), "wk": normal(4, 4), "zero": np.float32(0), **constants}
+    return operators(folded(model_of(text, **given)))
+
+
+@pytest.mark.parametrize(
+    ("mask", "constants"),
+    [
+        ("m = Add(raw, c)", {"c": np.zeros((1, 5, 5), np.float32)}),
+        ("m = Add(c, raw)", {"c": np.zeros(5, np.float32)}),
+        ("m = Sub(raw, c)", {"c": np.zeros((2, 5, 5), np.float32)}),
+        ("f = Mul(raw, c) m = Reshape(f, own)", {"c": np.float32(1), "own": np.int64([2, 5, 5])}),
+    ],
+)
+def test_a_mask_of_zeros_and_the_guard_of_its_softmax_are_left_out(mask, constants):
+    found = attention(mask, **constants)
+    assert not {"Add", "Sub", "IsNaN", "Where"} & set(found)
+
+
+def test_a_bias_of_finite_numbers_needs_no_guard():
+    assert "IsNaN" not in attention("m = Add(raw, c)", c=normal(1, 5, 5))
+
+
+@pytest.mark.parametrize(
+    ("mask", "inputs", "constants"),
+    [
+        ("m = Add(raw, c)", "", {"c": np.where(np.eye(5) > 0, -np.inf, 0).astype(np.float32)}),
+        ("m = Add(raw, c)", "", {"c": np.float32([[0], [-3e38], [0], [0], [0]])}),
+        ("m = Add(raw, h)", ", float[5] h", {}),
+        ("b = Cast <to = 9> (h) m = Where(b, raw, c)", ", float[5] h", {"c": np.float32(-np.inf)}),
+    ],
+    ids=["infinity", "about the lowest number", "an input", "a mask of truth values"],
+)
+def test_the_guard_of_a_softmax_stays_where_a_mask_may_hide_all_keys(mask, inputs, constants):
+    assert "IsNaN" in attention(mask, inputs, **constants)
+
+
+@pytest.mark.parametrize(
+    ("row", "shape", "constants"),
+    [
+        ("y = Add(x, c)", "[2, 3]", {"c": np.float32([0, 0, 1])}),
+        ("y = Add(x, c)", "[4, 2, 3]", {"c": np.zeros((4, 2, 3), np.float32)}),
+        ("y = Sub(c, x)", "[2, 3]", {"c": np.zeros(3, np.float32)}),
+    ],
+    ids=["not all zeros", "a larger sum", "a negation"],
+)
+def test_sums_that_are_not_their_input_stay(row, shape, constants):
+    model = model_of(f"(float[2, 3] z) => (float{shape} y) {{ x = Sigmoid(z) {row} }}", **constants)
+    assert len(operators(folded(model))) == 2

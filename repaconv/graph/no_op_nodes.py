@@ -1,10 +1,17 @@
-"""Remove nodes whose output is their input: Casts to the same type, Dropouts, Slices of everything, Resizes by 1."""
+"""Remove nodes whose output is their input: Casts to the same type, Dropouts, Slices of everything, sums with zeros.
+
+So is the guard that PyTorch's exporter writes after the softmax of attention, Where(IsNaN(p), 0, p), unless a mask may
+hide all keys of a query. A product counts as finite; if it overflows, p is NaN, as it is if the guard is not exported.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from repaconv.graph.nodes_and_constants import Writer, attribute, constant, is_read
+import numpy as np
+
+from repaconv.graph.nodes_and_constants import Writer, attribute, constant, is_read, made_by
+from repaconv.graph.operator_facts import PRODUCTS, VIEWS
 from repaconv.graph.symbolic_shapes import sizes
 
 if TYPE_CHECKING:
@@ -23,9 +30,7 @@ def remove_no_ops(model: ir.Model) -> bool:
     """
     removed = False
     for node in tuple(model.graph):
-        if node.domain or not _is_no_op(node):
-            continue
-        value, source = node.outputs[0], node.inputs[0]
+        value, source = node.outputs[0], None if node.domain else _unchanged_input(node)
         if source is None or not is_read(value):
             continue
         if value.is_graph_output() and (source.producer() is None or source.is_graph_output()):
@@ -35,8 +40,23 @@ def remove_no_ops(model: ir.Model) -> bool:
     return removed
 
 
+def _unchanged_input(node: ir.Node) -> ir.Value | None:
+    """The input that a node returns; None if it returns none."""
+    if not node.inputs or any(map(is_read, node.outputs[1:])):
+        return None
+    if node.op_type in ("Add", "Sub"):
+        others = zip(node.inputs, node.inputs[::-1] if node.op_type == "Add" else node.inputs[1:], strict=False)
+        return next((x for x, other in others if _has_shape_of_output(x, node) and _all_equal(other, 0)), None)
+    if node.op_type == "Where":
+        x, test = node.inputs[2], made_by(node.inputs[0], "IsNaN")
+        guards = test is not None and test.inputs[0] is x and _has_shape_of_output(x, node)
+        return x if guards and _is_softmax_of_finite_scores(x) else None
+    return node.inputs[0] if _is_no_op(node) else None
+
+
 def _is_no_op(node: ir.Node) -> bool:
-    if not node.inputs or node.inputs[0] is None or any(map(is_read, node.outputs[1:])):
+    """Whether a node of one input returns that."""
+    if node.inputs[0] is None:
         return False
     if node.op_type == "Cast":
         return node.inputs[0].dtype is not None and int(node.inputs[0].dtype) == attribute(node, "to", None)
@@ -61,10 +81,36 @@ def _resizes_by_one(node: ir.Node) -> bool:
 
 
 def _keeps_size(node: ir.Node) -> bool:
-    shape = sizes(node.inputs[0])
+    return _has_shape_of_output(node.inputs[0], node)
+
+
+def _has_shape_of_output(value: ir.Value | None, node: ir.Node) -> bool:
+    shape = sizes(value)
     return shape is not None and shape == sizes(node.outputs[0])
 
 
 def _all_equal(value: ir.Value | None, number: int) -> bool:
     numbers = constant(value)
     return numbers is not None and bool((numbers == number).all())
+
+
+LARGEST = 256.0
+"""Largest number that a constant may add to scores, or multiply them by, and not be a mask: scores stay far from the
+largest number even of float16."""
+
+
+def _is_softmax_of_finite_scores(value: ir.Value | None) -> bool:
+    """Whether a value is the softmax of sums and multiples of products, to which no mask is added."""
+    softmax = made_by(value, "Softmax")
+    todo = [softmax.inputs[0] if softmax is not None else None]
+    seen: set[ir.Value | None] = set()
+    while todo:
+        x = todo.pop()
+        numbers, node = constant(x), x.producer() if x is not None else None
+        if x in seen or (numbers is not None and bool((np.abs(numbers) <= LARGEST).all())):
+            continue
+        if x is None or node is None or node.domain or node.op_type not in (*PRODUCTS, *VIEWS, "Add", "Sub", "Mul"):
+            return False
+        seen.add(x)
+        todo += node.inputs[:1] if node.op_type in VIEWS else () if node.op_type in PRODUCTS else node.inputs
+    return True

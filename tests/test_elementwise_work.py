@@ -56,13 +56,14 @@ def elementwise_numbers(model: onnx.ModelProto) -> int:
     return sum(prod(dim.dim_value for dim in shapes[name]) for name in added)
 
 
-def folded(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The graph in float64 after all folds, which computes what it did."""
+def folded(model: onnx.ModelProto, **dynamic: int) -> onnx.ModelProto:
+    """The graph in float64 after all folds, which computes what it did; dynamic sizes are these."""
     model = to_float64(model)
     after, _ = rewritten(model, FOLDS)
     onnx.checker.check_model(after, full_check=True)
+    shapes = {value.name: value.type.tensor_type.shape.dim for value in model.graph.input}
     feeds = {
-        value.name: normal(*(dim.dim_value for dim in value.type.tensor_type.shape.dim)) for value in model.graph.input
+        name: normal(*(dynamic.get(dim.dim_param, dim.dim_value) for dim in shape)) for name, shape in shapes.items()
     }
     before, behind = (Float64(each).run(feeds) for each in (model, after))
     for name, right in before.items():
@@ -155,3 +156,98 @@ def test_the_guard_of_a_softmax_stays_where_a_mask_may_hide_all_keys(mask, input
 def test_sums_that_are_not_their_input_stay(row, shape, constants):
     model = model_of(f"(float[2, 3] z) => (float{shape} y) {{ x = Sigmoid(z) {row} }}", **constants)
     assert len(operators(folded(model))) == 2
+
+
+# --- operators before an Expand
+
+
+READOUT = """
+    c = Gather <axis = 1> (x, zero) t = Slice(x, one, end, one) u = Unsqueeze(c, one)
+    {}
+    k = Concat <axis = 2> (t, e) m = MatMul(k, w) a = Add(m, b) y = Relu(a)
+"""
+TOKENS = {"zero": np.int64(0), "one": np.int64([1]), "end": np.int64([2**62]), "w": normal(8, 6), "b": normal(6)}
+
+
+@pytest.mark.parametrize(
+    ("tokens", "expand", "constants"),
+    [
+        ("float[1, 9, 4]", "e = Expand(u, to)", {"to": np.int64([1, 8, 4])}),
+        ("float[B, 9, 4]", "e = Expand(u, to)", {"to": np.int64([8, 1])}),
+        ("float[B, N, 4]", "s = Shape(t) e = Expand(u, s)", {}),
+    ],
+)
+def test_a_token_that_all_others_are_concatenated_with_is_multiplied_once(tokens, expand, constants):
+    model = model_of(f"({tokens} x) => (float[B, N, 6] y) {{ {READOUT.format(expand)} }}", **TOKENS, **constants)
+    after = folded(model, B=2, N=9)
+    assert "Expand" not in operators(after)
+    shapes = {value.name: value.type.tensor_type.shape.dim for value in after.graph.value_info}
+    assert any([dim.dim_value for dim in shapes[node.output[0]]][1:] == [1, 6] for node in after.graph.node)
+
+
+@pytest.mark.parametrize(
+    ("ends", "rows", "found", "constants"),
+    [
+        (
+            "float[1, 1, 4] x) => (float[1, 5, 6] y",
+            "e = Expand(x, to) y = MatMul(e, w)",
+            ["MatMul", "Expand"],
+            {"to": np.int64([1, 5, 4]), "w": normal(4, 6)},
+        ),
+        (
+            "float[3, 4] x) => (float[2, 3, 4] y",
+            "e = Expand(x, to) y = MatMul(e, w)",
+            ["MatMul", "Expand"],
+            {"to": np.int64([2, 3, 4]), "w": normal(4, 4)},
+        ),
+        (
+            "float[N, 1, 4] x, float[N, 5, 4] z) => (float[N, 5, 6] y",
+            "s = Shape(z) e = Expand(x, s) m = MatMul(e, w) n = Mul(m, two) y = Sin(n)",
+            ["MatMul", "Sin", "Shape", "Slice", "Concat", "Expand"],
+            {"w": normal(4, 6), "two": np.float32(2)},
+        ),
+        (
+            "float[1, 4, 1, 1] x) => (float[1, 6, 3, 3] y",
+            "e = Expand(x, to) c = Conv(e, k, b) y = Sigmoid(c)",
+            ["Conv", "Sigmoid", "Expand"],
+            {"to": np.int64([1, 4, 3, 3]), "k": normal(6, 4, 1, 1), "b": normal(6)},
+        ),
+    ],
+    ids=["tokens", "a new axis", "dynamic", "pixels"],
+)
+def test_operators_act_on_numbers_before_they_are_repeated(ends, rows, found, constants):
+    assert sorted(operators(folded(model_of(f"({ends}) {{ {rows} }}", **constants), N=2))) == sorted(found)
+
+
+@pytest.mark.parametrize(
+    ("ends", "rows", "found", "constants"),
+    [
+        (
+            "float[1, 5, 1] x) => (float[1, 5, 6] y",
+            "e = Expand(x, to) y = MatMul(e, w)",
+            ["Expand", "MatMul"],
+            {"to": np.int64([1, 5, 4]), "w": normal(4, 6)},
+        ),
+        (
+            "float[1, 1, 4] x) => (float[1, 5, 4] y",
+            "e = Expand(x, to) m = Mul(e, w) y = Sin(m)",
+            ["Mul", "Sin"],  # which broadcasts anyway
+            {"to": np.int64([1, 5, 4]), "w": normal(5, 4)},
+        ),
+        (
+            "float[1, 4, 1, 1] x) => (float[1, 6, 3, 3] y",
+            "e = Expand(x, to) y = Conv <pads = [1, 1, 1, 1]> (e, k)",
+            ["Expand", "Conv"],
+            {"to": np.int64([1, 4, 3, 3]), "k": normal(6, 4, 3, 3)},
+        ),
+        (
+            "float[1, 1, 4] x, float[5, 4] w) => (float[1, 5, 5] y",
+            "e = Expand(x, to) t = Transpose(w) y = MatMul(e, t)",
+            ["Expand", "Transpose", "MatMul"],
+            {"to": np.int64([1, 5, 4])},
+        ),
+    ],
+    ids=["channels are repeated", "numbers differ by position", "a border", "no constant"],
+)
+def test_operators_that_do_not_act_alike_stay_after_an_expand(ends, rows, found, constants):
+    assert operators(folded(model_of(f"({ends}) {{ {rows} }}", **constants))) == found

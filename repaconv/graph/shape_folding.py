@@ -200,7 +200,11 @@ def _split(model: ir.Model, node: ir.Node, _known: Integers) -> None:
 
 
 def _expand(_model: ir.Model, node: ir.Node, _known: Integers) -> None:
-    """Remove an Expand to the shape that its input already has, or that readers broadcast its input to anyway."""
+    read_past_expand(node)
+
+
+def read_past_expand(node: ir.Node) -> None:
+    """Let all that reads an Expand read its input, if that has the same shape, or if they broadcast it anyway."""
     x, out = node.inputs[0], node.outputs[0]
     if x is None or sizes(x) is None or sizes(out) is None:
         return

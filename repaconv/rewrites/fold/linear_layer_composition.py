@@ -17,7 +17,7 @@ from repaconv.graph.model_rewriting import clean, merge_equal_constants
 from repaconv.graph.rewrite_contract import Rewrite
 from repaconv.graph.rotary_embedding_patterns import embedding_nodes
 from repaconv.results import Change
-from repaconv.rewrites.fold import norm_affines, operators_past_means, operators_past_views
+from repaconv.rewrites.fold import norm_affines, operators_before_expands, operators_past_means, operators_past_views
 from repaconv.rewrites.fold.linear_graph_from_onnx import linear_graph
 from repaconv.rewrites.fold.linear_graph_to_onnx import emit
 
@@ -53,6 +53,10 @@ def _round(model: ir.Model) -> Iterator[Change]:
     clean(model)
     for layer in operators_past_means.move_past_means(model):
         yield Change(rewrite=AFFINE.name, place=layer, description=f"{layer} acts on a mean, not on all that it is of")
+    for layer in operators_before_expands.move_before_expands(model):
+        yield Change(
+            rewrite=AFFINE.name, place=layer, description=f"{layer} acts on what is repeated, not on all of it"
+        )
     for axis in (LAST, IMAGE):
         graph = linear_graph(model, axis, embeddings)
         graph.fold()

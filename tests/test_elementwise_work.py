@@ -251,3 +251,35 @@ def test_operators_act_on_numbers_before_they_are_repeated(ends, rows, found, co
 )
 def test_operators_that_do_not_act_alike_stay_after_an_expand(ends, rows, found, constants):
     assert operators(folded(model_of(f"({ends}) {{ {rows} }}", **constants))) == found
+
+
+# --- Gathers
+
+
+@pytest.mark.parametrize(
+    ("gathers", "shape", "found"),
+    [
+        ([(1, [0, 1, 2, 3])], "[2, 4, 5]", 0),
+        ([(-2, [0, 1, 2])], "[2, 3, 5]", 1),
+        ([(1, [3, 2, 1, 0]), (1, [-1, 2, 1, 0])], "[2, 4, 5]", 0),
+        ([(1, [3, 1]), (-2, [1, -2, 1])], "[2, 3, 5]", 1),
+        ([(1, [3, 1]), (1, 1)], "[2, 5]", 1),
+        ([(1, [3, 1]), (1, [[0, 1], [1, 1]])], "[2, 2, 2, 5]", 1),
+        ([(1, [3, 1]), (2, [4, 2])], "[2, 2, 2]", 2),
+        ([(1, 3), (1, [4, 2])], "[2, 2]", 2),
+    ],
+)
+def test_gathers_are_one_or_none(gathers, shape, found):
+    rows, name = "", "x"
+    for place, (axis, _) in enumerate(gathers):
+        rows += f"g{place} = Gather <axis = {axis}> ({name}, i{place}) "
+        name = f"g{place}"
+    indices = {f"i{place}": np.int64(numbers) for place, (_, numbers) in enumerate(gathers)}
+    model = model_of(f"(float[2, 4, 5] z) => (float{shape} y) {{ x = Sin(z) {rows} y = Cos({name}) }}", **indices)
+    assert operators(folded(model)) == ["Sin", *["Gather"] * found, "Cos"]
+
+
+def test_a_gather_that_something_else_reads_stays():
+    rows = "x = Sin(z) f = Gather <axis = 1> (x, i) g = Gather <axis = 1> (f, i) y = Cos(g)"
+    model = model_of(f"(float[2, 4, 5] z) => (float[2, 2, 5] y, float[2, 2, 5] f) {{ {rows} }}", i=np.int64([1, 0]))
+    assert operators(folded(model)) == ["Sin", "Gather", "Gather", "Cos"]

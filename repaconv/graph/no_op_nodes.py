@@ -1,4 +1,4 @@
-"""Remove nodes whose output is their input: Casts to the same type, Dropouts, Slices of everything, sums with zeros.
+"""Remove nodes whose output is their input: Casts to the same type, selections of everything, sums with zeros.
 
 So is the guard that PyTorch's exporter writes after the softmax of attention, Where(IsNaN(p), 0, p), unless a mask may
 hide all keys of a query. A product counts as finite; if it overflows, p is NaN, as it is if the guard is not exported.
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from repaconv.graph.index_selections import Selection, selection_of
 from repaconv.graph.nodes_and_constants import Writer, attribute, constant, is_read, made_by
 from repaconv.graph.operator_facts import PRODUCTS, VIEWS
 from repaconv.graph.symbolic_shapes import sizes
@@ -66,9 +67,19 @@ def _is_no_op(node: ir.Node) -> bool:
         return _all_equal(node.inputs[1], 1)
     if node.op_type == "Slice":
         return _keeps_size(node) and (len(node.inputs) < 5 or node.inputs[4] is None or _all_equal(node.inputs[4], 1))
+    if node.op_type == "Gather":
+        found = selection_of(node.outputs[0])
+        return found is not None and found.keeps and np.array_equal(found.places, np.arange(_length(found)))
     if node.op_type == "Resize":
         return _resizes_by_one(node)
     return node.op_type in _OF_SEVERAL and len(node.inputs) == 1
+
+
+def _length(selection: Selection) -> int:
+    """The length of the axis that a selection is along, which is known."""
+    length = (sizes(selection.value) or ())[selection.axis]
+    assert isinstance(length, int)
+    return length
 
 
 def _resizes_by_one(node: ir.Node) -> bool:

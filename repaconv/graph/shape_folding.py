@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from repaconv.graph.constant_if_inlining import inline_constant_ifs
-from repaconv.graph.index_selections import axes_of, split_sizes
+from repaconv.graph.index_selections import axes_of, selection_of, split_sizes
 from repaconv.graph.model_rewriting import clean, remove_unused
 from repaconv.graph.no_op_nodes import remove_no_ops
 from repaconv.graph.nodes_and_constants import Writer, attribute, constant, is_read, made_by, only_reader
@@ -309,7 +309,13 @@ def _is_inferred(model: ir.Model, node: ir.Node, known: Integers, target: list[i
 
 
 def _gather(model: ir.Model, node: ir.Node, _known: Integers) -> None:
-    """Write a Gather of all entries in order as a Reshape."""
+    """Write a Gather of a Gather as one Gather, and one of all entries in order as a Reshape."""
+    x, given, axis = node.inputs[0], constant(node.inputs[1]), int(attribute(node, "axis", 0))
+    once = x is not None and made_by(x, "Gather") and len(x.uses()) == 1 and not x.is_graph_output()
+    inner = selection_of(x) if once else None
+    if inner is not None and inner.keeps and given is not None and axis % rank_of(x) == inner.axis:
+        node.replace_input_with(1, Writer(model, node).constant(inner.places[given % len(inner.places)]))
+        node.replace_input_with(0, inner.value)
     indices, shape = constant(node.inputs[1]), sizes(node.inputs[0])
     whole = indices is not None and indices.ndim > 1 and shape == (indices.size,)
     if whole and indices is not None and (indices.reshape(-1) == np.arange(indices.size)).all():

@@ -96,6 +96,23 @@ def test_factors_of_parts_of_a_concat(factors, products):
     assert [shapes[node.output[0]][2].dim_value for node in after.node if node.op_type == "Mul"] == products
 
 
+def test_what_is_added_to_all_channels_is_one_number():
+    rows = "s = Sigmoid(x) a, b = Split <axis = 1> (s, two) m = Mul(a, f) t = Sub(m, g) y = Mul(t, b)"
+    constants = {"two": np.int64([2, 2]), "f": np.float32(2), "g": np.float32(0.5)}
+    after = folded(model_of(f"(float[3, 4] x) => (float[3, 2] y) {{ {rows} }}", **constants))
+    stored = {one.name: list(one.dims) for one in after.graph.initializer}
+    shifts = [stored.get(name) for node in after.graph.node if node.op_type in ("Add", "Sub") for name in node.input]
+    assert shifts == [None, []]
+
+
+@pytest.mark.parametrize("shift", [np.full(4, 0.25, np.float32), np.float32(0.25)])
+def test_a_number_after_a_norm_goes_into_the_norm(shift):
+    rows = "n = LayerNormalization(x, one) m = Mul(n, f) a = Add(m, t) y = Sin(a) p = MatMul(x, w) z = Mul(p, f)"
+    constants = {"one": np.ones(4, np.float32), "f": np.float32(2), "t": shift, "w": normal(4, 4)}
+    model = model_of(f"(float[3, 5, 4] x) => (float[3, 5, 4] y, float[3, 5, 4] z) {{ {rows} }}", **constants)
+    assert sorted(operators(folded(model))) == ["LayerNormalization", "MatMul", "Sin"]
+
+
 # --- sums with zeros, and guards against NaN
 
 

@@ -180,7 +180,7 @@ class _Emitter:
         for other in negative:
             found = self._node("Sub", found, other)
         if left is not None:
-            found = self._node("Add", found, self._vector(left))
+            found = self._node("Add", found, self._numbers(left))
         if not parts[1:] and all(found is value for value, _ in terms):
             found = self._node("Identity", found)
         return found
@@ -327,9 +327,11 @@ class _Emitter:
         return self._multiplied(chosen, scale), shift
 
     def _multiplied(self, value: ir.Value, scale: Vector) -> ir.Value:
-        uniform = bool((scale == scale[0]).all())
-        new = self.write("Mul", value, self.write.constant(scale[0]) if uniform else self._vector(scale))
-        return shaped_like(new, value)
+        return shaped_like(self.write("Mul", value, self._numbers(scale)), value)
+
+    def _numbers(self, numbers: Vector) -> ir.Value:
+        """One number per channel, or a single one if all are equal: a vector of few takes a runtime longer."""
+        return self.write.constant(numbers[0]) if bool((numbers == numbers[0]).all()) else self._vector(numbers)
 
     def _spread(self, value: ir.Value, edge: Pick) -> ir.Value:
         """Write selected channels at their positions, with zeros in the other positions."""

@@ -86,8 +86,8 @@ def _merge(model: ir.Model, node: ir.Node) -> None:
         axis = 1 if of_images else rank - 1
         whole = numbers.reshape((1,) * (rank - numbers.ndim) + numbers.shape)
         same = sizes(user.outputs[0]) == sizes(value) and whole.ndim == rank
-        if same and numbers.ndim and whole.size == whole.shape[axis] == len(scale):
-            found[operator], value = numbers.reshape(-1), user.outputs[0]
+        if same and whole.size == whole.shape[axis] and whole.size in (1, len(scale)):
+            found[operator], value = np.broadcast_to(numbers.reshape(-1), len(scale)), user.outputs[0]
     if not found:
         return
     write = Writer(model, node)

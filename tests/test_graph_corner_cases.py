@@ -394,3 +394,41 @@ def test_a_norm_that_is_an_output_is_a_norm_without_a_mean_and_one_of_another_do
     model.opset_import.append(onnx.helper.make_opsetid("custom", 1))
     model.graph.output.append(onnx.helper.make_tensor_value_info("z", onnx.TensorProto.FLOAT, [2, 6]))
     assert rewritten(model, chosen(("rms-norm",), 23).rewrites)[1] == []
+
+
+# --- auto_pad, which TensorFlow's converters write
+
+
+BRANCHES_OF_SAME_SIZE = """{
+    a = Conv<auto_pad = "AUTO", strides = [S, S]>(x, k3)
+    b = Conv<auto_pad = "AUTO", strides = [S, S]>(x, k1)
+    c = Add(a, b)
+    y = Mul(c, s)
+}"""
+
+
+@pytest.mark.parametrize("auto", ["SAME_UPPER", "SAME_LOWER"])
+@pytest.mark.parametrize(("stride", "height", "width"), [(1, "8", "9"), (1, "H", "W"), (2, "8", "9"), (3, "9", "7")])
+def test_branches_that_pad_themselves_become_one_convolution(auto, stride, height, width):
+    text = BRANCHES_OF_SAME_SIZE.replace("AUTO", auto).replace("S, S", f"{stride}, {stride}")
+    weights = {"k3": normal(6, 4, 3, 3), "k1": normal(6, 4, 1, 1), "s": normal(6, 1, 1)}
+    model = model_of(f"(float[1, 4, {height}, {width}] x) => (float[1, 6, h, w] y) {text}", **weights)
+    size = [int(one) if one.isdigit() else 8 for one in (height, width)]
+    assert operators(folded(model, {"x": normal(1, 4, *size)})) == ["Conv"]
+
+
+@pytest.mark.parametrize("auto", ["SAME_UPPER", "SAME_LOWER"])
+def test_padding_that_depends_on_the_image_size_stays(auto):
+    text = f"""{{ a = Conv<auto_pad = "{auto}", strides = [2, 2]>(x, k) b = Mul(a, s)
+        c = MaxPool<auto_pad = "{auto}", kernel_shape = [3, 3], strides = [2, 2]>(b) d = Relu(c) y = Mul(d, s) }}"""
+    weights = {"k": normal(4, 4, 3, 3), "s": normal(4, 1, 1)}
+    model = model_of(f"(float[1, 4, H, W] x) => (float[1, 4, h, w] y) {text}", **weights)
+    after = folded(model, *({"x": normal(1, 4, *size)} for size in ((8, 8), (7, 9), (10, 5))))
+    assert operators(after) == ["Conv", "MaxPool", "Relu", "Mul"]
+
+
+def test_pooling_that_pads_itself_lets_a_scale_pass():
+    text = """{ a = Conv<pads = [1, 1, 1, 1]>(x, k)
+        b = AveragePool<auto_pad = "SAME_UPPER", kernel_shape = [3, 3], strides = [2, 2]>(a) y = Mul(b, s) }"""
+    model = model_of(f"(float[1, 4, 8, 8] x) => (float[1, 4, 4, 4] y) {text}", k=normal(4, 4, 3, 3), s=normal(4, 1, 1))
+    assert operators(folded(model, {"x": normal(1, 4, 8, 8)})) == ["Conv", "AveragePool"]

@@ -14,7 +14,7 @@ from repaconv.graph.model_rewriting import clean
 from repaconv.graph.nodes_and_constants import Writer, attribute, constant, is_constant, nodes_of, shape_of_constant
 from repaconv.graph.operator_facts import ARITHMETIC, UNARY, VIEWS
 from repaconv.graph.shape_folding import fold_shapes
-from repaconv.graph.symbolic_shapes import rank_of, reshape_target, set_shape, sizes
+from repaconv.graph.symbolic_shapes import Size, as_numbers, rank_of, reshape_target, set_shape, sizes
 from repaconv.graph.tensor_views import View
 from repaconv.graph.view_chains import view_of
 
@@ -34,6 +34,8 @@ def normalize(model: ir.Model) -> None:
         return  # unchanged since the last call
     model.meta.setdefault(LAST, any(map(_is_last, nodes_of(model, "Transpose"))))
     fold_shapes(model)
+    for node in nodes_of(model, *_WINDOWS):
+        _write_padding(node)
     for node in tuple(model.graph):
         _gemm_as_matmul(model, node)
     for node in tuple(model.graph):
@@ -56,6 +58,38 @@ def shorten_views(model: ir.Model) -> None:
     """Replace every chain of views by the shortest equivalent one, in place."""
     for node in tuple(model.graph):
         _shorten_view(model, node)
+
+
+_WINDOWS = ("Conv", "AveragePool", "MaxPool")
+
+
+def _write_padding(node: ir.Node) -> None:
+    """Replace auto_pad SAME_UPPER or SAME_LOWER by the pads that it means, unless a dynamic size decides; in place."""
+    import onnx_ir as ir
+
+    auto = attribute(node, "auto_pad", "NOTSET")
+    if not auto.startswith("SAME"):
+        return
+    window = attribute(node, "kernel_shape", None) or as_numbers((sizes(node.inputs[1]) or ())[2:])
+    image = (sizes(node.inputs[0]) or ())[2:]
+    if not window or len(image) != len(window):
+        return
+    strides, dilations = (attribute(node, name, (1,) * len(window)) for name in ("strides", "dilations"))
+    lengths = (step * (size - 1) + 1 for step, size in zip(dilations, window, strict=True))
+    totals = [_same_padding(*axis) for axis in zip(image, lengths, strides, strict=True)]
+    known = [total for total in totals if total is not None]
+    if len(known) < len(totals):
+        return
+    less, more = [total // 2 for total in known], [-(-total // 2) for total in known]
+    node.attributes.pop("auto_pad")
+    node.attributes["pads"] = ir.AttrInt64s("pads", less + more if auto == "SAME_UPPER" else more + less)
+
+
+def _same_padding(image: Size, window: int, stride: int) -> int | None:
+    """Return the padding on both sides by which there are image / stride windows, rounded up; None if it is dynamic."""
+    if window == 1 or stride == 1:
+        return window - 1
+    return max((-(-image // stride) - 1) * stride + window - image, 0) if isinstance(image, int) else None
 
 
 def _gemm_as_matmul(model: ir.Model, node: ir.Node) -> None:

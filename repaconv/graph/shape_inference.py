@@ -300,9 +300,11 @@ def _windowed(_known: Integers, node: ir.Node) -> list[Size] | None:
         return None
     axes = len(kernel)
     auto, pads = attribute(node, "auto_pad", "NOTSET"), attribute(node, "pads", [0] * 2 * axes)
-    if auto not in ("NOTSET", "VALID") or len(before) != axes + 2:
+    if len(before) != axes + 2:
         return None
     steps, strides = (attribute(node, name, [1] * axes) for name in ("dilations", "strides"))
+    if auto.startswith("SAME"):
+        kernel, pads = [1] * axes, [0] * 2 * axes  # as many windows as of one pixel
     ends = [pads[i] + pads[i + axes] - steps[i] * (kernel[i] - 1) for i in range(axes)]
     places = [_places(*one) for one in zip(before[2:], ends, strides, strict=True)]
     return [before[0], before[1] if weight is None else weight[0], *places]

@@ -138,7 +138,7 @@ def _conv(node: ir.Node, value: ir.Value, axis: int) -> Edges | None:
     if axis != IMAGE or source is None or shape is None or set(shape[2:]) != {1}:
         return None
     plain = set(attribute(node, "strides", (1,))) == {1} and not any(attribute(node, "pads", (0,)))
-    if not plain or attribute(node, "auto_pad", "NOTSET") == "SAME_UPPER":
+    if not plain:
         return None
     group = int(attribute(node, "group", 1))
     bias = constant(node.inputs[2]) if len(node.inputs) > 2 and node.inputs[2] is not None else None

@@ -8,6 +8,7 @@ import onnxruntime
 import pytest
 from onnx import numpy_helper
 
+import repaconv as rc
 from repaconv.graph.model_rewriting import read, rewritten, write
 from repaconv.graph.nodes_and_constants import Writer
 from repaconv.graph.opset_upgrade import upgraded
@@ -432,3 +433,21 @@ def test_pooling_that_pads_itself_lets_a_scale_pass():
         b = AveragePool<auto_pad = "SAME_UPPER", kernel_shape = [3, 3], strides = [2, 2]>(a) y = Mul(b, s) }"""
     model = model_of(f"(float[1, 4, 8, 8] x) => (float[1, 4, 4, 4] y) {text}", k=normal(4, 4, 3, 3), s=normal(4, 1, 1))
     assert operators(folded(model, {"x": normal(1, 4, 8, 8)})) == ["Conv", "AveragePool"]
+
+
+# --- the domain of ONNX's own operators, which may be written out
+
+
+@pytest.mark.parametrize("named", [False, True], ids=["import", "import and nodes"])
+def test_the_domain_of_onnx_may_be_written_out(named, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = "{ a = Conv(x, k) b = Mul(a, s) r = ReduceMean<axes = [1]>(b) y = Sub(b, r) }"
+    model = model_of(
+        f"(float[1, 4, 8, 8] x) => (float[1, 4, 6, 6] y) {text}", 17, 8, k=normal(4, 4, 3, 3), s=normal(4, 1, 1)
+    )
+    for entry in (*model.opset_import, *(model.graph.node if named else ())):
+        entry.domain = "ai.onnx"
+    onnx.save(model, "given.onnx")
+    done = rc.fold("given.onnx")
+    assert done.verdict == rc.verify().verdict == "passed"
+    assert operators(onnx.load(done.output_files[0])) == ["Conv", "ReduceMean", "Sub"]

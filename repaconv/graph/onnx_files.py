@@ -48,6 +48,7 @@ def read_graph(path: Path) -> onnx.ModelProto:
     if (not model.graph.node and not model.opset_import) or not _names_are_text(model):
         raise _unreadable(path)
     clear_dynamic_sizes(model)
+    shorten_default_domain(model)
     return model
 
 
@@ -76,6 +77,21 @@ def clear_dynamic_sizes(model: onnx.ModelProto) -> None:
         for dim in value.type.tensor_type.shape.dim:
             if dim.dim_value < 0 or dim.dim_param in ("?", "-1"):
                 dim.Clear()
+
+
+def shorten_default_domain(model: onnx.ModelProto) -> None:
+    """Write the domain of ONNX's own operators as an empty string wherever a file writes it out, in place.
+
+    Runtimes take both; ONNX's checker and its schemas know the empty string only.
+    """
+    for whole in (model, *model.functions):
+        for entry in whole.opset_import:
+            entry.domain = "" if entry.domain in DEFAULT_DOMAIN else entry.domain
+    for whole in (model.graph, *model.functions):
+        for part in all_graphs(whole):
+            for node in part.node:
+                if node.domain in DEFAULT_DOMAIN:
+                    node.ClearField("domain")
 
 
 def _names_are_text(model: onnx.ModelProto) -> bool:

@@ -11,7 +11,13 @@ from repaconv.core.errors import Refused, first_line
 from repaconv.core.memory_release import release_freed_memory
 from repaconv.graph.graph_without_weights import ONE_FILE_BYTES, too_large
 from repaconv.graph.input_sizes_from_weights import fix_sizes_from_weights
-from repaconv.graph.onnx_files import clear_dynamic_sizes, external_files_of, opset_of, require_inside
+from repaconv.graph.onnx_files import (
+    clear_dynamic_sizes,
+    external_files_of,
+    opset_of,
+    require_inside,
+    shorten_default_domain,
+)
 from repaconv.graph.operator_facts import BFLOAT16, DEFAULT_DOMAIN, HALVES
 from repaconv.graph.opset_upgrade import OLDEST
 from repaconv.graph.random_operators import random_operators
@@ -76,6 +82,7 @@ def loaded(path: Path) -> onnx.ModelProto:
             code="onnx.invalid",
         ) from error
     try:
+        shorten_default_domain(model)
         if model.functions:  # a call counts as one node, whatever it computes
             model = inline_local_functions(model)
         clear_dynamic_sizes(model)

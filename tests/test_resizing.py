@@ -7,9 +7,9 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from repaconv.algebra.image_resizing import resized
 from repaconv.graph.opset_upgrade import upgraded
 from repaconv.verification.float64_graphs import REFERENCE, Float64
-from repaconv.verification.float64_operators import resized
 
 LARGER = ([1, 1, 2, 7], [1, 1, 1.5, 2.5])
 

@@ -241,7 +241,7 @@ FORMER = {
     "proof.policy": "verification.tolerances",
     "proof.probes": "verification.probe_inputs",
     "proof.ranges": "stages.shared.lower_precision",
-    "proof.resizing": "verification.float64_operators",
+    "proof.resizing": "algebra.image_resizing",
     "proof.rounding": "verification.rounding",
     "proof.runners": "verification.model_runners",
     "proof.searching": "verification.probe_inputs",

@@ -1,0 +1,118 @@
+"""Images resized in float64 as ONNX Runtime's Resize and Upsample do it: coordinates, nearest pixels, interpolation.
+
+One axis is resized after the other. Each is a linear map of its pixels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Places: TypeAlias = NDArray[np.floating[Any]]
+
+PLACES: dict[str, Callable[[Places, Any, Any, Any], Places]] = {
+    "asymmetric": lambda at, scale, old, new: at / scale,
+    "half_pixel": lambda at, scale, old, new: (at + 0.5) / scale - 0.5,
+    "pytorch_half_pixel": lambda at, scale, old, new: (at + 0.5) / scale - 0.5 if new > 1 else at * 0,
+    "half_pixel_symmetric": lambda at, scale, old, new: old / 2 * (1 - new / (scale * old)) + (at + 0.5) / scale - 0.5,
+    "align_corners": lambda at, scale, old, new: at * (old - 1) / (new - 1) if new > 1 else at * 0,
+}
+"""Coordinate on the old axis of pixel ``at`` of the new axis, for axes of ``old`` and ``new`` pixels; ``scale`` is
+new / old if sizes are given. Source: ONNX Runtime's kernel, where ``new`` is a whole number of pixels and a single
+pixel has coordinate 0; the operator's specification has a fractional ``new`` for align_corners, and -0.5."""
+NEAREST: dict[str, Callable[[Places], Places]] = {
+    "floor": np.floor,
+    "ceil": np.ceil,
+    "round_prefer_floor": lambda at: np.ceil(at - 0.5),
+    "round_prefer_ceil": lambda at: np.floor(at + 0.5),
+}
+OLD, SYMMETRIC = "asymmetric", "half_pixel_symmetric"
+"""The coordinate mode of opsets before 11, which have no attribute for it; and the one with an offset."""
+
+
+def resized(x: NDArray[Any], scales: Any, sizes: Any, how: Mapping[str, Any]) -> NDArray[Any] | None:
+    """Resize an array with nearest, linear or cubic interpolation; None for attributes that are not supported here.
+
+    Args:
+        x: The array, of any shape.
+        scales: Scale of every axis, or None.
+        sizes: New size of every axis, if there are no scales.
+        how: Attributes of the operator.
+    """
+    plain = not any(how.get(name) for name in ("antialias", "exclude_outside"))
+    mode, by = how.get("mode") or "nearest", how.get("coordinate_transformation_mode") or "half_pixel"
+    nearest = how.get("nearest_mode") or "round_prefer_floor"
+    if not plain or mode not in ("nearest", "linear", "cubic") or by not in PLACES or nearest not in NEAREST:
+        return None
+    if how.get("keep_aspect_ratio_policy") not in (None, "stretch"):
+        return None
+    axes, by_axis, wanted = how.get("axes") or range(x.ndim), [1.0] * x.ndim, list(x.shape)
+    fractional = False
+    if scales is not None and len(scales):
+        for axis, scale in zip(axes, scales, strict=True):
+            by_axis[axis], wanted[axis] = float(scale), int(np.float32(x.shape[axis]) * np.float32(scale))
+            fractional |= wanted[axis] != x.shape[axis] * by_axis[axis]
+    else:
+        for axis, size in zip(axes, sizes, strict=True):
+            by_axis[axis], wanted[axis] = int(size) / x.shape[axis] if x.shape[axis] else 1.0, int(size)
+    changed = [axis for axis, scale in enumerate(by_axis) if scale != 1]
+    # nearest of half_pixel_symmetric: the offset puts pixels on ties that ONNX Runtime rounds in another way
+    if any(wanted[axis] < 1 for axis in changed) or (by == SYMMETRIC and mode == "nearest" and fractional):
+        return None
+    curve = -0.75 if how.get("cubic_coeff_a") is None else float(how["cubic_coeff_a"])
+    # which pixel is nearest depends on the coordinate's rounding at ties, and ONNX Runtime computes it in float32
+    kind: type[np.floating[Any]] = np.float32 if mode == "nearest" else np.float64
+    for axis in changed:
+        given = (kind(number) for number in (by_axis[axis], x.shape[axis], wanted[axis]))
+        places = PLACES[by](np.arange(wanted[axis], dtype=kind), *given)
+        whole = NEAREST[nearest] if mode == "nearest" else None
+        x = _cubic(x, axis, places, curve) if mode == "cubic" else _nearest_or_linear(x, axis, places, whole)
+    return x
+
+
+def _nearest_or_linear(
+    x: NDArray[Any], axis: int, places: Places, whole: Callable[[Places], Places] | None
+) -> NDArray[Any]:
+    """Sample an axis at these coordinates, which ``whole`` rounds; with linear interpolation if it is None."""
+    last = x.shape[axis] - 1
+    if whole:
+        return np.asarray(x.take(whole(places).clip(0, last).astype(int), axis))
+    places = places.clip(0, last)
+    below = np.floor(places).astype(int)
+    share = (places - below).reshape(-1, *[1] * (x.ndim - 1 - axis))
+    return np.asarray(x.take(below, axis) * (1 - share) + x.take(np.minimum(below + 1, last), axis) * share)
+
+
+def _cubic(x: NDArray[Any], axis: int, places: Places, curve: float) -> NDArray[Any]:
+    """Sample an axis at these coordinates with cubic interpolation; edge pixels are repeated beyond the ends.
+
+    Source: Keys 1981, "Cubic convolution interpolation"; ``curve`` is its parameter a.
+    """
+    last, below = x.shape[axis] - 1, np.floor(places)
+    found = np.zeros((*x.shape[:axis], len(places), *x.shape[axis + 1 :]))
+    for step in (-1, 0, 1, 2):
+        far = np.abs(places - below - step)
+        near = ((curve + 2) * far - (curve + 3)) * far**2 + 1
+        weight = np.where(far <= 1, near, (((far - 5) * far + 8) * far - 4) * curve)
+        pixels = x.take((below + step).clip(0, last).astype(int), axis)
+        found += pixels * weight.reshape(-1, *[1] * (x.ndim - 1 - axis))
+    return found.astype(x.dtype)
+
+
+def before_places(x: NDArray[Any], scales: Any, mode: str | None) -> NDArray[Any] | None:
+    """Evaluate Upsample, or Resize of opset 10; None for modes that are not supported here.
+
+    The nearest pixel is rounded down, and up along an axis that becomes shorter. Source: ONNX Runtime's kernel, since
+    the operator's specification does not define it.
+    """
+    for axis, scale in enumerate(scales):
+        one = [scale if each == axis else 1.0 for each in range(x.ndim)]
+        how = {"mode": mode, "coordinate_transformation_mode": OLD, "nearest_mode": "ceil" if scale < 1 else "floor"}
+        found = resized(x, one, None, how)
+        if found is None:
+            return None
+        x = found
+    return x

@@ -6,7 +6,9 @@ One axis is resized after the other. Each is a linear map of its pixels.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from functools import partial
+from math import ceil
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,10 +44,12 @@ def resized(x: NDArray[Any], scales: Any, sizes: Any, how: Mapping[str, Any]) ->
         sizes: New size of every axis, if there are no scales.
         how: Attributes of the operator.
     """
-    plain = not any(how.get(name) for name in ("antialias", "exclude_outside"))
+    antialias, excludes_outside = (bool(how.get(name)) for name in ("antialias", "exclude_outside"))
     mode, by = how.get("mode") or "nearest", how.get("coordinate_transformation_mode") or "half_pixel"
     nearest = how.get("nearest_mode") or "round_prefer_floor"
-    if not plain or mode not in ("nearest", "linear", "cubic") or by not in PLACES or nearest not in NEAREST:
+    if mode not in ("nearest", "linear", "cubic") or by not in PLACES or nearest not in NEAREST:
+        return None
+    if (antialias and mode == "nearest") or (excludes_outside and mode != "cubic"):
         return None
     if how.get("keep_aspect_ratio_policy") not in (None, "stretch"):
         return None
@@ -59,17 +63,23 @@ def resized(x: NDArray[Any], scales: Any, sizes: Any, how: Mapping[str, Any]) ->
         for axis, size in zip(axes, sizes, strict=True):
             by_axis[axis], wanted[axis] = int(size) / x.shape[axis] if x.shape[axis] else 1.0, int(size)
     changed = [axis for axis, scale in enumerate(by_axis) if scale != 1]
+    if antialias:  # ONNX Runtime copies an axis that keeps its size, whatever its scale is
+        changed = [axis for axis in changed if wanted[axis] != x.shape[axis]]
     # nearest of half_pixel_symmetric: the offset puts pixels on ties that ONNX Runtime rounds in another way
     if any(wanted[axis] < 1 for axis in changed) or (by == SYMMETRIC and mode == "nearest" and fractional):
         return None
     curve = -0.75 if how.get("cubic_coeff_a") is None else float(how["cubic_coeff_a"])
+    kernel = Kernel(partial(_cubic, curve), 2) if mode == "cubic" else Kernel(_linear, 1)
     # which pixel is nearest depends on the coordinate's rounding at ties, and ONNX Runtime computes it in float32
     kind: type[np.floating[Any]] = np.float32 if mode == "nearest" else np.float64
     for axis in changed:
         given = (kind(number) for number in (by_axis[axis], x.shape[axis], wanted[axis]))
         places = PLACES[by](np.arange(wanted[axis], dtype=kind), *given)
-        whole = NEAREST[nearest] if mode == "nearest" else None
-        x = _cubic(x, axis, places, curve) if mode == "cubic" else _nearest_or_linear(x, axis, places, whole)
+        if mode == "cubic" or antialias:
+            stretch = max(1.0, 1 / by_axis[axis]) if antialias else 1.0
+            x = _weighted(x, axis, places, kernel, stretch, excludes_outside=excludes_outside)
+        else:
+            x = _nearest_or_linear(x, axis, places, NEAREST[nearest] if mode == "nearest" else None)
     return x
 
 
@@ -86,19 +96,48 @@ def _nearest_or_linear(
     return np.asarray(x.take(below, axis) * (1 - share) + x.take(np.minimum(below + 1, last), axis) * share)
 
 
-def _cubic(x: NDArray[Any], axis: int, places: Places, curve: float) -> NDArray[Any]:
-    """Sample an axis at these coordinates with cubic interpolation; edge pixels are repeated beyond the ends.
+class Kernel(NamedTuple):
+    """What a pixel weighs by its distance from a coordinate: nothing from a distance of ``reach`` on."""
 
-    Source: Keys 1981, "Cubic convolution interpolation"; ``curve`` is its parameter a.
+    weight: Callable[[Places], Places]
+    reach: int
+
+
+def _linear(far: Places) -> Places:
+    return np.maximum(1 - far, 0)
+
+
+def _cubic(curve: float, far: Places) -> Places:
+    """Source: Keys 1981, "Cubic convolution interpolation"; ``curve`` is its parameter a."""
+    near = ((curve + 2) * far - (curve + 3)) * far**2 + 1
+    return np.where(far <= 1, near, np.where(far < 2, (((far - 5) * far + 8) * far - 4) * curve, 0))
+
+
+def _weighted(
+    x: NDArray[Any], axis: int, places: Places, kernel: Kernel, stretch: float, *, excludes_outside: bool
+) -> NDArray[Any]:
+    """Sample an axis at these coordinates with the weights of a kernel.
+
+    Args:
+        x: The array.
+        axis: The axis.
+        places: The coordinates.
+        kernel: The kernel.
+        stretch: A factor of its width, for antialiasing.
+        excludes_outside: Whether only pixels of the array have a weight; if not, edge pixels are repeated.
     """
-    last, below = x.shape[axis] - 1, np.floor(places)
-    found = np.zeros((*x.shape[:axis], len(places), *x.shape[axis + 1 :]))
-    for step in (-1, 0, 1, 2):
-        far = np.abs(places - below - step)
-        near = ((curve + 2) * far - (curve + 3)) * far**2 + 1
-        weight = np.where(far <= 1, near, (((far - 5) * far + 8) * far - 4) * curve)
-        pixels = x.take((below + step).clip(0, last).astype(int), axis)
-        found += pixels * weight.reshape(-1, *[1] * (x.ndim - 1 - axis))
+    last, below, reach = x.shape[axis] - 1, np.floor(places), ceil(kernel.reach * stretch)
+    each = (-1, *[1] * (x.ndim - 1 - axis))
+    found, total = np.zeros((*x.shape[:axis], len(places), *x.shape[axis + 1 :])), np.zeros(len(places))
+    for step in range(1 - reach, reach + 1):
+        at = below + step
+        weight = kernel.weight(np.abs(places - at) / stretch)
+        if excludes_outside:
+            weight = np.where((at >= 0) & (at <= last), weight, 0)
+        total += weight
+        found += x.take(at.clip(0, last).astype(int), axis) * weight.reshape(each)
+    if stretch > 1 or excludes_outside:  # else the weights sum to 1
+        found /= total.reshape(each)
     return found.astype(x.dtype)
 
 

@@ -82,9 +82,9 @@ def test_each_reads_the_one_that_leaves_the_smallest_window():
     found, changes = both(network(*rows))
     assert sorted(found, key=str) == sorted(
         [
-            (False, [1, 9], None),
+            (False, [1, 9], [0, 4, 0, 4]),
             (False, [3, 3], [1, 1, 1, 1]),
-            (False, [9, 2], None),
+            (False, [9, 2], [4, 0, 4, 1]),
             (True, [3, 3], [1, 1, 1, 1]),  # 5x5 of 3x3
             (True, [3, 1], [1, 0, 1, 0]),  # 3x9 of 1x9, not of 3x3
         ],
@@ -130,8 +130,9 @@ def test_pools_of_another_kind_stay(more):
         [("Relu", "x", "r"), pool("a", 5), pool("b", 9, value="r")],
         [pool("a", 5), pool("b", 5, value="a")],
         [pool("a", 5)],
+        [pool("a", 1), pool("b", 5)],
     ],
-    ids=["of another value", "in series", "alone"],
+    ids=["of another value", "in series", "alone", "of one pixel"],
 )
 def test_other_pools_stay(rows):
     given = network(*rows)

@@ -71,18 +71,15 @@ def apply(model: ir.Model) -> Iterator[Change]:
 
 
 def _window_of(node: ir.Node) -> _Window | None:
-    """The window of a MaxPool whose output is as large as its input; None for others."""
-    kernel = [int(side) for side in attribute(node, "kernel_shape", ())]
-    ones, how = [1] * len(kernel), attribute(node, "auto_pad", "NOTSET")
-    if any(list(attribute(node, name, ones)) != ones for name in ("strides", "dilations")) or len(node.outputs) > 1:
+    """The window of a MaxPool whose output is as large as its input, and which has pads; None for others."""
+    kernel = tuple(int(side) for side in attribute(node, "kernel_shape", ()))
+    ones, pads = (1,) * len(kernel), tuple(int(pad) for pad in attribute(node, "pads", ()))
+    if any(tuple(attribute(node, name, ones)) != ones for name in ("strides", "dilations")) or len(node.outputs) > 1:
         return None
-    pads = [int(pad) for pad in attribute(node, "pads", [0] * 2 * len(kernel))]
-    before, behind = pads[: len(kernel)], pads[len(kernel) :]
-    if how in ("SAME_UPPER", "SAME_LOWER"):
-        before = [(side - (how == "SAME_UPPER")) // 2 for side in kernel]
-        behind = [side - 1 - pad for side, pad in zip(kernel, before, strict=True)]
-    window = _Window(tuple(before), tuple(behind))
-    return window if how != "VALID" and list(window.size) == kernel else None
+    if not any(pads) or attribute(node, "auto_pad", "NOTSET") != "NOTSET":
+        return None
+    window = _Window(pads[: len(kernel)], pads[len(kernel) :])
+    return window if window.size == kernel else None
 
 
 POOLS_IN_SERIES = Rewrite(

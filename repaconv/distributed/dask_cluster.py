@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
+from uuid import uuid4
 
 from repaconv.core.errors import EnvironmentProblem, Refused, describe_exception, first_line, require_module
 from repaconv.core.progress import Progress, silent
@@ -138,12 +139,14 @@ def run_jobs(
     models = {
         sha256: client.submit(_hold, content, key=f"model-{sha256}", pure=True) for sha256, content in contents.items()
     }
+    asked = uuid4().hex  # equal jobs of other calls have tasks and attempts of their own
+    sent = {job.id: job.model_copy(update={"id": f"{job.id}-{asked}"}) for job in jobs}
     futures = {
         client.submit(
             _attempt,
-            job.model_dump(mode="json"),
+            sent[job.id].model_dump(mode="json"),
             [models[model.sha256] for model in job.models],
-            key=f"job-{job.id}",
+            key=f"job-{sent[job.id].id}",
             resources={str(job.target["name"]): 1},
             pure=False,
         ): job
@@ -152,7 +155,7 @@ def run_jobs(
     found: list[JobOutcome] = []
     progress("farm", 0, len(jobs))
     for future in as_completed(list(futures), loop=client.loop):
-        result = _outcome(client, futures[future], future)
+        result = _outcome(client, futures[future], future, sent[futures[future].id].id)
         found.append(result)
         landed(result)
         progress("farm", len(found), len(jobs))
@@ -160,11 +163,11 @@ def run_jobs(
     return sorted(found, key=lambda each: options[each.job.id])
 
 
-def _outcome(client: Any, job: Job, future: Any) -> JobOutcome:
+def _outcome(client: Any, job: Job, future: Any, sent_id: str) -> JobOutcome:
     # A result that was not fetched yet is lost if its worker dies. Dask runs the job again, and both calls wait for it.
     error = future.exception()
     result = future.result() if error is None else None
-    starts = client.get_events(f"repaconv-{job.id}") or ()
+    starts = client.get_events(f"repaconv-{sent_id}") or ()
     worker = str(starts[-1][1].get("called", "")) if starts else ""
     if result is not None:
         return outcome_of(job, result, worker, len(starts))

@@ -317,6 +317,10 @@ def test_a_budget_chooses_and_is_judged(vit):
     )
     with pytest.raises(GateFailed, match="allows no block"):
         rc.convert("sharp.pth", **asked(max_disagreement=1e-9, fit="gaussian"))
+    torch.save(plain_weights(tokens=False, classes=0), "features.pth")
+    np.savez("x.npz", input=images())
+    with pytest.raises(GateFailed, match=r"allows no block.* of the nearest images\."):
+        rc.convert("features.pth", **asked(max_disagreement=1e-9, fit="gaussian"))
 
 
 def test_score_writes_a_table_and_a_drawing(vit, repaconv):

@@ -123,7 +123,7 @@ def convert_attention(
     chosen = chosen or order[: blocks.enough(order) if blocks.enough else blocks.number or 0]
     if not chosen:
         chosen, tried = most_blocks_within_budget(selection, how, order, budget, progress)
-        _require_some(chosen, tried)
+        _require_some(chosen, tried, budget, "top-1 predictions" if plain.config.classes else "nearest images")
     progress("convert", 0, 0)
     found = best_conversion(selection, how, chosen, budget)
     made, last = found.made, found.tried
@@ -149,12 +149,14 @@ def _first_heads(
     return tuple(sorted([each for each in order if how.takes(each[0])][:number]))
 
 
-def _require_some(chosen: tuple[int, ...], tried: tuple[Tried, ...]) -> None:
+def _require_some(chosen: tuple[int, ...], tried: tuple[Tried, ...], budget: Budget, what: str) -> None:
+    """Refuse a budget that allows no block; ``what`` is what agrees: predictions or nearest images."""
     if not chosen:
         least = tried[0]
+        drop = "" if budget.max_accuracy_drop is None or least.accuracy is None else f"{least.accuracy:+.1%}"
         raise GateFailed(
-            f"the budget allows no block: replacing block {least.blocks[0]} alone keeps only {least.agreement:.1%} "
-            "of the top-1 predictions.",
+            f"the budget allows no block: replacing block {least.blocks[0]} alone keeps {least.agreement:.1%} of the "
+            f"{what}{f' and changes the accuracy by {drop}' if drop else ''}.",
             hint="Allow a larger loss, give more images, or try --kind static.",
             code="convert.budget",
         )

@@ -28,6 +28,7 @@ from repaconv.stages.recipe import plan as walking
 from repaconv.stages.recipe import run as running
 from repaconv.stages.recipe.gate import gate
 from repaconv.stages.recipe.plan import GONE, Digests, Journal, Step, StepOutputs, execute_steps, preview
+from repaconv.stages.recipe.recipe_file import Recipe
 from repaconv.stages.recipe.run import run
 
 # a -> b, c -> d, and e beside them; each reads a file of its own
@@ -357,3 +358,12 @@ def test_a_conversion_is_a_step_like_others(tmp_path):
     assert run(path).steps[0].did == "ran"
     path.write_text('checkpoint = "vit.pth"\nmethod = "dwconv"\n[convert]\ninputs = "calibration.npz"\n')
     assert [check.code for check in run(path).checks] == ["recipe.idle"]
+
+
+def test_the_machine_of_a_measurement_is_that_of_its_own_target(tmp_path, monkeypatch):
+    monkeypatch.setattr(walking, "_machine", lambda target: target)
+    told = {"checkpoint": "c.pth", "export": {"target": "x86-64"}, "build": {}, "bench": {"target": "gpu.toml"}}
+    placed = walking.LocatedRecipe(Recipe.model_validate(told), tmp_path / "recipe.toml", {})
+    steps = {each.stage: each.step.versions for each in walking.planned(placed, Journal(tmp_path, "recipe"))}
+    assert (steps["build"]["machine"], steps["bench"]["machine"]) == ("x86-64", str(tmp_path / "gpu.toml"))
+    assert "machine" not in steps["export"]

@@ -216,13 +216,14 @@ class LocatedRecipe(NamedTuple):
             {"what tune found": cache_folder(TUNED)} if form == FASTEST else {}
         )
 
-    def versions(self, stage: str, digests: Digests) -> dict[str, str]:
-        """Versions of the packages that affect the result of a stage, and the machine if the stage measures."""
+    def versions(self, stage: str, digests: Digests, target: str) -> dict[str, str]:
+        """Versions of the packages that affect the result of a stage, and the machine if it measures on a target."""
         libraries = LIBRARIES if self.recipe.method == "auto" and not self.recipe.convert else ()
         names = PACKAGES.get(stage, RUNTIMES)
         found = {name: version for name in (*names, *(libraries if names else ())) if (version := version_of(name))}
         measured = stage in ("build", "bench") or (stage == "fold" and self._is_network())
-        return found | own_versions(digests) | ({"machine": _machine(self.target)} if measured else {})
+        there = str(self.place(target)) if target.endswith(".toml") else target
+        return found | own_versions(digests) | ({"machine": _machine(there)} if measured else {})
 
     def _is_network(self) -> bool:
         """Whether the fold is measured, so that its result depends on the machine."""
@@ -598,7 +599,7 @@ def planned(placed: LocatedRecipe, journal: Journal) -> list[Planned]:
 
 
 def _with_versions(each: Planned, placed: LocatedRecipe, journal: Journal) -> Planned:
-    versions = placed.versions(each.stage, journal.digests)
+    versions = placed.versions(each.stage, journal.digests, getattr(each.options, "target", placed.target))
     return each._replace(step=each.step._replace(versions=versions))
 
 

@@ -588,6 +588,15 @@ def test_an_answer_is_of_its_question(monkeypatch):
     assert asked()[1]
 
 
+@pytest.mark.parametrize("require", [loss_evaluation._require_enough, loss_evaluation._require_enough_of_task])
+def test_two_images_are_too_few_and_not_without_labels(require):
+    two, three = (Split.of(random_inputs((3, 8, 8), count=count, seed=0)).halved() for count in (2, 3))
+    with pytest.raises(UsageProblem) as refused:
+        require(two, "max_disagreement", 1.0)
+    assert refused.value.code == "tune.too-few"
+    require(three, "max_disagreement", 1.0)
+
+
 def test_what_the_budget_does_not_allow_is_left(monkeypatch):
     monkeypatch.setattr(candidates.Candidates, "macs", None)  # no graph is made to be counted
     done = package.tune(saved("first.pth", 1), settings=SET, measurer=all_equal, rewrites=THREE, budget_s=0)

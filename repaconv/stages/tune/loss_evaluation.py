@@ -385,13 +385,16 @@ def _images_of_task(options: TuneOptions, subject: Subject, choice: Choice, budg
         )
     split = Split.of(given, batch=fixed_batch(subject)).halved()
     for name, share in budget._asdict().items():
-        if share is not None and bounded(name, share, 1) < 1:
-            _require_enough_of_task(split, name, share)
+        if share is not None:
+            _require_enough_of_task(split, name, bounded(name, share, 1))
     return split
 
 
 def _require_enough_of_task(given: Split, name: str, allowed: float) -> None:
-    """Refuse too few images for an interval, or labels of fewer than the allowed share can be of."""
+    """Refuse too few images for an interval, or labels of fewer than the allowed share can be of.
+
+    If anything may be lost, one image of each part is enough.
+    """
     from repaconv.tasks.evaluation import LEAST_LABELED
 
     parts, wanted, of = (given.validation, given.test), LEAST_LABELED, "images"
@@ -399,6 +402,7 @@ def _require_enough_of_task(given: Split, name: str, allowed: float) -> None:
     if name == "max_accuracy_drop":
         counts, of = [given.labeled_count(places) for places in parts], "labeled images"
         wanted = max(wanted, _wanted(allowed))
+    wanted = wanted if allowed < 1 else 1
     if min(counts) < wanted:
         raise UsageProblem(
             f"{given.told}: {min(counts)} {of} cannot tell whether no more than {allowed:.2%} is lost.",
@@ -418,7 +422,7 @@ def _require_enough(given: Split, name: str, allowed: float) -> None:
     wanted, count = _wanted(allowed), len(given.test)
     if name == "max_accuracy_drop":
         count = min(given.labeled_count(places) for places in (given.test, given.validation))
-    if not count:
+    if not count and given.test and name == "max_accuracy_drop":
         raise UsageProblem(
             f"{given.given.name} have no labels, and accuracy is of labeled images.",
             hint="Give a folder with one subfolder per class, or 'labels' in the .npz. --max-disagreement needs none.",

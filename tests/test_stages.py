@@ -19,6 +19,7 @@ from repaconv.backbones import blockwise_vit
 from repaconv.cli.text_and_json_output import print_json
 from repaconv.core.errors import EnvironmentProblem, GateFailed, Refused, UsageProblem
 from repaconv.core.files import read_artefact, write_artefact, write_text
+from repaconv.core.run_folder import find_run
 from repaconv.graph.model_rewriting import rewritten
 from repaconv.method_api.contract import FoldedPart
 from repaconv.methods.dwconv import METHOD as DWCONV
@@ -441,6 +442,19 @@ def test_ratios_and_their_intervals():
     assert faster.verdict == "faster"
     assert ratio("b", 12 * weather, "a", 10 * weather, seed=0).verdict == "slower"
     assert ratio("a", weather * noise[0], "b", weather * noise[1], seed=0).verdict == "no difference shown"
+
+
+def test_a_checkpoint_whose_name_is_not_utf_8_has_a_run_that_is_found_again(tiny):
+    """Its folder is named in UTF-8, since safetensors opens no other; a page names the file as messages do."""
+    given = tiny.rename(tiny.with_name(os.fsdecode(b"a\xff.pth")))
+    rc.fold(given)
+    assert find_run(None).folder == Path("repaconv-out", r"a\xff")
+    assert rc.verify().verdict == "passed"
+    for _again in range(2):
+        rc.report()
+    assert r"a\udcff.pth" in Path("repaconv-out", r"a\xff", "report.html").read_text()
+    with pytest.raises(Refused, match="not UTF-8"):
+        rc.fold(given, out=os.fsdecode(b"b\xff"))
 
 
 def test_interleaving_runs_everything_once_a_round():

@@ -169,7 +169,8 @@ def write_page(path: Path, text: str) -> None:
     """
     if os.path.lexists(path) and not _sealed(path):
         raise _foreign(path)
-    write_text(path, text + SEAL.format(sha256_of_bytes(text.encode())))
+    above = text.encode(errors="backslashreplace")  # as `write_text` does
+    write_text(path, text + SEAL.format(sha256_of_bytes(above)))
 
 
 def _foreign(path: Path) -> UsageProblem:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -175,9 +176,10 @@ def default_folder(source: Path) -> Path:
     If that folder contains the run of a file with another suffix (``net.pth`` next to ``net.onnx``), it is
     ``repaconv-out/net-onnx``. A folder that already contains the run of this file comes first.
     """
-    usual, longer = OUT / source.stem, OUT / source.name.replace(".", "-")
+    name = Path(os.fsencode(source.name).decode(errors="backslashreplace"))  # libraries open no name but UTF-8
+    usual, longer = OUT / name.stem, OUT / name.name.replace(".", "-")
     if source.is_dir():
-        return OUT / source.name
+        return OUT / name
     own = str(source.resolve())
     taken = {folder: path for folder in (usual, longer) if (path := _origin_of(folder))}
     for folder, path in taken.items():
@@ -212,6 +214,14 @@ def prepare_run(
         UsageProblem: If a file that the fold would replace was not written by repaconv, or was changed since.
     """
     run = Run(out if out is not None else default_folder(checkpoint))
+    try:
+        str(run.folder).encode()
+    except UnicodeEncodeError as error:
+        raise Refused(
+            f"the name {run.folder} is not UTF-8, so that libraries could not open what is in it.",
+            hint="Give another folder with -o.",
+            code="file.name",
+        ) from error
     latest = run.folder.resolve() == LATEST.resolve()
     if latest or (run.folder.exists() and not run.folder.is_dir()):
         what = "where the name of the newest run is kept" if latest else "a file, not a folder"

@@ -722,6 +722,24 @@ def test_a_batchnorm_of_rows_goes_into_the_linear_layer_before_it():
     assert norms(rc.fold(model, example=torch.randn(5, 6, 8))), "here it normalizes the axis in between"
 
 
+class Refined(nn.Module):
+    """A scale that many residual steps compute from one parameter: there are 2 ** 60 ways from it to the scale."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc, self.seed = nn.Linear(8, 8), nn.Parameter(torch.randn(8))
+
+    def forward(self, x):
+        scale = self.seed
+        for _ in range(60):
+            scale = scale + 0.1 * scale.tanh()
+        return self.fc(x) * scale
+
+
+def test_what_a_constant_is_computed_from_is_found_however_many_ways_lead_there():
+    assert "a scale behind a layer not folded" in unfolded(Refined(), torch.randn(3, 8))[0]
+
+
 class Counting(nn.Module):
     """Reads the weight of its convolution, but not in the first call."""
 

@@ -7,7 +7,6 @@ outside a submodule. It does not show compiled code: every conclusion from a tra
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -316,10 +315,10 @@ def _held(value: Any, of: Callable[[Tensor], Value]) -> Any:
 
 def parameters_of(value: Value) -> set[str]:
     """Names of the parameters and buffers that a constant is computed from."""
-    if value.step is None:
-        return {value.name} if value.name else set()
-    found: set[str] = set()
-    with suppress(RecursionError):
-        for other in value.step.inputs:
-            found |= parameters_of(other)
-    return found
+    seen, waiting = {value}, [value]
+    while waiting:
+        one = waiting.pop()
+        others = dict.fromkeys(one.step.inputs if one.step is not None else ())
+        waiting += [other for other in others if other not in seen]
+        seen.update(others)
+    return {one.name for one in seen if one.step is None and one.name}

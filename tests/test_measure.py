@@ -47,7 +47,7 @@ from repaconv.benchmark.machine_fingerprint import (
 )
 from repaconv.benchmark.measurement_quality import critical_correlation, quality
 from repaconv.benchmark.module_profile import Event, bars_svg, parent_of, profile_of
-from repaconv.benchmark.paper_protocols import protocol_named
+from repaconv.benchmark.paper_protocols import free_bytes, protocol_named
 from repaconv.benchmark.roofline import Limits
 from repaconv.benchmark.system_monitor import MachineChanges, PeakMemory, changes_between, cores_by_preference, state
 from repaconv.core.errors import EnvironmentProblem, UsageProblem
@@ -438,6 +438,21 @@ def test_scheduling_is_put_back_and_a_refusal_is_told(monkeypatch):
     monkeypatch.setattr(os, "sched_setscheduler", refuse)
     with real_time_priority(wanted=True) as why_not:
         assert "not permitted here (Operation not permitted)" in why_not
+
+
+def test_a_container_s_memory_is_what_is_free_in_it(tmp_path):
+    (meminfo := tmp_path / "meminfo").write_text("MemTotal: 67108864 kB\nMemAvailable: 33554432 kB\n")
+    (group := tmp_path / "cgroup").mkdir()
+
+    def free(limit: str, used: int = 3 * 2**30) -> float:
+        for name, text in (("max", limit), ("current", used), ("stat", f"anon 7\ninactive_file {2**30}\n")):
+            (group / f"memory.{name}").write_text(f"{text}\n")
+        return free_bytes(meminfo, group) / 2**30
+
+    assert (free(str(4 * 2**30)), free("max"), free(str(2**40))) == (2, 32, 32)
+    assert free(str(2**30)) == 0
+    assert free_bytes(meminfo, tmp_path / "none") == 2**35
+    assert free_bytes(tmp_path / "none", tmp_path / "none") == 2**30
 
 
 def test_the_papers_protocols(tiny):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from contextlib import suppress
 from importlib.resources import files
 from pathlib import Path
 
@@ -34,7 +36,7 @@ class PaperProtocol(Record):
         """Return the batch size; the memory per image is computed only if needed."""
         if self.batch is None or not self.scaled_to_memory:
             return self.batch or usual
-        room, images = MEMORY_SHARE * _free_bytes(), 1
+        room, images = MEMORY_SHARE * free_bytes(), 1
         each = bytes_an_image()
         while 2 * images <= self.batch and 2 * images * each <= room:
             images *= 2
@@ -64,10 +66,14 @@ def protocol_named(name: str | None) -> PaperProtocol:
     return PaperProtocol(name=name, **table[name])
 
 
-def _free_bytes() -> int:
-    """Return the available memory; 1 GiB if unknown."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        return 1024 * int(next(line for line in lines if line.startswith("MemAvailable:")).split()[1])
-    except (OSError, StopIteration):
-        return 2**30
+def free_bytes(meminfo: Path = Path("/proc/meminfo"), group: Path = Path("/sys/fs/cgroup")) -> int:
+    """Return the available memory of the machine, or of the container if that has less; 1 GiB if unknown."""
+    free = []
+    with suppress(OSError, StopIteration):
+        lines = meminfo.read_text().splitlines()
+        free.append(1024 * int(next(line for line in lines if line.startswith("MemAvailable:")).split()[1]))
+    with suppress(OSError, ValueError):  # without a limit it is "max"
+        limit, used = (int((group / f"memory.{name}").read_text()) for name in ("max", "current"))
+        cached = re.search(r"^inactive_file (\d+)$", (group / "memory.stat").read_text(), re.MULTILINE)
+        free.append(max(0, limit - used + (int(cached[1]) if cached else 0)))
+    return min(free, default=2**30)

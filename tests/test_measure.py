@@ -524,6 +524,14 @@ def test_events_are_summed_by_node_and_by_module():
     ElementTree.fromstring(bars_svg(found))
 
 
+@pytest.mark.parametrize("events", [[], [Event("Identity_0", "Identity", 0.0, ((1, 64),), ((1, 64),))]])
+def test_a_runtime_may_have_removed_every_node_or_count_no_microsecond_for_them(events):
+    found = profile_of(events, 20, end_to_end_ms=0.01, limits=SLOW, order={})
+    assert (found.total_ms, found.gflops, [node.share for node in found.nodes]) == (0.0, 0.0, [0.0] * len(events))
+    assert found.roofline.groups[0].group == "between layers"
+    ElementTree.fromstring(bars_svg(found))
+
+
 def test_a_profile_of_a_run(tiny, repaconv):
     rc.fold(tiny)
     rc.export()

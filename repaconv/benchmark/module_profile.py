@@ -67,7 +67,7 @@ def profile_of(
         total_ms=round(total, 6),
         end_to_end_ms=round(end_to_end_ms, 6),
         peak_gflops=round(peak, 3),
-        gflops=round(flops / total / 1e6, 3),
+        gflops=round(_ratio(flops, total) / 1e6, 3),
         share_of_peak=round(flops / end_to_end_ms / 1e6 / peak, 4),
         nodes=nodes,
         modules=tuple(_rolled_up(nodes, total, peak)),
@@ -82,7 +82,7 @@ def _node(name: str, layer: Layer, total: float, limits: Limits) -> NodeTime:
         module=name.rpartition("/")[0],
         operator=layer.operator,
         mean_ms=round(layer.ms, 6),
-        share=round(layer.ms / total, 6),
+        share=round(_ratio(layer.ms, total), 6),
         flops=layer.flops,
         bytes=layer.bytes,
         precision=layer.precision,
@@ -90,6 +90,11 @@ def _node(name: str, layer: Layer, total: float, limits: Limits) -> NodeTime:
         limit_ms=round(limit, 6),
         limited_by=limited_by,
     )
+
+
+def _ratio(part: float, whole: float) -> float:
+    """The ratio; 0 of nothing: a runtime may remove every node, or count less than a microsecond for each."""
+    return part / whole if whole else 0.0
 
 
 def events_of(kernels: Iterable[Mapping[str, Any]], weights: Mapping[str, tuple[tuple[int, ...], ...]]) -> list[Event]:
@@ -151,11 +156,11 @@ def _rolled_up(nodes: Sequence[NodeTime], total: float, peak: float) -> Iterable
         flops[module] = flops.get(module, 0) + node.flops
         limit[module] = limit.get(module, 0.0) + node.limit_ms * is_product(node.group)
     for module, milliseconds in spent.items():
-        rate = flops[module] / milliseconds / 1e6 if milliseconds else 0.0
+        rate = _ratio(flops[module], milliseconds) / 1e6
         yield ModuleTime(
             module=module,
             mean_ms=round(milliseconds, 6),
-            share=round(milliseconds / total, 6),
+            share=round(_ratio(milliseconds, total), 6),
             flops=flops[module],
             gflops=round(rate, 3),
             share_of_peak=round(rate / peak, 4),

@@ -245,6 +245,8 @@ def _unsqueeze(model: ir.Model, node: ir.Node, known: Integers) -> None:
     gather, out = made_by(node.inputs[0], "Gather"), node.outputs[0]
     if gather is None or out.is_graph_output() or only_reader(gather.outputs[0]) is not node or sizes(out) is None:
         return
+    if out.dtype is None or not out.dtype.is_floating_point():  # what computes shapes has its own rules
+        return
     position, rank = constant(gather.inputs[1]), rank_of(out)
     if position is None or position.ndim or axes_of(node, rank) != [int(attribute(gather, "axis", 0)) % rank]:
         return

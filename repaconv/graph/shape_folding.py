@@ -4,7 +4,8 @@ A constant is written if it is not larger than the constants that it is computed
 larger: a kernel that a forward computes from parameters (OREPA) is a sum of outer products, each larger than its
 factors.
 
-An Expand is removed if its readers broadcast anyway, and a reduction keeps the axes that its reader adds again.
+An Expand is removed if its readers broadcast anyway. A reduction keeps the axes that its reader adds again, and so does
+a Gather of one position.
 
 If at most one dimension of a Reshape is dynamic, or all others are those of its input at the same axes, its target
 becomes a constant, so that it no longer reads other shapes.
@@ -243,16 +244,17 @@ def _unsqueeze(model: ir.Model, node: ir.Node, known: Integers) -> None:
     """Let the operator before an Unsqueeze keep the axis that is added: a reduction, or a Gather of one position."""
     _keep_reduced_axes(model, node, known)
     gather, out = made_by(node.inputs[0], "Gather"), node.outputs[0]
-    if gather is None or out.is_graph_output() or only_reader(gather.outputs[0]) is not node or sizes(out) is None:
+    if gather is None or only_reader(gather.outputs[0]) is not node or sizes(out) is None:
         return
     if out.dtype is None or not out.dtype.is_floating_point():  # what computes shapes has its own rules
         return
     position, rank = constant(gather.inputs[1]), rank_of(out)
     if position is None or position.ndim or axes_of(node, rank) != [int(attribute(gather, "axis", 0)) % rank]:
         return
-    gather.replace_input_with(1, Writer(model, gather).constant(position.reshape(1)))
-    set_shape(gather.outputs[0], sizes(out), out)
-    out.replace_all_uses_with(gather.outputs[0])
+    write = Writer(model, node)
+    new = write("Gather", gather.inputs[0], write.constant(position.reshape(1)), axis=attribute(gather, "axis", 0))
+    set_shape(new, sizes(out), out)
+    write.replace(out, new)
 
 
 def _keep_reduced_axes(_model: ir.Model, node: ir.Node, _known: Integers) -> None:

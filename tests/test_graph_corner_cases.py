@@ -451,3 +451,21 @@ def test_the_domain_of_onnx_may_be_written_out(named, tmp_path, monkeypatch):
     done = rc.fold("given.onnx")
     assert done.verdict == rc.verify().verdict == "passed"
     assert operators(onnx.load(done.output_files[0])) == ["Conv", "ReduceMean", "Sub"]
+
+
+# --- linear layers on [B N, C], as onnxslim and ONNX Runtime write them
+
+
+def test_layers_on_flattened_tokens_of_one_image_fold_as_on_tokens():
+    text = """{ n = LayerNormalization(x, g, b) a = Reshape(n, flat4) c = Gemm(a, w, wb) d = Reshape(c, four8)
+        e = Relu(d) f = Reshape(e, flat8) h = Gemm(f, v, vb) i = Reshape(h, four4) j = Mul(i, s) y = Add(x, j) }"""
+    shapes = {"flat4": (-1, 4), "flat8": (-1, 8), "four8": (1, 5, 6, 8), "four4": (1, 5, 6, 4)}
+    weights = {"g": normal(4), "b": normal(4), "w": normal(4, 8), "wb": normal(8), "v": normal(8, 4), "vb": normal(4)}
+    model = model_of(
+        f"(float[1, 5, 6, 4] x) => (float[1, 5, 6, 4] y) {text}",
+        **{name: np.array(shape) for name, shape in shapes.items()},
+        **weights,
+        s=normal(4),
+    )
+    after = folded(model, {"x": normal(1, 5, 6, 4)})
+    assert operators(after) == ["LayerNormalization", "MatMul", "Add", "Relu", "MatMul", "Add", "Add"]

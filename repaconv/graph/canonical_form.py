@@ -121,7 +121,9 @@ def _unflatten_tokens(model: ir.Model, node: ir.Node) -> None:
     view = view_of(x) if x is not None else None
     if view is None or shape is None or len(view.axes) != 2 or len(view.axes[0]) < 2:
         return
-    apart = replace(view, axes=(*((factor,) for factor in view.axes[0]), view.axes[1]))
+    rows, columns = view.axes
+    same = view.in_order and view.of[-1] == columns  # the source itself, also where its batch of 1 is no factor
+    apart = replace(view, axes=(*(view.of[:-1] if same else ((factor,) for factor in rows)), columns))
     write = Writer(model, node)
     new = apart.write(write)
     if new is None:

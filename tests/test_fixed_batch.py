@@ -11,6 +11,7 @@ from foreign_faults import INT, F, Net
 
 import repaconv as rc
 from repaconv.core.errors import Refused, UsageProblem
+from repaconv.distributed.sweep import sweep
 from repaconv.engines.contract import Port
 from repaconv.verification.input_batches import npz_calls, random_inputs
 
@@ -146,6 +147,16 @@ def test_without_a_batch_size_a_model_is_measured_in_its_own():
         assert [each.batch for each in done] == [2, 2, 2]
         with pytest.raises(UsageProblem, match="fixed input shape"):
             rc.bench(source, rounds=2, protocol="nondeep-throughput")
+
+
+def test_a_target_of_modules_does_not_measure_a_model_by_another_runtime():
+    onnx.save(Net(POOLED, WEIGHTS, IMAGES, {"f": F}).model(), "net.onnx")
+    for measure in (rc.bench, rc.throughput):
+        with pytest.raises(UsageProblem, match=r"runs PyTorch modules, and net\.onnx is an ONNX model"):
+            measure("net.onnx", target="cpu-torch")
+    Path("m.toml").write_text('targets = ["cpu-torch"]\nrounds = 2\n[[models]]\ncheckpoint = "net.onnx"\n')
+    (row,) = sweep("m.toml").rows
+    assert (row.p50_ms, "runs PyTorch modules" in row.problem) == (None, True)
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from repaconv.stages.bench.latency_measurement import (
 )
 from repaconv.stages.bench.options import BenchOptions
 from repaconv.stages.shared.common_checks import as_image_size, at_least_one, load_target, made_by, with_files
-from repaconv.stages.shared.engine_files import require_own_precision, runtime_lowers
+from repaconv.stages.shared.engine_files import require_own_precision, runtime_lowers, takes_networks
 from repaconv.stages.shared.model_opening import compare_outputs
 from repaconv.stages.shared.option_definitions import by_name
 from repaconv.stages.shared.preset_choice import ResolvedOptions, resolve_preset
@@ -150,11 +150,18 @@ def _run_of(options: BenchOptions, model: str | Path | None, device: Target) -> 
 
     Raises:
         EnvironmentProblem: If the target is not this machine; for an engine file its runtime reports that.
-        UsageProblem: If there is no run, or a precision is given for a single file.
+        UsageProblem: If there is no run, a precision is given for a single file, or the runtime does not open it.
     """
     run = None if is_single_file(model) else run_folder.find_run(Path(model) if model else None)
     if model is not None and is_single_file(model):
         require_own_precision(model, options.precision)
+        if Path(model).suffix == ".onnx" and takes_networks(device):
+            raise UsageProblem(
+                f"{device.name} runs PyTorch modules, and {model} is an ONNX model.",
+                hint="Fold the checkpoint and measure the run folder, or give a target that runs ONNX models, e.g. "
+                "--target x86-64.",
+                code="bench.module",
+            )
     if run or Path(model or "").suffix == ".onnx":
         require_here(device, options, model, run)
     return run

@@ -632,3 +632,17 @@ def test_what_is_solved_is_the_least_squares_solution_and_its_condition_that_in_
     assert dead.solve().condition == sys.float_info.max
     with flushing_denormals():  # what is less than a normal number is none then
         assert dead.solve().weights.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("given", "idle"),
+    [
+        ({"method": "pyra", "keep": 0.5, "heads": "2"}, "heads"),
+        ({"to": "training-form", "blocks": "2", "heads": "2"}, "heads"),
+        ({"to": "training-form", "blocks": "2", "schedule": "0,0,4"}, "schedule"),
+    ],
+)
+def test_heads_and_schedules_that_a_conversion_does_not_read_are_refused(vit, given, idle):
+    with pytest.raises(UsageProblem, match=f"{idle} has no effect here") as refused:
+        rc.convert(vit, **asked(**given))
+    assert refused.value.code == "usage.idle"

@@ -69,11 +69,14 @@ class ConvertOptions(Options):
     NO_EFFECT: ClassVar[tuple[NoEffect, ...]] = (
         CLASSES_OF_IMAGES,
         NoEffect(
-            ("blocks", "kernel", "kind", "fit", "criterion"),
+            ("blocks", "heads", "kernel", "kind", "fit", "criterion"),
             lambda options: options.method != "dwconv",
             "they are of attention that becomes convolution (method dwconv)",
         ),
         NoEffect(("kind", "fit"), lambda options: options.to, "gates choose between attention and convolutions"),
+        NoEffect(
+            ("heads", "schedule"), lambda options: options.to, "training chooses whole blocks, and no token merges"
+        ),
         NoEffect(("branches",), lambda options: options.method != "nondeep", "only method nondeep has some"),
         NoEffect(("idle_ratio",), lambda options: options.method != "repavit", "it is of method repavit"),
         NoEffect(("keep",), lambda options: options.method != "pyra", "it is of token merging (method pyra)"),

@@ -135,6 +135,27 @@ def test_what_was_broken_off_goes_on_to_the_same_bits(vit):
     assert rc.finetune(converted, out="broken", **{**asked, "seed": 1}).payload.sha256 != whole.payload.sha256
 
 
+def test_a_training_that_ended_and_was_not_folded_is_folded_and_not_repeated(converted):
+    def in_training(what):
+        return what.startswith(("epoch", "evaluate"))
+
+    def broken(what, _done, _total):
+        if not in_training(what):
+            raise KeyboardInterrupt
+
+    asked, told = {"inputs": "x.npz", "epochs": 1}, []
+    with pytest.raises(KeyboardInterrupt):
+        rc.finetune(converted, out="broken", **asked, progress=broken)
+    trained = json.loads(Path("broken/finetune.json").read_text())["payload"]["sha256"]
+    assert not Path("broken/fold.json").exists()
+    for anew in (False, True):  # what is trained and folded is trained anew
+        told.clear()
+        done = rc.finetune(converted, out="broken", **asked, progress=lambda what, *_: told.append(what))
+        assert any(in_training(what) for what in told) == anew
+        assert done.payload.sha256 == trained
+        assert json.loads(Path("broken/fold.json").read_text())["origin"]["sha256"] == trained
+
+
 def test_a_conversion_that_was_broken_off_goes_on_in_the_same_coordinates(converted):
     def broken(what, _done, _total):
         if what.startswith("epoch 2"):

@@ -58,7 +58,8 @@ def finetune_by(
     plan = _plan(options, Path(run) if run is not None else None)
     finetuned, settings = plan.run.folder / run_folder.FINETUNED, plan.done.settings
     with lock_folder(plan.run.folder):
-        artefact = _write_best(plan, _train(plan, progress))
+        trained = plan.before if plan.before and plan.before.complete else None  # only the fold was interrupted
+        artefact = trained or _write_best(plan, _train(plan, progress))
         folded = FoldOptions(method=plan.done.method, settings=settings, out=str(plan.run.folder), force=True)
         done = fold_file_by(folded, finetuned, overrule=False, progress=progress)
     wrote = [plan.run.folder / run_folder.FINETUNE_JSON, finetuned, *map(Path, done.output_files)]
@@ -210,10 +211,11 @@ def _hyperparameters(options: FinetuneOptions, course: TrainingPlan) -> Training
 
 
 def _interrupted_training(plan: _Plan) -> FinetuneArtefact | None:
-    """The interrupted training to resume, if there is one; nothing is written yet.
+    """The interrupted training to resume, or the finished one that is not folded yet; nothing is written yet.
 
     Raises:
-        Refused: If the folder belongs to something else, or contains another interrupted training.
+        Refused: If the folder belongs to something else, contains another interrupted training, or the trained network
+            was changed.
     """
     slot = plan.run.folder / run_folder.FINETUNE_JSON
     if stage_of(slot) != "finetune":
@@ -227,10 +229,13 @@ def _interrupted_training(plan: _Plan) -> FinetuneArtefact | None:
         slot, "finetune", plan.run.folder / run_folder.FINETUNED, plan.run.folder / run_folder.TRAINING_STATE
     )
     before = read_artefact(slot, FinetuneArtefact)
-    if before.complete or plan.options.restart:
+    if plan.options.restart or _is_folded(plan.run, before):
         return None
     known = (plan.options.words(), plan.found.origin.sha256, plan.digest, made_by("torch"))
-    if (before.options, before.start.sha256, before.images_sha256, before.made_by) != known:
+    same = (before.options, before.start.sha256, before.images_sha256, before.made_by) == known
+    if before.payload is not None:
+        return before if same and plan.run.payload(before.payload) else None
+    if not same:
         raise Refused(
             f"{plan.run.folder} contains an interrupted training with other options or images, after "
             f"{len(before.epochs) - 1} of {before.planned_epochs} epochs.",
@@ -241,6 +246,13 @@ def _interrupted_training(plan: _Plan) -> FinetuneArtefact | None:
             code="finetune.other",
         )
     return before
+
+
+def _is_folded(run: run_folder.Run, trained: FinetuneArtefact) -> bool:
+    """Whether the run's fold is of the trained network."""
+    if trained.payload is None or stage_of(run.fold_json) != "fold":
+        return False
+    return run_folder.fold_of(run).origin.sha256 == trained.payload.sha256
 
 
 def _train(plan: _Plan, progress: Progress) -> Training:

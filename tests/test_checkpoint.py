@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import save_file
 
 from repaconv.checkpoints import read_checkpoint, read_mmconfig
-from repaconv.checkpoints.checkpoint_reader import _WeightSets
+from repaconv.checkpoints.checkpoint_reader import _find_prefix, _WeightSets
 from repaconv.core.errors import Refused
 from repaconv.methods.riformer import METHOD
 
@@ -411,3 +411,5 @@ def test_a_mapping_that_a_file_refers_to_many_times_is_counted_once():
     sets = [found for found, _, _ in _WeightSets().within({f"set{place}": weights for place in range(50)}, ".", 4)]
     assert [(each.path, each.tensors, each.parameters) for each in sets] == [(f"set{n}", 3, 6) for n in range(50)]
     assert weights.read == 1
+    assert _find_prefix(Path("a.pth"), {f"set{place}": weights for place in range(50)}, "net") is None
+    assert weights.read == 2

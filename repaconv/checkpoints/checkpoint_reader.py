@@ -223,10 +223,12 @@ def _find_prefix(path: Path, sets: Mapping[str, Mapping[str, Any]], wanted: str)
     """The place of the one set that has tensors under this prefix, and the prefix; None if there is none."""
     if wanted in sets:
         return None
-    found = []
+    found, known = [], dict[tuple[int, str], bool]()
     for place, weights in sets.items():
         prefix = f"{wanted.removesuffix('*').removesuffix('.').removeprefix(f'{place}.')}."
-        if any(isinstance(one, Tensor) for one in under_prefix(weights, prefix).values()):
+        if (key := (id(weights), prefix)) not in known:  # several places may hold the same weights
+            known[key] = any(isinstance(one, Tensor) for one in under_prefix(weights, prefix).values())
+        if known[key]:
             found.append((place, prefix))
     if len(found) > 1:
         raise _ambiguous(path, "several sets of weights with that prefix", [f"{each[0]}.{wanted}" for each in found])

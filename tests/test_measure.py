@@ -46,12 +46,13 @@ from repaconv.benchmark.machine_fingerprint import (
     tegrastats,
 )
 from repaconv.benchmark.measurement_quality import critical_correlation, quality
-from repaconv.benchmark.module_profile import Event, bars_svg, parent_of, profile_of
+from repaconv.benchmark.module_profile import Event, bars_svg, events_of, parent_of, profile_of
 from repaconv.benchmark.paper_protocols import free_bytes, protocol_named
 from repaconv.benchmark.roofline import Limits
 from repaconv.benchmark.system_monitor import MachineChanges, PeakMemory, changes_between, cores_by_preference, state
 from repaconv.core.errors import EnvironmentProblem, UsageProblem
-from repaconv.engines.contract import GpuTimed
+from repaconv.engines import onnxruntime_cpu
+from repaconv.engines.contract import GpuTimed, SessionSpec
 from repaconv.graph.onnx_files import flops_of
 from repaconv.results import Bandwidth, ProductPeak
 
@@ -522,6 +523,41 @@ def test_events_are_summed_by_node_and_by_module():
     assert (attention.module, attention.mean_ms, attention.flops) == ("blocks.0.attn", 4.0, 24000)
     assert found.share_of_peak == 0.004
     ElementTree.fromstring(bars_svg(found))
+
+
+def test_a_loop_s_time_is_not_counted_twice_and_its_nodes_compute_each_time():
+    def port(name: str, kind: int, *shape: int) -> onnx.ValueInfoProto:
+        return helper.make_tensor_value_info(name, kind, shape)
+
+    def constant(name: str, array: np.ndarray) -> onnx.TensorProto:
+        return numpy_helper.from_array(array, name)
+
+    rows, side, times = 48, 96, 10
+    again, image, number = (TensorProto.BOOL,), (TensorProto.FLOAT, rows, side), (TensorProto.INT64,)
+    body = [
+        helper.make_node("MatMul", ["x", "w"], ["product"], "inner/MatMul_0"),
+        helper.make_node("Tanh", ["product"], ["y"], "inner/Tanh_1"),
+        helper.make_node("Identity", ["again"], ["go on"], "inner/Identity_2"),
+    ]
+    weight = constant("w", np.eye(side, dtype=np.float32))
+    inner = helper.make_graph(
+        body, "body", [port("i", *number), port("again", *again), port("x", *image)],
+        [port("go on", *again), port("y", *image)], [weight],
+    )  # fmt: skip
+    graph = helper.make_graph(
+        [helper.make_node("Loop", ["times", "true", "in"], ["out"], "outer/Loop_0", body=inner)],
+        "g", [port("in", *image)], [port("out", *image)],
+        [constant("times", np.asarray(times)), constant("true", np.asarray(True))],
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    session = onnxruntime_cpu.ENGINE.open(model.SerializeToString(), SessionSpec(threads=1))
+    found = session.profile({"in": np.ones((rows, side), np.float32)}, runs=5, warmup_runs=1)
+    events = events_of(found.kernels, found.weights)
+    nodes = {node.name: node for node in profile_of(events, 5, end_to_end_ms=1, limits=SLOW, order={}).nodes}
+    assert len(events) == 5 * (1 + 3 * times)
+    assert nodes["inner/MatMul_0"].flops == times * 2 * rows * side**2
+    assert nodes["inner/MatMul_0"].bytes == times * 4 * (2 * rows * side + side**2)
+    assert 0 <= nodes["outer/Loop_0"].mean_ms < sum(node.mean_ms for node in nodes.values()) / 2
 
 
 @pytest.mark.parametrize("events", [[], [Event("Identity_0", "Identity", 0.0, ((1, 64),), ((1, 64),))]])

@@ -49,17 +49,20 @@ def profile_of(
         limits: What the same cores reach.
         order: Position of each node in the graph, by name.
     """
-    spent: dict[str, float] = {}
-    first: dict[str, Event] = {}
+    by_node: dict[str, list[Event]] = {}  # in a loop a node has several events a run
     for event in events:
-        spent[event.name] = spent.get(event.name, 0.0) + event.us / 1e3 / runs
-        first.setdefault(event.name, event)
-    total = sum(spent.values())
-    names = sorted(spent, key=lambda name: order.get(name, len(order)))
+        by_node.setdefault(event.name, []).append(event)
     layers = {
-        name: Layer(first[name].operator, spent[name], first[name].operations, first[name].bytes, first[name].precision)
-        for name in names
+        name: Layer(
+            by_node[name][0].operator,
+            sum(event.us for event in by_node[name]) / 1e3 / runs,
+            round(sum(event.operations for event in by_node[name]) / runs),
+            round(sum(event.bytes for event in by_node[name]) / runs),
+            by_node[name][0].precision,
+        )
+        for name in sorted(by_node, key=lambda name: order.get(name, len(order)))
     }
+    total = sum(layer.ms for layer in layers.values())
     nodes = tuple(_node(name, layer, total, limits) for name, layer in layers.items())
     flops, peak = sum(node.flops for node in nodes), limits.product_gflops()
     return Profile(

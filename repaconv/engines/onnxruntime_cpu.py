@@ -30,7 +30,7 @@ from repaconv.engines.contract import (
     require_device,
 )
 from repaconv.engines.tunable_session_settings import parse_settings, require_one_stream
-from repaconv.graph.onnx_files import read_graph, require_inside, restore_names
+from repaconv.graph.onnx_files import all_graphs, read_graph, require_inside, restore_names
 
 if TYPE_CHECKING:
     import onnx
@@ -370,17 +370,34 @@ def profiled(
         events = json.loads(Path(session.end_profiling()).read_text())
     kernels = [event for event in events if event.get("cat") == "Node" and event["name"].endswith("_kernel_time")]
     kept = len(kernels) // (warmup_runs + runs) * runs
+    graphs = [*all_graphs(optimised.graph)][::-1]  # branches and bodies after the graph itself
     fused = {
         node.name: f"+{entry.s.decode()}"
-        for node in optimised.graph.node
+        for graph in graphs
+        for node in graph.node
         for entry in node.attribute
         if entry.name == "activation"
     }
     for event in kernels:
         event["args"]["op_name"] += fused.get(str(event["name"]).removesuffix("_kernel_time"), "")
-    shapes = {weight.name: tuple(weight.dims) for weight in optimised.graph.initializer}
-    nodes = {n.name: tuple(shapes[name] for name in n.input if name in shapes) for n in optimised.graph.node}
-    return kernels[-kept:], nodes
+    shapes = {weight.name: tuple(weight.dims) for graph in graphs for weight in graph.initializer}
+    every = (node for graph in graphs for node in graph.node)
+    nodes = {node.name: tuple(shapes[name] for name in node.input if name in shapes) for node in every}
+    return _without_inner_time(kernels[-kept:]), nodes
+
+
+def _without_inner_time(kernels: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The events in order of time, without the time of those inside them: nodes of a branch or loop have their own."""
+    found: list[dict[str, Any]] = []
+    outer: list[tuple[int, dict[str, Any]]] = []  # with the time at which it ends
+    for event in sorted(kernels, key=lambda each: (each["ts"], -each["dur"])):
+        while outer and outer[-1][0] <= event["ts"]:
+            outer.pop()
+        if outer:
+            outer[-1][1]["dur"] -= event["dur"]
+        found.append(dict(event))
+        outer.append((event["ts"] + event["dur"], found[-1]))
+    return found
 
 
 def _optimized(model: Deployable, spec: SessionSpec, path: Path) -> onnx.ModelProto:

@@ -1,9 +1,10 @@
-"""What rewrites of activations with slow kernels gain: six layers with the activation, the rewrite or not.
+"""What rewrites of operators with slow kernels gain: six layers with an activation, the rewrite or not.
 
     python benchmarks/slow_activations.py [--rounds 60] [-o benchmarks/results/slow_activations.json]
 
 ONNX Runtime, float32, one thread, batch 1, interleaved: 3x3 convolutions of all channels, or 1x1 convolutions with
-depthwise ones between them. A file keeps what it has of processors of other families.
+depthwise ones between them. A cubic Resize doubles height and width after each of two 3x3 convolutions. A file keeps
+what it has of processors of other families.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from repaconv.benchmark.cpu_isa_level import isa_level
 from repaconv.benchmark.machine_fingerprint import fingerprint
 from repaconv.core.files import canonical_json
 from repaconv.graph.model_rewriting import rewritten
+from repaconv.rewrites.speed.cubic_resize import RESIZE_AS_MATMUL
 from repaconv.rewrites.speed.slow_activations import (
     LRN_AS_CONV,
     MISH_AS_QUOTIENT,
@@ -32,7 +34,7 @@ from repaconv.rewrites.speed.slow_activations import (
     SOFTMAX_AS_QUOTIENT,
 )
 
-LAYERS = 6
+LAYERS, RESIZED_LAYERS = 6, 2
 WIDTHS, PLACES = (12, 64, 256), (14, 56)
 Activation = Callable[[int], nn.Module]
 
@@ -53,6 +55,9 @@ ACTIVATIONS: dict[str, tuple[Activation, Any]] = {
     "LRN": (lambda width: nn.Sigmoid(), LRN_AS_CONV),
 }
 """torch's exporter writes an LRN by other operators: it is put into the graph for a Sigmoid."""
+RESIZES: dict[str, tuple[Activation, Any]] = {
+    "cubic Resize": (lambda width: nn.Upsample(scale_factor=2, mode="bicubic"), RESIZE_AS_MATMUL)
+}
 
 
 def dense(width: int, activation: Activation) -> nn.Module:
@@ -70,6 +75,12 @@ def depthwise(width: int, activation: Activation) -> nn.Module:
     return nn.Sequential(*layers)
 
 
+def decoder(width: int, resize: Activation) -> nn.Module:
+    """3x3 convolutions of all channels, each of an image of twice the height and width of the one before."""
+    layers = [layer for _ in range(RESIZED_LAYERS) for layer in (nn.Conv2d(width, width, 3, 1, 1), resize(width))]
+    return nn.Sequential(nn.Conv2d(8, width, 1), *layers)
+
+
 def measured(module: nn.Module, rewrite: Any, places: int, rounds: int) -> dict[str, Any]:
     """The speedup of the rewrite, with its interval and verdict."""
     with tempfile.TemporaryDirectory() as folder:
@@ -79,7 +90,7 @@ def measured(module: nn.Module, rewrite: Any, places: int, rounds: int) -> dict[
         if rewrite is LRN_AS_CONV:
             onnx.save(_with_lrn(onnx.load(plain)), plain)
         graph, changes = rewritten(onnx.load(plain), [rewrite])
-        assert len(changes) == LAYERS
+        assert len(changes) == (RESIZED_LAYERS if rewrite is RESIZE_AS_MATMUL else LAYERS)
         onnx.save(graph, other)
         found = repaconv.bench(other, against=plain, rounds=rounds, threads=1, batch=1)
         assert found.ratio is not None
@@ -100,15 +111,15 @@ def main() -> None:
     """Measure all; print a line each."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--rounds", type=int, default=60)
-    options.add_argument("--only", nargs="*", choices=ACTIVATIONS, help="activations; rows of others are kept")
+    options.add_argument("--only", nargs="*", choices=(*ACTIVATIONS, *RESIZES), help="rows of others are kept")
     options.add_argument("-o", "--out", type=Path)
     given = options.parse_args()
     torch.manual_seed(0)
     rows = []
-    for layers, name, width, places in product((dense, depthwise), ACTIVATIONS, WIDTHS, PLACES):
+    networks = (*product((dense, depthwise), ACTIVATIONS.items()), *product((decoder,), RESIZES.items()))
+    for (layers, (name, (activation, rewrite))), width, places in product(networks, WIDTHS, PLACES):
         if given.only and name not in given.only:
             continue
-        activation, rewrite = ACTIVATIONS[name]
         found = measured(layers(width, activation), rewrite, places, given.rounds)
         rows.append({"layers": layers.__name__, "activation": name, "width": width, "places": places, **found})
         print(rows[-1], flush=True)

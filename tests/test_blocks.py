@@ -212,14 +212,14 @@ def test_openvino_divides_no_convolution_whose_parts_stay_images():
     assert "silu-as-quotient" in target.kept(target.form("network", "amx"), "int8")
 
 
-SLOW_ACTIVATIONS = ("mish-as-quotient", "prelu-as-sum", "softmax-as-quotient", "lrn-as-conv")
+SLOW_KERNELS = ("mish-as-quotient", "prelu-as-sum", "softmax-as-quotient", "lrn-as-conv", "resize-as-matmul")
 """Measured with AVX2 alone."""
 
 
 @pytest.mark.parametrize(
     ("family", "forms"),
     [
-        ("avx2", {"conv-each", "whole-groups", "whole-blocks", "gate-as-image", *SLOW_ACTIVATIONS}),
+        ("avx2", {"conv-each", "whole-groups", "whole-blocks", "gate-as-image", *SLOW_KERNELS}),
         ("avx512-bf16", {"conv-each", "whole-groups-16", "whole-blocks-16", "gate-as-image"}),
     ],
 )

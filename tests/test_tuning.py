@@ -433,6 +433,17 @@ def test_what_another_machine_measured_is_not_known_of_this_one():
         package.fold("first.pth", num_heads=3, preset="fastest-known")
 
 
+def test_a_target_of_a_file_is_tuned_and_exported_by_its_path(repaconv, monkeypatch):
+    monkeypatch.setattr(stage.LocalMeasurement, "__call__", equal_here)
+    Path("pi.toml").write_text('name = "pi-01"\nextends = "x86-64"\n')
+    checkpoint = saved("first.pth", 1)
+    code, out, err = repaconv("tune", checkpoint, *HEADS, "--target", "pi.toml", "--rewrites", "bias-forward")
+    assert (code, "repaconv export --target pi.toml --preset" in out) == (0, True), err
+    preset = "repaconv-out/first/tuned/pi-01.json"
+    assert {row.deployment.target for row in read_artefact(Path(preset), TuneArtefact).candidates} >= {"pi-01"}
+    assert package.export(target="pi.toml", preset=preset).target == "pi-01"
+
+
 def test_what_workers_do_not_measure_is_refused_or_skipped():
     checkpoint, sent = saved("first.pth", 1), []
     for target, objective, code in (

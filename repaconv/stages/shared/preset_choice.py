@@ -235,9 +235,11 @@ def resolve_preset(options: AnyOptions, folded: FoldArtefact) -> ResolvedOptions
         return ResolvedOptions(options, None, None if asked.preset is None else str(asked.preset))
     preset, best = asked.preset if asked.preset in NAMED else Path(asked.preset).name, tuned.deployment
     size = tuned.image_size if tuned.graph_size == "fixed" else None
-    if asked.target not in (tuned.target, best.target) or asked.precision not in (None, "fp32", best.precision):
+    named = load_target(asked.target).name
+    if named not in (tuned.target, best.target) or asked.precision not in (None, "fp32", best.precision):
         return ResolvedOptions(options, None, preset, size)
-    return ResolvedOptions(replace(asked, target=best.target, precision=best.precision), best, preset, size)
+    target = asked.target if named == best.target else best.target  # a file is found by its path alone
+    return ResolvedOptions(replace(asked, target=target, precision=best.precision), best, preset, size)
 
 
 def resolve_export_preset(options: ExportOptions, folded: FoldArtefact) -> ExportOptions:
@@ -269,7 +271,12 @@ def resolve_export_preset(options: ExportOptions, folded: FoldArtefact) -> Expor
 
 
 def open_deployment(
-    deployment: Deployment, deployable: Path | Network, sizes: Mapping[str, int], *, threads: int | None = None
+    deployment: Deployment,
+    deployable: Path | Network,
+    sizes: Mapping[str, int],
+    device: Target | None = None,
+    *,
+    threads: int | None = None,
 ) -> Session:
     """Open a configuration with its runtime and settings.
 
@@ -277,6 +284,7 @@ def open_deployment(
         deployment: The configuration.
         deployable: Its graph, or its PyTorch module if the runtime takes modules.
         sizes: Sizes of dynamic dimensions, by name.
+        device: Its target, if it has no registered name.
         threads: Threads to use instead of its own, if no time is measured.
 
     Raises:
@@ -285,7 +293,7 @@ def open_deployment(
     """
     return open_model(
         deployable,
-        load_target(deployment.target),
+        device or load_target(deployment.target),
         deployment.precision,
         threads=threads or deployment.threads,
         dims=sizes,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from repaconv.core.errors import RepaconvError, UsageProblem, first_line
 from repaconv.core.progress import Progress
 from repaconv.results import Candidate, Deployment, Link
-from repaconv.stages.shared.common_checks import as_image_size, load_target
+from repaconv.stages.shared.common_checks import as_image_size
 from repaconv.stages.shared.input_selection import Split, choose_inputs, fixed_batch, require_same_size, taken_as_scores
 from repaconv.stages.shared.lower_precision import loader_for
 from repaconv.stages.shared.preset_choice import open_deployment
@@ -220,10 +220,11 @@ class LossEvaluation:
 
         if not self.here:
             typed = onnx.load(self.graphs.path(deployment))
-            load = loader_for(load_target(deployment.target).architecture, deployment.precision)
+            load = loader_for(self.graphs.device_of(deployment).architecture, deployment.precision)
             return load(runnable(typed, deployment.precision).SerializeToString())
         sizes = self.graphs.sizes(deployment.batch)
-        return open_deployment(deployment, self.graphs.deployable(deployment), sizes, threads=os.cpu_count())
+        device = self.graphs.device_of(deployment)
+        return open_deployment(deployment, self.graphs.deployable(deployment), sizes, device, threads=os.cpu_count())
 
     def _evaluate(self, deployment: Deployment, calls: Sequence[Batch], expected: Sequence[Mapping[str, Any]]) -> Loss:
         """Compare the outputs with FP32; a configuration that fails the tolerance of its precision is rejected, too."""

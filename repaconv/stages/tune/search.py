@@ -684,6 +684,7 @@ class Candidates:
         choice: The task in which losses are evaluated; None for class scores.
         fixed_size: (height, width) of the images that graphs take; None if that is the network's size, dynamic if it
             may be.
+        devices: The targets that are tried; others are found by their registered names.
         clock: Seconds on a clock that never goes back.
     """
 
@@ -699,7 +700,13 @@ class Candidates:
     sensitive: dict[str, tuple[Sensitivity, ...]] = field(default_factory=dict)
     choice: Choice | None = None
     fixed_size: ImageSize | None = None
+    devices: Sequence[Target] = ()
     clock: Callable[[], float] = time.monotonic
+
+    def device_of(self, deployment: Deployment) -> Target:
+        """The target of a configuration, which may be of the user's own file."""
+        own = (device for device in self.devices if device.name == deployment.target)
+        return next(own, None) or load_target(deployment.target)
 
     @property
     def image_size(self) -> ImageSize | None:
@@ -725,7 +732,7 @@ class Candidates:
             UsageProblem: If the runtime takes PyTorch modules, and the source is a graph.
         """
 
-        device = load_target(start.target)
+        device = self.device_of(start)
         if takes_networks(device):
             self.subject.network(DEPLOY)
             return Trial(start, (), tuple(tries))
@@ -772,7 +779,7 @@ class Candidates:
 
         from repaconv.graph.compute_costs import known_macs_of_file
 
-        if takes_networks(load_target(deployment.target)):
+        if takes_networks(self.device_of(deployment)):
             return 1
         path = self._named(deployment)
         if path not in self.counted:
@@ -781,12 +788,12 @@ class Candidates:
 
     def exact(self, deployment: Deployment) -> Path:
         """File of the configuration's FP32 graph; equal graphs share a file."""
-        device = load_target(deployment.target)
+        device = self.device_of(deployment)
         return self._file(_exact_key(deployment), lambda: self._graphs(device).model(deployment.rewrites))
 
     def same(self, deployment: Deployment) -> str:
         """A key that is equal for configurations with equal graphs."""
-        return "" if takes_networks(load_target(deployment.target)) else self._named(deployment).stem
+        return "" if takes_networks(self.device_of(deployment)) else self._named(deployment).stem
 
     def _named(self, deployment: Deployment) -> Path:
         """Path of the FP32 graph, whose file may have been removed to free disk space."""
@@ -795,7 +802,7 @@ class Candidates:
 
     def bytes(self, deployment: Deployment) -> int:
         """Approximate size of its weights in bytes."""
-        if takes_networks(load_target(deployment.target)):
+        if takes_networks(self.device_of(deployment)):
             return self.subject.folded.payload.bytes
         return self.exact(deployment).stat().st_size
 
@@ -803,7 +810,7 @@ class Candidates:
         """File of the configuration's graph, in its precision unless the runtime lowers an FP32 graph."""
         import onnx
 
-        device, precision = load_target(deployment.target), deployment.precision
+        device, precision = self.device_of(deployment), deployment.precision
         plain = self.exact(deployment)
         if precision == "fp32" or runtime_lowers(device, precision):
             return plain
@@ -814,7 +821,7 @@ class Candidates:
             quantizer, modules = deployment.quantizer, deployment.fp32_modules
             return to_precision(onnx.load(plain), precision, calls, device, quantizer=quantizer, modules=modules)[0]
 
-        return self._file((plain, *_lowered_key(deployment)), typed)
+        return self._file((plain, *self._lowered_key(deployment)), typed)
 
     def written_s(self, deployment: Deployment) -> float:
         """Seconds that its graph took to be written, whenever that was: counting its MACs writes it as well."""
@@ -822,7 +829,7 @@ class Candidates:
         plain_s = self.took_s.get(exact, 0.0)
         if deployment.precision == "fp32":
             return plain_s
-        return plain_s + self.took_s.get((self.made.get(exact), *_lowered_key(deployment)), 0.0)
+        return plain_s + self.took_s.get((self.made.get(exact), *self._lowered_key(deployment)), 0.0)
 
     def mixed(self, trial: Trial) -> list[Trial]:
         """Replacements of an INT8 trial that keep more and more of the most sensitive layers in FP32."""
@@ -835,7 +842,7 @@ class Candidates:
             return []
         if start.target not in self.sensitive:
             plain, calls = onnx.load(self.exact(start)), self.given.calibration_batches()
-            device = load_target(start.target)
+            device = self.device_of(start)
             found = sensitivities(
                 plain, calls, device, self.place_of_scores, evaluation=self.evaluation, progress=self.progress
             )
@@ -845,7 +852,7 @@ class Candidates:
 
     def deployable(self, deployment: Deployment) -> Path | Network:
         """What its runtime opens: a graph file or a PyTorch module."""
-        if takes_networks(load_target(deployment.target)):
+        if takes_networks(self.device_of(deployment)):
             return self.subject.network(DEPLOY)
         return self.path(deployment)
 
@@ -853,6 +860,12 @@ class Candidates:
         """Sizes of the graph's dynamic dimensions, by name."""
         size = self.image_size
         return {"batch": batch, "height": size[0], "width": size[1]} if size else self.subject.free_sizes(batch)
+
+    def _lowered_key(self, deployment: Deployment) -> tuple[Any, ...]:
+        """What its graph of lower precision depends on, beyond the FP32 graph."""
+        device, precision = self.device_of(deployment), deployment.precision
+        without_kernel = device.fp32_operators.get(precision, ())
+        return precision, int8_for(device, deployment.quantizer), deployment.fp32_modules, without_kernel
 
     def _file(self, key: tuple[Any, ...], make: Callable[[], onnx.ModelProto]) -> Path:
         """A graph's file, written if it does not exist; equal graphs share a file."""
@@ -881,13 +894,6 @@ class Candidates:
 def _exact_key(deployment: Deployment) -> tuple[Any, ...]:
     """What its FP32 graph depends on."""
     return deployment.target, deployment.rewrites
-
-
-def _lowered_key(deployment: Deployment) -> tuple[Any, ...]:
-    """What its graph of lower precision depends on, beyond the FP32 graph."""
-    device, precision = load_target(deployment.target), deployment.precision
-    without_kernel = device.fp32_operators.get(precision, ())
-    return precision, int8_for(device, deployment.quantizer), deployment.fp32_modules, without_kernel
 
 
 # INT8 sensitivity of groups of layers

@@ -115,7 +115,7 @@ class LocalMeasurement:
         deployable, sizes = self.graphs.deployable(deployment), self.graphs.sizes(deployment.batch)
         drawn = self.graphs.subject.drawn(deployment.batch, self.seed, self.graphs.image_size, batch=deployment.batch)
         begun, taken = time.monotonic(), None if deployment in known else PeakMemory()
-        session = open_deployment(deployment, deployable, sizes)
+        session = open_deployment(deployment, deployable, sizes, self.graphs.device_of(deployment))
         feeds = drawn.piece(0, deployment.batch).feeds(session.inputs)
         session.run(feeds)
         if taken:

@@ -357,7 +357,14 @@ def _search(plan: _Plan, scratch: Path, progress: Progress) -> TuneArtefact:
     from repaconv.stages.tune.search import search, search_exhaustively
 
     graphs = Candidates(
-        plan.subject, plan.names, plan.given, scratch, progress, choice=plan.choice, fixed_size=plan.fixed_size
+        plan.subject,
+        plan.names,
+        plan.given,
+        scratch,
+        progress,
+        choice=plan.choice,
+        fixed_size=plan.fixed_size,
+        devices=plan.machine.devices,
     )
     here = plan.measurer is None
     left: list[str] = []

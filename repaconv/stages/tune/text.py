@@ -54,7 +54,8 @@ def show_tune(done: TuneArtefact) -> None:
         stdout().print("the graphs take any image size; more rewrites apply to those of one: --image-size N")
     if done.output_files:
         file = plain(shlex.quote(relative_path(done.output_files[0])))
-        target = "" if done.target == "x86-64" else f" --target {plain(done.target)}"
+        given = dict(zip(done.options, done.options[1:], strict=False)).get("--target", done.target)
+        target = "" if given == "x86-64" else f" --target {plain(shlex.quote(given))}"
         stdout().print(f"take it: repaconv export{target} --preset {file}; the same options of build and bench do")
 
 

@@ -102,9 +102,9 @@ def within_engine(
     filled = _filled(feeds, {exported.batch})
     limit = allowed.rtol if allowed.kind == "exact" else None
     with scratch_folder() as folder:
-        load = partial(_shown, load_target(target), precision, filled, folder / "shown.onnx")
-        right, wrong = (OnnxTrace(bare, each, by_module=subject.by_module) for each in (load_onnx, load))
         try:
+            load = partial(_shown, load_target(target), precision, filled, folder / "shown.onnx")
+            right, wrong = (OnnxTrace(bare, each, by_module=subject.by_module) for each in (load_onnx, load))
             found = locate(right, wrong, filled, allowed=limit, decides=subject.decides)
         except RepaconvError as problem:
             return Location(module="", reason=f"not followed: {problem.message}")

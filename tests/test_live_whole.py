@@ -401,3 +401,38 @@ def test_an_idle_ratio_is_a_number_between_0_and_1(ratio):
         rc.fold(trained(nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))), idle_ratio=ratio)
     assert caught.value.code == "setting.value"
     assert f"idle_ratio={ratio}" in caught.value.message
+
+
+class NamesFloat32(nn.Module):
+    """Its forward makes and casts to float32 by name, as attention and grids of positions do."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.conv, self.norm, self.next = nn.Conv2d(3, 8, 3), trained(nn.BatchNorm2d(8)), nn.Conv2d(8, 4, 1)
+        self.how = how
+
+    def forward(self, x):
+        y = self.norm(self.conv(x))
+        match self.how:
+            case "a cast":
+                y = y.float()
+            case "to":
+                y = y.to(torch.float32)
+            case "a grid":
+                y = y + torch.arange(y.shape[-1]).float()
+            case "zeros":
+                y = torch.maximum(y, torch.zeros(y.shape, dtype=torch.float32))
+            case "softmax":
+                y = y.softmax(1, dtype=torch.float32)
+        return self.next(y)
+
+
+@pytest.mark.parametrize("how", ["a cast", "to", "a grid", "zeros", "softmax"])
+def test_a_module_that_names_float32_is_verified_in_float64(how):
+    torch.manual_seed(0)
+    model, x = NamesFloat32(how).eval(), torch.randn(2, 3, 8, 8)
+    folded = rc.fold(model, example=x)
+    assert folded.fold_certificate[-1].max_rel_error <= 1e-12
+    assert isinstance(folded.norm, nn.Identity)
+    assert folded(x).dtype == torch.float32
+    assert (folded(x) - model(x)).abs().max() < 1e-5

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from repaconv.core.errors import Refused, first_line
 from repaconv.method_api.fold_error import tensors_in
@@ -119,11 +120,26 @@ def undisturbed() -> Iterator[None]:
             np.random.set_state(numpy)
 
 
+class _Float64Casts(TorchFunctionMode):
+    """Casts to float32, and new tensors of it, are of float64: a module may name the type of its own weights."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        func = Tensor.double if func is Tensor.float else func
+        if func is not Tensor.view:  # which reads the same bits as another type
+            args = tuple(_wider(value) for value in args)
+            kwargs = {name: _wider(value) for name, value in (kwargs or {}).items()}
+        return func(*args, **(kwargs or {}))
+
+
+def _wider(value: Any) -> Any:
+    return torch.float64 if isinstance(value, torch.dtype) and value == torch.float32 else value
+
+
 @contextmanager
 def _reproducible() -> Iterator[None]:
-    """A context without gradients, with float64 as default dtype, and with the same random numbers every time."""
+    """A context without gradients, with float64 in place of float32, and with the same random numbers every time."""
     usual = torch.get_default_dtype()
-    with torch.no_grad(), undisturbed():
+    with torch.no_grad(), undisturbed(), _Float64Casts():
         torch.default_generator.manual_seed(0)
         random.seed(0)
         np.random.seed(0)

@@ -12,7 +12,7 @@ PADDED, UNPADDED = "y = Conv <pads = [1, 1, 1, 1]> (z, w, b)", "y = Conv(z, w, b
 NORM = "d = Div(f, full) s = Sub(d, mean) z = Div(s, std)"
 CONSTANTS = {
     "order": np.int64([2, 0, 1]),
-    "nd": np.int64([[2], [-3], [1]]),
+    "lists": np.int64([[2], [-3], [1]]),
     "twice": np.int64([0, 0, 1]),
     **{name: np.int64([number]) for name, number in (("last", -1), ("end", -99), ("one", 1))},
     **{name: np.int64(number) for name, number in (("i0", 0), ("i1", -2), ("i2", 2))},
@@ -37,7 +37,7 @@ ORDERS = {
     "Gather": "{} = Gather <axis = -3> (x, order)",
     "Slice": "{} = Slice(x, last, end, one, last)",
     "GatherND": """
-        t = Transpose <perm = [1, 0, 2, 3]> (x) q = GatherND(t, nd) {} = Transpose <perm = [1, 0, 2, 3]> (q)
+        t = Transpose <perm = [1, 0, 2, 3]> (x) q = GatherND(t, lists) {} = Transpose <perm = [1, 0, 2, 3]> (q)
     """,
     "Split": "c0, c1, c2 = Split <axis = 1, num_outputs = 3> (x) {} = Concat <axis = 1> (c2, c0, c1)",
     "twice": "{} = Gather <axis = 1> (x, twice)",

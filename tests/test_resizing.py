@@ -11,7 +11,7 @@ from repaconv.algebra.image_resizing import PLACES, resized
 from repaconv.graph.element_type_conversion import to_float64
 from repaconv.graph.model_rewriting import rewritten
 from repaconv.graph.opset_upgrade import upgraded
-from repaconv.rewrites.speed.cubic_resize import MOST_PRODUCTS, RESIZE_AS_MATMUL
+from repaconv.rewrites.speed.cubic_resize import MOST_PER_NEW_PIXEL, MOST_PRODUCTS, RESIZE_AS_MATMUL
 from repaconv.verification.float64_graphs import REFERENCE, Float64
 
 LARGER = ([1, 1, 2, 7], [1, 1, 1.5, 2.5])
@@ -56,6 +56,15 @@ def test_whole_places_are_whole():
     x = np.arange(2.0)[None]
     how = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
     np.testing.assert_array_equal(resized(x, [1.0, 49.0], None, how), x.repeat(49, 1))
+
+
+@pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
+def test_an_image_that_keeps_its_size_is_copied(mode):
+    model = resize([1, 1, 1.05, 1.1], mode=mode)
+    x = np.random.default_rng(0).standard_normal(IMAGE).astype(np.float32)
+    right = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": x})[0]
+    np.testing.assert_array_equal(right, x)
+    np.testing.assert_array_equal(Float64(to_float64(model)).run({"x": x.astype(np.float64)})["y"], x)
 
 
 # A cubic Resize as two products
@@ -183,11 +192,23 @@ def test_the_axis_comes_first_with_which_products_take_fewer_multiplications(sha
         resize([1, 1, 2, 2], dtype=TensorProto.FLOAT16),
         resize([1, 1, 2, 2], shape=(1, 3, MOST_PRODUCTS, MOST_PRODUCTS)),
         resize([1, 1, 0.5, 0.5], shape=(1, 3, 2 * MOST_PRODUCTS, 2 * MOST_PRODUCTS)),
+        resize(sizes=[1, 3, 8, 8], shape=(1, 3, MOST_PER_NEW_PIXEL // 8, MOST_PER_NEW_PIXEL // 8)),
+        resize([1, 1, 2, 1.05]),
         resize([1, 1, 2, 2], antialias=1),
     ],
     ids=[
         *("linear", "nearest", "crops", "policy", "scales", "sizes"),
-        *("dynamic", "channels", "matrix", "float16", "large", "shrunk", "antialias"),
+        *(
+            "dynamic",
+            "channels",
+            "matrix",
+            "float16",
+            "large",
+            "shrunk",
+            "shrunk to few",
+            "part of a pixel",
+            "antialias",
+        ),
     ],
 )
 def test_another_resize_stays(model):

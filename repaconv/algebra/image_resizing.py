@@ -62,6 +62,8 @@ def resized(x: NDArray[Any], scales: Any, sizes: Any, how: Mapping[str, Any]) ->
     else:
         for axis, size in zip(axes, sizes, strict=True):
             by_axis[axis], wanted[axis] = int(size) / x.shape[axis] if x.shape[axis] else 1.0, int(size)
+    if wanted == list(x.shape):  # ONNX Runtime copies it, whatever the scales are
+        return x
     changed = [axis for axis, scale in enumerate(by_axis) if scale != 1]
     if antialias:  # ONNX Runtime copies an axis that keeps its size, whatever its scale is
         changed = [axis for axis in changed if wanted[axis] != x.shape[axis]]

@@ -28,9 +28,10 @@ if TYPE_CHECKING:
 
 TYPES = ("FLOAT", "DOUBLE")
 """Types of images; ONNX Runtime has no cubic Resize of others, and a product in float16 would round once more."""
-MOST_PRODUCTS = 1024
-"""Multiplications per pixel, of the larger image, up to which products are faster. They then take 25 to 70 ns per pixel
-with AVX2, and ONNX Runtime's Resize 95 to 300 ns."""
+MOST_PRODUCTS, MOST_PER_NEW_PIXEL = 1024, 8192
+"""Multiplications per pixel of the larger image, and per pixel of the new one, up to which products are faster. The
+former take 25 to 70 ns per pixel with AVX2, and ONNX Runtime's Resize 95 to 300 ns; of an image that is made much
+smaller it reads few pixels, and products all."""
 
 
 def _resize_as_matmul(model: ir.Model) -> Iterator[Change]:
@@ -41,15 +42,16 @@ def _resize_as_matmul(model: ir.Model) -> Iterator[Change]:
         if before is None or after is None or before == after or not all((*before, *after)):
             continue
         order, products = _cheapest_order(before[1:], after[1:])
-        if products > MOST_PRODUCTS * max(prod(before[1:]), prod(after[1:])):
+        old, new = prod(before[1:]), prod(after[1:])
+        if products > min(MOST_PRODUCTS * max(old, new), MOST_PER_NEW_PIXEL * new):
             continue
         matrices = _matrices(node, before, after)
         if matrices is None:
             continue
-        write, new = Writer(model, node), x
+        write, image = Writer(model, node), x
         for axis in order:
-            new = _multiplied(write, new, matrices[axis], axis)
-        write.replace(node.outputs[0], new)
+            image = _multiplied(write, image, matrices[axis], axis)
+        write.replace(node.outputs[0], image)
         yield Change(
             rewrite=RESIZE_AS_MATMUL.name,
             place=node.name or "",
@@ -88,6 +90,8 @@ def _matrices(node: ir.Node, before: Sequence[int], after: Sequence[int]) -> dic
     found = {}
     for axis in (2, 3):
         old, new = before[axis - 1], after[axis - 1]
+        if old == new and scales is not None and scales.get(axis, 1.0) != 1:
+            return None  # it is resized only if the other axis is
         matrix = resized(np.eye(old), None if scales is None else [scales.get(axis, 1.0), 1.0], [new, old], attributes)
         if matrix is None:
             return None

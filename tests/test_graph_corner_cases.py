@@ -428,6 +428,23 @@ def test_padding_that_depends_on_the_image_size_stays(auto):
     assert operators(after) == ["Conv", "MaxPool", "Relu", "Mul"]
 
 
+@pytest.mark.parametrize(
+    ("pool", "how"),
+    [
+        ("MaxPool", "kernel_shape = [3, 3], dilations = [2, 2]"),
+        ("AveragePool", "kernel_shape = [2, 1], strides = [3, 4]"),
+    ],
+)
+def test_pools_that_pad_themselves_otherwise_than_specified_stay(pool, how):
+    """ONNX Runtime's SAME takes no account of dilations, and crops if the stride is larger than the window."""
+    text = f'{{ a = Conv(x, k) b = Conv(a, k) y = {pool}<auto_pad = "SAME_UPPER", {how}>(b) }}'
+    model = model_of(f"(float[1, 4, 8, 7] x) => (float[1, 4, h, w] y) {text}", k=normal(4, 4, 1, 1))
+    after, changes = rewritten(model, without(()))
+    assert changes
+    (node,) = (node for node in after.graph.node if node.op_type == pool)
+    assert {entry.name for entry in node.attribute} >= {"auto_pad"}
+
+
 def test_pooling_that_pads_itself_lets_a_scale_pass():
     text = """{ a = Conv<pads = [1, 1, 1, 1]>(x, k)
         b = AveragePool<auto_pad = "SAME_UPPER", kernel_shape = [3, 3], strides = [2, 2]>(a) y = Mul(b, s) }"""

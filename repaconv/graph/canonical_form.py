@@ -80,6 +80,9 @@ def _write_padding(node: ir.Node) -> None:
     known = [total for total in totals if total is not None]
     if len(known) < len(totals):
         return
+    skips = any(stride > length for stride, length in zip(strides, window, strict=True))
+    if node.op_type != "Conv" and (skips or set(dilations) != {1}):
+        return  # ONNX Runtime's pools do not follow the specification there
     less, more = [total // 2 for total in known], [-(-total // 2) for total in known]
     node.attributes.pop("auto_pad")
     node.attributes["pads"] = ir.AttrInt64s("pads", less + more if auto == "SAME_UPPER" else more + less)

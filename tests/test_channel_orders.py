@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from onnx import numpy_helper
 from test_elementwise_work import folded
 from test_graph_corner_cases import model_of, normal, operators
+
+from repaconv.graph.model_rewriting import rewritten
+from repaconv.rewrites.fold.fold_pipeline import FOLDS
 
 RGB = "float[1, 3, 6, 6] x"
 PADDED, UNPADDED = "y = Conv <pads = [1, 1, 1, 1]> (z, w, b)", "y = Conv(z, w, b)"
@@ -95,6 +99,34 @@ TWO_VALUES = "s = Sin(x) p = Gather <axis = 1> (x, i0) u = Unsqueeze(p, one) z =
 )
 def test_what_is_no_order_of_channels_stays(rows, kept):
     assert kept in after(rows, width=4 if TWO_VALUES in rows else 3)
+
+
+@pytest.mark.parametrize(
+    ("rows", "found"),
+    [
+        (f"s = Slice(x, zero, three, one) {ORDERS['Gather'].format('z').replace('(x, ', '(s, ')}", ["Slice", "Conv"]),
+        (f"s = Slice(x, zero, three, one) {TRANSFORM.replace('(x, ', '(s, ')}", ["Slice", "Conv"]),
+    ],
+    ids=["an order", "each channel"],
+)
+def test_channels_of_an_image_with_more_are_selected_before_the_convolution(rows, found):
+    """RGB of RGBA."""
+    constants = {**CONSTANTS, "zero": np.int64([0]), "three": np.int64([3])}
+    used = {name: numbers for name, numbers in constants.items() if f"{name})" in rows or f"{name}," in rows}
+    weights = {"w": normal(4, 3, 3, 3), "b": normal(4)}
+    text = f"(float[1, 4, 6, 6] x) => (float[1, 4, h, v] y) {{ {rows} {UNPADDED} }}"
+    assert operators(folded(model_of(text, **used, **weights))) == found
+
+
+def test_a_shift_that_float16_cannot_hold_stays_after_the_factor():
+    rows = f"f = Gather <axis = 1> (x, order) m = Mul(f, small) z = Add(m, large) {PADDED}"
+    constants = {"small": np.float16(1e-5), "large": np.float16(1), "w": normal(4, 3, 3, 3), "b": normal(4)}
+    constants |= {name: numbers.astype(np.float16) for name, numbers in constants.items()}
+    text = f"({RGB}) => (float[1, 4, h, v] y) {{ {rows} }}".replace("float[", "float16[")
+    model = model_of(text, order=CONSTANTS["order"], **constants)
+    after_all, _ = rewritten(model, FOLDS)
+    arrays = [numpy_helper.to_array(weight) for weight in after_all.graph.initializer]
+    assert all(np.isfinite(numbers).all() for numbers in arrays)
 
 
 def test_an_order_that_something_else_reads_or_of_groups_stays():

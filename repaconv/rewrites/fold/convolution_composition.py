@@ -145,6 +145,12 @@ class _Channels(NamedTuple):
     scale: Vector
     shift: Vector
 
+    @property
+    def width(self) -> int | None:
+        """How many channels the other value has; None if that is dynamic."""
+        width = (sizes(self.source) or ())[self.axes[1]]
+        return width if isinstance(width, int) else None
+
 
 def reordered(model: ir.Model, rewrite: str) -> Iterator[Change]:
     """Let every convolution read channels in the order that they had before they were reordered; in place."""
@@ -155,12 +161,12 @@ def reordered(model: ir.Model, rewrite: str) -> Iterator[Change]:
             continue
         width = shape[1]
         whole = _Channels(x, tuple(range(len(shape))), np.arange(width), np.ones(width), np.zeros(width))
-        found = _before_selections(whole)
+        found = _before_selections(whole, width)
         kernel = kernel_of(node) if found is not None else None
         if found is None or kernel is None or kernel.groups != 1:
             continue
-        own = (sizes(found.source) or ())[found.axes[1]]
-        if not isinstance(own, int) or own > width:
+        own = found.width
+        if own is None or own > width:
             continue
         image: _Channels | None = _past_transposes(found)
         if image is not None and kernel.is_padded and image.shift.any():
@@ -175,8 +181,11 @@ def reordered(model: ir.Model, rewrite: str) -> Iterator[Change]:
         yield Change(rewrite=rewrite, place=node.name or "", description=f"order of channels -> {node.name}")
 
 
-def _before_selections(image: _Channels) -> _Channels | None:
-    """The channels before the first of all selections that nothing else reads; None if there is no selection."""
+def _before_selections(image: _Channels, most: int) -> _Channels | None:
+    """The channels before the first of all selections that nothing else reads; None if there is no selection.
+
+    From several selections on, it goes back as far as the value has at most so many channels.
+    """
     x, axis = image.source, image.axes[1]
     node = x.producer()
     if node is None or node.domain or not _is_read_once(x):
@@ -186,17 +195,18 @@ def _before_selections(image: _Channels) -> _Channels | None:
         if chosen is None or not chosen.keeps or chosen.axis != axis:
             return None
         before = image._replace(source=chosen.value, places=chosen.places[image.places])
-        return _before_selections(before) or before
+        further = _before_selections(before, most)
+        return further if further is not None and further.width is not None and further.width <= most else before
     if node.op_type == "Concat":
-        return _before_concat(image, node)
+        return _before_concat(image, node, most)
     if node.op_type == "Transpose":
-        return _before_selections(_past_transposes(image))
+        return _before_selections(_past_transposes(image), most)
     scaled = _scaled_channels(node, axis)
     if scaled is None:
         return None
     scale, shift = (part[image.places] for part in scaled[1:])
     more = image._replace(source=scaled[0], scale=image.scale * scale, shift=image.scale * shift + image.shift)
-    return _before_selections(more)
+    return _before_selections(more, most)
 
 
 def _past_transposes(image: _Channels) -> _Channels:
@@ -207,7 +217,7 @@ def _past_transposes(image: _Channels) -> _Channels:
     return image
 
 
-def _before_concat(image: _Channels, concat: ir.Node) -> _Channels | None:
+def _before_concat(image: _Channels, concat: ir.Node, most: int) -> _Channels | None:
     """The channels before a Concat of channels of one value."""
     axis, shapes = image.axes[1], [sizes(part) or () for part in concat.inputs]
     widths = as_numbers(shape[axis] for shape in shapes) if all(shapes) else None
@@ -219,7 +229,7 @@ def _before_concat(image: _Channels, concat: ir.Node) -> _Channels | None:
         own = (image.places >= start) & (image.places < start + width)
         assert part is not None
         here = _Channels(part, image.axes, image.places[own] - start, image.scale[own], image.shift[own])
-        one = _before_selections(here) or here
+        one = _before_selections(here, most) or here
         places[own], scale[own], shift[own] = one.places, one.scale, one.shift
         found.append((one.source, one.axes))
         start += width
@@ -244,8 +254,12 @@ def _with_padded_shifts(model: ir.Model, node: ir.Node, image: _Channels, width:
     order = np.argsort(image.places)
     if not np.array_equal(image.places[order], np.arange(width)) or not image.scale.all():
         return None
-    write, axis = Writer(model, node), image.axes[1]
+    axis, kind = image.axes[1], image.source.dtype
     added = (image.shift / image.scale)[order].reshape(-1, *[1] * (len(image.axes) - axis - 1))
+    with np.errstate(over="ignore"):
+        if kind is None or not np.isfinite(added.astype(kind.numpy())).all():
+            return None
+    write = Writer(model, node)
     new = write("Add", image.source, write.constant(added))
     set_shape(new, sizes(image.source), image.source)
     return image._replace(source=new, shift=np.zeros_like(image.shift))

@@ -124,6 +124,7 @@ ATTENTION = """
 
 
 def attention(mask: str, inputs: str = "", **constants: np.ndarray) -> list[str]:
+    """The operators after folding; the mask computes ``m`` from the scores ``raw``, or from something else."""
     text = f"(float[2, 5, 4] x{inputs}) => (float[2, 5, 4] y) {{ {ATTENTION.format(mask)} }}"
     given = {"wq": normal(4, 4), "wk": normal(4, 4), "zero": np.float32(0), **constants}
     return operators(folded(model_of(text, **given)))
@@ -159,6 +160,22 @@ def test_a_bias_of_finite_numbers_needs_no_guard():
 )
 def test_the_guard_of_a_softmax_stays_where_a_mask_may_hide_all_keys(mask, inputs, constants):
     assert "IsNaN" in attention(mask, inputs, **constants)
+
+
+@pytest.mark.parametrize(
+    ("mask", "inputs", "constants"),
+    [
+        ("m = Gemm(x, w, h)", ", float[5] h", {}),
+        ("m = Gemm(x, w, c)", "", {"c": np.float32([0, 0, -np.inf, 0, 0])}),
+        ("m = MatMul(x, c)", "", {"c": np.where(np.arange(20).reshape(4, 5) == 7, -np.inf, 0).astype(np.float32)}),
+    ],
+    ids=["added by the product", "infinity added by the product", "an infinite factor"],
+)
+def test_the_guard_of_a_softmax_stays_where_the_product_itself_hides_keys(mask, inputs, constants):
+    text = f"(float[3, 4] x{inputs}) => (float[3, 5] y) {{ {mask} s = Softmax(m) n = IsNaN(s) y = Where(n, zero, s) }}"
+    model = model_of(text, w=normal(4, 5), zero=np.float32(0), **constants)
+    after, _ = rewritten(model, FOLDS)
+    assert "IsNaN" in operators(after)
 
 
 @pytest.mark.parametrize(
@@ -229,11 +246,24 @@ def test_a_token_that_all_others_are_concatenated_with_is_multiplied_once(tokens
             ["Conv", "Sigmoid", "Expand"],
             {"to": np.int64([1, 4, 3, 3]), "k": normal(6, 4, 1, 1), "b": normal(6)},
         ),
+        (
+            "float[2, 4, 1, 1] x, float[2, 3, H, W] z) => (float[2, 5, H, W] y",
+            "s = Shape <start = 2> (z) e = Expand(x, s) c = Conv(e, k) r = Sin(c) y = Conv(r, l)",
+            ["Conv", "Sin", "Conv", "Shape", "Expand"],
+            {"k": normal(6, 4, 1, 1), "l": normal(5, 6, 1, 1)},
+        ),
     ],
-    ids=["tokens", "a new axis", "dynamic", "pixels"],
+    ids=["tokens", "a new axis", "dynamic", "pixels", "a size of fewer axes"],
 )
 def test_operators_act_on_numbers_before_they_are_repeated(ends, rows, found, constants):
-    assert sorted(operators(folded(model_of(f"({ends}) {{ {rows} }}", **constants), N=2))) == sorted(found)
+    assert sorted(operators(folded(model_of(f"({ends}) {{ {rows} }}", **constants), N=2, H=3, W=5))) == sorted(found)
+
+
+def test_layers_beside_each_other_are_merged_before_what_they_read_is_repeated():
+    rows = "e = Expand(x, to) a = MatMul(e, v) b = MatMul(e, w) y = Concat <axis = 2> (a, b)"
+    constants = {"to": np.int64([1, 5, 4]), "v": normal(4, 6), "w": normal(4, 6)}
+    model = model_of(f"(float[1, 1, 4] x) => (float[1, 5, 12] y) {{ {rows} }}", **constants)
+    assert operators(folded(model)) == ["MatMul", "Expand"]
 
 
 @pytest.mark.parametrize(

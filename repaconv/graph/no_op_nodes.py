@@ -123,5 +123,10 @@ def _is_softmax_of_finite_scores(value: ir.Value | None) -> bool:
         if x is None or node is None or node.domain or node.op_type not in (*PRODUCTS, *VIEWS, "Add", "Sub", "Mul"):
             return False
         seen.add(x)
-        todo += node.inputs[:1] if node.op_type in VIEWS else () if node.op_type in PRODUCTS else node.inputs
+        if node.op_type in PRODUCTS:  # what they multiply is taken as finite, unless it is a constant that is not
+            if not all(np.isfinite(factor).all() for factor in map(constant, node.inputs[:2]) if factor is not None):
+                return False
+            todo += [term for term in node.inputs[2:] if term is not None]
+        else:
+            todo += node.inputs[:1] if node.op_type in VIEWS else node.inputs
     return True

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from repaconv.graph.activation_patterns import is_activation
-from repaconv.graph.nodes_and_constants import Writer, constant, made_by, shape_of_constant
+from repaconv.graph.nodes_and_constants import Writer, constant, made_by, only_reader, shape_of_constant
 from repaconv.graph.operator_facts import ARITHMETIC, PRODUCTS
 from repaconv.graph.shape_folding import read_past_expand
 from repaconv.graph.symbolic_shapes import rank_of, set_shape, sizes
@@ -38,8 +38,8 @@ def move_before_expands(model: ir.Model) -> list[str]:
 def _move(model: ir.Model, node: ir.Node, place: int) -> bool:
     """Move a node before the Expand that computes its input at a place; False if it does not act on that alike."""
     expand, out = made_by(node.inputs[place], "Expand"), node.outputs[0]
-    if expand is None:
-        return False
+    if expand is None or only_reader(expand.outputs[0]) is None:
+        return False  # several layers that read it are merged
     x, wide, done = expand.inputs[0], sizes(expand.outputs[0]), sizes(out)
     shape, channels = sizes(x), _channels(node, place, expand)
     if x is None or shape is None or wide is None or done is None or channels is None or len(done) != len(wide):
@@ -90,6 +90,8 @@ def _with_one(write: Writer, target: ir.Value | None, axis: int, rank: int) -> i
     if not isinstance(length, int):
         return None
     place = axis - (rank - length)
+    if place < 0:
+        return target  # it does not name that axis
     if numbers is not None:
         return write.constant([1 if at == place else int(number) for at, number in enumerate(numbers)])
     parts = [write.constant([1])]

@@ -57,7 +57,6 @@ def test_four_operators_are_one(rows, wanted):
 @pytest.mark.parametrize(
     ("shifted", "rows"),
     [
-        (SHIFTED, [("Mul", "c s", "p"), ("Mul", "p sixth", "y")]),
         (SHIFTED, [("Mul", "c s", "p"), ("Div", "6 p", "y")]),
         (SHIFTED, [("Mul", "a s", "p"), ("Div", "p 6", "y")]),
         (SHIFTED, [("Mul", "s s", "p"), ("Div", "p 6", "y")]),
@@ -65,7 +64,7 @@ def test_four_operators_are_one(rows, wanted):
         ([SHIFTED[0], ("Add", "c 2", "a"), ("Clip", "a 0 6", "s")], [("Mul", "c s", "p"), ("Div", "p 6", "y")]),
         ([*SHIFTED, ("Sin", "s", "z")], [("Mul", "c s", "p"), ("Mul", "p z", "q"), ("Div", "q 6", "y")]),
     ],
-    ids=["1/6 in float32", "reciprocal", "shifted factor", "square", "lower limit", "shift", "several readers"],
+    ids=["reciprocal", "shifted factor", "square", "lower limit", "shift", "several readers"],
 )
 def test_what_is_another_function_stays(shifted, rows):
     model = network([*rows[:-1], (rows[-1][0], rows[-1][1], "w"), ("Tanh", "w", "y")], shifted)
@@ -73,6 +72,22 @@ def test_what_is_another_function_stays(shifted, rows):
     done = rc.fold("net.onnx", measure=False)
     assert "hard-swish" not in done.applied
     assert done.verdict == "passed"
+
+
+@pytest.mark.parametrize(
+    ("rows", "wanted"),
+    [
+        ([("Mul", "c s", "p"), ("Mul", "p sixth", "y")], ["Conv", "HardSwish", "Mul"]),
+        ([("Mul", "sixth s", "g"), ("Mul", "g c", "y")], ["Conv", "HardSwish", "Mul"]),
+        ([("Mul", "s sixth", "y")], ["Conv", "HardSigmoid", "Mul"]),
+        ([("Mul", "s sixth", "g"), ("Mul", "g c", "m"), ("Conv", "m l", "y")], ["Conv", "Conv", "HardSwish"]),
+        ([("Mul", "c s", "p"), ("Div", "p 2", "m"), ("Conv", "m l", "y")], ["Conv", "Conv", "HardSwish"]),
+    ],
+    ids=["product first", "factor first", "gate", "before a convolution", "thirds"],
+)
+def test_a_factor_that_is_no_sixth_goes_into_the_next_layer(rows, wanted):
+    """Such as 1/6 in float32, by which Keras multiplies."""
+    assert kinds(network(rows, l=RANDOM.standard_normal((5, 4, 3, 3)))) == wanted
 
 
 def single(model):

@@ -1,7 +1,9 @@
 """hard-swish: write x clip(x + 3, 0, 6) / 6, and the gate without x, as one operator.
 
-Converters from other libraries (paddle2onnx), and PyTorch's for old opsets, write both as four operators. ONNX Runtime
-fuses none of them into the convolution before, and converts images to another layout for an Add of one number.
+Converters from other libraries (paddle2onnx, tf2onnx), and PyTorch's for old opsets, write both as four operators. ONNX
+Runtime fuses none of them into the convolution before, and converts images to another layout for an Add of one number.
+Keras multiplies by 1/6 in float32, which is 1.00000003 sixths: that factor stays behind the operator, for the next
+linear layer.
 
 Source: Howard et al. 2019, "Searching for MobileNetV3", section 5.2.
 """
@@ -14,7 +16,7 @@ from typing import TYPE_CHECKING
 from repaconv.graph.model_rewriting import clean
 from repaconv.graph.nodes_and_constants import Writer, attribute, made_by, nodes_of, only_reader, scalar
 from repaconv.graph.rewrite_contract import Rewrite
-from repaconv.graph.symbolic_shapes import set_shape, sizes
+from repaconv.graph.symbolic_shapes import set_shape, shaped_like, sizes
 from repaconv.results import Change
 
 if TYPE_CHECKING:
@@ -22,18 +24,20 @@ if TYPE_CHECKING:
 
 
 def apply(model: ir.Model) -> Iterator[Change]:
-    """Write HardSwish, or HardSigmoid, wherever Add, Clip, Mul and Div compute it; in place."""
+    """Write HardSwish, or HardSigmoid, wherever Add, Clip, Mul and Div compute it or a multiple; in place."""
     for clip in nodes_of(model, "Clip"):
         x = _shifted(clip)
         found = _computed(clip.outputs[0], x) if x is not None else None
         if found is None or x is None or x.dtype is None or not x.dtype.is_floating_point():
             continue
-        operator, last, nodes = found
+        operator, last, factor, nodes = found
         if last.graph is not model.graph or not sizes(last.outputs[0]) == sizes(x) is not None:
             continue  # a constant may have more axes than x
         write = Writer(model, last)
         new = write(operator, x, **ATTRIBUTES[operator])
         set_shape(new, sizes(x), x)
+        if factor != 1:
+            new = shaped_like(write("Mul", new, write.constant(factor, x)), new)
         write.replace(last.outputs[0], new)
         yield Change(rewrite=HARD_SWISH.name, place=clip.name or "", description=f"{nodes} -> {operator}")
     clean(model)
@@ -42,18 +46,22 @@ def apply(model: ir.Model) -> Iterator[Change]:
 ATTRIBUTES: dict[str, dict[str, float]] = {"HardSwish": {}, "HardSigmoid": {"alpha": 1 / 6, "beta": 0.5}}
 
 
-def _computed(clipped: ir.Value, x: ir.Value) -> tuple[str, ir.Node, str] | None:
-    """What clip(x + 3, 0, 6) is part of: the operator that does the same, the last node of that, and all of them."""
+def _computed(clipped: ir.Value, x: ir.Value) -> tuple[str, ir.Node, float, str] | None:
+    """What clip(x + 3, 0, 6) is part of.
+
+    Returns:
+        The operator that does the same, the last node of that, the factor behind the operator, and all nodes.
+    """
     product = _product(clipped, x)
-    sixth = _sixth(clipped if product is None else product.outputs[0])
+    sixth, factor = _sixth(clipped if product is None else product.outputs[0])
     if sixth is None:
         return None
     if product is not None:
-        return "HardSwish", sixth, "Add, Clip, Mul, Div"
+        return "HardSwish", sixth, factor, f"Add, Clip, Mul, {sixth.op_type}"
     product = _product(sixth.outputs[0], x)
     if product is not None:
-        return "HardSwish", product, "Add, Clip, Div, Mul"
-    return "HardSigmoid", sixth, "Add, Clip, Div"
+        return "HardSwish", product, factor, f"Add, Clip, {sixth.op_type}, Mul"
+    return "HardSigmoid", sixth, factor, f"Add, Clip, {sixth.op_type}"
 
 
 def _shifted(clip: ir.Node) -> ir.Value | None:
@@ -72,10 +80,15 @@ def _product(value: ir.Value, x: ir.Value) -> ir.Node | None:
     return node if node is not None and {*node.inputs} == {value, x} else None
 
 
-def _sixth(value: ir.Value) -> ir.Node | None:
-    """The only reader of a value, if it divides it by 6; a product with 1/6 in float32 is another number."""
-    node = only_reader(value, "Div")
-    return node if node is not None and node.inputs[0] is value and scalar(node.inputs[1]) == 6 else None
+def _sixth(value: ir.Value) -> tuple[ir.Node | None, float]:
+    """The only reader of a value, if it multiplies or divides it by a constant, and how many sixths it takes."""
+    node = only_reader(value, "Div", "Mul")
+    if node is None or (node.op_type == "Div" and node.inputs[0] is not value):
+        return None, 0.0
+    by = scalar(node.inputs[1] if node.inputs[0] is value else node.inputs[0])
+    if by is None or by == 0:
+        return None, 0.0
+    return node, 6 / by if node.op_type == "Div" else 6 * by
 
 
 HARD_SWISH = Rewrite("hard-swish", "x clip(x + 3, 0, 6) / 6, or clip(x + 3, 0, 6) / 6", apply, opset=14)

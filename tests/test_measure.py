@@ -302,7 +302,7 @@ def test_openings_that_differ_are_no_drift_and_no_outliers():
     assert "b drifted" in " ".join(quality(drifting, QUIET, compared=None, stable=True, openings=10).reasons)
 
 
-@pytest.mark.parametrize("loads", range(2, 11))
+@pytest.mark.parametrize("loads", range(6, 11))
 def test_session_loads_that_drift_are_in_an_order_that_chance_gives_in_1_of_100_measurements(loads):
     """Against all orders: how many have which sum of squared differences of rank, place by place."""
     ways = {0: Counter({0: 1})}
@@ -334,6 +334,19 @@ def test_a_drift_is_told_by_as_many_session_loads_as_there_are():
     assert not any(map(drifts, ([0, 1], [1, 0, 2, 3], [0, 1, 2, 3], [0, 1, 2, 3, 4], [1, 0, 2, 3, 4, 5])))
     assert drifts([0, 1, 2, 3, 4, 5])
     assert drifts([*range(5, 10), *range(5), *range(15, 20), *range(10, 15)])
+
+
+@pytest.mark.parametrize("loads", range(2, 6))
+def test_few_session_loads_drift_if_their_rounds_do(loads):
+    def drifts(values: np.ndarray) -> bool:
+        told = quality({"a": values}, QUIET, compared=None, stable=True, openings=loads).reasons
+        return "a drifted" in " ".join(told)
+
+    random = np.random.default_rng(0)
+    for drift in (np.linspace(1, 2, 50), np.linspace(2, 1, 50), np.linspace(1, 1.2, 50) + random.normal(0, 0.02, 50)):
+        assert drifts(drift)
+        assert not drifts(np.concatenate(np.array_split(drift, loads)[::-1]))  # each load starts anew
+    assert sum(drifts(values) for values in random.uniform(1, 3, (1000, 20))) <= 10
 
 
 def test_openings_are_as_many_as_the_rounds_pay_for():

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from math import ceil, inf, sqrt
+from math import ceil, sqrt
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -132,23 +133,42 @@ def _change(values: NDArray[np.float64]) -> float:
 
 
 def _goes_one_way(several: Sequence[NDArray[np.float64]]) -> bool:
-    """Return whether session loads get steadily slower or faster (Spearman 1904), more than by chance.
+    """Return whether session loads get steadily slower or faster, more than by chance. Always for a single one.
 
-    Always for a single one, and never for 2 to 5.
+    Fewer than 6 are in order by chance too often: their rounds must go the same way.
     """
     if len(several) == 1:
         return True
-    ranks = np.argsort(np.argsort([np.median(part) for part in several]))
-    return bool(abs(np.corrcoef(ranks, np.arange(len(several)))[0, 1]) >= critical_correlation(len(several)) - 1e-9)
+    loads = _correlation_with_time([np.array([np.median(part) for part in several])])
+    if len(several) >= 6:
+        return abs(loads) >= critical_correlation(len(several)) - 1e-9
+    rounds = _correlation_with_time(several)
+    return abs(loads) > 1 - 1e-9 and loads * rounds >= critical_correlation(sum(len(part) - 1 for part in several) + 1)
+
+
+def _correlation_with_time(several: Sequence[NDArray[np.float64]]) -> float:
+    """Return the rank correlation of values and time within each of these parts, in all of them (Spearman 1904)."""
+    times, ranks = (
+        np.concatenate([_ranks(values) for values in each])
+        for each in ([np.arange(len(part)) for part in several], several)
+    )
+    scale = np.linalg.norm(times) * np.linalg.norm(ranks)
+    return float(times @ ranks / scale) if scale else 0.0
+
+
+def _ranks(values: NDArray[Any]) -> NDArray[np.float64]:
+    """Return the ranks of values around 0; equal ones share theirs."""
+    ordered = np.sort(values)
+    return (np.searchsorted(ordered, values) + np.searchsorted(ordered, values, "right") - len(values)) / 2.0
 
 
 def critical_correlation(count: int) -> float:
     """Return the rank correlation of so many values, in either direction, that chance gives in 1 of 100 measurements.
 
-    Infinite for fewer than 6, of which no order is so rare: 5 are all in order in 1 of 60 measurements. The correction
-    of the normal distribution gives the exact values for 6 to 12, and those for more to 0.001.
+    For 6 or more; no order of fewer is so rare: 5 are all in order in 1 of 60 measurements. The correction of the
+    normal distribution gives the exact values for 6 to 12, and those for more to 0.001.
     """
-    return inf if count < 6 else ONE_OF_100 / sqrt(count - 1) * (1 - 0.75 / (count - 1))
+    return ONE_OF_100 / sqrt(count - 1) * (1 - 0.75 / (count - 1))
 
 
 def _rounded(share: float | None) -> float | None:

@@ -15,6 +15,7 @@ from functools import partial
 from itertools import count, pairwise
 from math import factorial
 from pathlib import Path
+from typing import Any
 from weakref import WeakSet
 from xml.etree import ElementTree
 
@@ -384,7 +385,10 @@ def test_each_opening_is_let_go_before_the_next_is_opened():
 
 
 def test_latencies_of_streams_are_those_of_measured_rounds():
-    """Not of the warm-up, and not of the rounds after a session load, in which memory is allocated."""
+    """Not of the warm-up, and not of the rounds after a session load, in which memory is allocated.
+
+    Those have 5 slow inferences each; a busy machine makes fewer than that slow.
+    """
 
     def load() -> Callable[[], None]:
         inference = count()
@@ -393,7 +397,7 @@ def test_latencies_of_streams_are_those_of_measured_rounds():
     found = measure({"a": Entrant(load, streams=2)}, Protocol(10, warmup_rounds=2, seconds=1e6))
     assert found.session_loads == 5
     assert len(found.inference_ms["a"]) == 10 * 2 * interleaved_protocol.CALLS
-    assert max(found.inference_ms["a"]) < 50
+    assert sum(taken >= 50 for taken in found.inference_ms["a"]) < 5
 
 
 def test_bench_opens_a_model_anew_in_one_measurement(tiny, repaconv, monkeypatch):
@@ -538,7 +542,19 @@ def test_events_are_summed_by_node_and_by_module():
     ElementTree.fromstring(bars_svg(found))
 
 
-def test_a_loop_s_time_is_not_counted_twice_and_its_nodes_compute_each_time():
+def test_the_time_of_an_event_is_without_those_inside_it():
+    def event(name: str, start: int, length: int) -> dict[str, Any]:
+        return {"name": name, "ts": start, "dur": length}
+
+    events = [event("in it", 10, 20), event("loop", 5, 90), event("inmost", 15, 5), event("again", 30, 0)]
+    found = onnxruntime_cpu._without_inner_time([*events, event("after it", 95, 7), event("before it", 0, 5)])
+    assert [(each["name"], each["dur"]) for each in found] == [
+        ("before it", 5), ("loop", 70), ("in it", 15), ("inmost", 5), ("again", 0), ("after it", 7),
+    ]  # fmt: skip
+    assert [each["dur"] for each in events] == [20, 90, 5, 0]
+
+
+def test_a_loop_s_time_is_not_counted_twice_and_its_nodes_compute_each_time(monkeypatch):
     def port(name: str, kind: int, *shape: int) -> onnx.ValueInfoProto:
         return helper.make_tensor_value_info(name, kind, shape)
 
@@ -563,6 +579,14 @@ def test_a_loop_s_time_is_not_counted_twice_and_its_nodes_compute_each_time():
         [constant("times", np.asarray(times)), constant("true", np.asarray(True))],
     )  # fmt: skip
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    recorded: list[Any] = []
+
+    def record(kernels: Any) -> Any:
+        recorded.extend(kernels)
+        return inner_time_excluded(kernels)
+
+    inner_time_excluded = onnxruntime_cpu._without_inner_time
+    monkeypatch.setattr(onnxruntime_cpu, "_without_inner_time", record)
     session = onnxruntime_cpu.ENGINE.open(model.SerializeToString(), SessionSpec(threads=1))
     found = session.profile({"in": np.ones((rows, side), np.float32)}, runs=5, warmup_runs=1)
     events = events_of(found.kernels, found.weights)
@@ -570,7 +594,8 @@ def test_a_loop_s_time_is_not_counted_twice_and_its_nodes_compute_each_time():
     assert len(events) == 5 * (1 + 3 * times)
     assert nodes["inner/MatMul_0"].flops == times * 2 * rows * side**2
     assert nodes["inner/MatMul_0"].bytes == times * 4 * (2 * rows * side + side**2)
-    assert 0 <= nodes["outer/Loop_0"].mean_ms < sum(node.mean_ms for node in nodes.values()) / 2
+    loop_ms = sum(each["dur"] for each in recorded if each["name"].startswith("outer/Loop_0")) / 1000
+    assert 5 * sum(node.mean_ms for node in nodes.values()) == pytest.approx(loop_ms, rel=0.01)
 
 
 @pytest.mark.parametrize("events", [[], [Event("Identity_0", "Identity", 0.0, ((1, 64),), ((1, 64),))]])

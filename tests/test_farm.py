@@ -508,7 +508,13 @@ def test_two_calls_for_one_bundle_have_folders_of_their_own_on_the_board(monkeyp
 
 
 @pytest.mark.parametrize(
-    ("ends", "told"), [("exit 124", "it was stopped after 60 minutes"), ("echo error: Killed. >&2; exit 137", "Killed")]
+    ("ends", "told"),
+    [
+        ("exit 124", "it was stopped after 60 minutes"),
+        ("echo error: Killed. >&2; exit 137", "Killed"),
+        ("echo OSError: no space left >&2; exit 1", "OSError: no space left"),
+        ("exit 0", "no reason"),
+    ],
 )
 def test_a_bundle_without_a_result_is_no_failure_of_ssh(ends, told, monkeypatch):
     """The board's shell is the one here, and its timeout one that ends at once."""

@@ -165,7 +165,8 @@ def _on_the_board(host: str, bundled: Path, sha256: str, result: Path, progress:
                 hint="Bundle for the JetPack version of the board; `repaconv targets` lists them.",
                 code="farm.board",
             )
-        if code not in (0, 1, 5):  # wrong outputs and a failed build have a result
+        gone, _ = _ssh(host, f"test -f {folder}/result.tar.gz", may_fail=True)
+        if gone or code not in (0, 1, 5):  # wrong outputs and a failed build have a result
             late = (
                 f"it was stopped after {BOARD_TIMEOUT_S // 60} minutes" if code == TIMED_OUT else words or "no reason"
             )

@@ -606,6 +606,9 @@ def test_two_images_are_too_few_and_not_without_labels(require):
         require(two, "max_disagreement", 1.0)
     assert refused.value.code == "tune.too-few"
     require(three, "max_disagreement", 1.0)
+    with pytest.raises(UsageProblem, match="have no labels") as refused:
+        require(three, "max_accuracy_drop", 1.0)
+    assert refused.value.code == "tune.no-labels"
 
 
 def test_what_the_budget_does_not_allow_is_left(monkeypatch):

@@ -403,6 +403,7 @@ def _require_enough_of_task(given: Split, name: str, allowed: float) -> None:
     if name == "max_accuracy_drop":
         counts, of = [given.labeled_count(places) for places in parts], "labeled images"
         wanted = max(wanted, _wanted(allowed))
+        _require_labels(given, min(counts))
     wanted = wanted if allowed < 1 else 1
     if min(counts) < wanted:
         raise UsageProblem(
@@ -410,6 +411,17 @@ def _require_enough_of_task(given: Split, name: str, allowed: float) -> None:
             hint=f"Give {wanted} {of} or more for validation and as many for evaluation "
             f"({2 * wanted + len(given.calibration)} in all), or allow more.",
             code="tune.too-few",
+        )
+
+
+def _require_labels(given: Split, count: int) -> None:
+    """Refuse images without labels; ``count`` is how many have one, in the part with the fewest."""
+    if given.test and not count:
+        raise UsageProblem(
+            f"{given.given.name} have no labels, and accuracy is of labeled images.",
+            hint="Give a folder with one subfolder per class, 'labels' in the .npz, or --labels of the network's task. "
+            "--max-disagreement needs none.",
+            code="tune.no-labels",
         )
 
 
@@ -423,12 +435,7 @@ def _require_enough(given: Split, name: str, allowed: float) -> None:
     wanted, count = _wanted(allowed), len(given.test)
     if name == "max_accuracy_drop":
         count = min(given.labeled_count(places) for places in (given.test, given.validation))
-    if not count and given.test and name == "max_accuracy_drop":
-        raise UsageProblem(
-            f"{given.given.name} have no labels, and accuracy is of labeled images.",
-            hint="Give a folder with one subfolder per class, or 'labels' in the .npz. --max-disagreement needs none.",
-            code="tune.no-labels",
-        )
+        _require_labels(given, count)
     if count < wanted:
         what = "change their top-1 prediction" if name == "max_disagreement" else "fewer are right"
         raise UsageProblem(

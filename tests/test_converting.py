@@ -634,6 +634,11 @@ def test_what_is_solved_is_the_least_squares_solution_and_its_condition_that_in_
         assert dead.solve().weights.isfinite().all()
 
 
+def test_a_method_that_is_not_trained_is_refused_whatever_its_schedule_is(vit):
+    with pytest.raises(UsageProblem, match="no conversion to 'pyra' exists"):
+        rc.convert(vit, **asked(method="pyra", to="training-form", schedule="0,0,4"))
+
+
 @pytest.mark.parametrize(
     ("given", "idle"),
     [

@@ -75,7 +75,9 @@ class ConvertOptions(Options):
         ),
         NoEffect(("kind", "fit"), lambda options: options.to, "gates choose between attention and convolutions"),
         NoEffect(
-            ("heads", "schedule"), lambda options: options.to, "training chooses whole blocks, and no token merges"
+            ("heads", "schedule"),
+            lambda options: options.to and options.method != "pyra",  # which has no training form
+            "training chooses whole blocks, and no token merges",
         ),
         NoEffect(("branches",), lambda options: options.method != "nondeep", "only method nondeep has some"),
         NoEffect(("idle_ratio",), lambda options: options.method != "repavit", "it is of method repavit"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from math import sqrt
 from pathlib import Path
@@ -632,6 +633,14 @@ def test_what_is_solved_is_the_least_squares_solution_and_its_condition_that_in_
     assert dead.solve().condition == sys.float_info.max
     with flushing_denormals():  # what is less than a normal number is none then
         assert dead.solve().weights.isfinite().all()
+
+
+def test_what_is_made_of_a_checkpoint_whose_name_is_not_utf_8_is_named_in_utf_8(vit):
+    vit = vit.rename(os.fsdecode(b"a\xff.pth"))
+    rc.convert(vit, **asked(blocks="2"))
+    assert r"a\udcff.pth" in Path("repaconv-out", r"a\xff-dwconv", "scores.svg").read_text()
+    rc.score(vit, **asked(samples=20))
+    assert r"a\udcff.pth" in Path("repaconv-out", r"a\xff.score.svg").read_text()
 
 
 def test_a_method_that_is_not_trained_is_refused_whatever_its_schedule_is(vit):

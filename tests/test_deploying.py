@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,14 @@ def test_a_target_that_is_here_gets_an_engine_and_a_latency(tiny):
     assert done.exit_code in (0, 5), done.checks  # ten rounds are too few to be believed
     assert list(did(done)) == ["fold", "export fp32", "export int8", "verify", "build", "bench", "report"]
     assert list(Path("repaconv-out/tiny.x86-64/build").glob("*int8*"))
+
+
+@pytest.mark.slow  # all steps run
+def test_a_checkpoint_whose_name_is_not_utf_8_is_deployed_to_a_folder_in_utf_8(tiny):
+    given = tiny.rename(os.fsdecode(b"a\xff.pth"))
+    done = rc.deploy(given, target="cpu-torch", rounds=10, count=2)
+    assert did(done)["fold"] == "ran"
+    assert Path(done.page).parent == Path("repaconv-out", r"a\xff.cpu-torch")
 
 
 def test_what_cannot_be_deployed_is_refused_before_any_work(tiny):

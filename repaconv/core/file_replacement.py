@@ -21,6 +21,7 @@ from repaconv.core.files import (
     sha256_of,
     sha256_of_bytes,
     stage_of,
+    text_bytes,
     write_artefact,
     write_text,
     write_with,
@@ -62,7 +63,7 @@ def write_payload(path: Path, content: bytes | str | Callable[[Path], None]) -> 
         if callable(content):
             content(temporary)
         else:
-            temporary.write_bytes(content.encode() if isinstance(content, str) else content)
+            temporary.write_bytes(text_bytes(content) if isinstance(content, str) else content)
         write_text(_note(path), _file_identity(temporary))  # renaming changes neither inode, size nor time
 
     write_with(path, writer)
@@ -169,8 +170,7 @@ def write_page(path: Path, text: str) -> None:
     """
     if os.path.lexists(path) and not _sealed(path):
         raise _foreign(path)
-    above = text.encode(errors="backslashreplace")  # as `write_text` does
-    write_text(path, text + SEAL.format(sha256_of_bytes(above)))
+    write_text(path, text + SEAL.format(sha256_of_bytes(text_bytes(text))))
 
 
 def _foreign(path: Path) -> UsageProblem:

@@ -82,6 +82,15 @@ def require_valid_name(path: Path) -> None:
             ) from error
 
 
+def is_utf8(path: Path) -> bool:
+    """Return whether a path is UTF-8; libraries open no other."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def exists(path: Path) -> bool:
     """Return whether a file or folder exists; what is not a valid file name does not."""
     try:
@@ -268,9 +277,14 @@ def write_bytes(path: Path, content: bytes) -> None:
     write_with(path, writer)
 
 
+def text_bytes(text: str) -> bytes:
+    """Return a text in UTF-8. Undecodable bytes of file names are written as JSON does, ``\\udcff``."""
+    return text.encode(errors="backslashreplace")
+
+
 def write_text(path: Path, text: str) -> None:
-    """Atomically write UTF-8 text. Undecodable bytes of file names are written as JSON does, ``\\udcff``."""
-    write_bytes(path, text.encode(errors="backslashreplace"))
+    """Atomically write the `text_bytes` of a text."""
+    write_bytes(path, text_bytes(text))
 
 
 def write_artefact(path: Path, artefact: Record) -> None:

@@ -19,7 +19,7 @@ from repaconv.core.file_replacement import (
     replace_artifact,
     require_replaceable,
 )
-from repaconv.core.files import parse_json, read_artefact, sha256_of, stage_of, write_text
+from repaconv.core.files import is_utf8, parse_json, read_artefact, sha256_of, stage_of, write_text
 from repaconv.core.progress import LOGGER
 from repaconv.results import KINDS, Artefact, ExportArtefact, FoldArtefact, Payload, VerifyArtefact
 
@@ -170,13 +170,18 @@ def fold_of(run: Run) -> FoldArtefact:
     return read_artefact(run.fold_json, KINDS[kind])
 
 
+def utf8_name(source: Path) -> Path:
+    """Return the name of a file for what is made of it. Libraries open no name but UTF-8: other bytes are ``\\xff``."""
+    return Path(os.fsencode(source.name).decode(errors="backslashreplace"))
+
+
 def default_folder(source: Path) -> Path:
     """Return the default run folder of a file: ``repaconv-out/<stem>``.
 
     If that folder contains the run of a file with another suffix (``net.pth`` next to ``net.onnx``), it is
     ``repaconv-out/net-onnx``. A folder that already contains the run of this file comes first.
     """
-    name = Path(os.fsencode(source.name).decode(errors="backslashreplace"))  # libraries open no name but UTF-8
+    name = utf8_name(source)
     usual, longer = OUT / name.stem, OUT / name.name.replace(".", "-")
     if source.is_dir():
         return OUT / name
@@ -214,14 +219,12 @@ def prepare_run(
         UsageProblem: If a file that the fold would replace was not written by repaconv, or was changed since.
     """
     run = Run(out if out is not None else default_folder(checkpoint))
-    try:
-        str(run.folder).encode()
-    except UnicodeEncodeError as error:
+    if not is_utf8(run.folder):
         raise Refused(
             f"the name {run.folder} is not UTF-8, so that libraries could not open what is in it.",
             hint="Give another folder with -o.",
             code="file.name",
-        ) from error
+        )
     latest = run.folder.resolve() == LATEST.resolve()
     if latest or (run.folder.exists() and not run.folder.is_dir()):
         what = "where the name of the newest run is kept" if latest else "a file, not a folder"

@@ -51,9 +51,10 @@ def deploy_by(options: DeployOptions, checkpoint: str | Path, *, progress: Progr
             hint=f"Supported: {', '.join(known)}.",
             code="deploy.precision",
         )
-    folder = Path(options.out) if options.out else run_folder.OUT / f"{source.stem}.{device.name}"
+    stem = run_folder.utf8_name(source).stem
+    folder = Path(options.out) if options.out else run_folder.OUT / f"{stem}.{device.name}"
     recipe = _recipe(options, device, source, folder)
-    path = Path(f"{source.stem}.deploy")
+    path = Path(f"{stem}.deploy")
     if wrong := missing(recipe, path, {}):
         raise RecipeProblem(wrong)
     execution = RecipeExecution(path, GateOptions(rerun=options.rerun), progress, {})

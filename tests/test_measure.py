@@ -51,7 +51,7 @@ from repaconv.benchmark.module_profile import Event, bars_svg, events_of, parent
 from repaconv.benchmark.paper_protocols import free_bytes, protocol_named
 from repaconv.benchmark.roofline import Limits
 from repaconv.benchmark.system_monitor import MachineChanges, PeakMemory, changes_between, cores_by_preference, state
-from repaconv.core.errors import EnvironmentProblem, UsageProblem
+from repaconv.core.errors import EnvironmentProblem, Refused, UsageProblem
 from repaconv.engines import onnxruntime_cpu
 from repaconv.engines.contract import GpuTimed, SessionSpec
 from repaconv.graph.onnx_files import flops_of
@@ -730,6 +730,15 @@ def test_throughput_is_of_streams_beside_one_stream_and_the_training_form(tiny, 
     assert repaconv("bench", "--streams", "2")[0] == 2
     rc.fold(tiny, force=True)  # the same network: nothing is removed
     assert Path("repaconv-out/tiny/bench/x86-64.throughput.json").exists()
+
+
+def test_a_graph_whose_name_is_not_utf_8_is_to_be_renamed(tmp_path):
+    ports = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 3, 8, 8]) for name in "xy"]
+    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "net", ports[:1], ports[1:])
+    onnx.save(helper.make_model(graph, ir_version=10, opset_imports=[helper.make_opsetid("", 20)]), "net.onnx")
+    with pytest.raises(Refused, match="no file whose name is not UTF-8") as refused:
+        rc.bench(Path("net.onnx").rename(os.fsdecode(b"a\xff.onnx")))
+    assert (refused.value.code, refused.value.hint) == ("file.name", "Rename the file.")
 
 
 @pytest.mark.slow

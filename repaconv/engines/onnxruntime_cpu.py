@@ -15,6 +15,7 @@ import numpy as np
 
 from repaconv.core import change_guard
 from repaconv.core.errors import Refused, RepaconvError, first_line, require_module
+from repaconv.core.files import is_utf8
 from repaconv.core.temporary_folders import scratch_folder
 from repaconv.engines.contract import (
     Ability,
@@ -303,6 +304,12 @@ def _port(given: Any) -> Port:
 
 def unloadable(model: Deployable, error: Exception) -> Refused:
     """Return the error for a model that ONNX Runtime cannot load."""
+    if isinstance(model, Path) and not is_utf8(model):
+        return Refused(
+            f"ONNX Runtime opens no file whose name is not UTF-8, as that of {model}.",
+            hint="Rename the file.",
+            code="file.name",
+        )
     where = "the model" if isinstance(model, bytes) else str(model)
     return Refused(
         f"ONNX Runtime cannot load {where}: {first_line(error)}.",

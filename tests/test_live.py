@@ -200,6 +200,31 @@ def test_a_module_that_computes_something_else_in_its_next_call_keeps_its_adapte
     folded(x)
     assert torch.equal(folded(x), folded.fc.base_layer(x))
 
+
+class Caching(nn.Module):
+    """Its second call returns more rows, or refuses."""
+
+    def __init__(self, grows):
+        super().__init__()
+        self.fc, self.grows, self.cache = PeftLinear(nn.Linear(8, 8)), grows, None
+
+    def forward(self, x):
+        if self.cache is not None and not self.grows:
+            raise RuntimeError("reset it first")
+        y = self.fc(x)
+        self.cache = y if self.cache is None else torch.cat([self.cache, y])
+        return self.cache
+
+
+@pytest.mark.parametrize("grows", [True, False])
+def test_a_module_whose_next_call_has_another_shape_or_fails_keeps_its_adapter(grows):
+    folded = rc.fold(Caching(grows), example=torch.randn(4, 8))
+    told = " ".join(folded.fold_certificate[-1].not_folded)
+    assert "fc, lora (default) -> weight: the module gives other outputs when it is called again" in told
+    assert isinstance(folded.fc, PeftLinear)
+
+
+def test_a_network_that_computes_something_else_in_its_next_call_keeps_its_class():
     model = plain_vit()
 
     class Tiring(type(model)):

@@ -202,6 +202,57 @@ def test_an_argument_may_be_a_dataclass_or_a_mapping_of_its_own_kind(kind):
     assert image.dtype == torch.float32
 
 
+@dataclasses.dataclass
+class Context:
+    """One field is never set, and one may be the object itself."""
+
+    scale: float = 1.0
+    image: torch.Tensor | None = None
+    root: object = None
+    mask: torch.Tensor = dataclasses.field(init=False)
+
+
+class Attributes(dict):
+    """A dictionary whose attributes are its entries."""
+
+    def __init__(self, **entries):
+        super().__init__(**entries)
+        self.__dict__ = self
+
+
+@pytest.mark.parametrize("given", [False, True])
+@pytest.mark.parametrize("kind", [Context, Attributes])
+def test_an_argument_may_have_unset_fields_and_hold_itself(kind, given):
+    class Net(OwnNet):
+        def forward(self, x, context):
+            assert type(context) is kind
+            return super().forward(x if context.image is None else context.image) * context.scale
+
+    x = torch.randn(3, 5, 8)
+    context = kind(scale=2.0, image=x if given else None)
+    context.root = context
+    folded = rc.fold(trained(Net()), example=(x, context))
+    assert rows(folded) == rows(rc.fold(trained(OwnNet()), example=x)) != []
+    assert context.root is context
+    assert context.image is (x if given else None)
+
+
+class Frozen(dict):
+    def __setitem__(self, name, entry):
+        raise TypeError("it is frozen")
+
+
+@pytest.mark.parametrize("image", [None, torch.randn(3, 5, 8)])
+def test_an_argument_that_cannot_be_copied_is_refused_in_a_sentence(image):
+    class Net(OwnNet):
+        def forward(self, x, _frozen):
+            return super().forward(x)
+
+    with pytest.raises(Refused, match="does not run on the example in float64: it is frozen") as caught:
+        rc.fold(trained(Net()), example=(torch.randn(3, 5, 8), Frozen(image=image)))
+    assert "copy.deepcopy can copy" in caught.value.hint
+
+
 def test_an_example_of_zeros_hides_nothing():
     class Blind(nn.Module):
         """Scales what comes in by ls1, which no zero shows."""
@@ -424,10 +475,12 @@ class NamesFloat32(nn.Module):
                 y = torch.maximum(y, torch.zeros(y.shape, dtype=torch.float32))
             case "softmax":
                 y = y.softmax(1, dtype=torch.float32)
+            case "its bits":
+                y = (y.float().view(dtype=torch.int32) & 0x7FFFFFFF).view(torch.float32)
         return self.next(y)
 
 
-@pytest.mark.parametrize("how", ["a cast", "to", "a grid", "zeros", "softmax"])
+@pytest.mark.parametrize("how", ["a cast", "to", "a grid", "zeros", "softmax", "its bits"])
 def test_a_module_that_names_float32_is_verified_in_float64(how):
     torch.manual_seed(0)
     model, x = NamesFloat32(how).eval(), torch.randn(2, 3, 8, 8)
@@ -436,3 +489,12 @@ def test_a_module_that_names_float32_is_verified_in_float64(how):
     assert isinstance(folded.norm, nn.Identity)
     assert folded(x).dtype == torch.float32
     assert (folded(x) - model(x)).abs().max() < 1e-5
+
+
+def test_what_rounding_moves_too_far_is_said_to_be_unverified_and_not_to_differ_by_nothing():
+    class Chaotic(nn.Sequential):
+        def forward(self, x):
+            return (super().forward(x) * 1e14).sin()
+
+    folded = rc.fold(trained(Chaotic(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))), example=torch.randn(2, 3, 8, 8))
+    assert "could not be verified: rounding moves them too far" in " ".join(folded.fold_certificate[-1].not_folded)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import random
 from collections import UserDict
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from typing import Any, NamedTuple
@@ -65,13 +65,20 @@ KEEPS_STATE = "the module gives other outputs when it is called again"
 
 
 def keeps_state(module: nn.Module, call: Call) -> bool:
-    """Whether a copy of the module gives other outputs when it is called a second time."""
+    """Whether a copy of the module gives other outputs, or an error, when it is called a second time."""
     own = copy.deepcopy(module)
     first = {name: tensor.clone() for name, tensor in _run(own, call).items()}  # the second call may write into them
-    second = _run(own, call)
-    return first.keys() != second.keys() or not all(
-        torch.allclose(first[name], second[name], rtol=1e-9, atol=0.0, equal_nan=True) for name in first
-    )
+    try:
+        second = _run(own, call)
+    except Exception:  # the user's code may raise anything, and did not in the first call
+        return True
+    return first.keys() != second.keys() or not all(_same(first[name], second[name]) for name in first)
+
+
+def _same(first: Tensor, second: Tensor) -> bool:
+    if (first.shape, first.dtype) != (second.shape, second.dtype):
+        return False
+    return torch.allclose(first, second, rtol=1e-9, atol=0.0, equal_nan=True)
 
 
 def _run(module: nn.Module, call: Call) -> Outputs:
@@ -124,11 +131,20 @@ class _Float64Casts(TorchFunctionMode):
     """Casts to float32, and new tensors of it, are of float64: a module may name the type of its own weights."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is Tensor.view and isinstance(kind := [*args, *kwargs.values()][-1], torch.dtype):
+            return _bits_as(args[0], kind)
         func = Tensor.double if func is Tensor.float else func
-        if func is not Tensor.view:  # which reads the same bits as another type
-            args = tuple(_wider(value) for value in args)
-            kwargs = {name: _wider(value) for name, value in (kwargs or {}).items()}
-        return func(*args, **(kwargs or {}))
+        return func(*map(_wider, args), **{name: _wider(value) for name, value in kwargs.items()})
+
+
+def _bits_as(tensor: Tensor, kind: torch.dtype) -> Tensor:
+    """The bits of a tensor read as another type, by a module that takes its float64 numbers for float32."""
+    if tensor.dtype == torch.float64:
+        kind = _wider(kind)
+        tensor = tensor if kind.itemsize == tensor.dtype.itemsize else tensor.float()
+    read = tensor.view(kind)
+    return read.double() if read.dtype == torch.float32 else read
 
 
 def _wider(value: Any) -> Any:
@@ -150,27 +166,55 @@ def _reproducible() -> Iterator[None]:
             torch.set_default_dtype(usual)
 
 
-def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """The same nested containers (tuples, lists, mappings, dataclasses) with a function applied to every tensor."""
+def mapped(value: Any, change: Callable[[Tensor], Tensor], around: tuple[int, ...] = ()) -> Any:
+    """The same nested containers (tuples, lists, mappings, dataclasses) with a function applied to every tensor.
+
+    Args:
+        value: A tensor, a container, or any other object, which is returned.
+        change: The function.
+        around: The identities of the containers around it. One that holds itself is not searched again.
+    """
     if isinstance(value, Tensor):
         return change(value)
+    if id(value) in around:
+        return value
+
+    def changed(entries: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
+        new = ((name, entry, mapped(entry, change, (*around, id(value)))) for name, entry in entries)
+        return {name: other for name, entry, other in new if other is not entry}
+
     if isinstance(value, (tuple, list)):
-        entries = [mapped(entry, change) for entry in value]
+        new = changed(enumerate(value))
+        entries = [new.get(at, entry) for at, entry in enumerate(value)]
+        if not new:
+            return value
         return type(value)(*entries) if hasattr(value, "_fields") else type(value)(entries)  # a NamedTuple has fields
     if isinstance(value, Mapping):
-        named = {name: mapped(entry, change) for name, entry in value.items()}
-        if type(value) is dict or not isinstance(value, MutableMapping):
-            return named
-        alike = copy.copy(value) if isinstance(value, (dict, UserDict)) else copy.deepcopy(value)
-        for name, entry in named.items():  # one by one: some mappings have no update, or hold entries as attributes
-            alike[name] = entry
-        return alike
+        return _with_entries(value, changed(value.items()))
     if is_dataclass(value) and not isinstance(value, type):
-        other = copy.copy(value)
-        for field in fields(value):
-            object.__setattr__(other, field.name, mapped(getattr(value, field.name), change))  # it may be frozen
+        names = [field.name for field in fields(value) if hasattr(value, field.name)]
+        new = changed((name, getattr(value, name)) for name in names)
+        other = copy.copy(value) if new else value
+        for name, entry in new.items():
+            object.__setattr__(other, name, entry)  # it may be frozen
         return other
     return value
+
+
+def _with_entries(value: Mapping[Any, Any], new: Mapping[Any, Any]) -> Mapping[Any, Any]:
+    """The mapping, or a mapping of its kind if some entries are new."""
+    if type(value) is dict or not isinstance(value, MutableMapping):
+        return {**value, **new}
+    own = getattr(value, "__dict__", None) is value  # a copy.deepcopy would lose its attributes, but not of its copy
+    if not new and not own:
+        return value
+    alike = copy.copy(value) if isinstance(value, (dict, UserDict)) else copy.deepcopy(value)
+    attributes = getattr(alike, "__dict__", {})
+    for name, entry in new.items():  # one by one: some mappings have no update, or hold entries as attributes
+        if attributes.get(name) is value[name]:
+            attributes[name] = entry
+        alike[name] = entry
+    return alike
 
 
 def tensors_of(value: Any) -> list[Tensor]:

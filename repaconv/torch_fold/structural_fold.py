@@ -404,6 +404,8 @@ def _why_wrong(found: Equality) -> str:
         return f"the code of the module depends on {what}: the outputs of the whole on inputs {found.only} {way}"
     if found.error == float("inf"):
         return "the code of the module needs what would be gone, and does not run without it"
+    if found.verdict == "not verified":
+        return "the outputs of the whole could not be verified: rounding moves them too far, or they are not finite"
     return f"the outputs of the whole would differ by {found.error:.1e}"
 
 

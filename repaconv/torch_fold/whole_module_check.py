@@ -58,14 +58,14 @@ def own_calls(module: nn.Module, example: Any) -> tuple[Call, ...]:
         given = Call((), dict(example))
     else:
         given = Call(tuple(example) if isinstance(example, (tuple, list)) else (example,), {})
-    given = Call(mapped(given.args, double), mapped(given.kwargs, double))
     try:
+        given = Call(mapped(given.args, double), mapped(given.kwargs, double))
         answer = outputs(module, given)
     except Exception as error:
         raise Refused(
             f"this {type(module).__name__} does not run on the example in float64: {first_line(error)}.",
-            hint="Give example=tensor, a tuple of its arguments, or a dict of named ones. Tensors become float64 also "
-            "inside of tuples, lists, mappings and dataclasses.",
+            hint="Give example=tensor, a tuple of its arguments, or a dict of named ones, that copy.deepcopy can copy. "
+            "Tensors become float64 also inside of tuples, lists, mappings and dataclasses.",
             code="live.example",
         ) from error
     if not usable(answer):

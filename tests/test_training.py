@@ -156,6 +156,28 @@ def test_a_training_that_ended_and_was_not_folded_is_folded_and_not_repeated(con
         assert json.loads(Path("broken/fold.json").read_text())["origin"]["sha256"] == trained
 
 
+@pytest.mark.parametrize("step", ["fold", "epoch 2"])
+def test_a_training_whose_file_is_gone_is_repeated_and_one_whose_file_was_changed_is_left(converted, step):
+    def broken(what, _done, _total):
+        if what.startswith(step) or not what.startswith(("epoch", "evaluate")):
+            raise KeyboardInterrupt
+
+    asked = {"inputs": "x.npz", "epochs": 2, "batch": 64}
+    with pytest.raises(KeyboardInterrupt):
+        rc.finetune(converted, out="broken", **asked, progress=broken)
+    made = json.loads(Path("broken/finetune.json").read_text())
+    file = Path("broken") / (made.get("payload") or made["other_files"][0])["path"]
+    file.write_bytes(file.read_bytes() + b" ")
+    with pytest.raises(UsageProblem, match=f"{file.name} already exists.*") as refused:
+        rc.finetune(converted, out="broken", **asked)
+    assert "Move it away" in refused.value.hint
+    file.unlink()
+    told = []
+    done = rc.finetune(converted, out="broken", **asked, progress=lambda what, *_: told.append(what))
+    assert any(what.startswith("epoch 1") for what in told)
+    assert json.loads(Path("broken/fold.json").read_text())["origin"]["sha256"] == done.payload.sha256
+
+
 def test_a_conversion_that_was_broken_off_goes_on_in_the_same_coordinates(converted):
     def broken(what, _done, _total):
         if what.startswith("epoch 2"):

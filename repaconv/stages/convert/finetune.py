@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from repaconv.core import run_folder
 from repaconv.core.errors import Refused, UsageProblem
 from repaconv.core.file_replacement import replace_artifact, require_replaceable, write_payload
-from repaconv.core.files import lock_folder, payload_of, read_artefact, stage_of
+from repaconv.core.files import lock_folder, payload_of, read_artefact, sha256_of, stage_of
 from repaconv.core.progress import Progress, silent
 from repaconv.results import ConvertArtefact, FinetuneArtefact
 from repaconv.stages.convert.image_and_option_checks import read_images
@@ -213,9 +213,11 @@ def _hyperparameters(options: FinetuneOptions, course: TrainingPlan) -> Training
 def _interrupted_training(plan: _Plan) -> FinetuneArtefact | None:
     """The interrupted training to resume, or the finished one that is not folded yet; nothing is written yet.
 
+    None if its file is gone: it is trained anew.
+
     Raises:
-        Refused: If the folder belongs to something else, contains another interrupted training, or the trained network
-            was changed.
+        Refused: If the folder belongs to something else, or contains another interrupted training.
+        UsageProblem: If the trained network was changed.
     """
     slot = plan.run.folder / run_folder.FINETUNE_JSON
     if stage_of(slot) != "finetune":
@@ -229,12 +231,13 @@ def _interrupted_training(plan: _Plan) -> FinetuneArtefact | None:
         slot, "finetune", plan.run.folder / run_folder.FINETUNED, plan.run.folder / run_folder.TRAINING_STATE
     )
     before = read_artefact(slot, FinetuneArtefact)
-    if plan.options.restart or _is_folded(plan.run, before):
+    kept = before.payload or before.other_files[0]
+    if plan.options.restart or _is_folded(plan.run, before) or not _is_there(plan.run.folder / kept.path, kept.sha256):
         return None
     known = (plan.options.words(), plan.found.origin.sha256, plan.digest, made_by("torch"))
     same = (before.options, before.start.sha256, before.images_sha256, before.made_by) == known
     if before.payload is not None:
-        return before if same and plan.run.payload(before.payload) else None
+        return before if same else None
     if not same:
         raise Refused(
             f"{plan.run.folder} contains an interrupted training with other options or images, after "
@@ -246,6 +249,10 @@ def _interrupted_training(plan: _Plan) -> FinetuneArtefact | None:
             code="finetune.other",
         )
     return before
+
+
+def _is_there(path: Path, sha256: str) -> bool:
+    return path.is_file() and sha256_of(path) == sha256
 
 
 def _is_folded(run: run_folder.Run, trained: FinetuneArtefact) -> bool:

@@ -132,7 +132,7 @@ bench-blocks: .venv/installed-dev
 
 # What replacing activations with slow kernels gains on this processor.
 bench-activations: .venv/installed-dev
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/slow_activations.py -o benchmarks/results/slow_activations.json
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/slow_onnxruntime_kernels.py -o benchmarks/results/slow_onnxruntime_kernels.json
 
 bench-zoo: .venv/installed
 	$(BIN)/python benchmarks/zoo.py $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SPEED),--speed) $(if $(COST),--cost)

@@ -1,6 +1,6 @@
 """What rewrites of operators with slow kernels gain: six layers with an activation, the rewrite or not.
 
-    python benchmarks/slow_activations.py [--rounds 60] [-o benchmarks/results/slow_activations.json]
+    python benchmarks/slow_onnxruntime_kernels.py [--rounds 60] [-o benchmarks/results/slow_onnxruntime_kernels.json]
 
 ONNX Runtime, float32, one thread, batch 1, interleaved: 3x3 convolutions of all channels, or 1x1 convolutions with
 depthwise ones between them. A cubic Resize doubles height and width after each of two 3x3 convolutions. A file keeps
@@ -27,7 +27,7 @@ from repaconv.benchmark.machine_fingerprint import fingerprint
 from repaconv.core.files import canonical_json
 from repaconv.graph.model_rewriting import rewritten
 from repaconv.rewrites.speed.cubic_resize import RESIZE_AS_MATMUL
-from repaconv.rewrites.speed.slow_activations import (
+from repaconv.rewrites.speed.slow_onnxruntime_kernels import (
     LRN_AS_CONV,
     MISH_AS_QUOTIENT,
     PRELU_AS_SUM,

@@ -180,7 +180,7 @@ class _Emitter:
         for other in negative:
             found = self._node("Sub", found, other)
         if left is not None:
-            found = self._node("Add", found, self._numbers(left))
+            found = self._node("Add", found, self._vector(left[:1] if _is_uniform(left) else left))
         if not parts[1:] and all(found is value for value, _ in terms):
             found = self._node("Identity", found)
         return found
@@ -327,11 +327,8 @@ class _Emitter:
         return self._multiplied(chosen, scale), shift
 
     def _multiplied(self, value: ir.Value, scale: Vector) -> ir.Value:
-        return shaped_like(self.write("Mul", value, self._numbers(scale)), value)
-
-    def _numbers(self, numbers: Vector) -> ir.Value:
-        """One number per channel, or a single one if all are equal: a vector of few takes a runtime longer."""
-        return self.write.constant(numbers[0]) if bool((numbers == numbers[0]).all()) else self._vector(numbers)
+        numbers = self.write.constant(scale[0]) if _is_uniform(scale) else self._vector(scale)
+        return shaped_like(self.write("Mul", value, numbers), value)
 
     def _spread(self, value: ir.Value, edge: Pick) -> ir.Value:
         """Write selected channels at their positions, with zeros in the other positions."""
@@ -352,3 +349,8 @@ class _Emitter:
         epsilon = float(np.float32(EPSILON))
         parts = (scale, shift, np.zeros(width), np.full(width, 1 - epsilon))
         return self._node("BatchNormalization", value, *map(self.write.constant, parts), epsilon=epsilon)
+
+
+def _is_uniform(numbers: Vector) -> bool:
+    """Whether all channels have the same number; a runtime takes longer for a vector of few."""
+    return bool((numbers == numbers[0]).all())

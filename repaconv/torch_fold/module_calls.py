@@ -205,7 +205,7 @@ def _with_entries(value: Mapping[Any, Any], new: Mapping[Any, Any]) -> Mapping[A
     """The mapping, or a mapping of its kind if some entries are new."""
     if type(value) is dict or not isinstance(value, MutableMapping):
         return {**value, **new}
-    own = getattr(value, "__dict__", None) is value  # a copy.deepcopy would lose its attributes, but not of its copy
+    own = getattr(value, "__dict__", None) is value  # deepcopy would lose its attributes, and keeps those of a copy
     if not new and not own:
         return value
     alike = copy.copy(value) if isinstance(value, (dict, UserDict)) else copy.deepcopy(value)

@@ -50,7 +50,7 @@ AVX-512.
 | `prelu-as-sum` | 1.07 to 1.5; 1.3 to 3.0 | the same |
 | `softmax-as-quotient` | 1.04 on YOLOv8n and YOLO11n | box distributions, classes of pixels; AVX2 |
 | `lrn-as-conv` | 1.35 to 6.3 on six convolutions with an LRN each | AlexNet, GoogLeNet, ZFNet; AVX2 |
-| `resize-as-matmul` | 7.3 to 22 on two convolutions with an upsampling each | bicubic `nn.Upsample`; AVX2 |
+| `resize-as-matmul` | 7.4 to 21 on two convolutions with an upsampling each | bicubic `nn.Upsample`; AVX2 |
 | `transpose-in-steps` | 1.00 (RT-DETR) to 1.10 (HAT) | windows of images, pixel shuffles; MaxViT 1.08; AVX2 |
 | `winograd`, by `tune` | 1.04 to 1.4; a chain of convolutions up to 1.9 | 3x3 convolutions, 48 channels or more; AVX2 |
 | `whole-blocks`, `whole-groups`, `gate-as-image`, `conv-each` | 1.04 to 3.2; AVX-512: 1.03 to 2.9 | odd channels |

@@ -14,7 +14,7 @@ from repaconv.graph.opset_upgrade import upgraded
 from repaconv.rewrites.speed.cubic_resize import MOST_PER_NEW_PIXEL, MOST_PRODUCTS, RESIZE_AS_MATMUL
 from repaconv.verification.float64_graphs import REFERENCE, Float64
 
-LARGER = ([1, 1, 2, 7], [1, 1, 1.5, 2.5])
+LARGER = ([1, 1, 2, 7], [1, 1, 1.5, 2.5], [1, 1, 1.05, 2], [1, 1, 1.05, 1.02])
 
 
 def resizing(kind, opset, mode, scales):

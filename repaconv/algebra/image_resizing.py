@@ -38,12 +38,23 @@ OLD, SYMMETRIC = "asymmetric", "half_pixel_symmetric"
 def resized(x: NDArray[Any], scales: Any, sizes: Any, how: Mapping[str, Any]) -> NDArray[Any] | None:
     """Resize an array with nearest, linear or cubic interpolation; None for attributes that are not supported here.
 
+    One that keeps its size is copied, whatever the scales are.
+
     Args:
         x: The array, of any shape.
         scales: Scale of every axis, or None.
         sizes: New size of every axis, if there are no scales.
         how: Attributes of the operator.
     """
+    return _copied_if_as_large(x, _resized_by_axis(x, scales, sizes, how))
+
+
+def _copied_if_as_large(x: NDArray[Any], done: NDArray[Any] | None) -> NDArray[Any] | None:
+    return x if done is not None and done.shape == x.shape else done
+
+
+def _resized_by_axis(x: NDArray[Any], scales: Any, sizes: Any, how: Mapping[str, Any]) -> NDArray[Any] | None:
+    """Resize each axis whose scale is not 1, also where all sizes stay; see `resized`."""
     antialias, excludes_outside = (bool(how.get(name)) for name in ("antialias", "exclude_outside"))
     mode, by = how.get("mode") or "nearest", how.get("coordinate_transformation_mode") or "half_pixel"
     nearest = how.get("nearest_mode") or "round_prefer_floor"
@@ -62,8 +73,6 @@ def resized(x: NDArray[Any], scales: Any, sizes: Any, how: Mapping[str, Any]) ->
     else:
         for axis, size in zip(axes, sizes, strict=True):
             by_axis[axis], wanted[axis] = int(size) / x.shape[axis] if x.shape[axis] else 1.0, int(size)
-    if wanted == list(x.shape):  # ONNX Runtime copies it, whatever the scales are
-        return x
     changed = [axis for axis, scale in enumerate(by_axis) if scale != 1]
     if antialias:  # ONNX Runtime copies an axis that keeps its size, whatever its scale is
         changed = [axis for axis in changed if wanted[axis] != x.shape[axis]]
@@ -149,11 +158,12 @@ def before_places(x: NDArray[Any], scales: Any, mode: str | None) -> NDArray[Any
     The nearest pixel is rounded down, and up along an axis that becomes shorter. Source: ONNX Runtime's kernel, since
     the operator's specification does not define it.
     """
+    done = x
     for axis, scale in enumerate(scales):
         one = [scale if each == axis else 1.0 for each in range(x.ndim)]
         how = {"mode": mode, "coordinate_transformation_mode": OLD, "nearest_mode": "ceil" if scale < 1 else "floor"}
-        found = resized(x, one, None, how)
+        found = _resized_by_axis(done, one, None, how)
         if found is None:
             return None
-        x = found
-    return x
+        done = found
+    return _copied_if_as_large(x, done)

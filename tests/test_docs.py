@@ -14,6 +14,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 import torch
+import yaml
 from PIL import Image
 from test_bundle import on_the_board
 from test_converting import images as calibrating
@@ -242,6 +243,17 @@ def test_every_key_of_a_result_has_a_meaning(reference):
 def test_the_reference_in_the_checkout_follows_from_the_code(reference):
     for path, text in reference.pages().items():
         assert (DOCS / path).read_text() == text, f"{path}: python docs/_reference.py writes it"
+
+
+def test_the_navigation_names_every_page_once():
+    def pages(entry) -> list[str]:
+        if isinstance(entry, str):
+            return [entry]
+        return [page for part in (entry.values() if isinstance(entry, dict) else entry) for page in pages(part)]
+
+    text = (ROOT / "mkdocs.yml").read_text()
+    listed = pages(yaml.safe_load(text[text.index("\nnav:") : text.index("\nexclude_docs:")])["nav"])
+    assert sorted(listed) == sorted(str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md"))
 
 
 @pytest.mark.slow

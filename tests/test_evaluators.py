@@ -116,9 +116,12 @@ for opset in (9, 13, 15, 20):
     positive = np.abs(normal(4)) + 0.5
     case("BatchNormalization", normal(4), normal(4), normal(4), positive, epsilon=1e-3, opset=opset)
 case("InstanceNormalization", normal(4), normal(4))
+case("MeanVarianceNormalization")
+case("MeanVarianceNormalization", axes=[1, 3], opset=9)
 case("LayerNormalization", normal(11), normal(11))
 case("LpNormalization", axis=1)
 case("GatherElements", RANDOM.integers(-13, 13, (2, 3, 70, 5)), axis=2)
+case("Scatter", RANDOM.integers(0, 13, (2, 4, 3, 5)), normal(2, 4, 3, 5), opset=10, axis=2)
 case("GatherND", RANDOM.integers(0, 4, (2, 3, 1)), batch_dims=1)
 case("DepthToSpace", blocksize=2, mode="CRD")
 for kind, opset, axis in product(("Softmax", "LogSoftmax", "Hardmax"), (11, 13), (1, 2, -1)):
@@ -225,6 +228,40 @@ def test_the_float64_evaluator_is_onnx_runtime_but_for_rounding(name):
         return
     assert found.dtype == np.float64
     np.testing.assert_allclose(found, right, rtol=1e-5, atol=1e-5)
+
+
+def require_onnx_runtimes(text: str, x: np.ndarray) -> None:
+    model = onnx.parser.parse_model(f'<ir_version: 9, opset_import: ["": 17]> g {text}')
+    right = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": x})
+    found = ReferenceEvaluation(model).run({"x": x.astype(np.float64)})
+    for value, wanted in zip(found.values(), right, strict=True):
+        np.testing.assert_allclose(value, wanted, rtol=1e-5, atol=1e-5, strict=False)
+        assert value.shape == wanted.shape
+
+
+@pytest.mark.parametrize("depth", ["int64 d = {5}", "int64[1] d = {5}"])
+@pytest.mark.parametrize("axis", [-1, 0, 1])
+def test_numbers_as_rows_of_zeros_and_a_one(depth, axis):
+    nodes = f"i = Cast <to = 7> (x) y = OneHot <axis = {axis}> (i, d, v)"
+    require_onnx_runtimes(
+        f"(float[2,4] x) => (float y) <{depth}, float[2] v = {{-1, 3}}> {{ {nodes} }}", 4 * normal(2, 4)
+    )
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (2, 3)])
+@pytest.mark.parametrize("condition", ["", "t", "less"])
+def test_loops_stack_what_each_step_returns(shape, condition):
+    axes = f"float{list(shape)}" if shape else "float"
+    body = f"""(int64 i, bool c, {axes} s) => (bool c2, {axes} s2, {axes} y)
+        {{ s2 = Add(s, one) p = ReduceMax <keepdims = 0> (s2) c2 = {"Less(p, four)" if condition else "Identity(c)"}
+           y = Mul(s2, x) }}"""
+    constants = "int64 n = {3}, float one = {1}, float four = {4}, bool t = {1}"
+    nodes = f"""{"less = Less(one, four)" if condition == "less" else ""}
+        last, all = Loop <body = b {body}> (n, {condition or '""'}, x)"""
+    require_onnx_runtimes(
+        f"({axes} x) => (float last, float all) <{constants}> {{ {nodes} }}",
+        np.asarray(np.abs(normal(*shape)), np.float32),
+    )
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 5), (2, 3, 4, 5), (2, 3, 4, 5, 6)])

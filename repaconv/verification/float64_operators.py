@@ -2,7 +2,7 @@
 
 They replace onnx's own since its convolutions, pools and samplers take minutes, its erf and its cubic Resize round to
 float32, its BatchNormalization is wrong in older opsets, its Pad does not crop, and its MaxPool does not pad at the
-end. Each falls back to onnx's own for attributes that are not supported here.
+end. Some fall back to onnx's own for attributes that are not supported here.
 
 torch is imported when a GridSample runs: importing it takes as long as evaluating a small network.
 """
@@ -78,7 +78,8 @@ def own_operators() -> list[Any]:
         *_product_operators(),
         *_resize_operators(),
         _pad_operator(),
-        *_gather_operators(),
+        *_index_operators(),
+        _loop_operator(),
         _grid_sample_operator(),
         *_pointwise_operators(),
         *_pool_operators(),
@@ -163,8 +164,9 @@ def _pad_operator() -> Any:
     return Pad
 
 
-def _gather_operators() -> list[Any]:
+def _index_operators() -> list[Any]:
     from onnx.reference.op_run import OpRun
+    from onnx.reference.ops.op_scatter_elements import ScatterElements
 
     class GatherND(OpRun):  # type: ignore[misc]
         """GatherND, vectorized; onnx's own loops over single elements."""
@@ -184,7 +186,47 @@ def _gather_operators() -> list[Any]:
             places = np.where(indices < 0, indices + x.shape[axis], indices)
             return (np.take_along_axis(x[others], places, axis),)
 
-    return [GatherND, GatherElements]
+    class Scatter(ScatterElements):  # type: ignore[misc]
+        """ScatterElements, by its name in opsets 9 and 10, which onnx's own lacks."""
+
+    class OneHot(OpRun):  # type: ignore[misc]
+        """OneHot; onnx's own does not support a depth of shape [1]."""
+
+        def _run(self, indices: Any, depth: Any, values: Any, axis: int = -1) -> Any:
+            places = np.arange(np.reshape(depth, -1)[0])
+            hot = np.where(indices < 0, indices + len(places), indices)[..., None] == places
+            return (np.moveaxis(np.where(hot, values[1], values[0]), -1, axis),)
+
+    return [GatherND, GatherElements, Scatter, OneHot]
+
+
+def _loop_operator() -> Any:
+    from onnx.reference.ops import op_loop
+
+    class Loop(op_loop.Loop):  # type: ignore[misc]
+        """Loop; onnx's own takes a missing condition for a false one, and joins the values of steps along an axis."""
+
+        def _run(self, most: Any, go: Any, *state: Any, context: Any = None, body: Any = None, **how: Any) -> Any:
+            counter, condition, *names = self.body.input_names
+            stacks = [list[Any]() for _ in range(self.K)]
+            step, on = 0, True if go is None else go
+            while on and (most is None or step < most):
+                given = {
+                    **context,
+                    counter: np.array(step),
+                    condition: np.array(on),
+                    **dict(zip(names, state, strict=True)),
+                }
+                on, *found = self._run_body(given, **how)
+                state = found[: self.N]
+                for stack, value in zip(stacks, found[self.N :], strict=True):
+                    stack.append(value)
+                step += 1
+            if stacks and not step:
+                raise NotImplementedError("a Loop without steps, whose stacked outputs have no shape")
+            return (*state, *map(np.stack, stacks))
+
+    return Loop
 
 
 def _grid_sample_operator() -> Any:
@@ -284,7 +326,15 @@ def _pointwise_operators() -> list[Any]:
             total = sum(squares[:, step : step + x.shape[1]] for step in range(size))
             return ((x / (bias + alpha / size * total) ** beta).astype(x.dtype),)
 
-    return [Erf, Gelu, Sigmoid, Expand, HardSigmoid, HardSwish, BatchNormalization, LRN]
+    class MeanVarianceNormalization(OpRun):  # type: ignore[misc]
+        """MeanVarianceNormalization; onnx's own adds a float32 number, which it then refuses."""
+
+        def _run(self, x: Any, axes: Any = None) -> Any:
+            axes = (0, 2, 3) if axes is None else tuple(axes)
+            apart = x - x.mean(axes, keepdims=True)
+            return (apart / (np.sqrt((apart**2).mean(axes, keepdims=True)) + 1e-9),)
+
+    return [Erf, Gelu, Sigmoid, Expand, HardSigmoid, HardSwish, BatchNormalization, LRN, MeanVarianceNormalization]
 
 
 def _pool_operators() -> list[Any]:
